@@ -1,0 +1,1 @@
+"""Studies of the library: each prints a table and can draw its figure."""

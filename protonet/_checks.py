@@ -1,0 +1,153 @@
+"""Input checks and their one message form.
+
+Every error that a caller can cause reads ``{function}: `{argument}` must {constraint}; got {value}. {remedy}``,
+and is raised at a public entry, before any work is done.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import NoReturn, SupportsFloat, SupportsIndex, cast
+
+import torch
+from torch import Tensor
+
+
+def describe(function: str, argument: str, constraint: str, got: object, remedy: str) -> str:
+    """Return the one message form, on one line."""
+    text = f"{function}: `{argument}` must {constraint}; got {got}. {remedy}"
+    return " ".join(text.split())
+
+
+def fail(function: str, argument: str, constraint: str, got: object, remedy: str) -> NoReturn:
+    """Raise a ValueError in the one message form."""
+    raise ValueError(describe(function, argument, constraint, got, remedy))
+
+
+def fail_type(function: str, argument: str, constraint: str, got: object, remedy: str) -> NoReturn:
+    """Raise a TypeError in the one message form."""
+    raise TypeError(describe(function, argument, constraint, got, remedy))
+
+
+def check_int(
+    function: str, argument: str, value: object, *, low: int, high: int | None = None, remedy: str = ""
+) -> int:
+    """Return ``value`` as an int in [low, high]; whole floats pass (the contest's limit is 500000.0)."""
+    bounds = f"be a whole number >= {low}" if high is None else f"be a whole number in [{low}, {high}]"
+    remedy = remedy or f"Pass an int such as {low}."
+    if isinstance(value, bool) or not isinstance(value, (SupportsIndex, SupportsFloat)):
+        fail_type(function, argument, bounds, repr(value), remedy)
+    if isinstance(value, SupportsIndex):
+        whole = operator.index(value)
+    else:
+        number = float(value)
+        if not math.isfinite(number) or number != math.floor(number):
+            fail(function, argument, bounds, repr(value), remedy)
+        whole = int(number)
+    if whole < low or (high is not None and whole > high):
+        fail(function, argument, bounds, repr(value), remedy)
+    return whole
+
+
+def check_number(
+    function: str, argument: str, value: object, *, low: float, strict: bool = False, remedy: str = ""
+) -> float:
+    """Return ``value`` as a finite float, at least ``low`` (above it if ``strict``)."""
+    bounds = f"be a finite number {'>' if strict else '>='} {low:g}"
+    remedy = remedy or "Pass a finite float."
+    if isinstance(value, bool) or not isinstance(value, SupportsFloat):
+        fail_type(function, argument, bounds, repr(value), remedy)
+    number = float(value)
+    if not math.isfinite(number) or number < low or (strict and number == low):
+        fail(function, argument, bounds, repr(value), remedy)
+    return number
+
+
+def check_features(function: str, argument: str, value: object, *, dim: int | None = None) -> Tensor:
+    """Return ``value`` as a finite 2-d floating tensor, flattening trailing axes.
+
+    Args:
+        function: The public function's name, for the message.
+        argument: The argument's name, for the message.
+        value: A tensor of shape (n, ...) of any real dtype.
+        dim: The width that the flattened rows must have, if known.
+
+    Returns:
+        A tensor of shape (n, dim): float64 stays float64, everything else is float32.
+
+    Raises:
+        TypeError: Not a tensor, or complex.
+        ValueError: No row axis, another width, NaN or infinity.
+    """
+    if not isinstance(value, Tensor):
+        fail_type(
+            function, argument, "be a tensor of shape (n, dim)", type(value).__name__, "Use torch.as_tensor."
+        )
+    if value.is_complex():
+        fail_type(
+            function, argument, "be real", str(value.dtype), "Split real and imaginary parts into columns."
+        )
+    if value.ndim < 2:
+        remedy = "Add the missing axis, e.g. x[None] for a single row."
+        fail(function, argument, "have shape (n, dim)", f"shape {tuple(value.shape)}", remedy)
+    width = math.prod(value.shape[1:])
+    rows = value.detach().reshape(value.shape[0], width)  # (n, dim)
+    if dim is not None and width != dim:
+        fail(
+            function,
+            argument,
+            f"have {dim} features a row",
+            f"{width}",
+            "Flatten or select the same features.",
+        )
+    if rows.dtype != torch.float64:
+        rows = rows.to(torch.float32)
+    bad = int((~torch.isfinite(rows)).any(dim=1).sum())
+    if bad:
+        remedy = "Drop or impute those rows."
+        fail(function, argument, "be finite", f"NaN or infinity in {bad} of {len(rows)} rows", remedy)
+    return rows
+
+
+def check_labels(
+    function: str, argument: str, value: object, *, n: int, num_classes: int | None = None
+) -> Tensor:
+    """Return ``value`` as int64 labels of shape (n,), each in [0, num_classes).
+
+    Args:
+        function: The public function's name, for the message.
+        argument: The argument's name, for the message.
+        value: A tensor of n integers, of shape (n,) or (n, 1); floats are rejected even when whole.
+        n: The number of rows that the labels belong to.
+        num_classes: The number of classes, if known.
+
+    Returns:
+        An int64 tensor of shape (n,).
+
+    Raises:
+        TypeError: Not a tensor of integers.
+        ValueError: Another count than n, or a label outside the range.
+    """
+    whole = "be a tensor of integer labels"
+    if not isinstance(value, Tensor):
+        fail_type(function, argument, whole, type(value).__name__, "Use torch.as_tensor(labels).")
+    if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
+        fail_type(function, argument, whole, str(value.dtype), "Convert class ids with labels.long().")
+    if value.numel() != n:
+        fail(
+            function,
+            argument,
+            f"have one label a row ({n})",
+            f"{value.numel()}",
+            "Pass a label for every row.",
+        )
+    labels = value.detach().reshape(-1).to(torch.int64)  # (n,)
+    high = "" if num_classes is None else f", {num_classes})"
+    outside = labels < 0 if num_classes is None else (labels < 0) | (labels >= num_classes)
+    if bool(outside.any()):
+        worst = cast(int, labels[outside][0].item())
+        span = "be >= 0" if num_classes is None else f"be in [0{high}"
+        remedy = "Number the classes 0..num_classes-1."
+        fail(function, argument, span, f"{worst} ({int(outside.sum())} such labels)", remedy)
+    return labels

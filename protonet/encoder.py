@@ -1,0 +1,168 @@
+"""The encoder: linear views and a learned residual MLP, one embedding, and the parameter budget.
+
+The embedding is the concatenation of unit-norm views, each scaled by the square root of its weight, so that the
+cosine of two embeddings is the weighted sum of the views' cosines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from torch import Tensor, nn
+
+from protonet._checks import check_int, check_number
+from protonet.views import LinearView
+
+#: A learned view has at least this many dimensions: few features are padded with zeros to give classes room.
+MIN_EMBEDDING_DIM = 64
+#: Stacks of (members, hidden width) that selection may try, smallest first, cut to the budget.
+LADDER = ((1, 1), (1, 32), (1, 128), (4, 128))
+
+
+class Plan(NamedTuple):
+    """What a budget affords: the learned views' dimension, and stacks of (members, width), smallest first."""
+
+    embedding_dim: int
+    ladder: tuple[tuple[int, int], ...]
+
+
+def count_mlp_parameters(input_dim: int, width: int, embedding_dim: int) -> int:
+    """Return the parameters of one residual MLP: two matrices and the hidden bias."""
+    return width * (input_dim + 1 + embedding_dim)
+
+
+def plan_encoder(input_dim: int, num_classes: int, param_limit: float) -> Plan:
+    """Turn a problem's size and a parameter limit into exact sizes, never one parameter over.
+
+    Args:
+        input_dim: Features a sample, >= 1.
+        num_classes: Number of classes, >= 2.
+        param_limit: Most trainable parameters allowed, finite and >= 0; fractions are rounded down.
+
+    Returns:
+        The stacks of ``LADDER`` that fit, and as the last rung what fits of the first that does not. No rung where
+        not even the smallest MLP fits: the model is then raw cosine with no parameters.
+
+    Raises:
+        TypeError: A size or the limit is not a number.
+        ValueError: A size below its least value; a negative or non-finite limit.
+    """
+    input_dim = check_int("plan_encoder", "input_dim", input_dim, low=1)
+    num_classes = check_int("plan_encoder", "num_classes", num_classes, low=2)
+    limit = math.floor(check_number("plan_encoder", "param_limit", param_limit, low=0))
+    embedding_dim = max(input_dim, min(MIN_EMBEDDING_DIM, 4 * num_classes))
+    units = limit // count_mlp_parameters(input_dim, 1, embedding_dim)
+    ladder: list[tuple[int, int]] = []
+    for members, width in LADDER:
+        rung = (members, width) if members * width <= units else (max(units // width, 1), min(units, width))
+        if rung[1] and rung not in ladder:
+            ladder.append(rung)
+        if rung != (members, width):
+            break
+    return Plan(embedding_dim, tuple(ladder))
+
+
+class ResidualMLPs(nn.Module):
+    """A stack of equal residual MLPs, evaluated as one: ``pad(z) + W2 gelu(W1 z + b1)``.
+
+    The last layer starts at zero, so an untrained member returns its (zero-padded) input.
+
+    Args:
+        members: MLPs in the stack.
+        input_dim: Features of the input.
+        width: Hidden units of each.
+        embedding_dim: Features of the output, >= input_dim.
+        generator: Draws the first layer.
+    """
+
+    def __init__(
+        self, members: int, input_dim: int, width: int, embedding_dim: int, generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        first = torch.randn(members, input_dim, width, generator=generator, dtype=torch.float32)
+        self.first = nn.Parameter(first * math.sqrt(1 / input_dim))
+        self.bias = nn.Parameter(torch.zeros(members, 1, width, dtype=torch.float32))
+        self.last = nn.Parameter(torch.zeros(members, width, embedding_dim, dtype=torch.float32))
+
+    def forward(self, z: Tensor, members: slice = slice(None)) -> Tensor:
+        """Map (members, n, input_dim), or (n, input_dim) shared by them, to (members, n, embedding_dim).
+
+        Args:
+            z: Float rows, or one set of rows for each member.
+            members: Which members to evaluate.
+        """
+        first, bias, last = self.first[members], self.bias[members], self.last[members]
+        z = z.expand(len(first), -1, -1)
+        hidden = F.gelu(torch.baddbmm(bias, z, first))
+        return torch.baddbmm(F.pad(z, (0, last.shape[2] - z.shape[2])), hidden, last)
+
+
+class Encoder(nn.Module):
+    """Features to one embedding: linear views (buffers) and learned views (parameters).
+
+    Args:
+        views: The linear views in use.
+        weights: (len(views) + members,) non-negative weight of each view's cosine, linear views first. A linear
+            view of weight 0 is not part of the embedding (the learned views may read it all the same).
+        learned: The learned views, if the budget affords any. They read the first linear view.
+
+    The buffer ``scale`` is the features' magnitude, divided out first so that no unit over- or underflows.
+    """
+
+    weights: Tensor
+    scale: Tensor
+
+    def __init__(
+        self,
+        views: Sequence[LinearView],
+        weights: Tensor,
+        *,
+        learned: ResidualMLPs | None = None,
+    ) -> None:
+        super().__init__()
+        self.views = nn.ModuleList(views)
+        self.learned = learned
+        self.register_buffer("weights", (weights / weights.sum()).to(torch.float32))
+        self.register_buffer("scale", torch.tensor(1.0, dtype=torch.float32))
+        linear = weights[: len(views)].tolist()
+        self.active = tuple(index for index, weight in enumerate(linear) if weight > 0)
+
+    @property
+    def embedding_dim(self) -> int:
+        """Width of the embedding: all views in use, side by side."""
+        return sum(self._sizes())
+
+    def _sizes(self) -> list[int]:
+        """Return the width of each view in use."""
+        sizes = [len(self.views[index].shift) for index in self.active]
+        if self.learned is not None:
+            sizes += [self.learned.last.shape[2]] * len(self.learned.last)
+        return sizes
+
+    def _split(self, embedding: Tensor) -> list[Tensor]:
+        """Cut an embedding (n, embedding_dim) into its views."""
+        return list(embedding.split(self._sizes(), dim=1))
+
+    def _join(self, pieces: Sequence[Tensor]) -> Tensor:
+        """Concatenate views, each at norm sqrt(weight): (n, embedding_dim)."""
+        weights = torch.cat([self.weights[list(self.active)], self.weights[len(self.views) :]])
+        return torch.cat(
+            [F.normalize(piece, dim=1) * w.sqrt() for piece, w in zip(pieces, weights, strict=True)], 1
+        )
+
+    def normalize(self, embedding: Tensor) -> Tensor:
+        """Bring every view of each row (n, embedding_dim) back to norm sqrt(weight), as prototypes need."""
+        return self._join(self._split(embedding))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Embed features (n, input_dim) as unit rows (n, embedding_dim)."""
+        x = x / self.scale
+        linear = {index: self.views[index](x) for index in {0, *self.active}}
+        pieces = [linear[index] for index in self.active]
+        if self.learned is not None:
+            pieces += self.learned(linear[0]).unbind(0)
+        return self._join(pieces)

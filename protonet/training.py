@@ -1,0 +1,125 @@
+"""The one training loop: each step an episode plus cross-entropy, for a whole stack of members at once."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from torch import Tensor
+
+from protonet.encoder import ResidualMLPs
+from protonet.episodes.sampling import index_classes, sample_episodes
+from protonet.losses import cosine_cross_entropy, episodic_loss
+from protonet.prototypes import class_means
+
+
+#: Episodes drawn by one call of the sampler: its cost is per call.
+EPISODES_AT_ONCE = 64
+
+
+class Recipe(NamedTuple):
+    """What one training run uses; the defaults were found by measurement (analysis/results/training.md)."""
+
+    learning_rate: float = 3e-3
+    weight_decay: float = 1e-2
+    temperature: float = 0.1
+    smoothing: float = 0.1
+    noise: float = 0.5  # standard deviation of the augmentation, in units of the features' own
+    average: float = 0.98  # decay of the weight average
+    rows: int = 256  # rows an episode, at the most
+    ways: int = 64  # classes an episode, at the most
+    episodic: float = 1.0  # weight of the episodic loss
+    cross_entropy: float = 1.0  # weight of the cross-entropy
+
+
+class Task(NamedTuple):
+    """What one member of the stack learns from: view rows ``z`` (n, dim) and their labels (n,)."""
+
+    z: Tensor
+    labels: Tensor
+
+
+def train(
+    stack: ResidualMLPs,
+    tasks: Sequence[Task],
+    num_classes: int,
+    *,
+    steps: Sequence[int],
+    generator: torch.Generator,
+    deadline: float = float("inf"),
+    recipe: Recipe | None = None,
+) -> Iterator[tuple[int, ResidualMLPs]]:
+    """Train every member on its own task; after each of the given step counts, yield the averaged weights.
+
+    Args:
+        stack: One MLP a task, where training starts; trained in place.
+        tasks: One for each member, of any sizes.
+        num_classes: Number of classes.
+        steps: Ascending step counts.
+        generator: The source of all randomness: the same one gives the same weights.
+        deadline: ``time.monotonic()`` after which no further step starts; the run then ends with a last yield.
+        recipe: Rates, augmentation and the losses' weights.
+
+    Yields:
+        The number of steps taken and the weight average so far, the same object each time.
+
+    Source: episodes as in Vinyals et al. 2016; weight averaging as in Polyak and Juditsky 1992.
+    """
+    recipe = recipe or Recipe()
+    members, embedding_dim = len(tasks), stack.last.shape[2]
+    indices = [index_classes(task.labels) for task in tasks]
+    n_way = min(recipe.ways, recipe.rows // 2, *(len(index.count) for index in indices))
+    slots = max(2, min(10, recipe.rows // n_way))
+    n_shot = slots // 2
+    proxies = _initial_proxies(tasks, num_classes, embedding_dim, generator)
+    average = copy.deepcopy(stack).requires_grad_(False)
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": list(stack.parameters()), "weight_decay": recipe.weight_decay},
+            {"params": [proxies], "weight_decay": 0.0},
+        ],
+        lr=recipe.learning_rate,
+    )
+    setting = {"temperature": recipe.temperature, "smoothing": recipe.smoothing}
+    for step in range(1, steps[-1] + 1):
+        if time.monotonic() > deadline:
+            if step > 1:
+                yield step - 1, average
+            return
+        position = (step - 1) % EPISODES_AT_ONCE
+        if position == 0:
+            count = min(EPISODES_AT_ONCE, steps[-1] + 1 - step)
+            sizes = {"n_way": n_way, "n_shot": n_shot, "n_query": slots - n_shot, "n_episodes": count}
+            drawn = [sample_episodes(index, **sizes, generator=generator).flatten(1) for index in indices]
+        rows = [episodes[position] for episodes in drawn]
+        z = torch.stack(
+            [task.z[row] for task, row in zip(tasks, rows, strict=True)]
+        )  # (members, way * slots, dim)
+        labels = torch.stack([task.labels[row] for task, row in zip(tasks, rows, strict=True)])
+        z = z + recipe.noise * torch.randn(z.shape, generator=generator, dtype=z.dtype)
+        embeddings = F.normalize(stack(z), dim=2)
+        episode = embeddings.unflatten(1, (n_way, slots))  # (members, way, slots, dim)
+        loss = recipe.episodic * episodic_loss(episode, n_shot=n_shot, **setting)
+        loss = loss + recipe.cross_entropy * cosine_cross_entropy(embeddings, labels, proxies, **setting)
+        optimizer.zero_grad(set_to_none=True)
+        (loss * members).backward()  # type: ignore[no-untyped-call]  # each member keeps its own rate
+        optimizer.step()
+        decay = min(recipe.average, step / (step + 9))
+        for kept, weight in zip(average.parameters(), stack.parameters(), strict=True):
+            kept.lerp_(weight.detach(), 1 - decay)
+        if step in steps:
+            yield step, average
+
+
+def _initial_proxies(
+    tasks: Sequence[Task], num_classes: int, embedding_dim: int, generator: torch.Generator
+) -> Tensor:
+    """Return trainable proxies (members, num_classes, embedding_dim): the untrained prototypes, off their padding."""
+    means = torch.stack([class_means(F.normalize(z, dim=1), labels, num_classes)[0] for z, labels in tasks])
+    padding = embedding_dim - means.shape[2]
+    proxies = torch.cat([means, 0.02 * torch.randn(*means.shape[:2], padding, generator=generator)], dim=2)
+    return proxies.requires_grad_(True)

@@ -1,0 +1,190 @@
+"""Linear views of the features, fitted in closed form: raw, centred, standardised, whitened.
+
+A view is one affine map, diagonal plus low rank, whose output is compared by cosine. Its statistics come from
+labelled samples without any gradient, so they are buffers.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from protonet.prototypes import class_means
+
+#: From the simplest to the most fitted; ties in selection go to the earlier one.
+KINDS = ("raw", "centred", "standardised", "whitened")
+
+
+class LinearView(nn.Module):
+    """The affine map ``z = gain * (x - shift) + ((x - shift) @ basis * coefficient) @ basis.T``.
+
+    Args:
+        shift: (dim,) what is subtracted.
+        gain: (dim,) the diagonal part.
+        basis: (dim, rank) orthonormal columns; rank may be 0.
+        coefficient: (rank,) what is added to the diagonal along each column.
+    """
+
+    shift: Tensor
+    gain: Tensor
+    basis: Tensor
+    coefficient: Tensor
+
+    def __init__(self, shift: Tensor, gain: Tensor, basis: Tensor, coefficient: Tensor) -> None:
+        super().__init__()
+        for name, value in (("shift", shift), ("gain", gain), ("basis", basis), ("coefficient", coefficient)):
+            self.register_buffer(name, value.to(torch.float32).clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map features (n, dim) to the view (n, dim)."""
+        centred = x - self.shift
+        z = centred * self.gain
+        if self.basis.shape[1]:
+            z = torch.addmm(z, (centred @ self.basis) * self.coefficient, self.basis.T)
+        return z  # (n, dim)
+
+
+class Covariance(NamedTuple):
+    """A covariance as an eigenbasis: ``basis`` (dim, rank), ``variances`` (rank,), ``rest`` off the basis."""
+
+    basis: Tensor
+    variances: Tensor
+    rest: Tensor
+
+
+def shrink_covariance(residuals: Tensor, degrees: int) -> Covariance:
+    """Estimate a covariance by quadratic-inverse shrinkage of its eigenvalues.
+
+    Nonlinear shrinkage: every eigenvalue gets its own correction, so that a few huge directions do not force
+    the small ones up as a single linear shrinkage towards the identity does.
+
+    Args:
+        residuals: (n, dim) centred rows, float64.
+        degrees: Degrees of freedom of the residuals, at least 1.
+
+    Returns:
+        The eigenvectors with a positive sample eigenvalue, their shrunken variances, and the variance that is
+        given to every other direction (0-d; 0 if there is none).
+
+    Source: Ledoit and Wolf, "Quadratic shrinkage for large covariance matrices", Bernoulli 28 (2022), sec. 4.
+    """
+    n, dim = residuals.shape
+    if n < dim:  # the Gram matrix has the same positive spectrum and is smaller
+        spectrum, left = torch.linalg.eigh(residuals @ residuals.T / degrees)
+    else:
+        spectrum, left = torch.linalg.eigh(residuals.T @ residuals / degrees)
+    rank = min(degrees, dim, int((spectrum > spectrum[-1] * 1e-12).sum()))
+    if rank == 0:
+        zero = residuals.new_zeros(())
+        return Covariance(residuals.new_zeros(dim, 0), residuals.new_zeros(0), zero)
+    sample = spectrum[-rank:]  # (rank,) ascending
+    basis = left[:, -rank:]
+    if n < dim:
+        basis = torch.nn.functional.normalize(residuals.T @ basis, dim=0)  # (dim, rank)
+
+    ratio = dim / degrees
+    bandwidth = min(ratio**2, ratio**-2) ** 0.35 / dim**0.35
+    inverse = 1 / sample
+    gap = inverse[:, None] - inverse[None, :]
+    kernel = inverse[:, None] / (gap**2 + (bandwidth * inverse[:, None]) ** 2)
+    stein = (kernel * gap).mean(dim=0)  # the smoothed Stein shrinker
+    conjugate = (kernel * bandwidth * inverse[:, None]).mean(dim=0)
+    amplitude = stein**2 + conjugate**2
+    if rank == dim and ratio < 1:
+        quadratic = (1 - ratio) ** 2 + 2 * ratio * (1 - ratio) * stein + ratio**2 * amplitude
+        variances = 1 / (inverse * quadratic)
+        rest = sample.new_zeros(())
+    elif rank == dim:
+        variances, rest = sample, sample.new_zeros(())
+    else:
+        variances = 1 / (inverse * amplitude)
+        rest = 1 / (max(dim / rank - 1, 1e-3) * inverse.mean())
+    total = variances.sum() + (dim - rank) * rest
+    keep_trace = sample.sum() / total
+    return Covariance(basis, variances * keep_trace, rest * keep_trace)
+
+
+def _discriminant_gains(within: Tensor, between: Tensor, multiplicity: Tensor, shots: float) -> Tensor:
+    """Gains of the view in which cosine scores a query as the Gaussian posterior predictive would.
+
+    Class means are drawn with variance ``b = strength * within**power`` along each direction, the two numbers
+    fitted by maximum likelihood to the observed spread of the means, and each mean is known from ``shots``
+    samples. The linear part of the log predictive is ``x' diag(g) m`` with
+    ``g = shots b / (within (within + (shots + 1) b))``.
+
+    Source: Ioffe, "Probabilistic linear discriminant analysis" (2006), with a power-law prior.
+    """
+    power = torch.linspace(0, 1, 5, dtype=within.dtype)[:, None, None]
+    unit = (between * multiplicity).sum() / multiplicity.sum()
+    strength = torch.logspace(-6, 3, 91, dtype=within.dtype)[None, :, None]
+    scaled = within / ((within * multiplicity).sum() / multiplicity.sum())
+    prior = strength * unit * scaled**power  # (power, strength, direction)
+    spread = prior + within / shots
+    loss = ((spread.log() + between / spread) * multiplicity).sum(dim=-1)  # (power, strength)
+    best = int(loss.argmin())
+    b = prior[best // loss.shape[1], best % loss.shape[1]]
+    return (shots * b / (within * (within + (shots + 1) * b))).sqrt()
+
+
+def available_kinds(labels: Tensor) -> tuple[str, ...]:
+    """Return the kinds that the samples can fit: whitening needs two degrees of freedom within classes."""
+    degrees = len(labels) - len(labels.unique())
+    return KINDS if degrees >= 2 else KINDS[:-1]
+
+
+def fit_view(kind: str, features: Tensor, labels: Tensor, num_classes: int) -> LinearView:
+    """Fit one linear view to labelled samples.
+
+    Args:
+        kind: One of ``KINDS``.
+        features: (n, dim) float32 of about unit scale.
+        labels: (n,) int64 in [0, num_classes).
+        num_classes: Number of classes.
+
+    Returns:
+        The view, scaled so that the samples have about unit mean square a feature. float32 buffers.
+
+    Source: standardised and whitened views as in Snell et al. 2017 (cosine prototypes) after LDA's sphering.
+    """
+    dim = features.shape[1]
+    shift = torch.zeros(dim, dtype=torch.float64)
+    gain = torch.ones(dim, dtype=torch.float64)
+    basis, coefficient = torch.zeros(dim, 0, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
+    if kind != "raw":
+        shift = features.mean(dim=0, dtype=torch.float64)
+    if kind == "standardised":
+        deviation = features.to(torch.float64).std(dim=0, correction=0)
+        gain = torch.where(deviation > 1e-6 * deviation.max(), 1 / deviation.clamp_min(1e-30), 0.0)
+    if kind == "whitened":
+        gain, basis, coefficient = _whitening(features.to(torch.float64), labels, num_classes)
+    view = LinearView(shift, gain, basis, coefficient)
+    size = view(features[: 1 << 14]).square().mean().sqrt().clamp_min(1e-30)
+    view.gain /= size
+    view.coefficient /= size
+    return view
+
+
+def _whitening(x: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return gain (dim,), basis (dim, rank) and coefficient (rank,) of the whitened view."""
+    means, counts = class_means(x, labels, num_classes)
+    seen = counts > 0
+    degrees = len(x) - int(seen.sum())
+    shots = float(1 / (1 / counts[seen]).mean())
+    dim = x.shape[1]
+    covariance = shrink_covariance(x - means[labels], degrees)
+    rank = len(covariance.variances)
+    deviations = means[seen] - x.mean(dim=0)
+    along = (deviations @ covariance.basis).square().mean(dim=0)  # (rank,)
+    within, between = covariance.variances, along
+    multiplicity = torch.ones_like(within)
+    if rank < dim:  # one more entry stands for all directions off the basis
+        off = (deviations.square().sum(dim=1).mean() - along.sum()).clamp_min(0) / (dim - rank)
+        within = torch.cat([within, covariance.rest[None]])
+        between = torch.cat([between, off[None]])
+        multiplicity = torch.cat([multiplicity, multiplicity.new_tensor([dim - rank])])
+    floor = within.max() * 1e-9
+    gains = _discriminant_gains(within.clamp_min(floor.clamp_min(1e-30)), between, multiplicity, shots)
+    rest = gains[rank] if rank < dim else gains.new_zeros(())
+    return rest.expand(dim).clone(), covariance.basis, gains[:rank] - rest

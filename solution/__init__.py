@@ -1,0 +1,1 @@
+"""What is handed in to the contest, and the packer."""
