@@ -35,9 +35,7 @@ def sample_official(n_train: int = 16, n_val: int = 4, n_test: int = 8) -> Split
     n_val = check_int("sample_official", "n_val", n_val, low=1)
     n_test = check_int("sample_official", "n_test", n_test, low=1)
     generator = torch.Generator().manual_seed(PROTOTYPE_SEED)
-    prototypes = (
-        torch.nn.functional.normalize(torch.randn(NUM_CLASSES, DIM, generator=generator), dim=1) * RADIUS
-    )
+    prototypes = torch.nn.functional.normalize(torch.randn(NUM_CLASSES, DIM, generator=generator), dim=1) * RADIUS
     return Split(
         *_sample_rows(prototypes, n_train, TRAIN_SEED),
         *_sample_rows(prototypes, n_val, VAL_SEED),

@@ -81,13 +81,9 @@ def check_features(function: str, argument: str, value: object, *, dim: int | No
         ValueError: No row axis, another width, NaN or infinity.
     """
     if not isinstance(value, Tensor):
-        fail_type(
-            function, argument, "be a tensor of shape (n, dim)", type(value).__name__, "Use torch.as_tensor."
-        )
+        fail_type(function, argument, "be a tensor of shape (n, dim)", type(value).__name__, "Use torch.as_tensor.")
     if value.is_complex():
-        fail_type(
-            function, argument, "be real", str(value.dtype), "Split real and imaginary parts into columns."
-        )
+        fail_type(function, argument, "be real", str(value.dtype), "Split real and imaginary parts into columns.")
     if value.ndim < 2:
         remedy = "Add the missing axis, e.g. x[None] for a single row."
         fail(function, argument, "have shape (n, dim)", f"shape {tuple(value.shape)}", remedy)
@@ -110,9 +106,7 @@ def check_features(function: str, argument: str, value: object, *, dim: int | No
     return rows
 
 
-def check_labels(
-    function: str, argument: str, value: object, *, n: int, num_classes: int | None = None
-) -> Tensor:
+def check_labels(function: str, argument: str, value: object, *, n: int, num_classes: int | None = None) -> Tensor:
     """Return ``value`` as int64 labels of shape (n,), each in [0, num_classes).
 
     Args:

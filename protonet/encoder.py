@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protonet._checks import check_int, check_number
@@ -125,6 +125,7 @@ class Encoder(nn.Module):
     ) -> None:
         super().__init__()
         self.views = nn.ModuleList(views)
+        self.input_dim = len(views[0].shift)
         self.learned = learned
         self.register_buffer("weights", (weights / weights.sum()).to(torch.float32))
         self.register_buffer("scale", torch.tensor(1.0, dtype=torch.float32))
@@ -138,7 +139,7 @@ class Encoder(nn.Module):
 
     def _sizes(self) -> list[int]:
         """Return the width of each view in use."""
-        sizes = [len(self.views[index].shift) for index in self.active]
+        sizes = [self.input_dim] * len(self.active)
         if self.learned is not None:
             sizes += [self.learned.last.shape[2]] * len(self.learned.last)
         return sizes
@@ -150,9 +151,7 @@ class Encoder(nn.Module):
     def _join(self, pieces: Sequence[Tensor]) -> Tensor:
         """Concatenate views, each at norm sqrt(weight): (n, embedding_dim)."""
         weights = torch.cat([self.weights[list(self.active)], self.weights[len(self.views) :]])
-        return torch.cat(
-            [F.normalize(piece, dim=1) * w.sqrt() for piece, w in zip(pieces, weights, strict=True)], 1
-        )
+        return torch.cat([F.normalize(piece, dim=1) * w.sqrt() for piece, w in zip(pieces, weights, strict=True)], 1)
 
     def normalize(self, embedding: Tensor) -> Tensor:
         """Bring every view of each row (n, embedding_dim) back to norm sqrt(weight), as prototypes need."""

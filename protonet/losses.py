@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -21,7 +21,7 @@ def episodic_loss(embeddings: Tensor, *, n_shot: int, temperature: float, smooth
 
     Source: Snell, Swersky and Zemel, "Prototypical networks for few-shot learning" (2017), eq. 2, with cosines.
     """
-    n_way, rows, dim = embeddings.shape[-3:]
+    n_way, rows = embeddings.shape[-3:-1]
     prototypes = F.normalize(embeddings[..., :n_shot, :].mean(dim=-2), dim=-1)  # (..., way, dim)
     queries = embeddings[..., n_shot:, :].flatten(-3, -2)  # (..., way * query, dim)
     logits = queries @ prototypes.transpose(-1, -2) / temperature  # (..., way * query, way)

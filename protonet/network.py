@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protonet._checks import check_features, check_int, check_labels, check_number, fail
@@ -40,9 +40,7 @@ class PrototypeNetwork(nn.Module):
     seen: Tensor
     temperature: Tensor
 
-    def __init__(
-        self, encoder: nn.Module, *, embedding_dim: int, num_classes: int, temperature: float = 0.1
-    ) -> None:
+    def __init__(self, encoder: nn.Module, *, embedding_dim: int, num_classes: int, temperature: float = 0.1) -> None:
         super().__init__()
         name = "PrototypeNetwork"
         embedding_dim = check_int(name, "embedding_dim", embedding_dim, low=1)

@@ -67,12 +67,8 @@ def solve(
         plan = plan_encoder(features.shape[1], num_classes, metadata.get("param_limit", PARAM_LIMIT))
         scale = float(features.double().square().mean().sqrt()) or 1.0
         unit = features.div_(scale)  # in place: the loaders' tensors were copied
-        choice = select(
-            unit, labels, num_classes, plan, seed=seed, deadline=started + SELECTION_SHARE * time_limit
-        )
-        encoder = _fit_encoder(
-            unit, labels, num_classes, plan.embedding_dim, choice, seed, started + time_limit
-        )
+        choice = select(unit, labels, num_classes, plan, seed=seed, deadline=started + SELECTION_SHARE * time_limit)
+        encoder = _fit_encoder(unit, labels, num_classes, plan.embedding_dim, choice, seed, started + time_limit)
         network = PrototypeNetwork(
             encoder,
             embedding_dim=encoder.embedding_dim,
@@ -117,9 +113,7 @@ def _check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
         return {}
     if not isinstance(metadata, Mapping):
         fail_type("solve", "metadata", "be a mapping or None", type(metadata).__name__, "Pass a dict.")
-    known = {
-        key: metadata[key] for key in ("num_classes", "input_dim", "param_limit", "device") if key in metadata
-    }
+    known = {key: metadata[key] for key in ("num_classes", "input_dim", "param_limit", "device") if key in metadata}
     known = {key: value for key, value in known.items() if value is not None}
     for key, low in (("num_classes", 2), ("input_dim", 1)):
         if key in known:

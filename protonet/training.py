@@ -8,14 +8,13 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.encoder import ResidualMLPs
 from protonet.episodes.sampling import index_classes, sample_episodes
 from protonet.losses import cosine_cross_entropy, episodic_loss
 from protonet.prototypes import class_means
-
 
 #: Episodes drawn by one call of the sampler: its cost is per call.
 EPISODES_AT_ONCE = 64
@@ -72,7 +71,7 @@ def train(
     recipe = recipe or Recipe()
     members, embedding_dim = len(tasks), stack.last.shape[2]
     indices = [index_classes(task.labels) for task in tasks]
-    n_way = min(recipe.ways, recipe.rows // 2, *(len(index.count) for index in indices))
+    n_way = min(recipe.ways, recipe.rows // 2, *(len(index.size) for index in indices))
     slots = max(2, min(10, recipe.rows // n_way))
     n_shot = slots // 2
     proxies = _initial_proxies(tasks, num_classes, embedding_dim, generator)
@@ -96,17 +95,15 @@ def train(
             sizes = {"n_way": n_way, "n_shot": n_shot, "n_query": slots - n_shot, "n_episodes": count}
             drawn = [sample_episodes(index, **sizes, generator=generator).flatten(1) for index in indices]
         rows = [episodes[position] for episodes in drawn]
-        z = torch.stack(
-            [task.z[row] for task, row in zip(tasks, rows, strict=True)]
-        )  # (members, way * slots, dim)
+        z = torch.stack([task.z[row] for task, row in zip(tasks, rows, strict=True)])  # (members, way * slots, dim)
         labels = torch.stack([task.labels[row] for task, row in zip(tasks, rows, strict=True)])
-        z = z + recipe.noise * torch.randn(z.shape, generator=generator, dtype=z.dtype)
+        z = z + recipe.noise * torch.randn(z.shape[1:], generator=generator, dtype=z.dtype)  # one for all members
         embeddings = F.normalize(stack(z), dim=2)
         episode = embeddings.unflatten(1, (n_way, slots))  # (members, way, slots, dim)
         loss = recipe.episodic * episodic_loss(episode, n_shot=n_shot, **setting)
         loss = loss + recipe.cross_entropy * cosine_cross_entropy(embeddings, labels, proxies, **setting)
         optimizer.zero_grad(set_to_none=True)
-        (loss * members).backward()  # type: ignore[no-untyped-call]  # each member keeps its own rate
+        (loss * members).backward()  # each member keeps its own rate
         optimizer.step()
         decay = min(recipe.average, step / (step + 9))
         for kept, weight in zip(average.parameters(), stack.parameters(), strict=True):
@@ -115,9 +112,7 @@ def train(
             yield step, average
 
 
-def _initial_proxies(
-    tasks: Sequence[Task], num_classes: int, embedding_dim: int, generator: torch.Generator
-) -> Tensor:
+def _initial_proxies(tasks: Sequence[Task], num_classes: int, embedding_dim: int, generator: torch.Generator) -> Tensor:
     """Return trainable proxies (members, num_classes, embedding_dim): the untrained prototypes, off their padding."""
     means = torch.stack([class_means(F.normalize(z, dim=1), labels, num_classes)[0] for z, labels in tasks])
     padding = embedding_dim - means.shape[2]

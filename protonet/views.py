@@ -17,6 +17,10 @@ from protonet.prototypes import class_means
 KINDS = ("raw", "centred", "standardised", "whitened")
 
 
+#: Share of a covariance's eigenvalues, the least ones, that get one value where rows are as many as features.
+POOLED = 0.2
+
+
 class LinearView(nn.Module):
     """The affine map ``z = gain * (x - shift) + ((x - shift) @ basis * coefficient) @ basis.T``.
 
@@ -92,17 +96,16 @@ def shrink_covariance(residuals: Tensor, degrees: int) -> Covariance:
     stein = (kernel * gap).mean(dim=0)  # the smoothed Stein shrinker
     conjugate = (kernel * bandwidth * inverse[:, None]).mean(dim=0)
     amplitude = stein**2 + conjugate**2
-    if rank == dim and ratio < 1:
+    if rank == dim:
         quadratic = (1 - ratio) ** 2 + 2 * ratio * (1 - ratio) * stein + ratio**2 * amplitude
         variances = 1 / (inverse * quadratic)
         rest = sample.new_zeros(())
-    elif rank == dim:
-        variances, rest = sample, sample.new_zeros(())
     else:
         variances = 1 / (inverse * amplitude)
-        rest = 1 / (max(dim / rank - 1, 1e-3) * inverse.mean())
-    total = variances.sum() + (dim - rank) * rest
-    keep_trace = sample.sum() / total
+        rest = 1 / ((dim / rank - 1) * inverse.mean())
+    # Where rows and features are about as many, the least eigenvalues are far too small even so: pool the lowest.
+    variances = variances.clamp_min(variances[int(POOLED * min(ratio, 1 / ratio) * rank)])
+    keep_trace = sample.sum() / (variances.sum() + (dim - rank) * rest)
     return Covariance(basis, variances * keep_trace, rest * keep_trace)
 
 

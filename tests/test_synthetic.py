@@ -102,9 +102,7 @@ def test_noise_has_the_stated_covariance(name: str) -> None:
     split = sample_family(name, seed=1, n_train=8000, num_classes=2, dim=10)
     assert split.noise_covariance is not None
     noise = subtract_means(split)
-    whitened = torch.linalg.solve_triangular(
-        torch.linalg.cholesky(split.noise_covariance), noise.T, upper=False
-    )
+    whitened = torch.linalg.solve_triangular(torch.linalg.cholesky(split.noise_covariance), noise.T, upper=False)
     expected = torch.eye(10, dtype=torch.float64)
     torch.testing.assert_close(torch.cov(whitened), expected, rtol=0, atol=5 * (2 / 16000) ** 0.5)
 
@@ -154,12 +152,8 @@ def test_class_noise_is_log_uniform() -> None:
 
 
 def test_wrong_labels_share() -> None:
-    clean, wrong = (
-        sample_family(name, seed=5, num_classes=50, dim=8) for name in ("isotropic", "wrong_labels")
-    )
-    assert all(
-        torch.equal(getattr(clean, t), getattr(wrong, t)) for t in ("train_x", "val_x", "test_x", "test_y")
-    )
+    clean, wrong = (sample_family(name, seed=5, num_classes=50, dim=8) for name in ("isotropic", "wrong_labels"))
+    assert all(torch.equal(getattr(clean, t), getattr(wrong, t)) for t in ("train_x", "val_x", "test_x", "test_y"))
     assert int((clean.train_y != wrong.train_y).sum()) == 80
     assert int((clean.val_y != wrong.val_y).sum()) == 20
 

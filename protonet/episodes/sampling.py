@@ -11,11 +11,11 @@ from protonet._checks import check_int, fail
 
 
 class ClassIndex(NamedTuple):
-    """Rows grouped by class: class c owns ``rows[start[c] : start[c] + count[c]]``."""
+    """Rows grouped by class: class c owns ``rows[start[c] : start[c] + size[c]]``."""
 
     rows: Tensor
     start: Tensor
-    count: Tensor
+    size: Tensor
 
 
 def index_classes(labels: Tensor) -> ClassIndex:
@@ -25,10 +25,10 @@ def index_classes(labels: Tensor) -> ClassIndex:
         labels: (n,) int64; the distinct values in ascending order become classes 0, 1, ...
 
     Returns:
-        The index: ``rows`` (n,), ``start`` and ``count`` (classes,), int64.
+        The index: ``rows`` (n,), ``start`` and ``size`` (classes,), int64.
     """
-    _, inverse, count = torch.unique(labels, return_inverse=True, return_counts=True)
-    return ClassIndex(torch.argsort(inverse, stable=True), count.cumsum(0) - count, count)
+    _, inverse, size = torch.unique(labels, return_inverse=True, return_counts=True)
+    return ClassIndex(torch.argsort(inverse, stable=True), size.cumsum(0) - size, size)
 
 
 def sample_episodes(
@@ -61,12 +61,12 @@ def sample_episodes(
     n_way, n_shot = check_int(name, "n_way", n_way, low=1), check_int(name, "n_shot", n_shot, low=1)
     n_query = check_int(name, "n_query", n_query, low=0)
     n_episodes = check_int(name, "n_episodes", n_episodes, low=0)
-    n_classes = len(index.count)
+    n_classes = len(index.size)
     if n_way > n_classes:
         fail(name, "n_way", f"be at most the number of classes ({n_classes})", n_way, "Ask for fewer ways.")
     keys = torch.rand(n_episodes, n_classes, generator=generator, dtype=torch.float32)
     classes = keys.argsort(dim=1)[:, :n_way]  # (episodes, way)
-    count, start = index.count[classes], index.start[classes]
+    count, start = index.size[classes], index.start[classes]
     slots = n_shot + n_query
     uniform = torch.rand(n_episodes, n_way, slots, generator=generator, dtype=torch.float64)
     chosen = torch.empty(n_episodes, n_way, 0, dtype=torch.int64)
@@ -74,9 +74,7 @@ def sample_episodes(
         left = count - slot % count
         draw = (uniform[..., slot] * left).long().clamp_max(left - 1)
         round_start = (slot // count) * count  # (episodes, way)
-        earlier = chosen.masked_fill(
-            torch.arange(slot) < round_start[..., None], torch.iinfo(torch.int64).max
-        )
+        earlier = chosen.masked_fill(torch.arange(slot) < round_start[..., None], torch.iinfo(torch.int64).max)
         for taken in earlier.sort(dim=-1).values.unbind(-1):
             draw += (draw >= taken).long()
         chosen = torch.cat([chosen, draw[..., None]], dim=-1)

@@ -1,0 +1,96 @@
+"""Judge a packed submission in an empty folder and a clean process, by the contest's rules."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from protonet._checks import fail
+from protonet.datasets import Split
+
+WORKER = Path(__file__).with_name("contest_worker.py")
+PARAM_LIMIT, BASELINE_ACCURACY = 500_000.0, 0.72
+TIMEOUT = 3600.0
+PARTS = ("train", "val", "test")
+
+
+def judge(
+    submission: bytes,
+    split: Split,
+    *,
+    metadata: bool = True,
+    param_limit: float = PARAM_LIMIT,
+    python: str = sys.executable,
+) -> dict[str, Any]:
+    """Unpack a submission, train it in a process that cannot see the repository, and score it.
+
+    Args:
+        submission: A ZIP, or the text of a single ``solution.py``.
+        split: The data; what it knows of its noise stays here.
+        metadata: Whether ``solve`` gets the contest's metadata, or None.
+        param_limit: The largest number of trainable parameters that scores.
+        python: The interpreter, with torch and numpy.
+
+    Returns:
+        accuracy in [0, 1], score in [0, 100], parameters, seconds of ``solve``, peak_memory_mib of the
+        process, its threads, and the versions of python and torch.
+
+    Raises:
+        ValueError: The submission failed, its traceback being on stderr, or took more than an hour.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        top = Path(folder)
+        workspace = top / "workspace"
+        workspace.mkdir()
+        if zipfile.is_zipfile(io.BytesIO(submission)):
+            zipfile.ZipFile(io.BytesIO(submission)).extractall(workspace)
+        else:
+            (workspace / "solution.py").write_bytes(submission)
+        _make_read_only(workspace)
+        arrays = {f"{part}_{side}": getattr(split, f"{part}_{side}") for part in PARTS for side in "xy"}
+        np.savez(top / "data.npz", **{name: tensor.numpy() for name, tensor in arrays.items()})
+        request = {
+            "solution": str(workspace / "solution.py"),
+            "data": str(top / "data.npz"),
+            "metadata": _describe(split, param_limit) if metadata else None,
+            "param_limit": param_limit,
+            "baseline_accuracy": BASELINE_ACCURACY,
+            "result": str(top / "result.json"),
+        }
+        (top / "request.json").write_text(json.dumps(request), encoding="utf-8")
+        command = [python, "-I", str(WORKER), str(top / "request.json")]
+        try:  # in a session of its own, so that Ctrl-C ends it from here and it shows no traceback
+            ended = subprocess.run(command, cwd=top, timeout=TIMEOUT, check=False, start_new_session=True)
+        except subprocess.TimeoutExpired:
+            fail("judge", "submission", f"end within {TIMEOUT:.0f} s", "no result", "Lower the time limit.")
+        if ended.returncode:
+            got, remedy = f"exit code {ended.returncode}", "Its traceback is above."
+            fail("judge", "submission", "run in the contest's process", got, remedy)
+        result: dict[str, Any] = json.loads((top / "result.json").read_text(encoding="utf-8"))
+        return result
+
+
+def _describe(split: Split, param_limit: float) -> dict[str, Any]:
+    """Return the metadata that the contest gives."""
+    return {
+        "num_classes": split.num_classes,
+        "input_dim": split.train_x.shape[1],
+        "param_limit": param_limit,
+        "baseline_accuracy": BASELINE_ACCURACY,
+        **{f"{part}_samples": len(getattr(split, f"{part}_y")) for part in PARTS},
+        "device": "cpu",
+    }
+
+
+def _make_read_only(workspace: Path) -> None:
+    """Take the right to write from everything in the workspace, as a contest may."""
+    for path in (*workspace.rglob("*"), workspace):
+        path.chmod(0o555 if path.is_dir() else 0o444)

@@ -1,0 +1,111 @@
+"""What every command shares: errors of one line, arguments and output paths checked before the work."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from protonet._checks import fail
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are ValueErrors in the one message form.
+
+    Args:
+        prog: The module that ``python -m`` runs; it opens every message.
+        description: One sentence for ``--help``.
+    """
+
+    def __init__(self, prog: str, description: str) -> None:
+        super().__init__(prog=prog, description=description, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a ValueError: an option is unknown, or lacks its value."""
+        fail(self.prog, "arguments", "be as --help lists them", message, f"Run python -m {self.prog} --help.")
+
+
+def run_command(
+    prog: str, command: Callable[[Sequence[str] | None], None], arguments: Sequence[str] | None = None
+) -> int:
+    """Run a command and turn its errors into one line on stderr.
+
+    Args:
+        prog: The command's name, for messages that do not name it themselves.
+        command: Called with ``arguments``; None stands for the command line's.
+        arguments: The arguments, without the command's name.
+
+    Returns:
+        The exit code: 0, 2 after an error that the caller can mend, 130 after Ctrl-C.
+    """
+    try:
+        command(arguments)
+    except KeyboardInterrupt as interrupt:
+        print(f"{prog}: {' '.join(map(str, interrupt.args)) or 'interrupted'}", file=sys.stderr)
+        return 130
+    except OSError as error:
+        print(f"{prog}: {error}", file=sys.stderr)
+        return 2
+    except (ImportError, TypeError, ValueError) as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+        return 2
+    return 0
+
+
+def parse_whole(prog: str, argument: str, text: str, *, low: int) -> int:
+    """Return ``text`` as an int >= ``low``, or raise a ValueError in the one message form."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = low - 1
+    if value < low:
+        fail(prog, argument, f"be a whole number >= {low}", repr(text), f"Pass a number such as {low}.")
+    return value
+
+
+def check_writable_file(prog: str, argument: str, path: str | Path) -> Path:
+    """Return ``path`` once it is known that a file can be written there; its folder is made if need be.
+
+    Raises:
+        ValueError: It cannot; nothing is left behind but the folder.
+    """
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        existed = path.exists()
+        path.open("ab").close()
+        if not existed:
+            path.unlink()
+    except OSError as error:
+        fail(
+            prog,
+            argument,
+            "be a file that can be written",
+            f"{path} ({error.strerror})",
+            "Pass another path.",
+        )
+    return path
+
+
+def check_writable_folder(prog: str, argument: str, path: str | Path) -> Path:
+    """Return ``path`` once it is a folder, made if need be, in which files can be written.
+
+    Raises:
+        ValueError: It is not.
+    """
+    path = Path(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+    except OSError as error:
+        fail(
+            prog,
+            argument,
+            "be a folder that can be written",
+            f"{path} ({error.strerror})",
+            "Pass another path.",
+        )
+    return path

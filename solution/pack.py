@@ -1,0 +1,180 @@
+"""Pack the submission: ``python -m solution.pack`` writes a ZIP for Agentics and a file for Frontier-CS.
+
+Both hold the modules of protonet that its solver imports and no others. The bytes depend on the sources
+alone: fixed times and permissions, sorted entries, nothing compressed (another zlib would do it otherwise).
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import stat
+import sys
+import zipfile
+from collections.abc import Iterator, Sequence
+from importlib.util import resolve_name
+from pathlib import Path, PurePosixPath
+
+from protonet._checks import fail
+from protonet._command import Parser, check_writable_folder, run_command
+
+ROOT = Path(__file__).resolve().parent.parent
+ENTRY_POINTS = ("protonet", "protonet.solver")
+ALLOWED = sys.stdlib_module_names | {"protonet", "torch", "numpy"}
+MANIFEST = "agentics.solution.json"
+COMMANDS = ("setup", "build", "run")
+ZIP_NAME, SINGLE_NAME = "protonet-agentics.zip", "solution.py"
+
+# The contest's limits on an archive.
+MAX_BYTES, MAX_ENTRIES, MAX_UNPACKED, MAX_NOTE = 20 << 20, 256, 50 << 20, 1024
+
+
+def library_files(root: Path = ROOT) -> dict[str, str]:
+    """Collect the library's files that the solver needs, by following the imports.
+
+    Args:
+        root: The folder that holds ``protonet``.
+
+    Returns:
+        POSIX path below ``root`` to source text, sorted by path.
+
+    Raises:
+        ValueError: One of them imports what the contest does not have.
+    """
+    files: dict[str, str] = {}
+    waiting = list(ENTRY_POINTS)
+    while waiting:
+        module = waiting.pop()
+        path = PurePosixPath(module.replace(".", "/"))
+        options = (path / "__init__.py", path.with_suffix(".py"))
+        found = next((option for option in options if (root / option).is_file()), None)
+        if found is None or str(found) in files:  # None: a name inside a module, not a module
+            continue
+        files[str(found)] = source = (root / found).read_text(encoding="utf-8")
+        package = module if found.stem == "__init__" else module.rpartition(".")[0]
+        for name in _imports(ast.parse(source), package):
+            top = name.partition(".")[0]
+            if top not in ALLOWED:
+                remedy = "Move it out of the solver's way."
+                fail("pack", str(found), "import torch, numpy and the standard library alone", top, remedy)
+            if top == "protonet":
+                parts = name.split(".")
+                waiting += [".".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
+    return dict(sorted(files.items()))
+
+
+def _imports(tree: ast.Module, package: str) -> Iterator[str]:
+    """Yield the absolute dotted name of everything that a module of ``package`` imports, at any depth."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = resolve_name("." * node.level + (node.module or ""), package)
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def pack_zip() -> bytes:
+    """Return the Agentics ZIP: manifest, scripts, ``solution.py`` and the library, checked."""
+    here = ROOT / "solution"
+    manifest = (here / MANIFEST).read_text(encoding="utf-8")
+    names = [MANIFEST, "solution.py", *json.loads(manifest)["commands"].values()]
+    files = library_files() | {name: (here / name).read_text(encoding="utf-8") for name in names}
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name, text in sorted(files.items()):
+            entry = zipfile.ZipInfo(name)  # its time is 1980 unless told
+            entry.create_system = 3  # Unix, wherever it is packed
+            entry.external_attr = (stat.S_IFREG | (0o755 if name.endswith(".sh") else 0o644)) << 16
+            archive.writestr(entry, text)
+    check_archive(buffer.getvalue())
+    return buffer.getvalue()
+
+
+def pack_single() -> bytes:
+    """Return the single file: `solution.single_file` with the library's sources filled in."""
+    template = (ROOT / "solution" / "single_file.py").read_text(encoding="utf-8")
+    entries = [f'    "{path}": {_literal(source)},\n' for path, source in library_files().items()]
+    empty = "FILES: dict[str, str] = {}\n"
+    assert template.count(empty) == 1
+    return template.replace(empty, empty.replace("{}", "{\n" + "".join(entries) + "}")).encode()
+
+
+def _literal(text: str) -> str:
+    """Return a Python literal of ``text``, readable where that is possible."""
+    readable = f"r'''{text}'''"
+    plain = "'''" not in text and not text.endswith(("'", "\\"))
+    return readable if plain else repr(text)
+
+
+def check_archive(data: bytes) -> None:
+    """Check an archive against the contest's limits.
+
+    Args:
+        data: The ZIP's bytes.
+
+    Raises:
+        ValueError: No ZIP, too large, too many entries, an unsafe path, a symbolic link, or a manifest that
+            is missing or not as the contest wants it.
+    """
+    _need(len(data) <= MAX_BYTES, f"have at most {MAX_BYTES} bytes", len(data))
+    _need(zipfile.is_zipfile(io.BytesIO(data)), "be a ZIP", "something else")
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        entries = archive.infolist()
+        names = [entry.filename for entry in entries]
+        _need(len(names) <= MAX_ENTRIES, f"have at most {MAX_ENTRIES} entries", len(names))
+        _need(len(set(names)) == len(names), "have each path once", "a path twice")
+        unpacked = sum(entry.file_size for entry in entries)
+        _need(unpacked <= MAX_UNPACKED, f"unpack to at most {MAX_UNPACKED} bytes", unpacked)
+        for entry in entries:
+            path = entry.orig_filename
+            safe = not set("\\:\0") & set(path) and not {"", ".", ".."} & set(path.removesuffix("/").split("/"))
+            _need(safe, "have safe relative paths", repr(path))
+            _need(not stat.S_ISLNK(entry.external_attr >> 16), "have no symbolic links", repr(path))
+        _need({MANIFEST, "solution.py"} <= set(names), f"hold {MANIFEST} and solution.py", names[:9])
+        _check_manifest(archive.read(MANIFEST), names)
+
+
+def _check_manifest(data: bytes, names: Sequence[str]) -> None:
+    """Check the manifest's keys and values; ``names`` are the archive's paths."""
+    try:
+        manifest = json.loads(data)
+    except ValueError as error:
+        _need(False, "be JSON", error, MANIFEST)
+    keys = ["commands", "note", "protocol", "protocol_version"]
+    _need(isinstance(manifest, dict) and sorted(manifest) == keys, f"have the keys {keys}", manifest, MANIFEST)
+    protocol = manifest["protocol"], manifest["protocol_version"]
+    _need(protocol == ("zip_project", 1), "have protocol zip_project, version 1", protocol, MANIFEST)
+    size = len(str(manifest["note"]).encode())
+    _need(size <= MAX_NOTE, f"have a note of at most {MAX_NOTE} bytes", size, MANIFEST)
+    commands = manifest["commands"]
+    right = isinstance(commands, dict) and sorted(commands) == sorted(COMMANDS)
+    _need(right, f"have the commands {', '.join(COMMANDS)}", commands, MANIFEST)
+    missing = [path for path in commands.values() if path not in names]
+    _need(not missing, "name scripts of the archive", missing, MANIFEST)
+
+
+def _need(true: bool, constraint: str, got: object, argument: str = "archive") -> None:
+    """Raise a ValueError in the one message form unless ``true``."""
+    if not true:
+        fail("check_archive", argument, constraint, got, "Mend solution/ and pack again.")
+
+
+def _pack(arguments: Sequence[str] | None) -> None:
+    """Write both artifacts and print one line for each."""
+    parser = Parser("solution.pack", "Write the contest's ZIP and the single-file submission.")
+    parser.add_argument("-o", "--output", default="dist", metavar="DIR", help="folder (default: dist)")
+    folder = check_writable_folder(parser.prog, "--output", parser.parse_args(arguments).output)
+    for name, pack in ((ZIP_NAME, pack_zip), (SINGLE_NAME, pack_single)):
+        data = pack()
+        (folder / name).write_bytes(data)
+        print(f"{folder / name}: {len(data):,} bytes")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code."""
+    return run_command("solution.pack", _pack, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,6 @@
+#!/bin/sh
+# Nothing to compile: check that the archive arrived whole.
+set -eu
+cd "$(dirname "$0")/.."
+test -f solution.py
+test -f protonet/solver.py

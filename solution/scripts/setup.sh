@@ -1,0 +1,3 @@
+#!/bin/sh
+# Nothing to install: the submission needs torch and numpy alone, and the contest has them.
+set -eu

@@ -1,0 +1,70 @@
+"""The submission in a single file, made by ``python -m solution.pack`` from the sources of protonet (MIT).
+
+``FILES`` holds the library protonet, file by file as it is in the repository; what follows it imports the
+library from there. The class ``Solution`` at the end is what the contest calls.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import ExecutionLoader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_loader
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+FILES: dict[str, str] = {}
+
+
+class _Library(MetaPathFinder, ExecutionLoader):
+    """Finds and loads the modules in ``FILES``."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return spec_from_loader(fullname, self) if self._find(fullname) in FILES else None
+
+    def is_package(self, fullname: str) -> bool:
+        return self._find(fullname).endswith("__init__.py")
+
+    def get_source(self, fullname: str) -> str:
+        return FILES[self._find(fullname)]
+
+    def get_filename(self, fullname: str) -> str:
+        return f"{__file__}/{self._find(fullname)}"
+
+    @staticmethod
+    def _find(fullname: str) -> str:
+        """Return the module's key in ``FILES``, whether there or not."""
+        path = fullname.replace(".", "/")
+        package = f"{path}/__init__.py"
+        return package if package in FILES else f"{path}.py"
+
+
+def _load_library() -> ModuleType:
+    """Return protonet out of ``FILES``; ``sys.path`` and ``sys.meta_path`` end as they were."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "protonet"]:
+        del sys.modules[name]
+    library = _Library()
+    sys.meta_path.insert(0, library)
+    try:
+        for path in FILES:
+            __import__(path.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
+    finally:
+        sys.meta_path.remove(library)
+    return sys.modules["protonet"]
+
+
+_library = _load_library()
+
+
+class Solution:
+    """What the contest calls."""
+
+    def solve(self, train_loader: Any, val_loader: Any, metadata: dict[str, Any] | None = None) -> nn.Module:
+        """Return a trained `protonet.PrototypeNetwork`; see `protonet.solve`."""
+        network: nn.Module = _library.solve(train_loader, val_loader, metadata)
+        return network

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protonet import _checks
+
+
+@given(value=st.integers(0, 10**9))
+def test_whole_numbers_pass_as_int_float_and_tensor(value: int) -> None:
+    for form in (value, float(value), torch.tensor(value)):
+        assert _checks.check_int("f", "a", form, low=0) == value
+
+
+@pytest.mark.parametrize("value", [True, "3", None, [1]])
+def test_what_is_no_number_is_a_type_error(value: object) -> None:
+    with pytest.raises(TypeError, match=r"^f: `a` must be a whole number >= 0; got .*\. Pass an int such as 0\.$"):
+        _checks.check_int("f", "a", value, low=0)
+    with pytest.raises(TypeError, match=r"^f: `a` must be a finite number >= 0; got .*\. Pass a finite float\.$"):
+        _checks.check_number("f", "a", value, low=0)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, 1.5])
+def test_what_is_not_whole_or_below_is_a_value_error(value: float) -> None:
+    with pytest.raises(ValueError, match="`a` must be a whole number"):
+        _checks.check_int("f", "a", value, low=0)
+
+
+def test_bounds() -> None:
+    with pytest.raises(ValueError, match=r"whole number in \[1, 3\]; got 4"):
+        _checks.check_int("f", "a", 4, low=1, high=3)
+    with pytest.raises(ValueError, match="finite number > 0; got 0"):
+        _checks.check_number("f", "a", 0, low=0, strict=True)
+    assert _checks.check_number("f", "a", 0, low=0) == 0.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int32, torch.uint8, torch.float64])
+def test_features_of_any_real_type_are_flattened(dtype: torch.dtype) -> None:
+    rows = _checks.check_features("f", "x", torch.ones(2, 3, 4, dtype=dtype), dim=12)
+    assert rows.shape == (2, 12)
+    assert rows.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        ([[1.0]], TypeError, r"be a tensor of shape \(n, dim\); got list"),
+        (torch.ones(2, 2, dtype=torch.complex64), TypeError, "be real"),
+        (torch.ones(3), ValueError, r"have shape \(n, dim\); got shape \(3,\)"),
+        (torch.ones(2, 5), ValueError, "have 4 features a row; got 5"),
+        (torch.tensor([[0.0, 1, 2, torch.nan], [0, 0, 0, 0]]), ValueError, "NaN or infinity in 1 of 2 rows"),
+    ],
+)
+def test_features_errors(value: object, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        _checks.check_features("f", "x", value, dim=4)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        ([0, 1], TypeError, "be a tensor of integer labels; got list"),
+        (torch.tensor([0.0, 1.0]), TypeError, "be a tensor of integer labels; got torch.float32"),
+        (torch.tensor([0, 1, 2]), ValueError, r"have one label a row \(2\); got 3"),
+        (torch.tensor([0, 4]), ValueError, r"be in \[0, 3\); got 4 \(1 such labels\)"),
+        (torch.tensor([-1, -1]), ValueError, r"be in \[0, 3\); got -1 \(2 such labels\)"),
+    ],
+)
+def test_labels_errors(value: object, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        _checks.check_labels("f", "y", value, n=2, num_classes=3)

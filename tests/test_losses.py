@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from scipy.special import log_softmax
+
+from protonet.losses import cosine_cross_entropy, episodic_loss
+from tests.strategies import seeds
+
+
+def random_episode(seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return F.normalize(torch.randn(2, 4, 5, 6, generator=generator, dtype=torch.float64), dim=-1)
+
+
+def test_episodic_loss_is_the_slow_loops() -> None:
+    episodes = random_episode(0)
+    total = []
+    for episode in episodes.numpy():
+        prototypes = [rows[:2].mean(axis=0) for rows in episode]
+        prototypes = [p / math.sqrt(p @ p) for p in prototypes]
+        for label, rows in enumerate(episode):
+            total += [-log_softmax([query @ p / 0.3 for p in prototypes])[label] for query in rows[2:]]
+    loss = episodic_loss(episodes, n_shot=2, temperature=0.3)
+    torch.testing.assert_close(loss, torch.tensor(sum(total) / len(total), dtype=torch.float64))
+
+
+def test_cross_entropy_is_the_slow_loops() -> None:
+    rows = random_episode(1)[0].flatten(0, 1)
+    proxies = torch.randn(7, 6, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    targets = torch.arange(len(rows)) % 7
+    unit = proxies.numpy() / (proxies.numpy() ** 2).sum(axis=1, keepdims=True) ** 0.5
+    slow = [-log_softmax(unit @ row / 0.2)[t] for row, t in zip(rows.numpy(), targets.tolist(), strict=True)]
+    loss = cosine_cross_entropy(rows, targets, proxies, temperature=0.2)
+    torch.testing.assert_close(loss, torch.tensor(sum(slow) / len(slow), dtype=torch.float64))
+
+
+@given(seed=seeds)
+def test_the_order_of_classes_does_not_matter(seed: int) -> None:
+    episodes = random_episode(seed)
+    order = torch.randperm(4, generator=torch.Generator().manual_seed(seed))
+    here, there = (episodic_loss(e, n_shot=1, temperature=0.1) for e in (episodes, episodes[:, order]))
+    torch.testing.assert_close(here, there)
+
+
+@given(seed=seeds)
+def test_the_scale_of_proxies_does_not_matter(seed: int) -> None:
+    rows = random_episode(seed)[0, 0]
+    proxies, targets = random_episode(seed + 1)[0, :, 0], torch.tensor([0, 1, 2, 3, 0])
+    here, there = (cosine_cross_entropy(rows, targets, p, temperature=0.1) for p in (proxies, 7 * proxies))
+    torch.testing.assert_close(here, there)
+
+
+def test_equal_embeddings_cost_the_entropy_of_a_guess() -> None:
+    loss = episodic_loss(torch.ones(3, 8, 4, 1), n_shot=1, temperature=0.1)
+    torch.testing.assert_close(loss, torch.tensor(math.log(8)))

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from protonet import PrototypeNetwork
+from protonet.prototypes import class_means
+from tests.strategies import blobs, seeds
+from tests.test_encoder import make_encoder
+
+
+def make_network(seed: int = 0, *, num_classes: int = 5) -> PrototypeNetwork:
+    encoder = make_encoder([0.3, 0.0, 0.3, 0.2, 0.2], seed=seed)
+    network = PrototypeNetwork(encoder, embedding_dim=encoder.embedding_dim, num_classes=num_classes)
+    network.set_prototypes(*blobs(seed))
+    return network.eval()
+
+
+def test_logits_are_cosines_to_class_means_over_temperature() -> None:
+    x, y = blobs(1)
+    network = PrototypeNetwork(nn.Identity(), embedding_dim=8, num_classes=5, temperature=0.25)
+    network.set_prototypes(x, y)
+    means, _ = class_means(F.normalize(x, dim=1), y, 5)
+    expected = F.cosine_similarity(x[:, None], means[None], dim=2) / 0.25
+    torch.testing.assert_close(network(x), expected)
+
+
+@given(
+    change=st.sampled_from(["none", "set_prototypes", "state_dict", "deepcopy", "float64", "add_class"]),
+    requires_grad=st.booleans(),
+)
+def test_buffers_are_never_parameters(change: str, requires_grad: bool) -> None:
+    network = make_network()
+    encoder_size = sum(p.numel() for p in network.encoder.parameters())
+    features = blobs(2)[0].requires_grad_(requires_grad)
+    if change == "set_prototypes":
+        network.set_prototypes(features, blobs(2)[1])
+    elif change == "state_dict":
+        network.load_state_dict(make_network(3).state_dict())
+    elif change == "deepcopy":
+        network = copy.deepcopy(network)
+    elif change == "float64":
+        network = network.to(torch.float64)
+        assert network.prototypes.dtype == network(blobs(2)[0]).dtype == torch.float64
+    elif change == "add_class":
+        network.add_class(features)
+    assert network.count_parameters() == sum(p.numel() for p in network.parameters()) == encoder_size
+    assert {"prototypes", "temperature", "seen"} <= {name for name, _ in network.named_buffers()}
+    assert not any(buffer.requires_grad for buffer in network.buffers())
+    assert network.count_buffer_elements() == sum(b.numel() for b in network.buffers()) > 0
+
+
+@given(seed=seeds, keep=st.integers(1, 29))
+def test_a_row_depends_on_itself_alone(seed: int, keep: int) -> None:
+    network = make_network()
+    x = blobs(seed)[0]
+    with torch.no_grad():
+        whole = network(x)
+        assert torch.equal(whole, network(x))
+        torch.testing.assert_close(network(x[:keep]), whole[:keep])
+        torch.testing.assert_close(network(x.flip(0)).flip(0), whole)
+
+
+def test_state_dict_round_trip_through_a_file_takes_the_number_of_classes_along() -> None:
+    network = make_network()
+    network.add_class(torch.randn(2, 8, generator=torch.Generator().manual_seed(0)))
+    file = io.BytesIO()
+    torch.save(network.state_dict(), file)
+    file.seek(0)
+    other = make_network(4)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    x = blobs(6)[0]
+    assert torch.equal(other(x), network(x))
+    assert other(x).shape == (30, 6)
+
+
+def test_a_foreign_state_dict_still_fails() -> None:
+    state = make_network().state_dict()
+    state["prototypes"] = torch.zeros(5, 3)
+    with pytest.raises(RuntimeError, match="size mismatch for prototypes"):
+        make_network().load_state_dict(state)
+
+
+def test_classes_that_were_not_seen_never_win() -> None:
+    network = make_network(num_classes=9)
+    x = torch.randn(500, 8, generator=torch.Generator().manual_seed(0))
+    logits = network(torch.cat([x, torch.zeros(1, 8)])).detach()
+    assert bool(torch.isfinite(logits).all())
+    assert int(logits.argmax(dim=1).max()) < 5
+    assert float(logits.softmax(dim=1)[:, 5:].abs().max()) == 0.0
+
+
+def test_add_class_extends_without_touching_the_others() -> None:
+    network = make_network()
+    before, new = network.prototypes.clone(), torch.full((3, 8), 4.0)
+    assert network.add_class(new) == 5
+    assert torch.equal(network.prototypes[:5], before)
+    assert network(new).argmax(dim=1).tolist() == [5, 5, 5]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64])
+def test_any_real_input_of_any_shape(dtype: torch.dtype) -> None:
+    network = make_network()
+    x = (blobs(7)[0] * 4).round()
+    torch.testing.assert_close(network(x.to(dtype).reshape(-1, 2, 2, 2)), network(x))
+
+
+@given(seed=seeds, permutation=st.permutations(range(5)))
+def test_relabelling_permutes_the_logits(seed: int, permutation: list[int]) -> None:
+    network, order = make_network(), torch.tensor(permutation)
+    x, y = blobs(seed)
+    network.set_prototypes(x, y)
+    logits = network(x)
+    network.set_prototypes(x, order[y])
+    torch.testing.assert_close(network(x)[:, order], logits)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        (
+            {"embedding_dim": 0},
+            ValueError,
+            "PrototypeNetwork: `embedding_dim` must be a whole number >= 1; got 0",
+        ),
+        ({"num_classes": 0}, ValueError, "`num_classes` must be a whole number >= 1; got 0"),
+        ({"temperature": 0.0}, ValueError, "`temperature` must be a finite number > 0; got 0.0"),
+        ({"temperature": "hot"}, TypeError, "`temperature` must be a finite number > 0; got 'hot'"),
+    ],
+)
+def test_constructor_errors(settings: dict[str, float], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        PrototypeNetwork(nn.Identity(), **{"embedding_dim": 8, "num_classes": 5, **settings})  # type: ignore[arg-type]
+
+
+def test_prototype_errors_leave_the_network_as_it_was() -> None:
+    network = make_network()
+    before = network.prototypes.clone()
+    x, y = blobs(0)
+    with pytest.raises(ValueError, match=r"set_prototypes: `labels` must be in \[0, 5\); got 9 \(30 such"):
+        network.set_prototypes(x, y * 0 + 9)
+    with pytest.raises(ValueError, match="set_prototypes: `features` must have at least one row; got none"):
+        network.set_prototypes(x[:0], y[:0])
+    with pytest.raises(ValueError, match="add_class: `features` must have at least one row; got none"):
+        network.add_class(x[:0])
+    with pytest.raises(ValueError, match="add_class: `features` must be finite; got NaN or infinity in 30 of 30"):
+        network.add_class(x * torch.nan)
+    assert torch.equal(network.prototypes, before)

@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from protonet import PrototypeNetwork, solve
+from protonet.prototypes import class_means
+from tests.strategies import blobs, seeds
+
+Loader = Iterable[Any]
+
+
+def loader(x: Tensor, y: Tensor, *, batch_size: int = 7, shuffle: bool = False, workers: int = 0) -> Loader:
+    return DataLoader(TensorDataset(x, y), batch_size=batch_size, shuffle=shuffle, num_workers=workers)
+
+
+#: A limit that affords one hidden unit for eight features and five classes: what is tested here is not accuracy.
+SMALL = {"param_limit": 30}
+
+
+def same_weights(first: nn.Module, second: nn.Module) -> bool:
+    a, b = first.state_dict(), second.state_dict()
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+@settings(max_examples=10)
+@given(seed=seeds, batch_size=st.integers(1, 40), cut=st.integers(1, 29))
+def test_order_batches_split_and_global_seed_leave_no_trace(seed: int, batch_size: int, cut: int) -> None:
+    x, y = blobs(0)
+    reference = solve([(x, y)], None, SMALL)
+    torch.manual_seed(seed)
+    order = torch.randperm(len(x))
+    x, y = x[order], y[order]
+    batches = loader(x[:cut], y[:cut], batch_size=batch_size, shuffle=True)
+    assert same_weights(solve(batches, loader(x[cut:], y[cut:]), SMALL), reference)
+
+
+def test_global_state_is_left_as_it_was() -> None:
+    x, y = blobs(0)
+    torch.manual_seed(5)
+    before = (
+        torch.get_rng_state(),
+        np.random.get_state(legacy=False),  # noqa: NPY002 - the global state is what is tested
+        random.getstate(),
+        torch.get_num_threads(),
+    )
+    with torch.no_grad():
+        network = solve(loader(x, y, shuffle=True), loader(x, y, shuffle=True), SMALL)
+        assert not torch.is_grad_enabled()
+    assert torch.is_grad_enabled()
+    assert torch.equal(torch.get_rng_state(), before[0])
+    np.testing.assert_equal(np.random.get_state(legacy=False), before[1])  # noqa: NPY002
+    assert random.getstate() == before[2]
+    assert torch.get_num_threads() == before[3]
+    with torch.inference_mode():
+        assert same_weights(solve([(x, y)], [(x, y)], SMALL), network)
+
+
+@settings(max_examples=25)
+@given(
+    seed=seeds,
+    limit=st.integers(0, 5000),
+    dim=st.integers(1, 20),
+    classes=st.integers(2, 6),
+    rows=st.integers(1, 4),
+)
+def test_the_limit_is_never_passed_and_all_parameters_are_the_encoders(
+    seed: int, limit: int, dim: int, classes: int, rows: int
+) -> None:
+    x, y = blobs(seed, dim=dim, classes=classes, rows=rows)
+    network = solve([(x, y)], None, {"param_limit": float(limit), "num_classes": classes, "input_dim": dim})
+    count = sum(p.numel() for p in network.parameters() if p.requires_grad)
+    assert count == network.count_parameters() <= limit
+    assert count == sum(p.numel() for p in network.encoder.parameters())
+    assert not network.training
+    assert network(x).shape == (len(x), classes)
+
+
+def test_without_parameters_it_is_raw_cosine() -> None:
+    x, y = blobs(3)
+    network = solve([(x, y)], None, {"param_limit": 0})
+    assert network.count_parameters() == 0
+    means, _ = class_means(F.normalize(x, dim=1), y, 5)
+    cosines = F.cosine_similarity(x[:, None], means[None], dim=2)
+    torch.testing.assert_close(network(x) * network.temperature, cosines)
+
+
+def test_the_mlp_is_always_there_and_always_trained() -> None:
+    for rows in (1, 2, 6):
+        network = solve([blobs(4, rows=rows)], None, SMALL)
+        assert network.count_parameters() > 0
+        last = dict(network.encoder.named_parameters())["learned.last"]
+        assert bool((last != 0).any())
+
+
+def test_no_time_still_gives_a_model() -> None:
+    x, y = blobs(5)
+    network = solve([(x, y)], time_limit=0)
+    assert float((network(x).argmax(dim=1) == y).double().mean()) > 0.8
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int32])
+def test_any_real_type_and_shape(dtype: torch.dtype) -> None:
+    x, y = blobs(6)
+    x = (4 * x).round()
+    shaped = x.to(dtype).reshape(-1, 2, 1, 4)
+    network = solve([(shaped, y[:, None].to(torch.int32))], None, {"input_dim": 8, "num_classes": 5, **SMALL})
+    assert same_weights(network, solve([(x, y)], None, SMALL))
+    torch.testing.assert_close(network(shaped), network(x))
+
+
+@pytest.mark.parametrize("scale", [2.0**-40, 2.0**40])  # about 1e-12 and 1e12, without rounding the features
+def test_the_unit_of_the_features_does_not_matter(scale: float) -> None:
+    x, y = blobs(7)
+    logits = solve([(x, y)], None, SMALL)(x)
+    torch.testing.assert_close(solve([(x * scale, y)], None, SMALL)(x * scale), logits)
+
+
+def test_odd_data_pass_without_fuss() -> None:
+    x, y = blobs(8)
+    few = torch.tensor([0, 1, 2, 3, 4])
+    first = torch.stack([(y == c).nonzero()[0, 0] for c in few])
+    cases: list[tuple[Loader, Loader | None, int]] = [
+        ([(x[y < 3], y[y < 3])], [(x[y >= 3], y[y >= 3])], 5),  # classes that occur only in val
+        ([(x[y < 3], y[y < 3])], None, 5),  # classes that never occur
+        ([(x[first], few)], None, 5),  # one sample a class
+        ([(torch.cat([x, x[y == 0].repeat(9, 1)]), torch.cat([y, y[y == 0].repeat(9)]))], None, 5),  # unequal
+        ([(torch.cat([x, torch.ones(30, 2), x], dim=1), y)], [], 5),  # constant and duplicated features
+        ([(torch.zeros(30, 8), y)], None, 5),  # nothing at all
+        (loader(x, y, workers=1), None, 5),
+        (((x[i : i + 1], y[i : i + 1]) for i in range(30)), None, 5),  # a generator, read once
+        ([(x.numpy(), y.numpy())], None, 5),
+    ]
+    for train, val, classes in cases:
+        network = solve(train, val, {"num_classes": classes, **SMALL})
+        width = network.encoder.views[0].shift.shape[0]  # type: ignore[union-attr, index]
+        logits = network(torch.randn(4, width, generator=torch.Generator().manual_seed(0)))
+        assert bool(torch.isfinite(logits).all())
+
+
+def test_a_class_that_never_occurs_is_never_predicted() -> None:
+    x, y = blobs(9)
+    network = solve([(x[y != 2], y[y != 2])], None, {"num_classes": 7, **SMALL})
+    predicted = network(torch.randn(300, 8, generator=torch.Generator().manual_seed(0))).argmax(dim=1)
+    assert set(predicted.tolist()) <= {0, 1, 3, 4}
+
+
+X, Y = blobs(0)
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "metadata", "error", "message"),
+    [
+        (None, None, None, TypeError, "solve: `train_loader` must be a loader; got None"),
+        (5, None, None, TypeError, "solve: `train_loader` must be iterable; got int"),
+        ([], None, None, ValueError, "solve: `train_loader` must have at least one sample; got none"),
+        ([(X[:0], Y[:0])], None, None, ValueError, "`train_loader` must have at least one sample"),
+        ([X], None, None, TypeError, r"must give \(inputs, labels\) batches; got Tensor in batch 0"),
+        ([(X, Y, Y)], None, None, TypeError, "batches; got tuple in batch 0 of 3 items"),
+        ([(X, Y), (X, "a")], None, None, TypeError, r"batches; got \(Tensor, str\) in batch 1"),
+        ([(X, Y[:3])], None, None, ValueError, r"got shapes \(30, 8\) and \(3,\) in batch 0"),
+        ([(X, Y.float())], None, None, TypeError, "`train_loader labels` must be a tensor of integer labels"),
+        ([(X, Y)], [(X, Y - 1)], None, ValueError, r"`val_loader labels` must be >= 0; got -1 \(6 such"),
+        ([(X, Y)], None, {"num_classes": 4}, ValueError, r"`train_loader labels` must be in \[0, 4\); got 4"),
+        (
+            [(X * math.nan, Y)],
+            None,
+            None,
+            ValueError,
+            "`train_loader` must be finite; got NaN or inf.* in 30 of 30",
+        ),
+        (
+            [(X, Y)],
+            [(X / 0, Y)],
+            None,
+            ValueError,
+            "`val_loader` must be finite; got NaN or infinity in 30 of 30",
+        ),
+        ([(X, Y)], None, {"input_dim": 9}, ValueError, "must have 9 features a sample; got 8 in batch 0"),
+        (
+            [(X, Y)],
+            [(X[:, :5], Y)],
+            None,
+            ValueError,
+            "`val_loader` must have 8 features a sample; got 5 in batch 0",
+        ),
+        (
+            [(X, Y)],
+            None,
+            {"num_classes": 1},
+            ValueError,
+            r"`metadata\['num_classes'\]` must be a whole number >= 2",
+        ),
+        (
+            [(X, Y)],
+            None,
+            {"param_limit": -1},
+            ValueError,
+            r"`metadata\['param_limit'\]` must be a finite number >= 0",
+        ),
+        (
+            [(X, Y)],
+            None,
+            {"param_limit": math.nan},
+            ValueError,
+            r"`metadata\['param_limit'\]` must be a finite",
+        ),
+        ([(X, Y)], None, [1], TypeError, "`metadata` must be a mapping or None; got list"),
+    ],
+)
+def test_bad_input_gets_its_message(train: Any, val: Any, metadata: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        solve(train, val, metadata)
+
+
+def test_a_time_limit_below_zero_is_an_error() -> None:
+    with pytest.raises(ValueError, match="solve: `time_limit` must be a finite number >= 0; got -1"):
+        solve([(X, Y)], time_limit=-1)
+
+
+def test_the_result_is_the_projects_network() -> None:
+    assert isinstance(solve([(X, Y)], None, SMALL), PrototypeNetwork)

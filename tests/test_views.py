@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.preprocessing import StandardScaler
+
+from protonet.datasets.synthetic import sample_family
+from protonet.prototypes import class_means
+from protonet.views import KINDS, LinearView, available_kinds, fit_view, shrink_covariance
+from tests.strategies import blobs, seeds
+
+
+def cosine_accuracy(
+    view: LinearView, x: torch.Tensor, y: torch.Tensor, test: tuple[torch.Tensor, torch.Tensor]
+) -> float:
+    prototypes = F.normalize(class_means(F.normalize(view(x), dim=1), y, 128)[0], dim=1)
+    return float(((F.normalize(view(test[0]), dim=1) @ prototypes.T).argmax(dim=1) == test[1]).double().mean())
+
+
+def test_raw_is_the_features_up_to_scale() -> None:
+    x, y = blobs(0)
+    z = fit_view("raw", x, y, 5)(x)
+    torch.testing.assert_close(z * x.square().mean().sqrt(), x)
+
+
+def test_standardised_is_scikit_learns_up_to_scale() -> None:
+    x, y = blobs(1)
+    x[:, 3] = 7.0  # a constant feature is dropped, not divided by zero
+    z = fit_view("standardised", x, y, 5)(x)
+    expected = torch.from_numpy(StandardScaler().fit_transform(x.double().numpy())).float()
+    torch.testing.assert_close(z / z.std(), expected / expected.std(), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [2, 3, 6, 40])
+def test_shrunken_covariance_is_nearer_to_the_truth_than_the_sample(rows: int) -> None:
+    """In the loss that the estimator is made for, of inverses; with dim 20 the ratio passes through 1."""
+    generator = torch.Generator().manual_seed(rows)
+    truth = torch.logspace(0, 2, 20, dtype=torch.float64)
+    residuals = torch.randn(5 * rows, 20, generator=generator, dtype=torch.float64) * truth.sqrt()
+    basis, variances, rest = shrink_covariance(residuals, len(residuals))
+    outside = torch.eye(20, dtype=torch.float64) - basis @ basis.T
+    estimate = basis * variances @ basis.T + rest * outside
+    assert bool((torch.linalg.eigvalsh(estimate) > 0).all())
+    torch.testing.assert_close(estimate.trace(), residuals.square().sum() / len(residuals))
+    sample = residuals.T @ residuals / len(residuals)
+    ridge = sample + 1e-3 * torch.eye(20, dtype=torch.float64)
+
+    def distance(matrix: torch.Tensor) -> float:
+        return float((torch.linalg.inv(matrix) - torch.diag(1 / truth)).square().sum())
+
+    assert distance(estimate) < distance(ridge)
+
+
+def test_with_many_rows_shrinkage_vanishes() -> None:
+    generator = torch.Generator().manual_seed(0)
+    residuals = torch.randn(50_000, 10, generator=generator, dtype=torch.float64) * torch.arange(1, 11)
+    _, variances, _ = shrink_covariance(residuals, len(residuals))
+    expected = torch.linalg.eigvalsh(residuals.T @ residuals / len(residuals))
+    torch.testing.assert_close(variances, expected, rtol=0.02, atol=0)
+
+
+def test_wide_and_square_paths_agree() -> None:
+    """The Gram path (rows < dim) and the covariance path see the same spectrum when a zero row tells them apart."""
+    generator = torch.Generator().manual_seed(1)
+    residuals = torch.randn(19, 20, generator=generator, dtype=torch.float64)
+    padded = torch.cat([residuals, torch.zeros(1, 20, dtype=torch.float64)])
+    wide, square = shrink_covariance(residuals, 19), shrink_covariance(padded, 19)
+    torch.testing.assert_close(wide.variances, square.variances)
+    torch.testing.assert_close(wide.basis.abs(), square.basis.abs(), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("family", "least"), [("correlated", 0.95), ("nuisance", 0.95)])
+def test_whitening_finds_the_classes_that_noise_hides(family: str, least: float) -> None:
+    split = sample_family(family, seed=11)
+    x, y = torch.cat([split.train_x, split.val_x]), torch.cat([split.train_y, split.val_y])
+    test = split.test_x, split.test_y
+    assert cosine_accuracy(fit_view("raw", x, y, 128), x, y, test) < 0.1
+    assert cosine_accuracy(fit_view("whitened", x, y, 128), x, y, test) > least
+
+
+@given(seed=seeds, kind=st.sampled_from(KINDS))
+def test_a_rotation_moves_every_view_but_the_standardised_along(seed: int, kind: str) -> None:
+    x, y = blobs(seed)
+    generator = torch.Generator().manual_seed(seed)
+    rotation = torch.linalg.qr(torch.randn(8, 8, generator=generator))[0]
+    z, turned = fit_view(kind, x, y, 5)(x), fit_view(kind, x @ rotation, y, 5)(x @ rotation)
+    if kind != "standardised":
+        torch.testing.assert_close(z @ z.T, turned @ turned.T, atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(turned.square().mean(), torch.tensor(1.0), atol=1e-4, rtol=0)
+
+
+def test_whitening_needs_two_degrees_of_freedom() -> None:
+    assert available_kinds(torch.tensor([0, 1, 2])) == KINDS[:-1]
+    assert available_kinds(torch.tensor([0, 1, 2, 2])) == KINDS[:-1]
+    assert available_kinds(torch.tensor([0, 1, 1, 2, 2])) == KINDS
+
+
+def test_constant_and_duplicated_features_stay_finite() -> None:
+    x = torch.ones(6, 4)
+    x[:, 1] = torch.arange(6) % 3
+    x[:, 2] = x[:, 1]
+    for kind in KINDS:
+        z = fit_view(kind, x, torch.arange(6) % 3, 3)(x)
+        assert bool(torch.isfinite(z).all())
