@@ -9,11 +9,14 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import shutil
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from analysis.contenders import METHODS
 from analysis.contest_draws import Grid, measure
@@ -72,17 +75,19 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     foreign = JUDGE_ONLY if options.draws is not None else DRAWS_ONLY
     for name in foreign:
         if hasattr(options, name):
-            constraint = "come without --draws" if foreign is JUDGE_ONLY else "come with --draws N"
-            fail(PROG, f"--{name.replace('_', '-')}", constraint, "the opposite", "Drop one of the two.")
+            option = f"--{name.replace('_', '-')}"
+            if foreign is JUDGE_ONLY:
+                fail(PROG, option, "come without --draws", f"--draws {options.draws}", "Drop one of them.")
+            fail(PROG, option, "come with --draws", "no --draws", "Add for instance --draws 5.")
     return argparse.Namespace(**{**JUDGE_ONLY, **DRAWS_ONLY, **vars(options)})
 
 
 def _judge(options: argparse.Namespace) -> None:
     """Judge the packed submission on the official data."""
     _check_choice("--config", options.config, CONFIGS)
-    name = "_".join(
-        ["contest"] + ["agentics"] * (options.config == "agentics") + ["single_file"] * bool(options.single_file)
-    )
+    if shutil.which(options.python) is None:
+        fail(PROG, "--python", "be an interpreter", repr(options.python), "Pass its path.")
+    name = "contest" + "_agentics" * (options.config == "agentics") + "_single_file" * options.single_file
     path = check_writable_file(PROG, "--json", options.json or RESULTS / f"{name}.json")
     submission = pack_single() if options.single_file else pack_zip()
     result = judge(submission, sample_official(*CONFIGS[options.config]), python=options.python)
@@ -127,6 +132,7 @@ def _draw(options: argparse.Namespace) -> None:
         for name in ("json", "markdown")
         if getattr(options, name) is not None
     }
+    torch.set_num_threads(1)  # a second one saves a quarter here, and costs thirty-fold on a busy machine
     if options.fresh:
         state.unlink(missing_ok=True)
     rows = summarise(grid, measure(grid, state))

@@ -100,12 +100,12 @@ def measure(grid: Grid, state: Path) -> Results:
         if cell in wanted and entry["size"] == size and entry["code"] == codes[cell.method]:
             results[cell] = entry["result"]
     split, drawn = None, None
-    bar = tqdm(cells, desc="analysis.contest", unit="result", dynamic_ncols=True)
+    missing = [cell for cell in cells if cell not in results]
+    bar = tqdm(missing, initial=len(results), total=len(cells), unit="result", dynamic_ncols=True)
     try:
         with state.open("a", encoding="utf-8") as file, bar:
+            file.write("" if _ends_in_newline(state) else "\n")
             for cell in bar:
-                if cell in results:
-                    continue
                 if split is None or drawn != cell[:4]:
                     split, drawn = sample_draw(grid, cell), cell[:4]
                 bar.set_postfix_str(f"{cell.family} {cell.n_train}+{cell.n_val} {cell.method}")
@@ -152,8 +152,13 @@ def run_method(split: Split, method: str, limit: int | None) -> dict[str, Any]:
     return {"accuracy": accuracy, "parameters": parameters, "seconds": seconds}
 
 
+def _ends_in_newline(state: Path) -> bool:
+    """Return whether the state file can be appended to: its last line may have been cut off."""
+    return not state.exists() or state.read_bytes()[-1:] in {b"", b"\n"}
+
+
 def _read_state(state: Path) -> Iterator[dict[str, Any]]:
-    """Yield the state file's entries, without a last line that was cut off."""
+    """Yield the state file's entries, without lines that were cut off."""
     for line in state.read_text(encoding="utf-8").splitlines() if state.exists() else ():
         try:
             yield json.loads(line)

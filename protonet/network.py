@@ -9,9 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protonet._checks import check_features, check_int, check_labels, check_number, fail
-
-#: Rows embedded at a time when prototypes are computed: bounds the memory, not the data.
-CHUNK = 8192
+from protonet.views import CHUNK
 
 
 class PrototypeNetwork(nn.Module):

@@ -20,13 +20,12 @@ from protonet.encoder import Plan, ResidualMLPs, count_mlp_parameters
 from protonet.folds import Fold, split_folds
 from protonet.stacking import fit_weights, simplest_within_one_error, worse_by_one_error
 from protonet.training import Task, train
-from protonet.views import LinearView, available_kinds, fit_view
+from protonet.views import CHUNK, LinearView, available_kinds, fit_view
 
 #: Step counts at which training is judged; a run that gets worse is not continued.
 STEPS = (10, 30, 100, 300)
 #: Most parameters times steps that one rung may cost, over all folds: about ten seconds at the most.
 WORK = 2e8
-CHUNK = 8192
 
 
 class Candidate(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import check_features, check_int, check_labels, check_number, fail, fail_type
+from protonet._checks import check_int, check_labels, check_number, fail, fail_type
 from protonet.encoder import Encoder, ResidualMLPs, plan_encoder
 from protonet.network import PrototypeNetwork
-from protonet.selection import CHUNK, Choice, select
+from protonet.selection import Choice, select
 from protonet.training import Task, train
-from protonet.views import fit_view
+from protonet.views import CHUNK, fit_view
 
 #: The contest's limit, used where the metadata names none.
 PARAM_LIMIT = 500_000
@@ -65,8 +66,8 @@ def solve(
         features, labels, num_classes = _read(train_loader, val_loader, metadata)
         features, labels = _canonical(features, labels)
         plan = plan_encoder(features.shape[1], num_classes, metadata.get("param_limit", PARAM_LIMIT))
-        scale = float(features.double().square().mean().sqrt()) or 1.0
-        unit = features.div_(scale)  # in place: the loaders' tensors were copied
+        scale = float(torch.linalg.vector_norm(features, dtype=torch.float64)) / math.sqrt(features.numel()) or 1.0
+        unit = features.div_(scale)  # in place: these rows are a copy
         choice = select(unit, labels, num_classes, plan, seed=seed, deadline=started + SELECTION_SHARE * time_limit)
         encoder = _fit_encoder(unit, labels, num_classes, plan.embedding_dim, choice, seed, started + time_limit)
         network = PrototypeNetwork(
@@ -127,58 +128,65 @@ def _read(
     train_loader: Iterable[Any], val_loader: Iterable[Any] | None, metadata: Mapping[str, Any]
 ) -> tuple[Tensor, Tensor, int]:
     """Return features (n, dim) float32 and labels (n,) of both loaders, and the number of classes."""
-    num_classes, dim = metadata.get("num_classes"), metadata.get("input_dim")
-    features, labels = [], []
+    if train_loader is None:
+        fail_type("solve", "train_loader", "be a loader", "None", "Pass a DataLoader or a list of batches.")
+    features: list[Tensor] = []
+    labels: list[Tensor] = []
+    dim = metadata.get("input_dim")
     for name, loader in (("train_loader", train_loader), ("val_loader", val_loader)):
-        remedy = "Pass a DataLoader or a list of (inputs, labels) batches."
-        if name == "train_loader" and loader is None:
-            fail_type("solve", name, "be a loader", "None", remedy)
         if loader is not None and not isinstance(loader, Iterable):
-            fail_type("solve", name, "be iterable", type(loader).__name__, remedy)
-        batches = [_check_batch(name, number, batch) for number, batch in enumerate(loader or ())]
-        batches = [(inputs, targets) for inputs, targets in batches if len(inputs)]
-        if not batches and name == "train_loader":
-            fail("solve", name, "have at least one sample", "none", "Pass labelled samples.")
-        for number, (inputs, _) in enumerate(batches):
-            width = inputs[0].numel()
-            dim = dim or width
-            if width != dim:
+            fail_type("solve", name, "be iterable", type(loader).__name__, "Pass a DataLoader or a list of batches.")
+        rows = bad = 0
+        first = len(labels)
+        for number, batch in enumerate(() if loader is None else loader):
+            inputs, targets = _check_batch(name, number, batch)
+            if not len(inputs):
+                continue
+            dim = dim or inputs.shape[1]
+            if inputs.shape[1] != dim:
                 remedy = "Check metadata['input_dim'] and that every batch has the same features."
-                fail("solve", name, f"have {dim} features a sample", f"{width} in batch {number}", remedy)
-        if batches:
-            x = torch.cat([inputs.flatten(1) for inputs, _ in batches])
-            features.append(check_features("solve", name, x).float())
-            y = torch.cat([targets for _, targets in batches])
-            labels.append(check_labels("solve", f"{name} labels", y, n=len(x), num_classes=num_classes))
-    x, y = torch.cat(features), torch.cat(labels)
-    return x, y, num_classes or max(2, int(y.max()) + 1)
+                fail("solve", name, f"have {dim} features a sample", f"{inputs.shape[1]} in batch {number}", remedy)
+            rows += len(inputs)
+            bad += int((~torch.isfinite(inputs)).any(dim=1).sum())
+            features.append(inputs)
+            labels.append(targets)
+        if name == "train_loader" and not rows:
+            fail("solve", name, "have at least one sample", "none", "Pass labelled samples.")
+        if bad:
+            fail("solve", name, "be finite", f"NaN or infinity in {bad} of {rows} rows", "Drop or impute those rows.")
+        if rows:
+            targets = torch.cat(labels[first:])
+            check_labels("solve", f"{name} labels", targets, n=rows, num_classes=metadata.get("num_classes"))
+    y = torch.cat(labels).to(torch.int64)
+    return torch.cat(features), y, metadata.get("num_classes") or max(2, int(y.max()) + 1)
 
 
 def _check_batch(name: str, number: int, batch: object) -> tuple[Tensor, Tensor]:
-    """Return the inputs and labels of one batch as CPU tensors."""
+    """Return the inputs (b, dim) float32 and labels (b,) of one batch, on the CPU."""
     constraint, remedy = "give (inputs, labels) batches", "Wrap the data in a TensorDataset(inputs, labels)."
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         got = f"{type(batch).__name__} in batch {number}"
         got += f" of {len(batch)} items" if isinstance(batch, (tuple, list)) else ""
         fail_type("solve", name, constraint, got, remedy)
     inputs, labels = (torch.as_tensor(part) if isinstance(part, np.ndarray) else part for part in batch)
-    if not isinstance(inputs, Tensor) or not isinstance(labels, Tensor):
+    if not isinstance(inputs, Tensor) or not isinstance(labels, Tensor) or inputs.is_complex():
         got = f"({type(batch[0]).__name__}, {type(batch[1]).__name__}) in batch {number}"
-        fail_type("solve", name, constraint, got, remedy)
+        fail_type("solve", name, constraint + " of real tensors", got, remedy)
     if inputs.ndim < 2 or labels.numel() != len(inputs):
         got = f"shapes {tuple(inputs.shape)} and {tuple(labels.shape)} in batch {number}"
-        fail("solve", name, constraint + " of shapes (b, dim) and (b,)", got, remedy)
-    return inputs.detach().cpu(), labels.detach().cpu().reshape(-1)
+        fail("solve", name, constraint + " of shapes (b, ...) and (b,)", got, remedy)
+    flat = inputs.detach().reshape(len(inputs), -1) if len(inputs) else inputs.detach()  # (b, dim)
+    return flat.to("cpu", torch.float32), labels.detach().cpu().reshape(-1)
 
 
 def _canonical(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Sort rows by label, then by their bytes: the order that the loaders gave them in leaves no trace."""
-    rows = (features + 0.0).numpy()  # -0.0 becomes 0.0
+    rows = features.add_(0.0).numpy()  # -0.0 becomes 0.0
     keys = rows.view(np.dtype((np.void, rows.shape[1] * rows.itemsize)))[:, 0]
     order = np.argsort(keys, kind="stable")
     order = order[np.argsort(labels.numpy()[order], kind="stable")]
     chosen = torch.from_numpy(order)
-    return torch.from_numpy(rows)[chosen], labels[chosen]
+    return features[chosen], labels[chosen]
 
 
 @contextmanager

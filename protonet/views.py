@@ -17,6 +17,8 @@ from protonet.prototypes import class_means
 KINDS = ("raw", "centred", "standardised", "whitened")
 
 
+#: Rows that are worked on at a time: bounds the memory, not the data.
+CHUNK = 8192
 #: Share of a covariance's eigenvalues, the least ones, that get one value where rows are as many as features.
 POOLED = 0.2
 
@@ -65,7 +67,7 @@ def shrink_covariance(residuals: Tensor, degrees: int) -> Covariance:
     the small ones up as a single linear shrinkage towards the identity does.
 
     Args:
-        residuals: (n, dim) centred rows, float64.
+        residuals: (n, dim) centred rows, floating.
         degrees: Degrees of freedom of the residuals, at least 1.
 
     Returns:
@@ -76,13 +78,14 @@ def shrink_covariance(residuals: Tensor, degrees: int) -> Covariance:
     """
     n, dim = residuals.shape
     if n < dim:  # the Gram matrix has the same positive spectrum and is smaller
+        residuals = residuals.to(torch.float64)
         spectrum, left = torch.linalg.eigh(residuals @ residuals.T / degrees)
     else:
-        spectrum, left = torch.linalg.eigh(residuals.T @ residuals / degrees)
+        chunks = (chunk.to(torch.float64) for chunk in residuals.split(CHUNK))
+        spectrum, left = torch.linalg.eigh(sum(chunk.T @ chunk for chunk in chunks) / degrees)
     rank = min(degrees, dim, int((spectrum > spectrum[-1] * 1e-12).sum()))
     if rank == 0:
-        zero = residuals.new_zeros(())
-        return Covariance(residuals.new_zeros(dim, 0), residuals.new_zeros(0), zero)
+        return Covariance(spectrum.new_zeros(dim, 0), spectrum.new_zeros(0), spectrum.new_zeros(()))
     sample = spectrum[-rank:]  # (rank,) ascending
     basis = left[:, -rank:]
     if n < dim:
@@ -158,12 +161,12 @@ def fit_view(kind: str, features: Tensor, labels: Tensor, num_classes: int) -> L
     if kind != "raw":
         shift = features.mean(dim=0, dtype=torch.float64)
     if kind == "standardised":
-        deviation = features.to(torch.float64).std(dim=0, correction=0)
+        deviation = (features - shift.to(features.dtype)).square().mean(dim=0, dtype=torch.float64).sqrt()
         gain = torch.where(deviation > 1e-6 * deviation.max(), 1 / deviation.clamp_min(1e-30), 0.0)
     if kind == "whitened":
-        gain, basis, coefficient = _whitening(features.to(torch.float64), labels, num_classes)
+        gain, basis, coefficient = _whitening(features, labels, num_classes)
     view = LinearView(shift, gain, basis, coefficient)
-    size = view(features[: 1 << 14]).square().mean().sqrt().clamp_min(1e-30)
+    size = view(features[:CHUNK]).square().mean().sqrt().clamp_min(1e-30)
     view.gain /= size
     view.coefficient /= size
     return view
@@ -178,7 +181,7 @@ def _whitening(x: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Ten
     dim = x.shape[1]
     covariance = shrink_covariance(x - means[labels], degrees)
     rank = len(covariance.variances)
-    deviations = means[seen] - x.mean(dim=0)
+    deviations = means[seen].to(torch.float64) - x.mean(dim=0, dtype=torch.float64)
     along = (deviations @ covariance.basis).square().mean(dim=0)  # (rank,)
     within, between = covariance.variances, along
     multiplicity = torch.ones_like(within)

@@ -103,7 +103,7 @@ def pack_single() -> bytes:
 def _literal(text: str) -> str:
     """Return a Python literal of ``text``, readable where that is possible."""
     readable = f"r'''{text}'''"
-    plain = "'''" not in text and not text.endswith(("'", "\\"))
+    plain = "'''" not in text and not text.endswith(("'", "\\")) and not {"\r", "\0"} & set(text)
     return readable if plain else repr(text)
 
 

@@ -34,7 +34,7 @@ def same_weights(first: nn.Module, second: nn.Module) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(seed=seeds, batch_size=st.integers(1, 40), cut=st.integers(1, 29))
 def test_order_batches_split_and_global_seed_leave_no_trace(seed: int, batch_size: int, cut: int) -> None:
     x, y = blobs(0)
@@ -67,7 +67,7 @@ def test_global_state_is_left_as_it_was() -> None:
         assert same_weights(solve([(x, y)], [(x, y)], SMALL), network)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     seed=seeds,
     limit=st.integers(0, 5000),
@@ -168,7 +168,8 @@ X, Y = blobs(0)
         ([(X[:0], Y[:0])], None, None, ValueError, "`train_loader` must have at least one sample"),
         ([X], None, None, TypeError, r"must give \(inputs, labels\) batches; got Tensor in batch 0"),
         ([(X, Y, Y)], None, None, TypeError, "batches; got tuple in batch 0 of 3 items"),
-        ([(X, Y), (X, "a")], None, None, TypeError, r"batches; got \(Tensor, str\) in batch 1"),
+        ([(X, Y), (X, "a")], None, None, TypeError, r"batches of real tensors; got \(Tensor, str\) in batch 1"),
+        ([(X + 1j, Y)], None, None, TypeError, r"batches of real tensors; got \(Tensor, Tensor\) in batch 0"),
         ([(X, Y[:3])], None, None, ValueError, r"got shapes \(30, 8\) and \(3,\) in batch 0"),
         ([(X, Y.float())], None, None, TypeError, "`train_loader labels` must be a tensor of integer labels"),
         ([(X, Y)], [(X, Y - 1)], None, ValueError, r"`val_loader labels` must be >= 0; got -1 \(6 such"),

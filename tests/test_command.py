@@ -1,0 +1,77 @@
+"""What commands share: one line for every error, paths checked and nothing left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from protonet._command import Parser, check_writable_file, check_writable_folder, parse_whole, run_command
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (None, 0, ""),
+        (ValueError("solve: `x`\nmust be"), 2, "solve: `x` must be\n"),
+        (TypeError("a"), 2, "a\n"),
+        (ModuleNotFoundError("No module named 'x'"), 2, "No module named 'x'\n"),
+        (FileNotFoundError(2, "No such file", "x"), 2, "cmd: [Errno 2] No such file: 'x'\n"),
+        (KeyboardInterrupt(), 130, "cmd: interrupted\n"),
+        (KeyboardInterrupt("stopped; half is kept"), 130, "cmd: stopped; half is kept\n"),
+    ],
+)
+def test_exit_codes(error: BaseException | None, code: int, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def command(arguments: Sequence[str] | None) -> None:
+        assert arguments == ["a"]
+        if error is not None:
+            raise error
+
+    assert run_command("cmd", command, ["a"]) == code
+    assert capsys.readouterr().err == line
+
+
+def test_a_bug_is_not_hidden() -> None:
+    def command(_: Sequence[str] | None) -> None:
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        run_command("cmd", command)
+
+
+def test_parser_errors() -> None:
+    parser = Parser("cmd", "Do it.")
+    parser.add_argument("--long-name")
+    assert parser.parse_args(["--long-name", "x"]).long_name == "x"
+    for arguments in (["--long", "x"], ["--long-name"], ["extra"]):
+        with pytest.raises(ValueError, match=r"^cmd: `arguments` must be as --help lists them; got .*python -m cmd"):
+            parser.parse_args(arguments)
+
+
+def test_parse_whole() -> None:
+    assert parse_whole("cmd", "--n", "12", low=0) == 12
+    for text in ("-1", "1.5", "", "nan", "x"):
+        with pytest.raises(ValueError, match=rf"^cmd: `--n` must be a whole number >= 0; got '{text}'\."):
+            parse_whole("cmd", "--n", text, low=0)
+
+
+def test_writable_file(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "folder" / "new"
+    old.write_text("kept")
+    assert check_writable_file("cmd", "--out", str(old)) == old
+    assert old.read_text() == "kept"
+    assert check_writable_file("cmd", "--out", new) == new
+    assert not new.exists()
+    for bad in (tmp_path, old / "below"):
+        with pytest.raises(ValueError, match="^cmd: `--out` must be a file that can be written; got /"):
+            check_writable_file("cmd", "--out", bad)
+
+
+def test_writable_folder(tmp_path: Path) -> None:
+    new = tmp_path / "a" / "b"
+    assert check_writable_folder("cmd", "--out", str(new)) == new
+    assert list(new.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="^cmd: `--out` must be a folder that can be written; got /"):
+        check_writable_folder("cmd", "--out", tmp_path / "file")

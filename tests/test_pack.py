@@ -1,0 +1,187 @@
+"""The packer: the archive's contents and bytes, the contest's limits, the single file, the command."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import stat
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from solution import pack
+from solution.pack import MANIFEST, ROOT, check_archive, library_files, main, pack_single, pack_zip
+
+GOOD = {
+    "protocol": "zip_project",
+    "protocol_version": 1,
+    "note": "",
+    "commands": {"setup": "s.sh", "build": "s.sh", "run": "s.sh"},
+}
+
+
+def build_zip(extra: dict[str, bytes] | None = None, *, manifest: object = GOOD, link: str = "") -> bytes:
+    files = {MANIFEST: json.dumps(manifest).encode(), "solution.py": b"", "s.sh": b""} | (extra or {})
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+        if link:
+            entry = zipfile.ZipInfo(link)
+            entry.external_attr = (stat.S_IFLNK | 0o777) << 16
+            archive.writestr(entry, "/etc/passwd")
+    return buffer.getvalue()
+
+
+def test_library_is_what_the_solver_imports() -> None:
+    code = "import sys, protonet.solver; print(*(n for n in sys.modules if n.startswith('protonet')))"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.split()
+    packed = [path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in library_files()]
+    assert sorted(packed) == sorted(loaded)
+
+
+def test_imports_are_followed_in_every_form(tmp_path: Path) -> None:
+    sources = {
+        "__init__.py": "from protonet.a import x",
+        "solver.py": "import protonet.b.deep as deep, os",
+        "a.py": "def f():\n    from . import c",
+        "b/__init__.py": "",
+        "b/deep.py": "from ..d import y\nimport torch.nn",
+        **dict.fromkeys(["c.py", "d.py", "unused.py"], ""),
+    }
+    for name, source in sources.items():
+        (tmp_path / "protonet" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "protonet" / name).write_text(source)
+    expected = {f"protonet/{name}" for name in sources} - {"protonet/unused.py"}
+    files = library_files(tmp_path)
+    assert set(files) == expected
+    assert list(files) == sorted(files)
+    (tmp_path / "protonet/c.py").write_text("from scipy.special import ive")
+    with pytest.raises(ValueError, match=r"^pack: `protonet/c.py` must import torch, numpy and .*; got scipy\."):
+        library_files(tmp_path)
+
+
+def test_zip_has_what_is_needed_and_nothing_else() -> None:
+    with zipfile.ZipFile(io.BytesIO(pack_zip())) as archive:
+        scripts = [f"scripts/{name}.sh" for name in ("setup", "build", "run")]
+        assert sorted(archive.namelist()) == sorted([*library_files(), *scripts, MANIFEST, "solution.py"])
+        assert archive.read("solution.py") == (ROOT / "solution/solution.py").read_bytes()
+        assert archive.read("protonet/solver.py") == (ROOT / "protonet/solver.py").read_bytes()
+        for entry in archive.infolist():
+            assert entry.date_time == (1980, 1, 1, 0, 0, 0)
+            mode = 0o755 if entry.filename.endswith(".sh") else 0o644
+            assert entry.external_attr >> 16 == stat.S_IFREG | mode
+
+
+def test_scripts_run(tmp_path: Path) -> None:
+    zipfile.ZipFile(io.BytesIO(pack_zip())).extractall(tmp_path)
+    for name in ("setup", "build"):
+        subprocess.run(["sh", tmp_path / f"scripts/{name}.sh"], check=True, cwd="/")
+    subprocess.run(["sh", "-n", tmp_path / "scripts/run.sh"], check=True)
+    (tmp_path / "protonet/solver.py").unlink()
+    assert subprocess.run(["sh", tmp_path / "scripts/build.sh"], check=False).returncode == 1
+
+
+def test_same_sources_same_bytes() -> None:
+    assert pack_zip() == pack_zip()
+    assert pack_single() == pack_single()
+
+
+def test_single_file_holds_the_same_library() -> None:
+    tree = ast.parse(pack_single())
+    assigned = next(node for node in tree.body if isinstance(node, ast.AnnAssign))
+    assert assigned.value is not None
+    assert ast.literal_eval(assigned.value) == library_files()
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"])) | st.text("'\\\r\n\0a"))
+def test_literal_round_trip(text: str) -> None:
+    assert ast.literal_eval(pack._literal(text)) == text
+
+
+def test_good_archive_passes() -> None:
+    check_archive(build_zip())
+    check_archive(build_zip({"protonet/": b"", "protonet/a.py": b""}))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"PK" + bytes(pack.MAX_BYTES), "have at most 20971520 bytes; got 20971522"),
+        (b"no archive", "be a ZIP; got something else"),
+        (build_zip({f"{i}.py": b"" for i in range(254)}), "have at most 256 entries; got 257"),
+        (build_zip({"zeros": bytes((50 << 20) + 1)}), "unpack to at most 52428800 bytes; got 52428"),
+        (build_zip(link="link"), "have no symbolic links; got 'link'"),
+        *(
+            (build_zip({path: b""}), "have safe relative paths; got")
+            for path in ("/etc/x", "../x", "a/../x", "a//x", "./x", "a\\x", "C:x", "/")
+        ),
+    ],
+    ids=lambda value: value[:20] if isinstance(value, str) else "",
+)
+def test_limits(data: bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"^check_archive: `archive` must {message}"):
+        check_archive(data)
+
+
+def test_needed_entries() -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("solution.py", "")
+    with pytest.raises(ValueError, match=rf"^check_archive: `archive` must hold {MANIFEST} and solution.py"):
+        check_archive(buffer.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("manifest", "message"),
+    [
+        (GOOD | {"extra": 1}, "have the keys"),
+        ({"note": ""}, "have the keys"),
+        ([], "have the keys"),
+        (GOOD | {"protocol": "git"}, "have protocol zip_project, version 1; got"),
+        (GOOD | {"protocol_version": 2}, "have protocol zip_project, version 1; got"),
+        (GOOD | {"note": "é" * 513}, "have a note of at most 1024 bytes; got 1026"),
+        (GOOD | {"commands": {"run": "s.sh"}}, "have the commands setup, build, run; got"),
+        (GOOD | {"commands": {"setup": "s.sh", "build": "b.sh", "run": "s.sh"}}, r"name scripts .*'b\.sh'"),
+    ],
+)
+def test_manifest(manifest: object, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"^check_archive: `{MANIFEST}` must {message}"):
+        check_archive(build_zip(manifest=manifest))
+
+
+def test_manifest_that_is_no_json() -> None:
+    with pytest.raises(ValueError, match="must be JSON"):
+        check_archive(build_zip({MANIFEST: b"{"}))
+
+
+def test_command_writes_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-o", str(tmp_path / "new" / "folder")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    archive, single = (tmp_path / "new/folder" / name for name in (pack.ZIP_NAME, pack.SINGLE_NAME))
+    assert lines == [f"{path}: {path.stat().st_size:,} bytes" for path in (archive, single)]
+    assert archive.read_bytes() == pack_zip()
+    assert single.read_bytes() == pack_single()
+
+
+def test_command_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(pack, "library_files", lambda: {"protonet/a.py": "x" * (pack.MAX_BYTES + 1)})
+    for arguments, message in (
+        (["-o", str(tmp_path / "file")], "solution.pack: `--output` must be a folder that can be written; got"),
+        (["extra"], "solution.pack: `arguments` must be as --help lists them; got unrecognized arguments"),
+        (["-o", str(tmp_path)], "check_archive: `archive` must have at most 20971520 bytes; got"),
+    ):
+        assert main(arguments) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith(message)
+        assert captured.err.count("\n") == 1
