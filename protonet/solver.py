@@ -191,11 +191,19 @@ def _canonical(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def _untouched_globals() -> Iterator[None]:
-    """Put the global random states back: a shuffling loader draws its seed from them."""
+    """Work on one thread, and put thread count and global random states back afterwards.
+
+    The matrices are small: a second thread gains little, costs a factor of ten where another process wants the
+    core, and would make the result depend on the machine's count. A shuffling loader draws its seed from the
+    global states.
+    """
+    threads = torch.get_num_threads()
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002 - the global state itself
+    torch.set_num_threads(1)
     try:
         yield
     finally:
+        torch.set_num_threads(threads)
         torch.set_rng_state(states[0])
         np.random.set_state(states[1])  # noqa: NPY002
         random.setstate(states[2])

@@ -64,7 +64,7 @@ def test_writable_file(tmp_path: Path) -> None:
     assert check_writable_file("cmd", "--out", new) == new
     assert not new.exists()
     for bad in (tmp_path, old / "below"):
-        with pytest.raises(ValueError, match="^cmd: `--out` must be a file that can be written; got /"):
+        with pytest.raises(ValueError, match=r"^cmd: `--out` must be a file that can be written; got /"):
             check_writable_file("cmd", "--out", bad)
 
 
@@ -73,5 +73,5 @@ def test_writable_folder(tmp_path: Path) -> None:
     assert check_writable_folder("cmd", "--out", str(new)) == new
     assert list(new.iterdir()) == []
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match="^cmd: `--out` must be a folder that can be written; got /"):
+    with pytest.raises(ValueError, match=r"^cmd: `--out` must be a folder that can be written; got /"):
         check_writable_folder("cmd", "--out", tmp_path / "file")

@@ -23,7 +23,7 @@ def sample_draw(family: str = "isotropic", n_train: int = 4) -> Split:
 
 
 def relabel(split: Split, order: torch.Tensor) -> Split:
-    return dataclasses.replace(split, **{f"{part}_y": order[getattr(split, f"{part}_y")] for part in ("train", "val")})
+    return dataclasses.replace(split, train_y=order[split.train_y], val_y=order[split.val_y])
 
 
 def test_nearest_mean_is_scikit_learns() -> None:

@@ -90,7 +90,7 @@ def test_single_file_takes_its_own_library(tmp_path: Path) -> None:
 def test_without_a_library(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "solution.py").write_bytes(SOURCE.read_bytes())
-    with pytest.raises(ModuleNotFoundError, match="^solution: `protonet` must lie in .* Pack it again"):
+    with pytest.raises(ModuleNotFoundError, match=r"^solution: `protonet` must lie in .* Pack it again"):
         load(tmp_path / "a" / "solution.py")
 
 

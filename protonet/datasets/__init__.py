@@ -1,5 +1,19 @@
-"""Data sets, one a file: what the library is measured on."""
+"""Data sets, one a file: what the library is measured on, and your own."""
 
+from protonet.datasets.dataset import Dataset
+from protonet.datasets.digits import load_digits
+from protonet.datasets.files import load_csv, load_images, load_npz
+from protonet.datasets.glyphs import load_glyphs
 from protonet.datasets.synthetic import FAMILIES, Split, sample_family
 
-__all__ = ["FAMILIES", "Split", "sample_family"]
+__all__ = [
+    "FAMILIES",
+    "Dataset",
+    "Split",
+    "load_csv",
+    "load_digits",
+    "load_glyphs",
+    "load_images",
+    "load_npz",
+    "sample_family",
+]

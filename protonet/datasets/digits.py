@@ -1,0 +1,29 @@
+"""Handwritten digits: 1,797 images of 8x8 pixels, 10 classes, shipped with scikit-learn."""
+
+from __future__ import annotations
+
+import torch
+
+from protonet.datasets.dataset import Dataset, optional_packages
+
+
+def load_digits() -> Dataset:
+    """Load scikit-learn's digits.
+
+    Returns:
+        1,797 rows of 64 grey values in [0, 1], and the classes "0" to "9".
+
+    Raises:
+        ImportError: scikit-learn is missing; the message says how to install it.
+
+    Source: E. Alpaydin and C. Kaynak (1998), Optical Recognition of Handwritten Digits, UCI repository: its
+        test set, as scikit-learn ships it.
+    """
+    with optional_packages("load_digits"):
+        from sklearn import datasets  # noqa: PLC0415 - optional
+    x, y = datasets.load_digits(return_X_y=True)
+    return Dataset(
+        torch.from_numpy(x).float() / 16,
+        torch.from_numpy(y).long(),
+        tuple(map(str, range(10))),
+    )

@@ -1,0 +1,217 @@
+"""Glyphs: characters as classes, font faces with small random affine jitter as samples.
+
+An Omniglot that needs no download: the DejaVu faces that matplotlib ships have some 3,000 letters, digits and
+symbols in eight or more of them. Alphabets are the split by class: each is on one side as a whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+from bisect import bisect
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from protonet._checks import check_int, fail
+from protonet.datasets._cache import cached_arrays
+from protonet.datasets.dataset import SIDES, Dataset, optional_packages
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from PIL.ImageFont import FreeTypeFont
+
+SIZE = 28  # pixels a side
+SHARES = (0.6, 0.15, 0.25)  # of the classes, on each of SIDES
+SMALL_ALPHABET = 20  # alphabets of fewer characters are pooled
+#: Where blocks of characters other than letters start, and the alphabet that each belongs to.
+BLOCKS = [
+    *((0x0000, "PUNCTUATION"), (0x0300, "SYMBOLS"), (0x2000, "PUNCTUATION"), (0x2070, "NUMBERS")),
+    *((0x20A0, "SYMBOLS"), (0x2150, "NUMBERS"), (0x2190, "ARROWS"), (0x2200, "MATHEMATICAL")),
+    *((0x2300, "TECHNICAL"), (0x2500, "BOXES"), (0x25A0, "SHAPES"), (0x2600, "SYMBOLS")),
+    *((0x27C0, "MATHEMATICAL"), (0x27F0, "ARROWS"), (0x2800, "BRAILLE"), (0x2900, "ARROWS")),
+    *((0x2980, "MATHEMATICAL"), (0x2B00, "ARROWS"), (0x2E00, "SYMBOLS")),
+]
+#: What the cached images depend on beside their arguments; raise it when rendering changes.
+VERSION = 1
+INK = 127  # a drawing whose darkest pixel is paler is blank
+CANVAS, EM, REACH = 2 * SIZE, 38, 25.0  # drawn at twice the size: font size, and pixels from the centre to use
+
+
+class Face(NamedTuple):
+    """A font file and the characters that it has a glyph for."""
+
+    path: Path
+    characters: frozenset[str]
+
+
+def load_glyphs(
+    *,
+    characters: Iterable[str] | None = None,
+    fonts: str | Path | None = None,
+    copies: int = 1,
+    min_faces: int = 8,
+    seed: int = 0,
+) -> Dataset:
+    """Render characters in every face that has them, or read them from the cache.
+
+    Left out are characters without ink, and those drawn exactly like one before them (Greek and Cyrillic A).
+    An image depends on its character, face, copy and seed alone, not on what else is rendered. The cache is in
+    ``$PROTONET_CACHE``, or else ``protonet`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
+
+    Args:
+        characters: The classes to keep, or None for all letters, numbers, punctuation and symbols.
+        fonts: A folder of more faces (``*.ttf``, ``*.otf``), searched with its subfolders.
+        copies: Images of each face, >= 1, each with its own jitter: up to 12 degrees of rotation, 15 % of
+            scale and shear, 2 pixels of shift.
+        min_faces: Faces that must have a character, >= 1.
+        seed: Of the jitter, >= 0.
+
+    Returns:
+        Rows of 28 * 28 grey values in [0, 1], ink being 1, and a class a character. ``sides`` splits
+        alphabets (see `alphabet_of`): about 60, 15 and 25 % of the classes, letters and others alike.
+
+    Raises:
+        ImportError: matplotlib, Pillow or fontTools is missing; the message says how to install it.
+        TypeError: A count or seed that is not a number.
+        ValueError: A count out of range, no faces in ``fonts``, fewer than two characters in enough faces.
+    """
+    copies = check_int("load_glyphs", "copies", copies, low=1)
+    min_faces = check_int("load_glyphs", "min_faces", min_faces, low=1)
+    seed = check_int("load_glyphs", "seed", seed, low=0)
+    faces = find_faces(fonts)
+    counts = Counter(character for face in faces for character in face.characters)
+    known = counts if characters is None else set(characters)
+    chosen = sorted(c for c in known if counts[c] >= min_faces and unicodedata.category(c)[0] in "LNPS")
+    digests = [hashlib.sha256(face.path.read_bytes()).hexdigest() for face in faces]
+    key = [chosen, digests, copies, seed]
+    arrays = cached_arrays("glyphs", VERSION, key, lambda: render(chosen, faces, copies, seed))
+    names = tuple(map(chr, arrays["characters"].tolist()))
+    if len(names) < 2:
+        got = f"{len(names)} of {len(set(known))}"
+        remedy = "Pass more characters, more fonts or a smaller min_faces."
+        fail("load_glyphs", "characters", f"hold at least 2 that {min_faces} faces draw", got, remedy)
+    x = torch.from_numpy(arrays["images"]).float() / 255  # (n, 784)
+    return Dataset(x, torch.from_numpy(arrays["y"]), names, split_alphabets(names))
+
+
+def alphabet_of(character: str) -> str:
+    """Return a character's alphabet: of letters the script that opens the Unicode name, else the block's kind."""
+    if unicodedata.category(character)[0] == "L":
+        return unicodedata.name(character, "SYMBOLS").split()[0]
+    return BLOCKS[bisect(BLOCKS, (ord(character), "~")) - 1][1]
+
+
+def split_alphabets(characters: Iterable[str]) -> tuple[str, ...]:
+    """Return the side of each character; the largest alphabet first, each goes where most is missing.
+
+    Letters and other characters are split apart, so that every side has some of both. Alphabets of fewer than
+    20 characters count as one.
+    """
+    names = [(unicodedata.category(c)[0] == "L", alphabet_of(c)) for c in characters]
+    counts = Counter(names)
+    names = [(letter, name if counts[letter, name] >= SMALL_ALPHABET else "SMALL") for letter, name in names]
+    counts = Counter(names)
+    sides = {}
+    for kind in (True, False):
+        alphabets = sorted((-count, name) for (letter, name), count in counts.items() if letter == kind)
+        missing = {side: share * -sum(n for n, _ in alphabets) for side, share in zip(SIDES, SHARES, strict=True)}
+        for count, name in alphabets:
+            sides[kind, name] = max(missing, key=lambda side: missing[side])
+            missing[sides[kind, name]] += count
+    return tuple(sides[name] for name in names)
+
+
+def find_faces(fonts: str | Path | None = None) -> list[Face]:
+    """Return matplotlib's DejaVu faces, then those below the folder ``fonts``, each in the order of their names.
+
+    Raises:
+        ImportError: matplotlib or fontTools is missing.
+        ValueError: ``fonts`` has no face that can be read.
+    """
+    with optional_packages("load_glyphs"):
+        import matplotlib as mpl  # noqa: PLC0415 - optional
+        from fontTools.ttLib import TTFont, TTLibError  # type: ignore[import-untyped]  # noqa: PLC0415
+    paths = sorted(Path(mpl.get_data_path(), "fonts", "ttf").glob("DejaVu*.ttf"))
+    if fonts is not None:
+        more = sorted(path for path in Path(fonts).rglob("*") if path.suffix.lower() in {".ttf", ".otf"})
+        if not more:
+            fail("load_glyphs", "fonts", "be a folder with TTF files", str(fonts), "Pass another folder.")
+        paths += more
+    faces = []
+    for path in paths:
+        try:
+            with TTFont(path, lazy=True) as font:
+                glyphs: dict[int, str] = font.getBestCmap() or {}
+        except (TTLibError, OSError) as error:
+            got = f"{path} ({type(error).__name__})"
+            fail("load_glyphs", "fonts", "hold fonts that can be read", got, "Remove that file.")
+        faces.append(Face(path, frozenset(chr(code) for code, glyph in glyphs.items() if glyph != ".notdef")))
+    return faces
+
+
+def render(characters: Iterable[str], faces: list[Face], copies: int, seed: int) -> dict[str, np.ndarray]:
+    """Render characters, with a progress bar on stderr if that takes more than two seconds.
+
+    Returns:
+        ``characters`` (num_classes,) int64 code points, ``images`` (n, 784) uint8, ``y`` (n,) int64.
+    """
+    with optional_packages("load_glyphs"):
+        from PIL import ImageFont  # noqa: PLC0415 - optional
+        from tqdm import tqdm  # noqa: PLC0415
+
+    basic = ImageFont.Layout.BASIC  # the other one depends on what is installed
+    fonts = [ImageFont.truetype(face.path, EM, layout_engine=basic) for face in faces]
+    seen: set[tuple[Any, ...]] = set()
+    codes: list[int] = []
+    images, labels = [], []
+    for character in tqdm(characters, desc="glyphs", unit="character", delay=2.0, dynamic_ncols=True):
+        drawn = [
+            (face, _draw(character, font))
+            for face, font in zip(faces, fonts, strict=True)
+            if character in face.characters
+        ]
+        drawn = [(face, image) for face, image in drawn if np.asarray(image).max() > INK]
+        look = (drawn[0][0].path, drawn[0][1].tobytes()) if drawn else None
+        if look is None or look in seen:
+            continue
+        seen.add(look)
+        for face, image in drawn:
+            for copy in range(copies):
+                entropy = [seed, copy, ord(character), *face.path.name.encode()]
+                images.append(_jitter(image, np.random.default_rng(entropy)))
+                labels.append(len(codes))
+        codes.append(ord(character))
+    pixels = np.stack(images) if images else np.empty((0, SIZE * SIZE), np.uint8)  # (n, 784)
+    return {"characters": np.array(codes, np.int64), "images": pixels, "y": np.array(labels, np.int64)}
+
+
+def _draw(character: str, font: FreeTypeFont) -> Image:
+    """Draw a character in the middle of a canvas of 56x56 pixels, smaller if it would not fit."""
+    from PIL import Image, ImageDraw  # noqa: PLC0415 - optional
+
+    reach = max(map(abs, font.getbbox(character, anchor="mm")))
+    if reach > REACH:
+        font = font.font_variant(size=EM * REACH / reach)
+    image = Image.new("L", (CANVAS, CANVAS))
+    ImageDraw.Draw(image).text((CANVAS / 2, CANVAS / 2), character, fill=255, font=font, anchor="mm")
+    return image
+
+
+def _jitter(image: Image, generator: np.random.Generator) -> np.ndarray:
+    """Return the image after a random affine map, at half the size: (784,) uint8."""
+    from PIL.Image import Resampling, Transform  # noqa: PLC0415 - optional
+
+    angle, shear = generator.uniform(-1, 1, 2) * (np.pi / 15, 0.15)
+    scale = 1.15 ** generator.uniform(-1, 1, 2)  # (2,)
+    shift = generator.uniform(-4, 4, 2)  # pixels of the canvas
+    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+    inverse = turn @ np.array([[1.0, shear], [0.0, 1.0]]) @ np.diag(1 / scale)  # (2, 2): output to input
+    offset = CANVAS / 2 - inverse @ (CANVAS / 2 + shift)  # (2,)
+    coefficients = (*inverse[0].tolist(), float(offset[0]), *inverse[1].tolist(), float(offset[1]))
+    moved = image.transform(image.size, Transform.AFFINE, coefficients, Resampling.BILINEAR)
+    return np.asarray(moved.reduce(2), np.uint8).reshape(-1)  # (784,)

@@ -1,0 +1,113 @@
+"""New draws: the table, what it says, and how it continues."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis import contest_draws
+from analysis.contest import main
+from analysis.contest_draws import OURS, Cell, Grid, hash_code, measure
+from analysis.contest_table import summarise, tabulate
+from protonet import solve
+from protonet.datasets import Split, sample_family
+
+SMALL = ["--classes", "4", "--dim", "16", "--shots", "2+1", "--limits", "0,30"]
+
+
+def run_draws(folder: Path, *arguments: str) -> int:
+    fixed = [*SMALL, "--state", str(folder / "state.jsonl"), "--markdown", str(folder / "table.md")]
+    return main(["--draws", "2", *fixed, *arguments])
+
+
+def test_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    families = ("--family", "isotropic,class_noise", "--json", str(tmp_path / "rows.json"))
+    assert run_draws(tmp_path, *families) == 0
+    captured = capsys.readouterr()
+    assert (tmp_path / "table.md").read_text() == captured.out
+    assert "30/30" in captured.err
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [(row["family"], row["limit"]) for row in rows] == [
+        (family, limit) for family in ("isotropic", "class_noise") for limit in (0, 30)
+    ]
+    assert set(rows[0]["percent"]) == {OURS, "nearest_mean", "cosine", "mlp", "lda", "bayes"}
+    assert set(rows[2]["percent"]) == {OURS, "nearest_mean", "cosine", "mlp", "lda", "logistic"}
+    assert rows[0]["parameters"] == [0, 0]
+    assert all(parameters <= 30 for parameters in rows[1]["parameters"])
+
+
+def test_interrupted_table_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run: list[tuple[str, int | None]] = []
+
+    def run_method(split: Split, method: str, limit: int | None) -> dict[str, Any]:
+        if len(run) == 5:
+            run.append(("interrupt", None))
+            raise KeyboardInterrupt
+        run.append((method, limit))
+        return {"accuracy": len(run) / 100, "parameters": 0, "seconds": 0.0}
+
+    monkeypatch.setattr(contest_draws, "run_method", run_method)
+    some = ("--methods", "cosine,mlp")
+    assert run_draws(tmp_path, *some) == 130
+    last = capsys.readouterr().err.splitlines()[-1]
+    kept = f"analysis.contest: interrupted; 5 of 8 results are kept in {tmp_path / 'state.jsonl'}."
+    assert last == f"{kept} The same command continues."
+    with (tmp_path / "state.jsonl").open("a") as file:
+        file.write('{"cell": ["iso')  # a line that was cut off
+    assert run_draws(tmp_path, *some) == 0
+    assert run[6:] == [("mlp", None), (OURS, 0), (OURS, 30)]
+    assert run_draws(tmp_path, *some) == 0
+    assert len(run) == 9
+    monkeypatch.setattr(contest_draws, "hash_code", lambda method: "new" if method == OURS else hash_code(method))
+    assert run_draws(tmp_path, *some) == 0
+    assert {method for method, _ in run[9:]} == {OURS}
+    assert run_draws(tmp_path, *some, "--fresh") == 0
+    assert len(run) == 9 + 4 + 8
+
+
+def test_result_is_the_solvers(tmp_path: Path) -> None:
+    grid = Grid(["isotropic"], [(2, 1)], [300], [5], ["cosine"], num_classes=4, dim=16)
+    results = measure(grid, tmp_path / "state.jsonl")
+    cell = Cell("isotropic", 2, 1, 5, OURS, 300)
+    assert set(results) == {cell, Cell("isotropic", 2, 1, 5, "cosine", None)}
+    split = sample_family("isotropic", seed=5, n_train=2, n_val=1, num_classes=4, dim=16)
+    train, val = [(split.train_x, split.train_y)], [(split.val_x, split.val_y)]
+    network = solve(train, val, {"num_classes": 4, "input_dim": 16, "param_limit": 300})
+    accuracy = float((network(split.test_x).argmax(dim=1) == split.test_y).double().mean())
+    assert results[cell]["accuracy"] == accuracy
+    assert results[cell]["parameters"] == network.count_parameters()
+
+
+def test_statistics() -> None:
+    grid = Grid(["nuisance"], [(16, 4)], [9], [0, 1], ["cosine", "lda", "bayes"])
+    share = {"cosine": [0.5, 0.7], "lda": [0.9, 0.6], "bayes": [0.9, 0.9], OURS: [0.8, 0.9]}
+    results = {
+        Cell("nuisance", 16, 4, seed, method, 9 if method == OURS else None): {
+            "accuracy": share[method][seed],
+            "parameters": 1000 + seed,
+            "seconds": 1.0,
+        }
+        for method in share
+        for seed in (0, 1)
+    }
+    lines = tabulate(summarise(grid, results)).splitlines()
+    header, row = ([cell.strip() for cell in lines[i].split("|")[1:-1]] for i in (0, 2))
+    assert dict(zip(header, row, strict=True)) == {
+        "family": "nuisance",
+        "train+val": "16+4",
+        "limit": "9",
+        "ours": "85.00 ±5.00",
+        "Bayes": "90.00 ±0.00",
+        "gap to Bayes": "+5.00 ±5.00",
+        "cosine": "60.00 (+25.00 ±5.00)",
+        "shrunken LDA": "75.00 (+10.00 ±20.00)",
+        "regret": "-10.00 ±20.00",
+        "parameters": "1,000",
+        "seconds": "1.0",
+    }
+    assert "mean over 2 draws" in lines[4]
