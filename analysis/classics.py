@@ -1,7 +1,7 @@
 """The classifiers that people reach for when labels are few: one function a method, from rows to a predictor.
 
 All are scikit-learn's but raw cosine. Where a class has a single row there is nothing to cross-validate, and
-each method takes the setting that stands first in its grid.
+each method takes the setting that stands first in its grid (discriminant analysis below three rows).
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ def fit_centroid(x: np.ndarray, y: np.ndarray) -> Predictor:
 
 
 def fit_lda(x: np.ndarray, y: np.ndarray) -> Predictor:
-    """Fit linear discriminant analysis, its shrinkage Ledoit and Wolf's or by folds.
+    """Fit linear discriminant analysis: shrinkage and scaling by folds.
 
+    It works in the span of the rows, which loses nothing and costs little where rows are fewer than features.
     With one row a class no covariance is known, and it is the nearest centroid.
     """
-    from sklearn.discriminant_analysis import LinearDiscriminantAnalysis  # noqa: PLC0415 - optional
+    from sklearn.decomposition import PCA  # noqa: PLC0415 - optional
+    from sklearn.discriminant_analysis import LinearDiscriminantAnalysis  # noqa: PLC0415
+    from sklearn.pipeline import make_pipeline  # noqa: PLC0415
 
     if np.bincount(y).min() == 1:
         return fit_centroid(x, y)
-    lda = LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto")
-    grid = [
-        {"scale": ["passthrough"], "model__shrinkage": ["auto", 0.1, 0.5]},
-        {"model__shrinkage": [0.5]},
-    ]
-    return _fit(lda, x, y, grid)
+    lda = make_pipeline(PCA(), LinearDiscriminantAnalysis(solver="lsqr"))
+    shrinkage = {"model__lineardiscriminantanalysis__shrinkage": [0.5, 0.1, 0.02]}
+    return _fit(lda, x, y, [shrinkage, {**shrinkage, "scale": ["passthrough"]}], fewest=3)
 
 
 def fit_logistic(x: np.ndarray, y: np.ndarray) -> Predictor:
@@ -130,14 +130,19 @@ CLASSICS: dict[str, Fit] = {
 }
 
 
-def _fit(estimator: Any, x: np.ndarray, y: np.ndarray, grid: Any = None) -> Predictor:
+def _fit(estimator: Any, x: np.ndarray, y: np.ndarray, grid: Any = None, fewest: int = 2) -> Predictor:
     """Fit scaling and an estimator, settings by accuracy over folds."""
-    model = _search(estimator, x, y, grid)
+    model = _search(estimator, x, y, grid, fewest=fewest)
     return lambda rows: Outcome(model.predict(rows))
 
 
-def _search(estimator: Any, x: np.ndarray, y: np.ndarray, grid: Any, scoring: str = "accuracy") -> Any:
-    """Fit the pipeline ``scale``, ``model``; of a grid, the setting that is best over stratified folds."""
+def _search(
+    estimator: Any, x: np.ndarray, y: np.ndarray, grid: Any, *, scoring: str = "accuracy", fewest: int = 2
+) -> Any:
+    """Fit the pipeline ``scale``, ``model``; of a grid, the setting that is best over stratified folds.
+
+    Where a class has fewer than ``fewest`` rows, it is the grid's first.
+    """
     from sklearn.model_selection import GridSearchCV, ParameterGrid, StratifiedKFold  # noqa: PLC0415 - optional
     from sklearn.pipeline import Pipeline  # noqa: PLC0415
     from sklearn.preprocessing import StandardScaler  # noqa: PLC0415
@@ -145,9 +150,9 @@ def _search(estimator: Any, x: np.ndarray, y: np.ndarray, grid: Any, scoring: st
     pipeline = Pipeline([("scale", StandardScaler()), ("model", estimator)])
     with warnings.catch_warnings():  # fits that their steps leave unfinished, covariances of single rows
         warnings.simplefilter("ignore")
-        fewest = int(np.bincount(y).min())
-        if grid is None or fewest < 2:
+        smallest = int(np.bincount(y).min())
+        if grid is None or smallest < fewest:
             settings = {} if grid is None else ParameterGrid(grid)[0]
             return pipeline.set_params(**settings).fit(x, y)
-        folds = StratifiedKFold(min(FOLDS, fewest), shuffle=True, random_state=0)
+        folds = StratifiedKFold(min(FOLDS, smallest), shuffle=True, random_state=0)
         return GridSearchCV(pipeline, grid, cv=folds, scoring=scoring).fit(x, y)

@@ -1,4 +1,4 @@
-"""The encoder: linear views and a learned residual MLP, one embedding, and the parameter budget.
+"""The encoder: closed-form views and a learned residual MLP, one embedding, and the parameter budget.
 
 The embedding is the concatenation of unit-norm views, each scaled by the square root of its weight, so that the
 cosine of two embeddings is the weighted sum of the views' cosines.
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protonet._checks import check_int, check_number
+from protonet.radial import RadialView
 from protonet.views import LinearView
 
 #: A learned view has at least this many dimensions: few features are padded with zeros to give classes room.
@@ -102,13 +103,13 @@ class ResidualMLPs(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Features to one embedding: linear views (buffers) and learned views (parameters).
+    """Features to one embedding: closed-form views (buffers) and learned views (parameters).
 
     Args:
-        views: The linear views in use.
-        weights: (len(views) + members,) non-negative weight of each view's cosine, linear views first. A linear
-            view of weight 0 is not part of the embedding (the learned views may read it all the same).
-        learned: The learned views, if the budget affords any. They read the first linear view.
+        views: The linear and radial views in use; the first is linear.
+        weights: (len(views) + members,) non-negative weight of each view's cosine, learned views last. A view of
+            weight 0 is not part of the embedding (the learned views may read it all the same).
+        learned: The learned views, if the budget affords any. They read the first view.
 
     The buffer ``scale`` is the features' magnitude, divided out first so that no unit over- or underflows.
     """
@@ -118,19 +119,23 @@ class Encoder(nn.Module):
 
     def __init__(
         self,
-        views: Sequence[LinearView],
+        views: Sequence[LinearView | RadialView],
         weights: Tensor,
         *,
         learned: ResidualMLPs | None = None,
     ) -> None:
         super().__init__()
         self.views = nn.ModuleList(views)
-        self.input_dim = len(views[0].shift)
+        self.input_dim = views[0].dim
+        self.dims = [view.dim for view in views]
         self.learned = learned
         self.register_buffer("weights", (weights / weights.sum()).to(torch.float32))
         self.register_buffer("scale", torch.tensor(1.0, dtype=torch.float32))
-        linear = weights[: len(views)].tolist()
-        self.active = tuple(index for index, weight in enumerate(linear) if weight > 0)
+
+    @property
+    def active(self) -> tuple[int, ...]:
+        """The views that are part of the embedding: those of positive weight."""
+        return tuple(index for index, weight in enumerate(self.weights[: len(self.views)].tolist()) if weight > 0)
 
     @property
     def embedding_dim(self) -> int:
@@ -139,7 +144,7 @@ class Encoder(nn.Module):
 
     def _sizes(self) -> list[int]:
         """Return the width of each view in use."""
-        sizes = [self.input_dim] * len(self.active)
+        sizes = [self.dims[index] for index in self.active]
         if self.learned is not None:
             sizes += [self.learned.last.shape[2]] * len(self.learned.last)
         return sizes
@@ -160,8 +165,8 @@ class Encoder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Embed features (n, input_dim) as unit rows (n, embedding_dim)."""
         x = x / self.scale
-        linear = {index: self.views[index](x) for index in {0, *self.active}}
-        pieces = [linear[index] for index in self.active]
+        views = {index: self.views[index](x) for index in {0, *self.active}}
+        pieces = [views[index] for index in self.active]
         if self.learned is not None:
-            pieces += self.learned(linear[0]).unbind(0)
+            pieces += self.learned(views[0]).unbind(0)
         return self._join(pieces)

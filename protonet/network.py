@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -51,7 +52,11 @@ class PrototypeNetwork(nn.Module):
 
     def embed(self, x: Tensor) -> Tensor:
         """Return unit-norm embeddings (n, embedding_dim) of features (n, ...), of any real dtype."""
-        flat = x.reshape(len(x), -1) if x.ndim != 2 else x  # (n, input_dim)
+        width = self._input_dim
+        if x.ndim < 2 or width not in {None, math.prod(x.shape[1:])}:
+            remedy = "Pass rows of the features that the network was fitted to, x[None] for a single one."
+            fail("PrototypeNetwork", "x", f"have shape (n, {width or 'dim'})", f"shape {tuple(x.shape)}", remedy)
+        flat = x.flatten(1)  # (n, input_dim)
         embedding: Tensor = self.encoder(flat.to(self.prototypes.dtype))
         return embedding if hasattr(self.encoder, "normalize") else F.normalize(embedding, dim=1)
 
@@ -74,7 +79,7 @@ class PrototypeNetwork(nn.Module):
             TypeError: Not tensors, or labels that are not integers.
             ValueError: No row, non-finite features, or a label outside the range.
         """
-        x = check_features("set_prototypes", "features", features)
+        x = check_features("set_prototypes", "features", features, dim=self._input_dim)
         y = check_labels("set_prototypes", "labels", labels, n=len(x), num_classes=len(self.prototypes))
         if len(x) == 0:
             fail("set_prototypes", "features", "have at least one row", "none", "Pass labelled samples.")
@@ -96,13 +101,18 @@ class PrototypeNetwork(nn.Module):
             TypeError: Not a tensor.
             ValueError: No row, or non-finite features.
         """
-        x = check_features("add_class", "features", features)
+        x = check_features("add_class", "features", features, dim=self._input_dim)
         if len(x) == 0:
             fail("add_class", "features", "have at least one row", "none", "Pass samples of the new class.")
         prototype, seen = self._prototypes(x, torch.zeros(len(x), dtype=torch.int64, device=x.device), 1)
         self.prototypes = torch.cat([self.prototypes, prototype])
         self.seen = torch.cat([self.seen, seen])
         return len(self.prototypes) - 1
+
+    @property
+    def _input_dim(self) -> int | None:
+        """Features a row, if the encoder tells."""
+        return getattr(self.encoder, "input_dim", None)
 
     def count_parameters(self) -> int:
         """Return the number of trainable scalars: the encoder's."""

@@ -18,14 +18,17 @@ from torch import Tensor
 
 from protonet.encoder import Plan, ResidualMLPs, count_mlp_parameters
 from protonet.folds import Fold, split_folds
-from protonet.stacking import fit_weights, simplest_within_one_error, worse_by_one_error
+from protonet.radial import GRID, RADIAL_KINDS, count_units, radial_cosines
+from protonet.stacking import MOST, PRIOR, fit_temperature, simplest_within_one_error, soft_weights, worse_by_one_error
 from protonet.training import Task, train
 from protonet.views import CHUNK, LinearView, available_kinds, fit_view
 
 #: Step counts at which training is judged; a run that gets worse is not continued.
 STEPS = (10, 30, 100, 300)
 #: Most parameters times steps that one rung may cost, over all folds: about ten seconds at the most.
-WORK = 2e8
+WORK = 1e8
+#: A fold with this many judged rows settles a radial view's width and ridge alone.
+SETTING_ROWS = 256
 
 
 class Candidate(NamedTuple):
@@ -36,13 +39,15 @@ class Candidate(NamedTuple):
     losses: Tensor
     rung: tuple[int, int] = (0, 0)
     steps: int = 0
+    setting: tuple[float, float] = (0.0, 0.0)
 
 
 class Choice(NamedTuple):
     """What the folds decided."""
 
     reads: str  # the linear view that the learned view reads
-    linear: dict[str, float]  # weight of each linear view in use
+    weights: dict[str, float]  # of each closed-form view in use, by name
+    settings: dict[str, tuple[float, float]]  # width and ridge of each radial view in use
     learned: float  # weight of the learned view
     rung: tuple[int, int]  # members and hidden width of the learned view, (0, 0) for none
     steps: int  # how long it trains
@@ -76,7 +81,7 @@ class _Judge:
 
     def candidate(self, name: str, cosines: Tensor, rung: tuple[int, int] = (0, 0), steps: int = 0) -> Candidate:
         """Judge cosines at their best temperature."""
-        losses = fit_weights(cosines[None], self.labels[self.judged], self.seen)[1]
+        _, losses = fit_temperature(cosines, self.labels[self.judged], self.seen)
         return Candidate(name, cosines, losses, rung, steps)
 
 
@@ -100,14 +105,17 @@ def select(
         deadline: ``time.monotonic()`` after which no further candidate is tried.
 
     Returns:
-        The choice. Without folds (no class with two rows) or time: raw features and the smallest MLP.
+        The choice. Where fewer than half of the classes have two rows, or without time: raw features and the
+        smallest MLP.
     """
     generator = torch.Generator().manual_seed(seed)
     folds = split_folds(labels, num_classes, generator)
     rung = plan.ladder[0] if plan.ladder else (0, 0)
-    raw = Choice("raw", {} if plan.ladder else {"raw": 1.0}, float(bool(plan.ladder)), rung, STEPS[0], 0.1, {})
-    if not folds or time.monotonic() > deadline:
-        return raw
+    simplest = Choice("raw", {} if rung[0] else {"raw": 1.0}, {}, float(bool(rung[0])), rung, STEPS[0], 0.1, {})
+    seen = int((torch.bincount(labels) > 0).sum())
+    judged = len(labels[torch.cat([fold.judge for fold in folds])].unique()) if folds else 0
+    if seen < 2 or 2 * judged < seen or time.monotonic() > deadline:  # most classes would have no say
+        return simplest
     judge = _Judge(features, labels, num_classes, folds)
     views: dict[str, list[LinearView]] = {}
     linear: list[Candidate] = []
@@ -116,26 +124,35 @@ def select(
         linear.append(judge.candidate(kind, judge.cosines(partial(_embed_linear, views[kind]))))
         if time.monotonic() > deadline:
             break
-    pieces, factors = _weigh(judge, linear)
-    losses = {candidate.name: float(candidate.losses.mean()) for candidate in linear}
-    if not float(factors.sum()) > 0:  # nothing tells the classes apart: the simplest model, at a flat temperature
-        return raw._replace(temperature=1.0, losses=losses)
+    raw, rows = linear[0], labels[judge.judged]
+    simplest = simplest._replace(temperature=_temperature(fit_temperature(raw.cosines, rows, judge.seen)[0]))
     if not plan.ladder:
-        return raw._replace(temperature=1 / float(factors.sum()), losses=losses)
-
-    base = pieces[simplest_within_one_error([piece.losses for piece in pieces])]
+        return simplest
+    radial = list(_radial_candidates(judge, views, deadline))
+    base = linear[simplest_within_one_error([each.losses for each in linear])]
     learned = list(_learned_candidates(judge, views[base.name], base, plan, generator, deadline))
-    losses.update((candidate.name, float(candidate.losses.mean())) for candidate in learned)
     learned = learned or [base._replace(rung=rung, steps=STEPS[0])]  # no time left: as good as untrained
-    chosen = learned[simplest_within_one_error([candidate.losses for candidate in learned])]
-    others = [piece for piece in pieces if piece is not base]  # the learned view holds the base as its skip
-    pieces, factors = _weigh(judge, [chosen, *others], keep_first=True)
-    total = float(factors.sum())
-    if not total > 0:
-        return raw._replace(temperature=1.0, losses=losses)
-    shares = (factors / total).tolist()
-    weights = {piece.name: share for piece, share in zip(pieces[1:], shares[1:], strict=True) if share > 0}
-    return Choice(base.name, weights, shares[0], chosen.rung, chosen.steps, 1 / total, losses)
+    chosen = learned[simplest_within_one_error([each.losses for each in learned])]
+
+    pieces = [*linear, *radial, chosen]
+    weights = soft_weights([piece.cosines for piece in pieces], [piece.losses for piece in pieces]).tolist()
+    mixed = torch.stack([weight * piece.cosines for weight, piece in zip(weights, pieces, strict=True)]).sum(dim=0)
+    factor, mixed_losses = fit_temperature(mixed, rows, judge.seen)
+    losses = {each.name: float(each.losses.mean()) for each in [*linear, *radial, *learned]}
+    losses["mixed"] = float(mixed_losses.mean())
+    if not worse_by_one_error(raw.losses, mixed_losses, most=MOST, margin=-PRIOR):
+        return simplest._replace(losses=losses)
+    if worse_by_one_error(mixed_losses, chosen.losses, margin=PRIOR):
+        alone = _temperature(fit_temperature(chosen.cosines, rows, judge.seen)[0])
+        return Choice(base.name, {}, {}, 1.0, chosen.rung, chosen.steps, alone, losses)
+    used = {piece.name: share for piece, share in zip(pieces[:-1], weights, strict=False) if share > 0}
+    settings = {each.name: each.setting for each in radial if each.name in used}
+    return Choice(base.name, used, settings, weights[-1], chosen.rung, chosen.steps, _temperature(factor), losses)
+
+
+def _temperature(factor: float) -> float:
+    """Return the temperature for a factor on the cosines; where nothing tells the classes apart, a flat one."""
+    return 1 / max(factor, 1.0)
 
 
 def _embed_linear(fitted: Sequence[LinearView], fold: int, x: Tensor) -> Tensor:
@@ -148,6 +165,35 @@ def _embed_learned(fitted: Sequence[LinearView], stack: ResidualMLPs, members: i
     """Return one fold's learned views of features (n, dim): (members, n, embedding_dim)."""
     z: Tensor = stack(fitted[fold](x), slice(fold * members, (fold + 1) * members))
     return z
+
+
+def _radial_candidates(judge: _Judge, views: dict[str, list[LinearView]], deadline: float) -> Iterator[Candidate]:
+    """Judge each kind of radial view at its best width and ridge, where the work allows two units a class."""
+    x, labels, folds = judge.features, judge.labels, judge.folds
+    rows = labels[judge.judged]
+    for kind in RADIAL_KINDS:
+        n = min(len(fold.fit) for fold in folds)
+        if kind.reads not in views or count_units(kind, n, x.shape[1]) < min(n, 2 * int(judge.seen.sum())):
+            continue
+        settings = GRID
+        parts: list[Tensor] = []  # of each fold: (settings, judged, num_classes)
+        for view, fold in zip(views[kind.reads], folds, strict=True):
+            if time.monotonic() > deadline:
+                return
+            arguments = (x[fold.fit], labels[fold.fit], x[fold.judge], judge.num_classes)
+            parts.append(radial_cosines(kind, view, *arguments, settings))
+            if len(settings) > 1 and len(fold.judge) >= SETTING_ROWS:  # one fold is enough to settle them
+                best = _best_setting(parts[0], rows[: len(fold.judge)], judge.seen)
+                settings, parts = (settings[best],), [parts[0][best : best + 1]]
+        cosines = torch.cat(parts, dim=1)
+        best = _best_setting(cosines, rows, judge.seen) if len(settings) > 1 else 0
+        yield judge.candidate(kind.name, cosines[best])._replace(setting=settings[best])
+
+
+def _best_setting(cosines: Tensor, labels: Tensor, seen: Tensor) -> int:
+    """Return which of (settings, judged, num_classes) cosines have the least log-loss."""
+    trials = [float(fit_temperature(each, labels, seen)[1].mean()) for each in cosines]
+    return trials.index(min(trials))
 
 
 def _learned_candidates(
@@ -165,6 +211,8 @@ def _learned_candidates(
     ]
     best = untrained
     for members, width in plan.ladder:
+        if time.monotonic() > deadline:
+            return
         if members > 1 and best.rung != (1, width):
             break  # every width is tried, but copies only of a width that beat the others
         stack = ResidualMLPs(members * len(tasks), tasks[0].z.shape[1], width, plan.embedding_dim, generator)
@@ -183,21 +231,3 @@ def _learned_candidates(
                 break
             rung_best = min(rung_best, candidate, key=lambda c: float(c.losses.mean()))
         best = min(best, rung_best, key=lambda c: float(c.losses.mean()))
-
-
-def _weigh(judge: _Judge, pieces: list[Candidate], *, keep_first: bool = False) -> tuple[list[Candidate], Tensor]:
-    """Weigh the pieces' cosines, dropping from the last to the first each that is not missed.
-
-    A piece is missed if the log-loss without it is worse than that of all by more than one standard error.
-    """
-    labels = judge.labels[judge.judged]
-    factors, full = fit_weights(torch.stack([piece.cosines for piece in pieces]), labels, judge.seen)
-    for dropped in reversed(pieces[1:] if keep_first else pieces):
-        fewer = [piece for piece in pieces if piece is not dropped]
-        if not fewer:
-            break
-        trial, losses = fit_weights(torch.stack([piece.cosines for piece in fewer]), labels, judge.seen)
-        kept = not keep_first or float(trial[0]) > 0
-        if kept and not worse_by_one_error(losses, full):
-            pieces, factors = fewer, trial
-    return pieces, factors

@@ -16,9 +16,10 @@ from torch import Tensor
 from protonet._checks import check_int, check_labels, check_number, fail, fail_type
 from protonet.encoder import Encoder, ResidualMLPs, plan_encoder
 from protonet.network import PrototypeNetwork
+from protonet.radial import RADIAL_KINDS, RadialView, fit_radial
 from protonet.selection import Choice, select
 from protonet.training import Task, train
-from protonet.views import CHUNK, fit_view
+from protonet.views import CHUNK, LinearView, fit_view
 
 #: The contest's limit, used where the metadata names none.
 PARAM_LIMIT = 500_000
@@ -47,7 +48,7 @@ def solve(
         val_loader: The same, or None. Its samples count as labelled samples like any other.
         metadata: ``input_dim``, ``num_classes`` and ``param_limit`` are used where present; otherwise the width of
             the inputs, the largest label + 1 (at least 2) and 500,000. ``device`` moves the result. None is legal.
-        time_limit: Seconds after which the best model so far is finished and returned, >= 0.
+        time_limit: Seconds, >= 0, most of them for the search; what it found by then is fitted and returned.
         seed: Of folds, initial weights and episodes. Global random state is neither used nor changed.
 
     Returns:
@@ -61,7 +62,7 @@ def solve(
     started = time.monotonic()
     metadata = _check_metadata(metadata)
     time_limit = check_number("solve", "time_limit", time_limit, low=0)
-    seed = check_int("solve", "seed", seed, low=0)
+    seed = check_int("solve", "seed", seed, low=0, high=2**63 - 1)
     with _untouched_globals(), torch.inference_mode(False), torch.enable_grad():
         features, labels, num_classes = _read(train_loader, val_loader, metadata)
         features, labels = _canonical(features, labels)
@@ -91,9 +92,19 @@ def _fit_encoder(
     deadline: float,
 ) -> Encoder:
     """Fit the chosen views and train the chosen MLPs on all labelled samples."""
-    kinds = [choice.reads, *(kind for kind in choice.linear if kind != choice.reads)]
-    views = [fit_view(kind, features, labels, num_classes) for kind in kinds]
-    weights = [choice.linear.get(kind, 0.0) for kind in kinds]
+    kinds = {kind.name: kind for kind in RADIAL_KINDS}
+    fitted: dict[str, LinearView] = {}
+    views: list[LinearView | RadialView] = []
+    names = [choice.reads, *(name for name in choice.weights if name != choice.reads)]
+    for name in names:
+        source = kinds[name].reads if name in kinds else name
+        if source not in fitted:
+            fitted[source] = fit_view(source, features, labels, num_classes)
+        view: LinearView | RadialView = fitted[source]
+        if name in kinds:
+            view = fit_radial(kinds[name], choice.settings[name], fitted[source], features, labels, num_classes)
+        views.append(view)
+    weights = [choice.weights.get(name, 0.0) for name in names]
     members, width = choice.rung
     if not members:
         return Encoder(views, torch.tensor(weights))
@@ -121,6 +132,11 @@ def _check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
             known[key] = check_int("solve", f"metadata[{key!r}]", known[key], low=low)
     if "param_limit" in known:
         known["param_limit"] = check_number("solve", "metadata['param_limit']", known["param_limit"], low=0)
+    try:
+        torch.empty(1, device=known.get("device", "cpu"))
+    except (AssertionError, RuntimeError, TypeError) as error:
+        got = f"{known['device']!r} ({str(error).splitlines()[0]})"
+        fail("solve", "metadata['device']", "be a device of this machine", got, "Pass 'cpu'.")
     return known
 
 
@@ -136,7 +152,7 @@ def _read(
     for name, loader in (("train_loader", train_loader), ("val_loader", val_loader)):
         if loader is not None and not isinstance(loader, Iterable):
             fail_type("solve", name, "be iterable", type(loader).__name__, "Pass a DataLoader or a list of batches.")
-        rows = bad = 0
+        rows = bad = wide = 0
         first = len(labels)
         for number, batch in enumerate(() if loader is None else loader):
             inputs, targets = _check_batch(name, number, batch)
@@ -147,22 +163,32 @@ def _read(
                 remedy = "Check metadata['input_dim'] and that every batch has the same features."
                 fail("solve", name, f"have {dim} features a sample", f"{inputs.shape[1]} in batch {number}", remedy)
             rows += len(inputs)
+            single = inputs.to(torch.float32)
             bad += int((~torch.isfinite(inputs)).any(dim=1).sum())
-            features.append(inputs)
+            wide += int((~torch.isfinite(single)).any(dim=1).sum()) + int(bool(inputs.any()) and not bool(single.any()))
+            features.append(single)
             labels.append(targets)
         if name == "train_loader" and not rows:
             fail("solve", name, "have at least one sample", "none", "Pass labelled samples.")
         if bad:
             fail("solve", name, "be finite", f"NaN or infinity in {bad} of {rows} rows", "Drop or impute those rows.")
+        if wide:
+            fail(
+                "solve", name, "lie within the range of float32", f"values beyond it in {wide} places", "Rescale them."
+            )
         if rows:
             targets = torch.cat(labels[first:])
             check_labels("solve", f"{name} labels", targets, n=rows, num_classes=metadata.get("num_classes"))
     y = torch.cat(labels).to(torch.int64)
-    return torch.cat(features), y, metadata.get("num_classes") or max(2, int(y.max()) + 1)
+    num_classes = metadata.get("num_classes") or max(2, int(y.max()) + 1)
+    if "num_classes" not in metadata and num_classes > 1000 + 10 * len(y.unique()):
+        remedy = "Number the classes 0, 1, ..., or pass metadata['num_classes'] if the gaps are meant."
+        fail("solve", "train_loader labels", "be class numbers", f"{num_classes - 1} as the largest", remedy)
+    return torch.cat(features), y, num_classes
 
 
 def _check_batch(name: str, number: int, batch: object) -> tuple[Tensor, Tensor]:
-    """Return the inputs (b, dim) float32 and labels (b,) of one batch, on the CPU."""
+    """Return the inputs (b, dim) and labels (b,) of one batch, on the CPU."""
     constraint, remedy = "give (inputs, labels) batches", "Wrap the data in a TensorDataset(inputs, labels)."
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         got = f"{type(batch).__name__} in batch {number}"
@@ -176,7 +202,7 @@ def _check_batch(name: str, number: int, batch: object) -> tuple[Tensor, Tensor]
         got = f"shapes {tuple(inputs.shape)} and {tuple(labels.shape)} in batch {number}"
         fail("solve", name, constraint + " of shapes (b, ...) and (b,)", got, remedy)
     flat = inputs.detach().reshape(len(inputs), -1) if len(inputs) else inputs.detach()  # (b, dim)
-    return flat.to("cpu", torch.float32), labels.detach().cpu().reshape(-1)
+    return flat.cpu(), labels.detach().cpu().reshape(-1)
 
 
 def _canonical(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

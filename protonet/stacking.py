@@ -1,93 +1,121 @@
-"""Weights of views from their out-of-fold cosines, and the one-standard-error rule."""
+"""Temperature and weights of views from their out-of-fold cosines, and the one-standard-error rule."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-#: Standard deviation of the prior on the logits' size when weights are fitted.
+#: Standard deviation of the prior on the logits' size when a temperature is fitted.
 LOGIT_SCALE = 5.0
 #: Log-loss, in nats a row, that nobody would notice.
 TIE = 2e-3
+#: Excess log-loss, in nats a row, that divides a view's weight by e.
+SOFTNESS = 0.15
+#: A view with a smaller share of the weight is left out.
+LEAST_SHARE = 0.01
+#: Log-loss, in nats a row, that is never forgiven as chance when a simple model stands against a mixture of many.
+MOST = 0.02
+#: Nats, over all rows, by which the evidence has to speak for leaving a mixture of many: it hedges.
+PRIOR = 1.0
 
 
-def fit_weights(cosines: Tensor, labels: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-    """Fit one non-negative factor a view, so that the softmax of the weighted cosines has the least log-loss.
+def fit_temperature(cosines: Tensor, labels: Tensor, seen: Tensor) -> tuple[float, Tensor]:
+    """Fit the factor on the cosines, the inverse temperature, for which their softmax has the least log-loss.
 
-    The factors' sum is the inverse temperature, their shares are the views' weights. A Gaussian prior on the size
-    of the logits keeps few or separable rows from driving the factors to infinity. The problem is convex; projected
-    Newton steps with backtracking solve it.
+    A Gaussian prior on the size of the logits keeps few or separable rows from driving the factor to infinity. The
+    problem is convex in one variable; Newton steps with backtracking solve it.
 
     Args:
-        cosines: (views, n, num_classes) float32.
+        cosines: (n, num_classes) float32.
         labels: (n,) int64.
         seen: (num_classes,) bool, the classes that can win.
 
     Returns:
-        factors: (views,) float64, >= 0.
+        factor: >= 0.
         losses: (n,) float64, the log-loss of each row.
+
+    Source: temperature scaling, Guo et al., "On calibration of modern neural networks" (2017), sec. 4.2.
     """
-    views = len(cosines)
-    hidden = torch.where(seen, 0.0, -torch.inf)
+    cosines = cosines[:, seen]
+    targets = (seen.cumsum(dim=0) - 1)[labels][:, None]
+    true = cosines.gather(1, targets)[:, 0]
+    spread = float(cosines.var(dim=1, correction=0).mean())
+    if spread < 1e-12:  # nothing tells the classes apart
+        return 0.0, torch.full((len(cosines),), math.log(max(1, cosines.shape[1])), dtype=torch.float64)
+    ridge = spread / (LOGIT_SCALE**2 * len(cosines))
 
-    spread = cosines[:, :, seen].var(dim=2).mean(dim=1, dtype=torch.float64)  # (views,)
-    ridge = spread / (LOGIT_SCALE**2 * cosines.shape[1])
+    def evaluate(factor: float) -> tuple[float, Tensor, Tensor]:
+        log_p = (factor * cosines).log_softmax(dim=1)
+        losses = -log_p.gather(1, targets)[:, 0].to(torch.float64)
+        return float(losses.mean()) + ridge * factor**2 / 2, losses, log_p
 
-    def evaluate(factors: Tensor) -> tuple[float, Tensor, Tensor]:
-        log_p = torch.tensordot(factors.float(), cosines, dims=1).add_(hidden).log_softmax(dim=1)
-        losses = -log_p.gather(1, labels[:, None])[:, 0].double()
-        return float(losses.mean() + (ridge * factors.square()).sum() / 2), losses, log_p
-
-    factors = 1 / spread.clamp_min(1e-12).sqrt() / views
-    value, losses, log_p = evaluate(factors)
-    true = cosines.gather(2, labels.expand(views, -1)[..., None])[..., 0]
+    factor = 1 / math.sqrt(spread)
+    value, losses, log_p = evaluate(factor)
     for _ in range(50):
-        p = log_p.exp()  # (n, num_classes)
-        mean = torch.stack([(p * view).sum(dim=1) for view in cosines])  # (views, n)
-        gradient = (mean - true).mean(dim=1, dtype=torch.float64) + ridge * factors
-        second = torch.stack([torch.stack([(p * a * b).sum(dim=1) for b in cosines]) for a in cosines])
-        hessian = (second - mean[:, None] * mean[None, :]).mean(dim=2, dtype=torch.float64) + ridge.diag()
-        free = (factors > 0) | (gradient < 0)
-        step = torch.zeros_like(factors)
-        step[free] = torch.linalg.lstsq(hessian[free][:, free], gradient[free]).solution
+        p = log_p.exp()
+        mean = (p * cosines).sum(dim=1)
+        slope = float((mean - true).mean(dtype=torch.float64)) + ridge * factor
+        curvature = float(((p * cosines.square()).sum(dim=1) - mean.square()).mean(dtype=torch.float64)) + ridge
+        step = slope / max(curvature, 1e-12)
         for shrink in (1.0, 0.5, 0.25, 0.1, 0.01, 0.001):
-            trial = (factors - shrink * step).clamp_min(0)
+            trial = max(0.0, factor - shrink * step)
             trial_value, trial_losses, trial_log_p = evaluate(trial)
             if trial_value < value:
                 break
         gain = value - trial_value
         if gain > 0:
-            factors, value, losses, log_p = trial, trial_value, trial_losses, trial_log_p
+            factor, value, losses, log_p = trial, trial_value, trial_losses, trial_log_p
         if gain < 1e-7:
             break
-    return factors, losses
+    return factor, losses
 
 
-def simplest_within_one_error(losses: Sequence[Tensor]) -> int:
-    """Return the first candidate whose paired mean loss is within one standard error of the best.
+def soft_weights(cosines: list[Tensor], losses: list[Tensor]) -> Tensor:
+    """Weigh views by how well each does alone: ``exp(-excess loss / SOFTNESS)``, in units of its own spread.
+
+    Weights fitted jointly to few out-of-fold rows over-fit them; these have nothing to fit but the scores.
 
     Args:
-        losses: One tensor (n,) a candidate, simplest candidate first, all on the same rows.
+        cosines: Of each view, (n, num_classes), out of fold.
+        losses: Of each view, (n,), at its own best temperature.
 
     Returns:
-        Its position.
+        (views,) float64, summing to 1. Views under ``LEAST_SHARE`` of the influence get 0, but for the last one,
+        the learned view, which is always kept at that share.
+
+    Source: exponential weights, as in Dalalyan and Tsybakov, "Aggregation by exponential weighting" (2008).
+    """
+    means = torch.stack([loss.mean() for loss in losses])
+    influence = torch.exp((means.min() - means) / SOFTNESS)
+    least = LEAST_SHARE * influence.sum()
+    influence = torch.where(influence >= least, influence, 0.0)
+    influence[-1] = influence[-1].clamp_min(least)
+    spread = torch.stack([each.var(dim=1, correction=0).mean(dtype=torch.float64).sqrt() for each in cosines])
+    weights = torch.where(spread > 1e-9, influence / spread.clamp_min(1e-9), 0.0)
+    return weights / weights.sum().clamp_min(1e-30)
+
+
+def worse_by_one_error(losses: Tensor, reference: Tensor, *, most: float = math.inf, margin: float = 0.0) -> bool:
+    """Return whether ``losses`` (n,) exceed ``reference`` (n,) by more than one standard error of the difference.
+
+    A difference below ``TIE`` is none: twins differ systematically, if by next to nothing. One above ``most`` always
+    counts: of few rows the standard error alone would forgive anything. ``margin`` is a prior's say: nats, over all
+    rows, that are added to what is forgiven.
 
     Source: the one-standard-error rule of Breiman et al., "Classification and regression trees" (1984), sec. 3.4.3.
     """
-    best = min(losses, key=lambda loss: float(loss.mean()))
-    for position, loss in enumerate(losses):
-        if not worse_by_one_error(loss, best):
-            return position
-    raise AssertionError("the best candidate is within one error of itself")
-
-
-def worse_by_one_error(losses: Tensor, reference: Tensor) -> bool:
-    """Return whether ``losses`` (n,) exceed ``reference`` (n,) by more than one standard error of the difference.
-
-    A difference below ``TIE`` is none: twins differ systematically, if by next to nothing.
-    """
     excess = losses - reference
-    return float(excess.mean()) > max(TIE, float(excess.std(correction=0)) / math.sqrt(len(excess)))
+    error = float(excess.std(correction=0)) / math.sqrt(len(excess))
+    return float(excess.mean()) > min(most, max(TIE, error)) + margin / len(excess)
+
+
+def simplest_within_one_error(losses: list[Tensor]) -> int:
+    """Return the position of the first candidate that is not worse than the best by one error, simplest first.
+
+    Args:
+        losses: One tensor (n,) a candidate, all on the same rows.
+    """
+    best = min(losses, key=lambda loss: float(loss.mean()))
+    return next(position for position, loss in enumerate(losses) if not worse_by_one_error(loss, best))

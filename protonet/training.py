@@ -21,7 +21,7 @@ EPISODES_AT_ONCE = 64
 
 
 class Recipe(NamedTuple):
-    """What one training run uses; the defaults were found by measurement (analysis/results/training.md)."""
+    """What one training run uses; ``python -m analysis.training`` measures what each part is worth."""
 
     learning_rate: float = 3e-3
     weight_decay: float = 1e-2
@@ -60,7 +60,7 @@ def train(
         num_classes: Number of classes.
         steps: Ascending step counts.
         generator: The source of all randomness: the same one gives the same weights.
-        deadline: ``time.monotonic()`` after which no further step starts; the run then ends with a last yield.
+        deadline: ``time.monotonic()`` after which no step but the first starts; the run then ends, with a last yield.
         recipe: Rates, augmentation and the losses' weights.
 
     Yields:
@@ -85,9 +85,8 @@ def train(
     )
     setting = {"temperature": recipe.temperature, "smoothing": recipe.smoothing}
     for step in range(1, steps[-1] + 1):
-        if time.monotonic() > deadline:
-            if step > 1:
-                yield step - 1, average
+        if step > 1 and time.monotonic() > deadline:
+            yield step - 1, average
             return
         position = (step - 1) % EPISODES_AT_ONCE
         if position == 0:
@@ -116,5 +115,5 @@ def _initial_proxies(tasks: Sequence[Task], num_classes: int, embedding_dim: int
     """Return trainable proxies (members, num_classes, embedding_dim): the untrained prototypes, off their padding."""
     means = torch.stack([class_means(F.normalize(z, dim=1), labels, num_classes)[0] for z, labels in tasks])
     padding = embedding_dim - means.shape[2]
-    proxies = torch.cat([means, 0.02 * torch.randn(*means.shape[:2], padding, generator=generator)], dim=2)
-    return proxies.requires_grad_(True)
+    noise = torch.randn(*means.shape[:2], padding, generator=generator, dtype=means.dtype)
+    return torch.cat([means, 0.02 * noise], dim=2).requires_grad_(True)

@@ -1,4 +1,4 @@
-"""Linear views of the features, fitted in closed form: raw, centred, standardised, whitened.
+"""Linear views of the features, fitted in closed form: raw, centred, scaled feature by feature, whitened.
 
 A view is one affine map, diagonal plus low rank, whose output is compared by cosine. Its statistics come from
 labelled samples without any gradient, so they are buffers.
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from protonet.prototypes import class_means
 
 #: From the simplest to the most fitted; ties in selection go to the earlier one.
-KINDS = ("raw", "centred", "standardised", "whitened")
+KINDS = ("raw", "centred", "standardised", "relevant", "robust", "whitened")
 
 
 #: Rows that are worked on at a time: bounds the memory, not the data.
@@ -40,6 +40,7 @@ class LinearView(nn.Module):
 
     def __init__(self, shift: Tensor, gain: Tensor, basis: Tensor, coefficient: Tensor) -> None:
         super().__init__()
+        self.dim = len(shift)
         for name, value in (("shift", shift), ("gain", gain), ("basis", basis), ("coefficient", coefficient)):
             self.register_buffer(name, value.to(torch.float32).clone())
 
@@ -83,7 +84,7 @@ def shrink_covariance(residuals: Tensor, degrees: int) -> Covariance:
     else:
         chunks = (chunk.to(torch.float64) for chunk in residuals.split(CHUNK))
         spectrum, left = torch.linalg.eigh(sum(chunk.T @ chunk for chunk in chunks) / degrees)
-    rank = min(degrees, dim, int((spectrum > spectrum[-1] * 1e-12).sum()))
+    rank = min(degrees, dim, int((spectrum > spectrum[-1] * 1e-14).sum()))
     if rank == 0:
         return Covariance(spectrum.new_zeros(dim, 0), spectrum.new_zeros(0), spectrum.new_zeros(()))
     sample = spectrum[-rank:]  # (rank,) ascending
@@ -91,24 +92,26 @@ def shrink_covariance(residuals: Tensor, degrees: int) -> Covariance:
     if n < dim:
         basis = torch.nn.functional.normalize(residuals.T @ basis, dim=0)  # (dim, rank)
 
-    ratio = dim / degrees
-    bandwidth = min(ratio**2, ratio**-2) ** 0.35 / dim**0.35
+    # Features that are constant or copies of others add no dimension.
+    dimension = dim if rank == min(dim, degrees) else rank
+    ratio = dimension / degrees
+    bandwidth = min(ratio**2, ratio**-2) ** 0.35 / dimension**0.35
     inverse = 1 / sample
     gap = inverse[:, None] - inverse[None, :]
     kernel = inverse[:, None] / (gap**2 + (bandwidth * inverse[:, None]) ** 2)
     stein = (kernel * gap).mean(dim=0)  # the smoothed Stein shrinker
     conjugate = (kernel * bandwidth * inverse[:, None]).mean(dim=0)
     amplitude = stein**2 + conjugate**2
-    if rank == dim:
+    if rank == dimension:
         quadratic = (1 - ratio) ** 2 + 2 * ratio * (1 - ratio) * stein + ratio**2 * amplitude
         variances = 1 / (inverse * quadratic)
-        rest = sample.new_zeros(())
+        rest = variances.min() if rank < dim else sample.new_zeros(())
     else:
         variances = 1 / (inverse * amplitude)
         rest = 1 / ((dim / rank - 1) * inverse.mean())
     # Where rows and features are about as many, the least eigenvalues are far too small even so: pool the lowest.
     variances = variances.clamp_min(variances[int(POOLED * min(ratio, 1 / ratio) * rank)])
-    keep_trace = sample.sum() / (variances.sum() + (dim - rank) * rest)
+    keep_trace = sample.sum() / (variances.sum() + (dimension - rank) * rest)
     return Covariance(basis, variances * keep_trace, rest * keep_trace)
 
 
@@ -135,9 +138,9 @@ def _discriminant_gains(within: Tensor, between: Tensor, multiplicity: Tensor, s
 
 
 def available_kinds(labels: Tensor) -> tuple[str, ...]:
-    """Return the kinds that the samples can fit: whitening needs two degrees of freedom within classes."""
+    """Return the kinds that the samples can fit: some need two degrees of freedom within classes."""
     degrees = len(labels) - len(labels.unique())
-    return KINDS if degrees >= 2 else KINDS[:-1]
+    return tuple(kind for kind in KINDS if degrees >= 2 or kind not in {"relevant", "whitened"})
 
 
 def fit_view(kind: str, features: Tensor, labels: Tensor, num_classes: int) -> LinearView:
@@ -160,9 +163,16 @@ def fit_view(kind: str, features: Tensor, labels: Tensor, num_classes: int) -> L
     basis, coefficient = torch.zeros(dim, 0, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
     if kind != "raw":
         shift = features.mean(dim=0, dtype=torch.float64)
-    if kind == "standardised":
+    if kind in {"standardised", "relevant", "robust"}:
         deviation = (features - shift.to(features.dtype)).square().mean(dim=0, dtype=torch.float64).sqrt()
-        gain = torch.where(deviation > 1e-6 * deviation.max(), 1 / deviation.clamp_min(1e-30), 0.0)
+        usable = deviation > 1e-6 * features.square().mean(dim=0, dtype=torch.float64).sqrt()  # else constant
+        if kind == "robust":  # median and interquartile range, unless half of the values are one
+            lower, shift, upper = _quartiles(features)
+            spread = (upper - lower) / 1.349
+            deviation = torch.where(spread > 0.1 * deviation, spread, deviation)
+        gain = torch.where(usable, 1 / deviation.clamp_min(1e-30), 0.0)
+        if kind == "relevant":
+            gain *= _relevance(features, labels, num_classes)
     if kind == "whitened":
         gain, basis, coefficient = _whitening(features, labels, num_classes)
     view = LinearView(shift, gain, basis, coefficient)
@@ -170,6 +180,25 @@ def fit_view(kind: str, features: Tensor, labels: Tensor, num_classes: int) -> L
     view.gain /= size
     view.coefficient /= size
     return view
+
+
+def _quartiles(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the quartiles (dim,) of each feature, of at most ``CHUNK`` rows spread over the data."""
+    ordered = features[:: max(1, len(features) // CHUNK)].sort(dim=0).values.to(torch.float64)
+    return tuple(ordered[round(share * (len(ordered) - 1))] for share in (0.25, 0.5, 0.75))  # type: ignore[return-value]
+
+
+def _relevance(features: Tensor, labels: Tensor, num_classes: int) -> Tensor:
+    """Return for each feature (dim,) a factor in (0, 1): how much its class means differ, by the F statistic.
+
+    Under no difference F is about 1; the excess e over it gives ``sqrt(e / (e + 5))``, a shrunken signal share.
+    """
+    means, counts = class_means(features, labels, num_classes)
+    seen = int((counts > 0).sum())
+    within = (features - means[labels]).square().sum(dim=0, dtype=torch.float64) / max(1, len(features) - seen)
+    between = (counts[:, None] * (means - features.mean(dim=0)).square()).sum(dim=0, dtype=torch.float64)
+    excess = (between / max(1, seen - 1) / within.clamp_min(1e-30) - 1).clamp_min(0.05)
+    return (excess / (excess + 5)).sqrt()
 
 
 def _whitening(x: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -190,7 +219,7 @@ def _whitening(x: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Ten
         within = torch.cat([within, covariance.rest[None]])
         between = torch.cat([between, off[None]])
         multiplicity = torch.cat([multiplicity, multiplicity.new_tensor([dim - rank])])
-    floor = within.max() * 1e-9
+    floor = within.max() * 1e-14
     gains = _discriminant_gains(within.clamp_min(floor.clamp_min(1e-30)), between, multiplicity, shots)
     rest = gains[rank] if rank < dim else gains.new_zeros(())
     return rest.expand(dim).clone(), covariance.basis, gains[:rank] - rest

@@ -15,6 +15,7 @@ LAYERS = [
     {"_checks"},
     {"prototypes", "losses", "folds", "stacking", "episodes.sampling", "_command"},
     {"views"},
+    {"radial"},
     {"encoder"},
     {"network", "training"},
     {"selection"},

@@ -140,6 +140,30 @@ def test_constructor_errors(settings: dict[str, float], error: type[Exception], 
         PrototypeNetwork(nn.Identity(), **{"embedding_dim": 8, "num_classes": 5, **settings})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("x", [torch.zeros(8), torch.zeros(4, 1), torch.zeros(4, 9), torch.zeros(2, 2, 5)])
+def test_features_of_another_width_are_an_error_everywhere(x: torch.Tensor) -> None:
+    network = make_network()
+    with pytest.raises(ValueError, match=r"PrototypeNetwork: `x` must have shape \(n, 8\); got shape \("):
+        network(x)
+    for call in (
+        lambda: network.set_prototypes(x, torch.zeros(len(x), dtype=torch.int64)),
+        lambda: network.add_class(x),
+    ):
+        with pytest.raises(ValueError, match=r"`features` must have (shape \(n, dim\)|8 features a row)"):
+            call()
+
+
+def test_no_rows_give_no_logits() -> None:
+    assert make_network()(torch.zeros(0, 2, 2, 2)).shape == (0, 5)
+
+
+def test_the_views_in_use_travel_with_the_weights() -> None:
+    x, _ = blobs(0)
+    first, second = make_encoder([0.5, 0.0, 0.0, 0.25, 0.25]), make_encoder([0.0, 0.5, 0.0, 0.25, 0.25])
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(first(x), second(x))
+
+
 def test_prototype_errors_leave_the_network_as_it_was() -> None:
     network = make_network()
     before = network.prototypes.clone()

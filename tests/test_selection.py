@@ -17,7 +17,7 @@ def choose(family: str, limit: float = 500_000, **counts: int) -> selection.Choi
 def test_on_isotropic_data_the_smallest_mlp_on_raw_features_is_kept() -> None:
     choice = choose("isotropic")
     assert (choice.reads, choice.rung, choice.steps) == ("raw", (1, 1), selection.STEPS[0])
-    assert choice.learned > 0.5
+    assert (choice.weights, choice.learned) == ({}, 1.0)
 
 
 def test_on_correlated_noise_the_mlp_reads_whitened_features() -> None:
@@ -28,7 +28,7 @@ def test_on_correlated_noise_the_mlp_reads_whitened_features() -> None:
 
 def test_without_parameters_the_choice_is_raw_cosine() -> None:
     choice = choose("correlated", limit=0)
-    assert (choice.reads, choice.linear, choice.learned, choice.rung) == ("raw", {"raw": 1.0}, 0.0, (0, 0))
+    assert (choice.reads, choice.weights, choice.learned, choice.rung) == ("raw", {"raw": 1.0}, 0.0, (0, 0))
 
 
 def test_without_folds_or_time_the_choice_is_the_smallest_mlp_on_raw_features() -> None:
@@ -36,3 +36,12 @@ def test_without_folds_or_time_the_choice_is_the_smallest_mlp_on_raw_features() 
     for labels, deadline in ((torch.arange(4), float("inf")), (torch.arange(4) % 2, 0.0)):
         choice = select(x, labels, 4, plan, deadline=deadline)
         assert (choice.reads, choice.learned, choice.rung) == ("raw", 1.0, (1, 1))
+
+
+def test_radial_views_are_used_where_tails_are_heavy() -> None:
+    choice = choose("heavy_tails")
+    assert choice.weights["gaussian squashed"] > 0.1
+    assert set(choice.settings) == {name for name in choice.weights if " " in name}
+    assert choice.learned > 0
+    assert abs(sum(choice.weights.values()) + choice.learned - 1) < 1e-6
+    assert choice.losses["mixed"] < choice.losses["raw"]

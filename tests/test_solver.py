@@ -217,6 +217,16 @@ X, Y = blobs(0)
             ValueError,
             r"`metadata\['param_limit'\]` must be a finite",
         ),
+        ([(X.double() * 1e60, Y)], None, None, ValueError, "`train_loader` must lie within the range of float32"),
+        ([(X.double() * 1e-60, Y)], None, None, ValueError, "`train_loader` must lie within the range of float32"),
+        ([(X, Y * 10**7)], None, None, ValueError, "labels` must be class numbers; got 40000000 as the largest"),
+        (
+            [(X, Y)],
+            None,
+            {"device": "nonsense"},
+            ValueError,
+            r"`metadata\['device'\]` must be a device of this machine",
+        ),
         ([(X, Y)], None, [1], TypeError, "`metadata` must be a mapping or None; got list"),
     ],
 )
@@ -228,6 +238,31 @@ def test_bad_input_gets_its_message(train: Any, val: Any, metadata: Any, error: 
 def test_a_time_limit_below_zero_is_an_error() -> None:
     with pytest.raises(ValueError, match="solve: `time_limit` must be a finite number >= 0; got -1"):
         solve([(X, Y)], time_limit=-1)
+
+
+def test_the_callers_default_dtype_does_not_matter() -> None:
+    reference = solve([(X, Y)], None, SMALL)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert same_weights(solve([(X, Y)], None, SMALL), reference)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_a_single_class_is_always_predicted() -> None:
+    network = solve([(X, Y * 0 + 3)], None, {"num_classes": 5, **SMALL})
+    assert network(X).argmax(dim=1).tolist() == [3] * len(X)
+
+
+def test_equal_rows_give_logits_that_say_nothing() -> None:
+    logits = solve([(torch.ones(30, 8), Y)], None, SMALL)(X)
+    assert float(logits.detach().abs().max()) < 100
+
+
+def test_where_most_classes_have_one_sample_the_model_stays_simple() -> None:
+    many = torch.cat([Y * 0, torch.arange(1, 21)])
+    x = torch.cat([X, torch.randn(20, 8, generator=torch.Generator().manual_seed(0))])
+    assert solve([(x, many)]).count_parameters() == solve([(x, many)], time_limit=0).count_parameters()
 
 
 def test_the_result_is_the_projects_network() -> None:

@@ -4,38 +4,68 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from scipy.optimize import minimize
+from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 
-from protonet.stacking import LOGIT_SCALE, fit_weights, simplest_within_one_error, worse_by_one_error
+from protonet.stacking import (
+    LEAST_SHARE,
+    LOGIT_SCALE,
+    SOFTNESS,
+    fit_temperature,
+    simplest_within_one_error,
+    soft_weights,
+    worse_by_one_error,
+)
 from tests.strategies import seeds
 
 
-@pytest.mark.parametrize("views", [1, 3])
-def test_weights_are_the_minimum_that_scipy_finds(views: int) -> None:
-    generator = torch.Generator().manual_seed(views)
-    cosines = torch.rand(views, 60, 5, generator=generator) * 2 - 1
+@pytest.mark.parametrize("signal", [0.0, 0.3, 3.0])
+def test_the_temperature_is_the_minimum_that_scipy_finds(signal: float) -> None:
+    cosines = torch.rand(60, 5, generator=torch.Generator().manual_seed(0)) * 2 - 1
     labels = torch.arange(60) % 5
-    cosines[0, torch.arange(60), labels] += 0.3  # the first view knows something, the others do not
-    seen = torch.tensor([True] * 5)
-    factors, losses = fit_weights(cosines, labels, seen)
+    cosines[torch.arange(60), labels] += signal
+    factor, losses = fit_temperature(cosines, labels, torch.ones(5, dtype=torch.bool))
     array = cosines.double().numpy()
-    ridge = np.var(array, axis=2, ddof=1).mean(axis=1) / (LOGIT_SCALE**2 * 60)
+    ridge = np.var(array, axis=1).mean() / (LOGIT_SCALE**2 * 60)
 
-    def objective(beta: np.ndarray) -> float:
-        log_p = log_softmax(np.tensordot(beta, array, axes=1), axis=1)
-        return float(-log_p[np.arange(60), labels.numpy()].mean() + (ridge * beta**2).sum() / 2)
+    def objective(beta: float) -> float:
+        return float(-log_softmax(beta * array, axis=1)[np.arange(60), labels.numpy()].mean() + ridge * beta**2 / 2)
 
-    best = minimize(objective, np.ones(views), bounds=[(0, None)] * views, tol=1e-12)
-    assert objective(factors.numpy()) <= best.fun + 1e-6
-    np.testing.assert_allclose(factors.numpy(), best.x, atol=0.02)
-    assert float(losses.mean()) <= objective(factors.numpy())
+    best = minimize_scalar(objective, bounds=(0, 1000), method="bounded", options={"xatol": 1e-9})
+    assert objective(factor) <= best.fun + 1e-6
+    assert float(losses.mean()) <= objective(factor) + 1e-6
 
 
 def test_a_class_that_cannot_win_takes_no_probability() -> None:
-    cosines, labels = torch.zeros(1, 4, 3), torch.tensor([0, 1, 0, 1])
-    _, losses = fit_weights(cosines, labels, torch.tensor([True, True, False]))
+    cosines, labels = torch.zeros(4, 3), torch.tensor([0, 2, 0, 2])
+    _, losses = fit_temperature(cosines, labels, torch.tensor([True, False, True]))
     torch.testing.assert_close(losses, torch.full((4,), 2.0, dtype=torch.float64).log())
+
+
+@given(seed=seeds)
+def test_soft_weights_are_shares_that_fall_with_the_loss(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    cosines = [torch.rand(30, 4, generator=generator)] * 5  # one spread for all
+    losses = [torch.rand(30, generator=generator, dtype=torch.float64) for _ in range(5)]
+    weights = soft_weights(cosines, losses)
+    torch.testing.assert_close(weights.sum(), torch.tensor(1.0, dtype=torch.float64))
+    means = torch.stack([loss.mean() for loss in losses])
+    expected = torch.exp(-means / SOFTNESS)
+    torch.testing.assert_close(weights, expected / expected.sum())
+
+
+def test_a_hopeless_view_is_left_out_but_the_learned_one_is_kept() -> None:
+    cosines = [torch.eye(4)] * 3
+    losses = [torch.full((4,), value, dtype=torch.float64) for value in (0.1, 9.0, 9.0)]
+    weights = soft_weights(cosines, losses)
+    assert float(weights[1]) == 0.0
+    assert float(weights[2]) == pytest.approx(LEAST_SHARE, rel=0.02)
+
+
+def test_a_view_of_small_cosines_gets_a_larger_weight_for_the_same_say() -> None:
+    losses = [torch.ones(4, dtype=torch.float64)] * 2
+    weights = soft_weights([torch.eye(4), 0.1 * torch.eye(4)], losses)
+    torch.testing.assert_close(weights[1] / weights[0], torch.tensor(10.0, dtype=torch.float64))
 
 
 @given(seed=seeds)
@@ -46,3 +76,14 @@ def test_the_simplest_within_one_error(seed: int) -> None:
     chosen = simplest_within_one_error(losses)
     assert not worse_by_one_error(losses[chosen], best)
     assert all(worse_by_one_error(loss, best) for loss in losses[:chosen])
+
+
+def test_what_counts_as_worse() -> None:
+    zero = torch.zeros(100, dtype=torch.float64)
+    noisy = torch.tensor([1.0, -0.9] * 50, dtype=torch.float64)  # mean 0.05, standard error 0.095
+    assert not worse_by_one_error(noisy, zero)
+    assert worse_by_one_error(noisy, zero, most=0.02)
+    assert not worse_by_one_error(noisy, zero, most=0.02, margin=4.0)
+    assert worse_by_one_error(noisy, zero, most=0.02, margin=2.0)
+    assert not worse_by_one_error(zero + 1e-3, zero)
+    assert worse_by_one_error(zero + 3e-3, zero)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import RobustScaler, StandardScaler
 
 from protonet.datasets.synthetic import sample_family
 from protonet.prototypes import class_means
@@ -62,6 +62,24 @@ def test_with_many_rows_shrinkage_vanishes() -> None:
     torch.testing.assert_close(variances, expected, rtol=0.02, atol=0)
 
 
+@pytest.mark.parametrize("rows", [60, 300])
+def test_copies_and_constants_do_not_change_the_shrunken_variances(rows: int) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    residuals = torch.randn(rows, 20, generator=generator, dtype=torch.float64) * torch.logspace(-1, 0, 20)
+    alone = shrink_covariance(residuals, rows).variances
+    copies = shrink_covariance(torch.cat([residuals, residuals], dim=1) / 2**0.5, rows).variances
+    padded = shrink_covariance(torch.cat([residuals, torch.zeros(rows, 20)], dim=1), rows).variances
+    torch.testing.assert_close(copies, alone)
+    torch.testing.assert_close(padded, alone)
+
+
+@pytest.mark.parametrize("kind", ["standardised", "relevant", "robust"])
+def test_a_feature_of_another_unit_does_not_hide_the_others(kind: str) -> None:
+    x, y = blobs(1, rows=20)
+    other = x * torch.tensor([1e7] + [1.0] * 7)
+    torch.testing.assert_close(fit_view(kind, x, y, 5)(x), fit_view(kind, other, y, 5)(other), atol=1e-3, rtol=1e-3)
+
+
 def test_wide_and_square_paths_agree() -> None:
     """The Gram path (rows < dim) and the covariance path see the same spectrum when a zero row tells them apart."""
     generator = torch.Generator().manual_seed(1)
@@ -82,19 +100,20 @@ def test_whitening_finds_the_classes_that_noise_hides(family: str, least: float)
 
 
 @given(seed=seeds, kind=st.sampled_from(KINDS))
-def test_a_rotation_moves_every_view_but_the_standardised_along(seed: int, kind: str) -> None:
+def test_a_rotation_moves_views_along_that_do_not_scale_features(seed: int, kind: str) -> None:
     x, y = blobs(seed)
     generator = torch.Generator().manual_seed(seed)
     rotation = torch.linalg.qr(torch.randn(8, 8, generator=generator))[0]
     z, turned = fit_view(kind, x, y, 5)(x), fit_view(kind, x @ rotation, y, 5)(x @ rotation)
-    if kind != "standardised":
+    if kind in {"raw", "centred", "whitened"}:
         torch.testing.assert_close(z @ z.T, turned @ turned.T, atol=2e-3, rtol=2e-3)
     torch.testing.assert_close(turned.square().mean(), torch.tensor(1.0), atol=1e-4, rtol=0)
 
 
 def test_whitening_needs_two_degrees_of_freedom() -> None:
-    assert available_kinds(torch.tensor([0, 1, 2])) == KINDS[:-1]
-    assert available_kinds(torch.tensor([0, 1, 2, 2])) == KINDS[:-1]
+    without = ("raw", "centred", "standardised", "robust")
+    assert available_kinds(torch.tensor([0, 1, 2])) == without
+    assert available_kinds(torch.tensor([0, 1, 2, 2])) == without
     assert available_kinds(torch.tensor([0, 1, 1, 2, 2])) == KINDS
 
 
@@ -105,3 +124,19 @@ def test_constant_and_duplicated_features_stay_finite() -> None:
     for kind in KINDS:
         z = fit_view(kind, x, torch.arange(6) % 3, 3)(x)
         assert bool(torch.isfinite(z).all())
+
+
+def test_robust_is_scikit_learns_up_to_scale() -> None:
+    x, y = blobs(2, rows=101)
+    z = fit_view("robust", x, y, 5)(x)
+    expected = torch.from_numpy(RobustScaler().fit_transform(x.double().numpy())).float()
+    torch.testing.assert_close(z / z.std(), expected / expected.std(), atol=1e-3, rtol=1e-3)
+
+
+def test_relevant_features_are_those_whose_means_differ() -> None:
+    x, y = blobs(3, rows=50)
+    x[:, 5] = torch.randn(len(x), generator=torch.Generator().manual_seed(0))
+    view = fit_view("relevant", x, y, 5)
+    weight = view.gain * x.std(dim=0)
+    assert int(weight.argmin()) == 5
+    assert float(weight[5]) < 0.3 * float(weight.max())

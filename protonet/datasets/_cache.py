@@ -56,7 +56,8 @@ def cached_arrays(name: str, version: int, key: Any, make: Callable[[], Arrays])
 
 def _read(path: Path, stamp: str) -> Arrays:
     """Return the arrays of a file with this stamp; raise a ValueError or what numpy and zipfile raise if not."""
-    with np.load(path, allow_pickle=False) as file:
+    with path.open("rb") as opened:
+        file = np.load(opened, allow_pickle=False)
         if not isinstance(file, np.lib.npyio.NpzFile) or "stamp" not in file.files:
             raise ValueError("not a file of this library")
         if str(file["stamp"]) != stamp:

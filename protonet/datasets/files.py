@@ -96,9 +96,10 @@ def load_npz(path: str | Path) -> Dataset:
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     """Return the arrays x, y and split of an NPZ file, those that it has."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened:
+            file = np.load(opened, allow_pickle=False)
             if not isinstance(file, np.lib.npyio.NpzFile):
-                fail("load_npz", "path", "be an NPZ file", f"{path}, a single array", "Use numpy.savez.")
+                raise ValueError("a single array")
             return {name: file[name] for name in file.files if name in {"x", "y", "split"}}
     except ValueError as error:
         if "Object arrays" not in str(error):

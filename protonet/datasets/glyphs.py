@@ -112,17 +112,17 @@ def split_alphabets(characters: Iterable[str]) -> tuple[str, ...]:
     Letters and other characters are split apart, so that every side has some of both. Alphabets of fewer than
     20 characters count as one.
     """
-    names = [(unicodedata.category(c)[0] == "L", alphabet_of(c)) for c in characters]
+    names = [alphabet_of(character) for character in characters]
     counts = Counter(names)
-    names = [(letter, name if counts[letter, name] >= SMALL_ALPHABET else "SMALL") for letter, name in names]
+    names = [name if counts[name] >= SMALL_ALPHABET else "SMALL" for name in names]
     counts = Counter(names)
+    others = {"SMALL", *(name for _, name in BLOCKS)}
     sides = {}
-    for kind in (True, False):
-        alphabets = sorted((-count, name) for (letter, name), count in counts.items() if letter == kind)
-        missing = {side: share * -sum(n for n, _ in alphabets) for side, share in zip(SIDES, SHARES, strict=True)}
-        for count, name in alphabets:
-            sides[kind, name] = max(missing, key=lambda side: missing[side])
-            missing[sides[kind, name]] += count
+    for group in (counts.keys() - others, counts.keys() & others):
+        missing = {side: share * sum(counts[name] for name in group) for side, share in zip(SIDES, SHARES, strict=True)}
+        for name in sorted(group, key=lambda name: (-counts[name], name)):
+            sides[name] = max(missing, key=lambda side: missing[side])
+            missing[sides[name]] -= counts[name]
     return tuple(sides[name] for name in names)
 
 
@@ -145,7 +145,7 @@ def find_faces(fonts: str | Path | None = None) -> list[Face]:
     faces = []
     for path in paths:
         try:
-            with TTFont(path, lazy=True) as font:
+            with path.open("rb") as opened, TTFont(opened, lazy=True) as font:
                 glyphs: dict[int, str] = font.getBestCmap() or {}
         except (TTLibError, OSError) as error:
             got = f"{path} ({type(error).__name__})"

@@ -1,0 +1,69 @@
+"""Digits: what scikit-learn ships, in the library's form; and what every data set can do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from sklearn import datasets
+
+from protonet.datasets import Dataset, load_digits
+from protonet.datasets.dataset import make_dataset
+
+
+def test_digits_are_scikit_learns() -> None:
+    data = load_digits()
+    x, y = datasets.load_digits(return_X_y=True)
+    assert (tuple(data.x.shape), data.x.dtype, data.y.dtype) == ((1797, 64), torch.float32, torch.int64)
+    torch.testing.assert_close(data.x.double() * 16, torch.from_numpy(x))
+    assert data.y.tolist() == y.tolist()
+    assert data.class_names == tuple("0123456789")
+    assert data.num_classes == 10
+    assert data.sides is None
+
+
+def test_missing_package_is_named_with_its_command() -> None:
+    code = "import sys; sys.modules['sklearn'] = None\n"  # what Python does for a package that is not there
+    code += "from protonet.datasets import load_digits\n"
+    code += "try: load_digits()\nexcept ImportError as error: print(error)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    line = "load_digits: `sklearn` must be installed; got none of that name. "
+    assert done.stdout == line + 'Run pip install "protonet[analysis]".\n'
+
+
+def small() -> Dataset:
+    sides = ["novel", "base", "novel", "base", "validation"]
+    return make_dataset("f", "x", torch.arange(10.0).reshape(5, 2), ["b", "a", "b", "a", "c"], sides)
+
+
+def test_make_dataset_numbers_sorted_names() -> None:
+    data = small()
+    assert data.y.tolist() == [1, 0, 1, 0, 2]
+    assert data.class_names == ("a", "b", "c")
+    assert data.sides == ("base", "novel", "validation")
+
+
+def test_take_classes_renumbers() -> None:
+    part = small().take_classes([2, 1])
+    assert part.x.tolist() == [[0.0, 1.0], [4.0, 5.0], [8.0, 9.0]]
+    assert part.y.tolist() == [1, 1, 0]
+    assert (part.class_names, part.sides) == (("c", "b"), ("validation", "novel"))
+    assert small().take_side("novel").class_names == ("b",)
+
+
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [([0, 0], "name each class once; got .0, 0."), ([3], r"be in \[0, 3\); got 3"), ([-1], "got -1")],
+)
+def test_take_classes_errors(classes: list[int], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^take_classes: `class_ids` must .*{message}"):
+        small().take_classes(classes)
+
+
+def test_take_side_errors() -> None:
+    with pytest.raises(ValueError, match=r"^take_side: `side` must be a side that has classes; got 'test' of"):
+        small().take_side("test")
+    with pytest.raises(ValueError, match="got 'base' of no split"):
+        load_digits().take_side("base")

@@ -1,0 +1,180 @@
+"""Glyphs: coverage, what is left out, jitter that depends on the sample alone, sides, and the cache."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import ImageFont
+
+from protonet.datasets import Dataset, load_glyphs
+from protonet.datasets.dataset import SIDES
+from protonet.datasets.glyphs import SHARES, alphabet_of, find_faces, split_alphabets
+
+SOME = "abcxyzαβγж≤⠿"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def rows_of(data: Dataset, character: str) -> torch.Tensor:
+    return data.x[data.y == data.class_names.index(character)]
+
+
+def test_images() -> None:
+    data = load_glyphs(characters=SOME, copies=2)
+    assert data.class_names == tuple(sorted(SOME))
+    assert (tuple(data.x.shape[1:]), data.x.dtype, data.y.dtype) == ((784,), torch.float32, torch.int64)
+    assert float(data.x.min()) == 0
+    assert 0.4 < float(data.x.amax(dim=1).min()) <= float(data.x.max()) <= 1  # none is blank
+    assert float(data.x.mean()) < 0.3  # paper is 0
+    faces = find_faces()
+    for character, count in zip(data.class_names, torch.bincount(data.y).tolist(), strict=True):
+        assert count == 2 * sum(character in face.characters for face in faces)
+
+
+def test_faces_have_the_glyphs_that_they_claim() -> None:
+    for face in find_faces()[:2]:
+        font = ImageFont.truetype(face.path, 20)
+        missing = bytes(font.getmask("\U0010ffff"))
+        assert all(bytes(font.getmask(character)) != missing for character in SOME)
+        assert "\U0010ffff" not in face.characters
+
+
+def test_left_out_are_blanks_lookalikes_and_what_few_faces_have() -> None:
+    data = load_glyphs(characters="AB\N{GREEK CAPITAL LETTER ALPHA}\N{CYRILLIC CAPITAL LETTER A}C \u2003\u0301")
+    assert data.class_names == ("A", "B", "C")
+    arabic = "\N{ARABIC LETTER BEH}\N{ARABIC LETTER SEEN}"  # in few faces
+    assert load_glyphs(characters="AB" + arabic).class_names == ("A", "B")
+    assert load_glyphs(characters="AB" + arabic, min_faces=2).num_classes == 4
+
+
+def test_an_image_depends_on_its_sample_alone() -> None:
+    few, more = load_glyphs(characters="xβ"), load_glyphs(characters=SOME, copies=2)
+    assert torch.equal(rows_of(few, "β"), rows_of(more, "β")[::2])
+    other = load_glyphs(characters="xβ", seed=1)
+    assert not torch.equal(rows_of(few, "β"), rows_of(other, "β"))
+    copies = rows_of(more, "x")
+    assert len(copies.unique(dim=0)) == len(copies)
+
+
+def test_glyphs_can_be_told_apart() -> None:
+    data = load_glyphs(characters="AOTX", copies=4)
+    odd = torch.arange(len(data.y)) % 2 == 1
+    distances = torch.cdist(data.x[odd], data.x[~odd])
+    right = data.y[~odd][distances.argmin(dim=1)] == data.y[odd]
+    assert float(right.double().mean()) > 0.9
+
+
+def test_alphabets() -> None:
+    letters = "aβж\N{GEORGIAN LETTER AN}\N{ARMENIAN SMALL LETTER AYB}\N{MODIFIER LETTER SMALL H}"
+    assert [alphabet_of(c) for c in letters] == ["LATIN", "GREEK", "CYRILLIC", "GEORGIAN", "ARMENIAN", "MODIFIER"]
+    others = "!\N{BULLET}\N{RIGHTWARDS ARROW}\N{N-ARY SUMMATION}\N{BRAILLE PATTERN DOTS-1}7"
+    expected = ["PUNCTUATION", "PUNCTUATION", "ARROWS", "MATHEMATICAL", "BRAILLE", "PUNCTUATION"]
+    assert [alphabet_of(c) for c in others] == expected
+
+
+def test_alphabets_stay_whole_and_sides_have_their_shares() -> None:
+    serif = next(face for face in find_faces() if face.path.stem == "DejaVuSerif")
+    characters = sorted(c for c in serif.characters if c.isprintable() and not c.isspace())
+    sides = split_alphabets(characters)
+    assert split_alphabets(characters) == sides
+    sides_of: dict[str, set[str]] = {}
+    for character, side in zip(characters, sides, strict=True):
+        sides_of.setdefault(alphabet_of(character), set()).add(side)
+    assert {"LATIN", "GREEK", "CYRILLIC", "BRAILLE"} <= set(sides_of)
+    letters = {name for name in sides_of if any(c.isalpha() and alphabet_of(c) == name for c in characters)}
+    small = [name for name in sides_of if list(map(alphabet_of, characters)).count(name) < 20]
+    assert all(len(own) == 1 for own in sides_of.values())
+    assert len(set.union(*(sides_of[name] for name in small))) == 1
+    for side, share in zip(SIDES, SHARES, strict=True):
+        assert abs(sides.count(side) / len(sides) - share) < 0.1
+        assert any(side in sides_of[name] for name in letters)
+
+
+class TestCache:
+    def test_second_call_reads_it(self, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        first = load_glyphs(characters="ab")
+        (path,) = cache.iterdir()
+        written = path.stat().st_mtime_ns
+        again = load_glyphs(characters="ba")
+        assert torch.equal(first.x, again.x)
+        assert path.stat().st_mtime_ns == written
+        assert capsys.readouterr().err == ""
+        load_glyphs(characters="ab", seed=1)
+        assert len(list(cache.iterdir())) == 2
+
+    @pytest.mark.parametrize("damage", ["truncated", "foreign", "empty", "older", "pickle"])
+    def test_bad_file_is_made_again(self, cache: Path, capsys: pytest.CaptureFixture[str], damage: str) -> None:
+        first = load_glyphs(characters="ab")
+        (path,) = cache.iterdir()
+        whole = path.read_bytes()
+        if damage == "older":
+            with np.load(path) as file:
+                arrays = {name: file[name] for name in file.files}
+            arrays["stamp"] = np.array(str(arrays["stamp"]).replace("glyphs 1 ", "glyphs 0 "))
+            np.savez(path, **arrays)
+        elif damage == "pickle":
+            np.savez(path, stamp=np.array([{}], object))
+        elif damage == "foreign":
+            np.savez(path, x=np.eye(2))
+        else:
+            path.write_bytes(whole[: len(whole) // 2] if damage == "truncated" else b"")
+        assert torch.equal(load_glyphs(characters="ab").x, first.x)
+        line = capsys.readouterr().err
+        assert line.startswith(f"protonet: {path} is made again: ")
+        assert line.count("\n") == 1
+        load_glyphs(characters="ab")
+        assert capsys.readouterr().err == ""
+        assert list(cache.iterdir()) == [path]
+
+    def test_no_place_to_write_is_no_error(
+        self, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        cache.write_text("a file")
+        monkeypatch.setenv("PROTONET_CACHE", str(cache / "below"))
+        assert load_glyphs(characters="ab").num_classes == 2
+        assert "is not kept: Not a directory" in capsys.readouterr().err
+
+    def test_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("PROTONET_CACHE")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+        load_glyphs(characters="ab")
+        assert len(list((tmp_path / "xdg" / "protonet").iterdir())) == 1
+
+
+def test_more_fonts(tmp_path: Path) -> None:
+    folder = tmp_path / "fonts" / "deeper"
+    folder.mkdir(parents=True)
+    plain = load_glyphs(characters="ab")
+    shutil.copy(find_faces()[0].path, folder / "Mine.TTF")
+    more = load_glyphs(characters="ab", fonts=tmp_path / "fonts")
+    assert len(more.y) == len(plain.y) + 2
+    assert torch.equal(rows_of(more, "a")[:-1], rows_of(plain, "a"))
+    (folder / "bad.ttf").write_bytes(b"no font")
+    with pytest.raises(ValueError, match=r"^load_glyphs: `fonts` must hold fonts that can be read; got .*bad\.ttf"):
+        load_glyphs(characters="ab", fonts=tmp_path / "fonts")
+    with pytest.raises(ValueError, match="`fonts` must be a folder with TTF files"):
+        load_glyphs(characters="ab", fonts=tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"characters": "a"}, ValueError, "`characters` must hold at least 2 that 8 faces draw; got 1 of 1"),
+        ({"characters": ""}, ValueError, "`characters` must hold at least 2"),
+        ({"copies": 0}, ValueError, "`copies` must be a whole number >= 1; got 0"),
+        ({"min_faces": 0}, ValueError, "`min_faces` must be a whole number >= 1; got 0"),
+        ({"seed": -1}, ValueError, "`seed` must be a whole number >= 0; got -1"),
+        ({"seed": "x"}, TypeError, "`seed` must be a whole number >= 0; got 'x'"),
+    ],
+)
+def test_errors(change: dict[str, object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=f"^load_glyphs: {message}"):
+        load_glyphs(**({"characters": "ab"} | change))  # type: ignore[arg-type]
