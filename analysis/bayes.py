@@ -15,6 +15,7 @@ from torch import Tensor
 
 from protonet._checks import check_features, check_int, check_labels, check_number, fail, fail_type
 from protonet.datasets import Split
+from protonet.prototypes import class_means
 
 DEBYE_ORDER = 30.0  # from this order on the expansion is exact to 1e-11
 DEBYE_TERMS = 7
@@ -160,8 +161,8 @@ def predict_true_whitening(
     support, labels, query, num_classes = _check_task(function, support_x, support_y, query_x, num_classes)
     spectrum, basis = _check_covariance(function, covariance, support.shape[1])
     whiten = basis / spectrum.sqrt()  # (dim, dim)
-    sums, counts = _sum_classes(support @ whiten, labels, num_classes)
-    prototypes = torch.nn.functional.normalize(sums, dim=1)
+    means, counts = class_means(support @ whiten, labels, num_classes)
+    prototypes = torch.nn.functional.normalize(means, dim=1)
     absent = torch.where(counts > 0, 0.0, -math.inf)  # (num_classes,)
     return _predict(lambda x: x @ whiten @ prototypes.T + absent, query)
 
@@ -216,8 +217,8 @@ def _predict(score: Callable[[Tensor], Tensor], query: Tensor) -> Tensor:
 
 def _sum_classes(x: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
     """Return each class's sum (num_classes, dim) and count (num_classes,), float64."""
-    sums = x.new_zeros(num_classes, x.shape[1]).index_add_(0, labels, x)
-    return sums, torch.bincount(labels, minlength=num_classes).to(x.dtype)
+    means, counts = class_means(x, labels, num_classes)
+    return counts[:, None] * means, counts
 
 
 def _check_task(

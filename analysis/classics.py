@@ -16,8 +16,6 @@ from torch import nn
 
 from protonet.prototypes import class_means
 
-#: Raised whenever a method here changes: it makes their finished results void.
-VERSION = 1
 FOLDS = 5
 
 

@@ -6,11 +6,17 @@ its contenders meet N new draws of the data, and a table says how far each is fr
 
 from __future__ import annotations
 
+import sys
+
+if __name__ == "__main__":
+    from solution.start import start
+
+    sys.exit(start("analysis.contest"))
+
 import argparse
 import hashlib
 import json
 import shutil
-import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +29,7 @@ from analysis.contest_draws import Grid, measure
 from analysis.contest_judge import judge
 from analysis.contest_table import summarise, tabulate
 from analysis.official import sample_official
+from analysis.options import check_outputs, parse_names, parse_wholes, write_results
 from protonet._checks import fail
 from protonet._command import Parser, check_writable_file, parse_whole, run_command
 from protonet.datasets import FAMILIES
@@ -31,8 +38,8 @@ from solution.pack import pack_single, pack_zip
 PROG = "analysis.contest"
 #: Samples a class of train, validation and test.
 CONFIGS = {"official": (16, 4, 8), "agentics": (1, 1, 1)}
-RESULTS = Path(__file__).with_name("results")
-STATE = Path("build/contest.jsonl")
+BUILD = Path("build")
+STATE = BUILD / "contest.jsonl"
 #: Options that mean something in one mode alone, and what they are otherwise.
 JUDGE_ONLY = {"config": "official", "python": sys.executable, "single_file": False}
 DRAWS_ONLY = {
@@ -54,7 +61,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(PROG, "Judge the packed submission as the contest does, or measure it on new draws.")
     absent: Any = argparse.SUPPRESS
     add = parser.add_argument
-    add("--json", metavar="PATH", help="where the results go (default: analysis/results/contest*.json)")
+    add("--json", metavar="PATH", help=f"where the results go (default: {BUILD}/contest*.json; with --draws, nowhere)")
     one = parser.add_argument_group("one submission")
     one.add_argument("--config", default=absent, help="official (default) or agentics: 1 sample a class")
     one.add_argument("--single-file", default=absent, action="store_true", help="judge the single file")
@@ -84,11 +91,12 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _judge(options: argparse.Namespace) -> None:
     """Judge the packed submission on the official data."""
-    _check_choice("--config", options.config, CONFIGS)
+    if options.config not in CONFIGS:
+        fail(PROG, "--config", f"be one of {', '.join(CONFIGS)}", repr(options.config), "Pick a listed one.")
     if shutil.which(options.python) is None:
         fail(PROG, "--python", "be an interpreter", repr(options.python), "Pass its path.")
     name = "contest" + "_agentics" * (options.config == "agentics") + "_single_file" * options.single_file
-    path = check_writable_file(PROG, "--json", options.json or RESULTS / f"{name}.json")
+    path = check_writable_file(PROG, "--json", options.json or BUILD / f"{name}.json")
     submission = pack_single() if options.single_file else pack_zip()
     result = judge(submission, sample_official(*CONFIGS[options.config]), python=options.python)
     facts = {
@@ -108,40 +116,25 @@ def _draw(options: argparse.Namespace) -> None:
     """Measure the solver and its contenders on new draws."""
     n_draws = parse_whole(PROG, "--draws", options.draws, low=1)
     first = parse_whole(PROG, "--first-seed", options.first_seed, low=0)
-    methods = None if options.methods is None else options.methods.split(",")
     grid = Grid(
-        families=options.family.split(","),
-        shots=[_parse_shots(text) for text in options.shots.split(",")],
-        limits=[parse_whole(PROG, "--limits", text, low=0) for text in options.limits.split(",")],
+        families=parse_names(PROG, "--family", options.family, FAMILIES),
+        shots=list(dict.fromkeys(_parse_shots(text) for text in options.shots.split(","))),
+        limits=parse_wholes(PROG, "--limits", options.limits, low=0),
         seeds=range(first, first + n_draws),
-        methods=methods,
+        methods=None if options.methods is None else parse_names(PROG, "--methods", options.methods, METHODS),
         num_classes=parse_whole(PROG, "--classes", options.classes, low=2),
         dim=parse_whole(PROG, "--dim", options.dim, low=2),
     )
-    for family in grid.families:
-        _check_choice("--family", family, FAMILIES)
-    for method in methods or ():
-        _check_choice("--methods", method, METHODS)
     needed = {method for family in grid.families for method in grid.methods_of(family)}
     if needed & {"lda", "logistic"} and find_spec("sklearn") is None:
         remedy = 'Run pip install "protonet[analysis]", or leave out lda and logistic.'
         fail(PROG, "--methods", "have scikit-learn for lda and logistic", "none installed", remedy)
-    state = check_writable_file(PROG, "--state", options.state)
-    outputs = {
-        name: check_writable_file(PROG, f"--{name}", getattr(options, name))
-        for name in ("json", "markdown")
-        if getattr(options, name) is not None
-    }
+    outputs = check_outputs(PROG, options, ("state", "json", "markdown"))
     torch.set_num_threads(1)  # a second one saves a quarter here, and costs thirty-fold on a busy machine
     if options.fresh:
-        state.unlink(missing_ok=True)
-    rows = summarise(grid, measure(grid, state))
-    table = tabulate(rows)
-    if "json" in outputs:
-        outputs["json"].write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    if "markdown" in outputs:
-        outputs["markdown"].write_text(table, encoding="utf-8")
-    print(table, end="")
+        outputs["state"].unlink(missing_ok=True)
+    rows = summarise(grid, measure(grid, outputs["state"]))
+    write_results(outputs, rows, tabulate(rows))
 
 
 def _parse_shots(text: str) -> tuple[int, int]:
@@ -150,12 +143,6 @@ def _parse_shots(text: str) -> tuple[int, int]:
     if len(parts) != 2 or not all(part.isdecimal() for part in parts) or int(parts[0]) < 1:
         fail(PROG, "--shots", "be train+val samples a class", repr(text), "Pass for instance 16+4,1+1.")
     return int(parts[0]), int(parts[1])
-
-
-def _check_choice(argument: str, value: str, choices: Sequence[str] | dict[str, Any]) -> None:
-    """Raise a ValueError unless ``value`` is one of the choices."""
-    if value not in choices:
-        fail(PROG, argument, f"be one of {', '.join(choices)}", repr(value), "Pick a listed one.")
 
 
 def _run(arguments: Sequence[str] | None) -> None:
@@ -167,7 +154,3 @@ def _run(arguments: Sequence[str] | None) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     return run_command(PROG, _run, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

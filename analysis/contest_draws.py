@@ -6,7 +6,6 @@ an interrupted table continues and results of other versions of the code are lef
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -18,9 +17,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm
 
 from analysis.contenders import METHODS
+from analysis.journal import append_journal, hash_sources, read_journal
 from protonet.datasets import Split, sample_family
 from protonet.solver import solve
-from solution.pack import ROOT, library_files
+from solution.pack import library_files
 
 OURS = "ours"
 
@@ -68,14 +68,9 @@ Results = dict[Cell, dict[str, Any]]
 
 
 def hash_code(method: str) -> str:
-    """Return a hash of the sources that decide a method's results."""
-    paths = ["protonet/datasets/synthetic.py"]
-    if method != OURS:
-        paths += ["analysis/contenders.py", "analysis/bayes.py"]
-    sources = {path: (ROOT / path).read_text(encoding="utf-8") for path in paths}
-    if method == OURS:
-        sources |= library_files()
-    return hashlib.sha256(json.dumps(sources, sort_keys=True).encode()).hexdigest()[:16]
+    """Return a hash of the code that decides a method's results."""
+    others = ("analysis/contenders.py", "analysis/bayes.py", "protonet/prototypes.py")
+    return hash_sources("protonet/datasets/synthetic.py", *(library_files() if method == OURS else others))
 
 
 def measure(grid: Grid, state: Path) -> Results:
@@ -94,25 +89,24 @@ def measure(grid: Grid, state: Path) -> Results:
     codes = {method: hash_code(method) for method in (*METHODS, OURS)}
     size = [grid.num_classes, grid.dim]
     cells = list(grid.cells())
-    wanted, results = set(cells), Results()
-    for entry in _read_state(state):
-        cell = Cell(*entry["cell"])
-        if cell in wanted and entry["size"] == size and entry["code"] == codes[cell.method]:
-            results[cell] = entry["result"]
+    wanted = {json.dumps([cell, size, codes[cell.method]]): cell for cell in cells}
+    results = Results()
+    for entry in read_journal(state):
+        key = json.dumps([entry.get("cell"), entry.get("size"), entry.get("code")])
+        if key in wanted and "result" in entry:
+            results[wanted[key]] = entry["result"]
     split, drawn = None, None
     missing = [cell for cell in cells if cell not in results]
     bar = tqdm(missing, initial=len(results), total=len(cells), unit="result", dynamic_ncols=True)
     try:
-        with state.open("a", encoding="utf-8") as file, bar:
-            file.write("" if _ends_in_newline(state) else "\n")
+        with bar:
             for cell in bar:
                 if split is None or drawn != cell[:4]:
                     split, drawn = sample_draw(grid, cell), cell[:4]
                 bar.set_postfix_str(f"{cell.family} {cell.n_train}+{cell.n_val} {cell.method}")
                 results[cell] = run_method(split, cell.method, cell.limit)
                 entry = {"cell": cell, "size": size, "code": codes[cell.method], "result": results[cell]}
-                file.write(json.dumps(entry) + "\n")
-                file.flush()
+                append_journal(state, entry)
     except KeyboardInterrupt:
         kept = f"interrupted; {len(results)} of {len(cells)} results are kept in {state}"
         raise KeyboardInterrupt(f"{kept}. The same command continues.") from None
@@ -150,17 +144,3 @@ def run_method(split: Split, method: str, limit: int | None) -> dict[str, Any]:
     accuracy = None if predicted is None else float((predicted == split.test_y).double().mean())
     seconds = round(time.perf_counter() - started, 3)
     return {"accuracy": accuracy, "parameters": parameters, "seconds": seconds}
-
-
-def _ends_in_newline(state: Path) -> bool:
-    """Return whether the state file can be appended to: its last line may have been cut off."""
-    return not state.exists() or state.read_bytes()[-1:] in {b"", b"\n"}
-
-
-def _read_state(state: Path) -> Iterator[dict[str, Any]]:
-    """Yield the state file's entries, without lines that were cut off."""
-    for line in state.read_text(encoding="utf-8").splitlines() if state.exists() else ():
-        try:
-            yield json.loads(line)
-        except json.JSONDecodeError:
-            continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -66,7 +67,8 @@ def judge(
             "result": str(top / "result.json"),
         }
         (top / "request.json").write_text(json.dumps(request), encoding="utf-8")
-        command = [python, "-I", str(WORKER), str(top / "request.json")]
+        interpreter = Path(shutil.which(python) or python).absolute()  # the process starts in another folder
+        command = [str(interpreter), "-I", str(WORKER), str(top / "request.json")]
         try:  # in a session of its own, so that Ctrl-C ends it from here and it shows no traceback
             ended = subprocess.run(command, cwd=top, timeout=TIMEOUT, check=False, start_new_session=True)
         except subprocess.TimeoutExpired:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from analysis.contest_draws import OURS, Cell, Grid, Results
-from analysis.tables import format_mean, format_table, mean_and_error
+from analysis.tables import count, format_mean, format_table, mean_and_error
 
 #: The contenders' names in the table, in its order.
 NAMES = {
@@ -19,7 +19,7 @@ NAMES = {
 #: The methods that regret is measured against: the best of them, row by row.
 RIVALS = ("cosine", "lda", "logistic")
 NOTE = """
-Test accuracy in percent, mean over {n} draws ± one standard error. In brackets: ours minus it, paired by
+Test accuracy in percent, mean over {draws} ± one standard error. In brackets: ours minus it, paired by
 draw. The gap is the Bayes rule minus ours, the regret the best of cosine, LDA and logistic regression minus
 ours.
 """
@@ -62,7 +62,7 @@ def tabulate(rows: Sequence[dict[str, Any]]) -> str:
     header = ["family", "train+val", "limit", "ours", "Bayes", "gap to Bayes"]
     header += [*(NAMES[method] for method in shown), "regret", "parameters", "seconds"]
     table = format_table(header, [_format_row(row, shown) for row in rows])
-    return table + NOTE.format(n=len(rows[0]["seconds"]))
+    return table + NOTE.format(draws=count(len(rows[0]["seconds"]), "draw"))
 
 
 def _format_row(row: dict[str, Any], shown: Sequence[str]) -> list[str]:

@@ -6,9 +6,14 @@ against the best of them in hindsight.
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Mapping, Sequence
+
+if __name__ == "__main__":
+    from solution.start import start
+
+    sys.exit(start("analysis.robustness"))
+
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,11 +21,12 @@ from pathlib import Path
 import torch
 
 from analysis.classics import CLASSICS
+from analysis.options import check_outputs, parse_names, parse_wholes, write_results
 from analysis.realdata import DATASETS
 from analysis.robustness_runs import METHODS, OURS, list_runs, measure
 from analysis.robustness_table import plot, summarise, tabulate
 from protonet._checks import fail
-from protonet._command import Parser, check_writable_file, parse_whole, run_command
+from protonet._command import Parser, parse_whole, run_command
 
 PROG = "analysis.robustness"
 STATE = Path("build/robustness.jsonl")
@@ -41,9 +47,9 @@ def _run(arguments: Sequence[str] | None) -> None:
     add("--markdown", metavar="PATH", help="write the tables there, too")
     add("--plot", metavar="PATH", help="draw ours minus the best classic there (.png, .pdf or .svg)")
     options = parser.parse_args(arguments)
-    datasets = _parse_names("--datasets", options.datasets, DATASETS)
-    methods = _parse_names("--methods", options.methods, METHODS)
-    shots = list(dict.fromkeys(parse_whole(PROG, "--shots", n, low=1) for n in options.shots.split(",")))
+    datasets = parse_names(PROG, "--datasets", options.datasets, DATASETS)
+    methods = parse_names(PROG, "--methods", options.methods, METHODS)
+    shots = parse_wholes(PROG, "--shots", options.shots, low=1)
     n_splits = parse_whole(PROG, "--splits", options.splits, low=1)
     ours = [method for method in methods if method in OURS]
     classics = [method for method in methods if method in CLASSICS]
@@ -52,37 +58,18 @@ def _run(arguments: Sequence[str] | None) -> None:
         fail(PROG, "--methods", "have scikit-learn for the classics", "none installed", remedy)
     if options.plot is not None:
         _check_plot(options.plot, ours, classics)
-    state = check_writable_file(PROG, "--state", options.state)
-    outputs = {
-        name: check_writable_file(PROG, f"--{name}", getattr(options, name))
-        for name in ("json", "markdown", "plot")
-        if getattr(options, name) is not None
-    }
+    outputs = check_outputs(PROG, options, ("state", "json", "markdown", "plot"))
     runs = list(list_runs(datasets, shots, n_splits, methods))
     if not runs:
         got = f"none in {options.datasets} at {options.shots} shots"
         fail(PROG, "--datasets", "have rows enough for a split", got, "Pass fewer shots or other data sets.")
     torch.set_num_threads(1)  # the matrices are small: a second thread costs more than it brings
     with _one_thread():
-        results = measure(runs, state)
+        results = measure(runs, outputs["state"])
     rows = summarise(results)
-    table = tabulate(rows)
-    if "json" in outputs:
-        outputs["json"].write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    if "markdown" in outputs:
-        outputs["markdown"].write_text(table, encoding="utf-8")
     if "plot" in outputs:
         plot(rows, ours[0], outputs["plot"])
-    print(table, end="")
-
-
-def _parse_names(argument: str, text: str, known: Mapping[str, object]) -> list[str]:
-    """Return the names of a list with commas, each of them known."""
-    names = list(dict.fromkeys(text.split(",")))
-    for name in names:
-        if name not in known:
-            fail(PROG, argument, f"be of {', '.join(known)}", repr(name), "Pick listed ones, with commas.")
-    return names
+    write_results(outputs, rows, tabulate(rows))
 
 
 def _check_plot(path: str, ours: Sequence[str], classics: Sequence[str]) -> None:
@@ -108,7 +95,3 @@ def _one_thread() -> AbstractContextManager[object]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     return run_command(PROG, _run, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

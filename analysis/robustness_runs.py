@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 import time
@@ -15,15 +14,14 @@ import torch
 from tqdm import tqdm
 
 from analysis.classics import CLASSICS, Fit, Outcome, Predictor
-from analysis.classics import VERSION as CLASSICS_VERSION
-from analysis.journal import append_journal, read_journal
+from analysis.journal import append_journal, hash_sources, read_journal
 from analysis.realdata import load_real, split_shots
 from protonet.datasets import Split
 from protonet.solver import solve
 from solution.pack import library_files
 
-#: Raised whenever a data set or its splits change: it makes all finished results void.
-DATA_VERSION = 1
+#: The sources that decide the data sets and their splits.
+DATA = ("analysis/realdata.py", *(f"protonet/datasets/{name}.py" for name in ("dataset", "digits", "glyphs")))
 BINS = 15
 
 
@@ -74,11 +72,9 @@ def list_runs(datasets: Sequence[str], shots: Sequence[int], n_splits: int, meth
 
 
 def hash_code(method: str) -> str:
-    """Return what a method's results depend on: a hash of the library for ours, a version for the classics."""
-    if method not in OURS:
-        return f"data {DATA_VERSION}, classics {CLASSICS_VERSION}"
-    digest = hashlib.sha256(json.dumps(library_files(), sort_keys=True).encode()).hexdigest()
-    return f"data {DATA_VERSION}, library {digest[:16]}"
+    """Return a hash of the code that decides a method's results."""
+    classics = ("analysis/classics.py", "protonet/prototypes.py")
+    return hash_sources(*DATA, *(library_files() if method in OURS else classics))
 
 
 def measure(runs: Sequence[Run], journal: Path) -> Results:
@@ -95,11 +91,12 @@ def measure(runs: Sequence[Run], journal: Path) -> Results:
         KeyboardInterrupt: Ctrl-C; what is finished is in the journal.
     """
     codes = {method: hash_code(method) for method in {run.method for run in runs}}
-    wanted, results = set(runs), Results()
+    wanted = {json.dumps([run, codes[run.method]]): run for run in runs}
+    results = Results()
     for entry in read_journal(journal):
-        run = Run(*entry["run"])
-        if run in wanted and entry["code"] == codes[run.method]:
-            results[run] = entry["result"]
+        key = json.dumps([entry.get("run"), entry.get("code")])
+        if key in wanted and "result" in entry:
+            results[wanted[key]] = entry["result"]
     missing = [run for run in runs if run not in results]
     split, drawn = None, None
     bar = tqdm(missing, initial=len(results), total=len(runs), unit="run", dynamic_ncols=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from analysis.classics import CLASSICS
 from analysis.robustness_runs import OURS, Results, Run
-from analysis.tables import format_mean, format_table, mean_and_error
+from analysis.tables import count, format_mean, format_table, mean_and_error
 
 #: The methods' names in the tables, where they are not the keys themselves.
 NAMES = {
@@ -29,7 +29,7 @@ GROUPS = {"1 and 2 shots": (1, 2), "3 and 4 shots": (3, 4), "5 shots and more": 
 #: Points that the default may be below the best classic anywhere.
 WORST_ALLOWED = 1.5
 NOTE = """
-Test accuracy in percent, mean over {n} splits ± one standard error. The best classic is, with hindsight, the one
+Test accuracy in percent, mean over {splits} ± one standard error. The best classic is, with hindsight, the one
 with the highest mean of the row; the regret is its accuracy minus the method's, in points. Ranks, 1 being the
 best, are among the methods shown. Log-loss is in nats, the calibration error in points, over 15 bins.
 """
@@ -88,11 +88,11 @@ def tabulate(rows: Sequence[Row]) -> str:
         best = NAMES.get(row["best"], "")
         cells = [format_mean(row["percent"][method]) for method in methods]
         lines.append([row["dataset"], str(row["shots"]), *cells, best, format_mean(regrets(row, main), sign=True)])
-    text = format_table(header, lines) + NOTE.format(n=len(rows[0]["percent"][main]))
+    text = format_table(header, lines) + NOTE.format(splits=count(len(rows[0]["percent"][main]), "split"))
     for title, (low, high) in GROUPS.items():
         group = [row for row in rows if low <= row["shots"] <= high]
         if group:
-            text += f"\n**{title}**, {len(group)} rows:\n\n" + _tabulate_group(group, methods)
+            text += f"\n**{title}**, {count(len(group), 'row')}:\n\n" + _tabulate_group(group, methods)
     return text
 
 

@@ -6,11 +6,17 @@ alone: fixed times and permissions, sorted entries, nothing compressed (another 
 
 from __future__ import annotations
 
+import sys
+
+if __name__ == "__main__":
+    from solution.start import start
+
+    sys.exit(start("solution.pack"))
+
 import ast
 import io
 import json
 import stat
-import sys
 import zipfile
 from collections.abc import Iterator, Sequence
 from importlib.util import resolve_name
@@ -174,7 +180,3 @@ def _pack(arguments: Sequence[str] | None) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     return run_command("solution.pack", _pack, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

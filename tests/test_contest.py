@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def test_command_judges_the_single_file(tmp_path: Path, monkeypatch: pytest.Monk
         return result
 
     monkeypatch.setattr(contest, "judge", judge_nothing)
-    monkeypatch.setattr(contest, "RESULTS", tmp_path)
+    monkeypatch.setattr(contest, "BUILD", tmp_path)
     assert main(["--single-file"]) == 0
     assert main([]) == 0
     assert given[0].startswith(b'"""The submission in a single file')
@@ -59,10 +60,12 @@ def test_command_judges_the_single_file(tmp_path: Path, monkeypatch: pytest.Monk
         ("--draws 1 --shots 3", "`--shots` must be train+val samples a class; got '3'."),
         ("--draws 1 --shots 0+3", "`--shots` must be train+val samples a class; got '0+3'."),
         ("--draws 1 --limits 1e3", "`--limits` must be a whole number >= 0; got '1e3'."),
-        ("--draws 1 --family f", "`--family` must be one of isotropic, "),
-        ("--draws 1 --methods f", "`--methods` must be one of nearest_mean, "),
+        ("--draws 1 --family f", "`--family` must be of isotropic, "),
+        ("--draws 1 --methods f", "`--methods` must be of nearest_mean, "),
         ("--draws 1 --classes 1", "`--classes` must be a whole number >= 2; got '1'."),
         ("--draws 1 --state /", "`--state` must be a file that can be written; got / (Is a directory)."),
+        ("--draws 1 --state /dev/null --json /dev/null", "`--json` must be another file than --state; got /dev/null."),
+        ("--draws 1 --json build/x --markdown build/../build/x", "`--markdown` must be another file than --json; got"),
         ("--json /dev/null/x", "`--json` must be a file that can be written; got /dev/null/x"),
     ],
 )
@@ -87,4 +90,20 @@ def test_missing_scikit_learn(
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
-    assert "--draws" in capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())
+    assert "(default: build/contest*.json; with --draws, nowhere)" in text
+
+
+def test_relative_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    monkeypatch.chdir(tmp_path)
+    commands: list[str] = []
+
+    def run(command: list[str], **_: object) -> None:
+        commands.extend(command)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("analysis.contest_judge.subprocess.run", run)
+    assert main(["--config", "agentics", "--python", "bin/python"]) == 130
+    assert commands[0] == str(tmp_path / "bin" / "python")  # the link itself: it is what knows its environment

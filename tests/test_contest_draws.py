@@ -58,7 +58,7 @@ def test_interrupted_table_continues(
     kept = f"analysis.contest: interrupted; 5 of 8 results are kept in {tmp_path / 'state.jsonl'}."
     assert last == f"{kept} The same command continues."
     with (tmp_path / "state.jsonl").open("a") as file:
-        file.write('{"cell": ["iso')  # a line that was cut off
+        file.write('5\n{}\n{"cell": 5}\n{"cell": ["iso')  # no entries, and a line that was cut off
     assert run_draws(tmp_path, *some) == 0
     assert run[6:] == [("mlp", None), (OURS, 0), (OURS, 30)]
     assert run_draws(tmp_path, *some) == 0
@@ -68,6 +68,22 @@ def test_interrupted_table_continues(
     assert {method for method, _ in run[9:]} == {OURS}
     assert run_draws(tmp_path, *some, "--fresh") == 0
     assert len(run) == 9 + 4 + 8
+
+
+def test_values_given_twice_count_once(tmp_path: Path) -> None:
+    twice = ("--family", "isotropic,isotropic", "--methods", "cosine,cosine", "--json", str(tmp_path / "rows.json"))
+    assert run_draws(tmp_path, *twice, "--shots", "2+1,1+1,2+1", "--limits", "0,00") == 0
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [(row["shots"], row["limit"]) for row in rows] == [("2+1", 0), ("1+1", 0)]
+    assert len((tmp_path / "state.jsonl").read_text().splitlines()) == 2 * 2 * 2
+
+
+def test_code_is_the_contenders_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = hash_code("lda"), hash_code(OURS)
+    assert hash_code("cosine") == before[0] != before[1]
+    monkeypatch.setattr("analysis.journal.metadata.version", lambda package: "another")
+    assert hash_code("lda") != before[0]
+    assert hash_code(OURS) != before[1]
 
 
 def test_result_is_the_solvers(tmp_path: Path) -> None:

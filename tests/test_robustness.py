@@ -89,8 +89,10 @@ def test_journal(tmp_path: Path) -> None:
     append_journal(path, {"a": 1})
     with path.open("a") as file:
         file.write('{"cut o')
-    append_journal(path, [2])
-    assert list(read_journal(path)) == [{"a": 1}, [2]]
+    append_journal(path, {"b": [2]})
+    with path.open("a") as file:
+        file.write("5\n")
+    assert list(read_journal(path)) == [{"a": 1}, {"b": [2]}]
 
 
 def test_codes() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import sys
 import zipfile
@@ -16,19 +15,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import protonet
 from analysis.contest_judge import judge
+from analysis.contest_worker import load_solution
 from protonet.datasets import Split, sample_family
 from solution.pack import ROOT, pack_single, pack_zip
 
 SOURCE = ROOT / "solution" / "solution.py"
-
-
-def load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("submitted_solution", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def sample_tiny() -> Split:
@@ -60,7 +51,7 @@ def import_system() -> Iterator[None]:
 
 @pytest.mark.usefixtures("import_system")
 def test_repository_takes_the_repositorys_library() -> None:
-    module = load(SOURCE)
+    module = load_solution(SOURCE)
     assert module._library is protonet
     assert score(module, sample_tiny()) > 0.8
 
@@ -68,20 +59,20 @@ def test_repository_takes_the_repositorys_library() -> None:
 @pytest.mark.usefixtures("import_system")
 def test_packed_takes_its_own_library(tmp_path: Path) -> None:
     zipfile.ZipFile(io.BytesIO(pack_zip())).extractall(tmp_path)
-    module = load(tmp_path / "solution.py")
+    module = load_solution(tmp_path / "solution.py")
     assert module._library is not protonet
     origins = {
         Path(str(loaded.__file__)) for name, loaded in sys.modules.items() if name.partition(".")[0] == "protonet"
     }
     assert all(origin.is_relative_to(tmp_path) for origin in origins)
-    assert load(tmp_path / "solution.py")._library is module._library
+    assert load_solution(tmp_path / "solution.py")._library is module._library
 
 
 @pytest.mark.usefixtures("import_system")
 def test_single_file_takes_its_own_library(tmp_path: Path) -> None:
     path = tmp_path / "anything.py"
     path.write_bytes(pack_single())
-    module = load(path)
+    module = load_solution(path)
     path.unlink()
     assert module._library is sys.modules["protonet"] is not protonet
     assert module._library.__file__ == f"{path}/protonet/__init__.py"
@@ -91,7 +82,7 @@ def test_without_a_library(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "solution.py").write_bytes(SOURCE.read_bytes())
     with pytest.raises(ModuleNotFoundError, match=r"^solution: `protonet` must lie in .* Pack it again"):
-        load(tmp_path / "a" / "solution.py")
+        load_solution(tmp_path / "a" / "solution.py")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.tables import format_mean, format_table, mean_and_error
+from analysis.tables import count, format_mean, format_table, mean_and_error
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=20))
@@ -30,6 +30,7 @@ def test_texts() -> None:
     assert format_mean([1.0, 2.0]) == "1.50 ±0.50"
     assert format_mean([1.0, 2.0], digits=1, sign=True) == "+1.5 ±0.5"
     assert format_mean([-0.001]) == "0.00"
+    assert [count(n, "draw") for n in (0, 1, 2000)] == ["0 draws", "1 draw", "2,000 draws"]
 
 
 def test_table_lines_up() -> None:

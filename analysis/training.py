@@ -1,0 +1,90 @@
+"""What each part of the training recipe is worth: ``python -m analysis.training``.
+
+Trains the same MLP with one part of the recipe changed at a time, on few-shot splits of real data, and compares the
+accuracy of its prototypes with the default's, paired by split.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from tqdm import tqdm
+
+from analysis.realdata import load_real, split_shots
+from analysis.tables import format_mean, format_table
+from protonet._command import Parser, check_writable_file, parse_whole, run_command
+from protonet.datasets import Split
+from protonet.encoder import ResidualMLPs, plan_encoder
+from protonet.prototypes import class_means
+from protonet.training import Recipe, Task, train
+from protonet.views import fit_view
+
+PROG = "analysis.training"
+DATASETS = ("digits", "wine", "iris", "breast_cancer")
+SHOTS, WIDTH, STEPS = 10, 64, 300
+DEFAULT = Recipe()
+VARIANTS = {
+    "default": DEFAULT,
+    "no episodes": DEFAULT._replace(episodic=0.0),
+    "no cross-entropy": DEFAULT._replace(cross_entropy=0.0),
+    "no label smoothing": DEFAULT._replace(smoothing=0.0),
+    "no input noise": DEFAULT._replace(noise=0.0),
+    "twice the input noise": DEFAULT._replace(noise=2 * DEFAULT.noise),
+    "no weight averaging": DEFAULT._replace(average=0.0),
+    "a third of the learning rate": DEFAULT._replace(learning_rate=DEFAULT.learning_rate / 3),
+}
+
+
+def measure_variant(recipe: Recipe, split: Split, seed: int) -> float:
+    """Train on one split, all its labelled samples, and return the test accuracy in percent."""
+    x, y = torch.cat([split.train_x, split.val_x]), torch.cat([split.train_y, split.val_y])
+    view = fit_view("standardised", x, y, split.num_classes)
+    generator = torch.Generator().manual_seed(seed)
+    dim = plan_encoder(x.shape[1], split.num_classes, 10**9).embedding_dim
+    stack = ResidualMLPs(1, x.shape[1], WIDTH, dim, generator)
+    task = Task(view(x), y)
+    for _, average in train(stack, [task], split.num_classes, steps=[STEPS], generator=generator, recipe=recipe):
+        stack = average
+
+    def embed(rows: Tensor) -> Tensor:
+        return F.normalize(stack(view(rows))[0], dim=1)
+
+    prototypes = F.normalize(class_means(embed(x), y, split.num_classes)[0], dim=1)
+    predicted = (embed(split.test_x) @ prototypes.T).argmax(dim=1)
+    return 100 * float((predicted == split.test_y).double().mean())
+
+
+def command(arguments: Sequence[str] | None) -> None:
+    """Measure every variant and print, or write, the table."""
+    parser = Parser(PROG, "Measure what each part of the training recipe is worth.")
+    parser.add_argument("--splits", default="5", metavar="N", help="splits of each data set (default: 5)")
+    parser.add_argument("--markdown", metavar="PATH", help="write the table there, too")
+    options = parser.parse_args(arguments)
+    n_splits = parse_whole(PROG, "splits", options.splits, low=1)
+    path = check_writable_file(PROG, "markdown", options.markdown) if options.markdown else None
+    torch.set_num_threads(1)
+    accuracy: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    cases = [(load_real(name), seed) for name in DATASETS for seed in range(n_splits)]
+    for data, seed in tqdm(cases, desc=PROG, unit="split", file=sys.stderr):
+        split = split_shots(data, SHOTS, seed)
+        if split is not None:
+            for name, recipe in VARIANTS.items():
+                accuracy[name].append(measure_variant(recipe, split, seed))
+    rows = []
+    for name, values in accuracy.items():
+        paired = [value - default for value, default in zip(values, accuracy["default"], strict=True)]
+        rows.append([name, format_mean(values), "" if name == "default" else format_mean(paired, sign=True)])
+    table = format_table(["recipe", "accuracy", "against the default, paired"], rows)
+    note = f"{SHOTS} shots, {n_splits} splits each of {', '.join(DATASETS)}; one MLP of {WIDTH} units, {STEPS} steps."
+    text = f"{table}\n\n{note} Mean ± one standard error, percent.\n"
+    print(text, end="")
+    if path is not None:
+        path.write_text(f"{text}\nMade by `python -m {PROG} --splits {n_splits}`.\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(PROG, command))

@@ -1,0 +1,70 @@
+"""The cost of solve(): the data, a size's own process, the command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from analysis.scale import main
+from analysis.scale_worker import sample_rows
+
+
+def test_rows_are_isotropic() -> None:
+    features, labels = sample_rows(4001, 2, 8)
+    assert features.shape == (4001, 8)
+    assert labels.bincount().tolist() == [2001, 2000]
+    for label in (0, 1):
+        rows = features[labels == label].double()
+        assert rows.mean(0).norm() == pytest.approx(2.5, abs=0.1)
+        torch.testing.assert_close(rows.T.cov(), 0.16 * torch.eye(8).double(), atol=0.03, rtol=0)
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    outputs = ["--json", str(tmp_path / "rows.json"), "--markdown", str(tmp_path / "table.md")]
+    assert main(["--rows", "12,6,12", "--classes", "3", "--dim", "4", *outputs]) == 0
+    captured = capsys.readouterr()
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [row["rows"] for row in rows] == [6, 12]
+    for row in rows:
+        assert row["wall_seconds"] > 0
+        assert row["cpu_seconds"] > 0
+        assert 50 < row["mib_before"] <= row["peak_memory_mib"]
+    assert captured.out == (tmp_path / "table.md").read_text()
+    assert [line.split()[1] for line in captured.out.splitlines()[2:4]] == ["6", "12"]
+    assert "on\n1 thread." in captured.out
+    assert "18.0/18.0" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rows", "2"], "`--rows` must be a whole number >= 3; got '2'"),
+        (["--rows", "x"], "`--rows` must be a whole number >= 3; got 'x'"),
+        (["--classes", "1"], "`--classes` must be a whole number >= 2; got '1'"),
+        (["--json", "/dev/null", "--markdown", "/dev/null"], "`--markdown` must be another file than --json"),
+        (["--unknown"], "`arguments` must be as --help lists them"),
+    ],
+)
+def test_errors(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    assert main(["--classes", "3", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"analysis.scale: {message}")
+    assert captured.err.count("\n") == 1
+    assert not captured.out
+
+
+def test_a_size_that_fails(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, -9, "", "Traceback\nMemoryError")
+
+    monkeypatch.setattr("analysis.scale.subprocess.run", run)
+    assert main(["--rows", "5", "--classes", "3"]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    expected = "analysis.scale: `--rows` must be what this machine can hold; got 5: exit code -9, MemoryError."
+    assert last == f"{expected} Pass fewer rows."

@@ -1,0 +1,33 @@
+"""The study of the recipe: the command end to end on a small case, and its errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analysis import training
+from protonet._command import run_command
+
+
+def test_the_table_has_a_row_for_each_variant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(training, "DATASETS", ("iris",))
+    monkeypatch.setattr(training, "STEPS", 30)
+    path = tmp_path / "table.md"
+    assert run_command(training.PROG, training.command, ["--splits", "1", "--markdown", str(path)]) == 0
+    printed = capsys.readouterr().out
+    for name in training.VARIANTS:
+        assert f"| {name} " in printed
+    assert path.read_text(encoding="utf-8").startswith(printed)
+    default = next(line for line in printed.splitlines() if line.startswith("| default "))
+    assert float(default.split("|")[2]) > 80
+
+
+def test_a_wrong_argument_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(training.PROG, training.command, ["--splits", "0"]) == 2
+    assert (
+        capsys.readouterr().err
+        == "analysis.training: `splits` must be a whole number >= 1; got '0'. Pass a number such as 1.\n"
+    )
