@@ -7,6 +7,12 @@ accuracy of its prototypes with the default's, paired by split.
 from __future__ import annotations
 
 import sys
+
+if __name__ == "__main__":
+    from solution.start import start
+
+    sys.exit(start("analysis.training"))
+
 from collections.abc import Sequence
 
 import torch
@@ -86,5 +92,6 @@ def command(arguments: Sequence[str] | None) -> None:
         path.write_text(f"{text}\nMade by `python -m {PROG} --splits {n_splits}`.\n", encoding="utf-8")
 
 
-if __name__ == "__main__":
-    sys.exit(run_command(PROG, command))
+def main() -> int:
+    """Run the command line's command and return its exit code."""
+    return run_command(PROG, command)
