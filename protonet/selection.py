@@ -119,7 +119,8 @@ def select(
     judge = _Judge(features, labels, num_classes, folds)
     views: dict[str, list[LinearView]] = {}
     linear: list[Candidate] = []
-    for kind in available_kinds(labels[folds[0].fit]) if plan.ladder else ("raw",):
+    fewest = min((labels[fold.fit] for fold in folds), key=len)  # every fold has all classes: the fewest degrees
+    for kind in available_kinds(fewest) if plan.ladder else ("raw",):
         views[kind] = [fit_view(kind, features[fold.fit], labels[fold.fit], num_classes) for fold in folds]
         linear.append(judge.candidate(kind, judge.cosines(partial(_embed_linear, views[kind]))))
         if time.monotonic() > deadline:
