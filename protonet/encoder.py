@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -131,11 +131,16 @@ class Encoder(nn.Module):
         self.learned = learned
         self.register_buffer("weights", (weights / weights.sum()).to(torch.float32))
         self.register_buffer("scale", torch.tensor(1.0, dtype=torch.float32))
+        self.active = self._find_active()
 
-    @property
-    def active(self) -> tuple[int, ...]:
-        """The views that are part of the embedding: those of positive weight."""
+    def _find_active(self) -> tuple[int, ...]:
+        """Return the views that are part of the embedding: those of positive weight."""
         return tuple(index for index, weight in enumerate(self.weights[: len(self.views)].tolist()) if weight > 0)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        """Take over which views are in use along with their weights."""
+        super()._load_from_state_dict(*args)
+        self.active = self._find_active()
 
     @property
     def embedding_dim(self) -> int:

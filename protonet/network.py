@@ -105,8 +105,9 @@ class PrototypeNetwork(nn.Module):
         if len(x) == 0:
             fail("add_class", "features", "have at least one row", "none", "Pass samples of the new class.")
         prototype, seen = self._prototypes(x, torch.zeros(len(x), dtype=torch.int64, device=x.device), 1)
-        self.prototypes = torch.cat([self.prototypes, prototype])
-        self.seen = torch.cat([self.seen, seen])
+        with torch.inference_mode(False):  # a buffer made in inference mode could never be used in training again
+            self.prototypes = torch.cat([self.prototypes, prototype])
+            self.seen = torch.cat([self.seen, seen])
         return len(self.prototypes) - 1
 
     @property
@@ -136,6 +137,7 @@ class PrototypeNetwork(nn.Module):
         """Take over the number of classes of the stored prototypes before they are copied in."""
         stored = state_dict.get(prefix + "prototypes")
         if stored is not None and stored.shape[1:] == self.prototypes.shape[1:]:
-            self.prototypes = self.prototypes.new_zeros(stored.shape)
-            self.seen = self.seen.new_zeros(len(stored))
+            with torch.inference_mode(False):
+                self.prototypes = self.prototypes.new_zeros(stored.shape)
+                self.seen = self.seen.new_zeros(len(stored))
         super()._load_from_state_dict(state_dict, prefix, *args)

@@ -69,8 +69,10 @@ class RadialView(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map features (n, input_dim) to class scores (n, num_classes)."""
-        z = read(self.view, x, squash=self.squash)
-        return torch.exp(-distances(z, self.landmarks, self.norm) / self.width) @ self.readout
+        # Read-outs are large and cancel: in float32 a near-zero score would hang on the batch's rounding.
+        z = read(self.view, x, squash=self.squash).to(torch.float64)
+        landmarks, readout, width = (each.to(torch.float64) for each in (self.landmarks, self.readout, self.width))
+        return (torch.exp(-distances(z, landmarks, self.norm) / width) @ readout).to(x.dtype)
 
 
 def read(view: LinearView, x: Tensor, *, squash: bool) -> Tensor:
@@ -103,14 +105,15 @@ class _Problem:
         units = count_units(kind, *z.shape)
         self.chosen = torch.linspace(0, len(z) - 1, units, dtype=torch.float64).round().long()
         self.landmarks = z[self.chosen]
-        self.between = torch.cat([distances(rows, self.landmarks, kind.norm) for rows in z.split(CHUNK)])
+        units64 = self.landmarks.to(torch.float64)
+        self.between = torch.cat([distances(rows.to(torch.float64), units64, kind.norm) for rows in z.split(CHUNK)])
         self.median = float(self.between[: 4 * CHUNK].median().clamp_min(1e-12))
         indicators = F.one_hot(labels, num_classes).to(torch.float64)
         self.targets = indicators - indicators.mean(dim=0)  # (n, num_classes)
 
     def solve(self, width: float, ridges: list[float]) -> tuple[Tensor, list[Tensor]]:
         """Return the kernel (n, units) float64 and the read-out (units, num_classes) for each ridge."""
-        kernel = torch.exp(-self.between.to(torch.float64) / (width * self.median))
+        kernel = torch.exp(-self.between / (width * self.median))
         gram, right, penalty = kernel, self.targets, torch.eye(len(self.landmarks), dtype=torch.float64)
         if len(self.landmarks) < len(kernel):  # a subset of regressors: normal equations, with a hair of jitter
             penalty = kernel[self.chosen] + 1e-6 * penalty
@@ -173,11 +176,12 @@ def radial_cosines(
     """
     z = torch.cat([read(view, rows, squash=kind.squash) for rows in x.split(CHUNK)])
     problem = _Problem(kind, z, labels, num_classes)
-    to_queries = distances(read(view, queries, squash=kind.squash), problem.landmarks, kind.norm)
+    asked = read(view, queries, squash=kind.squash).to(torch.float64)
+    to_queries = distances(asked, problem.landmarks.to(torch.float64), kind.norm)
     cosines = []
     for width in dict.fromkeys(width for width, _ in settings):
         kernel, readouts = problem.solve(width, [ridge for each, ridge in settings if each == width])
-        query_kernel = torch.exp(-to_queries.to(torch.float64) / (width * problem.median))
+        query_kernel = torch.exp(-to_queries / (width * problem.median))
         for readout in readouts:
             means, _ = class_means(F.normalize(kernel @ readout, dim=1), labels, num_classes)
             scores = F.normalize(query_kernel @ readout, dim=1)

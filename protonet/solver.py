@@ -194,7 +194,7 @@ def _check_batch(name: str, number: int, batch: object) -> tuple[Tensor, Tensor]
         got = f"{type(batch).__name__} in batch {number}"
         got += f" of {len(batch)} items" if isinstance(batch, (tuple, list)) else ""
         fail_type("solve", name, constraint, got, remedy)
-    inputs, labels = (torch.as_tensor(part) if isinstance(part, np.ndarray) else part for part in batch)
+    inputs, labels = (_from_numpy(part) if isinstance(part, np.ndarray) else part for part in batch)
     if not isinstance(inputs, Tensor) or not isinstance(labels, Tensor) or inputs.is_complex():
         got = f"({type(batch[0]).__name__}, {type(batch[1]).__name__}) in batch {number}"
         fail_type("solve", name, constraint + " of real tensors", got, remedy)
@@ -203,6 +203,11 @@ def _check_batch(name: str, number: int, batch: object) -> tuple[Tensor, Tensor]
         fail("solve", name, constraint + " of shapes (b, ...) and (b,)", got, remedy)
     flat = inputs.detach().reshape(len(inputs), -1) if len(inputs) else inputs.detach()  # (b, dim)
     return flat.cpu(), labels.detach().cpu().reshape(-1)
+
+
+def _from_numpy(part: np.ndarray[Any, Any]) -> Tensor | None:
+    """Return a copy as a tensor, also of read-only and reversed arrays; None if it does not hold numbers."""
+    return torch.from_numpy(np.array(part)) if part.dtype.kind in "biuf" else None
 
 
 def _canonical(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -94,7 +94,9 @@ def soft_weights(cosines: list[Tensor], losses: list[Tensor]) -> Tensor:
     influence[-1] = influence[-1].clamp_min(least)
     spread = torch.stack([each.var(dim=1, correction=0).mean(dtype=torch.float64).sqrt() for each in cosines])
     weights = torch.where(spread > 1e-9, influence / spread.clamp_min(1e-9), 0.0)
-    return weights / weights.sum().clamp_min(1e-30)
+    if not bool(weights.sum() > 0):  # no view tells rows apart
+        weights[-1] = 1.0
+    return weights / weights.sum()
 
 
 def worse_by_one_error(losses: Tensor, reference: Tensor, *, most: float = math.inf, margin: float = 0.0) -> bool:

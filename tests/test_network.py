@@ -153,6 +153,13 @@ def test_features_of_another_width_are_an_error_everywhere(x: torch.Tensor) -> N
             call()
 
 
+def test_a_class_added_in_inference_mode_does_not_end_training() -> None:
+    network = make_network()
+    with torch.inference_mode():
+        network.add_class(blobs(1)[0])
+    network(blobs(2)[0]).sum().backward()
+
+
 def test_no_rows_give_no_logits() -> None:
     assert make_network()(torch.zeros(0, 2, 2, 2)).shape == (0, 5)
 

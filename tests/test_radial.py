@@ -70,6 +70,15 @@ def test_work_is_bounded(n: int) -> None:
         assert units == 1 or kind.norm == 2 or n * units * 384 <= radial.DISTANCE_WORK
 
 
+def test_a_row_depends_on_itself_alone_even_where_read_outs_cancel() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(400, 2, generator=generator) * 2
+    y = (x.norm(dim=1) > 2.3).long()
+    fitted = fit_radial(GAUSSIAN, (8.0, 1e-3), fit_view("centred", x, y, 2), x, y, 2)
+    alone = torch.cat([fitted(x[i : i + 1]) for i in range(60)])
+    torch.testing.assert_close(F.normalize(alone, dim=1), F.normalize(fitted(x)[:60], dim=1), atol=1e-4, rtol=0)
+
+
 def test_everything_is_a_buffer() -> None:
     x, y = blobs(6)
     fitted = fit_radial(GAUSSIAN, (1.0, 0.1), fit_view("centred", x, y, 5), x, y, 5)

@@ -142,6 +142,10 @@ def test_odd_data_pass_without_fuss() -> None:
         (((x[i : i + 1], y[i : i + 1]) for i in range(30)), None, 5),  # a generator, read once
         ([(x.numpy(), y.numpy())], None, 5),
     ]
+    cases.append(([(torch.ones(30, 8), y)], None, 5))
+    read_only = x.numpy()[::-1].copy()
+    read_only.flags.writeable = False
+    cases.append(([(read_only, y.numpy()[::-1])], None, 5))
     for train, val, classes in cases:
         network = solve(train, val, {"num_classes": classes, **SMALL})
         width = network.encoder.views[0].shift.shape[0]  # type: ignore[union-attr, index]
@@ -169,6 +173,7 @@ X, Y = blobs(0)
         ([X], None, None, TypeError, r"must give \(inputs, labels\) batches; got Tensor in batch 0"),
         ([(X, Y, Y)], None, None, TypeError, "batches; got tuple in batch 0 of 3 items"),
         ([(X, Y), (X, "a")], None, None, TypeError, r"batches of real tensors; got \(Tensor, str\) in batch 1"),
+        ([(np.array([["a"]]), Y[:1])], None, None, TypeError, r"batches of real tensors; got \(ndarray, Tensor\)"),
         ([(X + 1j, Y)], None, None, TypeError, r"batches of real tensors; got \(Tensor, Tensor\) in batch 0"),
         ([(X, Y[:3])], None, None, ValueError, r"got shapes \(30, 8\) and \(3,\) in batch 0"),
         ([(X, Y.float())], None, None, TypeError, "`train_loader labels` must be a tensor of integer labels"),
