@@ -21,8 +21,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from analysis.bayes import predict_bayes, predict_true_whitening
+from analysis.options import check_outputs, write_results
 from analysis.tables import count, format_mean, format_table
-from protonet._command import Parser, check_writable_file, parse_whole, run_command
+from protonet._command import Parser, parse_whole, run_command
 from protonet.datasets.synthetic import Split, sample_family
 from protonet.prototypes import class_means
 from protonet.views import fit_view, shrink_covariance
@@ -77,7 +78,7 @@ def command(arguments: Sequence[str] | None) -> None:
     parser.add_argument("--markdown", metavar="PATH", help="write the table there, too")
     options = parser.parse_args(arguments)
     draws = parse_whole(PROG, "--draws", options.draws, low=1)
-    path = check_writable_file(PROG, "--markdown", options.markdown) if options.markdown else None
+    outputs = check_outputs(PROG, options, ("markdown",))
     torch.set_num_threads(1)
     columns: dict[str, list[dict[str, float]]] = {family: [] for family in FAMILIES}
     for seed in tqdm(range(draws), desc=PROG, unit="draw", file=sys.stderr):
@@ -87,9 +88,7 @@ def command(arguments: Sequence[str] | None) -> None:
     rows = [[name, *(format_mean([draw[name] for draw in columns[family]]) for family in FAMILIES)] for name in names]
     note = f"16+4 samples a class, {count(draws, 'draw')}. Mean test accuracy ± one standard error, percent."
     text = f"{format_table(['rule', *FAMILIES], rows)}\n{note}\n"
-    print(text, end="")
-    if path is not None:
-        path.write_text(f"{text}\nMade by `python -m {PROG} --draws {draws}`.\n", encoding="utf-8")
+    write_results(outputs, rows, f"{text}\nMade by `python -m {PROG} --draws {draws}`.\n")
 
 
 def main() -> int:

@@ -20,9 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
+from analysis.options import check_outputs, write_results
 from analysis.realdata import load_real, split_shots
 from analysis.tables import format_mean, format_table
-from protonet._command import Parser, check_writable_file, parse_whole, run_command
+from protonet._command import Parser, parse_whole, run_command
 from protonet.datasets import Split
 from protonet.encoder import ResidualMLPs, plan_encoder
 from protonet.prototypes import class_means
@@ -71,7 +72,7 @@ def command(arguments: Sequence[str] | None) -> None:
     parser.add_argument("--markdown", metavar="PATH", help="write the table there, too")
     options = parser.parse_args(arguments)
     n_splits = parse_whole(PROG, "splits", options.splits, low=1)
-    path = check_writable_file(PROG, "markdown", options.markdown) if options.markdown else None
+    outputs = check_outputs(PROG, options, ("markdown",))
     torch.set_num_threads(1)
     accuracy: dict[str, list[float]] = {name: [] for name in VARIANTS}
     cases = [(load_real(name), seed) for name in DATASETS for seed in range(n_splits)]
@@ -87,9 +88,7 @@ def command(arguments: Sequence[str] | None) -> None:
     table = format_table(["recipe", "accuracy", "against the default, paired"], rows)
     note = f"{SHOTS} shots, {n_splits} splits each of {', '.join(DATASETS)}; one MLP of {WIDTH} units, {STEPS} steps."
     text = f"{table}\n\n{note} Mean ± one standard error, percent.\n"
-    print(text, end="")
-    if path is not None:
-        path.write_text(f"{text}\nMade by `python -m {PROG} --splits {n_splits}`.\n", encoding="utf-8")
+    write_results(outputs, rows, f"{text}\nMade by `python -m {PROG} --splits {n_splits}`.\n")
 
 
 def main() -> int:

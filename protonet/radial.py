@@ -100,8 +100,8 @@ def count_units(kind: RadialKind, n: int, dim: int) -> int:
 class _Problem:
     """Kernel ridge regression of class indicators on the rows of one linear view, for any width and ridge."""
 
-    def __init__(self, kind: RadialKind, z: Tensor, labels: Tensor, num_classes: int) -> None:
-        self.kind, self.labels, self.num_classes = kind, labels, num_classes
+    def __init__(self, kind: RadialKind, view: LinearView, x: Tensor, labels: Tensor, num_classes: int) -> None:
+        z = torch.cat([read(view, rows, squash=kind.squash) for rows in x.split(CHUNK)])
         units = count_units(kind, *z.shape)
         self.chosen = torch.linspace(0, len(z) - 1, units, dtype=torch.float64).round().long()
         self.landmarks = z[self.chosen]
@@ -145,8 +145,7 @@ def fit_radial(
     Source: kernel ridge regression (Saunders et al. 1998); with more samples than units, the subset of regressors
         (Smola and Schoelkopf 2000).
     """
-    z = torch.cat([read(view, rows, squash=kind.squash) for rows in x.split(CHUNK)])
-    problem = _Problem(kind, z, labels, num_classes)
+    problem = _Problem(kind, view, x, labels, num_classes)
     _, (readout,) = problem.solve(setting[0], [setting[1]])
     return RadialView(view, kind, problem.landmarks, readout, setting[0] * problem.median)
 
@@ -174,8 +173,7 @@ def radial_cosines(
     Returns:
         (len(settings), m, num_classes) float32: the cosines of the queries to the class prototypes.
     """
-    z = torch.cat([read(view, rows, squash=kind.squash) for rows in x.split(CHUNK)])
-    problem = _Problem(kind, z, labels, num_classes)
+    problem = _Problem(kind, view, x, labels, num_classes)
     asked = read(view, queries, squash=kind.squash).to(torch.float64)
     to_queries = distances(asked, problem.landmarks.to(torch.float64), kind.norm)
     cosines = []
