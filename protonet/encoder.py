@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protonet._checks import check_int, check_number
+from protonet.forest import ForestView
 from protonet.radial import RadialView
 from protonet.views import LinearView
 
@@ -99,14 +100,15 @@ class ResidualMLPs(nn.Module):
         first, bias, last = self.first[members], self.bias[members], self.last[members]
         z = z.expand(len(first), -1, -1)
         hidden = F.gelu(torch.baddbmm(bias, z, first))
-        return torch.baddbmm(F.pad(z, (0, last.shape[2] - z.shape[2])), hidden, last)
+        padding = last.shape[2] - z.shape[2]
+        return torch.baddbmm(F.pad(z, (0, padding)) if padding else z, hidden, last)
 
 
 class Encoder(nn.Module):
     """Features to one embedding: closed-form views (buffers) and learned views (parameters).
 
     Args:
-        views: The linear and radial views in use; the first is linear.
+        views: The linear, radial and forest views in use; the first is linear.
         weights: (len(views) + members,) non-negative weight of each view's cosine, learned views last. A view of
             weight 0 is not part of the embedding (the learned views may read it all the same).
         learned: The learned views, if the budget affords any. They read the first view.
@@ -119,15 +121,17 @@ class Encoder(nn.Module):
 
     def __init__(
         self,
-        views: Sequence[LinearView | RadialView],
+        views: Sequence[LinearView | RadialView | ForestView],
         weights: Tensor,
         *,
         learned: ResidualMLPs | None = None,
     ) -> None:
         super().__init__()
         self.views = nn.ModuleList(views)
-        self.input_dim = views[0].dim
-        self.dims = [view.dim for view in views]
+        first = views[0]
+        assert isinstance(first, LinearView)
+        self.input_dim = first.dim
+        self.dims = [view.embedding_dim for view in views]
         self.learned = learned
         self.register_buffer("weights", (weights / weights.sum()).to(torch.float32))
         self.register_buffer("scale", torch.tensor(1.0, dtype=torch.float32))
@@ -160,8 +164,17 @@ class Encoder(nn.Module):
 
     def _join(self, pieces: Sequence[Tensor]) -> Tensor:
         """Concatenate views, each at norm sqrt(weight): (n, embedding_dim)."""
-        weights = torch.cat([self.weights[list(self.active)], self.weights[len(self.views) :]])
-        return torch.cat([F.normalize(piece, dim=1) * w.sqrt() for piece, w in zip(pieces, weights, strict=True)], 1)
+        weights = torch.cat([self.weights[list(self.active)], self.weights[len(self.views) :]]).sqrt()
+        scaled = [
+            piece * (weight / torch.linalg.vector_norm(piece, dim=1, keepdim=True).clamp_min(1e-12))
+            for piece, weight in zip(pieces, weights, strict=True)
+        ]
+        return torch.cat(scaled, dim=1) if len(scaled) > 1 else scaled[0]
+
+    def _embed(self, index: int, z: Tensor) -> Tensor:
+        """Return what of one view's output (n, ...) joins the embedding."""
+        view = self.views[index]
+        return view.embed(z) if isinstance(view, LinearView) else z
 
     def normalize(self, embedding: Tensor) -> Tensor:
         """Bring every view of each row (n, embedding_dim) back to norm sqrt(weight), as prototypes need."""
@@ -171,7 +184,7 @@ class Encoder(nn.Module):
         """Embed features (n, input_dim) as unit rows (n, embedding_dim)."""
         x = x / self.scale
         views = {index: self.views[index](x) for index in {0, *self.active}}
-        pieces = [views[index] for index in self.active]
+        pieces = [self._embed(index, views[index]) for index in self.active]
         if self.learned is not None:
             pieces += self.learned(views[0]).unbind(0)
         return self._join(pieces)

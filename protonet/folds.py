@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-#: Folds, where rows and classes are few enough; else one held-out part.
+#: Folds by default.
 FOLDS = 5
 #: Above this many rows, or (row, class) cosines, one held-out part stands for all folds ...
 MANY_ROWS, MANY_COSINES = 16384, 1 << 25
@@ -23,16 +23,17 @@ class Fold(NamedTuple):
     judge: Tensor
 
 
-def split_folds(labels: Tensor, num_classes: int, generator: torch.Generator) -> list[Fold]:
+def split_folds(labels: Tensor, num_classes: int, generator: torch.Generator, *, most: int = FOLDS) -> list[Fold]:
     """Split rows into folds stratified by class.
 
     Args:
         labels: (n,) int64 in [0, num_classes).
         num_classes: Number of classes.
         generator: Shuffles the rows of each class.
+        most: Folds, where rows and classes are few enough.
 
     Returns:
-        Up to ``FOLDS`` folds; one held-out part where rows or classes are many; none if no class has two rows.
+        Up to ``most`` folds; one held-out part where rows or classes are many; none if no class has two rows.
         A class with a single row is always fitted on and never judged.
     """
     n = len(labels)
@@ -50,6 +51,6 @@ def split_folds(labels: Tensor, num_classes: int, generator: torch.Generator) ->
         extra = judged.nonzero().flatten()
         judged[extra[torch.randperm(len(extra), generator=generator)[held_out:]]] = False
         return [Fold(order[~judged].sort().values, order[judged].sort().values)]
-    folds = min(FOLDS, int(count.max()))
+    folds = min(most, int(count.max()))
     part = torch.where(several, (rank + start) % folds, -1)  # the offset spreads remainders over the folds
     return [Fold(order[part != k].sort().values, order[part == k].sort().values) for k in range(folds)]

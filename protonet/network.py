@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from protonet._checks import check_features, check_int, check_labels, check_number, fail
 from protonet.views import CHUNK
 
+#: Rows that are classified at a time: what one block needs stays in the processor's cache.
+ROWS_AT_ONCE = 1024
+
 
 class PrototypeNetwork(nn.Module):
     """Classify by the cosine between a row's embedding and the class prototypes.
@@ -52,19 +55,26 @@ class PrototypeNetwork(nn.Module):
 
     def embed(self, x: Tensor) -> Tensor:
         """Return unit-norm embeddings (n, embedding_dim) of features (n, ...), of any real dtype."""
+        return self._embed(self._flatten(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits (n, num_classes), higher is likelier, each row's own whatever else is in the batch."""
+        scaled = (self.prototypes / self.temperature).T
+        logits = torch.cat([self._embed(rows) @ scaled for rows in self._flatten(x).split(ROWS_AT_ONCE)])
+        return logits.masked_fill(~self.seen, torch.finfo(logits.dtype).min)
+
+    def _flatten(self, x: Tensor) -> Tensor:
+        """Return features (n, ...) as (n, input_dim) of the network's dtype."""
         width = self._input_dim
         if x.ndim < 2 or width not in {None, math.prod(x.shape[1:])}:
             remedy = "Pass rows of the features that the network was fitted to, x[None] for a single one."
             fail("PrototypeNetwork", "x", f"have shape (n, {width or 'dim'})", f"shape {tuple(x.shape)}", remedy)
-        flat = x.flatten(1)  # (n, input_dim)
-        embedding: Tensor = self.encoder(flat.to(self.prototypes.dtype))
-        return embedding if hasattr(self.encoder, "normalize") else F.normalize(embedding, dim=1)
+        return x.flatten(1).to(self.prototypes.dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return logits (n, num_classes), higher is likelier, each row's own whatever else is in the batch."""
-        cosines = self.embed(x) @ self.prototypes.T
-        logits = cosines / self.temperature
-        return logits.masked_fill(~self.seen, torch.finfo(logits.dtype).min)
+    def _embed(self, x: Tensor) -> Tensor:
+        """Return unit-norm embeddings (n, embedding_dim) of rows (n, input_dim)."""
+        embedding: Tensor = self.encoder(x)
+        return embedding if hasattr(self.encoder, "normalize") else F.normalize(embedding, dim=1)
 
     @torch.no_grad()
     def set_prototypes(self, features: Tensor, labels: Tensor) -> None:

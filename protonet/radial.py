@@ -13,13 +13,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from protonet.moves import move_rows
 from protonet.prototypes import class_means
 from protonet.views import CHUNK, LinearView
 
 #: Widths in units of the median distance, and ridges, that folds choose from.
 GRID = tuple((width, ridge) for width in (0.5, 1.0, 2.0, 4.0, 8.0) for ridge in (1e-3, 1e-2, 1e-1, 1.0))
 #: Most radial units of a view, and most multiplications that one fit may spend on distances or on products.
-MAX_UNITS, DISTANCE_WORK, PRODUCT_WORK = 1024, 2e8, 5e8
+MAX_UNITS, DISTANCE_WORK, PRODUCT_WORK = 1024, 2e8, 1.5e9
+
+#: Read-outs of a class that sum to more, in absolute value, are worked with in float64.
+SINGLE = 600.0
 
 
 class RadialKind(NamedTuple):
@@ -29,6 +33,7 @@ class RadialKind(NamedTuple):
     reads: str  # the linear view
     norm: int  # 1: sum of absolute differences, 2: squared Euclidean
     squash: bool = False  # tanh of the linear view, feature by feature
+    moved: bool = False  # fitted to moved rows, too
 
 
 RADIAL_KINDS = (
@@ -40,6 +45,9 @@ RADIAL_KINDS = (
     RadialKind("laplacian standardised", "standardised", 1),
     RadialKind("laplacian relevant", "relevant", 1),
     RadialKind("laplacian squashed", "robust", 1, squash=True),
+    RadialKind("moved gaussian centred", "centred", 2, moved=True),
+    RadialKind("moved gaussian squashed", "robust", 2, squash=True, moved=True),
+    RadialKind("moved laplacian standardised", "standardised", 1, moved=True),
 )
 
 
@@ -62,17 +70,19 @@ class RadialView(nn.Module):
         super().__init__()
         self.view = view
         self.norm, self.squash = kind.norm, kind.squash
-        self.dim = readout.shape[1]
+        self.embedding_dim = readout.shape[1]
         self.register_buffer("landmarks", landmarks.to(torch.float32))
         self.register_buffer("readout", readout.to(torch.float32))
         self.register_buffer("width", torch.tensor(width, dtype=torch.float32))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map features (n, input_dim) to class scores (n, num_classes)."""
-        # Read-outs are large and cancel: in float32 a near-zero score would hang on the batch's rounding.
-        z = read(self.view, x, squash=self.squash).to(torch.float64)
-        landmarks, readout, width = (each.to(torch.float64) for each in (self.landmarks, self.readout, self.width))
-        return (torch.exp(-distances(z, landmarks, self.norm) / width) @ readout).to(x.dtype)
+        # Large read-outs cancel: in float32 a near-zero score would hang on the batch's rounding.
+        large = bool(self.readout.abs().sum(dim=0).max() > SINGLE)
+        dtype = torch.float64 if large else x.dtype
+        z = read(self.view, x, squash=self.squash).to(dtype)
+        landmarks, readout, width = (each.to(dtype) for each in (self.landmarks, self.readout, self.width))
+        return (torch.exp(distances(z, landmarks, self.norm) / -width) @ readout).to(x.dtype)
 
 
 def read(view: LinearView, x: Tensor, *, squash: bool) -> Tensor:
@@ -100,14 +110,20 @@ def count_units(kind: RadialKind, n: int, dim: int) -> int:
 class _Problem:
     """Kernel ridge regression of class indicators on the rows of one linear view, for any width and ridge."""
 
-    def __init__(self, kind: RadialKind, view: LinearView, x: Tensor, labels: Tensor, num_classes: int) -> None:
+    def __init__(
+        self, kind: RadialKind, view: LinearView, x: Tensor, labels: Tensor, num_classes: int, moves: tuple[int, ...]
+    ) -> None:
+        if kind.moved:
+            x, labels = move_rows(x, moves), labels.repeat(len(moves))
         z = torch.cat([read(view, rows, squash=kind.squash) for rows in x.split(CHUNK)])
         units = count_units(kind, *z.shape)
         self.chosen = torch.linspace(0, len(z) - 1, units, dtype=torch.float64).round().long()
         self.landmarks = z[self.chosen]
         units64 = self.landmarks.to(torch.float64)
         self.between = torch.cat([distances(rows.to(torch.float64), units64, kind.norm) for rows in z.split(CHUNK)])
-        self.median = float(self.between[: 4 * CHUNK].median().clamp_min(1e-12))
+        apart = self.between[: 4 * CHUNK]
+        apart = apart[apart > 1e-12]  # a unit is no distance away from its own sample
+        self.median = float(apart.median()) if len(apart) else 1.0
         indicators = F.one_hot(labels, num_classes).to(torch.float64)
         self.targets = indicators - indicators.mean(dim=0)  # (n, num_classes)
 
@@ -127,7 +143,13 @@ class _Problem:
 
 
 def fit_radial(
-    kind: RadialKind, setting: tuple[float, float], view: LinearView, x: Tensor, labels: Tensor, num_classes: int
+    kind: RadialKind,
+    setting: tuple[float, float],
+    view: LinearView,
+    x: Tensor,
+    labels: Tensor,
+    num_classes: int,
+    moves: tuple[int, ...] = (0,),
 ) -> RadialView:
     """Fit one radial view in closed form.
 
@@ -138,6 +160,7 @@ def fit_radial(
         x: (n, dim) float32 features.
         labels: (n,) int64 in [0, num_classes).
         num_classes: Number of classes.
+        moves: Offsets of the copies that a moved kind is fitted to; see `protonet.moves`.
 
     Returns:
         The view, of ``num_classes`` dimensions.
@@ -145,7 +168,7 @@ def fit_radial(
     Source: kernel ridge regression (Saunders et al. 1998); with more samples than units, the subset of regressors
         (Smola and Schoelkopf 2000).
     """
-    problem = _Problem(kind, view, x, labels, num_classes)
+    problem = _Problem(kind, view, x, labels, num_classes, moves)
     _, (readout,) = problem.solve(setting[0], [setting[1]])
     return RadialView(view, kind, problem.landmarks, readout, setting[0] * problem.median)
 
@@ -158,6 +181,7 @@ def radial_cosines(
     queries: Tensor,
     num_classes: int,
     settings: tuple[tuple[float, float], ...],
+    moves: tuple[int, ...] = (0,),
 ) -> Tensor:
     """Fit on labelled samples with each of the settings and classify queries by cosine.
 
@@ -169,11 +193,12 @@ def radial_cosines(
         queries: (m, dim) float32 features.
         num_classes: Number of classes.
         settings: Widths and ridges; ridges of one width side by side share its work.
+        moves: As in `fit_radial`.
 
     Returns:
         (len(settings), m, num_classes) float32: the cosines of the queries to the class prototypes.
     """
-    problem = _Problem(kind, view, x, labels, num_classes)
+    problem = _Problem(kind, view, x, labels, num_classes, moves)
     asked = read(view, queries, squash=kind.squash).to(torch.float64)
     to_queries = distances(asked, problem.landmarks.to(torch.float64), kind.norm)
     cosines = []
@@ -181,7 +206,7 @@ def radial_cosines(
         kernel, readouts = problem.solve(width, [ridge for each, ridge in settings if each == width])
         query_kernel = torch.exp(-to_queries / (width * problem.median))
         for readout in readouts:
-            means, _ = class_means(F.normalize(kernel @ readout, dim=1), labels, num_classes)
+            means, _ = class_means(F.normalize(kernel[: len(x)] @ readout, dim=1), labels, num_classes)
             scores = F.normalize(query_kernel @ readout, dim=1)
             cosines.append((scores @ F.normalize(means, dim=1).T).to(torch.float32))
     return torch.stack(cosines)

@@ -8,38 +8,57 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.encoder import Plan, ResidualMLPs, count_mlp_parameters
+from protonet.candidates import (
+    Candidate,
+    Judge,
+    Search,
+    forest_candidates,
+    learned_candidates,
+    linear_candidate,
+    radial_candidates,
+)
+from protonet.encoder import Plan
 from protonet.folds import Fold, split_folds
-from protonet.radial import GRID, RADIAL_KINDS, count_units, radial_cosines
-from protonet.stacking import MOST, PRIOR, fit_temperature, simplest_within_one_error, soft_weights, worse_by_one_error
-from protonet.training import Task, train
-from protonet.views import CHUNK, LinearView, available_kinds, fit_view
+from protonet.moves import find_moves
+from protonet.radial import RADIAL_KINDS
+from protonet.stacking import (
+    MOST,
+    PRIOR,
+    fit_temperature,
+    fit_weights,
+    simplest_within_one_error,
+    soft_weights,
+    worse_by_one_error,
+)
+from protonet.views import LinearView, available_kinds, fit_view
 
-#: Step counts at which training is judged; a run that gets worse is not continued.
-STEPS = (10, 30, 100, 300)
-#: Most parameters times steps that one rung may cost, over all folds: about ten seconds at the most.
-WORK = 1e8
-#: A fold with this many judged rows settles a radial view's width and ridge alone.
-SETTING_ROWS = 256
-
-
-class Candidate(NamedTuple):
-    """One way to embed: its out-of-fold cosines (judged, num_classes) and their log-losses (judged,)."""
-
-    name: str
-    cosines: Tensor
-    losses: Tensor
-    rung: tuple[int, int] = (0, 0)
-    steps: int = 0
-    setting: tuple[float, float] = (0.0, 0.0)
+#: What ``solve(effort=...)`` may ask for: closed forms alone, or the whole, or more of it.
+EFFORTS = {
+    "fast": Search(
+        folds=3,
+        radial=tuple(kind for kind in RADIAL_KINDS if "relevant" not in kind.name),
+        grid=tuple((width, ridge) for width in (1.0, 4.0) for ridge in (1e-2, 1e-1)),
+        trees=50,
+        rungs=0,
+    ),
+    "default": Search(),
+    "best": Search(folds=10, trees=500, steps=(10, 30, 100, 300, 1000), work=2e9),
+}
+#: How much more a view of moved rows is trusted before any row is seen: that there are moves is evidence already.
+MOVED = 3.0
+#: Without folds: these views, as they are, and how far apart the logits of the mixture are.
+UNJUDGED = ("raw", "gaussian standardised", "laplacian standardised", "forest")
+UNJUDGED_SETTING, UNJUDGED_SPREAD = (2.0, 0.1), 1.5
+#: The say of raw cosine among them, others' being 1: it is what does not go wrong.
+RAW = 3.0
+#: Called with a stage and the share of the stages that are over, in [0, 1].
+Progress = Callable[[str, float], None]
 
 
 class Choice(NamedTuple):
@@ -53,36 +72,8 @@ class Choice(NamedTuple):
     steps: int  # how long it trains
     temperature: float
     losses: dict[str, float]  # mean out-of-fold log-loss of each candidate, best temperature
-
-
-class _Judge:
-    """Out-of-fold cosines of anything that embeds, on the rows that some fold holds out."""
-
-    def __init__(self, features: Tensor, labels: Tensor, num_classes: int, folds: Sequence[Fold]) -> None:
-        self.features, self.labels, self.num_classes, self.folds = features, labels, num_classes, folds
-        self.judged = torch.cat([fold.judge for fold in folds])
-        self.seen = torch.bincount(labels, minlength=num_classes) > 0
-
-    def cosines(self, embed: Callable[[int, Tensor], Tensor]) -> Tensor:
-        """Return (judged, num_classes), mean over the views that ``embed(fold, x)`` gives: (views, n, dim)."""
-        parts = []
-        for number, fold in enumerate(self.folds):
-            sums: Tensor | float = 0.0
-            for rows in fold.fit.split(CHUNK):
-                unit = F.normalize(embed(number, self.features[rows]), dim=2)
-                index = self.labels[rows]
-                shape = (len(unit), self.num_classes, unit.shape[2])
-                sums = sums + unit.new_zeros(shape).index_add_(1, index, unit)
-            prototypes = F.normalize(torch.as_tensor(sums), dim=2)
-            for rows in fold.judge.split(CHUNK):
-                unit = F.normalize(embed(number, self.features[rows]), dim=2)
-                parts.append((unit @ prototypes.transpose(1, 2)).mean(dim=0))
-        return torch.cat(parts)
-
-    def candidate(self, name: str, cosines: Tensor, rung: tuple[int, int] = (0, 0), steps: int = 0) -> Candidate:
-        """Judge cosines at their best temperature."""
-        _, losses = fit_temperature(cosines, self.labels[self.judged], self.seen)
-        return Candidate(name, cosines, losses, rung, steps)
+    moves: tuple[int, ...] = (0,)  # offsets of the copies that moved views are fitted to
+    learns_moved: bool = False  # does the learned view train on them, too?
 
 
 def select(
@@ -91,8 +82,10 @@ def select(
     num_classes: int,
     plan: Plan,
     *,
+    search: Search | None = None,
     seed: int = 0,
     deadline: float = math.inf,
+    progress: Progress = lambda stage, share: None,
 ) -> Choice:
     """Decide views, the learned view's size and training length, weights and temperature on held-out folds.
 
@@ -101,134 +94,138 @@ def select(
         labels: (n,) int64.
         num_classes: Number of classes.
         plan: What the parameter budget affords.
+        search: What is tried.
         seed: Of folds, initial weights and episodes.
         deadline: ``time.monotonic()`` after which no further candidate is tried.
+        progress: Told which stage begins.
 
     Returns:
         The choice. Where fewer than half of the classes have two rows, or without time: raw features and the
         smallest MLP.
     """
+    search = search or Search()
     generator = torch.Generator().manual_seed(seed)
-    folds = split_folds(labels, num_classes, generator)
-    rung = plan.ladder[0] if plan.ladder else (0, 0)
-    simplest = Choice("raw", {} if rung[0] else {"raw": 1.0}, {}, float(bool(rung[0])), rung, STEPS[0], 0.1, {})
+    folds = split_folds(labels, num_classes, generator, most=search.folds)
+    rung = plan.ladder[0] if plan.ladder and search.rungs else (0, 0)
+    first = search.steps[0]
+    simplest = Choice("raw", {} if rung[0] else {"raw": 1.0}, {}, float(bool(rung[0])), rung, first, 0.1, {})
     seen = int((torch.bincount(labels) > 0).sum())
     judged = len(labels[torch.cat([fold.judge for fold in folds])].unique()) if folds else 0
-    if seen < 2 or 2 * judged < seen or time.monotonic() > deadline:  # most classes would have no say
+    if seen < 2 or (not plan.ladder and not folds) or time.monotonic() > deadline:
         return simplest
-    judge = _Judge(features, labels, num_classes, folds)
-    views: dict[str, list[LinearView]] = {}
-    linear: list[Candidate] = []
-    fewest = min((labels[fold.fit] for fold in folds), key=len)  # every fold has all classes: the fewest degrees
-    for kind in available_kinds(fewest) if plan.ladder else ("raw",):
-        views[kind] = [fit_view(kind, features[fold.fit], labels[fold.fit], num_classes) for fold in folds]
-        linear.append(judge.candidate(kind, judge.cosines(partial(_embed_linear, views[kind]))))
-        if time.monotonic() > deadline:
-            break
-    raw, rows = linear[0], labels[judge.judged]
-    simplest = simplest._replace(temperature=_temperature(fit_temperature(raw.cosines, rows, judge.seen)[0]))
+    progress("linear views", 0.0)
+    moves = find_moves(features) if plan.ladder else (0,)
+    if 2 * judged < seen:  # most classes would have no say
+        return _mix_unjudged(features, labels, num_classes, simplest, search, moves, deadline)
+    judge = Judge(features, labels, num_classes, folds, moves=moves, deadline=deadline)
+    views, linear = _linear(judge, plan)
+    raw = linear[0]
+    simplest = simplest._replace(temperature=_temperature(fit_temperature(raw.cosines, judge.rows, judge.seen)[0]))
     if not plan.ladder:
         return simplest
-    radial = list(_radial_candidates(judge, views, deadline))
     base = linear[simplest_within_one_error([each.losses for each in linear])]
-    learned = list(_learned_candidates(judge, views[base.name], base, plan, generator, deadline))
-    learned = learned or [base._replace(rung=rung, steps=STEPS[0])]  # no time left: as good as untrained
-    chosen = learned[simplest_within_one_error([each.losses for each in learned])]
+    judge.best = min((each.losses for each in linear), key=lambda losses: float(losses.mean()))
+    progress("radial views", 0.1)
+    radial = list(radial_candidates(judge, views, search))
+    progress("forests", 0.4)
+    closed = [*linear, *radial, *forest_candidates(judge, search)]
+    progress("learned views", 0.5)
+    best = min(closed, key=lambda each: float(each.losses.mean()))
+    learns_moved = best.name.startswith("moved")
+    learned: list[Candidate] = []
+    if search.rungs:
+        trained_on = moves if learns_moved else (0,)
+        learned = list(learned_candidates(judge, views[base.name], base, plan, search, trained_on, generator))
+        learned = learned or [base._replace(rung=rung, steps=first)]  # no time left: as good as untrained
+    chosen = [learned[simplest_within_one_error([each.losses for each in learned])]] if learned else []
 
-    pieces = [*linear, *radial, chosen]
-    weights = soft_weights([piece.cosines for piece in pieces], [piece.losses for piece in pieces]).tolist()
-    mixed = torch.stack([weight * piece.cosines for weight, piece in zip(weights, pieces, strict=True)]).sum(dim=0)
-    factor, mixed_losses = fit_temperature(mixed, rows, judge.seen)
-    losses = {each.name: float(each.losses.mean()) for each in [*linear, *radial, *learned]}
+    pieces = [*closed, *chosen]
+    cosines = [piece.cosines for piece in pieces]
+    prior = [MOVED if piece.name.startswith("moved") else 1.0 for piece in pieces]
+    weights = soft_weights(cosines, [piece.losses for piece in pieces], prior, keep_last=bool(chosen))
+    if chosen:  # what takes no training takes no fitted weights either
+        weights = fit_weights(cosines, judge.rows, judge.seen, weights)
+    factor, mixed_losses = _mix(judge, cosines, weights)
+    losses = {each.name: float(each.losses.mean()) for each in [*closed, *learned]}
     losses["mixed"] = float(mixed_losses.mean())
     if not worse_by_one_error(raw.losses, mixed_losses, most=MOST, margin=-PRIOR):
         return simplest._replace(losses=losses)
-    if worse_by_one_error(mixed_losses, chosen.losses, margin=PRIOR):
-        alone = _temperature(fit_temperature(chosen.cosines, rows, judge.seen)[0])
-        return Choice(base.name, {}, {}, 1.0, chosen.rung, chosen.steps, alone, losses)
-    used = {piece.name: share for piece, share in zip(pieces[:-1], weights, strict=False) if share > 0}
-    settings = {each.name: each.setting for each in radial if each.name in used}
-    return Choice(base.name, used, settings, weights[-1], chosen.rung, chosen.steps, _temperature(factor), losses)
+    simplest = simplest._replace(moves=moves, learns_moved=learns_moved, losses=losses)
+    for each in chosen:
+        simplest = simplest._replace(rung=each.rung, steps=each.steps)
+        if worse_by_one_error(mixed_losses, each.losses, margin=PRIOR):
+            alone = _temperature(fit_temperature(each.cosines, judge.rows, judge.seen)[0])
+            return simplest._replace(reads=base.name, temperature=alone)
+    used = {piece.name: share for piece, share in zip(closed, weights.tolist(), strict=False) if share > 0}
+    return simplest._replace(
+        reads=base.name,
+        weights=used,
+        settings={each.name: each.setting for each in radial if each.name in used},
+        learned=float(weights[-1]) if chosen else 0.0,
+        temperature=_temperature(factor),
+    )
+
+
+def _mix_unjudged(
+    features: Tensor,
+    labels: Tensor,
+    num_classes: int,
+    simplest: Choice,
+    search: Search,
+    moves: tuple[int, ...],
+    deadline: float,
+) -> Choice:
+    """Return the mixture of ``UNJUDGED`` and of views of moved rows, where no row can judge."""
+    everything = torch.arange(len(labels))
+    judge = Judge(features, labels, num_classes, [Fold(everything, everything)], moves=moves, deadline=deadline)
+    views = {
+        kind: [fit_view(kind, features, labels, num_classes)] for kind in ("raw", "centred", "standardised", "robust")
+    }
+    search = search._replace(
+        grid=(UNJUDGED_SETTING,),
+        radial=tuple(kind for kind in search.radial if kind.moved or kind.name in UNJUDGED),
+    )
+    pieces = [*radial_candidates(judge, views, search), *forest_candidates(judge, search)]
+    pieces.append(linear_candidate(judge, "raw", views["raw"]))
+    spread = torch.stack([piece.cosines.var(dim=1, correction=0).mean().sqrt() for piece in pieces])
+    say = torch.ones_like(spread)
+    say[-1] = RAW
+    weights = torch.where(spread > 1e-9, say / spread.clamp_min(1e-9), 0.0)
+    if not bool(weights.sum() > 0):
+        return simplest
+    shares = (weights / weights.sum()).tolist()
+    learned = shares.pop() if simplest.rung[0] else 0.0  # untrained, it is raw cosine
+    used = {piece.name: share for piece, share in zip(pieces, shares, strict=False) if share > 0}
+    factor = UNJUDGED_SPREAD * float(weights.sum() / say.sum())
+    settings = {piece.name: piece.setting for piece in pieces if piece.name in used and piece.setting != (0.0, 0.0)}
+    return simplest._replace(
+        weights=used, settings=settings, learned=learned, temperature=_temperature(factor), moves=moves
+    )
+
+
+def _linear(judge: Judge, plan: Plan) -> tuple[dict[str, list[LinearView]], list[Candidate]]:
+    """Fit the linear views to each fold, by kind, and judge them, the simplest first."""
+    views: dict[str, list[LinearView]] = {}
+    candidates: list[Candidate] = []
+    fewest = min((judge.labels[fold.fit] for fold in judge.folds), key=len)  # each has all classes: fewest degrees
+    for kind in available_kinds(fewest) if plan.ladder else ("raw",):
+        views[kind] = [
+            fit_view(kind, judge.features[fold.fit], judge.labels[fold.fit], judge.num_classes) for fold in judge.folds
+        ]
+        candidates.append(linear_candidate(judge, kind, views[kind]))
+        if judge.late():
+            break
+    return views, candidates
+
+
+def _mix(judge: Judge, cosines: list[Tensor], weights: Tensor) -> tuple[float, Tensor]:
+    """Return the factor on, and the log-losses (judged,) of, the weighted sum of views' cosines."""
+    mixed = torch.zeros_like(cosines[0])
+    for each, weight in zip(cosines, weights.tolist(), strict=True):
+        mixed += weight * each
+    return fit_temperature(mixed, judge.rows, judge.seen)
 
 
 def _temperature(factor: float) -> float:
     """Return the temperature for a factor on the cosines; where nothing tells the classes apart, a flat one."""
     return 1 / max(factor, 1.0)
-
-
-def _embed_linear(fitted: Sequence[LinearView], fold: int, x: Tensor) -> Tensor:
-    """Return one fold's linear view of features (n, dim): (1, n, dim)."""
-    z: Tensor = fitted[fold](x)
-    return z[None]
-
-
-def _embed_learned(fitted: Sequence[LinearView], stack: ResidualMLPs, members: int, fold: int, x: Tensor) -> Tensor:
-    """Return one fold's learned views of features (n, dim): (members, n, embedding_dim)."""
-    z: Tensor = stack(fitted[fold](x), slice(fold * members, (fold + 1) * members))
-    return z
-
-
-def _radial_candidates(judge: _Judge, views: dict[str, list[LinearView]], deadline: float) -> Iterator[Candidate]:
-    """Judge each kind of radial view at its best width and ridge, where the work allows two units a class."""
-    x, labels, folds = judge.features, judge.labels, judge.folds
-    rows = labels[judge.judged]
-    for kind in RADIAL_KINDS:
-        n = min(len(fold.fit) for fold in folds)
-        if kind.reads not in views or count_units(kind, n, x.shape[1]) < min(n, 2 * int(judge.seen.sum())):
-            continue
-        settings = GRID
-        parts: list[Tensor] = []  # of each fold: (settings, judged, num_classes)
-        for view, fold in zip(views[kind.reads], folds, strict=True):
-            if time.monotonic() > deadline:
-                return
-            arguments = (x[fold.fit], labels[fold.fit], x[fold.judge], judge.num_classes)
-            parts.append(radial_cosines(kind, view, *arguments, settings))
-            if len(settings) > 1 and len(fold.judge) >= SETTING_ROWS:  # one fold is enough to settle them
-                best = _best_setting(parts[0], rows[: len(fold.judge)], judge.seen)
-                settings, parts = (settings[best],), [parts[0][best : best + 1]]
-        cosines = torch.cat(parts, dim=1)
-        best = _best_setting(cosines, rows, judge.seen) if len(settings) > 1 else 0
-        yield judge.candidate(kind.name, cosines[best])._replace(setting=settings[best])
-
-
-def _best_setting(cosines: Tensor, labels: Tensor, seen: Tensor) -> int:
-    """Return which of (settings, judged, num_classes) cosines have the least log-loss."""
-    trials = [float(fit_temperature(each, labels, seen)[1].mean()) for each in cosines]
-    return trials.index(min(trials))
-
-
-def _learned_candidates(
-    judge: _Judge,
-    fitted: Sequence[LinearView],
-    untrained: Candidate,
-    plan: Plan,
-    generator: torch.Generator,
-    deadline: float,
-) -> Iterator[Candidate]:
-    """Climb the ladder of stacks, each trained on all folds at once, for as long as more steps do not hurt."""
-    tasks = [
-        Task(torch.cat([view(part) for part in judge.features[fold.fit].split(CHUNK)]), judge.labels[fold.fit])
-        for view, fold in zip(fitted, judge.folds, strict=True)
-    ]
-    best = untrained
-    for members, width in plan.ladder:
-        if time.monotonic() > deadline:
-            return
-        if members > 1 and best.rung != (1, width):
-            break  # every width is tried, but copies only of a width that beat the others
-        stack = ResidualMLPs(members * len(tasks), tasks[0].z.shape[1], width, plan.embedding_dim, generator)
-        repeated = [task for task in tasks for _ in range(members)]
-        rung_best = untrained
-        cost = len(repeated) * count_mlp_parameters(tasks[0].z.shape[1], width, plan.embedding_dim)
-        affordable = [steps for steps in STEPS if steps * cost <= WORK] or STEPS[:1]
-        for steps, average in train(
-            stack, repeated, judge.num_classes, steps=affordable, generator=generator, deadline=deadline
-        ):
-            name = f"{members}x{width} MLP, {steps} steps"
-            cosines = judge.cosines(partial(_embed_learned, fitted, average, members))
-            candidate = judge.candidate(name, cosines, (members, width), steps)
-            yield candidate
-            if worse_by_one_error(candidate.losses, rung_best.losses):
-                break
-            rung_best = min(rung_best, candidate, key=lambda c: float(c.losses.mean()))
-        best = min(best, rung_best, key=lambda c: float(c.losses.mean()))

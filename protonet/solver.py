@@ -13,13 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import check_int, check_labels, check_number, fail, fail_type
+from protonet._checks import check_int, check_number, fail, fail_type
+from protonet.candidates import FOREST_SEED, FORESTS, Search, make_task
 from protonet.encoder import Encoder, ResidualMLPs, plan_encoder
+from protonet.forest import ForestView, fit_forest
+from protonet.loading import read_loaders, sort_rows
+from protonet.moves import move_rows
 from protonet.network import PrototypeNetwork
-from protonet.radial import RADIAL_KINDS, RadialView, fit_radial
-from protonet.selection import Choice, select
-from protonet.training import Task, train
-from protonet.views import CHUNK, LinearView, fit_view
+from protonet.radial import RadialView, fit_radial
+from protonet.selection import EFFORTS, Choice, Progress, select
+from protonet.training import train
+from protonet.views import LinearView, fit_view
 
 #: The contest's limit, used where the metadata names none.
 PARAM_LIMIT = 500_000
@@ -35,6 +39,8 @@ def solve(
     metadata: Mapping[str, Any] | None = None,
     *,
     time_limit: float = TIME_LIMIT,
+    effort: str | Search = "default",
+    progress: Progress | None = None,
     seed: int = 0,
 ) -> PrototypeNetwork:
     """Train a prototype network on two loaders, within a parameter limit.
@@ -49,6 +55,9 @@ def solve(
         metadata: ``input_dim``, ``num_classes`` and ``param_limit`` are used where present; otherwise the width of
             the inputs, the largest label + 1 (at least 2) and 500,000. ``device`` moves the result. None is legal.
         time_limit: Seconds, >= 0, most of them for the search; what it found by then is fitted and returned.
+        effort: "fast", "default" or "best"; or a `protonet.candidates.Search` that says what is tried.
+        progress: Called with the name of the stage that begins and the share of the stages before it, from 0 to 1;
+            at last with "done" and 1. What it raises ends the search.
         seed: Of folds, initial weights and episodes. Global random state is neither used nor changed.
 
     Returns:
@@ -57,20 +66,27 @@ def solve(
     Raises:
         TypeError: A loader's batch is not ``(inputs, labels)``, labels are not integers, an argument has another type.
         ValueError: No sample, non-finite features, labels outside [0, num_classes), another width than input_dim,
-            num_classes < 2, a negative or non-finite limit.
+            num_classes < 2, a negative or non-finite limit, an unknown effort.
     """
     started = time.monotonic()
     metadata = _check_metadata(metadata)
     time_limit = check_number("solve", "time_limit", time_limit, low=0)
     seed = check_int("solve", "seed", seed, low=0, high=2**63 - 1)
+    if not isinstance(effort, Search) and effort not in EFFORTS:
+        fail("solve", "effort", f"be one of {', '.join(EFFORTS)}", repr(effort), "Pass 'default'.")
+    search = effort if isinstance(effort, Search) else EFFORTS[effort]
+    progress = progress or _silent
     with _untouched_globals(), torch.inference_mode(False), torch.enable_grad():
-        features, labels, num_classes = _read(train_loader, val_loader, metadata)
-        features, labels = _canonical(features, labels)
+        features, labels, num_classes = read_loaders(train_loader, val_loader, metadata)
+        features, labels = sort_rows(features, labels)
         plan = plan_encoder(features.shape[1], num_classes, metadata.get("param_limit", PARAM_LIMIT))
         scale = float(torch.linalg.vector_norm(features, dtype=torch.float64)) / math.sqrt(features.numel()) or 1.0
         unit = features.div_(scale)  # in place: these rows are a copy
-        choice = select(unit, labels, num_classes, plan, seed=seed, deadline=started + SELECTION_SHARE * time_limit)
-        encoder = _fit_encoder(unit, labels, num_classes, plan.embedding_dim, choice, seed, started + time_limit)
+        deadline = started + SELECTION_SHARE * time_limit
+        choice = select(unit, labels, num_classes, plan, search=search, seed=seed, deadline=deadline, progress=progress)
+        progress("final fit", 0.8)
+        deadline = started + time_limit
+        encoder = _fit_encoder(unit, labels, num_classes, plan.embedding_dim, choice, search, seed, deadline)
         network = PrototypeNetwork(
             encoder,
             embedding_dim=encoder.embedding_dim,
@@ -79,7 +95,12 @@ def solve(
         )
         network.set_prototypes(unit, labels)
         encoder.scale.fill_(scale)
+        progress("done", 1.0)
         return network.to(metadata.get("device", "cpu")).eval()
+
+
+def _silent(stage: str, share: float) -> None:
+    """Tell nobody about progress."""
 
 
 def _fit_encoder(
@@ -88,21 +109,29 @@ def _fit_encoder(
     num_classes: int,
     embedding_dim: int,
     choice: Choice,
+    search: Search,
     seed: int,
     deadline: float,
 ) -> Encoder:
     """Fit the chosen views and train the chosen MLPs on all labelled samples."""
-    kinds = {kind.name: kind for kind in RADIAL_KINDS}
+    kinds = {kind.name: kind for kind in search.radial}
     fitted: dict[str, LinearView] = {}
-    views: list[LinearView | RadialView] = []
+    views: list[LinearView | RadialView | ForestView] = []
     names = [choice.reads, *(name for name in choice.weights if name != choice.reads)]
     for name in names:
+        if name in FORESTS:
+            moves = choice.moves if FORESTS[name] else (0,)
+            x, y = move_rows(features, moves), labels.repeat(len(moves))
+            forest_generator = torch.Generator().manual_seed(FOREST_SEED)
+            views.append(fit_forest(x, y, num_classes, trees=search.trees, generator=forest_generator))
+            continue
         source = kinds[name].reads if name in kinds else name
         if source not in fitted:
             fitted[source] = fit_view(source, features, labels, num_classes)
         view: LinearView | RadialView = fitted[source]
         if name in kinds:
-            view = fit_radial(kinds[name], choice.settings[name], fitted[source], features, labels, num_classes)
+            arguments = (fitted[source], features, labels, num_classes, choice.moves)
+            view = fit_radial(kinds[name], choice.settings[name], *arguments)
         views.append(view)
     weights = [choice.weights.get(name, 0.0) for name in names]
     members, width = choice.rung
@@ -110,9 +139,15 @@ def _fit_encoder(
         return Encoder(views, torch.tensor(weights))
     generator = torch.Generator().manual_seed(seed)
     learned = ResidualMLPs(members, features.shape[1], width, embedding_dim, generator)
-    task = Task(torch.cat([views[0](rows) for rows in features.split(CHUNK)]), labels)
+    task = make_task(fitted[choice.reads], features, labels, choice.moves if choice.learns_moved else (0,))
     for _, average in train(
-        learned, [task] * members, num_classes, steps=[choice.steps], generator=generator, deadline=deadline
+        learned,
+        [task] * members,
+        num_classes,
+        steps=[choice.steps],
+        generator=generator,
+        deadline=deadline,
+        recipe=search.recipe,
     ):
         learned = average.requires_grad_(True)
     weights += [choice.learned / members] * members
@@ -138,86 +173,6 @@ def _check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
         got = f"{known['device']!r} ({str(error).splitlines()[0]})"
         fail("solve", "metadata['device']", "be a device of this machine", got, "Pass 'cpu'.")
     return known
-
-
-def _read(
-    train_loader: Iterable[Any], val_loader: Iterable[Any] | None, metadata: Mapping[str, Any]
-) -> tuple[Tensor, Tensor, int]:
-    """Return features (n, dim) float32 and labels (n,) of both loaders, and the number of classes."""
-    if train_loader is None:
-        fail_type("solve", "train_loader", "be a loader", "None", "Pass a DataLoader or a list of batches.")
-    features: list[Tensor] = []
-    labels: list[Tensor] = []
-    dim = metadata.get("input_dim")
-    for name, loader in (("train_loader", train_loader), ("val_loader", val_loader)):
-        if loader is not None and not isinstance(loader, Iterable):
-            fail_type("solve", name, "be iterable", type(loader).__name__, "Pass a DataLoader or a list of batches.")
-        rows = bad = wide = 0
-        first = len(labels)
-        for number, batch in enumerate(() if loader is None else loader):
-            inputs, targets = _check_batch(name, number, batch)
-            if not len(inputs):
-                continue
-            dim = dim or inputs.shape[1]
-            if inputs.shape[1] != dim:
-                remedy = "Check metadata['input_dim'] and that every batch has the same features."
-                fail("solve", name, f"have {dim} features a sample", f"{inputs.shape[1]} in batch {number}", remedy)
-            rows += len(inputs)
-            single = inputs.to(torch.float32)
-            bad += int((~torch.isfinite(inputs)).any(dim=1).sum())
-            wide += int((~torch.isfinite(single)).any(dim=1).sum()) + int(bool(inputs.any()) and not bool(single.any()))
-            features.append(single)
-            labels.append(targets)
-        if name == "train_loader" and not rows:
-            fail("solve", name, "have at least one sample", "none", "Pass labelled samples.")
-        if bad:
-            fail("solve", name, "be finite", f"NaN or infinity in {bad} of {rows} rows", "Drop or impute those rows.")
-        if wide:
-            fail(
-                "solve", name, "lie within the range of float32", f"values beyond it in {wide} places", "Rescale them."
-            )
-        if rows:
-            targets = torch.cat(labels[first:])
-            check_labels("solve", f"{name} labels", targets, n=rows, num_classes=metadata.get("num_classes"))
-    y = torch.cat(labels).to(torch.int64)
-    num_classes = metadata.get("num_classes") or max(2, int(y.max()) + 1)
-    if "num_classes" not in metadata and num_classes > 1000 + 10 * len(y.unique()):
-        remedy = "Number the classes 0, 1, ..., or pass metadata['num_classes'] if the gaps are meant."
-        fail("solve", "train_loader labels", "be class numbers", f"{num_classes - 1} as the largest", remedy)
-    return torch.cat(features), y, num_classes
-
-
-def _check_batch(name: str, number: int, batch: object) -> tuple[Tensor, Tensor]:
-    """Return the inputs (b, dim) and labels (b,) of one batch, on the CPU."""
-    constraint, remedy = "give (inputs, labels) batches", "Wrap the data in a TensorDataset(inputs, labels)."
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        got = f"{type(batch).__name__} in batch {number}"
-        got += f" of {len(batch)} items" if isinstance(batch, (tuple, list)) else ""
-        fail_type("solve", name, constraint, got, remedy)
-    inputs, labels = (_from_numpy(part) if isinstance(part, np.ndarray) else part for part in batch)
-    if not isinstance(inputs, Tensor) or not isinstance(labels, Tensor) or inputs.is_complex():
-        got = f"({type(batch[0]).__name__}, {type(batch[1]).__name__}) in batch {number}"
-        fail_type("solve", name, constraint + " of real tensors", got, remedy)
-    if inputs.ndim < 2 or labels.numel() != len(inputs):
-        got = f"shapes {tuple(inputs.shape)} and {tuple(labels.shape)} in batch {number}"
-        fail("solve", name, constraint + " of shapes (b, ...) and (b,)", got, remedy)
-    flat = inputs.detach().reshape(len(inputs), -1) if len(inputs) else inputs.detach()  # (b, dim)
-    return flat.cpu(), labels.detach().cpu().reshape(-1)
-
-
-def _from_numpy(part: np.ndarray[Any, Any]) -> Tensor | None:
-    """Return a copy as a tensor, also of read-only and reversed arrays; None if it does not hold numbers."""
-    return torch.from_numpy(np.array(part)) if part.dtype.kind in "biuf" else None
-
-
-def _canonical(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Sort rows by label, then by their bytes: the order that the loaders gave them in leaves no trace."""
-    rows = features.add_(0.0).numpy()  # -0.0 becomes 0.0
-    keys = rows.view(np.dtype((np.void, rows.shape[1] * rows.itemsize)))[:, 0]
-    order = np.argsort(keys, kind="stable")
-    order = order[np.argsort(labels.numpy()[order], kind="stable")]
-    chosen = torch.from_numpy(order)
-    return features[chosen], labels[chosen]
 
 
 @contextmanager

@@ -11,8 +11,10 @@ from torch import Tensor
 LOGIT_SCALE = 5.0
 #: Log-loss, in nats a row, that nobody would notice.
 TIE = 2e-3
-#: Excess log-loss, in nats a row, that divides a view's weight by e.
-SOFTNESS = 0.15
+#: Excess log-loss that divides a view's weight by e: in nats a row, or over all rows where that is more.
+SOFTNESS, SOFTNESS_IN_ALL = 0.15, 4.0
+#: Nats, over all rows, that hold weights back to where they start, and most cosines that they are fitted to.
+HELD_BACK, MOST_COSINES = 10.0, 2**22
 #: A view with a smaller share of the weight is left out.
 LEAST_SHARE = 0.01
 #: Log-loss, in nats a row, that is never forgiven as chance when a simple model stands against a mixture of many.
@@ -72,30 +74,82 @@ def fit_temperature(cosines: Tensor, labels: Tensor, seen: Tensor) -> tuple[floa
     return factor, losses
 
 
-def soft_weights(cosines: list[Tensor], losses: list[Tensor]) -> Tensor:
-    """Weigh views by how well each does alone: ``exp(-excess loss / SOFTNESS)``, in units of its own spread.
+def soft_weights(cosines: list[Tensor], losses: list[Tensor], prior: list[float], *, keep_last: bool) -> Tensor:
+    """Weigh views by how well each does alone: ``exp(-excess loss / softness)``, in units of its own spread.
 
-    Weights fitted jointly to few out-of-fold rows over-fit them; these have nothing to fit but the scores.
+    Weights fitted to few out-of-fold rows over-fit them; these have nothing to fit but the scores.
 
     Args:
         cosines: Of each view, (n, num_classes), out of fold.
         losses: Of each view, (n,), at its own best temperature.
+        prior: Of each view, > 0, how much it is trusted before any row is seen.
+        keep_last: Leave the last one, the learned view, a share in any case.
 
     Returns:
-        (views,) float64, summing to 1. Views under ``LEAST_SHARE`` of the influence get 0, but for the last one,
-        the learned view, which is always kept at that share.
+        (views,) float64, summing to 1. Views under ``LEAST_SHARE`` of the influence get 0, or, for one that is kept,
+        that share.
 
     Source: exponential weights, as in Dalalyan and Tsybakov, "Aggregation by exponential weighting" (2008).
     """
     means = torch.stack([loss.mean() for loss in losses])
-    influence = torch.exp((means.min() - means) / SOFTNESS)
+    softness = max(SOFTNESS, SOFTNESS_IN_ALL / len(losses[0]))
+    influence = torch.exp((means.min() - means) / softness) * means.new_tensor(prior)
     least = LEAST_SHARE * influence.sum()
     influence = torch.where(influence >= least, influence, 0.0)
-    influence[-1] = influence[-1].clamp_min(least)
+    if keep_last:
+        influence[-1] = influence[-1].clamp_min(least)
     spread = torch.stack([each.var(dim=1, correction=0).mean(dtype=torch.float64).sqrt() for each in cosines])
     weights = torch.where(spread > 1e-9, influence / spread.clamp_min(1e-9), 0.0)
     if not bool(weights.sum() > 0):  # no view tells rows apart
         weights[-1] = 1.0
+    return weights / weights.sum()
+
+
+def fit_weights(cosines: list[Tensor], labels: Tensor, seen: Tensor, start: Tensor) -> Tensor:
+    """Fit the weights of views jointly to out-of-fold rows, held back to where they start.
+
+    The log-loss of the mixture, plus ``HELD_BACK`` nats over all rows for each nat of Kullback-Leibler divergence
+    between the influences and those of the start, so that few rows hardly move them.
+
+    Args:
+        cosines: Of each view, (n, num_classes), out of fold.
+        labels: (n,) int64.
+        seen: (num_classes,) bool, the classes that can win.
+        start: (views,) float64 weights, summing to 1, as of `soft_weights`.
+
+    Returns:
+        (views,) float64, summing to 1; 0 where the start is 0, and ``LEAST_SHARE`` of the influence at the least
+        where it is not.
+
+    Source: stacking, Wolpert, "Stacked generalization" (1992), with non-negative weights as in Breiman (1996).
+    """
+    used = start.nonzero().flatten()
+    most = max(1, int(MOST_COSINES / (len(used) * int(seen.sum()))))
+    rows = slice(None, None, math.ceil(len(labels) / most))
+    targets = (seen.cumsum(dim=0) - 1)[labels[rows]]
+    stacked = torch.stack([cosines[int(view)][rows][:, seen] for view in used]).to(torch.float64)
+    spread = stacked.var(dim=2, correction=0).mean(dim=1).sqrt().clamp_min(1e-9)  # (views,)
+    stacked = stacked / spread[:, None, None]
+    prior = start[used] * spread
+    prior = prior / prior.sum()
+    logs = prior.log().requires_grad_(True)
+    scale = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([logs, scale], max_iter=60, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        share = logs.log_softmax(dim=0)
+        logits = scale.exp() * torch.tensordot(share.exp(), stacked, dims=1)  # (rows, seen classes)
+        size = logits.var(dim=1, correction=0).mean() / LOGIT_SCALE**2
+        held = HELD_BACK * (share.exp() * (share - prior.log())).sum()
+        loss: Tensor = torch.nn.functional.cross_entropy(logits, targets) + (held + size / 2) / len(targets)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    influence = logs.detach().softmax(dim=0).clamp_min(LEAST_SHARE)
+    weights = torch.zeros_like(start)
+    weights[used] = influence / spread
     return weights / weights.sum()
 
 

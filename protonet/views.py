@@ -21,6 +21,8 @@ KINDS = ("raw", "centred", "standardised", "relevant", "robust", "whitened")
 CHUNK = 8192
 #: Share of a covariance's eigenvalues, the least ones, that get one value where rows are as many as features.
 POOLED = 0.2
+#: The constant coordinate of the views in ``LIFTED``, whose features have unit mean square.
+LIFT, LIFTED = 3.0, ("standardised", "relevant", "robust", "whitened")
 
 
 class LinearView(nn.Module):
@@ -31,6 +33,8 @@ class LinearView(nn.Module):
         gain: (dim,) the diagonal part.
         basis: (dim, rank) orthonormal columns; rank may be 0.
         coefficient: (rank,) what is added to the diagonal along each column.
+        lift: A constant that joins the view in the embedding; 0 for none. The plane becomes a sphere's cap, on which
+            the cosine also sees how far from the mean a row is: of few features the direction alone tells too little.
     """
 
     shift: Tensor
@@ -38,19 +42,24 @@ class LinearView(nn.Module):
     basis: Tensor
     coefficient: Tensor
 
-    def __init__(self, shift: Tensor, gain: Tensor, basis: Tensor, coefficient: Tensor) -> None:
+    def __init__(self, shift: Tensor, gain: Tensor, basis: Tensor, coefficient: Tensor, *, lift: float = 0.0) -> None:
         super().__init__()
         self.dim = len(shift)
+        self.lift = lift
+        self.embedding_dim = self.dim + bool(lift)
         for name, value in (("shift", shift), ("gain", gain), ("basis", basis), ("coefficient", coefficient)):
             self.register_buffer(name, value.to(torch.float32).clone())
 
     def forward(self, x: Tensor) -> Tensor:
         """Map features (n, dim) to the view (n, dim)."""
-        centred = x - self.shift
-        z = centred * self.gain
-        if self.basis.shape[1]:
-            z = torch.addmm(z, (centred @ self.basis) * self.coefficient, self.basis.T)
-        return z  # (n, dim)
+        centred = x - self.shift  # (n, dim)
+        if not self.basis.shape[1]:
+            return centred.mul_(self.gain)
+        return torch.addmm(centred * self.gain, (centred @ self.basis).mul_(self.coefficient), self.basis.T)
+
+    def embed(self, z: Tensor) -> Tensor:
+        """Return what of a view (n, dim) joins the embedding: (n, embedding_dim)."""
+        return nn.functional.pad(z, (0, 1), value=self.lift) if self.lift else z
 
 
 class Covariance(NamedTuple):
@@ -175,7 +184,7 @@ def fit_view(kind: str, features: Tensor, labels: Tensor, num_classes: int) -> L
             gain *= _relevance(features, labels, num_classes)
     if kind == "whitened":
         gain, basis, coefficient = _whitening(features, labels, num_classes)
-    view = LinearView(shift, gain, basis, coefficient)
+    view = LinearView(shift, gain, basis, coefficient, lift=LIFT if kind in LIFTED else 0.0)
     size = view(features[:CHUNK]).square().mean().sqrt().clamp_min(1e-30)
     view.gain /= size
     view.coefficient /= size

@@ -13,11 +13,12 @@ ROOT = Path(__file__).resolve().parents[1]
 #: Each room may import the rooms before it (and _checks, which all may).
 LAYERS = [
     {"_checks"},
-    {"prototypes", "losses", "folds", "stacking", "episodes.sampling", "_command"},
-    {"views"},
-    {"radial"},
+    {"loading", "prototypes", "losses", "folds", "stacking", "episodes.sampling", "_command"},
+    {"views", "moves"},
+    {"radial", "forest"},
     {"encoder"},
     {"network", "training"},
+    {"candidates"},
     {"selection"},
     {"solver"},
 ]

@@ -16,7 +16,7 @@ def choose(family: str, limit: float = 500_000, **counts: int) -> selection.Choi
 
 def test_on_isotropic_data_the_smallest_mlp_on_raw_features_is_kept() -> None:
     choice = choose("isotropic")
-    assert (choice.reads, choice.rung, choice.steps) == ("raw", (1, 1), selection.STEPS[0])
+    assert (choice.reads, choice.rung, choice.steps) == ("raw", (1, 1), selection.Search().steps[0])
     assert (choice.weights, choice.learned) == ({}, 1.0)
 
 

@@ -1,0 +1,242 @@
+"""Candidates for the embedding, each judged by its out-of-fold cosines: linear, radial, forest and learned views."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protonet.encoder import Plan, ResidualMLPs, count_mlp_parameters
+from protonet.folds import FOLDS, Fold
+from protonet.forest import fit_forest
+from protonet.moves import move_rows
+from protonet.radial import GRID, RADIAL_KINDS, RadialKind, count_units, radial_cosines
+from protonet.stacking import fit_temperature, worse_by_one_error
+from protonet.training import Recipe, Task, train
+from protonet.views import CHUNK, LinearView
+
+#: A fold with this many judged rows halves the widths and ridges that are tried, or settles them alone.
+HALVING_ROWS, SETTING_ROWS = 16, 256
+#: A view this many nats worse than the best linear one, on this many rows, would get no weight: no other fold is tried.
+HOPELESS, HOPELESS_ROWS = 0.75, 32
+#: Seed of forests, the same in folds and in the end.
+FOREST_SEED = 0
+FORESTS = {"forest": False, "moved forest": True}  # is it grown from moved rows, too?
+
+
+class Search(NamedTuple):
+    """What selection tries."""
+
+    folds: int = FOLDS
+    radial: tuple[RadialKind, ...] = RADIAL_KINDS
+    grid: tuple[tuple[float, float], ...] = GRID  # widths and ridges of radial views
+    trees: int = 200
+    rungs: int = 4  # of the ladder of learned views
+    steps: tuple[int, ...] = (10, 30, 100, 300)  # at which training is judged; one that gets worse is not continued
+    work: float = 2e8  # most parameters times steps that one rung may cost, over all folds
+    recipe: Recipe = Recipe()
+
+
+class Candidate(NamedTuple):
+    """One way to embed: its out-of-fold cosines (judged, num_classes) and their log-losses (judged,)."""
+
+    name: str
+    cosines: Tensor
+    losses: Tensor
+    rung: tuple[int, int] = (0, 0)
+    steps: int = 0
+    setting: tuple[float, float] = (0.0, 0.0)
+
+
+class Judge:
+    """Out-of-fold cosines of anything that embeds, on the rows that some fold holds out."""
+
+    def __init__(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        num_classes: int,
+        folds: Sequence[Fold],
+        *,
+        moves: tuple[int, ...] = (0,),
+        deadline: float = float("inf"),
+    ) -> None:
+        self.features, self.labels, self.num_classes, self.folds = features, labels, num_classes, folds
+        self.moves, self.deadline = moves, deadline
+        self.judged = torch.cat([fold.judge for fold in folds])
+        self.rows = labels[self.judged]  # (judged,) labels
+        self.seen = torch.bincount(labels, minlength=num_classes) > 0
+        self.best: Tensor | None = None  # (judged,) losses that a hopeless view is compared with
+
+    def late(self) -> bool:
+        """Return whether the time is over."""
+        return time.monotonic() > self.deadline
+
+    def cosines(self, embed: Callable[[int, Tensor], Tensor]) -> Tensor:
+        """Return (judged, num_classes), mean over the views that ``embed(fold, x)`` gives: (views, n, dim)."""
+        return torch.cat([self.fold_cosines(embed, number) for number in range(len(self.folds))])
+
+    def fold_cosines(self, embed: Callable[[int, Tensor], Tensor], number: int) -> Tensor:
+        """Return the cosines of one fold's judged rows, (judged in it, num_classes)."""
+        fold = self.folds[number]
+        sums: Tensor | float = 0.0
+        for rows in fold.fit.split(CHUNK):
+            unit = F.normalize(embed(number, self.features[rows]), dim=2)
+            shape = (len(unit), self.num_classes, unit.shape[2])
+            sums = sums + unit.new_zeros(shape).index_add_(1, self.labels[rows], unit)
+        prototypes = F.normalize(torch.as_tensor(sums), dim=2)
+        units = (F.normalize(embed(number, self.features[rows]), dim=2) for rows in fold.judge.split(CHUNK))
+        return torch.cat([(unit @ prototypes.transpose(1, 2)).mean(dim=0) for unit in units])
+
+    def candidate(self, name: str, cosines: Tensor, rung: tuple[int, int] = (0, 0), steps: int = 0) -> Candidate:
+        """Judge cosines at their best temperature."""
+        _, losses = fit_temperature(cosines, self.rows, self.seen)
+        return Candidate(name, cosines, losses, rung, steps)
+
+    def losses(self, cosines: Tensor) -> Tensor:
+        """Return the log-losses (n,) of the first n judged rows at their best temperature."""
+        return fit_temperature(cosines, self.rows[: len(cosines)], self.seen)[1]
+
+    def hopeless(self, cosines: Tensor) -> bool:
+        """Return whether a view with these cosines of the first rows would get no weight, or not enough to pay."""
+        n = len(cosines)
+        if self.best is None or n < HOPELESS_ROWS:
+            return False
+        losses, best = self.losses(cosines), self.best[:n]
+        clearly = n >= SETTING_ROWS and worse_by_one_error(losses, best)
+        return clearly or float((losses - best).mean()) > HOPELESS
+
+
+def linear_candidate(judge: Judge, kind: str, fitted: Sequence[LinearView]) -> Candidate:
+    """Judge a linear view that was fitted to each fold."""
+    return judge.candidate(kind, judge.cosines(lambda fold, x: fitted[fold].embed(fitted[fold](x))[None]))
+
+
+def radial_candidates(judge: Judge, views: dict[str, list[LinearView]], search: Search) -> Iterator[Candidate]:
+    """Judge each kind of radial view at its best width and ridge, where the work allows two units a class."""
+    for kind in search.radial:
+        n = min(len(fold.fit) for fold in judge.folds) * (len(judge.moves) if kind.moved else 1)
+        enough = min(n, 2 * int(judge.seen.sum()))
+        if kind.reads not in views or count_units(kind, n, judge.features.shape[1]) < enough:
+            continue
+        if kind.moved and judge.moves == (0,):
+            continue
+        found = _judge_radial(judge, kind, views[kind.reads], search.grid)
+        if judge.late():
+            return
+        if found is not None:
+            yield judge.candidate(kind.name, found[0])._replace(setting=found[1])
+
+
+def _judge_radial(
+    judge: Judge, kind: RadialKind, views: Sequence[LinearView], settings: tuple[tuple[float, float], ...]
+) -> tuple[Tensor, tuple[float, float]] | None:
+    """Return the cosines (judged, num_classes) at the best setting, and that; None if it is late or hopeless."""
+    x, labels = judge.features, judge.labels
+    cosines = judge.features.new_zeros(len(settings), 0, judge.num_classes)
+    for view, fold in zip(views, judge.folds, strict=True):
+        if judge.late():
+            return None
+        arguments = (x[fold.fit], labels[fold.fit], x[fold.judge], judge.num_classes)
+        cosines = torch.cat([cosines, radial_cosines(kind, view, *arguments, settings, judge.moves)], dim=1)
+        best = _rank_settings(judge, cosines)
+        if judge.hopeless(cosines[best[0]]):
+            return None
+        if len(fold.judge) >= HALVING_ROWS:  # successive halving: the worse half is not tried on the next fold
+            kept = sorted(best[: 1 if len(fold.judge) >= SETTING_ROWS else math.ceil(len(best) / 2)])
+            cosines, settings = cosines[kept], tuple(settings[number] for number in kept)
+    best = _rank_settings(judge, cosines)
+    return cosines[best[0]], settings[best[0]]
+
+
+def _rank_settings(judge: Judge, cosines: Tensor) -> list[int]:
+    """Return the numbers of (settings, n, num_classes) cosines of the first n judged rows by log-loss, least first."""
+    trials = [float(judge.losses(each).mean()) for each in cosines] if len(cosines) > 1 else [0.0]
+    return sorted(range(len(trials)), key=lambda number: trials[number])
+
+
+def forest_candidates(judge: Judge, search: Search) -> Iterator[Candidate]:
+    """Judge the forests, one of the rows and one of the moved rows, if there are moves."""
+    for name, moved in FORESTS.items():
+        moves = judge.moves if moved else (0,)
+        if not search.trees or (moved and moves == (0,)):
+            continue
+        parts: list[Tensor] = []
+        for number, fold in enumerate(judge.folds):
+            x, labels = move_rows(judge.features[fold.fit], moves), judge.labels[fold.fit].repeat(len(moves))
+            generator = torch.Generator().manual_seed(FOREST_SEED)
+            forest = fit_forest(x, labels, judge.num_classes, trees=search.trees, generator=generator)
+            parts.append(judge.fold_cosines(partial(_embed_alone, forest), number))
+            if judge.late():
+                return
+            if number == 0 and judge.hopeless(parts[0]):
+                break
+        else:
+            yield judge.candidate(name, torch.cat(parts))
+
+
+def _embed_alone(view: Callable[[Tensor], Tensor], fold: int, x: Tensor) -> Tensor:
+    """Return a view of one fold's features (n, dim): (1, n, dim)."""
+    return view(x)[None]
+
+
+def _embed_learned(fitted: Sequence[LinearView], stack: ResidualMLPs, members: int, fold: int, x: Tensor) -> Tensor:
+    """Return one fold's learned views of features (n, dim): (members, n, embedding_dim)."""
+    z: Tensor = stack(fitted[fold](x), slice(fold * members, (fold + 1) * members))
+    return z
+
+
+def make_task(view: LinearView, x: Tensor, labels: Tensor, moves: tuple[int, ...]) -> Task:
+    """Return what a learned view learns from: a linear view of the rows (n, dim), moved ones included."""
+    z = torch.cat([view(part) for part in move_rows(x, moves).split(CHUNK)])
+    return Task(z, labels.repeat(len(moves)))
+
+
+def learned_candidates(
+    judge: Judge,
+    fitted: Sequence[LinearView],
+    untrained: Candidate,
+    plan: Plan,
+    search: Search,
+    moves: tuple[int, ...],
+    generator: torch.Generator,
+) -> Iterator[Candidate]:
+    """Climb the ladder of stacks, each trained on all folds at once, for as long as more steps do not hurt."""
+    x, labels = judge.features, judge.labels
+    tasks = [
+        make_task(view, x[fold.fit], labels[fold.fit], moves) for view, fold in zip(fitted, judge.folds, strict=True)
+    ]
+    best = untrained
+    for members, width in plan.ladder[: search.rungs]:
+        if judge.late():
+            return
+        if members > 1 and best.rung != (1, width):
+            break  # every width is tried, but copies only of a width that beat the others
+        stack = ResidualMLPs(members * len(tasks), tasks[0].z.shape[1], width, plan.embedding_dim, generator)
+        repeated = [task for task in tasks for _ in range(members)]
+        rung_best = untrained
+        cost = len(repeated) * count_mlp_parameters(tasks[0].z.shape[1], width, plan.embedding_dim)
+        affordable = [steps for steps in search.steps if steps * cost <= search.work] or search.steps[:1]
+        for steps, average in train(
+            stack,
+            repeated,
+            judge.num_classes,
+            steps=affordable,
+            generator=generator,
+            deadline=judge.deadline,
+            recipe=search.recipe,
+        ):
+            name = f"{members}x{width} MLP, {steps} steps"
+            cosines = judge.cosines(partial(_embed_learned, fitted, average, members))
+            candidate = judge.candidate(name, cosines, (members, width), steps)
+            yield candidate
+            if worse_by_one_error(candidate.losses, rung_best.losses):
+                break
+            rung_best = min(rung_best, candidate, key=lambda c: float(c.losses.mean()))
+        best = min(best, rung_best, key=lambda c: float(c.losses.mean()))

@@ -1,0 +1,186 @@
+"""Forest views: the votes of extremely randomised trees, all of them grown at once, level by level.
+
+A tree is a partition of the space into boxes with one class each: a closed form of the samples and of chance, so
+all of it are buffers.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from protonet.views import CHUNK
+
+#: Most rows that trees are grown from, and most (row, tree, tried split) triples of a forest or of one batch of trees.
+MAX_ROWS, FOREST_WORK, BATCH_WORK = 4096, 2e6, 1e6
+#: No tree is deeper.
+MAX_DEPTH = 64
+
+
+class Nodes(NamedTuple):
+    """The nodes of many trees."""
+
+    root: Tensor  # (trees,) node numbers; (nodes,) all others
+    feature: Tensor  # what an inner node looks at
+    threshold: Tensor  # above it a row goes to the right; infinite for a leaf
+    child: Tensor  # the left child, the right one follows; a leaf's is itself
+    label: Tensor  # a leaf's class
+
+
+class ForestView(nn.Module):
+    """Votes for each class: the share of the trees whose box a row falls into belongs to it.
+
+    Args:
+        nodes: All trees' nodes, float32 thresholds.
+        depth: Edges from a root to the farthest leaf.
+        num_classes: Number of classes.
+    """
+
+    root: Tensor
+    feature: Tensor
+    threshold: Tensor
+    child: Tensor
+    label: Tensor
+
+    def __init__(self, nodes: Nodes, *, depth: int, num_classes: int) -> None:
+        super().__init__()
+        self.depth, self.embedding_dim = depth, num_classes
+        for name, value in nodes._asdict().items():
+            self.register_buffer(name, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map features (n, input_dim) to votes (n, num_classes)."""
+        return torch.cat([self._vote(rows) for rows in x.split(CHUNK)])
+
+    def _vote(self, x: Tensor) -> Tensor:
+        at = self.root.expand(len(x), -1)  # (n, trees) node numbers
+        for _ in range(self.depth):
+            at = self.child[at] + (x.gather(1, self.feature[at]) > self.threshold[at])
+        votes = x.new_zeros(len(x), self.embedding_dim)
+        return votes.scatter_add_(1, self.label[at], x.new_tensor(1 / len(self.root)).expand(at.shape))
+
+
+def count_trees(n: int, dim: int, most: int) -> int:
+    """Return how many trees to grow from n rows of dim features: at most ``most``, fewer where that is much work."""
+    return max(1, min(most, int(FOREST_WORK / (min(n, MAX_ROWS) * _count_splits(dim)))))
+
+
+def _count_splits(dim: int) -> int:
+    """Return how many splits a node tries, out of dim features."""
+    return max(1, round(math.sqrt(dim)))
+
+
+def fit_forest(x: Tensor, labels: Tensor, num_classes: int, *, trees: int, generator: torch.Generator) -> ForestView:
+    """Grow a forest.
+
+    Args:
+        x: (n, dim) float32 features; of more than ``MAX_ROWS`` rows, that many spread over them are used.
+        labels: (n,) int64 in [0, num_classes).
+        num_classes: Number of classes.
+        trees: Most trees; see `count_trees`.
+        generator: Draws features and thresholds.
+
+    Returns:
+        The view, of ``num_classes`` dimensions.
+
+    Source: Geurts, Ernst and Wehenkel, "Extremely randomized trees" (2006): every tree sees all rows, a node tries
+        sqrt(dim) features with one random threshold each and takes the one of least Gini impurity.
+    """
+    chosen = torch.linspace(0, len(x) - 1, min(len(x), MAX_ROWS), dtype=torch.float64).round().long()
+    x, labels = x[chosen], labels[chosen]
+    trees = count_trees(len(x), x.shape[1], trees)
+    at_once = max(1, int(BATCH_WORK / (len(x) * _count_splits(x.shape[1]))))
+    nodes, depth = Nodes(*(labels[:0],) * 2, x.new_zeros(0), *(labels[:0],) * 2), 0
+    for first in range(0, trees, at_once):
+        more, levels = _grow(x, labels, num_classes, min(at_once, trees - first), generator)
+        before = len(nodes.child)
+        more = more._replace(root=more.root + before, child=more.child + before)
+        nodes = Nodes(*(torch.cat(pair) for pair in zip(nodes, more, strict=True)))
+        depth = max(depth, levels)
+    return ForestView(nodes, depth=depth, num_classes=num_classes)
+
+
+def _grow(x: Tensor, labels: Tensor, num_classes: int, trees: int, generator: torch.Generator) -> tuple[Nodes, int]:
+    """Grow trees on rows (n, dim); return their nodes and how many levels they have below the roots."""
+    n, dim = x.shape
+    splits = _count_splits(dim)
+    varying = (x.amax(dim=0) > x.amin(dim=0)).nonzero().flatten()
+    nodes = _append_leaves(None, trees)
+    row, at = torch.arange(n).repeat(trees), nodes.root.repeat_interleave(n)  # (pairs,): each row in each tree
+    for depth in range(MAX_DEPTH + 1):
+        node, group = at.unique(return_inverse=True)
+        present, member, count = (group * num_classes + labels[row]).unique(return_inverse=True, return_counts=True)
+        owner, label = present // num_classes, present % num_classes  # (present,): the classes of each node
+        code = torch.zeros_like(node).scatter_reduce_(0, owner, count * num_classes + num_classes - 1 - label, "amax")
+        nodes.label[node] = num_classes - 1 - code % num_classes  # the majority, the first of equals
+        mixed = owner.bincount(minlength=len(node)) > 1
+        if depth == MAX_DEPTH or not len(varying) or not bool(mixed.any()):
+            break
+        number, place = mixed.cumsum(dim=0) - 1, mixed[owner].cumsum(dim=0) - 1
+        open_pair, open_class = mixed[group], mixed[owner]
+        row, group, member = row[open_pair], number[group[open_pair]], place[member[open_pair]]
+        node, owner, count = node[mixed], number[owner[open_class]], count[open_class]
+
+        feature = varying[torch.randint(len(varying), (len(node), splits), generator=generator)]  # (nodes, splits)
+        share = torch.rand(feature.shape, generator=generator, dtype=x.dtype)
+        threshold, right, score = _try_splits(x[row[:, None], feature[group]], group, member, owner, count, share)
+        score, best = score.max(dim=1)
+        split = score > 0  # else all tried features are constant here: others are tried at the next level
+        first = len(nodes.child) + 2 * (split.cumsum(dim=0) - 1)
+        nodes = _append_leaves(nodes, 2 * int(split.sum()))
+        nodes.feature[node[split]] = feature[split].gather(1, best[split, None])[:, 0]
+        nodes.threshold[node[split]] = threshold[split].gather(1, best[split, None])[:, 0]
+        nodes.child[node[split]] = first[split]
+        goes_right = right.gather(1, best[group, None])[:, 0]
+        at = torch.where(split[group], first[group] + goes_right, node[group])
+    return nodes, depth
+
+
+def _append_leaves(nodes: Nodes | None, more: int) -> Nodes:
+    """Return the nodes and ``more`` leaves, which are the roots if there are no nodes yet."""
+    zeros, before = torch.zeros(more, dtype=torch.int64), 0 if nodes is None else len(nodes.child)
+    leaves = Nodes(
+        torch.arange(more),
+        zeros,
+        torch.full((more,), math.inf, dtype=torch.float32),
+        torch.arange(more) + before,
+        zeros.clone(),
+    )
+    if nodes is None:
+        return leaves
+    return Nodes(nodes.root, *(torch.cat(pair) for pair in zip(nodes[1:], leaves[1:], strict=True)))
+
+
+def _try_splits(
+    values: Tensor, group: Tensor, member: Tensor, owner: Tensor, count: Tensor, share: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Judge random thresholds.
+
+    Args:
+        values: (pairs, splits) of the tried features.
+        group: (pairs,) the node of each pair.
+        member: (pairs,) the class of each pair, among those of all nodes.
+        owner: (classes,) the node that each of those is in.
+        count: (classes,) its pairs.
+        share: (nodes, splits) in [0, 1), where between the least and the largest value the threshold lies.
+
+    Returns:
+        threshold: (nodes, splits).
+        right: (pairs, splits) bool, above the threshold.
+        score: (nodes, splits) the pairs less their Gini impurity; 0 where one side would be empty.
+    """
+    index = group[:, None].expand(values.shape)
+    low = torch.full_like(share, math.inf).scatter_reduce_(0, index, values, "amin")
+    high = torch.full_like(share, -math.inf).scatter_reduce_(0, index, values, "amax")
+    threshold = low + share * (high - low)
+    right = values > threshold[group]
+    counts = values.new_zeros(len(count), share.shape[1]).index_add_(0, member, right.to(values.dtype))
+    score, usable = torch.zeros_like(share), torch.ones_like(right[:1]).expand(share.shape)
+    for side in (counts, count[:, None] - counts):
+        size = torch.zeros_like(share).index_add_(0, owner, side)
+        score += torch.zeros_like(share).index_add_(0, owner, side.square()) / size.clamp_min(1)
+        usable = usable & (size > 0)
+    return threshold, right, torch.where(usable, score, 0.0)
