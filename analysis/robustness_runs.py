@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,8 +17,10 @@ from tqdm import tqdm
 from analysis.classics import CLASSICS, Fit, Outcome, Predictor
 from analysis.journal import append_journal, hash_sources, read_journal
 from analysis.realdata import load_real, split_shots
+from protonet.candidates import Search
 from protonet.datasets import Split
 from protonet.solver import solve
+from protonet.training import Recipe
 from solution.pack import library_files
 
 #: The sources that decide the data sets and their splits.
@@ -25,9 +28,11 @@ DATA = ("analysis/realdata.py", *(f"protonet/datasets/{name}.py" for name in ("d
 BINS = 15
 
 
-def fit_ours(x: np.ndarray, y: np.ndarray) -> Predictor:
-    """Fit the prototype network with its default settings."""
-    network = solve([(torch.from_numpy(x).float(), torch.from_numpy(y))])
+def fit_ours(
+    x: np.ndarray, y: np.ndarray, effort: str | Search = "default", metadata: dict[str, Any] | None = None
+) -> Predictor:
+    """Fit the prototype network."""
+    network = solve([(torch.from_numpy(x).float(), torch.from_numpy(y))], None, metadata, effort=effort)
 
     def predict(rows: np.ndarray) -> Outcome:
         with torch.no_grad():
@@ -37,8 +42,16 @@ def fit_ours(x: np.ndarray, y: np.ndarray) -> Predictor:
     return predict
 
 
-#: Ours and its ablations: results last as long as the library's sources do.
-OURS: dict[str, Fit] = {"ours": fit_ours}
+#: Ours, with less effort and without its parts: results last as long as the library's sources do.
+OURS: dict[str, Fit] = {
+    "ours": fit_ours,
+    "fast": partial(fit_ours, effort="fast"),
+    "raw": partial(fit_ours, metadata={"param_limit": 0}),
+    "no-selection": partial(fit_ours, effort=Search(folds=0)),
+    "no-moves": partial(fit_ours, effort=Search(moves=False)),
+    "no-episodes": partial(fit_ours, effort=Search(recipe=Recipe(episodic=0.0))),
+    "no-cross-entropy": partial(fit_ours, effort=Search(recipe=Recipe(cross_entropy=0.0))),
+}
 METHODS: dict[str, Fit] = OURS | CLASSICS
 
 

@@ -33,7 +33,8 @@ def split_folds(labels: Tensor, num_classes: int, generator: torch.Generator, *,
         most: Folds, where rows and classes are few enough.
 
     Returns:
-        Up to ``most`` folds; one held-out part where rows or classes are many; none if no class has two rows.
+        Up to ``most`` folds; one held-out part where rows or classes are many; none if no class has two rows, or if
+        none are asked for.
         A class with a single row is always fitted on and never judged.
     """
     n = len(labels)
@@ -43,7 +44,7 @@ def split_folds(labels: Tensor, num_classes: int, generator: torch.Generator, *,
     start = (count.cumsum(0) - count)[labels[order]]
     rank = torch.arange(n) - start  # (n,) position within the class
     several = count[labels[order]] > 1
-    if not bool(several.any()):
+    if not most or not bool(several.any()):
         return []
     if n > MANY_ROWS or n * num_classes > MANY_COSINES:
         held_out = max(256, min(HELD_OUT, MANY_COSINES // num_classes))

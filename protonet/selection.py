@@ -114,7 +114,7 @@ def select(
     if seen < 2 or (not plan.ladder and not folds) or time.monotonic() > deadline:
         return simplest
     progress("linear views", 0.0)
-    moves = find_moves(features) if plan.ladder else (0,)
+    moves = find_moves(features) if plan.ladder and search.moves else (0,)
     if 2 * judged < seen:  # most classes would have no say
         return _mix_unjudged(features, labels, num_classes, simplest, search, moves, deadline)
     judge = Judge(features, labels, num_classes, folds, moves=moves, deadline=deadline)

@@ -72,9 +72,9 @@ def solve(
     metadata = _check_metadata(metadata)
     time_limit = check_number("solve", "time_limit", time_limit, low=0)
     seed = check_int("solve", "seed", seed, low=0, high=2**63 - 1)
-    if not isinstance(effort, Search) and effort not in EFFORTS:
+    search = effort if isinstance(effort, Search) else EFFORTS.get(str(effort))
+    if search is None:
         fail("solve", "effort", f"be one of {', '.join(EFFORTS)}", repr(effort), "Pass 'default'.")
-    search = effort if isinstance(effort, Search) else EFFORTS[effort]
     progress = progress or _silent
     with _untouched_globals(), torch.inference_mode(False), torch.enable_grad():
         features, labels, num_classes = read_loaders(train_loader, val_loader, metadata)

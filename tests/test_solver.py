@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from protonet import PrototypeNetwork, solve
+from protonet.datasets import load_digits
 from protonet.prototypes import class_means
+from protonet.selection import EFFORTS
 from tests.strategies import blobs, seeds
 
 Loader = Iterable[Any]
@@ -243,6 +245,46 @@ def test_bad_input_gets_its_message(train: Any, val: Any, metadata: Any, error: 
 def test_a_time_limit_below_zero_is_an_error() -> None:
     with pytest.raises(ValueError, match="solve: `time_limit` must be a finite number >= 0; got -1"):
         solve([(X, Y)], time_limit=-1)
+
+
+@pytest.mark.parametrize("effort", ["slow", 3, ["fast"]])
+def test_an_unknown_effort_is_an_error(effort: Any) -> None:
+    with pytest.raises(ValueError, match="solve: `effort` must be one of fast, default, best; got"):
+        solve([(X, Y)], effort=effort)
+
+
+def test_little_effort_trains_nothing_and_much_effort_no_less() -> None:
+    fast = solve([(X, Y)], effort="fast")
+    assert fast.count_parameters() == 0
+    assert float((fast(X).argmax(dim=1) == Y).double().mean()) > 0.9
+    best = solve([(X, Y)], None, SMALL, effort=EFFORTS["best"]._replace(trees=20, folds=3, steps=(10, 30)))
+    assert 0 < best.count_parameters() <= SMALL["param_limit"]
+
+
+def test_progress_is_told_and_can_end_the_search() -> None:
+    told: list[tuple[str, float]] = []
+    solve([(X, Y)], None, SMALL, progress=lambda *stage: told.append(stage))
+    assert told[-2:] == [("final fit", 0.8), ("done", 1.0)]
+    assert [share for _, share in told] == sorted(share for _, share in told)
+
+    def interrupt(stage: str, share: float) -> None:
+        if stage == "forests":
+            raise KeyboardInterrupt
+
+    threads = torch.get_num_threads()
+    with pytest.raises(KeyboardInterrupt):
+        solve([(X, Y)], progress=interrupt)
+    assert torch.get_num_threads() == threads
+
+
+def test_pixels_are_moved_and_nothing_of_it_counts_as_a_parameter() -> None:
+    data = load_digits()
+    plain, moved = (
+        solve([(data.x[:50], data.y[:50])], effort=EFFORTS["fast"]._replace(moves=moves)) for moves in (False, True)
+    )
+    accuracy = [float((each(data.x[50:]).argmax(dim=1) == data.y[50:]).double().mean()) for each in (plain, moved)]
+    assert accuracy[1] > accuracy[0] + 0.01
+    assert moved.count_parameters() == 0
 
 
 def test_the_callers_default_dtype_does_not_matter() -> None:

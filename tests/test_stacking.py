@@ -1,17 +1,22 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from scipy.optimize import minimize_scalar
+from scipy.optimize import minimize, minimize_scalar
 from scipy.special import log_softmax
 
 from protonet.stacking import (
+    HELD_BACK,
     LEAST_SHARE,
     LOGIT_SCALE,
     SOFTNESS,
+    SOFTNESS_IN_ALL,
     fit_temperature,
+    fit_weights,
     simplest_within_one_error,
     soft_weights,
     worse_by_one_error,
@@ -47,25 +52,76 @@ def test_soft_weights_are_shares_that_fall_with_the_loss(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     cosines = [torch.rand(30, 4, generator=generator)] * 5  # one spread for all
     losses = [torch.rand(30, generator=generator, dtype=torch.float64) for _ in range(5)]
-    weights = soft_weights(cosines, losses)
+    prior = [1.0, 2.0, 1.0, 1.0, 1.0]
+    weights = soft_weights(cosines, losses, prior, keep_last=False)
     torch.testing.assert_close(weights.sum(), torch.tensor(1.0, dtype=torch.float64))
     means = torch.stack([loss.mean() for loss in losses])
-    expected = torch.exp(-means / SOFTNESS)
+    expected = torch.exp(-means / SOFTNESS) * torch.tensor(prior, dtype=torch.float64)
     torch.testing.assert_close(weights, expected / expected.sum())
 
 
 def test_a_hopeless_view_is_left_out_but_the_learned_one_is_kept() -> None:
     cosines = [torch.eye(4)] * 3
     losses = [torch.full((4,), value, dtype=torch.float64) for value in (0.1, 9.0, 9.0)]
-    weights = soft_weights(cosines, losses)
+    weights = soft_weights(cosines, losses, [1.0] * 3, keep_last=True)
     assert float(weights[1]) == 0.0
     assert float(weights[2]) == pytest.approx(LEAST_SHARE, rel=0.02)
+    assert soft_weights(cosines, losses, [1.0] * 3, keep_last=False).tolist() == [1.0, 0.0, 0.0]
+
+
+def test_of_few_rows_the_weights_differ_less() -> None:
+    losses = [torch.full((4,), value, dtype=torch.float64) for value in (0.0, 1.0)]
+    weights = soft_weights([torch.eye(4)] * 2, losses, [1.0] * 2, keep_last=False)
+    assert float(weights[0] / weights[1]) == pytest.approx(math.exp(4 / SOFTNESS_IN_ALL))
 
 
 def test_a_view_of_small_cosines_gets_a_larger_weight_for_the_same_say() -> None:
     losses = [torch.ones(4, dtype=torch.float64)] * 2
-    weights = soft_weights([torch.eye(4), 0.1 * torch.eye(4)], losses)
+    weights = soft_weights([torch.eye(4), 0.1 * torch.eye(4)], losses, [1.0] * 2, keep_last=True)
     torch.testing.assert_close(weights[1] / weights[0], torch.tensor(10.0, dtype=torch.float64))
+
+
+def draw_cosines(n: int, seed: int = 0) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Return three views' cosines (n, 4), of falling use and different spread, and labels (n,)."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % 4
+    views = [torch.randn(n, 4, generator=generator) for _ in range(3)]
+    for view, signal in zip(views, (1.5, 1.0, 0.0), strict=True):
+        view[torch.arange(n), labels] += signal
+    return [view * size for view, size in zip(views, (0.1, 0.02, 0.3), strict=True)], labels
+
+
+def test_fitted_weights_are_the_minimum_that_scipy_finds() -> None:
+    cosines, labels = draw_cosines(60)
+    start = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+    weights = fit_weights(cosines, labels, torch.ones(4, dtype=torch.bool), start)
+    views = torch.stack(cosines).double().numpy()
+    spread = np.sqrt(views.var(axis=2).mean(axis=1))
+    views = views / spread[:, None, None]
+    prior = start.numpy() * spread / (start.numpy() * spread).sum()
+
+    def objective(point: np.ndarray) -> float:
+        share = np.exp(log_softmax(np.append(point[:2], 0.0)))
+        logits = np.exp(point[2]) * np.tensordot(share, views, axes=1)
+        held = HELD_BACK * (share * np.log(share / prior)).sum() + logits.var(axis=1).mean() / LOGIT_SCALE**2 / 2
+        return float(-log_softmax(logits, axis=1)[np.arange(60), labels.numpy()].mean() + held / 60)
+
+    best = minimize(objective, np.zeros(3))
+    expected = np.exp(log_softmax(np.append(best.x[:2], 0.0))) / spread
+    np.testing.assert_allclose(weights.numpy(), expected / expected.sum(), atol=1e-3)
+
+
+def test_few_rows_hardly_move_the_weights_and_many_do() -> None:
+    start = torch.tensor([0.0, 0.5, 0.5], dtype=torch.float64)
+    moved = []
+    for n in (8, 4000):
+        cosines, labels = draw_cosines(n)
+        weights = fit_weights(cosines, labels, torch.ones(4, dtype=torch.bool), start)
+        assert weights[0] == 0  # left out it stays
+        assert float(weights.sum()) == pytest.approx(1)
+        moved.append(float(weights[2]))
+    assert moved[0] > 0.3
+    assert moved[1] < 0.02
 
 
 @given(seed=seeds)
