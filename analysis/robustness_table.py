@@ -15,6 +15,12 @@ from analysis.tables import count, format_mean, format_table, mean_and_error
 
 #: The methods' names in the tables, where they are not the keys themselves.
 NAMES = {
+    "fast": "ours, fast",
+    "raw": "ours, raw only",
+    "no-selection": "no selection",
+    "no-moves": "no moves",
+    "no-episodes": "no episodes",
+    "no-cross-entropy": "no cross-entropy",
     "cosine": "raw cosine",
     "centroid": "nearest centroid",
     "lda": "shrunken LDA",

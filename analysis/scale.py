@@ -1,4 +1,4 @@
-"""What `protonet.solve` costs as rows grow: ``python -m analysis.scale``.
+"""What `protonet.solve` costs as rows and classes grow: ``python -m analysis.scale``.
 
 Each size is one process, so that its peak memory is its own.
 """
@@ -25,10 +25,11 @@ from protonet._command import Parser, parse_whole, run_command
 from solution.pack import ROOT
 
 PROG = "analysis.scale"
-ROWS, CLASSES, DIM = "2000,20000,200000", "1000", "384"
+ROWS, CLASSES, DIM = "1000,10000,100000", "10,128,1000", "384"
 NOTE = """
-One `solve` of {classes:,} classes and {dim:,} features, isotropic, through DataLoader(batch_size=128, shuffle=True), on
-{threads}. Peak memory is the whole process's; before is its peak when solve() begins, data included.
+One `solve` of {dim:,} features, isotropic, through DataLoader(batch_size=128, shuffle=True), on {threads}. Peak memory
+is the whole process's; before is its peak when solve() begins, data included. Prediction is of 4,096 rows at once; bare
+are float32 matrix products of the sizes that the network has.
 """
 
 
@@ -49,11 +50,13 @@ def measure(n_rows: int, num_classes: int, dim: int) -> dict[str, float]:
     return result
 
 
-def tabulate(rows: Sequence[dict[str, float]], num_classes: int, dim: int) -> str:
+def tabulate(rows: Sequence[dict[str, float]], dim: int) -> str:
     """Return the Markdown table of `measure`'s results, and a note that explains it."""
-    header = ["rows", "wall s", "CPU s", "ms a row", "before MiB", "peak MiB", "KiB a row"]
+    header = ["classes", "rows", "wall s", "CPU s", "ms a row", "before MiB", "peak MiB", "KiB a row"]
+    header += ["predict µs a row", "bare", "ratio"]
     lines = [
         [
+            f"{row['classes']:,}",
             f"{row['rows']:,}",
             f"{row['wall_seconds']:.1f}",
             f"{row['cpu_seconds']:.1f}",
@@ -61,34 +64,38 @@ def tabulate(rows: Sequence[dict[str, float]], num_classes: int, dim: int) -> st
             f"{row['mib_before']:,.0f}",
             f"{row['peak_memory_mib']:,.0f}",
             f"{1024 * (row['peak_memory_mib'] - row['mib_before']) / row['rows']:.1f}",
+            f"{row['predict_microseconds']:.2f}",
+            f"{row['bare_microseconds']:.2f}",
+            f"{row['predict_microseconds'] / row['bare_microseconds']:.1f}",
         ]
         for row in rows
     ]
     threads = count(int(rows[0]["threads"]), "thread")
-    return format_table(header, lines) + NOTE.format(classes=num_classes, dim=dim, threads=threads)
+    return format_table(header, lines) + NOTE.format(dim=dim, threads=threads)
 
 
 def _run(arguments: Sequence[str] | None) -> None:
     """Measure every size, the smallest first, and print the table."""
-    parser = Parser(PROG, "Measure time and memory of solve() as rows grow.")
+    parser = Parser(PROG, "Measure time and memory of solve() as rows and classes grow.")
     add = parser.add_argument
     add("--rows", default=ROWS, help=f"numbers of rows, with commas (default: {ROWS})")
-    add("--classes", default=CLASSES, metavar="N", help=f"default: {CLASSES}")
+    add("--classes", default=CLASSES, help=f"numbers of classes, no more than rows (default: {CLASSES})")
     add("--dim", default=DIM, metavar="N", help=f"features (default: {DIM})")
     add("--json", metavar="PATH", help="write the results there")
     add("--markdown", metavar="PATH", help="write the table there, too")
     options = parser.parse_args(arguments)
-    num_classes = parse_whole(PROG, "--classes", options.classes, low=2)
     dim = parse_whole(PROG, "--dim", options.dim, low=2)
-    sizes = sorted(parse_wholes(PROG, "--rows", options.rows, low=num_classes))
+    classes = sorted(parse_wholes(PROG, "--classes", options.classes, low=2))
+    rows = sorted(parse_wholes(PROG, "--rows", options.rows, low=classes[0]))
+    sizes = [(c, n) for c in classes for n in rows if n >= c]
     outputs = check_outputs(PROG, options, ("json", "markdown"))
-    rows = []
-    with tqdm(total=sum(sizes), unit="row", unit_scale=True, dynamic_ncols=True) as bar:
-        for n_rows in sizes:
-            bar.set_postfix_str(f"{n_rows:,} rows")
-            rows.append(measure(n_rows, num_classes, dim))
+    results = []
+    with tqdm(total=sum(n for _, n in sizes), unit="row", unit_scale=True, dynamic_ncols=True) as bar:
+        for num_classes, n_rows in sizes:
+            bar.set_postfix_str(f"{n_rows:,} rows of {num_classes:,} classes")
+            results.append(measure(n_rows, num_classes, dim))
             bar.update(n_rows)
-    write_results(outputs, rows, tabulate(rows, num_classes, dim))
+    write_results(outputs, results, tabulate(results, dim))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -11,7 +11,10 @@ import pytest
 import torch
 
 from analysis.scale import main
-from analysis.scale_worker import sample_rows
+from analysis.scale_worker import list_products, measure_prediction, sample_rows
+from protonet import solve
+from protonet.candidates import Search
+from protonet.radial import RadialView
 
 
 def test_rows_are_isotropic() -> None:
@@ -27,18 +30,32 @@ def test_rows_are_isotropic() -> None:
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     outputs = ["--json", str(tmp_path / "rows.json"), "--markdown", str(tmp_path / "table.md")]
-    assert main(["--rows", "12,6,12", "--classes", "3", "--dim", "4", *outputs]) == 0
+    assert main(["--rows", "12,6,12", "--classes", "3,8", "--dim", "4", *outputs]) == 0
     captured = capsys.readouterr()
     rows = json.loads((tmp_path / "rows.json").read_text())
-    assert [row["rows"] for row in rows] == [6, 12]
+    assert [(row["classes"], row["rows"]) for row in rows] == [(3, 6), (3, 12), (8, 12)]
     for row in rows:
         assert row["wall_seconds"] > 0
         assert row["cpu_seconds"] > 0
+        assert row["predict_microseconds"] > 0
+        assert row["bare_microseconds"] > 0
         assert 50 < row["mib_before"] <= row["peak_memory_mib"]
     assert captured.out == (tmp_path / "table.md").read_text()
-    assert [line.split()[1] for line in captured.out.splitlines()[2:4]] == ["6", "12"]
-    assert "on\n1 thread." in captured.out
-    assert "18.0/18.0" in captured.err
+    assert [line.split()[3] for line in captured.out.splitlines()[2:5]] == ["6", "12", "12"]
+    assert "on 1 thread." in captured.out
+    assert "30.0/30.0" in captured.err
+
+
+def test_the_products_are_those_of_the_views_in_use() -> None:
+    x, y = sample_rows(40, 4, 6)
+    network = solve([(x, y)], effort=Search(rungs=1, steps=(10,), trees=0))
+    shapes = list_products(network)
+    units = [(len(v.landmarks), 4) for v in network.encoder.views if isinstance(v, RadialView)]  # type: ignore[union-attr]
+    assert shapes[0] == (network.prototypes.shape[1], 4)
+    assert [shape for shape in shapes if shape in units] == units
+    assert shapes[-2:] == [(6, 1), (1, 16)]
+    seconds, bare = measure_prediction(network, x)
+    assert seconds > bare > 0
 
 
 @pytest.mark.parametrize(
