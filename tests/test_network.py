@@ -184,3 +184,11 @@ def test_prototype_errors_leave_the_network_as_it_was() -> None:
     with pytest.raises(ValueError, match="add_class: `features` must be finite; got NaN or infinity in 30 of 30"):
         network.add_class(x * torch.nan)
     assert torch.equal(network.prototypes, before)
+
+
+def test_many_rows_are_classified_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, (x, _) = make_network(), blobs(6)
+    whole = network(x)
+    monkeypatch.setattr("protonet.network.ROWS_AT_ONCE", 7)
+    torch.testing.assert_close(network(x), whole)
+    assert network(x[:0]).shape == (0, 5)

@@ -42,11 +42,11 @@ def test_the_cosines_of_selection_are_those_of_the_fitted_view(
     x, y = blobs(4, rows=8)
     queries = blobs(5)[0]
     view = fit_view(kind.reads, x, y, 5)
-    settings = ((0.5, 0.1), (4.0, 0.1), (4.0, 1e-2))
-    cosines = radial_cosines(kind, view, x, y, queries, 5, settings)
+    settings, moves = ((0.5, 0.1), (4.0, 0.1), (4.0, 1e-2)), (0, 1, -1)
+    cosines = radial_cosines(kind, view, x, y, queries, 5, settings, moves)
     for setting, found in zip(settings, cosines, strict=True):
-        fitted = fit_radial(kind, setting, view, x, y, 5)
-        assert fitted.landmarks.shape == (min(units, 40), 8)
+        fitted = fit_radial(kind, setting, view, x, y, 5, moves)
+        assert fitted.landmarks.shape == (min(units, 120 if kind.moved else 40), 8)
         scores = F.normalize(fitted(x), dim=1)
         prototypes = torch.stack([scores[y == c].mean(dim=0) for c in range(5)])
         expected = F.normalize(fitted(queries), dim=1) @ F.normalize(prototypes, dim=1).T
@@ -68,6 +68,30 @@ def test_work_is_bounded(n: int) -> None:
         assert 1 <= units <= min(n, radial.MAX_UNITS)
         assert units == 1 or n * units**2 <= radial.PRODUCT_WORK
         assert units == 1 or kind.norm == 2 or n * units * 384 <= radial.DISTANCE_WORK
+
+
+def test_a_moved_view_is_the_view_of_the_moved_rows() -> None:
+    x, y = blobs(7)
+    view = fit_view("centred", x, y, 5)
+    moved = fit_radial(GAUSSIAN._replace(moved=True), (1.0, 0.1), view, x, y, 5, (0, 2))
+    copies = torch.cat([x, torch.cat([x[:, 2:], x[:, 7:], x[:, 7:]], dim=1)])
+    expected = fit_radial(GAUSSIAN, (1.0, 0.1), view, copies, y.repeat(2), 5)
+    torch.testing.assert_close(moved(x), expected(x))
+
+
+def test_small_read_outs_are_worked_with_in_single_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = blobs(8)
+    fitted = fit_radial(GAUSSIAN, (1.0, 0.1), fit_view("centred", x, y, 5), x, y, 5)
+    single = fitted(x)
+    monkeypatch.setattr(radial, "SINGLE", 0.0)
+    assert not torch.equal(fitted(x), single)
+    torch.testing.assert_close(fitted(x), single, atol=1e-5, rtol=0)
+
+
+def test_two_samples_of_two_classes_are_told_apart() -> None:
+    x = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
+    fitted = fit_radial(GAUSSIAN, (1.0, 0.1), fit_view("centred", x, torch.arange(2), 2), x, torch.arange(2), 2)
+    assert fitted(x + 0.1).argmax(dim=1).tolist() == [0, 1]
 
 
 def test_a_row_depends_on_itself_alone_even_where_read_outs_cancel() -> None:
