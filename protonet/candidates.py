@@ -14,7 +14,7 @@ from torch import Tensor
 
 from protonet.encoder import Plan, ResidualMLPs, count_mlp_parameters
 from protonet.folds import FOLDS, Fold
-from protonet.forest import fit_forest
+from protonet.forest import MAX_ROWS, fit_forest
 from protonet.moves import move_rows
 from protonet.radial import GRID, RADIAL_KINDS, RadialKind, count_units, radial_cosines
 from protonet.stacking import fit_temperature, worse_by_one_error
@@ -114,9 +114,14 @@ class Judge:
         return clearly or float((losses - best).mean()) > HOPELESS
 
 
-def linear_candidate(judge: Judge, kind: str, fitted: Sequence[LinearView]) -> Candidate:
-    """Judge a linear view that was fitted to each fold."""
-    return judge.candidate(kind, judge.cosines(lambda fold, x: fitted[fold].embed(fitted[fold](x))[None]))
+def linear_candidate(judge: Judge, kind: str, fitted: Sequence[LinearView], *, lifted: bool = True) -> Candidate:
+    """Judge a linear view that was fitted to each fold, with its constant coordinate or, as MLPs read it, without."""
+
+    def embed(fold: int, x: Tensor) -> Tensor:
+        z: Tensor = fitted[fold](x)
+        return fitted[fold].embed(z)[None] if lifted else z[None]
+
+    return judge.candidate(kind, judge.cosines(embed))
 
 
 def radial_candidates(judge: Judge, views: dict[str, list[LinearView]], search: Search) -> Iterator[Candidate]:
@@ -166,7 +171,7 @@ def forest_candidates(judge: Judge, search: Search) -> Iterator[Candidate]:
     """Judge the forests, one of the rows and one of the moved rows, if there are moves."""
     for name, moved in FORESTS.items():
         moves = judge.moves if moved else (0,)
-        if not search.trees or (moved and moves == (0,)):
+        if not search.trees or (moved and moves == (0,)) or 2 * int(judge.seen.sum()) > MAX_ROWS:
             continue
         parts: list[Tensor] = []
         for number, fold in enumerate(judge.folds):

@@ -165,16 +165,12 @@ class Encoder(nn.Module):
     def _join(self, pieces: Sequence[Tensor]) -> Tensor:
         """Concatenate views, each at norm sqrt(weight): (n, embedding_dim)."""
         weights = torch.cat([self.weights[list(self.active)], self.weights[len(self.views) :]]).sqrt()
+        least = max(1e-12, torch.finfo(pieces[0].dtype).tiny)
         scaled = [
-            piece * (weight / torch.linalg.vector_norm(piece, dim=1, keepdim=True).clamp_min(1e-12))
+            piece * (weight / torch.linalg.vector_norm(piece, dim=1, keepdim=True).clamp_min(least))
             for piece, weight in zip(pieces, weights, strict=True)
         ]
         return torch.cat(scaled, dim=1) if len(scaled) > 1 else scaled[0]
-
-    def _embed(self, index: int, z: Tensor) -> Tensor:
-        """Return what of one view's output (n, ...) joins the embedding."""
-        view = self.views[index]
-        return view.embed(z) if isinstance(view, LinearView) else z
 
     def normalize(self, embedding: Tensor) -> Tensor:
         """Bring every view of each row (n, embedding_dim) back to norm sqrt(weight), as prototypes need."""
@@ -183,8 +179,19 @@ class Encoder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Embed features (n, input_dim) as unit rows (n, embedding_dim)."""
         x = x / self.scale
-        views = {index: self.views[index](x) for index in {0, *self.active}}
-        pieces = [self._embed(index, views[index]) for index in self.active]
+        read: dict[nn.Module, Tensor] = {}  # the linear views, those that several others read once
+        pieces = []
+        for index in self.active:
+            view = self.views[index]
+            if isinstance(view, ForestView):
+                pieces.append(view(x))
+                continue
+            linear = view.view if isinstance(view, RadialView) else view
+            if linear not in read:
+                read[linear] = linear(x)
+            z = read[linear]
+            pieces.append(view.score(z) if isinstance(view, RadialView) else linear.embed(z))  # type: ignore[operator]
         if self.learned is not None:
-            pieces += self.learned(views[0]).unbind(0)
+            z = read[self.views[0]] if self.views[0] in read else self.views[0](x)
+            pieces += self.learned(z).unbind(0)
         return self._join(pieces)

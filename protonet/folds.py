@@ -48,7 +48,7 @@ def split_folds(labels: Tensor, num_classes: int, generator: torch.Generator, *,
         return []
     if n > MANY_ROWS or n * num_classes > MANY_COSINES:
         held_out = max(256, min(HELD_OUT, MANY_COSINES // num_classes))
-        judged = several & (rank % math.ceil(n / held_out) == 0)
+        judged = several & (rank % max(2, math.ceil(n / held_out)) == 0)
         extra = judged.nonzero().flatten()
         judged[extra[torch.randperm(len(extra), generator=generator)[held_out:]]] = False
         return [Fold(order[~judged].sort().values, order[judged].sort().values)]

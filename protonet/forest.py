@@ -109,15 +109,19 @@ def _grow(x: Tensor, labels: Tensor, num_classes: int, trees: int, generator: to
     splits = _count_splits(dim)
     varying = (x.amax(dim=0) > x.amin(dim=0)).nonzero().flatten()
     nodes = _append_leaves(None, trees)
+    kind = torch.unique(x, dim=0, return_inverse=True)[1]  # (n,): equal rows cannot be split
     row, at = torch.arange(n).repeat(trees), nodes.root.repeat_interleave(n)  # (pairs,): each row in each tree
-    for depth in range(MAX_DEPTH + 1):
+    depth = 0
+    for _ in range(MAX_DEPTH):
         node, group = at.unique(return_inverse=True)
         present, member, count = (group * num_classes + labels[row]).unique(return_inverse=True, return_counts=True)
         owner, label = present // num_classes, present % num_classes  # (present,): the classes of each node
         code = torch.zeros_like(node).scatter_reduce_(0, owner, count * num_classes + num_classes - 1 - label, "amax")
         nodes.label[node] = num_classes - 1 - code % num_classes  # the majority, the first of equals
-        mixed = owner.bincount(minlength=len(node)) > 1
-        if depth == MAX_DEPTH or not len(varying) or not bool(mixed.any()):
+        least = torch.full_like(node, n).scatter_reduce_(0, group, kind[row], "amin")
+        mixed = torch.zeros_like(node).scatter_reduce_(0, group, kind[row], "amax") > least
+        mixed &= owner.bincount(minlength=len(node)) > 1
+        if not bool(mixed.any()):
             break
         number, place = mixed.cumsum(dim=0) - 1, mixed[owner].cumsum(dim=0) - 1
         open_pair, open_class = mixed[group], mixed[owner]
@@ -136,6 +140,7 @@ def _grow(x: Tensor, labels: Tensor, num_classes: int, trees: int, generator: to
         nodes.child[node[split]] = first[split]
         goes_right = right.gather(1, best[group, None])[:, 0]
         at = torch.where(split[group], first[group] + goes_right, node[group])
+        depth += bool(split.any())
     return nodes, depth
 
 

@@ -18,7 +18,9 @@ CORRELATED = 0.1
 #: A series is moved as far as changes it by these shares.
 CHANGES = (0.1, 0.3, 0.7)
 #: Most rows, moved ones included, and most rows that are looked at to find the moves.
-MOST_ROWS, ROWS_SEEN = 6144, 1024
+MOST_ROWS, ROWS_SEEN = 6144, 512
+#: Most pairs of values that are compared.
+WORK = 2e8
 
 
 def find_moves(x: Tensor) -> tuple[int, ...]:
@@ -38,10 +40,12 @@ def find_moves(x: Tensor) -> tuple[int, ...]:
         creating virtual examples" (1998).
     """
     n, dim = x.shape
-    farthest = min(dim // 2, math.ceil(4 * math.sqrt(dim)))
-    if n < 3 or farthest < 3:
+    if n < 3:
         return (0,)
     rows = x[:: math.ceil(n / ROWS_SEEN)]
+    farthest = min(dim // 2, math.ceil(4 * math.sqrt(dim)), int(WORK / rows.numel()))
+    if farthest < 3:
+        return (0,)
     rough, related = _compare_features(rows, farthest)
     alike = [r < ALIKE and q > CORRELATED for r, q in zip(rough, related, strict=True)]
     again = [
@@ -86,7 +90,7 @@ def _compare_features(x: Tensor, farthest: int) -> tuple[list[float], list[float
         related: The lower quartile of their correlations.
     """
     values = x - x.mean()
-    strangers = float(2 * values.square().mean()) or 1.0
+    strangers = float(2 * x.var(dim=1, correction=0).mean()) or 1.0  # of any two features of a row
     deviation = x.std(dim=0, correction=0)
     varies = deviation > 1e-6 * max(float(deviation.max()), 1e-30)
     z = (x - x.mean(dim=0)) / torch.where(varies, deviation, 1.0)

@@ -77,12 +77,16 @@ class RadialView(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map features (n, input_dim) to class scores (n, num_classes)."""
+        return self.score(self.view(x))
+
+    def score(self, z: Tensor) -> Tensor:
+        """Map the linear view (n, dim) of features to class scores (n, num_classes)."""
         # Large read-outs cancel: in float32 a near-zero score would hang on the batch's rounding.
         large = bool(self.readout.abs().sum(dim=0).max() > SINGLE)
-        dtype = torch.float64 if large else x.dtype
-        z = read(self.view, x, squash=self.squash).to(dtype)
+        dtype = torch.float64 if large else torch.promote_types(z.dtype, torch.float32)
+        given, z = z.dtype, (torch.tanh(z) if self.squash else z).to(dtype)
         landmarks, readout, width = (each.to(dtype) for each in (self.landmarks, self.readout, self.width))
-        return (torch.exp(distances(z, landmarks, self.norm) / -width) @ readout).to(x.dtype)
+        return (torch.exp(distances(z, landmarks, self.norm) / -width) @ readout).to(given)
 
 
 def read(view: LinearView, x: Tensor, *, squash: bool) -> Tensor:
@@ -192,7 +196,7 @@ def radial_cosines(
         labels: (n,) int64.
         queries: (m, dim) float32 features.
         num_classes: Number of classes.
-        settings: Widths and ridges; ridges of one width side by side share its work.
+        settings: Widths and ridges; the ridges of one width share its work.
         moves: As in `fit_radial`.
 
     Returns:
@@ -201,12 +205,13 @@ def radial_cosines(
     problem = _Problem(kind, view, x, labels, num_classes, moves)
     asked = read(view, queries, squash=kind.squash).to(torch.float64)
     to_queries = distances(asked, problem.landmarks.to(torch.float64), kind.norm)
-    cosines = []
+    cosines = torch.empty(len(settings), len(queries), num_classes, dtype=torch.float32)
     for width in dict.fromkeys(width for width, _ in settings):
-        kernel, readouts = problem.solve(width, [ridge for each, ridge in settings if each == width])
+        places = [place for place, setting in enumerate(settings) if setting[0] == width]
+        kernel, readouts = problem.solve(width, [settings[place][1] for place in places])
         query_kernel = torch.exp(-to_queries / (width * problem.median))
-        for readout in readouts:
+        for place, readout in zip(places, readouts, strict=True):
             means, _ = class_means(F.normalize(kernel[: len(x)] @ readout, dim=1), labels, num_classes)
             scores = F.normalize(query_kernel @ readout, dim=1)
-            cosines.append((scores @ F.normalize(means, dim=1).T).to(torch.float32))
-    return torch.stack(cosines)
+            cosines[place] = scores @ F.normalize(means, dim=1).T
+    return cosines

@@ -100,8 +100,8 @@ def select(
         progress: Told which stage begins.
 
     Returns:
-        The choice. Where fewer than half of the classes have two rows, or without time: raw features and the
-        smallest MLP.
+        The choice. Where fewer than half of the classes have two rows, a fixed mixture; without time, raw features
+        and the smallest MLP.
     """
     search = search or Search()
     generator = torch.Generator().manual_seed(seed)
@@ -111,11 +111,12 @@ def select(
     simplest = Choice("raw", {} if rung[0] else {"raw": 1.0}, {}, float(bool(rung[0])), rung, first, 0.1, {})
     seen = int((torch.bincount(labels) > 0).sum())
     judged = len(labels[torch.cat([fold.judge for fold in folds])].unique()) if folds else 0
-    if seen < 2 or (not plan.ladder and not folds) or time.monotonic() > deadline:
+    unjudged = 2 * judged < seen  # most classes would have no say
+    if seen < 2 or (unjudged and not plan.ladder) or time.monotonic() > deadline:
         return simplest
     progress("linear views", 0.0)
     moves = find_moves(features) if plan.ladder and search.moves else (0,)
-    if 2 * judged < seen:  # most classes would have no say
+    if unjudged:
         return _mix_unjudged(features, labels, num_classes, simplest, search, moves, deadline)
     judge = Judge(features, labels, num_classes, folds, moves=moves, deadline=deadline)
     views, linear = _linear(judge, plan)
@@ -135,8 +136,9 @@ def select(
     learned: list[Candidate] = []
     if search.rungs:
         trained_on = moves if learns_moved else (0,)
-        learned = list(learned_candidates(judge, views[base.name], base, plan, search, trained_on, generator))
-        learned = learned or [base._replace(rung=rung, steps=first)]  # no time left: as good as untrained
+        untrained = linear_candidate(judge, base.name, views[base.name], lifted=False)
+        learned = list(learned_candidates(judge, views[base.name], untrained, plan, search, trained_on, generator))
+        learned = learned or [untrained._replace(rung=rung, steps=first)]  # no time left: as good as untrained
     chosen = [learned[simplest_within_one_error([each.losses for each in learned])]] if learned else []
 
     pieces = [*closed, *chosen]

@@ -72,9 +72,9 @@ def solve(
     metadata = _check_metadata(metadata)
     time_limit = check_number("solve", "time_limit", time_limit, low=0)
     seed = check_int("solve", "seed", seed, low=0, high=2**63 - 1)
-    search = effort if isinstance(effort, Search) else EFFORTS.get(str(effort))
-    if search is None:
-        fail("solve", "effort", f"be one of {', '.join(EFFORTS)}", repr(effort), "Pass 'default'.")
+    search = _check_effort(effort)
+    if progress is not None and not callable(progress):
+        fail_type("solve", "progress", "be a function of a stage and a share", type(progress).__name__, "Pass None.")
     progress = progress or _silent
     with _untouched_globals(), torch.inference_mode(False), torch.enable_grad():
         features, labels, num_classes = read_loaders(train_loader, val_loader, metadata)
@@ -152,6 +152,21 @@ def _fit_encoder(
         learned = average.requires_grad_(True)
     weights += [choice.learned / members] * members
     return Encoder(views, torch.tensor(weights), learned=learned)
+
+
+def _check_effort(effort: object) -> Search:
+    """Return the search that an effort stands for, one that can be made."""
+    remedy = "Pass 'default', or a changed protonet.selection.EFFORTS['default']."
+    if isinstance(effort, str):
+        if effort not in EFFORTS:
+            fail("solve", "effort", f"be one of {', '.join(EFFORTS)}", repr(effort), remedy)
+        return EFFORTS[effort]
+    if not isinstance(effort, Search):
+        fail_type("solve", "effort", "be a name or a Search", type(effort).__name__, remedy)
+    if effort.folds == 1 or effort.folds < 0 or not effort.grid or not effort.steps:
+        got = f"folds={effort.folds}, {len(effort.grid)} settings, {len(effort.steps)} step counts"
+        fail("solve", "effort", "have no folds or two, a grid and steps", got, remedy)
+    return effort
 
 
 def _check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -29,3 +29,14 @@ def test_many_rows_are_judged_on_one_held_out_part() -> None:
     assert len(fold.judge) <= HELD_OUT
     assert torch.equal(torch.cat(fold).sort().values, torch.arange(40_000))
     assert int(torch.bincount(labels[fold.judge]).min()) > 0
+
+
+def test_every_row_is_never_judged_at_once_however_many_classes_there_are() -> None:
+    (fold,) = split_folds(torch.arange(100) % 20, 400_000, torch.Generator().manual_seed(0))
+    assert len(fold.fit) > 0
+    assert len(fold.judge) > 0
+    assert sorted([*fold.fit.tolist(), *fold.judge.tolist()]) == list(range(100))
+
+
+def test_no_folds_where_none_are_asked_for() -> None:
+    assert split_folds(torch.arange(10) % 2, 2, torch.Generator(), most=0) == []

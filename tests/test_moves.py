@@ -47,6 +47,13 @@ def test_features_in_no_order_are_not_moved(family: str) -> None:
     assert find_moves(split.train_x) == (0,)
 
 
+@pytest.mark.parametrize("share", [0.5, 0.8, 0.95])
+def test_features_with_a_common_factor_are_not_moved(share: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    common, own = torch.randn(40, 1, generator=generator), torch.randn(40, 12, generator=generator)
+    assert find_moves(math.sqrt(share) * common + math.sqrt(1 - share) * own) == (0,)
+
+
 def test_features_of_different_units_are_not_moved() -> None:
     units = torch.logspace(-3, 3, 30)[torch.randperm(30, generator=torch.Generator().manual_seed(0))]
     assert find_moves(waves(100, 30, 60.0) * units) == (0,)

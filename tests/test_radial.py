@@ -42,7 +42,7 @@ def test_the_cosines_of_selection_are_those_of_the_fitted_view(
     x, y = blobs(4, rows=8)
     queries = blobs(5)[0]
     view = fit_view(kind.reads, x, y, 5)
-    settings, moves = ((0.5, 0.1), (4.0, 0.1), (4.0, 1e-2)), (0, 1, -1)
+    settings, moves = ((4.0, 0.1), (0.5, 0.1), (4.0, 1e-2)), (0, 1, -1)
     cosines = radial_cosines(kind, view, x, y, queries, 5, settings, moves)
     for setting, found in zip(settings, cosines, strict=True):
         fitted = fit_radial(kind, setting, view, x, y, 5, moves)

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from protonet import PrototypeNetwork, solve
+from protonet.candidates import Search
 from protonet.datasets import load_digits
+from protonet.encoder import plan_encoder
 from protonet.prototypes import class_means
-from protonet.selection import EFFORTS
+from protonet.selection import EFFORTS, select
 from tests.strategies import blobs, seeds
 
 Loader = Iterable[Any]
@@ -247,10 +249,28 @@ def test_a_time_limit_below_zero_is_an_error() -> None:
         solve([(X, Y)], time_limit=-1)
 
 
-@pytest.mark.parametrize("effort", ["slow", 3, ["fast"]])
-def test_an_unknown_effort_is_an_error(effort: Any) -> None:
-    with pytest.raises(ValueError, match="solve: `effort` must be one of fast, default, best; got"):
+@pytest.mark.parametrize(
+    ("effort", "error", "message"),
+    [
+        ("slow", ValueError, "be one of fast, default, best; got 'slow'"),
+        (["fast"], TypeError, "be a name or a Search; got list"),
+        (
+            Search(folds=1),
+            ValueError,
+            "have no folds or two, a grid and steps; got folds=1, 20 settings, 4 step counts",
+        ),
+        (Search(grid=()), ValueError, "a grid and steps; got folds=5, 0 settings"),
+        (Search(steps=()), ValueError, "20 settings, 0 step counts"),
+    ],
+)
+def test_an_effort_that_cannot_be_made_is_an_error(effort: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=f"solve: `effort` must .*{message}"):
         solve([(X, Y)], effort=effort)
+
+
+def test_progress_must_be_a_function() -> None:
+    with pytest.raises(TypeError, match="solve: `progress` must be a function of a stage and a share; got int"):
+        solve([(X, Y)], progress=5)  # type: ignore[arg-type]
 
 
 def test_little_effort_trains_nothing_and_much_effort_no_less() -> None:
@@ -304,6 +324,30 @@ def test_a_single_class_is_always_predicted() -> None:
 def test_equal_rows_give_logits_that_say_nothing() -> None:
     logits = solve([(torch.ones(30, 8), Y)], None, SMALL)(X)
     assert float(logits.detach().abs().max()) < 100
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_without_parameters_it_is_raw_cosine_for_one_sample_a_class_too(extra: int) -> None:
+    y = torch.cat([torch.arange(10), torch.arange(extra)])
+    x = torch.randn(len(y), 6, generator=torch.Generator().manual_seed(0))
+    for effort in ("fast", "default"):
+        network = solve([(x, y)], None, {"param_limit": 0}, effort=effort)
+        means = class_means(F.normalize(x, dim=1), y, 10)[0]
+        torch.testing.assert_close(
+            network(x) * network.temperature, F.cosine_similarity(x[:, None], means[None], dim=2)
+        )
+
+
+def test_in_few_dimensions_the_mlp_is_trained_for_as_long_as_it_helps() -> None:
+    x, y = blobs(0, rows=20, dim=2, noise=0.5)
+    choice = select(x, y, 5, plan_encoder(2, 5, 10_000), search=Search(radial=(), trees=0))
+    assert choice.losses["1x1 MLP, 300 steps"] < choice.losses["1x1 MLP, 10 steps"] + 0.01  # it was not cut short
+
+
+def test_a_half_precision_copy_stays_finite() -> None:
+    network = solve([(X, Y)], effort="fast").to(torch.bfloat16)
+    assert bool(torch.isfinite(network(X)).all())
+    assert float((network(X).argmax(dim=1) == Y).double().mean()) > 0.9
 
 
 def test_where_most_classes_have_one_sample_the_model_stays_simple() -> None:
