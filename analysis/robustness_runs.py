@@ -125,7 +125,7 @@ def measure(runs: Sequence[Run], journal: Path) -> Results:
     except KeyboardInterrupt:
         kept = f"interrupted; {len(results)} of {len(runs)} runs are kept in {journal}"
         raise KeyboardInterrupt(f"{kept}. The same command continues.") from None
-    return results
+    return {run: results[run] for run in runs}  # in this order, whatever the journal has
 
 
 def run_method(fit: Fit, split: Split) -> dict[str, Any]:
