@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.encoder import Plan, ResidualMLPs, count_mlp_parameters
-from protonet.folds import FOLDS, Fold
+from protonet.folds import FOLDS
 from protonet.forest import MAX_ROWS, fit_forest
+from protonet.judging import SETTING_ROWS, Candidate, Judge
 from protonet.moves import move_rows
 from protonet.radial import GRID, RADIAL_KINDS, RadialKind, count_units, radial_cosines
-from protonet.stacking import fit_temperature, worse_by_one_error
+from protonet.stacking import worse_by_one_error
 from protonet.training import Recipe, Task, train
 from protonet.views import CHUNK, LinearView
 
-#: A fold with this many judged rows halves the widths and ridges that are tried, or settles them alone.
-HALVING_ROWS, SETTING_ROWS = 16, 256
-#: A view this many nats worse than the best linear one, on this many rows, would get no weight: no other fold is tried.
-HOPELESS, HOPELESS_ROWS = 0.75, 32
+#: A fold with this many judged rows halves the widths and ridges that are tried.
+HALVING_ROWS = 16
 #: Seed of forests, the same in folds and in the end.
 FOREST_SEED = 0
 FORESTS = {"forest": False, "moved forest": True}  # is it grown from moved rows, too?
@@ -44,78 +41,8 @@ class Search(NamedTuple):
     recipe: Recipe = Recipe()
 
 
-class Candidate(NamedTuple):
-    """One way to embed: its out-of-fold cosines (judged, num_classes) and their log-losses (judged,)."""
-
-    name: str
-    cosines: Tensor
-    losses: Tensor
-    rung: tuple[int, int] = (0, 0)
-    steps: int = 0
-    setting: tuple[float, float] = (0.0, 0.0)
-
-
-class Judge:
-    """Out-of-fold cosines of anything that embeds, on the rows that some fold holds out."""
-
-    def __init__(
-        self,
-        features: Tensor,
-        labels: Tensor,
-        num_classes: int,
-        folds: Sequence[Fold],
-        *,
-        moves: tuple[int, ...] = (0,),
-        deadline: float = float("inf"),
-    ) -> None:
-        self.features, self.labels, self.num_classes, self.folds = features, labels, num_classes, folds
-        self.moves, self.deadline = moves, deadline
-        self.judged = torch.cat([fold.judge for fold in folds])
-        self.rows = labels[self.judged]  # (judged,) labels
-        self.seen = torch.bincount(labels, minlength=num_classes) > 0
-        self.best: Tensor | None = None  # (judged,) losses that a hopeless view is compared with
-
-    def late(self) -> bool:
-        """Return whether the time is over."""
-        return time.monotonic() > self.deadline
-
-    def cosines(self, embed: Callable[[int, Tensor], Tensor]) -> Tensor:
-        """Return (judged, num_classes), mean over the views that ``embed(fold, x)`` gives: (views, n, dim)."""
-        return torch.cat([self.fold_cosines(embed, number) for number in range(len(self.folds))])
-
-    def fold_cosines(self, embed: Callable[[int, Tensor], Tensor], number: int) -> Tensor:
-        """Return the cosines of one fold's judged rows, (judged in it, num_classes)."""
-        fold = self.folds[number]
-        sums: Tensor | float = 0.0
-        for rows in fold.fit.split(CHUNK):
-            unit = F.normalize(embed(number, self.features[rows]), dim=2)
-            shape = (len(unit), self.num_classes, unit.shape[2])
-            sums = sums + unit.new_zeros(shape).index_add_(1, self.labels[rows], unit)
-        prototypes = F.normalize(torch.as_tensor(sums), dim=2)
-        units = (F.normalize(embed(number, self.features[rows]), dim=2) for rows in fold.judge.split(CHUNK))
-        return torch.cat([(unit @ prototypes.transpose(1, 2)).mean(dim=0) for unit in units])
-
-    def candidate(self, name: str, cosines: Tensor, rung: tuple[int, int] = (0, 0), steps: int = 0) -> Candidate:
-        """Judge cosines at their best temperature."""
-        _, losses = fit_temperature(cosines, self.rows, self.seen)
-        return Candidate(name, cosines, losses, rung, steps)
-
-    def losses(self, cosines: Tensor) -> Tensor:
-        """Return the log-losses (n,) of the first n judged rows at their best temperature."""
-        return fit_temperature(cosines, self.rows[: len(cosines)], self.seen)[1]
-
-    def hopeless(self, cosines: Tensor) -> bool:
-        """Return whether a view with these cosines of the first rows would get no weight, or not enough to pay."""
-        n = len(cosines)
-        if self.best is None or n < HOPELESS_ROWS:
-            return False
-        losses, best = self.losses(cosines), self.best[:n]
-        clearly = n >= SETTING_ROWS and worse_by_one_error(losses, best)
-        return clearly or float((losses - best).mean()) > HOPELESS
-
-
 def linear_candidate(judge: Judge, kind: str, fitted: Sequence[LinearView], *, lifted: bool = True) -> Candidate:
-    """Judge a linear view that was fitted to each fold, with its constant coordinate or, as MLPs read it, without."""
+    """Judge a linear view, one fitted to each fold, with its constant coordinate or, as MLPs read it, without."""
 
     def embed(fold: int, x: Tensor) -> Tensor:
         z: Tensor = fitted[fold](x)
@@ -125,7 +52,16 @@ def linear_candidate(judge: Judge, kind: str, fitted: Sequence[LinearView], *, l
 
 
 def radial_candidates(judge: Judge, views: dict[str, list[LinearView]], search: Search) -> Iterator[Candidate]:
-    """Judge each kind of radial view at its best width and ridge, where the work allows two units a class."""
+    """Judge each kind of radial view at its best width and ridge, where the work allows two units a class.
+
+    Args:
+        judge: The rows, folds and moves.
+        views: Of each linear kind that may be read, one view a fold.
+        search: Which kinds, widths and ridges.
+
+    Yields:
+        A candidate a kind, unless it is hopeless; nothing more once it is late.
+    """
     for kind in search.radial:
         n = min(len(fold.fit) for fold in judge.folds) * (len(judge.moves) if kind.moved else 1)
         enough = min(n, 2 * int(judge.seen.sum()))
@@ -168,7 +104,7 @@ def _rank_settings(judge: Judge, cosines: Tensor) -> list[int]:
 
 
 def forest_candidates(judge: Judge, search: Search) -> Iterator[Candidate]:
-    """Judge the forests, one of the rows and one of the moved rows, if there are moves."""
+    """Yield the forests, judged: one of the rows and, if there are moves, one of the moved rows, unless hopeless."""
     for name, moved in FORESTS.items():
         moves = judge.moves if moved else (0,)
         if not search.trees or (moved and moves == (0,)) or 2 * int(judge.seen.sum()) > MAX_ROWS:
@@ -213,7 +149,20 @@ def learned_candidates(
     moves: tuple[int, ...],
     generator: torch.Generator,
 ) -> Iterator[Candidate]:
-    """Climb the ladder of stacks, each trained on all folds at once, for as long as more steps do not hurt."""
+    """Climb the ladder of stacks, each trained on all folds at once, for as long as more steps do not hurt.
+
+    Args:
+        judge: The rows and folds.
+        fitted: The linear view that the stacks read, one a fold.
+        untrained: That view, judged as the stacks read it.
+        plan: The rungs that the budget affords.
+        search: How many of them, how many steps, and the recipe.
+        moves: Offsets of the copies that they train on.
+        generator: Of first layers and episodes.
+
+    Yields:
+        A candidate for each rung and number of steps.
+    """
     x, labels = judge.features, judge.labels
     tasks = [
         make_task(view, x[fold.fit], labels[fold.fit], moves) for view, fold in zip(fitted, judge.folds, strict=True)

@@ -72,9 +72,14 @@ def find_moves(x: Tensor) -> tuple[int, ...]:
 
 
 def move_rows(x: Tensor, moves: tuple[int, ...]) -> Tensor:
-    """Return the rows (n, dim) moved by each offset, one copy after the other: (len(moves) * n, dim).
+    """Move rows along their features.
 
-    What is moved in from outside repeats the outermost feature.
+    Args:
+        x: (n, dim).
+        moves: Offsets, 0 for the rows themselves.
+
+    Returns:
+        (len(moves) * n, dim), one copy after the other. What is moved in from outside repeats the outermost feature.
     """
     if moves == (0,):
         return x

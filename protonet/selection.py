@@ -15,8 +15,6 @@ import torch
 from torch import Tensor
 
 from protonet.candidates import (
-    Candidate,
-    Judge,
     Search,
     forest_candidates,
     learned_candidates,
@@ -25,6 +23,7 @@ from protonet.candidates import (
 )
 from protonet.encoder import Plan
 from protonet.folds import Fold, split_folds
+from protonet.judging import Candidate, Judge
 from protonet.moves import find_moves
 from protonet.radial import RADIAL_KINDS
 from protonet.stacking import (

@@ -4,9 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from protonet import candidates
-from protonet.candidates import Judge, Search, forest_candidates, linear_candidate, make_task, radial_candidates
+from protonet import candidates, judging
+from protonet.candidates import Search, forest_candidates, linear_candidate, make_task, radial_candidates
 from protonet.folds import split_folds
+from protonet.judging import Judge
 from protonet.moves import move_rows
 from protonet.prototypes import class_means
 from protonet.radial import GRID, RADIAL_KINDS, radial_cosines
@@ -68,8 +69,8 @@ def test_a_hopeless_view_is_not_tried_on_all_folds(monkeypatch: pytest.MonkeyPat
     assert not judge.hopeless(judge.fold_cosines(lambda fold, x: view[fold](x)[None], 0))
     judge.features = torch.randn(judge.features.shape, generator=torch.Generator().manual_seed(0))
     assert list(forest_candidates(judge, Search(trees=3))) == []
-    monkeypatch.setattr(candidates, "HOPELESS", 1e9)
-    monkeypatch.setattr(candidates, "SETTING_ROWS", 10**6)
+    monkeypatch.setattr(judging, "HOPELESS", 1e9)
+    monkeypatch.setattr(judging, "SETTING_ROWS", 10**6)
     assert [each.name for each in forest_candidates(judge, Search(trees=3))] == ["forest"]
 
 

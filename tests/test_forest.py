@@ -89,12 +89,18 @@ def test_the_same_generator_gives_the_same_trees_in_any_unit() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 100, 10_000, 1_000_000])
-def test_work_is_bounded(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_is_bounded(n: int) -> None:
     assert 1 <= count_trees(n, 400, 200) <= 200
     assert count_trees(n, 400, 200) * min(n, forest.MAX_ROWS) * 20 <= max(forest.FOREST_WORK, forest.MAX_ROWS * 20)
-    monkeypatch.setattr(forest, "MAX_ROWS", 10)
+
+
+def test_of_many_rows_some_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = blobs(3)
-    assert bool((grow(x, y).feature >= 0).all())
+    x, y = x[y.argsort()], y.sort().values
+    monkeypatch.setattr(forest, "MAX_ROWS", 10)
+    view = grow(x, y)
+    assert len(view.feature) <= len(view.root) * (2 * 10 - 1)
+    assert set(view.label.tolist()) == set(range(5))
 
 
 def test_everything_is_a_buffer() -> None:

@@ -17,7 +17,7 @@ LAYERS = [
     {"views", "moves"},
     {"radial", "forest"},
     {"encoder"},
-    {"network", "training"},
+    {"network", "training", "judging"},
     {"candidates"},
     {"selection"},
     {"solver"},
