@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from analysis.contest_worker import BATCH, measure_peak_memory
@@ -40,9 +40,11 @@ def list_products(network: PrototypeNetwork) -> list[tuple[int, int]]:
     encoder = network.encoder
     assert isinstance(encoder, Encoder)
     shapes = [(network.prototypes.shape[1], len(network.prototypes))]
+    read: set[nn.Module] = set()  # a linear view is worked out once for all that read it
     for view in encoder.views:
         linear = view.view if isinstance(view, RadialView) else view
-        if isinstance(linear, LinearView) and linear.basis.shape[1]:
+        if isinstance(linear, LinearView) and linear.basis.shape[1] and linear not in read:
+            read.add(linear)
             shapes += [(linear.basis.shape[0], linear.basis.shape[1]), (linear.basis.shape[1], linear.basis.shape[0])]
         if isinstance(view, RadialView):
             shapes += [(view.landmarks.shape[1], len(view.landmarks)), (len(view.readout), view.readout.shape[1])]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from protonet.encoder import Plan, ResidualMLPs, count_mlp_parameters
 from protonet.folds import FOLDS
-from protonet.forest import MAX_ROWS, fit_forest
+from protonet.forest import MAX_ROWS, ForestView, fit_forest
 from protonet.judging import SETTING_ROWS, Candidate, Judge
 from protonet.moves import move_rows
 from protonet.radial import GRID, RADIAL_KINDS, RadialKind, count_units, radial_cosines
@@ -22,7 +22,7 @@ from protonet.views import CHUNK, LinearView
 
 #: A fold with this many judged rows halves the widths and ridges that are tried.
 HALVING_ROWS = 16
-#: Seed of forests, the same in folds and in the end.
+#: Seed of forests.
 FOREST_SEED = 0
 FORESTS = {"forest": False, "moved forest": True}  # is it grown from moved rows, too?
 
@@ -103,17 +103,25 @@ def _rank_settings(judge: Judge, cosines: Tensor) -> list[int]:
     return sorted(range(len(trials)), key=lambda number: trials[number])
 
 
+def grow_forest(
+    name: str, x: Tensor, labels: Tensor, num_classes: int, search: Search, moves: tuple[int, ...]
+) -> ForestView:
+    """Grow one of ``FORESTS`` from rows (n, dim) and labels (n,), the same in folds and in the end."""
+    moves = moves if FORESTS[name] else (0,)
+    generator = torch.Generator().manual_seed(FOREST_SEED)
+    repeated = labels.repeat(len(moves))
+    return fit_forest(move_rows(x, moves), repeated, num_classes, trees=search.trees, generator=generator)
+
+
 def forest_candidates(judge: Judge, search: Search) -> Iterator[Candidate]:
     """Yield the forests, judged: one of the rows and, if there are moves, one of the moved rows, unless hopeless."""
     for name, moved in FORESTS.items():
-        moves = judge.moves if moved else (0,)
-        if not search.trees or (moved and moves == (0,)) or 2 * int(judge.seen.sum()) > MAX_ROWS:
+        if not search.trees or (moved and judge.moves == (0,)) or 2 * int(judge.seen.sum()) > MAX_ROWS:
             continue
         parts: list[Tensor] = []
         for number, fold in enumerate(judge.folds):
-            x, labels = move_rows(judge.features[fold.fit], moves), judge.labels[fold.fit].repeat(len(moves))
-            generator = torch.Generator().manual_seed(FOREST_SEED)
-            forest = fit_forest(x, labels, judge.num_classes, trees=search.trees, generator=generator)
+            arguments = (judge.features[fold.fit], judge.labels[fold.fit], judge.num_classes)
+            forest = grow_forest(name, *arguments, search, judge.moves)
             parts.append(judge.fold_cosines(partial(_embed_alone, forest), number))
             if judge.late():
                 return

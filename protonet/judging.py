@@ -82,8 +82,7 @@ class Judge:
 
     def candidate(self, name: str, cosines: Tensor, rung: tuple[int, int] = (0, 0), steps: int = 0) -> Candidate:
         """Judge cosines at their best temperature."""
-        _, losses = fit_temperature(cosines, self.rows, self.seen)
-        return Candidate(name, cosines, losses, rung, steps)
+        return Candidate(name, cosines, self.losses(cosines), rung, steps)
 
     def losses(self, cosines: Tensor) -> Tensor:
         """Return the log-losses (n,) of the first n judged rows at their best temperature."""

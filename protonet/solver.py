@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from protonet._checks import check_int, check_number, fail, fail_type
-from protonet.candidates import FOREST_SEED, FORESTS, Search, make_task
+from protonet.candidates import FORESTS, Search, grow_forest, make_task
 from protonet.encoder import Encoder, ResidualMLPs, plan_encoder
-from protonet.forest import ForestView, fit_forest
+from protonet.forest import ForestView
 from protonet.loading import read_loaders, sort_rows
-from protonet.moves import move_rows
 from protonet.network import PrototypeNetwork
 from protonet.radial import RadialView, fit_radial
 from protonet.selection import EFFORTS, Choice, Progress, select
@@ -120,10 +119,7 @@ def _fit_encoder(
     names = [choice.reads, *(name for name in choice.weights if name != choice.reads)]
     for name in names:
         if name in FORESTS:
-            moves = choice.moves if FORESTS[name] else (0,)
-            x, y = move_rows(features, moves), labels.repeat(len(moves))
-            forest_generator = torch.Generator().manual_seed(FOREST_SEED)
-            views.append(fit_forest(x, y, num_classes, trees=search.trees, generator=forest_generator))
+            views.append(grow_forest(name, features, labels, num_classes, search, choice.moves))
             continue
         source = kinds[name].reads if name in kinds else name
         if source not in fitted:
