@@ -21,9 +21,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from analysis.bayes import predict_bayes, predict_true_whitening
-from analysis.options import check_outputs, write_results
-from analysis.tables import count, format_mean, format_table
-from protonet._command import Parser, parse_whole, run_command
+from analysis.options import write_results
+from analysis.tables import count, format_mean
+from protonet._command import Parser, check_outputs, format_table, parse_whole, run_command
 from protonet.datasets.synthetic import Split, sample_family
 from protonet.prototypes import class_means
 from protonet.views import fit_view, shrink_covariance

@@ -21,12 +21,12 @@ from pathlib import Path
 import torch
 
 from analysis.classics import CLASSICS
-from analysis.options import check_outputs, parse_names, parse_wholes, write_results
+from analysis.options import parse_names, parse_wholes, write_results
 from analysis.realdata import DATASETS
 from analysis.robustness_runs import METHODS, OURS, list_runs, measure
 from analysis.robustness_table import plot, summarise, tabulate
 from protonet._checks import fail
-from protonet._command import Parser, parse_whole, run_command
+from protonet._command import Parser, check_outputs, parse_whole, run_command
 
 PROG = "analysis.robustness"
 STATE = Path("build/robustness.jsonl")

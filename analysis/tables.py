@@ -26,14 +26,3 @@ def format_mean(values: Sequence[float], *, digits: int = 2, sign: bool = False)
 def count(n: int, noun: str) -> str:
     """Return a number and a noun that takes an s: ``1 draw``, ``2 draws``."""
     return f"{n:,} {noun}{'s' * (n != 1)}"
-
-
-def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table, its columns padded to line up, ending in a newline."""
-    widths = [max(3, *(len(row[column]) for row in (header, *rows))) for column in range(len(header))]
-
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |\n"
-
-    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|\n"
-    return line(header) + rule + "".join(line(row) for row in rows)

@@ -20,10 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from analysis.options import check_outputs, write_results
+from analysis.options import write_results
 from analysis.realdata import load_real, split_shots
-from analysis.tables import format_mean, format_table
-from protonet._command import Parser, parse_whole, run_command
+from analysis.tables import format_mean
+from protonet._command import Parser, check_outputs, format_table, parse_whole, run_command
 from protonet.datasets import Split
 from protonet.encoder import ResidualMLPs, plan_encoder
 from protonet.prototypes import class_means

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -66,6 +67,15 @@ def parse_whole(prog: str, argument: str, text: str, *, low: int) -> int:
     return value
 
 
+def check_name(prog: str, argument: str, name: str, known: Collection[str]) -> str:
+    """Return ``name`` if it is known, or raise a ValueError that lists the known ones, the nearest first."""
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+        listed = [*near, *(other for other in known if other not in near)]
+        fail(prog, argument, f"be one of {', '.join(listed)}", repr(name), f"Did you mean {listed[0]}?")
+    return name
+
+
 def check_writable_file(prog: str, argument: str, path: str | Path) -> Path:
     """Return ``path`` once it is known that a file can be written there; its folder is made if need be.
 
@@ -109,3 +119,31 @@ def check_writable_folder(prog: str, argument: str, path: str | Path) -> Path:
             "Pass another path.",
         )
     return path
+
+
+def check_outputs(prog: str, options: argparse.Namespace, names: Sequence[str]) -> dict[str, Path]:
+    """Return the paths of those options of ``names`` that are given, once it is known that they can be written.
+
+    Raises:
+        ValueError: One cannot, or two are the same file.
+    """
+    paths: dict[str, Path] = {}
+    for name in names:
+        if getattr(options, name) is not None:
+            path = check_writable_file(prog, f"--{name}", getattr(options, name))
+            for other, taken in paths.items():
+                if path.resolve() == taken.resolve():
+                    fail(prog, f"--{name}", f"be another file than --{other}", path, "Pass another path.")
+            paths[name] = path
+    return paths
+
+
+def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table, its columns padded to line up, ending in a newline."""
+    widths = [max(3, *(len(row[column]) for row in (header, *rows))) for column in range(len(header))]
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |\n"
+
+    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|\n"
+    return line(header) + rule + "".join(line(row) for row in rows)

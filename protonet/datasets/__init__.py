@@ -1,9 +1,12 @@
 """Data sets, one a file: what the library is measured on, and your own."""
 
-from protonet.datasets.dataset import Dataset
+from protonet.datasets.dataset import Dataset, split_classes
 from protonet.datasets.digits import load_digits
 from protonet.datasets.files import load_csv, load_images, load_npz
 from protonet.datasets.glyphs import load_glyphs
+from protonet.datasets.mapped import map_npz
+from protonet.datasets.mini_imagenet import load_mini_imagenet
+from protonet.datasets.omniglot import load_omniglot
 from protonet.datasets.synthetic import FAMILIES, Split, sample_family
 
 __all__ = [
@@ -14,6 +17,10 @@ __all__ = [
     "load_digits",
     "load_glyphs",
     "load_images",
+    "load_mini_imagenet",
     "load_npz",
+    "load_omniglot",
+    "map_npz",
     "sample_family",
+    "split_classes",
 ]

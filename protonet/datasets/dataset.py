@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+import mmap
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -10,26 +12,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import check_features, check_labels, describe, fail
+from protonet._checks import check_int, check_labels, describe, fail
 
 #: The sides of a split by class: to learn from, to choose settings on, to be judged on.
 SIDES = ("base", "validation", "novel")
+#: Bytes of features that are checked at a time.
+CHUNK = 2**26
+#: Rows of a mapped file that are read at a time: for each, systems keep up to a megabyte around it.
+ROWS_AT_ONCE = 128
 
 
 class Dataset(NamedTuple):
     """Labelled rows.
 
     Attributes:
-        x: Features of shape (n, dim), float32.
+        x: Features of shape (n, dim), float32; of a mapped file (see `map_npz`) any floating dtype, and not to be
+            written to.
         y: Labels of shape (n,), int64, in [0, num_classes); every class has a row.
         class_names: One name a class.
         sides: For each class one of ``SIDES``, or None without a split by class.
+        mapping: The file that ``x`` lies in, if it is mapped.
     """
 
     x: Tensor
     y: Tensor
     class_names: tuple[str, ...]
     sides: tuple[str, ...] | None = None
+    mapping: mmap.mmap | None = None
 
     @property
     def num_classes(self) -> int:
@@ -37,7 +46,7 @@ class Dataset(NamedTuple):
         return len(self.class_names)
 
     def take_classes(self, class_ids: Sequence[int]) -> Dataset:
-        """Return the rows of some classes, renumbered 0, 1, ... in the order given.
+        """Return a copy of the rows of some classes, renumbered 0, 1, ... in the order given.
 
         Args:
             class_ids: Different whole numbers in [0, num_classes).
@@ -56,7 +65,7 @@ class Dataset(NamedTuple):
         return Dataset(self.x[rows], renumbered[self.y[rows]], names, sides)
 
     def take_side(self, side: str) -> Dataset:
-        """Return the rows of the classes on one side of the split.
+        """Return a copy of the rows of the classes on one side of the split.
 
         Args:
             side: One of ``SIDES``.
@@ -68,6 +77,53 @@ class Dataset(NamedTuple):
             got = f"{side!r} of {sorted(set(self.sides or ())) or 'no split'}"
             fail("take_side", "side", "be a side that has classes", got, "Pick another side or more classes.")
         return self.take_classes([c for c, own in enumerate(self.sides) if own == side])
+
+    def take_rows(self, rows: Tensor) -> Tensor:
+        """Return a copy of some rows, in little memory beside it even if the file is mapped.
+
+        Args:
+            rows: (k,) int64 in [0, n), in any order.
+
+        Returns:
+            (k, dim), the dtype of ``x``.
+        """
+        if self.mapping is None:
+            return self.x.index_select(0, rows)
+        taken = self.x.new_empty(len(rows), self.x.shape[1])
+        for piece, place in zip(rows.split(ROWS_AT_ONCE), taken.split(ROWS_AT_ONCE), strict=True):
+            place.copy_(self.x.index_select(0, piece))
+            self.release()
+        return taken
+
+    def release(self) -> None:
+        """Give back the memory of a mapped file's pages, which are read again when needed; else do nothing."""
+        if self.mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self.mapping.madvise(mmap.MADV_DONTNEED)
+
+
+def split_classes(data: Dataset, seed: int) -> Dataset:
+    """Return the same rows with their classes split at random, whatever the split was before.
+
+    Args:
+        data: At least 4 classes.
+        seed: >= 0. A class's side hangs on it and on the names of the classes alone.
+
+    Returns:
+        The data with a quarter of the classes novel, at least 2; 15 % for validation, at least 1; the others base.
+
+    Raises:
+        TypeError: The seed is not a number.
+        ValueError: Fewer than 4 classes, or a seed below 0.
+    """
+    seed = check_int("split_classes", "seed", seed, low=0)
+    n = data.num_classes
+    if n < 4:
+        fail("split_classes", "data", "have at least 4 classes", n, "Add classes, or do without a split.")
+    n_novel, n_validation = max(2, round(0.25 * n)), max(1, round(0.15 * n))
+    ranked = sorted(data.class_names, key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest())
+    sides = ["novel"] * n_novel + ["validation"] * n_validation + ["base"] * (n - n_novel - n_validation)
+    side_of = dict(zip(ranked, sides, strict=True))
+    return data._replace(sides=tuple(side_of[name] for name in data.class_names))
 
 
 def make_dataset(
@@ -90,7 +146,8 @@ def make_dataset(
         ValueError: Another number of labels or sides than rows, fewer than two classes, NaN or infinity, an
             unknown side, a class on two sides.
     """
-    x = check_features(function, argument, x).float()
+    x = x.flatten(1).float()  # (n, dim)
+    check_finite(function, argument, x)
     for name, values in (("label", labels), ("side", labels if sides is None else sides)):
         if len(values) != len(x):
             got = f"{len(values)} for {len(x)} rows"
@@ -109,6 +166,27 @@ def make_dataset(
         got = f"{len(pairs) - len(names)} too many"
         fail(function, argument, "keep every class on one side", got, "Split by class, not by row.")
     return data._replace(sides=tuple(side for _, side in sorted(pairs)))
+
+
+def check_finite(function: str, argument: str, x: Tensor, release: Callable[[], None] = lambda: None) -> None:
+    """Raise a ValueError that names the first rows with NaN or infinity, if there are any.
+
+    Args:
+        function: The public function's name, for the message.
+        argument: The argument that the rows came from, for the message.
+        x: (n, dim), any floating dtype.
+        release: Called after each piece, to give back memory.
+    """
+    step = max(1, CHUNK // max(1, x.shape[1] * x.element_size()))
+    bad: list[int] = []
+    for start in range(0, len(x), step):
+        finite = x[start : start + step].isfinite().all(dim=1)  # (rows,)
+        bad += (start + (~finite).nonzero().flatten()).tolist()
+        release()
+    if bad:
+        rows = ", ".join(map(str, bad[:3])) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
+        got = f"NaN or infinity in {len(bad)} of {len(x)} rows: {rows}"
+        fail(function, argument, "be finite", got, "Drop or impute those rows (counted from 0).")
 
 
 @contextmanager

@@ -5,15 +5,15 @@ from __future__ import annotations
 import csv
 import math
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from protonet._checks import check_int, fail
-from protonet.datasets.dataset import Dataset, make_dataset, optional_packages
-
-IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
+from protonet.datasets._images import list_folders, list_images, read_image
+from protonet.datasets.dataset import Dataset, make_dataset
 
 
 def load_images(folder: str | Path, *, size: int | None = None, colour: bool = False) -> Dataset:
@@ -35,34 +35,23 @@ def load_images(folder: str | Path, *, size: int | None = None, colour: bool = F
     folder = Path(folder)
     if size is not None:
         size = check_int("load_images", "size", size, low=1)
-    with optional_packages("load_images", "pip install pillow"):
-        from PIL import Image, UnidentifiedImageError  # noqa: PLC0415 - optional
-    classes = sorted(entry for entry in folder.glob("[!.]*") if entry.is_dir())
+    classes = list_folders(folder)
     if not classes:
         remedy = "Put the images of each class in a folder of its own: FOLDER/CLASS/*.png."
         got = f"{folder} without any" if folder.is_dir() else f"{folder}, which is no folder"
         fail("load_images", "folder", "hold one folder a class", got, remedy)
     rows, labels, shape = [], [], None
     for entry in classes:
-        paths = sorted(path for path in entry.iterdir() if path.suffix.lower() in IMAGES)
-        if not paths:
-            fail("load_images", "folder", "have an image in every class", f"none in {entry}", "Add one or remove it.")
-        for path in paths:
-            try:
-                with Image.open(path) as image:
-                    pixels = image.convert("RGB" if colour else "L")
-            except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
-                got = f"{path} ({type(error).__name__})"
-                fail("load_images", "folder", "hold images that can be read", got, "Replace that file.")
-            if size is not None:
-                pixels = pixels.resize((size, size), Image.Resampling.BOX)
-            shape = shape or pixels.size
-            if pixels.size != shape:
-                got = f"{pixels.size} in {path} after {shape}"
+        for path in list_images("load_images", "folder", entry):
+            pixels = read_image("load_images", "folder", path, size=size, colour=colour)
+            width_height = pixels.shape[1::-1]
+            shape = shape or width_height
+            if width_height != shape:
+                got = f"{width_height} in {path} after {shape}"
                 fail("load_images", "folder", "hold images of one size", got, "Pass size=28 to resize them.")
-            rows.append(np.asarray(pixels, np.uint8).reshape(-1))  # (dim,)
+            rows.append(pixels.reshape(-1))  # (dim,)
             labels.append(entry.name)
-    return make_dataset("load_images", "folder", torch.from_numpy(np.stack(rows)) / 255, labels)
+    return make_dataset("load_images", "folder", torch.from_numpy(np.stack(rows)).float().div_(255), labels)
 
 
 def load_npz(path: str | Path) -> Dataset:
@@ -78,37 +67,47 @@ def load_npz(path: str | Path) -> Dataset:
     Raises:
         ValueError: Not an NPZ file, x or y missing, object arrays, NaN, shapes that do not fit.
     """
-    path = Path(path)
-    arrays = _read_arrays(path)
-    for name in ("x", "y"):
-        if name not in arrays:
-            got = f"{path} with {', '.join(sorted(arrays)) or 'nothing'}"
-            fail("load_npz", "path", f"hold an array {name}", got, "Save it with numpy.savez(path, x=x, y=y).")
-    x, y, split = arrays["x"], arrays["y"].reshape(-1), arrays.get("split")
+    arrays = read_arrays("load_npz", Path(path), {"x", "y", "split"})
+    x = arrays["x"]
     if x.dtype.kind not in "biuf" or x.ndim < 2:
         fail("load_npz", "x", "be real, of shape (n, dim)", f"{x.dtype} {x.shape}", "Save features as floats.")
-    if y.dtype.kind not in "biuU":
-        fail("load_npz", "y", "be integers or strings", str(y.dtype), "Save class numbers or names.")
-    sides = None if split is None else split.reshape(-1)
-    return make_dataset("load_npz", "x", torch.from_numpy(x.astype(np.float32)), y, sides)
+    x = x.astype(np.float32, copy=False)
+    return make_dataset("load_npz", "x", torch.from_numpy(x), arrays["y"], arrays.get("split"))
 
 
-def _read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Return the arrays x, y and split of an NPZ file, those that it has."""
+def read_arrays(function: str, path: Path, names: set[str]) -> dict[str, np.ndarray]:
+    """Return some of the arrays x, y and split of an NPZ file; y and split have shape (n,), split may be missing.
+
+    Args:
+        function: The public function's name, for messages.
+        path: The file; nothing in it is unpickled.
+        names: Those to read.
+
+    Raises:
+        ValueError: Not an NPZ file, x or y missing, object arrays, labels that are neither integers nor strings.
+    """
     try:
         with path.open("rb") as opened:
             file = np.load(opened, allow_pickle=False)
             if not isinstance(file, np.lib.npyio.NpzFile):
                 raise ValueError("a single array")
-            return {name: file[name] for name in file.files if name in {"x", "y", "split"}}
+            missing = sorted({"x", "y"} - set(file.files))
+            found = ", ".join(file.files) or "nothing"
+            arrays = {name: file[name] for name in file.files if name in names and not missing}
     except ValueError as error:
         if "Object arrays" not in str(error):
-            fail("load_npz", "path", "be an NPZ file", str(path), "Use numpy.savez(path, x=x, y=y).")
+            fail(function, "path", "be an NPZ file", str(path), "Use numpy.savez(path, x=x, y=y).")
         remedy = "Save them as numbers, or labels as strings: y.astype(str)."
-        fail("load_npz", "path", "hold no object arrays, which would be unpickled", str(path), remedy)
-    except (OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        fail(function, "path", "hold no object arrays, which would be unpickled", str(path), remedy)
+    except (OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         got = f"{path} ({type(error).__name__})"
-        fail("load_npz", "path", "be an NPZ file that can be read", got, "Save it again with numpy.savez.")
+        fail(function, "path", "be an NPZ file that can be read", got, "Save it again with numpy.savez.")
+    if missing:
+        remedy = "Save it with numpy.savez(path, x=x, y=y)."
+        fail(function, "path", f"hold an array {missing[0]}", f"{path} with {found}", remedy)
+    if arrays["y"].dtype.kind not in "biuU":
+        fail(function, "y", "be integers or strings", str(arrays["y"].dtype), "Save class numbers or names.")
+    return {name: array if name == "x" else array.reshape(-1) for name, array in arrays.items()}
 
 
 def load_csv(path: str | Path, *, label: str = "label") -> Dataset:

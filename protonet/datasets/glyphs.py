@@ -95,7 +95,7 @@ def load_glyphs(
         got = f"{len(names)} of {len(set(known))}"
         remedy = "Pass more characters, more fonts or a smaller min_faces."
         fail("load_glyphs", "characters", f"hold at least 2 that {min_faces} faces draw", got, remedy)
-    x = torch.from_numpy(arrays["images"]).float() / 255  # (n, 784)
+    x = torch.from_numpy(arrays["images"]).float().div_(255)  # (n, 784)
     return Dataset(x, torch.from_numpy(arrays["y"]), names, split_alphabets(names))
 
 

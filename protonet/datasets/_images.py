@@ -1,0 +1,55 @@
+"""Images in folders: which there are, and their pixels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from protonet._checks import fail
+from protonet.datasets.dataset import optional_packages
+
+SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
+
+
+def list_folders(folder: Path) -> list[Path]:
+    """Return the folders in a folder in sorted order, hidden ones left out; none if there is no such folder."""
+    return sorted(entry for entry in folder.glob("[!.]*") if entry.is_dir())
+
+
+def list_images(function: str, argument: str, folder: Path) -> list[Path]:
+    """Return a class's images in sorted order, or raise a ValueError if there are none."""
+    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+    if not paths:
+        fail(function, argument, "have an image in every class", f"none in {folder}", "Add one or remove it.")
+    return paths
+
+
+def read_image(function: str, argument: str, path: Path, *, size: int | None, colour: bool) -> np.ndarray:
+    """Return an image's pixels.
+
+    Args:
+        function: The public function's name, for messages.
+        argument: The argument that the path came from, for messages.
+        path: A file of any common format.
+        size: Pixels a side to resize it to, each the mean of the area that it covers, or None for its own size.
+        colour: Keep red, green and blue; otherwise the image is turned grey.
+
+    Returns:
+        (height, width) uint8, or (height, width, 3).
+
+    Raises:
+        ImportError: Pillow is missing.
+        ValueError: The file is no image, or a broken one.
+    """
+    with optional_packages(function, "pip install pillow"):
+        from PIL import Image, UnidentifiedImageError  # noqa: PLC0415 - optional
+    try:
+        with Image.open(path) as image:
+            pixels = image.convert("RGB" if colour else "L")
+    except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
+        got = f"{path} ({type(error).__name__})"
+        fail(function, argument, "hold images that can be read", got, "Replace that file.")
+    if size is not None:
+        pixels = pixels.resize((size, size), Image.Resampling.BOX)
+    return np.asarray(pixels, np.uint8)

@@ -1,0 +1,74 @@
+"""Features too many for memory: an NPZ file's rows where they lie on disk."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+import warnings
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.lib import format as npy
+from torch import Tensor
+
+from protonet.datasets.dataset import Dataset, check_finite, make_dataset
+from protonet.datasets.files import load_npz, read_arrays
+
+READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+
+
+def map_npz(path: str | Path) -> Dataset:
+    """Load an NPZ file as `load_npz` does, but leave its features on disk where that can be done.
+
+    It can where ``x`` is as ``numpy.savez`` writes it: not compressed, rows one after another, of float16, float32 or
+    float64, which they stay. Rows are read when they are used, and `Dataset.release` gives their memory back. All of
+    them are read once here, a piece at a time, to find NaN.
+
+    Args:
+        path: As in `load_npz`; the file must stay as it is while the data are in use.
+
+    Returns:
+        The rows, flattened and not scaled; writing to them would end the process.
+
+    Raises:
+        ValueError: As in `load_npz`.
+    """
+    path = Path(path)
+    mapped = _map_features(path)
+    if mapped is None:
+        return load_npz(path)
+    x, mapping = mapped
+    arrays = read_arrays("map_npz", path, {"y", "split"})
+    classes = make_dataset("map_npz", "x", torch.empty(len(x), 0), arrays["y"], arrays.get("split"))
+    data = classes._replace(x=x, mapping=mapping)
+    check_finite("map_npz", "x", x, data.release)
+    return data
+
+
+def _map_features(path: Path) -> tuple[Tensor, mmap.mmap] | None:
+    """Return the rows (n, dim) of an NPZ file and their mapping, or None if they cannot be mapped."""
+    try:
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+            member = archive.getinfo("x.npy")
+            with archive.open(member) as opened:
+                shape, fortran_order, dtype = READERS[npy.read_magic(opened)](opened)
+                header = opened.tell()
+            file.seek(member.header_offset + 26)
+            start = member.header_offset + 30 + sum(struct.unpack("<HH", file.read(4))) + header
+            count = math.prod(shape)
+            plain = member.compress_type == zipfile.ZIP_STORED and not fortran_order and dtype.isnative
+            whole = header + count * dtype.itemsize == member.file_size
+            if not (plain and whole and dtype.name in {"float16", "float32", "float64"} and len(shape) > 1 and count):
+                return None
+            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error):
+        return None  # load_npz says what is wrong
+    values = np.frombuffer(mapping, dtype, count, start).reshape(shape[0], -1)  # (n, dim)
+    # Read-only: systems may refuse a private copy of a file that is larger than memory.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
+        return torch.from_numpy(values), mapping

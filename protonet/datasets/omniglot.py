@@ -1,0 +1,68 @@
+"""Omniglot: handwritten characters of 50 alphabets, 20 drawings each, from the folders that it is handed out in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from protonet._checks import check_int, fail
+from protonet.datasets._images import list_folders, list_images, read_image
+from protonet.datasets.dataset import Dataset, make_dataset
+
+BACKGROUND, EVALUATION = "images_background", "images_evaluation"
+VALIDATION_SHARE = 0.2  # of the background's characters
+
+
+def load_omniglot(root: str | Path, *, size: int = 28) -> Dataset:
+    """Load Omniglot: ``root/images_background/ALPHABET/character01/*.png`` and ``root/images_evaluation/...``.
+
+    The background's alphabets are base, but for the last of them in the order of their names: as many whole ones as
+    make up a fifth of its characters are for validation. The evaluation's alphabets are novel.
+
+    Args:
+        root: The folder that has both, itself or in its folder ``omniglot-py``.
+        size: Pixels a side to resize the drawings of 105 x 105 to, >= 1.
+
+    Returns:
+        Rows of ``size * size`` grey values in [0, 1], ink being 1, and classes "ALPHABET/characterNN".
+
+    Raises:
+        ImportError: Pillow is missing.
+        TypeError: A size that is not a number.
+        ValueError: A folder is missing or has no characters, a character without images, a file that is no image.
+
+    Source: Lake, Salakhutdinov and Tenenbaum, "Human-level concept learning through probabilistic program induction"
+        (2015). https://github.com/brendenlake/omniglot
+    """
+    root = Path(root)
+    size = check_int("load_omniglot", "size", size, low=1)
+    home = root / "omniglot-py" if (root / "omniglot-py").is_dir() else root
+    background, evaluation = (_list_characters(home / part) for part in (BACKGROUND, EVALUATION))
+    side_of = dict.fromkeys(background, "base") | dict.fromkeys(evaluation, "novel")
+    n_validation = 0
+    for alphabet in sorted({folder.parent for folder in background}, reverse=True)[:-1]:
+        if n_validation >= VALIDATION_SHARE * len(background):
+            break
+        characters = [folder for folder in background if folder.parent == alphabet]
+        side_of |= dict.fromkeys(characters, "validation")
+        n_validation += len(characters)
+    rows, labels, sides = [], [], []
+    for folder, side in side_of.items():
+        for path in list_images("load_omniglot", "root", folder):
+            rows.append(read_image("load_omniglot", "root", path, size=size, colour=False).reshape(-1))  # (dim,)
+            labels.append(f"{folder.parent.name}/{folder.name}")
+            sides.append(side)
+    x = torch.from_numpy(255 - np.stack(rows)).float().div_(255)  # (n, dim): the paper is white
+    return make_dataset("load_omniglot", "root", x, labels, sides)
+
+
+def _list_characters(folder: Path) -> list[Path]:
+    """Return the folders of characters in a folder of alphabets."""
+    characters = [character for alphabet in list_folders(folder) for character in list_folders(alphabet)]
+    if not characters:
+        constraint = f"hold {BACKGROUND}/ALPHABET/CHARACTER/*.png and {EVALUATION}/... (or omniglot-py with both)"
+        got = f"{folder} without characters" if folder.is_dir() else f"no folder {folder}"
+        fail("load_omniglot", "root", constraint, got, "Unpack both archives of Omniglot there.")
+    return characters

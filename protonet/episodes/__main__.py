@@ -1,0 +1,137 @@
+"""Few-shot experiments: ``python -m protonet.episodes`` evaluates methods, ``... train`` meta-trains an encoder.
+
+Nothing slow to import is imported before the arguments are known to be right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from protonet._checks import check_number, fail
+from protonet._command import Parser, check_name, check_outputs, parse_whole, run_command
+
+PROG = "protonet.episodes"
+DEFAULT_METHODS = ("protonet", "protonet-cosine", "simpleshot", "adaptive", "bd-cspn")
+SIDES = ("novel", "validation", "base", "all")
+
+
+def make_parser() -> Parser:
+    """Return the parser of the evaluation's arguments."""
+    from protonet.episodes.methods import INDUCTIVE, TRANSDUCTIVE  # noqa: PLC0415 - with torch, which takes a second
+
+    parser = Parser(PROG, "Evaluate few-shot methods on the same N-way K-shot episodes, with 95 % intervals.")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = "\n".join(
+        [
+            f"inductive methods:\n  {_wrap(INDUCTIVE)}",
+            f"transductive methods, which see all queries of an episode at once:\n  {_wrap(TRANSDUCTIVE)}",
+            "meta-training:\n  python -m protonet.episodes train --help",
+            "several processes, the same numbers:\n  torchrun --nproc-per-node 2 -m protonet.episodes ...",
+        ]
+    )
+    data = parser.add_argument_group("data")
+    data.add_argument(
+        "--dataset",
+        default="glyphs",
+        help="glyphs (default), digits, synthetic:FAMILY, FEATURES.npz, "
+        "TABLE.csv, a folder of images by class, omniglot:ROOT or mini-imagenet:ROOT",
+    )
+    data.add_argument(
+        "--side",
+        choices=SIDES,
+        help="of the split by class: novel (default, if there is a split), validation, base or all",
+    )
+    data.add_argument(
+        "--split-seed", metavar="N", help="split the classes at random: 60 %% base, 15 %% validation, 25 %% novel"
+    )
+    data.add_argument("--encoder", metavar="FILE", help="made by 'train'; without one, the features as they are")
+    episodes = parser.add_argument_group("episodes")
+    episodes.add_argument("--way", default="5", metavar="N[-M]", help="classes an episode (default 5)")
+    episodes.add_argument("--shot", default="1", metavar="N[-M]", help="support rows a class (default 1)")
+    episodes.add_argument("--query", default="15", metavar="N", help="query rows a class (default 15)")
+    episodes.add_argument("--unequal", action="store_true", help="each class draws its own number of shots")
+    episodes.add_argument(
+        "--imbalance", metavar="A", help="queries by Dirichlet shares of this concentration, such as 2.0; equal without"
+    )
+    episodes.add_argument("--open", default="0", metavar="N", help="classes outside the episode among the queries")
+    episodes.add_argument("--allow-small", action="store_true", help="let small classes have fewer queries")
+    episodes.add_argument("--episodes", default="2000", metavar="N", help="episodes, at the most (default 2000)")
+    episodes.add_argument("--until", default="0", metavar="P", help="stop when every 95 %% interval is within P points")
+    episodes.add_argument("--seed", default="0", metavar="N", help="of the episodes (default 0)")
+    parser.add_argument(
+        "--method", nargs="+", default=DEFAULT_METHODS, metavar="NAME", help=f"default: {' '.join(DEFAULT_METHODS)}"
+    )
+    for name, text in (("json", "all figures"), ("csv", "a line a figure"), ("plot", "a PNG figure")):
+        parser.add_argument(f"--{name}", metavar="FILE", help=f"write {text}")
+    return parser
+
+
+def _wrap(names: Mapping[str, Any]) -> str:
+    """Return names in lines of some 90 characters."""
+    import textwrap  # noqa: PLC0415 - for the help alone
+
+    return "\n  ".join(textwrap.wrap(", ".join(names), 90, break_on_hyphens=False))
+
+
+def parse_span(argument: str, text: str, *, low: int) -> tuple[int, int]:
+    """Return ``5`` as (5, 5) and ``5-20`` as (5, 20), or raise a ValueError."""
+    first, dash, last = text.partition("-")
+    least = parse_whole(PROG, argument, first, low=low)
+    most = parse_whole(PROG, argument, last, low=low) if dash else least
+    if most < least:
+        fail(PROG, argument, "be a number or a span such as 5-20", repr(text), "Write the smaller number first.")
+    return least, most
+
+
+def parse_number(argument: str, text: str, *, strict: bool) -> float:
+    """Return text as a finite float >= 0, or > 0, or raise a ValueError."""
+    try:
+        value: Any = float(text)
+    except ValueError:
+        value = text
+    return check_number(PROG, argument, value, low=0, strict=strict)
+
+
+def run(arguments: Sequence[str] | None) -> None:
+    """Evaluate as the arguments say."""
+    options = make_parser().parse_args(arguments)
+    from protonet.episodes.methods import METHODS  # noqa: PLC0415 - as above
+    from protonet.episodes.sampling import Setting  # noqa: PLC0415
+
+    names = list(dict.fromkeys(check_name(PROG, "--method", name, METHODS) for name in options.method))
+    setting = Setting(
+        way=parse_span("--way", options.way, low=2),
+        shot=parse_span("--shot", options.shot, low=1),
+        n_query=parse_whole(PROG, "--query", options.query, low=1),
+        unequal=options.unequal,
+        imbalance=None if options.imbalance is None else parse_number("--imbalance", options.imbalance, strict=True),
+        n_open=parse_whole(PROG, "--open", options.open, low=0),
+        allow_small=options.allow_small,
+    )
+    n_episodes = parse_whole(PROG, "--episodes", options.episodes, low=1)
+    until = parse_number("--until", options.until, strict=False)
+    seed = parse_whole(PROG, "--seed", options.seed, low=0)
+    split_seed = None if options.split_seed is None else parse_whole(PROG, "--split-seed", options.split_seed, low=0)
+    outputs = check_outputs(PROG, options, ("json", "csv", "plot"))
+    from protonet.episodes.experiment import Experiment, run_experiment  # noqa: PLC0415 - the arguments are right
+
+    run_experiment(
+        Experiment(options.dataset, options.side, split_seed, options.encoder, setting, names, n_episodes, until, seed),
+        outputs,
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the evaluation or, if ``train`` comes first, the training; return the exit code."""
+    if arguments[:1] == ["train"]:
+        from protonet.episodes.train import run_train  # noqa: PLC0415 - of use to one of the two
+
+        return run_command(f"{PROG} train", run_train, arguments[1:])
+    return run_command(PROG, run, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,46 @@
+"""Processes that share the work, as torchrun starts them: ``torchrun --nproc-per-node 2 -m protonet.episodes ...``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+class Group(NamedTuple):
+    """The processes that share the work, and which of them this one is."""
+
+    rank: int = 0
+    world_size: int = 1
+
+    def gather(self, value: T) -> list[T]:
+        """Return every process's value, in the order of their ranks, to all of them."""
+        if self.world_size == 1:
+            return [value]
+        values: list[T] = [value] * self.world_size
+        torch.distributed.all_gather_object(values, value)
+        return values
+
+
+@contextmanager
+def join_group(device: str = "cpu") -> Iterator[Group]:
+    """Join the processes that torchrun started, if it did: by gloo on a CPU, by nccl on a GPU.
+
+    Args:
+        device: Where the tensors are that the processes exchange.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield Group()
+        return
+    if device.startswith("cuda"):
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    torch.distributed.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+    try:
+        yield Group(torch.distributed.get_rank(), torch.distributed.get_world_size())
+    finally:
+        torch.distributed.destroy_process_group()

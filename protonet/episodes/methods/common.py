@@ -1,0 +1,71 @@
+"""What methods share: one-hot labels, prototypes, distances and cosines of whole batches of episodes."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protonet.episodes.batch import Episodes
+
+
+def one_hot(labels: Tensor, n_way: int, dtype: torch.dtype) -> Tensor:
+    """Return labels (episodes, rows) as (episodes, rows, n_way) of zeros and ones."""
+    return (labels[..., None] == torch.arange(n_way)).to(dtype)
+
+
+def support_means(episodes: Episodes) -> Tensor:
+    """Return the class prototypes (episodes, n_way, dim): the means of the support rows.
+
+    Source: Snell, Swersky and Zemel, "Prototypical networks for few-shot learning" (2017), eq. 1.
+    """
+    hot = one_hot(episodes.support_labels, episodes.n_way, episodes.support.dtype)
+    return (hot / hot.sum(dim=1, keepdim=True)).transpose(1, 2) @ episodes.support
+
+
+def squared_distances(a: Tensor, b: Tensor) -> Tensor:
+    """Return squared Euclidean distances (episodes, n, m) of rows (episodes, n, dim) and (episodes, m, dim)."""
+    squares = squared_norms(a)[:, :, None] + squared_norms(b)[:, None, :]
+    return squares.sub_(inner_products(a, b), alpha=2).clamp_min_(0)
+
+
+def cosines(a: Tensor, b: Tensor) -> Tensor:
+    """Return cosines (episodes, n, m) of rows (episodes, n, dim) and (episodes, m, dim), 0 of rows of zeros."""
+    least = torch.finfo(a.dtype).tiny ** 0.5
+    norms = torch.linalg.vector_norm(a, dim=2).clamp_min(least)  # divided out last: rows are many, products few
+    return inner_products(a, F.normalize(b, dim=2, eps=least)) / norms[:, :, None]
+
+
+def inner_products(a: Tensor, b: Tensor) -> Tensor:
+    """Return inner products (episodes, n, m) of rows (episodes, n, dim) and (episodes, m, dim), few of the latter."""
+    return (b @ a.transpose(1, 2)).transpose(1, 2)  # half as fast the other way round
+
+
+def squared_norms(rows: Tensor) -> Tensor:
+    """Return the squared lengths (episodes, n) of rows (episodes, n, dim)."""
+    return torch.linalg.vector_norm(rows, dim=2).square()
+
+
+def reduce_to_span(rows: Tensor) -> Tensor:
+    """Return rows with the same inner products and as few coordinates as there are rows.
+
+    What hangs on inner products alone (distances, angles, gradients of linear layers) is the same in these coordinates
+    and costs far less than in hundreds of features.
+
+    Args:
+        rows: (episodes, n, dim).
+
+    Returns:
+        (episodes, n, min(n, dim)): the Cholesky factor of the Gram matrix, or the rows themselves where dim <= n.
+    """
+    n, dim = rows.shape[1:]
+    if dim <= n:
+        return rows
+    gram = rows @ rows.transpose(1, 2)  # (episodes, n, n)
+    diagonal = gram.diagonal(dim1=1, dim2=2)
+    jitter = 8 * torch.finfo(rows.dtype).eps * diagonal.mean(dim=1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
+    while True:
+        factor, failed = torch.linalg.cholesky_ex(gram + torch.diag_embed(jitter.expand(-1, n)))
+        if not bool(failed.any()):
+            return factor
+        jitter = torch.where(failed[:, None] > 0, 10 * jitter, jitter)  # rows that depend on each other

@@ -1,0 +1,57 @@
+"""A new linear layer on frozen features, trained by stochastic gradient descent: the baseline of few-shot learning."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from protonet.episodes.batch import Episodes
+from protonet.episodes.methods.common import one_hot
+
+
+def linear_finetune(
+    episodes: Episodes,
+    *,
+    n_epochs: int = 100,
+    batch_size: int = 4,
+    learning_rate: float = 0.01,
+    momentum: float = 0.9,
+    dampening: float = 0.9,
+    weight_decay: float = 0.001,
+    seed: int = 0,
+) -> Tensor:
+    """Classify by a linear layer with bias, trained on the support rows by SGD with momentum as torch.optim.SGD has it.
+
+    The layer starts at zero, so that its weights remain combinations of the support rows: what is trained is the
+    coefficients, on the rows' inner products. Every episode draws the same mini-batches of row numbers.
+
+    Args:
+        episodes: Supports and queries, (episodes, rows, dim).
+        n_epochs: Passes over the support rows, >= 1.
+        batch_size: Rows a step, >= 1; the last step of an epoch has what is left.
+        learning_rate: > 0.
+        momentum: In [0, 1).
+        dampening: In [0, 1], of the gradients that enter the momentum.
+        weight_decay: >= 0, of weights and biases.
+        seed: Of the order of the rows in each epoch.
+
+    Returns:
+        Logits (episodes, n_queries, n_way).
+
+    Source: Chen, Liu, Kira, Wang and Huang, "A closer look at few-shot classification" (2019), Baseline, sec. 3.2 and
+        4.1. https://arxiv.org/abs/1904.04232
+    """
+    support, query = episodes.support, episodes.query
+    generator = torch.Generator().manual_seed(seed)
+    target = one_hot(episodes.support_labels, episodes.n_way, support.dtype)
+    gram = support @ support.transpose(1, 2) + 1  # the bias is the weight of a feature that is one
+    coefficients, velocity = torch.zeros_like(target), torch.zeros_like(target)
+    kept = 1.0  # of the first gradient
+    for _ in range(n_epochs):
+        for rows in torch.randperm(support.shape[1], generator=generator).split(batch_size):
+            error = (gram[:, rows] @ coefficients).softmax(dim=2) - target[:, rows]
+            velocity.mul_(momentum).add_(coefficients, alpha=kept * weight_decay)
+            velocity.index_add_(1, rows, error, alpha=kept / len(rows))
+            coefficients.sub_(velocity, alpha=learning_rate)
+            kept = 1 - dampening
+    return (query @ support.transpose(1, 2) + 1) @ coefficients

@@ -1,0 +1,116 @@
+"""Multinomial logistic regression, of a whole batch of episodes at once."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protonet.episodes.batch import Episodes
+from protonet.episodes.methods.common import cosines, one_hot, reduce_to_span
+
+#: At most: Newton's steps, conjugate gradients in each, halvings of each.
+NEWTON_STEPS, GRADIENT_STEPS, HALVINGS = 30, 50, 20
+#: Conjugate gradients end once they have shrunk the residual by this factor.
+SHRINK = 0.1
+
+
+def logistic_regression(episodes: Episodes, *, inverse_penalty: float = 1.0) -> Tensor:
+    """Classify by L2-penalised logistic regression on rows of unit norm, its intercept not penalised.
+
+    Args:
+        episodes: Supports and queries, (episodes, rows, dim).
+        inverse_penalty: scikit-learn's C, > 0: weighs the sum of the rows' losses against half the squared weights.
+
+    Returns:
+        Logits (episodes, n_queries, n_way).
+
+    Source: Tian, Wang, Krishnan, Tenenbaum and Isola, "Rethinking few-shot image classification: a good embedding is
+        all you need?" (2020), eq. 4 and sec. 3.2. https://arxiv.org/abs/2003.11539
+    """
+    rows = F.normalize(episodes.support, dim=2)
+    target = one_hot(episodes.support_labels, episodes.n_way, rows.dtype)
+    span = reduce_to_span(rows)
+    weight, intercept = fit_logistic(span, target, inverse_penalty=inverse_penalty)
+    # Where the gradient is zero, the weights are these combinations of the rows, in whatever coordinates.
+    residual = inverse_penalty * (target - (span @ weight + intercept).softmax(dim=2))
+    return cosines(episodes.query, rows) @ residual + intercept
+
+
+def fit_logistic(
+    rows: Tensor, target: Tensor, *, inverse_penalty: float = 1.0, decrement: float = 1e-9
+) -> tuple[Tensor, Tensor]:
+    """Minimise C * sum of cross-entropies + half the squared weights by Newton's method with conjugate gradients.
+
+    Args:
+        rows: (episodes, n, dim).
+        target: (episodes, n, n_way) one-hot, of the same dtype.
+        inverse_penalty: C > 0.
+        decrement: Newton's steps end once the next would lower the objective by less than half of this, in nats, > 0.
+
+    Returns:
+        Weights (episodes, dim, n_way) and intercepts (episodes, 1, n_way).
+
+    Source: Nocedal and Wright, "Numerical optimization" (2006), alg. 7.1.
+    """
+    mean = rows.mean(dim=1, keepdim=True)  # which the intercept takes up: without it, steps are fewer
+    rows = torch.cat([rows - mean, torch.ones_like(rows[:, :, :1])], dim=2)  # (episodes, n, dim + 1)
+    penalty = torch.full((rows.shape[2], 1), 1 / inverse_penalty, dtype=rows.dtype)
+    penalty[-1] = 0  # the intercept's
+    weight = rows.new_zeros(len(rows), rows.shape[2], target.shape[2])
+    logits = torch.zeros_like(target)
+    loss = _objective(logits, target, weight, penalty)
+    going = torch.ones_like(loss, dtype=torch.bool)  # (episodes, 1, 1): an episode that has converged is left as it is
+    for _ in range(NEWTON_STEPS):
+        probability = logits.softmax(dim=2)
+        gradient = _pull_back(rows, probability - target) + penalty * weight
+        # Adding the same to every class changes nothing: rounding must not, or conjugate gradients would chase it.
+        gradient = gradient - gradient.mean(dim=2, keepdim=True)
+        step = _newton_step(rows, probability, penalty, gradient)
+        going = going & (-_inner(gradient, step) > decrement)
+        if not bool(going.any()):
+            break
+        size, change = going.to(rows.dtype), rows @ step
+        for _ in range(HALVINGS):
+            trial = _objective(logits + size * change, target, weight + size * step, penalty)
+            worse = trial > loss * (1 + 8 * torch.finfo(loss.dtype).eps)
+            if not bool(worse.any()):
+                break
+            size = torch.where(worse, size / 2, size)
+        weight, logits, loss = weight + size * step, logits + size * change, trial
+    weight, intercept = weight[:, :-1], weight[:, -1:]
+    return weight, intercept - mean @ weight
+
+
+def _objective(logits: Tensor, target: Tensor, weight: Tensor, penalty: Tensor) -> Tensor:
+    """Return cross-entropies plus penalty, (episodes, 1, 1)."""
+    return 0.5 * _inner(penalty * weight, weight) - _inner(logits.log_softmax(dim=2), target)
+
+
+def _newton_step(rows: Tensor, probability: Tensor, penalty: Tensor, gradient: Tensor) -> Tensor:
+    """Solve Hessian @ step = -gradient, (episodes, dim, n_way), by conjugate gradients."""
+    step, residual = torch.zeros_like(gradient), -gradient
+    direction, square = residual, _inner(residual, residual)
+    enough = SHRINK**2 * square
+    for _ in range(GRADIENT_STEPS):
+        going = square > enough
+        if not bool(going.any()):
+            break
+        change = probability * (rows @ direction)
+        change = change - probability * change.sum(dim=2, keepdim=True)
+        curved = _pull_back(rows, change) + penalty * direction
+        size = torch.where(going, square / _inner(direction, curved), 0)
+        step, residual = step + size * direction, residual - size * curved
+        last, square = square, _inner(residual, residual)
+        direction = residual + torch.where(going, square / last, 0) * direction
+    return step
+
+
+def _pull_back(rows: Tensor, change: Tensor) -> Tensor:
+    """Return the rows' transpose times ``change``, in the order that reads the rows as they lie."""
+    return (change.transpose(1, 2) @ rows).transpose(1, 2)
+
+
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    """Return the inner products of each episode's matrices, (episodes, 1, 1)."""
+    return (a * b).sum(dim=(1, 2), keepdim=True)

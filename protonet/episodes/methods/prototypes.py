@@ -1,0 +1,39 @@
+"""Prototypical networks: the nearest mean of the support rows, by Euclidean distance or by cosine."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from protonet.episodes.batch import Episodes
+from protonet.episodes.methods.common import cosines, squared_distances, support_means
+
+
+def protonet(episodes: Episodes) -> Tensor:
+    """Classify by the squared Euclidean distance to the class means.
+
+    Args:
+        episodes: Supports and queries, (episodes, rows, dim).
+
+    Returns:
+        Logits (episodes, n_queries, n_way): minus the distances.
+
+    Source: Snell, Swersky and Zemel, "Prototypical networks for few-shot learning" (2017), eqs. 1 and 2.
+        https://arxiv.org/abs/1703.05175
+    """
+    return -squared_distances(episodes.query, support_means(episodes))
+
+
+def protonet_cosine(episodes: Episodes, *, temperature: float = 0.1) -> Tensor:
+    """Classify by the cosine to the class means.
+
+    Args:
+        episodes: Supports and queries, (episodes, rows, dim).
+        temperature: > 0, divides the cosines.
+
+    Returns:
+        Logits (episodes, n_queries, n_way).
+
+    Source: Gidaris and Komodakis, "Dynamic few-shot visual learning without forgetting" (2018), eq. 3.
+        https://arxiv.org/abs/1804.09458
+    """
+    return cosines(episodes.query, support_means(episodes)) / temperature

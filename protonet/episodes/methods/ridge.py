@@ -1,0 +1,35 @@
+"""Ridge regression onto the one-hot labels, the closed-form solver of R2-D2."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protonet.episodes.batch import Episodes
+from protonet.episodes.methods.common import cosines, one_hot
+
+
+def ridge_regression(episodes: Episodes, *, penalty: float = 1.0, scale: float = 10.0, shift: float = 0.0) -> Tensor:
+    """Classify by ridge regression from rows of unit norm, and a one for the bias, onto the one-hot labels.
+
+    The paper learns its three numbers together with the encoder. The defaults suit features that nothing was learned
+    for, hence the unit norm.
+
+    Args:
+        episodes: Supports and queries, (episodes, rows, dim).
+        penalty: The paper's lambda, > 0.
+        scale: Its alpha, > 0.
+        shift: Its beta.
+
+    Returns:
+        Logits (episodes, n_queries, n_way).
+
+    Source: Bertinetto, Henriques, Torr and Vedaldi, "Meta-learning with differentiable closed-form solvers" (2019),
+        eqs. 5 and 6. https://arxiv.org/abs/1805.08136
+    """
+    rows = F.normalize(episodes.support, dim=2)
+    gram = rows @ rows.transpose(1, 2) + 1  # X X^T (episodes, n_support, n_support), the bias's ones included
+    target = one_hot(episodes.support_labels, episodes.n_way, rows.dtype)
+    coefficients = torch.linalg.solve(gram + penalty * torch.eye(rows.shape[1], dtype=rows.dtype), target)
+    return scale * (cosines(episodes.query, rows) + 1) @ coefficients + shift  # eq. 6

@@ -1,0 +1,48 @@
+"""Transductive fine-tuning: a linear layer imprinted with the supports, then trained on both kinds of rows."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protonet.episodes.batch import Episodes
+from protonet.episodes.methods.adaptation import adam, adaptation_gradient
+from protonet.episodes.methods.common import one_hot, reduce_to_span
+
+
+def transductive_finetune(
+    episodes: Episodes, *, temperature: float = 1, learning_rate: float = 5e-5, steps: int = 25
+) -> Tensor:
+    """Classify by a linear layer trained on the supports' cross-entropy plus the queries' entropy.
+
+    The paper trains the whole network; features are given here and the layer alone moves, by next to nothing at the
+    paper's learning rate. Adam's coordinates are those of `reduce_to_span`, as in `tim`.
+
+    Args:
+        episodes: Supports and queries, (episodes, rows, dim); rows are scaled to norm 1.
+        temperature: > 0, divides the logits; the paper has none.
+        learning_rate: > 0, Adam's.
+        steps: >= 0, Adam's.
+
+    Returns:
+        Logits (episodes, n_queries, n_way).
+
+    Source: Dhillon et al., "A baseline for few-shot image classification" (2020), support-based initialisation and
+        eq. 8. https://arxiv.org/abs/1909.02729
+    """
+    n_support = episodes.support.shape[1]
+    rows = reduce_to_span(F.normalize(torch.cat([episodes.support, episodes.query], dim=1), dim=2))
+    labels = one_hot(episodes.support_labels, episodes.n_way, rows.dtype).transpose(1, 2)
+    imprinted = F.normalize(labels @ rows[:, :n_support], dim=2)
+    # The bias is the weight of a feature that is one.
+    rows, imprinted = F.pad(rows, (0, 1), value=1), F.pad(imprinted, (0, 1))
+
+    def logits(layer: Tensor) -> Tensor:
+        return layer @ rows.transpose(1, 2) / temperature  # (episodes, n_way, rows)
+
+    def gradient(layer: Tensor) -> Tensor:
+        return adaptation_gradient(logits(layer).log_softmax(dim=1), labels, (1, 0, 1)) @ rows / temperature
+
+    layer = adam(imprinted, gradient, learning_rate=learning_rate, steps=steps)
+    return logits(layer)[..., n_support:].transpose(1, 2)

@@ -1,0 +1,99 @@
+"""Intervals, paired tests and calibration errors of scores over episodes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+CONFIDENCE = 0.95
+
+
+class Comparison(NamedTuple):
+    """Two methods on the same episodes: how much better ``first`` is than ``second``, all in shares of 1.
+
+    Attributes:
+        first: A method's name.
+        second: Another's.
+        difference: Mean over episodes of the first's accuracy less the second's.
+        half_width: Of the 95 % interval of the difference, NaN for a single episode.
+        p_value: Of a paired t test, 1 where no episode differs.
+        p_holm: The same, adjusted for the number of comparisons.
+    """
+
+    first: str
+    second: str
+    difference: float
+    half_width: float
+    p_value: float
+    p_holm: float
+
+
+def half_width(values: Tensor) -> float:
+    """Return half the width of the 95 % interval of a mean, by Student's t; NaN for fewer than two values.
+
+    Args:
+        values: (n,) one an episode; NaN are left out.
+    """
+    values = values[~values.isnan()].double()
+    n = len(values)
+    if n < 2:
+        return math.nan
+    from scipy.special import stdtrit  # noqa: PLC0415 - slow to import
+
+    return float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * float(values.std()) / math.sqrt(n)
+
+
+def mean_of(values: Tensor) -> float:
+    """Return the mean of those values (n,) that are not NaN, NaN for none."""
+    return float(values.double().nanmean())
+
+
+def compare_pairs(accuracies: Mapping[str, Tensor]) -> list[Comparison]:
+    """Compare every two methods by their accuracies on the same episodes.
+
+    Args:
+        accuracies: (episodes,) of each method.
+
+    Returns:
+        A comparison for each pair, in the order of the methods.
+
+    Source: Student's paired t test (SciPy's); Holm, "A simple sequentially rejective multiple test procedure" (1979).
+    """
+    from scipy.stats import ttest_1samp  # noqa: PLC0415 - slow to import
+
+    names = list(accuracies)
+    pairs = [(first, second) for position, first in enumerate(names) for second in names[position + 1 :]]
+    differences = [accuracies[first] - accuracies[second] for first, second in pairs]
+    p_values = []
+    for each in differences:
+        if len(each) > 1 and float(each.std()) > 0:
+            p_values.append(float(ttest_1samp(each.numpy(), 0.0).pvalue))
+        else:  # the test would divide by zero
+            p_values.append(float(len(each) < 2 or not bool(each.any())))
+    return [
+        Comparison(*pair, mean_of(each), half_width(each), p, holm)
+        for pair, each, p, holm in zip(pairs, differences, p_values, adjust_holm(p_values), strict=True)
+    ]
+
+
+def adjust_holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values adjusted by Holm's step-down procedure, in the same order."""
+    adjusted, highest, n = [0.0] * len(p_values), 0.0, len(p_values)
+    for rank, position in enumerate(sorted(range(n), key=lambda position: p_values[position])):
+        highest = max(highest, min(1.0, (n - rank) * p_values[position]))
+        adjusted[position] = highest
+    return adjusted
+
+
+def calibration_error(bins: Tensor) -> float:
+    """Return the expected calibration error: the mean distance of confidence and accuracy over bins, by their size.
+
+    Args:
+        bins: (bins, 3): queries, the sum of their confidences, and how many are right.
+
+    Source: Guo et al., "On calibration of modern neural networks" (2017), eq. 3.
+    """
+    return float((bins[:, 1] - bins[:, 2]).abs().sum() / bins[:, 0].sum())

@@ -1,0 +1,87 @@
+"""Episodes for the tests of methods, and easyfsl's classifiers as oracles."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import types
+from typing import Any
+
+import torch
+
+from protonet.episodes.batch import Base, Episodes, summarize_base
+from protonet.episodes.sampling import index_classes
+
+
+def make_base(*, dim: int = 12, seed: int = 0, dtype: torch.dtype = torch.float64) -> Base:
+    """Make 6 base classes of 7 to 12 rows."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(6).repeat_interleave(torch.arange(7, 13).repeat(1))
+    centres = torch.randn(6, dim, generator=generator, dtype=dtype)
+    x = centres[labels] + 0.5 * torch.randn(len(labels), dim, generator=generator, dtype=dtype)
+    return summarize_base(x.abs() + 0.1, index_classes(labels))
+
+
+def make_episodes(
+    *,
+    n_episodes: int = 3,
+    n_way: int = 4,
+    shots: tuple[int, ...] | None = None,
+    n_queries: int = 10,
+    dim: int = 12,
+    noise: float = 0.6,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    base: Base | None = None,
+) -> tuple[Episodes, torch.Tensor]:
+    """Make episodes of non-negative features, as of a ReLU, rows in random order; and the queries' labels.
+
+    Args:
+        n_episodes: Episodes in the batch.
+        n_way: Classes.
+        shots: Support rows of each class, 3, 1, 2, 4 by default.
+        n_queries: Queries of random classes.
+        dim: Features.
+        noise: Standard deviation about the classes' centres, which are standard normal.
+        seed: Of everything.
+        dtype: Of the features.
+        base: Passed on.
+    """
+    shots = shots or (3, 1, 2, 4)[:n_way]
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(n_episodes, n_way, dim, generator=generator, dtype=dtype)
+    order = torch.rand(n_episodes, sum(shots), generator=generator).argsort(dim=1)
+    support_labels = torch.arange(n_way).repeat_interleave(torch.tensor(shots))[order]
+    query_labels = torch.randint(n_way, (n_episodes, n_queries), generator=generator)
+
+    def sample(labels: torch.Tensor) -> torch.Tensor:
+        means = centres.gather(1, labels[..., None].expand(-1, -1, dim))
+        return (means + noise * torch.randn(means.shape, generator=generator, dtype=dtype)).abs() + 0.1
+
+    return Episodes(sample(support_labels), support_labels, sample(query_labels), n_way, base), query_labels
+
+
+def load_easyfsl(module: str) -> Any:
+    """Import one of easyfsl's modules, such as ``methods.tim``, without the packages that it lies in.
+
+    Their ``__init__`` import torchvision, which classifiers of features have no use for.
+    """
+    spec = importlib.util.find_spec("easyfsl")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    package = f"easyfsl.{module.split('.', maxsplit=1)[0]}"
+    if package not in sys.modules:
+        bare = types.ModuleType(package)
+        bare.__path__ = [f"{spec.submodule_search_locations[0]}/{package.removeprefix('easyfsl.')}"]
+        sys.modules[package] = bare
+    return importlib.import_module(f"easyfsl.{module}")
+
+
+def run_easyfsl(classifier: Any, episodes: Episodes) -> torch.Tensor:
+    """Return the outputs of one of easyfsl's classifiers, episode by episode: (episodes, n_queries, n_way)."""
+    outputs = []
+    for support, labels, query in zip(episodes.support, episodes.support_labels, episodes.query, strict=True):
+        classifier.process_support_set(support.clone(), labels)
+        outputs.append(classifier(query.clone()).detach())
+    return torch.stack(outputs)

@@ -1,0 +1,178 @@
+"""The command ``python -m protonet.episodes train``: its results, its checkpoints, its errors."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from protonet.episodes import loop
+from protonet.episodes.backbones import embed_rows
+from protonet.episodes.checkpoints import load_encoder, read_checkpoint
+from protonet.episodes.distributed import Group
+from protonet.episodes.tasks import Side, draw_batch, score_encoder, take_side
+from protonet.episodes.train import run_train
+from tests.meta_cases import make_data, save_data
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return save_data(tmp_path / "tiny.npz")
+
+
+def arguments(data: Path, output: str, *more: str) -> list[str]:
+    small = "--backbone mlp --way 4 --query 2 --episodes-per-step 2 --steps 10 --eval-every 4 --patience 9 --device cpu"
+    return ["--dataset", str(data), "-o", str(data.with_name(output)), *small.split(), *more]
+
+
+def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def draw(base: Side, plan: Any, number: int, group: Group) -> tuple[torch.Tensor, torch.Tensor]:
+        if number == step - 1:
+            signal.raise_signal(signal.SIGINT)
+        return draw_batch(base, plan, number, group)
+
+    monkeypatch.setattr(loop, "draw_batch", draw)
+
+
+def test_the_best_encoder_is_kept(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_train(arguments(data, "a.safetensors", "--log", str(data.with_name("log"))))
+    path = data.with_name("a.safetensors")
+    entries = [json.loads(line) for line in data.with_name("log").read_text(encoding="utf-8").splitlines()]
+    assert [entry["step"] for entry in entries] == [4, 8, 10]
+    step, accuracy, half_width = read_checkpoint("f", "path", path)[1]["best"]
+    assert accuracy >= max(entry["accuracy"] for entry in entries) == entries[-1]["best_accuracy"] or step == 0
+    encoder = load_encoder(path)
+    score = score_encoder(encoder, take_side(make_data(), "validation"), step, Group())
+    assert score == (step, accuracy, half_width)
+    assert embed_rows(encoder, make_data().x).shape == (72, 128)
+    said = (
+        f"{path}: mlp, 10 steps, {100 * accuracy:.2f} ±{100 * half_width:.2f} % on validation classes after step {step}"
+    )
+    assert capsys.readouterr().out == f"{said}\n"
+
+
+@pytest.mark.parametrize("step", [4, 7])
+def test_an_interrupted_run_ends_in_the_same_tensors(data: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    run_train(arguments(data, "whole.safetensors"))
+    with monkeypatch.context() as patch:
+        interrupt_at(step, patch)
+        handler = signal.getsignal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt, match=rf"^stopped at step {step}; run again with --resume$"):
+            run_train(arguments(data, "parts.safetensors"))
+        assert signal.getsignal(signal.SIGINT) is handler
+    assert read_checkpoint("f", "path", data.with_name("parts.safetensors"))[1]["step"] == step
+    run_train(arguments(data, "parts.safetensors", "--resume"))
+    whole, parts = (load_file(data.with_name(f"{name}.safetensors")) for name in ("whole", "parts"))
+    assert whole.keys() == parts.keys()
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+def test_a_second_interrupt_comes_at_once() -> None:
+    with pytest.raises(KeyboardInterrupt), loop.delay_interrupt() as interrupted:
+        assert not interrupted()
+        signal.raise_signal(signal.SIGINT)
+        assert interrupted()
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_a_finished_run_is_reported_again(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_train(arguments(data, "a.safetensors"))
+    before, said = data.with_name("a.safetensors").read_bytes(), capsys.readouterr().out
+    run_train(arguments(data, "a.safetensors", "--resume"))
+    assert data.with_name("a.safetensors").read_bytes() == before
+    assert capsys.readouterr().out == said
+
+
+def test_patience_ends_a_run(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "score_encoder", lambda _encoder, _side, step, _group: loop.Score(step, 0.5, 0.1))
+    run_train(arguments(data, "a.safetensors", "--steps", "99", "--patience", "2"))
+    assert read_checkpoint("f", "path", data.with_name("a.safetensors"))[1]["step"] == 8
+
+
+def test_tensorboard_has_the_log(data: Path) -> None:
+    folder, log = data.with_name("board"), data.with_name("log")
+    run_train(arguments(data, "a.safetensors", "--tensorboard", str(folder), "--log", str(log)))
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder)).Reload()
+    for name in ("accuracy", "episodic_loss", "cross_entropy"):
+        logged = [
+            (entry["step"], entry[name]) for entry in map(json.loads, log.read_text(encoding="utf-8").splitlines())
+        ]
+        board = [(event.step, event.value) for event in events.Scalars(name)]
+        assert board == [(step, pytest.approx(value)) for step, value in logged]
+
+
+def test_resuming_with_other_settings(data: Path) -> None:
+    run_train(arguments(data, "a.safetensors"))
+    said = (
+        r"`--resume` must continue a run of the same settings; got --steps 10 there and 20 here; --seed 0 there and 3 "
+    )
+    with pytest.raises(ValueError, match=rf"^protonet\.episodes train: {said}here\. Pass the same"):
+        run_train(arguments(data, "a.safetensors", "--resume", "--steps", "20", "--seed", "3"))
+
+
+def test_outputs_are_checked_first(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protonet.episodes.sources.load_source", None)
+    data.with_name("old.safetensors").write_text("hours of work")
+    with pytest.raises(ValueError, match=r"`--output` must be a new file; got .*old\.safetensors, which exists\. Cont"):
+        run_train(arguments(data, "old.safetensors"))
+    with pytest.raises(ValueError, match=r"`--output` must be a checkpoint of .* train; got .*new\.safetensors"):
+        run_train(arguments(data, "new.safetensors", "--resume"))
+    with pytest.raises(ValueError, match=r"`--log` must be another file than --output"):
+        run_train(arguments(data, "new.safetensors", "--log", str(data.with_name("new.safetensors"))))
+    with pytest.raises(ValueError, match=r"`--tensorboard` must be a folder that can be written"):
+        run_train(arguments(data, "new.safetensors", "--tensorboard", str(data)))
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ImportError, match=r'must be installed; .* Run pip install "protonet\[tensorboard\]"\.'):
+        run_train(arguments(data, "new.safetensors", "--tensorboard", str(data.with_name("board"))))
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--backbone", "cnov"], r"`--backbone` must be one of conv, mlp; got 'cnov'\. Did you mean conv\?"),
+        (["--steps", "0"], r"`--steps` must be a whole number >= 1; got '0'"),
+        (["--query", "8"], r"`classes` must have 9 rows \(shot \+ query\); got class '.' with 8\."),
+        (["--device", "abacus"], r"`--device` must be one that torch has here; got abacus \(.*\)\. Leave it out\."),
+        (["--way", "1"], r"`--way` must be a whole number >= 2; got '1'"),
+    ],
+)
+def test_bad_arguments(data: Path, more: list[str], said: str) -> None:
+    with pytest.raises(ValueError, match=rf"^protonet\.episodes train: {said}"):
+        run_train(arguments(data, "a.safetensors", *more))
+    assert not data.with_name("a.safetensors").exists()
+
+
+def test_two_processes_follow_the_path_of_one(data: Path) -> None:
+    both = [
+        arguments(data, f"{name}.safetensors", "--backbone", "conv", "--log", str(data.with_name(f"{name}.jsonl")))
+        for name in ("one", "two")
+    ]
+    run_train(both[0])
+    code = "import sys; from protonet.episodes.train import run_train; run_train(sys.argv[1:])"
+    script = data.with_name("script.py")
+    script.write_text(code, encoding="utf-8")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": ""}
+    done = subprocess.run([*launch, *both[1]], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 1
+    one, two = (
+        [json.loads(line) for line in data.with_name(f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
+        for name in ("one", "two")
+    )
+    assert len(one) == 3
+    for ours, theirs in zip(one, two, strict=True):
+        for name in ("step", "episodic_loss", "cross_entropy"):
+            assert theirs[name] == pytest.approx(ours[name], rel=1e-3)
+        assert theirs["accuracy"] == pytest.approx(ours["accuracy"], abs=0.02)
