@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
-import types
 from typing import Any
 
 import torch
 
-from protonet.episodes.batch import Base, Episodes, summarize_base
+from analysis.peers import load_easyfsl
+from protonet.episodes.batch import Base, Episodes, summarize_base, take_from
 from protonet.episodes.sampling import index_classes
+
+__all__ = ["load_easyfsl", "make_base", "make_episodes", "run_easyfsl"]
 
 
 def make_base(*, dim: int = 12, seed: int = 0, dtype: torch.dtype = torch.float64) -> Base:
@@ -20,7 +19,7 @@ def make_base(*, dim: int = 12, seed: int = 0, dtype: torch.dtype = torch.float6
     labels = torch.arange(6).repeat_interleave(torch.arange(7, 13).repeat(1))
     centres = torch.randn(6, dim, generator=generator, dtype=dtype)
     x = centres[labels] + 0.5 * torch.randn(len(labels), dim, generator=generator, dtype=dtype)
-    return summarize_base(x.abs() + 0.1, index_classes(labels))
+    return summarize_base(take_from(x.abs() + 0.1), index_classes(labels))
 
 
 def make_episodes(
@@ -60,22 +59,6 @@ def make_episodes(
         return (means + noise * torch.randn(means.shape, generator=generator, dtype=dtype)).abs() + 0.1
 
     return Episodes(sample(support_labels), support_labels, sample(query_labels), n_way, base), query_labels
-
-
-def load_easyfsl(module: str) -> Any:
-    """Import one of easyfsl's modules, such as ``methods.tim``, without the packages that it lies in.
-
-    Their ``__init__`` import torchvision, which classifiers of features have no use for.
-    """
-    spec = importlib.util.find_spec("easyfsl")
-    assert spec is not None
-    assert spec.submodule_search_locations is not None
-    package = f"easyfsl.{module.split('.', maxsplit=1)[0]}"
-    if package not in sys.modules:
-        bare = types.ModuleType(package)
-        bare.__path__ = [f"{spec.submodule_search_locations[0]}/{package.removeprefix('easyfsl.')}"]
-        sys.modules[package] = bare
-    return importlib.import_module(f"easyfsl.{module}")
 
 
 def run_easyfsl(classifier: Any, episodes: Episodes) -> torch.Tensor:

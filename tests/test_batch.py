@@ -4,11 +4,12 @@ import pytest
 import torch
 from hypothesis import given
 
-from protonet.episodes.batch import gather_episodes, split_draw, summarize_base
+from protonet.episodes.batch import gather_episodes, split_draw, summarize_base, take_from
 from protonet.episodes.sampling import NO_ROW, Setting, draw_episodes, index_classes
 from tests.strategies import seeds
 
 LABELS = torch.arange(50) % 5
+INDEX = index_classes(LABELS)
 
 
 @given(seed=seeds)
@@ -22,7 +23,7 @@ LABELS = torch.arange(50) % 5
     ],
 )
 def test_parts_hold_each_episode_once_and_whole(setting: Setting, seed: int) -> None:
-    draw = draw_episodes(index_classes(LABELS), setting, seed=seed, first=3, n_episodes=12)
+    draw = draw_episodes(INDEX, setting, seed=seed, first=3, n_episodes=12)
     numbers = []
     for part in split_draw(draw):
         numbers += part.numbers.tolist()
@@ -50,14 +51,11 @@ def test_parts_hold_each_episode_once_and_whole(setting: Setting, seed: int) -> 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 def test_gather(dtype: torch.dtype) -> None:
     x = torch.arange(100).reshape(50, 2).to(dtype)
-    (part,) = split_draw(
-        draw_episodes(index_classes(LABELS), Setting(), seed=0, first=0, n_episodes=0)
-        if False
-        else draw_episodes(index_classes(LABELS), Setting(way=(3, 3), n_query=2), seed=0, first=0, n_episodes=4)
-    )
-    memory = torch.empty(1000, dtype=dtype)
-    for out in (None, memory):
-        episodes = gather_episodes(x, part, out=out)
+    take = take_from(x)
+    for n_episodes in (4, 2, 6):
+        draw = draw_episodes(INDEX, Setting(way=(3, 3), n_query=2), seed=0, first=0, n_episodes=n_episodes)
+        (part,) = split_draw(draw)
+        episodes = gather_episodes(take, part)
         assert torch.equal(episodes.support, x[part.support].to(episodes.support.dtype))
         assert torch.equal(episodes.query, x[part.query].to(episodes.support.dtype))
         assert episodes.support.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
@@ -65,6 +63,6 @@ def test_gather(dtype: torch.dtype) -> None:
 
 def test_base() -> None:
     x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
-    base = summarize_base(x, index_classes(LABELS).take(torch.tensor([3, 1])))
+    base = summarize_base(take_from(x), INDEX.take(torch.tensor([3, 1])))
     assert torch.allclose(base.class_means, torch.stack([x[LABELS == 3].mean(dim=0), x[LABELS == 1].mean(dim=0)]))
     assert torch.allclose(base.mean, x[(LABELS == 1) | (LABELS == 3)].mean(dim=0))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from protonet.episodes.batch import Episodes, gather_episodes, split_draw
+from protonet.episodes.batch import Episodes, gather_episodes, split_draw, take_from
 from protonet.episodes.distributed import Group
 from protonet.episodes.evaluation import BINS, ROUND, Scores, evaluate, rate_open
 from protonet.episodes.methods.prototypes import protonet, protonet_cosine
@@ -37,7 +37,7 @@ def test_slow_loop(setting: Setting) -> None:
     confidences, hits = [], []
     for number in range(9):
         (part,) = split_draw(draw_episodes(INDEX, setting, seed=3, first=number, n_episodes=1))
-        logits = protonet(gather_episodes(X, part))[0]
+        logits = protonet(gather_episodes(take_from(X), part))[0]
         known = part.query_labels[0] >= 0
         right = logits.argmax(dim=1) == part.query_labels[0]
         assert math.isclose(scores["euclidean"].accuracy[number], right[known].double().mean())
@@ -147,4 +147,4 @@ def test_errors() -> None:
     for changes in ({"seed": -1}, {"n_episodes": 0}, {"until": -1.0}):
         (argument,) = changes
         with pytest.raises(ValueError, match=f"^evaluate: `{argument}` must be a"):
-            evaluate(X, INDEX, METHODS, SETTINGS[0], **changes)  # type: ignore[arg-type]
+            evaluate(X, INDEX, METHODS, SETTINGS[0], **changes)

@@ -93,7 +93,7 @@ class TestNpz:
             ({"x": np.eye(2), "y": [0.0, 1.0]}, "`y` must be integers or strings; got float64"),
             ({"x": np.eye(2), "y": [0, 1, 1]}, "`x` must have one label a row; got 3 for 2 rows"),
             ({"x": np.eye(2), "y": [1, 1]}, "`x` must have at least 2 classes; got 1"),
-            ({"x": [[1.0], [np.nan]], "y": [0, 1]}, "`x` must be finite; got NaN or infinity in 1 of 2 rows"),
+            ({"x": [[1.0], [np.nan]], "y": [0, 1]}, "`x` must be finite; got NaN or infinity in 1 of 2 rows: 1. "),
             ({"x": np.empty((0, 3)), "y": np.empty(0, int)}, "`x` must have at least 2 classes; got 0"),
         ],
     )
@@ -135,7 +135,7 @@ class TestCsv:
             ("label\nx\n", "have one column label"),
             ("a,label\n1,x\n2\n", "have 2 cells a row; got 1 in line 3"),
             ("a,label\n1,x\ntwo,y\n", "hold numbers beside the label; got 'two' in line 3"),
-            ("a,label\n1,x\n,y\nnan,y\n", "be finite; got NaN or infinity in 2 of 3 rows"),
+            ("a,label\n1,x\n,y\nnan,y\n", "be finite; got NaN or infinity in 2 of 3 rows: 1, 2. "),
             ("a,label\n", "have at least 2 classes; got 0"),
         ],
     )

@@ -23,7 +23,10 @@ LAYERS = [
     {"solver"},
 ]
 #: Rooms beside the library proper, and what of the project they may import.
-BESIDE = {"datasets": {"_checks", "datasets"}, "episodes": {"_checks", "episodes"}}
+BESIDE = {
+    "datasets": {"_checks", "datasets"},
+    "episodes": {"_checks", "_command", "datasets", "episodes", "losses", "selection", "stacking", "views"},
+}
 
 
 def modules(folder: str) -> dict[str, Path]:

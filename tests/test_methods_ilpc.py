@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,6 @@ from numpy.typing import NDArray
 from sklearn.neighbors import kneighbors_graph
 
 from protonet.episodes.batch import Episodes
-from protonet.episodes.methods import pt_map
 from protonet.episodes.methods.ilpc import ilpc
 from tests.episode_cases import make_episodes
 
@@ -84,7 +85,7 @@ def slow(support: Array, support_labels: Array, query: Array, n_way: int, n_neig
 @pytest.mark.parametrize(("n_neighbours", "n_clean"), [(15, 1), (6, 3)])
 def test_slow_loop(monkeypatch: pytest.MonkeyPatch, n_neighbours: int, n_clean: int) -> None:
     episodes, _ = make_episodes()
-    monkeypatch.setattr(pt_map, "TOLERANCE", 1e-9)
+    monkeypatch.setattr(importlib.import_module("protonet.episodes.methods.pt_map"), "TOLERANCE", 1e-9)
     logits = ilpc(episodes, n_neighbours=n_neighbours, n_clean=n_clean, n_steps=STEPS)
     parts = zip(*(part.numpy() for part in episodes[:3]), strict=True)
     expected = np.stack([slow(support, labels, query, 4, n_neighbours, n_clean) for support, labels, query in parts])

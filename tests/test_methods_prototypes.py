@@ -14,7 +14,7 @@ def test_slow_loop() -> None:
         for c in range(episodes.n_way):
             mean = torch.stack([row for row, label in zip(support, labels, strict=True) if label == c]).mean(dim=0)
             for position, row in enumerate(query):
-                assert torch.isclose(euclidean[number, position, c], -torch.dist(row, mean) ** 2)
+                assert torch.isclose(euclidean[number, position, c], -(torch.dist(row, mean) ** 2))
                 angle = row @ mean / (row.norm() * mean.norm())
                 assert torch.isclose(cosine[number, position, c], angle / 0.5)
 

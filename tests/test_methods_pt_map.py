@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
 from protonet.episodes.batch import Episodes
-from protonet.episodes.methods import pt_map as module
 from protonet.episodes.methods.pt_map import balance, pt_map, transform
 from tests.episode_cases import load_easyfsl, make_episodes, run_easyfsl
+
+module = importlib.import_module("protonet.episodes.methods.pt_map")  # the package has a function of that name
 
 Array = NDArray[np.float64]
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,8 +19,8 @@ def entropy(p: Tensor, alpha: float) -> Tensor:
 def run_autograd(episodes: Episodes, weights: tuple[float, float, float], alpha: float, steps: int) -> Tensor:
     """TIM-GD as the paper writes it, an episode at a time, in the features' own coordinates: the probabilities."""
     outputs = []
-    for support, labels, query in zip(*episodes[:3], strict=True):
-        support, query = F.normalize(support), F.normalize(query)
+    rows = F.normalize(episodes.support, dim=2), episodes.support_labels, F.normalize(episodes.query, dim=2)
+    for support, labels, query in zip(*rows, strict=True):
         prototypes = torch.stack([support[labels == c].mean(dim=0) for c in range(episodes.n_way)]).requires_grad_()
         optimizer = torch.optim.Adam([prototypes], lr=1e-3)
         for _ in range(steps):
@@ -63,11 +65,9 @@ def test_easyfsl() -> None:
 
 
 def test_more_features_than_rows() -> None:
-    episodes, query_labels = make_episodes(n_episodes=8, dim=100, noise=1.0)
-    ours = tim(episodes, learning_rate=1e-3, steps=30)
-    expected = run_autograd(episodes, (0.1, 1.0, 0.1), 1, 30)
-    assert float((ours.argmax(dim=2) == expected.argmax(dim=2)).double().mean()) > 0.9
-    assert float((ours.argmax(dim=2) == query_labels).double().mean()) > 0.8
+    episodes, _ = make_episodes(dim=100, noise=1.0)
+    ours = tim(episodes, learning_rate=1e-3, steps=30).softmax(dim=2)
+    assert torch.allclose(ours, run_autograd(episodes, (0.1, 1.0, 0.1), 1, 30), atol=1e-6)
 
 
 def test_episodes_alone() -> None:
@@ -77,9 +77,8 @@ def test_episodes_alone() -> None:
 
 
 @pytest.mark.parametrize("method", [tim, alpha_tim])
-def test_certain_rows_stay_finite(method: object) -> None:
+def test_certain_rows_stay_finite(method: Callable[..., Tensor]) -> None:
     episodes, _ = make_episodes(dtype=torch.float32)
     blank = episodes._replace(support=torch.zeros_like(episodes.support))
     for some in (episodes, blank):
-        assert callable(method)
         assert bool(method(some, temperature=1e-3, steps=20).isfinite().all())

@@ -64,12 +64,12 @@ def _read_list(path: Path) -> list[tuple[str, str]]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             lines = csv.DictReader(file)
+            header = ", ".join(lines.fieldnames or ()) or "nothing"
             pairs = [(line.get("filename") or "", line.get("label") or "") for line in lines]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         got = f"{path} ({type(error).__name__})"
         fail("load_mini_imagenet", "root", f"hold lists {', '.join(LISTS)} that can be read", got, "Check the path.")
     if not pairs or not all(map(all, pairs)):
-        got = f"{path} with {', '.join(lines.fieldnames or ()) or 'nothing'}"
-        remedy = "Fill both columns in every line."
-        fail("load_mini_imagenet", "root", "have columns filename and label in every list", got, remedy)
+        constraint, remedy = "have columns filename and label in every list", "Fill both columns in every line."
+        fail("load_mini_imagenet", "root", constraint, f"{path} with {header}", remedy)
     return pairs

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from protonet._checks import fail
+from protonet.episodes.batch import Take
 
 BACKBONES = ("mlp", "conv")
 #: Rows that are embedded at a time.
@@ -86,17 +87,16 @@ def _make_conv(side: int) -> nn.Sequential:
 
 
 @torch.no_grad()
-def embed_rows(encoder: nn.Module, x: Tensor, rows: Tensor | None = None) -> Tensor:
+def embed_rows(encoder: nn.Module, take: Take, rows: Tensor) -> Tensor:
     """Embed rows of a data set, a chunk at a time.
 
     Args:
         encoder: Maps (n, dim) float32 to (n, embedding_dim), on any device.
-        x: (all, dim) of any floating dtype.
-        rows: (n,) int64 numbers of the rows to embed, or None for all.
+        take: Takes rows by number.
+        rows: (n,) int64 numbers of the rows to embed.
 
     Returns:
         (n, embedding_dim) float32 on the CPU.
     """
     device = next(encoder.parameters()).device
-    rows = torch.arange(len(x)) if rows is None else rows
-    return torch.cat([encoder(x[chunk].float().to(device)).cpu() for chunk in rows.split(CHUNK)])
+    return torch.cat([encoder(take(chunk).float().to(device)).cpu() for chunk in rows.split(CHUNK)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -10,6 +10,8 @@ from torch import Tensor
 
 from protonet.episodes.sampling import ClassIndex, Draw
 
+#: Row numbers (k,) to features (k, dim) of any floating dtype, which the next call may overwrite.
+Take = Callable[[Tensor], Tensor]
 #: Rows of which sums are taken at a time.
 CHUNK = 8192
 
@@ -18,14 +20,14 @@ class Base(NamedTuple):
     """What is known of the base classes, whose labels a method may use.
 
     Attributes:
-        x: (n, dim) rows of the whole data set, of any floating dtype.
-        index: The base classes' rows in it.
+        take: Takes rows by number.
+        by_class: The base classes' rows.
         mean: (dim,) of all base rows, float32.
         class_means: (base classes, dim) float32.
     """
 
-    x: Tensor
-    index: ClassIndex
+    take: Take
+    by_class: ClassIndex
     mean: Tensor
     class_means: Tensor
 
@@ -104,33 +106,35 @@ def split_draw(draw: Draw) -> Iterator[Part]:
         )
 
 
-def gather_episodes(x: Tensor, part: Part, base: Base | None = None, *, out: Tensor | None = None) -> Episodes:
-    """Gather the features of a part's episodes.
+def take_from(x: Tensor) -> Take:
+    """Return a function that takes rows of x (n, dim) into memory that it uses again: new memory is slower."""
+    memory = x.new_empty(0)
 
-    Args:
-        x: (n, dim) rows of any floating dtype.
-        part: Row numbers.
-        base: The base classes, passed on.
-        out: (at least episodes * rows * dim,) of the dtype of ``x``, overwritten: used memory is faster than new.
+    def take(rows: Tensor) -> Tensor:
+        nonlocal memory
+        size = len(rows) * x.shape[1]
+        if size > len(memory):
+            memory = x.new_empty(size)
+        return torch.index_select(x, 0, rows, out=memory[:size].view(len(rows), x.shape[1]))
 
-    Returns:
-        The episodes, in float64 if ``x`` is, else in float32.
-    """
+    return take
+
+
+def gather_episodes(take: Take, part: Part, base: Base | None = None) -> Episodes:
+    """Gather the features of a part's episodes, in float64 if the rows are, else in float32."""
     rows = torch.cat([part.support, part.query], dim=1)  # (episodes, n_support + n_queries)
-    if out is None:
-        out = torch.empty(rows.numel() * x.shape[1], dtype=x.dtype)
-    features = out[: rows.numel() * x.shape[1]].view(rows.numel(), x.shape[1])
-    torch.index_select(x, 0, rows.flatten(), out=features)
-    features = (features if x.dtype == torch.float64 else features.float()).unflatten(0, rows.shape)
+    features = take(rows.flatten()).unflatten(0, rows.shape)
+    features = features if features.dtype == torch.float64 else features.float()
     n_support = part.support.shape[1]
     return Episodes(features[:, :n_support], part.support_labels, features[:, n_support:], part.n_way, base)
 
 
-def summarize_base(x: Tensor, index: ClassIndex) -> Base:
-    """Return the means of the base classes, of rows (n, dim) of any floating dtype."""
-    sums = torch.zeros(len(index.size), x.shape[1], dtype=torch.float64)
-    for number, (start, size) in enumerate(zip(index.start.tolist(), index.size.tolist(), strict=True)):
-        for rows in index.rows[start : start + size].split(CHUNK):
-            sums[number] += x.index_select(0, rows).to(torch.float64).sum(dim=0)
-    mean = sums.sum(dim=0) / index.size.sum()
-    return Base(x, index, mean.float(), (sums / index.size[:, None]).float())
+def summarize_base(take: Take, by_class: ClassIndex) -> Base:
+    """Return the base classes with their means."""
+    means = []
+    for start, size in zip(by_class.start.tolist(), by_class.size.tolist(), strict=True):
+        pieces = by_class.rows[start : start + size].split(CHUNK)
+        means.append(torch.stack([take(rows).to(torch.float64).sum(dim=0) for rows in pieces]).sum(dim=0) / size)
+    class_means = torch.stack(means)  # (base classes, dim)
+    share = by_class.size.double() / by_class.size.sum()
+    return Base(take, by_class, (share @ class_means).float(), class_means.float())

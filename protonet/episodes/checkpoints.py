@@ -17,7 +17,7 @@ from protonet.episodes.backbones import make_backbone
 
 #: The name of the entry, in the file's metadata, that says as JSON what the file is.
 FORMAT = "protonet.episodes.train"
-#: Raised whenever older files can no longer be read.
+#: Raised whenever what is written changes; files of later versions are not read.
 VERSION = 1
 INSTALL = "pip install safetensors"
 #: What the names of an encoder's best weights begin with.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from protonet._checks import check_int, check_number, fail
-from protonet.episodes.batch import Base, Part, gather_episodes, split_draw
+from protonet.episodes.batch import Base, Part, Take, gather_episodes, split_draw, take_from
 from protonet.episodes.distributed import Group
 from protonet.episodes.methods import Method
 from protonet.episodes.sampling import ClassIndex, Setting, draw_episodes
@@ -58,7 +58,7 @@ def evaluate(
     base: Base | None = None,
     group: Group | None = None,
     progress: Progress | None = None,
-    release: Callable[[], None] = lambda: None,
+    take: Take | None = None,
 ) -> dict[str, Scores]:
     """Score every method on the same episodes.
 
@@ -76,7 +76,7 @@ def evaluate(
         base: The base classes, for methods that use them.
         group: The processes that share the work, this one among them; None for one.
         progress: Told what is done.
-        release: Called now and then, to give back memory of mapped files.
+        take: Takes rows of ``x`` by number: `protonet.datasets.Dataset.take_rows` where a file is mapped.
 
     Returns:
         The scores of each method, the same in every process.
@@ -88,14 +88,13 @@ def evaluate(
     seed = check_int("evaluate", "seed", seed, low=0, high=2**63 - 1)
     n_episodes = check_int("evaluate", "n_episodes", n_episodes, low=1)
     until = check_number("evaluate", "until", until, low=0)
-    group = group or Group()
+    group, take = group or Group(), take or take_from(x)
     gathered: dict[str, list[Scores]] = {name: [] for name in methods}
     with _one_thread(), torch.inference_mode():
         for first in range(0, n_episodes, ROUND * group.world_size):
             begin = first + ROUND * group.rank
             count = max(0, min(ROUND, n_episodes - begin))
-            rounds = group.gather(_score_round(x, index, methods, setting, seed, begin, count, base))
-            release()
+            rounds = group.gather(_score_round(take, x.shape[1], index, methods, setting, seed, begin, count, base))
             for (
                 scores
             ) in rounds:  # in the order of their numbers, and stopped at the same one by any number of processes
@@ -109,7 +108,8 @@ def evaluate(
 
 
 def _score_round(
-    x: Tensor,
+    take: Take,
+    dim: int,
     index: ClassIndex,
     methods: Mapping[str, Method],
     setting: Setting,
@@ -121,17 +121,13 @@ def _score_round(
     """Return the scores of consecutive episodes, an empty dict for no episode."""
     if not n_episodes:
         return {}
-    memory = x.new_empty(0)
     numbers: list[Tensor] = []
     scored: dict[str, list[Scores]] = {name: [] for name in methods}
     for part in split_draw(draw_episodes(index, setting, seed=seed, first=first, n_episodes=n_episodes)):
-        features = (part.support.shape[1] + part.query.shape[1]) * x.shape[1]  # of an episode
-        at_once = max(1, FEATURES_AT_ONCE // features)
-        if at_once * features > len(memory):
-            memory = x.new_empty(at_once * features)
-        for block in _split_part(part, at_once):
+        features = (part.support.shape[1] + part.query.shape[1]) * dim  # of an episode
+        for block in _split_part(part, max(1, FEATURES_AT_ONCE // features)):
             numbers.append(block.numbers)
-            episodes = gather_episodes(x, block, base, out=memory)
+            episodes = gather_episodes(take, block, base)
             for name, method in methods.items():
                 logits = method(episodes)
                 if not bool(torch.isfinite(logits.sum())):
@@ -141,13 +137,19 @@ def _score_round(
                 scored[name].append(score_logits(logits, block, setting.shot))
     order = torch.cat(numbers).argsort()
     joined = {name: join_scores(parts) for name, parts in scored.items()}
-    return {name: Scores(*(each[order] for each in scores[:-1]), scores.bins) for name, scores in joined.items()}
+    return {
+        name: Scores(accuracy[order], by_shot[order], auroc[order], bins)
+        for name, (accuracy, by_shot, auroc, bins) in joined.items()
+    }
 
 
 def _split_part(part: Part, size: int) -> Iterator[Part]:
     """Yield a part in blocks of at most ``size`` episodes."""
-    for block in zip(*(tensor.split(size) for tensor in part[:-1]), strict=True):
-        yield Part(*block, part.n_way)
+    for start in range(0, len(part.numbers), size):
+        numbers, support, support_labels, query, query_labels, query_shots = (
+            tensor[start : start + size] for tensor in part[:-1]
+        )
+        yield Part(numbers, support, support_labels, query, query_labels, query_shots, part.n_way)
 
 
 def score_logits(logits: Tensor, part: Part, shot: tuple[int, int]) -> Scores:

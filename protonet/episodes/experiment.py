@@ -14,12 +14,12 @@ from tqdm import tqdm
 from protonet._checks import fail
 from protonet.datasets import Dataset
 from protonet.datasets.dataset import SIDES, optional_packages
-from protonet.episodes.batch import Base, gather_episodes, split_draw, summarize_base
+from protonet.episodes.batch import Base, Take, gather_episodes, split_draw, summarize_base, take_from
+from protonet.episodes.backbones import embed_rows
 from protonet.episodes.checkpoints import load_encoder
 from protonet.episodes.distributed import join_group
 from protonet.episodes.evaluation import Scores, evaluate, join_scores
 from protonet.episodes.methods import METHODS, NEEDS_BASE, USES_BASE
-from protonet.episodes.meta import embed_rows
 from protonet.episodes.report import format_report, summarize, write_csv, write_json
 from protonet.episodes.sampling import ClassIndex, Setting, check_setting, draw_episodes, index_classes
 from protonet.episodes.sources import load_source
@@ -43,10 +43,11 @@ class Experiment(NamedTuple):
 
 
 class Material(NamedTuple):
-    """Rows, the classes to draw from, their names, and the base classes if a method uses them."""
+    """Rows and how to take them, the classes to draw from, their names, and the base classes if a method uses them."""
 
     x: Tensor
-    index: ClassIndex
+    take: Take
+    by_class: ClassIndex
     class_names: tuple[str, ...]
     base: Base | None
 
@@ -64,7 +65,7 @@ def run_experiment(experiment: Experiment, outputs: Mapping[str, Path]) -> None:
     with join_group() as group:
         data = load_source(experiment.dataset, split_seed=experiment.split_seed)
         material = prepare(data, experiment)
-        index = check_setting(NAME, material.index, experiment.setting, material.class_names)
+        index = check_setting(NAME, material.by_class, experiment.setting, material.class_names)
         leads = group.rank == 0
         bar = tqdm(total=experiment.n_episodes, unit="episode", delay=1.0, dynamic_ncols=True, disable=not leads)
         latest: dict[str, Sequence[Scores]] = {}
@@ -95,7 +96,7 @@ def run_experiment(experiment: Experiment, outputs: Mapping[str, Path]) -> None:
                 base=material.base,
                 group=group,
                 progress=show,
-                release=data.release,
+                take=material.take,
             )
         except KeyboardInterrupt:
             if not latest:
@@ -123,18 +124,17 @@ def prepare(data: Dataset, experiment: Experiment) -> Material:
     index, base_index, x = whole.take(torch.tensor(chosen)), None, data.x
     if with_base and any(name in USES_BASE for name in experiment.methods):
         base_index = whole.take(torch.tensor([c for c, own in enumerate(data.sides or ()) if own == "base"]))
+    take: Take = take_from(x) if data.mapping is None else data.take_rows
     if experiment.encoder is not None:
-        encoder = load_encoder(experiment.encoder)
-        used = torch.zeros(len(x), dtype=torch.bool)
-        for each in (index, base_index) if base_index is not None else (index,):
-            for start, size in zip(each.start.tolist(), each.size.tolist(), strict=True):
-                used[each.rows[start : start + size]] = True
-        places = used.cumsum(0) - 1  # of the rows that are kept
-        x = embed_rows(encoder, x[used])
-        index = index._replace(rows=places[index.rows])
+        encoder = load_encoder(experiment.encoder, dim=x.shape[1])
+        needed = set(chosen) | ({c for c, own in enumerate(data.sides or ()) if own == "base"} if base_index else set())
+        used = torch.isin(data.y, torch.tensor(sorted(needed))).nonzero().flatten()
+        places = torch.full((len(x),), -1).index_copy_(0, used, torch.arange(len(used)))
+        x = embed_rows(encoder, data.take_rows, used)
+        take, index = take_from(x), index._replace(rows=places[index.rows])
         base_index = None if base_index is None else base_index._replace(rows=places[base_index.rows])
-    base = None if base_index is None else summarize_base(x, base_index)
-    return Material(x, index, tuple(data.class_names[c] for c in chosen), base)
+    base = None if base_index is None else summarize_base(take, base_index)
+    return Material(x, take, index, tuple(data.class_names[c] for c in chosen), base)
 
 
 def describe(experiment: Experiment) -> dict[str, Any]:
@@ -189,6 +189,6 @@ def write_outputs(
         from protonet.episodes.figures import draw_figure  # noqa: PLC0415 - with matplotlib
 
         part = next(split_draw(draw_episodes(index, experiment.setting, seed=experiment.seed, first=0, n_episodes=1)))
-        draw_figure(outputs["plot"], summary, gather_episodes(material.x, part), part.query_labels)
+        draw_figure(outputs["plot"], summary, gather_episodes(material.take, part), part.query_labels)
     for path in outputs.values():
         print(f"wrote {path}", file=sys.stderr)

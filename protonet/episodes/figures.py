@@ -95,16 +95,16 @@ def _draw_episode(axes: Axes, episode: Episodes, query_labels: torch.Tensor) -> 
         directions = torch.cat([directions, torch.zeros_like(directions)])
 
     def place(rows: torch.Tensor) -> Any:
-        return ((rows.double() - centre) @ directions.T).numpy()
+        return (directions @ (rows.double() - centre).T).numpy()  # (2, n)
 
     colours = [f"C{label}" if label >= 0 else "lightgrey" for label in query_labels.tolist()]
-    queries, supports, stars = place(episode.query[0]), place(episode.support[0]), place(prototypes)
-    axes.scatter(*queries.T, c=colours, s=14, alpha=0.6, label="query" + ", open ones grey" * ("lightgrey" in colours))
+    x, y = place(episode.query[0])
+    axes.scatter(x, y, c=colours, s=14, alpha=0.6, label="query" + ", open ones grey" * ("lightgrey" in colours))
+    x, y = place(episode.support[0])
     axes.scatter(
-        *supports.T, c=[f"C{label}" for label in episode.support_labels[0].tolist()], marker="s", s=30, label="support"
+        x, y, c=[f"C{label}" for label in episode.support_labels[0].tolist()], marker="s", s=30, label="support"
     )
-    axes.scatter(
-        *stars.T, c=[f"C{c}" for c in range(len(stars))], marker="*", s=220, edgecolors="black", label="prototype"
-    )
+    x, y = place(prototypes)
+    axes.scatter(x, y, c=[f"C{c}" for c in range(len(x))], marker="*", s=220, edgecolors="black", label="prototype")
     axes.set(title="the first episode, along its prototypes' two main directions", xticks=[], yticks=[])
     axes.legend(fontsize=8)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protonet.episodes.backbones import embed_rows, make_backbone
+from protonet.episodes.backbones import make_backbone
 from protonet.episodes.checkpoints import BEST, take_prefix
 from protonet.episodes.sampling import Setting
 from protonet.losses import cosine_cross_entropy, episodic_loss
@@ -133,7 +133,7 @@ def begin_run(plan: Plan, device: str) -> Run:
     """Return a run before its first step, all tensors on ``device``."""
     generator = torch.Generator().manual_seed(plan.seed)
     encoder = make_backbone(plan.backbone, plan.dim, generator)
-    embedding_dim = embed_rows(encoder, torch.zeros(1, plan.dim)).shape[1]
+    embedding_dim = encoder(torch.zeros(1, plan.dim)).shape[1]
     proxies = torch.randn(plan.classes, embedding_dim, generator=generator) / embedding_dim**0.5
     learner = Learner(encoder, proxies).to(device)
     proxy_group: dict[str, Any] = {"params": [learner.proxies], "weight_decay": 0.0}

@@ -12,6 +12,7 @@ from protonet._checks import fail
 from protonet.datasets.dataset import Dataset
 from protonet.episodes.augmentation import draw_maps, warp_images
 from protonet.episodes.backbones import embed_rows
+from protonet.episodes.batch import take_from
 from protonet.episodes.distributed import Group
 from protonet.episodes.evaluation import evaluate
 from protonet.episodes.meta import Plan, Score
@@ -57,10 +58,8 @@ def take_side(data: Dataset, side: str) -> Side:
     """
     class_ids = torch.tensor([c for c, own in enumerate(data.sides or ()) if own == side], dtype=torch.int64)
     if not len(class_ids):
-        remedy = "Split the classes, for example with --split-seed 0."
-        fail(
-            "take_side", "data", f"have {side} classes", ", ".join(sorted(set(data.sides or ()))) or "no split", remedy
-        )
+        got = ", ".join(sorted(set(data.sides or ()))) or "no split"
+        fail("take_side", "data", f"have {side} classes", got, "Split the classes, for example with --split-seed 0.")
     numbers = torch.full((data.num_classes,), -1).index_copy_(0, class_ids, torch.arange(len(class_ids)))
     classes = numbers[data.y]  # (n,)
     rows = (classes >= 0).nonzero().flatten()
@@ -113,7 +112,7 @@ def score_encoder(encoder: nn.Module, validation: Side, step: int, group: Group)
     way = max(2, min(VALIDATION_WAY, int((index.size > 1).sum())))
     setting = Setting((way, way), (1, 1), VALIDATION_QUERY, allow_small=True)
     index = check_setting("validation", index, setting, ())
-    embeddings = embed_rows(encoder, validation.x, rows)
+    embeddings = embed_rows(encoder, take_from(validation.x), rows)
     methods = {"cosine": protonet_cosine}
     scores = evaluate(embeddings, index, methods, setting, n_episodes=VALIDATION_EPISODES, group=group)
     accuracy = scores["cosine"].accuracy

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from protonet._checks import fail
+from protonet._checks import check_int, fail
 from protonet._command import Parser, check_name, check_writable_file, check_writable_folder, parse_whole
 from protonet.datasets.dataset import optional_packages
 from protonet.episodes.backbones import BACKBONES
@@ -49,7 +49,8 @@ def make_parser() -> Parser:
     output = "a new .safetensors file: checkpoints while it trains, and the encoder in the end"
     parser.add_argument("-o", "--output", required=True, metavar="FILE", help=output)
     parser.add_argument("--resume", action="store_true", help="continue the run of that file, with the same arguments")
-    parser.add_argument("--log", metavar="FILE", help="one JSON line a validation")
+    log = "one JSON line a validation (under torchrun --log-file, for it takes --log for its own)"
+    parser.add_argument("--log", "--log-file", metavar="FILE", help=log)
     parser.add_argument("--tensorboard", metavar="FOLDER", help="the same for TensorBoard")
     return parser
 
@@ -68,6 +69,7 @@ def run_train(arguments: Sequence[str] | None) -> None:
         name.replace("-", "_"): parse_whole(PROG, f"--{name}", getattr(options, name.replace("-", "_")), low=low)
         for name, (low, _, _) in NUMBERS.items()
     }
+    check_int(PROG, "--seed", numbers["seed"], low=0, high=2**63 - 1)
     split_seed = None if options.split_seed is None else parse_whole(PROG, "--split-seed", options.split_seed, low=0)
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device(device)

@@ -1,6 +1,6 @@
-"""Methods, one a file: from a batch of episodes to logits, higher is likelier.
+"""Methods, one paper a file: from a batch of episodes to logits, higher is likelier.
 
-Each is a function of `protonet.episodes.batch.Episodes`, the settings of its paper as keywords, and returns
+Each is a function of `protonet.episodes.batch.Episodes` with the settings of its paper as keywords, and returns
 (episodes, n_queries, n_way): numbers whose softmax are the method's own probabilities.
 """
 
@@ -9,12 +9,52 @@ from collections.abc import Callable
 from torch import Tensor
 
 from protonet.episodes.batch import Episodes
+from protonet.episodes.methods.adaptive import adaptive
+from protonet.episodes.methods.bd_cspn import bd_cspn
+from protonet.episodes.methods.calibration import distribution_calibration
+from protonet.episodes.methods.ilpc import ilpc
+from protonet.episodes.methods.laplacian_shot import laplacian_shot
+from protonet.episodes.methods.linear_finetune import linear_finetune
+from protonet.episodes.methods.logistic import logistic_regression
+from protonet.episodes.methods.mahalanobis import mahalanobis
+from protonet.episodes.methods.matching import matching_networks
 from protonet.episodes.methods.prototypes import protonet, protonet_cosine
+from protonet.episodes.methods.pt_map import pt_map
+from protonet.episodes.methods.ridge import ridge_regression
+from protonet.episodes.methods.simpleshot import simpleshot_cl2n, simpleshot_l2n, simpleshot_un
+from protonet.episodes.methods.soft_kmeans import soft_kmeans
+from protonet.episodes.methods.tim import alpha_tim, tim
+from protonet.episodes.methods.transductive_finetune import transductive_finetune
 
 Method = Callable[[Episodes], Tensor]
 
 #: Each query on its own.
-INDUCTIVE: dict[str, Method] = {"protonet": protonet, "protonet-cosine": protonet_cosine}
+INDUCTIVE: dict[str, Method] = {
+    "protonet": protonet,
+    "protonet-cosine": protonet_cosine,
+    "simpleshot": simpleshot_cl2n,
+    "simpleshot-l2n": simpleshot_l2n,
+    "simpleshot-un": simpleshot_un,
+    "matching-networks": matching_networks,
+    "ridge": ridge_regression,
+    "logistic": logistic_regression,
+    "mahalanobis": mahalanobis,
+    "distribution-calibration": distribution_calibration,
+    "linear-finetune": linear_finetune,
+    "adaptive": adaptive,
+}
 #: All queries of an episode together.
-TRANSDUCTIVE: dict[str, Method] = {}
+TRANSDUCTIVE: dict[str, Method] = {
+    "soft-kmeans": soft_kmeans,
+    "bd-cspn": bd_cspn,
+    "laplacian-shot": laplacian_shot,
+    "tim": tim,
+    "alpha-tim": alpha_tim,
+    "pt-map": pt_map,
+    "ilpc": ilpc,
+    "transductive-finetune": transductive_finetune,
+}
 METHODS = INDUCTIVE | TRANSDUCTIVE
+#: Those that look at the base classes if there are any, and those that cannot do without.
+USES_BASE = frozenset({"simpleshot", "distribution-calibration"})
+NEEDS_BASE = frozenset({"distribution-calibration"})

@@ -7,6 +7,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from protonet.episodes.batch import Episodes
+
+
+def unit_rows(episodes: Episodes) -> Tensor:
+    """Return supports and queries, scaled to norm 1: (episodes, n_support + n_queries, dim)."""
+    rows = torch.cat([episodes.support, episodes.query], dim=1)
+    return rows.div_(torch.linalg.vector_norm(rows, dim=2, keepdim=True).clamp_min_(1e-12))
+
 
 def adaptation_gradient(
     log_p: Tensor, labels: Tensor, weights: tuple[float, float, float], *, alpha: float = 1

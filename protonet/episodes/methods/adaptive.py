@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.episodes.batch import Episodes
@@ -53,14 +54,17 @@ def adaptive(episodes: Episodes) -> Tensor:
     gain = 1 / (gain + 0.1 * gain.mean(dim=2, keepdim=True)).clamp_min(1e-6)
     centred = support - shift, query - shift
     scaled = centred[0] * gain, centred[1] * gain
+    lifted = [F.pad(rows, (0, 1), value=LIFT) for rows in scaled]
+    gaussian = [squared_distances(scaled[0], rows) for rows in scaled]
+    laplacian = [torch.cdist(scaled[0], rows, p=1.0) for rows in scaled]
     views = [
         _prototype_view(support, query, hot, unjudged=RAW),
-        _prototype_view(*centred, hot),
-        _prototype_view(*(torch.nn.functional.pad(rows, (0, 1), value=LIFT) for rows in scaled), hot),
-        *_kernel_views(*(squared_distances(scaled[0], rows) for rows in scaled), hot),
-        *_kernel_views(*(torch.cdist(scaled[0], rows, p=1.0) for rows in scaled), hot),
-        *_linear_views(*centred, hot),
-        *_linear_views(*scaled, hot),
+        _prototype_view(centred[0], centred[1], hot),
+        _prototype_view(lifted[0], lifted[1], hot),
+        *_kernel_views(gaussian[0], gaussian[1], hot),
+        *_kernel_views(laplacian[0], laplacian[1], hot),
+        *_linear_views(centred[0], centred[1], hot),
+        *_linear_views(scaled[0], scaled[1], hot),
     ]
     judged = (hot.sum(dim=1, keepdim=True) > 1).to(hot.dtype).mul(hot).sum(dim=2)  # (episodes, n_support)
     left_out = torch.stack([view.left_out for view in views], dim=1)  # (episodes, views, n_support, n_way)
@@ -69,7 +73,7 @@ def adaptive(episodes: Episodes) -> Tensor:
     count = judged.sum(dim=1, keepdim=True)
     softness = (SOFTNESS_IN_ALL / count.clamp_min(1)).clamp_min(SOFTNESS)
     prior = torch.tensor([view.prior for view in views], dtype=hot.dtype)
-    influence = (((losses.amin(dim=1, keepdim=True) - losses) / softness).exp() * prior)  # (episodes, views)
+    influence = ((losses.amin(dim=1, keepdim=True) - losses) / softness).exp() * prior  # (episodes, views)
     unjudged = torch.tensor([view.unjudged for view in views], dtype=hot.dtype)
     enough = 2 * count >= n_way
     weights = torch.where(enough, influence, unjudged)
@@ -83,7 +87,7 @@ def adaptive(episodes: Episodes) -> Tensor:
 
 def _prototype_view(support: Tensor, query: Tensor, hot: Tensor, *, unjudged: float = 0.0) -> View:
     """Return cosines to class means, those of the support rows to means without the row itself."""
-    support, query = (torch.nn.functional.normalize(rows, dim=2, eps=1e-6) for rows in (support, query))
+    support, query = (F.normalize(rows, dim=2, eps=1e-6) for rows in (support, query))
     sums = hot.transpose(1, 2) @ support  # (episodes, way, dim)
     lengths = torch.linalg.vector_norm(sums, dim=2)[:, None].clamp_min(1e-6)  # (episodes, 1, way)
     products = inner_products(support, sums)  # (episodes, n_support, way)
@@ -93,7 +97,6 @@ def _prototype_view(support: Tensor, query: Tensor, hot: Tensor, *, unjudged: fl
 
 def _kernel_views(between: Tensor, to_query: Tensor, hot: Tensor) -> list[View]:
     """Return kernel ridge regressions for each width and ridge, of distances of the support rows to both sets."""
-    n = between.shape[1]
     positive = between.masked_fill(between <= 1e-9, torch.nan).flatten(1)
     median = positive.nanmedian(dim=1).values.nan_to_num(1.0)[:, None, None]
     views = []

@@ -25,15 +25,15 @@ def support_means(episodes: Episodes) -> Tensor:
 
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:
     """Return squared Euclidean distances (episodes, n, m) of rows (episodes, n, dim) and (episodes, m, dim)."""
-    squares = squared_norms(a)[:, :, None] + squared_norms(b)[:, None, :]
+    squares: Tensor = squared_norms(a)[:, :, None] + squared_norms(b)[:, None, :]
     return squares.sub_(inner_products(a, b), alpha=2).clamp_min_(0)
 
 
 def cosines(a: Tensor, b: Tensor) -> Tensor:
     """Return cosines (episodes, n, m) of rows (episodes, n, dim) and (episodes, m, dim), 0 of rows of zeros."""
     least = torch.finfo(a.dtype).tiny ** 0.5
-    norms = torch.linalg.vector_norm(a, dim=2).clamp_min(least)  # divided out last: rows are many, products few
-    return inner_products(a, F.normalize(b, dim=2, eps=least)) / norms[:, :, None]
+    norms: Tensor = torch.linalg.vector_norm(a, dim=2).clamp_min(least)  # divided out last: rows are many, products few
+    return inner_products(a, F.normalize(b, dim=2, eps=least)).div_(norms[:, :, None])
 
 
 def inner_products(a: Tensor, b: Tensor) -> Tensor:
@@ -43,7 +43,8 @@ def inner_products(a: Tensor, b: Tensor) -> Tensor:
 
 def squared_norms(rows: Tensor) -> Tensor:
     """Return the squared lengths (episodes, n) of rows (episodes, n, dim)."""
-    return torch.linalg.vector_norm(rows, dim=2).square()
+    lengths: Tensor = torch.linalg.vector_norm(rows, dim=2)
+    return lengths.square()
 
 
 def reduce_to_span(rows: Tensor) -> Tensor:
@@ -63,8 +64,11 @@ def reduce_to_span(rows: Tensor) -> Tensor:
         return rows
     gram = rows @ rows.transpose(1, 2)  # (episodes, n, n)
     diagonal = gram.diagonal(dim1=1, dim2=2)
-    jitter = 8 * torch.finfo(rows.dtype).eps * diagonal.mean(dim=1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
+    jitter = (
+        8 * torch.finfo(rows.dtype).eps * diagonal.mean(dim=1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
+    )
     while True:
+        factor: Tensor
         factor, failed = torch.linalg.cholesky_ex(gram + torch.diag_embed(jitter.expand(-1, n)))
         if not bool(failed.any()):
             return factor

@@ -17,7 +17,7 @@ def mahalanobis(episodes: Episodes, *, ridge: float = 1.0) -> Tensor:
 
     Args:
         episodes: Supports and queries, (episodes, rows, dim).
-        ridge: The paper's beta, > 0, times the identity.
+        ridge: The paper's beta, > 0, times the identity; more where the features' rounding errors are larger than that.
 
     Returns:
         Logits (episodes, n_queries, n_way): minus half the distances in the span of the support rows. What a query has
@@ -27,7 +27,7 @@ def mahalanobis(episodes: Episodes, *, ridge: float = 1.0) -> Tensor:
         https://arxiv.org/abs/1912.03432
     """
     support, query = project_to_span(episodes.support, episodes.query)
-    hot = one_hot(episodes.support_labels, episodes.n_way, support.dtype).transpose(1, 2)  # (episodes, n_way, n_support)
+    hot = one_hot(episodes.support_labels, episodes.n_way, support.dtype).transpose(1, 2)
     count = hot.sum(dim=2, keepdim=True)  # (episodes, n_way, 1)
     means = hot @ support / count  # (episodes, n_way, dim)
     n_support, dim = support.shape[1:]
@@ -37,14 +37,16 @@ def mahalanobis(episodes: Episodes, *, ridge: float = 1.0) -> Tensor:
     centred = support - support.mean(dim=1, keepdim=True)
     task = centred.transpose(1, 2) @ centred / (n_support - 1)
     covariance = within.transpose(2, 3) @ within + (1 - own)[..., None] * task[:, None]  # (episodes, n_way, dim, dim)
-    factor = torch.linalg.cholesky(covariance + ridge * torch.eye(dim, dtype=support.dtype))
+    trace = covariance.diagonal(dim1=2, dim2=3).sum(dim=2)[..., None]
+    least = (4 * torch.finfo(support.dtype).eps * trace).clamp_min(ridge)  # rounding hides a smaller ridge
+    factor = torch.linalg.cholesky(covariance + torch.diag_embed(least.expand(-1, -1, dim)))
     away = (query[:, None] - means[:, :, None]).transpose(2, 3)  # (episodes, n_way, dim, n_queries)
-    distance = torch.linalg.solve_triangular(factor, away, upper=False).square().sum(dim=2)
-    return -0.5 * distance.transpose(1, 2)
+    whitened: Tensor = torch.linalg.solve_triangular(factor, away, upper=False)
+    return -0.5 * whitened.square().sum(dim=2).transpose(1, 2)
 
 
 def project_to_span(support: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
-    """Return support and query rows in coordinates of the support rows' span, with the same inner products between them.
+    """Return support and query rows in coordinates of the support rows' span, their inner products the same.
 
     Args:
         support: (episodes, n_support, dim).

@@ -31,5 +31,5 @@ def ridge_regression(episodes: Episodes, *, penalty: float = 1.0, scale: float =
     rows = F.normalize(episodes.support, dim=2)
     gram = rows @ rows.transpose(1, 2) + 1  # X X^T (episodes, n_support, n_support), the bias's ones included
     target = one_hot(episodes.support_labels, episodes.n_way, rows.dtype)
-    coefficients = torch.linalg.solve(gram + penalty * torch.eye(rows.shape[1], dtype=rows.dtype), target)
+    coefficients: Tensor = torch.linalg.solve(gram + penalty * torch.eye(rows.shape[1], dtype=rows.dtype), target)
     return scale * (cosines(episodes.query, rows) + 1) @ coefficients + shift  # eq. 6

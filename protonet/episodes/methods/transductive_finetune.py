@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.episodes.batch import Episodes
-from protonet.episodes.methods.adaptation import adam, adaptation_gradient
-from protonet.episodes.methods.common import one_hot, reduce_to_span
+from protonet.episodes.methods.adaptation import adam, adaptation_gradient, unit_rows
+from protonet.episodes.methods.common import one_hot
 
 
 def transductive_finetune(
@@ -17,7 +16,7 @@ def transductive_finetune(
     """Classify by a linear layer trained on the supports' cross-entropy plus the queries' entropy.
 
     The paper trains the whole network; features are given here and the layer alone moves, by next to nothing at the
-    paper's learning rate. Adam's coordinates are those of `reduce_to_span`, as in `tim`.
+    paper's learning rate.
 
     Args:
         episodes: Supports and queries, (episodes, rows, dim); rows are scaled to norm 1.
@@ -32,7 +31,7 @@ def transductive_finetune(
         eq. 8. https://arxiv.org/abs/1909.02729
     """
     n_support = episodes.support.shape[1]
-    rows = reduce_to_span(F.normalize(torch.cat([episodes.support, episodes.query], dim=1), dim=2))
+    rows = unit_rows(episodes)
     labels = one_hot(episodes.support_labels, episodes.n_way, rows.dtype).transpose(1, 2)
     imprinted = F.normalize(labels @ rows[:, :n_support], dim=2)
     # The bias is the weight of a feature that is one.

@@ -1,0 +1,77 @@
+"""Omniglot: ink, names and sides of a small tree, and the one line for each thing that is wrong with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from protonet.datasets import load_omniglot
+
+BACKGROUND = {"Alpha": 4, "Beta": 3, "Gamma": 2, "Delta": 1}
+EVALUATION = {"Omega": 2}
+
+
+def make_tree(root: Path) -> Path:
+    """Make alphabets of 105x105 images of 1 bit, two a character; the drawing's height tells it apart."""
+    number = 0
+    for part, alphabets in (("images_background", BACKGROUND), ("images_evaluation", EVALUATION)):
+        for alphabet, n_characters in alphabets.items():
+            for character in range(1, n_characters + 1):
+                folder = root / part / alphabet / f"character{character:02}"
+                folder.mkdir(parents=True)
+                for drawing in (1, 2):
+                    number += 1
+                    ink = np.zeros((105, 105), bool)
+                    ink[: 4 * number, :15] = True
+                    Image.fromarray(~ink).save(folder / f"{number:04}_{drawing:02}.png")
+    return root
+
+
+@pytest.mark.parametrize("home", ["", "omniglot-py"])
+def test_rows_names_and_sides(tmp_path: Path, home: str) -> None:
+    make_tree(tmp_path / home)
+    data = load_omniglot(str(tmp_path), size=7)
+    assert (tuple(data.x.shape), data.x.dtype) == ((24, 49), torch.float32)
+    assert data.class_names[:3] == ("Alpha/character01", "Alpha/character02", "Alpha/character03")
+    assert data.sides is not None
+    side_of = {name.split("/")[0]: side for name, side in zip(data.class_names, data.sides, strict=True)}
+    # Ten characters: the last alphabets up to two of them, whole.
+    expected = {"Alpha": "base", "Beta": "base", "Delta": "base", "Gamma": "validation", "Omega": "novel"}
+    assert side_of == expected
+    for name, number in (("Alpha/character01", 1), ("Gamma/character02", 17), ("Omega/character02", 23)):
+        first = data.x[data.y == data.class_names.index(name)][0].reshape(7, 7)
+        inked = torch.tensor([min(1.0, max(0.0, (4 * number - 15 * row) / 15)) for row in range(7)])
+        torch.testing.assert_close(first[:, 0], inked, rtol=0, atol=1.01 / 255)
+        assert float(first[:, 1:].abs().max()) == 0  # paper
+
+
+def test_one_alphabet_is_base(tmp_path: Path) -> None:
+    make_tree(tmp_path)
+    for alphabet in ("Beta", "Gamma", "Delta"):
+        (tmp_path / "images_background" / alphabet).rename(tmp_path / alphabet)
+    assert load_omniglot(tmp_path).sides == ("base",) * 4 + ("novel",) * 2
+
+
+def test_errors(tmp_path: Path) -> None:
+    expected = r"^load_omniglot: `root` must hold images_background/ALPHABET/CHARACTER/\*\.png and images_evaluation/"
+    with pytest.raises(ValueError, match=rf"{expected}.*; got no folder .*images_background\."):
+        load_omniglot(tmp_path)
+    make_tree(tmp_path)
+    with pytest.raises(ValueError, match="`size` must be a whole number >= 1; got 0"):
+        load_omniglot(tmp_path, size=0)
+    (tmp_path / "images_evaluation").rename(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=rf"{expected}.*; got no folder .*images_evaluation\."):
+        load_omniglot(tmp_path)
+    (tmp_path / "images_evaluation").mkdir()
+    with pytest.raises(ValueError, match=rf"{expected}.*; got .*images_evaluation without characters\."):
+        load_omniglot(tmp_path)
+    (tmp_path / "images_evaluation" / "Omega" / "character01").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"have an image in every class; got none in .*Omega/character01\."):
+        load_omniglot(tmp_path)
+    (tmp_path / "images_evaluation" / "Omega" / "character01" / "1.png").write_bytes(b"no image")
+    with pytest.raises(ValueError, match=r"^load_omniglot: `root` must hold images that can be read; got .*1\.png"):
+        load_omniglot(tmp_path)
