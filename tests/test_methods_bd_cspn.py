@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from protonet.episodes.methods.bd_cspn import bd_cspn, rectify_prototypes
+from protonet.episodes.methods.common import squared_norms
 from tests.episode_cases import load_easyfsl, make_episodes, run_easyfsl
 
 
@@ -33,7 +34,10 @@ def test_slow_loop() -> None:
 def test_prototypes_do_not_know_where_the_queries_lie() -> None:
     episodes, _ = make_episodes(noise=1.5)
     moved = episodes._replace(query=episodes.query + torch.arange(12))
-    assert torch.allclose(rectify_prototypes(moved), rectify_prototypes(episodes))
+    ones = torch.ones_like(episodes.query[:, None, :, 0])
+    assert torch.allclose(
+        *(rectify_prototypes(each, ones, squared_norms(each.query)[:, None]) for each in (moved, episodes))
+    )
 
 
 def test_rows_of_zeros() -> None:

@@ -18,7 +18,7 @@ def test_easyfsl() -> None:
 
 def test_neighbours() -> None:
     episodes, _ = make_episodes(n_queries=20)
-    ours = _find_neighbours(episodes.query, 3)
+    ours = _find_neighbours(-torch.cdist(episodes.query, episodes.query), 3, 1.0)
     for rows, neighbours in zip(episodes.query, ours, strict=True):
         theirs = kneighbors_graph(rows.numpy(), 3).toarray()
         assert torch.equal(neighbours.T, torch.as_tensor(theirs))
@@ -36,6 +36,7 @@ def test_a_single_query_has_no_neighbour() -> None:
 
 def test_twins_are_neighbours_and_a_row_is_none_of_its_own() -> None:
     rows = torch.tensor([[[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]])
-    assert _find_neighbours(rows, 1)[0].diagonal().sum() == 0
-    assert _find_neighbours(rows, 1)[0, 0, 1] == 1
-    assert bool((_find_neighbours(rows, 5).sum(dim=1) == 2).all())
+    one, five = (_find_neighbours(rows @ rows.transpose(1, 2), n, 1.0) for n in (1, 5))
+    assert one[0].diagonal().sum() == 0
+    assert one[0, 0, 1] == 1
+    assert bool((five.sum(dim=1) == 2).all())

@@ -19,8 +19,10 @@ from protonet.episodes.statistics import half_width
 
 #: Episodes that are drawn, dealt to a process and brought together at a time.
 ROUND = 256
-#: Features of episodes that are worked on at a time, to stay in the processor's cache.
-FEATURES_AT_ONCE = 2**20
+#: Features of episodes that are worked on at a time: few calls, and all of it in some level of the processor's cache.
+FEATURES_AT_ONCE = 2**21
+#: Floats of the largest piece of memory, just below 32 MiB, that glibc learns to keep instead of giving it back.
+KEPT = 2**23 - 2**12
 #: Bins of confidence for the calibration error.
 BINS = 15
 
@@ -91,6 +93,7 @@ def evaluate(
     group, take = group or Group(), take or take_from(x)
     gathered: dict[str, list[Scores]] = {name: [] for name in methods}
     with _one_thread(), torch.inference_mode():
+        torch.empty(KEPT)  # freed at once: from now on results reuse memory, and no new pages have to be zeroed
         for first in range(0, n_episodes, ROUND * group.world_size):
             begin = first + ROUND * group.rank
             count = max(0, min(ROUND, n_episodes - begin))
@@ -161,17 +164,18 @@ def score_logits(logits: Tensor, part: Part, shot: tuple[int, int]) -> Scores:
         shot: Least and most shots a class, the columns of the scores by shot.
     """
     n_known = int((part.query_labels[0] >= 0).sum())
-    known = logits[:, :n_known]
-    right = known.argmax(dim=2) == part.query_labels[:, :n_known]
+    logits = logits.transpose(1, 2).contiguous()  # (episodes, n_way, n_queries): ten times as fast, ways being few
+    known = logits[..., :n_known]
+    right = known.max(dim=1).indices == part.query_labels[:, :n_known]
     accuracy = right.double().mean(dim=1)
     by_shot = accuracy[:, None]
     if shot[0] < shot[1]:
         columns = torch.arange(shot[0], shot[1] + 1)
         counts = (part.query_shots[:, :n_known, None] == columns).double()  # (episodes, known, shots)
         by_shot = (counts * right[..., None]).sum(dim=1) / counts.sum(dim=1)
-    nothing_open = n_known == logits.shape[1]
-    auroc = torch.full_like(accuracy, math.nan) if nothing_open else rate_open(logits.amax(dim=2), n_known)
-    return Scores(accuracy, by_shot, auroc, _fill_bins(known, right))
+    nothing_open = n_known == logits.shape[2]
+    auroc = torch.full_like(accuracy, math.nan) if nothing_open else rate_open(logits.amax(dim=1), n_known)
+    return Scores(accuracy, by_shot, auroc, _fill_bins(known.softmax(dim=1).amax(dim=1), right))
 
 
 def rate_open(scores: Tensor, n_known: int) -> Tensor:
@@ -190,10 +194,10 @@ def rate_open(scores: Tensor, n_known: int) -> Tensor:
     return 0.5 + 0.5 * difference.sign().mean(dim=(1, 2), dtype=torch.float64)
 
 
-def _fill_bins(logits: Tensor, right: Tensor) -> Tensor:
-    """Return queries, confidence and hits, (BINS, 3) float64, by the confidence of logits (..., n_way)."""
-    confidence = logits.softmax(dim=-1).amax(dim=-1).flatten().double()
-    position = (confidence * BINS).ceil().long().sub(1).clamp(0, BINS - 1)
+def _fill_bins(confidence: Tensor, right: Tensor) -> Tensor:
+    """Return queries, confidence and hits, (BINS, 3) float64, of queries (episodes, known)."""
+    confidence = confidence.flatten().double()
+    position = (confidence * BINS).ceil().long().sub_(1).clamp_(0, BINS - 1)
     values = torch.stack([torch.ones_like(confidence), confidence, right.flatten().double()], dim=1)
     return torch.zeros(BINS, 3, dtype=torch.float64).index_add_(0, position, values)
 

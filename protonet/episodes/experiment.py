@@ -14,8 +14,8 @@ from tqdm import tqdm
 from protonet._checks import fail
 from protonet.datasets import Dataset
 from protonet.datasets.dataset import SIDES, optional_packages
-from protonet.episodes.batch import Base, Take, gather_episodes, split_draw, summarize_base, take_from
 from protonet.episodes.backbones import embed_rows
+from protonet.episodes.batch import Base, Take, gather_episodes, split_draw, summarize_base, take_from
 from protonet.episodes.checkpoints import load_encoder
 from protonet.episodes.distributed import join_group
 from protonet.episodes.evaluation import Scores, evaluate, join_scores
@@ -61,7 +61,7 @@ def run_experiment(experiment: Experiment, outputs: Mapping[str, Path]) -> None:
     """
     if "plot" in outputs:
         with optional_packages(NAME):
-            import matplotlib as _  # noqa: PLC0415 - before the work, if it is to be missing
+            pass
     with join_group() as group:
         data = load_source(experiment.dataset, split_seed=experiment.split_seed)
         material = prepare(data, experiment)
@@ -133,7 +133,9 @@ def prepare(data: Dataset, experiment: Experiment) -> Material:
         x = embed_rows(encoder, data.take_rows, used)
         take, index = take_from(x), index._replace(rows=places[index.rows])
         base_index = None if base_index is None else base_index._replace(rows=places[base_index.rows])
-    base = None if base_index is None else summarize_base(take, base_index)
+    # With memory of its own: a method may take base rows while it holds an episode.
+    base_take = take_from(x) if data.mapping is None or experiment.encoder is not None else take
+    base = None if base_index is None else summarize_base(base_take, base_index)
     return Material(x, take, index, tuple(data.class_names[c] for c in chosen), base)
 
 

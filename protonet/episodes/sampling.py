@@ -93,24 +93,22 @@ def draw_distinct(uniform: Tensor, count: Tensor) -> Tensor:
     Returns:
         (..., slots) int64 in [0, count): each slot's draw hangs on the slots up to it alone.
     """
-    shape, slots, count = uniform.shape, uniform.shape[-1], count.reshape(-1)
-    numbers = uniform.reshape(-1, slots).T.contiguous()  # (slots, n)
+    shape, slots, count = uniform.shape, uniform.shape[-1], count.reshape(-1).int()
+    left = count - torch.arange(slots, dtype=torch.int32)[:, None] % count  # (slots, n)
+    free = (uniform.reshape(-1, slots).T * left).int().minimum(left - 1)  # how many that are free come before
     # This round's draws in ascending order, the k-th less k: a free one comes after all those that it is not below.
     none = torch.iinfo(torch.int32).max
     taken = torch.full((slots + 1, len(count)), none, dtype=torch.int32)
     taken[0] = -none
-    chosen = torch.empty(slots, len(count), dtype=torch.int64)
-    least = int(count.min()) if len(count) else slots
+    passed = torch.empty_like(free)
+    ends = (left == 1).any(dim=1).tolist()
     for slot in range(slots):
-        left = count - slot % count if slot >= least else count - slot
-        free = (numbers[slot] * left).long().clamp_max_(left - 1).int()  # how many that are still free come before
         earlier, later = taken[: slot + 1], taken[1 : slot + 2]
-        chosen[slot] = free + (earlier <= free).sum(dim=0) - 1
-        if slot + 1 < slots:
-            torch.minimum(later, torch.maximum(earlier - 1, free), out=later)  # insert it
-            if slot + 1 >= least:
-                later[:, (slot + 1) % count == 0] = none
-    return chosen.T.reshape(shape)
+        torch.sum(earlier <= free[slot], dim=0, dtype=torch.int32, out=passed[slot])
+        torch.minimum(later, torch.maximum(earlier - 1, free[slot]), out=later)  # insert it
+        if ends[slot]:
+            later[:, left[slot] == 1] = none
+    return (free + passed - 1).T.long().reshape(shape)
 
 
 class Setting(NamedTuple):

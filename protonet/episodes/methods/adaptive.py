@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.episodes.batch import Episodes
-from protonet.episodes.methods.common import inner_products, one_hot, squared_distances
+from protonet.episodes.methods.common import one_hot, squared_distances
 from protonet.selection import RAW, UNJUDGED_SETTING, UNJUDGED_SPREAD
 from protonet.stacking import LOGIT_SCALE, SOFTNESS, SOFTNESS_IN_ALL
 from protonet.views import LIFT
@@ -90,9 +90,9 @@ def _prototype_view(support: Tensor, query: Tensor, hot: Tensor, *, unjudged: fl
     support, query = (F.normalize(rows, dim=2, eps=1e-6) for rows in (support, query))
     sums = hot.transpose(1, 2) @ support  # (episodes, way, dim)
     lengths = torch.linalg.vector_norm(sums, dim=2)[:, None].clamp_min(1e-6)  # (episodes, 1, way)
-    products = inner_products(support, sums)  # (episodes, n_support, way)
+    products = support @ sums.transpose(1, 2)  # (episodes, n_support, way)
     without = (products - hot) / (lengths.square() - hot * (2 * products - 1)).clamp_min(1e-6).sqrt()
-    return View(without, inner_products(query, sums) / lengths, 1.0, unjudged)
+    return View(without, query @ sums.transpose(1, 2) / lengths, 1.0, unjudged)
 
 
 def _kernel_views(between: Tensor, to_query: Tensor, hot: Tensor) -> list[View]:

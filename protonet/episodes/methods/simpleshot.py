@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.episodes.batch import Episodes
+from protonet.episodes.methods.common import one_hot, squared_norms
 from protonet.episodes.methods.prototypes import protonet
+
+#: Squared lengths that centring shrinks to less than this share are computed from differences, row by row.
+LOST = 1e-2
 
 
 def simpleshot_un(episodes: Episodes) -> Tensor:
@@ -35,8 +40,10 @@ def simpleshot_l2n(episodes: Episodes) -> Tensor:
 
     Source: Wang et al., "SimpleShot" (2019), eq. 2 and "L2-normalization" below it. https://arxiv.org/abs/1911.04623
     """
-    support, query = F.normalize(episodes.support, dim=2), F.normalize(episodes.query, dim=2)
-    return protonet(episodes._replace(support=support, query=query))
+    means = _average_directions(episodes.support, episodes)
+    lengths = torch.linalg.vector_norm(episodes.query, dim=2).clamp_min(torch.finfo(means.dtype).tiny ** 0.5)
+    products = (means @ episodes.query.transpose(1, 2)).div_(lengths[:, None])  # (episodes, n_way, n_queries)
+    return _compare_directions(products, means)
 
 
 def simpleshot_cl2n(episodes: Episodes) -> Tensor:
@@ -52,5 +59,30 @@ def simpleshot_cl2n(episodes: Episodes) -> Tensor:
     Source: Wang et al., "SimpleShot" (2019), eq. 2 and "Centering" below it. https://arxiv.org/abs/1911.04623
     """
     support, query, base = episodes.support, episodes.query, episodes.base
-    centre = support.mean(dim=1, keepdim=True) if base is None else base.mean.to(support.dtype)
-    return simpleshot_l2n(episodes._replace(support=support - centre, query=query - centre))
+    centre = (
+        support.mean(dim=1, keepdim=True) if base is None else base.mean.to(support.dtype).expand(len(support), 1, -1)
+    )
+    means = _average_directions(support - centre, episodes)
+    # The queries are many: the centred ones are not formed, but products with them follow from the queries' own.
+    towards = torch.cat([means, centre], dim=1)
+    offset = towards @ centre.transpose(1, 2)
+    products = (towards @ query.transpose(1, 2)).sub_(offset)  # (episodes, n_way + 1, n_queries)
+    squares = squared_norms(query)[:, None]
+    centred = squares - 2 * products[:, -1:] - offset[:, -1:]  # squared lengths
+    directions = products[:, :-1] / centred.clamp_min(torch.finfo(query.dtype).tiny).sqrt()
+    lost = centred < LOST * squares
+    if bool(lost.any()):  # next to the centre, such differences keep few digits
+        directions = (means @ F.normalize(query - centre, dim=2).transpose(1, 2)).where(lost, directions)
+    return _compare_directions(directions, means)
+
+
+def _average_directions(support: Tensor, episodes: Episodes) -> Tensor:
+    """Return the class means (episodes, n_way, dim) of support rows (episodes, n_support, dim) scaled to norm 1."""
+    lengths: Tensor = torch.linalg.vector_norm(support, dim=2).clamp_min(torch.finfo(support.dtype).tiny ** 0.5)
+    hot = one_hot(episodes.support_labels, episodes.n_way, support.dtype).transpose(1, 2)
+    return hot / hot.sum(dim=2, keepdim=True) / lengths[:, None] @ support
+
+
+def _compare_directions(products: Tensor, means: Tensor) -> Tensor:
+    """Return minus the distances to class means of queries of norm 1, from products (episodes, n_way, n_queries)."""
+    return (2 * products - 1 - squared_norms(means)[:, :, None]).transpose(1, 2)
