@@ -21,6 +21,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "make: Python 3.10 or newer is needed; set PYTHON=python3.x" >&2; exit 2; }
 	@$(PYTHON) -m venv $(VENV) || $(PYTHON) -m virtualenv $(VENV) || { echo "make: cannot make an environment; try: apt-get install python3-venv" >&2; exit 2; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps easyfsl==1.5.0  # a peer to compare with
 	@touch $@
 
 clean:

@@ -35,9 +35,8 @@ def test_prototypes_do_not_know_where_the_queries_lie() -> None:
     episodes, _ = make_episodes(noise=1.5)
     moved = episodes._replace(query=episodes.query + torch.arange(12))
     ones = torch.ones_like(episodes.query[:, None, :, 0])
-    assert torch.allclose(
-        *(rectify_prototypes(each, ones, squared_norms(each.query)[:, None]) for each in (moved, episodes))
-    )
+    first, second = (rectify_prototypes(each, ones, squared_norms(each.query)[:, None]) for each in (moved, episodes))
+    assert torch.allclose(first, second)
 
 
 def test_rows_of_zeros() -> None:

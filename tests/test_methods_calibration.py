@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from sklearn.linear_model import LogisticRegression
 
-from protonet.episodes.batch import Base, Episodes, take_from
+from protonet.episodes.batch import Base, Episodes, summarize_base, take_from
 from protonet.episodes.methods import calibration
 from protonet.episodes.methods.calibration import distribution_calibration
 from tests.episode_cases import make_base, make_episodes
@@ -17,7 +17,7 @@ from tests.episode_cases import make_base, make_episodes
 def base_classes(base: Base) -> list[torch.Tensor]:
     starts, sizes = base.by_class.start.tolist(), base.by_class.size.tolist()
     return [
-        base.take(base.by_class.rows[start : start + size]).sqrt() for start, size in zip(starts, sizes, strict=True)
+        base.take(base.by_class.rows[start : start + size]).clone() for start, size in zip(starts, sizes, strict=True)
     ]
 
 
@@ -62,7 +62,8 @@ def test_samples_have_the_calibrated_moments(monkeypatch: pytest.MonkeyPatch) ->
 def test_each_support_row_has_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     base = make_base()
     first = base.by_class.start.repeat_interleave(base.by_class.size)
-    still = base._replace(take=take_from(base.take(base.by_class.rows[first])))  # each class one row, over and over
+    # Each class one row, over and over.
+    still = summarize_base(take_from(base.take(base.by_class.rows[first]).clone()), base.by_class)
     episodes, _ = make_episodes(n_episodes=2, base=still)
     samples = sampled_rows(episodes, monkeypatch, n_samples=12, spread=0.0, n_nearest=1)
     nearest = torch.stack([rows.mean(dim=0) for rows in base_classes(still)])
@@ -74,7 +75,7 @@ def test_each_support_row_has_its_share(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_slow_loop() -> None:
-    """The authors' program, but with base features to the power as well: the same probabilities up to the samples."""
+    """The authors' program: the same probabilities up to the samples."""
     base = make_base()
     episodes, _ = make_episodes(n_episodes=2, n_way=3, shots=(2, 2, 2), base=base)
     ours = distribution_calibration(episodes, n_samples=3000).softmax(dim=2)

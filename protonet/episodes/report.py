@@ -60,7 +60,7 @@ def format_report(summary: Mapping[str, Any]) -> str:
     header = [
         "method",
         "accuracy, %",
-        f"less than {best}" if len(order) > 1 else "",
+        f"behind {best}" if len(order) > 1 else "",
         "p (Holm)",
         "calibration error, %",
     ]

@@ -1,0 +1,219 @@
+"""The command: real processes and files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from protonet.episodes.__main__ import main
+from protonet.episodes.methods import METHODS
+
+FEW = ["--way", "3", "--query", "4", "--episodes", "300"]
+
+
+@pytest.fixture
+def features(tmp_path: Path) -> Path:
+    """Write 10 classes of 12 rows, some of them base, validation and novel."""
+    generator = np.random.default_rng(0)
+    y = np.repeat(np.arange(10), 12) * 7 - 20
+    x = generator.normal(size=(10, 5))[np.repeat(np.arange(10), 12)] + 0.7 * generator.normal(size=(120, 5))
+    split = np.array(["base", "novel", "novel", "validation", "base", "novel", "novel", "base", "novel", "validation"])
+    path = tmp_path / "features.npz"
+    np.savez(path, x=x.astype(np.float32), y=y, split=np.repeat(split, 12))
+    return path
+
+
+def run(*arguments: str) -> int:
+    return main(list(arguments))
+
+
+def test_report_and_files(features: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outputs = [f"--{kind}={tmp_path / f'out.{kind}'}" for kind in ("json", "csv")]
+    methods = ["protonet", "simpleshot", "distribution-calibration"]
+    code = run(
+        "--dataset",
+        str(features),
+        *FEW,
+        "--shot",
+        "1-2",
+        *outputs,
+        f"--plot={tmp_path / 'out.png'}",
+        "--method",
+        *methods,
+    )
+    captured = capsys.readouterr()
+    assert code == 0
+    assert captured.out.startswith(f"{features}, 5 classes, 5 features: 3-way 1-2-shot 4-query, 300 episodes, seed 0;")
+    summary = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    assert list(summary["methods"]) == methods
+    assert all(0.4 < own["accuracy"] < 1 for own in summary["methods"].values())
+    assert summary["settings"]["dataset"] == str(features)
+    assert (tmp_path / "out.csv").read_text(encoding="utf-8").count("\n") == 13
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+    assert "wrote" in captured.err
+
+
+def test_sides_and_splits(features: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for side, classes in (("all", 10), ("base", 3)):
+        assert run("--dataset", str(features), *FEW, "--side", side, "--method", "protonet") == 0
+        assert f", {classes} classes, " in capsys.readouterr().out
+    assert run("--dataset", str(features), *FEW, "--way", "2", "--split-seed", "1", "--method", "protonet") == 0
+    assert ", 2 classes, " in capsys.readouterr().out
+
+
+def test_same_seed_same_numbers(features: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = []
+    for seed in ("0", "0", "1"):
+        assert run("--dataset", str(features), *FEW, "--seed", seed, "--method", "protonet", "ridge") == 0
+        texts.append(capsys.readouterr().out.split("\n", 1)[1])
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_a_method_that_takes_base_rows_disturbs_no_other(features: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tables = []
+    for methods in (["protonet"], ["distribution-calibration", "protonet"]):
+        assert run("--dataset", str(features), *FEW, "--method", *methods) == 0
+        tables.append(next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| protonet")))
+    assert [table.split("|")[2].strip() for table in tables].count(tables[0].split("|")[2].strip()) == 2
+
+
+def test_a_mapped_file_gives_the_same_as_one_in_memory(
+    features: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with np.load(features) as arrays:
+        np.savez_compressed(tmp_path / "packed.npz", **arrays)
+    texts = []
+    for path in (features, tmp_path / "packed.npz"):
+        assert run("--dataset", str(path), *FEW, "--method", "protonet", "simpleshot") == 0
+        texts.append(capsys.readouterr().out.split("\n", 1)[1])
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--method", "protonett"], "`--method` must be one of protonet, .*; got 'protonett'. Did you mean protonet?"),
+        (["--way", "6"], r"`way` must be at most the number of classes \(5\); got 6"),
+        (["--way", "x"], "`--way` must be a whole number >= 2; got 'x'"),
+        (["--way", "9-5"], "`--way` must be a number or a span such as 5-20; got '9-5'"),
+        (["--shot", "0"], "`--shot` must be a whole number >= 1; got '0'"),
+        (["--query", "12"], r"`classes` must have 13 rows \(shot \+ query\); got class '-13' with 12"),
+        (["--imbalance", "0"], "`--imbalance` must be a finite number > 0"),
+        (["--imbalance", "nan"], "`--imbalance` must be a finite number > 0"),
+        (["--until", "x"], "`--until` must be a finite number >= 0"),
+        (["--episodes", "0"], "`--episodes` must be a whole number >= 1"),
+        (["--side", "test"], "`arguments` must be as --help lists them; got .*invalid choice"),
+        (["--side", "base", "--method", "distribution-calibration"], "`--method` must find base classes"),
+        (["--dataset", "glyhps"], "got 'glyhps'. Did you mean glyphs?"),
+        (["--dataset", "absent.npz"], "absent.npz"),
+        (["--encoder", "absent.safetensors"], "absent.safetensors"),
+        (["--json", "/proc/none/a.json"], "`--json` must be a file that can be written"),
+        (["--split-seed", "x"], "`--split-seed` must be a whole number >= 0"),
+        (["--frobnicate"], "`arguments` must be as --help lists them"),
+    ],
+)
+def test_errors(features: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    assert run("--dataset", str(features), *FEW, "--method", "protonet", *arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert re.search(message, captured.err), captured.err
+
+
+def test_bad_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    x, y = np.zeros((20, 3), np.float32), np.arange(20) // 5
+    holed = x.copy()
+    holed[[3, 7]] = np.nan
+    cases = {
+        "nan": ({"x": holed, "y": y}, "NaN or infinity in 2 of 20 rows: 3, 7"),
+        "no_y": ({"x": x}, "must hold an array y"),
+        "objects": ({"x": x, "y": np.array([{}] * 20, object)}, "must hold no object arrays"),
+        "one": ({"x": x, "y": y * 0}, "at least 2 classes"),
+    }
+    for name, (arrays, message) in cases.items():
+        path = tmp_path / f"{name}.npz"
+        np.savez(path, **arrays)  # type: ignore[arg-type]
+        assert run("--dataset", str(path), *FEW) == 2
+        captured = capsys.readouterr()
+        assert captured.err.count("\n") == 1
+        assert message in captured.err
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "protonet.episodes", *arguments]
+
+
+def test_torchrun_gives_the_same_bytes(features: Path, tmp_path: Path) -> None:
+    shared = [
+        "--dataset",
+        str(features),
+        *FEW,
+        "--episodes",
+        "900",
+        "--until",
+        "1.2",
+        "--method",
+        "protonet",
+        "simpleshot",
+    ]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    outputs = []
+    for number, start in enumerate(([sys.executable], launcher)):
+        path = tmp_path / f"{number}.json"
+        ended = subprocess.run(
+            [*start, "-m", "protonet.episodes", *shared, "--json", str(path)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment,
+        )
+        assert ended.returncode == 0, ended.stderr
+        outputs.append((ended.stdout, path.read_bytes()))
+    assert outputs[0] == outputs[1]
+    assert json.loads(outputs[0][1])["episodes"] < 900
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there are no such signals on Windows")
+def test_ctrl_c_reports_what_is_done(features: Path) -> None:
+    arguments = ["--dataset", str(features), *FEW, "--episodes", "100000000", "--method", "protonet"]
+    process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(6)
+    process.send_signal(signal.SIGINT)
+    out, error = process.communicate(timeout=60)
+    assert process.returncode == 130, error
+    assert "| protonet" in out
+    assert error.splitlines()[-1].startswith("protonet.episodes: stopped after ")
+    assert "Traceback" not in error
+
+
+def test_help_is_quick_to_import_and_names_every_method() -> None:
+    code = """
+import runpy, sys
+sys.argv = ["x", "--help"]
+try:
+    runpy.run_module("protonet.episodes", run_name="__main__")
+except SystemExit:
+    print(sorted({"scipy", "matplotlib", "sklearn", "safetensors"} & set(sys.modules)))
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    *text, heavy = ended.stdout.splitlines()
+    assert heavy == "[]"
+    words = set(" ".join(text).replace(",", " ").split())
+    assert set(METHODS) <= words
+
+
+def test_threads_are_put_back(features: Path) -> None:
+    threads = torch.get_num_threads()
+    assert run("--dataset", str(features), *FEW, "--method", "protonet") == 0
+    assert torch.get_num_threads() == threads
