@@ -137,6 +137,9 @@ def test_ties_count_half() -> None:
 
 
 def test_errors() -> None:
+    with pytest.raises(ValueError, match=r"^evaluate: `classes` must have 32 rows .*; got class '0' with 30\."):
+        evaluate(X, INDEX, METHODS, Setting(way=(2, 2), n_query=31))
+
     def broken(episodes: Episodes) -> torch.Tensor:
         logits = protonet(episodes)
         logits[2, 0, 0] = math.nan

@@ -117,14 +117,6 @@ def test_an_episode_does_not_depend_on_its_batch() -> None:
     assert torch.allclose(torch.cat(alone), logits, atol=1e-9)
 
 
-def test_order_and_labels() -> None:
-    episodes, _ = make_episodes()
-    order, names = torch.tensor([3, 1, 9, 0, 2, 8, 7, 4, 6, 5]), torch.tensor([2, 0, 3, 1])
-    turned = episodes._replace(query=episodes.query[:, order], support_labels=names[episodes.support_labels])
-    turned_logits = ilpc(turned, n_steps=STEPS)[..., names]
-    assert torch.allclose(turned_logits, ilpc(episodes, n_steps=STEPS)[:, order])
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_poor_features_give_finite_logits(dtype: torch.dtype) -> None:
     episodes, _ = make_episodes(n_episodes=4, n_way=2, shots=(1, 1), dtype=dtype)

@@ -11,16 +11,21 @@ README = Path(__file__).resolve().parents[1] / "README.md"
 
 def test_the_python_examples_run() -> None:
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert blocks
-    for block in blocks:
-        names: dict[str, Any] = {}
-        exec(block, names)
-        network, features, labels = names["network"], names["features"], names["labels"]
-        assert network(features).argmax(dim=1).tolist() == labels.tolist()
-        assert network.count_parameters() == sum(p.numel() for p in network.encoder.parameters())
+    first, second = blocks
+    names: dict[str, Any] = {}
+    exec(first, names)
+    network, features, labels = names["network"], names["features"], names["labels"]
+    assert network(features).argmax(dim=1).tolist() == labels.tolist()
+    assert network.count_parameters() == sum(p.numel() for p in network.encoder.parameters())
+    exec(second, names)
+    scores = names["scores"]
+    assert list(scores) == ["protonet", "adaptive"]
+    assert 0.5 < float(scores["adaptive"].accuracy.mean()) < 1
 
 
 def test_every_module_of_the_library_is_in_the_picture_of_the_house() -> None:
     text = README.read_text(encoding="utf-8")
     for path in (README.parent / "protonet").glob("*.py"):
         assert path.name == "__init__.py" or f"  {path.name} " in text, path.name
+    for path in (README.parent / "protonet" / "episodes").glob("*.py"):
+        assert path.name == "__init__.py" or path.name in text, path.name

@@ -14,7 +14,7 @@ from protonet._checks import check_int, check_number, fail
 from protonet.episodes.batch import Base, Part, Take, gather_episodes, split_draw, take_from
 from protonet.episodes.distributed import Group
 from protonet.episodes.methods import Method
-from protonet.episodes.sampling import ClassIndex, Setting, draw_episodes
+from protonet.episodes.sampling import ClassIndex, Setting, check_setting, draw_episodes
 from protonet.episodes.statistics import half_width
 
 #: Episodes that are drawn, dealt to a process and brought together at a time.
@@ -69,7 +69,7 @@ def evaluate(
 
     Args:
         x: (n, dim) rows of any floating dtype.
-        index: Rows by class, from `protonet.episodes.sampling.check_setting`.
+        index: Rows by class, from `protonet.episodes.sampling.index_classes`.
         methods: By name.
         setting: The kind of episodes.
         seed: Of the episodes, in [0, 2**63).
@@ -85,11 +85,12 @@ def evaluate(
 
     Raises:
         TypeError: A number is not one.
-        ValueError: A number outside its range; a method whose logits are not finite.
+        ValueError: A number outside its range; classes too few or too small; a method whose logits are not finite.
     """
     seed = check_int("evaluate", "seed", seed, low=0, high=2**63 - 1)
     n_episodes = check_int("evaluate", "n_episodes", n_episodes, low=1)
     until = check_number("evaluate", "until", until, low=0)
+    index = check_setting("evaluate", index, setting, tuple(map(str, range(len(index.size)))))
     group, take = group or Group(), take or take_from(x)
     gathered: dict[str, list[Scores]] = {name: [] for name in methods}
     with _one_thread(), torch.inference_mode():
