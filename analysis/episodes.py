@@ -1,7 +1,7 @@
 """Few-shot methods on episodes of glyphs and of synthetic classes: ``python -m analysis.episodes``.
 
-Each experiment is one `protonet.episodes` command. Encoders are meta-trained first, by ``protonet.episodes train``, where
-their file is not there yet.
+Each experiment is one `protonet.episodes` command. Encoders are meta-trained first, by ``protonet.episodes train``,
+where their file is not there yet.
 """
 
 from __future__ import annotations
