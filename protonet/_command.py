@@ -70,7 +70,7 @@ def parse_whole(prog: str, argument: str, text: str, *, low: int) -> int:
 def check_name(prog: str, argument: str, name: str, known: Collection[str]) -> str:
     """Return ``name`` if it is known, or raise a ValueError that lists the known ones, the nearest first."""
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+        near = difflib.get_close_matches(name.lower().replace("_", "-"), known, n=3, cutoff=0.4)
         listed = [*near, *(other for other in known if other not in near)]
         fail(prog, argument, f"be one of {', '.join(listed)}", repr(name), f"Did you mean {listed[0]}?")
     return name
@@ -88,7 +88,7 @@ def check_writable_file(prog: str, argument: str, path: str | Path) -> Path:
         existed = path.exists()
         path.open("ab").close()
         if not existed:
-            path.unlink()
+            path.unlink(missing_ok=True)
     except OSError as error:
         fail(
             prog,

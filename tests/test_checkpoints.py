@@ -9,7 +9,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from protonet.episodes.backbones import make_backbone
-from protonet.episodes.checkpoints import FORMAT, VERSION, load_encoder, read_checkpoint, take_prefix, write_checkpoint
+from protonet.episodes.checkpoints import (
+    FORMAT,
+    VERSION,
+    load_encoder,
+    read_checkpoint,
+    read_plan,
+    take_prefix,
+    write_checkpoint,
+)
+from tests.meta_cases import make_plan
 
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3).T, "b.c": torch.tensor(7, dtype=torch.int64)}
 
@@ -17,7 +26,7 @@ TENSORS = {"a": torch.arange(6.0).reshape(2, 3).T, "b.c": torch.tensor(7, dtype=
 def write(path: Path) -> Path:
     encoder = make_backbone("mlp", 8, torch.Generator().manual_seed(0))
     tensors = {f"best.{name}": tensor for name, tensor in encoder.state_dict().items()}
-    write_checkpoint(path, tensors | TENSORS, {"backbone": {"name": "mlp", "dim": 8}})
+    write_checkpoint(path, tensors | TENSORS, {"backbone": {"name": "mlp", "dim": 8}, "plan": make_plan()._asdict()})
     return path
 
 
@@ -55,6 +64,12 @@ def test_load_encoder(tmp_path: Path) -> None:
     assert not encoder(x).requires_grad
     with pytest.raises(ValueError, match=r"^load_encoder: `path` must hold an encoder of 9 features a row; got 8\."):
         load_encoder(tmp_path / "x.safetensors", dim=9)
+
+
+def test_read_plan(tmp_path: Path) -> None:
+    assert read_plan(write(tmp_path / "x.safetensors")) == make_plan()._asdict()
+    with pytest.raises(ValueError, match=r"^read_plan: `path` must be a checkpoint of .*; got .*absent"):
+        read_plan(tmp_path / "absent")
 
 
 def test_files_that_are_no_checkpoints(tmp_path: Path) -> None:

@@ -58,7 +58,8 @@ def test_report_and_files(features: Path, tmp_path: Path, capsys: pytest.Capture
     assert list(summary["methods"]) == methods
     assert all(0.4 < own["accuracy"] < 1 for own in summary["methods"].values())
     assert summary["settings"]["dataset"] == str(features)
-    assert (tmp_path / "out.csv").read_text(encoding="utf-8").count("\n") == 13
+    assert summary["settings"]["side"] == "novel"
+    assert (tmp_path / "out.csv").read_text(encoding="utf-8").count("\n") == 1 + 3 * 4 + 2 * 3
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
     assert "wrote" in captured.err
 
@@ -105,6 +106,7 @@ def test_a_mapped_file_gives_the_same_as_one_in_memory(
         (["--method", "protonett"], "`--method` must be one of protonet, .*; got 'protonett'. Did you mean protonet?"),
         (["--way", "6"], r"`way` must be at most the number of classes \(5\); got 6"),
         (["--way", "x"], "`--way` must be a whole number >= 2; got 'x'"),
+        (["--way", "-5"], "`--way` must be a number or a span such as 5-20; got '-5'"),
         (["--way", "9-5"], "`--way` must be a number or a span such as 5-20; got '9-5'"),
         (["--shot", "0"], "`--shot` must be a whole number >= 1; got '0'"),
         (["--query", "12"], r"`classes` must have 13 rows \(shot \+ query\); got class '-13' with 12"),
@@ -119,6 +121,10 @@ def test_a_mapped_file_gives_the_same_as_one_in_memory(
         (["--encoder", "absent.safetensors"], "absent.safetensors"),
         (["--json", "/proc/none/a.json"], "`--json` must be a file that can be written"),
         (["--split-seed", "x"], "`--split-seed` must be a whole number >= 0"),
+        (["--shot", "9" * 30], "`shot` must be a whole number in .*; got 9999"),
+        (["--query", "9" * 30, "--allow-small"], "`n_query` must be a whole number in .*; got 9999"),
+        (["--plot", "build/out.jpeg"], "`--plot` must end in .png, .pdf, .svg; got build/out.jpeg"),
+        (["--method", "PT_MAP"], "Did you mean pt-map?"),
         (["--frobnicate"], "`arguments` must be as --help lists them"),
     ],
 )
@@ -128,6 +134,55 @@ def test_errors(features: Path, capsys: pytest.CaptureFixture[str], arguments: l
     assert captured.out == ""
     assert captured.err.count("\n") == 1
     assert re.search(message, captured.err), captured.err
+
+
+def test_what_is_read_is_not_written_over(features: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = features.read_bytes()
+    assert run("--dataset", str(features), *FEW, "--json", str(features)) == 2
+    assert "`--json` must be another file than what is read" in capsys.readouterr().err
+    assert features.read_bytes() == before
+
+
+def test_all_methods(features: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = ["--way", "3", "--query", "4", "--episodes", "2"]
+    assert run("--dataset", str(features), *few, "--method", "all") == 0
+    out = capsys.readouterr().out
+    assert all(f"| {name} " in out for name in METHODS)
+    assert run("--dataset", str(features), *few, "--side", "all", "--method", "all") == 0
+    out = capsys.readouterr().out
+    assert "Without base classes, distribution-calibration is left out." in out
+    assert "| distribution-calibration" not in out
+
+
+def test_small_classes_are_told(features: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [*FEW, "--query", "20", "--allow-small", "--method", "protonet"]
+    assert run("--dataset", str(features), *arguments) == 0
+    assert "\n5 of 5 classes have fewer rows than shot + query, 0 too few to be drawn.\n" in capsys.readouterr().out
+
+
+def test_an_encoder_is_not_judged_by_another_split(
+    features: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    encoder = str(tmp_path / "encoder.safetensors")
+    training = ["train", "--dataset", str(features), "--backbone", "mlp", "--way", "3", "--steps", "2", "-o", encoder]
+    assert run(*training, "--eval-every", "1") == 0
+    evaluation = ["--dataset", str(features), *FEW, "--method", "protonet", "simpleshot", "--encoder", encoder]
+    assert run(*evaluation) == 0
+    assert f", 5 classes, {encoder}: " in capsys.readouterr().out
+    assert run(*evaluation, "--side", "base") == 0
+    assert "The encoder was trained or chosen on classes of side base" in capsys.readouterr().out
+    assert run(*evaluation, "--way", "2", "--split-seed", "1") == 2
+    assert "`--split-seed` must be the encoder's" in capsys.readouterr().err
+
+
+def test_a_missing_package_is_found_before_the_work(
+    features: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert run("--dataset", str(features), *FEW, "--plot", str(tmp_path / "a.png")) == 2
+    captured = capsys.readouterr()
+    assert "`matplotlib` must be installed" in captured.err
+    assert captured.out == ""
 
 
 def test_bad_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,8 +240,9 @@ def test_torchrun_gives_the_same_bytes(features: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there are no such signals on Windows")
-def test_ctrl_c_reports_what_is_done(features: Path) -> None:
-    arguments = ["--dataset", str(features), *FEW, "--episodes", "100000000", "--method", "protonet"]
+def test_ctrl_c_reports_what_is_done(features: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    arguments = ["--dataset", str(features), *FEW, "--episodes", "100000000", "--method", "protonet", f"--json={path}"]
     process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     time.sleep(6)
     process.send_signal(signal.SIGINT)
@@ -195,6 +251,7 @@ def test_ctrl_c_reports_what_is_done(features: Path) -> None:
     assert "| protonet" in out
     assert error.splitlines()[-1].startswith("protonet.episodes: stopped after ")
     assert "Traceback" not in error
+    assert json.loads(path.read_text(encoding="utf-8"))["episodes"] < 100000000
 
 
 def test_help_is_quick_to_import_and_names_every_method() -> None:

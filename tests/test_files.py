@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,8 @@ class TestImages:
     def test_rows_and_classes(self, tmp_path: Path) -> None:
         write_images(tmp_path, {"dog": [(4, 3)] * 2, "cat": [(4, 3)], ".hidden": [(1, 1)]})
         (tmp_path / "dog" / "notes.txt").write_text("no image")
+        (tmp_path / "dog" / "._0.png").write_text("no image")
+        (tmp_path / "dog" / "folder.png").mkdir()
         data = load_images(tmp_path, colour=True)
         assert data.class_names == ("cat", "dog")
         assert data.y.tolist() == [0, 1, 1]
@@ -39,6 +42,46 @@ class TestImages:
         means = pixels.reshape(2, 2, 2, 2).mean(axis=(1, 3)).reshape(-1) / 255
         torch.testing.assert_close(data.x[0].double(), torch.from_numpy(means), rtol=0, atol=1.01 / 255)
         with pytest.raises(ValueError, match=r"hold images of one size; got \(6, 8\) in .*0\.png after \(4, 4\)"):
+            load_images(tmp_path)
+
+    @pytest.mark.parametrize("suffix", ["png", "tif", "pgm"])
+    def test_16_bits_keep_their_levels(self, tmp_path: Path, suffix: str) -> None:
+        write_images(tmp_path, {"a": [(2, 3)]})
+        (tmp_path / "a" / "0.png").unlink()
+        (tmp_path / "b").mkdir()
+        pixels = np.array([[0, 257, 30000], [40000, 65534, 65535]], np.uint16)
+        for name in ("a", "b"):
+            Image.fromarray(pixels).save(tmp_path / name / f"1.{suffix}")
+        expected = torch.from_numpy(pixels / 65535).reshape(-1)
+        for colour in (False, True):
+            x = load_images(tmp_path, colour=colour).x[0].reshape(6, -1)
+            torch.testing.assert_close(x.double(), expected[:, None].expand_as(x), rtol=0, atol=0.51 / 255)
+
+    @pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "L"])
+    def test_transparent_is_white(self, tmp_path: Path, mode: str) -> None:
+        write_images(tmp_path, {"a": [(1, 3)], "b": [(1, 3)]})
+        opacity = [0.0, 102 / 255, 1.0] if mode in {"RGBA", "LA"} else [0.0, 1.0, 1.0]
+        grey = np.array([[10, 20, 30]], np.uint8)
+        image = Image.fromarray(grey).convert(mode)
+        if mode in {"RGBA", "LA"}:
+            image.putalpha(Image.fromarray(np.array([opacity]) * 255).convert("L"))
+            image.save(tmp_path / "a" / "0.png")
+        else:
+            image.save(tmp_path / "a" / "0.png", transparency=image.getpixel((0, 0)))
+        expected = [(share * value + (1 - share) * 255) / 255 for share, value in zip(opacity, grey[0], strict=True)]
+        x = load_images(tmp_path).x[0].double()
+        torch.testing.assert_close(x, torch.tensor(expected).double(), rtol=0, atol=1.01 / 255)
+
+    @pytest.mark.parametrize(("suffix", "kind"), [("png", "SyntaxError"), ("ppm", "ValueError")])
+    def test_broken_within(self, tmp_path: Path, suffix: str, kind: str) -> None:
+        write_images(tmp_path, {"a": [(9, 9)], "b": [(9, 9)]})
+        buffer = io.BytesIO()
+        Image.open(tmp_path / "a" / "0.png").save(buffer, "PPM" if suffix == "ppm" else "PNG")
+        whole = buffer.getvalue()
+        length = whole.find(b"IDAT") - 1
+        broken = whole[:length] + b"\x08" + whole[length + 1 :] if suffix == "png" else b"P3" + whole[2:]
+        (tmp_path / "b" / f"1.{suffix}").write_bytes(broken)
+        with pytest.raises(ValueError, match=rf"images that can be read; got .*1\.{suffix} \({kind}\)"):
             load_images(tmp_path)
 
     def test_errors(self, tmp_path: Path) -> None:
@@ -75,12 +118,28 @@ class TestNpz:
         x = np.eye(3)
         data = load_npz(self.save(tmp_path, x=x, y=["b", "a", "b"], split=["novel", "base", "novel"]))
         assert data.sides == ("base", "novel")
-        with pytest.raises(ValueError, match="keep every class on one side; got 1 too many"):
+        message = "^load_npz: `split` must keep every class on one side; got class b on base and novel"
+        with pytest.raises(ValueError, match=message):
             load_npz(self.save(tmp_path, x=x, y=["b", "a", "b"], split=["novel", "base", "base"]))
-        with pytest.raises(ValueError, match=r"have sides base, validation, novel alone; got .'test'."):
-            load_npz(self.save(tmp_path, x=x, y=["b", "a", "b"], split=["base", "test", "base"]))
-        with pytest.raises(ValueError, match="have one side a row; got 2 for 3 rows"):
+        message = r"^load_npz: `split` must have sides base, validation, novel alone; got 'tset'\. .* train, val"
+        with pytest.raises(ValueError, match=message):
+            load_npz(self.save(tmp_path, x=x, y=["b", "a", "b"], split=["base", "tset", "base"]))
+        with pytest.raises(ValueError, match=r"^load_npz: `split` must have one side a row; got 2 for 3 rows"):
             load_npz(self.save(tmp_path, x=x, y=["b", "a", "b"], split=["base", "novel"]))
+
+    def test_split_under_other_names(self, tmp_path: Path) -> None:
+        split = ["train", "TRAIN", "Base", "val", "valid", "Validation", "test", "novel"]
+        data = load_npz(self.save(tmp_path, x=np.eye(8), y=[0, 0, *range(1, 7)], split=split))
+        assert data.sides == ("base",) * 2 + ("validation",) * 3 + ("novel",) * 2
+
+    def test_bytes_are_decoded(self, tmp_path: Path) -> None:
+        y, split = np.array(["ä".encode(), b"b"]), np.array([b"base", b"test"])
+        data = load_npz(self.save(tmp_path, x=np.eye(2), y=y, split=split))
+        assert (data.class_names, data.y.tolist(), data.sides) == (("b", "ä"), [1, 0], ("novel", "base"))
+        with pytest.raises(ValueError, match=r"^load_npz: `y` must be UTF-8 where it is bytes; got b'\\xff'"):
+            load_npz(self.save(tmp_path, x=np.eye(2), y=np.array([b"a", b"\xff"])))
+        with pytest.raises(ValueError, match=r"^load_npz: `split` must be UTF-8"):
+            load_npz(self.save(tmp_path, x=np.eye(2), y=y, split=np.array([b"a", b"\xff"])))
 
     @pytest.mark.parametrize(
         ("arrays", "message"),
@@ -115,8 +174,9 @@ class TestNpz:
         np.save(tmp_path / "x.npy", np.eye(2))
         with pytest.raises(ValueError, match=r"be an NPZ file; got .*x\.npy"):
             load_npz(tmp_path / "x.npy")
-        with pytest.raises(ValueError, match="FileNotFoundError"):
-            load_npz(tmp_path / "absent.npz")
+        for absent in (tmp_path / "absent.npz", tmp_path):
+            with pytest.raises(ValueError, match=rf"^load_npz: `path` must be a file that exists; got {absent}\.$"):
+                load_npz(absent)
 
 
 class TestCsv:
@@ -130,7 +190,8 @@ class TestCsv:
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("a,b\n1,2\n", "have one column label and columns of numbers; got .* with a, b"),
+            ("a,b\n1,2\n", "have one column label and columns of numbers; got .* with a, b\\. Name .*column label, or"),
+            ("a,b,c,d,e,f,g\n", "have one column label .* with a, b, c, d, e and 2 more\\. "),
             ("", "have one column label .* with nothing"),
             ("label\nx\n", "have one column label"),
             ("a,label\n1,x\n2\n", "have 2 cells a row; got 1 in line 3"),
@@ -146,8 +207,9 @@ class TestCsv:
             load_csv(path)
 
     def test_unreadable(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match=r"be a CSV file that can be read; got .*FileNotFoundError"):
-            load_csv(tmp_path / "absent.csv")
+        for absent in (tmp_path / "absent.csv", tmp_path):
+            with pytest.raises(ValueError, match=rf"^load_csv: `path` must be a file that exists; got {absent}\.$"):
+                load_csv(absent)
         (tmp_path / "data.csv").write_bytes(b"a,label\n\xff\xfe,x\n")
         with pytest.raises(ValueError, match="UnicodeDecodeError"):
             load_csv(tmp_path / "data.csv")

@@ -23,7 +23,7 @@ from tests.meta_cases import make_data, make_plan
 
 
 def advance(run: Run, steps: int) -> list[torch.Tensor]:
-    base = take_side(make_data(), "base")
+    base = take_side("f", "data", make_data(), "base")
     return [take_step(run, run.learner, *draw_batch(base, run.plan, run.step, Group())) for _ in range(steps)]
 
 
@@ -40,7 +40,7 @@ def smoothed(cosines: torch.Tensor, target: int) -> torch.Tensor:
 
 def test_the_losses_are_the_slow_loops() -> None:
     run = begin_run(make_plan(), "cpu")
-    x, targets = draw_batch(take_side(make_data(), "base"), run.plan, 0, Group())
+    x, targets = draw_batch(take_side("f", "data", make_data(), "base"), run.plan, 0, Group())
     episodic, cross_entropy = [], []
     for episode, labels in zip(x, targets, strict=True):
         embedded = F.normalize(run.learner.encoder(episode.flatten(0, 1)), dim=1).reshape(4, 5, -1)
@@ -79,10 +79,11 @@ def test_a_packed_run_continues_to_the_same() -> None:
         advance(whole, 5)
         advance(first, 3)
         keep_best(first, Score(3, 0.5, 0.1))
+        first.losses = [[0.1, 1 / 3]]
         unpack_run(second, *copy.deepcopy(pack_run(first)))
         assert same(first, second)
         advance(second, 2)
-        whole.kept, whole.best = second.kept, second.best
+        whole.kept, whole.best, whole.losses = second.kept, second.best, [[0.1, 1 / 3]]
         assert same(second, whole)
         assert not same(second, first)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from protonet.episodes.batch import Episodes
+from protonet.episodes.batch import Episodes, summarize_base, take_from
 from protonet.episodes.methods import INDUCTIVE, METHODS, NEEDS_BASE, TRANSDUCTIVE, USES_BASE
 from tests.episode_cases import make_base, make_episodes
 
@@ -119,6 +119,25 @@ def test_hard_features(name: str, kind: str) -> None:
             support, query = support - 1.0, query - 1.0
         logits = METHODS[name](episodes._replace(support=support, query=query))
         assert torch.isfinite(logits).all()
+
+
+CHANGES = [(300.0, 0.0), (1e-3, 0.0), (1.0, -1.0), (1.0, 30.0)]
+#: The paper's learning rate is far too high there, and its base classes' scale is not the supports'.
+UNFIT = {("linear-finetune", (1.0, 30.0)), ("distribution-calibration", (300.0, 0.0))}
+
+
+@pytest.mark.parametrize(("name", "change"), [(n, c) for n in METHODS for c in CHANGES if (n, c) not in UNFIT])
+def test_float32_is_enough(name: str, change: tuple[float, float]) -> None:
+    factor, offset = change
+    predictions = []
+    for dtype in (torch.float64, torch.float32):
+        base = make_base(dim=40)
+        x = factor * base.take(torch.arange(57)) + offset
+        base = summarize_base(take_from(x.to(dtype)), base.by_class)
+        episodes = make_episodes(n_episodes=8, dim=40, base=base)[0]
+        support, query = ((factor * rows + offset).to(dtype) for rows in (episodes.support, episodes.query))
+        predictions.append(METHODS[name](episodes._replace(support=support, query=query)).argmax(dim=2))
+    assert float((predictions[0] == predictions[1]).double().mean()) > 0.97
 
 
 @pytest.mark.parametrize("name", sorted(USES_BASE))

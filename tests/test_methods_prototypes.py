@@ -25,6 +25,14 @@ def test_easyfsl() -> None:
     assert torch.allclose(protonet(episodes), -(theirs**2))
 
 
+def test_distances_far_from_zero() -> None:
+    generator = torch.Generator().manual_seed(0)
+    a, b = 5000 + torch.randn(2, 3, 7, 16, generator=generator)
+    assert torch.allclose(
+        squared_distances(a, b[:, :4]), torch.cdist(a.double(), b[:, :4].double()).float() ** 2, rtol=1e-2
+    )
+
+
 def test_distances_are_not_negative() -> None:
     x = 1e3 + torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
     assert float(squared_distances(x, x).min()) >= 0

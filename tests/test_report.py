@@ -39,7 +39,8 @@ def test_summary_is_of_the_scores() -> None:
 
 def test_table() -> None:
     summary = summarize(score(Setting(way=(3, 3), shot=(2, 2), n_query=4)), (2, 2), {})
-    lines = format_report(summary).splitlines()
+    lines, note = (part.splitlines() for part in format_report(summary).split("\n\n"))
+    assert "Holm for all 3 pairs" in note[0]
     assert [line.split("|")[1].strip() for line in lines[2:]] == sorted(
         NAMES, key=lambda name: -summary["methods"][name]["accuracy"]
     )
@@ -56,7 +57,7 @@ def test_table() -> None:
 
 def test_table_by_shot_and_of_open_classes() -> None:
     summary = summarize(score(Setting(way=(3, 3), shot=(1, 3), n_query=4, n_open=1)), (1, 3), {"open": 1})
-    first, second = format_report(summary).split("\n\n")
+    first, second, _ = format_report(summary).split("\n\n")
     assert "AUROC of open classes, %" in first.splitlines()[0]
     assert "| 1-shot" in second
     assert second.count("±") == 9
@@ -77,7 +78,7 @@ def test_files(tmp_path: Path) -> None:
     write_csv(tmp_path / "a.csv", summary)
     with (tmp_path / "a.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 3 * (1 + 1 + 2)
+    assert len(rows) == 3 * (1 + 1 + 2) + 3 * 2
     found = next(row for row in rows if row["method"] == "ridge" and row["shot"] == "2")
     assert float(found["value"]) == summary["methods"]["ridge"]["by_shot"]["2"]["accuracy"]
 

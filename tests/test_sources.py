@@ -64,15 +64,32 @@ def test_split_seed(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("glyhps", r"be one of glyphs, .*; got 'glyhps'\. Did you mean glyphs\?"),
-        ("synthetic:isotropc", r"be one of synthetic:isotropic, .*Did you mean synthetic:isotropic\?"),
+        ("Digits", r"be one of digits, glyphs, synthetic:.*Did you mean digits\?"),
         ("omniglot", r"be one of omniglot:<root>, .*Did you mean omniglot:<root>\?"),
         ("omniglot:", r".*Did you mean omniglot:<root>\?"),
-        ("a/b/c", r".*digits.*\*\.npz, \*\.csv or a folder of images by class; got 'a/b/c'\. Pass a listed name"),
+        ("", r"be one of glyphs, digits, .*; got ''\. Pass a listed name"),
+        (
+            "a/b/c",
+            r"be one of glyphs, digits, .* \*\.npz, \*\.csv or a folder of images .*; got 'a/b/c'\. Pass a listed name",
+        ),
     ],
 )
 def test_unknown(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=f"^load_source: `text` must {message}"):
         load_source(text)
+
+
+@pytest.mark.parametrize(
+    ("family", "listed", "meant"),
+    [("warpd", "warped, isotropic, correlated, ", "warped"), ("Class-Noise", "class_noise, ", "class_noise")],
+)
+def test_unknown_family(family: str, listed: str, meant: str) -> None:
+    message = rf"^load_source: `synthetic:` must be one of {listed}.*; got '{family}'\. Did you mean {meant}\?$"
+    with pytest.raises(ValueError, match=message):
+        load_source(f"synthetic:{family}")
+    for other in ("", "zzz"):
+        with pytest.raises(ValueError, match=f"must be one of {', '.join(FAMILIES)}; got '{other}'"):
+            load_source(f"synthetic:{other}")
 
 
 def test_data_that_cannot_be_loaded(tmp_path: Path) -> None:
@@ -84,7 +101,7 @@ def test_data_that_cannot_be_loaded(tmp_path: Path) -> None:
     for seed in (None, 0):
         with pytest.raises(ValueError, match="hold no object arrays"):
             load_source(str(tmp_path / "a.npz"), split_seed=seed)
-    with pytest.raises(ValueError, match="be a CSV file that can be read"):
+    with pytest.raises(ValueError, match=r"^load_csv: `path` must be a file that exists"):
         load_source(str(tmp_path / "absent.csv"))
 
 

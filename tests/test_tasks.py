@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from protonet.datasets import Dataset, map_npz
 from protonet.episodes.distributed import Group
 from protonet.episodes.sampling import Setting, draw_episodes, index_classes
 from protonet.episodes.tasks import VALIDATION_EPISODES, draw_batch, score_encoder, take_side
-from tests.meta_cases import SIDES, make_data, make_plan
+from tests.meta_cases import SIDES, make_data, make_plan, save_data
 
 
 class Scale(nn.Module):
@@ -25,23 +28,36 @@ class Scale(nn.Module):
 def test_a_side_has_its_classes_alone() -> None:
     data = make_data()
     for side in ("base", "validation", "novel"):
-        taken, class_ids = take_side(data, side), [c for c, own in enumerate(SIDES) if own == side]
+        taken, class_ids = take_side("f", "data", data, side), [c for c, own in enumerate(SIDES) if own == side]
         assert taken.names == tuple(data.class_names[c] for c in class_ids)
         assert taken.by_class.size.tolist() == [8] * len(class_ids)
         for row, label in enumerate(data.y.tolist()):
             assert taken.classes[row] == (class_ids.index(label) if label in class_ids else -1)
         own = torch.stack([x for x, label in zip(data.x, data.y, strict=True) if label in class_ids])
         torch.testing.assert_close(taken.spread, own.std(dim=0, correction=0))
-        assert taken.x is data.x
-    with pytest.raises(
-        ValueError, match=r"^take_side: `data` must have base classes; got no split\. Split the classes"
-    ):
-        take_side(data._replace(sides=None), "base")
+        assert torch.equal(taken.take(torch.tensor([71, 0, 5])), data.x[[71, 0, 5]])
+
+
+def test_rows_of_a_mapped_file_are_taken_by_its_own_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, take_rows = list[int](), Dataset.take_rows
+
+    def note(data: Dataset, rows: torch.Tensor) -> torch.Tensor:
+        taken.append(len(rows))
+        return take_rows(data, rows)
+
+    monkeypatch.setattr(Dataset, "take_rows", note)
+    results = []
+    for data in (map_npz(save_data(tmp_path / "f.npz")), make_data()):
+        base, validation = (take_side("f", "data", data, side) for side in ("base", "validation"))
+        score = score_encoder(Scale(64), validation, 0, Group())
+        results.append([*draw_batch(base, make_plan(), 0, Group()), torch.tensor(score), base.spread])
+    assert all(torch.equal(mapped, loaded) for mapped, loaded in zip(*results, strict=True))
+    assert taken == 2 * [40, 16, 16, 80]  # two spreads, the validation rows, a batch
 
 
 @pytest.mark.parametrize("backbone", ["mlp", "conv"])
 def test_processes_share_the_same_batch(backbone: str) -> None:
-    base, plan = take_side(make_data(), "base"), make_plan(backbone)
+    base, plan = take_side("f", "data", make_data(), "base"), make_plan(backbone)
     x, targets = draw_batch(base, plan, 3, Group())
     assert x.shape == (4, 4, 5, 64)
     parts = [draw_batch(base, plan, 3, Group(rank, 2)) for rank in range(2)]
@@ -54,7 +70,7 @@ def test_processes_share_the_same_batch(backbone: str) -> None:
 
 def test_a_batch_is_of_base_rows_of_the_classes_it_says() -> None:
     data = make_data()
-    base = take_side(data, "base")
+    base = take_side("f", "data", data, "base")
     names = torch.tensor([data.class_names.index(name) for name in base.names])
     x, targets = draw_batch(base._replace(spread=torch.zeros(64)), make_plan(), 0, Group())
     for rows, labels in zip(x.flatten(0, 2), names[targets.flatten()], strict=True):
@@ -66,7 +82,7 @@ def test_a_batch_is_of_base_rows_of_the_classes_it_says() -> None:
 
 def test_the_score_is_the_slow_loops() -> None:
     data, encoder = make_data(dim=3), Scale(3)
-    score = score_encoder(encoder, take_side(data, "validation"), 7, Group())
+    score = score_encoder(encoder, take_side("f", "data", data, "validation"), 7, Group())
     chosen = data.take_classes([3, 5])
     setting = Setting((2, 2), (1, 1), 15, allow_small=True)
     draw = draw_episodes(index_classes(chosen.y), setting, seed=0, first=0, n_episodes=VALIDATION_EPISODES)
@@ -83,8 +99,17 @@ def test_the_score_is_the_slow_loops() -> None:
     assert 0 < score.half_width < 0.05
 
 
-def test_one_validation_class() -> None:
+def test_data_without_sides_to_draw_from() -> None:
     data = make_data()
-    alone = take_side(data._replace(sides=("validation", *["base"] * 8)), "validation")
-    with pytest.raises(ValueError, match=r"^validation: `way` must be at most the number of classes \(1\); got 2\."):
-        score_encoder(Scale(64), alone, 0, Group())
+    with pytest.raises(ValueError, match=r"^f: `data` must have a split by class; got none\. Pass --split-seed 0\.$"):
+        take_side("f", "data", data._replace(sides=None), "base")
+    lone = torch.cat([(data.y == c).nonzero()[:1] for c in range(9)]).flatten()  # a row a class
+    rows = torch.cat([lone, (data.y == 0).nonzero().flatten()])
+    for few, got in (
+        (data._replace(sides=("base", *["novel"] * 8)), 0),
+        (data._replace(sides=("validation", *["base"] * 8)), 1),
+        (data._replace(x=data.x[rows], y=data.y[rows], sides=("validation",) * 9), 1),
+    ):
+        said = rf"^f: `data` must have at least 2 validation classes with 2 rows; got {got}\. Add classes"
+        with pytest.raises(ValueError, match=said):
+            take_side("f", "data", few, "validation")

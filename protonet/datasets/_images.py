@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from protonet._checks import fail
 from protonet.datasets.dataset import optional_packages
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
 
@@ -18,8 +22,8 @@ def list_folders(folder: Path) -> list[Path]:
 
 
 def list_images(function: str, argument: str, folder: Path) -> list[Path]:
-    """Return a class's images in sorted order, or raise a ValueError if there are none."""
-    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+    """Return a class's images in sorted order, hidden ones left out, or raise a ValueError if there are none."""
+    paths = sorted(path for path in folder.glob("[!.]*") if path.suffix.lower() in SUFFIXES and path.is_file())
     if not paths:
         fail(function, argument, "have an image in every class", f"none in {folder}", "Add one or remove it.")
     return paths
@@ -36,20 +40,31 @@ def read_image(function: str, argument: str, path: Path, *, size: int | None, co
         colour: Keep red, green and blue; otherwise the image is turned grey.
 
     Returns:
-        (height, width) uint8, or (height, width, 3).
+        (height, width) uint8, or (height, width, 3). What is transparent is on white; 16 bits are scaled to 8.
 
     Raises:
         ImportError: Pillow is missing.
         ValueError: The file is no image, or a broken one.
     """
     with optional_packages(function, "pip install pillow"):
-        from PIL import Image, UnidentifiedImageError  # noqa: PLC0415 - optional
+        from PIL import Image  # noqa: PLC0415 - optional
     try:
         with Image.open(path) as image:
-            pixels = image.convert("RGB" if colour else "L")
-    except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
+            pixels = _make_plain(image).convert("RGB" if colour else "L")
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         got = f"{path} ({type(error).__name__})"
         fail(function, argument, "hold images that can be read", got, "Replace that file.")
     if size is not None:
         pixels = pixels.resize((size, size), Image.Resampling.BOX)
     return np.asarray(pixels, np.uint8)
+
+
+def _make_plain(image: Image) -> Image:
+    """Return an image of 8 bits a channel and, unless it has 16 of grey, without transparency."""
+    from PIL import Image  # noqa: PLC0415 - optional
+
+    if image.mode.startswith("I"):  # 16 bits of grey, which convert would clip
+        return Image.fromarray((np.asarray(image) / 257).round().clip(0, 255).astype(np.uint8))
+    if "A" in image.getbands() or "transparency" in image.info:
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
+    return image

@@ -16,10 +16,12 @@ from protonet._checks import check_int, check_labels, describe, fail
 
 #: The sides of a split by class: to learn from, to choose settings on, to be judged on.
 SIDES = ("base", "validation", "novel")
+#: What else the sides are called in files.
+ALIASES = {"train": "base", "val": "validation", "valid": "validation", "test": "novel"}
 #: Bytes of features that are checked at a time.
 CHUNK = 2**26
-#: Rows of a mapped file that are read at a time: for each, systems keep up to a megabyte around it.
-ROWS_AT_ONCE = 128
+#: Rows of a mapped file that are read at a time: for each, systems keep up to some megabytes around it.
+ROWS_AT_ONCE = 32
 
 
 class Dataset(NamedTuple):
@@ -140,32 +142,52 @@ def make_dataset(
         argument: The argument that the rows came from, for messages.
         x: Rows of shape (n, ...), any real dtype.
         labels: The class of each row, (n,): strings, or integers, which keep their order.
-        sides: The side of each row, (n,), or None; the rows of a class must be on the same one.
+        sides: As in `assign_sides`.
 
     Raises:
-        ValueError: Another number of labels or sides than rows, fewer than two classes, NaN or infinity, an
-            unknown side, a class on two sides.
+        ValueError: Another number of labels than rows, fewer than two classes, NaN or infinity, or as in
+            `assign_sides`.
     """
     x = x.flatten(1).float()  # (n, dim)
     check_finite(function, argument, x)
-    for name, values in (("label", labels), ("side", labels if sides is None else sides)):
-        if len(values) != len(x):
-            got = f"{len(values)} for {len(x)} rows"
-            fail(function, argument, f"have one {name} a row", got, "Give both the same length.")
+    if len(labels) != len(x):
+        got = f"{len(labels)} for {len(x)} rows"
+        fail(function, argument, "have one label a row", got, "Give both the same length.")
     names, y = np.unique(np.asarray(labels), return_inverse=True)  # (num_classes,), (n,)
     if len(names) < 2:
         fail(function, argument, "have at least 2 classes", f"{len(names)}", "Add rows of another class.")
     data = Dataset(x, torch.from_numpy(y), tuple(map(str, names)))
+    return assign_sides(function, argument, data, sides)
+
+
+def assign_sides(function: str, argument: str, data: Dataset, sides: Sequence[str] | np.ndarray | None) -> Dataset:
+    """Return the data with the side of each class that its rows tell.
+
+    Args:
+        function: The public function's name, for messages.
+        argument: The argument that the sides came from, for messages.
+        data: n rows.
+        sides: The side of each row, (n,): one of ``SIDES`` or ``ALIASES`` in any case, the same for all rows of a
+            class; or None, which leaves the data as they are.
+
+    Raises:
+        ValueError: Another number of sides than rows, an unknown side, a class on two sides.
+    """
     if sides is None:
         return data
-    pairs = set(zip(y.tolist(), map(str, sides), strict=True))
-    unknown = sorted({side for _, side in pairs} - set(SIDES))
-    if unknown:
-        fail(function, argument, f"have sides {', '.join(SIDES)} alone", f"{unknown[:3]}", "Rename them.")
-    if len(pairs) > len(names):
-        got = f"{len(pairs) - len(names)} too many"
-        fail(function, argument, "keep every class on one side", got, "Split by class, not by row.")
-    return data._replace(sides=tuple(side for _, side in sorted(pairs)))
+    if len(sides) != len(data.y):
+        got = f"{len(sides)} for {len(data.y)} rows"
+        fail(function, argument, "have one side a row", got, "Give both the same length.")
+    side_of: dict[int, str] = {}
+    for c, text in sorted(set(zip(data.y.tolist(), map(str, sides), strict=True))):
+        side = ALIASES.get(text.lower(), text.lower())
+        if side not in SIDES:
+            remedy = f"Rename it; {', '.join(ALIASES)} will do too."
+            fail(function, argument, f"have sides {', '.join(SIDES)} alone", repr(text), remedy)
+        if side_of.setdefault(c, side) != side:
+            got = f"class {data.class_names[c]} on {side_of[c]} and {side}"
+            fail(function, argument, "keep every class on one side", got, "Split by class, not by row.")
+    return data._replace(sides=tuple(side_of.values()))
 
 
 def check_finite(function: str, argument: str, x: Tensor, release: Callable[[], None] = lambda: None) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from protonet._checks import check_int, fail
 from protonet.datasets._images import list_folders, list_images, read_image
-from protonet.datasets.dataset import Dataset, make_dataset
+from protonet.datasets.dataset import Dataset, assign_sides, make_dataset
 
 
 def load_images(folder: str | Path, *, size: int | None = None, colour: bool = False) -> Dataset:
@@ -59,20 +59,23 @@ def load_npz(path: str | Path) -> Dataset:
 
     Args:
         path: A file of ``numpy.savez``: x (n, ...) real, y (n,) integers or strings, split (n,) strings "base",
-            "validation" or "novel", the same for all rows of a class.
+            "validation" or "novel" (or "train", "val" or "valid", "test"), the same for all rows of a class.
+            Strings may be bytes in UTF-8.
 
     Returns:
         The rows, flattened and not scaled. Integer classes are numbered in their order.
 
     Raises:
-        ValueError: Not an NPZ file, x or y missing, object arrays, NaN, shapes that do not fit.
+        ValueError: No such file or no NPZ file, x or y missing, object arrays, NaN, shapes that do not fit, a class
+            on two sides.
     """
     arrays = read_arrays("load_npz", Path(path), {"x", "y", "split"})
     x = arrays["x"]
     if x.dtype.kind not in "biuf" or x.ndim < 2:
         fail("load_npz", "x", "be real, of shape (n, dim)", f"{x.dtype} {x.shape}", "Save features as floats.")
     x = x.astype(np.float32, copy=False)
-    return make_dataset("load_npz", "x", torch.from_numpy(x), arrays["y"], arrays.get("split"))
+    data = make_dataset("load_npz", "x", torch.from_numpy(x), arrays["y"])
+    return assign_sides("load_npz", "split", data, arrays.get("split"))
 
 
 def read_arrays(function: str, path: Path, names: set[str]) -> dict[str, np.ndarray]:
@@ -84,7 +87,8 @@ def read_arrays(function: str, path: Path, names: set[str]) -> dict[str, np.ndar
         names: Those to read.
 
     Raises:
-        ValueError: Not an NPZ file, x or y missing, object arrays, labels that are neither integers nor strings.
+        ValueError: No such file or no NPZ file, x or y missing, object arrays, labels that are neither integers nor
+            strings, bytes that are not UTF-8.
     """
     try:
         with path.open("rb") as opened:
@@ -99,15 +103,29 @@ def read_arrays(function: str, path: Path, names: set[str]) -> dict[str, np.ndar
             fail(function, "path", "be an NPZ file", str(path), "Use numpy.savez(path, x=x, y=y).")
         remedy = "Save them as numbers, or labels as strings: y.astype(str)."
         fail(function, "path", "hold no object arrays, which would be unpickled", str(path), remedy)
+    except (FileNotFoundError, IsADirectoryError):
+        fail(function, "path", "be a file that exists", str(path), "")
     except (OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         got = f"{path} ({type(error).__name__})"
         fail(function, "path", "be an NPZ file that can be read", got, "Save it again with numpy.savez.")
     if missing:
         remedy = "Save it with numpy.savez(path, x=x, y=y)."
         fail(function, "path", f"hold an array {missing[0]}", f"{path} with {found}", remedy)
+    for name in arrays.keys() - {"x"}:
+        arrays[name] = _decode(function, name, arrays[name].reshape(-1))  # (n,)
     if arrays["y"].dtype.kind not in "biuU":
         fail(function, "y", "be integers or strings", str(arrays["y"].dtype), "Save class numbers or names.")
-    return {name: array if name == "x" else array.reshape(-1) for name, array in arrays.items()}
+    return arrays
+
+
+def _decode(function: str, argument: str, values: np.ndarray) -> np.ndarray:
+    """Return bytes as strings, and anything else as it is."""
+    if values.dtype.kind != "S":
+        return values
+    try:
+        return np.char.decode(values, "utf-8")
+    except UnicodeDecodeError as error:
+        fail(function, argument, "be UTF-8 where it is bytes", repr(error.object), "Save strings, not bytes.")
 
 
 def load_csv(path: str | Path, *, label: str = "label") -> Dataset:
@@ -121,8 +139,8 @@ def load_csv(path: str | Path, *, label: str = "label") -> Dataset:
         The rows, not scaled; columns in the file's order.
 
     Raises:
-        ValueError: The file cannot be read, has no such column or no other one, a row of another length, a cell
-            that is no number, NaN (an empty cell is one).
+        ValueError: The file does not exist or cannot be read, has no such column or no other one, a row of another
+            length, a cell that is no number, NaN (an empty cell is one).
     """
     path = Path(path)
     rows, labels = [], []
@@ -131,8 +149,9 @@ def load_csv(path: str | Path, *, label: str = "label") -> Dataset:
             lines = csv.reader(file)
             header = next(lines, [])
             if header.count(label) != 1 or len(header) < 2:
-                got = f"{path} with {', '.join(header) or 'nothing'}"
-                remedy = "Name the column with label=."
+                more = f" and {len(header) - 5} more" if len(header) > 5 else ""
+                got = f"{path} with {', '.join(header[:5]) or 'nothing'}{more}"
+                remedy = f"Name the classes' column {label}, or pass label=."
                 fail("load_csv", "path", f"have one column {label} and columns of numbers", got, remedy)
             column = header.index(label)
             for cells in filter(None, lines):
@@ -141,9 +160,11 @@ def load_csv(path: str | Path, *, label: str = "label") -> Dataset:
                     fail("load_csv", "path", f"have {len(header)} cells a row", got, "Mend that line.")
                 labels.append(cells.pop(column))
                 rows.append([_parse_number(cell, lines.line_num) for cell in cells])
+    except (FileNotFoundError, IsADirectoryError):
+        fail("load_csv", "path", "be a file that exists", str(path), "")
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         got = f"{path} ({type(error).__name__})"
-        fail("load_csv", "path", "be a CSV file that can be read", got, "Check the path; save it as UTF-8.")
+        fail("load_csv", "path", "be a CSV file that can be read", got, "Save it as UTF-8.")
     features = torch.tensor(rows, dtype=torch.float32).reshape(len(rows), len(header) - 1)  # (n, dim)
     return make_dataset("load_csv", "path", features, labels)
 

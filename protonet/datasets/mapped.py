@@ -15,7 +15,7 @@ import torch
 from numpy.lib import format as npy
 from torch import Tensor
 
-from protonet.datasets.dataset import Dataset, check_finite, make_dataset
+from protonet.datasets.dataset import Dataset, assign_sides, check_finite, make_dataset
 from protonet.datasets.files import load_npz, read_arrays
 
 READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
@@ -43,8 +43,8 @@ def map_npz(path: str | Path) -> Dataset:
         return load_npz(path)
     x, mapping = mapped
     arrays = read_arrays("map_npz", path, {"y", "split"})
-    classes = make_dataset("map_npz", "x", torch.empty(len(x), 0), arrays["y"], arrays.get("split"))
-    data = classes._replace(x=x, mapping=mapping)
+    classes = make_dataset("map_npz", "x", torch.empty(len(x), 0), arrays["y"])
+    data = assign_sides("map_npz", "split", classes, arrays.get("split"))._replace(x=x, mapping=mapping)
     check_finite("map_npz", "x", x, data.release)
     return data
 

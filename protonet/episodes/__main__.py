@@ -6,8 +6,10 @@ Nothing slow to import is imported before the arguments are known to be right.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from protonet._checks import check_number, fail
@@ -15,6 +17,7 @@ from protonet._command import Parser, check_name, check_outputs, parse_whole, ru
 
 PROG = "protonet.episodes"
 DEFAULT_METHODS = ("protonet", "protonet-cosine", "simpleshot", "adaptive", "bd-cspn")
+FIGURES = (".png", ".pdf", ".svg")
 SIDES = ("novel", "validation", "base", "all")
 
 
@@ -57,14 +60,22 @@ def make_parser() -> Parser:
         "--imbalance", metavar="A", help="queries by Dirichlet shares of this concentration, such as 2.0; equal without"
     )
     episodes.add_argument("--open", default="0", metavar="N", help="classes outside the episode among the queries")
-    episodes.add_argument("--allow-small", action="store_true", help="let small classes have fewer queries")
+    episodes.add_argument(
+        "--allow-small",
+        action="store_true",
+        help="let classes with few rows have fewer queries; with --imbalance, that makes them less unbalanced",
+    )
     episodes.add_argument("--episodes", default="2000", metavar="N", help="episodes, at the most (default 2000)")
     episodes.add_argument("--until", default="0", metavar="P", help="stop when every 95 %% interval is within P points")
     episodes.add_argument("--seed", default="0", metavar="N", help="of the episodes (default 0)")
     parser.add_argument(
-        "--method", nargs="+", default=DEFAULT_METHODS, metavar="NAME", help=f"default: {' '.join(DEFAULT_METHODS)}"
+        "--method",
+        nargs="+",
+        default=DEFAULT_METHODS,
+        metavar="NAME",
+        help=f"names, or all (default: {' '.join(DEFAULT_METHODS)})",
     )
-    for name, text in (("json", "all figures"), ("csv", "a line a figure"), ("plot", "a PNG figure")):
+    for name, text in (("json", "all figures"), ("csv", "a line a figure"), ("plot", "a figure, .png, .pdf or .svg")):
         parser.add_argument(f"--{name}", metavar="FILE", help=f"write {text}")
     return parser
 
@@ -79,6 +90,8 @@ def _wrap(names: Mapping[str, Any]) -> str:
 def parse_span(argument: str, text: str, *, low: int) -> tuple[int, int]:
     """Return ``5`` as (5, 5) and ``5-20`` as (5, 20), or raise a ValueError."""
     first, dash, last = text.partition("-")
+    if not first or (dash and not last):
+        fail(PROG, argument, "be a number or a span such as 5-20", repr(text), f"Pass a number >= {low}.")
     least = parse_whole(PROG, argument, first, low=low)
     most = parse_whole(PROG, argument, last, low=low) if dash else least
     if most < least:
@@ -101,7 +114,7 @@ def run(arguments: Sequence[str] | None) -> None:
     from protonet.episodes.methods import METHODS  # noqa: PLC0415 - as above
     from protonet.episodes.sampling import Setting  # noqa: PLC0415
 
-    names = list(dict.fromkeys(check_name(PROG, "--method", name, METHODS) for name in options.method))
+    names = list(dict.fromkeys(check_name(PROG, "--method", name, [*METHODS, "all"]) for name in options.method))
     setting = Setting(
         way=parse_span("--way", options.way, low=2),
         shot=parse_span("--shot", options.shot, low=1),
@@ -115,7 +128,15 @@ def run(arguments: Sequence[str] | None) -> None:
     until = parse_number("--until", options.until, strict=False)
     seed = parse_whole(PROG, "--seed", options.seed, low=0)
     split_seed = None if options.split_seed is None else parse_whole(PROG, "--split-seed", options.split_seed, low=0)
-    outputs = check_outputs(PROG, options, ("json", "csv", "plot"))
+    leads = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts one writes
+    outputs = check_outputs(PROG, options, ("json", "csv", "plot")) if leads else {}
+    for name, path in outputs.items():
+        if path.exists() and path.resolve() in {
+            Path(each or ".").resolve() for each in (options.dataset, options.encoder)
+        }:
+            fail(PROG, f"--{name}", "be another file than what is read", path, "Pass another path.")
+    if "plot" in outputs and outputs["plot"].suffix.lower() not in FIGURES:
+        fail(PROG, "--plot", f"end in {', '.join(FIGURES)}", outputs["plot"], "Pass a path such as out.png.")
     from protonet.episodes.experiment import Experiment, run_experiment  # noqa: PLC0415 - the arguments are right
 
     run_experiment(

@@ -18,8 +18,8 @@ from protonet.episodes.backbones import make_backbone
 #: The name of the entry, in the file's metadata, that says as JSON what the file is.
 FORMAT = "protonet.episodes.train"
 #: Raised whenever what is written changes; files of later versions are not read.
-VERSION = 1
-INSTALL = "pip install safetensors"
+VERSION = 2
+INSTALL = 'pip install "protonet[train]"'
 #: What the names of an encoder's best weights begin with.
 BEST = "best."
 
@@ -106,6 +106,23 @@ def load_encoder(path: str | Path, *, dim: int | None = None) -> nn.Module:
     encoder = make_backbone(**facts["backbone"], generator=torch.Generator())
     encoder.load_state_dict(take_prefix(tensors, BEST))
     return encoder.eval().requires_grad_(False)
+
+
+def read_plan(path: str | Path) -> dict[str, Any]:
+    """Return what was asked of the run that a checkpoint is of: its data set, its split's seed and all the rest.
+
+    Args:
+        path: A file that ``python -m protonet.episodes train`` wrote.
+
+    Returns:
+        The fields of `protonet.episodes.meta.Plan` by name, ``dataset`` and ``split_seed`` among them.
+
+    Raises:
+        ImportError: safetensors is missing.
+        ValueError: No file, a truncated or foreign one, or one of a newer version.
+    """
+    plan: dict[str, Any] = read_checkpoint("read_plan", "path", path)[1]["plan"]
+    return plan
 
 
 def _find_version() -> str | None:

@@ -16,7 +16,7 @@ from protonet.datasets import Dataset
 from protonet.datasets.dataset import SIDES, optional_packages
 from protonet.episodes.backbones import embed_rows
 from protonet.episodes.batch import Base, Take, gather_episodes, split_draw, summarize_base, take_from
-from protonet.episodes.checkpoints import load_encoder
+from protonet.episodes.checkpoints import load_encoder, read_plan
 from protonet.episodes.distributed import join_group
 from protonet.episodes.evaluation import Scores, evaluate, join_scores
 from protonet.episodes.methods import METHODS, NEEDS_BASE, USES_BASE
@@ -43,52 +43,57 @@ class Experiment(NamedTuple):
 
 
 class Material(NamedTuple):
-    """Rows and how to take them, the classes to draw from, their names, and the base classes if a method uses them."""
+    """What an experiment works on."""
 
-    x: Tensor
+    x: Tensor  # (n, dim)
     take: Take
-    by_class: ClassIndex
+    by_class: ClassIndex  # the classes to draw from
     class_names: tuple[str, ...]
-    base: Base | None
+    base: Base | None  # where a method uses them
+    side: str  # of the split, or "all"
+    methods: list[str]
+    notes: list[str]  # lines to read beside the report
 
 
 def run_experiment(experiment: Experiment, outputs: Mapping[str, Path]) -> None:
     """Evaluate, print the report, and write ``json``, ``csv`` and ``plot`` where they are among the outputs.
 
     Raises:
-        KeyboardInterrupt: After the report of the episodes so far; nothing is written.
+        KeyboardInterrupt: After report and files of the episodes so far.
         ValueError: Data, side, encoder and setting that do not fit together.
     """
     if "plot" in outputs:
         with optional_packages(NAME):
-            pass
+            import matplotlib as _  # noqa: F401, PLC0415 - before the work, if it is missing
     with join_group() as group:
         data = load_source(experiment.dataset, split_seed=experiment.split_seed)
         material = prepare(data, experiment)
-        index = check_setting(NAME, material.by_class, experiment.setting, material.class_names)
         leads = group.rank == 0
         bar = tqdm(total=experiment.n_episodes, unit="episode", delay=1.0, dynamic_ncols=True, disable=not leads)
         latest: dict[str, Sequence[Scores]] = {}
 
         def show(done: int, scores: Mapping[str, Sequence[Scores]]) -> None:
             latest.update(scores)
-            accuracy = torch.cat([part.accuracy for part in scores[experiment.methods[0]]])
-            running = f"{experiment.methods[0]} {100 * mean_of(accuracy):.2f} ±{100 * half_width(accuracy):.2f} %"
-            bar.set_postfix_str(running, refresh=False)
+            name, parts = next(iter(scores.items()))
+            accuracy = torch.cat([part.accuracy for part in parts])
+            bar.set_postfix_str(
+                f"{name} {100 * mean_of(accuracy):.2f} ±{100 * half_width(accuracy):.2f} %", refresh=False
+            )
             bar.update(done - bar.n)
 
-        def report(scores: Mapping[str, Scores]) -> dict[str, Any]:
+        def report(scores: Mapping[str, Scores]) -> int:
             bar.close()
-            summary = summarize(scores, experiment.setting.shot, describe(experiment))
+            summary = summarize(scores, experiment.setting.shot, describe(experiment, material))
             if leads:
                 print(format_title(summary, material, experiment) + format_report(summary), end="", flush=True)
-            return summary
+                write_outputs(summary, outputs, material, experiment)
+            return len(next(iter(scores.values())).accuracy)
 
         try:
             scores = evaluate(
                 material.x,
-                index,
-                {name: METHODS[name] for name in experiment.methods},
+                material.by_class,
+                {name: METHODS[name] for name in material.methods},
                 experiment.setting,
                 seed=experiment.seed,
                 n_episodes=experiment.n_episodes,
@@ -99,52 +104,98 @@ def run_experiment(experiment: Experiment, outputs: Mapping[str, Path]) -> None:
                 take=material.take,
             )
         except KeyboardInterrupt:
+            bar.close()
             if not latest:
                 raise
-            done = report({name: join_scores(parts) for name, parts in latest.items()})["episodes"]
+            done = report({name: join_scores(parts) for name, parts in latest.items()})
             raise KeyboardInterrupt(f"stopped after {done:,} of {experiment.n_episodes:,} episodes") from None
-        summary = report(scores)
-        if leads:
-            write_outputs(summary, outputs, material, index, experiment)
+        report(scores)
 
 
 def prepare(data: Dataset, experiment: Experiment) -> Material:
-    """Return the rows and classes of an experiment's side, embedded if there is an encoder."""
+    """Return the rows and classes of an experiment's side, embedded if there is an encoder, and what to say of them."""
+    sides = data.sides or ("all",) * data.num_classes
     side = experiment.side or ("all" if data.sides is None else "novel")
-    if side != "all" and (data.sides is None or side not in data.sides):
+    if side not in {"all", *sides}:
         got = f"{side} of {', '.join(sorted(set(data.sides or ()))) or 'no split'}"
         fail(NAME, "--side", "be a side that has classes", got, "Pass --side all, or --split-seed 0 for a split.")
-    needy = [name for name in experiment.methods if name in NEEDS_BASE]
-    with_base = data.sides is not None and "base" in data.sides and side in SIDES[1:]
-    if needy and not with_base:
-        remedy = "Use data with a split by class, or --split-seed 0."
-        fail(NAME, "--method", "find base classes beside the evaluated ones", f"none for {needy[0]}", remedy)
+    with_base = side in SIDES[1:] and "base" in sides
+    methods, notes = find_methods(experiment.methods, with_base=with_base)
+    chosen = [c for c, own in enumerate(sides) if side in ("all", own)]
+    names = tuple(data.class_names[c] for c in chosen)
     whole = index_classes(data.y)
-    chosen = [c for c in range(data.num_classes) if side in ("all", (data.sides or ("all",) * data.num_classes)[c])]
-    index, base_index, x = whole.take(torch.tensor(chosen)), None, data.x
-    if with_base and any(name in USES_BASE for name in experiment.methods):
-        base_index = whole.take(torch.tensor([c for c, own in enumerate(data.sides or ()) if own == "base"]))
-    take: Take = take_from(x) if data.mapping is None else data.take_rows
+    by_class = check_setting(NAME, whole.take(torch.tensor(chosen)), experiment.setting, names)
+    if experiment.setting.allow_small:
+        few = experiment.setting.shot[1] + experiment.setting.n_query
+        small = int((by_class.size < few).sum())
+        left_out = len(chosen) - len(by_class.size)
+        notes.append(
+            f"{small} of {len(chosen)} classes have fewer rows than shot + query, {left_out} too few to be drawn."
+        )
+    base_index = None
+    if with_base and any(name in USES_BASE for name in methods):
+        base_index = whole.take(torch.tensor([c for c, own in enumerate(sides) if own == "base"]))
+    x, take = data.x, (take_from(data.x) if data.mapping is None else data.take_rows)
     if experiment.encoder is not None:
+        notes += compare_split(read_plan(experiment.encoder), experiment, side)
         encoder = load_encoder(experiment.encoder, dim=x.shape[1])
-        needed = set(chosen) | ({c for c, own in enumerate(data.sides or ()) if own == "base"} if base_index else set())
-        used = torch.isin(data.y, torch.tensor(sorted(needed))).nonzero().flatten()
+        wanted = [
+            c for c, own in enumerate(sides) if side in ("all", own) or (base_index is not None and own == "base")
+        ]
+        used = torch.isin(data.y, torch.tensor(wanted)).nonzero().flatten()
         places = torch.full((len(x),), -1).index_copy_(0, used, torch.arange(len(used)))
-        x = embed_rows(encoder, data.take_rows, used)
-        take, index = take_from(x), index._replace(rows=places[index.rows])
+        x = embed_rows(encoder, take, used)
+        take, by_class = take_from(x), by_class._replace(rows=places[by_class.rows])
         base_index = None if base_index is None else base_index._replace(rows=places[base_index.rows])
     # With memory of its own: a method may take base rows while it holds an episode.
-    base_take = take_from(x) if data.mapping is None or experiment.encoder is not None else take
+    base_take = take if x is data.x and data.mapping is not None else take_from(x)
     base = None if base_index is None else summarize_base(base_take, base_index)
-    return Material(x, take, index, tuple(data.class_names[c] for c in chosen), base)
+    return Material(x, take, by_class, names, base, side, methods, notes)
 
 
-def describe(experiment: Experiment) -> dict[str, Any]:
+def find_methods(names: Sequence[str], *, with_base: bool) -> tuple[list[str], list[str]]:
+    """Return the methods that names stand for, ``all`` for all that can run, and what to say of them."""
+    notes = []
+    if "all" in names:
+        missing = [] if with_base else sorted(NEEDS_BASE)
+        notes += [f"Without base classes, {name} is left out." for name in missing]
+        names = [name for name in METHODS if name not in missing]
+    for name in names:
+        if name in NEEDS_BASE and not with_base:
+            remedy = "Use data with a split by class, or --split-seed 0."
+            fail(NAME, "--method", "find base classes beside the evaluated ones", f"none for {name}", remedy)
+    if "simpleshot" in names and not with_base:
+        notes.append("Without base classes, simpleshot centres on each episode's own support rows.")
+    return list(names), notes
+
+
+def compare_split(plan: Mapping[str, Any], experiment: Experiment, side: str) -> list[str]:
+    """Return what to say of classes that an encoder learned, or raise a ValueError if it learned by another split."""
+    if plan["dataset"] != experiment.dataset:
+        return []
+    if plan["split_seed"] != experiment.split_seed:
+        trained = "without one" if plan["split_seed"] is None else f"with {plan['split_seed']}"
+        got = f"{experiment.split_seed}; the encoder was trained {trained}"
+        fail(
+            NAME,
+            "--split-seed",
+            "be the encoder's, or it would be judged on classes that it learned",
+            got,
+            "Pass that.",
+        )
+    return (
+        []
+        if side == "novel"
+        else [f"The encoder was trained or chosen on classes of side {side}: this is no test of it."]
+    )
+
+
+def describe(experiment: Experiment, material: Material) -> dict[str, Any]:
     """Return the settings as JSON writes them, under the names of the command line."""
     setting = experiment.setting
     return {
         "dataset": experiment.dataset,
-        "side": experiment.side,
+        "side": material.side,
         "split_seed": experiment.split_seed,
         "encoder": experiment.encoder,
         "way": setting.way,
@@ -169,17 +220,13 @@ def format_title(summary: Mapping[str, Any], material: Material, experiment: Exp
     features = f"{experiment.encoder}" if experiment.encoder else f"{material.x.shape[1]} features"
     title = f"{experiment.dataset}, {len(material.class_names)} classes, {features}: {spans[0]}-way {spans[1]}-shot"
     title += f" {setting.n_query}-query{kind}, {summary['episodes']:,} episodes, seed {experiment.seed}"
-    notes = ""
-    if material.base is None and any(name in USES_BASE for name in experiment.methods):
-        notes = "Without base classes, simpleshot centres on each episode's own support rows.\n"
-    return f"{title}; 95 % intervals\n{notes}\n"
+    return "\n".join([f"{title}; 95 % intervals", *material.notes]) + "\n\n"
 
 
 def write_outputs(
     summary: Mapping[str, Any],
     outputs: Mapping[str, Path],
     material: Material,
-    index: ClassIndex,
     experiment: Experiment,
 ) -> None:
     """Write the files that were asked for."""
@@ -190,7 +237,9 @@ def write_outputs(
     if "plot" in outputs:
         from protonet.episodes.figures import draw_figure  # noqa: PLC0415 - with matplotlib
 
-        part = next(split_draw(draw_episodes(index, experiment.setting, seed=experiment.seed, first=0, n_episodes=1)))
-        draw_figure(outputs["plot"], summary, gather_episodes(material.take, part), part.query_labels)
+        index, setting = material.by_class, experiment.setting
+        with torch.inference_mode():  # as the memory that rows are taken into
+            part = next(split_draw(draw_episodes(index, setting, seed=experiment.seed, first=0, n_episodes=1)))
+            draw_figure(outputs["plot"], summary, gather_episodes(material.take, part), part.query_labels)
     for path in outputs.values():
         print(f"wrote {path}", file=sys.stderr)

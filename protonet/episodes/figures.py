@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def draw_figure(path: Path, summary: Mapping[str, Any], episode: Episodes, query_labels: torch.Tensor) -> None:
-    """Write a PNG: accuracies, by shot where shots vary; paired differences of several methods; one episode.
+    """Draw accuracies, by shot where shots vary; paired differences of several methods; and one episode.
 
     Args:
-        path: Where to.
+        path: Where to; a suffix that matplotlib knows, such as .png, .pdf or .svg.
         summary: As of `protonet.episodes.report.summarize`.
         episode: A batch of one episode.
         query_labels: (1, n_queries), -1 for open classes.
@@ -32,13 +32,14 @@ def draw_figure(path: Path, summary: Mapping[str, Any], episode: Episodes, query
     with optional_packages("protonet.episodes"):
         from matplotlib.figure import Figure  # noqa: PLC0415 - optional
     several = len(summary["methods"]) > 1
-    figure = Figure(figsize=(5.2 * (2 + several), 4.6), layout="constrained")
+    size = max(4.6, 0.42 * len(summary["methods"]))  # inches: a line of text a method
+    figure = Figure(figsize=((size + 0.6) * (2 + several), size), layout="constrained")
     axes = figure.subplots(1, 2 + several, squeeze=False)[0]
     _draw_accuracies(axes[0], summary["methods"])
     if several:
         _draw_differences(axes[1], summary)
     _draw_episode(axes[-1], episode, query_labels[0])
-    figure.savefig(path, format="png", dpi=120)
+    figure.savefig(path, dpi=120)
 
 
 def _draw_accuracies(axes: Axes, methods: Mapping[str, Any]) -> None:
@@ -46,12 +47,13 @@ def _draw_accuracies(axes: Axes, methods: Mapping[str, Any]) -> None:
     shots = [int(count) for count in next(iter(methods.values()))["by_shot"]]
     if len(shots) > 1:
         for name, own in methods.items():
-            values = [100 * (each["accuracy"] or math.nan) for each in own["by_shot"].values()]
+            values = [
+                math.nan if each["accuracy"] is None else 100 * each["accuracy"] for each in own["by_shot"].values()
+            ]
             halves = [100 * (each["half_width"] or 0.0) for each in own["by_shot"].values()]
             axes.plot(shots, values, label=name, marker="o", markersize=3)
-            low, high = zip(
-                *((value - half, value + half) for value, half in zip(values, halves, strict=True)), strict=True
-            )
+            low = [max(0.0, value - half) for value, half in zip(values, halves, strict=True)]
+            high = [min(100.0, value + half) for value, half in zip(values, halves, strict=True)]
             axes.fill_between(shots, low, high, alpha=0.2)
         axes.set(xlabel="shots", ylabel="accuracy, %", title="accuracy by shot, 95 % bands", xticks=shots)
         axes.legend(fontsize=8)
@@ -74,7 +76,8 @@ def _draw_differences(axes: Axes, summary: Mapping[str, Any]) -> None:
         grid[row, column], grid[column, row] = 100 * pair["difference"], -100 * pair["difference"]
         sure[row, column] = sure[column, row] = pair["p_holm"] < 0.05
     most = float(grid.abs().max()) or 1.0
-    axes.imshow(grid.numpy(), cmap="RdBu", vmin=-most, vmax=most)
+    image = axes.imshow(grid.numpy(), cmap="RdBu", vmin=-most, vmax=most)
+    axes.figure.colorbar(image, ax=axes, shrink=0.8, label="points")
     for row in range(len(names)):
         for column in range(len(names)):
             if row != column:
@@ -83,7 +86,7 @@ def _draw_differences(axes: Axes, summary: Mapping[str, Any]) -> None:
                 axes.text(column, row, text, ha="center", va="center", fontsize=7, color="white" if dark else "black")
     axes.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=8)
     axes.set_yticks(range(len(names)), names, fontsize=8)
-    axes.set_title("row less column, points (* p < 0.05, Holm)")
+    axes.set_title("row less column (* p < 0.05, Holm)")
 
 
 def _draw_episode(axes: Axes, episode: Episodes, query_labels: torch.Tensor) -> None:
@@ -97,14 +100,14 @@ def _draw_episode(axes: Axes, episode: Episodes, query_labels: torch.Tensor) -> 
     def place(rows: torch.Tensor) -> Any:
         return (directions @ (rows.double() - centre).T).numpy()  # (2, n)
 
-    colours = [f"C{label}" if label >= 0 else "lightgrey" for label in query_labels.tolist()]
+    colours = [f"C{label}" if label >= 0 else "grey" for label in query_labels.tolist()]
     x, y = place(episode.query[0])
-    axes.scatter(x, y, c=colours, s=14, alpha=0.6, label="query" + ", open ones grey" * ("lightgrey" in colours))
+    axes.scatter(x, y, c=colours, s=14, alpha=0.6, label="query" + ", open ones grey" * ("grey" in colours))
     x, y = place(episode.support[0])
     axes.scatter(
         x, y, c=[f"C{label}" for label in episode.support_labels[0].tolist()], marker="s", s=30, label="support"
     )
     x, y = place(prototypes)
     axes.scatter(x, y, c=[f"C{c}" for c in range(len(x))], marker="*", s=220, edgecolors="black", label="prototype")
-    axes.set(title="the first episode, along its prototypes' two main directions", xticks=[], yticks=[])
+    axes.set(title="the first episode, along its prototypes", xticks=[], yticks=[])
     axes.legend(fontsize=8)

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from protonet.episodes.checkpoints import write_checkpoint
 from protonet.episodes.distributed import Group
 from protonet.episodes.meta import Run, keep_best, pack_run, take_step
 from protonet.episodes.tasks import Side, draw_batch, score_encoder
+
+#: The names of a step's two losses in the log.
+LOSSES = ("episodic_loss", "cross_entropy")
 
 
 class Outputs(NamedTuple):
@@ -45,10 +48,8 @@ def train(run: Run, base: Side, validation: Side, group: Group, outputs: Outputs
     """
     from tqdm import tqdm  # noqa: PLC0415 - of use here alone
 
-    plan, started, losses = run.plan, time.monotonic(), list[Tensor]()
+    plan, started = run.plan, time.monotonic()
     shared = DistributedDataParallel(run.learner) if group.world_size > 1 else run.learner
-    if run.step == 0:
-        keep_best(run, score_encoder(run.average, validation, run.step, group))
     bar = tqdm(
         total=plan.steps,
         initial=run.step,
@@ -59,26 +60,38 @@ def train(run: Run, base: Side, validation: Side, group: Group, outputs: Outputs
         disable=outputs.checkpoint is None,
     )
     with bar, open_record(outputs, run.step) as record, delay_interrupt() as interrupted:
+
+        def validate() -> None:
+            score = score_encoder(run.average, validation, run.step, group)
+            keep_best(run, score)
+            means = dict(zip(LOSSES, average(run.losses), strict=True)) if run.losses else {}
+            run.losses.clear()
+            seconds = round(time.monotonic() - started, 1)
+            record({**score._asdict(), **means, "best_accuracy": run.best.accuracy, "seconds": seconds})
+
+        if run.step == 0:
+            validate()
         while not run.finished:
-            losses.append(take_step(run, shared, *draw_batch(base, plan, run.step, group)))
-            if not bar.disable:
-                text = f"loss {float(losses[-1].sum()):.3f}, best {100 * run.best.accuracy:.2f} %"
-                bar.set_postfix_str(text, refresh=False)
+            own = take_step(run, shared, *draw_batch(base, plan, run.step, group)).tolist()
+            losses, asked = zip(*group.gather((own, interrupted())), strict=True)
+            stop = any(asked)
+            run.losses.append(average(losses))
+            text = f"loss {sum(run.losses[-1]):.3f}, best {100 * run.best.accuracy:.2f} %"
+            bar.set_postfix_str(text, refresh=False)
             bar.update()
-            stop = any(group.gather(interrupted()))
             if run.step % plan.eval_every == 0 or run.step == plan.steps:
-                score = score_encoder(run.average, validation, run.step, group)
-                keep_best(run, score)
+                validate()
                 save(run, outputs)
-                means = torch.tensor(group.gather(torch.stack(losses).mean(dim=0).tolist())).mean(dim=0).tolist()
-                losses.clear()
-                seconds = round(time.monotonic() - started, 1)
-                names = {"episodic_loss": means[0], "cross_entropy": means[1]}
-                record({**score._asdict(), **names, "best_accuracy": run.best.accuracy, "seconds": seconds})
             elif stop:
                 save(run, outputs)
             if stop and not run.finished:
                 raise KeyboardInterrupt(f"stopped at step {run.step:,}; run again with --resume")
+
+
+def average(pairs: Sequence[Sequence[float]]) -> list[float]:
+    """Return the means of pairs of losses, (n, 2), as a pair."""
+    means: list[float] = torch.tensor(pairs, dtype=torch.float64).mean(dim=0).tolist()
+    return means
 
 
 def save(run: Run, outputs: Outputs) -> None:
@@ -93,7 +106,8 @@ def open_record(outputs: Outputs, step: int) -> Iterator[Callable[[dict[str, Any
     with ExitStack() as stack:
         file = writer = None
         if outputs.log is not None:
-            file = stack.enter_context(outputs.log.open("a" if step else "w", encoding="utf-8"))
+            outputs.log.write_text("".join(read_log(outputs.log, step) if step else []), encoding="utf-8")
+            file = stack.enter_context(outputs.log.open("a", encoding="utf-8"))
         if outputs.tensorboard is not None:
             from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - optional
 
@@ -104,10 +118,18 @@ def open_record(outputs: Outputs, step: int) -> Iterator[Callable[[dict[str, Any
             if file is not None:
                 print(json.dumps(entry), file=file, flush=True)
             if writer is not None:
-                for name in ("accuracy", "episodic_loss", "cross_entropy"):
+                for name in entry.keys() & {"accuracy", *LOSSES}:
                     writer.add_scalar(name, entry[name], entry["step"])
+                writer.flush()
 
         yield record
+
+
+def read_log(path: Path, step: int) -> list[str]:
+    """Return a log's lines up to a step: those after the last checkpoint, written before a crash, will come again."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    steps = [re.match(r'{"step": (\d+),.*}\n', line) for line in lines]
+    return [line for line, found in zip(lines, steps, strict=True) if found and int(found[1]) <= step]
 
 
 @contextmanager

@@ -112,6 +112,7 @@ class Run:
         kept: The averaged weights of the best validation.
         best: The best validation.
         step: Steps taken.
+        losses: The two losses of each step since the last validation.
     """
 
     plan: Plan
@@ -121,6 +122,7 @@ class Run:
     kept: dict[str, Tensor]
     best: Score
     step: int
+    losses: list[list[float]]
 
     @property
     def finished(self) -> bool:
@@ -140,7 +142,7 @@ def begin_run(plan: Plan, device: str) -> Run:
     groups = [{"params": list(encoder.parameters())}, proxy_group]
     optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     average = copy.deepcopy(learner.encoder).requires_grad_(False)
-    return Run(plan, learner, optimizer, average, copy.deepcopy(average.state_dict()), Score(0, 0.0, 0.0), 0)
+    return Run(plan, learner, optimizer, average, copy.deepcopy(average.state_dict()), Score(0, 0.0, 0.0), 0, [])
 
 
 def take_step(run: Run, model: nn.Module, x: Tensor, targets: Tensor) -> Tensor:
@@ -182,8 +184,8 @@ def pack_run(run: Run) -> tuple[dict[str, Tensor], dict[str, Any]]:
         **{f"{OPTIMIZER}{number}.": state for number, state in run.optimizer.state_dict()["state"].items()},
     }
     tensors = {prefix + name: tensor for prefix, state in states.items() for name, tensor in state.items()}
-    backbone = {"name": run.plan.backbone, "dim": run.plan.dim}
-    return tensors, {"step": run.step, "best": run.best, "plan": run.plan._asdict(), "backbone": backbone}
+    backbone, plan = {"name": run.plan.backbone, "dim": run.plan.dim}, run.plan._asdict()
+    return tensors, {"step": run.step, "best": run.best, "losses": run.losses, "plan": plan, "backbone": backbone}
 
 
 def unpack_run(run: Run, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
@@ -197,3 +199,4 @@ def unpack_run(run: Run, tensors: dict[str, Tensor], facts: dict[str, Any]) -> N
         state.setdefault(int(number), {})[key] = tensor
     run.optimizer.load_state_dict({**run.optimizer.state_dict(), "state": state})
     run.step, run.best = facts["step"], Score(*facts["best"])
+    run.losses = facts.get("losses", [])  # none in version 1

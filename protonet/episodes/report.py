@@ -35,7 +35,11 @@ def summarize(scores: Mapping[str, Scores], shot: tuple[int, int], settings: Map
             "auroc": _known(mean_of(auroc)),
             "auroc_half_width": _known(half_width(auroc)),
             "by_shot": {
-                str(shots): {"accuracy": _known(mean_of(column)), "half_width": _known(half_width(column))}
+                str(shots): {
+                    "accuracy": _known(mean_of(column)),
+                    "half_width": _known(half_width(column)),
+                    "episodes": int((~column.isnan()).sum()),
+                }
                 for shots, column in zip(range(shot[0], shot[1] + 1), by_shot.unbind(1), strict=True)
             },
         }
@@ -82,7 +86,10 @@ def format_report(summary: Mapping[str, Any]) -> str:
             for name in order
         ]
         text += "\n" + format_table(["accuracy, %", *(f"{count}-shot" for count in shots)], by_shot)
-    return text
+    pairs = len(summary["comparisons"])
+    if pairs:
+        text += f"\nDifferences are paired by episode; p of paired t tests, by Holm for all {pairs} pairs of methods.\n"
+    return text + "Calibration is of the probabilities as each method defines them.\n"
 
 
 def _percent(share: float | None, half: float | None) -> str:
@@ -112,6 +119,10 @@ def write_csv(path: Path, summary: Mapping[str, Any]) -> None:
                 writer.writerow([name, "auroc", "", own["auroc"], own["auroc_half_width"]])
             for shots, each in own["by_shot"].items():
                 writer.writerow([name, "accuracy", shots, each["accuracy"], each["half_width"]])
+        for pair in summary["comparisons"]:
+            measure = f"accuracy less {pair['second']}'s"
+            writer.writerow([pair["first"], measure, "", pair["difference"], pair["half_width"]])
+            writer.writerow([pair["first"], f"p (Holm) against {pair['second']}", "", pair["p_holm"], ""])
 
 
 def write_json(path: Path, summary: Mapping[str, Any]) -> None:

@@ -18,6 +18,8 @@ from protonet._checks import check_int, check_number, fail
 #: Streams of random numbers of `draw_episodes`, so that more queries, say, do not change which classes are drawn.
 WAYS, CLASSES, SHOTS, QUERIES, ROWS = range(5)
 NO_ROW = -1
+#: No number of classes or of rows a class may be larger: far beyond any use, far below any overflow.
+MOST = 10**6
 
 
 class ClassIndex(NamedTuple):
@@ -152,10 +154,10 @@ def check_setting(name: str, index: ClassIndex, setting: Setting, class_names: t
         ValueError: A number outside its range, more ways than classes, a class with too few rows.
     """
     for argument, (low, high), least in (("way", setting.way, 2), ("shot", setting.shot, 1)):
-        check_int(name, argument, low, low=least)
-        check_int(name, argument, high, low=low, remedy="Write the smaller number first, such as 1-10.")
-    n_query = check_int(name, "n_query", setting.n_query, low=1)
-    n_open = check_int(name, "n_open", setting.n_open, low=0)
+        check_int(name, argument, low, low=least, high=MOST)
+        check_int(name, argument, high, low=low, high=MOST, remedy="Write the smaller number first, such as 1-10.")
+    n_query = check_int(name, "n_query", setting.n_query, low=1, high=MOST)
+    n_open = check_int(name, "n_open", setting.n_open, low=0, high=MOST)
     if setting.imbalance is not None:
         check_number(name, "imbalance", setting.imbalance, low=0, strict=True)
     most_query = n_query if setting.imbalance is None else n_query * setting.way[1]
@@ -207,7 +209,7 @@ def draw_episodes(index: ClassIndex, setting: Setting, *, seed: int, first: int,
     queries = torch.full_like(shots, setting.n_query).where(drawn, 0)
     if setting.imbalance is not None:
         queries = _share_queries(uniform(QUERIES, most_way), setting.imbalance, drawn, way * setting.n_query)
-    most_query = setting.n_query * (1 if setting.imbalance is None else most_way)
+    most_query = min(setting.n_query * (1 if setting.imbalance is None else most_way), int(index.size.max()))
     queries = torch.minimum(queries, size[:, :most_way] - shots)
     of_open = torch.full((n_episodes, n_open), setting.n_query).minimum(size[:, most_way:])
     slots = most_shot + int(torch.cat([queries.flatten(), of_open.flatten(), torch.zeros(1, dtype=torch.int64)]).max())

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from protonet._checks import fail
+from protonet._command import check_name
 from protonet.datasets import (
     FAMILIES,
     Dataset,
@@ -53,26 +54,27 @@ def load_source(text: str, *, split_seed: int | None = None, label: str = "label
 
 def _load(text: str, label: str) -> Dataset:
     """Load the data set that a text names, split as it comes."""
-    kind, _, rest = text.partition(":")
+    kind, colon, rest = text.partition(":")
     by_name: dict[str, Callable[[], Dataset]] = {"glyphs": lambda: load_glyphs(copies=3), "digits": load_digits}
     if text in by_name:
         return by_name[text]()
     by_kind: dict[str, Callable[[str], Dataset]] = {"omniglot": load_omniglot, "mini-imagenet": load_mini_imagenet}
     if kind in by_kind and rest:
         return by_kind[kind](rest)
-    if kind == "synthetic" and rest in FAMILIES:
-        rows = sample_family(rest, seed=0, n_val=0, n_test=1, **SYNTHETIC)
+    if kind == "synthetic" and colon:
+        family = check_name("load_source", "synthetic:", rest, FAMILIES)
+        rows = sample_family(family, seed=0, n_val=0, n_test=1, **SYNTHETIC)
         return make_dataset("load_source", "text", rows.train_x, rows.train_y.numpy())
     path = Path(text)
     if path.suffix.lower() == ".npz":
         return map_npz(path)
     if path.suffix.lower() == ".csv":
         return load_csv(path, label=label)
-    if not path.is_dir():
+    if not text or not path.is_dir():  # an empty path is the current folder
         names = [*by_name, *(f"synthetic:{family}" for family in FAMILIES), *(f"{other}:<root>" for other in by_kind)]
-        nearest = ", ".join(get_close_matches(text, names, n=len(names), cutoff=0.0))
-        close = get_close_matches(text, names, n=1)
-        remedy = f"Did you mean {close[0]}?" if close else "Pass a listed name, or a path that exists."
-        listed = f"be one of {nearest}, *.npz, *.csv or a folder of images by class"
-        fail("load_source", "text", listed, repr(text), remedy)
+        near = get_close_matches(text.lower(), names)
+        listed = ", ".join([*near, *(name for name in names if name not in near)])
+        remedy = f"Did you mean {near[0]}?" if near else "Pass a listed name, or a path that exists."
+        constraint = f"be one of {listed}, *.npz, *.csv or a folder of images by class"
+        fail("load_source", "text", constraint, repr(text), remedy)
     return load_images(path, size=28)

@@ -9,6 +9,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 CONFIDENCE = 0.95
+#: Differences of accuracies that are rounding alone.
+ROUNDING = 1e-12
 
 
 class Comparison(NamedTuple):
@@ -69,10 +71,10 @@ def compare_pairs(accuracies: Mapping[str, Tensor]) -> list[Comparison]:
     differences = [accuracies[first] - accuracies[second] for first, second in pairs]
     p_values = []
     for each in differences:
-        if len(each) > 1 and float(each.std()) > 0:
+        if len(each) > 1 and float(each.std()) > ROUNDING:
             p_values.append(float(ttest_1samp(each.numpy(), 0.0).pvalue))
         else:  # the test would divide by zero
-            p_values.append(float(len(each) < 2 or not bool(each.any())))
+            p_values.append(float(len(each) < 2 or float(each.abs().max()) <= ROUNDING))
     return [
         Comparison(*pair, mean_of(each), half_width(each), p, holm)
         for pair, each, p, holm in zip(pairs, differences, p_values, adjust_holm(p_values), strict=True)

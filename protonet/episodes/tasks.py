@@ -12,7 +12,7 @@ from protonet._checks import fail
 from protonet.datasets.dataset import Dataset
 from protonet.episodes.augmentation import draw_maps, warp_images
 from protonet.episodes.backbones import embed_rows
-from protonet.episodes.batch import take_from
+from protonet.episodes.batch import Take
 from protonet.episodes.distributed import Group
 from protonet.episodes.evaluation import evaluate
 from protonet.episodes.meta import Plan, Score
@@ -32,40 +32,45 @@ class Side(NamedTuple):
     """One side of a data set's split by class.
 
     Attributes:
-        x: (n, dim) rows of the whole data set.
+        take: Takes rows of the whole data set by number.
         classes: (n,) the class of each row among those of the side, -1 for rows of the other sides.
         by_class: Rows by class, of the side alone.
         names: Of the classes.
         spread: (dim,) standard deviation of each feature.
     """
 
-    x: Tensor
+    take: Take
     classes: Tensor
     by_class: ClassIndex
     names: tuple[str, ...]
     spread: Tensor
 
 
-def take_side(data: Dataset, side: str) -> Side:
+def take_side(function: str, argument: str, data: Dataset, side: str) -> Side:
     """Return one side of the split, without a copy of its rows.
 
     Args:
+        function: The public function's or command's name, for messages.
+        argument: The argument that the data came from, for messages.
         data: Rows with ``sides``.
         side: One of `protonet.datasets.dataset.SIDES`.
 
     Raises:
-        ValueError: There is no split, or no class on that side.
+        ValueError: There is no split, or fewer than two classes on that side of which an episode can be drawn.
     """
-    class_ids = torch.tensor([c for c, own in enumerate(data.sides or ()) if own == side], dtype=torch.int64)
-    if not len(class_ids):
-        got = ", ".join(sorted(set(data.sides or ()))) or "no split"
-        fail("take_side", "data", f"have {side} classes", got, "Split the classes, for example with --split-seed 0.")
+    if data.sides is None:
+        fail(function, argument, "have a split by class", "none", "Pass --split-seed 0.")
+    class_ids = torch.tensor([c for c, own in enumerate(data.sides) if own == side], dtype=torch.int64)
+    index = index_classes(data.y).take(class_ids)
+    usable = int((index.size > 1).sum())
+    if usable < 2:
+        remedy = "Add classes or rows to that side, or pass another --split-seed and 10 classes or more."
+        fail(function, argument, f"have at least 2 {side} classes with 2 rows", usable, remedy)
     numbers = torch.full((data.num_classes,), -1).index_copy_(0, class_ids, torch.arange(len(class_ids)))
     classes = numbers[data.y]  # (n,)
     rows = (classes >= 0).nonzero().flatten()
-    index = index_classes(data.y).take(class_ids)
-    spread = data.x[rows[:: -(-len(rows) // SAMPLE)]].float().std(dim=0, correction=0)
-    return Side(data.x, classes, index, tuple(data.class_names[c] for c in class_ids.tolist()), spread)
+    spread = data.take_rows(rows[:: -(-len(rows) // SAMPLE)]).float().std(dim=0, correction=0)
+    return Side(data.take_rows, classes, index, tuple(data.class_names[c] for c in class_ids.tolist()), spread)
 
 
 def draw_batch(base: Side, plan: Plan, step: int, group: Group) -> tuple[Tensor, Tensor]:
@@ -84,7 +89,7 @@ def draw_batch(base: Side, plan: Plan, step: int, group: Group) -> tuple[Tensor,
     first = step * plan.episodes_per_step + group.rank * share
     draw = draw_episodes(base.by_class, plan.setting, seed=plan.seed, first=first, n_episodes=share)
     rows = torch.cat([draw.support, draw.query], dim=2)  # (episodes, way, shot + query)
-    x = base.x[rows.flatten()].float()
+    x = base.take(rows.flatten()).float()
     seed = np.random.SeedSequence([plan.seed, step]).generate_state(1, np.uint64)
     generator = torch.Generator().manual_seed(int(seed[0]))
     all_rows, own = len(x) * group.world_size, slice(group.rank * len(x), (group.rank + 1) * len(x))
@@ -103,16 +108,13 @@ def score_encoder(encoder: nn.Module, validation: Side, step: int, group: Group)
         validation: The validation classes.
         step: Goes into the score.
         group: The processes that share the episodes.
-
-    Raises:
-        ValueError: Fewer than two classes with two rows.
     """
     rows = (validation.classes >= 0).nonzero().flatten()
     index = index_classes(validation.classes[rows])
-    way = max(2, min(VALIDATION_WAY, int((index.size > 1).sum())))
+    way = min(VALIDATION_WAY, int((index.size > 1).sum()))
     setting = Setting((way, way), (1, 1), VALIDATION_QUERY, allow_small=True)
     index = check_setting("validation", index, setting, ())
-    embeddings = embed_rows(encoder, take_from(validation.x), rows)
+    embeddings = embed_rows(encoder, validation.take, rows)
     methods = {"cosine": protonet_cosine}
     scores = evaluate(embeddings, index, methods, setting, n_episodes=VALIDATION_EPISODES, group=group)
     accuracy = scores["cosine"].accuracy

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,15 +14,15 @@ from protonet._checks import check_int, fail
 from protonet._command import Parser, check_name, check_writable_file, check_writable_folder, parse_whole
 from protonet.datasets.dataset import optional_packages
 from protonet.episodes.backbones import BACKBONES
-from protonet.episodes.checkpoints import read_checkpoint
+from protonet.episodes.checkpoints import INSTALL, read_checkpoint
 from protonet.episodes.distributed import join_group
 from protonet.episodes.loop import Outputs, train
 from protonet.episodes.meta import Plan, begin_run, unpack_run
-from protonet.episodes.sampling import check_setting
-from protonet.episodes.tasks import take_side
+from protonet.episodes.sampling import MOST
+from protonet.episodes.tasks import Side, take_side
 
 PROG = "protonet.episodes train"
-#: The options that are whole numbers: the least one, the default, and what they are.
+#: The options that are whole numbers up to a million: the least one, the default, and what they are.
 NUMBERS = {
     "way": (2, 64, "classes a training episode, or all base classes if they are fewer"),
     "shot": (1, 1, "support rows a class"),
@@ -29,7 +31,7 @@ NUMBERS = {
     "steps": (1, 2000, "steps, at the most"),
     "eval-every": (1, 100, "steps from one validation to the next"),
     "patience": (1, 8, "stop after so many validations without a new best"),
-    "seed": (0, 0, "of the first weights, the episodes and the augmentation"),
+    "seed": (0, 0, "of the first weights, the episodes and the augmentation; up to 2^63 - 1"),
 }
 
 
@@ -41,8 +43,9 @@ def make_parser() -> Parser:
     parser.add_argument("--dataset", default="glyphs", help=data)
     split = "split the classes at random: 60 %% base, 15 %% validation, 25 %% novel"
     parser.add_argument("--split-seed", metavar="N", help=split)
-    backbone = "conv for square grey images (default), mlp for rows of any kind"
-    parser.add_argument("--backbone", default="conv", metavar="NAME", help=backbone)
+    backbone = "conv for square grey images (default of glyphs, omniglot:ROOT and a folder of images), "
+    backbone += "mlp for rows of any kind (default of all others)"
+    parser.add_argument("--backbone", metavar="NAME", help=backbone)
     for name, (_, default, text) in NUMBERS.items():
         parser.add_argument(f"--{name}", default=str(default), metavar="N", help=f"{text} (default {default})")
     parser.add_argument("--device", help="such as cpu or cuda (default: cuda where there is one)")
@@ -64,12 +67,12 @@ def run_train(arguments: Sequence[str] | None) -> None:
         ValueError: Arguments, data or a checkpoint that do not fit together.
     """
     options = make_parser().parse_args(arguments)
-    check_name(PROG, "--backbone", options.backbone, BACKBONES)
-    numbers = {
-        name.replace("-", "_"): parse_whole(PROG, f"--{name}", getattr(options, name.replace("-", "_")), low=low)
-        for name, (low, _, _) in NUMBERS.items()
-    }
-    check_int(PROG, "--seed", numbers["seed"], low=0, high=2**63 - 1)
+    backbone = check_name(PROG, "--backbone", options.backbone or choose_backbone(options.dataset), BACKBONES)
+    numbers = {}
+    for name, (low, _, _) in NUMBERS.items():
+        key, high = name.replace("-", "_"), 2**63 - 1 if name == "seed" else MOST
+        number = parse_whole(PROG, f"--{name}", getattr(options, key), low=low)
+        numbers[key] = check_int(PROG, f"--{name}", number, low=low, high=high)
     split_seed = None if options.split_seed is None else parse_whole(PROG, "--split-seed", options.split_seed, low=0)
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device(device)
@@ -82,11 +85,11 @@ def run_train(arguments: Sequence[str] | None) -> None:
         from protonet.episodes.sources import load_source  # noqa: PLC0415 - of use once the arguments are right
 
         data = load_source(options.dataset, split_seed=split_seed)
-        base, validation = take_side(data, "base"), take_side(data, "validation")
+        base, validation = (take_side(PROG, "--dataset", data, side) for side in ("base", "validation"))
         numbers["way"] = min(numbers["way"], len(base.names))
         sizes = {"dim": data.x.shape[1], "classes": len(base.names)}
-        plan = Plan(dataset=options.dataset, split_seed=split_seed, backbone=options.backbone, **sizes, **numbers)
-        check_setting(PROG, base.by_class, plan.setting, base.names)
+        plan = Plan(dataset=options.dataset, split_seed=split_seed, backbone=backbone, **sizes, **numbers)
+        check_rows(base, plan)
         if stored is not None:
             check_same_plan(plan, stored[1]["plan"])
         run = begin_run(plan, device)
@@ -95,12 +98,28 @@ def run_train(arguments: Sequence[str] | None) -> None:
         train(run, base, validation, group, outputs)
     if outputs.checkpoint is not None:
         step, accuracy, half_width = run.best
-        score = f"{100 * accuracy:.2f} ±{100 * half_width:.2f} % on validation classes after step {step:,}"
+        score = f"{100 * accuracy:.2f} ±{100 * half_width:.2f} % on validation classes"
+        score = f"{score} after step {step:,}" if step else f"no validation beat the untrained network: {score}"
         print(f"{outputs.checkpoint}: {plan.backbone}, {run.step:,} steps, {score}")
 
 
+def choose_backbone(dataset: str) -> str:
+    """Return the backbone for a data set: features may have the width of a square image without being one."""
+    is_image = dataset == "glyphs" or dataset.startswith("omniglot:") or Path(dataset).is_dir()
+    return "conv" if is_image else "mlp"
+
+
 def check_outputs(options: argparse.Namespace) -> Outputs:
-    """Return where results go, once it is known that they can, or raise a ValueError."""
+    """Return where results go, once it is known that they can.
+
+    Raises:
+        ImportError: What writes them is missing.
+        ValueError: They cannot.
+    """
+    if Path(options.output).suffix != ".safetensors":
+        fail(PROG, "--output", "end in .safetensors", options.output, "Rename it.")
+    with optional_packages(PROG, INSTALL):
+        importlib.import_module("safetensors")  # before the work, if it is to be missing
     checkpoint = check_writable_file(PROG, "--output", options.output)
     if checkpoint.exists() and not options.resume:
         remedy = "Continue its run with --resume, or pass another path."
@@ -111,23 +130,33 @@ def check_outputs(options: argparse.Namespace) -> Outputs:
     if options.tensorboard is None:
         return Outputs(checkpoint, log)
     with optional_packages(PROG, 'pip install "protonet[tensorboard]"'):
-        import torch.utils.tensorboard as _  # noqa: F401, PLC0415 - before the work, if it is to be missing
+        importlib.import_module("torch.utils.tensorboard")
     return Outputs(checkpoint, log, check_writable_folder(PROG, "--tensorboard", options.tensorboard))
 
 
 def check_device(device: str) -> None:
-    """Raise a ValueError if torch has no such device."""
+    """Raise a ValueError if torch has no such device, or none that holds numbers, as meta does not."""
     try:
-        torch.empty(0, device=device)
+        torch.zeros(1, device=device).cpu()
     except (AssertionError, RuntimeError) as error:
         got = f"{device} ({str(error).splitlines()[0]})"
         fail(PROG, "--device", "be one that torch has here", got, "Leave it out.")
 
 
+def check_rows(base: Side, plan: Plan) -> None:
+    """Raise a ValueError that names the smallest base class if it is too small for an episode."""
+    needed, worst = plan.shot + plan.query, int(base.by_class.size.argmin())
+    size = int(base.by_class.size[worst])
+    if size < needed:
+        limit, got = f"have {needed} rows a base class (--shot + --query)", f"class {base.names[worst]!r} with {size}"
+        fail(PROG, "--dataset", limit, got, "Ask for fewer.")
+
+
 def check_same_plan(plan: Plan, stored: dict[str, Any]) -> None:
     """Raise a ValueError that names what differs between the plans of a checkpoint and of the arguments."""
+    words = {"dim": "features a row:", "classes": "base classes:"}
     differences = [
-        f"--{name.replace('_', '-')} {stored.get(name)} there and {asked} here"
+        f"{words.get(name, '--' + name.replace('_', '-'))} {stored.get(name)} there and {asked} here"
         for name, asked in plan._asdict().items()
         if stored.get(name) != asked
     ]

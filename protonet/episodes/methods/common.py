@@ -8,6 +8,9 @@ from torch import Tensor
 
 from protonet.episodes.batch import Episodes
 
+#: Squared distances below so many rounding errors of the squared lengths are computed from differences, row by row.
+LOST = 4096.0
+
 
 def one_hot(labels: Tensor, n_way: int, dtype: torch.dtype) -> Tensor:
     """Return labels (episodes, rows) as (episodes, rows, n_way) of zeros and ones."""
@@ -25,8 +28,14 @@ def support_means(episodes: Episodes) -> Tensor:
 
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:
     """Return squared Euclidean distances (episodes, n, m) of rows (episodes, n, dim) and, few, (episodes, m, dim)."""
-    squares = squared_norms(b)[:, :, None] + squared_norms(a)[:, None, :]
-    return torch.baddbmm(squares, b, a.transpose(1, 2), alpha=-2).clamp_min_(0).transpose(1, 2)
+    lengths = squared_norms(a)
+    squares = squared_norms(b)[:, :, None] + lengths[:, None, :]
+    distances = torch.baddbmm(squares, b, a.transpose(1, 2), alpha=-2).clamp_min_(0)  # (episodes, m, n)
+    lost = distances.amin(dim=1) < LOST * torch.finfo(a.dtype).eps * lengths
+    if bool(lost.any()):  # rows far from zero but close together
+        exact = torch.cdist(b, a, compute_mode="donot_use_mm_for_euclid_dist").square()
+        distances = exact.where(lost[:, None], distances)
+    return distances.transpose(1, 2)
 
 
 def cosines(a: Tensor, b: Tensor) -> Tensor:

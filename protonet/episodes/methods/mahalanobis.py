@@ -26,7 +26,8 @@ def mahalanobis(episodes: Episodes, *, ridge: float = 1.0) -> Tensor:
     Source: Bateni, Goyal, Masrani, Wood and Sigal, "Improved few-shot visual classification" (2020), eqs. 2 and 3.
         https://arxiv.org/abs/1912.03432
     """
-    support, query = project_to_span(episodes.support, episodes.query)
+    # In float64: the ridge is one whatever the features' scale, and float32 would lose it beside their squares.
+    support, query = project_to_span(episodes.support.double(), episodes.query.double())
     hot = one_hot(episodes.support_labels, episodes.n_way, support.dtype).transpose(1, 2)
     count = hot.sum(dim=2, keepdim=True)  # (episodes, n_way, 1)
     means = hot @ support / count  # (episodes, n_way, dim)
@@ -42,7 +43,7 @@ def mahalanobis(episodes: Episodes, *, ridge: float = 1.0) -> Tensor:
     factor = torch.linalg.cholesky(covariance + torch.diag_embed(least.expand(-1, -1, dim)))
     away = (query[:, None] - means[:, :, None]).transpose(2, 3)  # (episodes, n_way, dim, n_queries)
     whitened: Tensor = torch.linalg.solve_triangular(factor, away, upper=False)
-    return -0.5 * whitened.square().sum(dim=2).transpose(1, 2)
+    return -0.5 * whitened.square().sum(dim=2).transpose(1, 2).to(episodes.query.dtype)
 
 
 def project_to_span(support: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
