@@ -79,7 +79,7 @@ class TestImages:
         Image.open(tmp_path / "a" / "0.png").save(buffer, "PPM" if suffix == "ppm" else "PNG")
         whole = buffer.getvalue()
         length = whole.find(b"IDAT") - 1
-        broken = whole[:length] + b"\x08" + whole[length + 1 :] if suffix == "png" else b"P3" + whole[2:]
+        broken = whole[:length] + b"\0" + whole[length + 1 :] if suffix == "png" else b"P3" + whole[2:]
         (tmp_path / "b" / f"1.{suffix}").write_bytes(broken)
         with pytest.raises(ValueError, match=rf"images that can be read; got .*1\.{suffix} \({kind}\)"):
             load_images(tmp_path)
