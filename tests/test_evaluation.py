@@ -8,9 +8,10 @@ from sklearn.metrics import roc_auc_score
 
 from protonet.episodes.batch import Episodes, gather_episodes, split_draw, take_from
 from protonet.episodes.distributed import Group
+from protonet.episodes.draws import Setting, draw_episodes
 from protonet.episodes.evaluation import BINS, ROUND, Scores, evaluate, rate_open
 from protonet.episodes.methods.prototypes import protonet, protonet_cosine
-from protonet.episodes.sampling import Setting, draw_episodes, index_classes
+from protonet.episodes.sampling import index_classes
 from protonet.episodes.statistics import calibration_error, half_width
 
 LABELS = torch.arange(240) % 8

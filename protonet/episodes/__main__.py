@@ -111,8 +111,8 @@ def parse_number(argument: str, text: str, *, strict: bool) -> float:
 def run(arguments: Sequence[str] | None) -> None:
     """Evaluate as the arguments say."""
     options = make_parser().parse_args(arguments)
+    from protonet.episodes.draws import Setting  # noqa: PLC0415
     from protonet.episodes.methods import METHODS  # noqa: PLC0415 - as above
-    from protonet.episodes.sampling import Setting  # noqa: PLC0415
 
     names = list(dict.fromkeys(check_name(PROG, "--method", name, [*METHODS, "all"]) for name in options.method))
     setting = Setting(

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from protonet.episodes.sampling import ClassIndex, Draw
+from protonet.episodes.draws import Draw
+from protonet.episodes.sampling import ClassIndex
 
 #: Row numbers (k,) to features (k, dim) of any floating dtype, which the next call may overwrite.
 Take = Callable[[Tensor], Tensor]

@@ -13,8 +13,9 @@ from torch import Tensor
 from protonet._checks import check_int, check_number, fail
 from protonet.episodes.batch import Base, Part, Take, gather_episodes, split_draw, take_from
 from protonet.episodes.distributed import Group
+from protonet.episodes.draws import Setting, check_setting, draw_episodes
 from protonet.episodes.methods import Method
-from protonet.episodes.sampling import ClassIndex, Setting, check_setting, draw_episodes
+from protonet.episodes.sampling import ClassIndex
 from protonet.episodes.statistics import half_width
 
 #: Episodes that are drawn, dealt to a process and brought together at a time.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from protonet.episodes.backbones import make_backbone
 from protonet.episodes.checkpoints import BEST, take_prefix
-from protonet.episodes.sampling import Setting
+from protonet.episodes.draws import Setting
 from protonet.losses import cosine_cross_entropy, episodic_loss
 
 LEARNING_RATE = 3e-3

@@ -14,10 +14,11 @@ from protonet.episodes.augmentation import draw_maps, warp_images
 from protonet.episodes.backbones import embed_rows
 from protonet.episodes.batch import Take
 from protonet.episodes.distributed import Group
+from protonet.episodes.draws import Setting, check_setting, draw_episodes
 from protonet.episodes.evaluation import evaluate
 from protonet.episodes.meta import Plan, Score
 from protonet.episodes.methods.prototypes import protonet_cosine
-from protonet.episodes.sampling import ClassIndex, Setting, check_setting, draw_episodes, index_classes
+from protonet.episodes.sampling import ClassIndex, index_classes
 from protonet.episodes.statistics import half_width, mean_of
 
 #: Standard deviation of the noise added to rows that are no images, in units of each feature's own.

@@ -16,9 +16,9 @@ from protonet.datasets.dataset import optional_packages
 from protonet.episodes.backbones import BACKBONES
 from protonet.episodes.checkpoints import INSTALL, read_checkpoint
 from protonet.episodes.distributed import join_group
+from protonet.episodes.draws import MOST
 from protonet.episodes.loop import Outputs, train
 from protonet.episodes.meta import Plan, begin_run, unpack_run
-from protonet.episodes.sampling import MOST
 from protonet.episodes.tasks import Side, take_side
 
 PROG = "protonet.episodes train"
