@@ -72,7 +72,13 @@ def check_name(prog: str, argument: str, name: str, known: Collection[str]) -> s
     if name not in known:
         near = difflib.get_close_matches(name.lower().replace("_", "-"), known, n=3, cutoff=0.4)
         listed = [*near, *(other for other in known if other not in near)]
-        fail(prog, argument, f"be one of {', '.join(listed)}", repr(name), f"Did you mean {listed[0]}?")
+        fail(
+            prog,
+            argument,
+            f"be one of {', '.join(listed)}",
+            repr(name),
+            f"Did you mean {near[0]}?" if near else "Pick a listed one.",
+        )
     return name
 
 

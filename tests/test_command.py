@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from protonet._command import Parser, check_writable_file, check_writable_folder, parse_whole, run_command
+from protonet._command import (
+    Parser,
+    check_name,
+    check_outputs,
+    check_writable_file,
+    check_writable_folder,
+    format_table,
+    parse_whole,
+    run_command,
+)
 
 
 @pytest.mark.parametrize(
@@ -75,3 +85,30 @@ def test_writable_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"^cmd: `--out` must be a folder that can be written; got /"):
         check_writable_folder("cmd", "--out", tmp_path / "file")
+
+
+def test_check_name() -> None:
+    known = ("pt-map", "protonet", "tim")
+    assert check_name("cmd", "--method", "tim", known) == "tim"
+    with pytest.raises(ValueError, match=r"be one of pt-map, .*; got 'PT_MAP'\. Did you mean pt-map\?"):
+        check_name("cmd", "--method", "PT_MAP", known)
+    with pytest.raises(ValueError, match=r"be one of pt-map, protonet, tim; got '12'\. Pick a listed one\."):
+        check_name("cmd", "--method", "12", known)
+
+
+def test_outputs_are_different_files(tmp_path: Path) -> None:
+    options = argparse.Namespace(json=str(tmp_path / "a"), csv=str(tmp_path / "b"), plot=None)
+    assert check_outputs("cmd", options, ("json", "csv", "plot")) == {"json": tmp_path / "a", "csv": tmp_path / "b"}
+    options.csv = str(tmp_path / "x" / ".." / "a")
+    with pytest.raises(ValueError, match="^cmd: `--csv` must be another file than --json"):
+        check_outputs("cmd", options, ("json", "csv", "plot"))
+
+
+def test_table() -> None:
+    text = format_table(["a", "long name"], [["1", "2"], ["333333", "4"]])
+    assert text.splitlines() == [
+        "| a      | long name |",
+        "|--------|-----------|",
+        "| 1      | 2         |",
+        "| 333333 | 4         |",
+    ]
