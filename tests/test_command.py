@@ -100,7 +100,7 @@ def test_outputs_are_different_files(tmp_path: Path) -> None:
     options = argparse.Namespace(json=str(tmp_path / "a"), csv=str(tmp_path / "b"), plot=None)
     assert check_outputs("cmd", options, ("json", "csv", "plot")) == {"json": tmp_path / "a", "csv": tmp_path / "b"}
     options.csv = str(tmp_path / "x" / ".." / "a")
-    with pytest.raises(ValueError, match="^cmd: `--csv` must be another file than --json"):
+    with pytest.raises(ValueError, match=r"^cmd: `--csv` must be another file than --json"):
         check_outputs("cmd", options, ("json", "csv", "plot"))
 
 
