@@ -27,6 +27,7 @@ from tqdm import tqdm
 from analysis.options import parse_wholes, write_results
 from analysis.peers import load_easyfsl, make_loader
 from protonet._command import Parser, check_outputs, format_table, parse_whole, run_command
+from protonet.episodes.batch import Base, summarize_base, take_from
 from protonet.episodes.draws import Setting, check_setting
 from protonet.episodes.evaluation import evaluate
 from protonet.episodes.methods import METHODS, Method
@@ -53,9 +54,8 @@ class Pair(NamedTuple):
 
 
 UNIT: dict[str, Any] = {"feature_normalization": 2.0}
-CENTRE: dict[str, Any] = {
-    "feature_centering": torch.full((DIM,), 0.4)
-}  # the mean of standard normal numbers behind a ReLU
+MEAN = torch.full((DIM,), 0.4)  # of standard normal numbers behind a ReLU: what both centre on
+CENTRE: dict[str, Any] = {"feature_centering": MEAN}
 PAIRS = (
     Pair("ProtoNet", METHODS["protonet"], "methods.prototypical_networks", "PrototypicalNetworks", 10),
     Pair("SimpleShot, L2N", METHODS["simpleshot-l2n"], "methods.simple_shot", "SimpleShot", 10, UNIT),
@@ -85,10 +85,10 @@ def make_data() -> tuple[Tensor, Tensor]:
     return (0.15 * centres[labels] + torch.randn(len(labels), DIM, generator=generator)).relu_(), labels
 
 
-def time_ours(x: Tensor, index: ClassIndex, pair: Pair, seed: int) -> float:
+def time_ours(x: Tensor, index: ClassIndex, base: Base, pair: Pair, seed: int) -> float:
     """Return the CPU seconds an episode of our evaluation."""
     started = time.process_time()
-    evaluate(x, index, {pair.name: pair.ours}, SETTING, seed=seed, n_episodes=pair.n_ours)
+    evaluate(x, index, {pair.name: pair.ours}, SETTING, seed=seed, n_episodes=pair.n_ours, base=base)
     return (time.process_time() - started) / pair.n_ours
 
 
@@ -108,6 +108,7 @@ def compare(pairs: Sequence[Pair], repeats: int, tell: Callable[[str], None]) ->
     """Return for each pair the median microseconds an episode of both, and their ratio."""
     x, labels = make_data()
     index = index_classes(labels)
+    base = summarize_base(take_from(x), index)._replace(mean=MEAN)
     sizes = {"n_way": SETTING.way[0], "n_shot": SETTING.shot[0], "n_query": SETTING.n_query}
     results = []
     for pair in pairs:
@@ -116,7 +117,7 @@ def compare(pairs: Sequence[Pair], repeats: int, tell: Callable[[str], None]) ->
         ours, theirs = [], []
         for repeat in range(repeats):
             tell(f"{pair.name}, run {repeat + 1}")
-            ours.append(1e6 * time_ours(x, index, pair, repeat))
+            ours.append(1e6 * time_ours(x, index, base, pair, repeat))
             theirs.append(1e6 * time_theirs(classifier, loader))
         middle = statistics.median(ours), statistics.median(theirs)
         results.append(

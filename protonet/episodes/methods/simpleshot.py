@@ -66,8 +66,8 @@ def simpleshot_cl2n(episodes: Episodes) -> Tensor:
     # The queries are many: the centred ones are not formed, but products with them follow from the queries' own.
     towards = torch.cat([means, centre], dim=1)
     offset = towards @ centre.transpose(1, 2)
-    products = (towards @ query.transpose(1, 2)).sub_(offset)  # (episodes, n_way + 1, n_queries)
     squares = squared_norms(query)[:, None]
+    products = (towards @ query.transpose(1, 2)).sub_(offset)  # (episodes, n_way + 1, n_queries)
     centred = squares - 2 * products[:, -1:] - offset[:, -1:]  # squared lengths
     directions = products[:, :-1] / centred.clamp_min(torch.finfo(query.dtype).tiny).sqrt()
     lost = centred < LOST * squares
