@@ -72,6 +72,21 @@ def test_a_single_method_or_episode() -> None:
     assert "nan" not in format_report(summarize(scores, (1, 1), {}))
 
 
+def test_an_interval_that_is_too_wide_is_told() -> None:
+    scores = score(Setting(way=(3, 3), n_query=4))
+    said = "Intervals are not within 0.1 points yet"
+    assert said in format_report(summarize(scores, (1, 1), {"until": 0.1}))
+    assert said not in format_report(summarize(scores, (1, 1), {"until": 0.0}))
+    assert "not within" not in format_report(summarize(scores, (1, 1), {"until": 50.0}))
+
+
+def test_p_values_that_underflow() -> None:
+    scores = score(Setting(way=(3, 3), n_query=4))
+    summary = summarize(scores, (1, 1), {})
+    summary["comparisons"] = [pair | {"p_holm": 0.0} for pair in summary["comparisons"]]
+    assert format_report(summary).count("<1e-300") == 2
+
+
 def test_files(tmp_path: Path) -> None:
     summary = summarize(score(Setting(way=(3, 3), shot=(1, 2), n_query=4)), (1, 2), {"seed": 0})
     write_json(tmp_path / "a.json", summary)

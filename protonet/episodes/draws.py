@@ -75,7 +75,7 @@ def check_setting(name: str, index: ClassIndex, setting: Setting, class_names: t
         index = index.take((index.size >= needed).nonzero().flatten())
     n_classes = f"{len(index.size)}{f' beside {n_open} open ones' if n_open else ''}"
     if setting.way[1] + n_open > len(index.size):
-        remedy = "Ask for fewer ways, or another side of the split."
+        remedy = f"Ask for fewer ways{' or open classes' if n_open else ''}, or another side of the split."
         fail(name, "way", f"be at most the number of classes ({n_classes})", setting.way[1], remedy)
     if bool((index.size < needed).any()):
         worst = int(index.size.argmin())

@@ -163,7 +163,7 @@ def find_methods(names: Sequence[str], *, with_base: bool) -> tuple[list[str], l
         names = [name for name in METHODS if name not in missing]
     for name in names:
         if name in NEEDS_BASE and not with_base:
-            remedy = "Use data with a split by class, or --split-seed 0."
+            remedy = "Pass --side novel, of data with a split by class; --split-seed 0 makes one."
             fail(NAME, "--method", "find base classes beside the evaluated ones", f"none for {name}", remedy)
     if "simpleshot" in names and not with_base:
         notes.append("Without base classes, simpleshot centres on each episode's own support rows.")

@@ -104,9 +104,13 @@ def _draw_episode(axes: Axes, episode: Episodes, query_labels: torch.Tensor) -> 
     x, y = place(episode.query[0])
     axes.scatter(x, y, c=colours, s=14, alpha=0.6, label="query" + ", open ones grey" * ("grey" in colours))
     x, y = place(episode.support[0])
-    axes.scatter(
-        x, y, c=[f"C{label}" for label in episode.support_labels[0].tolist()], marker="s", s=30, label="support"
-    )
+    colours = [f"C{label}" for label in episode.support_labels[0].tolist()]
+    shown = {
+        "edgecolors": "white",
+        "linewidths": 0.6,
+        "zorder": 3,
+    }  # over the prototypes: one support row is its class's
+    axes.scatter(x, y, c=colours, marker="s", s=30, label="support", **shown)
     x, y = place(prototypes)
     axes.scatter(x, y, c=[f"C{c}" for c in range(len(x))], marker="*", s=220, edgecolors="black", label="prototype")
     axes.set(title="the first episode, along its prototypes", xticks=[], yticks=[])

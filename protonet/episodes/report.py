@@ -89,6 +89,9 @@ def format_report(summary: Mapping[str, Any]) -> str:
     pairs = len(summary["comparisons"])
     if pairs:
         text += f"\nDifferences are paired by episode; p of paired t tests, by Holm for all {pairs} pairs of methods.\n"
+    until = summary["settings"].get("until", 0)
+    if until and any(own["half_width"] is None or 100 * own["half_width"] >= until for own in methods.values()):
+        text += f"Intervals are not within {until:g} points yet: that takes more episodes.\n"
     return text + "Calibration is of the probabilities as each method defines them.\n"
 
 
@@ -103,7 +106,8 @@ def _compare(summary: Mapping[str, Any], best: str, name: str) -> tuple[str, str
     """Return how much less accurate a method is than the best one, paired, and the adjusted p-value."""
     for pair in summary["comparisons"]:
         if {pair["first"], pair["second"]} == {best, name} and best != name:
-            return _percent(abs(pair["difference"]), pair["half_width"]), f"{pair['p_holm']:.2g}"
+            p_value = "<1e-300" if pair["p_holm"] < 1e-300 else f"{pair['p_holm']:.2g}"
+            return _percent(abs(pair["difference"]), pair["half_width"]), "" if pair["half_width"] is None else p_value
     return "", ""
 
 
