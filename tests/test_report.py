@@ -41,7 +41,7 @@ def test_summary_is_of_the_scores() -> None:
 def test_table() -> None:
     summary = summarize(score(Setting(way=(3, 3), shot=(2, 2), n_query=4)), (2, 2), {})
     lines, note = (part.splitlines() for part in format_report(summary).split("\n\n"))
-    assert "Holm for all 3 pairs" in note[0]
+    assert "Holm for 3 pairs" in note[0]
     assert [line.split("|")[1].strip() for line in lines[2:]] == sorted(
         NAMES, key=lambda name: -summary["methods"][name]["accuracy"]
     )

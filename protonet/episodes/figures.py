@@ -75,7 +75,7 @@ def _draw_differences(axes: Axes, summary: Mapping[str, Any]) -> None:
         row, column = names.index(pair["first"]), names.index(pair["second"])
         grid[row, column], grid[column, row] = 100 * pair["difference"], -100 * pair["difference"]
         sure[row, column] = sure[column, row] = pair["p_holm"] < 0.05
-    most = float(grid.abs().max()) or 1.0
+    most = max(1.0, float(grid.abs().max()))
     image = axes.imshow(grid.numpy(), cmap="RdBu", vmin=-most, vmax=most)
     axes.figure.colorbar(image, ax=axes, shrink=0.8, label="points")
     for row in range(len(names)):
@@ -105,12 +105,8 @@ def _draw_episode(axes: Axes, episode: Episodes, query_labels: torch.Tensor) -> 
     axes.scatter(x, y, c=colours, s=14, alpha=0.6, label="query" + ", open ones grey" * ("grey" in colours))
     x, y = place(episode.support[0])
     colours = [f"C{label}" for label in episode.support_labels[0].tolist()]
-    shown = {
-        "edgecolors": "white",
-        "linewidths": 0.6,
-        "zorder": 3,
-    }  # over the prototypes: one support row is its class's
-    axes.scatter(x, y, c=colours, marker="s", s=30, label="support", **shown)
+    # Over the prototypes: a class's only support row is its prototype.
+    axes.scatter(x, y, c=colours, marker="s", s=30, edgecolors="white", linewidths=0.6, zorder=3, label="support")
     x, y = place(prototypes)
     axes.scatter(x, y, c=[f"C{c}" for c in range(len(x))], marker="*", s=220, edgecolors="black", label="prototype")
     axes.set(title="the first episode, along its prototypes", xticks=[], yticks=[])

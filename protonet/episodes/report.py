@@ -88,7 +88,7 @@ def format_report(summary: Mapping[str, Any]) -> str:
         text += "\n" + format_table(["accuracy, %", *(f"{count}-shot" for count in shots)], by_shot)
     pairs = len(summary["comparisons"])
     if pairs:
-        text += f"\nDifferences are paired by episode; p of paired t tests, by Holm for all {pairs} pairs of methods.\n"
+        text += f"\nDifferences are paired by episode; p of paired t tests, by Holm for {pairs} pair{'s' * (pairs > 1)} of methods.\n"
     until = summary["settings"].get("until", 0)
     if until and any(own["half_width"] is None or 100 * own["half_width"] >= until for own in methods.values()):
         text += f"Intervals are not within {until:g} points yet: that takes more episodes.\n"
