@@ -88,7 +88,8 @@ def format_report(summary: Mapping[str, Any]) -> str:
         text += "\n" + format_table(["accuracy, %", *(f"{count}-shot" for count in shots)], by_shot)
     pairs = len(summary["comparisons"])
     if pairs:
-        text += f"\nDifferences are paired by episode; p of paired t tests, by Holm for {pairs} pair{'s' * (pairs > 1)} of methods.\n"
+        family = f"{pairs} pair{'s' * (pairs > 1)} of methods"
+        text += f"\nDifferences are paired by episode; p of paired t tests, by Holm for {family}.\n"
     until = summary["settings"].get("until", 0)
     if until and any(own["half_width"] is None or 100 * own["half_width"] >= until for own in methods.values()):
         text += f"Intervals are not within {until:g} points yet: that takes more episodes.\n"
