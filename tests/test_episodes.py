@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -204,10 +203,6 @@ def test_bad_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert message in captured.err
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "protonet.episodes", *arguments]
-
-
 def test_torchrun_gives_the_same_bytes(features: Path, tmp_path: Path) -> None:
     shared = [
         "--dataset",
@@ -243,10 +238,17 @@ def test_torchrun_gives_the_same_bytes(features: Path, tmp_path: Path) -> None:
 def test_ctrl_c_reports_what_is_done(features: Path, tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     arguments = ["--dataset", str(features), *FEW, "--episodes", "100000000", "--method", "protonet", f"--json={path}"]
-    process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    time.sleep(6)
-    process.send_signal(signal.SIGINT)
-    out, error = process.communicate(timeout=60)
+    # A shell's background job is started with the signal ignored, and so would be its children.
+    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code += "from protonet.episodes.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    started = [sys.executable, "-c", code, *arguments]
+    with subprocess.Popen(started, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        shown = ""
+        while "protonet " not in shown and process.poll() is None:  # the bar shows a running accuracy
+            shown += process.stderr.read(1)
+        process.send_signal(signal.SIGINT)
+        out, error = process.communicate(timeout=60)
     assert process.returncode == 130, error
     assert "| protonet" in out
     assert error.splitlines()[-1].startswith("protonet.episodes: stopped after ")
