@@ -29,7 +29,7 @@ from analysis.peers import load_easyfsl, make_loader
 from protonet._command import Parser, check_outputs, format_table, parse_whole, run_command
 from protonet.episodes.batch import Base, summarize_base, take_from
 from protonet.episodes.draws import Setting, check_setting
-from protonet.episodes.evaluation import evaluate
+from protonet.episodes.evaluation import evaluate, one_thread
 from protonet.episodes.methods import METHODS, Method
 from protonet.episodes.methods.tim import tim
 from protonet.episodes.sampling import ClassIndex, index_classes
@@ -201,24 +201,19 @@ def _run(arguments: Sequence[str] | None) -> None:
     repeats = parse_whole(PROG, "--repeats", options.repeats, low=1)
     sizes = parse_wholes(PROG, "--growth", options.growth, low=1)
     outputs = check_outputs(PROG, options, ("json", "markdown"))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     growth: list[dict[str, float]] = []
-    try:
-        with tqdm(total=repeats * len(PAIRS) + len(sizes), unit="run", dynamic_ncols=True) as bar:
+    with one_thread(), tqdm(total=repeats * len(PAIRS) + len(sizes), unit="run", dynamic_ncols=True) as bar:
 
-            def tell(what: str) -> None:
-                bar.set_postfix_str(what)
-                bar.update()
+        def tell(what: str) -> None:
+            bar.set_postfix_str(what)
+            bar.update()
 
-            pairs = compare(PAIRS, repeats, tell)
-            for size in sizes:
-                command = [sys.executable, "-m", PROG, "--worker", str(size)]
-                ended = subprocess.run(command, capture_output=True, text=True, check=True, start_new_session=True)
-                growth.append(json.loads(ended.stdout))
-                tell(f"{size:,} episodes")
-    finally:
-        torch.set_num_threads(threads)
+        pairs = compare(PAIRS, repeats, tell)
+        for size in sizes:
+            command = [sys.executable, "-m", PROG, "--worker", str(size)]
+            ended = subprocess.run(command, capture_output=True, text=True, check=True, start_new_session=True)
+            growth.append(json.loads(ended.stdout))
+            tell(f"{size:,} episodes")
     write_results(outputs, {"pairs": pairs, "growth": growth}, tabulate(pairs, growth, repeats))
 
 

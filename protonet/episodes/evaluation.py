@@ -94,15 +94,14 @@ def evaluate(
     index = check_setting("evaluate", index, setting, tuple(map(str, range(len(index.size)))))
     group, take = group or Group(), take or take_from(x)
     gathered: dict[str, list[Scores]] = {name: [] for name in methods}
-    with _one_thread(), torch.inference_mode():
+    with one_thread(), torch.inference_mode():
         torch.empty(KEPT)  # freed at once: from now on results reuse memory, and no new pages have to be zeroed
         for first in range(0, n_episodes, ROUND * group.world_size):
             begin = first + ROUND * group.rank
             count = max(0, min(ROUND, n_episodes - begin))
             rounds = group.gather(_score_round(take, x.shape[1], index, methods, setting, seed, begin, count, base))
-            for (
-                scores
-            ) in rounds:  # in the order of their numbers, and stopped at the same one by any number of processes
+            # In the order of their numbers, and stopped at the same one by any number of processes.
+            for scores in rounds:
                 for name, score in scores.items():
                     gathered[name].append(score)
                 if until and all(_is_within(parts, until) for parts in gathered.values()):
@@ -216,7 +215,7 @@ def join_scores(parts: Sequence[Scores]) -> Scores:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Work on one thread, and put their number back afterwards."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
