@@ -8,10 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from protonet._command import find_version
 from solution.pack import ROOT
 
 #: Packages whose versions decide results.
@@ -43,13 +43,5 @@ def append_journal(path: Path, entry: dict[str, Any]) -> None:
 def hash_sources(*paths: str) -> str:
     """Return a hash of source files, by their paths below the repository, and of the packages' versions."""
     texts = {path: (ROOT / path).read_text(encoding="utf-8") for path in paths}
-    versions = {package: _find_version(package) for package in PACKAGES}
+    versions = {package: find_version(package) for package in PACKAGES}
     return hashlib.sha256(json.dumps([texts, versions], sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _find_version(package: str) -> str | None:
-    """Return an installed package's version, or None."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

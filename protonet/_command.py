@@ -7,6 +7,7 @@ import difflib
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import NoReturn
 
@@ -153,3 +154,11 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
     rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|\n"
     return line(header) + rule + "".join(line(row) for row in rows)
+
+
+def find_version(package: str) -> str | None:
+    """Return an installed package's version, or None where it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from protonet._checks import fail
+from protonet._command import find_version
 from protonet.datasets.dataset import optional_packages
 from protonet.episodes.backbones import make_backbone
 
@@ -35,7 +35,7 @@ def write_checkpoint(path: Path, tensors: dict[str, Tensor], facts: dict[str, An
     with optional_packages("write_checkpoint", INSTALL):
         from safetensors.torch import save  # noqa: PLC0415 - optional
 
-    header = {"version": VERSION, "library": _find_version(), **facts}
+    header = {"version": VERSION, "library": find_version("protonet"), **facts}
     content = save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, {FORMAT: json.dumps(header)})
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
@@ -123,11 +123,3 @@ def read_plan(path: str | Path) -> dict[str, Any]:
     """
     plan: dict[str, Any] = read_checkpoint("read_plan", "path", path)[1]["plan"]
     return plan
-
-
-def _find_version() -> str | None:
-    """Return the library's version, or None where it is not installed."""
-    try:
-        return metadata.version("protonet")
-    except metadata.PackageNotFoundError:
-        return None
