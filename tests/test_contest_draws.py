@@ -81,7 +81,7 @@ def test_values_given_twice_count_once(tmp_path: Path) -> None:
 def test_code_is_the_contenders_too(monkeypatch: pytest.MonkeyPatch) -> None:
     before = hash_code("lda"), hash_code(OURS)
     assert hash_code("cosine") == before[0] != before[1]
-    monkeypatch.setattr("analysis.journal.metadata.version", lambda package: "another")
+    monkeypatch.setattr("analysis.journal.find_version", lambda package: "another")
     assert hash_code("lda") != before[0]
     assert hash_code(OURS) != before[1]
 
