@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +30,26 @@ PARAM_LIMIT = 500_000
 TIME_LIMIT = 900.0
 #: Of the time limit, what selection may use; the rest is for the final fit.
 SELECTION_SHARE = 0.6
+
+
+class Problem(NamedTuple):
+    """Labelled rows, and what decides how a choice of views is fitted to them."""
+
+    features: Tensor  # (n, dim) float32 of unit scale, in canonical order
+    labels: Tensor  # (n,) int64 in [0, num_classes)
+    num_classes: int
+    scale: float  # of the features as they came
+    embedding_dim: int  # of a learned view
+    search: Search
+    seed: int
+
+
+class Solution(NamedTuple):
+    """A solved problem."""
+
+    network: PrototypeNetwork
+    choice: Choice
+    problem: Problem
 
 
 def solve(
@@ -67,6 +87,20 @@ def solve(
         ValueError: No sample, non-finite features, labels outside [0, num_classes), another width than input_dim,
             num_classes < 2, a negative or non-finite limit, an unknown effort.
     """
+    arguments = (train_loader, val_loader, metadata, time_limit, effort, progress, seed)
+    return solve_problem(*arguments).network
+
+
+def solve_problem(
+    train_loader: Iterable[Any],
+    val_loader: Iterable[Any] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    time_limit: float = TIME_LIMIT,
+    effort: str | Search = "default",
+    progress: Progress | None = None,
+    seed: int = 0,
+) -> Solution:
+    """Do what `solve` does, and also return what was chosen and the rows, for `fit_choice` to fit to some of them."""
     started = time.monotonic()
     metadata = _check_metadata(metadata)
     time_limit = check_number("solve", "time_limit", time_limit, low=0)
@@ -75,7 +109,7 @@ def solve(
     if progress is not None and not callable(progress):
         fail_type("solve", "progress", "be a function of a stage and a share", type(progress).__name__, "Pass None.")
     progress = progress or _silent
-    with _untouched_globals(), torch.inference_mode(False), torch.enable_grad():
+    with untouched_globals():
         features, labels, num_classes = read_loaders(train_loader, val_loader, metadata)
         features, labels = sort_rows(features, labels)
         plan = plan_encoder(features.shape[1], num_classes, metadata.get("param_limit", PARAM_LIMIT))
@@ -84,35 +118,42 @@ def solve(
         deadline = started + SELECTION_SHARE * time_limit
         choice = select(unit, labels, num_classes, plan, search=search, seed=seed, deadline=deadline, progress=progress)
         progress("final fit", 0.8)
-        deadline = started + time_limit
-        encoder = _fit_encoder(unit, labels, num_classes, plan.embedding_dim, choice, search, seed, deadline)
-        network = PrototypeNetwork(
-            encoder,
-            embedding_dim=encoder.embedding_dim,
-            num_classes=num_classes,
-            temperature=choice.temperature,
-        )
-        network.set_prototypes(unit, labels)
-        encoder.scale.fill_(scale)
+        problem = Problem(unit, labels, num_classes, scale, plan.embedding_dim, search, seed)
+        network = fit_choice(problem, choice, started + time_limit)
         progress("done", 1.0)
-        return network.to(metadata.get("device", "cpu")).eval()
+        return Solution(network.to(metadata.get("device", "cpu")), choice, problem)
 
 
 def _silent(stage: str, share: float) -> None:
     """Tell nobody about progress."""
 
 
-def _fit_encoder(
-    features: Tensor,
-    labels: Tensor,
-    num_classes: int,
-    embedding_dim: int,
-    choice: Choice,
-    search: Search,
-    seed: int,
-    deadline: float,
-) -> Encoder:
+def fit_choice(problem: Problem, choice: Choice, deadline: float = math.inf) -> PrototypeNetwork:
+    """Fit the chosen views and train the chosen MLPs on all rows of a problem; call it within `untouched_globals`.
+
+    Args:
+        problem: The rows. Those that were chosen on, or some of them with every class among them.
+        choice: What `protonet.selection.select` decided.
+        deadline: ``time.monotonic()`` after which training ends.
+
+    Returns:
+        The network in eval mode, on the CPU, for features as they came.
+    """
+    encoder = _fit_encoder(problem, choice, deadline)
+    network = PrototypeNetwork(
+        encoder,
+        embedding_dim=encoder.embedding_dim,
+        num_classes=problem.num_classes,
+        temperature=choice.temperature,
+    )
+    network.set_prototypes(problem.features, problem.labels)
+    encoder.scale.fill_(problem.scale)
+    return network.eval()
+
+
+def _fit_encoder(problem: Problem, choice: Choice, deadline: float) -> Encoder:
     """Fit the chosen views and train the chosen MLPs on all labelled samples."""
+    features, labels, num_classes, _, embedding_dim, search, seed = problem
     kinds = {kind.name: kind for kind in search.radial}
     fitted: dict[str, LinearView] = {}
     views: list[LinearView | RadialView | ForestView] = []
@@ -187,8 +228,8 @@ def _check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 @contextmanager
-def _untouched_globals() -> Iterator[None]:
-    """Work on one thread, and put thread count and global random states back afterwards.
+def untouched_globals() -> Iterator[None]:
+    """Work on one thread, with gradients, and put thread count and global random states back afterwards.
 
     The matrices are small: a second thread gains little, costs a factor of ten where another process wants the
     core, and would make the result depend on the machine's count. A shuffling loader draws its seed from the
@@ -198,7 +239,8 @@ def _untouched_globals() -> Iterator[None]:
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002 - the global state itself
     torch.set_num_threads(1)
     try:
-        yield
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
     finally:
         torch.set_num_threads(threads)
         torch.set_rng_state(states[0])

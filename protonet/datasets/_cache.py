@@ -6,13 +6,14 @@ import hashlib
 import json
 import os
 import sys
-import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from protonet._writing import write_whole
 
 Arrays = dict[str, np.ndarray]
 
@@ -48,7 +49,8 @@ def cached_arrays(name: str, version: int, key: Any, make: Callable[[], Arrays])
             print(f"protonet: {path} is made again: {reason}", file=sys.stderr)
     arrays = make()
     try:
-        _write(path, {"stamp": np.array(stamp), **arrays})
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, lambda file: np.savez_compressed(file, stamp=np.array(stamp), **arrays))  # type: ignore[arg-type]
     except OSError as error:
         print(f"protonet: {path} is not kept: {error.strerror}", file=sys.stderr)
     return arrays
@@ -63,16 +65,3 @@ def _read(path: Path, stamp: str) -> Arrays:
         if str(file["stamp"]) != stamp:
             raise ValueError("it is from another version")
         return {name: file[name] for name in file.files if name != "stamp"}
-
-
-def _write(path: Path, arrays: Arrays) -> None:
-    """Write a file whole: under another name first, then renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

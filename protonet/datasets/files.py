@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import csv
 import math
+import struct
+import tokenize
 import zipfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 import torch
@@ -14,6 +18,14 @@ import torch
 from protonet._checks import check_int, fail
 from protonet.datasets._images import list_folders, list_images, read_image
 from protonet.datasets.dataset import Dataset, assign_sides, make_dataset
+
+#: Characters of a line of a table, at the most: a file without line ends must not fill the memory.
+LONGEST = 2**26
+#: What numpy and zipfile raise, beside a ValueError, over a damaged file.
+UNREADABLE = (
+    *(OSError, EOFError, LookupError, MemoryError, OverflowError, RuntimeError, SyntaxError, TypeError),
+    *(struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
+)
 
 
 def load_images(folder: str | Path, *, size: int | None = None, colour: bool = False) -> Dataset:
@@ -79,7 +91,7 @@ def load_npz(path: str | Path) -> Dataset:
 
 
 def read_arrays(function: str, path: Path, names: set[str]) -> dict[str, np.ndarray]:
-    """Return some of the arrays x, y and split of an NPZ file; y and split have shape (n,), split may be missing.
+    """Return some of the arrays x, y and split of an NPZ file; y and split have shape (n,), split alone may be missing.
 
     Args:
         function: The public function's name, for messages.
@@ -95,7 +107,7 @@ def read_arrays(function: str, path: Path, names: set[str]) -> dict[str, np.ndar
             file = np.load(opened, allow_pickle=False)
             if not isinstance(file, np.lib.npyio.NpzFile):
                 raise ValueError("a single array")
-            missing = sorted({"x", "y"} - set(file.files))
+            missing = sorted((names - {"split"}) - set(file.files))
             found = ", ".join(file.files) or "nothing"
             arrays = {name: file[name] for name in file.files if name in names and not missing}
     except ValueError as error:
@@ -105,27 +117,26 @@ def read_arrays(function: str, path: Path, names: set[str]) -> dict[str, np.ndar
         fail(function, "path", "hold no object arrays, which would be unpickled", str(path), remedy)
     except (FileNotFoundError, IsADirectoryError):
         fail(function, "path", "be a file that exists", str(path), "")
-    except (OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+    except UNREADABLE as error:
         got = f"{path} ({type(error).__name__})"
         fail(function, "path", "be an NPZ file that can be read", got, "Save it again with numpy.savez.")
     if missing:
         remedy = "Save it with numpy.savez(path, x=x, y=y)."
         fail(function, "path", f"hold an array {missing[0]}", f"{path} with {found}", remedy)
     for name in arrays.keys() - {"x"}:
-        arrays[name] = _decode(function, name, arrays[name].reshape(-1))  # (n,)
-    if arrays["y"].dtype.kind not in "biuU":
-        fail(function, "y", "be integers or strings", str(arrays["y"].dtype), "Save class numbers or names.")
+        arrays[name] = check_names(function, name, arrays[name])
     return arrays
 
 
-def _decode(function: str, argument: str, values: np.ndarray) -> np.ndarray:
-    """Return bytes as strings, and anything else as it is."""
-    if values.dtype.kind != "S":
-        return values
+def check_names(function: str, argument: str, values: np.ndarray) -> np.ndarray:
+    """Return numbers or names (n,), bytes as strings, or raise a ValueError if they are neither."""
     try:
-        return np.char.decode(values, "utf-8")
+        names = np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values
     except UnicodeDecodeError as error:
         fail(function, argument, "be UTF-8 where it is bytes", repr(error.object), "Save strings, not bytes.")
+    if names.dtype.kind not in "biuU":
+        fail(function, argument, "be integers or strings", str(names.dtype), "Save class numbers or names.")
+    return names.reshape(-1)
 
 
 def load_csv(path: str | Path, *, label: str = "label") -> Dataset:
@@ -144,29 +155,55 @@ def load_csv(path: str | Path, *, label: str = "label") -> Dataset:
     """
     path = Path(path)
     rows, labels = [], []
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            lines = csv.reader(file)
-            header = next(lines, [])
-            if header.count(label) != 1 or len(header) < 2:
-                more = f" and {len(header) - 5} more" if len(header) > 5 else ""
-                got = f"{path} with {', '.join(header[:5]) or 'nothing'}{more}"
-                remedy = f"Name the classes' column {label}, or pass label=."
-                fail("load_csv", "path", f"have one column {label} and columns of numbers", got, remedy)
-            column = header.index(label)
-            for cells in filter(None, lines):
-                if len(cells) != len(header):
-                    got = f"{len(cells)} in line {lines.line_num}"
-                    fail("load_csv", "path", f"have {len(header)} cells a row", got, "Mend that line.")
-                labels.append(cells.pop(column))
-                rows.append([_parse_number(cell, lines.line_num) for cell in cells])
-    except (FileNotFoundError, IsADirectoryError):
-        fail("load_csv", "path", "be a file that exists", str(path), "")
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        got = f"{path} ({type(error).__name__})"
-        fail("load_csv", "path", "be a CSV file that can be read", got, "Save it as UTF-8.")
+    lines = read_rows("load_csv", path)
+    _, header = next(lines, (0, []))
+    if header.count(label) != 1 or len(header) < 2:
+        more = f" and {len(header) - 5} more" if len(header) > 5 else ""
+        got = f"{path} with {', '.join(header[:5]) or 'nothing'}{more}"
+        remedy = f"Name the classes' column {label}, or pass label=."
+        fail("load_csv", "path", f"have one column {label} and columns of numbers", got, remedy)
+    column = header.index(label)
+    for number, cells in lines:
+        labels.append(cells.pop(column))
+        rows.append([_parse_number(cell, number) for cell in cells])
     features = torch.tensor(rows, dtype=torch.float32).reshape(len(rows), len(header) - 1)  # (n, dim)
     return make_dataset("load_csv", "path", features, labels)
+
+
+def read_rows(function: str, path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number of the line and the cells of each row of a CSV file, the header's first.
+
+    Args:
+        function: The public function's name, for messages.
+        path: The file, UTF-8, with commas; empty lines are left out.
+
+    Raises:
+        ValueError: The file does not exist or cannot be read, or a row has not as many cells as the header.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            lines, width = csv.reader(_split_lines(file), strict=True), 0
+            for cells in filter(None, lines):
+                width = width or len(cells)
+                if len(cells) != width:
+                    got = f"{len(cells)} in line {lines.line_num}"
+                    fail(function, "path", f"have {width} cells a row", got, "Mend that line.")
+                yield lines.line_num, cells
+    except (FileNotFoundError, IsADirectoryError):
+        fail(function, "path", "be a file that exists", str(path), "")
+    except csv.Error as error:
+        fail(function, "path", "be a CSV file", f"{path} ({error} in line {lines.line_num})", "Mend it.")
+    except (OSError, UnicodeDecodeError) as error:
+        got = f"{path} ({type(error).__name__})"
+        fail(function, "path", "be a CSV file that can be read", got, "Save it as UTF-8.")
+
+
+def _split_lines(file: TextIO) -> Iterator[str]:
+    """Yield the lines of a file; raise a csv.Error at what cannot be one of a table."""
+    while line := file.readline(LONGEST + 1):
+        if "\0" in line or len(line) > LONGEST:
+            raise csv.Error("binary data" if "\0" in line else "no end of the line")
+        yield line
 
 
 def _parse_number(cell: str, line: int) -> float:

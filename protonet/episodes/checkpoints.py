@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from protonet._checks import fail
 from protonet._command import find_version
+from protonet._writing import write_whole
 from protonet.datasets.dataset import optional_packages
 from protonet.episodes.backbones import make_backbone
 
@@ -25,7 +25,7 @@ BEST = "best."
 
 
 def write_checkpoint(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-    """Write a file under another name in the same folder first, then rename it: a crash leaves the old one.
+    """Write a checkpoint, whole or not at all.
 
     Args:
         path: Of the file.
@@ -37,16 +37,7 @@ def write_checkpoint(path: Path, tensors: dict[str, Tensor], facts: dict[str, An
 
     header = {"version": VERSION, "library": find_version("protonet"), **facts}
     content = save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, {FORMAT: json.dumps(header)})
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    write_whole(path, lambda file: file.write(content))
 
 
 def read_checkpoint(function: str, argument: str, path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

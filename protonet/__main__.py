@@ -1,0 +1,54 @@
+"""The command for people with a file: ``python -m protonet fit``, ``predict``, ``evaluate``, ``update``, ``export``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from protonet._command import Parser, check_name, run_command
+
+PROG = "protonet"
+COMMANDS = {
+    "fit": "learn the classes of a table, and say how well",
+    "predict": "classify the rows of another one",
+    "evaluate": "judge a model on a table with classes",
+    "update": "add samples and classes to a model, without training",
+    "export": "write a model as ONNX",
+}
+EXAMPLES = """\
+  python -m protonet fit train.csv --label species -o model.safetensors
+  python -m protonet predict model.safetensors new.csv -o predicted.csv --unknown 0.05
+  python -m protonet evaluate model.safetensors test.csv
+  python -m protonet update model.safetensors more.csv
+  python -m protonet export model.safetensors --onnx model.onnx"""
+
+
+def explain(arguments: Sequence[str] | None) -> None:
+    """Print what the commands are, or raise a ValueError if another one is asked for."""
+    parser = Parser(PROG, "Few-shot classification of your own tables: CSV, NPZ, NPY or Parquet.")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    lines = [f"  {name:<10}{text}" for name, text in COMMANDS.items()]
+    parser.epilog = "\n".join(["commands, each with --help:", *lines, "", "examples:", EXAMPLES])
+    parser.add_argument("command", nargs="?")
+    name = parser.parse_args(arguments).command
+    if name is not None:
+        check_name(PROG, "command", name, COMMANDS)
+    parser.print_help()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command that the first argument names; return the exit code."""
+    name = arguments[0] if arguments else ""
+    if name not in COMMANDS:
+        return run_command(PROG, explain, arguments[:1])
+
+    def command(rest: Sequence[str] | None) -> None:
+        importlib.import_module(f"protonet.commands.{name}").run(rest)
+
+    return run_command(f"{PROG} {name}", command, arguments[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,30 @@
+"""``python -m protonet export``: write a model as ONNX."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from protonet._command import Parser
+from protonet.commands.common import check_packages, check_paths
+from protonet.files import export_onnx, load_model
+
+PROG = "protonet export"
+
+
+def run(arguments: Sequence[str] | None) -> None:
+    """Export as the arguments say, and print one line.
+
+    Raises:
+        ImportError: onnx is missing.
+        ValueError: Arguments or a model that do not fit.
+    """
+    parser = Parser(PROG, "Write a model as ONNX: features (n, dim) float32 in, logits and probabilities out.")
+    parser.add_argument("model", help="a file that fit wrote")
+    parser.add_argument("--onnx", required=True, metavar="FILE", help="what to write, .onnx")
+    options = parser.parse_args(arguments)
+    path = check_paths(PROG, options, {"onnx": (".onnx",)}, [options.model])["onnx"]
+    check_packages(PROG, ["onnx"], 'pip install "protonet[onnx]"')
+    model = load_model(options.model)
+    export_onnx(path, model)
+    dim, classes = model.network.encoder.input_dim, len(model.classes)
+    print(f"{path}: features (n, {dim}) to logits and probabilities (n, {classes}), {path.stat().st_size / 1e6:.1f} MB")

@@ -1,0 +1,149 @@
+"""``python -m protonet fit``: learn the classes of a table, say how well, and keep the model in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protonet._checks import fail
+from protonet._command import check_name, parse_whole
+from protonet.commands.common import (
+    FIGURES,
+    MODELS,
+    check_packages,
+    check_paths,
+    keep_crossfit,
+    make_parser,
+    show_progress,
+)
+from protonet.commands.summary import count, describe_views, format_losses, format_pairs, format_rivals, format_views
+from protonet.crossfit import Crossfit, crossfit, predict_held, predict_rivals
+from protonet.files import Model, save_model
+from protonet.measuring import measure
+from protonet.plots import draw_figure
+from protonet.selection import EFFORTS
+from protonet.solver import Solution, solve_problem
+from protonet.tables import Wanted, read_table
+
+PROG = "protonet fit"
+#: Of the time, what the choice of views takes; the rest is fitting it again without each fold.
+SOLVING = 0.6
+
+
+def run(arguments: Sequence[str] | None) -> None:
+    """Fit as the arguments say, print a summary, and write the model if there is a path for it.
+
+    Raises:
+        ImportError: A package that an option needs is missing.
+        KeyboardInterrupt: After Ctrl-C. What stood at the path of the model stands there still; but where the model
+            was ready and only its cross-validation was not, it is written without.
+        ValueError: Arguments or a table that do not fit.
+    """
+    parser = make_parser(PROG, "Learn the classes of a table, and say how well.", label="label")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the model, .safetensors; without it, only the summary")
+    parser.add_argument("--effort", default="default", help="fast, default or best")
+    parser.add_argument("--seed", default="0", metavar="N", help="of folds, first weights and episodes (default 0)")
+    parser.add_argument("--plot", metavar="FILE", help="a figure, .png, .pdf or .svg: the embedding and the confusion")
+    options = parser.parse_args(arguments)
+    check_name(PROG, "--effort", options.effort, EFFORTS)
+    seed = parse_whole(PROG, "--seed", options.seed, low=0)
+    outputs = check_paths(PROG, options, {"output": MODELS, "plot": FIGURES}, [options.table, options.labels])
+    check_packages(PROG, ["safetensors"] * ("output" in outputs))
+    check_packages(PROG, ["matplotlib"] * ("plot" in outputs), 'pip install "protonet[analysis]"')
+
+    label = options.label or "label"
+    table, (rows, labels) = read_table(
+        PROG, Path(options.table), Wanted(label), options.labels and Path(options.labels)
+    )
+    names, numbers = np.unique(labels, return_inverse=True)
+    classes = tuple(names.tolist() if names.dtype.kind in "iu" else map(str, names.tolist()))
+    if len(classes) < 2:
+        fail(PROG, "path", "have at least 2 classes", f"{classes[0]!r} alone in {options.table}", "Add another one.")
+    x, y = torch.from_numpy(rows), torch.from_numpy(numbers)
+    shots = torch.bincount(y).tolist()
+    facts: dict[str, Any] = {"label": label, "effort": options.effort, "seed": seed, "samples": shots}
+
+    def make_model(solution: Solution) -> Model:
+        views = {"views": describe_views(solution.choice)}
+        return Model(solution.network, classes, table.columns, facts | views, {})
+
+    def keep(solution: Solution) -> str:
+        save_model(outputs["output"], make_model(solution))
+        return f"{outputs['output']} is kept, without cross-validation"
+
+    try:
+        solution, crossed = learn(x, y, options.effort, seed, keep if "output" in outputs else None)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        got = f"values up to {float(x.abs().max()):g} beside small ones"
+        fail(PROG, "path", "hold numbers that can be compared", got, "Mend the largest, or rescale their column.")
+    model = keep_crossfit(make_model(solution), crossed)
+    if "output" in outputs:
+        save_model(outputs["output"], model)
+    if "plot" in outputs:
+        draw(outputs["plot"], crossed, x, y, classes)
+    sizes = count(len(classes), "class"), count(len(x), "sample"), count(x.shape[1], "feature")
+    several = "" if min(shots) == max(shots) else f" to {max(shots)}"
+    print(f"{Path(options.table).name}: {', '.join(sizes)}, {min(shots)}{several} a class\n")
+    print(format_views(model.facts["views"]))
+    print(report(crossed, predict_rivals(solution.problem), classes), end="")
+    if "output" in outputs:
+        print(f"{outputs['output']}: {outputs['output'].stat().st_size / 1e6:.1f} MB")
+
+
+def learn(
+    x: Tensor, y: Tensor, effort: str, seed: int, keep: Callable[[Solution], str] | None
+) -> tuple[Solution, Crossfit]:
+    """Solve, and fit what was chosen again without each fold, behind a progress bar.
+
+    Args:
+        x: (n, dim) float32.
+        y: (n,) int64.
+        effort: As of `protonet.solve`.
+        seed: The same.
+        keep: After Ctrl-C in the second half, it is given the solution, and tells what it did with it.
+
+    Raises:
+        KeyboardInterrupt: After Ctrl-C.
+        ValueError: As of `protonet.solve`.
+    """
+    with show_progress() as show:
+        solution = solve_problem(
+            [(x, y)], effort=effort, seed=seed, progress=lambda stage, share: show(stage, SOLVING * share)
+        )
+        try:
+            crossed = crossfit(solution, progress=lambda stage, share: show(stage, SOLVING + (1 - SOLVING) * share))
+        except KeyboardInterrupt:
+            if keep is None:
+                raise
+            raise KeyboardInterrupt(f"stopped; {keep(solution)}") from None
+    return solution, crossed
+
+
+def draw(path: Path, crossed: Crossfit, x: Tensor, y: Tensor, classes: Sequence[str | int]) -> None:
+    """Draw the rows that were held out, or, where there are none, those (n, dim) that the model was fitted to."""
+    if len(crossed.labels):
+        draw_figure(path, predict_held(crossed), crossed.labels, classes, "rows held out")
+    else:
+        with torch.no_grad():
+            draw_figure(path, crossed.whole.network(x), y, classes, "the rows that it was fitted to")
+
+
+def report(crossed: Crossfit, rivals: Mapping[str, Tensor], classes: Sequence[str | int]) -> str:
+    """Return what the held-out rows say of a model beside its rivals' scores of them."""
+    if not len(crossed.labels):
+        return "no class has two samples: none could be held out to judge by\n"
+    logits = predict_held(crossed)
+    figures = measure(logits, crossed.labels)
+    held = f"{count(len(logits), 'row')} in {count(len(crossed.folds), 'fold')}, each judged by a fit without its fold"
+    return "".join(
+        [
+            format_rivals(logits, crossed.labels, rivals),
+            f"{held}: {format_losses(figures)}",
+            format_pairs(figures.confusion, classes),
+        ]
+    )

@@ -1,0 +1,123 @@
+"""``python -m protonet predict``: the class of each row of a table, and how likely it is."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+
+from protonet._checks import fail
+from protonet._writing import write_whole
+from protonet.commands.common import check_paths, classify, make_parser, map_blocks, want
+from protonet.files import Model, load_model
+from protonet.rejection import find_threshold, score_known
+from protonet.tables import Block, open_table
+
+PROG = "protonet predict"
+#: What a row that is unlike every class is called.
+UNKNOWN = "unknown"
+
+
+def run(arguments: Sequence[str] | None) -> None:
+    """Classify a table block by block, and write all of it or nothing.
+
+    Raises:
+        ImportError: A package that the table needs is missing.
+        OSError: The predictions cannot be written.
+        ValueError: Arguments, a model or a table that do not fit.
+    """
+    parser = make_parser(PROG, "Classify the rows of a table, in its order.", model=True)
+    parser.add_argument("-o", "--output", metavar="FILE", help="the predictions, .csv (default: standard output)")
+    rate = "call rows unlike every class unknown, so many that this share of those of known classes would be"
+    parser.add_argument("--unknown", metavar="RATE", help=f"{rate}, such as 0.05")
+    parser.add_argument("--probabilities", action="store_true", help="write those of all classes")
+    options = parser.parse_args(arguments)
+    outputs = check_paths(PROG, options, {"output": (".csv",)}, [options.model, options.table])
+    model = load_model(options.model)
+    threshold = None if options.unknown is None else choose_threshold(model, options.unknown)
+    table = open_table(PROG, Path(options.table), want(model, None, labelled=False))
+
+    def write(file: BinaryIO) -> None:
+        file.write(format_header(model, everything=options.probabilities).encode())
+        for text in map_blocks(partial(format_predictions, model, threshold, options.probabilities), table.blocks):
+            file.write(text.encode())
+
+    if "output" in outputs:
+        write_whole(outputs["output"], write)
+        return
+    with tempfile.TemporaryFile() as file:  # a fault in the last row must not come after the others are printed
+        write(file)
+        file.seek(0)
+        copy_to_stdout(file)
+
+
+def copy_to_stdout(file: BinaryIO) -> None:
+    """Copy a file to standard output; whoever reads it may have enough before the end."""
+    try:
+        sys.stdout.flush()
+        shutil.copyfileobj(file, sys.stdout.buffer)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes nowhere
+
+
+def choose_threshold(model: Model, text: str) -> float:
+    """Return the score at and below which a row is unknown, for a share of the rows of known classes.
+
+    Raises:
+        ValueError: It is no share that the model can tell.
+    """
+    scores = model.facts.get("scores")
+    if not isinstance(scores, list) or not all(type(score) is float for score in scores):
+        remedy = "Fit it again, to two samples or more of some classes."
+        fail(PROG, "--unknown", "come with a model that was cross-validated", "one without held-out rows", remedy)
+    try:
+        rate = float(text)
+    except ValueError:
+        fail(PROG, "--unknown", "be a number between 0 and 1", repr(text), "Pass a number such as 0.05.")
+    return find_threshold(torch.tensor(scores, dtype=torch.float64), rate)
+
+
+def format_header(model: Model, *, everything: bool) -> str:
+    """Return the names of the columns as a line of CSV."""
+    more = [quote(f"P({name})") for name in model.classes] if everything else []
+    return ",".join(["class", "probability", *more]) + "\n"
+
+
+def format_predictions(model: Model, threshold: float | None, everything: bool, block: Block) -> str:
+    """Return CSV: the class of each row and how likely it is.
+
+    Args:
+        model: What predicts.
+        threshold: Rows of no higher score than this are unknown, and have no probability; None if none are.
+        everything: Add the probabilities of all classes, in the model's order.
+        block: The rows.
+    """
+    names = list(map(quote, model.classes))
+    logits = classify(PROG, model, block.x)
+    probabilities = logits.softmax(dim=1)
+    best, places = (each.tolist() for each in probabilities.max(dim=1))
+    lines = [f"{names[place]},{share:.6g}" for place, share in zip(places, best, strict=True)]
+    if threshold is not None:
+        for row in (score_known(logits) <= threshold).nonzero().flatten().tolist():
+            lines[row] = f"{UNKNOWN},"
+    if everything:
+        rows = ["".join(f",{share:.6g}" for share in row) for row in probabilities.tolist()]
+        lines = list(map(str.__add__, lines, rows))
+    return "\n".join([*lines, ""])
+
+
+def quote(name: object) -> str:
+    """Return a name as a cell of CSV."""
+    cell = io.StringIO()
+    csv.writer(cell, lineterminator="").writerow([name])
+    return cell.getvalue()

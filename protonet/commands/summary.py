@@ -1,0 +1,83 @@
+"""What a person reads about a model: its views, how often it is right, and what it confuses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from protonet._command import format_table
+from protonet.measuring import NORMAL, Figures, measure
+from protonet.selection import Choice
+
+#: Most pairs of classes that are named as confused.
+MOST_PAIRS = 5
+
+
+def count(n: int, what: str) -> str:
+    """Return ``1 class`` or ``2,000 classes``."""
+    plural = f"{what}es" if what.endswith("s") else f"{what}s"
+    return f"{n:,} {what if n == 1 else plural}"
+
+
+def describe_views(choice: Choice) -> dict[str, float]:
+    """Return the weight of each view that was chosen, the largest first."""
+    members, width = choice.rung
+    learned = f"learned: {members}x{width} MLP on {choice.reads}, {choice.steps} steps"
+    weights = choice.weights | ({learned: choice.learned} if choice.learned > 0 else {})
+    total = sum(weights.values())
+    return {name: weights[name] / total for name in sorted(weights, key=lambda name: -weights[name])}
+
+
+def describe_figures(figures: Figures) -> dict[str, Any]:
+    """Return what JSON can hold of figures, the confusion left out."""
+    return {name: value for name, value in figures._asdict().items() if name != "confusion"}
+
+
+def format_views(views: Mapping[str, float]) -> str:
+    """Return a table of the views and their weights."""
+    return format_table(["view", "weight, %"], [[name, f"{100 * weight:.1f}"] for name, weight in views.items()])
+
+
+def format_rivals(logits: Tensor, labels: Tensor, rivals: Mapping[str, Tensor]) -> str:
+    """Return a table of accuracies on the same rows, the rivals' differences in pairs.
+
+    Args:
+        logits: (n, num_classes).
+        labels: (n,) int64.
+        rivals: By name, scores (n, num_classes).
+    """
+    right = (logits.argmax(dim=1) == labels).double()
+    rows = []
+    for name, scores in {"this model": logits, **rivals}.items():
+        figures = measure(scores, labels)
+        gain = right - (scores.argmax(dim=1) == labels).double()
+        half = NORMAL * float(gain.std(correction=0)) / math.sqrt(len(gain))
+        difference = f"{100 * float(gain.mean()):+.2f} ±{100 * half:.2f}" if name in rivals else ""
+        rows.append([name, *format_accuracy(figures), difference])
+    return format_table(["on rows held out", "right, %", "95 % interval", "this model's lead, points"], rows)
+
+
+def format_accuracy(figures: Figures) -> tuple[str, str]:
+    """Return an accuracy in per cent, and its interval."""
+    low, high = (100 * bound for bound in figures.interval)
+    return f"{100 * figures.accuracy:.2f}", f"[{low:.2f}, {high:.2f}]"
+
+
+def format_losses(figures: Figures) -> str:
+    """Return how good the probabilities are."""
+    return f"log-loss {figures.log_loss:.3f}, calibration error {100 * figures.calibration_error:.1f} points\n"
+
+
+def format_pairs(confusion: Tensor, classes: Sequence[str | int]) -> str:
+    """Return the pairs of classes that are confused most often; confusion (num_classes, num_classes) as measured."""
+    wrong = confusion.clone().fill_diagonal_(0).flatten()
+    most = wrong.argsort(descending=True, stable=True)[:MOST_PAIRS].tolist()
+    lines = ["most confused:"]
+    for place in most:
+        row, column = divmod(place, len(classes))
+        if wrong[place] > 0:
+            lines.append(f"  {classes[row]} taken for {classes[column]}: {wrong[place]} of {confusion[row].sum()}")
+    return "\n".join(lines) + "\n" if len(lines) > 1 else "no class is taken for another\n"

@@ -1,0 +1,95 @@
+"""``python -m protonet update``: add samples and classes to a model, without training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protonet._checks import fail
+from protonet.commands.common import (
+    MODELS,
+    check_paths,
+    classify,
+    keep_crossfit,
+    make_parser,
+    number_classes,
+    want,
+)
+from protonet.commands.summary import count
+from protonet.crossfit import Crossfit, predict_held, unpack, update
+from protonet.files import Model, load_model, save_model
+from protonet.tables import read_table
+
+PROG = "protonet update"
+
+
+def run(arguments: Sequence[str] | None) -> None:
+    """Add as the arguments say, print which of the old classes lost by it, and write the model.
+
+    Raises:
+        ImportError: A package that the table needs is missing.
+        ValueError: Arguments, a model or a table that do not fit.
+    """
+    text = "Add samples and new classes to a model, without training. The same samples twice count twice."
+    parser = make_parser(PROG, text, model=True, label="the same as in fit")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the new model, .safetensors (default: the old one)")
+    options = parser.parse_args(arguments)
+    options.output = options.output or options.model
+    output = check_paths(PROG, options, {"output": MODELS}, [options.table, options.labels])["output"]
+    model = load_model(options.model, held=True)
+    crossed = open_crossfit(model)
+    wanted = want(model, options.label, labelled=True)
+    _, (x, labels) = read_table(PROG, Path(options.table), wanted, options.labels and Path(options.labels))
+    classes = extend_classes(model.classes, labels)
+    for fitted in (crossed.whole, *crossed.folds):
+        classify(PROG, model._replace(network=fitted.network), x)  # no row may overflow and spoil its prototype
+    before = predict_held(crossed)
+    crossed = update(crossed, torch.from_numpy(x), number_classes(PROG, labels, classes), len(classes))
+    save_model(output, keep_crossfit(model._replace(classes=classes), crossed))
+    new = classes[len(model.classes) :]
+    named = f": {', '.join(map(str, new[:5]))}{' ...' if len(new) > 5 else ''}" if new else ""
+    print(f"{output}: {count(len(x), 'sample')} more, {count(len(new), 'new class')}{named}")
+    print(compare(before, predict_held(crossed), crossed.labels, classes), end="")
+
+
+def open_crossfit(model: Model) -> Crossfit:
+    """Return what it takes to add samples to a model; raise a ValueError if it has not got that."""
+    try:
+        return unpack(model.network, model.facts.get("folds"), model.held)
+    except ValueError as error:
+        remedy = "Fit it again: a fit that is stopped may keep a model without."
+        fail(PROG, "model", "hold what fit keeps for an update", str(error), remedy)
+
+
+def extend_classes(known: Sequence[str | int], labels: np.ndarray) -> tuple[str, ...] | tuple[int, ...]:
+    """Return the known classes and those of labels (n,) that are new, as strings unless all are numbers."""
+    texts = {str(name) for name in known}
+    names = [*known, *(name for name in np.unique(labels).tolist() if str(name) not in texts)]
+    whole = tuple(name for name in names if type(name) is int)
+    return whole if len(whole) == len(names) else tuple(map(str, names))
+
+
+def compare(before: Tensor, after: Tensor, labels: Tensor, classes: Sequence[str | int]) -> str:
+    """Say which classes are recognised less often than before.
+
+    Args:
+        before: (n, old classes) logits of the rows that were held out.
+        after: (n, classes) of the same.
+        labels: (n,) int64.
+        classes: The names, the old ones first.
+    """
+    if not len(labels):
+        return "no row was held out in fit: what the old classes lose is not known\n"
+    right = torch.stack([logits.argmax(dim=1) == labels for logits in (before, after)]).double()
+    counts = torch.bincount(labels, minlength=before.shape[1])
+    hits = torch.zeros(2, len(counts), dtype=torch.float64).index_add_(1, labels, right).long()
+    rows = f"{count(len(labels), 'row')} held out"
+    lines = [f"of {rows}: right {100 * right[0].mean():.2f} % before, {100 * right[1].mean():.2f} % now"]
+    for old, (was, now) in enumerate(hits.T.tolist()):
+        if now < was:
+            lines.append(f"  {classes[old]} lost: {was} of {counts[old]} right before, {now} now")
+    return "\n".join(lines) + ("" if len(lines) > 1 else ": no class lost") + "\n"

@@ -1,0 +1,189 @@
+"""ProtoNetClassifier: the solver with scikit-learn's face."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from torch import Tensor
+
+from protonet._checks import fail
+from protonet.crossfit import Fitted, add_rows, count_rows
+from protonet.network import PrototypeNetwork
+from protonet.solver import TIME_LIMIT, solve
+from protonet.views import CHUNK
+
+#: Whole weights up to this are repetitions; of others the largest one is at most so many.
+MOST_REPETITIONS, FEW_REPETITIONS = 100, 10
+
+
+class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Classify by the cosine between a row's embedding and the class prototypes.
+
+    What the embedding is made of is decided on held-out folds of the training rows; see `protonet.solve`.
+
+    Args:
+        effort: "fast" takes closed forms alone, "default" also trains, "best" tries more and trains for longer.
+        time_limit: Seconds that ``fit`` may take, >= 0.
+        random_state: Of folds, initial weights and episodes: an int, a ``RandomState``, or None for another one each
+            time.
+
+    Attributes:
+        classes_: (n_classes,) the labels, in ascending order.
+        n_features_in_: Features a row.
+        feature_names_in_: Their names, where the training rows had column names that are strings.
+        network_: The `protonet.PrototypeNetwork`, in float64, its classes in the order of ``classes_``.
+
+    A sample's weight stands for repetitions of it. Whole weights are just that, up to 100; others are divided by the
+    least one that is not zero and rounded, the largest to 10 at most, so that equal weights are none. Rows of weight 0
+    are left out.
+    """
+
+    classes_: np.ndarray
+    _fitted: Fitted
+
+    def __init__(self, effort: str = "default", *, time_limit: float = TIME_LIMIT, random_state: Any = 0) -> None:
+        self.effort = effort
+        self.time_limit = time_limit
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> ProtoNetClassifier:
+        """Fit to labelled rows; the same rows in any order give the same network.
+
+        Args:
+            X: (n, n_features) real and finite, an array, a data frame or a sparse matrix (which is made dense).
+            y: (n,) labels, of any type that can be sorted.
+            sample_weight: (n,) >= 0, or None for 1.
+
+        Returns:
+            The estimator.
+
+        Raises:
+            ValueError: What scikit-learn's estimators reject; no row of positive weight; an unknown effort.
+        """
+        rows, labels = self._read(X, y, sample_weight, reset=True)
+        self._fit(rows, labels)
+        return self
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> ProtoNetClassifier:
+        """Add samples, of known and of new classes, without training: prototypes move, the embedding stays.
+
+        Args:
+            X: As in ``fit``. The first call, if there was no ``fit``, is one.
+            y: (n,) labels.
+            classes: Labels that may come, or None; those without a sample are known, but never predicted.
+            sample_weight: As in ``fit``.
+
+        Returns:
+            The estimator.
+
+        Raises:
+            ValueError: As in ``fit``, or another number of features.
+        """
+        known = [] if classes is None else [np.asarray(classes)]
+        first = not hasattr(self, "network_")
+        rows, labels = self._read(X, y, sample_weight, reset=first)
+        if first:
+            self._fit(rows, labels)
+            rows, labels = rows[:0], labels[:0]
+        merged = np.unique(np.concatenate([self.classes_, labels, *known]))
+        sums, counts = (
+            each.new_zeros(len(merged), *each.shape[1:]).index_copy_(0, _number(self.classes_, merged), each)
+            for each in (self._fitted.sums, self._fitted.counts)
+        )
+        fitted = self._fitted._replace(sums=sums, counts=counts)
+        self._fitted = add_rows(fitted, rows, _number(labels, merged), len(merged))
+        self.classes_ = merged
+        return self
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Return the label (n,) of each row of X (n, n_features)."""
+        places = self._compute(X).argmax(axis=1)
+        labels: np.ndarray = self.classes_[places]
+        return labels
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Return probabilities (n, n_classes) float64, at the temperature that fits rows held out of ``fit``."""
+        return torch.from_numpy(self._compute(X)).softmax(dim=1).numpy()
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """Return logits (n, n_classes) float64; of two classes (n,), by how much the second one's are higher."""
+        logits = self._compute(X)
+        return logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits
+
+    def transform(self, X: Any) -> np.ndarray:
+        """Return unit-norm embeddings (n, embedding_dim) float64 of rows X (n, n_features)."""
+        return self._compute(X, embed=True)
+
+    def _compute(self, X: Any, *, embed: bool = False) -> np.ndarray:
+        """Return logits, or embeddings, of rows X, in blocks that are made dense one at a time."""
+        check_is_fitted(self)
+        X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
+        network = self.network_
+        with torch.no_grad():
+            blocks = (torch.from_numpy(_make_dense(X[first : first + CHUNK])) for first in range(0, X.shape[0], CHUNK))
+            return torch.cat([network.embed(block) if embed else network(block) for block in blocks]).numpy()
+
+    def _read(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[Tensor, np.ndarray]:
+        """Return the rows (n, n_features) float64 and their labels (n,), each as often as its weight says."""
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, reset=reset)
+        check_classification_targets(y)
+        if sample_weight is not None:
+            weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+            chosen = np.arange(len(y)).repeat(_count_repetitions(weights))
+            X, y = X[chosen], y[chosen]
+        return torch.from_numpy(_make_dense(X)), y
+
+    def _fit(self, rows: Tensor, labels: np.ndarray) -> None:
+        """Fit to rows (n, n_features) and labels (n,)."""
+        classes = np.unique(labels)
+        seed = check_random_state(self.random_state).randint(2**31 - 1)
+        numbers = _number(labels, classes)
+        metadata = {"num_classes": max(2, len(classes))}
+        network = solve([(rows, numbers)], None, metadata, time_limit=self.time_limit, effort=self.effort, seed=seed)
+        network.prototypes, network.seen = network.prototypes[: len(classes)], network.seen[: len(classes)]
+        # In float64, a row's probabilities are its own to the last digits, whatever else is in the batch.
+        self._fitted = count_rows(network.double(), rows, numbers)
+        self.classes_ = classes
+
+    @property
+    def network_(self) -> PrototypeNetwork:
+        """The network."""
+        return self._fitted.network
+
+    @property
+    def _n_features_out(self) -> int:
+        """Width of the embedding, which ``get_feature_names_out`` asks for."""
+        return self._fitted.sums.shape[1]
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+
+def _number(labels: np.ndarray, classes: np.ndarray) -> Tensor:
+    """Return the places (n,) of labels (n,) among the classes, which are in ascending order."""
+    return torch.from_numpy(np.searchsorted(classes, labels))
+
+
+def _make_dense(X: Any) -> np.ndarray:
+    """Return rows as an array that torch may have: dense, and not read-only."""
+    return X.toarray() if hasattr(X, "toarray") else np.require(X, requirements=["C", "W"])
+
+
+def _count_repetitions(weights: np.ndarray) -> np.ndarray:
+    """Return how often each row is taken (n,), given weights (n,) >= 0."""
+    most = weights.max()
+    if most == 0:
+        remedy = "Pass None to weigh all rows alike."
+        fail("ProtoNetClassifier", "sample_weight", "have a weight above 0", "0 for every row", remedy)
+    if most <= MOST_REPETITIONS and np.array_equal(weights, np.floor(weights)):
+        return weights.astype(np.int64)
+    least = max(weights[weights > 0].min(), most / FEW_REPETITIONS)
+    return np.where(weights > 0, np.maximum(1, np.rint(weights / least)), 0).astype(np.int64)

@@ -1,0 +1,161 @@
+"""A person's table: CSV, NPZ, NPY or Parquet in; rows of numbers and their classes out, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from protonet._checks import fail
+from protonet._formats import Source, open_arrays, open_csv, open_parquet
+
+#: What a file's name may end in.
+SUFFIXES = (".csv", ".npz", ".npy", ".parquet")
+
+
+class Wanted(NamedTuple):
+    """What a table is read for.
+
+    Attributes:
+        label: The name of the column of classes, in a file that names its columns.
+        labelled: Whether the classes are wanted; if not, their column may be missing.
+        columns: The names of the features, in the order that they are wanted in; None for all that there are.
+        dim: How many features there must be; None for any number.
+    """
+
+    label: str
+    labelled: bool = True
+    columns: tuple[str, ...] | None = None
+    dim: int | None = None
+
+
+class Block(NamedTuple):
+    """Some rows: features (b, dim), float32 and finite, and their classes (b,), numbers or strings; (0,) for none."""
+
+    x: np.ndarray
+    labels: np.ndarray
+
+
+class Table(NamedTuple):
+    """An open table: the names of its features, if they have any, and its rows, to be read once."""
+
+    columns: tuple[str, ...] | None
+    blocks: Iterator[Block]
+
+
+def open_table(prog: str, path: Path, wanted: Wanted, labels: Path | None = None) -> Table:
+    """Open a table. Its header and its first rows are checked now, the others as they are read.
+
+    Args:
+        prog: The command's name, for messages.
+        path: A file with a suffix of ``SUFFIXES``. CSV and Parquet name their columns, which are matched by name; NPZ
+            holds ``x`` (n, ...) and ``y`` (n,); NPY holds rows (n, ...) alone. Of an NPZ file all rows are in memory
+            at once, of the others a block.
+        wanted: What it is read for.
+        labels: An NPY file of the classes (n,), beside one of rows.
+
+    Returns:
+        The table. It has at least one row.
+
+    Raises:
+        ImportError: The file is Parquet, and pyarrow is missing.
+        ValueError: No such file, columns that are not those wanted, no row, a row of another length or without a
+            class, a cell that is no finite number; the message says where.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        fail(prog, "path", f"end in {', '.join(SUFFIXES)}", path, "Save the table as one of these.")
+    if labels is not None and suffix != ".npy":
+        fail(prog, "--labels", "come with an NPY file of rows", path, "Leave it out: that file holds its classes.")
+    if wanted.labelled and labels is None and suffix == ".npy":
+        fail(prog, "--labels", "name the file of the classes", f"none beside {path}", "Save them with numpy.save.")
+    if suffix == ".csv":
+        source = open_csv(prog, path)
+    elif suffix == ".parquet":
+        source = open_parquet(prog, path)
+    else:
+        source = open_arrays(prog, path, labels, labelled=wanted.labelled)
+    if source.header is None:
+        _check_width(prog, path, source.width, wanted)
+        columns, blocks = None, _check_blocks(prog, source, range(source.width), [], None)
+    else:
+        features, label = _choose_columns(prog, path, source.header, wanted)
+        columns = tuple(source.header[column] for column in features)
+        blocks = _check_blocks(prog, source, columns, features, label)
+    first = next(blocks, None)
+    if first is None:
+        fail(prog, "path", "have at least one row", f"none in {path}", "Add rows.")
+    return Table(columns, chain([first], blocks))
+
+
+def read_table(prog: str, path: Path, wanted: Wanted, labels: Path | None = None) -> tuple[Table, Block]:
+    """Read a whole table with its classes; return the table and all of its rows.
+
+    Raises:
+        ImportError: As in `open_table`.
+        ValueError: As in `open_table`.
+    """
+    table = open_table(prog, path, wanted, labels)
+    x, names = zip(*table.blocks, strict=True)
+    return table, Block(np.concatenate(x), np.concatenate(names))
+
+
+def _choose_columns(prog: str, path: Path, header: list[str], wanted: Wanted) -> tuple[list[int], int | None]:
+    """Return the numbers of the columns that are wanted as features, in that order, and of the classes' column."""
+    if "" in header:
+        got = f"none for column {header.index('') + 1} of {path}"
+        fail(prog, "path", "name every column", got, "Name it, or drop it: an index is no feature.")
+    twice = [name for name in dict.fromkeys(header) if header.count(name) > 1]
+    if twice:
+        fail(prog, "path", "name each column once", f"{_list(twice)} twice in {path}", "Rename or drop one.")
+    if wanted.labelled and wanted.label not in header:
+        got = f"{path} with {_list(header)}"
+        fail(prog, "path", f"have a column {wanted.label}", got, "Pass --label with the name of the classes' column.")
+    features = [name for name in header if name != wanted.label]
+    if not features:
+        fail(prog, "path", "have columns of numbers", f"{path} with {_list(header)}", "Add features.")
+    if wanted.columns is not None:
+        known, found = set(wanted.columns), set(features)
+        missing = [name for name in wanted.columns if name not in found]
+        more = [name for name in features if name not in known]
+        if missing or more:
+            got = f"{path} without {_list(missing)}" if missing else f"{path} with {_list(more)} more"
+            remedy = "Name the columns as in the table that the model was fitted to."
+            fail(prog, "path", "have the model's columns", got, remedy)
+        features = list(wanted.columns)
+    _check_width(prog, path, len(features), wanted)
+    number = {name: column for column, name in enumerate(header)}
+    return [number[name] for name in features], number[wanted.label] if wanted.labelled else None
+
+
+def _check_width(prog: str, path: Path, width: int, wanted: Wanted) -> None:
+    """Raise a ValueError if a table has no features, or another number of them than is wanted."""
+    if width == 0 or wanted.dim not in {None, width}:
+        remedy = "Pass the features that the model was fitted to." if wanted.dim else "Add features."
+        fail(prog, "path", f"have {wanted.dim or 'some'} features a row", f"{width} in {path}", remedy)
+
+
+def _list(names: Sequence[str]) -> str:
+    """Return the first of several names, in quotes where they are more than a word."""
+    shown = ", ".join(name if name.isidentifier() else repr(name[:50]) for name in names[:5]) or "nothing"
+    return f"{shown} and {len(names) - 5} more" if len(names) > 5 else shown
+
+
+def _check_blocks(
+    prog: str, source: Source, columns: Sequence[object], features: Sequence[int], label: int | None
+) -> Iterator[Block]:
+    """Yield rows that have finite numbers and a class; raise a ValueError at the first that has not."""
+    for x, labels, rows, cells in source.read(features, label):
+        if not np.isfinite(x).all():
+            row, at = np.argwhere(~np.isfinite(x))[0].tolist()
+            got = str(x[row, at]) if cells is None else repr(cells[row][at].strip()[:50])
+            got = "an empty cell" if got == "''" else got
+            got += f" in column {columns[at]}, {source.place.format(rows[row])}"
+            fail(prog, "path", "have a finite number in every cell", got, "Fill it in, encode it, or leave it out.")
+        if labels is not None and labels.dtype.kind == "U" and not np.all(labels != ""):
+            got = f"none in {source.place.format(rows[int(np.argmin(labels != ''))])}"
+            fail(prog, "path", "name the class of every row", got, "Fill it in, or drop the row.")
+        yield Block(x, np.empty(0, np.str_) if labels is None else labels)

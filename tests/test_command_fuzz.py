@@ -1,0 +1,77 @@
+"""Damaged tables: one line and exit code 2, or a prediction for every row; never a traceback or half a file.
+
+``PROTONET_FUZZ=10000`` tries that many damages of each format.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from protonet import solve
+from protonet.__main__ import main
+from protonet.files import Model, save_model
+from protonet.tables import Wanted, read_table
+from tests.strategies import blobs
+
+EXAMPLES = int(os.environ.get("PROTONET_FUZZ", "100"))
+BYTES = st.binary(max_size=6) | st.sampled_from([b"\0", b"\n", b'"', b",", b"\r", b"nan", b"1e999", b"\xff\xfe", b"_"])
+#: Where, how many bytes are taken away, and what is put there.
+DAMAGES = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 12) | st.just(10**6), BYTES), min_size=1, max_size=4)
+Damages = Sequence[tuple[float, int, bytes]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model and, as ``whole.*``, tables that it can read."""
+    folder = tmp_path_factory.mktemp("fuzz")
+    x, y = blobs(0, classes=3, dim=3)
+    classes, columns = ("p", "q", "r"), ("a", "b", "c")
+    network = solve([(x, y)], effort="fast")
+    save_model(folder / "model.safetensors", Model(network, classes, columns, {"label": "kind"}, {}))
+    names = [classes[number] for number in y.tolist()]
+    lines = [",".join([*map(str, row), name]) for row, name in zip(x.tolist(), names, strict=True)]
+    (folder / "whole.csv").write_text("\n".join([",".join([*columns, "kind"]), *lines]))
+    np.savez(folder / "whole.npz", x=x.numpy(), y=np.array(names))
+    np.save(folder / "whole.npy", x.numpy())
+    assert torch.equal(y, torch.tensor([classes.index(name) for name in names]))
+    return folder
+
+
+def damage(content: bytes, damages: Damages) -> bytes:
+    for where, gone, put in damages:
+        at = round(where * len(content))
+        content = content[:at] + put + content[at + gone :]
+    return content
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".npz", ".npy"])
+@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(damages=DAMAGES)
+def test_damaged_tables(folder: Path, suffix: str, damages: Damages) -> None:
+    path, output = folder / f"damaged{suffix}", folder / "predicted.csv"
+    path.write_bytes(damage((folder / f"whole{suffix}").read_bytes(), damages))
+    output.unlink(missing_ok=True)
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        code = main(["predict", str(folder / "model.safetensors"), str(path), "-o", str(output)])
+    if code == 0:
+        assert len(output.read_text().splitlines()) > 1
+    else:
+        assert code == 2
+        assert not output.exists()
+        assert len(said.getvalue().splitlines()) == 1
+        assert said.getvalue().startswith("protonet predict: `")
+    assert not list(folder.glob(".*"))
+    if suffix != ".npy":
+        with contextlib.suppress(ValueError):
+            read_table("cmd", path, Wanted("kind"))

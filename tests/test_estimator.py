@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse
+import torch
+from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.datasets import load_iris
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from protonet import solve
+from protonet.estimator import ProtoNetClassifier
+from tests.strategies import blobs
+
+TENSOR_X, TENSOR_Y = blobs(0)
+X, Y = TENSOR_X.numpy(), TENSOR_Y.numpy()
+NAMES = np.array(["ash", "birch", "cedar", "elm", "fir"])[Y]
+
+
+def make() -> ProtoNetClassifier:
+    return ProtoNetClassifier(effort="fast")
+
+
+FITTED = make().fit(X, NAMES)
+
+
+@parametrize_with_checks([make()])  # type: ignore[untyped-decorator]
+def test_scikit_learns_own_checks_pass(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+def test_the_default_effort_is_the_solvers() -> None:
+    x, y = load_iris(return_X_y=True)
+    fitted = ProtoNetClassifier(time_limit=1).fit(x[::5], y[::5])
+    assert fitted.network_.count_parameters() > 0
+    assert fitted.score(x, y) > 0.8
+
+
+def test_it_is_the_solvers_network_with_its_probabilities() -> None:
+    seed = int(np.random.RandomState(0).randint(2**31 - 1))
+    network = solve([(TENSOR_X, TENSOR_Y)], effort="fast", seed=seed)
+    expected = network(TENSOR_X).softmax(dim=1).detach().numpy()
+    np.testing.assert_allclose(FITTED.predict_proba(X), expected, atol=1e-4)
+    assert FITTED.predict(X).tolist() == np.unique(NAMES)[expected.argmax(axis=1)].tolist()
+    assert FITTED.score(X, NAMES) > 0.9
+
+
+def test_the_embedding_feeds_a_neighbours_index() -> None:
+    embedding = FITTED.transform(X)
+    np.testing.assert_allclose(np.linalg.norm(embedding, axis=1), 1)
+    assert len(FITTED.get_feature_names_out()) == embedding.shape[1]
+    assert make_pipeline(make(), KNeighborsClassifier(3)).fit(X, NAMES).score(X, NAMES) > 0.9
+    assert list(clone(FITTED).set_output(transform="pandas").fit(X, NAMES).transform(X).columns) == list(
+        FITTED.get_feature_names_out()
+    )
+
+
+def test_samples_are_added_as_if_they_had_been_there_when_prototypes_were_made() -> None:
+    more, labels = (part.numpy() for part in blobs(1, classes=7))
+    names = np.array(["ash", "birch", "cedar", "elm", "fir", "alder", "yew"])[labels]
+    added = pickle.loads(pickle.dumps(FITTED))
+    for part in (slice(None, 20), slice(20, None)):
+        assert added.partial_fit(more[part], names[part]) is added
+    assert added.classes_.tolist() == sorted({*NAMES, *names})
+    network = pickle.loads(pickle.dumps(FITTED)).network_
+    both = np.concatenate([NAMES, names])
+    numbers = torch.from_numpy(np.searchsorted(added.classes_, both))
+    network.prototypes, network.seen = network.prototypes.new_zeros(7, network.prototypes.shape[1]), torch.zeros(7) > 0
+    network.set_prototypes(torch.from_numpy(np.concatenate([X, more])), numbers)
+    np.testing.assert_allclose(added.network_.prototypes, network.prototypes, atol=1e-5)
+    np.testing.assert_allclose(FITTED.network_.prototypes.shape[0], 5)  # the copy alone has changed
+
+
+def test_partial_fit_begins_with_a_fit_and_classes_may_be_told_before_they_come() -> None:
+    begun = make().partial_fit(X, NAMES, classes=["zelkova", *NAMES])
+    assert begun.classes_[-1] == "zelkova"
+    assert begun.predict_proba(X)[:, -1].max() == 0
+    np.testing.assert_allclose(begun.predict_proba(X)[:, :-1], FITTED.predict_proba(X))
+    far = -5 * X[:3]
+    assert begun.partial_fit(far, ["zelkova"] * 3).predict(far).tolist() == ["zelkova"] * 3
+
+
+@pytest.mark.parametrize("weights", [np.arange(len(X)) % 3, np.arange(len(X)) % 3 * 0.25])
+def test_weights_are_repetitions_whatever_their_unit(weights: np.ndarray) -> None:
+    chosen = np.arange(len(X)).repeat(np.arange(len(X)) % 3)
+    expected = make().fit(X[chosen], NAMES[chosen]).decision_function(X)
+    np.testing.assert_array_equal(make().fit(X, NAMES, sample_weight=weights).decision_function(X), expected)
+    begun = make().partial_fit(X, NAMES, sample_weight=weights)
+    np.testing.assert_array_equal(begun.decision_function(X), expected)
+
+
+def test_equal_weights_are_none_and_large_ones_no_more_than_ten_rows() -> None:
+    equal = make().fit(X, NAMES, sample_weight=np.full(len(X), 0.3))
+    np.testing.assert_array_equal(equal.decision_function(X), FITTED.decision_function(X))
+    one_heavy = make().fit(X, NAMES, sample_weight=np.where(np.arange(len(X)) == 0, 1e6, 0.5))
+    assert int(one_heavy._fitted.counts.sum()) == len(X) + 9
+
+
+def test_frames_and_sparse_rows_are_rows() -> None:
+    frame = pd.DataFrame(X, columns=[f"leaf {number}" for number in range(X.shape[1])])
+    fitted = make().fit(frame, pd.Series(NAMES))
+    assert fitted.feature_names_in_.tolist() == list(frame.columns)
+    np.testing.assert_array_equal(fitted.predict_proba(frame), FITTED.predict_proba(X))
+    with pytest.raises(ValueError, match="feature names should match"):
+        fitted.predict(frame.rename(columns={"leaf 0": "bark"}))
+    for kind in (scipy.sparse.csr_array, scipy.sparse.coo_matrix):
+        np.testing.assert_allclose(make().fit(kind(X), NAMES).predict_proba(kind(X)), FITTED.predict_proba(X))
+
+
+def test_it_works_inside_scikit_learns_tools() -> None:
+    x, y = load_iris(return_X_y=True)
+    x, y = x[::3], np.array(["setosa", "versicolor", "virginica"])[y[::3]]
+    assert cross_val_score(make_pipeline(StandardScaler(), make()), x, y, cv=3).mean() > 0.85
+    searched = GridSearchCV(make(), {"random_state": [0, 1]}, cv=2).fit(x, y)
+    assert searched.best_score_ > 0.85
+    calibrated = CalibratedClassifierCV(make(), cv=2, ensemble=False).fit(x, y)
+    np.testing.assert_allclose(calibrated.predict_proba(x).sum(axis=1), 1)
+
+
+def test_one_sample_a_class_and_one_class_work() -> None:
+    first = [int(np.flatnonzero(name == NAMES)[0]) for name in np.unique(NAMES)]
+    assert make().fit(X[first], NAMES[first]).predict(X[first]).tolist() == NAMES[first].tolist()
+    alone = make().fit(X, ["ash"] * len(X))
+    assert set(alone.predict(X)) == {"ash"}
+    assert alone.predict_proba(X).shape == (len(X), 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "weights", "message"),
+    [
+        ({"effort": "slow"}, None, "`effort` must be one of fast, default, best; got 'slow'"),
+        ({"time_limit": -1}, None, "`time_limit` must be a finite number >= 0; got -1"),
+        ({}, np.zeros(len(X)), "[Ss]ample.weight"),
+        ({}, -np.ones(len(X)), "Negative values in data passed to `sample_weight`"),
+    ],
+)
+def test_bad_arguments_get_one_line(change: dict[str, Any], weights: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make().set_params(**change).fit(X, NAMES, sample_weight=weights)

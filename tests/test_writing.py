@@ -1,0 +1,132 @@
+"""A file is the old one or the new one, whole, and nothing is left beside it."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from protonet import _writing
+from protonet._writing import write_whole
+
+SIZE = 2**20
+#: Writes the file over and over, without the second that the library takes to import.
+ENDLESS = f"""
+import itertools, runpy, sys
+write_whole = runpy.run_path(sys.argv[1])["write_whole"]
+for letter in itertools.cycle((b"a", b"b")):
+    write_whole(sys.argv[2], lambda file: [file.write(letter * 1024) for _ in range({SIZE // 1024})])
+    print(flush=True)
+"""
+
+
+def start(path: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", ENDLESS, str(_writing.__file__), str(path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert process.stdout
+    process.stdout.readline()
+    return process
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.communicate()
+
+
+def test_the_content_is_there_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "x [1].bin"
+    for content in (b"old", b"newer"):
+        write_whole(str(path), lambda file, content=content: file.write(content))  # type: ignore[misc]
+        assert path.read_bytes() == content
+        assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt(), ValueError("no")])
+def test_a_failed_write_leaves_the_old_file_alone(tmp_path: Path, error: BaseException) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"old")
+
+    def write(file: BinaryIO) -> None:
+        file.write(b"half")
+        raise error
+
+    with pytest.raises(type(error)):
+        write_whole(path, write)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        write_whole(tmp_path / "none" / "x", lambda file: file.write(b""))
+
+
+def test_a_killed_writer_leaves_a_whole_file(tmp_path: Path) -> None:
+    path, delays = tmp_path / "x", random.Random(0)
+    for _ in range(4):
+        process = start(path)
+        time.sleep(delays.uniform(0, 0.02))
+        kill(process)
+        assert path.read_bytes() in {b"a" * SIZE, b"b" * SIZE}
+    write_whole(path, lambda file: file.write(b"next"))
+    assert [each.name for each in tmp_path.iterdir()] == ["x"]
+
+
+def test_what_is_left_over_is_removed_unless_somebody_is_writing(tmp_path: Path) -> None:
+    path, mine = tmp_path / "x", tmp_path / "x.tmp"
+    left = tmp_path / ".x.0123abcd.tmp"
+    others = [mine, tmp_path / ".x.notes.tmp", tmp_path / ".y.0123abcd.tmp"]
+    for each in (left, *others):
+        each.touch()
+
+    def write(file: BinaryIO) -> None:
+        left.touch()  # as if another writer, who is at work, had made it
+        write_whole(path, lambda inner: inner.write(b"inner"))
+        assert left.exists() or sys.platform == "win32"
+
+    write_whole(path, write)
+    assert left.exists() or sys.platform == "win32"
+    write_whole(path, lambda file: file.write(b"last"))
+    assert sorted(tmp_path.iterdir()) == sorted([path, *others])
+
+
+def test_writers_at_the_same_time_do_not_mix(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    contents = [bytes([65 + number]) * SIZE for number in range(4)]
+
+    def work(content: bytes) -> None:
+        for _ in range(5):
+            write_whole(path, lambda file: [file.write(content[:4096]) for _ in range(SIZE // 4096)])
+
+    threads = [threading.Thread(target=work, args=(content,)) for content in contents]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert path.read_bytes() in contents
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links and pipes are POSIX's")
+def test_links_and_pipes_stay_what_they_are(tmp_path: Path) -> None:
+    target, link, pipe = tmp_path / "target", tmp_path / "link", tmp_path / "pipe"
+    target.write_bytes(b"old")
+    link.symlink_to(target)
+    write_whole(link, lambda file: file.write(b"new"))
+    assert link.is_symlink()
+    assert target.read_bytes() == b"new"
+    os.mkfifo(pipe)
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
+    reader.start()
+    write_whole(pipe, lambda file: file.write(b"through"))
+    reader.join()
+    assert read == [b"through"]
+    assert pipe.is_fifo()
