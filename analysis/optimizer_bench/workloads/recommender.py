@@ -1,0 +1,85 @@
+"""A recommender: which words a function of the standard library uses, by matrix factorisation."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from analysis.optimizer_bench.workload import Workload, batches, initial_weights
+from analysis.optimizer_bench.workloads._text import read_sources
+
+MIN_USERS = 10  # functions that use a word
+MIN_ITEMS = 10  # words that a function uses
+WIDTH = 16
+BATCH = 256  # pairs
+NEGATIVES = 4  # words drawn for each pair, as not used
+VALIDATION = 10_000  # pairs
+
+
+class Recommender(nn.Module):
+    """The dot product of a user's and an item's vector, plus their biases."""
+
+    def __init__(self, num_users: int, num_items: int) -> None:
+        super().__init__()
+        self.users = nn.Embedding(num_users, WIDTH)
+        self.items = nn.Embedding(num_items, WIDTH)
+        self.user_biases = nn.Embedding(num_users, 1)
+        self.item_biases = nn.Embedding(num_items, 1)
+        for table in (self.users, self.items):
+            nn.init.normal_(table.weight, std=0.1)
+        for table in (self.user_biases, self.item_biases):
+            nn.init.zeros_(table.weight)
+
+    def forward(self, users: Tensor, items: Tensor) -> Tensor:
+        """Return the logits (n,) of users (n,) using items (n,)."""
+        biases = (self.user_biases(users) + self.item_biases(items)).squeeze(1)  # (n,)
+        logits: Tensor = (self.users(users) * self.items(items)).sum(1) + biases
+        return logits
+
+
+@functools.cache
+def load_pairs() -> Tensor:
+    """Return which functions, the users, use which words, the items: numbers (n, 2), in random order."""
+    sources = "".join(text for modules in read_sources() for text in modules.values())
+    functions = [
+        set(re.findall(r"[^\W\d]\w\w+", body)) for body in re.split(r"^ *(?:async )?def ", sources, flags=re.M)
+    ]
+    counts = Counter(word for words in functions for word in words)
+    known = sorted(word for word, count in counts.items() if count >= MIN_USERS)
+    numbers = {word: number for number, word in enumerate(known)}
+    used = [sorted(numbers[word] for word in words & numbers.keys()) for words in functions]
+    used = [items for items in used if len(items) >= MIN_ITEMS]
+    pairs = torch.tensor([(user, item) for user, items in enumerate(used) for item in items])  # (n, 2)
+    return pairs[torch.randperm(len(pairs), generator=torch.Generator().manual_seed(0))]
+
+
+def build(seed: int) -> Workload:
+    """Build the workload; the seed moves the initial weights, the order of batches and their negative pairs."""
+    pairs = load_pairs()
+    num_users, num_items = (pairs.amax(0) + 1).tolist()
+    validation, train = pairs[:VALIDATION], pairs[VALIDATION:]
+    with initial_weights(seed):
+        model = Recommender(num_users, num_items)
+    generator = torch.Generator().manual_seed(seed)
+    rows = batches(len(train), BATCH, generator)
+
+    def sample_negatives(n: int, generator: torch.Generator) -> Tensor:
+        return torch.randint(num_items, (NEGATIVES * n,), generator=generator)
+
+    def loss(positive: Tensor, negatives: Tensor) -> Tensor:
+        users, items = positive.unbind(1)  # each (n,)
+        logits = model(users.repeat(1 + NEGATIVES), torch.cat([items, negatives]))  # (n + negatives,)
+        labels = (torch.arange(len(logits)) < len(positive)).float()
+        return F.binary_cross_entropy_with_logits(logits, labels)
+
+    held_out = sample_negatives(VALIDATION, torch.Generator().manual_seed(0))
+    return Workload(
+        model,
+        lambda: loss(train[next(rows)], sample_negatives(BATCH, generator)),
+        lambda: loss(validation, held_out),
+    )
