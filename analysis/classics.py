@@ -81,6 +81,32 @@ def fit_logistic(x: np.ndarray, y: np.ndarray) -> Predictor:
 
 def fit_svm(x: np.ndarray, y: np.ndarray) -> Predictor:
     """Fit a support vector machine with a radial kernel: penalty, kernel width and scaling by folds."""
+    model = _search_svm(x, y)
+    return lambda rows: Outcome(model.predict(rows))
+
+
+def fit_svm_probabilities(x: np.ndarray, y: np.ndarray) -> Predictor:
+    """Fit the same machine, and sigmoids of its scores over folds; where a class has one row, there are none.
+
+    Source: Platt, "Probabilistic outputs for support vector machines" (1999).
+    """
+    from sklearn.calibration import CalibratedClassifierCV  # noqa: PLC0415 - optional
+
+    model, smallest = _search_svm(x, y), int(np.bincount(y).min())
+    if smallest < 2:
+        return lambda rows: Outcome(model.predict(rows))
+    chosen = getattr(model, "best_estimator_", model)
+    calibrated = CalibratedClassifierCV(chosen, cv=min(FOLDS, smallest), ensemble=False).fit(x, y)
+
+    def predict(rows: np.ndarray) -> Outcome:
+        probabilities = calibrated.predict_proba(rows)
+        return Outcome(probabilities.argmax(axis=1), np.log(probabilities.clip(1e-12)))
+
+    return predict
+
+
+def _search_svm(x: np.ndarray, y: np.ndarray) -> Any:
+    """Return the support vector machine whose settings are best over folds."""
     from sklearn.svm import SVC  # noqa: PLC0415 - optional
 
     widths = (1.0, 0.1, 10.0)  # in units of scikit-learn's "scale"
@@ -89,7 +115,7 @@ def fit_svm(x: np.ndarray, y: np.ndarray) -> Predictor:
         gammas = [width / (x.shape[1] * spread) for width in widths]
         own = {} if scale == "standard" else {"scale": [scale]}
         grid.append({"model__C": [10.0, 1.0, 100.0], "model__gamma": gammas, **own})
-    return _fit(SVC(), x, y, grid)
+    return _search(SVC(), x, y, grid)
 
 
 def fit_knn(x: np.ndarray, y: np.ndarray) -> Predictor:
@@ -122,6 +148,7 @@ CLASSICS: dict[str, Fit] = {
     "lda": fit_lda,
     "logistic": fit_logistic,
     "svm": fit_svm,
+    "svm-probabilities": fit_svm_probabilities,
     "knn": fit_knn,
     "trees": fit_trees,
     "mlp": fit_mlp,

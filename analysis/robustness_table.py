@@ -27,6 +27,7 @@ NAMES = {
     "lda": "shrunken LDA",
     "logistic": "logistic regression",
     "svm": "RBF SVM",
+    "svm-probabilities": "RBF SVM, Platt's probabilities",
     "knn": "k-NN",
     "trees": "extra trees",
     "mlp": "MLP",

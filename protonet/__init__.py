@@ -1,7 +1,26 @@
 """Few-shot classification with prototype networks: a learned embedding, class prototypes in a buffer, cosine."""
 
-from protonet.encoder import Encoder, plan_encoder
-from protonet.network import PrototypeNetwork
-from protonet.solver import solve
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from protonet.encoder import Encoder, plan_encoder
+    from protonet.network import PrototypeNetwork
+    from protonet.solver import solve
 
 __all__ = ["Encoder", "PrototypeNetwork", "plan_encoder", "solve"]
+
+_ROOMS = {"Encoder": "encoder", "PrototypeNetwork": "network", "plan_encoder": "encoder", "solve": "solver"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is asked for: a command answers, also to Ctrl-C, before torch is there."""
+    if name not in _ROOMS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_ROOMS[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,17 +1,18 @@
 """Input checks and their one message form.
 
 Every error that a caller can cause reads ``{function}: `{argument}` must {constraint}; got {value}. {remedy}``,
-and is raised at a public entry, before any work is done.
+and is raised at a public entry, before any work is done. Only what needs torch imports it: a
+command says what is wrong with its arguments without it.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from typing import NoReturn, SupportsFloat, SupportsIndex, cast
+from typing import TYPE_CHECKING, NoReturn, SupportsFloat, SupportsIndex, cast
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def describe(function: str, argument: str, constraint: str, got: object, remedy: str) -> str:
@@ -80,7 +81,9 @@ def check_features(function: str, argument: str, value: object, *, dim: int | No
         TypeError: Not a tensor, or complex.
         ValueError: No row axis, another width, NaN or infinity.
     """
-    if not isinstance(value, Tensor):
+    import torch  # noqa: PLC0415 - see above
+
+    if not isinstance(value, torch.Tensor):
         fail_type(function, argument, "be a tensor of shape (n, dim)", type(value).__name__, "Use torch.as_tensor.")
     if value.is_complex():
         fail_type(function, argument, "be real", str(value.dtype), "Split real and imaginary parts into columns.")
@@ -123,8 +126,10 @@ def check_labels(function: str, argument: str, value: object, *, n: int, num_cla
         TypeError: Not a tensor of integers.
         ValueError: Another count than n, or a label outside the range.
     """
+    import torch  # noqa: PLC0415 - see above
+
     whole = "be a tensor of integer labels"
-    if not isinstance(value, Tensor):
+    if not isinstance(value, torch.Tensor):
         fail_type(function, argument, whole, type(value).__name__, "Use torch.as_tensor(labels).")
     if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
         fail_type(function, argument, whole, str(value.dtype), "Convert class ids with labels.long().")

@@ -13,6 +13,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor
 
 from protonet._checks import fail
+from protonet.candidates import Search
 from protonet.crossfit import Fitted, add_rows, count_rows
 from protonet.network import PrototypeNetwork
 from protonet.solver import TIME_LIMIT, solve
@@ -28,7 +29,8 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
     What the embedding is made of is decided on held-out folds of the training rows; see `protonet.solve`.
 
     Args:
-        effort: "fast" takes closed forms alone, "default" also trains, "best" tries more and trains for longer.
+        effort: "fast" takes closed forms alone, "default" also trains, "best" tries more and trains for longer; or a
+            `protonet.candidates.Search` that says what is tried.
         time_limit: Seconds that ``fit`` may take, >= 0.
         random_state: Of folds, initial weights and episodes: an int, a ``RandomState``, or None for another one each
             time.
@@ -47,7 +49,9 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
     classes_: np.ndarray
     _fitted: Fitted
 
-    def __init__(self, effort: str = "default", *, time_limit: float = TIME_LIMIT, random_state: Any = 0) -> None:
+    def __init__(
+        self, effort: str | Search = "default", *, time_limit: float = TIME_LIMIT, random_state: Any = 0
+    ) -> None:
         self.effort = effort
         self.time_limit = time_limit
         self.random_state = random_state

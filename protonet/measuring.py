@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from protonet._checks import fail
 from protonet.prototypes import class_means
 from protonet.views import shrink_covariance
 
@@ -36,11 +37,17 @@ def measure(logits: Tensor, labels: Tensor) -> Figures:
     Returns:
         The figures, the accuracy's interval after Wilson.
 
+    Raises:
+        ValueError: Logits that give no probabilities.
+
     Source: Wilson, "Probable inference, the law of succession, and statistical inference" (1927); calibration error,
         Guo et al., "On calibration of modern neural networks" (2017), eq. 3.
     """
     n, num_classes = logits.shape
     log_p = logits.double().log_softmax(dim=1)
+    if bool(log_p.isnan().any()):
+        got = f"NaN in {int(log_p.isnan().any(dim=1).sum())} of {n} rows"
+        fail("measure", "logits", "give probabilities", got, "Mend or drop the rows that they come from.")
     predicted = logits.argmax(dim=1)
     right = (predicted == labels).double()
     confidence = log_p.amax(dim=1).exp()

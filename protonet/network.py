@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from protonet._checks import check_features, check_int, check_labels, check_number, fail
 from protonet.views import CHUNK
 
-#: Rows that are classified at a time: what one block needs stays in the processor's cache.
-ROWS_AT_ONCE = 1024
+#: Most numbers of embeddings that are made at a time, and most rows: they stay in the processor's cache.
+NUMBERS_AT_ONCE, ROWS_AT_ONCE = 2**20, 1024
 
 
 class PrototypeNetwork(nn.Module):
@@ -60,7 +60,8 @@ class PrototypeNetwork(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (n, num_classes), higher is likelier, each row's own whatever else is in the batch."""
         scaled = (self.prototypes / self.temperature).T
-        logits = torch.cat([self._embed(rows) @ scaled for rows in self._flatten(x).split(ROWS_AT_ONCE)])
+        count = min(ROWS_AT_ONCE, max(1, NUMBERS_AT_ONCE // len(scaled)))
+        logits = torch.cat([self._embed(rows) @ scaled for rows in self._flatten(x).split(count)])
         return logits.masked_fill(~self.seen, torch.finfo(logits.dtype).min)
 
     def _flatten(self, x: Tensor) -> Tensor:

@@ -6,11 +6,12 @@ labelled samples without any gradient, so they are buffers.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
+from protonet._checks import fail
 from protonet.prototypes import class_means
 
 #: From the simplest to the most fitted; ties in selection go to the earlier one.
@@ -84,15 +85,23 @@ def shrink_covariance(residuals: Tensor, degrees: int) -> Covariance:
         The eigenvectors with a positive sample eigenvalue, their shrunken variances, and the variance that is
         given to every other direction (0-d; 0 if there is none).
 
+    Raises:
+        ValueError: Values of magnitudes so far apart that there is no eigenbasis to be found.
+
     Source: Ledoit and Wolf, "Quadratic shrinkage for large covariance matrices", Bernoulli 28 (2022), sec. 4.
     """
     n, dim = residuals.shape
     if n < dim:  # the Gram matrix has the same positive spectrum and is smaller
         residuals = residuals.to(torch.float64)
-        spectrum, left = torch.linalg.eigh(residuals @ residuals.T / degrees)
+        gram = residuals @ residuals.T
     else:
         chunks = (chunk.to(torch.float64) for chunk in residuals.split(CHUNK))
-        spectrum, left = torch.linalg.eigh(sum(chunk.T @ chunk for chunk in chunks) / degrees)
+        gram = cast(Tensor, sum(chunk.T @ chunk for chunk in chunks))
+    try:
+        spectrum, left = torch.linalg.eigh(gram / degrees)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        remedy = "Mend the largest, or rescale their column."
+        fail("solve", "train_loader", "hold numbers that can be compared", "values of too many magnitudes", remedy)
     rank = min(degrees, dim, int((spectrum > spectrum[-1] * 1e-14).sum()))
     if rank == 0:
         return Covariance(spectrum.new_zeros(dim, 0), spectrum.new_zeros(0), spectrum.new_zeros(()))

@@ -1,7 +1,8 @@
-"""Pack the submission: ``python -m solution.pack`` writes a ZIP for Agentics and a file for Frontier-CS.
+"""Pack the submissions: ``python -m solution.pack`` writes a ZIP for Agentics and a file for Frontier-CS.
 
 Both hold the modules of protonet that its solver imports and no others. The bytes depend on the sources
-alone: fixed times and permissions, sorted entries, nothing compressed (another zlib would do it otherwise).
+alone: fixed times and permissions, sorted entries, nothing compressed (another zlib would do it otherwise). The
+shared optimizer's two files are handed in as they stand beside this one.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ ALLOWED = sys.stdlib_module_names | {"protonet", "torch", "numpy"}
 MANIFEST = "agentics.solution.json"
 COMMANDS = ("setup", "build", "run")
 ZIP_NAME, SINGLE_NAME = "protonet-agentics.zip", "solution.py"
+OPTIMIZER_FILES = ("custom_optimizer.py", "optimizer_config.json")
 
 # The contest's limits on an archive.
 MAX_BYTES, MAX_ENTRIES, MAX_UNPACKED, MAX_NOTE = 20 << 20, 256, 50 << 20, 1024
@@ -167,12 +169,13 @@ def _need(true: bool, constraint: str, got: object, argument: str = "archive") -
 
 
 def _pack(arguments: Sequence[str] | None) -> None:
-    """Write both artifacts and print one line for each."""
-    parser = Parser("solution.pack", "Write the contest's ZIP and the single-file submission.")
+    """Write all artifacts and print one line for each."""
+    parser = Parser("solution.pack", "Write the contest's ZIP, the single-file submission and the shared optimizer.")
     parser.add_argument("-o", "--output", default="dist", metavar="DIR", help="folder (default: dist)")
     folder = check_writable_folder(parser.prog, "--output", parser.parse_args(arguments).output)
-    for name, pack in ((ZIP_NAME, pack_zip), (SINGLE_NAME, pack_single)):
-        data = pack()
+    artifacts = {ZIP_NAME: pack_zip(), SINGLE_NAME: pack_single()}
+    artifacts |= {name: (ROOT / "solution" / name).read_bytes() for name in OPTIMIZER_FILES}
+    for name, data in artifacts.items():
         (folder / name).write_bytes(data)
         print(f"{folder / name}: {len(data):,} bytes")
 

@@ -14,6 +14,6 @@ def start(module: str) -> int:
     try:
         code: int = import_module(module).main()
     except KeyboardInterrupt:
-        print(f"{module}: interrupted", file=sys.stderr)
+        print(f"{module.removesuffix('.__main__')}: interrupted", file=sys.stderr)
         return 130
     return code

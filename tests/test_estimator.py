@@ -19,6 +19,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from protonet import solve
 from protonet.estimator import ProtoNetClassifier
+from protonet.radial import RADIAL_KINDS
+from protonet.selection import EFFORTS
 from tests.strategies import blobs
 
 TENSOR_X, TENSOR_Y = blobs(0)
@@ -33,7 +35,11 @@ def make() -> ProtoNetClassifier:
 FITTED = make().fit(X, NAMES)
 
 
-@parametrize_with_checks([make()])  # type: ignore[untyped-decorator]
+#: The checks fit more than a hundred times: they need a mixture of views, and no more than that.
+CHEAP = EFFORTS["fast"]._replace(folds=2, radial=RADIAL_KINDS[1:2], grid=((2.0, 0.1),), trees=10)
+
+
+@parametrize_with_checks([ProtoNetClassifier(effort=CHEAP)])  # type: ignore[untyped-decorator]
 def test_scikit_learns_own_checks_pass(estimator: Any, check: Any) -> None:
     check(estimator)
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -62,3 +63,10 @@ def test_raw_cosines_are_those_to_the_class_means() -> None:
     means = [(x[y == label] / x[y == label].norm(dim=1, keepdim=True)).mean(dim=0) for label in range(5)]
     expected = torch.cosine_similarity(x[:, None], torch.stack(means)[None], dim=2)
     torch.testing.assert_close(score_cosine(x, y, x, 5).float(), expected)
+
+
+def test_logits_that_give_no_probabilities_get_one_line() -> None:
+    logits = torch.tensor([[1.0, -torch.inf], [torch.nan, 0.0], [torch.inf, 0.0]])
+    assert measure(logits[:1], torch.tensor([0])).accuracy == 1
+    with pytest.raises(ValueError, match="measure: `logits` must give probabilities; got NaN in 2 of 3 rows"):
+        measure(logits, torch.tensor([0, 1, 0]))

@@ -189,6 +189,11 @@ def test_prototype_errors_leave_the_network_as_it_was() -> None:
 def test_many_rows_are_classified_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
     network, (x, _) = make_network(), blobs(6)
     whole = network(x)
-    monkeypatch.setattr("protonet.network.ROWS_AT_ONCE", 7)
-    torch.testing.assert_close(network(x), whole)
+    blocks: list[int] = []
+    network.encoder.register_forward_hook(lambda _, rows, __: blocks.append(len(rows[0])))
+    for name, number, expected in (("ROWS_AT_ONCE", 7, 7), ("NUMBERS_AT_ONCE", 3 * network.prototypes.shape[1], 3)):
+        monkeypatch.setattr(f"protonet.network.{name}", number)
+        blocks.clear()
+        torch.testing.assert_close(network(x), whole)
+        assert max(blocks) == expected
     assert network(x[:0]).shape == (0, 5)

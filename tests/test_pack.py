@@ -163,11 +163,15 @@ def test_manifest_that_is_no_json() -> None:
         check_archive(build_zip({MANIFEST: b"{"}))
 
 
-def test_command_writes_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_writes_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-o", str(tmp_path / "new" / "folder")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    archive, single = (tmp_path / "new/folder" / name for name in (pack.ZIP_NAME, pack.SINGLE_NAME))
-    assert lines == [f"{path}: {path.stat().st_size:,} bytes" for path in (archive, single)]
+    paths = [tmp_path / "new/folder" / name for name in (pack.ZIP_NAME, pack.SINGLE_NAME, *pack.OPTIMIZER_FILES)]
+    assert lines == [f"{path}: {path.stat().st_size:,} bytes" for path in paths]
+    archive, single, *optimizer = paths
+    assert [path.read_bytes() for path in optimizer] == [
+        (pack.ROOT / "solution" / path.name).read_bytes() for path in optimizer
+    ]
     assert archive.read_bytes() == pack_zip()
     assert single.read_bytes() == pack_single()
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.preprocessing import RobustScaler, StandardScaler
 
+from protonet import solve
 from protonet.datasets.synthetic import sample_family
 from protonet.prototypes import class_means
 from protonet.views import KINDS, LinearView, available_kinds, fit_view, shrink_covariance
@@ -140,3 +141,21 @@ def test_relevant_features_are_those_whose_means_differ() -> None:
     weight = view.gain * x.std(dim=0)
     assert int(weight.argmin()) == 5
     assert float(weight[5]) < 0.3 * float(weight.max())
+
+
+@pytest.mark.parametrize("size", [1e-45, 1e-20, 1e20, 3e38])
+def test_values_of_many_magnitudes_are_solved(size: float) -> None:
+    x, y = blobs(0)
+    x[:, 0].copy_(size * x[:, 0].clamp(-1, 1))
+    x[::3, 1] = 1e-45
+    network = solve([(x, y)], effort="fast")
+    assert torch.isfinite(network(x)).all()
+
+
+def test_an_eigenbasis_that_is_not_found_gets_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: torch.Tensor) -> None:
+        raise torch.linalg.LinAlgError  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(torch.linalg, "eigh", fail)
+    with pytest.raises(ValueError, match="solve: `train_loader` must hold numbers that can be compared; got values"):
+        shrink_covariance(blobs(0)[0], 25)

@@ -40,7 +40,7 @@ def train(
     *,
     max_steps: int,
     target: float = -math.inf,
-    schedule: Callable[[int], float] = lambda step: 1.0,
+    schedule: Callable[[int], float] | None = None,
 ) -> Curve:
     """Train a workload until its smoothed validation loss reaches a target.
 
@@ -50,11 +50,12 @@ def train(
         make_optimizer: Makes the optimizer.
         max_steps: Where the run ends at the latest.
         target: Where it ends earlier.
-        schedule: The factor on every group's learning rate at step 0, 1, ... (for baselines: a candidate has none).
+        schedule: The factor on every group's learning rate at step 0, 1, ... (for baselines: a candidate has none,
+            and its groups are its own).
     """
     workload = build(seed)
     optimizer = make_optimizer(workload.model.parameters())
-    rates = [group["lr"] for group in optimizer.param_groups] if optimizer.param_groups else []
+    rates = [] if schedule is None else [group["lr"] for group in optimizer.param_groups]
     losses: list[float] = []
     smoothed, weight = 0.0, 0.0
     for step in range(max_steps + 1):
@@ -71,11 +72,12 @@ def train(
                 break
         if step == max_steps:
             break
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate * schedule(step)
+        if schedule is not None:
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * schedule(step)
         optimizer.zero_grad(set_to_none=True)
         batch_loss = workload.train_loss()
-        batch_loss.backward()  # type: ignore[no-untyped-call]
+        batch_loss.backward()
         if not math.isfinite(float(batch_loss.detach())):
             return Curve(losses, diverged=True)
         optimizer.step()

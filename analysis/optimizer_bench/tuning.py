@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from analysis.optimizer_bench.running import EVERY, Curve, train
 from analysis.optimizer_bench.workload import Build
@@ -47,7 +48,7 @@ class Baseline(NamedTuple):
         initial: The mean validation loss before training, the seeds' own.
         setting: The setting that made the target.
         fastest: The setting that made ``steps``.
-        hits: Its first steps, one a seed.
+        hits: Its first steps, one a seed, None for a seed that misses the target.
     """
 
     target: float
@@ -55,7 +56,7 @@ class Baseline(NamedTuple):
     initial: float
     setting: Setting
     fastest: Setting
-    hits: list[int]
+    hits: list[int | None]
 
 
 def run_adamw(build: Build, setting: Setting, seed: int, max_steps: int) -> Curve:
@@ -63,10 +64,8 @@ def run_adamw(build: Build, setting: Setting, seed: int, max_steps: int) -> Curv
     schedule = partial(schedule_rate, max_steps=max_steps, horizon=setting.horizon)
     steps = math.ceil(max_steps * (setting.horizon or 1.0) / EVERY) * EVERY
 
-    def make(parameters: object) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(
-            parameters, lr=setting.lr, weight_decay=setting.weight_decay, betas=setting.betas  # type: ignore[arg-type]
-        )
+    def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, setting.lr, setting.betas, weight_decay=setting.weight_decay)
 
     return train(build, seed, make, max_steps=min(steps, max_steps), schedule=schedule)
 
@@ -106,11 +105,11 @@ def tune(measure: Callable[[Setting, int], Curve], seeds: Sequence[int] = SEEDS)
     curves = {setting: [measure(setting, seed) for seed in seeds] for setting in finalists}
     setting = min(finalists, key=lambda each: max(map(_least, curves[each])))
     target = max(map(_least, curves[setting]))
-    hits = {each: [curve.first_hit(target) or math.inf for curve in curves[each]] for each in finalists}
-    fastest = min(finalists, key=lambda each: statistics.median(hits[each]))
+    hits = {each: [curve.first_hit(target) for curve in curves[each]] for each in finalists}
+    medians = {each: statistics.median(hit or math.inf for hit in hits[each]) for each in finalists}
+    fastest = min(finalists, key=medians.__getitem__)
     initial = statistics.fmean(curve.losses[0] for curve in curves[setting])
-    steps = [int(hit) for hit in hits[fastest] if math.isfinite(hit)]
-    return Baseline(target, int(statistics.median(hits[fastest])), initial, setting, fastest, steps)
+    return Baseline(target, int(medians[fastest]), initial, setting, fastest, hits[fastest])
 
 
 def _least(curve: Curve) -> float:

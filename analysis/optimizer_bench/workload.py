@@ -40,5 +40,4 @@ def initial_weights(seed: int) -> Iterator[None]:
 def batches(n: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
     """Yield row numbers (size,) for ever: every row once before any row again, incomplete batches left out."""
     while True:
-        for rows in torch.randperm(n, generator=generator).split(size)[: n // size]:
-            yield rows
+        yield from torch.randperm(n, generator=generator).split(size)[: n // size]

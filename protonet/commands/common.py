@@ -27,8 +27,6 @@ from protonet.tables import Block, Wanted
 
 #: What the name of a model, of a figure and of a table may end in.
 MODELS, FIGURES = (".safetensors",), (".png", ".pdf", ".svg")
-#: Rows that are classified at a time: what a wide embedding of more of them needs does not stay in the cache.
-ROWS_AT_ONCE = 256
 #: Most blocks that are classified at a time.
 MOST_THREADS = 8
 
@@ -114,7 +112,7 @@ def classify(prog: str, model: Model, x: np.ndarray) -> Tensor:
     Raises:
         ValueError: A row is so far out that its embedding overflows.
     """
-    logits = torch.cat([model.network(rows) for rows in torch.from_numpy(x).split(ROWS_AT_ONCE)])
+    logits: Tensor = model.network(torch.from_numpy(x))
     lost = ~logits.isfinite().all(dim=1)
     if bool(lost.any()):
         got = f"{np.abs(x[lost.numpy()][0]).max():g} as the largest of a row"

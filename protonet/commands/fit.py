@@ -76,11 +76,7 @@ def run(arguments: Sequence[str] | None) -> None:
         save_model(outputs["output"], make_model(solution))
         return f"{outputs['output']} is kept, without cross-validation"
 
-    try:
-        solution, crossed = learn(x, y, options.effort, seed, keep if "output" in outputs else None)
-    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-        got = f"values up to {float(x.abs().max()):g} beside small ones"
-        fail(PROG, "path", "hold numbers that can be compared", got, "Mend the largest, or rescale their column.")
+    solution, crossed = learn(x, y, options.effort, seed, keep if "output" in outputs else None)
     model = keep_crossfit(make_model(solution), crossed)
     if "output" in outputs:
         save_model(outputs["output"], model)

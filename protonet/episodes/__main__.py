@@ -145,12 +145,17 @@ def run(arguments: Sequence[str] | None) -> None:
     )
 
 
+def train(arguments: Sequence[str] | None) -> None:
+    """Meta-train as the arguments say."""
+    from protonet.episodes.train import run_train  # noqa: PLC0415 - of use to one of the two
+
+    run_train(arguments)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run the evaluation or, if ``train`` comes first, the training; return the exit code."""
     if arguments[:1] == ["train"]:
-        from protonet.episodes.train import run_train  # noqa: PLC0415 - of use to one of the two
-
-        return run_command(f"{PROG} train", run_train, arguments[1:])
+        return run_command(f"{PROG} train", train, arguments[1:])
     return run_command(PROG, run, arguments)
 
 

@@ -1,0 +1,250 @@
+"""CustomOptimizer: one optimizer for every workload, which finds its own step size.
+
+The direction is Adam's in the eigenbasis of the gradients' second moments (SOAP). The step size follows the slope that
+the new gradient sees along the step before: downhill, and steps grow; uphill, and they shrink, which anneals at last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+#: A matrix is turned on the sides up to this length, unless they are this many times as long as the other side.
+SIDES, LONGEST, LONGER = ("left", "right"), 300, 8
+#: Their statistics' decay and damping (else bases would hang on rounding); the eigenbases follow often, later seldom.
+SIDE_DECAY, DAMPING, OFTEN, SETTLED, SELDOM = 0.95, 1e-4, 2, 20, 8
+#: Directions without gradients are not blown up, nor gradients over ten times their usual size followed.
+FLOOR, SPIKE = 1e-2, 10.0
+#: A table is a tall matrix of which the first gradient leaves this share of the rows untouched, as embeddings are. It
+#: takes longer steps, up to a limit, keeps second moments for longer (rows are rarely seen) and decays less.
+TALL, UNTOUCHED = 1.5, 0.25
+TABLE_RATE, TABLE_MOST, TABLE_BETA, TABLE_DECAY = 5.0, 0.016, 0.999, 0.2
+#: Matrices with this many inputs take steps of the rate itself; its power is how others' depend on that.
+INPUTS, INPUTS_POWER = 64, 0.25
+#: How much the rate moves with a slope of one standard size, at first more; what slope is neutral; the slopes' memory.
+GAIN, HURRY, NEUTRAL, MEMORY = 0.015, 20.0, 0.05, 0.95
+#: The longest step, per element, and the most that the rate moves away from the one that was given.
+MOST, RANGE = 0.1, 1e4
+#: What all parameters share is kept in the first group, where state dictionaries hold it.
+SHARED = {"rate": 1.0, "slope_square": 0.0, "slopes": 0, "skipped": 0}
+
+
+class CustomOptimizer(torch.optim.Optimizer):
+    """Minimise with steps whose direction and size come from the gradients alone.
+
+    Args:
+        params: Parameters or groups of them, real and dense; groups may have settings of their own.
+        lr: >= 0, where the search for the step size starts; a step is always a multiple of it, so that schedulers work.
+        betas: Two decays in [0, 1), of the gradients' mean and of their squares.
+        weight_decay: >= 0, decoupled, times the step size; of matrices alone.
+        eps: >= 0, in units of the first gradient's root mean square.
+
+    Raises:
+        TypeError: A complex parameter; an unknown setting.
+        ValueError: A setting that is negative, not finite or out of range; later, a sparse gradient.
+
+    Source: Vyas et al., "SOAP: improving and stabilizing Shampoo using Adam" (2024), arXiv:2409.11321, with Nesterov
+        momentum, and second moments that turn along with their basis; Baydin et al., "Online learning rate adaptation
+        with hypergradient descent" (2018), arXiv:1703.04782, in signs of slopes.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 5e-3,
+        betas: tuple[float, float] = (0.9, 0.98),
+        weight_decay: float = 0.15,
+        eps: float = 1e-8,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "eps": eps})
+        self.param_groups[0].update(SHARED)
+
+    @property
+    def skipped(self) -> int:
+        """How many steps were skipped because a gradient was not finite."""
+        return int(self.param_groups[0]["skipped"])
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters with settings of their own, which are checked."""
+        super().add_param_group(param_group)
+        try:
+            _check(self.param_groups[-1])
+        except (TypeError, ValueError):
+            self.param_groups.pop()
+            raise
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step with the gradients that are there; none if one of them is not finite.
+
+        Args:
+            closure: Computes gradients anew and returns the loss.
+
+        Returns:
+            What the closure returned, or None.
+        """
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
+        work = [(group, p) for group in self.param_groups for p in group["params"] if p.grad is not None and p.numel()]
+        if any(p.grad.is_sparse for _, p in work):
+            raise ValueError("CustomOptimizer: `params` must have dense gradients; got a sparse one. Densify it.")
+        if not work:
+            return loss
+        shared = self.param_groups[0]
+        sizes = [float(size) for size in torch._foreach_norm([p.grad for _, p in work], math.inf)]
+        if not all(map(math.isfinite, sizes)):
+            shared["skipped"] += 1
+            return loss
+        live = [(group, p) for (group, p), size in zip(work, sizes, strict=True) if size or self.state[p]]
+        read = [self._read(p) for _, p in live]
+        _adapt(shared, [slope for _, slope in read if slope is not None])
+        for (group, p), (gradient, _) in zip(live, read, strict=True):
+            _move(p, self.state[p], gradient, group, shared["rate"])
+        return loss
+
+    def _read(self, p: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the gradient in the parameter's basis, and its slope along the last step, if there was one."""
+        state = self.state[p]
+        gradient = p.grad.to(torch.promote_types(p.dtype, torch.float32))  # type: ignore[union-attr]
+        if not state:
+            _start(p, gradient, state)
+        elif state["mean"].dtype != gradient.dtype or state["mean"].device != gradient.device:
+            _convert(state, state, gradient)
+        gradient = gradient.reshape(state["mean"].shape) / state["unit"]
+        if state["step"]:
+            gradient *= min(1.0, SPIKE * state["usual"] / max(float(gradient.square().mean().sqrt()), 1e-30))
+        turned = _turn(gradient, state)
+        slope = (state["last"] * turned).sum() * state["unit"] if state["step"] else None
+        state["step"] += 1
+        for side in filter(state.__contains__, SIDES):
+            square = gradient @ gradient.T if side == "left" else gradient.T @ gradient
+            state[side].lerp_(square, 1 - SIDE_DECAY)
+            if state["step"] == 1:
+                state[f"{side}_basis"] = _eigenbasis(state[side])
+        if state["step"] == 1:
+            turned = _turn(gradient, state)
+        elif state["step"] % (OFTEN if state["step"] <= SETTLED else SELDOM) == 0:
+            turned = _refresh(state, turned)
+        return turned, slope
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state: tensors come to the parameters' devices and keep at least float32, whatever those have."""
+        super().load_state_dict(state_dict)
+        numbers = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+        parameters = chain.from_iterable(group["params"] for group in self.param_groups)
+        for number, p in zip(numbers, parameters, strict=True):
+            if number in state_dict["state"]:
+                like = torch.empty(0, dtype=torch.promote_types(p.dtype, torch.float32), device=p.device)
+                _convert(self.state[p], state_dict["state"][number], like)
+
+
+def _check(group: dict[str, Any]) -> None:
+    """Raise an error for a setting that is unknown or out of range."""
+    known = {"params", "lr", "betas", "weight_decay", "eps", "initial_lr", "max_lr", "min_lr", "param_names", *SHARED}
+    for name in sorted(group.keys() - known):
+        raise TypeError(f"CustomOptimizer: `{name}` must be a setting; got {group[name]!r}. Remove it.")
+    betas = group["betas"] if isinstance(group["betas"], (tuple, list)) else ()
+    if len(betas) != 2:
+        raise TypeError(f"CustomOptimizer: `betas` must be two numbers; got {group['betas']!r}. Use the default.")
+    settings = {name: group[name] for name in ("lr", "weight_decay", "eps")}
+    for name, value in {**settings, "betas[0]": betas[0], "betas[1]": betas[1]}.items():
+        most = 1.0 if name.startswith("betas") else math.inf
+        number = isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1)
+        if not number or isinstance(value, bool) or not 0 <= float(value) < most:
+            raise ValueError(f"CustomOptimizer: `{name}` must be in [0, {most:g}); got {value!r}. Use the default.")
+    if any(p.is_complex() for p in group["params"]):
+        raise TypeError("CustomOptimizer: `params` must be real; got a complex tensor. Pass torch.view_as_real of it.")
+
+
+def _convert(state: dict[str, Any], saved: dict[str, Any], like: Tensor) -> None:
+    """Put the tensors of a parameter's saved state into its state, of another one's dtype and on its device."""
+    for name, value in saved.items():
+        state[name] = value.to(like.device, like.dtype, copy=True) if isinstance(value, Tensor) else value
+
+
+def _adapt(shared: dict[str, Any], slopes: list[Tensor]) -> None:
+    """Move the rate by the slope along the last step, in units of the slopes' usual size."""
+    slope = -sum(torch.stack([slope.double() for slope in slopes]).tolist()) if slopes else 0.0
+    if slope == 0 or not math.isfinite(slope):
+        return
+    shared["slopes"] += 1
+    shared["slope_square"] += (1 - MEMORY) * (slope * slope - shared["slope_square"])
+    usual = math.sqrt(shared["slope_square"] / (1 - MEMORY ** shared["slopes"])) or math.inf
+    gain = GAIN * (1 + HURRY / shared["slopes"])
+    move = gain * max(-1.0, min(1.0, slope / usual - NEUTRAL))
+    shared["rate"] = max(1 / RANGE, min(RANGE, shared["rate"] * math.exp(move)))
+
+
+def _start(p: Tensor, gradient: Tensor, state: dict[str, Any]) -> None:
+    """Fill a parameter's state: what it is, by its shape and first gradient, and empty averages."""
+    largest = gradient.abs().max()
+    state["step"] = 0
+    state["unit"] = float(largest * (gradient / largest).square().mean().sqrt())
+    matrix = p.ndim >= 2 and min(p.shape[0], p[0].numel()) > 1
+    gradient = gradient.reshape((p.shape[0], -1) if matrix else p.shape)
+    untouched = (gradient.flatten(1) == 0).all(1).float().mean() if p.ndim == 2 else 0.0
+    state["table"] = p.ndim == 2 and p.shape[0] >= TALL * p.shape[1] and bool(untouched > UNTOUCHED)
+    state["inputs"] = p[0].numel() if matrix and not state["table"] else INPUTS
+    state["mean"], state["square"], state["last"] = (torch.zeros_like(gradient) for _ in range(3))
+    if p.dtype.itemsize < 4:
+        state["weight"] = p.to(gradient.dtype)
+    if matrix and not state["table"]:
+        for side, length, other in zip(SIDES, gradient.shape, reversed(gradient.shape), strict=True):
+            if length <= min(LONGEST, LONGER * other):
+                state[side] = gradient.new_zeros(length, length)
+
+
+def _eigenbasis(statistics: Tensor) -> Any:
+    """Return the eigenvectors (n, n), columns by falling eigenvalue; where there are ties, the coordinates' order."""
+    ties = torch.linspace(1, 0, len(statistics), dtype=torch.float64, device=statistics.device)
+    damped = statistics.double() + DAMPING * statistics.trace() * torch.diag(ties)
+    return torch.linalg.eigh(damped)[1].flip(1).to(statistics)
+
+
+def _turn(gradient: Tensor, state: dict[str, Any], *, back: bool = False) -> Tensor:
+    """Return a matrix in the eigenbases of its sides, or back from there."""
+    left, right = (state.get(f"{side}_basis") for side in SIDES)
+    gradient = gradient if left is None else (left if back else left.T) @ gradient
+    return gradient if right is None else gradient @ (right.T if back else right)
+
+
+def _refresh(state: dict[str, Any], turned: Tensor) -> Tensor:
+    """Let the bases follow the statistics by one power step, the averages turn along; return the gradient, turned."""
+    for side in filter(state.__contains__, SIDES):
+        old = state[f"{side}_basis"]
+        state[f"{side}_basis"] = new = torch.linalg.qr(state[side] @ old + DAMPING * state[side].trace() * old)[0]
+        turn = new.T @ old
+        if side == "left":
+            state["mean"], state["square"], turned = turn @ state["mean"], turn**2 @ state["square"], turn @ turned
+        else:
+            turn = turn.T
+            state["mean"], state["square"], turned = state["mean"] @ turn, state["square"] @ turn**2, turned @ turn
+    return turned
+
+
+def _move(p: Tensor, state: dict[str, Any], turned: Tensor, group: dict[str, Any], rate: float) -> None:
+    """Move a parameter by one step, along a gradient in its basis."""
+    first, second = group["betas"]
+    size = min(MOST, float(group["lr"]) * rate) * (INPUTS / state["inputs"]) ** INPUTS_POWER
+    decay = size * group["weight_decay"] if p.ndim >= 2 else 0.0
+    if state["table"]:
+        second = max(second, TABLE_BETA)
+        size = min(TABLE_MOST, TABLE_RATE * size)
+        decay = TABLE_DECAY * size * group["weight_decay"]
+    mean = state["mean"].lerp_(turned, 1 - first)
+    square = state["square"].mul_(second).addcmul_(turned, turned, value=1 - second)
+    correction = 1 - second ** state["step"]
+    state["usual"] = math.sqrt(float(square.mean()) / correction)
+    root = (square / correction).add_((FLOOR * state["usual"]) ** 2).sqrt_().add_(group["eps"])
+    ahead = torch.lerp(turned, mean, first).div_(1 - first ** (state["step"] + 1))
+    state["last"] = ahead.div_(root).mul_(-size)
+    step = _turn(state["last"], state, back=True).reshape(p.shape)
+    weight = state.get("weight", p)  # a finer copy, in which steps too small for the parameter's precision add up
+    if weight is not p and not torch.equal(weight.to(p.dtype), p):
+        weight.copy_(p)
+    p.copy_(weight.mul_(1 - decay).add_(step))

@@ -1,0 +1,235 @@
+"""The optimizer as a piece of mathematics: any shape and dtype, errors, bad gradients, scale, its own step size."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+import random
+import re
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from protonet import optimizer as module
+from protonet.optimizer import CustomOptimizer
+from tests.optimizer_cases import distance, loss_on, make_model, same, train, trained
+
+SHAPES: list[tuple[int, ...]] = [
+    (), (1,), (7,), (1, 1), (1, 9), (9, 1), (6, 4), (400, 3), (50_000, 16), (3, 4, 5), (2, 3, 4, 5), (2, 3, 2, 3, 2)
+]  # fmt: skip
+EMPTY: list[tuple[int, ...]] = [(0,), (0, 4), (4, 0), (2, 0, 3)]
+
+
+def draw(shape: tuple[int, ...], seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def descend(p: nn.Parameter, steps: int) -> float:
+    """Return the share of the squared distance to a fixed target that is left after some steps."""
+    target = draw(tuple(p.shape), 1).to(p.dtype)
+    optimizer = CustomOptimizer([p])
+    before = float((p.detach() - target).square().sum())
+    for _ in range(steps):
+        p.grad = (p.detach() - target).clone()
+        optimizer.step()
+    return float((p.detach() - target).square().sum()) / before
+
+
+def step_on(grad: Tensor, p: nn.Parameter | None = None) -> None:
+    p = nn.Parameter(torch.ones_like(grad.to_dense())) if p is None else p
+    p.grad = grad
+    CustomOptimizer([p]).step()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_shape_comes_nearer_to_its_minimum(shape: tuple[int, ...]) -> None:
+    assert descend(nn.Parameter(draw(shape)), 10 if math.prod(shape) > 10**5 else 40) < 0.97
+
+
+@pytest.mark.parametrize("shape", EMPTY, ids=str)
+def test_empty_parameters_are_let_be(shape: tuple[int, ...]) -> None:
+    empty, full = nn.Parameter(torch.zeros(shape)), nn.Parameter(torch.ones(3, 2))
+    optimizer = CustomOptimizer([empty, full])
+    for _ in range(5):
+        empty.grad, full.grad = torch.zeros(shape), torch.ones(3, 2)
+        optimizer.step()
+    assert empty.shape == shape
+    assert bool((full < 1).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(), (7,), (6, 4), (3, 2, 3, 3)], ids=str)
+def test_other_dtypes_train_with_a_precise_state(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    p = nn.Parameter(draw(shape).to(dtype))
+    optimizer = CustomOptimizer([p])
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    kept = [x.dtype for x in optimizer.state[p].values() if isinstance(x, Tensor) and x.is_floating_point()]
+    assert not {torch.bfloat16, torch.float16} & set(kept)
+    assert descend(p, 40) < 0.97
+    assert p.dtype == dtype
+
+
+def test_memory_layouts_change_nothing() -> None:
+    """Transposed parameters, gradients that are transposed or expanded, and channels_last."""
+    grads = [draw((6, 4), 1), draw((4, 6), 2).t(), draw((6, 1), 3).expand(6, 4)]
+    kernel = draw((4, 3, 2, 2))
+    plain, strided = (
+        [nn.Parameter(draw((6, 4)).contiguous()), nn.Parameter(kernel.clone())],
+        [nn.Parameter(draw((6, 4)).t().contiguous().t()), nn.Parameter(kernel.to(memory_format=torch.channels_last))],
+    )
+    for ps, layout in ((plain, torch.contiguous_format), (strided, torch.channels_last)):
+        optimizer = CustomOptimizer(ps)
+        for grad in grads:
+            ps[0].grad = grad.contiguous() if ps is plain else grad
+            ps[1].grad = draw((4, 3, 2, 2), 5).contiguous(memory_format=layout)
+            optimizer.step()
+    assert not strided[0].is_contiguous()
+    for p, q in zip(plain, strided, strict=True):
+        torch.testing.assert_close(p, q)
+
+
+def test_a_gradient_that_is_zero_at_first_or_always_is_harmless() -> None:
+    zero, late = nn.Parameter(draw((5, 3))), nn.Parameter(torch.ones(5, 3))
+    optimizer = CustomOptimizer([zero, late])
+    for step in range(6):
+        zero.grad, late.grad = torch.zeros(5, 3), torch.full((5, 3), float(step > 2))
+        optimizer.step()
+    assert bool(zero.isfinite().all())
+    assert bool((late < 1).all())
+
+
+def test_gradients_and_settings_are_not_written_to() -> None:
+    model = make_model()
+    optimizer = CustomOptimizer(model.parameters())
+    loss_on(model, 0).backward()
+    before = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    optimizer.step()
+    assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), before, strict=True) if p.grad is not None)
+    settings = {name: optimizer.param_groups[0][name] for name in optimizer.defaults}
+    assert settings == optimizer.defaults
+
+
+@pytest.mark.parametrize(
+    ("grad", "p"),
+    [
+        (torch.ones(3, 2).to_sparse(), None),
+        (torch.ones(3, 2, dtype=torch.complex64), nn.Parameter(torch.ones(3, 2, dtype=torch.complex64))),
+    ],
+    ids=["sparse", "complex"],
+)
+def test_sparse_and_complex_gradients_are_errors(grad: Tensor, p: nn.Parameter | None) -> None:
+    name = "complex" if grad.is_complex() else "sparse"
+    with pytest.raises((TypeError, ValueError), match=rf"^CustomOptimizer: `.*` must .*; got .*{name}.*\. \S.*$"):
+        step_on(grad, p)
+
+
+def test_an_error_in_the_last_gradient_leaves_the_first_parameter_alone() -> None:
+    first, last = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3, 2))
+    optimizer = CustomOptimizer([first, last])
+    first.grad, last.grad = torch.ones(3), torch.ones(3, 2).to_sparse()
+    with pytest.raises((TypeError, ValueError), match="sparse"):
+        optimizer.step()
+    assert torch.equal(first, torch.ones(3))
+
+
+@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["lr", "weight_decay", "eps", "betas[0]", "betas[1]"])
+def test_negative_and_non_finite_settings_are_named(name: str, bad: float) -> None:
+    pairs = {"betas[0]": (bad, 0.98), "betas[1]": (0.9, bad)}
+    setting: dict[str, Any] = {name.split("[", maxsplit=1)[0]: pairs.get(name, bad)}
+    message = rf"^CustomOptimizer: `{re.escape(name)}` must .*; got {bad}\. \S.*$"
+    with pytest.raises(ValueError, match=message):
+        CustomOptimizer([nn.Parameter(torch.ones(1))], **setting)
+    optimizer = CustomOptimizer([nn.Parameter(torch.ones(1))])
+    with pytest.raises(ValueError, match=message):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], **setting})
+    assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("lr", "0.1"),
+        ("lr", None),
+        ("betas", 0.9),
+        ("betas", (0.9,)),
+        ("betas", (0.9, 1.0)),
+        ("betas", None),
+    ],
+)
+def test_settings_of_another_kind_are_named(name: str, value: object) -> None:
+    setting: dict[str, Any] = {name: value}
+    with pytest.raises((TypeError, ValueError), match=rf"^CustomOptimizer: `{name}.*` must .*; got .*\. \S.*$"):
+        CustomOptimizer([nn.Parameter(torch.ones(1))], **setting)
+
+
+def test_unknown_settings_are_named() -> None:
+    setting: dict[str, Any] = {"momentun": 0.9}
+    with pytest.raises(TypeError, match="momentun"):
+        CustomOptimizer([nn.Parameter(torch.ones(1))], **setting)
+    with pytest.raises(TypeError, match=r"^CustomOptimizer: `momentun` must .*; got 0.9\. \S.*$"):
+        CustomOptimizer([{"params": [nn.Parameter(torch.ones(1))], **setting}])
+
+
+def test_no_parameters_is_the_error_that_torch_has() -> None:
+    with pytest.raises(ValueError, match="optimizer got an empty parameter list"):
+        CustomOptimizer([])
+
+
+@pytest.mark.parametrize("scale", [2.0**-10, 2.0**10])
+def test_a_loss_times_a_power_of_two_is_the_same_run(scale: float) -> None:
+    model = make_model()
+    assert same(train(model, CustomOptimizer(model.parameters()), 20, scale=scale), trained(20))
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1e3])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 0.02), (torch.float64, 1e-6)], ids=str)
+def test_the_scale_of_the_loss_changes_no_more_than_rounding(
+    scale: float, dtype: torch.dtype, tolerance: float
+) -> None:
+    """First gradients are rank-deficient here: a basis that rounding chooses among them would show."""
+    model = make_model(dtype)
+    train(model, CustomOptimizer(model.parameters()), 30, scale=scale)
+    assert distance(model, trained(30, dtype)) < tolerance
+
+
+@pytest.mark.parametrize("factor", [0.01, 0.1, 1.0, 10.0, 100.0])
+@pytest.mark.parametrize("shape", [(16,), (4, 4)], ids=str)
+def test_an_ill_conditioned_quadratic_converges_from_any_rate(factor: float, shape: tuple[int, ...]) -> None:
+    """Condition number 1e4, axes rotated at random."""
+    axes = torch.linalg.qr(draw((16, 16), 3))[0]
+    hessian = axes @ torch.diag(torch.logspace(-4, 0, 16)) @ axes.T  # (16, 16)
+    p, target = nn.Parameter(torch.zeros(shape)), draw(shape, 4)
+    optimizer = CustomOptimizer([p])
+    optimizer.param_groups[0]["lr"] *= factor
+    losses = []
+    for _ in range(400):
+        gap = (p - target).flatten()
+        loss = 0.5 * gap @ hessian @ gap
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert math.isfinite(max(losses))
+    assert losses[-1] < 0.01 * losses[0]
+
+
+def test_runs_repeat_and_touch_no_global_state() -> None:
+    states = [*map(str, (np.random.get_state(), random.getstate(), torch.get_num_threads()))]  # noqa: NPY002 - the global one
+    torch_state = torch.get_rng_state()
+    assert same(trained(10), trained(10))
+    assert states == [*map(str, (np.random.get_state(), random.getstate(), torch.get_num_threads()))]  # noqa: NPY002
+    assert torch.equal(torch_state, torch.get_rng_state())
+
+
+def test_the_file_stands_alone() -> None:
+    tree = ast.parse(inspect.getsource(module))
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name.split(".")[0] for name in names} <= {"torch", *sys.stdlib_module_names}

@@ -1,0 +1,151 @@
+"""What the optimizer keeps: checkpoints, copies, changes of dtype, bad gradients, memory."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import protonet.optimizer as optimizer_module
+from protonet.optimizer import CustomOptimizer
+from tests.optimizer_cases import loss_on, make_model, same, skipped, through_file, train, trained, weights
+
+LOW = [torch.bfloat16, torch.float16]
+
+
+def revive(model: nn.Module, optimizer: torch.optim.Optimizer, dtype: torch.dtype) -> tuple[nn.Module, CustomOptimizer]:
+    """Rebuild both in fresh objects from what a checkpoint file holds."""
+    saved = through_file({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    other = make_model(dtype, seed=1)
+    other.load_state_dict(saved["model"])
+    fresh = CustomOptimizer(other.parameters())
+    fresh.load_state_dict(saved["optimizer"])
+    return other, fresh
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *LOW], ids=str)
+@pytest.mark.parametrize("at", [0, 1, 5, 12])
+def test_a_checkpoint_resumes_bit_for_bit(at: int, dtype: torch.dtype) -> None:
+    model = make_model(dtype)
+    optimizer = CustomOptimizer(model.parameters())
+    train(model, optimizer, at)
+    other, fresh = revive(model, optimizer, dtype)
+    assert same(train(other, fresh, 8, first=at), train(model, optimizer, 8, first=at))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, *LOW], ids=str)
+@pytest.mark.parametrize("back", [False, True])
+def test_a_checkpoint_resumes_after_a_change_of_dtype(dtype: torch.dtype, back: bool) -> None:
+    first, second = (dtype, torch.float32) if back else (torch.float32, dtype)
+    model = make_model(first)
+    optimizer = CustomOptimizer(model.parameters())
+    train(model, optimizer, 5)
+    model.to(second)
+    other, fresh = revive(model, optimizer, second)
+    assert same(train(other, fresh, 8, first=5), train(model, optimizer, 8, first=5))
+    kept = [x for state in fresh.state.values() for x in state.values() if isinstance(x, Tensor)]
+    assert not {x.dtype for x in kept} & set(LOW)
+
+
+def test_a_state_dict_in_memory_is_not_shared() -> None:
+    model, other = make_model(), make_model()
+    optimizer, fresh = CustomOptimizer(model.parameters()), CustomOptimizer(other.parameters())
+    train(model, optimizer, 5)
+    other.load_state_dict(model.state_dict())
+    fresh.load_state_dict(optimizer.state_dict())
+    train(other, fresh, 3, first=5)
+    assert same(train(model, optimizer, 8, first=5), trained(13))
+
+
+@pytest.mark.parametrize(
+    "clone", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["copy", "pickle"]
+)
+def test_copies_go_on_alike_and_apart(clone: Callable[[Any], Any]) -> None:
+    model = make_model()
+    optimizer = CustomOptimizer(model.parameters())
+    train(model, optimizer, 5)
+    other, fresh = clone((model, optimizer))
+    train(other, fresh, 8, first=5)
+    assert same(train(model, optimizer, 8, first=5), other)
+    assert same(model, trained(13))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("at", [0, 4])
+def test_a_step_with_one_bad_gradient_is_as_if_it_had_not_been(bad: float, at: int) -> None:
+    model, last = make_model(), -1
+    optimizer = CustomOptimizer(model.parameters())
+    train(model, optimizer, at)
+    before = weights(model)
+    loss_on(model, 99).backward()
+    grad = list(model.parameters())[last].grad
+    assert grad is not None
+    grad[0] = bad
+    optimizer.step()
+    assert all(torch.equal(p, q) for p, q in zip(weights(model), before, strict=True))
+    assert same(train(model, optimizer, 8 - at, first=at), trained(8))
+    assert skipped(optimizer) == 1
+
+
+def test_a_run_of_bad_gradients_is_counted_and_the_count_is_saved() -> None:
+    p = nn.Parameter(torch.ones(2, 2))
+    optimizer = CustomOptimizer([p])
+    for grad in (1.0, math.nan, math.nan, 1.0, math.inf):
+        p.grad = torch.full((2, 2), grad)
+        optimizer.step()
+    assert skipped(optimizer) == 3
+    other = CustomOptimizer([nn.Parameter(torch.ones(2, 2))])
+    other.load_state_dict(optimizer.state_dict())
+    assert skipped(other) == 3
+
+
+@pytest.mark.parametrize("odd", [1e-25, 1e25])
+@pytest.mark.parametrize("at", [0, 2])
+def test_one_gradient_of_another_order_does_not_stop_the_run(odd: float, at: int) -> None:
+    p = nn.Parameter(torch.full((6, 4), 3.0))
+    optimizer = CustomOptimizer([p])
+    for step in range(80):
+        p.grad = p.detach() * (odd if step == at else 1.0)
+        optimizer.step()
+    assert bool((p < 2.8).all())
+    assert bool((p > -3).all())
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        [(1000, 1000)],
+        [(512, 1953)],
+        [(256, 256)] * 15,
+        [(64, 64, 3, 3)] * 27,
+        [(50_000, 20)],
+        [(10**6,)],
+        [(300, 10)] * 20,
+    ],
+    ids=lambda shapes: str(shapes[0]),
+)
+def test_the_state_is_at_most_four_times_that_of_adamw(shapes: list[tuple[int, ...]]) -> None:
+    ps = [nn.Parameter(torch.ones(shape)) for shape in shapes]
+    optimizer = CustomOptimizer(ps)
+    for p in ps:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    held = [x for state in optimizer.state.values() for x in state.values() if isinstance(x, Tensor)]
+    size = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in held}
+    assert sum(size.values()) <= 4 * 2 * 4 * sum(p.numel() for p in ps)
+
+
+def test_what_is_handed_in_is_the_librarys_and_stands_alone() -> None:
+    solution = Path(__file__).resolve().parents[1] / "solution"
+    source = (solution / "custom_optimizer.py").read_text(encoding="utf-8")
+    assert source == Path(optimizer_module.__file__).read_text(encoding="utf-8")
+    config = json.loads((solution / "optimizer_config.json").read_text(encoding="utf-8"))
+    CustomOptimizer([nn.Parameter(torch.ones(2))], **config)

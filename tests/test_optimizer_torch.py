@@ -1,0 +1,237 @@
+"""The optimizer among torch's own tools: saving, groups, closures, scalers, schedules, hooks, two processes."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, OneCycleLR
+
+from protonet import optimizer as module
+from protonet.optimizer import CustomOptimizer
+from tests.optimizer_cases import distance, loss_on, make_model, same, through_file, train, trained, weights
+
+
+def test_groups_keep_their_own_settings() -> None:
+    model = make_model()
+    body, head = list(model.parameters())[:-2], list(model.parameters())[-2:]
+    optimizer = CustomOptimizer([{"params": body}, {"params": head, "lr": 0.0}])
+    assert [group["lr"] for group in optimizer.param_groups] == [optimizer.defaults["lr"], 0.0]
+    before = weights(model)
+    train(model, optimizer, 5)
+    moved = [not torch.equal(p, q) for p, q in zip(weights(model), before, strict=True)]
+    assert moved == [True] * len(body) + [False] * 2
+
+
+def test_groups_of_equal_settings_are_one_group() -> None:
+    model = make_model()
+    ps = list(model.parameters())
+    train(model, CustomOptimizer([{"params": ps[:3]}, {"params": ps[3:]}]), 20)
+    assert same(model, trained(20))
+
+
+def test_a_group_may_come_in_mid_run() -> None:
+    model = make_model()
+    ps = list(model.parameters())
+    optimizer = CustomOptimizer(ps[:3])
+    train(model, optimizer, 5)
+    before = weights(model)
+    optimizer.add_param_group({"params": ps[3:], "lr": 0.5})
+    train(model, optimizer, 5, first=5)
+    assert not any(torch.equal(p, q) for p, q in zip(weights(model), before, strict=True))
+    assert all(bool(p.isfinite().all()) for p in ps)
+    twin = make_model()
+    twin.load_state_dict(model.state_dict())
+    qs = list(twin.parameters())
+    fresh = CustomOptimizer([{"params": qs[:3]}, {"params": qs[3:]}])
+    fresh.load_state_dict(through_file(optimizer.state_dict()))
+    assert same(train(twin, fresh, 5, first=10), train(model, optimizer, 5, first=10))
+
+
+def test_a_parameter_that_never_has_a_gradient_is_not_there() -> None:
+    model, idle, frozen = make_model(), nn.Parameter(torch.ones(3, 2)), nn.Parameter(torch.ones(2), requires_grad=False)
+    train(model, CustomOptimizer([idle, *model.parameters(), frozen]), 12)
+    assert same(model, trained(12))
+    assert torch.equal(idle, torch.ones(3, 2))
+
+
+def test_a_step_without_any_gradient_does_nothing() -> None:
+    model = make_model()
+    optimizer = CustomOptimizer(model.parameters())
+    for _ in range(3):
+        optimizer.step()
+    assert same(model, make_model())
+    assert same(train(model, optimizer, 8), trained(8))
+
+
+def test_a_parameter_moves_only_when_it_has_a_gradient() -> None:
+    ps = [nn.Parameter(torch.ones(shape)) for shape in [(4, 3), (3,), (), (2, 3, 2, 2)]]
+    optimizer = CustomOptimizer(ps)
+    for step in range(12):
+        before = [p.detach().clone() for p in ps]
+        for k, p in enumerate(ps):
+            p.grad = torch.ones_like(p) if (step + k) % 3 == 0 else None
+        optimizer.step()
+        for p, old in zip(ps, before, strict=True):
+            assert bool((p < old).all()) if p.grad is not None else torch.equal(p, old)
+
+
+def test_the_order_of_the_parameters_and_their_wrapping_change_nothing() -> None:
+    turned, wrapped, named = make_model(), make_model(), make_model()
+    train(turned, CustomOptimizer(list(turned.parameters())[::-1]), 20)
+    assert distance(turned, trained(20)) < 1e-3
+    train(nn.Sequential(nn.Identity(), wrapped), CustomOptimizer(wrapped.parameters()), 20)
+    assert same(wrapped, trained(20))
+    train(named, CustomOptimizer((f"blocks.{i}", p) for i, p in enumerate(named.parameters())), 20)
+    assert same(named, trained(20))
+
+
+def test_a_closure_is_called_once_with_gradients_and_its_loss_comes_back() -> None:
+    model = make_model()
+    optimizer = CustomOptimizer(model.parameters())
+    losses: list[Tensor] = []
+
+    def closure() -> Tensor:
+        assert torch.is_grad_enabled()
+        optimizer.zero_grad()
+        loss = loss_on(model, len(losses))
+        loss.backward()
+        losses.append(loss)
+        return loss
+
+    for step in range(8):
+        with torch.set_grad_enabled(step % 2 == 0):
+            assert optimizer.step(closure) is losses[-1]
+    assert len(losses) == 8
+    assert same(model, trained(8))
+    optimizer.zero_grad()
+    assert optimizer.step() is None
+
+
+def test_a_grad_scaler_changes_nothing_and_skips_what_overflows() -> None:
+    model = make_model()
+    optimizer, scaler = CustomOptimizer(model.parameters()), torch.amp.GradScaler("cpu", init_scale=256.0)
+    for step in range(8):
+        for factor in (math.inf, 1.0) if step == 4 else (1.0,):
+            optimizer.zero_grad()
+            scaler.scale(loss_on(model, step) * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    assert same(model, trained(8))
+    assert scaler.get_scale() == 128.0
+
+
+def test_accumulated_gradients_are_one_large_batch() -> None:
+    one, parts = make_model(torch.float64), make_model(torch.float64)
+    for model in (one, parts):
+        optimizer = CustomOptimizer(model.parameters())
+        for step in range(0, 24, 2):
+            optimizer.zero_grad()
+            whole = [loss_on(model, step, step + 1)]
+            for loss in whole if model is one else [loss_on(model, step) / 2, loss_on(model, step + 1) / 2]:
+                loss.backward()
+            optimizer.step()
+    assert distance(parts, one) < 1e-6
+
+
+def test_clipped_gradients_train() -> None:
+    model = make_model()
+    optimizer, before = CustomOptimizer(model.parameters()), loss_on(model, 0).item()
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss_on(model, 0).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+    assert loss_on(model, 0).item() < before
+
+
+def test_the_groups_rate_scales_the_step() -> None:
+    start, ends = make_model(), [make_model(), make_model()]
+    for model, factor in zip(ends, (1.0, 0.25), strict=True):
+        optimizer = CustomOptimizer(model.parameters())
+        optimizer.param_groups[0]["lr"] *= factor
+        train(model, optimizer, 1)
+    for p, whole, quarter in zip(start.parameters(), *(model.parameters() for model in ends), strict=True):
+        torch.testing.assert_close(quarter - p, (whole - p) / 4, rtol=1e-3, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda optimizer: CosineAnnealingLR(optimizer, 20),
+        lambda optimizer: OneCycleLR(
+            optimizer, optimizer.defaults["lr"], 21, cycle_momentum=False, final_div_factor=1e9
+        ),
+        lambda optimizer: LambdaLR(optimizer, lambda step: float(step < 20)),
+    ],
+    ids=["cosine", "one cycle", "lambda"],
+)
+def test_schedules_end_where_nothing_moves(schedule: Callable[[torch.optim.Optimizer], LRScheduler]) -> None:
+    model = make_model()
+    optimizer = CustomOptimizer(model.parameters())
+    scheduler = schedule(optimizer)
+    for step in range(20):
+        train(model, optimizer, 1, first=step)
+        scheduler.step()
+    assert not any(torch.equal(p, q) for p, q in zip(weights(model), weights(make_model()), strict=True))
+    before = weights(model)
+    train(model, optimizer, 1, first=20)
+    for p, q in zip(weights(model), before, strict=True):
+        torch.testing.assert_close(p, q, rtol=0, atol=1e-8)
+
+
+def test_step_hooks_are_called_around_each_step() -> None:
+    model, calls = make_model(), list[str]()
+    optimizer = CustomOptimizer(model.parameters())
+    handles = [
+        optimizer.register_step_pre_hook(lambda *_: calls.append("before")),
+        optimizer.register_step_post_hook(lambda *_: calls.append("after")),
+    ]
+    train(model, optimizer, 2)
+    for handle in handles:
+        handle.remove()
+    train(model, optimizer, 1)
+    assert calls == ["before", "after"] * 2
+
+
+WORKER = """
+import sys
+import torch
+import torch.distributed as dist
+from custom_optimizer import CustomOptimizer
+
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+torch.manual_seed(rank)  # rank 0's weights are sent to rank 1; rows stay apart
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(5, 3))
+start = model.module.weight.detach().clone()
+optimizer = CustomOptimizer(model.parameters())
+for step in range(12):
+    optimizer.zero_grad()
+    loss = model(torch.randn(8, 5)).square().mean()
+    (loss * float("nan") if (step, rank) == (3, 1) else loss).backward()
+    optimizer.step()
+assert not torch.equal(start, model.module.weight)
+assert optimizer.skipped == 1
+ends = [torch.empty_like(start) for _ in range(2)]
+dist.all_gather(ends, model.module.weight.detach())
+assert torch.equal(*ends)
+dist.destroy_process_group()
+"""
+
+
+def test_two_processes_stay_equal(tmp_path: Path) -> None:
+    """One of them meets a NaN: both skip that step. The optimizer's file is all that they have of the library."""
+    shutil.copy(module.__file__, tmp_path / "custom_optimizer.py")
+    environment = {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1", "PATH": ""}
+    commands = [[sys.executable, "-c", WORKER, str(rank), str(tmp_path / "meeting")] for rank in range(2)]
+    running = [subprocess.Popen(c, env=environment, stderr=subprocess.PIPE, text=True) for c in commands]
+    errors = [process.communicate(timeout=100)[1] for process in running]
+    assert [process.returncode for process in running] == [0, 0], errors
