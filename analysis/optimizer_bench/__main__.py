@@ -119,7 +119,12 @@ def _compete(options: argparse.Namespace) -> None:
     contenders = contend(grid, candidate, peers, outputs["state"], jobs)
     if "figure" in outputs:
         plot(contenders[0]["curves"], grid.baselines, outputs["figure"])
-    write_results(outputs, contenders, tabulate(contenders, grid.baselines))
+    names = ("optimizer", "config", "compare", "seeds", "workloads", "workload_file")
+    given = {name.replace("_", "-"): getattr(options, name) for name in names}
+    made = " ".join(f"--{name} {value}" for name, value in given.items() if value is not None)
+    write_results(
+        outputs, contenders, f"{tabulate(contenders, grid.baselines)}\nMade by `python -m {PROG} run {made}`.\n"
+    )
 
 
 def _run(arguments: Sequence[str] | None) -> None:
