@@ -56,7 +56,7 @@ class CustomOptimizer(torch.optim.Optimizer):
     def __init__(
         self,
         params: Iterable[Any],
-        lr: float = 5e-3,
+        lr: float = 1e-2,
         betas: tuple[float, float] = (0.9, 0.98),
         weight_decay: float = 0.15,
         eps: float = 1e-8,
