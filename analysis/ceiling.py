@@ -22,8 +22,8 @@ from tqdm import tqdm
 
 from analysis.bayes import predict_bayes, predict_true_whitening
 from analysis.options import write_results
-from analysis.tables import count, format_mean
-from protonet._command import Parser, check_outputs, format_table, parse_whole, run_command
+from analysis.tables import format_mean
+from protonet._command import Parser, check_outputs, count, format_table, parse_whole, run_command
 from protonet.datasets.synthetic import Split, sample_family
 from protonet.prototypes import class_means
 from protonet.views import fit_view, shrink_covariance

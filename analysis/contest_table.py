@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from analysis.contest_draws import OURS, Cell, Grid, Results
-from analysis.tables import count, format_mean, mean_and_error
-from protonet._command import format_table
+from analysis.tables import format_mean, mean_and_error
+from protonet._command import count, format_table
 
 #: The contenders' names in the table, in its order.
 NAMES = {

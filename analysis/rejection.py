@@ -22,8 +22,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from analysis.options import write_results
-from analysis.tables import count, format_mean
-from protonet._command import Parser, check_name, check_outputs, format_table, parse_whole, run_command
+from analysis.tables import format_mean
+from protonet._command import Parser, check_name, check_outputs, count, format_table, parse_whole, run_command
 from protonet.crossfit import crossfit, predict_held
 from protonet.datasets import Dataset, load_glyphs
 from protonet.measuring import score_lda

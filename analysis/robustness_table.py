@@ -11,8 +11,8 @@ import numpy as np
 
 from analysis.classics import CLASSICS
 from analysis.robustness_runs import OURS, Results, Run
-from analysis.tables import count, format_mean, mean_and_error
-from protonet._command import format_table
+from analysis.tables import format_mean, mean_and_error
+from protonet._command import count, format_table
 
 #: The methods' names in the tables, where they are not the keys themselves.
 NAMES = {

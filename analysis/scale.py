@@ -19,9 +19,8 @@ from collections.abc import Sequence
 from tqdm import tqdm
 
 from analysis.options import parse_wholes, write_results
-from analysis.tables import count
 from protonet._checks import fail
-from protonet._command import Parser, check_outputs, format_table, parse_whole, run_command
+from protonet._command import Parser, check_outputs, count, format_table, parse_whole, run_command
 from solution.pack import ROOT
 
 PROG = "analysis.scale"

@@ -21,8 +21,3 @@ def format_mean(values: Sequence[float], *, digits: int = 2, sign: bool = False)
     mean = round(mean, digits) + 0.0  # no -0.00
     text = f"{mean:{'+' if sign else ''}.{digits}f}"
     return text if math.isnan(error) else f"{text} ±{error:.{digits}f}"
-
-
-def count(n: int, noun: str) -> str:
-    """Return a number and a noun that takes an s: ``1 draw``, ``2 draws``."""
-    return f"{n:,} {noun}{'s' * (n != 1)}"

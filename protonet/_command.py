@@ -156,6 +156,12 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return line(header) + rule + "".join(line(row) for row in rows)
 
 
+def count(n: int, noun: str) -> str:
+    """Return a number and its noun: ``1 draw``, ``2,000 draws``, ``2 classes``."""
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{n:,} {noun if n == 1 else plural}"
+
+
 def find_version(package: str) -> str | None:
     """Return an installed package's version, or None where it is not installed."""
     try:

@@ -18,10 +18,11 @@ from torch import Tensor
 
 from protonet import PrototypeNetwork, _formats, solve
 from protonet.__main__ import COMMANDS, main
+from protonet._command import count
 from protonet.commands import fit as fit_command
 from protonet.commands.common import map_blocks
 from protonet.commands.predict import quote
-from protonet.commands.summary import count, format_pairs
+from protonet.commands.summary import format_pairs
 from protonet.commands.update import compare, extend_classes
 from protonet.crossfit import crossfit, predict_held
 from protonet.files import load_model

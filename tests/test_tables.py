@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.tables import count, format_mean, mean_and_error
-from protonet._command import format_table
+from analysis.tables import format_mean, mean_and_error
+from protonet._command import count, format_table
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=20))

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from protonet._command import count
 from protonet.commands.common import (
     FIGURES,
     check_packages,
@@ -18,7 +19,7 @@ from protonet.commands.common import (
     number_classes,
     want,
 )
-from protonet.commands.summary import count, format_accuracy, format_losses, format_pairs
+from protonet.commands.summary import format_accuracy, format_losses, format_pairs
 from protonet.files import load_model
 from protonet.measuring import measure
 from protonet.plots import draw_figure

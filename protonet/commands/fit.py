@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from protonet._checks import fail
-from protonet._command import check_name, parse_whole
+from protonet._command import check_name, count, parse_whole
 from protonet.commands.common import (
     FIGURES,
     MODELS,
@@ -21,7 +21,7 @@ from protonet.commands.common import (
     make_parser,
     show_progress,
 )
-from protonet.commands.summary import count, describe_views, format_losses, format_pairs, format_rivals, format_views
+from protonet.commands.summary import describe_views, format_losses, format_pairs, format_rivals, format_views
 from protonet.crossfit import Crossfit, crossfit, predict_held, predict_rivals
 from protonet.files import Model, save_model
 from protonet.measuring import measure

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from torch import Tensor
 
@@ -16,12 +15,6 @@ from protonet.selection import Choice
 MOST_PAIRS = 5
 
 
-def count(n: int, what: str) -> str:
-    """Return ``1 class`` or ``2,000 classes``."""
-    plural = f"{what}es" if what.endswith("s") else f"{what}s"
-    return f"{n:,} {what if n == 1 else plural}"
-
-
 def describe_views(choice: Choice) -> dict[str, float]:
     """Return the weight of each view that was chosen, the largest first."""
     members, width = choice.rung
@@ -29,11 +22,6 @@ def describe_views(choice: Choice) -> dict[str, float]:
     weights = choice.weights | ({learned: choice.learned} if choice.learned > 0 else {})
     total = sum(weights.values())
     return {name: weights[name] / total for name in sorted(weights, key=lambda name: -weights[name])}
-
-
-def describe_figures(figures: Figures) -> dict[str, Any]:
-    """Return what JSON can hold of figures, the confusion left out."""
-    return {name: value for name, value in figures._asdict().items() if name != "confusion"}
 
 
 def format_views(views: Mapping[str, float]) -> str:

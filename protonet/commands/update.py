@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from protonet._checks import fail
+from protonet._command import count
 from protonet.commands.common import (
     MODELS,
     check_paths,
@@ -19,7 +20,6 @@ from protonet.commands.common import (
     number_classes,
     want,
 )
-from protonet.commands.summary import count
 from protonet.crossfit import Crossfit, predict_held, unpack, update
 from protonet.files import Model, load_model, save_model
 from protonet.tables import read_table
