@@ -1,23 +1,26 @@
 """CustomOptimizer: one optimizer for every workload, which finds its own step size.
 
-The direction is Adam's in the eigenbasis of the gradients' second moments (SOAP). The step size follows the slope that
-the new gradient sees along the step before: downhill, and steps grow; uphill, and they shrink, which anneals at last.
+The direction is Adam's in the eigenbasis of the gradients' second moments (SOAP). Step sizes follow the slope that the
+new gradient sees along the step before: downhill, and steps grow; uphill, and they shrink, which anneals at last. There
+is one size for everything, and a factor for each direction of the eigenbases.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from itertools import chain
+from itertools import chain, groupby
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
-#: A matrix is turned on the sides up to this length, unless they are this many times as long as the other side.
-SIDES, LONGEST, LONGER = ("left", "right"), 300, 8
+#: Matrices are turned on their sides, the shortest first, up to this length and while all of them together cost at most
+#: so many multiplications a step; not if a side is this many times as long as the other.
+SIDES, LONGEST, BUDGET, LONGER = ("left", "right"), 512, 350e6, 8
 #: Their statistics' decay and damping (else bases would hang on rounding); the eigenbases follow often, later seldom.
-SIDE_DECAY, DAMPING, OFTEN, SETTLED, SELDOM = 0.95, 1e-4, 2, 20, 8
+SIDE_DECAY, DAMPING, OFTEN, SETTLED, SELDOM = 0.98, 1e-4, 2, 20, 8
 #: Directions without gradients are not blown up, nor gradients over ten times their usual size followed.
 FLOOR, SPIKE = 1e-2, 10.0
 #: A table is a tall matrix of which the first gradient leaves this share of the rows untouched, as embeddings are. It
@@ -26,8 +29,9 @@ TALL, UNTOUCHED = 1.5, 0.25
 TABLE_RATE, TABLE_MOST, TABLE_BETA, TABLE_DECAY = 5.0, 0.016, 0.999, 0.2
 #: Matrices with this many inputs take steps of the rate itself; its power is how others' depend on that.
 INPUTS, INPUTS_POWER = 64, 0.25
-#: How much the rate moves with a slope of one standard size, at first more; what slope is neutral; the slopes' memory.
-GAIN, HURRY, NEUTRAL, MEMORY = 0.015, 20.0, 0.05, 0.95
+#: How much the rate and a direction's factor move with a slope of one standard size, and how much more over the number
+#: of steps; what slope is neutral; the slopes' memory; the furthest that a factor's logarithm goes.
+GAIN, DIRECTION_GAIN, HURRY, NEUTRAL, MEMORY, FURTHEST = 0.015, 0.03, 0.3, 0.2, 0.95, 2.3
 #: The longest step, per element, and the most that the rate moves away from the one that was given.
 MOST, RANGE = 0.1, 1e4
 #: What all parameters share is kept in the first group, where state dictionaries hold it.
@@ -101,6 +105,10 @@ class CustomOptimizer(torch.optim.Optimizer):
             shared["skipped"] += 1
             return loss
         live = [(group, p) for (group, p), size in zip(work, sizes, strict=True) if size or self.state[p]]
+        fresh = [p for _, p in live if not self.state[p]]
+        for p in fresh:
+            _start(p, p.grad.to(torch.promote_types(p.dtype, torch.float32)), self.state[p])
+        _choose_sides([self.state[p] for p in fresh])
         read = [self._read(p) for _, p in live]
         _adapt(shared, [slope for _, slope in read if slope is not None])
         for (group, p), (gradient, _) in zip(live, read, strict=True):
@@ -111,15 +119,14 @@ class CustomOptimizer(torch.optim.Optimizer):
         """Return the gradient in the parameter's basis, and its slope along the last step, if there was one."""
         state = self.state[p]
         gradient = p.grad.to(torch.promote_types(p.dtype, torch.float32))  # type: ignore[union-attr]
-        if not state:
-            _start(p, gradient, state)
-        elif state["mean"].dtype != gradient.dtype or state["mean"].device != gradient.device:
+        if state["mean"].dtype != gradient.dtype or state["mean"].device != gradient.device:
             _convert(state, state, gradient)
         gradient = gradient.reshape(state["mean"].shape) / state["unit"]
         if state["step"]:
-            gradient *= min(1.0, SPIKE * state["usual"] / max(float(gradient.square().mean().sqrt()), 1e-30))
+            size = float(torch.linalg.vector_norm(gradient)) / gradient.numel() ** 0.5
+            gradient *= min(1.0, SPIKE * state["usual"] / max(size, 1e-30))
         turned = _turn(gradient, state)
-        slope = (state["last"] * turned).sum() * state["unit"] if state["step"] else None
+        slope = _follow(state, -state["last"] * turned) * state["unit"] if state["step"] else None
         state["step"] += 1
         for side in filter(state.__contains__, SIDES):
             square = gradient @ gradient.T if side == "left" else gradient.T @ gradient
@@ -169,14 +176,13 @@ def _convert(state: dict[str, Any], saved: dict[str, Any], like: Tensor) -> None
 
 def _adapt(shared: dict[str, Any], slopes: list[Tensor]) -> None:
     """Move the rate by the slope along the last step, in units of the slopes' usual size."""
-    slope = -sum(torch.stack([slope.double() for slope in slopes]).tolist()) if slopes else 0.0
+    slope = sum(torch.stack([slope.double() for slope in slopes]).tolist()) if slopes else 0.0
     if slope == 0 or not math.isfinite(slope):
         return
     shared["slopes"] += 1
     shared["slope_square"] += (1 - MEMORY) * (slope * slope - shared["slope_square"])
     usual = math.sqrt(shared["slope_square"] / (1 - MEMORY ** shared["slopes"])) or math.inf
-    gain = GAIN * (1 + HURRY / shared["slopes"])
-    move = gain * max(-1.0, min(1.0, slope / usual - NEUTRAL))
+    move = (GAIN + HURRY / shared["slopes"]) * max(-1.0, min(1.0, slope / usual - NEUTRAL))
     shared["rate"] = max(1 / RANGE, min(RANGE, shared["rate"] * math.exp(move)))
 
 
@@ -193,10 +199,39 @@ def _start(p: Tensor, gradient: Tensor, state: dict[str, Any]) -> None:
     state["mean"], state["square"], state["last"] = (torch.zeros_like(gradient) for _ in range(3))
     if p.dtype.itemsize < 4:
         state["weight"] = p.to(gradient.dtype)
-    if matrix and not state["table"]:
-        for side, length, other in zip(SIDES, gradient.shape, reversed(gradient.shape), strict=True):
-            if length <= min(LONGEST, LONGER * other):
-                state[side] = gradient.new_zeros(length, length)
+
+
+def _choose_sides(states: list[dict[str, Any]]) -> None:
+    """Choose the sides on which parameters are turned: the shortest, as many as may be paid for."""
+    sides = [
+        (length, side, state)
+        for state in states
+        for shape in [state["mean"].shape]
+        if len(shape) == 2 and min(shape) > 1 and not state["table"]
+        for side, length, other in zip(SIDES, shape, reversed(shape), strict=True)
+        if length <= min(LONGEST, LONGER * other)
+    ]
+    cost = 0.0
+    sides.sort(key=lambda side: (side[0], side[1] == "left"))  # inputs' sides first: they gain more
+    for (length, side), group in groupby(sides, itemgetter(0, 1)):
+        chosen = [state for *_, state in group]
+        cost += sum(length * state["mean"].numel() + 0.3 * length**3 for state in chosen)
+        if cost > BUDGET:
+            break
+        for state in chosen:
+            state[side] = state["mean"].new_zeros(length, length)
+            for name in ("factors", "slopes"):
+                state[f"{side}_{name}"] = state["mean"].new_zeros(length)
+
+
+def _follow(state: dict[str, Any], downhill: Tensor) -> Tensor:
+    """Move the directions' factors by what each gained along the last step, relative to each other; return the sum."""
+    for side in filter(state.__contains__, SIDES):
+        slope = downhill.sum(1 if side == "left" else 0)
+        usual = (state[f"{side}_slopes"].lerp_(slope**2, 1 - MEMORY) / (1 - MEMORY ** state["step"])).sqrt()
+        moves = (slope / usual.clamp_min(1e-30)).clamp(-1, 1) * (DIRECTION_GAIN + HURRY / state["step"])
+        state[f"{side}_factors"].add_(moves - moves.mean()).clamp_(-FURTHEST, FURTHEST)
+    return downhill.sum()
 
 
 def _eigenbasis(statistics: Tensor) -> Any:
@@ -219,6 +254,8 @@ def _refresh(state: dict[str, Any], turned: Tensor) -> Tensor:
         old = state[f"{side}_basis"]
         state[f"{side}_basis"] = new = torch.linalg.qr(state[side] @ old + DAMPING * state[side].trace() * old)[0]
         turn = new.T @ old
+        for name in ("factors", "slopes"):
+            state[f"{side}_{name}"] = turn**2 @ state[f"{side}_{name}"]
         if side == "left":
             state["mean"], state["square"], turned = turn @ state["mean"], turn**2 @ state["square"], turn @ turned
         else:
@@ -243,6 +280,9 @@ def _move(p: Tensor, state: dict[str, Any], turned: Tensor, group: dict[str, Any
     root = (square / correction).add_((FLOOR * state["usual"]) ** 2).sqrt_().add_(group["eps"])
     ahead = torch.lerp(turned, mean, first).div_(1 - first ** (state["step"] + 1))
     state["last"] = ahead.div_(root).mul_(-size)
+    for side in filter(state.__contains__, SIDES):
+        factors = state[f"{side}_factors"].exp()
+        state["last"] *= factors[:, None] if side == "left" else factors
     step = _turn(state["last"], state, back=True).reshape(p.shape)
     weight = state.get("weight", p)  # a finer copy, in which steps too small for the parameter's precision add up
     if weight is not p and not torch.equal(weight.to(p.dtype), p):
