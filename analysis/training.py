@@ -32,7 +32,7 @@ from protonet.views import fit_view
 
 PROG = "analysis.training"
 DATASETS = ("digits", "wine", "iris", "breast_cancer")
-SHOTS, WIDTH, STEPS = 10, 64, 300
+SHOTS, WIDTH, STEPS = 10, 64, 100
 DEFAULT = Recipe()
 VARIANTS = {
     "default": DEFAULT,

@@ -47,7 +47,7 @@ EFFORTS = {
         rungs=0,
     ),
     "default": Search(),
-    "best": Search(folds=10, trees=500, steps=(10, 30, 100, 300, 1000), work=2e9),
+    "best": Search(folds=10, trees=500, steps=(3, 10, 30, 100, 300), work=2e9),
 }
 #: How much more a view of moved rows is trusted before any row is seen: that there are moves is evidence already.
 MOVED = 3.0

@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from protonet.encoder import ResidualMLPs
 from protonet.episodes.sampling import index_classes, sample_episodes
 from protonet.losses import cosine_cross_entropy, episodic_loss
+from protonet.optimizer import CustomOptimizer
 from protonet.prototypes import class_means
 
 #: Episodes drawn by one call of the sampler: its cost is per call.
@@ -23,8 +24,8 @@ EPISODES_AT_ONCE = 64
 class Recipe(NamedTuple):
     """What one training run uses; ``python -m analysis.training`` measures what each part is worth."""
 
-    learning_rate: float = 3e-3
-    weight_decay: float = 1e-2
+    learning_rate: float = 1e-2
+    weight_decay: float = 0.15
     temperature: float = 0.1
     smoothing: float = 0.1
     noise: float = 0.5  # standard deviation of the augmentation, in units of the features' own
@@ -76,13 +77,16 @@ def train(
     n_shot = slots // 2
     proxies = _initial_proxies(tasks, num_classes, embedding_dim, generator)
     average = copy.deepcopy(stack).requires_grad_(False)
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": list(stack.parameters()), "weight_decay": recipe.weight_decay},
-            {"params": [proxies], "weight_decay": 0.0},
-        ],
-        lr=recipe.learning_rate,
-    )
+    weights = [*stack.parameters(), proxies]
+    # Views of each member's weights have an optimizer of their own: a common step size would let folds see each other.
+    shares = [[nn.Parameter(weight.detach()[member]) for weight in weights] for member in range(members)]
+    optimizers = [
+        CustomOptimizer(
+            [{"params": own, "weight_decay": recipe.weight_decay}, {"params": [own_proxies], "weight_decay": 0.0}],
+            lr=recipe.learning_rate,
+        )
+        for *own, own_proxies in shares
+    ]
     setting = {"temperature": recipe.temperature, "smoothing": recipe.smoothing}
     for step in range(1, steps[-1] + 1):
         if step > 1 and time.monotonic() > deadline:
@@ -101,14 +105,23 @@ def train(
         episode = embeddings.unflatten(1, (n_way, slots))  # (members, way, slots, dim)
         loss = recipe.episodic * episodic_loss(episode, n_shot=n_shot, **setting)
         loss = loss + recipe.cross_entropy * cosine_cross_entropy(embeddings, labels, proxies, **setting)
-        optimizer.zero_grad(set_to_none=True)
-        (loss * members).backward()  # each member keeps its own rate
-        optimizer.step()
+        for weight in weights:
+            weight.grad = None
+        loss.backward()
+        _step(weights, shares, optimizers)
         decay = min(recipe.average, step / (step + 9))
         for kept, weight in zip(average.parameters(), stack.parameters(), strict=True):
             kept.lerp_(weight.detach(), 1 - decay)
         if step in steps:
             yield step, average
+
+
+def _step(weights: Sequence[Tensor], shares: Sequence[Sequence[Tensor]], optimizers: Sequence[CustomOptimizer]) -> None:
+    """Let each member's optimizer take a step, in place, with the member's share of the stacked gradients."""
+    for member, optimizer in enumerate(optimizers):
+        for share, weight in zip(shares[member], weights, strict=True):
+            share.grad = None if weight.grad is None else weight.grad[member]
+        optimizer.step()
 
 
 def _initial_proxies(tasks: Sequence[Task], num_classes: int, embedding_dim: int, generator: torch.Generator) -> Tensor:

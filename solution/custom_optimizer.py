@@ -26,12 +26,13 @@ FLOOR, SPIKE = 1e-2, 10.0
 #: A table is a tall matrix of which the first gradient leaves this share of the rows untouched, as embeddings are. It
 #: takes longer steps, up to a limit, keeps second moments for longer (rows are rarely seen) and decays less.
 TALL, UNTOUCHED = 1.5, 0.25
-TABLE_RATE, TABLE_MOST, TABLE_BETA, TABLE_DECAY = 5.0, 0.016, 0.999, 0.2
+TABLE_RATE, TABLE_MOST, TABLE_BETA, TABLE_DECAY = 5.0, 0.02, 0.999, 0.2
 #: Matrices with this many inputs take steps of the rate itself; its power is how others' depend on that.
 INPUTS, INPUTS_POWER = 64, 0.25
 #: How much the rate and a direction's factor move with a slope of one standard size, and how much more over the number
-#: of steps; what slope is neutral; the slopes' memory; the furthest that a factor's logarithm goes.
-GAIN, DIRECTION_GAIN, HURRY, NEUTRAL, MEMORY, FURTHEST = 0.015, 0.03, 0.3, 0.2, 0.95, 2.3
+#: of steps; what slope is neutral; the slopes' memory; the furthest that a factor's logarithm goes,
+#: and the share of the largest slope below which a direction's is rounding.
+GAIN, DIRECTION_GAIN, HURRY, NEUTRAL, MEMORY, FURTHEST, NEGLIGIBLE = 0.015, 0.03, 0.3, 0.2, 0.95, 2.3, 1e-3
 #: The longest step, per element, and the most that the rate moves away from the one that was given.
 MOST, RANGE = 0.1, 1e4
 #: What all parameters share is kept in the first group, where state dictionaries hold it.
@@ -229,7 +230,8 @@ def _follow(state: dict[str, Any], downhill: Tensor) -> Tensor:
     for side in filter(state.__contains__, SIDES):
         slope = downhill.sum(1 if side == "left" else 0)
         usual = (state[f"{side}_slopes"].lerp_(slope**2, 1 - MEMORY) / (1 - MEMORY ** state["step"])).sqrt()
-        moves = (slope / usual.clamp_min(1e-30)).clamp(-1, 1) * (DIRECTION_GAIN + HURRY / state["step"])
+        usual.clamp_(min=NEGLIGIBLE * float(usual.max()) or 1e-30)
+        moves = (slope / usual).clamp(-1, 1) * (DIRECTION_GAIN + HURRY / state["step"])
         state[f"{side}_factors"].add_(moves - moves.mean()).clamp_(-FURTHEST, FURTHEST)
     return downhill.sum()
 
