@@ -36,7 +36,7 @@ class Search(NamedTuple):
     trees: int = 200
     moves: bool = True  # are rows moved, where their features allow it?
     rungs: int = 4  # of the ladder of learned views
-    steps: tuple[int, ...] = (3, 10, 30, 100)  # at which training is judged; one that gets worse is not continued
+    steps: tuple[int, ...] = (3, 10, 30, 60)  # at which training is judged; one that gets worse is not continued
     work: float = 2e8  # most parameters times steps that one rung may cost, over all folds
     recipe: Recipe = Recipe()
 

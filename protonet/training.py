@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -24,6 +24,7 @@ EPISODES_AT_ONCE = 64
 class Recipe(NamedTuple):
     """What one training run uses; ``python -m analysis.training`` measures what each part is worth."""
 
+    optimizer: Callable[..., torch.optim.Optimizer] = CustomOptimizer  # of groups of parameters, with the rate as `lr`
     learning_rate: float = 1e-2
     weight_decay: float = 0.15
     temperature: float = 0.1
@@ -81,7 +82,7 @@ def train(
     # Views of each member's weights have an optimizer of their own: a common step size would let folds see each other.
     shares = [[nn.Parameter(weight.detach()[member]) for weight in weights] for member in range(members)]
     optimizers = [
-        CustomOptimizer(
+        recipe.optimizer(
             [{"params": own, "weight_decay": recipe.weight_decay}, {"params": [own_proxies], "weight_decay": 0.0}],
             lr=recipe.learning_rate,
         )
@@ -116,7 +117,9 @@ def train(
             yield step, average
 
 
-def _step(weights: Sequence[Tensor], shares: Sequence[Sequence[Tensor]], optimizers: Sequence[CustomOptimizer]) -> None:
+def _step(
+    weights: Sequence[Tensor], shares: Sequence[Sequence[Tensor]], optimizers: Sequence[torch.optim.Optimizer]
+) -> None:
     """Let each member's optimizer take a step, in place, with the member's share of the stacked gradients."""
     for member, optimizer in enumerate(optimizers):
         for share, weight in zip(shares[member], weights, strict=True):

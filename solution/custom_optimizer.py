@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 #: Matrices are turned on their sides, the shortest first, up to this length and while all of them together cost at most
-#: so many multiplications a step; not if a side is this many times as long as the other.
-SIDES, LONGEST, BUDGET, LONGER = ("left", "right"), 512, 350e6, 8
+#: so many multiplications a step, or an element; not if a side is this many times as long as the other.
+SIDES, LONGEST, BUDGET, ELEMENT_BUDGET, LONGER = ("left", "right"), 512, 400e6, 380, 8
 #: Their statistics' decay and damping (else bases would hang on rounding); the eigenbases follow often, later seldom.
 SIDE_DECAY, DAMPING, OFTEN, SETTLED, SELDOM = 0.98, 1e-4, 2, 20, 8
 #: Directions without gradients are not blown up, nor gradients over ten times their usual size followed.
@@ -125,9 +125,10 @@ class CustomOptimizer(torch.optim.Optimizer):
         gradient = gradient.reshape(state["mean"].shape) / state["unit"]
         if state["step"]:
             size = float(torch.linalg.vector_norm(gradient)) / gradient.numel() ** 0.5
-            gradient *= min(1.0, SPIKE * state["usual"] / max(size, 1e-30))
+            if size > SPIKE * state["usual"]:
+                gradient *= SPIKE * state["usual"] / size
         turned = _turn(gradient, state)
-        slope = _follow(state, -state["last"] * turned) * state["unit"] if state["step"] else None
+        slope = _follow(state, state["last"] * turned) * state["unit"] if state["step"] else None
         state["step"] += 1
         for side in filter(state.__contains__, SIDES):
             square = gradient @ gradient.T if side == "left" else gradient.T @ gradient
@@ -177,7 +178,7 @@ def _convert(state: dict[str, Any], saved: dict[str, Any], like: Tensor) -> None
 
 def _adapt(shared: dict[str, Any], slopes: list[Tensor]) -> None:
     """Move the rate by the slope along the last step, in units of the slopes' usual size."""
-    slope = sum(torch.stack([slope.double() for slope in slopes]).tolist()) if slopes else 0.0
+    slope = -sum(torch.stack([slope.double() for slope in slopes]).tolist()) if slopes else 0.0
     if slope == 0 or not math.isfinite(slope):
         return
     shared["slopes"] += 1
@@ -212,12 +213,13 @@ def _choose_sides(states: list[dict[str, Any]]) -> None:
         for side, length, other in zip(SIDES, shape, reversed(shape), strict=True)
         if length <= min(LONGEST, LONGER * other)
     ]
-    cost = 0.0
+    left_over = max(BUDGET, ELEMENT_BUDGET * sum(state["mean"].numel() for state in states))
     sides.sort(key=lambda side: (side[0], side[1] == "left"))  # inputs' sides first: they gain more
     for (length, side), group in groupby(sides, itemgetter(0, 1)):
         chosen = [state for *_, state in group]
-        cost += sum(length * state["mean"].numel() + 0.3 * length**3 for state in chosen)
-        if cost > BUDGET:
+        # products at every step, and now and then a QR decomposition, which is slow where it is small
+        left_over -= sum(length * state["mean"].numel() + 0.2 * length**3 + 64 * length**2 for state in chosen)
+        if left_over < 0:
             break
         for state in chosen:
             state[side] = state["mean"].new_zeros(length, length)
@@ -225,15 +227,15 @@ def _choose_sides(states: list[dict[str, Any]]) -> None:
                 state[f"{side}_{name}"] = state["mean"].new_zeros(length)
 
 
-def _follow(state: dict[str, Any], downhill: Tensor) -> Tensor:
-    """Move the directions' factors by what each gained along the last step, relative to each other; return the sum."""
+def _follow(state: dict[str, Any], uphill: Tensor) -> Tensor:
+    """Move the directions' factors by each one's slope along the last step, relative to each other; return the sum."""
     for side in filter(state.__contains__, SIDES):
-        slope = downhill.sum(1 if side == "left" else 0)
+        slope = uphill.sum(1 if side == "left" else 0)
         usual = (state[f"{side}_slopes"].lerp_(slope**2, 1 - MEMORY) / (1 - MEMORY ** state["step"])).sqrt()
         usual.clamp_(min=NEGLIGIBLE * float(usual.max()) or 1e-30)
         moves = (slope / usual).clamp(-1, 1) * (DIRECTION_GAIN + HURRY / state["step"])
-        state[f"{side}_factors"].add_(moves - moves.mean()).clamp_(-FURTHEST, FURTHEST)
-    return downhill.sum()
+        state[f"{side}_factors"].sub_(moves - moves.mean()).clamp_(-FURTHEST, FURTHEST)
+    return uphill.sum()
 
 
 def _eigenbasis(statistics: Tensor) -> Any:
@@ -289,4 +291,6 @@ def _move(p: Tensor, state: dict[str, Any], turned: Tensor, group: dict[str, Any
     weight = state.get("weight", p)  # a finer copy, in which steps too small for the parameter's precision add up
     if weight is not p and not torch.equal(weight.to(p.dtype), p):
         weight.copy_(p)
-    p.copy_(weight.mul_(1 - decay).add_(step))
+    weight.mul_(1 - decay).add_(step)
+    if weight is not p:
+        p.copy_(weight)

@@ -14,11 +14,12 @@ def test_the_table_has_a_row_for_each_variant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(training, "DATASETS", ("iris",))
-    monkeypatch.setattr(training, "STEPS", 30)
+    monkeypatch.setattr(training, "LENGTH", 30)
+    monkeypatch.setattr(training, "STEPS", (3, 10))
     path = tmp_path / "table.md"
     assert run_command(training.PROG, training.command, ["--splits", "1", "--markdown", str(path)]) == 0
     printed = capsys.readouterr().out
-    for name in training.VARIANTS:
+    for name in (*training.VARIANTS, *training.OPTIMIZERS):
         assert f"| {name} " in printed
     assert path.read_text(encoding="utf-8").startswith(printed)
     default = next(line for line in printed.splitlines() if line.startswith("| default "))
