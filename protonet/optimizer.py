@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: Matrices are turned on their sides, the shortest first, up to this length and while all of them together cost at most
-#: so many multiplications a step, or an element; not if a side is this many times as long as the other.
-SIDES, LONGEST, BUDGET, ELEMENT_BUDGET, LONGER = ("left", "right"), 512, 400e6, 380, 8
+#: Matrices are turned on their sides, the shortest first, up to this length; not if a side is so many times the other.
+SIDES, LONGEST, LONGER = ("left", "right"), 512, 8
+#: The multiplications a step that this may cost, and the numbers that it may keep: in all, or more for each element.
+BUDGET, ELEMENT_BUDGET, ROOM, ELEMENT_ROOM = 400e6, 380, 4e6, 4
 #: Their statistics' decay and damping (else bases would hang on rounding); the eigenbases follow often, later seldom.
 SIDE_DECAY, DAMPING, OFTEN, SETTLED, SELDOM = 0.98, 1e-4, 2, 20, 8
 #: Directions without gradients are not blown up, nor gradients over ten times their usual size followed.
@@ -32,8 +33,8 @@ INPUTS, INPUTS_POWER = 64, 0.25
 #: How much the rate and a direction's factor move with a slope of one standard size, and how much more over the number
 #: of steps; what slope is neutral; the slopes' memory; the furthest that a factor's logarithm goes,
 #: and the share of the largest slope below which a direction's is rounding.
-GAIN, DIRECTION_GAIN, HURRY, NEUTRAL, MEMORY, FURTHEST, NEGLIGIBLE = 0.015, 0.03, 0.3, 0.2, 0.95, 2.3, 1e-3
-#: The longest step, per element, and the most that the rate moves away from the one that was given.
+GAIN, DIRECTION_GAIN, HURRY, NEUTRAL, MEMORY, FURTHEST, NEGLIGIBLE = 0.015, 0.03, 0.3, 0.2, 0.95, 1.15, 1e-3
+#: The longest step, per element, before the factors; the most that the rate moves away from the one that was given.
 MOST, RANGE = 0.1, 1e4
 #: What all parameters share is kept in the first group, where state dictionaries hold it.
 SHARED = {"rate": 1.0, "slope_square": 0.0, "slopes": 0, "skipped": 0}
@@ -124,11 +125,18 @@ class CustomOptimizer(torch.optim.Optimizer):
             _convert(state, state, gradient)
         gradient = gradient.reshape(state["mean"].shape) / state["unit"]
         if state["step"]:
-            size = float(torch.linalg.vector_norm(gradient)) / gradient.numel() ** 0.5
-            if size > SPIKE * state["usual"]:
-                gradient *= SPIKE * state["usual"] / size
+            most = min(
+                SPIKE * state["usual"], 1e15
+            )  # in these units finite gradients, or their squares, may be infinite
+            if _root_mean_square(gradient) > most:
+                gradient = gradient.clamp(-1e15, 1e15)
+                gradient *= most / _root_mean_square(gradient)
         turned = _turn(gradient, state)
-        slope = _follow(state, state["last"] * turned) * state["unit"] if state["step"] else None
+        slope = None
+        if state["step"]:
+            uphill = state["last"] * turned
+            slope = uphill.sum() * state["unit"]
+            _adapt_factors(state, uphill)
         state["step"] += 1
         for side in filter(state.__contains__, SIDES):
             square = gradient @ gradient.T if side == "left" else gradient.T @ gradient
@@ -192,7 +200,7 @@ def _start(p: Tensor, gradient: Tensor, state: dict[str, Any]) -> None:
     """Fill a parameter's state: what it is, by its shape and first gradient, and empty averages."""
     largest = gradient.abs().max()
     state["step"] = 0
-    state["unit"] = float(largest * (gradient / largest).square().mean().sqrt())
+    state["unit"] = max(float(largest * (gradient / largest).square().mean().sqrt()), torch.finfo(torch.float32).tiny)
     matrix = p.ndim >= 2 and min(p.shape[0], p[0].numel()) > 1
     gradient = gradient.reshape((p.shape[0], -1) if matrix else p.shape)
     untouched = (gradient.flatten(1) == 0).all(1).float().mean() if p.ndim == 2 else 0.0
@@ -203,8 +211,12 @@ def _start(p: Tensor, gradient: Tensor, state: dict[str, Any]) -> None:
         state["weight"] = p.to(gradient.dtype)
 
 
+def _root_mean_square(gradient: Tensor) -> float:
+    return float(torch.linalg.vector_norm(gradient)) / math.sqrt(gradient.numel())
+
+
 def _choose_sides(states: list[dict[str, Any]]) -> None:
-    """Choose the sides on which parameters are turned: the shortest, as many as may be paid for."""
+    """Choose the sides on which parameters that came together are turned: the shortest, as far as can be paid for."""
     sides = [
         (length, side, state)
         for state in states
@@ -213,13 +225,15 @@ def _choose_sides(states: list[dict[str, Any]]) -> None:
         for side, length, other in zip(SIDES, shape, reversed(shape), strict=True)
         if length <= min(LONGEST, LONGER * other)
     ]
-    left_over = max(BUDGET, ELEMENT_BUDGET * sum(state["mean"].numel() for state in states))
+    elements = sum(state["mean"].numel() for state in states)
+    budget, room = max(BUDGET, ELEMENT_BUDGET * elements), max(ROOM, ELEMENT_ROOM * elements)
     sides.sort(key=lambda side: (side[0], side[1] == "left"))  # inputs' sides first: they gain more
     for (length, side), group in groupby(sides, itemgetter(0, 1)):
         chosen = [state for *_, state in group]
         # products at every step, and now and then a QR decomposition, which is slow where it is small
-        left_over -= sum(length * state["mean"].numel() + 0.2 * length**3 + 64 * length**2 for state in chosen)
-        if left_over < 0:
+        budget -= sum(length * state["mean"].numel() + 0.2 * length**3 + 64 * length**2 for state in chosen)
+        room -= 2 * length**2 * len(chosen)
+        if min(budget, room) < 0:
             break
         for state in chosen:
             state[side] = state["mean"].new_zeros(length, length)
@@ -227,15 +241,15 @@ def _choose_sides(states: list[dict[str, Any]]) -> None:
                 state[f"{side}_{name}"] = state["mean"].new_zeros(length)
 
 
-def _follow(state: dict[str, Any], uphill: Tensor) -> Tensor:
-    """Move the directions' factors by each one's slope along the last step, relative to each other; return the sum."""
+def _adapt_factors(state: dict[str, Any], uphill: Tensor) -> None:
+    """Move the directions' factors by each one's slope along the last step, relative to each other."""
     for side in filter(state.__contains__, SIDES):
         slope = uphill.sum(1 if side == "left" else 0)
         usual = (state[f"{side}_slopes"].lerp_(slope**2, 1 - MEMORY) / (1 - MEMORY ** state["step"])).sqrt()
-        usual.clamp_(min=NEGLIGIBLE * float(usual.max()) or 1e-30)
-        moves = (slope / usual).clamp(-1, 1) * (DIRECTION_GAIN + HURRY / state["step"])
-        state[f"{side}_factors"].sub_(moves - moves.mean()).clamp_(-FURTHEST, FURTHEST)
-    return uphill.sum()
+        alive = usual > NEGLIGIBLE * usual.max()
+        moves = torch.where(alive, slope / usual, 0.0).clamp(-1, 1) * (DIRECTION_GAIN + HURRY / state["step"])
+        moves -= alive * (moves.sum() / alive.sum().clamp(min=1))
+        state[f"{side}_factors"].sub_(moves).clamp_(-FURTHEST, FURTHEST)
 
 
 def _eigenbasis(statistics: Tensor) -> Any:

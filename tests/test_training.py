@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -88,3 +89,21 @@ def test_one_sample_a_class_trains_on_augmented_views() -> None:
     average = run(task, 20)[-1]
     assert bool(torch.isfinite(average.last).all())
     assert float(average.last.abs().max()) > 0
+
+
+def test_each_member_has_an_optimizer_of_its_own_with_the_recipes_settings() -> None:
+    made: list[tuple[list[dict[str, Any]], float]] = []
+
+    def build(groups: list[dict[str, Any]], lr: float) -> torch.optim.Optimizer:
+        made.append((groups, lr))
+        return torch.optim.SGD(groups, lr=lr)
+
+    recipe = Recipe(optimizer=build, learning_rate=0.125, weight_decay=0.25)
+    task = Task(*rings(0))
+    stack = ResidualMLPs(2, 2, 4, 16, torch.Generator().manual_seed(0))
+    for _ in train(stack, [task, task], 2, steps=[2], generator=torch.Generator().manual_seed(1), recipe=recipe):
+        pass
+    assert [lr for _, lr in made] == [0.125, 0.125]
+    for member, (groups, _) in enumerate(made):
+        assert [group["weight_decay"] for group in groups] == [0.25, 0.0]
+        assert groups[0]["params"][0].data_ptr() == stack.first[member].data_ptr()  # a view: steps reach the stack
