@@ -106,25 +106,16 @@ def train(
         episode = embeddings.unflatten(1, (n_way, slots))  # (members, way, slots, dim)
         loss = recipe.episodic * episodic_loss(episode, n_shot=n_shot, **setting)
         loss = loss + recipe.cross_entropy * cosine_cross_entropy(embeddings, labels, proxies, **setting)
-        for weight in weights:
-            weight.grad = None
-        loss.backward()
-        _step(weights, shares, optimizers)
+        gradients = torch.autograd.grad(loss, weights)
+        for member, optimizer in enumerate(optimizers):
+            for share, gradient in zip(shares[member], gradients, strict=True):
+                share.grad = gradient[member]
+            optimizer.step()
         decay = min(recipe.average, step / (step + 9))
         for kept, weight in zip(average.parameters(), stack.parameters(), strict=True):
             kept.lerp_(weight.detach(), 1 - decay)
         if step in steps:
             yield step, average
-
-
-def _step(
-    weights: Sequence[Tensor], shares: Sequence[Sequence[Tensor]], optimizers: Sequence[torch.optim.Optimizer]
-) -> None:
-    """Let each member's optimizer take a step, in place, with the member's share of the stacked gradients."""
-    for member, optimizer in enumerate(optimizers):
-        for share, weight in zip(shares[member], weights, strict=True):
-            share.grad = None if weight.grad is None else weight.grad[member]
-        optimizer.step()
 
 
 def _initial_proxies(tasks: Sequence[Task], num_classes: int, embedding_dim: int, generator: torch.Generator) -> Tensor:

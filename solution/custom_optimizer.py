@@ -22,8 +22,9 @@ SIDES, LONGEST, LONGER = ("left", "right"), 512, 8
 BUDGET, ELEMENT_BUDGET, ROOM, ELEMENT_ROOM = 400e6, 380, 4e6, 4
 #: Their statistics' decay and damping (else bases would hang on rounding); the eigenbases follow often, later seldom.
 SIDE_DECAY, DAMPING, OFTEN, SETTLED, SELDOM = 0.98, 1e-4, 2, 20, 8
-#: Directions without gradients are not blown up, nor gradients over ten times their usual size followed.
-FLOOR, SPIKE = 1e-2, 10.0
+#: Directions without gradients are not blown up, nor gradients over ten times their usual size followed, nor any so
+#: much larger than the first one that squares overflow.
+FLOOR, SPIKE, LARGEST = 1e-2, 10.0, 1e15
 #: A table is a tall matrix of which the first gradient leaves this share of the rows untouched, as embeddings are. It
 #: takes longer steps, up to a limit, keeps second moments for longer (rows are rarely seen) and decays less.
 TALL, UNTOUCHED = 1.5, 0.25
@@ -107,47 +108,18 @@ class CustomOptimizer(torch.optim.Optimizer):
             shared["skipped"] += 1
             return loss
         live = [(group, p) for (group, p), size in zip(work, sizes, strict=True) if size or self.state[p]]
-        fresh = [p for _, p in live if not self.state[p]]
-        for p in fresh:
-            _start(p, p.grad.to(torch.promote_types(p.dtype, torch.float32)), self.state[p])
-        _choose_sides([self.state[p] for p in fresh])
-        read = [self._read(p) for _, p in live]
+        gradients = [p.grad.to(torch.promote_types(p.dtype, torch.float32)) for _, p in live]
+        fresh = []
+        for (_, p), gradient in zip(live, gradients, strict=True):
+            if not self.state[p]:
+                _start(p, gradient, self.state[p])
+                fresh.append(self.state[p])
+        _choose_sides(fresh)
+        read = [_read(self.state[p], gradient) for (_, p), gradient in zip(live, gradients, strict=True)]
         _adapt(shared, [slope for _, slope in read if slope is not None])
-        for (group, p), (gradient, _) in zip(live, read, strict=True):
-            _move(p, self.state[p], gradient, group, shared["rate"])
+        for (group, p), (turned, _) in zip(live, read, strict=True):
+            _move(p, self.state[p], turned, group, shared["rate"])
         return loss
-
-    def _read(self, p: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the gradient in the parameter's basis, and its slope along the last step, if there was one."""
-        state = self.state[p]
-        gradient = p.grad.to(torch.promote_types(p.dtype, torch.float32))  # type: ignore[union-attr]
-        if state["mean"].dtype != gradient.dtype or state["mean"].device != gradient.device:
-            _convert(state, state, gradient)
-        gradient = gradient.reshape(state["mean"].shape) / state["unit"]
-        if state["step"]:
-            most = min(
-                SPIKE * state["usual"], 1e15
-            )  # in these units finite gradients, or their squares, may be infinite
-            if _root_mean_square(gradient) > most:
-                gradient = gradient.clamp(-1e15, 1e15)
-                gradient *= most / _root_mean_square(gradient)
-        turned = _turn(gradient, state)
-        slope = None
-        if state["step"]:
-            uphill = state["last"] * turned
-            slope = uphill.sum() * state["unit"]
-            _adapt_factors(state, uphill)
-        state["step"] += 1
-        for side in filter(state.__contains__, SIDES):
-            square = gradient @ gradient.T if side == "left" else gradient.T @ gradient
-            state[side].lerp_(square, 1 - SIDE_DECAY)
-            if state["step"] == 1:
-                state[f"{side}_basis"] = _eigenbasis(state[side])
-        if state["step"] == 1:
-            turned = _turn(gradient, state)
-        elif state["step"] % (OFTEN if state["step"] <= SETTLED else SELDOM) == 0:
-            turned = _refresh(state, turned)
-        return turned, slope
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state: tensors come to the parameters' devices and keep at least float32, whatever those have."""
@@ -252,6 +224,35 @@ def _adapt_factors(state: dict[str, Any], uphill: Tensor) -> None:
         state[f"{side}_factors"].sub_(moves).clamp_(-FURTHEST, FURTHEST)
 
 
+def _read(state: dict[str, Any], gradient: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return a gradient in its parameter's basis, and its slope along the last step, if there was one."""
+    if state["mean"].dtype != gradient.dtype or state["mean"].device != gradient.device:
+        _convert(state, state, gradient)
+    gradient = gradient.reshape(state["mean"].shape) / state["unit"]
+    if state["step"]:
+        most = min(SPIKE * state["usual"], LARGEST)
+        if _root_mean_square(gradient) > most:
+            gradient = gradient.clamp(-LARGEST, LARGEST)
+            gradient *= most / _root_mean_square(gradient)
+    turned = _turn(gradient, state)
+    slope = None
+    if state["step"]:
+        uphill = state["last"] * turned
+        slope = uphill.sum() * state["unit"]
+        _adapt_factors(state, uphill)
+    state["step"] += 1
+    for side in filter(state.__contains__, SIDES):
+        square = gradient @ gradient.T if side == "left" else gradient.T @ gradient
+        state[side].lerp_(square, 1 - SIDE_DECAY)
+        if state["step"] == 1:
+            state[f"{side}_basis"] = _eigenbasis(state[side])
+    if state["step"] == 1:
+        turned = _turn(gradient, state)
+    elif state["step"] % (OFTEN if state["step"] <= SETTLED else SELDOM) == 0:
+        turned = _refresh(state, turned)
+    return turned, slope
+
+
 def _eigenbasis(statistics: Tensor) -> Any:
     """Return the eigenvectors (n, n), columns by falling eigenvalue; where there are ties, the coordinates' order."""
     ties = torch.linspace(1, 0, len(statistics), dtype=torch.float64, device=statistics.device)
@@ -272,13 +273,14 @@ def _refresh(state: dict[str, Any], turned: Tensor) -> Tensor:
         old = state[f"{side}_basis"]
         state[f"{side}_basis"] = new = torch.linalg.qr(state[side] @ old + DAMPING * state[side].trace() * old)[0]
         turn = new.T @ old
+        shares = turn**2  # of each old direction in each new one
         for name in ("factors", "slopes"):
-            state[f"{side}_{name}"] = turn**2 @ state[f"{side}_{name}"]
+            state[f"{side}_{name}"] = shares @ state[f"{side}_{name}"]
         if side == "left":
-            state["mean"], state["square"], turned = turn @ state["mean"], turn**2 @ state["square"], turn @ turned
+            state["mean"], state["square"], turned = turn @ state["mean"], shares @ state["square"], turn @ turned
         else:
-            turn = turn.T
-            state["mean"], state["square"], turned = state["mean"] @ turn, state["square"] @ turn**2, turned @ turn
+            state["mean"], state["square"] = state["mean"] @ turn.T, state["square"] @ shares.T
+            turned = turned @ turn.T
     return turned
 
 
