@@ -15,7 +15,7 @@ from torch import Tensor
 
 from protonet._checks import check_features, check_int, check_labels, check_number, fail, fail_type
 from protonet.datasets import Split
-from protonet.prototypes import class_means
+from protonet.losses import class_means
 
 DEBYE_ORDER = 30.0  # from this order on the expansion is exact to 1e-11
 DEBYE_TERMS = 7

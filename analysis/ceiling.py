@@ -23,10 +23,10 @@ from tqdm import tqdm
 from analysis.bayes import predict_bayes, predict_true_whitening
 from analysis.options import write_results
 from analysis.tables import format_mean
-from protonet._command import Parser, check_outputs, count, format_table, parse_whole, run_command
+from protonet.commands.common import Parser, check_outputs, count, format_table, parse_whole, run_command
 from protonet.datasets.synthetic import Split, sample_family
-from protonet.prototypes import class_means
-from protonet.views import fit_view, shrink_covariance
+from protonet.losses import class_means
+from protonet.views.linear import fit_view, shrink_covariance
 
 PROG = "analysis.ceiling"
 FAMILIES = ("correlated", "nuisance")

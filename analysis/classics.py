@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from protonet.prototypes import class_means
+from protonet.losses import class_means
 
 FOLDS = 5
 

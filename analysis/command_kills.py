@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.command_speed import SMALL, sample_table, write_csv
-from protonet._command import Parser, parse_whole, run_command
+from protonet.commands.common import Parser, parse_whole, run_command
 
 PROG = "analysis.command_kills"
 

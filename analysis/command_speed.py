@@ -23,8 +23,8 @@ import torch
 
 from analysis.options import write_results
 from analysis.scale_worker import list_products
-from protonet._command import Parser, check_outputs, format_table, parse_whole, run_command
-from protonet.files import load_model
+from protonet.commands.common import Parser, check_outputs, format_table, parse_whole, run_command
+from protonet.files.model import load_model
 
 PROG = "analysis.command_speed"
 #: Rows, features and classes of the small table, of the large CSV, and of the rows that are predicted in blocks.

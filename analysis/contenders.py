@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from analysis.bayes import predict_bayes
 from protonet.datasets import Split
-from protonet.prototypes import class_means
+from protonet.losses import class_means
 
 HIDDEN, EPOCHS = 384, 50  # the statement's example
 STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0)  # inverse penalties tried for logistic regression

@@ -31,7 +31,7 @@ from analysis.contest_table import summarise, tabulate
 from analysis.official import sample_official
 from analysis.options import parse_names, parse_wholes, write_results
 from protonet._checks import fail
-from protonet._command import Parser, check_outputs, check_writable_file, parse_whole, run_command
+from protonet.commands.common import Parser, check_outputs, check_writable_file, parse_whole, run_command
 from protonet.datasets import FAMILIES
 from solution.pack import pack_single, pack_zip
 

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from analysis.contenders import METHODS
 from analysis.journal import append_journal, hash_sources, read_journal
 from protonet.datasets import Split, sample_family
-from protonet.solver import solve
+from protonet.fit.solver import solve
 from solution.pack import library_files
 
 OURS = "ours"
@@ -69,7 +69,7 @@ Results = dict[Cell, dict[str, Any]]
 
 def hash_code(method: str) -> str:
     """Return a hash of the code that decides a method's results."""
-    others = ("analysis/contenders.py", "analysis/bayes.py", "protonet/prototypes.py")
+    others = ("analysis/contenders.py", "analysis/bayes.py", "protonet/losses.py")
     return hash_sources("protonet/datasets/synthetic.py", *(library_files() if method == OURS else others))
 
 

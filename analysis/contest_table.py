@@ -7,7 +7,7 @@ from typing import Any
 
 from analysis.contest_draws import OURS, Cell, Grid, Results
 from analysis.tables import format_mean, mean_and_error
-from protonet._command import count, format_table
+from protonet.commands.common import count, format_table
 
 #: The contenders' names in the table, in its order.
 NAMES = {

@@ -26,13 +26,13 @@ from tqdm import tqdm
 
 from analysis.options import parse_wholes, write_results
 from analysis.peers import load_easyfsl, make_loader
-from protonet._command import Parser, check_outputs, format_table, parse_whole, run_command
+from protonet.commands.common import Parser, check_outputs, format_table, parse_whole, run_command
 from protonet.episodes.batch import Base, summarize_base, take_from
 from protonet.episodes.draws import Setting, check_setting
 from protonet.episodes.evaluation import evaluate, one_thread
 from protonet.episodes.methods import METHODS, Method
 from protonet.episodes.methods.tim import tim
-from protonet.episodes.sampling import ClassIndex, index_classes
+from protonet.sampling import ClassIndex, index_classes
 
 PROG = "analysis.episode_speed"
 CLASSES, ROWS, DIM = 64, 600, 640

@@ -25,7 +25,14 @@ from tqdm import tqdm
 from analysis.journal import append_journal, hash_sources, read_journal
 from analysis.options import write_results
 from protonet._checks import fail
-from protonet._command import Parser, check_outputs, check_writable_folder, format_table, parse_whole, run_command
+from protonet.commands.common import (
+    Parser,
+    check_outputs,
+    check_writable_folder,
+    format_table,
+    parse_whole,
+    run_command,
+)
 from protonet.episodes.methods import METHODS, TRANSDUCTIVE
 from protonet.episodes.statistics import Comparison
 from solution.pack import ROOT

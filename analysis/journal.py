@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from protonet._command import find_version
+from protonet._checks import find_version
 from solution.pack import ROOT
 
 #: Packages whose versions decide results.

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from protonet._checks import fail
-from protonet._command import parse_whole
+from protonet.commands.common import parse_whole
 
 
 def parse_names(prog: str, argument: str, text: str, known: Collection[str]) -> list[str]:

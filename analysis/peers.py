@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from protonet.datasets.dataset import optional_packages
+from protonet._checks import optional_packages
 
 INSTALL = "pip install --no-deps easyfsl==1.5.0"
 

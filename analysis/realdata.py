@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import check_int, describe, fail
+from protonet._checks import check_int, describe, fail, optional_packages
 from protonet.datasets import Dataset, Split, load_digits, load_glyphs
-from protonet.datasets.dataset import make_dataset, optional_packages
+from protonet.datasets.dataset import make_dataset
 
 GLYPH_CLASSES, GLYPH_COPIES = 60, 3
 TEXT_FEATURES, HASHES = 384, 2**14

@@ -23,13 +23,13 @@ from tqdm import tqdm
 
 from analysis.options import write_results
 from analysis.tables import format_mean
-from protonet._command import Parser, check_name, check_outputs, count, format_table, parse_whole, run_command
-from protonet.crossfit import crossfit, predict_held
+from protonet.commands.common import Parser, check_name, check_outputs, count, format_table, parse_whole, run_command
 from protonet.datasets import Dataset, load_glyphs
-from protonet.measuring import score_lda
-from protonet.rejection import calibrate, find_threshold, score_known
-from protonet.selection import EFFORTS
-from protonet.solver import solve_problem
+from protonet.fit.baselines import score_lda
+from protonet.fit.crossfit import crossfit, predict_held
+from protonet.fit.search import EFFORTS
+from protonet.fit.solver import solve_problem
+from protonet.metrics import calibrate, find_threshold, score_known
 
 PROG = "analysis.rejection"
 #: Classes of each sort, labelled rows of a known one, and at most as many fresh rows of any.

@@ -26,7 +26,7 @@ from analysis.realdata import DATASETS
 from analysis.robustness_runs import METHODS, OURS, list_runs, measure
 from analysis.robustness_table import plot, summarise, tabulate
 from protonet._checks import fail
-from protonet._command import Parser, check_outputs, parse_whole, run_command
+from protonet.commands.common import Parser, check_outputs, parse_whole, run_command
 
 PROG = "analysis.robustness"
 STATE = Path("build/robustness.jsonl")

@@ -17,10 +17,10 @@ from tqdm import tqdm
 from analysis.classics import CLASSICS, Fit, Outcome, Predictor
 from analysis.journal import append_journal, hash_sources, read_journal
 from analysis.realdata import load_real, split_shots
-from protonet.candidates import Search
 from protonet.datasets import Split
-from protonet.solver import solve
-from protonet.training import Recipe
+from protonet.fit.candidates import Search
+from protonet.fit.solver import solve
+from protonet.views.mlp import Recipe
 from solution.pack import library_files
 
 #: The sources that decide the data sets and their splits.
@@ -86,7 +86,7 @@ def list_runs(datasets: Sequence[str], shots: Sequence[int], n_splits: int, meth
 
 def hash_code(method: str) -> str:
     """Return a hash of the code that decides a method's results."""
-    classics = ("analysis/classics.py", "protonet/prototypes.py")
+    classics = ("analysis/classics.py", "protonet/losses.py")
     return hash_sources(*DATA, *(library_files() if method in OURS else classics))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from analysis.classics import CLASSICS
 from analysis.robustness_runs import OURS, Results, Run
 from analysis.tables import format_mean, mean_and_error
-from protonet._command import count, format_table
+from protonet.commands.common import count, format_table
 
 #: The methods' names in the tables, where they are not the keys themselves.
 NAMES = {

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from analysis.options import parse_wholes, write_results
 from protonet._checks import fail
-from protonet._command import Parser, check_outputs, count, format_table, parse_whole, run_command
+from protonet.commands.common import Parser, check_outputs, count, format_table, parse_whole, run_command
 from solution.pack import ROOT
 
 PROG = "analysis.scale"

@@ -15,8 +15,8 @@ from analysis.contest_worker import BATCH, measure_peak_memory
 from analysis.official import NOISE, RADIUS
 from protonet import PrototypeNetwork, solve
 from protonet.encoder import Encoder
-from protonet.radial import RadialView
-from protonet.views import LinearView
+from protonet.views.linear import LinearView
+from protonet.views.radial import RadialView
 
 #: Rows that prediction is timed on, and how often; the best counts.
 PREDICTED, REPEATS = 4096, 7

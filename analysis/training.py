@@ -24,12 +24,12 @@ from tqdm import tqdm
 from analysis.options import write_results
 from analysis.realdata import load_real, split_shots
 from analysis.tables import format_mean
-from protonet._command import Parser, check_outputs, format_table, parse_whole, run_command
+from protonet.commands.common import Parser, check_outputs, format_table, parse_whole, run_command
 from protonet.datasets import Split
 from protonet.encoder import ResidualMLPs, plan_encoder
-from protonet.prototypes import class_means
-from protonet.training import Recipe, Task, train
-from protonet.views import fit_view
+from protonet.losses import class_means
+from protonet.views.linear import fit_view
+from protonet.views.mlp import Recipe, Task, train
 
 PROG = "analysis.training"
 DATASETS = ("digits", "wine", "iris", "breast_cancer")

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from protonet.encoder import Encoder, plan_encoder
+    from protonet.fit.solver import solve
     from protonet.network import PrototypeNetwork
-    from protonet.solver import solve
 
 __all__ = ["Encoder", "PrototypeNetwork", "plan_encoder", "solve"]
 
-_ROOMS = {"Encoder": "encoder", "PrototypeNetwork": "network", "plan_encoder": "encoder", "solve": "solver"}
+_ROOMS = {"Encoder": "encoder", "PrototypeNetwork": "network", "plan_encoder": "encoder", "solve": "fit.solver"}
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from protonet._command import Parser, check_name, run_command
+from protonet.commands.common import Parser, check_name, run_command
 
 PROG = "protonet"
 COMMANDS = {

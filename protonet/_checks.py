@@ -9,10 +9,25 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
 from typing import TYPE_CHECKING, NoReturn, SupportsFloat, SupportsIndex, cast
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class InputError(ValueError):
+    """What a caller can mend: a value that is out of range, a file that does not fit."""
+
+
+class InputTypeError(TypeError):
+    """What a caller can mend: a value of another type than is asked for."""
+
+
+class MissingPackageError(ImportError):
+    """An optional package is not installed; the message says how to install it."""
 
 
 def describe(function: str, argument: str, constraint: str, got: object, remedy: str) -> str:
@@ -22,13 +37,32 @@ def describe(function: str, argument: str, constraint: str, got: object, remedy:
 
 
 def fail(function: str, argument: str, constraint: str, got: object, remedy: str) -> NoReturn:
-    """Raise a ValueError in the one message form."""
-    raise ValueError(describe(function, argument, constraint, got, remedy))
+    """Raise an InputError in the one message form."""
+    raise InputError(describe(function, argument, constraint, got, remedy))
 
 
 def fail_type(function: str, argument: str, constraint: str, got: object, remedy: str) -> NoReturn:
-    """Raise a TypeError in the one message form."""
-    raise TypeError(describe(function, argument, constraint, got, remedy))
+    """Raise an InputTypeError in the one message form."""
+    raise InputTypeError(describe(function, argument, constraint, got, remedy))
+
+
+@contextmanager
+def optional_packages(function: str, install: str = 'pip install "protonet[analysis]"') -> Iterator[None]:
+    """Turn a missing package into a MissingPackageError of one line that names the command that installs it."""
+    try:
+        yield
+    except ImportError as error:
+        package = (error.name or "a package").partition(".")[0]
+        got = "none of that name"
+        raise MissingPackageError(describe(function, package, "be installed", got, f"Run {install}.")) from None
+
+
+def find_version(package: str) -> str | None:
+    """Return an installed package's version, or None where it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def check_int(

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protonet._checks import check_int, check_number
-from protonet.forest import ForestView
-from protonet.radial import RadialView
-from protonet.views import LinearView
+from protonet.views.forest import ForestView
+from protonet.views.linear import LinearView
+from protonet.views.radial import RadialView
 
 #: A learned view has at least this many dimensions: few features are padded with zeros to give classes room.
 MIN_EMBEDDING_DIM = 64

@@ -13,11 +13,11 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor
 
 from protonet._checks import fail
-from protonet.candidates import Search
-from protonet.crossfit import Fitted, add_rows, count_rows
+from protonet.fit.candidates import Search
+from protonet.fit.crossfit import Fitted, add_rows, count_rows
+from protonet.fit.solver import TIME_LIMIT, solve
 from protonet.network import PrototypeNetwork
-from protonet.solver import TIME_LIMIT, solve
-from protonet.views import CHUNK
+from protonet.views.linear import CHUNK
 
 #: Whole weights up to this are repetitions; of others the largest one is at most so many.
 MOST_REPETITIONS, FEW_REPETITIONS = 100, 10
@@ -30,7 +30,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
 
     Args:
         effort: "fast" takes closed forms alone, "default" also trains, "best" tries more and trains for longer; or a
-            `protonet.candidates.Search` that says what is tried.
+            `protonet.fit.candidates.Search` that says what is tried.
         time_limit: Seconds that ``fit`` may take, >= 0.
         random_state: Of folds, initial weights and episodes: an int, a ``RandomState``, or None for another one each
             time.

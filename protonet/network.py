@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protonet._checks import check_features, check_int, check_labels, check_number, fail
-from protonet.views import CHUNK
+from protonet.views.linear import CHUNK
 
 #: Most numbers of embeddings that are made at a time, and most rows: they stay in the processor's cache.
 NUMBERS_AT_ONCE, ROWS_AT_ONCE = 2**20, 1024

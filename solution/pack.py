@@ -24,10 +24,10 @@ from importlib.util import resolve_name
 from pathlib import Path, PurePosixPath
 
 from protonet._checks import fail
-from protonet._command import Parser, check_writable_folder, run_command
+from protonet.commands.common import Parser, check_writable_folder, run_command
 
 ROOT = Path(__file__).resolve().parent.parent
-ENTRY_POINTS = ("protonet", "protonet.solver")
+ENTRY_POINTS = ("protonet", "protonet.fit.solver")
 ALLOWED = sys.stdlib_module_names | {"protonet", "torch", "numpy"}
 MANIFEST = "agentics.solution.json"
 COMMANDS = ("setup", "build", "run")

@@ -8,7 +8,7 @@ import torch
 
 from analysis.peers import load_easyfsl
 from protonet.episodes.batch import Base, Episodes, summarize_base, take_from
-from protonet.episodes.sampling import index_classes
+from protonet.sampling import index_classes
 
 __all__ = ["load_easyfsl", "make_base", "make_episodes", "run_easyfsl"]
 

@@ -7,10 +7,10 @@ import torch.nn.functional as F
 
 from protonet import Encoder, PrototypeNetwork
 from protonet.encoder import ResidualMLPs
-from protonet.files import Model
-from protonet.forest import ForestView, fit_forest
-from protonet.radial import RADIAL_KINDS, RadialView, fit_radial
-from protonet.views import LinearView, fit_view
+from protonet.files.model import Model
+from protonet.views.forest import ForestView, fit_forest
+from protonet.views.linear import LinearView, fit_view
+from protonet.views.radial import RADIAL_KINDS, RadialView, fit_radial
 from tests.strategies import blobs
 
 

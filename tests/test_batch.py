@@ -6,7 +6,7 @@ from hypothesis import given
 
 from protonet.episodes.batch import gather_episodes, split_draw, summarize_base, take_from
 from protonet.episodes.draws import NO_ROW, Setting, draw_episodes
-from protonet.episodes.sampling import index_classes
+from protonet.sampling import index_classes
 from tests.strategies import seeds
 
 LABELS = torch.arange(50) % 5

@@ -4,15 +4,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from protonet import candidates, judging
-from protonet.candidates import Search, forest_candidates, linear_candidate, make_task, radial_candidates
-from protonet.folds import split_folds
-from protonet.judging import Judge
-from protonet.moves import move_rows
-from protonet.prototypes import class_means
-from protonet.radial import GRID, RADIAL_KINDS, radial_cosines
-from protonet.stacking import fit_temperature
-from protonet.views import LinearView, fit_view
+from protonet import scoring as judging
+from protonet.fit import candidates
+from protonet.fit.candidates import Search, forest_candidates, linear_candidate, make_task, radial_candidates
+from protonet.losses import class_means
+from protonet.scoring import Judge, fit_temperature, split_folds
+from protonet.views.linear import LinearView, fit_view
+from protonet.views.radial import GRID, RADIAL_KINDS, radial_cosines
+from protonet.views.shifts import move_rows
 from tests.strategies import blobs
 
 

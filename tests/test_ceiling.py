@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from analysis import ceiling
-from protonet._command import run_command
+from protonet.commands.common import run_command
 from protonet.datasets.synthetic import sample_family
 
 

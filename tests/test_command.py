@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from protonet._command import (
+from protonet.commands.common import (
     Parser,
     check_name,
     check_outputs,

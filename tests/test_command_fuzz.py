@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from protonet import solve
 from protonet.__main__ import main
-from protonet.files import Model, save_model
-from protonet.tables import Wanted, read_table
+from protonet.files.model import Model, save_model
+from protonet.tables.table import Wanted, read_table
 from tests.strategies import blobs
 
 EXAMPLES = int(os.environ.get("PROTONET_FUZZ", "100"))

@@ -18,18 +18,17 @@ from torch import Tensor
 
 from protonet import PrototypeNetwork, _formats, solve
 from protonet.__main__ import COMMANDS, main
-from protonet._command import count
 from protonet.commands import fit as fit_command
-from protonet.commands.common import map_blocks
+from protonet.commands.common import count
+from protonet.commands.models import map_blocks
 from protonet.commands.predict import quote
 from protonet.commands.summary import format_pairs
 from protonet.commands.update import compare, extend_classes
-from protonet.crossfit import crossfit, predict_held
-from protonet.files import load_model
-from protonet.measuring import measure
-from protonet.rejection import find_threshold, score_known
-from protonet.solver import solve_problem
-from protonet.tables import Block
+from protonet.files.model import load_model
+from protonet.fit.crossfit import crossfit, predict_held
+from protonet.fit.solver import solve_problem
+from protonet.metrics import find_threshold, measure, score_known
+from protonet.tables.table import Block
 from tests.strategies import blobs
 
 NAMES = ("ant", "bee, wild", "cat")

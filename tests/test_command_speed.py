@@ -10,7 +10,7 @@ import pytest
 
 from analysis.command_kills import count_wholes, run_for
 from analysis.command_speed import measure, sample_table, tabulate, write_csv, write_rows
-from protonet.tables import Wanted, read_table
+from protonet.tables.table import Wanted, read_table
 
 
 def test_tables_are_read_back(tmp_path: Path) -> None:

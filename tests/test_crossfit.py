@@ -9,19 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from protonet.candidates import Search
-from protonet.crossfit import (
-    add_rows,
-    count_rows,
-    crossfit,
-    pack,
-    predict_held,
-    predict_rivals,
-    unpack,
-    update,
-)
-from protonet.measuring import measure
-from protonet.solver import Solution, fit_choice, solve, solve_problem
+from protonet.fit.candidates import Search
+from protonet.fit.crossfit import add_rows, count_rows, crossfit, pack, predict_held, predict_rivals, unpack, update
+from protonet.fit.solver import Solution, fit_choice, solve, solve_problem
+from protonet.metrics import measure
 from tests.strategies import blobs
 
 X, Y = blobs(0, rows=8, noise=0.8)

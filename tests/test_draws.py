@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from protonet.episodes.draws import NO_ROW, Draw, Setting, check_setting, draw_episodes
-from protonet.episodes.sampling import index_classes
+from protonet.sampling import index_classes
 from tests.strategies import seeds
 
 

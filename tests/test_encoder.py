@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protonet.encoder import LADDER, Encoder, ResidualMLPs, count_mlp_parameters, plan_encoder
-from protonet.views import LinearView, fit_view
+from protonet.views.linear import LinearView, fit_view
 from tests.strategies import blobs
 
 

@@ -19,8 +19,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from protonet import solve
 from protonet.estimator import ProtoNetClassifier
-from protonet.radial import RADIAL_KINDS
-from protonet.selection import EFFORTS
+from protonet.fit.search import EFFORTS
+from protonet.views.radial import RADIAL_KINDS
 from tests.strategies import blobs
 
 TENSOR_X, TENSOR_Y = blobs(0)

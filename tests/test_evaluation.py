@@ -11,8 +11,8 @@ from protonet.episodes.distributed import Group
 from protonet.episodes.draws import Setting, draw_episodes
 from protonet.episodes.evaluation import BINS, ROUND, Scores, evaluate, rate_open
 from protonet.episodes.methods.prototypes import protonet, protonet_cosine
-from protonet.episodes.sampling import index_classes
 from protonet.episodes.statistics import calibration_error, half_width
+from protonet.sampling import index_classes
 
 LABELS = torch.arange(240) % 8
 X = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))[LABELS]

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protonet.folds import HELD_OUT, split_folds
+from protonet.scoring import HELD_OUT, split_folds
 from tests.strategies import seeds
 
 

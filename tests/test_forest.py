@@ -6,9 +6,9 @@ from hypothesis import given
 from sklearn.ensemble import ExtraTreesClassifier
 from torch import Tensor
 
-from protonet import forest
 from protonet.datasets import load_digits
-from protonet.forest import ForestView, count_trees, fit_forest
+from protonet.views import forest
+from protonet.views.forest import ForestView, count_trees, fit_forest
 from tests.strategies import blobs, seeds
 
 

@@ -11,9 +11,10 @@ from scipy.stats import binomtest, multivariate_normal
 from sklearn.metrics import confusion_matrix, log_loss
 
 from analysis.robustness_runs import calibration_error
-from protonet.measuring import measure, score_cosine, score_lda
-from protonet.prototypes import class_means
-from protonet.views import shrink_covariance
+from protonet.fit.baselines import score_cosine, score_lda
+from protonet.losses import class_means
+from protonet.metrics import measure
+from protonet.views.linear import shrink_covariance
 from tests.strategies import blobs, seeds
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.episodes.methods.common import one_hot
-from protonet.stacking import fit_temperature
+from protonet.scoring import fit_temperature
 from tests.episode_cases import make_episodes
 
 module = importlib.import_module("protonet.episodes.methods.adaptive")  # the package has a function of that name

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from protonet import PrototypeNetwork, solve
-from protonet.files import FORMAT, VERSION, Model, load_model, save_model
+from protonet.files.model import FORMAT, VERSION, Model, load_model, save_model
 from tests.model_cases import make_model, make_network
 from tests.strategies import blobs
 

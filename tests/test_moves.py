@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
-from protonet import moves
 from protonet.datasets import load_digits
 from protonet.datasets.synthetic import sample_family
-from protonet.moves import find_moves, move_rows
+from protonet.views import shifts as moves
+from protonet.views.shifts import find_moves, move_rows
 from tests.strategies import seeds
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from protonet import PrototypeNetwork
-from protonet.prototypes import class_means
+from protonet.losses import class_means
 from tests.strategies import blobs, seeds
 from tests.test_encoder import make_encoder
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from protonet import PrototypeNetwork, solve
-from protonet.files import Model, export_onnx
+from protonet.files.model import Model, export_onnx
 from tests.model_cases import make_model
 from tests.strategies import blobs
 

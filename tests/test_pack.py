@@ -40,7 +40,7 @@ def build_zip(extra: dict[str, bytes] | None = None, *, manifest: object = GOOD,
 
 
 def test_library_is_what_the_solver_imports() -> None:
-    code = "import sys, protonet.solver; print(*(n for n in sys.modules if n.startswith('protonet')))"
+    code = "import sys, protonet.fit.solver; print(*(n for n in sys.modules if n.startswith('protonet')))"
     loaded = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout.split()
@@ -74,7 +74,7 @@ def test_zip_has_what_is_needed_and_nothing_else() -> None:
         scripts = [f"scripts/{name}.sh" for name in ("setup", "build", "run")]
         assert sorted(archive.namelist()) == sorted([*library_files(), *scripts, MANIFEST, "solution.py"])
         assert archive.read("solution.py") == (ROOT / "solution/solution.py").read_bytes()
-        assert archive.read("protonet/solver.py") == (ROOT / "protonet/solver.py").read_bytes()
+        assert archive.read("protonet/fit/solver.py") == (ROOT / "protonet/fit/solver.py").read_bytes()
         for entry in archive.infolist():
             assert entry.date_time == (1980, 1, 1, 0, 0, 0)
             mode = 0o755 if entry.filename.endswith(".sh") else 0o644
@@ -86,7 +86,7 @@ def test_scripts_run(tmp_path: Path) -> None:
     for name in ("setup", "build"):
         subprocess.run(["sh", tmp_path / f"scripts/{name}.sh"], check=True, cwd="/")
     subprocess.run(["sh", "-n", tmp_path / "scripts/run.sh"], check=True)
-    (tmp_path / "protonet/solver.py").unlink()
+    (tmp_path / "protonet/fit/solver.py").unlink()
     assert subprocess.run(["sh", tmp_path / "scripts/build.sh"], check=False).returncode == 1
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.neighbors import NearestCentroid
 
-from protonet.prototypes import class_means
+from protonet.losses import class_means
 from tests.strategies import blobs, seeds
 
 

@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from scipy.spatial.distance import cdist
 from sklearn.kernel_ridge import KernelRidge
 
-from protonet import radial
-from protonet.radial import RADIAL_KINDS, RadialKind, count_units, distances, fit_radial, radial_cosines
-from protonet.views import fit_view
+from protonet.views import radial
+from protonet.views.linear import fit_view
+from protonet.views.radial import RADIAL_KINDS, RadialKind, count_units, distances, fit_radial, radial_cosines
 from tests.strategies import blobs
 
 GAUSSIAN = RadialKind("gaussian centred", "centred", 2)

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from scipy.special import logsumexp
 
 from analysis.rejection import draw_rows, measure_auroc
-from protonet.candidates import Search
-from protonet.crossfit import crossfit, predict_held
 from protonet.datasets import Dataset
-from protonet.rejection import MOST_SCORES, calibrate, find_threshold, score_known
-from protonet.solver import solve_problem
+from protonet.fit.candidates import Search
+from protonet.fit.crossfit import crossfit, predict_held
+from protonet.fit.solver import solve_problem
+from protonet.metrics import MOST_SCORES, calibrate, find_threshold, score_known
 from tests.strategies import blobs, seeds
 
 #: Linear views alone: what is tested here is not accuracy.

@@ -14,7 +14,7 @@ from protonet.episodes.evaluation import Scores, evaluate
 from protonet.episodes.figures import draw_figure
 from protonet.episodes.methods import METHODS
 from protonet.episodes.report import format_report, summarize, write_csv, write_json
-from protonet.episodes.sampling import index_classes
+from protonet.sampling import index_classes
 
 LABELS = torch.arange(120) % 6
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))[LABELS]

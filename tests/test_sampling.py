@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from protonet.episodes.sampling import draw_distinct, index_classes, sample_episodes
+from protonet.sampling import draw_distinct, index_classes, sample_episodes
 from tests.strategies import seeds
 
 

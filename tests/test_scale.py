@@ -13,8 +13,8 @@ import torch
 from analysis.scale import main
 from analysis.scale_worker import list_products, measure_prediction, sample_rows
 from protonet import solve
-from protonet.candidates import Search
-from protonet.radial import RadialView
+from protonet.fit.candidates import Search
+from protonet.views.radial import RadialView
 
 
 def test_rows_are_isotropic() -> None:

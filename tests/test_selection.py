@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from protonet.candidates import Search
 from protonet.datasets import load_digits
 from protonet.datasets.synthetic import sample_family
 from protonet.encoder import plan_encoder
-from protonet.selection import EFFORTS, Choice, select
+from protonet.fit.candidates import Search
+from protonet.fit.search import EFFORTS, Choice, select
 
 
 def choose(family: str, limit: float = 500_000, **counts: int) -> Choice:

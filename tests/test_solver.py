@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from protonet import PrototypeNetwork, solve
-from protonet.candidates import Search
 from protonet.datasets import load_digits
 from protonet.encoder import plan_encoder
-from protonet.prototypes import class_means
-from protonet.selection import EFFORTS, select
+from protonet.fit.candidates import Search
+from protonet.fit.search import EFFORTS, select
+from protonet.losses import class_means
 from tests.strategies import blobs, seeds
 
 Loader = Iterable[Any]

@@ -9,7 +9,7 @@ from hypothesis import given
 from scipy.optimize import minimize, minimize_scalar
 from scipy.special import log_softmax
 
-from protonet.stacking import (
+from protonet.scoring import (
     HELD_BACK,
     LEAST_SHARE,
     LOGIT_SCALE,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protonet import _formats
-from protonet.tables import Wanted, open_table, read_table
+from protonet.tables import formats as _formats
+from protonet.tables.table import Wanted, open_table, read_table
 
 KIND = Wanted("kind")
 Write = Callable[[Path, np.ndarray, list[str]], tuple[Path, Path | None]]

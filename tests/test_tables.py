@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.tables import format_mean, mean_and_error
-from protonet._command import count, format_table
+from protonet.commands.common import count, format_table
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=20))

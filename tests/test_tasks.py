@@ -10,8 +10,8 @@ from torch import nn
 from protonet.datasets import Dataset, map_npz
 from protonet.episodes.distributed import Group
 from protonet.episodes.draws import Setting, draw_episodes
-from protonet.episodes.sampling import index_classes
 from protonet.episodes.tasks import VALIDATION_EPISODES, draw_batch, score_encoder, take_side
+from protonet.sampling import index_classes
 from tests.meta_cases import SIDES, make_data, make_plan, save_data
 
 

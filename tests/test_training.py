@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from protonet.encoder import ResidualMLPs
-from protonet.prototypes import class_means
-from protonet.training import Recipe, Task, train
+from protonet.losses import class_means
+from protonet.views.mlp import Recipe, Task, train
 
 
 def rings(seed: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from analysis import training
-from protonet._command import run_command
+from protonet.commands.common import run_command
 
 
 def test_the_table_has_a_row_for_each_variant(

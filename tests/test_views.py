@@ -9,8 +9,8 @@ from sklearn.preprocessing import RobustScaler, StandardScaler
 
 from protonet import solve
 from protonet.datasets.synthetic import sample_family
-from protonet.prototypes import class_means
-from protonet.views import KINDS, LinearView, available_kinds, fit_view, shrink_covariance
+from protonet.losses import class_means
+from protonet.views.linear import KINDS, LinearView, available_kinds, fit_view, shrink_covariance
 from tests.strategies import blobs, seeds
 
 

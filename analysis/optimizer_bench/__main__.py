@@ -31,7 +31,7 @@ from analysis.optimizer_bench.report import tabulate
 from analysis.optimizer_bench.workloads import WORKLOADS
 from analysis.options import parse_names, parse_wholes, write_results
 from protonet._checks import fail
-from protonet._command import Parser, check_outputs, parse_whole, run_command
+from protonet.commands.common import Parser, check_outputs, parse_whole, run_command
 
 STATE = "build/optimizer_bench.jsonl"
 BASELINES = Path("analysis/results/optimizer_baselines.json")

@@ -21,7 +21,7 @@ from torch.nn.utils import parametrizations
 
 from analysis.optimizer_bench.workload import Build, Workload, batches, initial_weights
 from analysis.optimizer_bench.workloads._text import cut_windows, read_sources
-from protonet.datasets.dataset import optional_packages
+from protonet._checks import optional_packages
 
 VOCABULARY = 128  # ASCII
 #: What a character may belong to; white space and line ends are of kind 0.

@@ -17,8 +17,8 @@ from analysis.optimizer_bench.loading import PROG, read_json, take_fingerprint
 from analysis.optimizer_bench.running import Curve
 from analysis.optimizer_bench.tuning import SEEDS, Setting, tune
 from protonet._checks import fail
-from protonet._command import format_table
 from protonet._writing import write_whole
+from protonet.commands.common import format_table
 
 #: Fields of `tuning.Baseline` and the workload's fingerprint, ``max_steps``, and ``curve``: the mean over seeds of the
 #: smoothed losses that made the target.

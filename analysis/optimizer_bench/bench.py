@@ -26,7 +26,7 @@ from analysis.optimizer_bench.running import Curve, train
 from analysis.optimizer_bench.tuning import Setting, run_adamw
 from analysis.optimizer_bench.workload import initial_weights
 from analysis.optimizer_bench.workloads import WORKLOADS
-from protonet._command import find_version
+from protonet._checks import find_version
 
 FOLDER = "analysis/optimizer_bench"
 #: The sources that decide every run.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from analysis.optimizer_bench.baselines import Baseline
 from analysis.optimizer_bench.running import EVERY
-from protonet.datasets.dataset import optional_packages
+from protonet._checks import optional_packages
 
 COLUMNS = 4
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from protonet.datasets.dataset import optional_packages
+from protonet._checks import optional_packages
 
 LIBRARIES = ("heavyball", "pytorch_optimizer", "schedulefree")
 Parameters = list[nn.Parameter]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from analysis.optimizer_bench.baselines import Baseline
 from analysis.optimizer_bench.compare import Contender
 from analysis.optimizer_bench.scoring import Row, Summary
-from protonet._command import format_table
+from protonet.commands.common import format_table
 
 NOTE = """
 Ratio: AdamW's steps to the target, tuned for each workload, over the optimizer's; means are geometric, intervals of

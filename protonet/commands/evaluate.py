@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from protonet._command import count
-from protonet.commands.common import (
+from protonet.commands.common import count
+from protonet.commands.models import (
     FIGURES,
     check_packages,
     check_paths,
@@ -19,11 +19,11 @@ from protonet.commands.common import (
     number_classes,
     want,
 )
+from protonet.commands.plots import draw_figure
 from protonet.commands.summary import format_accuracy, format_losses, format_pairs
-from protonet.files import load_model
-from protonet.measuring import measure
-from protonet.plots import draw_figure
-from protonet.tables import Block, open_table
+from protonet.files.model import load_model
+from protonet.metrics import measure
+from protonet.tables.table import Block, open_table
 
 PROG = "protonet evaluate"
 

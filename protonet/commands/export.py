@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from protonet._command import Parser
-from protonet.commands.common import check_packages, check_paths
-from protonet.files import export_onnx, load_model
+from protonet.commands.common import Parser
+from protonet.commands.models import check_packages, check_paths
+from protonet.files.model import export_onnx, load_model
 
 PROG = "protonet export"
 

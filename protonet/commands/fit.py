@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from protonet._checks import fail
-from protonet._command import check_name, count, parse_whole
-from protonet.commands.common import (
+from protonet.commands.common import check_name, count, parse_whole
+from protonet.commands.models import (
     FIGURES,
     MODELS,
     check_packages,
@@ -21,14 +21,14 @@ from protonet.commands.common import (
     make_parser,
     show_progress,
 )
+from protonet.commands.plots import draw_figure
 from protonet.commands.summary import describe_views, format_losses, format_pairs, format_rivals, format_views
-from protonet.crossfit import Crossfit, crossfit, predict_held, predict_rivals
-from protonet.files import Model, save_model
-from protonet.measuring import measure
-from protonet.plots import draw_figure
-from protonet.selection import EFFORTS
-from protonet.solver import Solution, solve_problem
-from protonet.tables import Wanted, read_table
+from protonet.files.model import Model, save_model
+from protonet.fit.crossfit import Crossfit, crossfit, predict_held, predict_rivals
+from protonet.fit.search import EFFORTS
+from protonet.fit.solver import Solution, solve_problem
+from protonet.metrics import measure
+from protonet.tables.table import Wanted, read_table
 
 PROG = "protonet fit"
 #: Of the time, what the choice of views takes; the rest is fitting it again without each fold.

@@ -17,10 +17,10 @@ import torch
 
 from protonet._checks import fail
 from protonet._writing import write_whole
-from protonet.commands.common import check_paths, classify, make_parser, map_blocks, want
-from protonet.files import Model, load_model
-from protonet.rejection import find_threshold, score_known
-from protonet.tables import Block, open_table
+from protonet.commands.models import check_paths, classify, make_parser, map_blocks, want
+from protonet.files.model import Model, load_model
+from protonet.metrics import find_threshold, score_known
+from protonet.tables.table import Block, open_table
 
 PROG = "protonet predict"
 #: What a row that is unlike every class is called.

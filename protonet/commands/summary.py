@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from protonet._command import format_table
-from protonet.measuring import NORMAL, Figures, measure
-from protonet.selection import Choice
+from protonet.commands.common import format_table
+from protonet.fit.search import Choice
+from protonet.metrics import NORMAL, Figures, measure
 
 #: Most pairs of classes that are named as confused.
 MOST_PAIRS = 5

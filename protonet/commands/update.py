@@ -10,19 +10,11 @@ import torch
 from torch import Tensor
 
 from protonet._checks import fail
-from protonet._command import count
-from protonet.commands.common import (
-    MODELS,
-    check_paths,
-    classify,
-    keep_crossfit,
-    make_parser,
-    number_classes,
-    want,
-)
-from protonet.crossfit import Crossfit, predict_held, unpack, update
-from protonet.files import Model, load_model, save_model
-from protonet.tables import read_table
+from protonet.commands.common import count
+from protonet.commands.models import MODELS, check_paths, classify, keep_crossfit, make_parser, number_classes, want
+from protonet.files.model import Model, load_model, save_model
+from protonet.fit.crossfit import Crossfit, predict_held, unpack, update
+from protonet.tables.table import read_table
 
 PROG = "protonet update"
 

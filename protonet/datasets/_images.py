@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from protonet._checks import fail
-from protonet.datasets.dataset import optional_packages
+from protonet._checks import fail, optional_packages
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import check_int, check_labels, describe, fail
+from protonet._checks import check_int, check_labels, fail
 
 #: The sides of a split by class: to learn from, to choose settings on, to be judged on.
 SIDES = ("base", "validation", "novel")
@@ -209,14 +208,3 @@ def check_finite(function: str, argument: str, x: Tensor, release: Callable[[], 
         rows = ", ".join(map(str, bad[:3])) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
         got = f"NaN or infinity in {len(bad)} of {len(x)} rows: {rows}"
         fail(function, argument, "be finite", got, "Drop or impute those rows (counted from 0).")
-
-
-@contextmanager
-def optional_packages(function: str, install: str = 'pip install "protonet[analysis]"') -> Iterator[None]:
-    """Turn a missing package into an ImportError of one line that names the command that installs it."""
-    try:
-        yield
-    except ImportError as error:
-        package = (error.name or "a package").partition(".")[0]
-        got = "none of that name"
-        raise ImportError(describe(function, package, "be installed", got, f"Run {install}.")) from None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from protonet.datasets.dataset import Dataset, optional_packages
+from protonet._checks import optional_packages
+from protonet.datasets.dataset import Dataset
 
 
 def load_digits() -> Dataset:

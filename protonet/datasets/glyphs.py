@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from protonet._checks import check_int, fail
+from protonet._checks import check_int, fail, optional_packages
 from protonet.datasets._cache import cached_arrays
-from protonet.datasets.dataset import SIDES, Dataset, optional_packages
+from protonet.datasets.dataset import SIDES, Dataset
 
 if TYPE_CHECKING:
     from PIL.Image import Image

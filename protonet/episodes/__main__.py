@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from protonet._checks import check_number, fail
-from protonet._command import Parser, check_name, check_outputs, parse_whole, run_command
+from protonet.commands.common import Parser, check_name, check_outputs, parse_whole, run_command
 
 PROG = "protonet.episodes"
 DEFAULT_METHODS = ("protonet", "protonet-cosine", "simpleshot", "adaptive", "bd-cspn")

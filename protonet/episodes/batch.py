@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from protonet.episodes.draws import Draw
-from protonet.episodes.sampling import ClassIndex
+from protonet.sampling import ClassIndex
 
 #: Row numbers (k,) to features (k, dim) of any floating dtype, which the next call may overwrite.
 Take = Callable[[Tensor], Tensor]

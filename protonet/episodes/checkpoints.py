@@ -9,10 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from protonet._checks import fail
-from protonet._command import find_version
+from protonet._checks import fail, find_version, optional_packages
 from protonet._writing import write_whole
-from protonet.datasets.dataset import optional_packages
 from protonet.episodes.backbones import make_backbone
 
 #: The name of the entry, in the file's metadata, that says as JSON what the file is.

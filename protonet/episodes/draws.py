@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from protonet._checks import check_int, check_number, fail
-from protonet.episodes.sampling import ClassIndex, draw_distinct
+from protonet.sampling import ClassIndex, draw_distinct
 
 #: Streams of random numbers of `draw_episodes`, so that more queries, say, do not change which classes are drawn.
 WAYS, CLASSES, SHOTS, QUERIES, ROWS = range(5)

@@ -15,8 +15,8 @@ from protonet.episodes.batch import Base, Part, Take, gather_episodes, split_dra
 from protonet.episodes.distributed import Group
 from protonet.episodes.draws import Setting, check_setting, draw_episodes
 from protonet.episodes.methods import Method
-from protonet.episodes.sampling import ClassIndex
 from protonet.episodes.statistics import half_width
+from protonet.sampling import ClassIndex
 
 #: Episodes that are drawn, dealt to a process and brought together at a time.
 ROUND = 256
@@ -70,7 +70,7 @@ def evaluate(
 
     Args:
         x: (n, dim) rows of any floating dtype.
-        index: Rows by class, from `protonet.episodes.sampling.index_classes`.
+        index: Rows by class, from `protonet.sampling.index_classes`.
         methods: By name.
         setting: The kind of episodes.
         seed: Of the episodes, in [0, 2**63).

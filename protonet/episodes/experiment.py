@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from protonet._checks import fail
+from protonet._checks import fail, optional_packages
 from protonet.datasets import Dataset
-from protonet.datasets.dataset import SIDES, optional_packages
+from protonet.datasets.dataset import SIDES
 from protonet.episodes.backbones import embed_rows
 from protonet.episodes.batch import Base, Take, gather_episodes, split_draw, summarize_base, take_from
 from protonet.episodes.checkpoints import load_encoder, read_plan
@@ -22,9 +22,9 @@ from protonet.episodes.draws import Setting, check_setting, draw_episodes
 from protonet.episodes.evaluation import Scores, evaluate, join_scores
 from protonet.episodes.methods import METHODS, NEEDS_BASE, USES_BASE
 from protonet.episodes.report import format_report, summarize, write_csv, write_json
-from protonet.episodes.sampling import ClassIndex, index_classes
 from protonet.episodes.sources import load_source
 from protonet.episodes.statistics import half_width, mean_of
+from protonet.sampling import ClassIndex, index_classes
 
 NAME = "protonet.episodes"
 

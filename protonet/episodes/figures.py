@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from protonet.datasets.dataset import optional_packages
+from protonet._checks import optional_packages
 from protonet.episodes.batch import Episodes
 from protonet.episodes.methods.common import support_means
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from protonet._command import format_table
+from protonet.commands.common import format_table
 from protonet.episodes.evaluation import Scores
 from protonet.episodes.statistics import calibration_error, compare_pairs, half_width, mean_of
 

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from protonet._checks import fail
-from protonet._command import check_name
+from protonet.commands.common import check_name
 from protonet.datasets import (
     FAMILIES,
     Dataset,

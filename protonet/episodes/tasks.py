@@ -18,8 +18,8 @@ from protonet.episodes.draws import Setting, check_setting, draw_episodes
 from protonet.episodes.evaluation import evaluate
 from protonet.episodes.meta import Plan, Score
 from protonet.episodes.methods.prototypes import protonet_cosine
-from protonet.episodes.sampling import ClassIndex, index_classes
 from protonet.episodes.statistics import half_width, mean_of
+from protonet.sampling import ClassIndex, index_classes
 
 #: Standard deviation of the noise added to rows that are no images, in units of each feature's own.
 NOISE = 0.3

@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from protonet._checks import check_int, fail
-from protonet._command import Parser, check_name, check_writable_file, check_writable_folder, parse_whole
-from protonet.datasets.dataset import optional_packages
+from protonet._checks import check_int, fail, optional_packages
+from protonet.commands.common import Parser, check_name, check_writable_file, check_writable_folder, parse_whole
 from protonet.episodes.backbones import BACKBONES
 from protonet.episodes.checkpoints import INSTALL, read_checkpoint
 from protonet.episodes.distributed import join_group

@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from analysis.optimizer_bench.workload import Workload, initial_weights
 from analysis.optimizer_bench.workloads._glyphs import load_latin
-from protonet.episodes.sampling import index_classes, sample_episodes
 from protonet.losses import episodic_loss
+from protonet.sampling import index_classes, sample_episodes
 
 WIDTH = 192
 EMBEDDING = 64

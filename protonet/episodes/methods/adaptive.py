@@ -2,7 +2,7 @@
 
 Views are judged by leaving one support row out at a time, which for class means and for kernel ridge regression costs
 no fit more. Where most classes have a single row nothing can be left out, and the mixture is a fixed one, as in
-`protonet.selection`.
+`protonet.fit.search`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch import Tensor
 
 from protonet.episodes.batch import Episodes
 from protonet.episodes.methods.common import one_hot, squared_distances
-from protonet.selection import RAW, UNJUDGED_SETTING, UNJUDGED_SPREAD
-from protonet.stacking import LOGIT_SCALE, SOFTNESS, SOFTNESS_IN_ALL
-from protonet.views import LIFT
+from protonet.fit.search import RAW, UNJUDGED_SETTING, UNJUDGED_SPREAD
+from protonet.scoring import LOGIT_SCALE, SOFTNESS, SOFTNESS_IN_ALL
+from protonet.views.linear import LIFT
 
 WIDTHS, RIDGES = (1.0, 2.0, 4.0), (1e-2, 1e-1, 1.0)
 LINEAR_RIDGES = (1e-1, 1.0, 10.0)  # in units of a row's mean square
@@ -133,7 +133,7 @@ def _spread(scores: Tensor, rows: Tensor) -> Tensor:
 
 
 def _fit_temperature(scores: Tensor, hot: Tensor, rows: Tensor, *, steps: int = 12) -> tuple[Tensor, Tensor]:
-    """Fit the factor on scores (..., n, n_way) with the least log-loss, as `protonet.stacking.fit_temperature` does.
+    """Fit the factor on scores (..., n, n_way) with the least log-loss, as `protonet.scoring.fit_temperature` does.
 
     Returns:
         The factor (...,) and the mean log-loss (...,) over the rows (..., n) that count.

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from protonet._checks import check_int, check_number, fail, fail_type
-from protonet.candidates import FORESTS, Search, grow_forest, make_task
 from protonet.encoder import Encoder, ResidualMLPs, plan_encoder
-from protonet.forest import ForestView
-from protonet.loading import read_loaders, sort_rows
+from protonet.fit.candidates import FORESTS, Search, grow_forest, make_task
+from protonet.fit.loading import read_loaders, sort_rows
+from protonet.fit.search import EFFORTS, Choice, Progress, select
 from protonet.network import PrototypeNetwork
-from protonet.radial import RadialView, fit_radial
-from protonet.selection import EFFORTS, Choice, Progress, select
-from protonet.training import train
-from protonet.views import LinearView, fit_view
+from protonet.views.forest import ForestView
+from protonet.views.linear import LinearView, fit_view
+from protonet.views.mlp import train
+from protonet.views.radial import RadialView, fit_radial
 
 #: The contest's limit, used where the metadata names none.
 PARAM_LIMIT = 500_000
@@ -74,7 +74,7 @@ def solve(
         metadata: ``input_dim``, ``num_classes`` and ``param_limit`` are used where present; otherwise the width of
             the inputs, the largest label + 1 (at least 2) and 500,000. ``device`` moves the result. None is legal.
         time_limit: Seconds, >= 0, most of them for the search; what it found by then is fitted and returned.
-        effort: "fast", "default" or "best"; or a `protonet.candidates.Search` that says what is tried.
+        effort: "fast", "default" or "best"; or a `protonet.fit.candidates.Search` that says what is tried.
         progress: Called with the name of the stage that begins and the share of the stages before it, from 0 to 1;
             at last with "done" and 1. What it raises ends the search.
         seed: Of folds, initial weights and episodes. Global random state is neither used nor changed.
@@ -133,7 +133,7 @@ def fit_choice(problem: Problem, choice: Choice, deadline: float = math.inf) -> 
 
     Args:
         problem: The rows. Those that were chosen on, or some of them with every class among them.
-        choice: What `protonet.selection.select` decided.
+        choice: What `protonet.fit.search.select` decided.
         deadline: ``time.monotonic()`` after which training ends.
 
     Returns:
@@ -193,7 +193,7 @@ def _fit_encoder(problem: Problem, choice: Choice, deadline: float) -> Encoder:
 
 def _check_effort(effort: object) -> Search:
     """Return the search that an effort stands for, one that can be made."""
-    remedy = "Pass 'default', or a changed protonet.selection.EFFORTS['default']."
+    remedy = "Pass 'default', or a changed protonet.fit.search.EFFORTS['default']."
     if isinstance(effort, str):
         if effort not in EFFORTS:
             fail("solve", "effort", f"be one of {', '.join(EFFORTS)}", repr(effort), remedy)

@@ -44,7 +44,7 @@ def make_onnx(structure: Mapping[str, Any], tensors: Mapping[str, Tensor], prope
     """Turn a network into an ONNX model.
 
     Args:
-        structure: Of the network, as `protonet.structure.take_apart` describes it.
+        structure: Of the network, as `protonet.files.structure.take_apart` describes it.
         tensors: Its tensors by name, on the CPU.
         properties: Texts that the model carries with it.
 
@@ -120,7 +120,7 @@ def _add_linear(graph: Graph, x: str, own: Mapping[str, Array]) -> str:
 
 
 def _add_radial(graph: Graph, z: str, own: Mapping[str, Array], norm: int, *, squash: bool) -> str:
-    """Add the scores of `protonet.radial.RadialView`, in float64: large read-outs cancel."""
+    """Add the scores of `protonet.views.radial.RadialView`, in float64: large read-outs cancel."""
     from onnx import TensorProto  # noqa: PLC0415 - optional
 
     z = graph.add("Cast", graph.add("Tanh", z) if squash else z, to=TensorProto.DOUBLE)
@@ -151,7 +151,7 @@ def _add_city_blocks(graph: Graph, z: str, landmarks: Array) -> str:
 
 
 def _add_forest(graph: Graph, x: str, own: Mapping[str, Array], depth: int, classes: int) -> str:
-    """Add `protonet.forest.ForestView`: all trees' nodes, level by level."""
+    """Add `protonet.views.forest.ForestView`: all trees' nodes, level by level."""
     from onnx import TensorProto  # noqa: PLC0415 - optional
 
     rows = graph.add("Shape", x, end=1)

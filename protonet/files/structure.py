@@ -10,10 +10,10 @@ from torch import Tensor
 
 from protonet._checks import fail_type
 from protonet.encoder import Encoder, ResidualMLPs
-from protonet.forest import MAX_DEPTH, ForestView, Nodes
 from protonet.network import PrototypeNetwork
-from protonet.radial import RadialKind, RadialView
-from protonet.views import LinearView
+from protonet.views.forest import MAX_DEPTH, ForestView, Nodes
+from protonet.views.linear import LinearView
+from protonet.views.radial import RadialKind, RadialView
 
 #: A view's constant coordinate is no larger.
 MOST_LIFT = 1e6

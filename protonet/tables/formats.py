@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from protonet._checks import fail
-from protonet.datasets.dataset import optional_packages
+from protonet._checks import fail, optional_packages
 from protonet.datasets.files import UNREADABLE, check_names, read_arrays, read_rows
 
 #: Cells that are read at a time.

@@ -14,28 +14,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from protonet.candidates import (
-    Search,
-    forest_candidates,
-    learned_candidates,
-    linear_candidate,
-    radial_candidates,
-)
 from protonet.encoder import Plan
-from protonet.folds import Fold, split_folds
-from protonet.judging import Candidate, Judge
-from protonet.moves import find_moves
-from protonet.radial import RADIAL_KINDS
-from protonet.stacking import (
+from protonet.fit.candidates import Search, forest_candidates, learned_candidates, linear_candidate, radial_candidates
+from protonet.scoring import (
     MOST,
     PRIOR,
+    Candidate,
+    Fold,
+    Judge,
     fit_temperature,
     fit_weights,
     simplest_within_one_error,
     soft_weights,
+    split_folds,
     worse_by_one_error,
 )
-from protonet.views import LinearView, available_kinds, fit_view
+from protonet.views.linear import LinearView, available_kinds, fit_view
+from protonet.views.radial import RADIAL_KINDS
+from protonet.views.shifts import find_moves
 
 #: What ``solve(effort=...)`` may ask for: closed forms alone, or the whole, or more of it.
 EFFORTS = {

@@ -12,10 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protonet.encoder import ResidualMLPs
-from protonet.episodes.sampling import index_classes, sample_episodes
-from protonet.losses import cosine_cross_entropy, episodic_loss
+from protonet.losses import class_means, cosine_cross_entropy, episodic_loss
 from protonet.optimizer import CustomOptimizer
-from protonet.prototypes import class_means
+from protonet.sampling import index_classes, sample_episodes
 
 #: Episodes drawn by one call of the sampler: its cost is per call.
 EPISODES_AT_ONCE = 64

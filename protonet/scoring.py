@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from protonet.views.linear import CHUNK
 
 #: Standard deviation of the prior on the logits' size when a temperature is fitted.
 LOGIT_SCALE = 5.0
@@ -175,3 +181,136 @@ def simplest_within_one_error(losses: list[Tensor]) -> int:
     """
     best = min(losses, key=lambda loss: float(loss.mean()))
     return next(position for position, loss in enumerate(losses) if not worse_by_one_error(loss, best))
+
+
+#: Folds by default.
+FOLDS = 5
+#: Above this many rows, or (row, class) cosines, one held-out part stands for all folds ...
+MANY_ROWS, MANY_COSINES = 16384, 1 << 25
+#: ... of at most this many rows.
+HELD_OUT = 4096
+
+
+class Fold(NamedTuple):
+    """Row numbers to fit on and to judge on."""
+
+    fit: Tensor
+    judge: Tensor
+
+
+def split_folds(labels: Tensor, num_classes: int, generator: torch.Generator, *, most: int = FOLDS) -> list[Fold]:
+    """Split rows into folds stratified by class.
+
+    Args:
+        labels: (n,) int64 in [0, num_classes).
+        num_classes: Number of classes.
+        generator: Shuffles the rows of each class.
+        most: Folds, where rows and classes are few enough.
+
+    Returns:
+        Up to ``most`` folds; one held-out part where rows or classes are many; none if no class has two rows, or if
+        none are asked for.
+        A class with a single row is always fitted on and never judged.
+    """
+    n = len(labels)
+    order = torch.randperm(n, generator=generator)
+    order = order[labels[order].argsort(stable=True)]
+    count = torch.bincount(labels, minlength=num_classes)
+    start = (count.cumsum(0) - count)[labels[order]]
+    rank = torch.arange(n) - start  # (n,) position within the class
+    several = count[labels[order]] > 1
+    if not most or not bool(several.any()):
+        return []
+    if n > MANY_ROWS or n * num_classes > MANY_COSINES:
+        held_out = max(256, min(HELD_OUT, MANY_COSINES // num_classes))
+        judged = several & (rank % max(2, math.ceil(n / held_out)) == 0)
+        extra = judged.nonzero().flatten()
+        judged[extra[torch.randperm(len(extra), generator=generator)[held_out:]]] = False
+        return [Fold(order[~judged].sort().values, order[judged].sort().values)]
+    folds = min(most, int(count.max()))
+    part = torch.where(several, (rank + start) % folds, -1)  # the offset spreads remainders over the folds
+    return [Fold(order[part != k].sort().values, order[part == k].sort().values) for k in range(folds)]
+
+
+#: A fold with this many judged rows is enough to settle what is tried.
+SETTING_ROWS = 256
+#: A view this many nats worse than the best linear one, on this many rows, would get no weight.
+HOPELESS, HOPELESS_ROWS = 0.75, 32
+
+
+class Candidate(NamedTuple):
+    """One way to embed: its out-of-fold cosines (judged, num_classes) and their log-losses (judged,)."""
+
+    name: str
+    cosines: Tensor
+    losses: Tensor
+    rung: tuple[int, int] = (0, 0)
+    steps: int = 0
+    setting: tuple[float, float] = (0.0, 0.0)
+
+
+class Judge:
+    """Out-of-fold cosines of anything that embeds, on the rows that some fold holds out.
+
+    Args:
+        features: (n, dim) float32.
+        labels: (n,) int64 in [0, num_classes).
+        num_classes: Number of classes.
+        folds: At least one.
+        moves: Offsets of the copies that moved views are fitted to.
+        deadline: ``time.monotonic()`` after which no further view is tried.
+    """
+
+    def __init__(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        num_classes: int,
+        folds: Sequence[Fold],
+        *,
+        moves: tuple[int, ...] = (0,),
+        deadline: float = float("inf"),
+    ) -> None:
+        self.features, self.labels, self.num_classes, self.folds = features, labels, num_classes, folds
+        self.moves, self.deadline = moves, deadline
+        self.judged = torch.cat([fold.judge for fold in folds])
+        self.rows = labels[self.judged]  # (judged,) labels
+        self.seen = torch.bincount(labels, minlength=num_classes) > 0
+        self.best: Tensor | None = None  # (judged,) losses that a hopeless view is compared with
+
+    def late(self) -> bool:
+        """Return whether the time is over."""
+        return time.monotonic() > self.deadline
+
+    def cosines(self, embed: Callable[[int, Tensor], Tensor]) -> Tensor:
+        """Return (judged, num_classes), mean over the views that ``embed(fold, x)`` gives: (views, n, dim)."""
+        return torch.cat([self.fold_cosines(embed, number) for number in range(len(self.folds))])
+
+    def fold_cosines(self, embed: Callable[[int, Tensor], Tensor], number: int) -> Tensor:
+        """Return the cosines of one fold's judged rows, (judged in it, num_classes)."""
+        fold = self.folds[number]
+        sums: Tensor | float = 0.0
+        for rows in fold.fit.split(CHUNK):
+            unit = F.normalize(embed(number, self.features[rows]), dim=2)
+            shape = (len(unit), self.num_classes, unit.shape[2])
+            sums = sums + unit.new_zeros(shape).index_add_(1, self.labels[rows], unit)
+        prototypes = F.normalize(torch.as_tensor(sums), dim=2)
+        units = (F.normalize(embed(number, self.features[rows]), dim=2) for rows in fold.judge.split(CHUNK))
+        return torch.cat([(unit @ prototypes.transpose(1, 2)).mean(dim=0) for unit in units])
+
+    def candidate(self, name: str, cosines: Tensor, rung: tuple[int, int] = (0, 0), steps: int = 0) -> Candidate:
+        """Judge cosines at their best temperature."""
+        return Candidate(name, cosines, self.losses(cosines), rung, steps)
+
+    def losses(self, cosines: Tensor) -> Tensor:
+        """Return the log-losses (n,) of the first n judged rows at their best temperature."""
+        return fit_temperature(cosines, self.rows[: len(cosines)], self.seen)[1]
+
+    def hopeless(self, cosines: Tensor) -> bool:
+        """Return whether a view with these cosines of the first rows would get no weight, or not enough to pay."""
+        n = len(cosines)
+        if self.best is None or n < HOPELESS_ROWS:
+            return False
+        losses, best = self.losses(cosines), self.best[:n]
+        clearly = n >= SETTING_ROWS and worse_by_one_error(losses, best)
+        return clearly or float((losses - best).mean()) > HOPELESS

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from protonet.folds import Fold, split_folds
-from protonet.measuring import score_cosine, score_lda
+from protonet.files.structure import expect, put_together, take_apart
+from protonet.fit.baselines import score_cosine, score_lda
+from protonet.fit.search import Choice, Progress
+from protonet.fit.solver import Problem, Solution, fit_choice, untouched_globals
+from protonet.metrics import score_known
 from protonet.network import PrototypeNetwork
-from protonet.rejection import score_known
-from protonet.selection import Choice, Progress
-from protonet.solver import Problem, Solution, fit_choice, untouched_globals
-from protonet.structure import expect, put_together, take_apart
-from protonet.views import CHUNK
+from protonet.scoring import Fold, split_folds
+from protonet.views.linear import CHUNK
 
 #: With fewer rows a class, a fold more or less is felt.
 FEW_ROWS = 20
@@ -43,7 +43,7 @@ class Crossfit(NamedTuple):
     features: Tensor  # (judged, dim) float32, as they came
     labels: Tensor  # (judged,) int64
     fold: Tensor  # (judged,) int64: which of the folds' networks did not see the row
-    gain: Tensor  # 0-d float64: by how much the network of all rows scores such rows higher; see protonet.rejection
+    gain: Tensor  # 0-d float64: by how much the network of all rows scores such rows higher; see protonet.metrics
 
 
 def crossfit(
@@ -54,7 +54,7 @@ def crossfit(
     The folds are others than those that the choice was made on.
 
     Args:
-        solution: Of `protonet.solver.solve_problem`. Its network, put on the CPU, is part of the result.
+        solution: Of `protonet.fit.solver.solve_problem`. Its network, put on the CPU, is part of the result.
         deadline: ``time.monotonic()`` after which training takes no further step.
         progress: Told which fold begins, and the share of them that is over.
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from protonet._checks import fail
-from protonet.prototypes import class_means
+from protonet.losses import class_means
 
 #: From the simplest to the most fitted; ties in selection go to the earlier one.
 KINDS = ("raw", "centred", "standardised", "relevant", "robust", "whitened")

@@ -11,14 +11,12 @@ import torch
 from torch import Tensor
 
 from protonet.encoder import Plan, ResidualMLPs, count_mlp_parameters
-from protonet.folds import FOLDS
-from protonet.forest import MAX_ROWS, ForestView, fit_forest
-from protonet.judging import SETTING_ROWS, Candidate, Judge
-from protonet.moves import move_rows
-from protonet.radial import GRID, RADIAL_KINDS, RadialKind, count_units, radial_cosines
-from protonet.stacking import worse_by_one_error
-from protonet.training import Recipe, Task, train
-from protonet.views import CHUNK, LinearView
+from protonet.scoring import FOLDS, SETTING_ROWS, Candidate, Judge, worse_by_one_error
+from protonet.views.forest import MAX_ROWS, ForestView, fit_forest
+from protonet.views.linear import CHUNK, LinearView
+from protonet.views.mlp import Recipe, Task, train
+from protonet.views.radial import GRID, RADIAL_KINDS, RadialKind, count_units, radial_cosines
+from protonet.views.shifts import move_rows
 
 #: A fold with this many judged rows halves the widths and ridges that are tried.
 HALVING_ROWS = 16

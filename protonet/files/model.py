@@ -8,13 +8,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from protonet._checks import fail
-from protonet._command import find_version
+from protonet._checks import fail, find_version, optional_packages
 from protonet._writing import write_whole
-from protonet.datasets.dataset import optional_packages
-from protonet.graph import make_onnx
+from protonet.files.onnx import make_onnx
+from protonet.files.structure import expect, expect_sound, put_together, take_apart
 from protonet.network import PrototypeNetwork
-from protonet.structure import expect, expect_sound, put_together, take_apart
 
 #: The name of the entry, in the file's metadata, that says as JSON what the file is.
 FORMAT = "protonet.model"

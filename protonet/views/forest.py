@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from protonet.views import CHUNK
+from protonet.views.linear import CHUNK
 
 #: Most rows that trees are grown from, and most (row, tree, tried split) triples of a forest or of one batch of trees.
 MAX_ROWS, FOREST_WORK, BATCH_WORK = 4096, 2e6, 1e6

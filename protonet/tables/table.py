@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from protonet._checks import fail
-from protonet._formats import Source, open_arrays, open_csv, open_parquet
+from protonet.tables.formats import Source, open_arrays, open_csv, open_parquet
 
 #: What a file's name may end in.
 SUFFIXES = (".csv", ".npz", ".npy", ".parquet")

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protonet.moves import move_rows
-from protonet.prototypes import class_means
-from protonet.views import CHUNK, LinearView
+from protonet.losses import class_means
+from protonet.views.linear import CHUNK, LinearView
+from protonet.views.shifts import move_rows
 
 #: Widths in units of the median distance, and ridges, that folds choose from.
 GRID = tuple((width, ridge) for width in (0.5, 1.0, 2.0, 4.0, 8.0) for ridge in (1e-3, 1e-2, 1e-1, 1.0))
@@ -164,7 +164,7 @@ def fit_radial(
         x: (n, dim) float32 features.
         labels: (n,) int64 in [0, num_classes).
         num_classes: Number of classes.
-        moves: Offsets of the copies that a moved kind is fitted to; see `protonet.moves`.
+        moves: Offsets of the copies that a moved kind is fitted to; see `protonet.views.shifts`.
 
     Returns:
         The view, of ``num_classes`` dimensions.

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from protonet._checks import optional_packages
 from protonet._writing import write_whole
-from protonet.datasets.dataset import optional_packages
-from protonet.measuring import measure
+from protonet.metrics import measure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,0 +1,171 @@
+"""What the commands share: their options, what is checked before the work, and progress."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protonet._checks import fail, optional_packages
+from protonet.commands.common import Parser, check_outputs
+from protonet.files.model import INSTALL, Model
+from protonet.fit.crossfit import Crossfit, pack, predict_held
+from protonet.fit.search import Progress
+from protonet.metrics import calibrate, measure
+from protonet.tables.table import Block, Wanted
+
+#: What the name of a model, of a figure and of a table may end in.
+MODELS, FIGURES = (".safetensors",), (".png", ".pdf", ".svg")
+#: Most blocks that are classified at a time.
+MOST_THREADS = 8
+
+Result = TypeVar("Result")
+
+
+def make_parser(prog: str, description: str, *, model: bool = False, label: str | None = None) -> Parser:
+    """Return a parser with what most commands take.
+
+    Args:
+        prog: The command's name.
+        description: One sentence.
+        model: Whether a model comes before the table.
+        label: Which column holds the classes by default; None if none are to be read.
+    """
+    parser = Parser(prog, description)
+    if model:
+        parser.add_argument("model", help="a file that fit wrote")
+    parser.add_argument("table", help="CSV or Parquet with a header, NPZ with x and y, or NPY")
+    if label is not None:
+        parser.add_argument("--label", metavar="NAME", help=f"the column of the classes (default: {label})")
+        parser.add_argument("--labels", metavar="FILE", help="the classes of an NPY table, an NPY file as well")
+    return parser
+
+
+def check_paths(
+    prog: str, options: argparse.Namespace, suffixes: dict[str, Sequence[str]], inputs: Sequence[str | None]
+) -> dict[str, Path]:
+    """Return the paths to be written, by option, once it is known that they can be.
+
+    Args:
+        prog: The command's name, for messages.
+        options: The arguments.
+        suffixes: By option, what its path may end in.
+        inputs: The paths that are read.
+
+    Raises:
+        ValueError: A path cannot be written, ends in something else, or is that of another output or of an input.
+    """
+    for name, allowed in suffixes.items():
+        path = getattr(options, name)
+        if path is not None and Path(path).suffix.lower() not in allowed:
+            fail(prog, f"--{name}", f"end in {', '.join(allowed)}", path, "Rename it.")
+    outputs = check_outputs(prog, options, list(suffixes))
+    for name, path in outputs.items():
+        if path.exists() and any(Path(each).exists() and path.samefile(each) for each in inputs if each is not None):
+            fail(prog, f"--{name}", "be another file than what is read", path, "Pass another path.")
+    return outputs
+
+
+def check_packages(prog: str, packages: Sequence[str], install: str = INSTALL) -> None:
+    """Raise an ImportError of one line, before the work, if a package that it needs is missing."""
+    with optional_packages(prog, install):
+        for package in packages:
+            importlib.import_module(package)
+
+
+def want(model: Model, label: str | None, *, labelled: bool) -> Wanted:
+    """Return what a model reads a table for; its classes are in the column ``label``, or where they were."""
+    name = label or str(model.facts.get("label", "label"))
+    return Wanted(name, labelled, model.columns, model.network.encoder.input_dim)  # type: ignore[arg-type]
+
+
+def number_classes(prog: str, labels: np.ndarray, known: Sequence[str | int]) -> Tensor:
+    """Return the number (n,) of each row's class among the known ones; 7 and "7" are the same.
+
+    Raises:
+        ValueError: A class is not known.
+    """
+    numbers = {str(name): number for number, name in enumerate(known)}
+    names, places = np.unique(labels.astype(str), return_inverse=True)
+    strange = [name for name in names.tolist() if name not in numbers]
+    if strange:
+        got = f"{strange[0]!r}" + (f" and {len(strange) - 1} more" if len(strange) > 1 else "")
+        fail(prog, "path", "hold classes that the model knows", got, "Add them to it with python -m protonet update.")
+    return torch.tensor([numbers[name] for name in names.tolist()])[torch.from_numpy(places)]
+
+
+@torch.inference_mode()
+def classify(prog: str, model: Model, x: np.ndarray) -> Tensor:
+    """Return the logits (b, num_classes) of rows (b, dim) float32.
+
+    Raises:
+        ValueError: A row is so far out that its embedding overflows.
+    """
+    logits: Tensor = model.network(torch.from_numpy(x))
+    lost = ~logits.isfinite().all(dim=1)
+    if bool(lost.any()):
+        got = f"{np.abs(x[lost.numpy()][0]).max():g} as the largest of a row"
+        fail(prog, "path", "hold numbers of the size that the model was fitted to", got, "Mend or drop the row.")
+    return logits
+
+
+@contextmanager
+def show_progress() -> Iterator[Progress]:
+    """Show a bar on stderr if it takes long: yield what is told which stage begins, and the share that is over."""
+    from tqdm import tqdm  # noqa: PLC0415 - slow to import
+
+    form = "{desc}: {percentage:.0f} %|{bar}| {elapsed}"
+    with tqdm(total=1.0, bar_format=form, delay=1.0, dynamic_ncols=True, leave=False) as bar:
+
+        def show(stage: str, share: float) -> None:
+            bar.set_description_str(stage, refresh=False)
+            bar.update(share - bar.n)
+
+        yield show
+
+
+def map_blocks(work: Callable[[Block], Result], blocks: Iterable[Block]) -> Iterator[Result]:
+    """Yield what ``work`` gives for each block, in order, and show on stderr how many rows are done if it takes long.
+
+    Every block has a thread of its own: threads that share one wait for each other at each of its small matrices, and
+    that costs a factor of five where another process wants the core.
+    """
+    from tqdm import tqdm  # noqa: PLC0415 - as above
+
+    threads = torch.get_num_threads()
+    ahead = min(threads, MOST_THREADS)
+    torch.set_num_threads(1)
+    try:
+        bar = tqdm(unit="row", unit_scale=True, delay=1.0, dynamic_ncols=True, leave=False)
+        with bar, ThreadPoolExecutor(ahead) as pool:
+            waiting: deque[Future[Result]] = deque()
+            for block in blocks:
+                waiting.append(pool.submit(work, block))
+                bar.update(len(block.x))
+                if len(waiting) > 2 * ahead:  # no more than that of a long table is in memory
+                    yield waiting.popleft().result()
+            for result in waiting:
+                yield result.result()
+    finally:
+        torch.set_num_threads(threads)
+
+
+def keep_crossfit(model: Model, crossed: Crossfit) -> Model:
+    """Return a model with what its held-out rows say of it, and with what it takes to add samples to it."""
+    structures, held = pack(crossed)
+    facts = model.facts | {"folds": structures, "samples": crossed.whole.counts.tolist()}
+    if len(crossed.labels):
+        logits = predict_held(crossed)
+        figures = measure(logits, crossed.labels)
+        facts["held_out"] = {"rows": len(logits), **figures._asdict(), "confusion": figures.confusion.tolist()}
+        facts["scores"] = calibrate(logits, float(crossed.gain)).tolist()
+    return model._replace(network=crossed.whole.network, facts=facts, held=held)

@@ -1,0 +1,1 @@
+"""From loaders to a network: what is switched on, and its fit."""

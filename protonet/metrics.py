@@ -1,0 +1,126 @@
+"""How good logits are, and the scores of two classics to compare them with."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from protonet._checks import check_number, fail
+
+#: Bins of confidence for the calibration error, and the normal quantile of a 95 % interval.
+BINS, NORMAL = 15, 1.96
+
+
+class Figures(NamedTuple):
+    """How good logits are: shares of 1, and nats a row."""
+
+    accuracy: float
+    interval: tuple[float, float]  # of the accuracy, 95 %
+    log_loss: float
+    calibration_error: float
+    confusion: Tensor  # (num_classes, num_classes) int64: rows of each class (down), by prediction (across)
+
+
+def measure(logits: Tensor, labels: Tensor) -> Figures:
+    """Judge logits.
+
+    Args:
+        logits: (n, num_classes) floating, n >= 1.
+        labels: (n,) int64.
+
+    Returns:
+        The figures, the accuracy's interval after Wilson.
+
+    Raises:
+        ValueError: Logits that give no probabilities.
+
+    Source: Wilson, "Probable inference, the law of succession, and statistical inference" (1927); calibration error,
+        Guo et al., "On calibration of modern neural networks" (2017), eq. 3.
+    """
+    n, num_classes = logits.shape
+    log_p = logits.double().log_softmax(dim=1)
+    if bool(log_p.isnan().any()):
+        got = f"NaN in {int(log_p.isnan().any(dim=1).sum())} of {n} rows"
+        fail("measure", "logits", "give probabilities", got, "Mend or drop the rows that they come from.")
+    predicted = logits.argmax(dim=1)
+    right = (predicted == labels).double()
+    confidence = log_p.amax(dim=1).exp()
+    bins = ((confidence * BINS).ceil() - 1).clamp(0, BINS - 1).long()
+    gaps = torch.zeros(BINS, dtype=torch.float64).index_add_(0, bins, right - confidence)
+    accuracy, spread = float(right.mean()), NORMAL**2 / n
+    middle = (accuracy + spread / 2) / (1 + spread)
+    half = math.sqrt(accuracy * (1 - accuracy) * spread + spread**2 / 4) / (1 + spread)
+    confusion = torch.bincount(labels * num_classes + predicted, minlength=num_classes**2)
+    return Figures(
+        accuracy,
+        (max(0.0, middle - half), min(1.0, middle + half)),
+        -float(log_p.gather(1, labels[:, None]).mean()),
+        float(gaps.abs().sum() / n),
+        confusion.reshape(num_classes, num_classes),
+    )
+
+
+#: Most scores that a threshold is found from.
+MOST_SCORES = 2000
+
+
+def score_known(logits: Tensor) -> Tensor:
+    """Score how much each row is like some class: the logarithm of the sum of its classes' exponentials.
+
+    The largest probability asks which class it is, given that it is one; this also asks how near the classes are.
+
+    Args:
+        logits: (n, num_classes) floating.
+
+    Returns:
+        (n,) float64, higher for rows that are more like a class.
+
+    Source: Liu, Wang, Owens and Li, "Energy-based out-of-distribution detection" (2020), eq. 4.
+    """
+    return logits.double().logsumexp(dim=1)
+
+
+def calibrate(logits: Tensor, gain: float = 0.0) -> Tensor:
+    """Return the scores that fresh rows of known classes have, in ascending order, for `find_threshold`.
+
+    Args:
+        logits: (n, num_classes) of rows by networks that did not see them, as of `protonet.fit.crossfit.predict_held`.
+        gain: What a network of all rows adds to such a row's score: `protonet.fit.crossfit.Crossfit.gain`.
+
+    Returns:
+        (min(n, MOST_SCORES),) float64.
+    """
+    scores = score_known(logits).sort().values + gain
+    places = torch.linspace(0, len(scores) - 1, min(len(scores), MOST_SCORES), dtype=torch.float64)
+    return scores[places.round().long()]
+
+
+def find_threshold(scores: Tensor, rate: float) -> float:
+    """Find the score at and below which a row is unknown, so that few rows of known classes are.
+
+    Args:
+        scores: (n,) of `calibrate`.
+        rate: The share of the rows of known classes that may be called unknown, in (0, 1).
+
+    Returns:
+        The threshold.
+
+    Raises:
+        TypeError: The rate is not a number.
+        ValueError: A rate that is not below 1, or smaller than so few scores can tell.
+
+    Source: conformal p-values, Vovk, Gammerman and Shafer, "Algorithmic learning in a random world" (2005), sec. 2.2.
+    """
+    rate = check_number("find_threshold", "rate", rate, low=0, strict=True)
+    if not len(scores):
+        remedy = "Fit to two samples or more of some classes."
+        fail("find_threshold", "scores", "come from rows that were held out", "none", remedy)
+    place = math.floor(rate * (len(scores) + 1) + 1e-9)
+    if not 0 < place <= len(scores):
+        bounds = f"be in [{1 / (len(scores) + 1):.2g}, 1)"
+        remedy = f"{len(scores)} held-out rows tell no more than that."
+        fail("find_threshold", "rate", bounds, rate, remedy)
+    return float(scores[place - 1])

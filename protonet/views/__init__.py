@@ -1,0 +1,1 @@
+"""Views of the features, one kind a file."""
