@@ -6,13 +6,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from protonet.encoder import Encoder, plan_encoder
+    from protonet.encoder import Encoder
     from protonet.fit.solver import solve
     from protonet.network import PrototypeNetwork
+    from protonet.views.mlp import plan_encoder
 
 __all__ = ["Encoder", "PrototypeNetwork", "plan_encoder", "solve"]
 
-_ROOMS = {"Encoder": "encoder", "PrototypeNetwork": "network", "plan_encoder": "encoder", "solve": "fit.solver"}
+_ROOMS = {"Encoder": "encoder", "PrototypeNetwork": "network", "plan_encoder": "views.mlp", "solve": "fit.solver"}
 
 
 def __getattr__(name: str) -> Any:

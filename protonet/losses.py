@@ -6,6 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+#: Rows that are worked on at a time: bounds the memory, not the data.
+CHUNK = 8192
+
 
 def episodic_loss(embeddings: Tensor, *, n_shot: int, temperature: float, smoothing: float = 0.0) -> Tensor:
     """Classify the queries of each episode by the cosine to its own support prototypes.

@@ -1,4 +1,4 @@
-"""How good logits are, and the scores of two classics to compare them with."""
+"""How good logits are, and how much a row is like any class at all."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from protonet._checks import check_number, fail
 BINS, NORMAL = 15, 1.96
 
 
-class Figures(NamedTuple):
-    """How good logits are: shares of 1, and nats a row."""
+class Metrics(NamedTuple):
+    """How good logits are: shares of 1, and nats per row."""
 
     accuracy: float
     interval: tuple[float, float]  # of the accuracy, 95 %
@@ -24,7 +24,7 @@ class Figures(NamedTuple):
     confusion: Tensor  # (num_classes, num_classes) int64: rows of each class (down), by prediction (across)
 
 
-def measure(logits: Tensor, labels: Tensor) -> Figures:
+def measure(logits: Tensor, labels: Tensor) -> Metrics:
     """Judge logits.
 
     Args:
@@ -32,10 +32,10 @@ def measure(logits: Tensor, labels: Tensor) -> Figures:
         labels: (n,) int64.
 
     Returns:
-        The figures, the accuracy's interval after Wilson.
+        The metrics, the accuracy's interval after Wilson.
 
     Raises:
-        ValueError: Logits that give no probabilities.
+        InputError: Logits that give no probabilities.
 
     Source: Wilson, "Probable inference, the law of succession, and statistical inference" (1927); calibration error,
         Guo et al., "On calibration of modern neural networks" (2017), eq. 3.
@@ -54,7 +54,7 @@ def measure(logits: Tensor, labels: Tensor) -> Figures:
     middle = (accuracy + spread / 2) / (1 + spread)
     half = math.sqrt(accuracy * (1 - accuracy) * spread + spread**2 / 4) / (1 + spread)
     confusion = torch.bincount(labels * num_classes + predicted, minlength=num_classes**2)
-    return Figures(
+    return Metrics(
         accuracy,
         (max(0.0, middle - half), min(1.0, middle + half)),
         -float(log_p.gather(1, labels[:, None]).mean()),
@@ -83,17 +83,17 @@ def score_known(logits: Tensor) -> Tensor:
     return logits.double().logsumexp(dim=1)
 
 
-def calibrate(logits: Tensor, gain: float = 0.0) -> Tensor:
+def calibrate(logits: Tensor, offset: float = 0.0) -> Tensor:
     """Return the scores that fresh rows of known classes have, in ascending order, for `find_threshold`.
 
     Args:
-        logits: (n, num_classes) of rows by networks that did not see them, as of `protonet.fit.crossfit.predict_held`.
-        gain: What a network of all rows adds to such a row's score: `protonet.fit.crossfit.Crossfit.gain`.
+        logits: (n, num_classes) of rows by networks that did not see them, from `protonet.fit.crossfit.predict_held`.
+        offset: What a network of all rows adds to such a row's score: `protonet.fit.crossfit.Crossfit.offset`.
 
     Returns:
         (min(n, MOST_SCORES),) float64.
     """
-    scores = score_known(logits).sort().values + gain
+    scores = score_known(logits).sort().values + offset
     places = torch.linspace(0, len(scores) - 1, min(len(scores), MOST_SCORES), dtype=torch.float64)
     return scores[places.round().long()]
 
@@ -109,8 +109,8 @@ def find_threshold(scores: Tensor, rate: float) -> float:
         The threshold.
 
     Raises:
-        TypeError: The rate is not a number.
-        ValueError: A rate that is not below 1, or smaller than so few scores can tell.
+        InputTypeError: The rate is not a number.
+        InputError: A rate that is not below 1, or smaller than so few scores can tell.
 
     Source: conformal p-values, Vovk, Gammerman and Shafer, "Algorithmic learning in a random world" (2005), sec. 2.2.
     """

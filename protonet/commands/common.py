@@ -6,11 +6,12 @@ import argparse
 import difflib
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from protonet._checks import fail
+from protonet._checks import InputError, InputTypeError, MissingPackageError, fail, find_version
 
 
 class Parser(argparse.ArgumentParser):
@@ -40,7 +41,8 @@ def run_command(
         arguments: The arguments, without the command's name.
 
     Returns:
-        The exit code: 0, 2 after an error that the caller can mend, 130 after Ctrl-C.
+        The exit code: 0, 2 after an error that the caller can mend, 130 after Ctrl-C, 1 after a bug of ours, whose
+        traceback is kept in a file.
     """
     try:
         command(arguments)
@@ -50,10 +52,26 @@ def run_command(
     except OSError as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return 2
-    except (ImportError, TypeError, ValueError) as error:
+    except (InputError, InputTypeError, MissingPackageError) as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return 2
+    except Exception as error:
+        print(f"{prog}: {_report_bug(prog, error)}", file=sys.stderr)
+        return 1
     return 0
+
+
+def _report_bug(prog: str, error: Exception) -> str:
+    """Keep a traceback in a file, with the versions that it came from; return a line that says so."""
+    versions = ", ".join(f"{package} {find_version(package)}" for package in ("protonet", "torch", "numpy"))
+    text = f"{prog}\nPython {sys.version}\n{versions}\n\n{''.join(traceback.format_exception(error))}"
+    what = f"a bug of protonet, not of yours ({type(error).__name__})"
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="protonet-", suffix=".txt", delete=False) as file:
+            file.write(text)
+    except OSError:
+        return f"{what}. Please report it with this:\n{text}"
+    return f"{what}. Please report it with the command and {file.name}, which holds the traceback"
 
 
 def parse_whole(prog: str, argument: str, text: str, *, low: int) -> int:

@@ -21,7 +21,7 @@ from protonet.commands.models import (
 )
 from protonet.commands.plots import draw_figure
 from protonet.commands.summary import format_accuracy, format_losses, format_pairs
-from protonet.files.model import load_model
+from protonet.files import load_model
 from protonet.metrics import measure
 from protonet.tables.table import Block, open_table
 

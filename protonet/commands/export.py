@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from protonet.commands.common import Parser
 from protonet.commands.models import check_packages, check_paths
-from protonet.files.model import export_onnx, load_model
+from protonet.files import export_onnx, load_model
 
 PROG = "protonet export"
 

@@ -22,9 +22,9 @@ from protonet.commands.models import (
     show_progress,
 )
 from protonet.commands.plots import draw_figure
-from protonet.commands.summary import describe_views, format_losses, format_pairs, format_rivals, format_views
-from protonet.files.model import Model, save_model
-from protonet.fit.crossfit import Crossfit, crossfit, predict_held, predict_rivals
+from protonet.commands.summary import describe_views, format_baselines, format_losses, format_pairs, format_views
+from protonet.files import Model, save_model
+from protonet.fit.crossfit import Crossfit, crossfit, predict_baselines, predict_held
 from protonet.fit.search import EFFORTS
 from protonet.fit.solver import Solution, solve_problem
 from protonet.metrics import measure
@@ -66,11 +66,11 @@ def run(arguments: Sequence[str] | None) -> None:
         fail(PROG, "path", "have at least 2 classes", f"{classes[0]!r} alone in {options.table}", "Add another one.")
     x, y = torch.from_numpy(rows), torch.from_numpy(numbers)
     shots = torch.bincount(y).tolist()
-    facts: dict[str, Any] = {"label": label, "effort": options.effort, "seed": seed, "samples": shots}
+    metadata: dict[str, Any] = {"label": label, "effort": options.effort, "seed": seed, "samples": shots}
 
     def make_model(solution: Solution) -> Model:
         views = {"views": describe_views(solution.choice)}
-        return Model(solution.network, classes, table.columns, facts | views, {})
+        return Model(solution.network, classes, table.columns, metadata | views, {})
 
     def keep(solution: Solution) -> str:
         save_model(outputs["output"], make_model(solution))
@@ -85,8 +85,8 @@ def run(arguments: Sequence[str] | None) -> None:
     sizes = count(len(classes), "class"), count(len(x), "sample"), count(x.shape[1], "feature")
     several = "" if min(shots) == max(shots) else f" to {max(shots)}"
     print(f"{Path(options.table).name}: {', '.join(sizes)}, {min(shots)}{several} a class\n")
-    print(format_views(model.facts["views"]))
-    print(report(crossed, predict_rivals(solution.problem), classes), end="")
+    print(format_views(model.metadata["views"]))
+    print(report(crossed, predict_baselines(solution.problem), classes), end="")
     if "output" in outputs:
         print(f"{outputs['output']}: {outputs['output'].stat().st_size / 1e6:.1f} MB")
 
@@ -126,11 +126,11 @@ def draw(path: Path, crossed: Crossfit, x: Tensor, y: Tensor, classes: Sequence[
         draw_figure(path, predict_held(crossed), crossed.labels, classes, "rows held out")
     else:
         with torch.no_grad():
-            draw_figure(path, crossed.whole.network(x), y, classes, "the rows that it was fitted to")
+            draw_figure(path, crossed.whole(x), y, classes, "the rows that it was fitted to")
 
 
-def report(crossed: Crossfit, rivals: Mapping[str, Tensor], classes: Sequence[str | int]) -> str:
-    """Return what the held-out rows say of a model beside its rivals' scores of them."""
+def report(crossed: Crossfit, baselines: Mapping[str, Tensor], classes: Sequence[str | int]) -> str:
+    """Return what the held-out rows say of a model beside its baselines' scores of them."""
     if not len(crossed.labels):
         return "no class has two samples: none could be held out to judge by\n"
     logits = predict_held(crossed)
@@ -138,7 +138,7 @@ def report(crossed: Crossfit, rivals: Mapping[str, Tensor], classes: Sequence[st
     held = f"{count(len(logits), 'row')} in {count(len(crossed.folds), 'fold')}, each judged by a fit without its fold"
     return "".join(
         [
-            format_rivals(logits, crossed.labels, rivals),
+            format_baselines(logits, crossed.labels, baselines),
             f"{held}: {format_losses(figures)}",
             format_pairs(figures.confusion, classes),
         ]

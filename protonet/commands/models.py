@@ -17,7 +17,7 @@ from torch import Tensor
 
 from protonet._checks import fail, optional_packages
 from protonet.commands.common import Parser, check_outputs
-from protonet.files.model import INSTALL, Model
+from protonet.files import INSTALL, Model
 from protonet.fit.crossfit import Crossfit, pack, predict_held
 from protonet.fit.search import Progress
 from protonet.metrics import calibrate, measure
@@ -84,7 +84,7 @@ def check_packages(prog: str, packages: Sequence[str], install: str = INSTALL) -
 
 def want(model: Model, label: str | None, *, labelled: bool) -> Wanted:
     """Return what a model reads a table for; its classes are in the column ``label``, or where they were."""
-    name = label or str(model.facts.get("label", "label"))
+    name = label or str(model.metadata.get("label", "label"))
     return Wanted(name, labelled, model.columns, model.network.encoder.input_dim)  # type: ignore[arg-type]
 
 
@@ -162,10 +162,10 @@ def map_blocks(work: Callable[[Block], Result], blocks: Iterable[Block]) -> Iter
 def keep_crossfit(model: Model, crossed: Crossfit) -> Model:
     """Return a model with what its held-out rows say of it, and with what it takes to add samples to it."""
     structures, held = pack(crossed)
-    facts = model.facts | {"folds": structures, "samples": crossed.whole.counts.tolist()}
+    metadata = model.metadata | {"folds": structures, "samples": crossed.whole.counts.tolist()}
     if len(crossed.labels):
         logits = predict_held(crossed)
         figures = measure(logits, crossed.labels)
-        facts["held_out"] = {"rows": len(logits), **figures._asdict(), "confusion": figures.confusion.tolist()}
-        facts["scores"] = calibrate(logits, float(crossed.gain)).tolist()
-    return model._replace(network=crossed.whole.network, facts=facts, held=held)
+        metadata["held_out"] = {"rows": len(logits), **figures._asdict(), "confusion": figures.confusion.tolist()}
+        metadata["scores"] = calibrate(logits, float(crossed.offset)).tolist()
+    return model._replace(network=crossed.whole, metadata=metadata, held=held)

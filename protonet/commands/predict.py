@@ -18,7 +18,7 @@ import torch
 from protonet._checks import fail
 from protonet._writing import write_whole
 from protonet.commands.models import check_paths, classify, make_parser, map_blocks, want
-from protonet.files.model import Model, load_model
+from protonet.files import Model, load_model
 from protonet.metrics import find_threshold, score_known
 from protonet.tables.table import Block, open_table
 
@@ -76,7 +76,7 @@ def choose_threshold(model: Model, text: str) -> float:
     Raises:
         ValueError: It is no share that the model can tell.
     """
-    scores = model.facts.get("scores")
+    scores = model.metadata.get("scores")
     if not isinstance(scores, list) or not all(type(score) is float for score in scores):
         remedy = "Fit it again, to two samples or more of some classes."
         fail(PROG, "--unknown", "come with a model that was cross-validated", "one without held-out rows", remedy)

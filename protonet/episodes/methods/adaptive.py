@@ -15,9 +15,10 @@ from torch import Tensor
 
 from protonet.episodes.batch import Episodes
 from protonet.episodes.methods.common import one_hot, squared_distances
-from protonet.fit.search import RAW, UNJUDGED_SETTING, UNJUDGED_SPREAD
-from protonet.scoring import LOGIT_SCALE, SOFTNESS, SOFTNESS_IN_ALL
-from protonet.views.linear import LIFT
+from protonet.fit.search import MIXTURE
+from protonet.scoring import WEIGHTS
+from protonet.views.linear import LINEAR
+from protonet.views.radial import UNJUDGED
 
 WIDTHS, RIDGES = (1.0, 2.0, 4.0), (1e-2, 1e-1, 1.0)
 LINEAR_RIDGES = (1e-1, 1.0, 10.0)  # in units of a row's mean square
@@ -54,11 +55,11 @@ def adaptive(episodes: Episodes) -> Tensor:
     gain = 1 / (gain + 0.1 * gain.mean(dim=2, keepdim=True)).clamp_min(1e-6)
     centred = support - shift, query - shift
     scaled = centred[0] * gain, centred[1] * gain
-    lifted = [F.pad(rows, (0, 1), value=LIFT) for rows in scaled]
+    lifted = [F.pad(rows, (0, 1), value=LINEAR.bias) for rows in scaled]
     gaussian = [squared_distances(scaled[0], rows) for rows in scaled]
     laplacian = [torch.cdist(scaled[0], rows, p=1.0) for rows in scaled]
     views = [
-        _prototype_view(support, query, hot, unjudged=RAW),
+        _prototype_view(support, query, hot, unjudged=MIXTURE.unjudged_raw),
         _prototype_view(centred[0], centred[1], hot),
         _prototype_view(lifted[0], lifted[1], hot),
         *_kernel_views(gaussian[0], gaussian[1], hot),
@@ -71,7 +72,7 @@ def adaptive(episodes: Episodes) -> Tensor:
     spread = _spread(left_out, torch.ones_like(judged)[:, None])
     factor, losses = _fit_temperature(left_out / spread, hot[:, None], judged[:, None])
     count = judged.sum(dim=1, keepdim=True)
-    softness = (SOFTNESS_IN_ALL / count.clamp_min(1)).clamp_min(SOFTNESS)
+    softness = (WEIGHTS.softness_in_all / count.clamp_min(1)).clamp_min(WEIGHTS.softness)
     prior = torch.tensor([view.prior for view in views], dtype=hot.dtype)
     influence = ((losses.amin(dim=1, keepdim=True) - losses) / softness).exp() * prior  # (episodes, views)
     unjudged = torch.tensor([view.unjudged for view in views], dtype=hot.dtype)
@@ -80,7 +81,7 @@ def adaptive(episodes: Episodes) -> Tensor:
     weights = (weights / weights.sum(dim=1, keepdim=True))[:, :, None, None] / spread
     mixed = (weights * left_out).sum(dim=1, keepdim=True)
     factor, _ = _fit_temperature(mixed, hot[:, None], judged[:, None])
-    factor = torch.where(enough, factor, UNJUDGED_SPREAD)[:, :, None]
+    factor = torch.where(enough, factor, MIXTURE.unjudged_spread)[:, :, None]
     scores = (weights * torch.stack([view.query for view in views], dim=1)).sum(dim=1)
     return factor * scores
 
@@ -103,7 +104,7 @@ def _kernel_views(between: Tensor, to_query: Tensor, hot: Tensor) -> list[View]:
     for width in WIDTHS:
         kernel, right = ((each / (-width * median)).exp() for each in (between, to_query))
         for ridge in RIDGES:
-            unjudged = float((width, ridge) == UNJUDGED_SETTING)
+            unjudged = float((width, ridge) == UNJUDGED)
             views.append(_ridge_view(kernel, right, ridge, hot, 1 / (len(WIDTHS) * len(RIDGES)), unjudged))
     return views
 
@@ -140,7 +141,7 @@ def _fit_temperature(scores: Tensor, hot: Tensor, rows: Tensor, *, steps: int = 
     """
     count = rows.sum(dim=-1).clamp_min(1)
     spread = _spread(scores, rows.clamp_min(1e-6))[..., 0, 0]
-    ridge = spread.square() / (LOGIT_SCALE**2 * count)
+    ridge = spread.square() / (WEIGHTS.logit_scale**2 * count)
     true = (scores * hot).sum(dim=-1)
 
     def mean(values: Tensor) -> Tensor:
