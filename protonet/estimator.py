@@ -36,7 +36,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
 
     Attributes:
         classes_: (n_classes,) the labels, in ascending order.
-        n_features_in_: Features a row.
+        n_features_in_: Features per row.
         feature_names_in_: Their names, where the training rows had column names that are strings.
         network_: The `protonet.PrototypeNetwork`, in float64, its classes in the order of ``classes_``.
 
@@ -67,7 +67,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             The estimator.
 
         Raises:
-            ValueError: What scikit-learn's estimators reject; no row of positive weight; an unknown effort.
+            InputError: What scikit-learn's estimators reject; no row of positive weight; an unknown effort.
         """
         rows, labels = self._read(X, y, sample_weight, reset=True)
         self._fit(rows, labels)
@@ -86,7 +86,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             The estimator.
 
         Raises:
-            ValueError: As in ``fit``, or another number of features.
+            InputError: As in ``fit``, or another number of features.
         """
         known = [] if classes is None else [np.asarray(classes)]
         first = not hasattr(self, "network_")

@@ -15,7 +15,7 @@ from protonet._checks import InputError, InputTypeError, MissingPackageError, fa
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are ValueErrors in the one message form.
+    """An argument parser whose errors are InputErrors in the one message form.
 
     Args:
         prog: The module that ``python -m`` runs; it opens every message.
@@ -26,7 +26,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog=prog, description=description, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
-        """Raise a ValueError: an option is unknown, or lacks its value."""
+        """Raise an InputError: an option is unknown, or lacks its value."""
         fail(self.prog, "arguments", "be as --help lists them", message, f"Run python -m {self.prog} --help.")
 
 
@@ -75,7 +75,7 @@ def _report_bug(prog: str, error: Exception) -> str:
 
 
 def parse_whole(prog: str, argument: str, text: str, *, low: int) -> int:
-    """Return ``text`` as an int >= ``low``, or raise a ValueError in the one message form."""
+    """Return ``text`` as an int >= ``low``, or raise an InputError in the one message form."""
     try:
         value = int(text)
     except ValueError:
@@ -86,7 +86,7 @@ def parse_whole(prog: str, argument: str, text: str, *, low: int) -> int:
 
 
 def check_name(prog: str, argument: str, name: str, known: Collection[str]) -> str:
-    """Return ``name`` if it is known, or raise a ValueError that lists the known ones, the nearest first."""
+    """Return ``name`` if it is known, or raise an InputError that lists the known ones, the nearest first."""
     if name not in known:
         near = difflib.get_close_matches(name.lower().replace("_", "-"), known, n=3, cutoff=0.4)
         listed = [*near, *(other for other in known if other not in near)]
@@ -104,7 +104,7 @@ def check_writable_file(prog: str, argument: str, path: str | Path) -> Path:
     """Return ``path`` once it is known that a file can be written there; its folder is made if need be.
 
     Raises:
-        ValueError: It cannot; nothing is left behind but the folder.
+        InputError: It cannot; nothing is left behind but the folder.
     """
     path = Path(path)
     try:
@@ -128,7 +128,7 @@ def check_writable_folder(prog: str, argument: str, path: str | Path) -> Path:
     """Return ``path`` once it is a folder, made if need be, in which files can be written.
 
     Raises:
-        ValueError: It is not.
+        InputError: It is not.
     """
     path = Path(path)
     try:
@@ -149,7 +149,7 @@ def check_outputs(prog: str, options: argparse.Namespace, names: Sequence[str]) 
     """Return the paths of those options of ``names`` that are given, once it is known that they can be written.
 
     Raises:
-        ValueError: One cannot, or two are the same file.
+        InputError: One cannot, or two are the same file.
     """
     paths: dict[str, Path] = {}
     for name in names:

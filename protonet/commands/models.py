@@ -23,8 +23,8 @@ from protonet.fit.search import Progress
 from protonet.metrics import calibrate, measure
 from protonet.tables.table import Block, Wanted
 
-#: What the name of a model, of a figure and of a table may end in.
-MODELS, FIGURES = (".safetensors",), (".png", ".pdf", ".svg")
+#: What the name of a model, of a plot and of a table may end in.
+MODELS, PLOTS = (".safetensors",), (".png", ".pdf", ".svg")
 #: Most blocks that are classified at a time.
 MOST_THREADS = 8
 
@@ -62,7 +62,7 @@ def check_paths(
         inputs: The paths that are read.
 
     Raises:
-        ValueError: A path cannot be written, ends in something else, or is that of another output or of an input.
+        InputError: A path cannot be written, ends in something else, or is that of another output or of an input.
     """
     for name, allowed in suffixes.items():
         path = getattr(options, name)
@@ -92,7 +92,7 @@ def number_classes(prog: str, labels: np.ndarray, known: Sequence[str | int]) ->
     """Return the number (n,) of each row's class among the known ones; 7 and "7" are the same.
 
     Raises:
-        ValueError: A class is not known.
+        InputError: A class is not known.
     """
     numbers = {str(name): number for number, name in enumerate(known)}
     names, places = np.unique(labels.astype(str), return_inverse=True)
@@ -108,7 +108,7 @@ def classify(prog: str, model: Model, x: np.ndarray) -> Tensor:
     """Return the logits (b, num_classes) of rows (b, dim) float32.
 
     Raises:
-        ValueError: A row is so far out that its embedding overflows.
+        InputError: A row is so far out that its embedding overflows.
     """
     logits: Tensor = model.network(torch.from_numpy(x))
     lost = ~logits.isfinite().all(dim=1)
@@ -165,7 +165,7 @@ def keep_crossfit(model: Model, crossed: Crossfit) -> Model:
     metadata = model.metadata | {"folds": structures, "samples": crossed.whole.counts.tolist()}
     if len(crossed.labels):
         logits = predict_held(crossed)
-        figures = measure(logits, crossed.labels)
-        metadata["held_out"] = {"rows": len(logits), **figures._asdict(), "confusion": figures.confusion.tolist()}
+        metrics = measure(logits, crossed.labels)
+        metadata["held_out"] = {"rows": len(logits), **metrics._asdict(), "confusion": metrics.confusion.tolist()}
         metadata["scores"] = calibrate(logits, float(crossed.offset)).tolist()
     return model._replace(network=crossed.whole, metadata=metadata, held=held)

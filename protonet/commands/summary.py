@@ -38,23 +38,23 @@ def format_baselines(logits: Tensor, labels: Tensor, baselines: Mapping[str, Ten
     right = (logits.argmax(dim=1) == labels).double()
     rows = []
     for name, scores in {"this model": logits, **baselines}.items():
-        figures = measure(scores, labels)
-        gain = right - (scores.argmax(dim=1) == labels).double()
-        half = NORMAL * float(gain.std(correction=0)) / math.sqrt(len(gain))
-        difference = f"{100 * float(gain.mean()):+.2f} ±{100 * half:.2f}" if name in baselines else ""
-        rows.append([name, *format_accuracy(figures), difference])
+        metrics = measure(scores, labels)
+        lead = right - (scores.argmax(dim=1) == labels).double()
+        half = NORMAL * float(lead.std(correction=0)) / math.sqrt(len(lead))
+        difference = f"{100 * float(lead.mean()):+.2f} ±{100 * half:.2f}" if name in baselines else ""
+        rows.append([name, *format_accuracy(metrics), difference])
     return format_table(["on rows held out", "right, %", "95 % interval", "this model's lead, points"], rows)
 
 
-def format_accuracy(figures: Metrics) -> tuple[str, str]:
+def format_accuracy(metrics: Metrics) -> tuple[str, str]:
     """Return an accuracy in per cent, and its interval."""
-    low, high = (100 * bound for bound in figures.interval)
-    return f"{100 * figures.accuracy:.2f}", f"[{low:.2f}, {high:.2f}]"
+    low, high = (100 * bound for bound in metrics.interval)
+    return f"{100 * metrics.accuracy:.2f}", f"[{low:.2f}, {high:.2f}]"
 
 
-def format_losses(figures: Metrics) -> str:
+def format_losses(metrics: Metrics) -> str:
     """Return how good the probabilities are."""
-    return f"log-loss {figures.log_loss:.3f}, calibration error {100 * figures.calibration_error:.1f} points\n"
+    return f"log-loss {metrics.log_loss:.3f}, calibration error {100 * metrics.calibration_error:.1f} points\n"
 
 
 def format_pairs(confusion: Tensor, classes: Sequence[str | int]) -> str:

@@ -23,8 +23,8 @@ def run(arguments: Sequence[str] | None) -> None:
     """Add as the arguments say, print which of the old classes lost by it, and write the model.
 
     Raises:
-        ImportError: A package that the table needs is missing.
-        ValueError: Arguments, a model or a table that do not fit.
+        MissingPackageError: A package that the table needs is missing.
+        InputError: Arguments, a model or a table that do not fit.
     """
     text = "Add samples and new classes to a model, without training. The same samples twice count twice."
     parser = make_parser(PROG, text, model=True, label="the same as in fit")
@@ -49,7 +49,7 @@ def run(arguments: Sequence[str] | None) -> None:
 
 
 def open_crossfit(model: Model) -> Crossfit:
-    """Return what it takes to add samples to a model; raise a ValueError if it has not got that."""
+    """Return what it takes to add samples to a model; raise an InputError if it has not got that."""
     try:
         return unpack(model.network, model.metadata.get("folds"), model.held)
     except ValueError as error:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from protonet.files.model import describe_network, restore_network
 from protonet.fit.baselines import score_cosine, score_lda
-from protonet.fit.search import Choice, Progress
+from protonet.fit.search import Choice, Progress, ignore
 from protonet.fit.solver import Problem, Solution, comparable, fit_choice, untouched_globals
 from protonet.metrics import score_known
 from protonet.network import PrototypeNetwork
@@ -44,9 +44,7 @@ class Crossfit(NamedTuple):
     """0-d float64: by how much the network of all rows scores such rows higher; see `protonet.metrics.calibrate`."""
 
 
-def crossfit(
-    solution: Solution, *, deadline: float = math.inf, progress: Progress = lambda stage, share: None
-) -> Crossfit:
+def crossfit(solution: Solution, *, deadline: float = math.inf, progress: Progress = ignore) -> Crossfit:
     """Fit what was chosen on all rows again without each fold.
 
     The folds are others than those that the choice was made on.

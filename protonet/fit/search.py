@@ -40,6 +40,10 @@ SEARCH_SHARE = 0.8
 Progress = Callable[[str, float], None]
 
 
+def ignore(stage: str, share: float) -> None:
+    """Tell nobody about progress."""
+
+
 @dataclass(frozen=True)
 class MixtureRules:
     """What is believed before any row is seen; analysis/results/robustness.md has the sets that this was set on."""
@@ -101,9 +105,7 @@ class Choice(NamedTuple):
     """Mean out-of-fold log-loss of each candidate by its name, at its best temperature; "mixture" for the mixture's."""
 
 
-def select(
-    rows: Rows, plan: Plan, *, search: Search | None = None, progress: Progress = lambda stage, share: None
-) -> Choice:
+def select(rows: Rows, plan: Plan, *, search: Search | None = None, progress: Progress = ignore) -> Choice:
     """Decide views, the learned views' size and training, weights and temperature on held-out folds.
 
     The outcome is one of three: raw cosine, with the smallest MLP around it; a learned view alone; or a mixture.

@@ -15,7 +15,7 @@ import torch
 from protonet._checks import check_int, check_number, fail, fail_type
 from protonet.encoder import Encoder
 from protonet.fit.loading import read_loaders, sort_rows
-from protonet.fit.search import EFFORTS, SEARCH_SHARE, Choice, Progress, Search, select
+from protonet.fit.search import EFFORTS, SEARCH_SHARE, Choice, Progress, Search, ignore, select
 from protonet.network import PrototypeNetwork
 from protonet.views.linear import LinearKind
 from protonet.views.mlp import plan_encoder
@@ -77,8 +77,9 @@ def solve(
         The network in eval mode, float32. Its trainable parameters are the encoder's, at most ``param_limit``.
 
     Raises:
-        TypeError: A loader's batch is not ``(inputs, labels)``, labels are not integers, an argument has another type.
-        ValueError: No sample, non-finite features, labels outside [0, num_classes), another width than input_dim,
+        InputTypeError: A loader's batch is not ``(inputs, labels)``, labels are not integers, an argument has another
+            type.
+        InputError: No sample, non-finite features, labels outside [0, num_classes), another width than input_dim,
             num_classes < 2, a negative or non-finite limit, an unknown effort.
     """
     arguments = (train_loader, val_loader, metadata, time_limit, effort, progress, seed)
@@ -102,7 +103,7 @@ def solve_problem(
     search = _check_effort(effort)
     if progress is not None and not callable(progress):
         fail_type("solve", "progress", "be a function of a stage and a share", type(progress).__name__, "Pass None.")
-    progress = progress or _silent
+    progress = progress or ignore
     with untouched_globals():
         features, labels, num_classes = read_loaders(train_loader, val_loader, metadata)
         features, labels = sort_rows(features, labels)
@@ -117,10 +118,6 @@ def solve_problem(
             network = fit_choice(problem, choice, started + time_limit)
         progress("done", 1.0)
         return Solution(network.to(metadata.get("device", "cpu")), choice, problem)
-
-
-def _silent(stage: str, share: float) -> None:
-    """Tell nobody about progress."""
 
 
 def fit_choice(problem: Problem, choice: Choice, deadline: float = math.inf) -> PrototypeNetwork:
