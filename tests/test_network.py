@@ -259,7 +259,7 @@ def test_features_of_another_width_are_an_error_everywhere(x: torch.Tensor) -> N
         lambda: network.add_samples(x, torch.zeros(len(x), dtype=torch.int64)),
         lambda: network.add_class(x),
     ):
-        with pytest.raises(InputError, match=r"`features` must have (shape \(n, dim\)|8 features a row)"):
+        with pytest.raises(InputError, match=r"`features` must have (shape \(n, dim\)|8 features per row)"):
             call()
 
 

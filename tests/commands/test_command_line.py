@@ -287,7 +287,7 @@ def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         ("fit M.npz -o M", "protonet fit: `path` must be a file that exists"),
         ("predict T T", "load_model: `path` must be a model file .*train.csv"),
         ("predict M other.csv", "protonet predict: `path` must have the model's columns; got .*other.csv without z"),
-        ("predict M two.npy", "protonet predict: `path` must have 4 features a row; got 2 in two.npy"),
+        ("predict M two.npy", "protonet predict: `path` must have 4 features per row; got 2 in two.npy"),
         (
             "predict M far.csv",
             "protonet predict: `path` must hold numbers of the size that .*; got 3e.38 as the largest",

@@ -197,13 +197,13 @@ X, Y = blobs(0)
             ValueError,
             "`val_loader` must be finite; got NaN or infinity in 30 of 30",
         ),
-        ([(X, Y)], None, {"input_dim": 9}, ValueError, "must have 9 features a sample; got 8 in batch 0"),
+        ([(X, Y)], None, {"input_dim": 9}, ValueError, "must have 9 features per sample; got 8 in batch 0"),
         (
             [(X, Y)],
             [(X[:, :5], Y)],
             None,
             ValueError,
-            "`val_loader` must have 8 features a sample; got 5 in batch 0",
+            "`val_loader` must have 8 features per sample; got 5 in batch 0",
         ),
         (
             [(X, Y)],

@@ -135,13 +135,13 @@ def test_other_columns_than_the_models(tmp_path: Path, header: str, message: str
         (np.ones((2, 3), complex), r"`path` must hold real numbers of shape \(n, dim\); got complex128"),
         (np.array([["a"]]), r"`path` must hold real numbers of shape \(n, dim\); got <U1"),
         (np.array([[None]]), r"`path` must be an NPY file of numbers or strings; got .*ValueError"),
-        (np.ones((2, 3)), "`path` must have 2 features a row; got 3 in .*x.npy"),
-        (np.ones((0, 2)), "`path` must have one label a row; got 2 for 0 rows"),
+        (np.ones((2, 3)), "`path` must have 2 features per row; got 3 in .*x.npy"),
+        (np.ones((0, 2)), "`path` must have one label per row; got 2 for 0 rows"),
         (
             [[0, 1], [0, np.inf]],
             r"`path` must have a finite number in every cell; got inf in column 1, row 1 \(counted",
         ),
-        (np.ones((3, 2)), "`path` must have one label a row; got 2 for 3 rows"),
+        (np.ones((3, 2)), "`path` must have one label per row; got 2 for 3 rows"),
     ],
 )
 def test_arrays_that_do_not_fit(tmp_path: Path, x: object, message: str) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -8,17 +10,19 @@ from torch import Tensor
 
 from protonet.datasets import load_digits
 from protonet.views import forest
-from protonet.views.forest import ForestView, count_trees, fit_forest
+from protonet.views.forest import FOREST, Forest, ForestView, count_trees
+from protonet.views.shifts import shift_rows
+from protonet.views.view import Rows
 from tests.strategies import blobs, seeds
 
 
-def grow(x: Tensor, y: Tensor, classes: int = 5, trees: int = 20, seed: int = 0) -> ForestView:
-    return fit_forest(x, y, classes, trees=trees, generator=torch.Generator().manual_seed(seed))
+def grow(x: Tensor, y: Tensor, classes: int = 5, trees: int = 20) -> ForestView:
+    return Forest(trees).fit(Rows(x, y, classes))
 
 
 def vote_slowly(view: ForestView, x: Tensor) -> Tensor:
     """Walk every row down every tree."""
-    votes = torch.zeros(len(x), view.embedding_dim)
+    votes = torch.zeros(len(x), view.sizes[0])
     for number, row in enumerate(x):
         for root in view.root:
             at = int(root)
@@ -73,31 +77,32 @@ def test_the_depth_is_that_of_the_farthest_leaf(seed: int) -> None:
 
 def test_batches_of_trees_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = blobs(1, noise=2.0)
-    monkeypatch.setattr(forest, "BATCH_WORK", 300)  # a few trees at a time
+    monkeypatch.setattr(forest, "FOREST", replace(FOREST, batch_work=300))  # a few trees at a time
     view = grow(x, y)
     assert len(view.root) == 20
     torch.testing.assert_close(view(x), torch.nn.functional.one_hot(y, 5).float())
     torch.testing.assert_close(view(x[:4] + 0.3), vote_slowly(view, x[:4] + 0.3))
 
 
-def test_the_same_generator_gives_the_same_trees_in_any_unit() -> None:
+def test_the_same_seed_gives_the_same_trees_in_any_unit(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = blobs(2)
     first, second = grow(x, y), grow(x * 1024, y)
     assert torch.equal(first.feature, second.feature)
     assert torch.equal(first.threshold * 1024, second.threshold)
-    assert not torch.equal(first(x + 1), grow(x, y, seed=1)(x + 1))
+    monkeypatch.setattr(forest, "FOREST", replace(FOREST, seed=1))
+    assert not torch.equal(first(x + 1), grow(x, y)(x + 1))
 
 
 @pytest.mark.parametrize("n", [1, 100, 10_000, 1_000_000])
 def test_work_is_bounded(n: int) -> None:
     assert 1 <= count_trees(n, 400, 200) <= 200
-    assert count_trees(n, 400, 200) * min(n, forest.MAX_ROWS) * 20 <= max(forest.FOREST_WORK, forest.MAX_ROWS * 20)
+    assert count_trees(n, 400, 200) * min(n, FOREST.most_rows) * 20 <= max(FOREST.forest_work, FOREST.most_rows * 20)
 
 
 def test_of_many_rows_some_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = blobs(3)
     x, y = x[y.argsort()], y.sort().values
-    monkeypatch.setattr(forest, "MAX_ROWS", 10)
+    monkeypatch.setattr(forest, "FOREST", replace(FOREST, most_rows=10))
     view = grow(x, y)
     assert len(view.feature) <= len(view.root) * (2 * 10 - 1)
     assert set(view.label.tolist()) == set(range(5))
@@ -105,3 +110,14 @@ def test_of_many_rows_some_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_everything_is_a_buffer() -> None:
     assert list(grow(*blobs(4)).parameters()) == []
+
+
+def test_a_shifted_forest_is_the_forest_of_the_shifted_rows() -> None:
+    x, y = blobs(5)
+    shifts = (0, 2, -1)
+    shifted = Forest(5, shifted=True).fit(Rows(x, y, 5, shifts=shifts))
+    expected = grow(shift_rows(x, shifts), y.repeat(3), trees=5)
+    assert torch.equal(shifted(x + 0.2), expected(x + 0.2))
+    plain = Forest(5).fit(Rows(x, y, 5, shifts=shifts))
+    assert torch.equal(plain(x + 0.2), grow(x, y, trees=5)(x + 0.2))
+    assert [Forest(5, shifted=shift).name for shift in (False, True)] == ["forest", "shifted forest"]
