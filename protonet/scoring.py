@@ -52,7 +52,21 @@ class WeightRules:
     """Nats, over all rows, by which the evidence has to speak for leaving the mixture: it hedges."""
 
 
-FOLDS, WEIGHTS = FoldRules(), WeightRules()
+@dataclass(frozen=True)
+class NewtonRules:
+    """How the temperature's one convex problem is solved; it takes some five steps."""
+
+    steps: int = 50
+    """Newton steps, at the most."""
+    shrinks: tuple[float, ...] = (1.0, 0.5, 0.25, 0.1, 0.01, 0.001)
+    """Shares of a step that are tried until the loss falls."""
+    settled: float = 1e-7
+    """A step that lowers the loss by less is the last, in nats per row."""
+    flat: float = 1e-12
+    """Variance of a row's cosines below which nothing tells the classes apart; the least curvature, too."""
+
+
+FOLDS, WEIGHTS, NEWTON = FoldRules(), WeightRules(), NewtonRules()
 
 
 def fit_temperature(cosines: Tensor, labels: Tensor, seen: Tensor) -> tuple[float, Tensor]:
@@ -76,7 +90,7 @@ def fit_temperature(cosines: Tensor, labels: Tensor, seen: Tensor) -> tuple[floa
     targets = (seen.cumsum(dim=0) - 1)[labels][:, None]
     true = cosines.gather(1, targets)[:, 0]
     spread = float(cosines.var(dim=1, correction=0).mean())
-    if spread < 1e-12:  # nothing tells the classes apart
+    if spread < NEWTON.flat:  # nothing tells the classes apart
         return 0.0, torch.full((len(cosines),), math.log(max(1, cosines.shape[1])), dtype=torch.float64)
     ridge = spread / (WEIGHTS.logit_scale**2 * len(cosines))
 
@@ -87,21 +101,21 @@ def fit_temperature(cosines: Tensor, labels: Tensor, seen: Tensor) -> tuple[floa
 
     factor = 1 / math.sqrt(spread)
     value, losses, log_p = evaluate(factor)
-    for _ in range(50):
+    for _ in range(NEWTON.steps):
         p = log_p.exp()
         mean = (p * cosines).sum(dim=1)
         slope = float((mean - true).mean(dtype=torch.float64)) + ridge * factor
         curvature = float(((p * cosines.square()).sum(dim=1) - mean.square()).mean(dtype=torch.float64)) + ridge
-        step = slope / max(curvature, 1e-12)
-        for shrink in (1.0, 0.5, 0.25, 0.1, 0.01, 0.001):
+        step = slope / max(curvature, NEWTON.flat)
+        for shrink in NEWTON.shrinks:
             trial = max(0.0, factor - shrink * step)
             trial_value, trial_losses, trial_log_p = evaluate(trial)
             if trial_value < value:
                 break
-        gain = value - trial_value
-        if gain > 0:
+        drop = value - trial_value
+        if drop > 0:
             factor, value, losses, log_p = trial, trial_value, trial_losses, trial_log_p
-        if gain < 1e-7:
+        if drop < NEWTON.settled:
             break
     return factor, losses
 

@@ -35,6 +35,20 @@ class LinearRules:
     """The largest bias coordinate that is read from a file."""
     pooled: float = 0.2
     """Share of a covariance's eigenvalues, the least ones, that get one value where rows are as many as features."""
+    null: float = 1e-14
+    """Share of the largest eigenvalue below which one is rounding."""
+    smoothing: float = 0.35
+    """Power of the dimension in the bandwidth of the shrinkage; Ledoit and Wolf 2022."""
+    powers: int = 5
+    """Powers in [0, 1] that are tried for the spread of class means along a direction, given that of its rows ..."""
+    strengths: tuple[float, float, int] = (-6.0, 3.0, 91)
+    """... and how large it is: least and largest power of ten, and how many are tried."""
+    relevance: float = 5.0
+    """The excess of the F statistic over 1 at which half of a feature is taken for signal ..."""
+    least_relevance: float = 0.05
+    """... and the least excess."""
+    tiny: float = 1e-30
+    """What is divided by instead of zero."""
     constant: float = 1e-6
     """A feature that varies by less than this share of its root mean square is constant."""
     quartiles: float = 1.349
@@ -87,13 +101,13 @@ class Linear:
                 lower, shift, upper = _quartiles(features)
                 spread = (upper - lower) / LINEAR.quartiles
                 deviation = torch.where(spread > LINEAR.least_spread * deviation, spread, deviation)
-            gain = torch.where(usable, 1 / deviation.clamp_min(1e-30), 0.0)
+            gain = torch.where(usable, 1 / deviation.clamp_min(LINEAR.tiny), 0.0)
             if scaling == "relevant":
                 gain *= _relevance(features, labels, num_classes)
         if scaling == "whitened":
             gain, basis, coefficient = _whitening(features, labels, num_classes)
         affine = LinearMap(shift, gain, basis, coefficient)
-        size = affine(features[:CHUNK]).square().mean().sqrt().clamp_min(1e-30)
+        size = affine(features[:CHUNK]).square().mean().sqrt().clamp_min(LINEAR.tiny)
         affine.gain /= size
         affine.coefficient /= size
         return LinearView(affine, bias=0.0 if scaling in {"raw", "centred"} else LINEAR.bias)
@@ -206,7 +220,7 @@ def shrink_covariance(residuals: Tensor, degrees: int) -> Covariance:
         spectrum, left = torch.linalg.eigh(gram / degrees)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         raise FloatingPointError("values of too many magnitudes") from None
-    rank = min(degrees, dim, int((spectrum > spectrum[-1] * 1e-14).sum()))
+    rank = min(degrees, dim, int((spectrum > spectrum[-1] * LINEAR.null).sum()))
     if rank == 0:
         return Covariance(spectrum.new_zeros(dim, 0), spectrum.new_zeros(0), spectrum.new_zeros(()))
     sample = spectrum[-rank:]  # (rank,) ascending
@@ -217,7 +231,7 @@ def shrink_covariance(residuals: Tensor, degrees: int) -> Covariance:
     # Features that are constant or copies of others add no dimension.
     dimension = dim if rank == min(dim, degrees) else rank
     ratio = dimension / degrees
-    bandwidth = min(ratio**2, ratio**-2) ** 0.35 / dimension**0.35
+    bandwidth = min(ratio**2, ratio**-2) ** LINEAR.smoothing / dimension**LINEAR.smoothing
     inverse = 1 / sample
     gap = inverse[:, None] - inverse[None, :]
     kernel = inverse[:, None] / (gap**2 + (bandwidth * inverse[:, None]) ** 2)
@@ -247,9 +261,9 @@ def _discriminant_gains(within: Tensor, between: Tensor, multiplicity: Tensor, s
 
     Source: Ioffe, "Probabilistic linear discriminant analysis" (2006), with a power-law prior.
     """
-    power = torch.linspace(0, 1, 5, dtype=within.dtype)[:, None, None]
+    power = torch.linspace(0, 1, LINEAR.powers, dtype=within.dtype)[:, None, None]
     unit = (between * multiplicity).sum() / multiplicity.sum()
-    strength = torch.logspace(-6, 3, 91, dtype=within.dtype)[None, :, None]
+    strength = torch.logspace(*LINEAR.strengths, dtype=within.dtype)[None, :, None]
     scaled = within / ((within * multiplicity).sum() / multiplicity.sum())
     prior = strength * unit * scaled**power  # (power, strength, direction)
     spread = prior + within / shots
@@ -268,14 +282,15 @@ def _quartiles(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _relevance(features: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     """Return for each feature (dim,) a factor in (0, 1): how much its class means differ, by the F statistic.
 
-    Under no difference F is about 1; the excess e over it gives ``sqrt(e / (e + 5))``, a shrunken signal share.
+    Under no difference F is about 1; the excess e over it gives ``sqrt(e / (e + LINEAR.relevance))``, a shrunken
+    signal share.
     """
     means, counts = class_means(features, labels, num_classes)
     seen = int((counts > 0).sum())
     within = (features - means[labels]).square().sum(dim=0, dtype=torch.float64) / max(1, len(features) - seen)
     between = (counts[:, None] * (means - features.mean(dim=0)).square()).sum(dim=0, dtype=torch.float64)
-    excess = (between / max(1, seen - 1) / within.clamp_min(1e-30) - 1).clamp_min(0.05)
-    return (excess / (excess + 5)).sqrt()
+    excess = (between / max(1, seen - 1) / within.clamp_min(LINEAR.tiny) - 1).clamp_min(LINEAR.least_relevance)
+    return (excess / (excess + LINEAR.relevance)).sqrt()
 
 
 def _whitening(x: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -296,7 +311,7 @@ def _whitening(x: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Ten
         within = torch.cat([within, covariance.rest[None]])
         between = torch.cat([between, off[None]])
         multiplicity = torch.cat([multiplicity, multiplicity.new_tensor([dim - rank])])
-    floor = within.max() * 1e-14
-    gains = _discriminant_gains(within.clamp_min(floor.clamp_min(1e-30)), between, multiplicity, shots)
+    floor = within.max() * LINEAR.null
+    gains = _discriminant_gains(within.clamp_min(floor.clamp_min(LINEAR.tiny)), between, multiplicity, shots)
     rest = gains[rank] if rank < dim else gains.new_zeros(())
     return rest.expand(dim).clone(), covariance.basis, gains[:rank] - rest

@@ -40,6 +40,10 @@ class RadialRules:
     """Read-outs of a class that sum to more, in absolute value, are worked with in float64."""
     jitter: float = 1e-6
     """Added to the diagonal of the units' kernel, which is singular where rows are equal."""
+    median_rows: int = 4 * CHUNK
+    """Rows that the median distance is taken of, at the most."""
+    same: float = 1e-12
+    """A distance below this is that of a unit to its own sample."""
     halving_rows: int = 16
     """A fold with this many held-out rows halves the bandwidths and ridges that are tried."""
     hope: float = 0.8
@@ -293,8 +297,8 @@ class _Problem:
         self.landmarks = z[self.chosen]
         units64 = self.landmarks.to(torch.float64)
         self.between = torch.cat([distances(part.to(torch.float64), units64, view.norm) for part in z.split(CHUNK)])
-        apart = self.between[: 4 * CHUNK]
-        apart = apart[apart > 1e-12]  # a unit is no distance away from its own sample
+        apart = self.between[: RADIAL.median_rows]
+        apart = apart[apart > RADIAL.same]
         self.median = float(apart.median()) if len(apart) else 1.0
         indicators = F.one_hot(labels, self.num_classes).to(torch.float64)
         self.targets = indicators - indicators.mean(dim=0)  # (n, num_classes)
