@@ -160,7 +160,8 @@ def _try_kinds(judge: Judge, kinds: Sequence[Kind], progress: Progress) -> tuple
     learned: list[Candidate] = []
     shares = [kind.share for kind in kinds]
     for number, kind in enumerate(kinds):
-        progress(kind.stage, SEARCH_SHARE * sum(shares[:number]) / sum(shares))
+        if number:  # the first stage is told before shifts are looked for
+            progress(kind.stage, SEARCH_SHARE * sum(shares[:number]) / sum(shares))
         for candidate in kind.candidates(judge):
             judge.found.append(candidate)
             (learned if kind.trained else closed).append(candidate)
