@@ -304,7 +304,7 @@ def test_prototype_errors_leave_the_network_as_it_was() -> None:
         network.add_samples(x, y * 0, num_classes=4)
     with pytest.raises(InputError, match="add_samples: `features` must have at least one row; got none"):
         network.add_samples(x[:0], y[:0])
-    with pytest.raises(InputTypeError, match="add_samples: `labels` must be a tensor of integer labels; got torch.float"):
+    with pytest.raises(InputTypeError, match="add_samples: `labels` must be a tensor of integer labels; got torch"):
         network.add_samples(x, y.float())
     with pytest.raises(InputTypeError, match=r"add_samples: `features` must be a tensor of shape \(n, dim\); got list"):
         network.add_samples(x.tolist(), y)  # type: ignore[arg-type]

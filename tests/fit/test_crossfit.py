@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from protonet.fit.candidates import Search
 from torch import Tensor
 
-from protonet.fit.candidates import Search
 from protonet.fit.crossfit import add_rows, count_rows, crossfit, pack, predict_held, predict_rivals, unpack, update
 from protonet.fit.solver import Solution, fit_choice, solve, solve_problem
 from protonet.metrics import measure

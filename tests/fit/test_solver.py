@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,11 +17,17 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from protonet import PrototypeNetwork, solve
+from protonet._checks import InputError, InputTypeError
 from protonet.datasets import load_digits
-from protonet.encoder import plan_encoder
-from protonet.fit.candidates import Search
-from protonet.fit.search import EFFORTS, select
+from protonet.encoder import Encoder
+from protonet.fit.search import EFFORTS, Search, select
+from protonet.fit.solver import fit_choice, solve_problem
 from protonet.losses import class_means
+from protonet.views.forest import ForestKind
+from protonet.views.linear import LinearKind
+from protonet.views.mlp import MLPKind, plan_encoder
+from protonet.views.radial import RadialKind
+from protonet.views.view import Rows
 from tests.strategies import blobs, seeds
 
 Loader = Iterable[Any]
@@ -104,7 +112,7 @@ def test_the_mlp_is_always_there_and_always_trained() -> None:
     for rows in (1, 2, 6):
         network = solve([blobs(4, rows=rows)], None, SMALL)
         assert network.count_parameters() > 0
-        last = dict(network.encoder.named_parameters())["learned.last"]
+        (last,) = (value for name, value in network.encoder.named_parameters() if name.endswith("stack.last"))
         assert bool((last != 0).any())
 
 
@@ -152,8 +160,8 @@ def test_odd_data_pass_without_fuss() -> None:
     cases.append(([(read_only, y.numpy()[::-1])], None, 5))
     for train, val, classes in cases:
         network = solve(train, val, {"num_classes": classes, **SMALL})
-        width = network.encoder.views[0].shift.shape[0]  # type: ignore[union-attr, index]
-        logits = network(torch.randn(4, width, generator=torch.Generator().manual_seed(0)))
+        assert isinstance(network.encoder, Encoder)
+        logits = network(torch.randn(4, network.encoder.input_dim, generator=torch.Generator().manual_seed(0)))
         assert bool(torch.isfinite(logits).all())
 
 
@@ -168,99 +176,54 @@ X, Y = blobs(0)
 
 
 @pytest.mark.parametrize(
-    ("train", "val", "metadata", "error", "message"),
+    ("metadata", "error", "message"),
     [
-        (None, None, None, TypeError, "solve: `train_loader` must be a loader; got None"),
-        (5, None, None, TypeError, "solve: `train_loader` must be iterable; got int"),
-        ([], None, None, ValueError, "solve: `train_loader` must have at least one sample; got none"),
-        ([(X[:0], Y[:0])], None, None, ValueError, "`train_loader` must have at least one sample"),
-        ([X], None, None, TypeError, r"must give \(inputs, labels\) batches; got Tensor in batch 0"),
-        ([(X, Y, Y)], None, None, TypeError, "batches; got tuple in batch 0 of 3 items"),
-        ([(X, Y), (X, "a")], None, None, TypeError, r"batches of real tensors; got \(Tensor, str\) in batch 1"),
-        ([(np.array([["a"]]), Y[:1])], None, None, TypeError, r"batches of real tensors; got \(ndarray, Tensor\)"),
-        ([(X + 1j, Y)], None, None, TypeError, r"batches of real tensors; got \(Tensor, Tensor\) in batch 0"),
-        ([(X, Y[:3])], None, None, ValueError, r"got shapes \(30, 8\) and \(3,\) in batch 0"),
-        ([(X, Y.float())], None, None, TypeError, "`train_loader labels` must be a tensor of integer labels"),
-        ([(X, Y)], [(X, Y - 1)], None, ValueError, r"`val_loader labels` must be >= 0; got -1 \(6 such"),
-        ([(X, Y)], None, {"num_classes": 4}, ValueError, r"`train_loader labels` must be in \[0, 4\); got 4"),
         (
-            [(X * math.nan, Y)],
-            None,
-            None,
-            ValueError,
-            "`train_loader` must be finite; got NaN or inf.* in 30 of 30",
-        ),
-        (
-            [(X, Y)],
-            [(X / 0, Y)],
-            None,
-            ValueError,
-            "`val_loader` must be finite; got NaN or infinity in 30 of 30",
-        ),
-        ([(X, Y)], None, {"input_dim": 9}, ValueError, "must have 9 features per sample; got 8 in batch 0"),
-        (
-            [(X, Y)],
-            [(X[:, :5], Y)],
-            None,
-            ValueError,
-            "`val_loader` must have 8 features per sample; got 5 in batch 0",
-        ),
-        (
-            [(X, Y)],
-            None,
             {"num_classes": 1},
-            ValueError,
+            InputError,
             r"`metadata\['num_classes'\]` must be a whole number >= 2",
         ),
         (
-            [(X, Y)],
-            None,
             {"param_limit": -1},
-            ValueError,
+            InputError,
             r"`metadata\['param_limit'\]` must be a finite number >= 0",
         ),
         (
-            [(X, Y)],
-            None,
             {"param_limit": math.nan},
-            ValueError,
+            InputError,
             r"`metadata\['param_limit'\]` must be a finite",
         ),
-        ([(X.double() * 1e60, Y)], None, None, ValueError, "`train_loader` must lie within the range of float32"),
-        ([(X.double() * 1e-60, Y)], None, None, ValueError, "`train_loader` must lie within the range of float32"),
-        ([(X, Y * 10**7)], None, None, ValueError, "labels` must be class numbers; got 40000000 as the largest"),
         (
-            [(X, Y)],
-            None,
             {"device": "nonsense"},
-            ValueError,
+            InputError,
             r"`metadata\['device'\]` must be a device of this machine",
         ),
-        ([(X, Y)], None, [1], TypeError, "`metadata` must be a mapping or None; got list"),
+        ([1], InputTypeError, "`metadata` must be a mapping or None; got list"),
     ],
 )
-def test_bad_input_gets_its_message(train: Any, val: Any, metadata: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        solve(train, val, metadata)
+def test_bad_metadata_get_their_message(metadata: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=f"^solve: {message}"):
+        solve([(X, Y)], None, metadata)
 
 
 def test_a_time_limit_below_zero_is_an_error() -> None:
-    with pytest.raises(ValueError, match="solve: `time_limit` must be a finite number >= 0; got -1"):
+    with pytest.raises(InputError, match="solve: `time_limit` must be a finite number >= 0; got -1"):
         solve([(X, Y)], time_limit=-1)
 
 
 @pytest.mark.parametrize(
     ("effort", "error", "message"),
     [
-        ("slow", ValueError, "be one of fast, default, best; got 'slow'"),
-        (["fast"], TypeError, "be a name or a Search; got list"),
-        (
-            Search(folds=1),
-            ValueError,
-            "have no folds or two, a grid and steps; got folds=1, 20 settings, 4 step counts",
-        ),
-        (Search(grid=()), ValueError, "a grid and steps; got folds=5, 0 settings"),
-        (Search(steps=()), ValueError, "20 settings, 0 step counts"),
+        ("slow", InputError, "be one of fast, default, best; got 'slow'"),
+        (["fast"], InputTypeError, "be a name or a Search; got list"),
+        (Search(folds=1), InputError, "have no folds or two, .*; got folds=1"),
+        (Search(folds=-1), InputError, "have no folds or two, .*; got folds=-1"),
+        (Search(kinds=()), InputError, "linear views first; got folds=5, kinds "),
+        (Search().without(LinearKind), InputError, "linear views first; got .*RadialKind"),
+        (Search().with_kind(LinearKind(("whitened",))), InputError, "got "),
+        (Search().with_kind(RadialKind(bandwidths=())), InputError, "got "),
+        (Search().with_kind(RadialKind(ridges=())), InputError, "got "),
+        (Search().with_kind(MLPKind(steps=())), InputError, "got "),
     ],
 )
 def test_an_effort_that_cannot_be_made_is_an_error(effort: Any, error: type[Exception], message: str) -> None:
@@ -269,7 +232,7 @@ def test_an_effort_that_cannot_be_made_is_an_error(effort: Any, error: type[Exce
 
 
 def test_progress_must_be_a_function() -> None:
-    with pytest.raises(TypeError, match="solve: `progress` must be a function of a stage and a share; got int"):
+    with pytest.raises(InputTypeError, match="solve: `progress` must be a function of a stage and a share; got int"):
         solve([(X, Y)], progress=5)  # type: ignore[arg-type]
 
 
@@ -277,7 +240,9 @@ def test_little_effort_trains_nothing_and_much_effort_no_less() -> None:
     fast = solve([(X, Y)], effort="fast")
     assert fast.count_parameters() == 0
     assert float((fast(X).argmax(dim=1) == Y).double().mean()) > 0.9
-    best = solve([(X, Y)], None, SMALL, effort=EFFORTS["best"]._replace(trees=20, folds=3, steps=(10, 30)))
+    search = replace(EFFORTS["best"], folds=3).with_kind(ForestKind(trees=20))
+    search = search.with_kind(replace(MLPKind.for_effort("best"), steps=(10, 30)))
+    best = solve([(X, Y)], None, SMALL, effort=search)
     assert 0 < best.count_parameters() <= SMALL["param_limit"]
 
 
@@ -297,14 +262,14 @@ def test_progress_is_told_and_can_end_the_search() -> None:
     assert torch.get_num_threads() == threads
 
 
-def test_pixels_are_moved_and_nothing_of_it_counts_as_a_parameter() -> None:
+def test_pixels_are_shifted_and_nothing_of_it_counts_as_a_parameter() -> None:
     data = load_digits()
-    plain, moved = (
-        solve([(data.x[:50], data.y[:50])], effort=EFFORTS["fast"]._replace(moves=moves)) for moves in (False, True)
+    plain, shifted = (
+        solve([(data.x[:50], data.y[:50])], effort=replace(EFFORTS["fast"], shifts=shifts)) for shifts in (False, True)
     )
-    accuracy = [float((each(data.x[50:]).argmax(dim=1) == data.y[50:]).double().mean()) for each in (plain, moved)]
+    accuracy = [float((each(data.x[50:]).argmax(dim=1) == data.y[50:]).double().mean()) for each in (plain, shifted)]
     assert accuracy[1] > accuracy[0] + 0.01
-    assert moved.count_parameters() == 0
+    assert shifted.count_parameters() == 0
 
 
 def test_the_callers_default_dtype_does_not_matter() -> None:
@@ -341,8 +306,13 @@ def test_without_parameters_it_is_raw_cosine_for_one_sample_a_class_too(extra: i
 def test_in_few_dimensions_the_mlp_is_trained_for_as_long_as_it_helps() -> None:
     y = torch.arange(120) % 2  # inside and outside of a circle
     x = F.normalize(torch.randn(120, 2, generator=torch.Generator().manual_seed(0)), dim=1) * (1 + 2 * y)[:, None]
-    choice = select(x, y, 2, plan_encoder(2, 2, 10_000), search=Search(radial=(), trees=0))
-    assert choice.losses["1x32 MLP, 60 steps"] < 0.5 * choice.losses["1x32 MLP, 10 steps"]
+    search = Search().without(RadialKind).without(ForestKind)
+    losses = select(Rows(x, y, 2), plan_encoder(2, 2, 10_000), search=search).losses
+    few, many = (
+        min(loss for name, loss in losses.items() if re.fullmatch(rf"learned: 1x32 MLP on \w+, {steps} steps", name))
+        for steps in (10, 60)
+    )
+    assert many < 0.5 * few
 
 
 def test_a_half_precision_copy_stays_finite() -> None:
@@ -359,3 +329,33 @@ def test_where_most_classes_have_one_sample_the_model_stays_simple() -> None:
 
 def test_the_result_is_the_projects_network() -> None:
     assert isinstance(solve([(X, Y)], None, SMALL), PrototypeNetwork)
+
+
+@pytest.mark.parametrize("limit", [0, 30, 5000])
+def test_what_is_chosen_is_fitted_with_its_weights_and_sources_once(limit: int) -> None:
+    solution = solve_problem([(X, Y)], None, {"param_limit": limit})
+    encoder, choice = solution.network.encoder, solution.choice
+    assert isinstance(encoder, Encoder)
+    views = list(encoder.list_views())
+    assert len(views) == len(choice.views)
+    weights = torch.tensor([weight for _, weight in choice.views])
+    given = torch.stack([part.sum() for part in encoder.weights.split([len(view.sizes) for view in views])])
+    torch.testing.assert_close(given, weights / weights.sum())
+    assert bool((encoder.weights > 0).all())
+    read = {view.source for view in views if view.source is not None}
+    sources = {each.source or each for each, _ in choice.views if each.name not in {"forest", "shifted forest"}}
+    assert len(encoder.list_sources()) == len(read) == len(sources)
+    assert float(solution.network.temperature) == pytest.approx(choice.temperature)
+    again = fit_choice(solution.problem, choice)
+    assert same_weights(again, solution.network)
+
+
+def test_numbers_of_too_many_magnitudes_name_the_argument_that_they_came_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise FloatingPointError("values of too many magnitudes")
+
+    monkeypatch.setattr("protonet.views.linear.shrink_covariance", fail)
+    with pytest.raises(
+        InputError, match="^solve: `train_loader` must hold numbers that can be compared; got values of"
+    ):
+        solve([(X, Y)])

@@ -38,7 +38,9 @@ from tests.strategies import blobs
 def test_the_limit_is_never_passed_and_well_used(input_dim: int, num_classes: int, limit: float) -> None:
     plan = plan_encoder(input_dim, num_classes, limit)
     smallest = count_mlp_parameters(input_dim, 1, plan.embedding_dim)
-    parameters = [members * count_mlp_parameters(input_dim, hidden, plan.embedding_dim) for members, hidden in plan.sizes]
+    parameters = [
+        members * count_mlp_parameters(input_dim, hidden, plan.embedding_dim) for members, hidden in plan.sizes
+    ]
     assert all(count <= limit for count in parameters)
     assert parameters == sorted(set(parameters))
     assert bool(parameters) == (limit >= smallest)

@@ -137,7 +137,7 @@ def test_equal_rows_stay_finite() -> None:
 
 
 def try_radial(held_out: int, reference: float, monkeypatch: pytest.MonkeyPatch) -> tuple[list[float], int]:
-    """Try one view of noise beside a best loss; return the bandwidths that a kernel was made for, and the candidates."""
+    """Try one view of noise beside a best loss; return the bandwidths that were worked out, and how many candidates."""
     generator = torch.Generator().manual_seed(0)
     n = 60 + held_out
     x, y = torch.randn(n, 4, generator=generator), torch.arange(n) % 2
