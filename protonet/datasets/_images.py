@@ -17,7 +17,7 @@ SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", "
 
 
 def list_folders(folder: Path) -> list[Path]:
-    """List the folders in a folder in sorted order, without hidden ones; the list is empty if there is no such folder."""
+    """List the folders in a folder in sorted order, without hidden ones; none if there is no such folder."""
     return sorted(entry for entry in folder.glob("[!.]*") if entry.is_dir())
 
 

@@ -66,7 +66,7 @@ def _map_features(path: Path) -> tuple[Tensor, mmap.mmap] | None:
             if not (plain and whole and dtype.name in {"float16", "float32", "float64"} and len(shape) > 1 and count):
                 return None
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error):
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error):  # what numpy and zipfile raise
         return None  # load_npz loads the file, or says what is wrong
     values = np.frombuffer(mapping, dtype, count, start).reshape(shape[0], -1)  # (n, dim)
     # Read-only, because a system may refuse a private copy of a file that is larger than memory.
