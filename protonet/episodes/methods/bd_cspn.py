@@ -22,7 +22,7 @@ def rectify_prototypes(episodes: Episodes, scale: Tensor, squares: Tensor, *, te
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
         scale: (episodes, 1, n_queries) factors on the queries, > 0.
         squares: (episodes, 1, n_queries) squared norms of the scaled queries.
-        temperature: > 0, divides the cosines. 0.1 as in easyfsl.
+        temperature: > 0, divides the cosines. 0.1 is the paper's factor of 10.
 
     Returns:
         (episodes, n_way, dim), the dtype of the query rows.
@@ -55,7 +55,7 @@ def bd_cspn(episodes: Episodes, *, temperature: float = 0.1) -> Tensor:
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
-        temperature: > 0, divides the cosines, also those of the rectification. 0.1 as in easyfsl.
+        temperature: > 0, divides the cosines, also those of the rectification. 0.1 is the paper's factor of 10.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows. The queries themselves are not shifted.
