@@ -124,3 +124,39 @@ def find_threshold(scores: Tensor, rate: float) -> float:
         remedy = f"{len(scores)} held-out rows tell no more than that."
         fail("find_threshold", "rate", bounds, rate, remedy)
     return float(scores[place - 1])
+
+
+def fill_bins(confidence: Tensor, right: Tensor, n_bins: int = 15) -> Tensor:
+    """Sort predictions into bins of equal width by confidence, for the calibration error.
+
+    Bin b holds the confidences in (b / n_bins, (b + 1) / n_bins]; the first one also holds 0. Bins of several batches
+    add up.
+
+    Args:
+        confidence: Floating, of any shape, in [0, 1]: the probability of the predicted class.
+        right: Of the same shape, bool or 0 and 1: is the prediction right?
+        n_bins: >= 1. 15 in the paper.
+
+    Returns:
+        (n_bins, 3) float64: the number of predictions, the sum of their confidences, and how many are right.
+
+    Source: Guo et al., "On calibration of modern neural networks" (2017), sec. 2. https://arxiv.org/abs/1706.04599
+    """
+    confidence = confidence.flatten().double()  # (n,)
+    position = (confidence * n_bins).ceil().long().sub_(1).clamp_(0, n_bins - 1)
+    values = torch.stack([torch.ones_like(confidence), confidence, right.flatten().double()], dim=1)  # (n, 3)
+    return torch.zeros(n_bins, 3, dtype=torch.float64).index_add_(0, position, values)
+
+
+def calibration_error(bins: Tensor) -> float:
+    """Compute the expected calibration error: the gap between confidence and accuracy, averaged over predictions.
+
+    Args:
+        bins: (n_bins, 3) float64 from `fill_bins`, or the sum of several.
+
+    Returns:
+        The error in [0, 1]; NaN for bins without predictions.
+
+    Source: Guo et al., "On calibration of modern neural networks" (2017), eq. 3. https://arxiv.org/abs/1706.04599
+    """
+    return float((bins[:, 1] - bins[:, 2]).abs().sum() / bins[:, 0].sum())
