@@ -355,7 +355,5 @@ def test_numbers_of_too_many_magnitudes_name_the_argument_that_they_came_in(monk
         raise FloatingPointError("values of too many magnitudes")
 
     monkeypatch.setattr("protonet.views.linear.shrink_covariance", fail)
-    with pytest.raises(
-        InputError, match="^solve: `train_loader` must hold numbers that can be compared; got values of"
-    ):
+    with pytest.raises(InputError, match=r"^solve: `train_loader` must hold numbers that can be compared; got values"):
         solve([(X, Y)])
