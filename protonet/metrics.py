@@ -10,8 +10,10 @@ from torch import Tensor
 
 from protonet._checks import check_number, fail
 
-#: Bins of confidence for the calibration error, and the normal quantile of a 95 % interval.
-BINS, NORMAL = 15, 1.96
+#: Bins of confidence for the calibration error, as in the paper.
+BINS = 15
+#: The normal quantile of a 95 % interval.
+NORMAL = 1.96
 
 
 class Metrics(NamedTuple):
@@ -48,8 +50,6 @@ def measure(logits: Tensor, labels: Tensor) -> Metrics:
     predicted = logits.argmax(dim=1)
     right = (predicted == labels).double()
     confidence = log_p.amax(dim=1).exp()
-    bins = ((confidence * BINS).ceil() - 1).clamp(0, BINS - 1).long()
-    gaps = torch.zeros(BINS, dtype=torch.float64).index_add_(0, bins, right - confidence)
     accuracy, spread = float(right.mean()), NORMAL**2 / n
     middle = (accuracy + spread / 2) / (1 + spread)
     half = math.sqrt(accuracy * (1 - accuracy) * spread + spread**2 / 4) / (1 + spread)
@@ -58,7 +58,7 @@ def measure(logits: Tensor, labels: Tensor) -> Metrics:
         accuracy,
         (max(0.0, middle - half), min(1.0, middle + half)),
         -float(log_p.gather(1, labels[:, None]).mean()),
-        float(gaps.abs().sum() / n),
+        calibration_error(fill_bins(confidence, right)),
         confusion.reshape(num_classes, num_classes),
     )
 
@@ -126,7 +126,7 @@ def find_threshold(scores: Tensor, rate: float) -> float:
     return float(scores[place - 1])
 
 
-def fill_bins(confidence: Tensor, right: Tensor, n_bins: int = 15) -> Tensor:
+def fill_bins(confidence: Tensor, right: Tensor, n_bins: int = BINS) -> Tensor:
     """Sort predictions into bins of equal width by confidence, for the calibration error.
 
     Bin b holds the confidences in (b / n_bins, (b + 1) / n_bins]; the first one also holds 0. Bins of several batches
@@ -135,7 +135,7 @@ def fill_bins(confidence: Tensor, right: Tensor, n_bins: int = 15) -> Tensor:
     Args:
         confidence: Floating, of any shape, in [0, 1]: the probability of the predicted class.
         right: Of the same shape, bool or 0 and 1: is the prediction right?
-        n_bins: >= 1. 15 in the paper.
+        n_bins: >= 1.
 
     Returns:
         (n_bins, 3) float64: the number of predictions, the sum of their confidences, and how many are right.
