@@ -6,19 +6,18 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import strategies as st
 from scipy.optimize import minimize, minimize_scalar
 from scipy.special import log_softmax
 
 from protonet.scoring import (
-    HELD_BACK,
-    LEAST_SHARE,
-    LOGIT_SCALE,
-    SOFTNESS,
-    SOFTNESS_IN_ALL,
+    FOLDS,
+    WEIGHTS,
     fit_temperature,
     fit_weights,
     simplest_within_one_error,
     soft_weights,
+    split_folds,
     worse_by_one_error,
 )
 from tests.strategies import seeds
@@ -31,7 +30,7 @@ def test_the_temperature_is_the_minimum_that_scipy_finds(signal: float) -> None:
     cosines[torch.arange(60), labels] += signal
     factor, losses = fit_temperature(cosines, labels, torch.ones(5, dtype=torch.bool))
     array = cosines.double().numpy()
-    ridge = np.var(array, axis=1).mean() / (LOGIT_SCALE**2 * 60)
+    ridge = np.var(array, axis=1).mean() / (WEIGHTS.logit_scale**2 * 60)
 
     def objective(beta: float) -> float:
         return float(-log_softmax(beta * array, axis=1)[np.arange(60), labels.numpy()].mean() + ridge * beta**2 / 2)
@@ -56,26 +55,26 @@ def test_soft_weights_are_shares_that_fall_with_the_loss(seed: int) -> None:
     weights = soft_weights(cosines, losses, prior, keep_last=False)
     torch.testing.assert_close(weights.sum(), torch.tensor(1.0, dtype=torch.float64))
     means = torch.stack([loss.mean() for loss in losses])
-    expected = torch.exp(-means / SOFTNESS) * torch.tensor(prior, dtype=torch.float64)
+    expected = torch.exp(-means / WEIGHTS.softness) * torch.tensor(prior, dtype=torch.float64)
     torch.testing.assert_close(weights, expected / expected.sum())
 
 
-def test_a_hopeless_view_is_left_out_but_the_learned_one_is_kept() -> None:
+def test_a_view_that_is_far_worse_is_left_out_but_the_learned_one_is_kept() -> None:
     cosines = [torch.eye(4)] * 3
     losses = [torch.full((4,), value, dtype=torch.float64) for value in (0.1, 9.0, 9.0)]
     weights = soft_weights(cosines, losses, [1.0] * 3, keep_last=True)
     assert float(weights[1]) == 0.0
-    assert float(weights[2]) == pytest.approx(LEAST_SHARE, rel=0.02)
+    assert float(weights[2]) == pytest.approx(WEIGHTS.least_share, rel=0.02)
     assert soft_weights(cosines, losses, [1.0] * 3, keep_last=False).tolist() == [1.0, 0.0, 0.0]
 
 
 def test_of_few_rows_the_weights_differ_less() -> None:
     losses = [torch.full((4,), value, dtype=torch.float64) for value in (0.0, 1.0)]
     weights = soft_weights([torch.eye(4)] * 2, losses, [1.0] * 2, keep_last=False)
-    assert float(weights[0] / weights[1]) == pytest.approx(math.exp(4 / SOFTNESS_IN_ALL))
+    assert float(weights[0] / weights[1]) == pytest.approx(math.exp(4 / WEIGHTS.softness_in_all))
 
 
-def test_a_view_of_small_cosines_gets_a_larger_weight_for_the_same_say() -> None:
+def test_a_view_of_small_cosines_gets_a_larger_weight_for_the_same_influence() -> None:
     losses = [torch.ones(4, dtype=torch.float64)] * 2
     weights = soft_weights([torch.eye(4), 0.1 * torch.eye(4)], losses, [1.0] * 2, keep_last=True)
     torch.testing.assert_close(weights[1] / weights[0], torch.tensor(10.0, dtype=torch.float64))
@@ -103,7 +102,10 @@ def test_fitted_weights_are_the_minimum_that_scipy_finds() -> None:
     def objective(point: np.ndarray) -> float:
         share = np.exp(log_softmax(np.append(point[:2], 0.0)))
         logits = np.exp(point[2]) * np.tensordot(share, views, axes=1)
-        held = HELD_BACK * (share * np.log(share / prior)).sum() + logits.var(axis=1).mean() / LOGIT_SCALE**2 / 2
+        held = (
+            WEIGHTS.held_back * (share * np.log(share / prior)).sum()
+            + logits.var(axis=1).mean() / WEIGHTS.logit_scale**2 / 2
+        )
         return float(-log_softmax(logits, axis=1)[np.arange(60), labels.numpy()].mean() + held / 60)
 
     best = minimize(objective, np.zeros(3))
@@ -143,3 +145,37 @@ def test_what_counts_as_worse() -> None:
     assert worse_by_one_error(noisy, zero, most=0.02, margin=2.0)
     assert not worse_by_one_error(zero + 1e-3, zero)
     assert worse_by_one_error(zero + 3e-3, zero)
+
+
+@given(seed=seeds, counts=st.lists(st.integers(0, 9), min_size=2, max_size=8))
+def test_folds_are_stratified_and_never_leave_a_class_without_rows_to_fit_on(seed: int, counts: list[int]) -> None:
+    labels = torch.cat([torch.full((count,), c) for c, count in enumerate(counts)])
+    folds = split_folds(labels, len(counts), torch.Generator().manual_seed(seed))
+    assert len(folds) == (min(5, max(counts)) if max(counts) > 1 else 0)
+    judged = torch.cat([fold.judge for fold in folds]) if folds else torch.empty(0, dtype=torch.int64)
+    several = torch.tensor([count > 1 for count in counts])
+    assert torch.equal(judged.sort().values, several[labels].nonzero().flatten() if folds else judged)
+    for fold in folds:
+        assert torch.equal(torch.cat(fold).sort().values, torch.arange(len(labels)))
+        assert torch.equal(labels[fold.fit].unique(), labels.unique())
+        share = torch.bincount(labels[fold.judge], minlength=len(counts))
+        assert bool((share <= (torch.tensor(counts) + len(folds) - 1) // len(folds)).all())
+
+
+def test_many_rows_are_judged_on_one_held_out_part() -> None:
+    labels = torch.arange(40_000) % 100
+    (fold,) = split_folds(labels, 100, torch.Generator().manual_seed(0))
+    assert len(fold.judge) <= FOLDS.held_out
+    assert torch.equal(torch.cat(fold).sort().values, torch.arange(40_000))
+    assert int(torch.bincount(labels[fold.judge]).min()) > 0
+
+
+def test_every_row_is_never_judged_at_once_however_many_classes_there_are() -> None:
+    (fold,) = split_folds(torch.arange(100) % 20, 400_000, torch.Generator().manual_seed(0))
+    assert len(fold.fit) > 0
+    assert len(fold.judge) > 0
+    assert sorted([*fold.fit.tolist(), *fold.judge.tolist()]) == list(range(100))
+
+
+def test_no_folds_where_none_are_asked_for() -> None:
+    assert split_folds(torch.arange(10) % 2, 2, torch.Generator(), most=0) == []

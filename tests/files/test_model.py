@@ -7,7 +7,7 @@ import json
 import os
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,21 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from protonet import PrototypeNetwork, solve
-from protonet.files.model import FORMAT, VERSION, Model, load_model, save_model
+from protonet._checks import InputError, InputTypeError
+from protonet.files.model import (
+    FORMAT,
+    VERSION,
+    Model,
+    describe_network,
+    load_model,
+    restore_network,
+    save_model,
+)
 from tests.model_cases import make_model, make_network
 from tests.strategies import blobs
 
 X, Y = blobs(0)
-REFUSED = (
-    rf"load_model: `path` must be a model file of version {VERSION} or older; got [^\n]*\. Pass a file that [^\n]*\."
-)
+REFUSED = rf"load_model: `path` must be a model file of version {VERSION}; got [^\n]*\. Pass a file that [^\n]*\."
 
 
 def same_tensors(first: nn.Module, second: nn.Module) -> bool:
@@ -34,9 +41,9 @@ def same_tensors(first: nn.Module, second: nn.Module) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
-@pytest.mark.parametrize(("learned", "first"), [(True, 0.0), (True, 1.0), (False, 0.0), (False, 1.0)])
-def test_the_file_alone_gives_the_same_logits(tmp_path: Path, learned: bool, first: float) -> None:
-    path, model = tmp_path / "x.safetensors", make_model(learned=learned, first=first)
+@pytest.mark.parametrize(("learned", "raw"), [(True, False), (True, True), (False, False), (False, True)])
+def test_the_file_alone_gives_the_same_logits(tmp_path: Path, learned: bool, raw: bool) -> None:
+    path, model = tmp_path / "x.safetensors", make_model(learned=learned, raw=raw)
     save_model(path, model)
     loaded = load_model(path)
     for rows in (X, X[:2], X[:1]):  # products of other sizes round in other ways
@@ -44,7 +51,7 @@ def test_the_file_alone_gives_the_same_logits(tmp_path: Path, learned: bool, fir
     assert same_tensors(loaded.network, model.network)
     assert loaded.network.count_parameters() == model.network.count_parameters()
     assert not loaded.network.training
-    assert (loaded.classes, loaded.columns, loaded.facts) == (model.classes, model.columns, model.facts)
+    assert (loaded.classes, loaded.columns, loaded.metadata) == (model.classes, model.columns, model.metadata)
     assert loaded.held == {}
     held = load_model(path, held=True).held
     assert held.keys() == model.held.keys()
@@ -60,12 +67,12 @@ def test_what_solve_gives(tmp_path: Path, limit: int) -> None:
     assert (loaded.classes, loaded.columns) == ((3, 1, -4, 0, 2**40), None)
 
 
-def test_shared_views_stay_shared_and_are_stored_once(tmp_path: Path) -> None:
+def test_shared_sources_stay_shared_and_are_stored_once(tmp_path: Path) -> None:
     save_model(tmp_path / "x", make_model())
     views: Any = load_model(tmp_path / "x").network.encoder.views
-    assert views[1] is views[2].view is views[4].view
+    assert views[0].source is views[1].source is views[3].source
     names = [name for name in load_file(tmp_path / "x") if name.endswith("shift")]
-    assert sorted(names) == [f"linear.{number}.shift" for number in range(4)]
+    assert sorted(names) == [f"sources.{number}.shift" for number in range(4)]
 
 
 def test_a_loaded_network_goes_on(tmp_path: Path) -> None:
@@ -76,7 +83,7 @@ def test_a_loaded_network_goes_on(tmp_path: Path) -> None:
     assert loaded.network.add_class(X[:2]) == model.network.add_class(X[:2]) == 7
     loaded.network(X)[:, 7].sum().backward()
     assert torch.equal(loaded.network(X), model.network(X))
-    with pytest.raises(ValueError, match=r"^save_model: .* got one with classes that are not 8 different names\."):
+    with pytest.raises(InputError, match=r"^save_model: .* got one with classes that are not 8 different names\."):
         save_model(path, loaded)
     save_model(path, loaded._replace(classes=(*loaded.classes[:-1], "newer", "newest")))
     assert load_model(path).classes[-2:] == ("newer", "newest")
@@ -112,20 +119,23 @@ def broken() -> Iterator[tuple[Model, str]]:
     yield model._replace(classes=(True, 2, 3, 4, 5, 6, 7)), "classes that are not 7 different names"
     yield model._replace(classes=("\ud800", *model.classes[1:])), "surrogates not allowed"
     yield model._replace(columns=("a",)), "columns that are not 8 different names"
-    yield model._replace(facts={"a": float("nan")}), "not JSON compliant"
-    yield model._replace(facts={"a": torch.zeros(1)}), "not JSON serializable"
-    yield model._replace(facts=[]), "no facts"  # type: ignore[arg-type]
+    yield model._replace(metadata={"a": float("nan")}), "not JSON compliant"
+    yield model._replace(metadata={"a": torch.zeros(1)}), "not JSON serializable"
+    yield model._replace(metadata=[]), "no metadata"  # type: ignore[arg-type]
     yield model._replace(held={"a": torch.tensor([torch.inf])}), "a tensor a that is not finite"
     yield model._replace(network=make_network().double()), "of another shape or type"
     network = make_network()
-    network.prototypes[0, 0] = torch.nan
-    yield model._replace(network=network), "a tensor prototypes that is not finite"
+    network.sums[0, 0] = torch.nan
+    yield model._replace(network=network), "a tensor sums that is not finite"
+    network = make_network()
+    network.counts[0] = -1
+    yield model._replace(network=network), "sums of other classes than counts"
 
 
 @pytest.mark.parametrize(("model", "reason"), list(broken()))
 def test_a_model_that_could_not_be_read_again_is_an_error(tmp_path: Path, model: Model, reason: str) -> None:
     with pytest.raises(
-        ValueError, match=f"^save_model: `model` must be what can be read again; got one with .*{reason}"
+        InputError, match=f"^save_model: `model` must be what can be read again; got one with .*{reason}"
     ):
         save_model(tmp_path / "x", model)
     assert list(tmp_path.iterdir()) == []
@@ -134,7 +144,7 @@ def test_a_model_that_could_not_be_read_again_is_an_error(tmp_path: Path, model:
 def test_another_encoder_is_an_error(tmp_path: Path) -> None:
     network = PrototypeNetwork(nn.Linear(8, 3), embedding_dim=3, num_classes=2)
     with pytest.raises(
-        TypeError, match=r"must have a protonet\.Encoder; got Linear\. Pass a network of protonet\.solve"
+        InputTypeError, match=r"must have a protonet\.Encoder; got Linear\. Pass a network of protonet\.solve"
     ):
         save_model(tmp_path / "x", Model(network, ("a", "b"), None, {}, {}))
 
@@ -149,16 +159,96 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(1)}, tmp_path / "foreign")
     save_file({"a": torch.zeros(1)}, tmp_path / "other", {"protonet.episodes.train": "{}"})
     for name in ("truncated", "longer", "empty", "text", "foreign", "other", "missing", "."):
-        with pytest.raises(ValueError, match=f"^{REFUSED}$"):
+        with pytest.raises(InputError, match=f"^{REFUSED}$"):
             load_model(tmp_path / name)
 
 
-def test_newer_versions(tmp_path: Path) -> None:
-    header = {"version": VERSION + 1, "library": "9.0"}
-    save_file({"a": torch.zeros(1)}, tmp_path / "new", {FORMAT: json.dumps(header)})
-    reason = rf"{VERSION} or older; got .*new \(version {VERSION + 1}, by protonet '9\.0'\)\. Update protonet\."
-    with pytest.raises(ValueError, match=reason):
-        load_model(tmp_path / "new")
+@pytest.mark.parametrize(
+    ("version", "remedy"), [(VERSION + 1, "Update protonet"), (VERSION - 1, "Fit it again"), (-1, "Fit it again")]
+)
+def test_files_of_other_versions_are_refused_with_one_line(tmp_path: Path, version: int, remedy: str) -> None:
+    header = {"version": version, "library": "9.0"}
+    save_file({"a": torch.zeros(1)}, tmp_path / "other", {FORMAT: json.dumps(header)})
+    reason = rf"{VERSION}; got [^\n]*other \(version {version}, by protonet '9\.0'\)\. {remedy}\."
+    with pytest.raises(InputError, match=rf"^load_model: `path` must be a model file of version {reason}$"):
+        load_model(tmp_path / "other")
+
+
+def test_the_version_is_two() -> None:
+    assert VERSION == 2  # raised with whatever is written, and with it these tests
+
+
+def test_what_is_described_is_restored_and_trusts_nothing() -> None:
+    network = make_network()
+    structure, tensors = describe_network(network)
+    assert json.loads(json.dumps(structure)) == structure
+    restored = restore_network(structure, tensors)
+    assert torch.equal(restored(X), network(X))
+    assert same_tensors(restored, network)
+    again, parts = describe_network(restored)
+    assert again == structure
+    assert parts.keys() == tensors.keys()
+    kinds = [view["kind"] for view in structure["views"]]
+    assert kinds == ["linear", "radial", "radial", "radial", "forest", "linear", "mlp"]
+    for name in tensors:
+        with pytest.raises(ValueError, match="no tensor"):
+            restore_network(structure, {key: value for key, value in tensors.items() if key != name})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"input_dim": 0}, "an entry input_dim out of range"),
+        ({"input_dim": 8.0}, "no usable entry input_dim"),
+        ({"input_dim": 9}, "of another shape or type"),
+        ({"sources": -1}, "an entry sources out of range"),
+        ({"sources": 3}, "an entry source out of range"),
+        ({"sources": 5}, "no tensor sources.4.shift"),
+        ({"views": []}, "no view"),
+        ({"views": [{"kind": "cubic"}]}, "a view of an unknown kind"),
+        ({"views": ["linear"]}, "no usable entry kind"),
+        ({"views": [{"kind": "linear", "source": None, "bias": 0.0}]}, "a view without a source"),
+        ({"views": [{"kind": "linear", "source": 0, "bias": 0}]}, "no usable entry bias"),
+        ({"views": [{"kind": "linear", "source": 0, "bias": -1.0}]}, "a bias coordinate out of range"),
+        ({"views": [{"kind": "forest", "source": 0, "depth": 1, "classes": 5}]}, "a forest that reads a view"),
+        ({"views": [{"kind": "radial", "source": 0, "norm": 3, "squash": True}]}, "an entry norm out of range"),
+        ({"views": [{"kind": "radial", "source": 0, "norm": 2, "squash": 1}]}, "no usable entry squash"),
+    ],
+)
+def test_a_description_of_no_network_is_an_error(change: dict[str, Any], message: str) -> None:
+    structure, tensors = describe_network(make_network())
+    with pytest.raises(ValueError, match=message):
+        restore_network(structure | change, tensors)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("weights", lambda weights: -weights, "weights that are no shares"),
+        ("weights", lambda weights: 2 * weights, "weights that are no shares"),
+        ("weights", lambda weights: weights[1:], "a tensor weights of another shape"),
+        ("scale", lambda scale: 0 * scale, "a scale or temperature that is not positive"),
+        ("temperature", lambda temperature: -temperature, "a scale or temperature that is not positive"),
+        ("sums", lambda sums: sums[1:], "sums of other classes than counts"),
+        ("sums", lambda sums: sums.double(), "a tensor sums of another shape or type"),
+        ("counts", lambda counts: counts.float(), "a tensor counts of another shape or type"),
+        ("sources.0.gain", lambda gain: gain[1:], "a tensor sources.0.gain of another shape"),
+        ("sources.1.shift", lambda shift: shift / 0, "a tensor sources.1.shift that is not finite"),
+        ("views.1.bandwidth", lambda bandwidth: -bandwidth, "a bandwidth that is not positive"),
+        ("views.1.landmarks", lambda landmarks: landmarks[:, 1:], "a tensor views.1.landmarks of another shape"),
+        ("views.4.child", lambda child: child + 10**6, "a tensor views.4.child out of range"),
+        ("views.4.root", lambda root: root[:0], "a forest without trees"),
+        ("views.4.threshold", lambda threshold: -threshold, "a tensor views.4.threshold that is not finite"),
+        ("views.6.stack.last", lambda last: last[:, :, :7], "fewer dimensions than features"),
+        ("views.6.stack.more", lambda _: torch.zeros(1), "tensors that belong to no view"),
+    ],
+)
+def test_tensors_of_no_network_are_an_error(
+    name: str, change: Callable[[torch.Tensor | None], torch.Tensor], message: str
+) -> None:
+    structure, tensors = describe_network(make_network())
+    with pytest.raises(ValueError, match=message):
+        restore_network(structure, tensors | {name: change(tensors.get(name))})
 
 
 def test_held_tensors_are_left_on_the_disk(tmp_path: Path) -> None:
@@ -222,9 +312,9 @@ def check(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     try:
         model = load_model(path, held=True)
-    except ValueError as error:
+    except InputError as error:
         message = str(error)
-        assert re.fullmatch(rf"({REFUSED}|.* Update protonet\.)", message), message
+        assert re.fullmatch(rf"({REFUSED}|.* Update protonet\.|.* Fit it again\.)", message), message
         assert len(message) < 2000
         return
     logits = model.network(torch.zeros(2, len(X[0])))
