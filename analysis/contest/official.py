@@ -17,9 +17,9 @@ def sample_official(n_train: int = 16, n_val: int = 4, n_test: int = 8) -> Split
     """Sample the official data, bit for bit what the contest's evaluator makes.
 
     Args:
-        n_train: Training samples a class, >= 1.
-        n_val: Validation samples a class, >= 1.
-        n_test: Test samples a class, >= 1.
+        n_train: Training samples per class, >= 1.
+        n_val: Validation samples per class, >= 1.
+        n_test: Test samples per class, >= 1.
 
     Returns:
         Features of 384 columns, float32, and labels in [0, 128), int64, in the evaluator's order.
@@ -47,7 +47,7 @@ def sample_official(n_train: int = 16, n_val: int = 4, n_test: int = 8) -> Split
 
 
 def _sample_rows(prototypes: Tensor, n: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Sample n rows a class, class after class, and shuffle them, all from one generator."""
+    """Sample n rows per class, class after class, and shuffle them, all from one generator."""
     generator = torch.Generator().manual_seed(seed)
     rows = [prototype + NOISE * torch.randn(n, DIM, generator=generator) for prototype in prototypes]
     order = torch.randperm(NUM_CLASSES * n, generator=generator)

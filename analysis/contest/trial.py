@@ -1,6 +1,7 @@
 """The contest, simulated: pack the submission, unpack it into an empty folder, and judge it in a clean process.
 
-The process sees torch, numpy and the standard library alone. New draws of the data: python -m analysis contest-draws.
+The process sees torch, numpy and the standard library alone. Without --json, the results are in build/contest*.json.
+New draws of the data: python -m analysis contest-draws.
 """
 
 from __future__ import annotations

@@ -187,13 +187,13 @@ def load_real(name: str) -> Dataset:
 
 
 def split_shots(data: Dataset, shots: int, seed: int) -> Split | None:
-    """Split a data set into labelled rows, the same number a class, and test rows.
+    """Split a data set into labelled rows, the same number per class, and test rows.
 
     A seed's rows come in one order for all shots: those of fewer shots are among those of more.
 
     Args:
         data: The data set; classes of fewer than ``shots + 3`` rows are left out.
-        shots: Labelled rows a class, >= 1.
+        shots: Labelled rows per class, >= 1.
         seed: Of the order, >= 0.
 
     Returns:

@@ -61,9 +61,12 @@ def add_options(parser: StudyParser) -> None:
 
 def run(options: argparse.Namespace) -> Report:
     """Measure every size, the smallest first."""
+    least = min(options.classes)
+    if min(options.rows) < least:
+        fail(
+            PROG, "--rows", f"be a whole number >= {least}", f"'{min(options.rows)}'", f"Pass a number such as {least}."
+        )
     sizes = [(n, c, options.dim) for c in sorted(options.classes) for n in sorted(options.rows) if n >= c]
-    if not sizes:
-        fail(PROG, "--rows", f"be >= {min(options.classes)}, the classes", max(options.rows), "Pass more rows.")
     rows = list(run_all(sizes, measure_alone, options.state, unit="size").values())
     return Report(rows, tabulate(rows, options.dim))
 
@@ -159,7 +162,7 @@ def measure_prediction(network: PrototypeNetwork, x: Tensor) -> tuple[float, flo
 def measure_solve(n_rows: int, num_classes: int, dim: int) -> dict[str, float]:
     """Return what `protonet.solve` costs: wall and CPU seconds, the process's peak MiB before it and after.
 
-    With it comes what its network costs: microseconds a row, and those of the bare matrix products.
+    With it comes what its network costs: microseconds per row, and those of the bare matrix products.
     """
     features, labels = sample_rows(n_rows, num_classes, dim)
     loader = DataLoader(TensorDataset(features, labels), batch_size=BATCH, shuffle=True)

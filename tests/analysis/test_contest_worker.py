@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from analysis import contest_worker
-from analysis.contest_judge import judge
-from analysis.contest_worker import ALLOWED, _OnlyAllowed, evaluate, measure_peak_memory
+from analysis.contest import worker
+from analysis.contest.trial import judge
+from analysis.contest.worker import ALLOWED, _OnlyAllowed, evaluate, measure_peak_memory
 from protonet.datasets import Split, sample_family
 from solution.pack import ROOT
 
@@ -65,7 +65,7 @@ def test_evaluator_follows_the_contest(tmp_path: Path, monkeypatch: pytest.Monke
         seen.append(model)
         return 0.6
 
-    monkeypatch.setattr(contest_worker, "evaluate_accuracy", evaluate_accuracy)
+    monkeypatch.setattr(worker, "evaluate_accuracy", evaluate_accuracy)
     split = sample_three()
     result = evaluate(write_request(tmp_path, split, metadata={"num_classes": 3}))
     facts: Any = seen[0].facts

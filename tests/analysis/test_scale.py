@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from analysis.scale import main
-from analysis.scale_worker import list_products, measure_prediction, sample_rows
+from analysis.__main__ import main
+from analysis.solver.scale import list_products, measure_prediction, sample_rows
 from protonet import solve
 from protonet.fit.candidates import Search
 from protonet.views.radial import RadialView
@@ -30,7 +30,8 @@ def test_rows_are_isotropic() -> None:
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     outputs = ["--json", str(tmp_path / "rows.json"), "--markdown", str(tmp_path / "table.md")]
-    assert main(["--rows", "12,6,12", "--classes", "3,8", "--dim", "4", *outputs]) == 0
+    outputs += ["--state", str(tmp_path / "state.jsonl")]
+    assert main(["scale", "--rows", "12,6,12", "--classes", "3,8", "--dim", "4", *outputs]) == 0
     captured = capsys.readouterr()
     rows = json.loads((tmp_path / "rows.json").read_text())
     assert [(row["classes"], row["rows"]) for row in rows] == [(3, 6), (3, 12), (8, 12)]
@@ -40,10 +41,11 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
         assert row["predict_microseconds"] > 0
         assert row["bare_microseconds"] > 0
         assert 50 < row["mib_before"] <= row["peak_memory_mib"]
-    assert captured.out == (tmp_path / "table.md").read_text()
+    made = "python -m analysis scale --classes 3,8 --rows 12,6,12 --dim 4"
+    assert (tmp_path / "table.md").read_text() == f"{captured.out}\nMade by `{made}`.\n"
     assert [line.split()[3] for line in captured.out.splitlines()[2:5]] == ["6", "12", "12"]
     assert "on 1 thread." in captured.out
-    assert "30.0/30.0" in captured.err
+    assert "3/3" in captured.err
 
 
 def test_the_products_are_those_of_the_views_in_use() -> None:
@@ -62,26 +64,26 @@ def test_the_products_are_those_of_the_views_in_use() -> None:
     ("arguments", "message"),
     [
         (["--rows", "2"], "`--rows` must be a whole number >= 3; got '2'"),
-        (["--rows", "x"], "`--rows` must be a whole number >= 3; got 'x'"),
+        (["--rows", "x"], "`--rows` must be a whole number >= 2; got 'x'"),
         (["--classes", "1"], "`--classes` must be a whole number >= 2; got '1'"),
         (["--json", "/dev/null", "--markdown", "/dev/null"], "`--markdown` must be another file than --json"),
         (["--unknown"], "`arguments` must be as --help lists them"),
     ],
 )
 def test_errors(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
-    assert main(["--classes", "3", *arguments]) == 2
+    assert main(["scale", "--classes", "3", *arguments]) == 2
     captured = capsys.readouterr()
-    assert captured.err.startswith(f"analysis.scale: {message}")
+    assert captured.err.startswith(f"analysis scale: {message}")
     assert captured.err.count("\n") == 1
     assert not captured.out
 
 
-def test_a_size_that_fails(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_size_that_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(command, -9, "", "Traceback\nMemoryError")
 
-    monkeypatch.setattr("analysis.scale.subprocess.run", run)
-    assert main(["--rows", "5", "--classes", "3"]) == 2
+    monkeypatch.setattr("analysis.shared.runner.subprocess.run", run)
+    assert main(["scale", "--rows", "5", "--classes", "3", "--state", str(tmp_path / "state")]) == 2
     last = capsys.readouterr().err.splitlines()[-1]
-    expected = "analysis.scale: `--rows` must be what this machine can hold; got 5: exit code -9, MemoryError."
+    expected = "analysis scale: `--rows` must be what this machine can hold; got 5: exit code -9, MemoryError."
     assert last == f"{expected} Pass fewer rows."

@@ -4,12 +4,11 @@ import pytest
 import torch
 
 from analysis.optimizer_bench.workload import Build
-from analysis.optimizer_bench.workloads import gpt, gru, recommender
-from analysis.optimizer_bench.workloads._text import cut_windows, read_sources
+from analysis.optimizer_bench.workloads import WORKLOADS, recommender
+from analysis.optimizer_bench.workloads.text import cut_windows, read_sources
 
-each_workload = pytest.mark.parametrize(
-    "build", [gpt.build, gru.build, recommender.build], ids=["gpt", "gru", "recommender"]
-)
+NAMES = ["gpt", "gru", "recommender"]
+each_workload = pytest.mark.parametrize("build", [WORKLOADS[name] for name in NAMES], ids=NAMES)
 
 
 @each_workload

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis import training
-from protonet.commands.common import run_command
+from analysis.__main__ import main
+from analysis.solver import training
 
 
 def test_the_table_has_a_row_for_each_variant(
@@ -17,7 +17,8 @@ def test_the_table_has_a_row_for_each_variant(
     monkeypatch.setattr(training, "LENGTH", 30)
     monkeypatch.setattr(training, "STEPS", (3, 10))
     path = tmp_path / "table.md"
-    assert run_command(training.PROG, training.command, ["--splits", "1", "--markdown", str(path)]) == 0
+    outputs = ["--state", str(tmp_path / "state.jsonl"), "--markdown", str(path)]
+    assert main(["training", "--splits", "1", *outputs]) == 0
     printed = capsys.readouterr().out
     for name in (*training.VARIANTS, *training.OPTIMIZERS):
         assert f"| {name} " in printed
@@ -27,8 +28,8 @@ def test_the_table_has_a_row_for_each_variant(
 
 
 def test_a_wrong_argument_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(training.PROG, training.command, ["--splits", "0"]) == 2
+    assert main(["training", "--splits", "0"]) == 2
     assert (
         capsys.readouterr().err
-        == "analysis.training: `splits` must be a whole number >= 1; got '0'. Pass a number such as 1.\n"
+        == "analysis training: `--splits` must be a whole number >= 1; got '0'. Pass a number such as 1.\n"
     )

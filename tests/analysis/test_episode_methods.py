@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from analysis import episodes
-from analysis.episodes import ACCURACY, RIVALS, UNBALANCED, main, tabulate
+from analysis.__main__ import main
+from analysis.episodes import methods as episodes
+from analysis.episodes.methods import ACCURACY, COMPARED, UNBALANCED, tabulate
 from protonet.episodes.methods import METHODS
 
 
@@ -25,7 +26,7 @@ def summary(methods: tuple[str, ...], **accuracies: float) -> dict[str, Any]:
 
 def test_tables() -> None:
     summaries = {each.title: summary(each.methods, ridge=0.75) for each in ACCURACY}
-    summaries |= {each.title: summary(RIVALS, protonet_cosine=0.8, tim=0.7, ilpc=0.9) for each in UNBALANCED}
+    summaries |= {each.title: summary(COMPARED, protonet_cosine=0.8, tim=0.7, ilpc=0.9) for each in UNBALANCED}
     text = tabulate(summaries, 10)
     first, second = text.split("## Queries")
     assert next(line for line in first.splitlines() if line.startswith("| ridge")).count("75.00 ±0.20") == len(ACCURACY)
@@ -42,8 +43,8 @@ def test_a_command_that_fails_is_one_line(
     broken = episodes.Experiment("broken", ("--dataset", str(tmp_path / "absent.npz")), ("protonet",))
     monkeypatch.setattr(episodes, "ENCODERS", {})
     monkeypatch.setattr(episodes, "ACCURACY", (broken,))
-    assert main(["--state", str(tmp_path / "state.jsonl")]) == 2
+    assert main(["episodes", "--state", str(tmp_path / "state.jsonl")]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("analysis.episodes: `broken` must run; got ")
+    assert error.startswith("analysis episodes: `broken` must run; got ")
     assert "absent.npz" in error
-    assert main(["--episodes", "1"]) == 2
+    assert main(["episodes", "--episodes", "1"]) == 2

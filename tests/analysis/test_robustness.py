@@ -1,4 +1,4 @@
-"""Robustness: the methods against oracles, the journal, the table and its figures, the command's errors."""
+"""Robustness: the runs, the table and its plot, the command's errors."""
 
 from __future__ import annotations
 
@@ -12,59 +12,34 @@ import pytest
 import torch
 from sklearn.metrics import log_loss
 
-from analysis import robustness_runs
-from analysis.classics import CLASSICS, fit_cosine, fit_logistic
-from analysis.journal import append_journal, read_journal
-from analysis.realdata import load_real, split_shots
-from analysis.robustness import main
-from analysis.robustness_runs import METHODS, Run, calibration_error, hash_code, list_runs, run_method
-from analysis.robustness_table import ranks, regrets, summarise, tabulate
-from tests.strategies import blobs
+from analysis.__main__ import main
+from analysis.real_data import robustness
+from analysis.real_data.robustness import (
+    METHODS,
+    Run,
+    hash_code,
+    list_runs,
+    ranks,
+    regrets,
+    run_method,
+    summarise,
+    tabulate,
+)
+from analysis.real_data.sets import load_real, split_shots
+from protonet.metrics import measure
 
-FAST = ["--datasets", "iris", "--methods", "ours,cosine,knn", "--shots", "1,2", "--splits", "2"]
-
-
-def arrays(seed: int, rows: int, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
-    x, y = blobs(seed, classes=classes, rows=rows)
-    return x.double().numpy(), y.numpy()
-
-
-@pytest.mark.parametrize("method", CLASSICS)
-@pytest.mark.parametrize("rows", [1, 2, 5])
-def test_every_classic_learns_blobs(method: str, rows: int) -> None:
-    x, y = arrays(0, rows + 20)
-    order = np.argsort(y, kind="stable").reshape(3, -1)
-    train, test = order[:, :rows].ravel(), order[:, rows:].ravel()
-    outcome = CLASSICS[method](x[train], y[train])(x[test])
-    assert (outcome.predicted == y[test]).mean() > (0.6 if rows == 1 else 0.85)
-
-
-def test_cosine_is_the_slow_loop() -> None:
-    x, y = arrays(1, 4)
-    means = [x[y == c].mean(0) for c in range(3)]
-    slow = [max(range(3), key=lambda c: float(row @ means[c]) / np.linalg.norm(means[c])) for row in x]
-    assert fit_cosine(x, y)(x).predicted.tolist() == slow
-
-
-@pytest.mark.parametrize("classes", [2, 3])
-def test_logistic_has_log_probabilities(classes: int) -> None:
-    x, y = arrays(2, 8, classes)
-    outcome = fit_logistic(x, y)(50 * x)  # far out: probabilities themselves would be zero
-    assert outcome.log_probabilities is not None
-    np.testing.assert_allclose(np.exp(outcome.log_probabilities).sum(1), 1)
-    assert np.isfinite(outcome.log_probabilities).all()
-    assert (outcome.log_probabilities.argmax(1) == outcome.predicted).all()
+FAST = ["robustness", "--datasets", "iris", "--methods", "ours,cosine,knn", "--shots", "1,2", "--splits", "2"]
 
 
 def test_run_is_the_solvers() -> None:
     split = split_shots(load_real("iris"), 2, 0)
     assert split is not None
-    result = run_method(METHODS["ours"], split)
+    result = run_method(Run("iris", 2, 0, "ours"))
     outcome = METHODS["ours"](split.train_x.double().numpy(), split.train_y.numpy())(split.test_x.double().numpy())
     assert outcome.log_probabilities is not None
     assert result["log_loss"] == pytest.approx(log_loss(split.test_y, np.exp(outcome.log_probabilities)))
     assert result["accuracy"] == float((torch.from_numpy(outcome.predicted) == split.test_y).double().mean())
-    assert set(run_method(METHODS["cosine"], split)) == {"accuracy", "seconds"}
+    assert set(run_method(Run("iris", 2, 0, "cosine"))) == {"accuracy", "seconds"}
 
 
 def test_calibration_error_is_the_slow_loop() -> None:
@@ -77,22 +52,11 @@ def test_calibration_error_is_the_slow_loop() -> None:
         if inside.any():
             gap = (p.argmax(1) == truth)[inside].mean() - p.max(1)[inside].mean()
             slow += abs(gap) * inside.mean()
-    assert calibration_error(np.log(p), truth) == pytest.approx(slow)
+    assert measure(torch.from_numpy(np.log(p)), torch.from_numpy(truth)).calibration_error == pytest.approx(slow)
     sure = np.log(np.clip(np.eye(4)[truth], 1e-300, 1))
-    assert calibration_error(sure, truth) == 0
-    assert calibration_error(sure, (truth + 1) % 4) == 1
-
-
-def test_journal(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
-    assert list(read_journal(path)) == []
-    append_journal(path, {"a": 1})
-    with path.open("a") as file:
-        file.write('{"cut o')
-    append_journal(path, {"b": [2]})
-    with path.open("a") as file:
-        file.write("5\n")
-    assert list(read_journal(path)) == [{"a": 1}, {"b": [2]}]
+    for shift, error in ((0, 0), (1, 1)):
+        metrics = measure(torch.from_numpy(sure), torch.from_numpy((truth + shift) % 4))
+        assert metrics.calibration_error == error
 
 
 def test_codes() -> None:
@@ -112,7 +76,8 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
     options = [text for name, path in outputs.items() for text in (f"--{name}", str(path))]
     assert main([*FAST, *state, *options]) == 0
     captured = capsys.readouterr()
-    assert outputs["markdown"].read_text() == captured.out
+    made = "python -m analysis robustness --datasets iris --methods ours,cosine,knn --shots 1,2 --splits 2"
+    assert outputs["markdown"].read_text() == f"{captured.out}\nMade by `{made}`.\n"
     assert "12/12" in captured.err
     assert outputs["plot"].read_bytes()[:4] == b"\x89PNG"
     rows = json.loads(outputs["json"].read_text())
@@ -121,7 +86,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
     assert all(set(row["log_loss"]) == {"ours"} for row in rows)
 
     done: list[str] = []
-    monkeypatch.setattr(robustness_runs, "run_method", lambda fit, split: done.append(""))
+    monkeypatch.setattr(robustness, "run_method", lambda run: done.append(""))
     assert main([*FAST, *state]) == 0  # all is there
     assert capsys.readouterr().out == captured.out
     assert done == []
@@ -132,23 +97,23 @@ def test_interrupted_command_continues(
 ) -> None:
     done: list[Any] = []
 
-    def run(fit: object, split: object) -> dict[str, float]:
+    def run(run: Run) -> dict[str, float]:
         if len(done) == 5:
             done.append("interrupt")
             raise KeyboardInterrupt
-        done.append(fit)
+        done.append(run.method)
         return {"accuracy": len(done) / 100, "seconds": 0.0}
 
-    monkeypatch.setattr(robustness_runs, "run_method", run)
+    monkeypatch.setattr(robustness, "run_method", run)
     state = tmp_path / "state.jsonl"
     assert main([*FAST, "--state", str(state)]) == 130
-    line = f"analysis.robustness: interrupted; 5 of 12 runs are kept in {state}. The same command continues."
+    line = f"analysis robustness: interrupted; 5 of 12 runs are kept in {state}. The same command continues."
     assert capsys.readouterr().err.splitlines()[-1] == line
     assert main([*FAST, "--state", str(state)]) == 0
     assert len(done) == 1 + 12
-    monkeypatch.setattr(robustness_runs, "hash_code", lambda m: "new" if m == "ours" else hash_code(m))
+    monkeypatch.setattr(robustness, "hash_code", lambda m: "new" if m == "ours" else hash_code(m))
     assert main([*FAST, "--state", str(state)]) == 0
-    assert done[13:] == [METHODS["ours"]] * 4  # the classics are not done again
+    assert done[13:] == ["ours"] * 4  # the baselines are not done again
 
 
 def test_statistics() -> None:
@@ -169,10 +134,10 @@ def test_statistics() -> None:
     assert cells[2][:3] == ["iris", "5", "85.00 ±5.00"]
     assert cells[2][-2:] == ["RBF SVM", "-5.00 ±15.00"]
     assert cells[5] == ["ours", "85.00", "-5.00", "-5.00 (iris 5)", "1.75", "0.250", "5.00", "1.50"]
-    assert cells[-1][:3] == ["best classic, row by row", "80.00", "+0.00"]
+    assert cells[-1][:3] == ["best baseline, row by row", "80.00", "+0.00"]
     alone = summarise({run: result for run, result in results.items() if run.method == "ours"})
     assert alone[0]["best"] is None
-    assert "best classic, row" not in tabulate(alone)
+    assert "best baseline, row" not in tabulate(alone)
     assert not math.isnan(ranks(alone[0])["ours"])
 
 
@@ -184,7 +149,7 @@ def test_statistics() -> None:
         (["--shots", "1,x"], "`--shots` must be a whole number >= 1; got 'x'"),
         (["--splits", "0"], "`--splits` must be a whole number >= 1; got '0'"),
         (["--plot", "x.txt"], "`--plot` must end in .png, .pdf, .svg; got 'x.txt'"),
-        (["--plot", "x.png", "--methods", "svm"], "`--plot` must come with ours and a classic"),
+        (["--plot", "x.png", "--methods", "svm"], "`--plot` must come with ours and a baseline"),
         (["--json", "/proc/x.json"], "`--json` must be a file that can be written; got /proc/x.json"),
         (["--datasets", "iris", "--shots", "60"], "`--datasets` must have rows enough for a split"),
         (["--unknown"], "`arguments` must be as --help lists them"),
@@ -193,7 +158,7 @@ def test_statistics() -> None:
 def test_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
     assert main([*FAST, "--state", str(tmp_path / "state"), *arguments]) == 2
     captured = capsys.readouterr()
-    assert captured.err.startswith(f"analysis.robustness: {message}")
+    assert captured.err.startswith(f"analysis robustness: {message}")
     assert captured.err.count("\n") == 1
     assert not captured.out
 

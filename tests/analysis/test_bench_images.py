@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from analysis.optimizer_bench.workload import Build, Workload
-from analysis.optimizer_bench.workloads import cnn, gnn, prototype, vae, vit
+from analysis.optimizer_bench.workloads import WORKLOADS
 
-BUILDS = [cnn.build, vae.build, prototype.build, vit.build, gnn.build]
-pytestmark = pytest.mark.parametrize("build", BUILDS, ids=[build.__module__.rpartition(".")[2] for build in BUILDS])
+NAMES = ["cnn", "vae", "prototype", "vit", "gnn"]
+pytestmark = pytest.mark.parametrize("build", [WORKLOADS[name] for name in NAMES], ids=NAMES)
 
 
 def validate(workload: Workload) -> float:

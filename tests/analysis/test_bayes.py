@@ -14,7 +14,7 @@ from scipy.special import gammaln, ive, logsumexp
 from scipy.stats import multivariate_normal
 from torch import Tensor
 
-from analysis.bayes import (
+from analysis.contest.bayes import (
     log_vmf_integral,
     predict_bayes,
     predict_bayes_gaussian,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.realdata import (
+from analysis.real_data.sets import (
     DATASETS,
     find_series,
     load_glyph_subset,

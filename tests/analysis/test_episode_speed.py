@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 
-from analysis import episode_speed
-from analysis.episode_speed import PAIRS, compare, main, tabulate
-from analysis.peers import load_easyfsl, make_loader
+from analysis.__main__ import main
+from analysis.episodes import speed
+from analysis.episodes.peers import load_easyfsl, make_loader
+from analysis.episodes.speed import PAIRS, compare, measure_growth, tabulate
 
 
 def test_easyfsls_loader_draws_episodes() -> None:
@@ -26,27 +25,24 @@ def test_easyfsls_loader_draws_episodes() -> None:
 
 
 def test_both_sides_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(episode_speed, "ROWS", 30)
-    told: list[str] = []
+    monkeypatch.setattr(speed, "ROWS", 30)
     pairs = [pair._replace(n_ours=8, n_theirs=1) for pair in PAIRS[:5]]
-    results = compare(pairs, 1, told.append)
+    results = [compare(pair, 1) for pair in pairs]
     assert [each["method"] for each in results] == [pair.name for pair in pairs]
     assert all(each["ratio"] == each["easyfsl_us"] / each["ours_us"] > 0 for each in results)
-    assert len(told) == 5
     growth = [{"episodes": 10, "seconds": 0.5, "before_mib": 100.0, "peak_mib": 1100.0}]
     text = tabulate(results, growth, 1)
     assert "| LaplacianShot" in text
-    assert "| 0.50    | 50000         | 100        | 1,100    |" in text
+    assert "| 0.50    | 50000          | 100        | 1,100    |" in text
 
 
-def test_worker(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(episode_speed, "ROWS", 30)
-    assert main(["--worker", "20"]) == 0
-    result = json.loads(capsys.readouterr().out)
+def test_growth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "ROWS", 30)
+    result = measure_growth(20)
     assert result["episodes"] == 20
     assert result["peak_mib"] >= result["before_mib"] > 0
 
 
 def test_errors(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--repeats", "0"]) == 2
+    assert main(["episode-speed", "--repeats", "0"]) == 2
     assert "`--repeats` must be a whole number >= 1; got '0'" in capsys.readouterr().err

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.command_kills import count_wholes, run_for
-from analysis.command_speed import measure, sample_table, tabulate, write_csv, write_rows
+from analysis.commands.kills import count_wholes, run_for
+from analysis.commands.speed import measure, sample_table, tabulate, write_csv, write_rows
 from protonet.tables.table import Wanted, read_table
 
 
@@ -55,7 +55,7 @@ def test_what_a_kill_leaves_is_counted(tmp_path: Path, monkeypatch: pytest.Monke
         model.write_bytes(next(runs))
         return 1.0
 
-    monkeypatch.setattr("analysis.command_kills.run_for", run)
+    monkeypatch.setattr("analysis.commands.kills.run_for", run)
     assert count_wholes([], model, b"old", 3) == {"old": 1, "new": 1, "broken": 1, "left over": 0}
 
 

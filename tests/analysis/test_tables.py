@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.tables import format_mean, mean_and_error
+from analysis.shared.tables import format_columns, format_mean, mean_and_error, subtract
 from protonet.commands.common import count, format_table
 
 
@@ -38,3 +38,14 @@ def test_table_lines_up() -> None:
     assert format_table(["a", "bcdef"], [["1234", "x"], ["", "±"]]) == (
         "| a    | bcdef |\n|------|-------|\n| 1234 | x     |\n|      | ±     |\n"
     )
+
+
+def test_columns() -> None:
+    rows = [{"n": 1000, "share": 0.125}, {"n": 5, "share": 2.0}]
+    text = format_columns({"count": "{n:,}", "share, %": "{share:.1%}"}, rows)
+    assert text == format_table(["count", "share, %"], [["1,000", "12.5%"], ["5", "200.0%"]])
+
+
+def test_differences_are_paired() -> None:
+    assert subtract([1.0, 2.0], [0.5, 3.0]) == [0.5, -1.0]
+    assert subtract([], [1.0]) == subtract([1.0], []) == []

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis import ceiling
-from protonet.commands.common import run_command
+from analysis.__main__ import main
+from analysis.contest import ceiling
 from protonet.datasets.synthetic import sample_family
 
 
@@ -26,7 +26,9 @@ def test_a_family_without_a_known_covariance_is_an_error() -> None:
 
 def test_the_command_writes_what_it_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "table.md"
-    assert run_command(ceiling.PROG, ceiling.command, ["--draws", "1", "--markdown", str(path)]) == 0
-    assert path.read_text(encoding="utf-8").startswith(capsys.readouterr().out)
-    assert run_command(ceiling.PROG, ceiling.command, ["--draws", "none"]) == 2
-    assert capsys.readouterr().err.startswith("analysis.ceiling: `--draws` must be a whole number >= 1; got 'none'.")
+    outputs = ["--state", str(tmp_path / "state.jsonl"), "--markdown", str(path)]
+    assert main(["ceiling", "--draws", "1", *outputs]) == 0
+    made = "\nMade by `python -m analysis ceiling --draws 1`.\n"
+    assert path.read_text(encoding="utf-8") == capsys.readouterr().out + made
+    assert main(["ceiling", "--draws", "none"]) == 2
+    assert capsys.readouterr().err.startswith("analysis ceiling: `--draws` must be a whole number >= 1; got 'none'.")

@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.optimizer_bench import apart, bench
-from analysis.optimizer_bench.__main__ import BASELINES, main
-from analysis.optimizer_bench.baselines import read_baselines
-from analysis.optimizer_bench.bench import Candidate, Outcome, Run, do
-from analysis.optimizer_bench.loading import load_python
+from analysis.__main__ import main
+from analysis.optimizer_bench import apart, runs
+from analysis.optimizer_bench.loading import BASELINES, load_python, read_baselines
 from analysis.optimizer_bench.peers import PEERS
-from analysis.optimizer_bench.running import Curve
-from analysis.optimizer_bench.scoring import bootstrap, rate, score_workload, summarise
+from analysis.optimizer_bench.runs import Candidate, Outcome, Run, do
+from analysis.optimizer_bench.score import bootstrap, rate, score_workload, summarise
+from analysis.optimizer_bench.workload import Curve
 from analysis.optimizer_bench.workloads import WORKLOADS
 from solution.pack import ROOT
 
@@ -67,7 +66,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "workloads.py").write_text(WORKLOAD_FILE)
     (path / "optimizer.py").write_text(OPTIMIZER_FILE)
     (path / "config.json").write_text('{"lr": 0.2}')
-    assert main(["tune", "--max-steps", "20", *options(path), "--json", str(path / "baselines.json")]) == 0
+    assert (
+        main(["optimizer-tune", "--max-steps", "20", *options(path), "--baselines", str(path / "baselines.json")]) == 0
+    )
     return path
 
 
@@ -78,7 +79,7 @@ def options(folder: Path, state: str = "state.jsonl") -> list[str]:
 
 def run(folder: Path, *more: str, state: str = "state.jsonl") -> int:
     given = ["--optimizer", str(folder / "optimizer.py"), "--baselines", str(folder / "baselines.json")]
-    return main(["run", *given, *options(folder, state), "--jobs", "1", *more])
+    return main(["optimizer-bench", *given, *options(folder, state), "--jobs", "1", *more])
 
 
 def curve(*losses: float, diverged: bool = False) -> Curve:
@@ -117,7 +118,7 @@ def test_bootstrap_is_the_enumeration() -> None:
 
 
 def test_committed_baselines_name_every_workload() -> None:
-    baselines = read_baselines("--baselines", ROOT / BASELINES)
+    baselines = read_baselines(ROOT / BASELINES)
     assert set(baselines) == {*WORKLOADS, *apart.WORKLOADS}
     for baseline in baselines.values():
         assert baseline["target"] < baseline["initial"]
@@ -131,25 +132,25 @@ def test_baselines(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch
     assert list(json.loads(was)) == ["tiny", "small"]
     assert baseline["curve"][0] == pytest.approx(baseline["initial"], rel=1e-4)
     assert baseline["fingerprint"] == float(f"{load_python('', folder / 'workloads.py').build(0).val_loss():.4g}")
-    monkeypatch.setattr(bench, "do", None)  # all is in the journal
-    assert main(["tune", "--max-steps", "20", *options(folder), "--json", str(path)]) == 0
+    monkeypatch.setattr(runs, "do", None)  # all is in the journal
+    assert main(["optimizer-tune", "--max-steps", "20", *options(folder), "--baselines", str(path)]) == 0
     assert path.read_text() == was
     assert len(capsys.readouterr().out.splitlines()) == 4
 
 
 def test_run(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    outputs = {name: folder / f"out.{ending}" for name, ending in [("json", "json"), ("figure", "png")]}
+    outputs = {name: folder / f"out.{ending}" for name, ending in [("json", "json"), ("plot", "png")]}
     more = ["--config", str(folder / "config.json"), *(f"--{name}={path}" for name, path in outputs.items())]
     assert run(folder, *more) == 0
     captured = capsys.readouterr()
     assert "Workloads of the file" in captured.out
     assert "Visible" not in captured.out
     assert "before training" not in captured.err
-    assert outputs["figure"].read_bytes()[:4] == b"\x89PNG"
-    (contender,) = json.loads(outputs["json"].read_text())
-    assert [row["workload"] for row in contender["apart_rows"]] == ["tiny", "small"]
-    assert contender["config"] == {"lr": 0.2}
-    monkeypatch.setattr(bench, "do", None)
+    assert outputs["plot"].read_bytes()[:4] == b"\x89PNG"
+    (entry,) = json.loads(outputs["json"].read_text())
+    assert [row["workload"] for row in entry["apart_rows"]] == ["tiny", "small"]
+    assert entry["config"] == {"lr": 0.2}
+    monkeypatch.setattr(runs, "do", None)
     assert run(folder, *more) == 0
     assert capsys.readouterr().out == captured.out
 
@@ -165,10 +166,10 @@ def test_interrupted_run_continues(
             raise KeyboardInterrupt
         return do(run)
 
-    monkeypatch.setattr(bench, "do", stop)
+    monkeypatch.setattr(runs, "do", stop)
     assert run(folder, state="stopped.jsonl") == 130
     line = capsys.readouterr().err.splitlines()[-1]
-    assert line.startswith("analysis.optimizer_bench: interrupted; the finished runs are kept in ")
+    assert line.startswith("analysis optimizer-bench: interrupted; 3 of 6 runs are kept in ")
     assert run(folder, state="stopped.jsonl") == 0
     assert len(done) == 6 + 1
     (folder / "other.json").write_text('{"lr": 0.05}')
@@ -213,12 +214,11 @@ def test_divergence(folder: Path, config: str) -> None:
 def test_peers_take_their_best_rate(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = folder / "peers.json"
     given = ["--baselines", str(folder / "baselines.json"), "--compare", "adamw,schedule-free", "--json", str(path)]
-    assert main(["run", *given, *options(folder), "--jobs", "1"]) == 0
-    contenders = json.loads(path.read_text())
-    for contender in contenders:
-        best = max(contender["ladder"], key=contender["ladder"].get)
-        assert json.loads(best) == contender["config"]
-        assert len(contender["ladder"]) == len(PEERS[contender["name"]].rates)
+    assert main(["optimizer-bench", *given, *options(folder), "--jobs", "1"]) == 0
+    for entry in json.loads(path.read_text()):
+        best = max(entry["rates"], key=entry["rates"].get)
+        assert json.loads(best) == entry["config"]
+        assert len(entry["rates"]) == len(PEERS[entry["name"]].rates)
     out = capsys.readouterr().out
     assert out.index("| optimizer") < out.index("| schedule-free")
     assert "only step() is called" in out.lower()
@@ -239,7 +239,7 @@ ERRORS = [
     (["--seeds", "0,x"], "`--seeds` must be a whole number >= 0; got 'x'"),
     (["--jobs", "0"], "`--jobs` must be a whole number >= 1; got '0'"),
     (["--compare", "sgd"], "`--compare` must be of adamw, "),
-    (["--figure", "x.txt"], "`--figure` must end in .png, .pdf, .svg; got 'x.txt'"),
+    (["--plot", "x.txt"], "`--plot` must end in .png, .pdf, .svg; got 'x.txt'"),
 ]
 
 
@@ -255,7 +255,7 @@ def test_errors(folder: Path, capsys: pytest.CaptureFixture[str], arguments: lis
         (folder / name).write_text(text)
     assert run(folder, *(argument.format(f=folder) for argument in arguments)) == 2
     captured = capsys.readouterr()
-    assert captured.err.startswith(f"analysis.optimizer_bench: {message}")
+    assert captured.err.startswith(f"analysis optimizer-bench: {message}")
     assert captured.err.count("\n") == 1
     assert not captured.out
 
@@ -263,19 +263,26 @@ def test_errors(folder: Path, capsys: pytest.CaptureFixture[str], arguments: lis
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run"], "`--optimizer` must be a Python file; got none."),
-        (["run", "--compare", "--figure", "x.png"], "`--figure` must come with --optimizer"),
-        (["tune", "--max-steps", "5"], "`--max-steps` must be a whole number >= 10; got '5'"),
+        (["optimizer-bench"], "`--optimizer` must be a Python file; got none."),
+        (["optimizer-bench", "--compare", "--plot", "x.png"], "`--plot` must come with --optimizer"),
+        (["optimizer-tune", "--max-steps", "5"], "`--max-steps` must be a whole number >= 10; got '5'"),
     ],
 )
 def test_other_errors(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
     assert main(arguments) == 2
-    assert capsys.readouterr().err.startswith(f"analysis.optimizer_bench: {message}")
+    assert capsys.readouterr().err.startswith(f"analysis {arguments[0]}: {message}")
 
 
 def test_workloads_that_cannot_be_tuned(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = WORKLOAD_FILE.replace("Y = X @", "Y = float('nan') * X @").replace("tiny", "lost")
     (folder / "lost.py").write_text(text)
-    given = ["--workload-file", str(folder / "lost.py"), "--workloads", "lost", "--json", str(folder / "lost.json")]
-    assert main(["tune", *given, "--state", str(folder / "state.jsonl")]) == 2
+    given = [
+        "--workload-file",
+        str(folder / "lost.py"),
+        "--workloads",
+        "lost",
+        "--baselines",
+        str(folder / "lost.json"),
+    ]
+    assert main(["optimizer-tune", *given, "--state", str(folder / "state.jsonl")]) == 2
     assert "`--workloads` must have a finite loss before training; got nan of lost" in capsys.readouterr().err
