@@ -38,8 +38,8 @@ def log_vmf_integral(kappa: Tensor, dim: int) -> Tensor:
         float64, of kappa's shape; absolute error below 1e-10, relative error below 1e-13.
 
     Raises:
-        TypeError: ``kappa`` is no tensor, or ``dim`` no number.
-        ValueError: A negative or non-finite concentration, or ``dim`` below 2.
+        InputTypeError: ``kappa`` is no tensor, or ``dim`` no number.
+        InputError: A negative or non-finite concentration, or ``dim`` below 2.
 
     Source:
         Mardia and Jupp, Directional Statistics, 9.3.4; NIST DLMF 10.39.9, 10.41.3 and 10.41.9.
@@ -80,8 +80,8 @@ def predict_bayes_sphere(
         Class ids (n_queries,), int64, on the CPU.
 
     Raises:
-        TypeError: An argument of the wrong kind.
-        ValueError: Shapes that do not fit, labels out of range, non-finite values.
+        InputTypeError: An argument of the wrong kind.
+        InputError: Shapes that do not fit, labels out of range, non-finite values.
 
     Source:
         The posterior of a Gaussian mean on a sphere is von Mises-Fisher: Mardia and Jupp, 9.3.4.
@@ -128,8 +128,8 @@ def predict_bayes_gaussian(
         Class ids (n_queries,), int64, on the CPU.
 
     Raises:
-        TypeError: An argument of the wrong kind.
-        ValueError: As `predict_bayes_sphere`, or a covariance that is not symmetric and positive definite.
+        InputTypeError: An argument of the wrong kind.
+        InputError: As `predict_bayes_sphere`, or a covariance that is not symmetric and positive definite.
 
     Source:
         Murphy, Conjugate Bayesian analysis of the Gaussian distribution (2007), section 2, on every axis.
@@ -178,7 +178,7 @@ def predict_bayes(split: Split) -> Tensor:
         Class ids (n_test_rows,), int64: `predict_bayes_sphere`, or `predict_bayes_gaussian` if anisotropic.
 
     Raises:
-        ValueError: The draw's family has no Bayes rule here.
+        InputError: The draw's family has no Bayes rule here.
     """
     covariance, radius, k = split.noise_covariance, split.radius, split.num_classes
     if covariance is None:

@@ -25,8 +25,8 @@ def sample_official(n_train: int = 16, n_val: int = 4, n_test: int = 8) -> Split
         Features of 384 columns, float32, and labels in [0, 128), int64, in the evaluator's order.
 
     Raises:
-        ValueError: A count below 1.
-        TypeError: A count that is not a number.
+        InputError: A count below 1.
+        InputTypeError: A count that is not a number.
 
     Source:
         Frontier-CS, ``research/problems/imagenet_pareto``; seeds and order as its evaluator has them.

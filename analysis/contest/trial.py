@@ -92,7 +92,8 @@ def judge(
             zipfile.ZipFile(io.BytesIO(submission)).extractall(workspace)
         else:
             (workspace / "solution.py").write_bytes(submission)
-        _make_read_only(workspace)
+        for path in (*workspace.rglob("*"), workspace):  # read-only, as a contest may have it
+            path.chmod(0o555 if path.is_dir() else 0o444)
         arrays = {f"{part}_{side}": getattr(split, f"{part}_{side}") for part in PARTS for side in "xy"}
         np.savez(top / "data.npz", **{name: tensor.numpy() for name, tensor in arrays.items()})
         request = {
@@ -127,12 +128,6 @@ def _describe(split: Split, param_limit: float) -> dict[str, Any]:
         **{f"{part}_samples": len(getattr(split, f"{part}_y")) for part in PARTS},
         "device": "cpu",
     }
-
-
-def _make_read_only(workspace: Path) -> None:
-    """Take the right to write from everything in the workspace, as a contest may."""
-    for path in (*workspace.rglob("*"), workspace):
-        path.chmod(0o555 if path.is_dir() else 0o444)
 
 
 def _check_python(prog: str, option: str, path: str) -> str:

@@ -25,7 +25,7 @@ def load_easyfsl(module: str) -> Any:
     """Import one of easyfsl's modules, such as ``methods.tim``, without the package that it lies in.
 
     Raises:
-        ImportError: easyfsl is missing; the message says how to install it.
+        MissingPackageError: easyfsl is missing; the message says how to install it.
     """
     with optional_packages("load_easyfsl", INSTALL):
         easyfsl = importlib.import_module("easyfsl")

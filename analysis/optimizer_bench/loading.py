@@ -108,7 +108,7 @@ def load_optimizer(path: Path, config: dict[str, Any]) -> type[torch.optim.Optim
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, or raise a InputError."""
+    """Return the JSON object in a file, or raise an InputError."""
     config = read_json("--config", path)
     if not isinstance(config, dict):
         fail(PROG, "--config", "hold a JSON object", f"a {type(config).__name__} in {path}", "Write {} for no setting.")
@@ -132,7 +132,7 @@ def read_baselines(path: Path) -> dict[str, Baseline]:
 
 
 def read_json(argument: str, path: Path) -> Any:
-    """Return what a JSON file holds, or raise a InputError."""
+    """Return what a JSON file holds, or raise an InputError."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -155,7 +155,7 @@ def plot(curves: Mapping[str, Sequence[Sequence[float]]], baselines: Mapping[str
         path: Where the plot goes; the name's ending says in which format.
 
     Raises:
-        ImportError: matplotlib is missing.
+        MissingPackageError: matplotlib is missing.
     """
     with optional_packages("plot"):
         from matplotlib.figure import Figure  # noqa: PLC0415 - optional

@@ -7,7 +7,6 @@ whether the false-rejection rate that is asked for is the one that comes.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -106,15 +105,11 @@ def run(options: argparse.Namespace) -> Report:
     results = run_all(runs, lambda run: measure_split(draw_rows(data, run[1]), run[0]), options.state, unit="split")
     aurocs, rejected = zip(*results.values(), strict=True)
     values = {name: [split[name] for split in aurocs] for name in aurocs[0]}
-    rows = [[name, format_mean(own), _format_lead(values[OURS], own)] for name, own in values.items()]
+    leads = {name: [] if name == OURS else subtract(values[OURS], own) for name, own in values.items()}
+    rows = [[name, format_mean(own), format_mean(leads[name], sign=True)] for name, own in values.items()]
     rates = [[f"{100 * rate:g}", format_mean(shares)] for rate, *shares in zip(RATES, *rejected, strict=True)]
     note = f"Glyphs, {CLASSES} known and {CLASSES} unknown characters of novel alphabets, {SHOTS} shots, "
     note += f"{count(options.splits, 'split')}, effort {options.effort}. Mean ± one standard error, percent."
     first = format_table(["score", "AUROC", "ours less this"], rows)
     second = format_table(["false rejections asked for", "of fresh rows of known classes"], rates)
     return Report(rows, f"{first}\n{second}\n{note}\n")
-
-
-def _format_lead(ours: Sequence[float], other: Sequence[float]) -> str:
-    """Return by how much ours is ahead, in pairs."""
-    return "" if other is ours else format_mean(subtract(ours, other), sign=True)

@@ -260,7 +260,6 @@ def plot(rows: Sequence[Row], method: str, path: Path) -> None:
 
     Raises:
         ImportError: matplotlib is missing.
-        ValueError: The format is unknown.
     """
     from matplotlib.figure import Figure  # noqa: PLC0415 - optional
 

@@ -34,7 +34,7 @@ def load_table(name: str) -> Dataset:
     """Load a table of scikit-learn: "wine", "breast_cancer" or "iris".
 
     Raises:
-        ImportError: scikit-learn is missing.
+        MissingPackageError: scikit-learn is missing.
     """
     with optional_packages("load_table"):
         from sklearn import datasets  # noqa: PLC0415 - optional
@@ -56,7 +56,7 @@ def read_series(path: Path) -> tuple[list[np.ndarray], list[str]]:
         Each case, (channels, length) float32, and its class.
 
     Raises:
-        ValueError: It has no cases, or one that is not numbers.
+        InputError: It has no cases, or one that is not numbers.
 
     Source: https://www.aeon-toolkit.org/en/stable/api_reference/file_specifications/ts.html
     """
@@ -82,7 +82,7 @@ def find_series(folder: str, name: str) -> tuple[list[np.ndarray], list[str]]:
     """Read both parts of a data set that aeon ships.
 
     Raises:
-        ImportError: aeon, or its file, is missing.
+        MissingPackageError: aeon, or its file, is missing.
     """
     spec = find_spec("aeon")
     roots = [] if spec is None else spec.submodule_search_locations or []
@@ -121,8 +121,8 @@ def load_text(library: Path | None = None) -> Dataset:
         library: The folder to read modules from, or None for the running Python's.
 
     Raises:
-        ImportError: scikit-learn is missing.
-        ValueError: Fewer than two modules have 40 docstrings.
+        MissingPackageError: scikit-learn is missing.
+        InputError: Fewer than two modules have 40 docstrings.
     """
     library = library or Path(sysconfig.get_path("stdlib"))
     texts: list[str] = []
@@ -157,7 +157,7 @@ def _read_docstrings(path: Path) -> list[str]:
     return [text for text in found if len(text) > SHORTEST_DOCSTRING]
 
 
-#: Every set's loader; each may raise an ImportError that says what to install.
+#: Every set's loader; each may raise a MissingPackageError that says what to install.
 DATASETS: dict[str, Callable[[], Dataset]] = {
     "digits": load_digits,
     **{name: partial(load_table, name) for name in ("wine", "breast_cancer", "iris")},
@@ -178,8 +178,8 @@ def load_real(name: str) -> Dataset:
     """Load a key of ``DATASETS``, once a process.
 
     Raises:
-        ImportError: What it comes with is not installed; the message says how to.
-        ValueError: No such key.
+        MissingPackageError: What it comes with is not installed; the message says how to.
+        InputError: No such key.
     """
     if name not in DATASETS:
         fail("load_real", "name", f"be one of {', '.join(DATASETS)}", repr(name), "Pick a listed one.")
@@ -201,8 +201,8 @@ def split_shots(data: Dataset, shots: int, seed: int) -> Split | None:
         20 test rows are left.
 
     Raises:
-        TypeError: A count or seed that is not a number.
-        ValueError: A count or seed out of range.
+        InputTypeError: A count or seed that is not a number.
+        InputError: A count or seed out of range.
     """
     shots = check_int("split_shots", "shots", shots, low=1)
     order = np.random.default_rng(check_int("split_shots", "seed", seed, low=0)).permutation(len(data.y))

@@ -63,9 +63,8 @@ def run(options: argparse.Namespace) -> Report:
     """Measure every size, the smallest first."""
     least = min(options.classes)
     if min(options.rows) < least:
-        fail(
-            PROG, "--rows", f"be a whole number >= {least}", f"'{min(options.rows)}'", f"Pass a number such as {least}."
-        )
+        got = f"'{min(options.rows)}'"
+        fail(PROG, "--rows", f"be a whole number >= {least}", got, f"Pass a number such as {least}.")
     sizes = [(n, c, options.dim) for c in sorted(options.classes) for n in sorted(options.rows) if n >= c]
     rows = list(run_all(sizes, measure_alone, options.state, unit="size").values())
     return Report(rows, tabulate(rows, options.dim))
