@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 .PHONY: run test clean
 
 run: $(VENV)/.installed
-	$(BIN)/python -m analysis.contest
+	$(BIN)/python -m analysis contest
 
 test: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -9,17 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from protonet.losses import CHUNK, class_means
 from protonet.views.judge import Candidate, Judge, embed_fold
-from protonet.views.view import LinearMap, Rows, Specification, Stored, View, expect, need_source
-
-if TYPE_CHECKING:
-    from protonet.views.graph import Graph
+from protonet.views.view import Graph, LinearMap, Rows, Specification, Stored, View, expect, need_source
 
 #: From the simplest to the most fitted; ties in selection go to the earlier one.
 SCALINGS = ("raw", "centred", "standardised", "relevant", "robust", "whitened")

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
+from typing import ClassVar, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -27,10 +27,7 @@ from protonet.scoring import simplest_within_one_error, worse_by_one_error
 from protonet.views.judge import Candidate, Judge
 from protonet.views.linear import Linear, LinearView
 from protonet.views.shifts import shift_rows
-from protonet.views.view import LinearMap, Rows, Stored, View, expect, need_source
-
-if TYPE_CHECKING:
-    from protonet.views.graph import Graph
+from protonet.views.view import Graph, LinearMap, Rows, Stored, View, expect, need_source
 
 #: A learned view has at least this many dimensions: few features are padded with zeros to give classes room.
 MIN_EMBEDDING_DIM = 64

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -20,10 +20,7 @@ from protonet.losses import CHUNK, class_means
 from protonet.views.judge import PRUNING, Candidate, Judge
 from protonet.views.linear import Linear, LinearView
 from protonet.views.shifts import shift_rows
-from protonet.views.view import LinearMap, Rows, Stored, View, expect, need_source
-
-if TYPE_CHECKING:
-    from protonet.views.graph import Graph
+from protonet.views.view import Graph, LinearMap, Rows, Stored, View, expect, need_source
 
 
 @dataclass(frozen=True)
@@ -248,9 +245,7 @@ class RadialView(View):
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
         """Add the scores, in float64: large read-outs cancel."""
-        from onnx import TensorProto  # noqa: PLC0415 - optional
-
-        z = graph.add("Cast", graph.add("Tanh", rows) if self.squash else rows, to=TensorProto.DOUBLE)
+        z = graph.cast(graph.add("Tanh", rows) if self.squash else rows, "DOUBLE")
         landmarks, readout = (graph.array(each.double()) for each in (self.landmarks, self.readout))
         if self.norm == 1:
             apart = graph.city_blocks(z, landmarks)
@@ -260,7 +255,7 @@ class RadialView(View):
             apart = graph.add("Add", graph.add("Add", products, np.square(landmarks).sum(axis=1)), squares)
             apart = graph.add("Max", apart, np.float64(0))
         kernel = graph.add("Exp", graph.add("Div", apart, -graph.array(self.bandwidth.double())))
-        return [graph.add("Cast", graph.add("MatMul", kernel, readout), to=TensorProto.FLOAT)]
+        return [graph.cast(graph.add("MatMul", kernel, readout), "FLOAT")]
 
     def products(self) -> list[tuple[int, int]]:
         """Return the distances, as if they were a product, and the read-out."""

@@ -11,12 +11,16 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from protonet.views.graph import Graph
     from protonet.views.judge import Candidate, Judge
+
+
+Array = NDArray[Any]
 
 
 class Rows(NamedTuple):
@@ -99,6 +103,28 @@ def expect_sound(name: str, tensor: Tensor, *, infinite: bool = False) -> None:
         expect(bool((tensor.view(torch.uint8) <= 1).all()), f"a tensor {name} that is not of yes and no")
     finite = tensor > -torch.inf if infinite else torch.isfinite(tensor)
     expect(bool(finite.all()), f"a tensor {name} that is not finite")
+
+
+class Graph(Protocol):
+    """An ONNX graph that grows, node after node; `protonet.files.onnx` has it. Values go by their names."""
+
+    def add(self, operator: str, *inputs: str | Array | np.generic, output: str = "", **attributes: Any) -> str:
+        """Add a node and return its output's name; arrays among its inputs become constants."""
+
+    def constant(self, value: Array | np.generic) -> str:
+        """Add a constant and return its name."""
+
+    def cast(self, value: str, dtype: str) -> str:
+        """Convert a value to "FLOAT", "DOUBLE" or "INT64"."""
+
+    def pad(self, rows: str, columns: int, value: float) -> str:
+        """Add constant columns to rows, if any, and return what they are then."""
+
+    def city_blocks(self, z: str, landmarks: Array) -> str:
+        """Add the sums of absolute differences (n, units) of rows and landmarks (units, dim)."""
+
+    def array(self, tensor: Tensor) -> Array:
+        """Return a tensor of any device as an array."""
 
 
 class LinearMap(nn.Module):
