@@ -14,14 +14,10 @@ from torch import Tensor
 class FoldRules:
     """How rows are held out. The numbers bound time and memory; see analysis/results/scale.md."""
 
-    count: int = 5
-    """Folds by default."""
-    many_rows: int = 16384
-    """Above this many rows, one held-out part stands for all folds ..."""
-    many_cosines: int = 1 << 25
-    """... and above this many cosines of rows and classes."""
-    held_out: int = 4096
-    """Rows of that part, at the most."""
+    count: int = 5  #: Folds by default.
+    many_rows: int = 16384  #: Above this many rows, one held-out part stands for all folds ...
+    many_cosines: int = 1 << 25  #: ... and above this many cosines of rows and classes.
+    held_out: int = 4096  #: Rows of that part, at the most.
 
 
 @dataclass(frozen=True)
@@ -34,18 +30,12 @@ class WeightRules:
 
     logit_scale: float = 5.0
     """Standard deviation of the prior on the logits' size when a temperature is fitted, in nats."""
-    tie: float = 2e-3
-    """Log-loss that nobody would notice, in nats per row."""
-    softness: float = 0.15
-    """Excess log-loss that divides a view's weight by e, in nats per row ..."""
-    softness_in_all: float = 4.0
-    """... or in nats over all rows, where that is more."""
-    held_back: float = 10.0
-    """Nats, over all rows, that hold jointly fitted weights back to where they start."""
-    most_cosines: int = 2**22
-    """Cosines that joint weights are fitted to, at the most."""
-    least_share: float = 0.01
-    """A view with a smaller share of the weight is left out."""
+    tie: float = 2e-3  #: Log-loss that nobody would notice, in nats per row.
+    softness: float = 0.15  #: Excess log-loss that divides a view's weight by e, in nats per row ...
+    softness_in_all: float = 4.0  #: ... or in nats over all rows, where that is more.
+    held_back: float = 10.0  #: Nats, over all rows, that hold jointly fitted weights back to where they start.
+    most_cosines: int = 2**22  #: Cosines that joint weights are fitted to, at the most.
+    least_share: float = 0.01  #: A view with a smaller share of the weight is left out.
     never_forgiven: float = 0.02
     """Log-loss that is never forgiven as chance when raw cosine stands against the mixture, in nats per row."""
     mixture_prior: float = 1.0
@@ -56,12 +46,10 @@ class WeightRules:
 class NewtonRules:
     """How the temperature's one convex problem is solved; it takes some five steps."""
 
-    steps: int = 50
-    """Newton steps, at the most."""
+    steps: int = 50  #: Newton steps, at the most.
     shrinks: tuple[float, ...] = (1.0, 0.5, 0.25, 0.1, 0.01, 0.001)
     """Shares of a step that are tried until the loss falls."""
-    settled: float = 1e-7
-    """A step that lowers the loss by less is the last, in nats per row."""
+    settled: float = 1e-7  #: A step that lowers the loss by less is the last, in nats per row.
     flat: float = 1e-12
     """Variance of a row's cosines below which nothing tells the classes apart; the least curvature, too."""
 

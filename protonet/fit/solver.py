@@ -32,10 +32,8 @@ SELECTION_SHARE = 0.6
 class Problem(NamedTuple):
     """Labelled rows, as views are fitted to them."""
 
-    rows: Rows
-    """In canonical order, of unit scale; with the seed of all that is drawn."""
-    scale: float
-    """Of the features as they came."""
+    rows: Rows  #: In canonical order, of unit scale; with the seed of all that is drawn.
+    scale: float  #: Of the features as they came.
 
 
 class Solution(NamedTuple):
@@ -137,10 +135,7 @@ def fit_choice(problem: Problem, choice: Choice, deadline: float = math.inf) -> 
     weights = torch.tensor([weight for _, weight in choice.views])
     encoder = Encoder(views, weights, input_dim=rows.features.shape[1])
     network = PrototypeNetwork(
-        encoder,
-        embedding_dim=encoder.embedding_dim,
-        num_classes=rows.num_classes,
-        temperature=choice.temperature,
+        encoder, embedding_dim=encoder.embedding_dim, num_classes=rows.num_classes, temperature=choice.temperature
     )
     network.set_prototypes(rows.features, rows.labels)
     encoder.scale.fill_(problem.scale)

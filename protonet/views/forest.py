@@ -25,16 +25,11 @@ from protonet.views.view import Graph, LinearMap, Rows, Specification, Stored, V
 class ForestRules:
     """Bounds of the work, by which a forest of the default effort takes 0.03 to 0.6 s, and the seed."""
 
-    most_rows: int = 4096
-    """Rows that trees are grown from, at the most."""
-    forest_work: float = 2e6
-    """Triples of row, tree and tried split in a forest, at the most."""
-    batch_work: float = 1e6
-    """The same in the trees that are grown at a time."""
-    most_depth: int = 64
-    """No tree is deeper."""
-    seed: int = 0
-    """Of the features and thresholds that are tried: the same in every fold and in the end."""
+    most_rows: int = 4096  #: Rows that trees are grown from, at the most.
+    forest_work: float = 2e6  #: Triples of row, tree and tried split in a forest, at the most.
+    batch_work: float = 1e6  #: The same in the trees that are grown at a time.
+    most_depth: int = 64  #: No tree is deeper.
+    seed: int = 0  #: Of the features and thresholds that are tried: the same in every fold and in the end.
 
 
 FOREST = ForestRules()

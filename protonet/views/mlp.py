@@ -42,26 +42,16 @@ class Recipe(NamedTuple):
 
     optimizer: Callable[..., torch.optim.Optimizer] = CustomOptimizer
     """Called with groups of parameters, and the rate as ``lr``."""
-    learning_rate: float = 1e-2
-    """Where the search for the step size starts."""
-    weight_decay: float = 0.15
-    """Of the MLPs' matrices, decoupled, in units of the step size."""
-    temperature: float = 0.1
-    """Divides the cosines in both losses."""
-    smoothing: float = 0.1
-    """Label smoothing, in [0, 1)."""
-    noise: float = 0.5
-    """Standard deviation of what is added to the rows, in units of the features' own."""
-    average: float = 0.98
-    """Decay of the average of the weights."""
-    rows: int = 256
-    """Rows per episode, at the most."""
-    ways: int = 64
-    """Classes per episode, at the most."""
-    episodic: float = 1.0
-    """Weight of the episodic loss."""
-    cross_entropy: float = 1.0
-    """Weight of the cross-entropy."""
+    learning_rate: float = 1e-2  #: Where the search for the step size starts.
+    weight_decay: float = 0.15  #: Of the MLPs' matrices, decoupled, in units of the step size.
+    temperature: float = 0.1  #: Divides the cosines in both losses.
+    smoothing: float = 0.1  #: Label smoothing, in [0, 1).
+    noise: float = 0.5  #: Standard deviation of what is added to the rows, in units of the features' own.
+    average: float = 0.98  #: Decay of the average of the weights.
+    rows: int = 256  #: Rows per episode, at the most.
+    ways: int = 64  #: Classes per episode, at the most.
+    episodic: float = 1.0  #: Weight of the episodic loss.
+    cross_entropy: float = 1.0  #: Weight of the cross-entropy.
 
 
 RECIPE = Recipe()
@@ -70,10 +60,8 @@ RECIPE = Recipe()
 class Plan(NamedTuple):
     """What a parameter budget affords."""
 
-    embedding_dim: int
-    """Of the learned views."""
-    sizes: tuple[tuple[int, int], ...]
-    """Of stacks, (members, hidden units), smallest first."""
+    embedding_dim: int  #: Of the learned views.
+    sizes: tuple[tuple[int, int], ...]  #: Of stacks, (members, hidden units), smallest first.
 
 
 def count_mlp_parameters(input_dim: int, hidden: int, embedding_dim: int) -> int:
@@ -161,14 +149,10 @@ class MLP:
 class MLPKind:
     """Stacks of MLPs of rising size, each trained for as long as more steps do not hurt."""
 
-    sizes: int = len(SIZES)
-    """How many of the sizes that the budget affords are tried."""
-    steps: tuple[int, ...] = (3, 10, 30, 60)
-    """At which training is judged; one that gets worse is not continued."""
-    work: float = 2e8
-    """Parameters times steps that one size may cost, over all folds, at the most."""
-    recipe: Recipe = RECIPE
-    """Of the training."""
+    sizes: int = len(SIZES)  #: How many of the sizes that the budget affords are tried.
+    steps: tuple[int, ...] = (3, 10, 30, 60)  #: At which training is judged; one that gets worse is not continued.
+    work: float = 2e8  #: Parameters times steps that one size may cost, over all folds, at the most.
+    recipe: Recipe = RECIPE  #: Of the training.
     stage: ClassVar[str] = "learned views"
     share: ClassVar[float] = 3.0
     trained: ClassVar[bool] = True

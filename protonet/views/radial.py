@@ -27,22 +27,15 @@ from protonet.views.view import Graph, LinearMap, Rows, Stored, View, expect, ne
 class RadialRules:
     """Bounds of the work and of rounding; analysis/results/scale.md shows the times that they lead to."""
 
-    most_units: int = 1024
-    """Radial units of a view, at the most."""
+    most_units: int = 1024  #: Radial units of a view, at the most.
     distance_work: float = 2e8
     """Subtractions that one fit may spend on distances that are no matrix products, at the most."""
-    product_work: float = 1.5e9
-    """Multiplications that one fit may spend on products of kernels, at the most."""
-    single: float = 600.0
-    """Read-outs of a class that sum to more, in absolute value, are worked with in float64."""
-    jitter: float = 1e-6
-    """Added to the diagonal of the units' kernel, which is singular where rows are equal."""
-    median_rows: int = 4 * CHUNK
-    """Rows that the median distance is taken of, at the most."""
-    same: float = 1e-12
-    """A distance below this is that of a unit to its own sample."""
-    halving_rows: int = 16
-    """A fold with this many held-out rows halves the bandwidths and ridges that are tried."""
+    product_work: float = 1.5e9  #: Multiplications that one fit may spend on products of kernels, at the most.
+    single: float = 600.0  #: Read-outs of a class that sum to more, in absolute value, are worked with in float64.
+    jitter: float = 1e-6  #: Added to the diagonal of the units' kernel, which is singular where rows are equal.
+    median_rows: int = 4 * CHUNK  #: Rows that the median distance is taken of, at the most.
+    same: float = 1e-12  #: A distance below this is that of a unit to its own sample.
+    halving_rows: int = 16  #: A fold with this many held-out rows halves the bandwidths and ridges that are tried.
     hope: float = 0.8
     """The share of the middle bandwidth's log-loss that the best one may be expected to leave. Where that would still
     be clearly worse than the best linear view, no other bandwidth is tried (only on folds that settle the settings)."""

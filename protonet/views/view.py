@@ -26,18 +26,13 @@ Array = NDArray[Any]
 class Rows(NamedTuple):
     """Labelled rows that a view is fitted to."""
 
-    features: Tensor
-    """(n, dim) float32, of about unit scale."""
-    labels: Tensor
-    """(n,) int64 in [0, num_classes)."""
-    num_classes: int
-    """Number of classes."""
+    features: Tensor  #: (n, dim) float32, of about unit scale.
+    labels: Tensor  #: (n,) int64 in [0, num_classes).
+    num_classes: int  #: Number of classes.
     shifts: tuple[int, ...] = (0,)
     """Offsets of the copies that shifted views are fitted to, 0 first; see `protonet.views.shifts`."""
-    seed: int = 0
-    """Of first weights and episodes."""
-    deadline: float = math.inf
-    """``time.monotonic()`` after which training takes no further step."""
+    seed: int = 0  #: Of first weights and episodes.
+    deadline: float = math.inf  #: ``time.monotonic()`` after which training takes no further step.
 
 
 class Stored:
@@ -188,8 +183,7 @@ class View(nn.Module):
         sizes: The widths of the view's parts; the encoder brings each of them to a norm of its own. Most have one.
     """
 
-    kind: ClassVar[str]
-    """The kind's name in model files."""
+    kind: ClassVar[str]  #: The kind's name in model files.
     source: LinearMap | None
 
     def __init__(self, source: LinearMap | None, sizes: tuple[int, ...]) -> None:
