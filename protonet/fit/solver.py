@@ -15,7 +15,7 @@ import torch
 from protonet._checks import check_int, check_number, fail, fail_type
 from protonet.encoder import Encoder
 from protonet.fit.loading import read_loaders, sort_rows
-from protonet.fit.search import EFFORTS, SEARCH_SHARE, Choice, Progress, Search, ignore, select
+from protonet.fit.search import EFFORTS, RAW, SEARCH_SHARE, Choice, Progress, Search, ignore, select
 from protonet.network import PrototypeNetwork
 from protonet.views.linear import LinearKind
 from protonet.views.mlp import plan_encoder
@@ -159,9 +159,15 @@ def _check_effort(effort: object) -> Search:
         return EFFORTS[effort]
     if not isinstance(effort, Search):
         fail_type("solve", "effort", "be a name or a Search", type(effort).__name__, remedy)
-    if effort.folds == 1 or effort.folds < 0 or not isinstance(next(iter(effort.kinds), None), LinearKind):
-        got = f"folds={effort.folds}, kinds {[type(kind).__name__ for kind in effort.kinds]}"
-        fail("solve", "effort", "have no folds or two, and linear views first", got, remedy)
+    first = next(iter(effort.kinds), None)
+    raw_first = isinstance(first, LinearKind) and first.scalings[:1] == (RAW.scaling,)
+    empty = [
+        f"{type(kind).__name__}.{name}" for kind in effort.kinds for name, value in vars(kind).items() if value == ()
+    ]
+    if effort.folds == 1 or effort.folds < 0 or not raw_first or empty:
+        kinds = ", ".join(type(kind).__name__ for kind in effort.kinds)
+        got = f"folds={effort.folds}, kinds {kinds}" + (f", nothing in {', '.join(empty)}" if empty else "")
+        fail("solve", "effort", "have no folds or two, something to try, and raw linear views first", got, remedy)
     return effort
 
 
