@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -21,6 +22,26 @@ TIE = 2e-3
 SOFTNESS, SOFTNESS_IN_ALL = 0.15, 4.0
 #: Nats, over all rows, that hold weights back to where they start, and most cosines that they are fitted to.
 HELD_BACK, MOST_COSINES = 10.0, 2**22
+
+@dataclass(frozen=True)
+class _Minimizer:
+    """When L-BFGS is done, as `torch.optim.LBFGS` decides it."""
+
+    #: Steps, and trials of a step's size, at the most.
+    steps: int = 60
+    trials: int = 25
+    #: Largest derivative at which nothing more is done.
+    least: float = 1e-7
+    #: Change of the value, or of every variable, below which a step was the last.
+    tolerance: float = 1e-9
+    #: Wolfe's conditions: decrease per unit of slope, and the share of the slope that may be left.
+    decrease: float = 1e-4
+    flatter: float = 0.9
+    #: Least curvature along a step that is learned from.
+    curved: float = 1e-10
+
+
+LBFGS = _Minimizer()
 #: A view with a smaller share of the weight is left out.
 LEAST_SHARE = 0.01
 #: Log-loss, in nats a row, that is never forgiven as chance when a simple model stands against a mixture of many.
@@ -138,25 +159,73 @@ def fit_weights(cosines: list[Tensor], labels: Tensor, seen: Tensor, start: Tens
     stacked = stacked / spread[:, None, None]
     prior = start[used] * spread
     prior = prior / prior.sum()
-    logs = prior.log().requires_grad_(True)
-    scale = torch.zeros((), dtype=torch.float64, requires_grad=True)
-    optimizer = torch.optim.LBFGS([logs, scale], max_iter=60, line_search_fn="strong_wolfe")
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        share = logs.log_softmax(dim=0)
-        logits = scale.exp() * torch.tensordot(share.exp(), stacked, dims=1)  # (rows, seen classes)
+    def evaluate(x: Tensor) -> tuple[float, Tensor]:
+        x = x.detach().requires_grad_(True)
+        share = x[:-1].log_softmax(dim=0)
+        logits = x[-1].exp() * torch.tensordot(share.exp(), stacked, dims=1)  # (rows, seen classes)
         size = logits.var(dim=1, correction=0).mean() / LOGIT_SCALE**2
         held = HELD_BACK * (share.exp() * (share - prior.log())).sum()
         loss: Tensor = torch.nn.functional.cross_entropy(logits, targets) + (held + size / 2) / len(targets)
-        loss.backward()
-        return loss
+        return float(loss.detach()), torch.autograd.grad(loss, x)[0]
 
-    optimizer.step(closure)
-    influence = logs.detach().softmax(dim=0).clamp_min(LEAST_SHARE)
+    found = _minimize(evaluate, torch.cat([prior.log(), prior.new_zeros(1)]))  # logarithms of shares and of the scale
+    influence = found[:-1].softmax(dim=0).clamp_min(LEAST_SHARE)
     weights = torch.zeros_like(start)
     weights[used] = influence / spread
     return weights / weights.sum()
+
+
+def _minimize(evaluate: Callable[[Tensor], tuple[float, Tensor]], x: Tensor) -> Tensor:
+    """Minimise a smooth function of a few variables by L-BFGS that keeps all its steps.
+
+    It is written out because the first use of ``torch.optim`` imports torch's compiler.
+
+    Args:
+        evaluate: Returns the value and the gradient (n,) at a point (n,).
+        x: (n,) float64, where to start.
+
+    Returns:
+        (n,) the minimum, to `LBFGS.tolerance`.
+
+    Source: Nocedal and Wright, "Numerical optimization" (2006), algorithms 7.4 and 7.5; the step sizes by bisection
+        until the strong Wolfe conditions (3.7) hold.
+    """
+    value, gradient = evaluate(x)
+    pairs: list[tuple[Tensor, Tensor]] = []  # steps, and the changes of the gradient along them
+    step = -gradient
+    size = min(1.0, 1 / max(float(gradient.abs().sum()), LBFGS.least))
+    for _ in range(LBFGS.steps):
+        slope = float(gradient @ step)
+        if float(gradient.abs().max()) <= LBFGS.least or slope > -LBFGS.tolerance:
+            break
+        low, high = 0.0, math.inf
+        for _ in range(LBFGS.trials):
+            new_value, new_gradient = evaluate(x + size * step)
+            new_slope = float(new_gradient @ step)
+            if abs(new_slope) <= -LBFGS.flatter * slope and new_value <= value + LBFGS.decrease * size * slope:
+                break
+            too_long = new_slope > 0 or not new_value <= value + LBFGS.decrease * size * slope  # NaN is too long
+            low, high = (low, size) if too_long else (size, high)
+            size = (low + high) / 2 if high < math.inf else 2 * size
+        if not new_value <= value:
+            break
+        moved, change, gain = size * step, new_gradient - gradient, value - new_value
+        x, value, gradient, size = x + moved, new_value, new_gradient, 1.0
+        if float(moved.abs().max()) <= LBFGS.tolerance or gain < LBFGS.tolerance:
+            break
+        if float(change @ moved) > LBFGS.curved:
+            pairs.append((moved, change))
+        step = -gradient
+        parts = []
+        for own, along in reversed(pairs):
+            parts.append(own @ step / (along @ own))
+            step = step - parts[-1] * along
+        if pairs:
+            own, along = pairs[-1]
+            step = step * ((along @ own) / (along @ along))
+        for (own, along), part in zip(pairs, reversed(parts), strict=True):
+            step = step + (part - along @ step / (along @ own)) * own
+    return x
 
 
 def worse_by_one_error(losses: Tensor, reference: Tensor, *, most: float = math.inf, margin: float = 0.0) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from protonet.encoder import ResidualMLPs
 from protonet.losses import class_means, cosine_cross_entropy, episodic_loss
-from protonet.optimizer import CustomOptimizer
+from protonet.optimizer import StackOptimizer
 from protonet.sampling import index_classes, sample_episodes
 
 #: Episodes drawn by one call of the sampler: its cost is per call.
@@ -23,7 +23,9 @@ EPISODES_AT_ONCE = 64
 class Recipe(NamedTuple):
     """What one training run uses; ``python -m analysis.training`` measures what each part is worth."""
 
-    optimizer: Callable[..., torch.optim.Optimizer] = CustomOptimizer  # of groups of parameters, with the rate as `lr`
+    #: Makes an optimizer of each member from groups of parameters and `lr`; None: all members' steps at once, as
+    #: `CustomOptimizer` would take them, without torch.optim, the first use of which imports torch's compiler.
+    optimizer: Callable[..., torch.optim.Optimizer] | None = None
     learning_rate: float = 1e-2
     weight_decay: float = 0.15
     temperature: float = 0.1
@@ -78,15 +80,7 @@ def train(
     proxies = _initial_proxies(tasks, num_classes, embedding_dim, generator)
     average = copy.deepcopy(stack).requires_grad_(False)
     weights = [*stack.parameters(), proxies]
-    # Views of each member's weights have an optimizer of their own: a common step size would let folds see each other.
-    shares = [[nn.Parameter(weight.detach()[member]) for weight in weights] for member in range(members)]
-    optimizers = [
-        recipe.optimizer(
-            [{"params": own, "weight_decay": recipe.weight_decay}, {"params": [own_proxies], "weight_decay": 0.0}],
-            lr=recipe.learning_rate,
-        )
-        for *own, own_proxies in shares
-    ]
+    step_members = _make_step(recipe, weights)
     setting = {"temperature": recipe.temperature, "smoothing": recipe.smoothing}
     for step in range(1, steps[-1] + 1):
         if step > 1 and time.monotonic() > deadline:
@@ -106,15 +100,38 @@ def train(
         loss = recipe.episodic * episodic_loss(episode, n_shot=n_shot, **setting)
         loss = loss + recipe.cross_entropy * cosine_cross_entropy(embeddings, labels, proxies, **setting)
         gradients = torch.autograd.grad(loss, weights)
-        for member, optimizer in enumerate(optimizers):
-            for share, gradient in zip(shares[member], gradients, strict=True):
-                share.grad = gradient[member]
-            optimizer.step()
+        step_members(gradients)
         decay = min(recipe.average, step / (step + 9))
         for kept, weight in zip(average.parameters(), stack.parameters(), strict=True):
             kept.lerp_(weight.detach(), 1 - decay)
         if step in steps:
             yield step, average
+
+
+def _make_step(recipe: Recipe, weights: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], None]:
+    """Return what moves all members by the gradients of weights (members, ...), the last of which are the proxies.
+
+    Each member has an optimizer, or a step size, of its own: a common one would let folds see each other.
+    """
+    if recipe.optimizer is None:
+        groups = [(weights[:-1], recipe.weight_decay), (weights[-1:], 0.0)]
+        return StackOptimizer(groups, lr=recipe.learning_rate).step
+    shares = [[nn.Parameter(share) for share in member] for member in zip(*(w.detach() for w in weights), strict=True)]
+    optimizers = [
+        recipe.optimizer(
+            [{"params": own, "weight_decay": recipe.weight_decay}, {"params": [own_proxies], "weight_decay": 0.0}],
+            lr=recipe.learning_rate,
+        )
+        for *own, own_proxies in shares
+    ]
+
+    def step(gradients: Sequence[Tensor]) -> None:
+        for own, optimizer, parts in zip(shares, optimizers, zip(*gradients, strict=True), strict=True):
+            for share, gradient in zip(own, parts, strict=True):
+                share.grad = gradient
+            optimizer.step()
+
+    return step
 
 
 def _initial_proxies(tasks: Sequence[Task], num_classes: int, embedding_dim: int, generator: torch.Generator) -> Tensor:
