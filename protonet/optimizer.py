@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
 from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -347,21 +348,24 @@ def _convert(state: dict[str, Any], saved: dict[str, Any], like: Tensor) -> None
             state[name] = [value] if isinstance(value, float) else value  # earlier versions had numbers, not lists
 
 
-def _each(function: Callable[..., Tensor], *stacks: Tensor) -> Tensor:
-    """Apply a function of tensors to each run's share of stacks of matrices, or to the matrices of one run.
+def _each(function: Callable[..., tuple[Tensor, ...]], *stacks: Tensor) -> Sequence[Tensor]:
+    """Return what a function of tensors returns, of the matrices of one run or of each run's share of stacks of them.
 
     Shares are as aligned in memory as tensors of their own: BLAS rounds otherwise where they are not, and a run's steps
     must not depend on its place in the stack.
     """
     if stacks[0].ndim == 2:
         return function(*stacks)
-    shares = ([each if each.data_ptr() % ALIGNMENT == 0 else each.clone() for each in stack] for stack in stacks)
-    return torch.stack([function(*each) for each in zip(*shares, strict=True)])
+    if len(stacks[0]) == 1:
+        return [result[None] for result in function(*(stack[0] for stack in stacks))]
+    results = [function(*shares) for shares in zip(*map(_align, stacks), strict=True)]
+    return [torch.stack(parts) for parts in zip(*results, strict=True)]
 
 
-def _multiply(a: Tensor, b: Tensor) -> Tensor:
-    """Return the product of two matrices, or of two stacks of them."""
-    return _each(torch.matmul, a, b)
+def _align(stack: Tensor) -> Sequence[Tensor]:
+    """Return each run's share of a stack, copied where it is not aligned."""
+    shares = stack.unbind()
+    return shares if stack.stride(0) * stack.itemsize % ALIGNMENT == 0 else [share.clone() for share in shares]
 
 
 def _dims(tensor: Tensor, stacked: bool) -> tuple[int, ...]:
@@ -375,9 +379,11 @@ def _numbers(values: Tensor) -> list[float]:
     return numbers
 
 
-def _spread(values: list[float], like: Tensor) -> Any:
-    """Return what combines one number a run with its share of a tensor: the number itself if there is one run."""
-    return values[0] if len(values) == 1 else like.new_tensor(values).view(-1, *[1] * (like.ndim - 1))
+def _spread(like: Tensor, *rows: list[float]) -> Any:
+    """Return, for each row of one number a run, what combines it with a tensor: the number itself if there is one run."""
+    if len(rows[0]) == 1:
+        return [row[0] for row in rows]
+    return like.new_tensor(rows).view(len(rows), -1, *[1] * (like.ndim - 1)).unbind()
 
 
 def _largest(gradient: Tensor, stacked: bool) -> list[float]:
@@ -490,7 +496,7 @@ def _read(state: dict[str, Any], gradient: Tensor, stacked: bool) -> tuple[Tenso
     """Return a gradient in its parameter's basis, and its slope along the last step, if there was one."""
     if state["mean"].dtype != gradient.dtype or state["mean"].device != gradient.device:
         _convert(state, state, gradient)
-    unit = _spread(state["unit"], gradient)
+    (unit,) = _spread(gradient, state["unit"])
     gradient = gradient.reshape(state["mean"].shape) / unit
     first, slope = state["step"] == 0, None
     turned = gradient
@@ -502,10 +508,10 @@ def _read(state: dict[str, Any], gradient: Tensor, stacked: bool) -> tuple[Tenso
         _adapt_factors(state, uphill)
     state["step"] += 1
     for side in filter(state.__contains__, NAMES):
-        square = _multiply(gradient, gradient.mT) if side == "left" else _multiply(gradient.mT, gradient)
+        (square,) = _each(_square_rows if side == "left" else _square_columns, gradient)
         state[side].lerp_(square, 1 - BASES.decay)
         if first:
-            state[f"{side}_basis"] = _each(_eigenbasis, state[side]).mT
+            state[f"{side}_basis"] = _each(_eigenbasis, state[side])[0].mT
     if first:
         turned = _turn(gradient, state)
     elif state["step"] % (BASES.often if state["step"] <= BASES.settled else BASES.seldom) == 0:
@@ -513,41 +519,60 @@ def _read(state: dict[str, Any], gradient: Tensor, stacked: bool) -> tuple[Tenso
     return turned, slope
 
 
-def _eigenbasis(statistics: Tensor) -> Any:
+def _square_rows(gradient: Tensor) -> tuple[Tensor]:
+    return (gradient @ gradient.T,)
+
+
+def _square_columns(gradient: Tensor) -> tuple[Tensor]:
+    return (gradient.T @ gradient,)
+
+
+def _multiply(*matrices: Tensor) -> tuple[Tensor]:
+    return (reduce(torch.matmul, matrices),)
+
+
+def _eigenbasis(statistics: Tensor) -> tuple[Tensor]:
     """Return a matrix's eigenvectors as rows (n, n), by falling eigenvalue; where there are ties, the coordinates' order."""
     ties = torch.linspace(1, 0, len(statistics), dtype=torch.float64, device=statistics.device)
     damped = statistics.double() + BASES.damping * statistics.trace() * torch.diag(ties)
-    return torch.linalg.eigh(damped)[1].flip(1).to(statistics).mT
-
-
-def _follow(statistics: Tensor, old: Tensor) -> Any:
-    """Return the rows (n, n) of the basis, columns of ``old``, after one power step."""
-    power = statistics @ old + BASES.damping * statistics.trace() * old
-    return torch.linalg.householder_product(*torch.geqrf(power)).mT  # the Q of its QR decomposition
+    return (torch.linalg.eigh(damped)[1].flip(1).to(statistics).T,)
 
 
 def _turn(gradient: Tensor, state: dict[str, Any], *, back: bool = False) -> Tensor:
     """Return a matrix in the eigenbases of its sides, or back from there."""
     left, right = (state.get(f"{side}_basis") for side in NAMES)
-    gradient = gradient if left is None else _multiply(left if back else left.mT, gradient)
-    return gradient if right is None else _multiply(gradient, right.mT if back else right)
+    factors = [gradient]
+    if left is not None:
+        factors.insert(0, left if back else left.mT)
+    if right is not None:
+        factors.append(right.mT if back else right)
+    return gradient if len(factors) == 1 else _each(_multiply, *factors)[0]
+
+
+def _follow(
+    statistics: Tensor, old: Tensor, factors: Tensor, slopes: Tensor, *averages: Tensor, left: bool
+) -> tuple[Tensor, ...]:
+    """Let a side's basis (n, n) follow its statistics by one power step; return it, its columns as rows.
+
+    Along with it: the directions' factors and slopes (n,), the mean, the squares and the gradient, all of them turned.
+    """
+    power = statistics @ old + BASES.damping * statistics.trace() * old
+    new = torch.linalg.householder_product(*torch.geqrf(power))  # the Q of its QR decomposition
+    turn = new.T @ old
+    shares = turn**2  # of each old direction in each new one
+    turns = (turn, shares, turn)
+    turned = [each @ own if left else own @ each.T for each, own in zip(turns, averages, strict=True)]
+    return new.T, shares @ factors, shares @ slopes, *turned
 
 
 def _refresh(state: dict[str, Any], turned: Tensor) -> Tensor:
-    """Let the bases follow the statistics by one power step, the averages turn along; return the gradient, turned."""
+    """Let the bases follow the statistics, and the averages turn along; return the gradient, turned."""
     for side in filter(state.__contains__, NAMES):
-        old = state[f"{side}_basis"]
-        state[f"{side}_basis"] = new = _each(_follow, state[side], old).mT
-        turn = _multiply(new.mT, old)
-        shares = turn**2  # of each old direction in each new one
-        for name in ("factors", "slopes"):
-            state[f"{side}_{name}"] = _multiply(shares, state[f"{side}_{name}"])
-        if side == "left":
-            state["mean"], state["square"] = _multiply(turn, state["mean"]), _multiply(shares, state["square"])
-            turned = _multiply(turn, turned)
-        else:
-            state["mean"], state["square"] = _multiply(state["mean"], turn.mT), _multiply(state["square"], shares.mT)
-            turned = _multiply(turned, turn.mT)
+        names = (f"{side}_basis", f"{side}_factors", f"{side}_slopes", "mean", "square")
+        follow = partial(_follow, left=side == "left")
+        *kept, turned = _each(follow, state[side], *(state[name] for name in names), turned)
+        state.update(zip(names, kept, strict=True))
+        state[f"{side}_basis"] = state[f"{side}_basis"].mT
     return turned
 
 
@@ -569,9 +594,10 @@ def _move(
     means = _numbers(square.mean(_dims(square, stacked)))
     state["usual"] = [math.sqrt(each / correction) for each in means]
     floors = [(LIMITS.floor * usual) ** 2 for usual in state["usual"]]
-    root = (square / correction).add_(_spread(floors, square)).sqrt_().add_(group["eps"])
+    floor, along = _spread(square, floors, [-size for size in sizes])
+    root = (square / correction).add_(floor).sqrt_().add_(group["eps"])
     ahead = torch.lerp(turned, mean, first).div_(1 - first ** (state["step"] + 1))
-    state["last"] = ahead.div_(root).mul_(_spread([-size for size in sizes], ahead))
+    state["last"] = ahead.div_(root).mul_(along)
     for side in filter(state.__contains__, NAMES):
         factors = state[f"{side}_factors"].exp()
         state["last"] *= factors[..., None] if side == "left" else factors[..., None, :]
@@ -579,6 +605,7 @@ def _move(
     weight = state.get("weight", p)  # a finer copy, in which steps too small for the parameter's precision add up
     if weight is not p and not torch.equal(weight.to(p.dtype), p):
         weight.copy_(p)
-    weight.mul_(_spread([1 - decay for decay in decays], weight)).add_(step)
+    (kept,) = _spread(weight, [1 - decay for decay in decays])
+    weight.mul_(kept).add_(step)
     if weight is not p:
         p.copy_(weight)

@@ -80,6 +80,7 @@ def train(
     proxies = _initial_proxies(tasks, num_classes, embedding_dim, generator)
     average = copy.deepcopy(stack).requires_grad_(False)
     weights = [*stack.parameters(), proxies]
+    kept, current = list(average.parameters()), [weight.detach() for weight in stack.parameters()]
     step_members = _make_step(recipe, weights)
     setting = {"temperature": recipe.temperature, "smoothing": recipe.smoothing}
     for step in range(1, steps[-1] + 1):
@@ -91,9 +92,10 @@ def train(
             count = min(EPISODES_AT_ONCE, steps[-1] + 1 - step)
             sizes = {"n_way": n_way, "n_shot": n_shot, "n_query": slots - n_shot, "n_episodes": count}
             drawn = [sample_episodes(index, **sizes, generator=generator).flatten(1) for index in indices]
+            drawn_labels = torch.stack([task.labels[rows] for task, rows in zip(tasks, drawn, strict=True)], dim=1)
         rows = [episodes[position] for episodes in drawn]
         z = torch.stack([task.z[row] for task, row in zip(tasks, rows, strict=True)])  # (members, way * slots, dim)
-        labels = torch.stack([task.labels[row] for task, row in zip(tasks, rows, strict=True)])
+        labels = drawn_labels[position]  # (members, way * slots)
         z = z + recipe.noise * torch.randn(z.shape[1:], generator=generator, dtype=z.dtype)  # one for all members
         embeddings = F.normalize(stack(z), dim=2)
         episode = embeddings.unflatten(1, (n_way, slots))  # (members, way, slots, dim)
@@ -102,8 +104,7 @@ def train(
         gradients = torch.autograd.grad(loss, weights)
         step_members(gradients)
         decay = min(recipe.average, step / (step + 9))
-        for kept, weight in zip(average.parameters(), stack.parameters(), strict=True):
-            kept.lerp_(weight.detach(), 1 - decay)
+        torch._foreach_lerp_(kept, current, 1 - decay)
         if step in steps:
             yield step, average
 
