@@ -132,7 +132,7 @@ NAMES = ("left", "right")
 SIDES, BASES, LIMITS, TABLES, SLOPES, INPUTS = Sides(), Bases(), Limits(), Tables(), Slopes(), Inputs()
 #: Bytes at multiples of which torch lays tensors.
 ALIGNMENT = 64
-#: What all parameters of a run share, at its start; CustomOptimizer keeps it in the first group, for state dictionaries.
+#: What all parameters of a run share, at its start; CustomOptimizer keeps it in the first group.
 SHARED = {"rate": 1.0, "slope_square": 0.0, "slopes": 0, "skipped": 0}
 
 
@@ -151,7 +151,7 @@ def take_step(runs: Sequence[dict[str, Any]], work: Sequence[Work], *, stacked: 
     Args:
         runs: Of each run, what its parameters share: a copy of ``SHARED`` at first, changed in place.
         work: Parameters of any shape, or (runs, ...) if stacked; they and their states are changed in place. Within a
-            state, tensors have the same first dimension, and numbers that differ by run are lists, one a run.
+            state, tensors have the same first dimension, and numbers that differ by run are lists, one per run.
         stacked: Does the first dimension of parameters and gradients count the runs?
 
     Returns:
@@ -166,22 +166,22 @@ def take_step(runs: Sequence[dict[str, Any]], work: Sequence[Work], *, stacked: 
         for run in runs:
             run["skipped"] += 1
         return True
-    touched = [{bool(size) for size in row} if not item.state else {True} for item, row in zip(work, sizes, strict=True)]
-    tables = [
-        {False} if item.state or True not in each else set(_find_tables(item.gradient, stacked))
-        for item, each in zip(work, touched, strict=True)
-    ]
-    if any(len(each) > 1 for each in chain(touched, tables)):
-        return False
-    live = []
-    fresh = []
-    for item, each, table in zip(work, touched, tables, strict=True):
-        if True in each:
-            gradient = item.gradient.to(torch.promote_types(item.parameter.dtype, torch.float32))
-            live.append((item, gradient))
-            if not item.state:
-                _start(item.parameter, gradient, item.state, table=True in table, stacked=stacked)
-                fresh.append(item.state)
+    starts = []  # of each parameter, whether it starts now (None: its gradient is zero so far) and as a table
+    for item, row in zip(work, sizes, strict=True):
+        kinds = {False} if item.state else {bool(size) or None for size in row}
+        tables = set(_find_tables(item.gradient, stacked)) if kinds == {True} else {False}
+        if len(kinds) > 1 or len(tables) > 1:
+            return False
+        starts.append((*kinds, *tables))
+    live, fresh = [], []
+    for item, (start, table) in zip(work, starts, strict=True):
+        if start is None:
+            continue
+        gradient = item.gradient.to(torch.promote_types(item.parameter.dtype, torch.float32))
+        live.append((item, gradient))
+        if start:
+            _start(item.parameter, gradient, item.state, table=table, stacked=stacked)
+            fresh.append(item.state)
     _choose_sides(fresh, stacked)
     read = [_read(item.state, gradient, stacked) for item, gradient in live]
     _adapt(runs, [slope for _, slope in read if slope is not None])
@@ -275,8 +275,8 @@ class StackOptimizer:
         groups: Weights (members, ...) and their weight decay, >= 0; each member's share of a weight has at least one
             dimension.
         lr: >= 0, where the search for the step size starts.
-        betas: As of `CustomOptimizer`.
-        eps: As of `CustomOptimizer`.
+        betas: Those of `CustomOptimizer`.
+        eps: That of `CustomOptimizer`.
     """
 
     def __init__(
@@ -287,7 +287,9 @@ class StackOptimizer:
         eps: float = 1e-8,
     ) -> None:
         settings = {"lr": lr, "betas": betas, "eps": eps}
-        self.weights = [(weight.detach(), {**settings, "weight_decay": decay}) for own, decay in groups for weight in own]
+        self.weights = [
+            (weight.detach(), {**settings, "weight_decay": decay}) for weights, decay in groups for weight in weights
+        ]
         members = len(self.weights[0][0])
         states: list[dict[str, Any]] = [{} for _ in self.weights]
         self.parts = [(slice(0, members), [dict(SHARED) for _ in range(members)], states)]
@@ -315,10 +317,10 @@ class StackOptimizer:
 
 
 def _take_member(state: dict[str, Any], number: int) -> dict[str, Any]:
-    """Return one member's share of a stacked state."""
+    """Return one member's share of a stacked state, copied, and so aligned."""
     own = slice(number, number + 1)
-    return {name: value[own].clone() if isinstance(value, Tensor) else value[own] if isinstance(value, list) else value
-            for name, value in state.items()}
+    shares = {name: value[own] if isinstance(value, (Tensor, list)) else value for name, value in state.items()}
+    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in shares.items()}
 
 
 def _check(group: dict[str, Any]) -> None:
@@ -374,13 +376,13 @@ def _dims(tensor: Tensor, stacked: bool) -> tuple[int, ...]:
 
 
 def _numbers(values: Tensor) -> list[float]:
-    """Return one number a run, from a 0-d tensor or (runs,)."""
+    """Return one number per run, from a 0-d tensor or (runs,)."""
     numbers: list[float] = values.reshape(-1).tolist()
     return numbers
 
 
 def _spread(like: Tensor, *rows: list[float]) -> Any:
-    """Return, for each row of one number a run, what combines it with a tensor: the number itself if there is one run."""
+    """Return, for each row of one number per run, what combines it with a tensor: the number itself for one run."""
     if len(rows[0]) == 1:
         return [row[0] for row in rows]
     return like.new_tensor(rows).view(len(rows), -1, *[1] * (like.ndim - 1)).unbind()
@@ -496,8 +498,9 @@ def _read(state: dict[str, Any], gradient: Tensor, stacked: bool) -> tuple[Tenso
     """Return a gradient in its parameter's basis, and its slope along the last step, if there was one."""
     if state["mean"].dtype != gradient.dtype or state["mean"].device != gradient.device:
         _convert(state, state, gradient)
+    gradient = gradient.reshape(state["mean"].shape)
     (unit,) = _spread(gradient, state["unit"])
-    gradient = gradient.reshape(state["mean"].shape) / unit
+    gradient = gradient / unit
     first, slope = state["step"] == 0, None
     turned = gradient
     if not first:
@@ -532,7 +535,7 @@ def _multiply(*matrices: Tensor) -> tuple[Tensor]:
 
 
 def _eigenbasis(statistics: Tensor) -> tuple[Tensor]:
-    """Return a matrix's eigenvectors as rows (n, n), by falling eigenvalue; where there are ties, the coordinates' order."""
+    """Return a matrix's eigenvectors as rows (n, n), by falling eigenvalue; ties in the coordinates' order."""
     ties = torch.linspace(1, 0, len(statistics), dtype=torch.float64, device=statistics.device)
     damped = statistics.double() + BASES.damping * statistics.trace() * torch.diag(ties)
     return (torch.linalg.eigh(damped)[1].flip(1).to(statistics).T,)

@@ -23,6 +23,7 @@ SOFTNESS, SOFTNESS_IN_ALL = 0.15, 4.0
 #: Nats, over all rows, that hold weights back to where they start, and most cosines that they are fitted to.
 HELD_BACK, MOST_COSINES = 10.0, 2**22
 
+
 @dataclass(frozen=True)
 class _Minimizer:
     """When L-BFGS is done, as `torch.optim.LBFGS` decides it."""
@@ -159,6 +160,7 @@ def fit_weights(cosines: list[Tensor], labels: Tensor, seen: Tensor, start: Tens
     stacked = stacked / spread[:, None, None]
     prior = start[used] * spread
     prior = prior / prior.sum()
+
     def evaluate(x: Tensor) -> tuple[float, Tensor]:
         x = x.detach().requires_grad_(True)
         share = x[:-1].log_softmax(dim=0)

@@ -72,7 +72,7 @@ def train(
     Source: episodes as in Vinyals et al. 2016; weight averaging as in Polyak and Juditsky 1992.
     """
     recipe = recipe or Recipe()
-    members, embedding_dim = len(tasks), stack.last.shape[2]
+    embedding_dim = stack.last.shape[2]
     indices = [index_classes(task.labels) for task in tasks]
     n_way = min(recipe.ways, recipe.rows // 2, *(len(index.size) for index in indices))
     slots = max(2, min(10, recipe.rows // n_way))
@@ -80,7 +80,7 @@ def train(
     proxies = _initial_proxies(tasks, num_classes, embedding_dim, generator)
     average = copy.deepcopy(stack).requires_grad_(False)
     weights = [*stack.parameters(), proxies]
-    kept, current = list(average.parameters()), [weight.detach() for weight in stack.parameters()]
+    kept, current = ([weight.detach() for weight in each.parameters()] for each in (average, stack))
     step_members = _make_step(recipe, weights)
     setting = {"temperature": recipe.temperature, "smoothing": recipe.smoothing}
     for step in range(1, steps[-1] + 1):
