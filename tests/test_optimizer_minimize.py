@@ -56,7 +56,7 @@ def test_a_curved_valley_takes_more_than_one_trial_of_a_step(start: tuple[float,
 
 
 def test_steps_out_of_the_domain_are_shortened() -> None:
-    """x - log x is least at 1, and NaN below 0."""
+    """The function x - log x is least at 1, and NaN below 0."""
     found = _minimize(with_gradient(lambda x: (x - x.log()).sum()), torch.tensor([0.01, 5.0], dtype=torch.float64))
     torch.testing.assert_close(found, torch.ones(2, dtype=torch.float64), rtol=0, atol=1e-4)
 
