@@ -95,6 +95,9 @@ def load_optimizer(path: Path, config: dict[str, Any]) -> type[torch.optim.Optim
     Raises:
         InputError: The file has none, or it does not take the configuration.
     """
+    if path.name == "custom_optimizer.py" and not path.exists():
+        remedy = "Pass protonet/optimizer.py: python -m solution.pack makes custom_optimizer.py of it."
+        fail(PROG, "--optimizer", "be a file that exists", path, remedy)
     made = getattr(load_python("--optimizer", path), "CustomOptimizer", None)
     if not isinstance(made, type) or not issubclass(made, torch.optim.Optimizer):
         remedy = "Derive one from torch.optim.Optimizer."

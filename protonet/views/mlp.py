@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from protonet._checks import check_int, check_number
 from protonet.losses import CHUNK, class_means, cosine_cross_entropy, episodic_loss
-from protonet.optimizer import CustomOptimizer
+from protonet.optimizer import StackOptimizer
 from protonet.sampling import index_classes, sample_episodes
 from protonet.scoring import simplest_within_one_error, worse_by_one_error
 from protonet.views.judge import Candidate, Judge
@@ -40,8 +40,9 @@ EPISODES_AT_ONCE = 64
 class Recipe(NamedTuple):
     """What one training run uses; analysis/results/training.md shows what each part is worth."""
 
-    optimizer: Callable[..., torch.optim.Optimizer] = CustomOptimizer
-    """Called with groups of parameters, and the rate as ``lr``."""
+    optimizer: Callable[..., torch.optim.Optimizer] | None = None
+    """Makes an optimizer of each member from groups of parameters and ``lr``; None: all members' steps at once, as
+    `CustomOptimizer` takes them, without torch.optim, the first use of which imports torch's compiler."""
     learning_rate: float = 1e-2  #: Where the search for the step size starts.
     weight_decay: float = 0.15  #: Of the MLPs' matrices, decoupled, in units of the step size.
     temperature: float = 0.1  #: Divides the cosines in both losses.
@@ -364,7 +365,7 @@ def train(
     Source: episodes as in Vinyals et al. 2016; weight averaging as in Polyak and Juditsky 1992.
     """
     recipe = recipe or Recipe()
-    members, embedding_dim = len(tasks), stack.last.shape[2]
+    embedding_dim = stack.last.shape[2]
     indices = [index_classes(task.labels) for task in tasks]
     n_way = min(recipe.ways, recipe.rows // 2, *(len(index.size) for index in indices))
     slots = max(2, min(10, recipe.rows // n_way))
@@ -372,15 +373,8 @@ def train(
     proxies = _initial_proxies(tasks, num_classes, embedding_dim, generator)
     average = copy.deepcopy(stack).requires_grad_(False)
     weights = [*stack.parameters(), proxies]
-    # Views of each member's weights have an optimizer of their own: a common step size would let folds see each other.
-    shares = [[nn.Parameter(weight.detach()[member]) for weight in weights] for member in range(members)]
-    optimizers = [
-        recipe.optimizer(
-            [{"params": own, "weight_decay": recipe.weight_decay}, {"params": [own_proxies], "weight_decay": 0.0}],
-            lr=recipe.learning_rate,
-        )
-        for *own, own_proxies in shares
-    ]
+    kept, current = ([weight.detach() for weight in each.parameters()] for each in (average, stack))
+    step_members = _make_step(recipe, weights)
     setting = {"temperature": recipe.temperature, "smoothing": recipe.smoothing}
     for step in range(1, steps[-1] + 1):
         if step > 1 and time.monotonic() > deadline:
@@ -391,24 +385,47 @@ def train(
             count = min(EPISODES_AT_ONCE, steps[-1] + 1 - step)
             sizes = {"n_way": n_way, "n_shot": n_shot, "n_query": slots - n_shot, "n_episodes": count}
             drawn = [sample_episodes(index, **sizes, generator=generator).flatten(1) for index in indices]
+            drawn_labels = torch.stack([task.labels[rows] for task, rows in zip(tasks, drawn, strict=True)], dim=1)
         rows = [episodes[position] for episodes in drawn]
         z = torch.stack([task.z[row] for task, row in zip(tasks, rows, strict=True)])  # (members, way * slots, dim)
-        labels = torch.stack([task.labels[row] for task, row in zip(tasks, rows, strict=True)])
+        labels = drawn_labels[position]  # (members, way * slots)
         z = z + recipe.noise * torch.randn(z.shape[1:], generator=generator, dtype=z.dtype)  # one for all members
         embeddings = F.normalize(stack(z), dim=2)
         episode = embeddings.unflatten(1, (n_way, slots))  # (members, way, slots, dim)
         loss = recipe.episodic * episodic_loss(episode, n_shot=n_shot, **setting)
         loss = loss + recipe.cross_entropy * cosine_cross_entropy(embeddings, labels, proxies, **setting)
         gradients = torch.autograd.grad(loss, weights)
-        for member, optimizer in enumerate(optimizers):
-            for share, gradient in zip(shares[member], gradients, strict=True):
-                share.grad = gradient[member]
-            optimizer.step()
+        step_members(gradients)
         decay = min(recipe.average, step / (step + 9))
-        for kept, weight in zip(average.parameters(), stack.parameters(), strict=True):
-            kept.lerp_(weight.detach(), 1 - decay)
+        torch._foreach_lerp_(kept, current, 1 - decay)
         if step in steps:
             yield step, average
+
+
+def _make_step(recipe: Recipe, weights: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], None]:
+    """Return what moves all members by the gradients of weights (members, ...), the last of which are the proxies.
+
+    Each member has an optimizer, or a step size, of its own: a common one would let folds see each other.
+    """
+    if recipe.optimizer is None:
+        groups = [(weights[:-1], recipe.weight_decay), (weights[-1:], 0.0)]
+        return StackOptimizer(groups, lr=recipe.learning_rate).step
+    shares = [[nn.Parameter(share) for share in member] for member in zip(*(w.detach() for w in weights), strict=True)]
+    optimizers = [
+        recipe.optimizer(
+            [{"params": own, "weight_decay": recipe.weight_decay}, {"params": [own_proxies], "weight_decay": 0.0}],
+            lr=recipe.learning_rate,
+        )
+        for *own, own_proxies in shares
+    ]
+
+    def step(gradients: Sequence[Tensor]) -> None:
+        for own, optimizer, parts in zip(shares, optimizers, zip(*gradients, strict=True), strict=True):
+            for share, gradient in zip(own, parts, strict=True):
+                share.grad = gradient
+            optimizer.step()
+
+    return step
 
 
 def _initial_proxies(tasks: Sequence[Task], num_classes: int, embedding_dim: int, generator: torch.Generator) -> Tensor:

@@ -226,6 +226,7 @@ def test_peers_take_their_best_rate(folder: Path, capsys: pytest.CaptureFixture[
 
 ERRORS = [
     (["--optimizer", "{f}/missing.py"], "`--optimizer` must be a Python file that can be imported; got "),
+    (["--optimizer", "solution/custom_optimizer.py"], "`--optimizer` must be a file that exists; got "),
     (["--optimizer", "{f}/workloads.py"], "`--optimizer` must hold a class CustomOptimizer; got none in "),
     (["--config", "{f}/list.json"], "`--config` must hold a JSON object; got a list in "),
     (["--config", "{f}/optimizer.py"], "`--config` must be a readable JSON file; got "),
@@ -271,6 +272,13 @@ def test_errors(folder: Path, capsys: pytest.CaptureFixture[str], arguments: lis
 def test_other_errors(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
     assert main(arguments) == 2
     assert capsys.readouterr().err.startswith(f"analysis {arguments[0]}: {message}")
+
+
+def test_the_optimizers_old_path_names_the_new_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--optimizer", "solution/custom_optimizer.py"]) == 2
+    said = capsys.readouterr().err
+    assert "custom_optimizer.py. Pass protonet/optimizer.py: python -m solution.pack makes" in said
+    assert said.count("\n") == 1
 
 
 def test_workloads_that_cannot_be_tuned(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
