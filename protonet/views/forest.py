@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from protonet.losses import CHUNK
-from protonet.views.judge import Candidate, Judge
+from protonet.views.judge import PRUNING, Candidate, Judge, embed_fold
 from protonet.views.shifts import shift_rows
 from protonet.views.view import Graph, LinearMap, Rows, Specification, Stored, View, expect
 
@@ -29,6 +30,8 @@ class ForestRules:
     forest_work: float = 2e6  #: Triples of row, tree and tried split in a forest, at the most.
     batch_work: float = 1e6  #: The same in the trees that are grown at a time.
     most_depth: int = 64  #: No tree is deeper.
+    first_share: int = 8  #: One tree in so many is grown first, on a fold that settles what is clearly worse ...
+    hope: float = 0.25  #: ... and the whole forest may be expected to leave this share of their log-loss.
     seed: int = 0  #: Of the features and thresholds that are tried: the same in every fold and in the end.
 
 
@@ -99,11 +102,24 @@ class ForestKind:
         if not self.trees or 2 * int(judge.seen.sum()) > FOREST.most_rows:
             return
         for shifted in (False, True) if judge.rows.shifts != (0,) else (False,):
-            candidate = judge.try_out(Forest(self.trees, shifted))
+            forest = Forest(self.trees, shifted)
+            candidate = None if _prunes_few(judge, forest) else judge.try_out(forest)
             if candidate is not None:
                 yield candidate
             if judge.late():
                 return
+
+
+def _prunes_few(judge: Judge, forest: Forest) -> bool:
+    """Return whether a few of the trees show, on the first fold, that the forest would get no weight."""
+    fold = judge.folds[0]
+    if len(fold.judge) < PRUNING.settled:
+        return False
+    rows = judge.take(fold)
+    n = len(rows.labels) * (len(rows.shifts) if forest.shifted else 1)
+    trees = count_trees(n, rows.features.shape[1], forest.trees) // FOREST.first_share
+    few = replace(forest, trees=trees).fit(rows) if trees else None
+    return few is not None and judge.prunes(judge.fold_cosines(partial(embed_fold, [few]), 0), hope=FOREST.hope)
 
 
 class Nodes(NamedTuple):

@@ -164,11 +164,12 @@ def _judge(judge: Judge, settings: Sequence[Radial]) -> Candidate | None:
         settles = len(fold.judge) >= PRUNING.settled
         scored: dict[Radial, Tensor] = {}
         if number == 0 and settles:
-            middle = [each for each in settings if each.bandwidth == settings[len(settings) // 2].bandwidth]
-            trial = problem.cosines(middle)
-            if judge.prunes(trial[_rank(judge, trial)[0]], hope=RADIAL.hope):
+            middle = settings[len(settings) // 2].bandwidth
+            first = [each for each in settings if each.bandwidth == middle][1::2]
+            trial = problem.cosines(first)
+            if first and judge.prunes(trial[_rank(judge, trial)[0]], hope=RADIAL.hope):
                 return None
-            scored = dict(zip(middle, trial, strict=True))
+            scored = dict(zip(first, trial, strict=True))
         others = [each for each in settings if each not in scored]
         scored |= dict(zip(others, problem.cosines(others), strict=True))
         cosines = torch.cat([cosines, torch.stack([scored[each] for each in settings])], dim=1)
