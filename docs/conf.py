@@ -25,6 +25,7 @@ myst_heading_anchors = 4
 # Reference: one page for each public module, written by autosummary from its docstrings.
 autosummary_generate = True
 autosummary_ignore_module_all = True
+add_module_names = False
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
@@ -33,7 +34,6 @@ python_maximum_signature_line_length = 100
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 napoleon_use_ivar = True
-napoleon_custom_sections = [("Source", "returns_style")]
 
 # Every reference to a name of this project has to resolve. What lies outside it is not checked: the inventories of
 # Python, torch, NumPy and scikit-learn are on the network, and the site is built without it.
@@ -51,6 +51,7 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
+html_show_copyright = False
 
 
 def write_results(app: Any) -> None:
@@ -82,15 +83,22 @@ def link_results(app: Any, docname: str, source: list[str]) -> None:
     source[0] = re.sub(r"\]\((?:\.\./)*analysis/results/(\w+)\.md\)", rf"]({up}results/\1.md)", source[0])
 
 
-def keep_attributes(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Keep a constant's or a field's text as it is: Napoleon takes what stands before a colon for its type."""
+def prepare_docstring(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Make a field of the source that a docstring names, and keep what Napoleon would misread.
+
+    Of a constant or a field it takes what stands before a colon for the type.
+    """
+    lines[:] = [re.sub(r"^Source: ", ":Source: ", line) for line in lines]
+    for number in reversed(range(1, len(lines))):
+        if lines[number].startswith(":Source: ") and lines[number - 1].strip():
+            lines.insert(number, "")
     if what in {"attribute", "data", "property"}:
         text = [] if lines and lines[0].startswith("Alias for field number") else list(lines)
         app.config.kept_attributes[name] = text
 
 
 def restore_attributes(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Put back what `keep_attributes` kept, after Napoleon."""
+    """Put back what `prepare_docstring` kept, after Napoleon."""
     if name in app.config.kept_attributes:
         lines[:] = app.config.kept_attributes.pop(name)
 
@@ -105,6 +113,6 @@ def setup(app: Any) -> None:
     app.add_config_value("kept_attributes", {}, "")
     app.connect("builder-inited", write_results, priority=100)
     app.connect("source-read", link_results)
-    app.connect("autodoc-process-docstring", keep_attributes, priority=400)
+    app.connect("autodoc-process-docstring", prepare_docstring, priority=400)
     app.connect("autodoc-process-docstring", restore_attributes, priority=600)
     app.connect("autodoc-skip-member", skip_member)
