@@ -53,8 +53,7 @@ def test_links_lead_somewhere(name: str) -> None:
             continue
         place, _, anchor = link.partition("#")
         target = (page.parent / place).resolve() if place else page
-        if not (name == "docs/index.md" and place.startswith("results/")):
-            assert target.exists(), f"{name}: {link}"
+        assert target.exists(), f"{name}: {link}"
         if anchor:
             assert anchor in headings(target), f"{name}: {link}"
 
