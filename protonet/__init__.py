@@ -3,16 +3,38 @@
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from protonet.encoder import Encoder, plan_encoder
+    from protonet._checks import InputError, InputTypeError, MissingPackageError
+    from protonet.encoder import Encoder
     from protonet.fit.solver import solve
     from protonet.network import PrototypeNetwork
+    from protonet.views.mlp import plan_encoder
 
-__all__ = ["Encoder", "PrototypeNetwork", "plan_encoder", "solve"]
+__all__ = [
+    "Encoder",
+    "InputError",
+    "InputTypeError",
+    "MissingPackageError",
+    "PrototypeNetwork",
+    "plan_encoder",
+    "solve",
+]
 
-_ROOMS = {"Encoder": "encoder", "PrototypeNetwork": "network", "plan_encoder": "encoder", "solve": "fit.solver"}
+_ROOMS = {
+    "Encoder": "encoder",
+    "InputError": "_checks",
+    "InputTypeError": "_checks",
+    "MissingPackageError": "_checks",
+    "PrototypeNetwork": "network",
+    "plan_encoder": "views.mlp",
+    "solve": "fit.solver",
+}
+
+#: Here lie the modules that were renamed, whose import says what they are called now.
+__path__.append(str(Path(__file__).with_name("_renamed")))
 
 
 def __getattr__(name: str) -> Any:

@@ -11,7 +11,7 @@ from protonet.commands.common import Parser, check_name, run_command
 
 PROG = "protonet"
 COMMANDS = {
-    "fit": "learn the classes of a table, and say how well",
+    "fit": "learn the classes of a table, and tell how well",
     "predict": "classify the rows of another one",
     "evaluate": "judge a model on a table with classes",
     "update": "add samples and classes to a model, without training",
@@ -26,7 +26,7 @@ EXAMPLES = """\
 
 
 def explain(arguments: Sequence[str] | None) -> None:
-    """Print what the commands are, or raise a ValueError if another one is asked for."""
+    """Print what the commands are, or raise an InputError if another one is asked for."""
     parser = Parser(PROG, "Few-shot classification of your own tables: CSV, NPZ, NPY or Parquet.")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     lines = [f"  {name:<10}{text}" for name, text in COMMANDS.items()]

@@ -11,7 +11,6 @@ import math
 import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import metadata
 from typing import TYPE_CHECKING, NoReturn, SupportsFloat, SupportsIndex, cast
 
 if TYPE_CHECKING:
@@ -59,6 +58,8 @@ def optional_packages(function: str, install: str = 'pip install "protonet[analy
 
 def find_version(package: str) -> str | None:
     """Return an installed package's version, or None where it is not installed."""
+    from importlib import metadata  # noqa: PLC0415 - slow to import
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -112,8 +113,8 @@ def check_features(function: str, argument: str, value: object, *, dim: int | No
         A tensor of shape (n, dim): float64 stays float64, everything else is float32.
 
     Raises:
-        TypeError: Not a tensor, or complex.
-        ValueError: No row axis, another width, NaN or infinity.
+        InputTypeError: Not a tensor, or complex.
+        InputError: No row axis, another width, NaN or infinity.
     """
     import torch  # noqa: PLC0415 - see above
 
@@ -130,7 +131,7 @@ def check_features(function: str, argument: str, value: object, *, dim: int | No
         fail(
             function,
             argument,
-            f"have {dim} features a row",
+            f"have {dim} features per row",
             f"{width}",
             "Flatten or select the same features.",
         )
@@ -157,8 +158,8 @@ def check_labels(function: str, argument: str, value: object, *, n: int, num_cla
         An int64 tensor of shape (n,).
 
     Raises:
-        TypeError: Not a tensor of integers.
-        ValueError: Another count than n, or a label outside the range.
+        InputTypeError: Not a tensor of integers.
+        InputError: Another count than n, or a label outside the range.
     """
     import torch  # noqa: PLC0415 - see above
 
@@ -171,7 +172,7 @@ def check_labels(function: str, argument: str, value: object, *, n: int, num_cla
         fail(
             function,
             argument,
-            f"have one label a row ({n})",
+            f"have one label per row ({n})",
             f"{value.numel()}",
             "Pass a label for every row.",
         )

@@ -13,11 +13,10 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor
 
 from protonet._checks import fail
-from protonet.fit.candidates import Search
-from protonet.fit.crossfit import Fitted, add_rows, count_rows
+from protonet.fit.search import Search
 from protonet.fit.solver import TIME_LIMIT, solve
+from protonet.losses import CHUNK
 from protonet.network import PrototypeNetwork
-from protonet.views.linear import CHUNK
 
 #: Whole weights up to this are repetitions; of others the largest one is at most so many.
 MOST_REPETITIONS, FEW_REPETITIONS = 100, 10
@@ -30,14 +29,14 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
 
     Args:
         effort: "fast" takes closed forms alone, "default" also trains, "best" tries more and trains for longer; or a
-            `protonet.fit.candidates.Search` that says what is tried.
+            `protonet.fit.search.Search` that says what is tried.
         time_limit: Seconds that ``fit`` may take, >= 0.
         random_state: Of folds, initial weights and episodes: an int, a ``RandomState``, or None for another one each
             time.
 
     Attributes:
         classes_: (n_classes,) the labels, in ascending order.
-        n_features_in_: Features a row.
+        n_features_in_: Features per row.
         feature_names_in_: Their names, where the training rows had column names that are strings.
         network_: The `protonet.PrototypeNetwork`, in float64, its classes in the order of ``classes_``.
 
@@ -47,7 +46,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
     """
 
     classes_: np.ndarray
-    _fitted: Fitted
+    network_: PrototypeNetwork
 
     def __init__(
         self, effort: str | Search = "default", *, time_limit: float = TIME_LIMIT, random_state: Any = 0
@@ -68,7 +67,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             The estimator.
 
         Raises:
-            ValueError: What scikit-learn's estimators reject; no row of positive weight; an unknown effort.
+            InputError: What scikit-learn's estimators reject; no row of positive weight; an unknown effort.
         """
         rows, labels = self._read(X, y, sample_weight, reset=True)
         self._fit(rows, labels)
@@ -87,7 +86,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             The estimator.
 
         Raises:
-            ValueError: As in ``fit``, or another number of features.
+            InputError: As in ``fit``, or another number of features.
         """
         known = [] if classes is None else [np.asarray(classes)]
         first = not hasattr(self, "network_")
@@ -96,12 +95,11 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             self._fit(rows, labels)
             rows, labels = rows[:0], labels[:0]
         merged = np.unique(np.concatenate([self.classes_, labels, *known]))
-        sums, counts = (
-            each.new_zeros(len(merged), *each.shape[1:]).index_copy_(0, _number(self.classes_, merged), each)
-            for each in (self._fitted.sums, self._fitted.counts)
-        )
-        fitted = self._fitted._replace(sums=sums, counts=counts)
-        self._fitted = add_rows(fitted, rows, _number(labels, merged), len(merged))
+        order = torch.full((len(merged),), -1)
+        order[_number(self.classes_, merged)] = torch.arange(len(self.classes_))
+        self.network_.arrange_classes(order)
+        if len(rows):
+            self.network_.add_samples(rows, _number(labels, merged))
         self.classes_ = merged
         return self
 
@@ -150,20 +148,16 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         numbers = _number(labels, classes)
         metadata = {"num_classes": max(2, len(classes))}
         network = solve([(rows, numbers)], None, metadata, time_limit=self.time_limit, effort=self.effort, seed=seed)
-        network.prototypes, network.seen = network.prototypes[: len(classes)], network.seen[: len(classes)]
+        network.arrange_classes(torch.arange(len(classes)))  # solve has two at the least
         # In float64, a row's probabilities are its own to the last digits, whatever else is in the batch.
-        self._fitted = count_rows(network.double(), rows, numbers)
+        self.network_ = network.double()
+        self.network_.set_prototypes(rows, numbers)
         self.classes_ = classes
-
-    @property
-    def network_(self) -> PrototypeNetwork:
-        """The network."""
-        return self._fitted.network
 
     @property
     def _n_features_out(self) -> int:
         """Width of the embedding, which ``get_feature_names_out`` asks for."""
-        return self._fitted.sums.shape[1]
+        return self.network_.sums.shape[1]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -1,4 +1,4 @@
-"""How good logits are, and the scores of two classics to compare them with."""
+"""How good logits are, and how much a row is like any class at all."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from torch import Tensor
 
 from protonet._checks import check_number, fail
 
-#: Bins of confidence for the calibration error, and the normal quantile of a 95 % interval.
-BINS, NORMAL = 15, 1.96
+#: Bins of confidence for the calibration error, as in the paper.
+BINS = 15
+#: The normal quantile of a 95 % interval.
+NORMAL = 1.96
 
 
-class Figures(NamedTuple):
-    """How good logits are: shares of 1, and nats a row."""
+class Metrics(NamedTuple):
+    """How good logits are: shares of 1, and nats per row."""
 
     accuracy: float
     interval: tuple[float, float]  # of the accuracy, 95 %
@@ -24,7 +26,7 @@ class Figures(NamedTuple):
     confusion: Tensor  # (num_classes, num_classes) int64: rows of each class (down), by prediction (across)
 
 
-def measure(logits: Tensor, labels: Tensor) -> Figures:
+def measure(logits: Tensor, labels: Tensor) -> Metrics:
     """Judge logits.
 
     Args:
@@ -32,10 +34,10 @@ def measure(logits: Tensor, labels: Tensor) -> Figures:
         labels: (n,) int64.
 
     Returns:
-        The figures, the accuracy's interval after Wilson.
+        The metrics, the accuracy's interval after Wilson.
 
     Raises:
-        ValueError: Logits that give no probabilities.
+        InputError: Logits that give no probabilities.
 
     Source: Wilson, "Probable inference, the law of succession, and statistical inference" (1927); calibration error,
         Guo et al., "On calibration of modern neural networks" (2017), eq. 3.
@@ -48,17 +50,15 @@ def measure(logits: Tensor, labels: Tensor) -> Figures:
     predicted = logits.argmax(dim=1)
     right = (predicted == labels).double()
     confidence = log_p.amax(dim=1).exp()
-    bins = ((confidence * BINS).ceil() - 1).clamp(0, BINS - 1).long()
-    gaps = torch.zeros(BINS, dtype=torch.float64).index_add_(0, bins, right - confidence)
     accuracy, spread = float(right.mean()), NORMAL**2 / n
     middle = (accuracy + spread / 2) / (1 + spread)
     half = math.sqrt(accuracy * (1 - accuracy) * spread + spread**2 / 4) / (1 + spread)
     confusion = torch.bincount(labels * num_classes + predicted, minlength=num_classes**2)
-    return Figures(
+    return Metrics(
         accuracy,
         (max(0.0, middle - half), min(1.0, middle + half)),
         -float(log_p.gather(1, labels[:, None]).mean()),
-        float(gaps.abs().sum() / n),
+        calibration_error(fill_bins(confidence, right)),
         confusion.reshape(num_classes, num_classes),
     )
 
@@ -83,17 +83,17 @@ def score_known(logits: Tensor) -> Tensor:
     return logits.double().logsumexp(dim=1)
 
 
-def calibrate(logits: Tensor, gain: float = 0.0) -> Tensor:
+def calibrate(logits: Tensor, offset: float = 0.0) -> Tensor:
     """Return the scores that fresh rows of known classes have, in ascending order, for `find_threshold`.
 
     Args:
-        logits: (n, num_classes) of rows by networks that did not see them, as of `protonet.fit.crossfit.predict_held`.
-        gain: What a network of all rows adds to such a row's score: `protonet.fit.crossfit.Crossfit.gain`.
+        logits: (n, num_classes) of rows by networks that did not see them, from `protonet.fit.crossfit.predict_held`.
+        offset: What a network of all rows adds to such a row's score: `protonet.fit.crossfit.Crossfit.offset`.
 
     Returns:
         (min(n, MOST_SCORES),) float64.
     """
-    scores = score_known(logits).sort().values + gain
+    scores = score_known(logits).sort().values + offset
     places = torch.linspace(0, len(scores) - 1, min(len(scores), MOST_SCORES), dtype=torch.float64)
     return scores[places.round().long()]
 
@@ -109,8 +109,8 @@ def find_threshold(scores: Tensor, rate: float) -> float:
         The threshold.
 
     Raises:
-        TypeError: The rate is not a number.
-        ValueError: A rate that is not below 1, or smaller than so few scores can tell.
+        InputTypeError: The rate is not a number.
+        InputError: A rate that is not below 1, or smaller than so few scores can tell.
 
     Source: conformal p-values, Vovk, Gammerman and Shafer, "Algorithmic learning in a random world" (2005), sec. 2.2.
     """
@@ -124,3 +124,39 @@ def find_threshold(scores: Tensor, rate: float) -> float:
         remedy = f"{len(scores)} held-out rows tell no more than that."
         fail("find_threshold", "rate", bounds, rate, remedy)
     return float(scores[place - 1])
+
+
+def fill_bins(confidence: Tensor, right: Tensor, n_bins: int = BINS) -> Tensor:
+    """Sort predictions into bins of equal width by confidence, for the calibration error.
+
+    Bin b holds the confidences in (b / n_bins, (b + 1) / n_bins]; the first one also holds 0. Bins of several batches
+    add up.
+
+    Args:
+        confidence: Floating, of any shape, in [0, 1]: the probability of the predicted class.
+        right: Of the same shape, bool or 0 and 1: is the prediction right?
+        n_bins: >= 1.
+
+    Returns:
+        (n_bins, 3) float64: the number of predictions, the sum of their confidences, and how many are right.
+
+    Source: Guo et al., "On calibration of modern neural networks" (2017), sec. 2. https://arxiv.org/abs/1706.04599
+    """
+    confidence = confidence.flatten().double()  # (n,)
+    position = (confidence * n_bins).ceil().long().sub_(1).clamp_(0, n_bins - 1)
+    values = torch.stack([torch.ones_like(confidence), confidence, right.flatten().double()], dim=1)  # (n, 3)
+    return torch.zeros(n_bins, 3, dtype=torch.float64).index_add_(0, position, values)
+
+
+def calibration_error(bins: Tensor) -> float:
+    """Compute the expected calibration error: the gap between confidence and accuracy, averaged over predictions.
+
+    Args:
+        bins: (n_bins, 3) float64 from `fill_bins`, or the sum of several.
+
+    Returns:
+        The error in [0, 1]; NaN for bins without predictions.
+
+    Source: Guo et al., "On calibration of modern neural networks" (2017), eq. 3. https://arxiv.org/abs/1706.04599
+    """
+    return float((bins[:, 1] - bins[:, 2]).abs().sum() / bins[:, 0].sum())

@@ -10,16 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protonet._checks import check_features, check_int, check_labels, check_number, fail
-from protonet.views.linear import CHUNK
+from protonet.losses import CHUNK
 
-#: Most numbers of embeddings that are made at a time, and most rows: they stay in the processor's cache.
+#: Numbers of embeddings that are made at a time, and rows, at the most: they stay in the processor's cache.
 NUMBERS_AT_ONCE, ROWS_AT_ONCE = 2**20, 1024
 
 
 class PrototypeNetwork(nn.Module):
     """Classify by the cosine between a row's embedding and the class prototypes.
 
-    All trainable parameters are the encoder's. Prototypes, the classes that have one, and the temperature are
+    All trainable parameters are the encoder's. The prototypes, what they are the means of, and the temperature are
     buffers: they travel with ``state_dict`` and ``.to`` and are never trained.
 
     Args:
@@ -30,16 +30,23 @@ class PrototypeNetwork(nn.Module):
         num_classes: Number of classes, >= 1. None has a prototype yet: call ``set_prototypes``.
         temperature: > 0, divides the cosines.
 
+    Attributes:
+        prototypes: (num_classes, embedding_dim), zero for a class without samples.
+        sums: (num_classes, embedding_dim), the sum of the embeddings of each class's samples.
+        counts: (num_classes,) int64, how many these are.
+        temperature: 0-d.
+
     Raises:
-        TypeError: A size or the temperature is not a number.
-        ValueError: A size below 1, or a temperature that is not positive.
+        InputTypeError: A size or the temperature is not a number.
+        InputError: A size below 1, or a temperature that is not positive.
 
     Source: Snell, Swersky and Zemel, "Prototypical networks for few-shot learning" (2017), with cosines as in
         Gidaris and Komodakis, "Dynamic few-shot visual learning without forgetting" (2018), eq. 3.
     """
 
     prototypes: Tensor
-    seen: Tensor
+    sums: Tensor
+    counts: Tensor
     temperature: Tensor
 
     def __init__(self, encoder: nn.Module, *, embedding_dim: int, num_classes: int, temperature: float = 0.1) -> None:
@@ -50,8 +57,14 @@ class PrototypeNetwork(nn.Module):
         temperature = check_number(name, "temperature", temperature, low=0, strict=True)
         self.encoder = encoder
         self.register_buffer("prototypes", torch.zeros(num_classes, embedding_dim, dtype=torch.float32))
-        self.register_buffer("seen", torch.zeros(num_classes, dtype=torch.bool))
+        self.register_buffer("sums", torch.zeros(num_classes, embedding_dim, dtype=torch.float32))
+        self.register_buffer("counts", torch.zeros(num_classes, dtype=torch.int64))
         self.register_buffer("temperature", torch.tensor(temperature, dtype=torch.float32))
+
+    @property
+    def seen(self) -> Tensor:
+        """Which classes have a sample, (num_classes,) bool; the others are never predicted."""
+        return self.counts > 0
 
     def embed(self, x: Tensor) -> Tensor:
         """Return unit-norm embeddings (n, embedding_dim) of features (n, ...), of any real dtype."""
@@ -63,6 +76,97 @@ class PrototypeNetwork(nn.Module):
         count = min(ROWS_AT_ONCE, max(1, NUMBERS_AT_ONCE // len(scaled)))
         logits = torch.cat([self._embed(rows) @ scaled for rows in self._flatten(x).split(count)])
         return logits.masked_fill(~self.seen, torch.finfo(logits.dtype).min)
+
+    @torch.no_grad()
+    def set_prototypes(self, features: Tensor, labels: Tensor) -> None:
+        """Recompute every prototype from labelled samples, without training.
+
+        Args:
+            features: (n, ...) real, finite, n >= 1.
+            labels: (n,) integers in [0, num_classes). A class that does not occur loses its prototype and is
+                never predicted.
+
+        Raises:
+            InputTypeError: Not tensors, or labels that are not integers.
+            InputError: No row, non-finite features, or a label outside the range.
+        """
+        x, y = self._check("set_prototypes", features, labels, len(self.counts))
+        self.set_sums(*self._add(torch.zeros_like(self.sums), torch.zeros_like(self.counts), x, y))
+
+    @torch.no_grad()
+    def add_samples(self, features: Tensor, labels: Tensor, *, num_classes: int | None = None) -> None:
+        """Add samples of known and of new classes, without training: prototypes move, the embedding stays.
+
+        Args:
+            features: (n, ...) real, finite, n >= 1.
+            labels: (n,) integers in [0, num_classes).
+            num_classes: Classes from now on, at least as many as before; None for no new one.
+
+        Raises:
+            InputTypeError: Not tensors, or labels that are not integers.
+            InputError: No row, non-finite features, a label outside the range, or fewer classes than before.
+        """
+        before = len(self.counts)
+        wanted = before if num_classes is None else check_int("add_samples", "num_classes", num_classes, low=before)
+        x, y = self._check("add_samples", features, labels, wanted)
+        more = wanted - before
+        sums = torch.cat([self.sums, self.sums.new_zeros(more, self.sums.shape[1])])
+        counts = torch.cat([self.counts, self.counts.new_zeros(more)])
+        self.set_sums(*self._add(sums, counts, x, y))
+
+    def add_class(self, features: Tensor) -> int:
+        """Extend the prototypes by one new class, without training.
+
+        Args:
+            features: (n, ...) real, finite, n >= 1 samples of the new class.
+
+        Returns:
+            The new class's label: the number of classes before the call.
+
+        Raises:
+            InputTypeError: Not a tensor.
+            InputError: No row, or non-finite features.
+        """
+        label = len(self.counts)
+        x, _ = self._check("add_class", features, None, label + 1)
+        self.add_samples(x, torch.full((len(x),), label), num_classes=label + 1)
+        return label
+
+    @torch.no_grad()
+    def arrange_classes(self, order: Tensor) -> None:
+        """Number the classes anew.
+
+        Args:
+            order: (classes,) int64: which class so far each one is, -1 for one that has no samples yet. A class that
+                does not occur is forgotten.
+        """
+        known = order >= 0
+        sums = self.sums.new_zeros(len(order), self.sums.shape[1])
+        counts = self.counts.new_zeros(len(order))
+        sums[known], counts[known] = self.sums[order[known]], self.counts[order[known]]
+        self.set_sums(sums, counts)
+
+    def count_parameters(self) -> int:
+        """Return the number of trainable scalars: the encoder's."""
+        return sum(p.numel() for p in self.parameters() if p.requires_grad)
+
+    def count_buffer_elements(self) -> int:
+        """Return the number of scalars in buffers: prototypes, statistics, temperature."""
+        return sum(b.numel() for b in self.buffers())
+
+    @property
+    def _input_dim(self) -> int | None:
+        """Features per row, if the encoder tells."""
+        return getattr(self.encoder, "input_dim", None)
+
+    def _check(self, function: str, features: Tensor, labels: Tensor | None, num_classes: int) -> tuple[Tensor, Tensor]:
+        """Return samples (n, input_dim) and labels (n,), or raise an error in the name of ``function``."""
+        x = check_features(function, "features", features, dim=self._input_dim)
+        y = torch.zeros(len(x), dtype=torch.int64) if labels is None else labels
+        y = check_labels(function, "labels", y, n=len(x), num_classes=num_classes)
+        if len(x) == 0:
+            fail(function, "features", "have at least one row", "none", "Pass labelled samples.")
+        return x, y
 
     def _flatten(self, x: Tensor) -> Tensor:
         """Return features (n, ...) as (n, input_dim) of the network's dtype."""
@@ -77,78 +181,32 @@ class PrototypeNetwork(nn.Module):
         embedding: Tensor = self.encoder(x)
         return embedding if hasattr(self.encoder, "normalize") else F.normalize(embedding, dim=1)
 
-    @torch.no_grad()
-    def set_prototypes(self, features: Tensor, labels: Tensor) -> None:
-        """Recompute every prototype from labelled samples, without training.
-
-        Args:
-            features: (n, ...) real, finite, n >= 1.
-            labels: (n,) integers in [0, num_classes). A class that does not occur loses its prototype and is
-                never predicted.
-
-        Raises:
-            TypeError: Not tensors, or labels that are not integers.
-            ValueError: No row, non-finite features, or a label outside the range.
-        """
-        x = check_features("set_prototypes", "features", features, dim=self._input_dim)
-        y = check_labels("set_prototypes", "labels", labels, n=len(x), num_classes=len(self.prototypes))
-        if len(x) == 0:
-            fail("set_prototypes", "features", "have at least one row", "none", "Pass labelled samples.")
-        prototypes, seen = self._prototypes(x, y, len(self.prototypes))
-        self.prototypes.copy_(prototypes)
-        self.seen.copy_(seen)
-
-    @torch.no_grad()
-    def add_class(self, features: Tensor) -> int:
-        """Extend the prototypes by one new class, without training.
-
-        Args:
-            features: (n, ...) real, finite, n >= 1 samples of the new class.
-
-        Returns:
-            The new class's label: the number of classes before the call.
-
-        Raises:
-            TypeError: Not a tensor.
-            ValueError: No row, or non-finite features.
-        """
-        x = check_features("add_class", "features", features, dim=self._input_dim)
-        if len(x) == 0:
-            fail("add_class", "features", "have at least one row", "none", "Pass samples of the new class.")
-        prototype, seen = self._prototypes(x, torch.zeros(len(x), dtype=torch.int64, device=x.device), 1)
-        with torch.inference_mode(False):  # a buffer made in inference mode could never be used in training again
-            self.prototypes = torch.cat([self.prototypes, prototype])
-            self.seen = torch.cat([self.seen, seen])
-        return len(self.prototypes) - 1
-
-    @property
-    def _input_dim(self) -> int | None:
-        """Features a row, if the encoder tells."""
-        return getattr(self.encoder, "input_dim", None)
-
-    def count_parameters(self) -> int:
-        """Return the number of trainable scalars: the encoder's."""
-        return sum(p.numel() for p in self.parameters() if p.requires_grad)
-
-    def count_buffer_elements(self) -> int:
-        """Return the number of scalars in buffers: prototypes, statistics, temperature."""
-        return sum(b.numel() for b in self.buffers())
-
-    def _prototypes(self, x: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-        """Return prototypes (num_classes, embedding_dim) and which classes were seen (num_classes,)."""
-        sums = self.prototypes.new_zeros(num_classes, self.prototypes.shape[1])
-        for rows, labels in zip(x.split(CHUNK), y.to(sums.device).split(CHUNK), strict=True):
+    def _add(self, sums: Tensor, counts: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Add the embeddings of rows x (n, input_dim) of classes y (n,) to sums and counts, in place; return both."""
+        y = y.to(sums.device)
+        for rows, labels in zip(x.split(CHUNK), y.split(CHUNK), strict=True):
             sums.index_add_(0, labels, self.embed(rows.to(sums.device)))
-        counts = torch.bincount(y, minlength=num_classes).to(sums.device)
-        means = sums / counts.clamp_min(1)[:, None]
+        return sums, counts.add_(torch.bincount(y, minlength=len(counts)))
+
+    @torch.no_grad()
+    def set_sums(self, sums: Tensor, counts: Tensor) -> None:
+        """Make the prototypes anew from what they are means of, unchecked.
+
+        Args:
+            sums: (num_classes, embedding_dim), of the network's dtype.
+            counts: (num_classes,) int64.
+        """
         normalize = getattr(self.encoder, "normalize", None)
-        return F.normalize(means, dim=1) if normalize is None else normalize(means), counts > 0
+        means = sums / counts.clamp_min(1)[:, None]
+        prototypes = F.normalize(means, dim=1) if normalize is None else normalize(means)
+        with torch.inference_mode(False):  # a buffer made in inference mode could never be used in training again
+            self.sums, self.counts, self.prototypes = sums.clone(), counts.clone(), prototypes.clone()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Take over the number of classes of the stored prototypes before they are copied in."""
         stored = state_dict.get(prefix + "prototypes")
         if stored is not None and stored.shape[1:] == self.prototypes.shape[1:]:
             with torch.inference_mode(False):
-                self.prototypes = self.prototypes.new_zeros(stored.shape)
-                self.seen = self.seen.new_zeros(len(stored))
+                self.prototypes, self.sums = (self.prototypes.new_zeros(stored.shape) for _ in range(2))
+                self.counts = self.counts.new_zeros(len(stored))
         super()._load_from_state_dict(state_dict, prefix, *args)

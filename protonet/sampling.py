@@ -1,6 +1,7 @@
 """Draw N-way K-shot episodes as index tensors, a whole batch of them at once.
 
-`sample_episodes` takes a generator, for training; experiments draw by `protonet.episodes.draws`.
+Training uses `sample_episodes`, which takes a generator. Experiments use `protonet.episodes.draws`, where every episode
+has a number and can be drawn alone.
 """
 
 from __future__ import annotations
@@ -14,14 +15,27 @@ from protonet._checks import check_int, fail
 
 
 class ClassIndex(NamedTuple):
-    """Rows grouped by class: class c owns ``rows[start[c] : start[c] + size[c]]``."""
+    """Row numbers grouped by class: those of class c are ``rows[start[c] : start[c] + size[c]]``.
+
+    Attributes:
+        rows: (n,) int64 row numbers, class by class.
+        start: (num_classes,) int64, where each class begins in ``rows``.
+        size: (num_classes,) int64, the number of rows of each class.
+    """
 
     rows: Tensor
     start: Tensor
     size: Tensor
 
     def take(self, classes: Tensor) -> ClassIndex:
-        """Return the index of some classes alone, (n,) int64, numbered anew in that order."""
+        """Select some classes and number them 0, 1, ... in the order given.
+
+        Args:
+            classes: (k,) int64 in [0, num_classes), each at most once.
+
+        Returns:
+            The index of these classes, with the same ``rows``.
+        """
         return ClassIndex(self.rows, self.start[classes], self.size[classes])
 
 
@@ -32,7 +46,7 @@ def index_classes(labels: Tensor) -> ClassIndex:
         labels: (n,) int64; the distinct values in ascending order become classes 0, 1, ...
 
     Returns:
-        The index: ``rows`` (n,), ``start`` and ``size`` (classes,), int64.
+        The index: ``rows`` (n,), ``start`` and ``size`` (num_classes,), int64.
     """
     _, inverse, size = torch.unique(labels, return_inverse=True, return_counts=True)
     return ClassIndex(torch.argsort(inverse, stable=True), size.cumsum(0) - size, size)
@@ -43,53 +57,56 @@ def sample_episodes(
 ) -> Tensor:
     """Draw episodes: classes without replacement, then rows of each class without replacement.
 
-    A class with fewer than ``n_shot + n_query`` rows is cycled through, so that with a single sample a class the
-    query is the support row again (to be told apart by augmentation).
+    A class with fewer than ``n_shot + n_query`` rows is used in rounds: once all its rows are drawn, all of them can be
+    drawn again. With one row per class the query is the support row itself, which only augmentation can change.
 
     Args:
-        index: Rows by class, from ``index_classes``.
-        n_way: Classes an episode, in [1, number of classes].
-        n_shot: Support rows a class, >= 1.
-        n_query: Query rows a class, >= 0.
+        index: Rows by class, from `index_classes`.
+        n_way: Classes per episode, in [1, number of classes].
+        n_shot: Support rows per class, >= 1.
+        n_query: Query rows per class, >= 0.
         n_episodes: Episodes to draw, >= 0.
         generator: The source of all randomness.
 
     Returns:
-        (n_episodes, n_way, n_shot + n_query) int64 row numbers, support first along the last axis. The episode's
-        own label of a row is its position along ``n_way``.
+        (n_episodes, n_way, n_shot + n_query) int64 row numbers, support first along the last axis. A row's label within
+        its episode is its position along the axis of ``n_way``.
 
     Raises:
-        TypeError: A count is not a whole number.
-        ValueError: A count outside its range, or more ways than classes.
+        InputTypeError: A count is not a number.
+        InputError: A count is outside its range, or ``n_way`` exceeds the number of classes.
 
-    Source: Vinyals et al., "Matching networks for one shot learning" (2016), sec. 2.2.
+    Source: Vinyals et al., "Matching networks for one shot learning" (2016), sec. 2.2. https://arxiv.org/abs/1606.04080
     """
     name = "sample_episodes"
     n_way, n_shot = check_int(name, "n_way", n_way, low=1), check_int(name, "n_shot", n_shot, low=1)
     n_query, n_episodes = check_int(name, "n_query", n_query, low=0), check_int(name, "n_episodes", n_episodes, low=0)
     n_classes = len(index.size)
     if n_way > n_classes:
-        fail(name, "n_way", f"be at most the number of classes ({n_classes})", n_way, "Ask for fewer ways.")
+        fail(name, "n_way", f"be at most the number of classes ({n_classes})", n_way, "Ask for fewer classes.")
     keys = torch.rand(n_episodes, n_classes, generator=generator, dtype=torch.float32)
-    classes = keys.argsort(dim=1)[:, :n_way]  # (episodes, way)
+    classes = keys.argsort(dim=1)[:, :n_way]  # (n_episodes, n_way)
     uniform = torch.rand(n_episodes, n_way, n_shot + n_query, generator=generator, dtype=torch.float64)
     return index.rows[index.start[classes][..., None] + draw_distinct(uniform, index.size[classes])]
 
 
 def draw_distinct(uniform: Tensor, count: Tensor) -> Tensor:
-    """Turn uniform numbers into draws without replacement; when all are drawn, a new round begins.
+    """Turn uniform numbers into draws without replacement; once all items are drawn, a new round begins.
+
+    A draw depends only on its own slot and the slots before it.
 
     Args:
-        uniform: (..., slots) in [0, 1).
-        count: (...) int64, >= 1, how many there are to draw from.
+        uniform: (..., slots) floating, in [0, 1).
+        count: (...) int64, >= 1, the number of items to draw from.
 
     Returns:
-        (..., slots) int64 in [0, count): each slot's draw hangs on the slots up to it alone.
+        (..., slots) int64 in [0, count).
     """
-    shape, slots, count = uniform.shape, uniform.shape[-1], count.reshape(-1).int()
-    left = count - torch.arange(slots, dtype=torch.int32)[:, None] % count  # (slots, n)
-    free = (uniform.reshape(-1, slots).T * left).int().minimum(left - 1)  # how many that are free come before
-    # This round's draws in ascending order, the k-th less k: a free one comes after all those that it is not below.
+    shape, slots, count = uniform.shape, uniform.shape[-1], count.reshape(-1).int()  # count: (n,)
+    left = count - torch.arange(slots, dtype=torch.int32)[:, None] % count  # (slots, n), items not yet drawn
+    # A draw is the item with ``free`` undrawn items before it.
+    free = (uniform.reshape(-1, slots).T * left).int().minimum(left - 1)  # (slots, n)
+    # The round's draws in ascending order, the k-th (from 0) minus k: as many undrawn items come before it.
     none = torch.iinfo(torch.int32).max
     taken = torch.full((slots + 1, len(count)), none, dtype=torch.int32)
     taken[0] = -none
@@ -98,7 +115,7 @@ def draw_distinct(uniform: Tensor, count: Tensor) -> Tensor:
     for slot in range(slots):
         earlier, later = taken[: slot + 1], taken[1 : slot + 2]
         torch.sum(earlier <= free[slot], dim=0, dtype=torch.int32, out=passed[slot])
-        torch.minimum(later, torch.maximum(earlier - 1, free[slot]), out=later)  # insert it
+        torch.minimum(later, torch.maximum(earlier - 1, free[slot]), out=later)  # insert the draw in order
         if ends[slot]:
             later[:, left[slot] == 1] = none
-    return (free + passed - 1).T.long().reshape(shape)
+    return (free + passed - 1).T.long().reshape(shape)  # (..., slots)

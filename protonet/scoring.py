@@ -1,32 +1,72 @@
-"""Temperature and weights of views from their out-of-fold cosines, and the one-standard-error rule."""
+"""Scores on held-out rows: folds, temperatures, the weights of views, and the one-standard-error rule."""
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.views.linear import CHUNK
 
-#: Standard deviation of the prior on the logits' size when a temperature is fitted.
-LOGIT_SCALE = 5.0
-#: Log-loss, in nats a row, that nobody would notice.
-TIE = 2e-3
-#: Excess log-loss that divides a view's weight by e: in nats a row, or over all rows where that is more.
-SOFTNESS, SOFTNESS_IN_ALL = 0.15, 4.0
-#: Nats, over all rows, that hold weights back to where they start, and most cosines that they are fitted to.
-HELD_BACK, MOST_COSINES = 10.0, 2**22
-#: A view with a smaller share of the weight is left out.
-LEAST_SHARE = 0.01
-#: Log-loss, in nats a row, that is never forgiven as chance when a simple model stands against a mixture of many.
-MOST = 0.02
-#: Nats, over all rows, by which the evidence has to speak for leaving a mixture of many: it hedges.
-PRIOR = 1.0
+@dataclass(frozen=True)
+class FoldRules:
+    """How rows are held out. The numbers bound time and memory; see analysis/results/scale.md."""
+
+    count: int = 5
+    """Folds by default."""
+    many_rows: int = 16384
+    """Above this many rows, one held-out part stands for all folds ..."""
+    many_cosines: int = 1 << 25
+    """... and above this many cosines of rows and classes."""
+    held_out: int = 4096
+    """Rows of that part, at the most."""
+
+
+@dataclass(frozen=True)
+class WeightRules:
+    """How evidence becomes weights.
+
+    The numbers were set on three of the five splits of analysis/results/robustness.md; analysis/results/ablations.md
+    shows what selection as a whole is worth.
+    """
+
+    logit_scale: float = 5.0
+    """Standard deviation of the prior on the logits' size when a temperature is fitted, in nats."""
+    tie: float = 2e-3
+    """Log-loss that nobody would notice, in nats per row."""
+    softness: float = 0.15
+    """Excess log-loss that divides a view's weight by e, in nats per row ..."""
+    softness_in_all: float = 4.0
+    """... or in nats over all rows, where that is more."""
+    held_back: float = 10.0
+    """Nats, over all rows, that hold jointly fitted weights back to where they start."""
+    most_cosines: int = 2**22
+    """Cosines that joint weights are fitted to, at the most."""
+    least_share: float = 0.01
+    """A view with a smaller share of the weight is left out."""
+    never_forgiven: float = 0.02
+    """Log-loss that is never forgiven as chance when raw cosine stands against the mixture, in nats per row."""
+    mixture_prior: float = 1.0
+    """Nats, over all rows, by which the evidence has to speak for leaving the mixture: it hedges."""
+
+
+@dataclass(frozen=True)
+class NewtonRules:
+    """How the temperature's one convex problem is solved; it takes some five steps."""
+
+    steps: int = 50
+    """Newton steps, at the most."""
+    shrinks: tuple[float, ...] = (1.0, 0.5, 0.25, 0.1, 0.01, 0.001)
+    """Shares of a step that are tried until the loss falls."""
+    settled: float = 1e-7
+    """A step that lowers the loss by less is the last, in nats per row."""
+    flat: float = 1e-12
+    """Variance of a row's cosines below which nothing tells the classes apart; the least curvature, too."""
+
+
+FOLDS, WEIGHTS, NEWTON = FoldRules(), WeightRules(), NewtonRules()
 
 
 def fit_temperature(cosines: Tensor, labels: Tensor, seen: Tensor) -> tuple[float, Tensor]:
@@ -50,9 +90,9 @@ def fit_temperature(cosines: Tensor, labels: Tensor, seen: Tensor) -> tuple[floa
     targets = (seen.cumsum(dim=0) - 1)[labels][:, None]
     true = cosines.gather(1, targets)[:, 0]
     spread = float(cosines.var(dim=1, correction=0).mean())
-    if spread < 1e-12:  # nothing tells the classes apart
+    if spread < NEWTON.flat:  # nothing tells the classes apart
         return 0.0, torch.full((len(cosines),), math.log(max(1, cosines.shape[1])), dtype=torch.float64)
-    ridge = spread / (LOGIT_SCALE**2 * len(cosines))
+    ridge = spread / (WEIGHTS.logit_scale**2 * len(cosines))
 
     def evaluate(factor: float) -> tuple[float, Tensor, Tensor]:
         log_p = (factor * cosines).log_softmax(dim=1)
@@ -61,21 +101,21 @@ def fit_temperature(cosines: Tensor, labels: Tensor, seen: Tensor) -> tuple[floa
 
     factor = 1 / math.sqrt(spread)
     value, losses, log_p = evaluate(factor)
-    for _ in range(50):
+    for _ in range(NEWTON.steps):
         p = log_p.exp()
         mean = (p * cosines).sum(dim=1)
         slope = float((mean - true).mean(dtype=torch.float64)) + ridge * factor
         curvature = float(((p * cosines.square()).sum(dim=1) - mean.square()).mean(dtype=torch.float64)) + ridge
-        step = slope / max(curvature, 1e-12)
-        for shrink in (1.0, 0.5, 0.25, 0.1, 0.01, 0.001):
+        step = slope / max(curvature, NEWTON.flat)
+        for shrink in NEWTON.shrinks:
             trial = max(0.0, factor - shrink * step)
             trial_value, trial_losses, trial_log_p = evaluate(trial)
             if trial_value < value:
                 break
-        gain = value - trial_value
-        if gain > 0:
+        drop = value - trial_value
+        if drop > 0:
             factor, value, losses, log_p = trial, trial_value, trial_losses, trial_log_p
-        if gain < 1e-7:
+        if drop < NEWTON.settled:
             break
     return factor, losses
 
@@ -88,19 +128,19 @@ def soft_weights(cosines: list[Tensor], losses: list[Tensor], prior: list[float]
     Args:
         cosines: Of each view, (n, num_classes), out of fold.
         losses: Of each view, (n,), at its own best temperature.
-        prior: Of each view, > 0, how much it is trusted before any row is seen.
+        prior: Of each view, > 0: its weight before any row is seen.
         keep_last: Leave the last one, the learned view, a share in any case.
 
     Returns:
-        (views,) float64, summing to 1. Views under ``LEAST_SHARE`` of the influence get 0, or, for one that is kept,
-        that share.
+        (views,) float64, summing to 1. Views under ``WEIGHTS.least_share`` of the influence get 0, or, for one that
+        is kept, that share.
 
     Source: exponential weights, as in Dalalyan and Tsybakov, "Aggregation by exponential weighting" (2008).
     """
     means = torch.stack([loss.mean() for loss in losses])
-    softness = max(SOFTNESS, SOFTNESS_IN_ALL / len(losses[0]))
+    softness = max(WEIGHTS.softness, WEIGHTS.softness_in_all / len(losses[0]))
     influence = torch.exp((means.min() - means) / softness) * means.new_tensor(prior)
-    least = LEAST_SHARE * influence.sum()
+    least = WEIGHTS.least_share * influence.sum()
     influence = torch.where(influence >= least, influence, 0.0)
     if keep_last:
         influence[-1] = influence[-1].clamp_min(least)
@@ -114,23 +154,23 @@ def soft_weights(cosines: list[Tensor], losses: list[Tensor], prior: list[float]
 def fit_weights(cosines: list[Tensor], labels: Tensor, seen: Tensor, start: Tensor) -> Tensor:
     """Fit the weights of views jointly to out-of-fold rows, held back to where they start.
 
-    The log-loss of the mixture, plus ``HELD_BACK`` nats over all rows for each nat of Kullback-Leibler divergence
-    between the influences and those of the start, so that few rows hardly move them.
+    The log-loss of the mixture, plus ``WEIGHTS.held_back`` nats over all rows for each nat of Kullback-Leibler
+    divergence between the influences and those of the start, so that few rows hardly move them.
 
     Args:
         cosines: Of each view, (n, num_classes), out of fold.
         labels: (n,) int64.
         seen: (num_classes,) bool, the classes that can win.
-        start: (views,) float64 weights, summing to 1, as of `soft_weights`.
+        start: (views,) float64 weights, summing to 1, from `soft_weights`.
 
     Returns:
-        (views,) float64, summing to 1; 0 where the start is 0, and ``LEAST_SHARE`` of the influence at the least
-        where it is not.
+        (views,) float64, summing to 1; 0 where the start is 0, and ``WEIGHTS.least_share`` of the influence at the
+        least where it is not.
 
     Source: stacking, Wolpert, "Stacked generalization" (1992), with non-negative weights as in Breiman (1996).
     """
     used = start.nonzero().flatten()
-    most = max(1, int(MOST_COSINES / (len(used) * int(seen.sum()))))
+    most = max(1, int(WEIGHTS.most_cosines / (len(used) * int(seen.sum()))))
     rows = slice(None, None, math.ceil(len(labels) / most))
     targets = (seen.cumsum(dim=0) - 1)[labels[rows]]
     stacked = torch.stack([cosines[int(view)][rows][:, seen] for view in used]).to(torch.float64)
@@ -146,14 +186,14 @@ def fit_weights(cosines: list[Tensor], labels: Tensor, seen: Tensor, start: Tens
         optimizer.zero_grad()
         share = logs.log_softmax(dim=0)
         logits = scale.exp() * torch.tensordot(share.exp(), stacked, dims=1)  # (rows, seen classes)
-        size = logits.var(dim=1, correction=0).mean() / LOGIT_SCALE**2
-        held = HELD_BACK * (share.exp() * (share - prior.log())).sum()
+        size = logits.var(dim=1, correction=0).mean() / WEIGHTS.logit_scale**2
+        held = WEIGHTS.held_back * (share.exp() * (share - prior.log())).sum()
         loss: Tensor = torch.nn.functional.cross_entropy(logits, targets) + (held + size / 2) / len(targets)
         loss.backward()
         return loss
 
     optimizer.step(closure)
-    influence = logs.detach().softmax(dim=0).clamp_min(LEAST_SHARE)
+    influence = logs.detach().softmax(dim=0).clamp_min(WEIGHTS.least_share)
     weights = torch.zeros_like(start)
     weights[used] = influence / spread
     return weights / weights.sum()
@@ -162,33 +202,26 @@ def fit_weights(cosines: list[Tensor], labels: Tensor, seen: Tensor, start: Tens
 def worse_by_one_error(losses: Tensor, reference: Tensor, *, most: float = math.inf, margin: float = 0.0) -> bool:
     """Return whether ``losses`` (n,) exceed ``reference`` (n,) by more than one standard error of the difference.
 
-    A difference below ``TIE`` is none: twins differ systematically, if by next to nothing. One above ``most`` always
-    counts: of few rows the standard error alone would forgive anything. ``margin`` is a prior's say: nats, over all
+    A difference below ``WEIGHTS.tie`` is none: two fits of the same kind differ systematically, if by next to
+    nothing. One above ``most`` always
+    counts: of few rows the standard error alone would forgive anything. ``margin`` is a prior: nats, over all
     rows, that are added to what is forgiven.
 
     Source: the one-standard-error rule of Breiman et al., "Classification and regression trees" (1984), sec. 3.4.3.
     """
     excess = losses - reference
     error = float(excess.std(correction=0)) / math.sqrt(len(excess))
-    return float(excess.mean()) > min(most, max(TIE, error)) + margin / len(excess)
+    return float(excess.mean()) > min(most, max(WEIGHTS.tie, error)) + margin / len(excess)
 
 
 def simplest_within_one_error(losses: list[Tensor]) -> int:
     """Return the position of the first candidate that is not worse than the best by one error, simplest first.
 
     Args:
-        losses: One tensor (n,) a candidate, all on the same rows.
+        losses: One tensor (n,) per candidate, all on the same rows.
     """
     best = min(losses, key=lambda loss: float(loss.mean()))
     return next(position for position, loss in enumerate(losses) if not worse_by_one_error(loss, best))
-
-
-#: Folds by default.
-FOLDS = 5
-#: Above this many rows, or (row, class) cosines, one held-out part stands for all folds ...
-MANY_ROWS, MANY_COSINES = 16384, 1 << 25
-#: ... of at most this many rows.
-HELD_OUT = 4096
 
 
 class Fold(NamedTuple):
@@ -198,7 +231,7 @@ class Fold(NamedTuple):
     judge: Tensor
 
 
-def split_folds(labels: Tensor, num_classes: int, generator: torch.Generator, *, most: int = FOLDS) -> list[Fold]:
+def split_folds(labels: Tensor, num_classes: int, generator: torch.Generator, *, most: int = FOLDS.count) -> list[Fold]:
     """Split rows into folds stratified by class.
 
     Args:
@@ -221,8 +254,8 @@ def split_folds(labels: Tensor, num_classes: int, generator: torch.Generator, *,
     several = count[labels[order]] > 1
     if not most or not bool(several.any()):
         return []
-    if n > MANY_ROWS or n * num_classes > MANY_COSINES:
-        held_out = max(256, min(HELD_OUT, MANY_COSINES // num_classes))
+    if n > FOLDS.many_rows or n * num_classes > FOLDS.many_cosines:
+        held_out = max(256, min(FOLDS.held_out, FOLDS.many_cosines // num_classes))
         judged = several & (rank % max(2, math.ceil(n / held_out)) == 0)
         extra = judged.nonzero().flatten()
         judged[extra[torch.randperm(len(extra), generator=generator)[held_out:]]] = False
@@ -230,87 +263,3 @@ def split_folds(labels: Tensor, num_classes: int, generator: torch.Generator, *,
     folds = min(most, int(count.max()))
     part = torch.where(several, (rank + start) % folds, -1)  # the offset spreads remainders over the folds
     return [Fold(order[part != k].sort().values, order[part == k].sort().values) for k in range(folds)]
-
-
-#: A fold with this many judged rows is enough to settle what is tried.
-SETTING_ROWS = 256
-#: A view this many nats worse than the best linear one, on this many rows, would get no weight.
-HOPELESS, HOPELESS_ROWS = 0.75, 32
-
-
-class Candidate(NamedTuple):
-    """One way to embed: its out-of-fold cosines (judged, num_classes) and their log-losses (judged,)."""
-
-    name: str
-    cosines: Tensor
-    losses: Tensor
-    rung: tuple[int, int] = (0, 0)
-    steps: int = 0
-    setting: tuple[float, float] = (0.0, 0.0)
-
-
-class Judge:
-    """Out-of-fold cosines of anything that embeds, on the rows that some fold holds out.
-
-    Args:
-        features: (n, dim) float32.
-        labels: (n,) int64 in [0, num_classes).
-        num_classes: Number of classes.
-        folds: At least one.
-        moves: Offsets of the copies that moved views are fitted to.
-        deadline: ``time.monotonic()`` after which no further view is tried.
-    """
-
-    def __init__(
-        self,
-        features: Tensor,
-        labels: Tensor,
-        num_classes: int,
-        folds: Sequence[Fold],
-        *,
-        moves: tuple[int, ...] = (0,),
-        deadline: float = float("inf"),
-    ) -> None:
-        self.features, self.labels, self.num_classes, self.folds = features, labels, num_classes, folds
-        self.moves, self.deadline = moves, deadline
-        self.judged = torch.cat([fold.judge for fold in folds])
-        self.rows = labels[self.judged]  # (judged,) labels
-        self.seen = torch.bincount(labels, minlength=num_classes) > 0
-        self.best: Tensor | None = None  # (judged,) losses that a hopeless view is compared with
-
-    def late(self) -> bool:
-        """Return whether the time is over."""
-        return time.monotonic() > self.deadline
-
-    def cosines(self, embed: Callable[[int, Tensor], Tensor]) -> Tensor:
-        """Return (judged, num_classes), mean over the views that ``embed(fold, x)`` gives: (views, n, dim)."""
-        return torch.cat([self.fold_cosines(embed, number) for number in range(len(self.folds))])
-
-    def fold_cosines(self, embed: Callable[[int, Tensor], Tensor], number: int) -> Tensor:
-        """Return the cosines of one fold's judged rows, (judged in it, num_classes)."""
-        fold = self.folds[number]
-        sums: Tensor | float = 0.0
-        for rows in fold.fit.split(CHUNK):
-            unit = F.normalize(embed(number, self.features[rows]), dim=2)
-            shape = (len(unit), self.num_classes, unit.shape[2])
-            sums = sums + unit.new_zeros(shape).index_add_(1, self.labels[rows], unit)
-        prototypes = F.normalize(torch.as_tensor(sums), dim=2)
-        units = (F.normalize(embed(number, self.features[rows]), dim=2) for rows in fold.judge.split(CHUNK))
-        return torch.cat([(unit @ prototypes.transpose(1, 2)).mean(dim=0) for unit in units])
-
-    def candidate(self, name: str, cosines: Tensor, rung: tuple[int, int] = (0, 0), steps: int = 0) -> Candidate:
-        """Judge cosines at their best temperature."""
-        return Candidate(name, cosines, self.losses(cosines), rung, steps)
-
-    def losses(self, cosines: Tensor) -> Tensor:
-        """Return the log-losses (n,) of the first n judged rows at their best temperature."""
-        return fit_temperature(cosines, self.rows[: len(cosines)], self.seen)[1]
-
-    def hopeless(self, cosines: Tensor) -> bool:
-        """Return whether a view with these cosines of the first rows would get no weight, or not enough to pay."""
-        n = len(cosines)
-        if self.best is None or n < HOPELESS_ROWS:
-            return False
-        losses, best = self.losses(cosines), self.best[:n]
-        clearly = n >= SETTING_ROWS and worse_by_one_error(losses, best)
-        return clearly or float((losses - best).mean()) > HOPELESS

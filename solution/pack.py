@@ -48,7 +48,7 @@ def library_files(root: Path = ROOT) -> dict[str, str]:
         POSIX path below ``root`` to source text, sorted by path.
 
     Raises:
-        ValueError: One of them imports what the contest does not have.
+        InputError: One of them imports what the contest does not have.
     """
     files: dict[str, str] = {}
     waiting = list(ENTRY_POINTS)
@@ -122,7 +122,7 @@ def check_archive(data: bytes) -> None:
         data: The ZIP's bytes.
 
     Raises:
-        ValueError: No ZIP, too large, too many entries, an unsafe path, a symbolic link, or a manifest that
+        InputError: No ZIP, too large, too many entries, an unsafe path, a symbolic link, or a manifest that
             is missing or not as the contest wants it.
     """
     _need(len(data) <= MAX_BYTES, f"have at most {MAX_BYTES} bytes", len(data))
@@ -163,7 +163,7 @@ def _check_manifest(data: bytes, names: Sequence[str]) -> None:
 
 
 def _need(true: bool, constraint: str, got: object, argument: str = "archive") -> None:
-    """Raise a ValueError in the one message form unless ``true``."""
+    """Raise an InputError in the one message form unless ``true``."""
     if not true:
         fail("check_archive", argument, constraint, got, "Mend solution/ and pack again.")
 

@@ -6,34 +6,44 @@ import torch
 import torch.nn.functional as F
 
 from protonet import Encoder, PrototypeNetwork
-from protonet.encoder import ResidualMLPs
 from protonet.files.model import Model
-from protonet.views.forest import ForestView, fit_forest
-from protonet.views.linear import LinearView, fit_view
-from protonet.views.radial import RADIAL_KINDS, RadialView, fit_radial
+from protonet.views.forest import Forest
+from protonet.views.linear import Linear
+from protonet.views.mlp import MLPView, ResidualMLPs
+from protonet.views.radial import Radial
+from protonet.views.view import Rows, View
 from tests.strategies import blobs
 
 
-def make_network(*, learned: bool = True, first: float = 0.0) -> PrototypeNetwork:
-    """Return a network of all kinds of views, three of which read one; the first has its own weight."""
+def make_network(*, learned: bool = True, raw: bool = False) -> PrototypeNetwork:
+    """Return a network of all kinds of views, three of which read one source.
+
+    Args:
+        learned: With learned views, which read the raw features.
+        raw: With the raw features as a view of their own.
+    """
     x, y = blobs(0)
-    generator = torch.Generator().manual_seed(0)
-    linear = {kind: fit_view(kind, x, y, 5) for kind in ("raw", "standardised", "whitened", "robust")}
-    names = ("gaussian standardised", "laplacian standardised", "gaussian squashed")
-    kinds = [kind for kind in RADIAL_KINDS if kind.name in names]
-    radial = [fit_radial(kind, (2.0, 0.1), linear[kind.reads], x, y, 5) for kind in kinds]
-    forest = fit_forest(x, y, 5, trees=7, generator=generator)
-    views: list[LinearView | RadialView | ForestView] = [
-        linear["raw"],
+    rows = Rows(x, y, 5)
+    linear = {scaling: Linear(scaling).fit(rows) for scaling in ("raw", "standardised", "whitened", "robust")}
+    radial = [
+        Radial(Linear("standardised"), 2),
+        Radial(Linear("robust"), 2, squash=True),
+        Radial(Linear("standardised"), 1),
+    ]
+    views: list[View] = [
         linear["standardised"],
-        *radial,
-        forest,
+        *(each.fit(rows, linear[each.source.scaling]) for each in radial),
+        Forest(7).fit(rows),
         linear["whitened"],
     ]
-    mlps = ResidualMLPs(2, 8, 3, 11, generator)
-    torch.nn.init.normal_(mlps.last, generator=generator)
-    weights = torch.tensor([first, *[1.0] * (len(views) - 1), *[0.5] * 2 * learned])
-    encoder = Encoder(views, weights, learned=mlps if learned else None)
+    if raw:
+        views.insert(0, linear["raw"])
+    if learned:
+        generator = torch.Generator().manual_seed(0)
+        mlps = ResidualMLPs(2, 8, 3, 11, generator)
+        torch.nn.init.normal_(mlps.last, generator=generator)
+        views.append(MLPView(linear["raw"].map, mlps))
+    encoder = Encoder(views, torch.ones(len(views)), input_dim=8)
     network = PrototypeNetwork(encoder, embedding_dim=encoder.embedding_dim, num_classes=6, temperature=0.07)
     encoder.scale.fill_(1.5)
     network.set_prototypes(x, y)  # class 5 does not occur
@@ -41,10 +51,10 @@ def make_network(*, learned: bool = True, first: float = 0.0) -> PrototypeNetwor
     return network.eval()
 
 
-def make_model(*, learned: bool = True, first: float = 0.0) -> Model:
-    """Return a model with seven classes, eight columns, facts and held tensors."""
+def make_model(*, learned: bool = True, raw: bool = False) -> Model:
+    """Return a model with seven classes, eight columns, metadata and held tensors."""
     classes = ("ant", "bee", "Käfer", "ждун", 'a "b",\nc', "", "new")
     columns = tuple(f"column {number}" for number in range(8))
     held = {"rows": torch.arange(6.0).reshape(2, 3).T, "labels": torch.tensor([1, 0]), "none": torch.zeros(0, 8)}
-    facts = {"accuracy": [0.5, 0.75], "views": {"raw": 1.0}, "text": "ä\n"}
-    return Model(make_network(learned=learned, first=first), classes, columns, facts, held)
+    metadata = {"accuracy": [0.5, 0.75], "views": {"raw": 1.0}, "text": "ä\n"}
+    return Model(make_network(learned=learned, raw=raw), classes, columns, metadata, held)

@@ -49,7 +49,7 @@ def test_features_of_any_real_type_are_flattened(dtype: torch.dtype) -> None:
         ([[1.0]], TypeError, r"be a tensor of shape \(n, dim\); got list"),
         (torch.ones(2, 2, dtype=torch.complex64), TypeError, "be real"),
         (torch.ones(3), ValueError, r"have shape \(n, dim\); got shape \(3,\)"),
-        (torch.ones(2, 5), ValueError, "have 4 features a row; got 5"),
+        (torch.ones(2, 5), ValueError, "have 4 features per row; got 5"),
         (torch.tensor([[0.0, 1, 2, torch.nan], [0, 0, 0, 0]]), ValueError, "NaN or infinity in 1 of 2 rows"),
     ],
 )
@@ -63,7 +63,7 @@ def test_features_errors(value: object, error: type[Exception], message: str) ->
     [
         ([0, 1], TypeError, "be a tensor of integer labels; got list"),
         (torch.tensor([0.0, 1.0]), TypeError, "be a tensor of integer labels; got torch.float32"),
-        (torch.tensor([0, 1, 2]), ValueError, r"have one label a row \(2\); got 3"),
+        (torch.tensor([0, 1, 2]), ValueError, r"have one label per row \(2\); got 3"),
         (torch.tensor([0, 4]), ValueError, r"be in \[0, 3\); got 4 \(1 such labels\)"),
         (torch.tensor([-1, -1]), ValueError, r"be in \[0, 3\); got -1 \(2 such labels\)"),
     ],

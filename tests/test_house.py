@@ -1,45 +1,34 @@
-"""The house keeps its order: imports point one way, files stay small, nothing heavy is imported up front."""
+"""The house keeps its order: imports point one way, rooms are few, nothing heavy is imported up front."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-#: Each room may import the rooms before it (and _checks, which all may).
-LAYERS = [
-    {"_checks", "_writing", "optimizer"},
-    {"graph", "loading", "prototypes", "losses", "folds", "stacking", "episodes.sampling", "_command"},
-    {"views", "moves"},
-    {"radial", "forest", "measuring"},
-    {"encoder"},
-    {"network", "training", "judging"},
-    {"candidates", "rejection", "structure"},
-    {"selection"},
-    {"solver"},
-    {"crossfit"},
+#: Each room may import the rooms of the levels before its own; the README's picture shows the same.
+LEVELS = [
+    {"_checks"},
+    {"_writing", "optimizer", "sampling", "losses", "scoring"},
+    {"views", "datasets"},
+    {"encoder", "tables"},
+    {"network"},
+    {"metrics", "files"},
+    {"fit"},
+    {"estimator", "commands"},
+    {"episodes", "__main__"},
 ]
-#: Rooms beside the library proper, and what of the project they may import.
-BESIDE = {
-    "datasets": {"_checks", "_writing", "datasets"},
-    "episodes": {"_checks", "_command", "_writing", "datasets", "episodes", "losses", "selection", "stacking", "views"},
-    "files": {"_checks", "_command", "_writing", "datasets", "graph", "network", "structure"},
-    "_formats": {"_checks", "datasets"},
-    "tables": {"_checks", "_formats", "datasets"},
-    "plots": {"_writing", "datasets", "measuring"},
-    "estimator": {"_checks", "candidates", "crossfit", "network", "solver", "views"},
-    "commands": {"_checks", "_command", "_writing", "commands", "crossfit", "datasets", "files", "measuring", "network"}
-    | {"plots", "rejection", "selection", "solver", "tables"},
-    "__main__": {"_command", "commands"},
-}
+MOST_ROOMS, MOST_LINES = 20, 450
 
 
 def modules(folder: str) -> dict[str, Path]:
-    paths = sorted((ROOT / folder).rglob("*.py"))
+    paths = sorted(path for path in (ROOT / folder).rglob("*.py") if "_renamed" not in path.parts)
     return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
 
 
@@ -54,18 +43,37 @@ def imports(path: Path) -> set[str]:
     return names
 
 
+def imports_at_start(path: Path) -> set[str]:
+    """What a module imports as it is imported itself: not in functions, and not for types alone."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return {str(node.module) for node in tree.body if isinstance(node, ast.ImportFrom)}
+
+
+def room(module: str) -> str:
+    return module.removeprefix("protonet").removeprefix(".").split(".")[0]
+
+
 def test_imports_point_one_way() -> None:
-    order = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
+    level = {name: number for number, names in enumerate(LEVELS) for name in names}
     for module, path in modules("protonet").items():
-        room = module.removeprefix("protonet").removeprefix(".")
-        targets = {name.removeprefix("protonet.") for name in imports(path) if name.startswith("protonet.")}
-        if room == "":
-            continue
-        if room in order:
-            assert all(order[target] < order[room] for target in targets), f"{module} imports {targets}"
-        else:
-            top = room.split(".", maxsplit=1)[0]
-            assert {target.split(".")[0] for target in targets} <= BESIDE[top], f"{module} imports {targets}"
+        own = room(module)
+        targets = {room(name) for name in imports(path) if name.startswith("protonet.")} - {own}
+        if own:
+            assert all(level[target] < level[own] for target in targets), f"{module} imports {targets}"
+
+
+def test_no_two_modules_wait_for_each_other() -> None:
+    known = modules("protonet")
+    graph = {module: {name for name in imports_at_start(path) if name in known} for module, path in known.items()}
+    assert list(TopologicalSorter(graph).static_order())
+
+
+def test_rooms_are_few_and_small() -> None:
+    rooms = {path.name for path in (ROOT / "protonet").iterdir() if path.is_dir() or path.suffix == ".py"}
+    assert len(rooms - {"__pycache__"}) <= MOST_ROOMS
+    for folder in ("protonet", "solution", "analysis"):
+        for path in modules(folder).values():
+            assert len(path.read_text(encoding="utf-8").splitlines()) <= MOST_LINES, path
 
 
 def test_nothing_imports_what_stands_above_it() -> None:
@@ -75,15 +83,22 @@ def test_nothing_imports_what_stands_above_it() -> None:
             assert not {name.split(".")[0] for name in imports(path)} & forbidden, path
 
 
-def test_files_stay_small() -> None:
-    for folder in ("protonet", "solution", "analysis"):
-        for path in modules(folder).values():
-            most = 320 if path.name in {"optimizer.py", "custom_optimizer.py"} else 250  # one file, handed in alone
-            assert len(path.read_text(encoding="utf-8").splitlines()) <= most, path
-
-
 @pytest.mark.parametrize("heavy", ["scipy", "sklearn", "pandas", "matplotlib", "tqdm", "safetensors", "onnx"])
 def test_the_library_does_not_import_what_it_does_not_need(heavy: str) -> None:
     code = f"import torch, sys; before = '{heavy}' in sys.modules; from protonet import *; "
     code += f"sys.exit('{heavy}' in sys.modules and not before)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        *[("candidates", "fit.search"), ("crossfit", "fit.crossfit"), ("measuring", "metrics")],
+        *[("rejection", "metrics"), ("selection", "fit.search"), ("solver", "fit.solver"), ("training", "views.mlp")],
+        ("episodes.sampling", "sampling"),
+    ],
+)
+def test_a_module_that_was_renamed_says_its_new_name(old: str, new: str) -> None:
+    with pytest.raises(ImportError, match=rf"^protonet\.{old} is now protonet\.{new}\b.*; see CHANGELOG\.md$"):
+        import_module(f"protonet.{old}")
+    assert import_module(f"protonet.{new}")

@@ -5,10 +5,12 @@ import math
 import torch
 import torch.nn.functional as F
 from hypothesis import given
+from hypothesis import strategies as st
 from scipy.special import log_softmax
+from sklearn.neighbors import NearestCentroid
 
-from protonet.losses import cosine_cross_entropy, episodic_loss
-from tests.strategies import seeds
+from protonet.losses import class_means, cosine_cross_entropy, episodic_loss
+from tests.strategies import blobs, seeds
 
 
 def random_episode(seed: int) -> torch.Tensor:
@@ -57,3 +59,25 @@ def test_the_scale_of_proxies_does_not_matter(seed: int) -> None:
 def test_equal_embeddings_cost_the_entropy_of_a_guess() -> None:
     loss = episodic_loss(torch.ones(3, 8, 4, 1), n_shot=1, temperature=0.1)
     torch.testing.assert_close(loss, torch.tensor(math.log(8)))
+
+
+def test_means_are_scikit_learns_centroids() -> None:
+    x, y = blobs(0)
+    means, counts = class_means(x.double(), y, 5)
+    centroids = NearestCentroid().fit(x.double().numpy(), y.numpy()).centroids_
+    torch.testing.assert_close(means, torch.from_numpy(centroids))
+    assert counts.tolist() == [6.0] * 5
+
+
+def test_a_class_without_rows_is_zero_and_counted_zero() -> None:
+    means, counts = class_means(torch.ones(2, 3), torch.tensor([0, 2]), 4)
+    assert counts.tolist() == [1, 0, 1, 0]
+    assert means[1].tolist() == [0, 0, 0]
+
+
+@given(seed=seeds, permutation=st.permutations(range(5)))
+def test_relabelling_permutes_the_means(seed: int, permutation: list[int]) -> None:
+    x, y = blobs(seed)
+    x = x.double()
+    order = torch.tensor(permutation)
+    torch.testing.assert_close(class_means(x, order[y], 5)[0][order], class_means(x, y, 5)[0])

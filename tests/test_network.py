@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from protonet import PrototypeNetwork
+from protonet._checks import InputError, InputTypeError
 from protonet.losses import class_means
 from tests.strategies import blobs, seeds
 from tests.test_encoder import make_encoder
 
 
 def make_network(seed: int = 0, *, num_classes: int = 5) -> PrototypeNetwork:
-    encoder = make_encoder([0.3, 0.0, 0.3, 0.2, 0.2], seed=seed)
+    encoder = make_encoder([0.3, 0.0, 0.3, 0.4], seed=seed)
     network = PrototypeNetwork(encoder, embedding_dim=encoder.embedding_dim, num_classes=num_classes)
     network.set_prototypes(*blobs(seed))
     return network.eval()
@@ -33,7 +34,9 @@ def test_logits_are_cosines_to_class_means_over_temperature() -> None:
 
 
 @given(
-    change=st.sampled_from(["none", "set_prototypes", "state_dict", "deepcopy", "float64", "add_class"]),
+    change=st.sampled_from(
+        ["none", "set_prototypes", "state_dict", "deepcopy", "float64", "add_class", "add_samples", "arrange_classes"]
+    ),
     requires_grad=st.booleans(),
 )
 def test_buffers_are_never_parameters(change: str, requires_grad: bool) -> None:
@@ -51,8 +54,12 @@ def test_buffers_are_never_parameters(change: str, requires_grad: bool) -> None:
         assert network.prototypes.dtype == network(blobs(2)[0]).dtype == torch.float64
     elif change == "add_class":
         network.add_class(features)
+    elif change == "add_samples":
+        network.add_samples(features, blobs(2)[1], num_classes=7)
+    elif change == "arrange_classes":
+        network.arrange_classes(torch.tensor([4, -1, 0]))
     assert network.count_parameters() == sum(p.numel() for p in network.parameters()) == encoder_size
-    assert {"prototypes", "temperature", "seen"} <= {name for name, _ in network.named_buffers()}
+    assert {"prototypes", "sums", "counts", "temperature"} <= {name for name, _ in network.named_buffers()}
     assert not any(buffer.requires_grad for buffer in network.buffers())
     assert network.count_buffer_elements() == sum(b.numel() for b in network.buffers()) > 0
 
@@ -79,6 +86,10 @@ def test_state_dict_round_trip_through_a_file_takes_the_number_of_classes_along(
     x = blobs(6)[0]
     assert torch.equal(other(x), network(x))
     assert other(x).shape == (30, 6)
+    for each in (network, other):  # what the prototypes are means of comes along
+        each.add_samples(x, blobs(6)[1])
+    assert torch.equal(other(x), network(x))
+    assert other.counts.tolist() == [12] * 5 + [2]
 
 
 def test_a_foreign_state_dict_still_fails() -> None:
@@ -105,6 +116,104 @@ def test_add_class_extends_without_touching_the_others() -> None:
     assert network(new).argmax(dim=1).tolist() == [5, 5, 5]
 
 
+@given(seed=seeds, rows=st.integers(1, 30), num_classes=st.integers(5, 8))
+def test_sums_and_counts_are_the_slow_loop_over_classes(seed: int, rows: int, num_classes: int) -> None:
+    network = make_network()
+    x, y = blobs(seed)
+    generator = torch.Generator().manual_seed(seed)
+    more, labels = torch.randn(rows, 8, generator=generator), torch.randint(num_classes, (rows,), generator=generator)
+    network.set_prototypes(x, y)
+    network.add_samples(more, labels, num_classes=num_classes)
+    assert network.counts.dtype == torch.int64
+    for label in range(num_classes):
+        own = torch.cat([x[y == label], more[labels == label]])
+        assert int(network.counts[label]) == len(own)
+        assert bool(network.seen[label]) == (len(own) > 0)
+        total = torch.stack([network.embed(row[None])[0] for row in own]).sum(dim=0) if len(own) else torch.zeros(1)
+        torch.testing.assert_close(network.sums[label], total.expand(network.sums.shape[1]), atol=1e-4, rtol=1e-4)
+        if len(own):
+            mean = make_network().encoder.normalize(total[None] / len(own))[0]  # type: ignore[operator]
+            torch.testing.assert_close(network.prototypes[label], mean, atol=1e-5, rtol=1e-4)
+        else:
+            assert not bool(network.prototypes[label].any())
+
+
+@given(seed=seeds, cut=st.integers(1, 29))
+def test_adding_in_two_parts_is_adding_at_once(seed: int, cut: int) -> None:
+    x, y = blobs(seed, classes=6, rows=5)
+    at_once, in_parts = make_network(), make_network()
+    at_once.add_samples(x, y, num_classes=6)
+    in_parts.add_samples(x[:cut], y[:cut], num_classes=6)
+    in_parts.add_samples(x[cut:], y[cut:])
+    assert torch.equal(in_parts.counts, at_once.counts)
+    for name in ("sums", "prototypes"):
+        torch.testing.assert_close(getattr(in_parts, name), getattr(at_once, name), atol=1e-5, rtol=1e-4)
+
+
+def test_setting_prototypes_forgets_and_adding_does_not() -> None:
+    x, y = blobs(1)
+    network, fresh = make_network(), make_network()
+    network.add_samples(x, y)
+    assert network.counts.tolist() == [12] * 5
+    network.set_prototypes(x, y)
+    assert network.counts.tolist() == [6] * 5
+    empty = PrototypeNetwork(fresh.encoder, embedding_dim=fresh.sums.shape[1], num_classes=5)
+    assert not bool(empty.seen.any())
+    empty.add_samples(x, y)
+    for name in ("sums", "counts", "prototypes"):
+        assert torch.equal(getattr(empty, name), getattr(network, name))
+
+
+def test_a_class_is_added_as_samples_are() -> None:
+    first, second = make_network(), make_network()
+    x, _ = blobs(2)
+    first.add_class(x)
+    second.add_samples(x, torch.full((30,), 5), num_classes=6)
+    assert all(torch.equal(value, second.state_dict()[name]) for name, value in first.state_dict().items())
+
+
+@given(seed=seeds, permutation=st.permutations(range(5)), more=st.integers(0, 3))
+def test_arranging_back_and_forth_is_the_identity(seed: int, permutation: list[int], more: int) -> None:
+    network = make_network(seed % 7)
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    order = torch.tensor([*permutation, *[-1] * more])
+    network.arrange_classes(order)
+    for place, old in enumerate(order.tolist()):
+        for name in ("sums", "counts", "prototypes"):
+            known = before[name][old] if old >= 0 else torch.zeros_like(before[name][0])
+            assert torch.equal(getattr(network, name)[place], known)
+    logits = network(blobs(seed)[0]).detach()
+    assert logits.shape == (30, 5 + more)
+    assert not more or int(logits.argmax(dim=1).max()) < 5
+    network.arrange_classes(order.argsort()[more:])
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+
+
+def test_a_class_that_is_not_arranged_is_forgotten() -> None:
+    network = make_network()
+    sums = network.sums.clone()
+    network.arrange_classes(torch.tensor([3, 1]))
+    assert torch.equal(network.sums, sums[[3, 1]])
+    assert network(blobs(0)[0]).shape == (30, 2)
+
+
+@given(seed=seeds, size=st.floats(0.1, 100))
+def test_prototypes_are_the_normalised_means_of_the_sums(seed: int, size: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    network = PrototypeNetwork(nn.Identity(), embedding_dim=4, num_classes=2)
+    sums, counts = size * torch.randn(5, 4, generator=generator), torch.randint(4, (5,), generator=generator)
+    sums[counts == 0] = 0
+    network.set_sums(sums, counts)
+    for label in range(5):
+        total = sums[label].double()
+        expected = total / total.norm() if counts[label] else torch.zeros(4, dtype=torch.float64)
+        torch.testing.assert_close(network.prototypes[label].double(), expected, atol=1e-6, rtol=1e-5)
+    assert torch.equal(network.seen, counts > 0)
+    kept = network.sums.clone()
+    sums.zero_()  # what was given stays the caller's
+    assert torch.equal(network.sums, kept)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64])
 def test_any_real_input_of_any_shape(dtype: torch.dtype) -> None:
     network = make_network()
@@ -127,12 +236,12 @@ def test_relabelling_permutes_the_logits(seed: int, permutation: list[int]) -> N
     [
         (
             {"embedding_dim": 0},
-            ValueError,
+            InputError,
             "PrototypeNetwork: `embedding_dim` must be a whole number >= 1; got 0",
         ),
-        ({"num_classes": 0}, ValueError, "`num_classes` must be a whole number >= 1; got 0"),
-        ({"temperature": 0.0}, ValueError, "`temperature` must be a finite number > 0; got 0.0"),
-        ({"temperature": "hot"}, TypeError, "`temperature` must be a finite number > 0; got 'hot'"),
+        ({"num_classes": 0}, InputError, "`num_classes` must be a whole number >= 1; got 0"),
+        ({"temperature": 0.0}, InputError, "`temperature` must be a finite number > 0; got 0.0"),
+        ({"temperature": "hot"}, InputTypeError, "`temperature` must be a finite number > 0; got 'hot'"),
     ],
 )
 def test_constructor_errors(settings: dict[str, float], error: type[Exception], message: str) -> None:
@@ -143,13 +252,14 @@ def test_constructor_errors(settings: dict[str, float], error: type[Exception], 
 @pytest.mark.parametrize("x", [torch.zeros(8), torch.zeros(4, 1), torch.zeros(4, 9), torch.zeros(2, 2, 5)])
 def test_features_of_another_width_are_an_error_everywhere(x: torch.Tensor) -> None:
     network = make_network()
-    with pytest.raises(ValueError, match=r"PrototypeNetwork: `x` must have shape \(n, 8\); got shape \("):
+    with pytest.raises(InputError, match=r"PrototypeNetwork: `x` must have shape \(n, 8\); got shape \("):
         network(x)
     for call in (
         lambda: network.set_prototypes(x, torch.zeros(len(x), dtype=torch.int64)),
+        lambda: network.add_samples(x, torch.zeros(len(x), dtype=torch.int64)),
         lambda: network.add_class(x),
     ):
-        with pytest.raises(ValueError, match=r"`features` must have (shape \(n, dim\)|8 features a row)"):
+        with pytest.raises(InputError, match=r"`features` must have (shape \(n, dim\)|8 features per row)"):
             call()
 
 
@@ -157,6 +267,8 @@ def test_a_class_added_in_inference_mode_does_not_end_training() -> None:
     network = make_network()
     with torch.inference_mode():
         network.add_class(blobs(1)[0])
+        network.add_samples(*blobs(1))
+        network.arrange_classes(torch.arange(6))
     network(blobs(2)[0]).sum().backward()
 
 
@@ -164,26 +276,39 @@ def test_no_rows_give_no_logits() -> None:
     assert make_network()(torch.zeros(0, 2, 2, 2)).shape == (0, 5)
 
 
-def test_the_views_in_use_travel_with_the_weights() -> None:
+def test_the_weights_of_the_views_travel_with_the_state() -> None:
     x, _ = blobs(0)
-    first, second = make_encoder([0.5, 0.0, 0.0, 0.25, 0.25]), make_encoder([0.0, 0.5, 0.0, 0.25, 0.25])
+    first, second = make_encoder([0.4, 0.1, 0.0, 0.5]), make_encoder([0.1, 0.4, 0.0, 0.5], seed=1)
+    assert not torch.equal(first(x), second(x))
     second.load_state_dict(first.state_dict())
     assert torch.equal(first(x), second(x))
 
 
 def test_prototype_errors_leave_the_network_as_it_was() -> None:
     network = make_network()
-    before = network.prototypes.clone()
+    before = {name: value.clone() for name, value in network.state_dict().items()}
     x, y = blobs(0)
-    with pytest.raises(ValueError, match=r"set_prototypes: `labels` must be in \[0, 5\); got 9 \(30 such"):
+    with pytest.raises(InputError, match=r"set_prototypes: `labels` must be in \[0, 5\); got 9 \(30 such"):
         network.set_prototypes(x, y * 0 + 9)
-    with pytest.raises(ValueError, match="set_prototypes: `features` must have at least one row; got none"):
+    with pytest.raises(InputError, match="set_prototypes: `features` must have at least one row; got none"):
         network.set_prototypes(x[:0], y[:0])
-    with pytest.raises(ValueError, match="add_class: `features` must have at least one row; got none"):
+    with pytest.raises(InputError, match="add_class: `features` must have at least one row; got none"):
         network.add_class(x[:0])
-    with pytest.raises(ValueError, match="add_class: `features` must be finite; got NaN or infinity in 30 of 30"):
+    with pytest.raises(InputError, match="add_class: `features` must be finite; got NaN or infinity in 30 of 30"):
         network.add_class(x * torch.nan)
-    assert torch.equal(network.prototypes, before)
+    with pytest.raises(InputError, match=r"add_samples: `labels` must be in \[0, 6\); got 9 \(30 such"):
+        network.add_samples(x, y * 0 + 9, num_classes=6)
+    with pytest.raises(InputError, match=r"add_samples: `labels` must be in \[0, 5\); got 5 \(30 such"):
+        network.add_samples(x, y * 0 + 5)
+    with pytest.raises(InputError, match="add_samples: `num_classes` must be a whole number >= 5; got 4"):
+        network.add_samples(x, y * 0, num_classes=4)
+    with pytest.raises(InputError, match="add_samples: `features` must have at least one row; got none"):
+        network.add_samples(x[:0], y[:0])
+    with pytest.raises(InputTypeError, match="add_samples: `labels` must be a tensor of integer labels; got torch"):
+        network.add_samples(x, y.float())
+    with pytest.raises(InputTypeError, match=r"add_samples: `features` must be a tensor of shape \(n, dim\); got list"):
+        network.add_samples(x.tolist(), y)  # type: ignore[arg-type]
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
 
 
 def test_many_rows_are_classified_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,1 +1,1 @@
-"""The commands of ``python -m protonet``, one a file."""
+"""The commands of ``python -m protonet``, one per file."""

@@ -6,15 +6,16 @@ import argparse
 import difflib
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from protonet._checks import fail
+from protonet._checks import InputError, InputTypeError, MissingPackageError, fail, find_version
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are ValueErrors in the one message form.
+    """An argument parser whose errors are InputErrors in the one message form.
 
     Args:
         prog: The module that ``python -m`` runs; it opens every message.
@@ -25,7 +26,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog=prog, description=description, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
-        """Raise a ValueError: an option is unknown, or lacks its value."""
+        """Raise an InputError: an option is unknown, or lacks its value."""
         fail(self.prog, "arguments", "be as --help lists them", message, f"Run python -m {self.prog} --help.")
 
 
@@ -40,7 +41,8 @@ def run_command(
         arguments: The arguments, without the command's name.
 
     Returns:
-        The exit code: 0, 2 after an error that the caller can mend, 130 after Ctrl-C.
+        The exit code: 0, 2 after an error that the caller can mend, 130 after Ctrl-C, 1 after a bug of ours, whose
+        traceback is kept in a file.
     """
     try:
         command(arguments)
@@ -50,14 +52,30 @@ def run_command(
     except OSError as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return 2
-    except (ImportError, TypeError, ValueError) as error:
+    except (InputError, InputTypeError, MissingPackageError) as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return 2
+    except Exception as error:
+        print(f"{prog}: {_report_bug(prog, error)}", file=sys.stderr)
+        return 1
     return 0
 
 
+def _report_bug(prog: str, error: Exception) -> str:
+    """Keep a traceback in a file, with the versions that it came from; return a line that says so."""
+    versions = ", ".join(f"{package} {find_version(package)}" for package in ("protonet", "torch", "numpy"))
+    text = f"{prog}\nPython {sys.version}\n{versions}\n\n{''.join(traceback.format_exception(error))}"
+    what = f"a bug of protonet, not of yours ({type(error).__name__})"
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="protonet-", suffix=".txt", delete=False) as file:
+            file.write(text)
+    except OSError:
+        return f"{what}. Please report it with this:\n{text}"
+    return f"{what}. Please report it with the command and {file.name}, which holds the traceback"
+
+
 def parse_whole(prog: str, argument: str, text: str, *, low: int) -> int:
-    """Return ``text`` as an int >= ``low``, or raise a ValueError in the one message form."""
+    """Return ``text`` as an int >= ``low``, or raise an InputError in the one message form."""
     try:
         value = int(text)
     except ValueError:
@@ -68,7 +86,7 @@ def parse_whole(prog: str, argument: str, text: str, *, low: int) -> int:
 
 
 def check_name(prog: str, argument: str, name: str, known: Collection[str]) -> str:
-    """Return ``name`` if it is known, or raise a ValueError that lists the known ones, the nearest first."""
+    """Return ``name`` if it is known, or raise an InputError that lists the known ones, the nearest first."""
     if name not in known:
         near = difflib.get_close_matches(name.lower().replace("_", "-"), known, n=3, cutoff=0.4)
         listed = [*near, *(other for other in known if other not in near)]
@@ -86,7 +104,7 @@ def check_writable_file(prog: str, argument: str, path: str | Path) -> Path:
     """Return ``path`` once it is known that a file can be written there; its folder is made if need be.
 
     Raises:
-        ValueError: It cannot; nothing is left behind but the folder.
+        InputError: It cannot; nothing is left behind but the folder.
     """
     path = Path(path)
     try:
@@ -110,7 +128,7 @@ def check_writable_folder(prog: str, argument: str, path: str | Path) -> Path:
     """Return ``path`` once it is a folder, made if need be, in which files can be written.
 
     Raises:
-        ValueError: It is not.
+        InputError: It is not.
     """
     path = Path(path)
     try:
@@ -131,7 +149,7 @@ def check_outputs(prog: str, options: argparse.Namespace, names: Sequence[str]) 
     """Return the paths of those options of ``names`` that are given, once it is known that they can be written.
 
     Raises:
-        ValueError: One cannot, or two are the same file.
+        InputError: One cannot, or two are the same file.
     """
     paths: dict[str, Path] = {}
     for name in names:

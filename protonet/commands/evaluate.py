@@ -10,7 +10,7 @@ from torch import Tensor
 
 from protonet.commands.common import count
 from protonet.commands.models import (
-    FIGURES,
+    PLOTS,
     check_packages,
     check_paths,
     classify,
@@ -19,9 +19,9 @@ from protonet.commands.models import (
     number_classes,
     want,
 )
-from protonet.commands.plots import draw_figure
+from protonet.commands.plots import draw_plot
 from protonet.commands.summary import format_accuracy, format_losses, format_pairs
-from protonet.files.model import load_model
+from protonet.files import load_model
 from protonet.metrics import measure
 from protonet.tables.table import Block, open_table
 
@@ -32,14 +32,14 @@ def run(arguments: Sequence[str] | None) -> None:
     """Judge as the arguments say, and print a summary.
 
     Raises:
-        ImportError: A package that the table or an option needs is missing.
-        ValueError: Arguments, a model or a table that do not fit.
+        MissingPackageError: A package that the table or an option needs is missing.
+        InputError: Arguments, a model or a table that do not fit.
     """
     text = "Judge a model on rows that it has not seen. How well it does on its own rows, held out, says fit."
     parser = make_parser(PROG, text, model=True, label="the same as in fit")
-    parser.add_argument("--plot", metavar="FILE", help="a figure, .png, .pdf or .svg: the embedding and the confusion")
+    parser.add_argument("--plot", metavar="FILE", help="a plot, .png, .pdf or .svg: the embedding and the confusion")
     options = parser.parse_args(arguments)
-    outputs = check_paths(PROG, options, {"plot": FIGURES}, [options.model, options.table, options.labels])
+    outputs = check_paths(PROG, options, {"plot": PLOTS}, [options.model, options.table, options.labels])
     check_packages(PROG, ["matplotlib"] * ("plot" in outputs), 'pip install "protonet[analysis]"')
     model = load_model(options.model)
     wanted = want(model, options.label, labelled=True)
@@ -50,9 +50,9 @@ def run(arguments: Sequence[str] | None) -> None:
 
     logits, labels = zip(*map_blocks(judge, table.blocks), strict=True)
     rows, numbers = torch.cat(logits), torch.cat(labels)
-    figures = measure(rows, numbers)
-    right, interval = format_accuracy(figures)
+    metrics = measure(rows, numbers)
+    right, interval = format_accuracy(metrics)
     print(f"{Path(options.table).name}: {right} % of {count(len(rows), 'row')} right, 95 % interval {interval}")
-    print(format_losses(figures) + format_pairs(figures.confusion, model.classes), end="")
+    print(format_losses(metrics) + format_pairs(metrics.confusion, model.classes), end="")
     if "plot" in outputs:
-        draw_figure(outputs["plot"], rows, numbers, model.classes, f"rows of {Path(options.table).name}")
+        draw_plot(outputs["plot"], rows, numbers, model.classes, f"rows of {Path(options.table).name}")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from protonet.commands.common import Parser
 from protonet.commands.models import check_packages, check_paths
-from protonet.files.model import export_onnx, load_model
+from protonet.files import export_onnx, load_model
 
 PROG = "protonet export"
 
@@ -15,8 +15,8 @@ def run(arguments: Sequence[str] | None) -> None:
     """Export as the arguments say, and print one line.
 
     Raises:
-        ImportError: onnx is missing.
-        ValueError: Arguments or a model that do not fit.
+        MissingPackageError: onnx is missing.
+        InputError: Arguments or a model that do not fit.
     """
     parser = Parser(PROG, "Write a model as ONNX: features (n, dim) float32 in, logits and probabilities out.")
     parser.add_argument("model", help="a file that fit wrote")

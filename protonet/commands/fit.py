@@ -1,4 +1,4 @@
-"""``python -m protonet fit``: learn the classes of a table, say how well, and keep the model in a file."""
+"""``python -m protonet fit``: learn the classes of a table, tell how well, and keep the model in a file."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from torch import Tensor
 from protonet._checks import fail
 from protonet.commands.common import check_name, count, parse_whole
 from protonet.commands.models import (
-    FIGURES,
     MODELS,
+    PLOTS,
     check_packages,
     check_paths,
     keep_crossfit,
     make_parser,
     show_progress,
 )
-from protonet.commands.plots import draw_figure
-from protonet.commands.summary import describe_views, format_losses, format_pairs, format_rivals, format_views
-from protonet.files.model import Model, save_model
-from protonet.fit.crossfit import Crossfit, crossfit, predict_held, predict_rivals
+from protonet.commands.plots import draw_plot
+from protonet.commands.summary import describe_views, format_baselines, format_losses, format_pairs, format_views
+from protonet.files import Model, save_model
+from protonet.fit.crossfit import Crossfit, crossfit, predict_baselines, predict_held
 from protonet.fit.search import EFFORTS
 from protonet.fit.solver import Solution, solve_problem
 from protonet.metrics import measure
@@ -39,20 +39,20 @@ def run(arguments: Sequence[str] | None) -> None:
     """Fit as the arguments say, print a summary, and write the model if there is a path for it.
 
     Raises:
-        ImportError: A package that an option needs is missing.
+        MissingPackageError: A package that an option needs is missing.
         KeyboardInterrupt: After Ctrl-C. What stood at the path of the model stands there still; but where the model
             was ready and only its cross-validation was not, it is written without.
-        ValueError: Arguments or a table that do not fit.
+        InputError: Arguments or a table that do not fit.
     """
-    parser = make_parser(PROG, "Learn the classes of a table, and say how well.", label="label")
+    parser = make_parser(PROG, "Learn the classes of a table, and tell how well.", label="label")
     parser.add_argument("-o", "--output", metavar="FILE", help="the model, .safetensors; without it, only the summary")
     parser.add_argument("--effort", default="default", help="fast, default or best")
     parser.add_argument("--seed", default="0", metavar="N", help="of folds, first weights and episodes (default 0)")
-    parser.add_argument("--plot", metavar="FILE", help="a figure, .png, .pdf or .svg: the embedding and the confusion")
+    parser.add_argument("--plot", metavar="FILE", help="a plot, .png, .pdf or .svg: the embedding and the confusion")
     options = parser.parse_args(arguments)
     check_name(PROG, "--effort", options.effort, EFFORTS)
     seed = parse_whole(PROG, "--seed", options.seed, low=0)
-    outputs = check_paths(PROG, options, {"output": MODELS, "plot": FIGURES}, [options.table, options.labels])
+    outputs = check_paths(PROG, options, {"output": MODELS, "plot": PLOTS}, [options.table, options.labels])
     check_packages(PROG, ["safetensors"] * ("output" in outputs))
     check_packages(PROG, ["matplotlib"] * ("plot" in outputs), 'pip install "protonet[analysis]"')
 
@@ -66,11 +66,11 @@ def run(arguments: Sequence[str] | None) -> None:
         fail(PROG, "path", "have at least 2 classes", f"{classes[0]!r} alone in {options.table}", "Add another one.")
     x, y = torch.from_numpy(rows), torch.from_numpy(numbers)
     shots = torch.bincount(y).tolist()
-    facts: dict[str, Any] = {"label": label, "effort": options.effort, "seed": seed, "samples": shots}
+    metadata: dict[str, Any] = {"label": label, "effort": options.effort, "seed": seed, "samples": shots}
 
     def make_model(solution: Solution) -> Model:
         views = {"views": describe_views(solution.choice)}
-        return Model(solution.network, classes, table.columns, facts | views, {})
+        return Model(solution.network, classes, table.columns, metadata | views, {})
 
     def keep(solution: Solution) -> str:
         save_model(outputs["output"], make_model(solution))
@@ -84,9 +84,9 @@ def run(arguments: Sequence[str] | None) -> None:
         draw(outputs["plot"], crossed, x, y, classes)
     sizes = count(len(classes), "class"), count(len(x), "sample"), count(x.shape[1], "feature")
     several = "" if min(shots) == max(shots) else f" to {max(shots)}"
-    print(f"{Path(options.table).name}: {', '.join(sizes)}, {min(shots)}{several} a class\n")
-    print(format_views(model.facts["views"]))
-    print(report(crossed, predict_rivals(solution.problem), classes), end="")
+    print(f"{Path(options.table).name}: {', '.join(sizes)}, {min(shots)}{several} per class\n")
+    print(format_views(model.metadata["views"]))
+    print(report(crossed, predict_baselines(solution.problem), classes), end="")
     if "output" in outputs:
         print(f"{outputs['output']}: {outputs['output'].stat().st_size / 1e6:.1f} MB")
 
@@ -105,7 +105,7 @@ def learn(
 
     Raises:
         KeyboardInterrupt: After Ctrl-C.
-        ValueError: As of `protonet.solve`.
+        InputError: As of `protonet.solve`.
     """
     with show_progress() as show:
         solution = solve_problem(
@@ -123,23 +123,23 @@ def learn(
 def draw(path: Path, crossed: Crossfit, x: Tensor, y: Tensor, classes: Sequence[str | int]) -> None:
     """Draw the rows that were held out, or, where there are none, those (n, dim) that the model was fitted to."""
     if len(crossed.labels):
-        draw_figure(path, predict_held(crossed), crossed.labels, classes, "rows held out")
+        draw_plot(path, predict_held(crossed), crossed.labels, classes, "rows held out")
     else:
         with torch.no_grad():
-            draw_figure(path, crossed.whole.network(x), y, classes, "the rows that it was fitted to")
+            draw_plot(path, crossed.whole(x), y, classes, "the rows that it was fitted to")
 
 
-def report(crossed: Crossfit, rivals: Mapping[str, Tensor], classes: Sequence[str | int]) -> str:
-    """Return what the held-out rows say of a model beside its rivals' scores of them."""
+def report(crossed: Crossfit, baselines: Mapping[str, Tensor], classes: Sequence[str | int]) -> str:
+    """Return what the held-out rows say of a model beside its baselines' scores of them."""
     if not len(crossed.labels):
         return "no class has two samples: none could be held out to judge by\n"
     logits = predict_held(crossed)
-    figures = measure(logits, crossed.labels)
+    metrics = measure(logits, crossed.labels)
     held = f"{count(len(logits), 'row')} in {count(len(crossed.folds), 'fold')}, each judged by a fit without its fold"
     return "".join(
         [
-            format_rivals(logits, crossed.labels, rivals),
-            f"{held}: {format_losses(figures)}",
-            format_pairs(figures.confusion, classes),
+            format_baselines(logits, crossed.labels, baselines),
+            f"{held}: {format_losses(metrics)}",
+            format_pairs(metrics.confusion, classes),
         ]
     )

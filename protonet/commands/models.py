@@ -17,14 +17,14 @@ from torch import Tensor
 
 from protonet._checks import fail, optional_packages
 from protonet.commands.common import Parser, check_outputs
-from protonet.files.model import INSTALL, Model
+from protonet.files import INSTALL, Model
 from protonet.fit.crossfit import Crossfit, pack, predict_held
 from protonet.fit.search import Progress
 from protonet.metrics import calibrate, measure
 from protonet.tables.table import Block, Wanted
 
-#: What the name of a model, of a figure and of a table may end in.
-MODELS, FIGURES = (".safetensors",), (".png", ".pdf", ".svg")
+#: What the name of a model, of a plot and of a table may end in.
+MODELS, PLOTS = (".safetensors",), (".png", ".pdf", ".svg")
 #: Most blocks that are classified at a time.
 MOST_THREADS = 8
 
@@ -62,7 +62,7 @@ def check_paths(
         inputs: The paths that are read.
 
     Raises:
-        ValueError: A path cannot be written, ends in something else, or is that of another output or of an input.
+        InputError: A path cannot be written, ends in something else, or is that of another output or of an input.
     """
     for name, allowed in suffixes.items():
         path = getattr(options, name)
@@ -84,7 +84,7 @@ def check_packages(prog: str, packages: Sequence[str], install: str = INSTALL) -
 
 def want(model: Model, label: str | None, *, labelled: bool) -> Wanted:
     """Return what a model reads a table for; its classes are in the column ``label``, or where they were."""
-    name = label or str(model.facts.get("label", "label"))
+    name = label or str(model.metadata.get("label", "label"))
     return Wanted(name, labelled, model.columns, model.network.encoder.input_dim)  # type: ignore[arg-type]
 
 
@@ -92,7 +92,7 @@ def number_classes(prog: str, labels: np.ndarray, known: Sequence[str | int]) ->
     """Return the number (n,) of each row's class among the known ones; 7 and "7" are the same.
 
     Raises:
-        ValueError: A class is not known.
+        InputError: A class is not known.
     """
     numbers = {str(name): number for number, name in enumerate(known)}
     names, places = np.unique(labels.astype(str), return_inverse=True)
@@ -108,7 +108,7 @@ def classify(prog: str, model: Model, x: np.ndarray) -> Tensor:
     """Return the logits (b, num_classes) of rows (b, dim) float32.
 
     Raises:
-        ValueError: A row is so far out that its embedding overflows.
+        InputError: A row is so far out that its embedding overflows.
     """
     logits: Tensor = model.network(torch.from_numpy(x))
     lost = ~logits.isfinite().all(dim=1)
@@ -162,10 +162,10 @@ def map_blocks(work: Callable[[Block], Result], blocks: Iterable[Block]) -> Iter
 def keep_crossfit(model: Model, crossed: Crossfit) -> Model:
     """Return a model with what its held-out rows say of it, and with what it takes to add samples to it."""
     structures, held = pack(crossed)
-    facts = model.facts | {"folds": structures, "samples": crossed.whole.counts.tolist()}
+    metadata = model.metadata | {"folds": structures, "samples": crossed.whole.counts.tolist()}
     if len(crossed.labels):
         logits = predict_held(crossed)
-        figures = measure(logits, crossed.labels)
-        facts["held_out"] = {"rows": len(logits), **figures._asdict(), "confusion": figures.confusion.tolist()}
-        facts["scores"] = calibrate(logits, float(crossed.gain)).tolist()
-    return model._replace(network=crossed.whole.network, facts=facts, held=held)
+        metrics = measure(logits, crossed.labels)
+        metadata["held_out"] = {"rows": len(logits), **metrics._asdict(), "confusion": metrics.confusion.tolist()}
+        metadata["scores"] = calibrate(logits, float(crossed.offset)).tolist()
+    return model._replace(network=crossed.whole, metadata=metadata, held=held)

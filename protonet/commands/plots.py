@@ -1,4 +1,4 @@
-"""One figure of a model: the embedding of rows in two dimensions, and which classes are taken for which."""
+"""One plot of a model: the embedding of rows in two dimensions, and which classes are taken for which."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MOST_NAMES, MOST_ROWS = 20, 5000
 
 
-def draw_figure(path: Path, logits: Tensor, labels: Tensor, classes: Sequence[str | int], rows: str) -> None:
+def draw_plot(path: Path, logits: Tensor, labels: Tensor, classes: Sequence[str | int], rows: str) -> None:
     """Draw the embedding and the confusion of rows.
 
     Args:
@@ -31,10 +31,10 @@ def draw_figure(path: Path, logits: Tensor, labels: Tensor, classes: Sequence[st
         rows: What the rows are, for the title.
 
     Raises:
-        ImportError: matplotlib is missing; the message says how to install it.
+        MissingPackageError: matplotlib is missing; the message says how to install it.
         OSError: The file cannot be written.
     """
-    with optional_packages("draw_figure"):
+    with optional_packages("draw_plot"):
         from matplotlib.figure import Figure  # noqa: PLC0415 - optional
     size = min(12.0, max(4.6, 0.3 * len(classes)))  # inches
     figure = Figure(figsize=(2.2 * size, size), layout="constrained")
@@ -64,7 +64,7 @@ def project(logits: Tensor) -> Tensor:
 
 
 def _draw_embedding(axes: Axes, points: Tensor, labels: Tensor, classes: Sequence[str | int]) -> None:
-    """Draw points (n, 2), a colour a class."""
+    """Draw points (n, 2), one colour per class."""
     from matplotlib import colormaps  # noqa: PLC0415 - optional
 
     colours = colormaps["tab20" if len(classes) > 10 else "tab10"].colors  # type: ignore[attr-defined]

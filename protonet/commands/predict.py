@@ -18,7 +18,7 @@ import torch
 from protonet._checks import fail
 from protonet._writing import write_whole
 from protonet.commands.models import check_paths, classify, make_parser, map_blocks, want
-from protonet.files.model import Model, load_model
+from protonet.files import Model, load_model
 from protonet.metrics import find_threshold, score_known
 from protonet.tables.table import Block, open_table
 
@@ -31,9 +31,9 @@ def run(arguments: Sequence[str] | None) -> None:
     """Classify a table block by block, and write all of it or nothing.
 
     Raises:
-        ImportError: A package that the table needs is missing.
+        MissingPackageError: A package that the table needs is missing.
         OSError: The predictions cannot be written.
-        ValueError: Arguments, a model or a table that do not fit.
+        InputError: Arguments, a model or a table that do not fit.
     """
     parser = make_parser(PROG, "Classify the rows of a table, in its order.", model=True)
     parser.add_argument("-o", "--output", metavar="FILE", help="the predictions, .csv (default: standard output)")
@@ -74,9 +74,9 @@ def choose_threshold(model: Model, text: str) -> float:
     """Return the score at and below which a row is unknown, for a share of the rows of known classes.
 
     Raises:
-        ValueError: It is no share that the model can tell.
+        InputError: It is no share that the model can tell.
     """
-    scores = model.facts.get("scores")
+    scores = model.metadata.get("scores")
     if not isinstance(scores, list) or not all(type(score) is float for score in scores):
         remedy = "Fit it again, to two samples or more of some classes."
         fail(PROG, "--unknown", "come with a model that was cross-validated", "one without held-out rows", remedy)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from protonet.commands.common import format_table
 from protonet.fit.search import Choice
-from protonet.metrics import NORMAL, Figures, measure
+from protonet.metrics import NORMAL, Metrics, measure
 
 #: Most pairs of classes that are named as confused.
 MOST_PAIRS = 5
@@ -17,11 +17,9 @@ MOST_PAIRS = 5
 
 def describe_views(choice: Choice) -> dict[str, float]:
     """Return the weight of each view that was chosen, the largest first."""
-    members, width = choice.rung
-    learned = f"learned: {members}x{width} MLP on {choice.reads}, {choice.steps} steps"
-    weights = choice.weights | ({learned: choice.learned} if choice.learned > 0 else {})
-    total = sum(weights.values())
-    return {name: weights[name] / total for name in sorted(weights, key=lambda name: -weights[name])}
+    total = sum(weight for _, weight in choice.views)
+    ordered = sorted(choice.views, key=lambda view: -view[1])
+    return {specification.name: weight / total for specification, weight in ordered}
 
 
 def format_views(views: Mapping[str, float]) -> str:
@@ -29,34 +27,34 @@ def format_views(views: Mapping[str, float]) -> str:
     return format_table(["view", "weight, %"], [[name, f"{100 * weight:.1f}"] for name, weight in views.items()])
 
 
-def format_rivals(logits: Tensor, labels: Tensor, rivals: Mapping[str, Tensor]) -> str:
-    """Return a table of accuracies on the same rows, the rivals' differences in pairs.
+def format_baselines(logits: Tensor, labels: Tensor, baselines: Mapping[str, Tensor]) -> str:
+    """Return a table of accuracies on the same rows, the baselines' differences in pairs.
 
     Args:
         logits: (n, num_classes).
         labels: (n,) int64.
-        rivals: By name, scores (n, num_classes).
+        baselines: By name, scores (n, num_classes).
     """
     right = (logits.argmax(dim=1) == labels).double()
     rows = []
-    for name, scores in {"this model": logits, **rivals}.items():
-        figures = measure(scores, labels)
-        gain = right - (scores.argmax(dim=1) == labels).double()
-        half = NORMAL * float(gain.std(correction=0)) / math.sqrt(len(gain))
-        difference = f"{100 * float(gain.mean()):+.2f} ±{100 * half:.2f}" if name in rivals else ""
-        rows.append([name, *format_accuracy(figures), difference])
+    for name, scores in {"this model": logits, **baselines}.items():
+        metrics = measure(scores, labels)
+        lead = right - (scores.argmax(dim=1) == labels).double()
+        half = NORMAL * float(lead.std(correction=0)) / math.sqrt(len(lead))
+        difference = f"{100 * float(lead.mean()):+.2f} ±{100 * half:.2f}" if name in baselines else ""
+        rows.append([name, *format_accuracy(metrics), difference])
     return format_table(["on rows held out", "right, %", "95 % interval", "this model's lead, points"], rows)
 
 
-def format_accuracy(figures: Figures) -> tuple[str, str]:
+def format_accuracy(metrics: Metrics) -> tuple[str, str]:
     """Return an accuracy in per cent, and its interval."""
-    low, high = (100 * bound for bound in figures.interval)
-    return f"{100 * figures.accuracy:.2f}", f"[{low:.2f}, {high:.2f}]"
+    low, high = (100 * bound for bound in metrics.interval)
+    return f"{100 * metrics.accuracy:.2f}", f"[{low:.2f}, {high:.2f}]"
 
 
-def format_losses(figures: Figures) -> str:
+def format_losses(metrics: Metrics) -> str:
     """Return how good the probabilities are."""
-    return f"log-loss {figures.log_loss:.3f}, calibration error {100 * figures.calibration_error:.1f} points\n"
+    return f"log-loss {metrics.log_loss:.3f}, calibration error {100 * metrics.calibration_error:.1f} points\n"
 
 
 def format_pairs(confusion: Tensor, classes: Sequence[str | int]) -> str:

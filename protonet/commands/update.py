@@ -12,7 +12,7 @@ from torch import Tensor
 from protonet._checks import fail
 from protonet.commands.common import count
 from protonet.commands.models import MODELS, check_paths, classify, keep_crossfit, make_parser, number_classes, want
-from protonet.files.model import Model, load_model, save_model
+from protonet.files import Model, load_model, save_model
 from protonet.fit.crossfit import Crossfit, predict_held, unpack, update
 from protonet.tables.table import read_table
 
@@ -23,8 +23,8 @@ def run(arguments: Sequence[str] | None) -> None:
     """Add as the arguments say, print which of the old classes lost by it, and write the model.
 
     Raises:
-        ImportError: A package that the table needs is missing.
-        ValueError: Arguments, a model or a table that do not fit.
+        MissingPackageError: A package that the table needs is missing.
+        InputError: Arguments, a model or a table that do not fit.
     """
     text = "Add samples and new classes to a model, without training. The same samples twice count twice."
     parser = make_parser(PROG, text, model=True, label="the same as in fit")
@@ -37,10 +37,10 @@ def run(arguments: Sequence[str] | None) -> None:
     wanted = want(model, options.label, labelled=True)
     _, (x, labels) = read_table(PROG, Path(options.table), wanted, options.labels and Path(options.labels))
     classes = extend_classes(model.classes, labels)
-    for fitted in (crossed.whole, *crossed.folds):
-        classify(PROG, model._replace(network=fitted.network), x)  # no row may overflow and spoil its prototype
+    for network in (crossed.whole, *crossed.folds):
+        classify(PROG, model._replace(network=network), x)  # no row may overflow and spoil its prototype
     before = predict_held(crossed)
-    crossed = update(crossed, torch.from_numpy(x), number_classes(PROG, labels, classes), len(classes))
+    update(crossed, torch.from_numpy(x), number_classes(PROG, labels, classes), len(classes))
     save_model(output, keep_crossfit(model._replace(classes=classes), crossed))
     new = classes[len(model.classes) :]
     named = f": {', '.join(map(str, new[:5]))}{' ...' if len(new) > 5 else ''}" if new else ""
@@ -49,9 +49,9 @@ def run(arguments: Sequence[str] | None) -> None:
 
 
 def open_crossfit(model: Model) -> Crossfit:
-    """Return what it takes to add samples to a model; raise a ValueError if it has not got that."""
+    """Return what it takes to add samples to a model; raise an InputError if it has not got that."""
     try:
-        return unpack(model.network, model.facts.get("folds"), model.held)
+        return unpack(model.network, model.metadata.get("folds"), model.held)
     except ValueError as error:
         remedy = "Fit it again: a fit that is stopped may keep a model without."
         fail(PROG, "model", "hold what fit keeps for an update", str(error), remedy)

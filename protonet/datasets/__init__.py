@@ -1,4 +1,4 @@
-"""Data sets, one a file: what the library is measured on, and your own."""
+"""Data sets, one per file: those that the library is measured on, and your own."""
 
 from protonet.datasets.dataset import Dataset, split_classes
 from protonet.datasets.digits import load_digits

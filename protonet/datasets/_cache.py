@@ -1,4 +1,4 @@
-"""Arrays kept on disk: written whole or not at all, made again when a file is not what it should be."""
+"""Arrays cached on disk: files are written whole or not at all, and made again where they are damaged or outdated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def cache_folder() -> Path:
-    """Return ``$PROTONET_CACHE``, or else ``protonet`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    """Return ``$PROTONET_CACHE``; without it, ``protonet`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
     own = os.environ.get("PROTONET_CACHE")
     if own:
         return Path(own)
@@ -27,26 +27,33 @@ def cache_folder() -> Path:
 
 
 def cached_arrays(name: str, version: int, key: Any, make: Callable[[], Arrays]) -> Arrays:
-    """Return the arrays of an earlier call with the same key, or make and keep them.
+    """Return the arrays of an earlier call with the same key, or make and cache them.
 
-    A file that is truncated, foreign or from another version is made again, with one line on stderr; so is
-    one that cannot be written, which is no error.
+    A file that is damaged, of another program or of another version is made again, with one line on stderr. A cache
+    that cannot be written is no error either, and also told in one line.
 
     Args:
-        name: What is kept; it opens the file's name.
-        version: Raised whenever ``make`` gives other arrays for the same key.
-        key: What the arrays depend on: anything that JSON can write.
-        make: Makes the arrays; none may be called "version".
+        name: What is cached; the file's name begins with it.
+        version: Increased whenever ``make`` gives other arrays for the same key.
+        key: Everything that the arrays depend on, in a form that JSON can write.
+        make: Makes the arrays by name; no name may be "stamp".
+
+    Returns:
+        The arrays by name.
     """
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()
     path = cache_folder() / f"{name}-{digest[:16]}.npz"
     stamp = f"{name} {version} {digest}"
     if path.exists():
         try:
-            return _read(path, stamp)
-        except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+            found, arrays = _read(path)
+        except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:  # what numpy and zipfile raise
             reason = " ".join(str(error).split()) or type(error).__name__
-            print(f"protonet: {path} is made again: {reason}", file=sys.stderr)
+        else:
+            if found == stamp:
+                return arrays
+            reason = "not a file of this library" if found is None else "it is from another version"
+        print(f"protonet: {path} is made again: {reason}", file=sys.stderr)
     arrays = make()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,12 +63,10 @@ def cached_arrays(name: str, version: int, key: Any, make: Callable[[], Arrays])
     return arrays
 
 
-def _read(path: Path, stamp: str) -> Arrays:
-    """Return the arrays of a file with this stamp; raise a ValueError or what numpy and zipfile raise if not."""
+def _read(path: Path) -> tuple[str | None, Arrays]:
+    """Return the stamp of a file, None where it has none, and its arrays; raise what numpy and zipfile raise."""
     with path.open("rb") as opened:
         file = np.load(opened, allow_pickle=False)
         if not isinstance(file, np.lib.npyio.NpzFile) or "stamp" not in file.files:
-            raise ValueError("not a file of this library")
-        if str(file["stamp"]) != stamp:
-            raise ValueError("it is from another version")
-        return {name: file[name] for name in file.files if name != "stamp"}
+            return None, {}
+        return str(file["stamp"]), {name: file[name] for name in file.files if name != "stamp"}

@@ -1,4 +1,4 @@
-"""Images in folders: which there are, and their pixels."""
+"""Images in folders: lists of them, and their pixels."""
 
 from __future__ import annotations
 
@@ -12,16 +12,29 @@ from protonet._checks import fail, optional_packages
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+#: Files with other suffixes are ignored.
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
 
 
 def list_folders(folder: Path) -> list[Path]:
-    """Return the folders in a folder in sorted order, hidden ones left out; none if there is no such folder."""
+    """List the folders in a folder in sorted order, without hidden ones; none if there is no such folder."""
     return sorted(entry for entry in folder.glob("[!.]*") if entry.is_dir())
 
 
 def list_images(function: str, argument: str, folder: Path) -> list[Path]:
-    """Return a class's images in sorted order, hidden ones left out, or raise a ValueError if there are none."""
+    """List a class's images in sorted order, without hidden ones.
+
+    Args:
+        function: The public function's name, for messages.
+        argument: The argument that the folder came from, for messages.
+        folder: The class's folder.
+
+    Returns:
+        The paths, at least one.
+
+    Raises:
+        InputError: There is no image.
+    """
     paths = sorted(path for path in folder.glob("[!.]*") if path.suffix.lower() in SUFFIXES and path.is_file())
     if not paths:
         fail(function, argument, "have an image in every class", f"none in {folder}", "Add one or remove it.")
@@ -29,28 +42,29 @@ def list_images(function: str, argument: str, folder: Path) -> list[Path]:
 
 
 def read_image(function: str, argument: str, path: Path, *, size: int | None, colour: bool) -> np.ndarray:
-    """Return an image's pixels.
+    """Read an image's pixels.
 
     Args:
         function: The public function's name, for messages.
         argument: The argument that the path came from, for messages.
         path: A file of any common format.
-        size: Pixels a side to resize it to, each the mean of the area that it covers, or None for its own size.
+        size: Pixels per side to resize it to, each the mean of the area that it covers; None for the image's own size.
         colour: Keep red, green and blue; otherwise the image is turned grey.
 
     Returns:
-        (height, width) uint8, or (height, width, 3). What is transparent is on white; 16 bits are scaled to 8.
+        (height, width) uint8, or (height, width, 3) in colour. Transparent images are put on white; 16 bits are scaled
+        to 8.
 
     Raises:
-        ImportError: Pillow is missing.
-        ValueError: The file is no image, or a broken one.
+        MissingPackageError: Pillow is missing.
+        InputError: The file is not an image, or damaged.
     """
     with optional_packages(function, "pip install pillow"):
         from PIL import Image  # noqa: PLC0415 - optional
     try:
         with Image.open(path) as image:
             pixels = _make_plain(image).convert("RGB" if colour else "L")
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # what Pillow raises
         got = f"{path} ({type(error).__name__})"
         fail(function, argument, "hold images that can be read", got, "Replace that file.")
     if size is not None:
@@ -59,7 +73,7 @@ def read_image(function: str, argument: str, path: Path, *, size: int | None, co
 
 
 def _make_plain(image: Image) -> Image:
-    """Return an image of 8 bits a channel and, unless it has 16 of grey, without transparency."""
+    """Return an image of 8 bits per channel, without transparency unless it had 16 bits of grey."""
     from PIL import Image  # noqa: PLC0415 - optional
 
     if image.mode.startswith("I"):  # 16 bits of grey, which convert would clip

@@ -1,4 +1,4 @@
-"""What every data set is: rows, their classes, the classes' names and, where there is one, a split by class."""
+"""The form of every data set: rows, their classes, the classes' names and perhaps a split by class."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from protonet._checks import check_int, check_labels, fail
 
 #: The sides of a split by class: to learn from, to choose settings on, to be judged on.
 SIDES = ("base", "validation", "novel")
-#: What else the sides are called in files.
+#: Other names of the sides in files.
 ALIASES = {"train": "base", "val": "validation", "valid": "validation", "test": "novel"}
 #: Bytes of features that are checked at a time.
 CHUNK = 2**26
-#: Rows of a mapped file that are read at a time: for each, systems keep up to some megabytes around it.
+#: Rows of a mapped file that are read at a time: the system may keep a few megabytes around each of them.
 ROWS_AT_ONCE = 32
 
 
@@ -27,12 +27,12 @@ class Dataset(NamedTuple):
     """Labelled rows.
 
     Attributes:
-        x: Features of shape (n, dim), float32; of a mapped file (see `map_npz`) any floating dtype, and not to be
+        x: Features (n, dim), float32. Those of a mapped file (see `map_npz`) are of any floating dtype and must not be
             written to.
-        y: Labels of shape (n,), int64, in [0, num_classes); every class has a row.
-        class_names: One name a class.
-        sides: For each class one of ``SIDES``, or None without a split by class.
-        mapping: The file that ``x`` lies in, if it is mapped.
+        y: Labels (n,), int64, in [0, num_classes); every class has a row.
+        class_names: One name per class.
+        sides: For each class one of ``SIDES``; None without a split by class.
+        mapping: The file that ``x`` is mapped from, or None.
     """
 
     x: Tensor
@@ -47,13 +47,16 @@ class Dataset(NamedTuple):
         return len(self.class_names)
 
     def take_classes(self, class_ids: Sequence[int]) -> Dataset:
-        """Return a copy of the rows of some classes, renumbered 0, 1, ... in the order given.
+        """Copy the rows of some classes, which are numbered 0, 1, ... in the order given.
 
         Args:
             class_ids: Different whole numbers in [0, num_classes).
 
+        Returns:
+            The rows, in the order of this data set.
+
         Raises:
-            ValueError: A class comes twice or does not exist.
+            InputError: A class is named twice or does not exist.
         """
         ids = torch.as_tensor(list(class_ids), dtype=torch.int64)
         check_labels("take_classes", "class_ids", ids, n=len(ids), num_classes=self.num_classes)
@@ -66,13 +69,16 @@ class Dataset(NamedTuple):
         return Dataset(self.x[rows], renumbered[self.y[rows]], names, sides)
 
     def take_side(self, side: str) -> Dataset:
-        """Return a copy of the rows of the classes on one side of the split.
+        """Copy the rows of the classes on one side of the split.
 
         Args:
             side: One of ``SIDES``.
 
+        Returns:
+            The rows, in the order of this data set.
+
         Raises:
-            ValueError: There is no split, or no class on that side.
+            InputError: There is no split, or no class on that side.
         """
         if self.sides is None or side not in self.sides:
             got = f"{side!r} of {sorted(set(self.sides or ())) or 'no split'}"
@@ -80,7 +86,7 @@ class Dataset(NamedTuple):
         return self.take_classes([c for c, own in enumerate(self.sides) if own == side])
 
     def take_rows(self, rows: Tensor) -> Tensor:
-        """Return a copy of some rows, in little memory beside it even if the file is mapped.
+        """Copy some rows. Of a mapped file, hardly more than these rows are kept in memory.
 
         Args:
             rows: (k,) int64 in [0, n), in any order.
@@ -97,24 +103,24 @@ class Dataset(NamedTuple):
         return taken
 
     def release(self) -> None:
-        """Give back the memory of a mapped file's pages, which are read again when needed; else do nothing."""
+        """Free the memory of a mapped file's pages, which are read again when needed; otherwise do nothing."""
         if self.mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
             self.mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def split_classes(data: Dataset, seed: int) -> Dataset:
-    """Return the same rows with their classes split at random, whatever the split was before.
+    """Split the classes at random, replacing an earlier split.
 
     Args:
-        data: At least 4 classes.
-        seed: >= 0. A class's side hangs on it and on the names of the classes alone.
+        data: Rows of at least 4 classes.
+        seed: >= 0. A class's side depends only on it and on the names of the classes.
 
     Returns:
-        The data with a quarter of the classes novel, at least 2; 15 % for validation, at least 1; the others base.
+        The same rows with 25 % of the classes novel, at least 2; 15 % for validation, at least 1; the others base.
 
     Raises:
-        TypeError: The seed is not a number.
-        ValueError: Fewer than 4 classes, or a seed below 0.
+        InputTypeError: The seed is not a number.
+        InputError: There are fewer than 4 classes, or the seed is below 0.
     """
     seed = check_int("split_classes", "seed", seed, low=0)
     n = data.num_classes
@@ -134,24 +140,27 @@ def make_dataset(
     labels: Sequence[str] | np.ndarray,
     sides: Sequence[str] | np.ndarray | None = None,
 ) -> Dataset:
-    """Return the data set of rows with named classes, which are numbered in the order of their names.
+    """Make a data set of rows with named classes, which are numbered in the order of their names.
 
     Args:
         function: The public function's name, for messages.
         argument: The argument that the rows came from, for messages.
-        x: Rows of shape (n, ...), any real dtype.
-        labels: The class of each row, (n,): strings, or integers, which keep their order.
+        x: (n, ...), any real dtype; trailing axes are flattened.
+        labels: (n,), the class of each row: strings, or integers, which keep their order.
         sides: As in `assign_sides`.
 
+    Returns:
+        The data set, with float32 rows.
+
     Raises:
-        ValueError: Another number of labels than rows, fewer than two classes, NaN or infinity, or as in
+        InputError: There are not as many labels as rows, there are fewer than two classes, NaN or infinity, or as in
             `assign_sides`.
     """
     x = x.flatten(1).float()  # (n, dim)
     check_finite(function, argument, x)
     if len(labels) != len(x):
         got = f"{len(labels)} for {len(x)} rows"
-        fail(function, argument, "have one label a row", got, "Give both the same length.")
+        fail(function, argument, "have one label per row", got, "Give both the same length.")
     names, y = np.unique(np.asarray(labels), return_inverse=True)  # (num_classes,), (n,)
     if len(names) < 2:
         fail(function, argument, "have at least 2 classes", f"{len(names)}", "Add rows of another class.")
@@ -160,29 +169,32 @@ def make_dataset(
 
 
 def assign_sides(function: str, argument: str, data: Dataset, sides: Sequence[str] | np.ndarray | None) -> Dataset:
-    """Return the data with the side of each class that its rows tell.
+    """Set the side of each class from those of its rows.
 
     Args:
         function: The public function's name, for messages.
         argument: The argument that the sides came from, for messages.
         data: n rows.
-        sides: The side of each row, (n,): one of ``SIDES`` or ``ALIASES`` in any case, the same for all rows of a
-            class; or None, which leaves the data as they are.
+        sides: (n,), the side of each row: one of ``SIDES`` or ``ALIASES`` in any case, the same for all rows of a
+            class. None leaves the data as they are.
+
+    Returns:
+        The data with their sides.
 
     Raises:
-        ValueError: Another number of sides than rows, an unknown side, a class on two sides.
+        InputError: There are not as many sides as rows, a side is unknown, or a class is on two sides.
     """
     if sides is None:
         return data
     if len(sides) != len(data.y):
         got = f"{len(sides)} for {len(data.y)} rows"
-        fail(function, argument, "have one side a row", got, "Give both the same length.")
+        fail(function, argument, "have one side per row", got, "Give both the same length.")
     side_of: dict[int, str] = {}
     for c, text in sorted(set(zip(data.y.tolist(), map(str, sides), strict=True))):
         side = ALIASES.get(text.lower(), text.lower())
         if side not in SIDES:
-            remedy = f"Rename it; {', '.join(ALIASES)} will do too."
-            fail(function, argument, f"have sides {', '.join(SIDES)} alone", repr(text), remedy)
+            remedy = f"Rename it; {', '.join(ALIASES)} are accepted, too."
+            fail(function, argument, f"have only sides {', '.join(SIDES)}", repr(text), remedy)
         if side_of.setdefault(c, side) != side:
             got = f"class {data.class_names[c]} on {side_of[c]} and {side}"
             fail(function, argument, "keep every class on one side", got, "Split by class, not by row.")
@@ -190,13 +202,16 @@ def assign_sides(function: str, argument: str, data: Dataset, sides: Sequence[st
 
 
 def check_finite(function: str, argument: str, x: Tensor, release: Callable[[], None] = lambda: None) -> None:
-    """Raise a ValueError that names the first rows with NaN or infinity, if there are any.
+    """Check that all features are finite, a piece at a time.
 
     Args:
         function: The public function's name, for the message.
         argument: The argument that the rows came from, for the message.
         x: (n, dim), any floating dtype.
-        release: Called after each piece, to give back memory.
+        release: Called after each piece, to free memory.
+
+    Raises:
+        InputError: There is NaN or infinity; the message names the first such rows.
     """
     step = max(1, CHUNK // max(1, x.shape[1] * x.element_size()))
     bad: list[int] = []

@@ -15,10 +15,10 @@ def load_digits() -> Dataset:
         1,797 rows of 64 grey values in [0, 1], and the classes "0" to "9".
 
     Raises:
-        ImportError: scikit-learn is missing; the message says how to install it.
+        MissingPackageError: scikit-learn is missing; the message says how to install it.
 
-    Source: E. Alpaydin and C. Kaynak (1998), Optical Recognition of Handwritten Digits, UCI repository: its
-        test set, as scikit-learn ships it.
+    Source: Alpaydin and Kaynak, "Optical recognition of handwritten digits" (1998), UCI repository: its test set, as
+        shipped with scikit-learn. https://doi.org/10.24432/C50P49
     """
     with optional_packages("load_digits"):
         from sklearn import datasets  # noqa: PLC0415 - optional

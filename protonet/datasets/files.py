@@ -1,4 +1,4 @@
-"""Your own data: a folder of images by class, an NPZ file, a CSV file. Nothing is ever unpickled."""
+"""Your own data: a folder of images by class, an NPZ file, a CSV file. Nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from protonet._checks import check_int, fail
 from protonet.datasets._images import list_folders, list_images, read_image
 from protonet.datasets.dataset import Dataset, assign_sides, make_dataset
 
-#: Characters of a line of a table, at the most: a file without line ends must not fill the memory.
+#: Most characters in a line of a table: a file without line ends must not fill the memory.
 LONGEST = 2**26
-#: What numpy and zipfile raise, beside a ValueError, over a damaged file.
+#: What numpy and zipfile raise for a damaged file, beside a ValueError.
 UNREADABLE = (
     *(OSError, EOFError, LookupError, MemoryError, OverflowError, RuntimeError, SyntaxError, TypeError),
     *(struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
@@ -32,17 +32,18 @@ def load_images(folder: str | Path, *, size: int | None = None, colour: bool = F
     """Load a folder of images by class: ``folder/class/*.png`` (or any other common format).
 
     Args:
-        folder: A folder with one folder a class; hidden ones are left out.
-        size: Pixels a side to resize every image to, or None to keep one size that all images have.
+        folder: A folder with one folder per class; hidden ones are ignored.
+        size: Pixels per side to resize every image to; None if all images have the same size, which is kept.
         colour: Keep red, green and blue; otherwise images are turned grey.
 
     Returns:
         Rows of ``height * width`` (times 3, channels last) values in [0, 1], classes and files in sorted order.
 
     Raises:
-        ImportError: Pillow is missing.
-        ValueError: No folder, no classes, a class without images, a file that is no image, images of several
-            sizes.
+        MissingPackageError: Pillow is missing.
+        InputTypeError: The size is not a number.
+        InputError: There is no such folder, it has fewer than two classes, a class has no images, a file is not an
+            image, or images differ in size.
     """
     folder = Path(folder)
     if size is not None:
@@ -51,7 +52,7 @@ def load_images(folder: str | Path, *, size: int | None = None, colour: bool = F
     if not classes:
         remedy = "Put the images of each class in a folder of its own: FOLDER/CLASS/*.png."
         got = f"{folder} without any" if folder.is_dir() else f"{folder}, which is no folder"
-        fail("load_images", "folder", "hold one folder a class", got, remedy)
+        fail("load_images", "folder", "hold one folder per class", got, remedy)
     rows, labels, shape = [], [], None
     for entry in classes:
         for path in list_images("load_images", "folder", entry):
@@ -75,11 +76,11 @@ def load_npz(path: str | Path) -> Dataset:
             Strings may be bytes in UTF-8.
 
     Returns:
-        The rows, flattened and not scaled. Integer classes are numbered in their order.
+        The rows, flattened and not scaled. Integer classes are numbered in ascending order.
 
     Raises:
-        ValueError: No such file or no NPZ file, x or y missing, object arrays, NaN, shapes that do not fit, a class
-            on two sides.
+        InputError: There is no such file, it is not an NPZ file, x or y is missing, there are object arrays or NaN,
+            shapes do not fit, or a class is on two sides.
     """
     arrays = read_arrays("load_npz", Path(path), {"x", "y", "split"})
     x = arrays["x"]
@@ -91,52 +92,71 @@ def load_npz(path: str | Path) -> Dataset:
 
 
 def read_arrays(function: str, path: Path, names: set[str]) -> dict[str, np.ndarray]:
-    """Return some of the arrays x, y and split of an NPZ file; y and split have shape (n,), split alone may be missing.
+    """Read some of the arrays x, y and split of an NPZ file; only split may be missing.
 
     Args:
         function: The public function's name, for messages.
         path: The file; nothing in it is unpickled.
-        names: Those to read.
+        names: The arrays to read, of x, y and split.
+
+    Returns:
+        The arrays by name; y and split have shape (n,).
 
     Raises:
-        ValueError: No such file or no NPZ file, x or y missing, object arrays, labels that are neither integers nor
-            strings, bytes that are not UTF-8.
+        InputError: There is no such file, it is not an NPZ file, x or y is missing, there are object arrays, labels are
+            neither integers nor strings, or bytes are not UTF-8.
     """
+    found: list[str] | None = None
+    arrays: dict[str, np.ndarray] = {}
     try:
         with path.open("rb") as opened:
             file = np.load(opened, allow_pickle=False)
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise ValueError("a single array")
-            missing = sorted((names - {"split"}) - set(file.files))
-            found = ", ".join(file.files) or "nothing"
-            arrays = {name: file[name] for name in file.files if name in names and not missing}
+            if isinstance(file, np.lib.npyio.NpzFile):  # else a single array
+                found = file.files
+                if names - {"split"} <= set(found):
+                    arrays = {name: file[name] for name in found if name in names}
     except ValueError as error:
-        if "Object arrays" not in str(error):
-            fail(function, "path", "be an NPZ file", str(path), "Use numpy.savez(path, x=x, y=y).")
-        remedy = "Save them as numbers, or labels as strings: y.astype(str)."
-        fail(function, "path", "hold no object arrays, which would be unpickled", str(path), remedy)
+        if "Object arrays" in str(error):
+            remedy = "Save them as numbers, or labels as strings: y.astype(str)."
+            fail(function, "path", "hold no object arrays, which would be unpickled", str(path), remedy)
+        found = None
     except (FileNotFoundError, IsADirectoryError):
         fail(function, "path", "be a file that exists", str(path), "")
     except UNREADABLE as error:
         got = f"{path} ({type(error).__name__})"
         fail(function, "path", "be an NPZ file that can be read", got, "Save it again with numpy.savez.")
+    if found is None:
+        fail(function, "path", "be an NPZ file", str(path), "Use numpy.savez(path, x=x, y=y).")
+    missing = sorted((names - {"split"}) - set(found))
     if missing:
-        remedy = "Save it with numpy.savez(path, x=x, y=y)."
-        fail(function, "path", f"hold an array {missing[0]}", f"{path} with {found}", remedy)
+        got = f"{path} with {', '.join(found) or 'nothing'}"
+        fail(function, "path", f"hold an array {missing[0]}", got, "Save it with numpy.savez(path, x=x, y=y).")
     for name in arrays.keys() - {"x"}:
         arrays[name] = check_names(function, name, arrays[name])
     return arrays
 
 
 def check_names(function: str, argument: str, values: np.ndarray) -> np.ndarray:
-    """Return numbers or names (n,), bytes as strings, or raise a ValueError if they are neither."""
+    """Check labels or names, and decode bytes.
+
+    Args:
+        function: The public function's name, for messages.
+        argument: The argument that the values came from, for messages.
+        values: Integers, strings or bytes in UTF-8, of any shape.
+
+    Returns:
+        (n,) integers or strings.
+
+    Raises:
+        InputError: They are of another kind, or bytes are not UTF-8.
+    """
     try:
         names = np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values
     except UnicodeDecodeError as error:
         fail(function, argument, "be UTF-8 where it is bytes", repr(error.object), "Save strings, not bytes.")
     if names.dtype.kind not in "biuU":
         fail(function, argument, "be integers or strings", str(names.dtype), "Save class numbers or names.")
-    return names.reshape(-1)
+    return names.reshape(-1)  # (n,)
 
 
 def load_csv(path: str | Path, *, label: str = "label") -> Dataset:
@@ -150,8 +170,8 @@ def load_csv(path: str | Path, *, label: str = "label") -> Dataset:
         The rows, not scaled; columns in the file's order.
 
     Raises:
-        ValueError: The file does not exist or cannot be read, has no such column or no other one, a row of another
-            length, a cell that is no number, NaN (an empty cell is one).
+        InputError: The file does not exist or cannot be read, has no such column or no other one, a row has too few or
+            too many cells, a cell is not a number, or is empty or NaN.
     """
     path = Path(path)
     rows, labels = [], []
@@ -171,23 +191,26 @@ def load_csv(path: str | Path, *, label: str = "label") -> Dataset:
 
 
 def read_rows(function: str, path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number of the line and the cells of each row of a CSV file, the header's first.
+    """Read a CSV file row by row, the header first.
 
     Args:
         function: The public function's name, for messages.
         path: The file, UTF-8, with commas; empty lines are left out.
 
+    Yields:
+        The number of the line, from 1, and the cells of each row.
+
     Raises:
-        ValueError: The file does not exist or cannot be read, or a row has not as many cells as the header.
+        InputError: The file does not exist or cannot be read, or a row has not as many cells as the header.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            lines, width = csv.reader(_split_lines(file), strict=True), 0
+            lines, n_cells = csv.reader(_split_lines(file), strict=True), 0
             for cells in filter(None, lines):
-                width = width or len(cells)
-                if len(cells) != width:
+                n_cells = n_cells or len(cells)
+                if len(cells) != n_cells:
                     got = f"{len(cells)} in line {lines.line_num}"
-                    fail(function, "path", f"have {width} cells a row", got, "Mend that line.")
+                    fail(function, "path", f"have {n_cells} cells per row", got, "Mend that line.")
                 yield lines.line_num, cells
     except (FileNotFoundError, IsADirectoryError):
         fail(function, "path", "be a file that exists", str(path), "")
@@ -199,7 +222,7 @@ def read_rows(function: str, path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _split_lines(file: TextIO) -> Iterator[str]:
-    """Yield the lines of a file; raise a csv.Error at what cannot be one of a table."""
+    """Yield the lines of a file; raise a csv.Error at a line that cannot belong to a table."""
     while line := file.readline(LONGEST + 1):
         if "\0" in line or len(line) > LONGEST:
             raise csv.Error("binary data" if "\0" in line else "no end of the line")
@@ -207,7 +230,7 @@ def _split_lines(file: TextIO) -> Iterator[str]:
 
 
 def _parse_number(cell: str, line: int) -> float:
-    """Return a cell's number; an empty one is NaN."""
+    """Return a cell's number; an empty cell is NaN."""
     try:
         return float(cell) if cell.strip() else math.nan
     except ValueError:

@@ -1,7 +1,7 @@
 """Glyphs: characters as classes, font faces with small random affine jitter as samples.
 
-An Omniglot that needs no download: the DejaVu faces that matplotlib ships have some 3,000 letters, digits and
-symbols in eight or more of them. Alphabets are the split by class: each is on one side as a whole.
+Like Omniglot, but without a download: some 3,000 letters, digits and symbols are in eight or more of the DejaVu faces
+that come with matplotlib. The split by class is by alphabets, each of which is on one side as a whole.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import unicodedata
 from bisect import bisect
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,9 +26,42 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageFont import FreeTypeFont
 
-SIZE = 28  # pixels a side
-SHARES = (0.6, 0.15, 0.25)  # of the classes, on each of SIDES
-SMALL_ALPHABET = 20  # alphabets of fewer characters are pooled
+
+@dataclass(frozen=True)
+class Rendering:
+    """How a character is drawn. All values are our own choice; a change needs a new ``VERSION``."""
+
+    size: int = 28
+    """Pixels per side of an image, as in MNIST and most uses of Omniglot."""
+    canvas: int = 56
+    """Pixels per side of the canvas that a character is drawn on, twice the size."""
+    em: int = 38
+    """Font size, in pixels of the canvas."""
+    reach: float = 25.0
+    """Largest distance of ink from the centre along either axis, in pixels of the canvas; larger glyphs are shrunk."""
+    ink: int = 127
+    """A drawing without a pixel above this, of 255, is blank."""
+
+
+@dataclass(frozen=True)
+class Jitter:
+    """The random affine map of each image. All values are our own choice; a change needs a new ``VERSION``."""
+
+    rotation: float = np.pi / 15
+    """Largest rotation to either side, in radians."""
+    shear: float = 0.15
+    """Largest shear to either side."""
+    scale: float = 1.15
+    """Largest factor along either axis; the smallest one is its inverse."""
+    shift: float = 4
+    """Largest shift along either axis, in pixels of the canvas."""
+
+
+RENDERING, JITTER = Rendering(), Jitter()
+#: The shares of the classes on each of SIDES.
+SHARES = (0.6, 0.15, 0.25)
+#: Alphabets of fewer characters are pooled into one.
+SMALL_ALPHABET = 20
 #: Where blocks of characters other than letters start, and the alphabet that each belongs to.
 BLOCKS = [
     *((0x0000, "PUNCTUATION"), (0x0300, "SYMBOLS"), (0x2000, "PUNCTUATION"), (0x2070, "NUMBERS")),
@@ -36,14 +70,12 @@ BLOCKS = [
     *((0x27C0, "MATHEMATICAL"), (0x27F0, "ARROWS"), (0x2800, "BRAILLE"), (0x2900, "ARROWS")),
     *((0x2980, "MATHEMATICAL"), (0x2B00, "ARROWS"), (0x2E00, "SYMBOLS")),
 ]
-#: What the cached images depend on beside their arguments; raise it when rendering changes.
+#: Of the cached images; to be increased whenever rendering changes.
 VERSION = 1
-INK = 127  # a drawing whose darkest pixel is paler is blank
-CANVAS, EM, REACH = 2 * SIZE, 38, 25.0  # drawn at twice the size: font size, and pixels from the centre to use
 
 
 class Face(NamedTuple):
-    """A font file and the characters that it has a glyph for."""
+    """A font file and the characters that it has glyphs for."""
 
     path: Path
     characters: frozenset[str]
@@ -59,26 +91,26 @@ def load_glyphs(
 ) -> Dataset:
     """Render characters in every face that has them, or read them from the cache.
 
-    Left out are characters without ink, and those drawn exactly like one before them (Greek and Cyrillic A).
-    An image depends on its character, face, copy and seed alone, not on what else is rendered. The cache is in
-    ``$PROTONET_CACHE``, or else ``protonet`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
+    Characters without ink are left out, as are those drawn exactly like an earlier one (Greek and Cyrillic A). An image
+    depends only on its character, face, copy and seed, not on what else is rendered. The cache is in
+    ``$PROTONET_CACHE``; without it, in ``protonet`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
 
     Args:
-        characters: The classes to keep, or None for all letters, numbers, punctuation and symbols.
-        fonts: A folder of more faces (``*.ttf``, ``*.otf``), searched with its subfolders.
-        copies: Images of each face, >= 1, each with its own jitter: up to 12 degrees of rotation, 15 % of
-            scale and shear, 2 pixels of shift.
-        min_faces: Faces that must have a character, >= 1.
+        characters: The classes to keep; None for all letters, numbers, punctuation and symbols.
+        fonts: A folder with more faces (``*.ttf``, ``*.otf``), searched with its subfolders.
+        copies: Images per face and character, >= 1, each with its own jitter: up to 12 degrees of rotation, 15 % of
+            scale and shear, and 2 pixels of shift.
+        min_faces: Faces that must have a character for it to be kept, >= 1.
         seed: Of the jitter, >= 0.
 
     Returns:
-        Rows of 28 * 28 grey values in [0, 1], ink being 1, and a class a character. ``sides`` splits
-        alphabets (see `alphabet_of`): about 60, 15 and 25 % of the classes, letters and others alike.
+        Rows of 28 * 28 grey values in [0, 1], ink being 1, and one class per character. ``sides`` splits by alphabets
+        (see `alphabet_of`): about 60, 15 and 25 % of the classes, both of letters and of other characters.
 
     Raises:
-        ImportError: matplotlib, Pillow or fontTools is missing; the message says how to install it.
-        TypeError: A count or seed that is not a number.
-        ValueError: A count out of range, no faces in ``fonts``, fewer than two characters in enough faces.
+        MissingPackageError: matplotlib, Pillow or fontTools is missing; the message says how to install it.
+        InputTypeError: A count or the seed is not a number.
+        InputError: A count is out of range, ``fonts`` has no faces, or fewer than two characters are in enough faces.
     """
     copies = check_int("load_glyphs", "copies", copies, low=1)
     min_faces = check_int("load_glyphs", "min_faces", min_faces, low=1)
@@ -100,17 +132,23 @@ def load_glyphs(
 
 
 def alphabet_of(character: str) -> str:
-    """Return a character's alphabet: of letters the script that opens the Unicode name, else the block's kind."""
+    """Return a character's alphabet: the first word of a letter's Unicode name, or the kind of another one's block."""
     if unicodedata.category(character)[0] == "L":
         return unicodedata.name(character, "SYMBOLS").split()[0]
     return BLOCKS[bisect(BLOCKS, (ord(character), "~")) - 1][1]
 
 
 def split_alphabets(characters: Iterable[str]) -> tuple[str, ...]:
-    """Return the side of each character; the largest alphabet first, each goes where most is missing.
+    """Assign alphabets to the sides of the split.
 
-    Letters and other characters are split apart, so that every side has some of both. Alphabets of fewer than
-    20 characters count as one.
+    The largest alphabet comes first, and each goes to the side that lacks most characters. Letters and other characters
+    are split apart, so that every side has both. Alphabets of fewer than 20 characters are pooled.
+
+    Args:
+        characters: The classes.
+
+    Returns:
+        The side of each character.
     """
     names = [alphabet_of(character) for character in characters]
     counts = Counter(names)
@@ -127,11 +165,11 @@ def split_alphabets(characters: Iterable[str]) -> tuple[str, ...]:
 
 
 def find_faces(fonts: str | Path | None = None) -> list[Face]:
-    """Return matplotlib's DejaVu faces, then those below the folder ``fonts``, each in the order of their names.
+    """List matplotlib's DejaVu faces, then those below the folder ``fonts``, each in the order of their names.
 
     Raises:
-        ImportError: matplotlib or fontTools is missing.
-        ValueError: ``fonts`` has no face that can be read.
+        MissingPackageError: matplotlib or fontTools is missing.
+        InputError: ``fonts`` has no face, or one that cannot be read.
     """
     with optional_packages("load_glyphs"):
         import matplotlib as mpl  # noqa: PLC0415 - optional
@@ -157,15 +195,21 @@ def find_faces(fonts: str | Path | None = None) -> list[Face]:
 def render(characters: Iterable[str], faces: list[Face], copies: int, seed: int) -> dict[str, np.ndarray]:
     """Render characters, with a progress bar on stderr if that takes more than two seconds.
 
+    Args:
+        characters: To be rendered in every face that has them.
+        faces: To render in.
+        copies: Images per face and character.
+        seed: Of the jitter.
+
     Returns:
-        ``characters`` (num_classes,) int64 code points, ``images`` (n, 784) uint8, ``y`` (n,) int64.
+        ``characters`` (num_classes,) int64 code points, ``images`` (n, 784) uint8 and ``y`` (n,) int64.
     """
     with optional_packages("load_glyphs"):
         from PIL import ImageFont  # noqa: PLC0415 - optional
         from tqdm import tqdm  # noqa: PLC0415
 
-    basic = ImageFont.Layout.BASIC  # the other one depends on what is installed
-    fonts = [ImageFont.truetype(face.path, EM, layout_engine=basic) for face in faces]
+    basic = ImageFont.Layout.BASIC  # the other engine depends on what is installed
+    fonts = [ImageFont.truetype(face.path, RENDERING.em, layout_engine=basic) for face in faces]
     seen: set[tuple[Any, ...]] = set()
     codes: list[int] = []
     images, labels = [], []
@@ -175,7 +219,7 @@ def render(characters: Iterable[str], faces: list[Face], copies: int, seed: int)
             for face, font in zip(faces, fonts, strict=True)
             if character in face.characters
         ]
-        drawn = [(face, image) for face, image in drawn if np.asarray(image).max() > INK]
+        drawn = [(face, image) for face, image in drawn if np.asarray(image).max() > RENDERING.ink]
         look = (drawn[0][0].path, drawn[0][1].tobytes()) if drawn else None
         if look is None or look in seen:
             continue
@@ -186,19 +230,20 @@ def render(characters: Iterable[str], faces: list[Face], copies: int, seed: int)
                 images.append(_jitter(image, np.random.default_rng(entropy)))
                 labels.append(len(codes))
         codes.append(ord(character))
-    pixels = np.stack(images) if images else np.empty((0, SIZE * SIZE), np.uint8)  # (n, 784)
+    pixels = np.stack(images) if images else np.empty((0, RENDERING.size**2), np.uint8)  # (n, 784)
     return {"characters": np.array(codes, np.int64), "images": pixels, "y": np.array(labels, np.int64)}
 
 
 def _draw(character: str, font: FreeTypeFont) -> Image:
-    """Draw a character in the middle of a canvas of 56x56 pixels, smaller if it would not fit."""
+    """Draw a character in the middle of the canvas, smaller if it would not fit."""
     from PIL import Image, ImageDraw  # noqa: PLC0415 - optional
 
+    side = RENDERING.canvas
     reach = max(map(abs, font.getbbox(character, anchor="mm")))
-    if reach > REACH:
-        font = font.font_variant(size=EM * REACH / reach)
-    image = Image.new("L", (CANVAS, CANVAS))
-    ImageDraw.Draw(image).text((CANVAS / 2, CANVAS / 2), character, fill=255, font=font, anchor="mm")
+    if reach > RENDERING.reach:
+        font = font.font_variant(size=RENDERING.em * RENDERING.reach / reach)
+    image = Image.new("L", (side, side))
+    ImageDraw.Draw(image).text((side / 2, side / 2), character, fill=255, font=font, anchor="mm")
     return image
 
 
@@ -206,12 +251,13 @@ def _jitter(image: Image, generator: np.random.Generator) -> np.ndarray:
     """Return the image after a random affine map, at half the size: (784,) uint8."""
     from PIL.Image import Resampling, Transform  # noqa: PLC0415 - optional
 
-    angle, shear = generator.uniform(-1, 1, 2) * (np.pi / 15, 0.15)
-    scale = 1.15 ** generator.uniform(-1, 1, 2)  # (2,)
-    shift = generator.uniform(-4, 4, 2)  # pixels of the canvas
-    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
-    inverse = turn @ np.array([[1.0, shear], [0.0, 1.0]]) @ np.diag(1 / scale)  # (2, 2): output to input
-    offset = CANVAS / 2 - inverse @ (CANVAS / 2 + shift)  # (2,)
+    centre = RENDERING.canvas / 2
+    angle, shear = generator.uniform(-1, 1, 2) * (JITTER.rotation, JITTER.shear)
+    scale = JITTER.scale ** generator.uniform(-1, 1, 2)  # (2,)
+    shift = generator.uniform(-JITTER.shift, JITTER.shift, 2)  # (2,)
+    rotation = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+    inverse = rotation @ np.array([[1.0, shear], [0.0, 1.0]]) @ np.diag(1 / scale)  # (2, 2): output to input
+    offset = centre - inverse @ (centre + shift)  # (2,)
     coefficients = (*inverse[0].tolist(), float(offset[0]), *inverse[1].tolist(), float(offset[1]))
-    moved = image.transform(image.size, Transform.AFFINE, coefficients, Resampling.BILINEAR)
-    return np.asarray(moved.reduce(2), np.uint8).reshape(-1)  # (784,)
+    warped = image.transform(image.size, Transform.AFFINE, coefficients, Resampling.BILINEAR)
+    return np.asarray(warped.reduce(RENDERING.canvas // RENDERING.size), np.uint8).reshape(-1)  # (784,)

@@ -1,4 +1,4 @@
-"""Features too many for memory: an NPZ file's rows where they lie on disk."""
+"""Features that do not fit into memory: the rows of an NPZ file, mapped from disk."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from torch import Tensor
 from protonet.datasets.dataset import Dataset, assign_sides, check_finite, make_dataset
 from protonet.datasets.files import load_npz, read_arrays
 
+#: Readers of an array's header, by its version.
 READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
 def map_npz(path: str | Path) -> Dataset:
-    """Load an NPZ file as `load_npz` does, but leave its features on disk where that can be done.
+    """Load an NPZ file as `load_npz` does, but leave its features on disk where possible.
 
-    It can where ``x`` is as ``numpy.savez`` writes it: not compressed, rows one after another, of float16, float32 or
-    float64, which they stay. Rows are read when they are used, and `Dataset.release` gives their memory back. All of
-    them are read once here, a piece at a time, to find NaN.
+    It is possible where ``x`` is as ``numpy.savez`` writes it: not compressed, row after row, of float16, float32 or
+    float64. This dtype is kept. Rows are read when they are used, and `Dataset.release` frees their memory. All of them
+    are read once here, a piece at a time, to find NaN.
 
     Args:
-        path: As in `load_npz`; the file must stay as it is while the data are in use.
+        path: As in `load_npz`. The file must not change while the data are in use.
 
     Returns:
-        The rows, flattened and not scaled; writing to them would end the process.
+        The rows, flattened and not scaled. Writing to them would end the process.
 
     Raises:
-        ValueError: As in `load_npz`.
+        InputError: As in `load_npz`.
     """
     path = Path(path)
     mapped = _map_features(path)
@@ -50,7 +51,7 @@ def map_npz(path: str | Path) -> Dataset:
 
 
 def _map_features(path: Path) -> tuple[Tensor, mmap.mmap] | None:
-    """Return the rows (n, dim) of an NPZ file and their mapping, or None if they cannot be mapped."""
+    """Return the rows (n, dim) of an NPZ file and their mapping, or None where they cannot be mapped."""
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             member = archive.getinfo("x.npy")
@@ -65,10 +66,10 @@ def _map_features(path: Path) -> tuple[Tensor, mmap.mmap] | None:
             if not (plain and whole and dtype.name in {"float16", "float32", "float64"} and len(shape) > 1 and count):
                 return None
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error):
-        return None  # load_npz says what is wrong
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error):  # what numpy and zipfile raise
+        return None  # load_npz loads the file, or says what is wrong
     values = np.frombuffer(mapping, dtype, count, start).reshape(shape[0], -1)  # (n, dim)
-    # Read-only: systems may refuse a private copy of a file that is larger than memory.
+    # Read-only, because a system may refuse a private copy of a file that is larger than memory.
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
         return torch.from_numpy(values), mapping

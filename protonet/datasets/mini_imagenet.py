@@ -1,4 +1,4 @@
-"""mini-ImageNet: 100 classes of 600 photographs, split by the lists that are handed round with it."""
+"""mini-ImageNet: 100 classes of 600 photographs, split by the lists that come with it."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ LISTS = ("train.csv", "val.csv", "test.csv")  # in the order of SIDES
 def load_mini_imagenet(root: str | Path, *, size: int = 28, colour: bool = True) -> Dataset:
     """Load mini-ImageNet: ``root/images/*.jpg`` and ``root/train.csv``, ``val.csv`` and ``test.csv``.
 
-    The lists have the columns ``filename`` and ``label``; their classes are base, for validation and novel. The whole
-    of it takes 0.6 GB at 28 x 28 pixels in colour, and 5 GB at the 84 x 84 of the papers: there, save a backbone's
-    features as an NPZ file instead.
+    The lists have the columns ``filename`` and ``label``; their classes are base, validation and novel. The whole data
+    set takes 0.6 GB at 28 x 28 pixels in colour, and 5 GB at the 84 x 84 of the papers; for these, better save a
+    backbone's features as an NPZ file.
 
     Args:
-        root: The folder that has the lists and ``images``.
-        size: Pixels a side to resize the images to, >= 1.
+        root: The folder with the lists and ``images``.
+        size: Pixels per side to resize the images to, >= 1.
         colour: Keep red, green and blue; otherwise images are turned grey.
 
     Returns:
         Rows of ``size * size`` (times 3, channels last) values in [0, 1], in the order of the lists.
 
     Raises:
-        ImportError: Pillow is missing.
-        TypeError: A size that is not a number.
-        ValueError: A list or one of its images is missing or cannot be read, a list without the two columns or without
-            images, a class in two lists.
+        MissingPackageError: Pillow is missing.
+        InputTypeError: The size is not a number.
+        InputError: A list or one of its images is missing or cannot be read, a list lacks a column or has no images, or
+            a class is in two lists.
 
     Source: Vinyals et al., "Matching networks for one shot learning" (2016), sec. 4.1.2, https://arxiv.org/abs/1606.04080;
-        the split by Ravi and Larochelle, "Optimization as a model for few-shot learning" (2017), sec. 5.1.
+        split: Ravi and Larochelle, "Optimization as a model for few-shot learning" (2017), sec. 5.1.
     """
     root = Path(root)
     size = check_int("load_mini_imagenet", "size", size, low=1)

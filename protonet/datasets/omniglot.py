@@ -1,4 +1,4 @@
-"""Omniglot: handwritten characters of 50 alphabets, 20 drawings each, from the folders that it is handed out in."""
+"""Omniglot: handwritten characters of 50 alphabets, 20 drawings each, read from the folders of its archives."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from protonet.datasets._images import list_folders, list_images, read_image
 from protonet.datasets.dataset import Dataset, make_dataset
 
 BACKGROUND, EVALUATION = "images_background", "images_evaluation"
-VALIDATION_SHARE = 0.2  # of the background's characters
+#: The least share of the background's characters that are for validation. Our own choice.
+VALIDATION_SHARE = 0.2
 
 
 def load_omniglot(root: str | Path, *, size: int = 28) -> Dataset:
     """Load Omniglot: ``root/images_background/ALPHABET/character01/*.png`` and ``root/images_evaluation/...``.
 
-    The background's alphabets are base, but for the last of them in the order of their names: as many whole ones as
-    make up a fifth of its characters are for validation. The evaluation's alphabets are novel.
+    The background's alphabets are base, except for the last ones by name: as many of these as are needed for a fifth
+    of its characters are for validation. The evaluation's alphabets are novel.
 
     Args:
-        root: The folder that has both, itself or in its folder ``omniglot-py``.
-        size: Pixels a side to resize the drawings of 105 x 105 to, >= 1.
+        root: The folder with both folders, or with a folder ``omniglot-py`` that has them.
+        size: Pixels per side to resize the drawings of 105 x 105 pixels to, >= 1.
 
     Returns:
         Rows of ``size * size`` grey values in [0, 1], ink being 1, and classes "ALPHABET/characterNN".
 
     Raises:
-        ImportError: Pillow is missing.
-        TypeError: A size that is not a number.
-        ValueError: A folder is missing or has no characters, a character without images, a file that is no image.
+        MissingPackageError: Pillow is missing.
+        InputTypeError: The size is not a number.
+        InputError: A folder is missing or has no characters, a character has no images, or a file is not an image.
 
     Source: Lake, Salakhutdinov and Tenenbaum, "Human-level concept learning through probabilistic program induction"
         (2015). https://github.com/brendenlake/omniglot
@@ -59,7 +60,7 @@ def load_omniglot(root: str | Path, *, size: int = 28) -> Dataset:
 
 
 def _list_characters(folder: Path) -> list[Path]:
-    """Return the folders of characters in a folder of alphabets."""
+    """List the folders of characters in a folder of alphabets; raise an InputError if there are none."""
     characters = [character for alphabet in list_folders(folder) for character in list_folders(alphabet)]
     if not characters:
         constraint = f"hold {BACKGROUND}/ALPHABET/CHARACTER/*.png and {EVALUATION}/... (or omniglot-py with both)"

@@ -1,8 +1,8 @@
-"""Synthetic families: class prototypes on a sphere, seen through noise of a known kind.
+"""Synthetic families: class prototypes on a sphere, with noise of a known kind.
 
-Every family starts from the same population, prototypes uniform on the sphere of radius 2.5 and noise of
-standard deviation 0.4 a feature, and changes one thing. A seed gives every family the same prototypes (the
-sub-clusters need more), and a split does not depend on the others' sizes, so that comparisons are paired.
+Every family starts from the same population, prototypes uniform on the sphere of radius 2.5 and noise of standard
+deviation 0.4 per feature, and changes one thing. With the same seed every family has the same prototypes (except that
+sub-clusters need more), and one split does not depend on the sizes of the others, so that comparisons are paired.
 """
 
 from __future__ import annotations
@@ -16,32 +16,51 @@ from torch import Tensor
 
 from protonet._checks import check_int, fail
 
-RADIUS = 2.5
-NOISE = 0.4
-SHARED_SCALE = 20.0  # correlated: mean noise variance, in units of NOISE**2
-NUISANCE_DIRECTIONS = 32
-NUISANCE_SCALE = 100.0  # nuisance: noise variance along the directions, in units of NOISE**2
-SUBCLUSTERS = 3
-DEGREES_OF_FREEDOM = 3
-WRONG_SHARE = 0.1
-WARP_GAIN = 3.0
+
+@dataclass(frozen=True)
+class Constants:
+    """The constants of the families. The first two are the contest's, the others our own choice."""
+
+    radius: float = 2.5
+    """Norm of the prototypes, in all families."""
+    noise: float = 0.4
+    """Standard deviation of the noise per feature, in all families."""
+    correlated_variance: float = 20.0
+    """``correlated``: mean variance of the noise, in units of noise**2."""
+    correlated_decay: float = 1.5
+    """``correlated``: the k-th eigenvalue of the noise is proportional to k to minus this."""
+    nuisance_directions: int = 32
+    """``nuisance``: directions with more noise; half of all directions if they are fewer than twice as many."""
+    nuisance_variance: float = 100.0
+    """``nuisance``: variance of the noise along these directions, in units of noise**2."""
+    subclusters: int = 3
+    """``subclusters``: sub-clusters per class."""
+    warp_scale: float = 3.0
+    """``warped``: factor on the inputs of the random network's units."""
+    degrees_of_freedom: int = 3
+    """``heavy_tails``: of Student's t distribution."""
+    wrong_share: float = 0.1
+    """``wrong_labels``: share of the train and validation labels that are wrong."""
+
+
+CONSTANTS = Constants()
 
 
 @dataclass(frozen=True)
 class Split:
-    """One draw: train, validation and test samples of the same classes, and what is known of their noise.
+    """Train, validation and test samples of the same classes, with the covariance of their noise where it is known.
 
     Attributes:
-        train_x: Features of shape (num_classes * n_train, dim), float32, rows shuffled.
-        train_y: Labels of shape (num_classes * n_train,), int64, in [0, num_classes).
-        val_x: Features of shape (num_classes * n_val, dim), float32.
-        val_y: Labels of shape (num_classes * n_val,), int64.
-        test_x: Features of shape (num_classes * n_test, dim), float32.
-        test_y: Labels of shape (num_classes * n_test,), int64, never wrong.
+        train_x: (num_classes * n_train, dim) float32, rows shuffled.
+        train_y: (num_classes * n_train,) int64, in [0, num_classes).
+        val_x: (num_classes * n_val, dim) float32.
+        val_y: (num_classes * n_val,) int64.
+        test_x: (num_classes * n_test, dim) float32.
+        test_y: (num_classes * n_test,) int64, never wrong.
         num_classes: The number of classes.
-        noise_covariance: The true within-class covariance, (dim, dim), float64, where the features are a
-            prototype plus Gaussian noise that all classes share; None in every other family.
-        radius: The norm of the prototypes; of use only beside ``noise_covariance``.
+        noise_covariance: (dim, dim) float64, the true within-class covariance, where the features are a prototype plus
+            Gaussian noise of the same covariance for all classes; None in other families.
+        radius: The norm of the prototypes; meaningful only with ``noise_covariance``.
     """
 
     train_x: Tensor
@@ -52,15 +71,15 @@ class Split:
     test_y: Tensor
     num_classes: int
     noise_covariance: Tensor | None = None
-    radius: float = RADIUS
+    radius: float = CONSTANTS.radius
 
 
 @dataclass(frozen=True)
 class Population:
-    """What a split is sampled from, fixed for a draw.
+    """The distribution that the samples of a `Split` are drawn from.
 
     Attributes:
-        sample: From labels (n,) and a generator to features (n, dim), float32.
+        sample: Maps labels (n,) and a generator to features (n, dim) float32.
         noise_covariance: As in `Split`.
         wrong_share: The share of train and validation labels to replace, in [0, 1].
     """
@@ -71,49 +90,51 @@ class Population:
 
 
 def isotropic(num_classes: int, dim: int, generator: torch.Generator) -> Population:
-    """Return the contest's own population: a prototype of norm 2.5 plus Gaussian noise, 0.4 a feature."""
+    """Make the contest's own population: a prototype of norm 2.5 plus Gaussian noise, 0.4 per feature."""
     prototypes = _sample_prototypes(num_classes, dim, generator)
 
     def sample(labels: Tensor, generator: torch.Generator) -> Tensor:
-        return prototypes[labels] + NOISE * torch.randn(len(labels), dim, generator=generator)
+        return prototypes[labels] + CONSTANTS.noise * torch.randn(len(labels), dim, generator=generator)
 
-    return Population(sample, noise_covariance=NOISE**2 * torch.eye(dim, dtype=torch.float64))
+    return Population(sample, noise_covariance=CONSTANTS.noise**2 * torch.eye(dim, dtype=torch.float64))
 
 
 def correlated(num_classes: int, dim: int, generator: torch.Generator) -> Population:
-    """Return noise with eigenvalues proportional to k^-1.5 in a random basis, of mean variance 20 * 0.4^2."""
-    spectrum = torch.arange(1, dim + 1, dtype=torch.float64) ** -1.5  # (dim,)
-    return _anisotropic(num_classes, dim, generator, SHARED_SCALE * NOISE**2 * spectrum / spectrum.mean())
+    """Make noise with eigenvalues proportional to k^-1.5 in a random basis, of mean variance 20 * 0.4^2."""
+    spectrum = torch.arange(1, dim + 1, dtype=torch.float64) ** -CONSTANTS.correlated_decay  # (dim,)
+    variance = CONSTANTS.correlated_variance * CONSTANTS.noise**2
+    return _anisotropic(num_classes, dim, generator, variance * spectrum / spectrum.mean())
 
 
 def nuisance(num_classes: int, dim: int, generator: torch.Generator) -> Population:
-    """Return noise 0.4 a feature, but 100 times its variance along 32 random orthogonal directions.
+    """Make noise of 0.4 per feature, with 100 times its variance along 32 random orthogonal directions.
 
-    Below 64 features, half of the directions are nuisance.
+    With fewer than 64 features, half of the directions have this variance.
     """
-    spectrum = torch.full((dim,), NOISE**2, dtype=torch.float64)
-    spectrum[: min(NUISANCE_DIRECTIONS, dim // 2)] *= NUISANCE_SCALE
+    spectrum = torch.full((dim,), CONSTANTS.noise**2, dtype=torch.float64)
+    spectrum[: min(CONSTANTS.nuisance_directions, dim // 2)] *= CONSTANTS.nuisance_variance
     return _anisotropic(num_classes, dim, generator, spectrum)
 
 
 def subclusters(num_classes: int, dim: int, generator: torch.Generator) -> Population:
-    """Return classes of 3 sub-clusters, each with a prototype of its own; a sample falls in one at random."""
-    prototypes = _sample_prototypes(num_classes * SUBCLUSTERS, dim, generator)
+    """Make classes of 3 sub-clusters, each with its own prototype; a sample is of one of them at random."""
+    count = CONSTANTS.subclusters
+    prototypes = _sample_prototypes(num_classes * count, dim, generator)
 
     def sample(labels: Tensor, generator: torch.Generator) -> Tensor:
-        within = torch.randint(SUBCLUSTERS, labels.shape, generator=generator)  # (n,)
+        within = torch.randint(count, labels.shape, generator=generator)  # (n,)
         noise = torch.randn(len(labels), dim, generator=generator)
-        return prototypes[labels * SUBCLUSTERS + within] + NOISE * noise
+        return prototypes[labels * count + within] + CONSTANTS.noise * noise
 
     return Population(sample)
 
 
 def warped(num_classes: int, dim: int, generator: torch.Generator) -> Population:
-    """Return isotropic data behind a fixed random network: ``tanh(3 x A + b) B``.
+    """Make isotropic data seen through a fixed random network: ``tanh(3 x A + b) B``.
 
-    A and B are (dim, dim) with entries N(0, 1/dim), b is standard normal: the units' inputs have standard
-    deviation 1.6 at the default size, and no affine map explains a tenth of the result's variance. Of 98.7 %
-    accuracy before the warp, cosine to the class mean keeps 52 %, and 76 % after Ledoit-Wolf whitening.
+    A and B are (dim, dim) with entries from N(0, 1/dim), b is standard normal. At the default size the units' inputs
+    have standard deviation 1.6, and an affine map leaves a tenth of the result's variance unexplained. The cosine to
+    the class mean reaches 98.7 % accuracy before the warp and 52 % after it, 76 % with Ledoit-Wolf whitening.
     """
     population = isotropic(num_classes, dim, generator)
     inner = torch.randn(dim, dim, generator=generator) / dim**0.5
@@ -121,30 +142,31 @@ def warped(num_classes: int, dim: int, generator: torch.Generator) -> Population
     bias = torch.randn(dim, generator=generator)
 
     def sample(labels: Tensor, generator: torch.Generator) -> Tensor:
-        return torch.tanh(WARP_GAIN * population.sample(labels, generator) @ inner + bias).mm(outer)
+        return torch.tanh(CONSTANTS.warp_scale * population.sample(labels, generator) @ inner + bias).mm(outer)
 
     return Population(sample)
 
 
 def heavy_tails(num_classes: int, dim: int, generator: torch.Generator) -> Population:
-    """Return noise of 0.4 times a Student t of 3 degrees of freedom, each feature on its own."""
+    """Make noise of 0.4 times Student's t with 3 degrees of freedom, independent for each feature."""
+    freedom = CONSTANTS.degrees_of_freedom
     prototypes = _sample_prototypes(num_classes, dim, generator)
 
     def sample(labels: Tensor, generator: torch.Generator) -> Tensor:
         normal = torch.randn(len(labels), dim, generator=generator)
         squares = torch.zeros_like(normal)
-        for _ in range(DEGREES_OF_FREEDOM):
+        for _ in range(freedom):
             squares += torch.randn(len(labels), dim, generator=generator) ** 2
-        return prototypes[labels] + NOISE * normal / (squares / DEGREES_OF_FREEDOM).sqrt()
+        return prototypes[labels] + CONSTANTS.noise * normal / (squares / freedom).sqrt()
 
     return Population(sample)
 
 
 def class_noise(num_classes: int, dim: int, generator: torch.Generator) -> Population:
-    """Return isotropic noise whose level is the class's own, log-uniform in [0.2, 0.8]."""
+    """Make isotropic noise with a standard deviation of each class's own, log-uniform in [0.2, 0.8]."""
     prototypes = _sample_prototypes(num_classes, dim, generator)
     octaves = 2 * torch.rand(num_classes, 1, generator=generator) - 1  # (num_classes, 1), in [-1, 1)
-    levels = NOISE * 2**octaves  # (num_classes, 1)
+    levels = CONSTANTS.noise * 2**octaves  # (num_classes, 1)
 
     def sample(labels: Tensor, generator: torch.Generator) -> Tensor:
         return prototypes[labels] + levels[labels] * torch.randn(len(labels), dim, generator=generator)
@@ -153,8 +175,8 @@ def class_noise(num_classes: int, dim: int, generator: torch.Generator) -> Popul
 
 
 def wrong_labels(num_classes: int, dim: int, generator: torch.Generator) -> Population:
-    """Return isotropic data with 10 % of train and validation labels swapped for another class's."""
-    return Population(isotropic(num_classes, dim, generator).sample, wrong_share=WRONG_SHARE)
+    """Make isotropic data with 10 % of the train and validation labels replaced by another class's."""
+    return Population(isotropic(num_classes, dim, generator).sample, wrong_share=CONSTANTS.wrong_share)
 
 
 FAMILIES: dict[str, Callable[[int, int, torch.Generator], Population]] = {
@@ -173,23 +195,25 @@ def sample_family(
     num_classes: int = 128,
     dim: int = 384,
 ) -> Split:
-    """Sample one draw of a family: a new population, and a train, validation and test split of it.
+    """Sample a population of a family, and train, validation and test samples of it.
+
+    The global random state is neither used nor changed.
 
     Args:
         name: A key of ``FAMILIES``.
-        seed: A whole number >= 0; population and splits each get a generator derived from it.
-        n_train: Training samples a class, >= 1.
-        n_val: Validation samples a class, >= 0.
-        n_test: Test samples a class, >= 1.
+        seed: A whole number >= 0. The population and each split have a generator derived from it.
+        n_train: Training samples per class, >= 1.
+        n_val: Validation samples per class, >= 0.
+        n_test: Test samples per class, >= 1.
         num_classes: The number of classes, >= 2.
         dim: The number of features, >= 2.
 
     Returns:
-        The draw; the global random state is neither used nor changed.
+        The samples.
 
     Raises:
-        ValueError: An unknown family, or a count out of range.
-        TypeError: A count or seed that is not a number.
+        InputError: The family is unknown, or a count is out of range.
+        InputTypeError: A count or the seed is not a number.
 
     Example:
         >>> split = sample_family("correlated", seed=0, n_train=4, num_classes=10, dim=16)
@@ -220,7 +244,7 @@ def sample_family(
 def _sample_rows(
     population: Population, num_classes: int, n: int, wrong_share: float, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Sample n rows a class in random order, then replace ``wrong_share`` of the labels by another class."""
+    """Sample n rows per class in random order, then replace ``wrong_share`` of the labels by another class."""
     order = torch.randperm(num_classes * n, generator=generator)
     labels = order % num_classes  # (num_classes * n,)
     features = population.sample(labels, generator)
@@ -231,16 +255,16 @@ def _sample_rows(
 
 
 def _sample_prototypes(n: int, dim: int, generator: torch.Generator) -> Tensor:
-    """Sample n prototypes, (n, dim), uniform on the sphere of radius 2.5."""
-    return RADIUS * torch.nn.functional.normalize(torch.randn(n, dim, generator=generator), dim=1)
+    """Sample n prototypes (n, dim) uniformly on the sphere."""
+    return CONSTANTS.radius * torch.nn.functional.normalize(torch.randn(n, dim, generator=generator), dim=1)
 
 
 def _anisotropic(num_classes: int, dim: int, generator: torch.Generator, spectrum: Tensor) -> Population:
-    """Return Gaussian noise with the eigenvalues ``spectrum``, (dim,), in a random orthonormal basis."""
+    """Make Gaussian noise with the eigenvalues ``spectrum`` (dim,) in a random orthonormal basis."""
     prototypes = _sample_prototypes(num_classes, dim, generator)
     normal = torch.randn(dim, dim, dtype=torch.float64, generator=generator)
     basis: Tensor = torch.linalg.qr(normal).Q  # (dim, dim)
-    root = (basis * spectrum.sqrt()).T.float()  # (dim, dim): root.T @ root is the covariance
+    root = (basis * spectrum.sqrt()).T.float()  # (dim, dim), root.T @ root is the covariance
 
     def sample(labels: Tensor, generator: torch.Generator) -> Tensor:
         return prototypes[labels] + torch.randn(len(labels), dim, generator=generator) @ root

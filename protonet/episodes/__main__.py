@@ -1,6 +1,6 @@
 """Few-shot experiments: ``python -m protonet.episodes`` evaluates methods, ``... train`` meta-trains an encoder.
 
-Nothing slow to import is imported before the arguments are known to be right.
+Slow imports wait until the arguments are checked.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from protonet.commands.common import Parser, check_name, check_outputs, parse_wh
 
 PROG = "protonet.episodes"
 DEFAULT_METHODS = ("protonet", "protonet-cosine", "simpleshot", "adaptive", "bd-cspn")
-FIGURES = (".png", ".pdf", ".svg")
+PLOT_SUFFIXES = (".png", ".pdf", ".svg")
 SIDES = ("novel", "validation", "base", "all")
 
 
 def make_parser() -> Parser:
     """Return the parser of the evaluation's arguments."""
-    from protonet.episodes.methods import INDUCTIVE, TRANSDUCTIVE  # noqa: PLC0415 - with torch, which takes a second
+    from protonet.episodes.methods import INDUCTIVE, TRANSDUCTIVE  # noqa: PLC0415 - imports torch, which takes a second
 
     parser = Parser(PROG, "Evaluate few-shot methods on the same N-way K-shot episodes, with 95 % intervals.")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = "\n".join(
         [
             f"inductive methods:\n  {_wrap(INDUCTIVE)}",
-            f"transductive methods, which see all queries of an episode at once:\n  {_wrap(TRANSDUCTIVE)}",
+            f"transductive methods, which use all queries of an episode together:\n  {_wrap(TRANSDUCTIVE)}",
             "meta-training:\n  python -m protonet.episodes train --help",
-            "several processes, the same numbers:\n  torchrun --nproc-per-node 2 -m protonet.episodes ...",
+            "several processes, with the same results:\n  torchrun --nproc-per-node 2 -m protonet.episodes ...",
         ]
     )
     data = parser.add_argument_group("data")
@@ -45,29 +45,33 @@ def make_parser() -> Parser:
     data.add_argument(
         "--side",
         choices=SIDES,
-        help="of the split by class: novel (default, if there is a split), validation, base or all",
+        help="side of the split by class: novel (default if there is a split), validation, base or all",
     )
     data.add_argument(
         "--split-seed", metavar="N", help="split the classes at random: 60 %% base, 15 %% validation, 25 %% novel"
     )
-    data.add_argument("--encoder", metavar="FILE", help="made by 'train'; without one, the features as they are")
+    data.add_argument("--encoder", metavar="FILE", help="file from 'train'; without it, features are used as they are")
     episodes = parser.add_argument_group("episodes")
-    episodes.add_argument("--way", default="5", metavar="N[-M]", help="classes an episode (default 5)")
-    episodes.add_argument("--shot", default="1", metavar="N[-M]", help="support rows a class (default 1)")
-    episodes.add_argument("--query", default="15", metavar="N", help="query rows a class (default 15)")
-    episodes.add_argument("--unequal", action="store_true", help="each class draws its own number of shots")
+    episodes.add_argument("--way", default="5", metavar="N[-M]", help="classes per episode (default 5)")
+    episodes.add_argument("--shot", default="1", metavar="N[-M]", help="support rows per class (default 1)")
+    episodes.add_argument("--query", default="15", metavar="N", help="query rows per class (default 15)")
+    episodes.add_argument("--unequal", action="store_true", help="draw the number of shots for each class alone")
     episodes.add_argument(
-        "--imbalance", metavar="A", help="queries by Dirichlet shares of this concentration, such as 2.0; equal without"
+        "--imbalance",
+        metavar="A",
+        help="share queries by a Dirichlet distribution of this concentration, such as 2.0 (default: equally)",
     )
-    episodes.add_argument("--open", default="0", metavar="N", help="classes outside the episode among the queries")
+    episodes.add_argument("--open", default="0", metavar="N", help="classes outside the episode, with queries")
     episodes.add_argument(
         "--allow-small",
         action="store_true",
-        help="let classes with few rows have fewer queries; with --imbalance, that makes them less unbalanced",
+        help="accept classes with few rows, with fewer queries; with --imbalance, that balances queries somewhat",
     )
-    episodes.add_argument("--episodes", default="2000", metavar="N", help="episodes, at the most (default 2000)")
-    episodes.add_argument("--until", default="0", metavar="P", help="stop when every 95 %% interval is within P points")
-    episodes.add_argument("--seed", default="0", metavar="N", help="of the episodes (default 0)")
+    episodes.add_argument("--episodes", default="2000", metavar="N", help="most episodes (default 2000)")
+    episodes.add_argument(
+        "--until", default="0", metavar="P", help="stop once every 95 %% interval is within ±P points (default: never)"
+    )
+    episodes.add_argument("--seed", default="0", metavar="N", help="seed of the episodes (default 0)")
     parser.add_argument(
         "--method",
         nargs="+",
@@ -75,20 +79,20 @@ def make_parser() -> Parser:
         metavar="NAME",
         help=f"names, or all (default: {' '.join(DEFAULT_METHODS)})",
     )
-    for name, text in (("json", "all figures"), ("csv", "a line a figure"), ("plot", "a figure, .png, .pdf or .svg")):
+    for name, text in (("json", "all metrics"), ("csv", "one line per metric"), ("plot", "a .png, .pdf or .svg file")):
         parser.add_argument(f"--{name}", metavar="FILE", help=f"write {text}")
     return parser
 
 
 def _wrap(names: Mapping[str, Any]) -> str:
-    """Return names in lines of some 90 characters."""
+    """Wrap names into indented lines of at most 90 characters."""
     import textwrap  # noqa: PLC0415 - for the help alone
 
     return "\n  ".join(textwrap.wrap(", ".join(names), 90, break_on_hyphens=False))
 
 
 def parse_span(argument: str, text: str, *, low: int) -> tuple[int, int]:
-    """Return ``5`` as (5, 5) and ``5-20`` as (5, 20), or raise a ValueError."""
+    """Parse ``5`` as (5, 5) and ``5-20`` as (5, 20); raise an InputError for anything else."""
     first, dash, last = text.partition("-")
     if not first or (dash and not last):
         fail(PROG, argument, "be a number or a span such as 5-20", repr(text), f"Pass a number >= {low}.")
@@ -100,7 +104,7 @@ def parse_span(argument: str, text: str, *, low: int) -> tuple[int, int]:
 
 
 def parse_number(argument: str, text: str, *, strict: bool) -> float:
-    """Return text as a finite float >= 0, or > 0, or raise a ValueError."""
+    """Parse a finite float >= 0 (> 0 if ``strict``); raise an InputError for anything else."""
     try:
         value: Any = float(text)
     except ValueError:
@@ -128,16 +132,16 @@ def run(arguments: Sequence[str] | None) -> None:
     until = parse_number("--until", options.until, strict=False)
     seed = parse_whole(PROG, "--seed", options.seed, low=0)
     split_seed = None if options.split_seed is None else parse_whole(PROG, "--split-seed", options.split_seed, low=0)
-    leads = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts one writes
-    outputs = check_outputs(PROG, options, ("json", "csv", "plot")) if leads else {}
+    is_main = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts, the first one writes
+    outputs = check_outputs(PROG, options, ("json", "csv", "plot")) if is_main else {}
     for name, path in outputs.items():
         if path.exists() and path.resolve() in {
             Path(each or ".").resolve() for each in (options.dataset, options.encoder)
         }:
             fail(PROG, f"--{name}", "be another file than what is read", path, "Pass another path.")
-    if "plot" in outputs and outputs["plot"].suffix.lower() not in FIGURES:
-        fail(PROG, "--plot", f"end in {', '.join(FIGURES)}", outputs["plot"], "Pass a path such as out.png.")
-    from protonet.episodes.experiment import Experiment, run_experiment  # noqa: PLC0415 - the arguments are right
+    if "plot" in outputs and outputs["plot"].suffix.lower() not in PLOT_SUFFIXES:
+        fail(PROG, "--plot", f"end in {', '.join(PLOT_SUFFIXES)}", outputs["plot"], "Pass a path such as out.png.")
+    from protonet.episodes.experiment import Experiment, run_experiment  # noqa: PLC0415 - once the arguments are checked
 
     run_experiment(
         Experiment(options.dataset, options.side, split_seed, options.encoder, setting, names, n_episodes, until, seed),
@@ -147,7 +151,7 @@ def run(arguments: Sequence[str] | None) -> None:
 
 def train(arguments: Sequence[str] | None) -> None:
     """Meta-train as the arguments say."""
-    from protonet.episodes.train import run_train  # noqa: PLC0415 - of use to one of the two
+    from protonet.episodes.train import run_train  # noqa: PLC0415 - one of the two commands needs it
 
     run_train(arguments)
 

@@ -1,4 +1,4 @@
-"""Backbones that meta-training learns: an MLP for rows of any kind, a small convolutional network for grey images."""
+"""The backbones of meta-training: an MLP for rows of any kind, a small convolutional network for grey images."""
 
 from __future__ import annotations
 
@@ -11,28 +11,30 @@ from protonet._checks import fail
 from protonet.episodes.batch import Take
 
 BACKBONES = ("mlp", "conv")
-#: Rows that are embedded at a time.
+#: Rows that `embed_rows` embeds at a time.
 CHUNK = 1024
 
 
 def make_backbone(name: str, dim: int, generator: torch.Generator) -> nn.Sequential:
-    """Make an untrained backbone; its norms are of each row alone, so that no row's embedding hangs on another's.
+    """Make an untrained backbone.
+
+    It normalises each row alone (layer and group normalisation), so that no row's embedding depends on other rows.
 
     Args:
-        name: "mlp" for rows as they are, or "conv" for square grey images, row by row of their pixels.
-        dim: Features a row; for "conv" the square of the image's side, which is at least 8.
+        name: "mlp" for rows of any kind, or "conv" for square grey images, given row by row of their pixels.
+        dim: Features per row; for "conv" the square of the image's side, which is at least 8.
         generator: Draws the weights.
 
     Returns:
-        A module that maps rows (n, dim) float32 to (n, embedding_dim).
+        A module on the CPU that maps rows (n, dim) float32 to (n, embedding_dim) float32.
 
     Raises:
-        ValueError: An unknown name, or rows that are no square images.
+        InputError: The name is unknown, or the rows cannot be square images.
 
-    Source: the convolutional one after Snell, Swersky and Zemel, "Prototypical networks for few-shot learning" (2017),
-        sec. 3.1, https://arxiv.org/abs/1703.05175, with a stride in the first layer, for speed; the weights as in He et
-        al., "Delving deep into rectifiers" (2015), eq. 10, https://arxiv.org/abs/1502.01852; the norms as in Wu and He,
-        "Group normalization" (2018), https://arxiv.org/abs/1803.08494.
+    Source: "conv" follows Snell, Swersky and Zemel, "Prototypical networks for few-shot learning" (2017), sec. 3.1,
+        https://arxiv.org/abs/1703.05175, with a stride in the first layer, for speed. Weights: He et al., "Delving deep
+        into rectifiers" (2015), eq. 10, https://arxiv.org/abs/1502.01852. Normalisation: Wu and He, "Group
+        normalization" (2018), https://arxiv.org/abs/1803.08494.
     """
     if name not in BACKBONES:
         fail("make_backbone", "name", f"be one of {', '.join(BACKBONES)}", repr(name), "Pick one of them.")
@@ -53,7 +55,7 @@ def make_backbone(name: str, dim: int, generator: torch.Generator) -> nn.Sequent
 
 
 def _make_mlp(dim: int) -> nn.Sequential:
-    """Return an MLP from rows (n, dim) to (n, 128)."""
+    """Return an MLP that maps rows (n, dim) to (n, 128)."""
     return nn.Sequential(
         nn.Linear(dim, 512, bias=False),
         nn.LayerNorm(512),
@@ -66,7 +68,7 @@ def _make_mlp(dim: int) -> nn.Sequential:
 
 
 def _make_conv(side: int) -> nn.Sequential:
-    """Return a network of four convolutions, of rows (n, side * side) to (n, 576) for a side of 28."""
+    """Return four convolutions that map rows (n, side * side) to (n, embedding_dim): 576 for a side of 28."""
     return nn.Sequential(
         nn.Unflatten(1, (1, side, side)),
         nn.Conv2d(1, 32, 5, stride=2, padding=2, bias=False),
@@ -92,8 +94,8 @@ def embed_rows(encoder: nn.Module, take: Take, rows: Tensor) -> Tensor:
 
     Args:
         encoder: Maps (n, dim) float32 to (n, embedding_dim), on any device.
-        take: Takes rows by number.
-        rows: (n,) int64 numbers of the rows to embed.
+        take: Returns rows by number.
+        rows: (n,) int64, the numbers of the rows to embed.
 
     Returns:
         (n, embedding_dim) float32 on the CPU.

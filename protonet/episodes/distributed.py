@@ -1,4 +1,4 @@
-"""Processes that share the work, as torchrun starts them: ``torchrun --nproc-per-node 2 -m protonet.episodes ...``."""
+"""Processes that share the work, started by torchrun: ``torchrun --nproc-per-node 2 -m protonet.episodes ...``."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ T = TypeVar("T")
 
 
 class Group(NamedTuple):
-    """The processes that share the work, and which of them this one is."""
+    """The processes that share the work, and which of them this one is.
+
+    Attributes:
+        rank: This process, in [0, world_size).
+        world_size: The number of processes.
+    """
 
     rank: int = 0
     world_size: int = 1
 
     def gather(self, value: T) -> list[T]:
-        """Return every process's value, in the order of their ranks, to all of them."""
+        """Exchange values: give one, and return those of all processes in the order of their ranks."""
         if self.world_size == 1:
             return [value]
         values: list[T] = [value] * self.world_size
@@ -29,10 +34,13 @@ class Group(NamedTuple):
 
 @contextmanager
 def join_group(device: str = "cpu") -> Iterator[Group]:
-    """Join the processes that torchrun started, if it did: by gloo on a CPU, by nccl on a GPU.
+    """Join the processes that torchrun started, by gloo on a CPU and nccl on a GPU; without torchrun, be alone.
 
     Args:
-        device: Where the tensors are that the processes exchange.
+        device: Where the tensors are that the processes exchange, such as "cpu" or "cuda".
+
+    Yields:
+        The group, which is left at the end.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield Group()

@@ -1,6 +1,6 @@
 """Draw numbered episodes of many kinds: ranges of ways and shots, unequal shots, unbalanced queries, open classes.
 
-What is drawn hangs on the seed and the episode's number alone, not on the machine, the batch or what else is drawn.
+An episode depends only on the seed and its number: not on the machine, the batch or the other episodes.
 """
 
 from __future__ import annotations
@@ -15,27 +15,30 @@ from torch import Tensor
 from protonet._checks import check_int, check_number, fail
 from protonet.sampling import ClassIndex, draw_distinct
 
-#: Streams of random numbers of `draw_episodes`, so that more queries, say, do not change which classes are drawn.
+#: Independent streams of random numbers, so that for example more queries do not change which classes are drawn.
 WAYS, CLASSES, SHOTS, QUERIES, ROWS = range(5)
+#: Stands in a `Draw` where there is no row.
 NO_ROW = -1
-#: No number of classes or of rows a class may be larger: far beyond any use, far below any overflow.
+#: The largest number of classes, and of rows per class: far beyond any use, far below any overflow.
 MOST = 10**6
 
 
 class Setting(NamedTuple):
-    """What kind of episodes to draw.
+    """The kind of episodes to draw.
 
     Attributes:
-        way: Least and most classes an episode, each number equally likely.
-        shot: Least and most support rows a class, likewise.
-        n_query: Query rows a class; with ``imbalance``, on average.
-        unequal: Does each class of an episode draw its own number of shots?
-        imbalance: None for equal classes; otherwise the concentration, > 0, of the Dirichlet distribution of their
-            shares in ``way * n_query`` queries: 2 in the literature, less for more imbalance.
-        n_open: Classes outside the episode that add ``n_query`` queries each.
-        allow_small: May classes have fewer queries than that? Those without one row more than the shots are left out.
+        way: Least and most classes per episode (n_way), >= 2. Each number in between is equally likely.
+        shot: Least and most support rows per class (n_shot), >= 1, likewise.
+        n_query: Query rows per class, >= 1; the average over classes if ``imbalance`` is given.
+        unequal: Draw the number of shots for each class alone, not once per episode.
+        imbalance: None for equally many queries of each class. Otherwise the classes share ``way * n_query`` queries by
+            a Dirichlet distribution of this concentration, > 0: 2 in the literature, less for more imbalance.
+        n_open: Open classes: classes outside the episode that add ``n_query`` queries each, >= 0.
+        allow_small: Accept classes with fewer rows than shots and queries, with fewer queries. Classes without a single
+            row for a query are left out.
 
     Source: imbalance as in Veilleux et al., "Realistic evaluation of transductive few-shot learning" (2021), sec. 3.
+        https://arxiv.org/abs/2204.11181
     """
 
     way: tuple[int, int] = (5, 5)
@@ -48,19 +51,34 @@ class Setting(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """Row numbers of a batch of episodes, int64, ``NO_ROW`` where there is none."""
+    """Row numbers of a batch of episodes, int64, with ``NO_ROW`` in slots without a row.
 
-    support: Tensor  # (episodes, most ways, most shots)
-    query: Tensor  # (episodes, most ways, most queries)
-    open_query: Tensor  # (episodes, n_open, n_query), of classes outside the episode
+    Attributes:
+        support: (episodes, most classes, most shots).
+        query: (episodes, most classes, most queries).
+        open_query: (episodes, n_open, n_query), of classes outside the episode.
+    """
+
+    support: Tensor
+    query: Tensor
+    open_query: Tensor
 
 
 def check_setting(name: str, index: ClassIndex, setting: Setting, class_names: tuple[str, ...]) -> ClassIndex:
-    """Return the index of the classes that can be drawn from; ``name`` and ``class_names`` are for messages.
+    """Check that a setting fits the data, and return the classes that can be drawn.
+
+    Args:
+        name: The public function's or command's name, for messages.
+        index: Rows by class, from `protonet.sampling.index_classes`.
+        setting: The kind of episodes.
+        class_names: One name per class, for messages.
+
+    Returns:
+        The index; with ``allow_small``, without the classes that are too small.
 
     Raises:
-        TypeError: A number is not one.
-        ValueError: A number outside its range, more ways than classes, a class with too few rows.
+        InputTypeError: A count is not a number.
+        InputError: A count is outside its range, there are fewer classes than asked for, or a class has too few rows.
     """
     for argument, (low, high), least in (("way", setting.way, 2), ("shot", setting.shot, 1)):
         check_int(name, argument, low, low=least, high=MOST)
@@ -75,18 +93,18 @@ def check_setting(name: str, index: ClassIndex, setting: Setting, class_names: t
         index = index.take((index.size >= needed).nonzero().flatten())
     n_classes = f"{len(index.size)}{f' beside {n_open} open ones' if n_open else ''}"
     if setting.way[1] + n_open > len(index.size):
-        remedy = f"Ask for fewer ways{' or open classes' if n_open else ''}, or another side of the split."
+        remedy = f"Ask for fewer classes{' or open classes' if n_open else ''}, or another side of the split."
         fail(name, "way", f"be at most the number of classes ({n_classes})", setting.way[1], remedy)
     if bool((index.size < needed).any()):
         worst = int(index.size.argmin())
         got = f"class {class_names[worst]!r} with {int(index.size[worst])}"
         limit = f"have {needed} rows (shot + query{'' if setting.imbalance is None else ', were all of one class'})"
-        fail(name, "classes", limit, got, "Ask for fewer, or allow small classes (--allow-small).")
+        fail(name, "classes", limit, got, "Ask for fewer rows, or allow small classes (--allow-small).")
     return index
 
 
 def draw_episodes(index: ClassIndex, setting: Setting, *, seed: int, first: int, n_episodes: int) -> Draw:
-    """Draw the episodes of numbers ``first`` to ``first + n_episodes - 1``.
+    """Draw the episodes numbered ``first`` to ``first + n_episodes - 1``.
 
     Args:
         index: Rows by class, from `check_setting`.
@@ -96,9 +114,10 @@ def draw_episodes(index: ClassIndex, setting: Setting, *, seed: int, first: int,
         n_episodes: >= 0.
 
     Returns:
-        The row numbers; an episode's own label of a row is its position along the axis of ways.
+        The row numbers. A row's label within its episode is its position along the axis of classes.
 
     Source: counter-based random numbers, Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011).
+        https://doi.org/10.1145/2063384.2063405
     """
     most_way, most_shot, n_open = setting.way[1], setting.shot[1], setting.n_open
 
@@ -112,7 +131,7 @@ def draw_episodes(index: ClassIndex, setting: Setting, *, seed: int, first: int,
     n_classes = torch.tensor(len(index.size)).expand(n_episodes)
     classes = draw_distinct(uniform(CLASSES, most_way + n_open), n_classes)
     size, start = index.size[classes], index.start[classes]  # (episodes, most_way + n_open)
-    drawn = torch.arange(most_way) < way[:, None]  # (episodes, most_way)
+    drawn = torch.arange(most_way) < way[:, None]  # (episodes, most_way), the classes that the episode has
     shots = spread(uniform(SHOTS, most_way), *setting.shot)
     shots = (shots if setting.unequal else shots[:, :1].expand(-1, most_way)).where(drawn, 0)
     queries = torch.full_like(shots, setting.n_query).where(drawn, 0)
@@ -120,9 +139,10 @@ def draw_episodes(index: ClassIndex, setting: Setting, *, seed: int, first: int,
         queries = _share_queries(uniform(QUERIES, most_way), setting.imbalance, drawn, way * setting.n_query)
     most_query = min(setting.n_query * (1 if setting.imbalance is None else most_way), int(index.size.max()))
     queries = torch.minimum(queries, size[:, :most_way] - shots)
-    of_open = torch.full((n_episodes, n_open), setting.n_query).minimum(size[:, most_way:])
-    slots = most_shot + int(torch.cat([queries.flatten(), of_open.flatten(), torch.zeros(1, dtype=torch.int64)]).max())
-    numbers = uniform(ROWS, most_way + n_open, most_shot + most_query)[..., :slots]  # of the slots that are used
+    open_queries = torch.full((n_episodes, n_open), setting.n_query).minimum(size[:, most_way:])
+    counts = torch.cat([queries.flatten(), open_queries.flatten(), torch.zeros(1, dtype=torch.int64)])
+    slots = most_shot + int(counts.max())  # those that are used
+    numbers = uniform(ROWS, most_way + n_open, most_shot + most_query)[..., :slots]
     rows = index.rows[start[..., None] + draw_distinct(numbers, size)]  # (episodes, most_way + n_open, slots)
     inside, outside, position = rows[:, :most_way], rows[:, most_way:], torch.arange(slots)
     is_support = position < shots[..., None]
@@ -130,19 +150,31 @@ def draw_episodes(index: ClassIndex, setting: Setting, *, seed: int, first: int,
     return Draw(
         inside.where(is_support, NO_ROW)[..., :most_shot],
         inside.where(is_query, NO_ROW)[..., setting.shot[0] :],
-        outside.where(position < of_open[..., None], NO_ROW)[..., : setting.n_query],
+        outside.where(position < open_queries[..., None], NO_ROW)[..., : setting.n_query],
     )
 
 
 def _share_queries(uniform: Tensor, concentration: float, drawn: Tensor, total: Tensor) -> Tensor:
-    """Return how many of ``total`` (episodes,) queries each drawn class has, (episodes, ways): Dirichlet shares.
+    """Share queries among classes by a Dirichlet distribution.
 
-    The shares are gamma variates, by inversion, over their sum; what rounding down leaves goes to the largest rests.
+    The shares are gamma variates, made by inversion, divided by their sum. Counts are rounded down; the queries that
+    this leaves go to the classes with the largest fractions.
+
+    Args:
+        uniform: (episodes, classes) float64 in [0, 1).
+        concentration: > 0.
+        drawn: (episodes, classes) bool, the classes that the episode has.
+        total: (episodes,) int64, the queries to share.
+
+    Returns:
+        (episodes, classes) int64, zero for classes that the episode does not have.
+
+    Source: gamma variates over their sum, Devroye, "Non-uniform random variate generation" (1986), ch. XI, sec. 4.
     """
     from scipy.special import gammaincinv  # noqa: PLC0415 - slow to import
 
     gamma = torch.from_numpy(gammaincinv(concentration, uniform.numpy())).where(drawn, 0.0)
-    gamma = gamma.where(gamma.sum(dim=1, keepdim=True) > 0, drawn.double())  # all underflowed
+    gamma = gamma.where(gamma.sum(dim=1, keepdim=True) > 0, drawn.double())  # where all underflowed
     exact = gamma / gamma.sum(dim=1, keepdim=True) * total[:, None]
     whole = exact.floor()
     rank = (exact - whole).where(drawn, -1.0).argsort(dim=1, descending=True, stable=True).argsort(dim=1)
@@ -150,9 +182,9 @@ def _share_queries(uniform: Tensor, concentration: float, drawn: Tensor, total: 
 
 
 def _uniform(seed: int, stream: int, first: int, shape: tuple[int, ...]) -> Tensor:
-    """Return float64 numbers in [0, 1), of ``shape`` (episodes, ...), each episode's from counters of its own."""
-    width = math.prod(shape[1:])
-    blocks = -(-width // 4)  # each counter gives four numbers
+    """Return float64 numbers in [0, 1) of ``shape`` (episodes, ...); each episode has counters of its own."""
+    per_episode = math.prod(shape[1:])
+    blocks = -(-per_episode // 4)  # each counter gives four numbers
     source = np.random.Philox(key=np.array([seed, stream], np.uint64), counter=first * blocks)
-    raw = source.random_raw(shape[0] * blocks * 4).reshape(shape[0], blocks * 4)[:, :width]
-    return torch.from_numpy((raw >> np.uint64(11)) * 2.0**-53).reshape(shape)
+    raw = source.random_raw(shape[0] * blocks * 4).reshape(shape[0], blocks * 4)[:, :per_episode]
+    return torch.from_numpy((raw >> np.uint64(11)) * 2.0**-53).reshape(shape)  # (episodes, ...)

@@ -1,4 +1,4 @@
-"""One experiment of the command line: data, encoder and methods to a report."""
+"""One evaluation from the command line: from data, encoder and methods to a report."""
 
 from __future__ import annotations
 
@@ -21,16 +21,29 @@ from protonet.episodes.distributed import join_group
 from protonet.episodes.draws import Setting, check_setting, draw_episodes
 from protonet.episodes.evaluation import Scores, evaluate, join_scores
 from protonet.episodes.methods import METHODS, NEEDS_BASE, USES_BASE
-from protonet.episodes.report import format_report, summarize, write_csv, write_json
+from protonet.episodes.report import format_report, summarize, write_csv, write_json, write_plot
 from protonet.episodes.sources import load_source
 from protonet.episodes.statistics import half_width, mean_of
 from protonet.sampling import ClassIndex, index_classes
 
-NAME = "protonet.episodes"
+#: The command, for messages.
+PROG = "protonet.episodes"
 
 
 class Experiment(NamedTuple):
-    """What was asked for: `protonet.episodes.__main__` describes each."""
+    """The settings of an evaluation.
+
+    Attributes:
+        dataset: A data set by name or path, see `protonet.episodes.sources.load_source`.
+        side: Of the split by class, or "all"; None for "novel" if there is a split, otherwise "all".
+        split_seed: Split the classes at random with this seed; None keeps the data set's own split.
+        encoder: The path of a checkpoint; None evaluates the features as they are.
+        setting: The kind of episodes.
+        methods: Names of methods, or "all".
+        n_episodes: Most episodes.
+        until: Stop once the half-widths of all 95 % intervals are below this many percentage points; 0 for never.
+        seed: Of the episodes.
+    """
 
     dataset: str
     side: str | None
@@ -44,33 +57,49 @@ class Experiment(NamedTuple):
 
 
 class Material(NamedTuple):
-    """What an experiment works on."""
+    """The data and methods of an evaluation, ready to use.
 
-    x: Tensor  # (n, dim)
+    Attributes:
+        x: (n, dim) floating.
+        take: Returns rows of ``x`` by number.
+        by_class: Rows by class, of the classes to draw from.
+        class_names: One name per class of the side.
+        base: The base classes, if a method uses them.
+        side: Of the split, or "all".
+        methods: Their names.
+        notes: Lines to print with the report.
+    """
+
+    x: Tensor
     take: Take
-    by_class: ClassIndex  # the classes to draw from
+    by_class: ClassIndex
     class_names: tuple[str, ...]
-    base: Base | None  # where a method uses them
-    side: str  # of the split, or "all"
+    base: Base | None
+    side: str
     methods: list[str]
-    notes: list[str]  # lines to read beside the report
+    notes: list[str]
 
 
 def run_experiment(experiment: Experiment, outputs: Mapping[str, Path]) -> None:
-    """Evaluate, print the report, and write ``json``, ``csv`` and ``plot`` where they are among the outputs.
+    """Evaluate, print the report and write the outputs.
+
+    Args:
+        experiment: The settings.
+        outputs: The paths of the files to write, under ``json``, ``csv`` and ``plot``; each may be missing.
 
     Raises:
-        KeyboardInterrupt: After report and files of the episodes so far.
-        ValueError: Data, side, encoder and setting that do not fit together.
+        KeyboardInterrupt: After Ctrl-C, once the report and the files of the finished episodes are written.
+        MissingPackageError: A package that the data or an output needs is missing.
+        InputError: Data, side, encoder and setting do not fit together.
     """
     if "plot" in outputs:
-        with optional_packages(NAME):
+        with optional_packages(PROG):
             import matplotlib as _  # noqa: F401, PLC0415 - before the work, if it is missing
     with join_group() as group:
         data = load_source(experiment.dataset, split_seed=experiment.split_seed)
         material = prepare(data, experiment)
-        leads = group.rank == 0
-        bar = tqdm(total=experiment.n_episodes, unit="episode", delay=1.0, dynamic_ncols=True, disable=not leads)
+        is_main = group.rank == 0  # the process that prints and writes
+        bar = tqdm(total=experiment.n_episodes, unit="episode", delay=1.0, dynamic_ncols=True, disable=not is_main)
         latest: dict[str, Sequence[Scores]] = {}
 
         def show(done: int, scores: Mapping[str, Sequence[Scores]]) -> None:
@@ -85,7 +114,7 @@ def run_experiment(experiment: Experiment, outputs: Mapping[str, Path]) -> None:
         def report(scores: Mapping[str, Scores]) -> int:
             bar.close()
             summary = summarize(scores, experiment.setting.shot, describe(experiment, material))
-            if leads:
+            if is_main:
                 print(format_title(summary, material, experiment) + format_report(summary), end="", flush=True)
                 write_outputs(summary, outputs, material, experiment)
             return len(next(iter(scores.values())).accuracy)
@@ -114,18 +143,30 @@ def run_experiment(experiment: Experiment, outputs: Mapping[str, Path]) -> None:
 
 
 def prepare(data: Dataset, experiment: Experiment) -> Material:
-    """Return the rows and classes of an experiment's side, embedded if there is an encoder, and what to say of them."""
+    """Select the rows and classes of an experiment's side, and embed them if there is an encoder.
+
+    Args:
+        data: The data set.
+        experiment: The settings.
+
+    Returns:
+        Rows, classes and methods, with notes about them.
+
+    Raises:
+        MissingPackageError: A package for reading the encoder is missing.
+        InputError: Data, side, encoder and setting do not fit together.
+    """
     sides = data.sides or ("all",) * data.num_classes
     side = experiment.side or ("all" if data.sides is None else "novel")
     if side not in {"all", *sides}:
         got = f"{side} of {', '.join(sorted(set(data.sides or ()))) or 'no split'}"
-        fail(NAME, "--side", "be a side that has classes", got, "Pass --side all, or --split-seed 0 for a split.")
+        fail(PROG, "--side", "be a side that has classes", got, "Pass --side all, or --split-seed 0 for a split.")
     with_base = side in SIDES[1:] and "base" in sides
     methods, notes = find_methods(experiment.methods, with_base=with_base)
     chosen = [c for c, own in enumerate(sides) if side in ("all", own)]
     names = tuple(data.class_names[c] for c in chosen)
     whole = index_classes(data.y)
-    by_class = check_setting(NAME, whole.take(torch.tensor(chosen)), experiment.setting, names)
+    by_class = check_setting(PROG, whole.take(torch.tensor(chosen)), experiment.setting, names)
     if experiment.setting.allow_small:
         few = experiment.setting.shot[1] + experiment.setting.n_query
         small = int((by_class.size < few).sum())
@@ -148,14 +189,26 @@ def prepare(data: Dataset, experiment: Experiment) -> Material:
         x = embed_rows(encoder, take, used)
         take, by_class = take_from(x), by_class._replace(rows=places[by_class.rows])
         base_index = None if base_index is None else base_index._replace(rows=places[base_index.rows])
-    # With memory of its own: a method may take base rows while it holds an episode.
+    # Base rows are copied into memory of their own: a method may take them while it uses an episode's.
     base_take = take if x is data.x and data.mapping is not None else take_from(x)
     base = None if base_index is None else summarize_base(base_take, base_index)
     return Material(x, take, by_class, names, base, side, methods, notes)
 
 
 def find_methods(names: Sequence[str], *, with_base: bool) -> tuple[list[str], list[str]]:
-    """Return the methods that names stand for, ``all`` for all that can run, and what to say of them."""
+    """Look up methods by name.
+
+    Args:
+        names: Names of methods; "all" stands for every method that can run.
+        with_base: Are there base classes beside the evaluated ones?
+
+    Returns:
+        names: Of the methods.
+        notes: Lines to print with the report.
+
+    Raises:
+        InputError: A method needs base classes, and there are none.
+    """
     notes = []
     if "all" in names:
         missing = [] if with_base else sorted(NEEDS_BASE)
@@ -164,35 +217,40 @@ def find_methods(names: Sequence[str], *, with_base: bool) -> tuple[list[str], l
     for name in names:
         if name in NEEDS_BASE and not with_base:
             remedy = "Pass --side novel, of data with a split by class; --split-seed 0 makes one."
-            fail(NAME, "--method", "find base classes beside the evaluated ones", f"none for {name}", remedy)
+            fail(PROG, "--method", "find base classes beside the evaluated ones", f"none for {name}", remedy)
     if "simpleshot" in names and not with_base:
         notes.append("Without base classes, simpleshot centres on each episode's own support rows.")
     return list(names), notes
 
 
 def compare_split(plan: Mapping[str, Any], experiment: Experiment, side: str) -> list[str]:
-    """Return what to say of classes that an encoder learned, or raise a ValueError if it learned by another split."""
+    """Check that an encoder was trained on the same split, and note where it is evaluated on classes that it learned.
+
+    Args:
+        plan: The encoder's settings, from `protonet.episodes.checkpoints.read_plan`.
+        experiment: The settings of the evaluation.
+        side: The evaluated side.
+
+    Returns:
+        Lines to print with the report.
+
+    Raises:
+        InputError: The encoder was trained on another split of the same data set.
+    """
     if plan["dataset"] != experiment.dataset:
         return []
     if plan["split_seed"] != experiment.split_seed:
         trained = "without one" if plan["split_seed"] is None else f"with {plan['split_seed']}"
         got = f"{experiment.split_seed}; the encoder was trained {trained}"
-        fail(
-            NAME,
-            "--split-seed",
-            "be the encoder's, or it would be judged on classes that it learned",
-            got,
-            "Pass that.",
-        )
-    return (
-        []
-        if side == "novel"
-        else [f"The encoder was trained or chosen on classes of side {side}: this is no test of it."]
-    )
+        constraint = "be the encoder's, or it would be judged on classes that it learned"
+        fail(PROG, "--split-seed", constraint, got, "Pass the encoder's.")
+    if side == "novel":
+        return []
+    return [f"The encoder was trained or chosen on classes of side {side}: this is no test of it."]
 
 
 def describe(experiment: Experiment, material: Material) -> dict[str, Any]:
-    """Return the settings as JSON writes them, under the names of the command line."""
+    """Return the settings for the summary, under the names of the command line."""
     setting = experiment.setting
     return {
         "dataset": experiment.dataset,
@@ -213,7 +271,7 @@ def describe(experiment: Experiment, material: Material) -> dict[str, Any]:
 
 
 def format_title(summary: Mapping[str, Any], material: Material, experiment: Experiment) -> str:
-    """Return the line above the table: what was evaluated."""
+    """Format the lines above the table: what was evaluated, and the notes."""
     setting = experiment.setting
     spans = ["-".join(map(str, dict.fromkeys(span))) for span in (setting.way, setting.shot)]
     kind = "" if setting.imbalance is None else f", queries by Dirichlet shares of {setting.imbalance:g}"
@@ -230,17 +288,15 @@ def write_outputs(
     material: Material,
     experiment: Experiment,
 ) -> None:
-    """Write the files that were asked for."""
+    """Write the files among ``json``, ``csv`` and ``plot`` that are in ``outputs``."""
     if "json" in outputs:
         write_json(outputs["json"], summary)
     if "csv" in outputs:
         write_csv(outputs["csv"], summary)
     if "plot" in outputs:
-        from protonet.episodes.figures import draw_figure  # noqa: PLC0415 - with matplotlib
-
         index, setting = material.by_class, experiment.setting
-        with torch.inference_mode():  # as the memory that rows are taken into
+        with torch.inference_mode():  # like the memory that rows are copied into
             part = next(split_draw(draw_episodes(index, setting, seed=experiment.seed, first=0, n_episodes=1)))
-            draw_figure(outputs["plot"], summary, gather_episodes(material.take, part), part.query_labels)
+            write_plot(outputs["plot"], summary, gather_episodes(material.take, part), part.query_labels)
     for path in outputs.values():
         print(f"wrote {path}", file=sys.stderr)

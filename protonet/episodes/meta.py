@@ -1,83 +1,66 @@
-"""Meta-training: an encoder that learns to tell apart the classes of episodes, and all base classes at once."""
+"""Meta-training: an encoder that learns to tell apart the classes of episodes, and all base classes at once.
+
+First what a step is, then the run that takes them, its checkpoints, and the loop with its log.
+"""
 
 from __future__ import annotations
 
 import copy
+import json
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from protonet.episodes.backbones import make_backbone
-from protonet.episodes.checkpoints import BEST, take_prefix
-from protonet.episodes.draws import Setting
+from protonet.episodes.checkpoints import BEST, take_prefix, write_checkpoint
+from protonet.episodes.distributed import Group
+from protonet.episodes.tasks import Plan, Score, Side, draw_batch, score_encoder
 from protonet.losses import cosine_cross_entropy, episodic_loss
 
-LEARNING_RATE = 3e-3
-WEIGHT_DECAY = 1e-2
-TEMPERATURE = 0.1
-SMOOTHING = 0.1
-#: Decay of the weight average, which is what is judged and kept.
-AVERAGE = 0.99
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the encoder is trained. All values are our own choice."""
+
+    learning_rate: float = 3e-3
+    """AdamW's."""
+    weight_decay: float = 1e-2
+    """AdamW's, of the encoder's weights; the proxies have none."""
+    temperature: float = 0.1
+    """Divides the cosines in both losses."""
+    smoothing: float = 0.1
+    """Label smoothing in both losses, in [0, 1)."""
+    average_decay: float = 0.99
+    """Decay per step of the average of the weights, which is what is validated and kept."""
+    average_delay: int = 9
+    """In step t the decay is at most t / (t + this): the average soon forgets the initial weights."""
+
+
+RECIPE = Recipe()
 #: What the names of a checkpoint's tensors begin with, beside those of the best weights.
 LEARNER, AVERAGED, OPTIMIZER = "learner.", "average.", "optimizer."
-
-
-class Plan(NamedTuple):
-    """What decides the result of a run.
-
-    Attributes:
-        dataset: What the command line calls the data set.
-        split_seed: Of the split by class, or None for the data set's own.
-        dim: Features a row.
-        classes: Base classes.
-        backbone: One of `protonet.episodes.backbones.BACKBONES`.
-        way: Classes a training episode.
-        shot: Support rows a class.
-        query: Query rows a class.
-        episodes_per_step: Episodes whose losses are averaged in a step.
-        steps: Most steps.
-        eval_every: Steps from one validation to the next.
-        patience: Validations without a new best after which the run ends.
-        seed: Of the first weights, the episodes and the augmentation, in [0, 2**63).
-    """
-
-    dataset: str
-    split_seed: int | None
-    dim: int
-    classes: int
-    backbone: str
-    way: int
-    shot: int
-    query: int
-    episodes_per_step: int
-    steps: int
-    eval_every: int
-    patience: int
-    seed: int
-
-    @property
-    def setting(self) -> Setting:
-        """The kind of training episodes."""
-        return Setting((self.way, self.way), (self.shot, self.shot), self.query)
-
-
-class Score(NamedTuple):
-    """The accuracy on the validation episodes after a step, in [0, 1], and half the width of its 95 % interval."""
-
-    step: int
-    accuracy: float
-    half_width: float
+#: The names of a step's two losses in the log.
+LOSSES = ("episodic_loss", "cross_entropy")
 
 
 class Learner(nn.Module):
-    """An encoder, one proxy a base class, and their two losses.
+    """An encoder and one proxy per base class, with their two losses.
 
     Args:
         encoder: Maps rows (n, dim) to (n, embedding_dim).
-        proxies: (classes, embedding_dim).
+        proxies: (classes, embedding_dim) float32.
     """
 
     def __init__(self, encoder: nn.Module, proxies: Tensor) -> None:
@@ -86,28 +69,31 @@ class Learner(nn.Module):
         self.proxies = nn.Parameter(proxies)
 
     def forward(self, x: Tensor, targets: Tensor, n_shot: int) -> Tensor:
-        """Return the episodic loss and the cross-entropy, (2,).
+        """Compute the episodic loss and the cross-entropy.
 
         Args:
-            x: (episodes, way, slots, dim), support first.
-            targets: (episodes, way, slots) base classes.
-            n_shot: Support rows a class.
+            x: (episodes, n_way, n_shot + n_query, dim) float32, support first.
+            targets: (episodes, n_way, n_shot + n_query) int64, the rows' base classes.
+            n_shot: Support rows per class.
+
+        Returns:
+            (2,) float32, in nats.
         """
-        embeddings = F.normalize(self.encoder(x.flatten(0, 2)), dim=1)
-        episodes = embeddings.unflatten(0, x.shape[:3])  # (episodes, way, slots, embedding_dim)
-        setting = {"temperature": TEMPERATURE, "smoothing": SMOOTHING}
-        episodic = episodic_loss(episodes, n_shot=n_shot, **setting)
-        return torch.stack([episodic, cosine_cross_entropy(embeddings, targets.flatten(), self.proxies, **setting)])
+        embeddings = F.normalize(self.encoder(x.flatten(0, 2)), dim=1)  # (rows of all episodes, embedding_dim)
+        episodes = embeddings.unflatten(0, x.shape[:3])  # (episodes, n_way, n_shot + n_query, embedding_dim)
+        settings = {"temperature": RECIPE.temperature, "smoothing": RECIPE.smoothing}
+        episodic = episodic_loss(episodes, n_shot=n_shot, **settings)
+        return torch.stack([episodic, cosine_cross_entropy(embeddings, targets.flatten(), self.proxies, **settings)])
 
 
 @dataclass
 class Run:
-    """A run between two steps: all that the next ones hang on.
+    """A run between two steps: everything that the next steps depend on.
 
     Attributes:
-        plan: What was asked for.
-        learner: What is trained.
-        optimizer: Of its parameters.
+        plan: The settings.
+        learner: The encoder and the proxies being trained.
+        optimizer: Of the learner's parameters.
         average: The encoder with averaged weights.
         kept: The averaged weights of the best validation.
         best: The best validation.
@@ -132,7 +118,7 @@ class Run:
 
 
 def begin_run(plan: Plan, device: str) -> Run:
-    """Return a run before its first step, all tensors on ``device``."""
+    """Make a run before its first step, with all tensors on ``device``."""
     generator = torch.Generator().manual_seed(plan.seed)
     encoder = make_backbone(plan.backbone, plan.dim, generator)
     embedding_dim = encoder(torch.zeros(1, plan.dim)).shape[1]
@@ -140,22 +126,24 @@ def begin_run(plan: Plan, device: str) -> Run:
     learner = Learner(encoder, proxies).to(device)
     proxy_group: dict[str, Any] = {"params": [learner.proxies], "weight_decay": 0.0}
     groups = [{"params": list(encoder.parameters())}, proxy_group]
-    optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+    optimizer = torch.optim.AdamW(groups, lr=RECIPE.learning_rate, weight_decay=RECIPE.weight_decay)
     average = copy.deepcopy(learner.encoder).requires_grad_(False)
     return Run(plan, learner, optimizer, average, copy.deepcopy(average.state_dict()), Score(0, 0.0, 0.0), 0, [])
 
 
 def take_step(run: Run, model: nn.Module, x: Tensor, targets: Tensor) -> Tensor:
-    """Take one step on a batch and return its two losses, (2,).
+    """Take one optimizer step on a batch and update the average of the weights.
 
     Args:
         run: Changed in place.
-        model: The run's learner, or what shares its gradients among processes.
-        x: (episodes, way, shot + query, dim).
-        targets: (episodes, way, shot + query).
+        model: The run's learner, or a wrapper of it that shares gradients among processes.
+        x: (episodes, n_way, n_shot + n_query, dim) float32.
+        targets: (episodes, n_way, n_shot + n_query) int64, the rows' base classes.
 
-    Source: the average of weights as in Polyak and Juditsky, "Acceleration of stochastic approximation by averaging"
-        (1992).
+    Returns:
+        (2,) float32, the episodic loss and the cross-entropy before the step, in nats.
+
+    Source: averaging, Polyak and Juditsky, "Acceleration of stochastic approximation by averaging" (1992).
     """
     device = run.learner.proxies.device
     losses: Tensor = model(x.to(device), targets.to(device), run.plan.shot)
@@ -163,20 +151,20 @@ def take_step(run: Run, model: nn.Module, x: Tensor, targets: Tensor) -> Tensor:
     losses.sum().backward()
     run.optimizer.step()
     run.step += 1
-    decay = min(AVERAGE, run.step / (run.step + 9))
+    decay = min(RECIPE.average_decay, run.step / (run.step + RECIPE.average_delay))
     for kept, weight in zip(run.average.parameters(), run.learner.encoder.parameters(), strict=True):
         kept.lerp_(weight.detach(), 1 - decay)
     return losses.detach()
 
 
 def keep_best(run: Run, score: Score) -> None:
-    """Keep the averaged weights, if their score is the best so far."""
+    """Keep the averaged weights if their score is the best so far."""
     if score.accuracy > run.best.accuracy:
         run.best, run.kept = score, copy.deepcopy(run.average.state_dict())
 
 
 def pack_run(run: Run) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return a run as tensors by name, and what else there is to know, for a checkpoint."""
+    """Return a run as tensors by name and metadata, for `protonet.episodes.checkpoints.write_checkpoint`."""
     states = {
         LEARNER: run.learner.state_dict(),
         AVERAGED: run.average.state_dict(),
@@ -188,8 +176,14 @@ def pack_run(run: Run) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, {"step": run.step, "best": run.best, "losses": run.losses, "plan": plan, "backbone": backbone}
 
 
-def unpack_run(run: Run, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-    """Bring a run of the same plan to where another one was packed."""
+def unpack_run(run: Run, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
+    """Bring a run to the state of a packed one of the same plan.
+
+    Args:
+        run: Changed in place.
+        tensors: From `pack_run`, on any device.
+        metadata: From `pack_run`.
+    """
     run.learner.load_state_dict(take_prefix(tensors, LEARNER))
     run.average.load_state_dict(take_prefix(tensors, AVERAGED))
     run.kept = take_prefix(tensors, BEST)
@@ -198,5 +192,143 @@ def unpack_run(run: Run, tensors: dict[str, Tensor], facts: dict[str, Any]) -> N
         number, _, key = name.partition(".")
         state.setdefault(int(number), {})[key] = tensor
     run.optimizer.load_state_dict({**run.optimizer.state_dict(), "state": state})
-    run.step, run.best = facts["step"], Score(*facts["best"])
-    run.losses = facts.get("losses", [])  # none in version 1
+    run.step, run.best = metadata["step"], Score(*metadata["best"])
+    run.losses = metadata.get("losses", [])  # files of version 1 have none
+
+
+class Outputs(NamedTuple):
+    """Where results are written: the checkpoint, the log and the folder for TensorBoard; None for none."""
+
+    checkpoint: Path | None = None
+    log: Path | None = None
+    tensorboard: Path | None = None
+
+
+def train(run: Run, base: Side, validation: Side, group: Group, outputs: Outputs) -> None:
+    """Train until the run is finished; every validation, and Ctrl-C between two steps, writes the checkpoint.
+
+    Args:
+        run: Changed in place; it may have taken steps before.
+        base: The classes to learn from.
+        validation: The classes to be judged on.
+        group: The processes that share the work, including this one.
+        outputs: Where the one process that writes does so; none for the others.
+
+    Raises:
+        KeyboardInterrupt: After Ctrl-C, once the checkpoint is written.
+    """
+    from tqdm import tqdm  # noqa: PLC0415 - used here alone
+
+    plan, started = run.plan, time.monotonic()
+    shared = DistributedDataParallel(run.learner) if group.world_size > 1 else run.learner
+    bar = tqdm(
+        total=plan.steps,
+        initial=run.step,
+        unit="step",
+        delay=2,
+        dynamic_ncols=True,
+        file=sys.stderr,
+        disable=outputs.checkpoint is None,
+    )
+    with bar, open_log(outputs, run.step) as log, delay_interrupt() as interrupted:
+
+        def validate() -> None:
+            score = score_encoder(run.average, validation, run.step, group)
+            keep_best(run, score)
+            means = dict(zip(LOSSES, average_losses(run.losses), strict=True)) if run.losses else {}
+            run.losses.clear()
+            seconds = round(time.monotonic() - started, 1)
+            log({**score._asdict(), **means, "best_accuracy": run.best.accuracy, "seconds": seconds})
+
+        if run.step == 0:
+            validate()
+        while not run.finished:
+            own_losses = take_step(run, shared, *draw_batch(base, plan, run.step, group)).tolist()
+            losses, asked = zip(*group.gather((own_losses, interrupted())), strict=True)
+            stop = any(asked)
+            run.losses.append(average_losses(losses))
+            text = f"loss {sum(run.losses[-1]):.3f}, best {100 * run.best.accuracy:.2f} %"
+            bar.set_postfix_str(text, refresh=False)
+            bar.update()
+            if run.step % plan.eval_every == 0 or run.step == plan.steps:
+                validate()
+                save(run, outputs)
+            elif stop:
+                save(run, outputs)
+            if stop and not run.finished:
+                raise KeyboardInterrupt(f"stopped at step {run.step:,}; run again with --resume")
+
+
+def average_losses(pairs: Sequence[Sequence[float]]) -> list[float]:
+    """Average pairs of losses, (n, 2) with n >= 1, into one pair."""
+    means: list[float] = torch.tensor(pairs, dtype=torch.float64).mean(dim=0).tolist()
+    return means
+
+
+def save(run: Run, outputs: Outputs) -> None:
+    """Write the checkpoint, if this process is the one that writes."""
+    if outputs.checkpoint is not None:
+        write_checkpoint(outputs.checkpoint, *pack_run(run))
+
+
+@contextmanager
+def open_log(outputs: Outputs, step: int) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Open the log and TensorBoard's folder, each new if no step is taken yet.
+
+    Args:
+        outputs: Where they are.
+        step: Steps taken; entries of later steps are removed.
+
+    Yields:
+        A function that adds the result of a validation to both.
+    """
+    with ExitStack() as stack:
+        file = writer = None
+        if outputs.log is not None:
+            outputs.log.write_text("".join(read_log(outputs.log, step) if step else []), encoding="utf-8")
+            file = stack.enter_context(outputs.log.open("a", encoding="utf-8"))
+        if outputs.tensorboard is not None:
+            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - optional
+
+            writer = SummaryWriter(str(outputs.tensorboard), purge_step=step + 1)
+            stack.callback(writer.close)
+
+        def log(entry: dict[str, Any]) -> None:
+            if file is not None:
+                print(json.dumps(entry), file=file, flush=True)
+            if writer is not None:
+                for name in entry.keys() & {"accuracy", *LOSSES}:
+                    writer.add_scalar(name, entry[name], entry["step"])
+                writer.flush()
+
+        yield log
+
+
+def read_log(path: Path, step: int) -> list[str]:
+    """Return a log's lines up to a step; those written between the last checkpoint and a crash will be repeated."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    steps = [re.match(r'{"step": (\d+),.*}\n', line) for line in lines]
+    return [line for line, found in zip(lines, steps, strict=True) if found and int(found[1]) <= step]
+
+
+@contextmanager
+def delay_interrupt() -> Iterator[Callable[[], bool]]:
+    """Delay Ctrl-C, because a step that is cut off in the middle could not be continued to the same result.
+
+    A second Ctrl-C raises KeyboardInterrupt at once.
+
+    Yields:
+        A function that returns whether Ctrl-C came.
+    """
+    asked = threading.Event()
+
+    def note(*_: object) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield asked.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)

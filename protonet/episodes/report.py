@@ -1,30 +1,40 @@
-"""What an evaluation says: one summary, as a table, JSON or CSV."""
+"""The report of an evaluation: one summary, as tables, JSON, CSV or a plot."""
 
 from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
+
+from protonet._checks import optional_packages
 from protonet.commands.common import format_table
+from protonet.episodes.batch import Episodes
 from protonet.episodes.evaluation import Scores
-from protonet.episodes.statistics import calibration_error, compare_pairs, half_width, mean_of
+from protonet.episodes.methods.common import support_means
+from protonet.episodes.statistics import compare_pairs, half_width, mean_of
+from protonet.metrics import calibration_error
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 def summarize(scores: Mapping[str, Scores], shot: tuple[int, int], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the summary of an evaluation, all figures in shares of 1, as JSON can write it.
+    """Summarise an evaluation in a form that JSON can write; all metrics are in [0, 1].
 
     Args:
         scores: Of each method, on the same episodes.
-        shot: Least and most shots a class.
-        settings: What was asked for, passed on.
+        shot: Least and most shots per class.
+        settings: The settings of the evaluation, passed on.
 
     Returns:
-        ``settings``, ``episodes``, ``methods`` (for each the accuracy, calibration error and area under the ROC curve
-        of open classes, with half-widths of 95 % intervals, and the accuracy by shot) and ``comparisons``, one for each
-        pair. None stands for what does not exist.
+        ``settings``; ``episodes``, their number; ``methods``, for each the accuracy, the calibration error and the area
+        under the ROC curve of open classes, with half-widths of 95 % intervals, and the accuracy by shot; and
+        ``comparisons``, one per pair of methods. None stands for what does not exist.
     """
     methods = {}
     for name, (accuracy, by_shot, auroc, bins) in scores.items():
@@ -35,12 +45,12 @@ def summarize(scores: Mapping[str, Scores], shot: tuple[int, int], settings: Map
             "auroc": _known(mean_of(auroc)),
             "auroc_half_width": _known(half_width(auroc)),
             "by_shot": {
-                str(shots): {
+                str(n_shot): {
                     "accuracy": _known(mean_of(column)),
                     "half_width": _known(half_width(column)),
                     "episodes": int((~column.isnan()).sum()),
                 }
-                for shots, column in zip(range(shot[0], shot[1] + 1), by_shot.unbind(1), strict=True)
+                for n_shot, column in zip(range(shot[0], shot[1] + 1), by_shot.unbind(1), strict=True)
             },
         }
     comparisons = [
@@ -52,12 +62,19 @@ def summarize(scores: Mapping[str, Scores], shot: tuple[int, int], settings: Map
 
 
 def _known(value: float) -> Any:
-    """Return a number, or None for NaN, which JSON has not."""
+    """Return a number, or None for NaN, which JSON cannot write."""
     return None if value != value else value  # noqa: PLR0124 - NaN alone differs from itself
 
 
 def format_report(summary: Mapping[str, Any]) -> str:
-    """Return the tables for people: methods in percent, the best first, and accuracy by shot where shots vary."""
+    """Format a summary as Markdown tables for people.
+
+    Args:
+        summary: From `summarize`.
+
+    Returns:
+        A table of the methods in percent, the best first; a table of the accuracy by shot where shots vary; and notes.
+    """
     methods = summary["methods"]
     order = sorted(methods, key=lambda name: -methods[name]["accuracy"])
     best, n_open = order[0], summary["settings"].get("open", 0)
@@ -89,22 +106,22 @@ def format_report(summary: Mapping[str, Any]) -> str:
     pairs = len(summary["comparisons"])
     if pairs:
         family = f"{pairs} pair{'s' * (pairs > 1)} of methods"
-        text += f"\nDifferences are paired by episode; p of paired t tests, by Holm for {family}.\n"
+        text += f"\nDifferences are paired by episode; p-values are of paired t tests, adjusted by Holm for {family}.\n"
     until = summary["settings"].get("until", 0)
     if until and any(own["half_width"] is None or 100 * own["half_width"] >= until for own in methods.values()):
-        text += f"Intervals are not within {until:g} points yet: that takes more episodes.\n"
-    return text + "Calibration is of the probabilities as each method defines them.\n"
+        text += f"Intervals are not within {until:g} points yet: more episodes are needed.\n"
+    return text + "The calibration error is that of the method's own probabilities, the softmax of its logits.\n"
 
 
 def _percent(share: float | None, half: float | None) -> str:
-    """Return ``71.23 ±0.40``, in percent; an empty text for None."""
+    """Format a share and its half-width in percent, such as ``71.23 ±0.40``; None becomes an empty text."""
     if share is None:
         return ""
     return f"{100 * share:.2f}" + ("" if half is None else f" ±{100 * half:.2f}")
 
 
 def _compare(summary: Mapping[str, Any], best: str, name: str) -> tuple[str, str]:
-    """Return how much less accurate a method is than the best one, paired, and the adjusted p-value."""
+    """Format how much less accurate a method is than the best one, paired, and the adjusted p-value."""
     for pair in summary["comparisons"]:
         if {pair["first"], pair["second"]} == {best, name} and best != name:
             p_value = "<1e-300" if pair["p_holm"] < 1e-300 else f"{pair['p_holm']:.2g}"
@@ -113,7 +130,12 @@ def _compare(summary: Mapping[str, Any], best: str, name: str) -> tuple[str, str
 
 
 def write_csv(path: Path, summary: Mapping[str, Any]) -> None:
-    """Write one line a figure: method, measure, shot (empty for all), value and half-width, in shares of 1."""
+    """Write one line per metric: method, measure, shot (empty for all), value and half-width, in [0, 1].
+
+    Args:
+        path: Of the file.
+        summary: From `summarize`.
+    """
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["method", "measure", "shot", "value", "half_width"])
@@ -122,8 +144,8 @@ def write_csv(path: Path, summary: Mapping[str, Any]) -> None:
             writer.writerow([name, "calibration_error", "", own["calibration_error"], ""])
             if own["auroc"] is not None:
                 writer.writerow([name, "auroc", "", own["auroc"], own["auroc_half_width"]])
-            for shots, each in own["by_shot"].items():
-                writer.writerow([name, "accuracy", shots, each["accuracy"], each["half_width"]])
+            for n_shot, each in own["by_shot"].items():
+                writer.writerow([name, "accuracy", n_shot, each["accuracy"], each["half_width"]])
         for pair in summary["comparisons"]:
             measure = f"accuracy less {pair['second']}'s"
             writer.writerow([pair["first"], measure, "", pair["difference"], pair["half_width"]])
@@ -131,5 +153,106 @@ def write_csv(path: Path, summary: Mapping[str, Any]) -> None:
 
 
 def write_json(path: Path, summary: Mapping[str, Any]) -> None:
-    """Write the summary as JSON, in a form that does not hang on how many processes made it."""
+    """Write the summary as JSON; the bytes do not depend on the number of processes.
+
+    Args:
+        path: Of the file.
+        summary: From `summarize`.
+    """
     path.write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def write_plot(path: Path, summary: Mapping[str, Any], episode: Episodes, query_labels: torch.Tensor) -> None:
+    """Plot accuracies, by shot where shots vary; paired differences, if there are several methods; and one episode.
+
+    Args:
+        path: Of the file, with a suffix that matplotlib knows, such as .png, .pdf or .svg.
+        summary: From `summarize`.
+        episode: A batch of one episode.
+        query_labels: (1, n_queries) int64, -1 for queries of open classes.
+
+    Raises:
+        MissingPackageError: matplotlib is missing; the message says how to install it.
+    """
+    with optional_packages("protonet.episodes"):
+        from matplotlib.figure import Figure  # noqa: PLC0415 - optional
+    several = len(summary["methods"]) > 1
+    size = max(4.6, 0.42 * len(summary["methods"]))  # inches: one line of text per method
+    figure = Figure(figsize=((size + 0.6) * (2 + several), size), layout="constrained")
+    axes = figure.subplots(1, 2 + several, squeeze=False)[0]
+    _plot_accuracies(axes[0], summary["methods"])
+    if several:
+        _plot_differences(axes[1], summary)
+    _plot_episode(axes[-1], episode, query_labels[0])
+    figure.savefig(path, dpi=120)
+
+
+def _plot_accuracies(axes: Axes, methods: Mapping[str, Any]) -> None:
+    """Plot accuracy by shot with bands, or one bar per method where there is a single number of shots."""
+    shots = [int(count) for count in next(iter(methods.values()))["by_shot"]]
+    if len(shots) > 1:
+        for name, own in methods.items():
+            values = [
+                math.nan if each["accuracy"] is None else 100 * each["accuracy"] for each in own["by_shot"].values()
+            ]
+            halves = [100 * (each["half_width"] or 0.0) for each in own["by_shot"].values()]
+            axes.plot(shots, values, label=name, marker="o", markersize=3)
+            low = [max(0.0, value - half) for value, half in zip(values, halves, strict=True)]
+            high = [min(100.0, value + half) for value, half in zip(values, halves, strict=True)]
+            axes.fill_between(shots, low, high, alpha=0.2)
+        axes.set(xlabel="shots", ylabel="accuracy, %", title="accuracy by shot, 95 % bands", xticks=shots)
+        axes.legend(fontsize=8)
+        return
+    names = sorted(methods, key=lambda name: float(methods[name]["accuracy"]))
+    values = [100 * methods[name]["accuracy"] for name in names]
+    halves = [100 * (methods[name]["half_width"] or 0.0) for name in names]
+    axes.errorbar(values, range(len(names)), xerr=halves, fmt="o", capsize=3)
+    axes.set(xlabel="accuracy, %", title="accuracy, 95 % intervals", yticks=range(len(names)), yticklabels=names)
+    axes.grid(axis="x", alpha=0.3)
+
+
+def _plot_differences(axes: Axes, summary: Mapping[str, Any]) -> None:
+    """Plot a heat map of paired differences, the row's accuracy minus the column's; stars where p (Holm) < 0.05."""
+    names = sorted(summary["methods"], key=lambda name: -float(summary["methods"][name]["accuracy"]))
+    grid = torch.zeros(len(names), len(names), dtype=torch.float64)
+    significant = torch.zeros(len(names), len(names), dtype=torch.bool)
+    for pair in summary["comparisons"]:
+        row, column = names.index(pair["first"]), names.index(pair["second"])
+        grid[row, column], grid[column, row] = 100 * pair["difference"], -100 * pair["difference"]
+        significant[row, column] = significant[column, row] = pair["p_holm"] < 0.05
+    most = max(1.0, float(grid.abs().max()))
+    image = axes.imshow(grid.numpy(), cmap="RdBu", vmin=-most, vmax=most)
+    axes.figure.colorbar(image, ax=axes, shrink=0.8, label="points")
+    for row in range(len(names)):
+        for column in range(len(names)):
+            if row != column:
+                text = f"{float(grid[row, column]):+.1f}{'*' * int(significant[row, column])}"
+                dark = abs(float(grid[row, column])) > 0.6 * most
+                axes.text(column, row, text, ha="center", va="center", fontsize=7, color="white" if dark else "black")
+    axes.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=8)
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.set_title("row minus column (* p < 0.05, Holm)")
+
+
+def _plot_episode(axes: Axes, episode: Episodes, query_labels: torch.Tensor) -> None:
+    """Plot an episode's rows and prototypes along the two directions of most variance between prototypes."""
+    prototypes = support_means(episode)[0].double()
+    centre = prototypes.mean(dim=0)
+    directions = torch.linalg.svd(prototypes - centre, full_matrices=False).Vh[:2]  # (at most 2, dim)
+    if len(directions) < 2:  # a single feature
+        directions = torch.cat([directions, torch.zeros_like(directions)])
+
+    def place(rows: torch.Tensor) -> Any:
+        return (directions @ (rows.double() - centre).T).numpy()  # (2, n)
+
+    colours = [f"C{label}" if label >= 0 else "grey" for label in query_labels.tolist()]
+    x, y = place(episode.query[0])
+    axes.scatter(x, y, c=colours, s=14, alpha=0.6, label="query" + ", open ones grey" * ("grey" in colours))
+    x, y = place(episode.support[0])
+    colours = [f"C{label}" for label in episode.support_labels[0].tolist()]
+    # On top of the prototypes: a class's only support row is its prototype.
+    axes.scatter(x, y, c=colours, marker="s", s=30, edgecolors="white", linewidths=0.6, zorder=3, label="support")
+    x, y = place(prototypes)
+    axes.scatter(x, y, c=[f"C{c}" for c in range(len(x))], marker="*", s=220, edgecolors="black", label="prototype")
+    axes.set(title="the first episode, along its prototypes", xticks=[], yticks=[])
+    axes.legend(fontsize=8)

@@ -1,4 +1,4 @@
-"""Intervals, paired tests and calibration errors of scores over episodes."""
+"""Intervals and paired tests of scores over episodes."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+#: The level of all intervals.
 CONFIDENCE = 0.95
-#: Differences of accuracies that are rounding alone.
+#: Smaller differences of accuracies are rounding errors.
 ROUNDING = 1e-12
 
 
 class Comparison(NamedTuple):
-    """Two methods on the same episodes: how much better ``first`` is than ``second``, all in shares of 1.
+    """Two methods compared on the same episodes; accuracies are in [0, 1].
 
     Attributes:
         first: A method's name.
-        second: Another's.
-        difference: Mean over episodes of the first's accuracy less the second's.
-        half_width: Of the 95 % interval of the difference, NaN for a single episode.
+        second: Another method's name.
+        difference: The mean over episodes of the first method's accuracy minus the second's.
+        half_width: Half the width of the 95 % interval of the difference, NaN for a single episode.
         p_value: Of a paired t test, 1 where no episode differs.
-        p_holm: The same, adjusted for the number of comparisons.
+        p_holm: The p-value adjusted for the number of comparisons, by Holm's procedure.
     """
 
     first: str
@@ -34,10 +35,13 @@ class Comparison(NamedTuple):
 
 
 def half_width(values: Tensor) -> float:
-    """Return half the width of the 95 % interval of a mean, by Student's t; NaN for fewer than two values.
+    """Compute half the width of the 95 % interval of a mean, by Student's t distribution.
 
     Args:
-        values: (n,) one an episode; NaN are left out.
+        values: (n,) floating, one per episode; NaN are left out.
+
+    Returns:
+        The half-width in the unit of the values; NaN for fewer than two values.
     """
     values = values[~values.isnan()].double()
     n = len(values)
@@ -49,7 +53,7 @@ def half_width(values: Tensor) -> float:
 
 
 def mean_of(values: Tensor) -> float:
-    """Return the mean of those values (n,) that are not NaN, NaN for none."""
+    """Return the mean of those values (n,) that are not NaN; NaN if there are none."""
     return float(values.double().nanmean())
 
 
@@ -57,10 +61,10 @@ def compare_pairs(accuracies: Mapping[str, Tensor]) -> list[Comparison]:
     """Compare every two methods by their accuracies on the same episodes.
 
     Args:
-        accuracies: (episodes,) of each method.
+        accuracies: For each method's name (episodes,) float64 in [0, 1].
 
     Returns:
-        A comparison for each pair, in the order of the methods.
+        One comparison per pair, in the order of the methods.
 
     Source: Student's paired t test (SciPy's); Holm, "A simple sequentially rejective multiple test procedure" (1979).
     """
@@ -82,20 +86,9 @@ def compare_pairs(accuracies: Mapping[str, Tensor]) -> list[Comparison]:
 
 
 def adjust_holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values adjusted by Holm's step-down procedure, in the same order."""
+    """Adjust p-values for their number by Holm's step-down procedure, and return them in the same order."""
     adjusted, highest, n = [0.0] * len(p_values), 0.0, len(p_values)
     for rank, position in enumerate(sorted(range(n), key=lambda position: p_values[position])):
         highest = max(highest, min(1.0, (n - rank) * p_values[position]))
         adjusted[position] = highest
     return adjusted
-
-
-def calibration_error(bins: Tensor) -> float:
-    """Return the expected calibration error: the mean distance of confidence and accuracy over bins, by their size.
-
-    Args:
-        bins: (bins, 3): queries, the sum of their confidences, and how many are right.
-
-    Source: Guo et al., "On calibration of modern neural networks" (2017), eq. 3.
-    """
-    return float((bins[:, 1] - bins[:, 2]).abs().sum() / bins[:, 0].sum())

@@ -1,4 +1,4 @@
-"""The command ``python -m protonet.episodes train``: meta-train an encoder and keep it in a file."""
+"""The command ``python -m protonet.episodes train``: meta-train an encoder and write it to a file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,27 +16,36 @@ from protonet.episodes.backbones import BACKBONES
 from protonet.episodes.checkpoints import INSTALL, read_checkpoint
 from protonet.episodes.distributed import join_group
 from protonet.episodes.draws import MOST
-from protonet.episodes.loop import Outputs, train
-from protonet.episodes.meta import Plan, begin_run, unpack_run
-from protonet.episodes.tasks import Side, take_side
+from protonet.episodes.meta import Outputs, begin_run, train, unpack_run
+from protonet.episodes.tasks import Plan, Side, take_side
 
 PROG = "protonet.episodes train"
-#: The options that are whole numbers up to a million: the least one, the default, and what they are.
+
+
+class Number(NamedTuple):
+    """An option that is a whole number: the least value, the default and the help text."""
+
+    low: int
+    default: int
+    text: str
+
+
+#: By name. The largest value is a million, but for the seed.
 NUMBERS = {
-    "way": (2, 64, "classes a training episode, or all base classes if they are fewer"),
-    "shot": (1, 1, "support rows a class"),
-    "query": (1, 1, "query rows a class"),
-    "episodes-per-step": (1, 2, "episodes a step, shared by the processes"),
-    "steps": (1, 2000, "steps, at the most"),
-    "eval-every": (1, 100, "steps from one validation to the next"),
-    "patience": (1, 8, "stop after so many validations without a new best"),
-    "seed": (0, 0, "of the first weights, the episodes and the augmentation; up to 2^63 - 1"),
+    "way": Number(2, 64, "classes per training episode; all base classes if they are fewer"),
+    "shot": Number(1, 1, "support rows per class"),
+    "query": Number(1, 1, "query rows per class"),
+    "episodes-per-step": Number(1, 2, "episodes per step, shared by the processes"),
+    "steps": Number(1, 2000, "most steps"),
+    "eval-every": Number(1, 100, "steps from one validation to the next"),
+    "patience": Number(1, 8, "stop after this many validations without a new best score"),
+    "seed": Number(0, 0, "of the initial weights, the episodes and the augmentation; up to 2^63 - 1"),
 }
 
 
 def make_parser() -> Parser:
     """Return the parser of the training's arguments."""
-    parser = Parser(PROG, "Meta-train an encoder on base classes; the best on validation classes is kept.")
+    parser = Parser(PROG, "Meta-train an encoder on base classes; the weights best on validation classes are kept.")
     data = "glyphs (default), digits, synthetic:FAMILY, FEATURES.npz, TABLE.csv, a folder of images by class, "
     data += "omniglot:ROOT or mini-imagenet:ROOT"
     parser.add_argument("--dataset", default="glyphs", help=data)
@@ -48,22 +57,25 @@ def make_parser() -> Parser:
     for name, (_, default, text) in NUMBERS.items():
         parser.add_argument(f"--{name}", default=str(default), metavar="N", help=f"{text} (default {default})")
     parser.add_argument("--device", help="such as cpu or cuda (default: cuda where there is one)")
-    output = "a new .safetensors file: checkpoints while it trains, and the encoder in the end"
+    output = "a new .safetensors file: the checkpoint during training, and the encoder at the end"
     parser.add_argument("-o", "--output", required=True, metavar="FILE", help=output)
     parser.add_argument("--resume", action="store_true", help="continue the run of that file, with the same arguments")
-    log = "one JSON line a validation (under torchrun --log-file, for it takes --log for its own)"
+    log = "write one JSON line per validation (--log-file under torchrun, which has a --log of its own)"
     parser.add_argument("--log", "--log-file", metavar="FILE", help=log)
-    parser.add_argument("--tensorboard", metavar="FOLDER", help="the same for TensorBoard")
+    parser.add_argument("--tensorboard", metavar="FOLDER", help="write the same for TensorBoard")
     return parser
 
 
 def run_train(arguments: Sequence[str] | None) -> None:
-    """Train as the arguments say, print one line, and leave the encoder in the output.
+    """Train as the arguments say, write the encoder and print one line.
+
+    Args:
+        arguments: Those after ``train``; None for the command line's.
 
     Raises:
-        ImportError: A package that an option needs is missing.
-        KeyboardInterrupt: After Ctrl-C, the checkpoint being written.
-        ValueError: Arguments, data or a checkpoint that do not fit together.
+        KeyboardInterrupt: After Ctrl-C, once the checkpoint is written.
+        MissingPackageError: A package that an option needs is missing.
+        InputError: Arguments, data or a checkpoint do not fit together.
     """
     options = make_parser().parse_args(arguments)
     backbone = check_name(PROG, "--backbone", options.backbone or choose_backbone(options.dataset), BACKBONES)
@@ -81,7 +93,7 @@ def run_train(arguments: Sequence[str] | None) -> None:
             fail(PROG, "--episodes-per-step", bound, numbers["episodes_per_step"], "Pass another number.")
         outputs = check_outputs(options) if group.rank == 0 else Outputs()
         stored = read_checkpoint(PROG, "--output", options.output) if options.resume else None
-        from protonet.episodes.sources import load_source  # noqa: PLC0415 - of use once the arguments are right
+        from protonet.episodes.sources import load_source  # noqa: PLC0415 - needed once the arguments are right
 
         data = load_source(options.dataset, split_seed=split_seed)
         base, validation = (take_side(PROG, "--dataset", data, side) for side in ("base", "validation"))
@@ -103,22 +115,25 @@ def run_train(arguments: Sequence[str] | None) -> None:
 
 
 def choose_backbone(dataset: str) -> str:
-    """Return the backbone for a data set: features may have the width of a square image without being one."""
+    """Return the default backbone for a data set: "conv" for images alone.
+
+    The number of features does not tell: it may be a square without the rows being images.
+    """
     is_image = dataset == "glyphs" or dataset.startswith("omniglot:") or Path(dataset).is_dir()
     return "conv" if is_image else "mlp"
 
 
 def check_outputs(options: argparse.Namespace) -> Outputs:
-    """Return where results go, once it is known that they can.
+    """Return where results are written, after checking that they can be.
 
     Raises:
-        ImportError: What writes them is missing.
-        ValueError: They cannot.
+        MissingPackageError: A package for writing them is missing.
+        InputError: They cannot be written there.
     """
     if Path(options.output).suffix != ".safetensors":
         fail(PROG, "--output", "end in .safetensors", options.output, "Rename it.")
     with optional_packages(PROG, INSTALL):
-        importlib.import_module("safetensors")  # before the work, if it is to be missing
+        importlib.import_module("safetensors")  # if it is missing, before the work
     checkpoint = check_writable_file(PROG, "--output", options.output)
     if checkpoint.exists() and not options.resume:
         remedy = "Continue its run with --resume, or pass another path."
@@ -134,7 +149,7 @@ def check_outputs(options: argparse.Namespace) -> Outputs:
 
 
 def check_device(device: str) -> None:
-    """Raise a ValueError if torch has no such device, or none that holds numbers, as meta does not."""
+    """Raise an InputError if torch has no such device, or one that stores no numbers, such as meta."""
     try:
         torch.zeros(1, device=device).cpu()
     except (AssertionError, RuntimeError) as error:
@@ -143,17 +158,17 @@ def check_device(device: str) -> None:
 
 
 def check_rows(base: Side, plan: Plan) -> None:
-    """Raise a ValueError that names the smallest base class if it is too small for an episode."""
+    """Raise an InputError that names the smallest base class if it has too few rows for an episode."""
     needed, worst = plan.shot + plan.query, int(base.by_class.size.argmin())
     size = int(base.by_class.size[worst])
     if size < needed:
-        limit, got = f"have {needed} rows a base class (--shot + --query)", f"class {base.names[worst]!r} with {size}"
-        fail(PROG, "--dataset", limit, got, "Ask for fewer.")
+        limit = f"have {needed} rows per base class (--shot + --query)"
+        fail(PROG, "--dataset", limit, f"class {base.names[worst]!r} with {size}", "Ask for fewer rows.")
 
 
 def check_same_plan(plan: Plan, stored: dict[str, Any]) -> None:
-    """Raise a ValueError that names what differs between the plans of a checkpoint and of the arguments."""
-    words = {"dim": "features a row:", "classes": "base classes:"}
+    """Raise an InputError that names what differs between the plan of the arguments and that of a checkpoint."""
+    words = {"dim": "features per row:", "classes": "base classes:"}
     differences = [
         f"{words.get(name, '--' + name.replace('_', '-'))} {stored.get(name)} there and {asked} here"
         for name, asked in plan._asdict().items()

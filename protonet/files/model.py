@@ -1,44 +1,44 @@
-"""Model files: safetensors with a JSON header that says all the tensors do not, and ONNX. Nothing is ever pickled."""
+"""Model files: safetensors with a JSON header that says all the tensors do not. Nothing is ever pickled."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from protonet._checks import fail, find_version, optional_packages
+from protonet._checks import fail, fail_type, find_version, optional_packages
 from protonet._writing import write_whole
-from protonet.files.onnx import make_onnx
-from protonet.files.structure import expect, expect_sound, put_together, take_apart
+from protonet.encoder import Encoder
 from protonet.network import PrototypeNetwork
+from protonet.views import KINDS
+from protonet.views.view import LinearMap, Stored, expect, expect_sound
 
 #: The name of the entry, in the file's metadata, that says as JSON what the file is.
 FORMAT = "protonet.model"
-#: Raised whenever what is written changes; files of later versions are not read.
-VERSION = 1
+#: Raised whenever what is written changes; files of other versions are not read.
+VERSION = 2
 INSTALL = 'pip install "protonet[files]"'
 #: What the names of tensors begin with that are held for later, and are no part of the network.
 HELD = "held."
 
 
 class Model(NamedTuple):
-    """A network and what it takes to use it.
-
-    Attributes:
-        network: As `protonet.solve` gives it, float32.
-        classes: The name of each class of the network, in its order: all strings or all whole numbers.
-        columns: The names of the features in their order, or None where they have none.
-        facts: Anything else that JSON can hold: figures, thresholds, what the views are.
-        held: Further tensors that predictions do not need.
-    """
+    """A network and what it takes to use it."""
 
     network: PrototypeNetwork
+    """As `protonet.solve` gives it, float32."""
     classes: tuple[str, ...] | tuple[int, ...]
+    """The name of each class of the network, in its order: all strings or all whole numbers."""
     columns: tuple[str, ...] | None
-    facts: dict[str, Any]
+    """The names of the features in their order, or None where they have none."""
+    metadata: dict[str, Any]
+    """Anything else that JSON can hold: metrics, thresholds, what the views are."""
     held: dict[str, Tensor]
+    """Further tensors that predictions do not need."""
 
 
 def save_model(path: str | Path, model: Model) -> None:
@@ -49,18 +49,18 @@ def save_model(path: str | Path, model: Model) -> None:
         model: On any device.
 
     Raises:
-        ImportError: safetensors is missing.
+        MissingPackageError: safetensors is missing.
         OSError: The file cannot be written.
-        TypeError: The network's encoder is not of this library.
-        ValueError: The file could not be read again: another dtype than float32, NaN, names that do not fit, facts that
-            JSON cannot hold.
+        InputTypeError: The network's encoder is not of this library.
+        InputError: The file could not be read again: another dtype than float32, NaN, names that do not fit, metadata
+            that JSON cannot hold.
     """
     with optional_packages("save_model", INSTALL):
         from safetensors.torch import save  # noqa: PLC0415 - optional
 
-    header, tensors, held = _take_apart("save_model", model)
+    header, tensors, held = check_model("save_model", model)
     tensors |= {HELD + name: tensor for name, tensor in held.items()}
-    # How a product of matrices rounds hangs on their layout: what lies column by column does so when it is read.
+    # How a product of matrices rounds depends on their layout: what lies column by column does so when it is read.
     columnwise = [name for name, tensor in tensors.items() if tensor.ndim == 2 and not tensor.is_contiguous()]
     tensors |= {name: tensors[name].t() for name in columnwise}
     content = save(tensors, {FORMAT: json.dumps(header | {"columnwise": columnwise})})
@@ -78,8 +78,8 @@ def load_model(path: str | Path, *, held: bool = False) -> Model:
         The model, on the CPU; its network, in eval mode, gives the logits of the saved one, bit for bit.
 
     Raises:
-        ImportError: safetensors is missing.
-        ValueError: No file, a truncated, damaged or foreign one, or one of a newer version.
+        MissingPackageError: safetensors is missing.
+        InputError: No file, a truncated, damaged or foreign one, or one of another version.
     """
     with optional_packages("load_model", INSTALL):
         from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - optional
@@ -89,8 +89,8 @@ def load_model(path: str | Path, *, held: bool = False) -> Model:
         expect(Path(path).is_file(), "no file")  # to open a pipe would be to wait
         with safe_open(path, framework="pt") as file:
             header = _parse_header((file.metadata() or {}).get(FORMAT))
-            if header["version"] > VERSION:
-                remedy = "Update protonet."
+            if header["version"] != VERSION:
+                remedy = "Update protonet." if header["version"] > VERSION else "Fit it again."
                 raise ValueError(f"version {header['version']}, by protonet {header.get('library')!r:.20}")
             names = [name for name in file.keys() if held or not name.startswith(HELD)]  # noqa: SIM118 - not a dict
             columnwise = header.get("columnwise") or ()
@@ -101,48 +101,99 @@ def load_model(path: str | Path, *, held: bool = False) -> Model:
         kept = {name[len(HELD) :]: tensors.pop(name) for name in names if name.startswith(HELD)}
         return _make_model(header, tensors, kept)
     except (OSError, RuntimeError, SafetensorError, ValueError) as error:
-        fail("load_model", "path", f"be a model file of version {VERSION} or older", f"{path} ({error})", remedy)
+        fail("load_model", "path", f"be a model file of version {VERSION}", f"{path} ({error})", remedy)
 
 
-def export_onnx(path: str | Path, model: Model) -> None:
-    """Write a model as an ONNX file, whole or not at all.
-
-    Args:
-        path: Of the file, in a folder that exists.
-        model: On any device. What it holds beside network and names is left out.
-
-    ``features`` (n, input_dim), of any n >= 1, give ``logits`` and ``probabilities`` (n, num_classes), all float32.
-    ``classes`` and ``columns`` are in the file's metadata, as JSON.
+def check_model(function: str, model: Model) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
+    """Return header, the network's tensors and the held ones, once it is known that they make a model again.
 
     Raises:
-        ImportError: onnx is missing.
-        OSError: The file cannot be written.
-        TypeError: The network's encoder is not of this library.
-        ValueError: As `save_model`.
+        InputTypeError: In the name of ``function``: the network's encoder is not of this library.
+        InputError: They make no model.
     """
-    with optional_packages("export_onnx", 'pip install "protonet[onnx]"'):
-        import onnx  # noqa: F401, PLC0415 - optional
-
-    header, tensors, _ = _take_apart("export_onnx", model)
-    properties = {name: json.dumps(header[name]) for name in ("classes", "columns")}
-    content = make_onnx(header["structure"], tensors, properties)
-    write_whole(path, lambda file: file.write(content))
-
-
-def _take_apart(function: str, model: Model) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
-    """Return header, the network's tensors and the held ones, once it is known that they make a model again."""
-    structure, parts = take_apart(model.network)
+    structure, parts = describe_network(model.network)
     tensors, held = ({name: _copy(each) for name, each in some.items()} for some in (parts, model.held))
-    facts = {"classes": model.classes, "columns": model.columns, "facts": model.facts, "structure": structure}
+    named = {"classes": model.classes, "columns": model.columns, "metadata": model.metadata, "structure": structure}
     try:
-        header = _parse_header(json.dumps({"version": VERSION, "library": find_version("protonet"), **facts}))
+        header = _parse_header(json.dumps({"version": VERSION, "library": find_version("protonet"), **named}))
         _make_model(header, tensors, held)
     except (RuntimeError, TypeError, ValueError) as error:
-        remedy = (
-            "Pass a float32 network of protonet.solve, a name for each of its classes and features, and finite facts."
-        )
+        remedy = "Pass a float32 network of protonet.solve, a name per class and feature, and finite metadata."
         fail(function, "model", "be what can be read again", f"one with {error}", remedy)
     return header, tensors, held
+
+
+def describe_network(network: PrototypeNetwork) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Describe a network by its views.
+
+    Args:
+        network: With the encoder that `protonet.solve` gives.
+
+    Returns:
+        structure: What its tensors do not tell, as JSON can hold it.
+        tensors: Its parameters and buffers by name, what several views read once.
+
+    Raises:
+        InputTypeError: The encoder is of another kind.
+    """
+    encoder = network.encoder
+    if not isinstance(encoder, Encoder):
+        remedy = "Pass a network of protonet.solve."
+        fail_type("describe_network", "network", "have a protonet.Encoder", type(encoder).__name__, remedy)
+    sources = encoder.list_sources()
+    tensors = {name: getattr(network, name) for name in ("sums", "counts", "temperature")}
+    tensors |= {name: getattr(encoder, name) for name in ("weights", "scale")}
+    for number, source in enumerate(sources):
+        tensors |= {f"sources.{number}.{name}": tensor for name, tensor in source.named_buffers()}
+    views: list[dict[str, Any]] = []
+    for number, view in enumerate(encoder.list_views()):
+        source_number = None if view.source is None else sources.index(view.source)
+        views.append({"kind": view.kind, "source": source_number, **view.describe()})
+        tensors |= {f"views.{number}.{name}": tensor for name, tensor in view.own_tensors().items()}
+    structure = {"input_dim": encoder.input_dim, "sources": len(sources), "views": views}
+    return structure, {name: tensor.detach() for name, tensor in tensors.items()}
+
+
+@torch.inference_mode(False)
+def restore_network(structure: Any, tensors: Mapping[str, Tensor]) -> PrototypeNetwork:
+    """Build the network that `describe_network` described, from a description that may say anything.
+
+    Args:
+        structure: The description.
+        tensors: The tensors by name, on the CPU.
+
+    Returns:
+        The network in eval mode.
+
+    Raises:
+        ValueError: What the two say is no network; the reason in a few words.
+    """
+    left = dict(tensors)
+    whole = Stored(structure, left)
+    input_dim = whole.whole("input_dim", 2**31, low=1)
+    count = whole.whole("sources", len(left))
+    sources = [LinearMap.restore(Stored({}, left, f"sources.{place}."), input_dim) for place in range(count)]
+    kinds = {view.kind: view for _, view in KINDS}
+    views = []
+    for number, description in enumerate(whole.entry("views", list)):
+        stored = Stored(description, left, f"views.{number}.")
+        kind = kinds.get(stored.entry("kind", str))
+        if kind is None:
+            raise ValueError("a view of an unknown kind")
+        read = None if description.get("source") is None else sources[stored.whole("source", len(sources) - 1)]
+        views.append(kind.restore(stored, read, input_dim))
+    expect(bool(views), "no view")
+    weights = whole.take("weights", sum(len(view.sizes) for view in views))
+    expect(bool((weights >= 0).all()) and abs(float(weights.sum()) - 1) < 1e-3, "weights that are no shares")
+    encoder = Encoder(views, torch.ones(len(views)), input_dim=input_dim)
+    sums, counts = whole.take("sums", None, encoder.embedding_dim), whole.take("counts", None, dtype=torch.int64)
+    expect(len(sums) == len(counts) > 0 and bool((counts >= 0).all()), "sums of other classes than counts")
+    network = PrototypeNetwork(encoder, embedding_dim=encoder.embedding_dim, num_classes=len(counts))
+    encoder.weights, encoder.scale, network.temperature = weights, whole.take("scale"), whole.take("temperature")
+    expect(bool(encoder.scale > 0) and bool(network.temperature > 0), "a scale or temperature that is not positive")
+    expect(not left, "tensors that belong to no view")
+    network.set_sums(sums, counts)
+    return network.eval()
 
 
 def _copy(tensor: Tensor) -> Tensor:
@@ -162,17 +213,17 @@ def _parse_header(text: str | None) -> dict[str, Any]:
 
 def _make_model(header: dict[str, Any], tensors: dict[str, Tensor], held: dict[str, Tensor]) -> Model:
     """Return the model that a header and tensors give; raise a ValueError if they give none."""
-    network = put_together(header.get("structure"), tensors)
+    network = restore_network(header.get("structure"), tensors)
     classes = _check_names("classes", header.get("classes"), len(network.prototypes), (str, int))
     columns = header.get("columns")
     if columns is not None:
-        columns = _check_names("columns", columns, len(tensors["linear.0.shift"]), (str,))
-    facts = header.get("facts")
+        columns = _check_names("columns", columns, header["structure"]["input_dim"], (str,))
+    metadata = header.get("metadata")
     for name, tensor in held.items():
-        expect_sound(name, tensor)
-    if not isinstance(facts, dict):
-        raise ValueError("no facts")
-    return Model(network, classes, columns, facts, held)
+        expect_sound(name, tensor, infinite=name.endswith(".threshold"))  # of a leaf of a fold model
+    if not isinstance(metadata, dict):
+        raise ValueError("no metadata")
+    return Model(network, classes, columns, metadata, held)
 
 
 def _check_names(what: str, names: Any, count: int, kinds: tuple[type, ...]) -> Any:

@@ -1,4 +1,4 @@
-"""Two classics to compare a model with, fitted in closed form."""
+"""Two baselines to compare a model with, fitted in closed form."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def score_lda(x: Tensor, labels: Tensor, queries: Tensor, num_classes: int) -> T
         num_classes: Number of classes.
 
     Returns:
-        (m, num_classes) float64, the log posterior up to a constant a row; minus infinity for a class without rows.
+        (m, num_classes) float64, the log posterior up to a constant per row; minus infinity for a class without rows.
 
     Source: Fisher, "The use of multiple measurements in taxonomic problems" (1936); see `shrink_covariance`.
     """

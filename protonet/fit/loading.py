@@ -26,8 +26,8 @@ def read_loaders(
         Features (n, dim) float32, labels (n,) int64 and the number of classes.
 
     Raises:
-        TypeError: A batch is not ``(inputs, labels)`` of real tensors or arrays.
-        ValueError: No sample, non-finite features, labels or widths out of range.
+        InputTypeError: A batch is not ``(inputs, labels)`` of real tensors or arrays.
+        InputError: No sample, non-finite features, labels or widths out of range.
     """
     if train_loader is None:
         fail_type("solve", "train_loader", "be a loader", "None", "Pass a DataLoader or a list of batches.")
@@ -46,7 +46,7 @@ def read_loaders(
             dim = dim or inputs.shape[1]
             if inputs.shape[1] != dim:
                 remedy = "Check metadata['input_dim'] and that every batch has the same features."
-                fail("solve", name, f"have {dim} features a sample", f"{inputs.shape[1]} in batch {number}", remedy)
+                fail("solve", name, f"have {dim} features per sample", f"{inputs.shape[1]} in batch {number}", remedy)
             rows += len(inputs)
             single = inputs.to(torch.float32)
             bad += int((~torch.isfinite(inputs)).any(dim=1).sum())

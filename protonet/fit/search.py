@@ -1,27 +1,23 @@
-"""Selection without regret: what is switched on, decided on held-out folds.
+"""The search: which views are switched on, with which weights, decided on held-out folds.
 
 Each candidate is judged by the log-loss of its out-of-fold cosines. Whatever is within one standard error of the
-best goes to the simplest, so a view or a wider MLP has to earn its place; untrained raw cosine is always there.
+best goes to the simplest, so a view or a larger MLP has to earn its place; untrained raw cosine is always there.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from protonet.encoder import Plan
-from protonet.fit.candidates import Search, forest_candidates, learned_candidates, linear_candidate, radial_candidates
 from protonet.scoring import (
-    MOST,
-    PRIOR,
-    Candidate,
+    FOLDS,
+    WEIGHTS,
     Fold,
-    Judge,
     fit_temperature,
     fit_weights,
     simplest_within_one_error,
@@ -29,198 +25,193 @@ from protonet.scoring import (
     split_folds,
     worse_by_one_error,
 )
-from protonet.views.linear import LinearView, available_kinds, fit_view
-from protonet.views.radial import RADIAL_KINDS
-from protonet.views.shifts import find_moves
+from protonet.views import KINDS
+from protonet.views.judge import Candidate, Judge
+from protonet.views.linear import Linear, LinearKind
+from protonet.views.mlp import MLPKind, Plan
+from protonet.views.shifts import find_shifts
+from protonet.views.view import Kind, Rows, Specification
+
+#: What is always there, and never goes wrong.
+RAW = Linear("raw")
+#: Of a solve's time, what the search takes, for progress; the rest is the final fit.
+SEARCH_SHARE = 0.8
+#: Called with a stage and the share of the stages that are over, in [0, 1].
+Progress = Callable[[str, float], None]
+
+
+def ignore(stage: str, share: float) -> None:
+    """Tell nobody about progress."""
+
+
+@dataclass(frozen=True)
+class MixtureRules:
+    """What is believed before any row is seen; analysis/results/robustness.md has the sets that this was set on."""
+
+    shifted: float = 3.0
+    """Prior weight of a view of shifted rows, others' being 1: that features are in an order is evidence already."""
+    unjudged_raw: float = 3.0
+    """Prior weight of raw cosine, others' being 1, where no row can judge: it is what does not go wrong."""
+    unjudged_spread: float = 1.5
+    """Standard deviation of the logits there."""
+
+
+MIXTURE = MixtureRules()
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is tried. Change one with ``dataclasses.replace``, and a kind in it with `with_kind`."""
+
+    kinds: tuple[Kind, ...] = field(default_factory=lambda: _kinds("default"))
+    """The kinds of views, in the order of `protonet.views.KINDS`, each with what it tries."""
+    folds: int = FOLDS.count
+    """Folds to judge on; 0 for none."""
+    shifts: bool = True
+    """Are rows shifted, where their features allow it?"""
+
+    def with_kind(self, kind: Kind) -> Search:
+        """Return the search with another one of a kind that it has."""
+        return replace(self, kinds=tuple(kind if type(each) is type(kind) else each for each in self.kinds))
+
+    def without(self, kind: type[Kind]) -> Search:
+        """Return the search without a kind."""
+        return replace(self, kinds=tuple(each for each in self.kinds if type(each) is not kind))
+
+
+def _kinds(effort: str) -> tuple[Kind, ...]:
+    """Return what every kind of view tries at an effort."""
+    return tuple(kind.for_effort(effort) for kind, _ in KINDS)
+
 
 #: What ``solve(effort=...)`` may ask for: closed forms alone, or the whole, or more of it.
 EFFORTS = {
-    "fast": Search(
-        folds=3,
-        radial=tuple(kind for kind in RADIAL_KINDS if "relevant" not in kind.name),
-        grid=tuple((width, ridge) for width in (1.0, 4.0) for ridge in (1e-2, 1e-1)),
-        trees=50,
-        rungs=0,
-    ),
+    "fast": Search(_kinds("fast"), folds=3),
     "default": Search(),
-    "best": Search(folds=10, trees=500, steps=(3, 10, 30, 100, 300), work=2e9),
+    "best": Search(_kinds("best"), folds=10),
 }
-#: How much more a view of moved rows is trusted before any row is seen: that there are moves is evidence already.
-MOVED = 3.0
-#: Without folds: these views, as they are, and how far apart the logits of the mixture are.
-UNJUDGED = ("raw", "gaussian standardised", "laplacian standardised", "forest")
-UNJUDGED_SETTING, UNJUDGED_SPREAD = (2.0, 0.1), 1.5
-#: The say of raw cosine among them, others' being 1: it is what does not go wrong.
-RAW = 3.0
-#: Called with a stage and the share of the stages that are over, in [0, 1].
-Progress = Callable[[str, float], None]
 
 
 class Choice(NamedTuple):
     """What the folds decided."""
 
-    reads: str  # the linear view that the learned view reads
-    weights: dict[str, float]  # of each closed-form view in use, by name
-    settings: dict[str, tuple[float, float]]  # width and ridge of each radial view in use
-    learned: float  # weight of the learned view
-    rung: tuple[int, int]  # members and hidden width of the learned view, (0, 0) for none
-    steps: int  # how long it trains
+    views: tuple[tuple[Specification, float], ...]
+    """What is switched on, and its weight > 0."""
     temperature: float
-    losses: dict[str, float]  # mean out-of-fold log-loss of each candidate, best temperature
-    moves: tuple[int, ...] = (0,)  # offsets of the copies that moved views are fitted to
-    learns_moved: bool = False  # does the learned view train on them, too?
+    """Divides the cosines."""
+    shifts: tuple[int, ...] = (0,)
+    """Offsets of the copies that shifted views are fitted to."""
+    losses: dict[str, float] = {}  # noqa: RUF012 - never changed
+    """Mean out-of-fold log-loss of each candidate by its name, at its best temperature; "mixture" for the mixture's."""
 
 
-def select(
-    features: Tensor,
-    labels: Tensor,
-    num_classes: int,
-    plan: Plan,
-    *,
-    search: Search | None = None,
-    seed: int = 0,
-    deadline: float = math.inf,
-    progress: Progress = lambda stage, share: None,
-) -> Choice:
-    """Decide views, the learned view's size and training length, weights and temperature on held-out folds.
+def select(rows: Rows, plan: Plan, *, search: Search | None = None, progress: Progress = ignore) -> Choice:
+    """Decide views, the learned views' size and training, weights and temperature on held-out folds.
+
+    The outcome is one of three: raw cosine, with the smallest MLP around it; a learned view alone; or a mixture.
 
     Args:
-        features: (n, dim) float32 of about unit scale, in canonical order.
-        labels: (n,) int64.
-        num_classes: Number of classes.
+        rows: In canonical order. Their ``seed`` is that of folds, first weights and episodes; after their ``deadline``
+            nothing more is tried. Their ``shifts`` are found here.
         plan: What the parameter budget affords.
         search: What is tried.
-        seed: Of folds, initial weights and episodes.
-        deadline: ``time.monotonic()`` after which no further candidate is tried.
         progress: Told which stage begins.
 
     Returns:
-        The choice. Where fewer than half of the classes have two rows, a fixed mixture; without time, raw features
-        and the smallest MLP.
+        The choice. Where fewer than half of the classes have two rows, a fixed mixture; without time, raw cosine.
     """
     search = search or Search()
-    generator = torch.Generator().manual_seed(seed)
-    folds = split_folds(labels, num_classes, generator, most=search.folds)
-    rung = plan.ladder[0] if plan.ladder and search.rungs else (0, 0)
-    first = search.steps[0]
-    simplest = Choice("raw", {} if rung[0] else {"raw": 1.0}, {}, float(bool(rung[0])), rung, first, 0.1, {})
-    seen = int((torch.bincount(labels) > 0).sum())
-    judged = len(labels[torch.cat([fold.judge for fold in folds])].unique()) if folds else 0
-    unjudged = 2 * judged < seen  # most classes would have no say
-    if seen < 2 or (unjudged and not plan.ladder) or time.monotonic() > deadline:
-        return simplest
-    progress("linear views", 0.0)
-    moves = find_moves(features) if plan.ladder and search.moves else (0,)
+    generator = torch.Generator().manual_seed(rows.seed)
+    folds = split_folds(rows.labels, rows.num_classes, generator, most=search.folds)
+    smallest = next((kind.smallest(plan, RAW) for kind in search.kinds if isinstance(kind, MLPKind)), None)
+    raw_alone = Choice(((smallest or RAW, 1.0),), 0.1)
+    seen = int((torch.bincount(rows.labels) > 0).sum())
+    judged = len(rows.labels[torch.cat([fold.judge for fold in folds])].unique()) if folds else 0
+    unjudged = 2 * judged < seen  # most classes could not be judged
+    if seen < 2 or (unjudged and not plan.sizes) or time.monotonic() > rows.deadline:
+        return raw_alone
+    progress(search.kinds[0].stage, 0.0)
+    if plan.sizes and search.shifts:
+        rows = rows._replace(shifts=find_shifts(rows.features))
     if unjudged:
-        return _mix_unjudged(features, labels, num_classes, simplest, search, moves, deadline)
-    judge = Judge(features, labels, num_classes, folds, moves=moves, deadline=deadline)
-    views, linear = _linear(judge, plan)
-    raw = linear[0]
-    simplest = simplest._replace(temperature=_temperature(fit_temperature(raw.cosines, judge.rows, judge.seen)[0]))
-    if not plan.ladder:
-        return simplest
-    base = linear[simplest_within_one_error([each.losses for each in linear])]
-    judge.best = min((each.losses for each in linear), key=lambda losses: float(losses.mean()))
-    progress("radial views", 0.1)
-    radial = list(radial_candidates(judge, views, search))
-    progress("forests", 0.4)
-    closed = [*linear, *radial, *forest_candidates(judge, search)]
-    progress("learned views", 0.5)
-    best = min(closed, key=lambda each: float(each.losses.mean()))
-    learns_moved = best.name.startswith("moved")
-    learned: list[Candidate] = []
-    if search.rungs:
-        trained_on = moves if learns_moved else (0,)
-        untrained = linear_candidate(judge, base.name, views[base.name], lifted=False)
-        learned = list(learned_candidates(judge, views[base.name], untrained, plan, search, trained_on, generator))
-        learned = learned or [untrained._replace(rung=rung, steps=first)]  # no time left: as good as untrained
-    chosen = [learned[simplest_within_one_error([each.losses for each in learned])]] if learned else []
+        return _mix_unjudged(rows, plan, search, raw_alone)
 
+    judge = Judge(rows, folds, plan, generator)
+    if not plan.sizes:
+        raw = next(LinearKind((RAW.scaling,)).candidates(judge))
+        return raw_alone._replace(temperature=_fit_temperature(judge, raw))
+    closed, learned = _try_kinds(judge, search.kinds, progress)
+    raw, chosen = closed[0], learned[:0]
+    if learned:
+        chosen = [learned[simplest_within_one_error([each.losses for each in learned])]]
+    mixture, losses = _mix(judge, closed, chosen)
+    tried = {each.specification.name: each.loss for each in [*closed, *learned]} | {"mixture": float(losses.mean())}
+    if not worse_by_one_error(raw.losses, losses, most=WEIGHTS.never_forgiven, margin=-WEIGHTS.mixture_prior):
+        return raw_alone._replace(temperature=_fit_temperature(judge, raw), losses=tried)
+    for each in chosen:
+        if worse_by_one_error(losses, each.losses, margin=WEIGHTS.mixture_prior):
+            return Choice(((each.specification, 1.0),), _fit_temperature(judge, each), rows.shifts, tried)
+    return mixture._replace(shifts=rows.shifts, losses=tried)
+
+
+def _try_kinds(judge: Judge, kinds: Sequence[Kind], progress: Progress) -> tuple[list[Candidate], list[Candidate]]:
+    """Let every kind try what it has to; return closed forms, raw cosine first, and learned candidates."""
+    closed: list[Candidate] = []
+    learned: list[Candidate] = []
+    shares = [kind.share for kind in kinds]
+    for number, kind in enumerate(kinds):
+        if number:  # the first stage is told before shifts are looked for
+            progress(kind.stage, SEARCH_SHARE * sum(shares[:number]) / sum(shares))
+        for candidate in kind.candidates(judge):
+            judge.found.append(candidate)
+            (learned if kind.trained else closed).append(candidate)
+        if judge.reference is None:
+            judge.reference = min(judge.found, key=lambda each: each.loss).losses
+    return closed, learned
+
+
+def _mix(judge: Judge, closed: Sequence[Candidate], chosen: Sequence[Candidate]) -> tuple[Choice, Tensor]:
+    """Return the mixture of candidates, and its log-losses (judged,)."""
     pieces = [*closed, *chosen]
     cosines = [piece.cosines for piece in pieces]
-    prior = [MOVED if piece.name.startswith("moved") else 1.0 for piece in pieces]
+    prior = [MIXTURE.shifted if piece.specification.shifted else 1.0 for piece in closed] + [1.0] * len(chosen)
     weights = soft_weights(cosines, [piece.losses for piece in pieces], prior, keep_last=bool(chosen))
     if chosen:  # what takes no training takes no fitted weights either
-        weights = fit_weights(cosines, judge.rows, judge.seen, weights)
-    factor, mixed_losses = _mix(judge, cosines, weights)
-    losses = {each.name: float(each.losses.mean()) for each in [*closed, *learned]}
-    losses["mixed"] = float(mixed_losses.mean())
-    if not worse_by_one_error(raw.losses, mixed_losses, most=MOST, margin=-PRIOR):
-        return simplest._replace(losses=losses)
-    simplest = simplest._replace(moves=moves, learns_moved=learns_moved, losses=losses)
-    for each in chosen:
-        simplest = simplest._replace(rung=each.rung, steps=each.steps)
-        if worse_by_one_error(mixed_losses, each.losses, margin=PRIOR):
-            alone = _temperature(fit_temperature(each.cosines, judge.rows, judge.seen)[0])
-            return simplest._replace(reads=base.name, temperature=alone)
-    used = {piece.name: share for piece, share in zip(closed, weights.tolist(), strict=False) if share > 0}
-    return simplest._replace(
-        reads=base.name,
-        weights=used,
-        settings={each.name: each.setting for each in radial if each.name in used},
-        learned=float(weights[-1]) if chosen else 0.0,
-        temperature=_temperature(factor),
-    )
-
-
-def _mix_unjudged(
-    features: Tensor,
-    labels: Tensor,
-    num_classes: int,
-    simplest: Choice,
-    search: Search,
-    moves: tuple[int, ...],
-    deadline: float,
-) -> Choice:
-    """Return the mixture of ``UNJUDGED`` and of views of moved rows, where no row can judge."""
-    everything = torch.arange(len(labels))
-    judge = Judge(features, labels, num_classes, [Fold(everything, everything)], moves=moves, deadline=deadline)
-    views = {
-        kind: [fit_view(kind, features, labels, num_classes)] for kind in ("raw", "centred", "standardised", "robust")
-    }
-    search = search._replace(
-        grid=(UNJUDGED_SETTING,),
-        radial=tuple(kind for kind in search.radial if kind.moved or kind.name in UNJUDGED),
-    )
-    pieces = [*radial_candidates(judge, views, search), *forest_candidates(judge, search)]
-    pieces.append(linear_candidate(judge, "raw", views["raw"]))
-    spread = torch.stack([piece.cosines.var(dim=1, correction=0).mean().sqrt() for piece in pieces])
-    say = torch.ones_like(spread)
-    say[-1] = RAW
-    weights = torch.where(spread > 1e-9, say / spread.clamp_min(1e-9), 0.0)
-    if not bool(weights.sum() > 0):
-        return simplest
-    shares = (weights / weights.sum()).tolist()
-    learned = shares.pop() if simplest.rung[0] else 0.0  # untrained, it is raw cosine
-    used = {piece.name: share for piece, share in zip(pieces, shares, strict=False) if share > 0}
-    factor = UNJUDGED_SPREAD * float(weights.sum() / say.sum())
-    settings = {piece.name: piece.setting for piece in pieces if piece.name in used and piece.setting != (0.0, 0.0)}
-    return simplest._replace(
-        weights=used, settings=settings, learned=learned, temperature=_temperature(factor), moves=moves
-    )
-
-
-def _linear(judge: Judge, plan: Plan) -> tuple[dict[str, list[LinearView]], list[Candidate]]:
-    """Fit the linear views to each fold, by kind, and judge them, the simplest first."""
-    views: dict[str, list[LinearView]] = {}
-    candidates: list[Candidate] = []
-    fewest = min((judge.labels[fold.fit] for fold in judge.folds), key=len)  # each has all classes: fewest degrees
-    for kind in available_kinds(fewest) if plan.ladder else ("raw",):
-        views[kind] = [
-            fit_view(kind, judge.features[fold.fit], judge.labels[fold.fit], judge.num_classes) for fold in judge.folds
-        ]
-        candidates.append(linear_candidate(judge, kind, views[kind]))
-        if judge.late():
-            break
-    return views, candidates
-
-
-def _mix(judge: Judge, cosines: list[Tensor], weights: Tensor) -> tuple[float, Tensor]:
-    """Return the factor on, and the log-losses (judged,) of, the weighted sum of views' cosines."""
+        weights = fit_weights(cosines, judge.labels, judge.seen, weights)
     mixed = torch.zeros_like(cosines[0])
     for each, weight in zip(cosines, weights.tolist(), strict=True):
         mixed += weight * each
-    return fit_temperature(mixed, judge.rows, judge.seen)
+    factor, losses = fit_temperature(mixed, judge.labels, judge.seen)
+    views = [
+        (piece.specification, weight) for piece, weight in zip(pieces, weights.tolist(), strict=True) if weight > 0
+    ]
+    return Choice(tuple(views), _temperature(factor)), losses
+
+
+def _mix_unjudged(rows: Rows, plan: Plan, search: Search, raw_alone: Choice) -> Choice:
+    """Return the mixture of what needs no judge, where no row can be one."""
+    everything = torch.arange(len(rows.labels))
+    judge = Judge(rows, [Fold(everything, everything)], plan)
+    kinds = [reduced for reduced in (kind.unjudged() for kind in search.kinds) if reduced is not None]
+    pieces = [candidate for kind in kinds for candidate in kind.candidates(judge)]
+    spread = torch.stack([piece.cosines.var(dim=1, correction=0).mean().sqrt() for piece in pieces])
+    prior = torch.tensor([MIXTURE.unjudged_raw if piece.specification == RAW else 1.0 for piece in pieces])
+    weights = torch.where(spread > 1e-9, prior / spread.clamp_min(1e-9), 0.0)
+    if not bool(weights.sum() > 0):
+        return raw_alone
+    (raw, _), *_ = raw_alone.views
+    views = [
+        (raw if piece.specification == RAW else piece.specification, weight)
+        for piece, weight in zip(pieces, (weights / weights.sum()).tolist(), strict=True)
+        if weight > 0
+    ]
+    factor = MIXTURE.unjudged_spread * float(weights.sum() / prior.sum())
+    return Choice(tuple(views), _temperature(factor), rows.shifts)
+
+
+def _fit_temperature(judge: Judge, candidate: Candidate) -> float:
+    """Return the temperature of a candidate alone."""
+    return _temperature(fit_temperature(candidate.cosines, judge.labels, judge.seen)[0])
 
 
 def _temperature(factor: float) -> float:

@@ -11,18 +11,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from protonet._checks import check_int, check_number, fail, fail_type
-from protonet.encoder import Encoder, ResidualMLPs, plan_encoder
-from protonet.fit.candidates import FORESTS, Search, grow_forest, make_task
+from protonet.encoder import Encoder
 from protonet.fit.loading import read_loaders, sort_rows
-from protonet.fit.search import EFFORTS, Choice, Progress, select
+from protonet.fit.search import EFFORTS, SEARCH_SHARE, Choice, Progress, Search, ignore, select
 from protonet.network import PrototypeNetwork
-from protonet.views.forest import ForestView
-from protonet.views.linear import LinearView, fit_view
-from protonet.views.mlp import train
-from protonet.views.radial import RadialView, fit_radial
+from protonet.views.linear import LinearKind
+from protonet.views.mlp import plan_encoder
+from protonet.views.view import Rows, Specification, View
 
 #: The contest's limit, used where the metadata names none.
 PARAM_LIMIT = 500_000
@@ -33,15 +30,12 @@ SELECTION_SHARE = 0.6
 
 
 class Problem(NamedTuple):
-    """Labelled rows, and what decides how a choice of views is fitted to them."""
+    """Labelled rows, as views are fitted to them."""
 
-    features: Tensor  # (n, dim) float32 of unit scale, in canonical order
-    labels: Tensor  # (n,) int64 in [0, num_classes)
-    num_classes: int
-    scale: float  # of the features as they came
-    embedding_dim: int  # of a learned view
-    search: Search
-    seed: int
+    rows: Rows
+    """In canonical order, of unit scale; with the seed of all that is drawn."""
+    scale: float
+    """Of the features as they came."""
 
 
 class Solution(NamedTuple):
@@ -74,7 +68,7 @@ def solve(
         metadata: ``input_dim``, ``num_classes`` and ``param_limit`` are used where present; otherwise the width of
             the inputs, the largest label + 1 (at least 2) and 500,000. ``device`` moves the result. None is legal.
         time_limit: Seconds, >= 0, most of them for the search; what it found by then is fitted and returned.
-        effort: "fast", "default" or "best"; or a `protonet.fit.candidates.Search` that says what is tried.
+        effort: "fast", "default" or "best"; or a `protonet.fit.search.Search` that says what is tried.
         progress: Called with the name of the stage that begins and the share of the stages before it, from 0 to 1;
             at last with "done" and 1. What it raises ends the search.
         seed: Of folds, initial weights and episodes. Global random state is neither used nor changed.
@@ -83,8 +77,9 @@ def solve(
         The network in eval mode, float32. Its trainable parameters are the encoder's, at most ``param_limit``.
 
     Raises:
-        TypeError: A loader's batch is not ``(inputs, labels)``, labels are not integers, an argument has another type.
-        ValueError: No sample, non-finite features, labels outside [0, num_classes), another width than input_dim,
+        InputTypeError: A loader's batch is not ``(inputs, labels)``, labels are not integers, an argument has another
+            type.
+        InputError: No sample, non-finite features, labels outside [0, num_classes), another width than input_dim,
             num_classes < 2, a negative or non-finite limit, an unknown effort.
     """
     arguments = (train_loader, val_loader, metadata, time_limit, effort, progress, seed)
@@ -108,24 +103,21 @@ def solve_problem(
     search = _check_effort(effort)
     if progress is not None and not callable(progress):
         fail_type("solve", "progress", "be a function of a stage and a share", type(progress).__name__, "Pass None.")
-    progress = progress or _silent
+    progress = progress or ignore
     with untouched_globals():
         features, labels, num_classes = read_loaders(train_loader, val_loader, metadata)
         features, labels = sort_rows(features, labels)
         plan = plan_encoder(features.shape[1], num_classes, metadata.get("param_limit", PARAM_LIMIT))
         scale = float(torch.linalg.vector_norm(features, dtype=torch.float64)) / math.sqrt(features.numel()) or 1.0
-        unit = features.div_(scale)  # in place: these rows are a copy
-        deadline = started + SELECTION_SHARE * time_limit
-        choice = select(unit, labels, num_classes, plan, search=search, seed=seed, deadline=deadline, progress=progress)
-        progress("final fit", 0.8)
-        problem = Problem(unit, labels, num_classes, scale, plan.embedding_dim, search, seed)
-        network = fit_choice(problem, choice, started + time_limit)
+        rows = Rows(features.div_(scale), labels, num_classes, seed=seed)  # in place: these rows are a copy
+        searched = rows._replace(deadline=started + SELECTION_SHARE * time_limit)
+        problem = Problem(rows, scale)
+        with comparable("solve", "train_loader"):
+            choice = select(searched, plan, search=search, progress=progress)
+            progress("final fit", SEARCH_SHARE)
+            network = fit_choice(problem, choice, started + time_limit)
         progress("done", 1.0)
         return Solution(network.to(metadata.get("device", "cpu")), choice, problem)
-
-
-def _silent(stage: str, share: float) -> None:
-    """Tell nobody about progress."""
 
 
 def fit_choice(problem: Problem, choice: Choice, deadline: float = math.inf) -> PrototypeNetwork:
@@ -139,56 +131,28 @@ def fit_choice(problem: Problem, choice: Choice, deadline: float = math.inf) -> 
     Returns:
         The network in eval mode, on the CPU, for features as they came.
     """
-    encoder = _fit_encoder(problem, choice, deadline)
+    rows = problem.rows._replace(shifts=choice.shifts, deadline=deadline)
+    fitted: dict[Specification, View] = {}
+    views = [_fit_view(specification, rows, fitted) for specification, _ in choice.views]
+    weights = torch.tensor([weight for _, weight in choice.views])
+    encoder = Encoder(views, weights, input_dim=rows.features.shape[1])
     network = PrototypeNetwork(
         encoder,
         embedding_dim=encoder.embedding_dim,
-        num_classes=problem.num_classes,
+        num_classes=rows.num_classes,
         temperature=choice.temperature,
     )
-    network.set_prototypes(problem.features, problem.labels)
+    network.set_prototypes(rows.features, rows.labels)
     encoder.scale.fill_(problem.scale)
     return network.eval()
 
 
-def _fit_encoder(problem: Problem, choice: Choice, deadline: float) -> Encoder:
-    """Fit the chosen views and train the chosen MLPs on all labelled samples."""
-    features, labels, num_classes, _, embedding_dim, search, seed = problem
-    kinds = {kind.name: kind for kind in search.radial}
-    fitted: dict[str, LinearView] = {}
-    views: list[LinearView | RadialView | ForestView] = []
-    names = [choice.reads, *(name for name in choice.weights if name != choice.reads)]
-    for name in names:
-        if name in FORESTS:
-            views.append(grow_forest(name, features, labels, num_classes, search, choice.moves))
-            continue
-        source = kinds[name].reads if name in kinds else name
-        if source not in fitted:
-            fitted[source] = fit_view(source, features, labels, num_classes)
-        view: LinearView | RadialView = fitted[source]
-        if name in kinds:
-            arguments = (fitted[source], features, labels, num_classes, choice.moves)
-            view = fit_radial(kinds[name], choice.settings[name], *arguments)
-        views.append(view)
-    weights = [choice.weights.get(name, 0.0) for name in names]
-    members, width = choice.rung
-    if not members:
-        return Encoder(views, torch.tensor(weights))
-    generator = torch.Generator().manual_seed(seed)
-    learned = ResidualMLPs(members, features.shape[1], width, embedding_dim, generator)
-    task = make_task(fitted[choice.reads], features, labels, choice.moves if choice.learns_moved else (0,))
-    for _, average in train(
-        learned,
-        [task] * members,
-        num_classes,
-        steps=[choice.steps],
-        generator=generator,
-        deadline=deadline,
-        recipe=search.recipe,
-    ):
-        learned = average.requires_grad_(True)
-    weights += [choice.learned / members] * members
-    return Encoder(views, torch.tensor(weights), learned=learned)
+def _fit_view(specification: Specification, rows: Rows, fitted: dict[Specification, View]) -> View:
+    """Return a view fitted to rows, and what it reads before it, each once."""
+    if specification not in fitted:
+        source = None if specification.source is None else _fit_view(specification.source, rows, fitted)
+        fitted[specification] = specification.fit(rows, source)
+    return fitted[specification]
 
 
 def _check_effort(effort: object) -> Search:
@@ -200,9 +164,9 @@ def _check_effort(effort: object) -> Search:
         return EFFORTS[effort]
     if not isinstance(effort, Search):
         fail_type("solve", "effort", "be a name or a Search", type(effort).__name__, remedy)
-    if effort.folds == 1 or effort.folds < 0 or not effort.grid or not effort.steps:
-        got = f"folds={effort.folds}, {len(effort.grid)} settings, {len(effort.steps)} step counts"
-        fail("solve", "effort", "have no folds or two, a grid and steps", got, remedy)
+    if effort.folds == 1 or effort.folds < 0 or not isinstance(next(iter(effort.kinds), None), LinearKind):
+        got = f"folds={effort.folds}, kinds {[type(kind).__name__ for kind in effort.kinds]}"
+        fail("solve", "effort", "have no folds or two, and linear views first", got, remedy)
     return effort
 
 
@@ -225,6 +189,16 @@ def _check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
         got = f"{known['device']!r} ({str(error).splitlines()[0]})"
         fail("solve", "metadata['device']", "be a device of this machine", got, "Pass 'cpu'.")
     return known
+
+
+@contextmanager
+def comparable(function: str, argument: str) -> Iterator[None]:
+    """Raise an InputError that blames an argument where its numbers are too far apart for arithmetic."""
+    try:
+        yield
+    except FloatingPointError as error:
+        remedy = "Mend the largest, or rescale their column."
+        fail(function, argument, "hold numbers that can be compared", str(error), remedy)
 
 
 @contextmanager

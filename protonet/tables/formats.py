@@ -108,7 +108,7 @@ def open_arrays(prog: str, path: Path, labels: Path | None, *, labelled: bool) -
         fail(prog, "path", "hold real numbers of shape (n, dim)", got, "Save features as floats.")
     n, width = len(rows), math.prod(rows.shape[1:])
     if names is not None and len(names) != n:
-        fail(prog, "path", "have one label a row", f"{len(names)} for {n} rows", "Give both the same length.")
+        fail(prog, "path", "have one label per row", f"{len(names)} for {n} rows", "Give both the same length.")
     step = max(1, CELLS // max(1, width))
 
     def read(_: Sequence[int], __: int | None) -> Iterator[Raw]:

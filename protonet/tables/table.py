@@ -61,8 +61,8 @@ def open_table(prog: str, path: Path, wanted: Wanted, labels: Path | None = None
         The table. It has at least one row.
 
     Raises:
-        ImportError: The file is Parquet, and pyarrow is missing.
-        ValueError: No such file, columns that are not those wanted, no row, a row of another length or without a
+        MissingPackageError: The file is Parquet, and pyarrow is missing.
+        InputError: No such file, columns that are not those wanted, no row, a row of another length or without a
             class, a cell that is no finite number; the message says where.
     """
     suffix = path.suffix.lower()
@@ -95,8 +95,8 @@ def read_table(prog: str, path: Path, wanted: Wanted, labels: Path | None = None
     """Read a whole table with its classes; return the table and all of its rows.
 
     Raises:
-        ImportError: As in `open_table`.
-        ValueError: As in `open_table`.
+        MissingPackageError: As in `open_table`.
+        InputError: As in `open_table`.
     """
     table = open_table(prog, path, wanted, labels)
     x, names = zip(*table.blocks, strict=True)
@@ -132,10 +132,10 @@ def _choose_columns(prog: str, path: Path, header: list[str], wanted: Wanted) ->
 
 
 def _check_width(prog: str, path: Path, width: int, wanted: Wanted) -> None:
-    """Raise a ValueError if a table has no features, or another number of them than is wanted."""
+    """Raise an InputError if a table has no features, or another number of them than is wanted."""
     if width == 0 or wanted.dim not in {None, width}:
         remedy = "Pass the features that the model was fitted to." if wanted.dim else "Add features."
-        fail(prog, "path", f"have {wanted.dim or 'some'} features a row", f"{width} in {path}", remedy)
+        fail(prog, "path", f"have {wanted.dim or 'some'} features per row", f"{width} in {path}", remedy)
 
 
 def _list(names: Sequence[str]) -> str:
@@ -147,7 +147,7 @@ def _list(names: Sequence[str]) -> str:
 def _check_blocks(
     prog: str, source: Source, columns: Sequence[object], features: Sequence[int], label: int | None
 ) -> Iterator[Block]:
-    """Yield rows that have finite numbers and a class; raise a ValueError at the first that has not."""
+    """Yield rows that have finite numbers and a class; raise an InputError at the first that has not."""
     for x, labels, rows, cells in source.read(features, label):
         if not np.isfinite(x).all():
             row, at = np.argwhere(~np.isfinite(x))[0].tolist()

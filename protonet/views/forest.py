@@ -7,17 +7,111 @@ all of it are buffers.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from protonet.views.linear import CHUNK
+from protonet.losses import CHUNK
+from protonet.views.judge import Candidate, Judge
+from protonet.views.shifts import shift_rows
+from protonet.views.view import LinearMap, Rows, Specification, Stored, View, expect
 
-#: Most rows that trees are grown from, and most (row, tree, tried split) triples of a forest or of one batch of trees.
-MAX_ROWS, FOREST_WORK, BATCH_WORK = 4096, 2e6, 1e6
-#: No tree is deeper.
-MAX_DEPTH = 64
+if TYPE_CHECKING:
+    from protonet.views.graph import Graph
+
+
+@dataclass(frozen=True)
+class ForestRules:
+    """Bounds of the work, by which a forest of the default effort takes 0.03 to 0.6 s, and the seed."""
+
+    most_rows: int = 4096
+    """Rows that trees are grown from, at the most."""
+    forest_work: float = 2e6
+    """Triples of row, tree and tried split in a forest, at the most."""
+    batch_work: float = 1e6
+    """The same in the trees that are grown at a time."""
+    most_depth: int = 64
+    """No tree is deeper."""
+    seed: int = 0
+    """Of the features and thresholds that are tried: the same in every fold and in the end."""
+
+
+FOREST = ForestRules()
+
+
+@dataclass(frozen=True)
+class Forest:
+    """A forest view.
+
+    Args:
+        trees: Trees, at the most; see `count_trees`.
+        shifted: Grow them from shifted copies of the rows, too.
+    """
+
+    trees: int
+    shifted: bool = False
+    source: ClassVar[Specification | None] = None
+
+    @property
+    def name(self) -> str:
+        """What it is grown from."""
+        return "shifted forest" if self.shifted else "forest"
+
+    def fit(self, rows: Rows, source: View | None = None) -> ForestView:
+        """Grow a forest; of more than ``FOREST.most_rows`` rows, that many spread over them are used.
+
+        Source: Geurts, Ernst and Wehenkel, "Extremely randomized trees" (2006): every tree sees all rows, a node tries
+            sqrt(dim) features with one random threshold each and takes the one of least Gini impurity.
+        """
+        shifts = rows.shifts if self.shifted else (0,)
+        x, labels = shift_rows(rows.features, shifts), rows.labels.repeat(len(shifts))
+        generator = torch.Generator().manual_seed(FOREST.seed)
+        chosen = torch.linspace(0, len(x) - 1, min(len(x), FOREST.most_rows), dtype=torch.float64).round().long()
+        x, labels = x[chosen], labels[chosen]
+        trees = count_trees(len(x), x.shape[1], self.trees)
+        at_once = max(1, int(FOREST.batch_work / (len(x) * _count_splits(x.shape[1]))))
+        nodes, depth = Nodes(*(labels[:0],) * 2, x.new_zeros(0), *(labels[:0],) * 2), 0
+        for first in range(0, trees, at_once):
+            more, levels = _grow(x, labels, rows.num_classes, min(at_once, trees - first), generator)
+            before = len(nodes.child)
+            more = more._replace(root=more.root + before, child=more.child + before)
+            nodes = Nodes(*(torch.cat(pair) for pair in zip(nodes, more, strict=True)))
+            depth = max(depth, levels)
+        return ForestView(nodes, depth=depth, num_classes=rows.num_classes)
+
+
+@dataclass(frozen=True)
+class ForestKind:
+    """One forest of the rows and, where features are in an order, one of the shifted rows."""
+
+    trees: int = 200
+    stage: ClassVar[str] = "forests"
+    share: ClassVar[float] = 1.0
+    trained: ClassVar[bool] = False
+
+    @classmethod
+    def for_effort(cls, effort: str) -> ForestKind:
+        """Return fewer or more trees."""
+        return cls({"fast": 50, "best": 500}.get(effort, 200))
+
+    def unjudged(self) -> ForestKind:
+        """Return the same."""
+        return self
+
+    def candidates(self, judge: Judge) -> Iterator[Candidate]:
+        """Judge the forests, where rows and classes allow one."""
+        if not self.trees or 2 * int(judge.seen.sum()) > FOREST.most_rows:
+            return
+        for shifted in (False, True) if judge.rows.shifts != (0,) else (False,):
+            candidate = judge.try_out(Forest(self.trees, shifted))
+            if candidate is not None:
+                yield candidate
+            if judge.late():
+                return
 
 
 class Nodes(NamedTuple):
@@ -30,7 +124,7 @@ class Nodes(NamedTuple):
     label: Tensor  # a leaf's class
 
 
-class ForestView(nn.Module):
+class ForestView(View):
     """Votes for each class: the share of the trees whose box a row falls into belongs to it.
 
     Args:
@@ -39,6 +133,7 @@ class ForestView(nn.Module):
         num_classes: Number of classes.
     """
 
+    kind = "forest"
     root: Tensor
     feature: Tensor
     threshold: Tensor
@@ -46,61 +141,71 @@ class ForestView(nn.Module):
     label: Tensor
 
     def __init__(self, nodes: Nodes, *, depth: int, num_classes: int) -> None:
-        super().__init__()
-        self.depth, self.embedding_dim = depth, num_classes
+        super().__init__(None, (num_classes,))
+        self.depth = depth
         for name, value in nodes._asdict().items():
             self.register_buffer(name, value)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, z: Tensor) -> Tensor:
         """Map features (n, input_dim) to votes (n, num_classes)."""
-        return torch.cat([self._vote(rows) for rows in x.split(CHUNK)])
+        return torch.cat([self._vote(rows) for rows in z.split(CHUNK)])
 
     def _vote(self, x: Tensor) -> Tensor:
         at = self.root.expand(len(x), -1)  # (n, trees) node numbers
         for _ in range(self.depth):
             at = self.child[at] + (x.gather(1, self.feature[at]) > self.threshold[at])
-        votes = x.new_zeros(len(x), self.embedding_dim)
+        votes = x.new_zeros(len(x), self.sizes[0])
         return votes.scatter_add_(1, self.label[at], x.new_tensor(1 / len(self.root)).expand(at.shape))
+
+    def describe(self) -> dict[str, Any]:
+        """Return the depth and the number of classes."""
+        return {"depth": self.depth, "classes": self.sizes[0]}
+
+    @classmethod
+    def restore(cls, stored: Stored, source: LinearMap | None, input_dim: int) -> ForestView:
+        """Build the forest again, one in which every way from a root ends within the nodes."""
+        expect(source is None, "a forest that reads a view")
+        threshold = stored.take("threshold", None, infinite=True)
+        nodes = len(threshold)
+        root = stored.take("root", None, dtype=torch.int64)
+        feature, child, label = (stored.take(name, nodes, dtype=torch.int64) for name in ("feature", "child", "label"))
+        expect(len(root) > 0, "a forest without trees")
+        classes = stored.whole("classes", 2**31)
+        right = child + torch.isfinite(threshold)  # a row never goes to the right of a leaf
+        limits = (("root", root, nodes), ("feature", feature, input_dim), ("child", child, nodes))
+        for name, value, high in (*limits, ("child", right, nodes), ("label", label, classes)):
+            expect(bool(((value >= 0) & (value < high)).all()), f"a tensor {stored.prefix}{name} out of range")
+        depth = stored.whole("depth", FOREST.most_depth)
+        return cls(Nodes(root, feature, threshold, child, label), depth=depth, num_classes=classes)
+
+    def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
+        """Add all trees' nodes, level by level."""
+        from onnx import TensorProto  # noqa: PLC0415 - optional
+
+        count, trees = graph.add("Shape", rows, end=1), len(self.root)
+        feature, threshold, child = (
+            graph.constant(graph.array(each)) for each in (self.feature, self.threshold, self.child)
+        )
+        shape = graph.add("Concat", count, np.array([trees]), axis=0)
+        at = graph.add("Expand", graph.array(self.root), shape)  # (n, trees)
+        for _ in range(self.depth):
+            value = graph.add("GatherElements", rows, graph.add("Gather", feature, at), axis=1)
+            right = graph.add("Greater", value, graph.add("Gather", threshold, at))
+            at = graph.add("Add", graph.add("Gather", child, at), graph.add("Cast", right, to=TensorProto.INT64))
+        none = graph.add("Expand", np.float32(0), graph.add("Concat", count, np.array([self.sizes[0]]), axis=0))
+        share = graph.add("Expand", np.float32(1 / trees), graph.add("Shape", at))
+        label = graph.add("Gather", graph.array(self.label), at)
+        return [graph.add("ScatterElements", none, label, share, axis=1, reduction="add")]
 
 
 def count_trees(n: int, dim: int, most: int) -> int:
     """Return how many trees to grow from n rows of dim features: at most ``most``, fewer where that is much work."""
-    return max(1, min(most, int(FOREST_WORK / (min(n, MAX_ROWS) * _count_splits(dim)))))
+    return max(1, min(most, int(FOREST.forest_work / (min(n, FOREST.most_rows) * _count_splits(dim)))))
 
 
 def _count_splits(dim: int) -> int:
     """Return how many splits a node tries, out of dim features."""
     return max(1, round(math.sqrt(dim)))
-
-
-def fit_forest(x: Tensor, labels: Tensor, num_classes: int, *, trees: int, generator: torch.Generator) -> ForestView:
-    """Grow a forest.
-
-    Args:
-        x: (n, dim) float32 features; of more than ``MAX_ROWS`` rows, that many spread over them are used.
-        labels: (n,) int64 in [0, num_classes).
-        num_classes: Number of classes.
-        trees: Most trees; see `count_trees`.
-        generator: Draws features and thresholds.
-
-    Returns:
-        The view, of ``num_classes`` dimensions.
-
-    Source: Geurts, Ernst and Wehenkel, "Extremely randomized trees" (2006): every tree sees all rows, a node tries
-        sqrt(dim) features with one random threshold each and takes the one of least Gini impurity.
-    """
-    chosen = torch.linspace(0, len(x) - 1, min(len(x), MAX_ROWS), dtype=torch.float64).round().long()
-    x, labels = x[chosen], labels[chosen]
-    trees = count_trees(len(x), x.shape[1], trees)
-    at_once = max(1, int(BATCH_WORK / (len(x) * _count_splits(x.shape[1]))))
-    nodes, depth = Nodes(*(labels[:0],) * 2, x.new_zeros(0), *(labels[:0],) * 2), 0
-    for first in range(0, trees, at_once):
-        more, levels = _grow(x, labels, num_classes, min(at_once, trees - first), generator)
-        before = len(nodes.child)
-        more = more._replace(root=more.root + before, child=more.child + before)
-        nodes = Nodes(*(torch.cat(pair) for pair in zip(nodes, more, strict=True)))
-        depth = max(depth, levels)
-    return ForestView(nodes, depth=depth, num_classes=num_classes)
 
 
 def _grow(x: Tensor, labels: Tensor, num_classes: int, trees: int, generator: torch.Generator) -> tuple[Nodes, int]:
@@ -112,7 +217,7 @@ def _grow(x: Tensor, labels: Tensor, num_classes: int, trees: int, generator: to
     kind = torch.unique(x, dim=0, return_inverse=True)[1]  # (n,): equal rows cannot be split
     row, at = torch.arange(n).repeat(trees), nodes.root.repeat_interleave(n)  # (pairs,): each row in each tree
     depth = 0
-    for _ in range(MAX_DEPTH):
+    for _ in range(FOREST.most_depth):
         node, group = at.unique(return_inverse=True)
         present, member, count = (group * num_classes + labels[row]).unique(return_inverse=True, return_counts=True)
         owner, label = present // num_classes, present % num_classes  # (present,): the classes of each node

@@ -1,66 +1,185 @@
-"""Linear views of the features, fitted in closed form: raw, centred, scaled feature by feature, whitened.
+"""Linear views, fitted in closed form: the features raw, centred, scaled feature by feature, or whitened.
 
-A view is one affine map, diagonal plus low rank, whose output is compared by cosine. Its statistics come from
+Such a view is one affine map, diagonal plus low rank, whose output is compared by cosine. Its statistics come from
 labelled samples without any gradient, so they are buffers.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from protonet._checks import fail
-from protonet.losses import class_means
+from protonet.losses import CHUNK, class_means
+from protonet.views.judge import Candidate, Judge, embed_fold
+from protonet.views.view import LinearMap, Rows, Specification, Stored, View, expect, need_source
+
+if TYPE_CHECKING:
+    from protonet.views.graph import Graph
 
 #: From the simplest to the most fitted; ties in selection go to the earlier one.
-KINDS = ("raw", "centred", "standardised", "relevant", "robust", "whitened")
+SCALINGS = ("raw", "centred", "standardised", "relevant", "robust", "whitened")
 
 
-#: Rows that are worked on at a time: bounds the memory, not the data.
-CHUNK = 8192
-#: Share of a covariance's eigenvalues, the least ones, that get one value where rows are as many as features.
-POOLED = 0.2
-#: The constant coordinate of the views in ``LIFTED``, whose features have unit mean square.
-LIFT, LIFTED = 3.0, ("standardised", "relevant", "robust", "whitened")
+@dataclass(frozen=True)
+class LinearRules:
+    """How linear views are fitted; what the bias coordinate is worth was measured on iris and spectra."""
+
+    bias: float = 3.0
+    """The bias coordinate of scaled and whitened views, whose features have unit mean square."""
+    most_bias: float = 1e6
+    """The largest bias coordinate that is read from a file."""
+    pooled: float = 0.2
+    """Share of a covariance's eigenvalues, the least ones, that get one value where rows are as many as features."""
+    null: float = 1e-14
+    """Share of the largest eigenvalue below which one is rounding."""
+    smoothing: float = 0.35
+    """Power of the dimension in the bandwidth of the shrinkage; Ledoit and Wolf 2022."""
+    powers: int = 5
+    """Powers in [0, 1] that are tried for the spread of class means along a direction, given that of its rows ..."""
+    strengths: tuple[float, float, int] = (-6.0, 3.0, 91)
+    """... and how large it is: least and largest power of ten, and how many are tried."""
+    relevance: float = 5.0
+    """The excess of the F statistic over 1 at which half of a feature is taken for signal ..."""
+    least_relevance: float = 0.05
+    """... and the least excess."""
+    tiny: float = 1e-30
+    """What is divided by instead of zero."""
+    constant: float = 1e-6
+    """A feature that varies by less than this share of its root mean square is constant."""
+    quartiles: float = 1.349
+    """The distance of the quartiles of normal features, in standard deviations."""
+    least_spread: float = 0.1
+    """Share of the standard deviation below which the distance of the quartiles says nothing."""
 
 
-class LinearView(nn.Module):
-    """The affine map ``z = gain * (x - shift) + ((x - shift) @ basis * coefficient) @ basis.T``.
+LINEAR = LinearRules()
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear view.
 
     Args:
-        shift: (dim,) what is subtracted.
-        gain: (dim,) the diagonal part.
-        basis: (dim, rank) orthonormal columns; rank may be 0.
-        coefficient: (rank,) what is added to the diagonal along each column.
-        lift: A constant that joins the view in the embedding; 0 for none. The plane becomes a sphere's cap, on which
-            the cosine also sees how far from the mean a row is: of few features the direction alone tells too little.
+        scaling: One of ``SCALINGS``.
     """
 
-    shift: Tensor
-    gain: Tensor
-    basis: Tensor
-    coefficient: Tensor
+    scaling: str
+    source: ClassVar[Specification | None] = None
+    shifted: ClassVar[bool] = False
 
-    def __init__(self, shift: Tensor, gain: Tensor, basis: Tensor, coefficient: Tensor, *, lift: float = 0.0) -> None:
-        super().__init__()
-        self.dim = len(shift)
-        self.lift = lift
-        self.embedding_dim = self.dim + bool(lift)
-        for name, value in (("shift", shift), ("gain", gain), ("basis", basis), ("coefficient", coefficient)):
-            self.register_buffer(name, value.to(torch.float32).clone())
+    @property
+    def name(self) -> str:
+        """The scaling."""
+        return self.scaling
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map features (n, dim) to the view (n, dim)."""
-        centred = x - self.shift  # (n, dim)
-        if not self.basis.shape[1]:
-            return centred.mul_(self.gain)
-        return torch.addmm(centred * self.gain, (centred @ self.basis).mul_(self.coefficient), self.basis.T)
+    @property
+    def least_degrees(self) -> int:
+        """Degrees of freedom within the classes that it takes to fit it."""
+        return 2 if self.scaling in {"relevant", "whitened"} else 0
 
-    def embed(self, z: Tensor) -> Tensor:
-        """Return what of a view (n, dim) joins the embedding: (n, embedding_dim)."""
-        return nn.functional.pad(z, (0, 1), value=self.lift) if self.lift else z
+    def fit(self, rows: Rows, source: View | None = None) -> LinearView:
+        """Fit to labelled rows, scaled so that they have about unit mean square per feature.
+
+        Source: standardised and whitened views as in Snell et al. 2017 (cosine prototypes) after LDA's sphering.
+        """
+        features, labels, num_classes, *_ = rows
+        dim, scaling = features.shape[1], self.scaling
+        shift = torch.zeros(dim, dtype=torch.float64)
+        gain = torch.ones(dim, dtype=torch.float64)
+        basis, coefficient = torch.zeros(dim, 0, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
+        if scaling != "raw":
+            shift = features.mean(dim=0, dtype=torch.float64)
+        if scaling in {"standardised", "relevant", "robust"}:
+            deviation = (features - shift.to(features.dtype)).square().mean(dim=0, dtype=torch.float64).sqrt()
+            usable = deviation > LINEAR.constant * features.square().mean(dim=0, dtype=torch.float64).sqrt()
+            if scaling == "robust":  # median and interquartile range, unless half of the values are one
+                lower, shift, upper = _quartiles(features)
+                spread = (upper - lower) / LINEAR.quartiles
+                deviation = torch.where(spread > LINEAR.least_spread * deviation, spread, deviation)
+            gain = torch.where(usable, 1 / deviation.clamp_min(LINEAR.tiny), 0.0)
+            if scaling == "relevant":
+                gain *= _relevance(features, labels, num_classes)
+        if scaling == "whitened":
+            gain, basis, coefficient = _whitening(features, labels, num_classes)
+        affine = LinearMap(shift, gain, basis, coefficient)
+        size = affine(features[:CHUNK]).square().mean().sqrt().clamp_min(LINEAR.tiny)
+        affine.gain /= size
+        affine.coefficient /= size
+        return LinearView(affine, bias=0.0 if scaling in {"raw", "centred"} else LINEAR.bias)
+
+
+@dataclass(frozen=True)
+class LinearKind:
+    """All scalings that the rows allow, the simplest first; none of them is pruned."""
+
+    scalings: tuple[str, ...] = SCALINGS
+    stage: ClassVar[str] = "linear views"
+    share: ClassVar[float] = 1.0
+    trained: ClassVar[bool] = False
+
+    @classmethod
+    def for_effort(cls, effort: str) -> LinearKind:
+        """Return the same for every effort: they cost next to nothing."""
+        return cls()
+
+    def unjudged(self) -> LinearKind:
+        """Return raw features alone."""
+        return LinearKind(("raw",))
+
+    def candidates(self, judge: Judge) -> Iterator[Candidate]:
+        """Judge each scaling; what others may read is kept."""
+        for specification in map(Linear, self.scalings):
+            if judge.degrees < specification.least_degrees:
+                continue
+            cosines = judge.cosines(partial(embed_fold, judge.fit(specification)))
+            yield judge.judge(specification, cosines)
+            if judge.late():
+                return
+
+
+class LinearView(View):
+    """The rows of an affine map, with a bias coordinate.
+
+    Args:
+        source: The map.
+        bias: A constant that joins the row; 0 for none. The plane becomes a sphere's cap, on which the cosine also sees
+            how far from the mean a row is: of few features the direction alone tells too little.
+    """
+
+    kind = "linear"
+
+    def __init__(self, source: LinearMap, *, bias: float = 0.0) -> None:
+        super().__init__(source, (source.dim + bool(bias),))
+        self.bias = bias
+
+    @property
+    def map(self) -> LinearMap:
+        """What others read of it: the rows without the bias coordinate."""
+        return need_source(self.source)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Map (n, dim) to (n, dim), or (n, dim + 1) with the bias coordinate."""
+        return nn.functional.pad(z, (0, 1), value=self.bias) if self.bias else z
+
+    def describe(self) -> dict[str, Any]:
+        """Return the bias coordinate."""
+        return {"bias": self.bias}
+
+    @classmethod
+    def restore(cls, stored: Stored, source: LinearMap | None, input_dim: int) -> LinearView:
+        """Build the view again; it has no tensors beside its source's."""
+        bias: float = stored.entry("bias", float)
+        expect(0 <= bias <= LINEAR.most_bias, "a bias coordinate out of range")
+        return cls(need_source(source), bias=bias)
+
+    def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
+        """Add the bias coordinate."""
+        return [graph.pad(rows, int(self.bias > 0), self.bias)]
 
 
 class Covariance(NamedTuple):
@@ -86,7 +205,7 @@ def shrink_covariance(residuals: Tensor, degrees: int) -> Covariance:
         given to every other direction (0-d; 0 if there is none).
 
     Raises:
-        ValueError: Values of magnitudes so far apart that there is no eigenbasis to be found.
+        FloatingPointError: Values of magnitudes so far apart that there is no eigenbasis to be found.
 
     Source: Ledoit and Wolf, "Quadratic shrinkage for large covariance matrices", Bernoulli 28 (2022), sec. 4.
     """
@@ -100,9 +219,8 @@ def shrink_covariance(residuals: Tensor, degrees: int) -> Covariance:
     try:
         spectrum, left = torch.linalg.eigh(gram / degrees)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-        remedy = "Mend the largest, or rescale their column."
-        fail("solve", "train_loader", "hold numbers that can be compared", "values of too many magnitudes", remedy)
-    rank = min(degrees, dim, int((spectrum > spectrum[-1] * 1e-14).sum()))
+        raise FloatingPointError("values of too many magnitudes") from None
+    rank = min(degrees, dim, int((spectrum > spectrum[-1] * LINEAR.null).sum()))
     if rank == 0:
         return Covariance(spectrum.new_zeros(dim, 0), spectrum.new_zeros(0), spectrum.new_zeros(()))
     sample = spectrum[-rank:]  # (rank,) ascending
@@ -113,7 +231,7 @@ def shrink_covariance(residuals: Tensor, degrees: int) -> Covariance:
     # Features that are constant or copies of others add no dimension.
     dimension = dim if rank == min(dim, degrees) else rank
     ratio = dimension / degrees
-    bandwidth = min(ratio**2, ratio**-2) ** 0.35 / dimension**0.35
+    bandwidth = min(ratio**2, ratio**-2) ** LINEAR.smoothing / dimension**LINEAR.smoothing
     inverse = 1 / sample
     gap = inverse[:, None] - inverse[None, :]
     kernel = inverse[:, None] / (gap**2 + (bandwidth * inverse[:, None]) ** 2)
@@ -128,7 +246,7 @@ def shrink_covariance(residuals: Tensor, degrees: int) -> Covariance:
         variances = 1 / (inverse * amplitude)
         rest = 1 / ((dim / rank - 1) * inverse.mean())
     # Where rows and features are about as many, the least eigenvalues are far too small even so: pool the lowest.
-    variances = variances.clamp_min(variances[int(POOLED * min(ratio, 1 / ratio) * rank)])
+    variances = variances.clamp_min(variances[int(LINEAR.pooled * min(ratio, 1 / ratio) * rank)])
     keep_trace = sample.sum() / (variances.sum() + (dimension - rank) * rest)
     return Covariance(basis, variances * keep_trace, rest * keep_trace)
 
@@ -143,9 +261,9 @@ def _discriminant_gains(within: Tensor, between: Tensor, multiplicity: Tensor, s
 
     Source: Ioffe, "Probabilistic linear discriminant analysis" (2006), with a power-law prior.
     """
-    power = torch.linspace(0, 1, 5, dtype=within.dtype)[:, None, None]
+    power = torch.linspace(0, 1, LINEAR.powers, dtype=within.dtype)[:, None, None]
     unit = (between * multiplicity).sum() / multiplicity.sum()
-    strength = torch.logspace(-6, 3, 91, dtype=within.dtype)[None, :, None]
+    strength = torch.logspace(*LINEAR.strengths, dtype=within.dtype)[None, :, None]
     scaled = within / ((within * multiplicity).sum() / multiplicity.sum())
     prior = strength * unit * scaled**power  # (power, strength, direction)
     spread = prior + within / shots
@@ -153,51 +271,6 @@ def _discriminant_gains(within: Tensor, between: Tensor, multiplicity: Tensor, s
     best = int(loss.argmin())
     b = prior[best // loss.shape[1], best % loss.shape[1]]
     return (shots * b / (within * (within + (shots + 1) * b))).sqrt()
-
-
-def available_kinds(labels: Tensor) -> tuple[str, ...]:
-    """Return the kinds that the samples can fit: some need two degrees of freedom within classes."""
-    degrees = len(labels) - len(labels.unique())
-    return tuple(kind for kind in KINDS if degrees >= 2 or kind not in {"relevant", "whitened"})
-
-
-def fit_view(kind: str, features: Tensor, labels: Tensor, num_classes: int) -> LinearView:
-    """Fit one linear view to labelled samples.
-
-    Args:
-        kind: One of ``KINDS``.
-        features: (n, dim) float32 of about unit scale.
-        labels: (n,) int64 in [0, num_classes).
-        num_classes: Number of classes.
-
-    Returns:
-        The view, scaled so that the samples have about unit mean square a feature. float32 buffers.
-
-    Source: standardised and whitened views as in Snell et al. 2017 (cosine prototypes) after LDA's sphering.
-    """
-    dim = features.shape[1]
-    shift = torch.zeros(dim, dtype=torch.float64)
-    gain = torch.ones(dim, dtype=torch.float64)
-    basis, coefficient = torch.zeros(dim, 0, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
-    if kind != "raw":
-        shift = features.mean(dim=0, dtype=torch.float64)
-    if kind in {"standardised", "relevant", "robust"}:
-        deviation = (features - shift.to(features.dtype)).square().mean(dim=0, dtype=torch.float64).sqrt()
-        usable = deviation > 1e-6 * features.square().mean(dim=0, dtype=torch.float64).sqrt()  # else constant
-        if kind == "robust":  # median and interquartile range, unless half of the values are one
-            lower, shift, upper = _quartiles(features)
-            spread = (upper - lower) / 1.349
-            deviation = torch.where(spread > 0.1 * deviation, spread, deviation)
-        gain = torch.where(usable, 1 / deviation.clamp_min(1e-30), 0.0)
-        if kind == "relevant":
-            gain *= _relevance(features, labels, num_classes)
-    if kind == "whitened":
-        gain, basis, coefficient = _whitening(features, labels, num_classes)
-    view = LinearView(shift, gain, basis, coefficient, lift=LIFT if kind in LIFTED else 0.0)
-    size = view(features[:CHUNK]).square().mean().sqrt().clamp_min(1e-30)
-    view.gain /= size
-    view.coefficient /= size
-    return view
 
 
 def _quartiles(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -209,14 +282,15 @@ def _quartiles(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _relevance(features: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     """Return for each feature (dim,) a factor in (0, 1): how much its class means differ, by the F statistic.
 
-    Under no difference F is about 1; the excess e over it gives ``sqrt(e / (e + 5))``, a shrunken signal share.
+    Under no difference F is about 1; the excess e over it gives ``sqrt(e / (e + LINEAR.relevance))``, a shrunken
+    signal share.
     """
     means, counts = class_means(features, labels, num_classes)
     seen = int((counts > 0).sum())
     within = (features - means[labels]).square().sum(dim=0, dtype=torch.float64) / max(1, len(features) - seen)
     between = (counts[:, None] * (means - features.mean(dim=0)).square()).sum(dim=0, dtype=torch.float64)
-    excess = (between / max(1, seen - 1) / within.clamp_min(1e-30) - 1).clamp_min(0.05)
-    return (excess / (excess + 5)).sqrt()
+    excess = (between / max(1, seen - 1) / within.clamp_min(LINEAR.tiny) - 1).clamp_min(LINEAR.least_relevance)
+    return (excess / (excess + LINEAR.relevance)).sqrt()
 
 
 def _whitening(x: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -237,7 +311,7 @@ def _whitening(x: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Ten
         within = torch.cat([within, covariance.rest[None]])
         between = torch.cat([between, off[None]])
         multiplicity = torch.cat([multiplicity, multiplicity.new_tensor([dim - rank])])
-    floor = within.max() * 1e-14
-    gains = _discriminant_gains(within.clamp_min(floor.clamp_min(1e-30)), between, multiplicity, shots)
+    floor = within.max() * LINEAR.null
+    gains = _discriminant_gains(within.clamp_min(floor.clamp_min(LINEAR.tiny)), between, multiplicity, shots)
     rest = gains[rank] if rank < dim else gains.new_zeros(())
     return rest.expand(dim).clone(), covariance.basis, gains[:rank] - rest

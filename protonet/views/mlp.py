@@ -1,39 +1,345 @@
-"""The one training loop: each step an episode plus cross-entropy, for a whole stack of members at once."""
+"""Learned views: small residual MLPs on a linear view, trained by episodes plus cross-entropy.
+
+They are the only parameters of a network, so they are what its budget is spent on. An MLP's last layer starts at zero:
+untrained it is the linear view that it reads. Training has one loop, for a whole stack of MLPs at once.
+"""
 
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protonet.encoder import ResidualMLPs
-from protonet.losses import class_means, cosine_cross_entropy, episodic_loss
+from protonet._checks import check_int, check_number
+from protonet.losses import CHUNK, class_means, cosine_cross_entropy, episodic_loss
 from protonet.optimizer import CustomOptimizer
 from protonet.sampling import index_classes, sample_episodes
+from protonet.scoring import simplest_within_one_error, worse_by_one_error
+from protonet.views.judge import Candidate, Judge
+from protonet.views.linear import Linear, LinearView
+from protonet.views.shifts import shift_rows
+from protonet.views.view import LinearMap, Rows, Stored, View, expect, need_source
 
-#: Episodes drawn by one call of the sampler: its cost is per call.
+if TYPE_CHECKING:
+    from protonet.views.graph import Graph
+
+#: A learned view has at least this many dimensions: few features are padded with zeros to give classes room.
+MIN_EMBEDDING_DIM = 64
+#: Sizes of stacks, (members, hidden units), that the search may try, smallest first, cut to the budget.
+SIZES = ((1, 1), (1, 32), (1, 128), (4, 128))
+#: Episodes that are drawn by one call of the sampler: its cost is per call.
 EPISODES_AT_ONCE = 64
 
 
 class Recipe(NamedTuple):
-    """What one training run uses; ``python -m analysis.training`` measures what each part is worth."""
+    """What one training run uses; analysis/results/training.md shows what each part is worth."""
 
-    optimizer: Callable[..., torch.optim.Optimizer] = CustomOptimizer  # of groups of parameters, with the rate as `lr`
+    optimizer: Callable[..., torch.optim.Optimizer] = CustomOptimizer
+    """Called with groups of parameters, and the rate as ``lr``."""
     learning_rate: float = 1e-2
+    """Where the search for the step size starts."""
     weight_decay: float = 0.15
+    """Of the MLPs' matrices, decoupled, in units of the step size."""
     temperature: float = 0.1
+    """Divides the cosines in both losses."""
     smoothing: float = 0.1
-    noise: float = 0.5  # standard deviation of the augmentation, in units of the features' own
-    average: float = 0.98  # decay of the weight average
-    rows: int = 256  # rows an episode, at the most
-    ways: int = 64  # classes an episode, at the most
-    episodic: float = 1.0  # weight of the episodic loss
-    cross_entropy: float = 1.0  # weight of the cross-entropy
+    """Label smoothing, in [0, 1)."""
+    noise: float = 0.5
+    """Standard deviation of what is added to the rows, in units of the features' own."""
+    average: float = 0.98
+    """Decay of the average of the weights."""
+    rows: int = 256
+    """Rows per episode, at the most."""
+    ways: int = 64
+    """Classes per episode, at the most."""
+    episodic: float = 1.0
+    """Weight of the episodic loss."""
+    cross_entropy: float = 1.0
+    """Weight of the cross-entropy."""
+
+
+RECIPE = Recipe()
+
+
+class Plan(NamedTuple):
+    """What a parameter budget affords."""
+
+    embedding_dim: int
+    """Of the learned views."""
+    sizes: tuple[tuple[int, int], ...]
+    """Of stacks, (members, hidden units), smallest first."""
+
+
+def count_mlp_parameters(input_dim: int, hidden: int, embedding_dim: int) -> int:
+    """Return the parameters of one residual MLP: two matrices and the hidden bias."""
+    return hidden * (input_dim + 1 + embedding_dim)
+
+
+def plan_encoder(input_dim: int, num_classes: int, param_limit: float) -> Plan:
+    """Turn a problem's size and a parameter limit into exact sizes, never one parameter over.
+
+    Args:
+        input_dim: Features per sample, >= 1.
+        num_classes: Number of classes, >= 2.
+        param_limit: Trainable parameters allowed, finite and >= 0; fractions are rounded down.
+
+    Returns:
+        Those of ``SIZES`` that fit, and as the last one what fits of the first that does not. None where not even the
+        smallest MLP fits: the model is then raw cosine with no parameters.
+
+    Raises:
+        InputTypeError: A size or the limit is not a number.
+        InputError: A size below its least value; a negative or non-finite limit.
+    """
+    input_dim = check_int("plan_encoder", "input_dim", input_dim, low=1)
+    num_classes = check_int("plan_encoder", "num_classes", num_classes, low=2)
+    limit = math.floor(check_number("plan_encoder", "param_limit", param_limit, low=0))
+    embedding_dim = max(input_dim, min(MIN_EMBEDDING_DIM, 4 * num_classes))
+    units = limit // count_mlp_parameters(input_dim, 1, embedding_dim)
+    sizes: list[tuple[int, int]] = []
+    for members, hidden in SIZES:
+        size = (members, hidden) if members * hidden <= units else (max(units // hidden, 1), min(units, hidden))
+        if size[1] and size not in sizes:
+            sizes.append(size)
+        if size != (members, hidden):
+            break
+    return Plan(embedding_dim, tuple(sizes))
+
+
+@dataclass(frozen=True)
+class MLP:
+    """A learned view: members that are trained alike from different first weights.
+
+    Args:
+        source: The linear view that it reads, without its bias coordinate.
+        members: MLPs, each a part of the embedding of its own.
+        hidden: Hidden units of each.
+        steps: How long it trains.
+        embedding_dim: Of each member, at least the width of the source.
+        shifted: Train on shifted copies of the rows, too.
+        recipe: Rates, augmentation and the losses' weights.
+    """
+
+    source: Linear
+    members: int
+    hidden: int
+    steps: int
+    embedding_dim: int
+    shifted: bool = False
+    recipe: Recipe = RECIPE
+
+    @property
+    def name(self) -> str:
+        """Its size, what it reads, and how long it trains."""
+        return f"learned: {self.members}x{self.hidden} MLP on {self.source.name}, {self.steps} steps"
+
+    def fit(self, rows: Rows, source: View | None) -> MLPView:
+        """Train on labelled rows, from weights and episodes that depend on their seed alone."""
+        generator = torch.Generator().manual_seed(rows.seed)
+        task = make_task(cast(LinearView, source), rows, shifted=self.shifted)
+        stack = ResidualMLPs(self.members, task.z.shape[1], self.hidden, self.embedding_dim, generator)
+        for _, average in train(
+            stack,
+            [task] * self.members,
+            rows.num_classes,
+            steps=[self.steps],
+            generator=generator,
+            deadline=rows.deadline,
+            recipe=self.recipe,
+        ):
+            stack = average.requires_grad_(True)
+        return MLPView(cast(LinearView, source).map, stack)
+
+
+@dataclass(frozen=True)
+class MLPKind:
+    """Stacks of MLPs of rising size, each trained for as long as more steps do not hurt."""
+
+    sizes: int = len(SIZES)
+    """How many of the sizes that the budget affords are tried."""
+    steps: tuple[int, ...] = (3, 10, 30, 60)
+    """At which training is judged; one that gets worse is not continued."""
+    work: float = 2e8
+    """Parameters times steps that one size may cost, over all folds, at the most."""
+    recipe: Recipe = RECIPE
+    """Of the training."""
+    stage: ClassVar[str] = "learned views"
+    share: ClassVar[float] = 3.0
+    trained: ClassVar[bool] = True
+
+    @classmethod
+    def for_effort(cls, effort: str) -> MLPKind:
+        """Return none for "fast", and longer training for "best"."""
+        if effort == "fast":
+            return cls(sizes=0)
+        return cls(steps=(3, 10, 30, 100, 300), work=2e9) if effort == "best" else cls()
+
+    def unjudged(self) -> None:
+        """Return nothing: whether training helps is not known."""
+
+    def smallest(self, plan: Plan, source: Linear) -> MLP | None:
+        """Return the least MLP, which changes a linear view least, if the budget affords it and one is asked for."""
+        if not plan.sizes or not self.sizes:
+            return None
+        return MLP(source, *plan.sizes[0], self.steps[0], plan.embedding_dim, recipe=self.recipe)
+
+    def candidates(self, judge: Judge) -> Iterator[Candidate]:
+        """Train each size on all folds at once, and judge it after each number of steps.
+
+        All read the simplest linear view that is within one standard error of the best, and train on shifted rows if
+        the best view so far does.
+        """
+        rows, plan = judge.rows, judge.plan
+        readable = [each for each in judge.found if each.specification in judge.fitted]
+        base = readable[simplest_within_one_error([each.losses for each in readable])].specification
+        shifted = min(judge.found, key=lambda each: each.loss).specification.shifted
+        smallest = self.smallest(plan, cast(Linear, base))
+        if smallest is None:
+            return
+        sources = [cast(LinearView, view) for view in judge.fit(base)]
+        untrained = judge.judge(smallest, judge.cosines(partial(_embed_source, sources)))
+        if judge.late():
+            yield untrained  # as good as trained for no step
+            return
+        tasks = [
+            make_task(source, judge.take(fold), shifted=shifted)
+            for source, fold in zip(sources, judge.folds, strict=True)
+        ]
+        dim = tasks[0].z.shape[1]
+        best, best_size = untrained, (0, 0)
+        for members, hidden in plan.sizes[: self.sizes]:
+            if judge.late():
+                return
+            if members > 1 and best_size != (1, hidden):
+                break  # every number of hidden units is tried, but more members only of one that beat the others
+            stack = ResidualMLPs(members * len(tasks), dim, hidden, plan.embedding_dim, judge.generator)
+            repeated = [task for task in tasks for _ in range(members)]
+            cost = len(repeated) * count_mlp_parameters(dim, hidden, plan.embedding_dim)
+            best_of_size = untrained
+            for steps, average in train(
+                stack,
+                repeated,
+                rows.num_classes,
+                steps=[steps for steps in self.steps if steps * cost <= self.work] or self.steps[:1],
+                generator=judge.generator,
+                deadline=rows.deadline,
+                recipe=self.recipe,
+            ):
+                cosines = judge.cosines(partial(_embed_learned, sources, average, members))
+                tried = MLP(smallest.source, members, hidden, steps, plan.embedding_dim, shifted, self.recipe)
+                candidate = judge.judge(tried, cosines)
+                yield candidate
+                if worse_by_one_error(candidate.losses, best_of_size.losses):
+                    break
+                best_of_size = min(best_of_size, candidate, key=lambda each: each.loss)
+            if best_of_size.loss < best.loss:
+                best, best_size = best_of_size, (members, hidden)
+
+
+def _embed_source(sources: Sequence[LinearView], fold: int, x: Tensor) -> Tensor:
+    """Return what a fold's MLPs read of features (n, input_dim): (1, n, dim)."""
+    z: Tensor = sources[fold].map(x)
+    return z[None]
+
+
+def _embed_learned(sources: Sequence[LinearView], stack: ResidualMLPs, members: int, fold: int, x: Tensor) -> Tensor:
+    """Return one fold's learned views of features (n, input_dim): (members, n, embedding_dim)."""
+    z: Tensor = stack(sources[fold].map(x), slice(fold * members, (fold + 1) * members))
+    return z
+
+
+class ResidualMLPs(nn.Module):
+    """A stack of equal residual MLPs, evaluated as one: ``pad(z) + W2 gelu(W1 z + b1)``.
+
+    The last layer starts at zero, so an untrained member returns its (zero-padded) input.
+
+    Args:
+        members: MLPs in the stack.
+        input_dim: Features of the input.
+        hidden: Hidden units of each.
+        embedding_dim: Features of the output, >= input_dim.
+        generator: Draws the first layer.
+    """
+
+    def __init__(
+        self, members: int, input_dim: int, hidden: int, embedding_dim: int, generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        first = torch.randn(members, input_dim, hidden, generator=generator, dtype=torch.float32)
+        self.first = nn.Parameter(first * math.sqrt(1 / input_dim))
+        self.bias = nn.Parameter(torch.zeros(members, 1, hidden, dtype=torch.float32))
+        self.last = nn.Parameter(torch.zeros(members, hidden, embedding_dim, dtype=torch.float32))
+
+    def forward(self, z: Tensor, members: slice = slice(None)) -> Tensor:
+        """Map (members, n, input_dim), or (n, input_dim) shared by them, to (members, n, embedding_dim).
+
+        Args:
+            z: Float rows, or one set of rows for each member.
+            members: Which members to evaluate.
+        """
+        first, bias, last = self.first[members], self.bias[members], self.last[members]
+        z = z.expand(len(first), -1, -1)
+        hidden = F.gelu(torch.baddbmm(bias, z, first))
+        padding = last.shape[2] - z.shape[2]
+        return torch.baddbmm(F.pad(z, (0, padding)) if padding else z, hidden, last)
+
+
+class MLPView(View):
+    """The members of a stack, each a part of the embedding.
+
+    Args:
+        source: What they read.
+        stack: The members.
+    """
+
+    kind = "mlp"
+
+    def __init__(self, source: LinearMap, stack: ResidualMLPs) -> None:
+        members, _, embedding_dim = stack.last.shape
+        super().__init__(source, (embedding_dim,) * members)
+        self.stack = stack
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Map (n, dim) to (n, members * embedding_dim)."""
+        return torch.cat(self.stack(z).unbind(0), dim=1)
+
+    @classmethod
+    def restore(cls, stored: Stored, source: LinearMap | None, input_dim: int) -> MLPView:
+        """Build the stack again."""
+        first = stored.take("stack.first", None, input_dim, None)
+        members, _, hidden = first.shape
+        bias = stored.take("stack.bias", members, 1, hidden)
+        last = stored.take("stack.last", members, hidden, None)
+        expect(last.shape[2] >= input_dim, "learned views with fewer dimensions than features")
+        stack = ResidualMLPs(members, input_dim, hidden, last.shape[2], torch.Generator())
+        stack.load_state_dict({"first": first, "bias": bias, "last": last})
+        return cls(need_source(source), stack)
+
+    def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
+        """Add the members."""
+        first, bias, last = map(graph.array, (self.stack.first, self.stack.bias, self.stack.last))
+        padded = graph.pad(rows, last.shape[2] - first.shape[1], 0.0)
+        members = []
+        for matrix, offset, readout in zip(first, bias, last, strict=True):
+            hidden = graph.add("Add", graph.add("MatMul", rows, matrix), offset)
+            error = graph.add("Erf", graph.add("Mul", hidden, np.float32(math.sqrt(0.5))))
+            hidden = graph.add("Mul", graph.add("Mul", hidden, np.float32(0.5)), graph.add("Add", error, np.float32(1)))
+            members.append(graph.add("Add", padded, graph.add("MatMul", hidden, readout)))
+        return members
+
+    def products(self) -> list[tuple[int, int]]:
+        """Return both layers of each member."""
+        members, dim, hidden = self.stack.first.shape
+        return [(dim, hidden), (hidden, self.sizes[0])] * members
 
 
 class Task(NamedTuple):
@@ -41,6 +347,13 @@ class Task(NamedTuple):
 
     z: Tensor
     labels: Tensor
+
+
+def make_task(source: LinearView, rows: Rows, *, shifted: bool) -> Task:
+    """Return what a learned view learns from: the rows as it reads them, with shifted copies if asked for."""
+    shifts = rows.shifts if shifted else (0,)
+    z = torch.cat([source.map(part) for part in shift_rows(rows.features, shifts).split(CHUNK)])
+    return Task(z, rows.labels.repeat(len(shifts)))
 
 
 def train(

@@ -7,92 +7,265 @@ of such a view are near one-hot. Nothing in it is trained by gradient, so all of
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from protonet.losses import class_means
-from protonet.views.linear import CHUNK, LinearView
-from protonet.views.shifts import move_rows
+from protonet.losses import CHUNK, class_means
+from protonet.views.judge import PRUNING, Candidate, Judge
+from protonet.views.linear import Linear, LinearView
+from protonet.views.shifts import shift_rows
+from protonet.views.view import LinearMap, Rows, Stored, View, expect, need_source
 
-#: Widths in units of the median distance, and ridges, that folds choose from.
-GRID = tuple((width, ridge) for width in (0.5, 1.0, 2.0, 4.0, 8.0) for ridge in (1e-3, 1e-2, 1e-1, 1.0))
-#: Most radial units of a view, and most multiplications that one fit may spend on distances or on products.
-MAX_UNITS, DISTANCE_WORK, PRODUCT_WORK = 1024, 2e8, 1.5e9
-
-#: Read-outs of a class that sum to more, in absolute value, are worked with in float64.
-SINGLE = 600.0
+if TYPE_CHECKING:
+    from protonet.views.graph import Graph
 
 
-class RadialKind(NamedTuple):
-    """What a radial view reads, and how it measures distance."""
+@dataclass(frozen=True)
+class RadialRules:
+    """Bounds of the work and of rounding; analysis/results/scale.md shows the times that they lead to."""
 
-    name: str
-    reads: str  # the linear view
-    norm: int  # 1: sum of absolute differences, 2: squared Euclidean
-    squash: bool = False  # tanh of the linear view, feature by feature
-    moved: bool = False  # fitted to moved rows, too
+    most_units: int = 1024
+    """Radial units of a view, at the most."""
+    distance_work: float = 2e8
+    """Subtractions that one fit may spend on distances that are no matrix products, at the most."""
+    product_work: float = 1.5e9
+    """Multiplications that one fit may spend on products of kernels, at the most."""
+    single: float = 600.0
+    """Read-outs of a class that sum to more, in absolute value, are worked with in float64."""
+    jitter: float = 1e-6
+    """Added to the diagonal of the units' kernel, which is singular where rows are equal."""
+    median_rows: int = 4 * CHUNK
+    """Rows that the median distance is taken of, at the most."""
+    same: float = 1e-12
+    """A distance below this is that of a unit to its own sample."""
+    halving_rows: int = 16
+    """A fold with this many held-out rows halves the bandwidths and ridges that are tried."""
+    hope: float = 0.8
+    """The share of the middle bandwidth's log-loss that the best one may be expected to leave. Where that would still
+    be clearly worse than the best linear view, no other bandwidth is tried (only on folds that settle the settings)."""
 
 
-RADIAL_KINDS = (
-    RadialKind("gaussian centred", "centred", 2),
-    RadialKind("gaussian standardised", "standardised", 2),
-    RadialKind("gaussian relevant", "relevant", 2),
-    RadialKind("gaussian whitened", "whitened", 2),
-    RadialKind("gaussian squashed", "robust", 2, squash=True),
-    RadialKind("laplacian standardised", "standardised", 1),
-    RadialKind("laplacian relevant", "relevant", 1),
-    RadialKind("laplacian squashed", "robust", 1, squash=True),
-    RadialKind("moved gaussian centred", "centred", 2, moved=True),
-    RadialKind("moved gaussian squashed", "robust", 2, squash=True, moved=True),
-    RadialKind("moved laplacian standardised", "standardised", 1, moved=True),
-)
+RADIAL = RadialRules()
 
 
-class RadialView(nn.Module):
-    """Class scores ``sum_j readout_j exp(-distance(z, landmark_j) / width)`` of a linear view z.
+@dataclass(frozen=True)
+class Radial:
+    """A radial view.
 
     Args:
-        view: The linear view that is read.
-        kind: The distance.
-        landmarks: (units, input_dim) in the (squashed) linear view.
-        readout: (units, num_classes).
-        width: > 0, in units of the distance.
+        source: The linear view that it reads.
+        norm: 1 for sums of absolute differences (a Laplacian kernel), 2 for squared Euclidean distances (a Gaussian
+            one).
+        squash: Take the hyperbolic tangent of what is read, feature by feature.
+        shifted: Fit to shifted copies of the rows, too.
+        bandwidth: > 0, in units of the median distance between samples and units.
+        ridge: > 0, the penalty.
     """
 
+    source: Linear
+    norm: int
+    squash: bool = False
+    shifted: bool = False
+    bandwidth: float = 2.0
+    ridge: float = 0.1
+
+    @property
+    def name(self) -> str:
+        """The kernel and what it reads; bandwidth and ridge are settings of the same view."""
+        words = ["shifted"] * self.shifted + [{1: "laplacian", 2: "gaussian"}[self.norm]]
+        return " ".join([*words, "squashed" if self.squash else self.source.name])
+
+    def fit(self, rows: Rows, source: View | None) -> RadialView:
+        """Fit in closed form; the view has ``num_classes`` dimensions.
+
+        Source: kernel ridge regression (Saunders et al. 1998); with more samples than units, the subset of regressors
+            (Smola and Schoelkopf 2000).
+        """
+        problem = _Problem(self, cast(LinearView, source), rows)
+        _, (readout,) = problem.solve(self.bandwidth, [self.ridge])
+        bandwidth = self.bandwidth * problem.median
+        return RadialView(problem.map, problem.landmarks, readout, bandwidth, norm=self.norm, squash=self.squash)
+
+    def count_units(self, n: int, dim: int) -> int:
+        """Return how many of n samples become radial units: all, unless that is too much work."""
+        limits = [n, RADIAL.most_units, math.isqrt(int(RADIAL.product_work / n))]
+        if self.norm == 1:
+            limits.append(int(RADIAL.distance_work / (n * dim)))
+        return max(1, min(limits))
+
+
+CENTRED, STANDARDISED, RELEVANT, ROBUST, WHITENED = map(
+    Linear, ("centred", "standardised", "relevant", "robust", "whitened")
+)
+#: What is tried by default ...
+VIEWS = (
+    Radial(CENTRED, 2),
+    Radial(STANDARDISED, 2),
+    Radial(RELEVANT, 2),
+    Radial(WHITENED, 2),
+    Radial(ROBUST, 2, squash=True),
+    Radial(STANDARDISED, 1),
+    Radial(RELEVANT, 1),
+    Radial(ROBUST, 1, squash=True),
+    Radial(CENTRED, 2, shifted=True),
+    Radial(ROBUST, 2, squash=True, shifted=True),
+    Radial(STANDARDISED, 1, shifted=True),
+)
+#: ... with these bandwidths and ridges, of which the folds take one.
+BANDWIDTHS, RIDGES = (0.5, 1.0, 2.0, 4.0, 8.0), (1e-3, 1e-2, 1e-1, 1.0)
+#: Bandwidth and ridge where no row can judge.
+UNJUDGED = (2.0, 0.1)
+
+
+@dataclass(frozen=True)
+class RadialKind:
+    """Radial views, each at the bandwidth and ridge that the folds find best."""
+
+    views: tuple[Radial, ...] = VIEWS
+    bandwidths: tuple[float, ...] = BANDWIDTHS
+    ridges: tuple[float, ...] = RIDGES
+    stage: ClassVar[str] = "radial views"
+    share: ClassVar[float] = 3.0
+    trained: ClassVar[bool] = False
+
+    @classmethod
+    def for_effort(cls, effort: str) -> RadialKind:
+        """Return fewer views, bandwidths and ridges for "fast"."""
+        if effort == "fast":
+            return cls(tuple(view for view in VIEWS if view.source != RELEVANT), (1.0, 4.0), (1e-2, 1e-1))
+        return cls()
+
+    def unjudged(self) -> RadialKind:
+        """Return the plain views and the shifted ones, with one bandwidth and ridge."""
+        plain = [view for view in self.views if view.shifted or (view.source == STANDARDISED and not view.squash)]
+        return RadialKind(tuple(plain), UNJUDGED[:1], UNJUDGED[1:])
+
+    def candidates(self, judge: Judge) -> Iterator[Candidate]:
+        """Judge each view at its best setting, where the work allows two units per class; no more if it is late."""
+        rows = judge.rows
+        for view in self.views:
+            if judge.late():
+                return
+            n = min(len(fold.fit) for fold in judge.folds) * (len(rows.shifts) if view.shifted else 1)
+            enough = min(n, 2 * int(judge.seen.sum()))
+            if judge.degrees < view.source.least_degrees or view.count_units(n, rows.features.shape[1]) < enough:
+                continue
+            if view.shifted and rows.shifts == (0,):
+                continue
+            settings = [replace(view, bandwidth=each, ridge=ridge) for each in self.bandwidths for ridge in self.ridges]
+            candidate = _judge(judge, settings)
+            if candidate is not None and not judge.late():
+                yield candidate
+
+
+def _judge(judge: Judge, settings: Sequence[Radial]) -> Candidate | None:
+    """Return the best of several settings of one view; None if it is late, or pruned."""
+    cosines = judge.rows.features.new_zeros(len(settings), 0, judge.rows.num_classes)
+    for number, (source, fold) in enumerate(zip(judge.sources(settings[0]), judge.folds, strict=True)):
+        if judge.late():
+            return None
+        problem = _Problem(settings[0], cast(LinearView, source), judge.take(fold), judge.rows.features[fold.judge])
+        settles = len(fold.judge) >= PRUNING.settled
+        scored: dict[Radial, Tensor] = {}
+        if number == 0 and settles:
+            middle = [each for each in settings if each.bandwidth == settings[len(settings) // 2].bandwidth]
+            trial = problem.cosines(middle)
+            if judge.prunes(trial[_rank(judge, trial)[0]], hope=RADIAL.hope):
+                return None
+            scored = dict(zip(middle, trial, strict=True))
+        others = [each for each in settings if each not in scored]
+        scored |= dict(zip(others, problem.cosines(others), strict=True))
+        cosines = torch.cat([cosines, torch.stack([scored[each] for each in settings])], dim=1)
+        best = _rank(judge, cosines)
+        if judge.prunes(cosines[best[0]]):
+            return None
+        if len(fold.judge) >= RADIAL.halving_rows:  # successive halving: the worse half is not tried on the next fold
+            kept = sorted(best[: 1 if settles else math.ceil(len(best) / 2)])
+            cosines, settings = cosines[kept], [settings[place] for place in kept]
+    best = _rank(judge, cosines)
+    return judge.judge(settings[best[0]], cosines[best[0]])
+
+
+def _rank(judge: Judge, cosines: Tensor) -> list[int]:
+    """Return the numbers of (settings, n, num_classes) cosines of the first held-out rows, least log-loss first."""
+    trials = [float(judge.losses(each).mean()) for each in cosines] if len(cosines) > 1 else [0.0]
+    return sorted(range(len(trials)), key=lambda number: trials[number])
+
+
+class RadialView(View):
+    """Class scores ``sum_j readout_j exp(-distance(z, landmark_j) / bandwidth)`` of a linear map z of the features.
+
+    Args:
+        source: The map.
+        landmarks: (units, input_dim), the units in the (squashed) map.
+        readout: (units, num_classes).
+        bandwidth: > 0, in units of the distance.
+        norm: As in `Radial`.
+        squash: As in `Radial`.
+    """
+
+    kind = "radial"
     landmarks: Tensor
     readout: Tensor
-    width: Tensor
+    bandwidth: Tensor
 
-    def __init__(self, view: LinearView, kind: RadialKind, landmarks: Tensor, readout: Tensor, width: float) -> None:
-        super().__init__()
-        self.view = view
-        self.norm, self.squash = kind.norm, kind.squash
-        self.embedding_dim = readout.shape[1]
+    def __init__(
+        self, source: LinearMap, landmarks: Tensor, readout: Tensor, bandwidth: float, *, norm: int, squash: bool
+    ) -> None:
+        super().__init__(source, (readout.shape[1],))
+        self.norm, self.squash = norm, squash
         self.register_buffer("landmarks", landmarks.to(torch.float32))
         self.register_buffer("readout", readout.to(torch.float32))
-        self.register_buffer("width", torch.tensor(width, dtype=torch.float32))
+        self.register_buffer("bandwidth", torch.tensor(bandwidth, dtype=torch.float32))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map features (n, input_dim) to class scores (n, num_classes)."""
-        return self.score(self.view(x))
-
-    def score(self, z: Tensor) -> Tensor:
-        """Map the linear view (n, dim) of features to class scores (n, num_classes)."""
-        # Large read-outs cancel: in float32 a near-zero score would hang on the batch's rounding.
-        large = bool(self.readout.abs().sum(dim=0).max() > SINGLE)
+    def forward(self, z: Tensor) -> Tensor:
+        """Map (n, input_dim) to class scores (n, num_classes)."""
+        # Large read-outs cancel: in float32 a score near zero would depend on how the batch is rounded.
+        large = bool(self.readout.abs().sum(dim=0).max() > RADIAL.single)
         dtype = torch.float64 if large else torch.promote_types(z.dtype, torch.float32)
         given, z = z.dtype, (torch.tanh(z) if self.squash else z).to(dtype)
-        landmarks, readout, width = (each.to(dtype) for each in (self.landmarks, self.readout, self.width))
-        return (torch.exp(distances(z, landmarks, self.norm) / -width) @ readout).to(given)
+        landmarks, readout, bandwidth = (each.to(dtype) for each in (self.landmarks, self.readout, self.bandwidth))
+        return (torch.exp(distances(z, landmarks, self.norm) / -bandwidth) @ readout).to(given)
 
+    def describe(self) -> dict[str, Any]:
+        """Return how distance is measured."""
+        return {"norm": self.norm, "squash": self.squash}
 
-def read(view: LinearView, x: Tensor, *, squash: bool) -> Tensor:
-    """Return the linear view (n, dim) of features, squashed feature by feature if asked for."""
-    z: Tensor = view(x)
-    return torch.tanh(z) if squash else z
+    @classmethod
+    def restore(cls, stored: Stored, source: LinearMap | None, input_dim: int) -> RadialView:
+        """Build the view again."""
+        norm, squash = stored.whole("norm", 2, low=1), stored.entry("squash", bool)
+        landmarks = stored.take("landmarks", None, input_dim)
+        readout, bandwidth = stored.take("readout", len(landmarks), None), float(stored.take("bandwidth"))
+        expect(bandwidth > 0, "a bandwidth that is not positive")
+        return cls(need_source(source), landmarks, readout, bandwidth, norm=norm, squash=squash)
+
+    def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
+        """Add the scores, in float64: large read-outs cancel."""
+        from onnx import TensorProto  # noqa: PLC0415 - optional
+
+        z = graph.add("Cast", graph.add("Tanh", rows) if self.squash else rows, to=TensorProto.DOUBLE)
+        landmarks, readout = (graph.array(each.double()) for each in (self.landmarks, self.readout))
+        if self.norm == 1:
+            apart = graph.city_blocks(z, landmarks)
+        else:
+            squares = graph.add("ReduceSumSquare", z, axes=[1])
+            products = graph.add("MatMul", z, -2 * landmarks.T)
+            apart = graph.add("Add", graph.add("Add", products, np.square(landmarks).sum(axis=1)), squares)
+            apart = graph.add("Max", apart, np.float64(0))
+        kernel = graph.add("Exp", graph.add("Div", apart, -graph.array(self.bandwidth.double())))
+        return [graph.add("Cast", graph.add("MatMul", kernel, readout), to=TensorProto.FLOAT)]
+
+    def products(self) -> list[tuple[int, int]]:
+        """Return the distances, as if they were a product, and the read-out."""
+        units, dim = self.landmarks.shape
+        return [(dim, units), (units, self.readout.shape[1])]
 
 
 def distances(z: Tensor, landmarks: Tensor, norm: int) -> Tensor:
@@ -103,40 +276,46 @@ def distances(z: Tensor, landmarks: Tensor, norm: int) -> Tensor:
     return (squares + z.square().sum(dim=1, keepdim=True)).clamp_min(0)
 
 
-def count_units(kind: RadialKind, n: int, dim: int) -> int:
-    """Return how many of n samples become radial units: all, unless that is too much work."""
-    limits = [n, MAX_UNITS, math.isqrt(int(PRODUCT_WORK / n))]
-    if kind.norm == 1:
-        limits.append(int(DISTANCE_WORK / (n * dim)))
-    return max(1, min(limits))
-
-
 class _Problem:
-    """Kernel ridge regression of class indicators on the rows of one linear view, for any width and ridge."""
+    """Kernel ridge regression of class indicators on some rows, for any bandwidth and ridge.
 
-    def __init__(
-        self, kind: RadialKind, view: LinearView, x: Tensor, labels: Tensor, num_classes: int, moves: tuple[int, ...]
-    ) -> None:
-        if kind.moved:
-            x, labels = move_rows(x, moves), labels.repeat(len(moves))
-        z = torch.cat([read(view, rows, squash=kind.squash) for rows in x.split(CHUNK)])
-        units = count_units(kind, *z.shape)
+    Args:
+        view: What is read, and how distance is measured; its bandwidth and ridge do not matter.
+        source: The linear view that is read, fitted to the same rows.
+        rows: What is learned from.
+        queries: (m, input_dim) features that `cosines` classifies, if any.
+    """
+
+    def __init__(self, view: Radial, source: LinearView, rows: Rows, queries: Tensor | None = None) -> None:
+        x, labels, self.num_classes, *_ = rows
+        self.labels, self.map = labels, source.map
+        if view.shifted:
+            x, labels = shift_rows(x, rows.shifts), labels.repeat(len(rows.shifts))
+        z = torch.cat([self._read(view, part) for part in x.split(CHUNK)])
+        units = view.count_units(*z.shape)
         self.chosen = torch.linspace(0, len(z) - 1, units, dtype=torch.float64).round().long()
         self.landmarks = z[self.chosen]
         units64 = self.landmarks.to(torch.float64)
-        self.between = torch.cat([distances(rows.to(torch.float64), units64, kind.norm) for rows in z.split(CHUNK)])
-        apart = self.between[: 4 * CHUNK]
-        apart = apart[apart > 1e-12]  # a unit is no distance away from its own sample
+        self.between = torch.cat([distances(part.to(torch.float64), units64, view.norm) for part in z.split(CHUNK)])
+        apart = self.between[: RADIAL.median_rows]
+        apart = apart[apart > RADIAL.same]
         self.median = float(apart.median()) if len(apart) else 1.0
-        indicators = F.one_hot(labels, num_classes).to(torch.float64)
+        indicators = F.one_hot(labels, self.num_classes).to(torch.float64)
         self.targets = indicators - indicators.mean(dim=0)  # (n, num_classes)
+        if queries is not None:
+            self.to_queries = distances(self._read(view, queries).to(torch.float64), units64, view.norm)
 
-    def solve(self, width: float, ridges: list[float]) -> tuple[Tensor, list[Tensor]]:
+    def _read(self, view: Radial, x: Tensor) -> Tensor:
+        """Return the linear map (n, dim) of features, squashed feature by feature if asked for."""
+        z: Tensor = self.map(x)
+        return torch.tanh(z) if view.squash else z
+
+    def solve(self, bandwidth: float, ridges: Sequence[float]) -> tuple[Tensor, list[Tensor]]:
         """Return the kernel (n, units) float64 and the read-out (units, num_classes) for each ridge."""
-        kernel = torch.exp(-self.between / (width * self.median))
+        kernel = torch.exp(-self.between / (bandwidth * self.median))
         gram, right, penalty = kernel, self.targets, torch.eye(len(self.landmarks), dtype=torch.float64)
         if len(self.landmarks) < len(kernel):  # a subset of regressors: normal equations, with a hair of jitter
-            penalty = kernel[self.chosen] + 1e-6 * penalty
+            penalty = kernel[self.chosen] + RADIAL.jitter * penalty
             gram, right = kernel.T @ kernel, kernel.T @ self.targets
         readouts = []
         for ridge in ridges:
@@ -145,73 +324,19 @@ class _Problem:
             readouts.append(torch.cholesky_solve(right, factor) if usable else torch.zeros_like(right))
         return kernel, readouts
 
+    def cosines(self, settings: Sequence[Radial]) -> Tensor:
+        """Classify the queries at each setting; those of one bandwidth share its work.
 
-def fit_radial(
-    kind: RadialKind,
-    setting: tuple[float, float],
-    view: LinearView,
-    x: Tensor,
-    labels: Tensor,
-    num_classes: int,
-    moves: tuple[int, ...] = (0,),
-) -> RadialView:
-    """Fit one radial view in closed form.
-
-    Args:
-        kind: What it reads and how it measures distance.
-        setting: Width, in units of the median distance between samples and units, and ridge.
-        view: The linear view of ``kind.reads``, fitted to the same samples.
-        x: (n, dim) float32 features.
-        labels: (n,) int64 in [0, num_classes).
-        num_classes: Number of classes.
-        moves: Offsets of the copies that a moved kind is fitted to; see `protonet.views.shifts`.
-
-    Returns:
-        The view, of ``num_classes`` dimensions.
-
-    Source: kernel ridge regression (Saunders et al. 1998); with more samples than units, the subset of regressors
-        (Smola and Schoelkopf 2000).
-    """
-    problem = _Problem(kind, view, x, labels, num_classes, moves)
-    _, (readout,) = problem.solve(setting[0], [setting[1]])
-    return RadialView(view, kind, problem.landmarks, readout, setting[0] * problem.median)
-
-
-def radial_cosines(
-    kind: RadialKind,
-    view: LinearView,
-    x: Tensor,
-    labels: Tensor,
-    queries: Tensor,
-    num_classes: int,
-    settings: tuple[tuple[float, float], ...],
-    moves: tuple[int, ...] = (0,),
-) -> Tensor:
-    """Fit on labelled samples with each of the settings and classify queries by cosine.
-
-    Args:
-        kind: What the view reads and how it measures distance.
-        view: The linear view of ``kind.reads``, fitted to the same samples.
-        x: (n, dim) float32 features.
-        labels: (n,) int64.
-        queries: (m, dim) float32 features.
-        num_classes: Number of classes.
-        settings: Widths and ridges; the ridges of one width share its work.
-        moves: As in `fit_radial`.
-
-    Returns:
-        (len(settings), m, num_classes) float32: the cosines of the queries to the class prototypes.
-    """
-    problem = _Problem(kind, view, x, labels, num_classes, moves)
-    asked = read(view, queries, squash=kind.squash).to(torch.float64)
-    to_queries = distances(asked, problem.landmarks.to(torch.float64), kind.norm)
-    cosines = torch.empty(len(settings), len(queries), num_classes, dtype=torch.float32)
-    for width in dict.fromkeys(width for width, _ in settings):
-        places = [place for place, setting in enumerate(settings) if setting[0] == width]
-        kernel, readouts = problem.solve(width, [settings[place][1] for place in places])
-        query_kernel = torch.exp(-to_queries / (width * problem.median))
-        for place, readout in zip(places, readouts, strict=True):
-            means, _ = class_means(F.normalize(kernel[: len(x)] @ readout, dim=1), labels, num_classes)
-            scores = F.normalize(query_kernel @ readout, dim=1)
-            cosines[place] = scores @ F.normalize(means, dim=1).T
-    return cosines
+        Returns:
+            (len(settings), m, num_classes) float32: the cosines to the class prototypes.
+        """
+        cosines = torch.empty(len(settings), len(self.to_queries), self.num_classes, dtype=torch.float32)
+        n = len(self.labels)  # the rows themselves come first, before their shifted copies
+        for bandwidth in dict.fromkeys(each.bandwidth for each in settings):
+            places = [place for place, each in enumerate(settings) if each.bandwidth == bandwidth]
+            kernel, readouts = self.solve(bandwidth, [settings[place].ridge for place in places])
+            query_kernel = torch.exp(-self.to_queries / (bandwidth * self.median))
+            for place, readout in zip(places, readouts, strict=True):
+                means, _ = class_means(F.normalize(kernel[:n] @ readout, dim=1), self.labels, self.num_classes)
+                cosines[place] = F.normalize(query_kernel @ readout, dim=1) @ F.normalize(means, dim=1).T
+        return cosines

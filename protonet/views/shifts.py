@@ -1,40 +1,59 @@
-"""Virtual samples: rows moved along their features, where neighbouring features are alike.
+"""Augmentation by shifting: rows shifted along their features, where neighbouring features are alike.
 
-Pixels, series and spectra are sampled from something smooth, and a row moved by a little is still of its class. Tables
-and embeddings are not; whether the features are in such an order is seen from the rows themselves, without labels.
+Pixels, series and spectra are sampled from something smooth, and a row shifted by a little is still of its class.
+Tables and embeddings are not; whether the features are in such an order is seen from the rows themselves, without
+labels.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-#: Features this far apart are alike if their mean squared difference is below this share of what strangers have ...
-ALIKE = 0.6
-#: ... and if all but a quarter of the pairs are correlated by at least this much.
-CORRELATED = 0.1
-#: A series is moved as far as changes it by these shares.
-CHANGES = (0.1, 0.3, 0.7)
-#: Most rows, moved ones included, and most rows that are looked at to find the moves.
-MOST_ROWS, ROWS_SEEN = 6144, 512
-#: Most pairs of values that are compared.
-WORK = 2e8
+
+@dataclass(frozen=True)
+class ShiftRules:
+    """When features are in an order, and how far rows are shifted.
+
+    The numbers were set on the sets of analysis/results/robustness.md.
+    """
+
+    alike: float = 0.6
+    """Features at one distance are alike if their mean squared difference is below this share of that of any two ..."""
+    correlated: float = 0.1
+    """... and if all but a quarter of the pairs are correlated by at least this much."""
+    dip: float = 0.2
+    """How far, in those shares, the difference rises before it falls again at the width of an image ..."""
+    excess: float = 0.15
+    """... and how much larger than between neighbours it may be there."""
+    changes: tuple[float, ...] = (0.1, 0.3, 0.7)
+    """A series is shifted as far as changes it by these shares."""
+    most_rows: int = 6144
+    """Rows, shifted copies included, at the most."""
+    rows_seen: int = 512
+    """Rows that are looked at to find the shifts, at the most."""
+    work: float = 2e8
+    """Pairs of values that are compared, at the most."""
 
 
-def find_moves(x: Tensor) -> tuple[int, ...]:
-    """Find the offsets, along the features, by which rows may be moved.
+SHIFTS = ShiftRules()
 
-    Where features are alike at a distance of one, they are a series, moved both ways by the distances that change it by
-    ``CHANGES``. If they are alike again at a larger distance, that is the width of an image, moved to its eight
-    neighbours, or, without the former, the number of interleaved channels.
+
+def find_shifts(x: Tensor) -> tuple[int, ...]:
+    """Find the offsets, along the features, by which rows may be shifted.
+
+    Where features are alike at a distance of one, they are a series, shifted both ways by the distances that change
+    it by ``SHIFTS.changes``. If they are alike again at a larger distance, that is the width of an image, shifted to
+    its eight neighbours, or, without the former, the number of interleaved channels.
 
     Args:
         x: (n, dim) float32 features.
 
     Returns:
-        Offsets, 0 first, as many as leave no more than ``MOST_ROWS`` rows; (0,) where features are in no order.
+        Offsets, 0 first, as many as leave no more than ``SHIFTS.most_rows`` rows; (0,) where features are in no order.
 
     Source: virtual samples, as in Niyogi, Girosi and Poggio, "Incorporating prior information in machine learning by
         creating virtual examples" (1998).
@@ -42,66 +61,66 @@ def find_moves(x: Tensor) -> tuple[int, ...]:
     n, dim = x.shape
     if n < 3:
         return (0,)
-    rows = x[:: math.ceil(n / ROWS_SEEN)]
-    farthest = min(dim // 2, math.ceil(4 * math.sqrt(dim)), int(WORK / rows.numel()))
+    rows = x[:: math.ceil(n / SHIFTS.rows_seen)]
+    farthest = min(dim // 2, math.ceil(4 * math.sqrt(dim)), int(SHIFTS.work / rows.numel()))
     if farthest < 3:
         return (0,)
     rough, related = _compare_features(rows, farthest)
-    alike = [r < ALIKE and q > CORRELATED for r, q in zip(rough, related, strict=True)]
+    alike = [r < SHIFTS.alike and q > SHIFTS.correlated for r, q in zip(rough, related, strict=True)]
     again = [
         lag
         for lag in range(3, farthest)
         if alike[lag]
         and rough[lag] < rough[lag - 1]
         and rough[lag] <= rough[lag + 1]
-        and max(rough[1:lag]) > rough[lag] + 0.2
-        and not (alike[1] and rough[lag] > rough[1] + 0.15)
+        and max(rough[1:lag]) > rough[lag] + SHIFTS.dip
+        and not (alike[1] and rough[lag] > rough[1] + SHIFTS.excess)
     ]
-    width = min(again, key=lambda lag: (round(rough[lag], 1), lag), default=0)
-    if width and alike[1]:
-        steps = [1, width, width + 1, width - 1]
-    elif width:
-        steps = [width]
+    period = min(again, key=lambda lag: (round(rough[lag], 1), lag), default=0)
+    if period and alike[1]:
+        steps = [1, period, period + 1, period - 1]
+    elif period:
+        steps = [period]
     elif alike[1]:
-        steps = sorted({_reach(rough, change) for change in CHANGES})
+        steps = sorted({_reach(rough, change) for change in SHIFTS.changes})
     else:
         steps = []
-    moves = [0, *(sign * step for step in steps for sign in (1, -1))]
-    most = MOST_ROWS // n
-    return tuple(moves[: most - 1 + most % 2]) if most >= 3 else (0,)  # both ways or not at all
+    shifts = [0, *(sign * step for step in steps for sign in (1, -1))]
+    most = SHIFTS.most_rows // n
+    return tuple(shifts[: most - 1 + most % 2]) if most >= 3 else (0,)  # both ways or not at all
 
 
-def move_rows(x: Tensor, moves: tuple[int, ...]) -> Tensor:
-    """Move rows along their features.
+def shift_rows(x: Tensor, shifts: tuple[int, ...]) -> Tensor:
+    """Shift rows along their features.
 
     Args:
         x: (n, dim).
-        moves: Offsets, 0 for the rows themselves.
+        shifts: Offsets, 0 for the rows themselves.
 
     Returns:
-        (len(moves) * n, dim), one copy after the other. What is moved in from outside repeats the outermost feature.
+        (len(shifts) * n, dim), one copy after the other. What is shifted in from outside repeats the outermost feature.
     """
-    if moves == (0,):
+    if shifts == (0,):
         return x
     place = torch.arange(x.shape[1], device=x.device)
-    return torch.cat([x[:, (place + offset).clamp(0, x.shape[1] - 1)] for offset in moves])
+    return torch.cat([x[:, (place + offset).clamp(0, x.shape[1] - 1)] for offset in shifts])
 
 
 def _compare_features(x: Tensor, farthest: int) -> tuple[list[float], list[float]]:
     """Compare features at each distance from 0 to ``farthest``.
 
     Returns:
-        rough: Mean squared difference of their values, 1 for strangers.
+        rough: Mean squared difference of their values, 1 for two features that have nothing in common.
         related: The lower quartile of their correlations.
     """
     values = x - x.mean()
-    strangers = float(2 * x.var(dim=1, correction=0).mean()) or 1.0  # of any two features of a row
+    any_two = float(2 * x.var(dim=1, correction=0).mean()) or 1.0
     deviation = x.std(dim=0, correction=0)
     varies = deviation > 1e-6 * max(float(deviation.max()), 1e-30)
     z = (x - x.mean(dim=0)) / torch.where(varies, deviation, 1.0)
     rough, related = [0.0], [1.0]
     for lag in range(1, farthest + 1):
-        rough.append(float((values[:, lag:] - values[:, :-lag]).square().mean()) / strangers)
+        rough.append(float((values[:, lag:] - values[:, :-lag]).square().mean()) / any_two)
         both = varies[lag:] & varies[:-lag]
         correlations = (z[:, lag:] * z[:, :-lag]).mean(dim=0)[both]
         related.append(float(correlations.quantile(0.25)) if len(correlations) else 0.0)

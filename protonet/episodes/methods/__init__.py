@@ -1,7 +1,8 @@
-"""Methods, one paper a file: from a batch of episodes to logits, higher is likelier.
+"""Few-shot methods, one paper per file: functions from a batch of episodes to logits.
 
-Each is a function of `protonet.episodes.batch.Episodes` with the settings of its paper as keywords, and returns
-(episodes, n_queries, n_way): numbers whose softmax are the method's own probabilities.
+A method takes `protonet.episodes.batch.Episodes`, and the settings of its paper as keywords. It returns logits
+(episodes, n_queries, n_way), whose softmax is the method's own probabilities. The numbers of a method that are not
+keywords stand in a frozen dataclass of its module, with where each comes from.
 """
 
 from collections.abc import Callable
@@ -28,7 +29,7 @@ from protonet.episodes.methods.transductive_finetune import transductive_finetun
 
 Method = Callable[[Episodes], Tensor]
 
-#: Each query on its own.
+#: Methods that classify each query alone.
 INDUCTIVE: dict[str, Method] = {
     "protonet": protonet,
     "protonet-cosine": protonet_cosine,
@@ -43,7 +44,7 @@ INDUCTIVE: dict[str, Method] = {
     "linear-finetune": linear_finetune,
     "adaptive": adaptive,
 }
-#: All queries of an episode together.
+#: Methods that classify all queries of an episode together.
 TRANSDUCTIVE: dict[str, Method] = {
     "soft-kmeans": soft_kmeans,
     "bd-cspn": bd_cspn,
@@ -55,6 +56,6 @@ TRANSDUCTIVE: dict[str, Method] = {
     "transductive-finetune": transductive_finetune,
 }
 METHODS = INDUCTIVE | TRANSDUCTIVE
-#: Those that look at the base classes if there are any, and those that cannot do without.
+#: Methods that use the base classes if there are any, and those that need them.
 USES_BASE = frozenset({"simpleshot", "distribution-calibration"})
 NEEDS_BASE = frozenset({"distribution-calibration"})

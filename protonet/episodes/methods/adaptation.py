@@ -1,8 +1,9 @@
-"""What methods share that train on the queries' confidence: the loss's gradient in closed form, and Adam."""
+"""What methods share that adapt to the queries by gradient descent: the loss's gradient in closed form, and Adam."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,28 +11,53 @@ from torch import Tensor
 from protonet.episodes.batch import Episodes
 
 
+@dataclass(frozen=True)
+class Adam:
+    """Adam's constants, those of the paper: Kingma and Ba (2015), algorithm 1.
+
+    The rests are written out, because 1 - 0.9 is not 0.1 in floating point.
+    """
+
+    beta1: float = 0.9
+    """Decay of the average gradient per step."""
+    rest1: float = 0.1
+    """1 - beta1."""
+    beta2: float = 0.999
+    """Decay of the average squared gradient per step."""
+    rest2: float = 0.001
+    """1 - beta2."""
+    epsilon: float = 1e-8
+    """Added to the root of the average squared gradient."""
+
+
+ADAM = Adam()
+#: Rows are divided by this norm at least.
+LEAST_NORM = 1e-12
+
+
 def unit_rows(episodes: Episodes) -> Tensor:
-    """Return supports and queries, scaled to norm 1: (episodes, n_support + n_queries, dim)."""
+    """Return support and query rows scaled to unit norm, (episodes, n_support + n_queries, dim)."""
     rows = torch.cat([episodes.support, episodes.query], dim=1)
-    return rows.div_(torch.linalg.vector_norm(rows, dim=2, keepdim=True).clamp_min_(1e-12))
+    return rows.div_(torch.linalg.vector_norm(rows, dim=2, keepdim=True).clamp_min_(LEAST_NORM))
 
 
 def adaptation_gradient(
     log_p: Tensor, labels: Tensor, weights: tuple[float, float, float], *, alpha: float = 1
 ) -> Tensor:
-    """Return the gradient by the logits of the loss ``cross * CE - marginal * H(Y) + conditional * H(Y|X)``.
+    """Compute the gradient, with respect to logits, of ``cross * CE - marginal * H(Y) + conditional * H(Y|X)``.
 
-    CE is the supports' mean cross-entropy, H(Y) the entropy of the queries' mean probabilities, H(Y|X) the mean of
-    their entropies. If u is the loss's derivative by a query's probabilities p, that by its logits is p (u - sum p u).
+    CE is the mean cross-entropy of the support, H(Y) the entropy of the queries' mean probabilities, H(Y|X) the mean
+    entropy of the queries. If u is the derivative of the loss with respect to a query's probabilities p, then that with
+    respect to its logits is p (u - sum p u).
 
     Args:
-        log_p: (episodes, n_way, n_support + n_queries) log-probabilities, supports first.
-        labels: (episodes, n_way, n_support) of zeros and ones.
-        weights: Cross, marginal and conditional.
-        alpha: > 0, of the entropies (1 - sum p^alpha) / (alpha - 1); Shannon's at 1.
+        log_p: (episodes, n_way, n_support + n_queries) log-probabilities, support first.
+        labels: (episodes, n_way, n_support), zeros and ones, the dtype of ``log_p``.
+        weights: Cross, marginal and conditional, >= 0.
+        alpha: > 0, of the entropies (1 - sum p^alpha) / (alpha - 1); 1 stands for Shannon's.
 
     Returns:
-        The shape of ``log_p``.
+        (episodes, n_way, n_support + n_queries), the dtype of ``log_p``.
 
     Source: Boudiaf et al., "Transductive information maximization for few-shot learning" (2020), eqs. 2 to 4,
         https://arxiv.org/abs/2008.11297; for alpha Veilleux et al., "Realistic evaluation of transductive few-shot
@@ -52,13 +78,16 @@ def adaptation_gradient(
 
 
 def adam(weights: Tensor, gradient: Callable[[Tensor], Tensor], *, learning_rate: float, steps: int) -> Tensor:
-    """Return the weights after some steps of Adam.
+    """Take some steps of Adam.
 
     Args:
-        weights: Where to start, of any shape.
-        gradient: From weights to the loss's gradient, of the same shape.
+        weights: The initial weights, of any shape, floating.
+        gradient: Maps weights to the loss's gradient, of the same shape.
         learning_rate: > 0.
         steps: >= 0.
+
+    Returns:
+        The weights after the steps, of the same shape.
 
     Source: Kingma and Ba, "Adam: a method for stochastic optimization" (2015), algorithm 1, with its settings.
         https://arxiv.org/abs/1412.6980
@@ -66,8 +95,8 @@ def adam(weights: Tensor, gradient: Callable[[Tensor], Tensor], *, learning_rate
     weights, first, second = weights.clone(), torch.zeros_like(weights), torch.zeros_like(weights)
     for step in range(1, steps + 1):
         g = gradient(weights)
-        first.lerp_(g, 0.1)
-        second.mul_(0.999).addcmul_(g, g, value=0.001)
-        spread = (second / (1 - 0.999**step)).sqrt_().add_(1e-8)
-        weights.addcdiv_(first, spread, value=-learning_rate / (1 - 0.9**step))
+        first.lerp_(g, ADAM.rest1)
+        second.mul_(ADAM.beta2).addcmul_(g, g, value=ADAM.rest2)
+        spread = (second / (1 - ADAM.beta2**step)).sqrt_().add_(ADAM.epsilon)
+        weights.addcdiv_(first, spread, value=-learning_rate / (1 - ADAM.beta1**step))
     return weights

@@ -1,4 +1,4 @@
-"""BD-CSPN: prototypes rectified by shifted and pseudo-labelled queries, and cosines to them."""
+"""BD-CSPN: the cosine to prototypes that shifted, pseudo-labelled queries have rectified."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from protonet.episodes.methods.common import cosines, one_hot, squared_norms
 
 
 def rectify_prototypes(episodes: Episodes, scale: Tensor, squares: Tensor, *, temperature: float = 0.1) -> Tensor:
-    """Return the rectified prototypes (episodes, n_way, dim).
+    """Compute rectified prototypes.
 
-    Queries are shifted so that their mean is the supports' (cross-class bias) and labelled by the nearest mean; then
-    each class's rows of both kinds are averaged, weighted by the exponential of their cosine to its mean (intra-class
-    bias). Queries are many: neither the scaled nor the shifted ones are formed, but products with them follow from
-    products with the queries.
+    Queries are shifted so that their mean is that of the support (against the cross-class bias), and labelled by the
+    nearest mean. Then each class's support rows and queries are averaged, weighted by the exponential of their cosine
+    to the class mean (against the intra-class bias). Queries are many, so neither the scaled nor the shifted ones are
+    formed: products with them follow from products with the queries.
 
     Args:
-        episodes: Supports and queries, (episodes, rows, dim).
-        scale: (episodes, 1, n_queries) factors on the queries.
-        squares: (episodes, 1, n_queries) squared lengths of the queries so scaled.
-        temperature: > 0, divides the cosines.
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
+        scale: (episodes, 1, n_queries) factors on the queries, > 0.
+        squares: (episodes, 1, n_queries) squared norms of the scaled queries.
+        temperature: > 0, divides the cosines. 0.1 is the paper's factor of 10.
+
+    Returns:
+        (episodes, n_way, dim), the dtype of the query rows.
 
     Source: Liu, Song and Qin, "Prototype rectification for few-shot learning" (2020), eqs. 6 to 9, every query being
         pseudo-labelled. https://arxiv.org/abs/1911.10713
@@ -36,26 +39,26 @@ def rectify_prototypes(episodes: Episodes, scale: Tensor, squares: Tensor, *, te
     products = (towards @ query.transpose(1, 2)).mul_(scale).add_(towards @ shift.transpose(1, 2))
     shifted = squares + 2 * products[:, -1:] - squared_norms(shift)[:, None]
     norms = shifted.clamp_min(torch.finfo(query.dtype).tiny).sqrt()
-    of_query = (products[:, :-1] / norms).clamp(-1, 1)  # (episodes, n_way, n_queries)
-    of_support = cosines(support, means).transpose(1, 2)
+    query_cosines = (products[:, :-1] / norms).clamp(-1, 1)  # (episodes, n_way, n_queries)
+    support_cosines = cosines(support, means).transpose(1, 2)  # (episodes, n_way, n_support)
 
-    pseudo_labels = one_hot(of_query.max(dim=1).indices, episodes.n_way, query.dtype).transpose(1, 2)
-    support_weights = labels * (of_support / temperature).exp()
-    query_weights = pseudo_labels * (of_query / temperature).exp()
-    on_queries = query_weights.sum(dim=2, keepdim=True)
-    rectified = support_weights @ support + torch.baddbmm(on_queries * shift, query_weights * scale, query)
-    return rectified.div_(support_weights.sum(dim=2, keepdim=True) + on_queries)
+    pseudo_labels = one_hot(query_cosines.max(dim=1).indices, episodes.n_way, query.dtype).transpose(1, 2)
+    support_weights = labels * (support_cosines / temperature).exp()
+    query_weights = pseudo_labels * (query_cosines / temperature).exp()
+    query_mass = query_weights.sum(dim=2, keepdim=True)
+    rectified = support_weights @ support + torch.baddbmm(query_mass * shift, query_weights * scale, query)
+    return rectified.div_(support_weights.sum(dim=2, keepdim=True) + query_mass)
 
 
 def bd_cspn(episodes: Episodes, *, temperature: float = 0.1) -> Tensor:
     """Classify by the cosine to rectified prototypes.
 
     Args:
-        episodes: Supports and queries, (episodes, rows, dim).
-        temperature: > 0, divides the cosines, of the rectification too.
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
+        temperature: > 0, divides the cosines, also those of the rectification. 0.1 is the paper's factor of 10.
 
     Returns:
-        Logits (episodes, n_queries, n_way), of the queries as they are: only the prototypes know of the shift.
+        Logits (episodes, n_queries, n_way), the dtype of the query rows. The queries themselves are not shifted.
 
     Source: Liu, Song and Qin, "Prototype rectification for few-shot learning" (2020). https://arxiv.org/abs/1911.10713
     """

@@ -1,4 +1,4 @@
-"""Distribution calibration: features sampled about the support rows, with the covariances of base classes near them."""
+"""Distribution calibration: features sampled around the support rows, with covariances of nearby base classes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from protonet.episodes.batch import Base, Episodes
 from protonet.episodes.methods.common import one_hot, squared_distances
 from protonet.episodes.methods.logistic import fit_logistic
 
-#: Where the logistic regression ends, in nats of all samples together: far below what sampling leaves to chance.
+#: The logistic regression ends at this decrement (see `fit_logistic`), in nats over all samples: far below what the
+#: sampling leaves to chance.
 DECREMENT = 1e-2
-#: Base classes of which noise is drawn at a time.
+#: Base classes whose noise is computed at a time.
 CLASSES_AT_ONCE = 64
 
 
@@ -27,23 +28,24 @@ def distribution_calibration(
 ) -> Tensor:
     """Classify by logistic regression on the support rows and on features sampled from calibrated Gaussians.
 
-    One thing differs from the paper: 100 samples a class are drawn, not 750. It is an eighth of the time for about the
-    same accuracy, unless classes vary much more in a few directions than in others. As in the authors' code, the base
-    classes' features are not raised to the power: features far from the order of one calibrate badly.
+    One thing differs from the paper: 100 samples are drawn per class, not 750. That takes an eighth of the time for
+    about the same accuracy, unless classes vary much more in a few directions than in others. As in the authors' code
+    (evaluate_DC.py), the base classes' features are not raised to the power; the method works badly on features whose
+    size is far from one.
 
     Args:
-        episodes: Supports and queries, (episodes, rows, dim), and the base classes.
-        power: Tukey's, > 0; negative features keep their sign.
-        n_nearest: The paper's k, base classes about each support row, in [1, base classes].
-        spread: Its alpha, >= 0, added to every entry of the covariances.
-        n_samples: Features sampled a class, >= 1, shared out among its support rows.
-        seed: Of the samples, the same normal numbers for every episode and class.
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating, and base classes.
+        power: The exponent of Tukey's transform, > 0; negative features keep their sign. The authors' code: 0.5.
+        n_nearest: The paper's k: base classes used for each support row, in [1, base classes]. The authors' code: 2.
+        spread: The paper's alpha, >= 0, added to every entry of the covariances. The authors' code: 0.21.
+        n_samples: Features sampled per class, >= 1, shared equally among its support rows. Our choice, see above.
+        seed: Of the samples; every episode and class uses the same normal numbers.
 
     Returns:
-        Logits (episodes, n_queries, n_way).
+        Logits (episodes, n_queries, n_way), the dtype of the query rows.
 
     Raises:
-        ValueError: No base classes are known, or fewer than ``n_nearest``.
+        InputError: There are no base classes, or fewer than ``n_nearest``.
 
     Source: Yang, Liu and Xu, "Free lunch for few-shot learning: distribution calibration" (2021), eqs. 3 to 7.
         https://arxiv.org/abs/2101.06395
@@ -71,9 +73,8 @@ def distribution_calibration(
     normal = torch.randn(shape, generator=generator, dtype=torch.float64).to(support.dtype)
     common = torch.randn(n_samples, 1, generator=generator, dtype=torch.float64).to(support.dtype)
     samples = centres[episode, source] + spread**0.5 * common  # (episodes, n_way, n_samples, dim)
-    used, chosen = nearest[episode, source].unique(
-        return_inverse=True
-    )  # chosen: (episodes, n_way, n_samples, n_nearest)
+    # ``chosen`` (episodes, n_way, n_samples, n_nearest) are positions in ``used``, the base classes needed.
+    used, chosen = nearest[episode, source].unique(return_inverse=True)
     for first in range(0, len(used), CLASSES_AT_ONCE):
         deviations = _find_deviations(base, used[first : first + CLASSES_AT_ONCE], support.dtype)
         for rank in range(n_nearest):
@@ -90,20 +91,29 @@ def distribution_calibration(
 
 
 def _tukey(x: Tensor, power: float) -> Tensor:
-    """Return the power of the features' size, with their sign (eq. 3)."""
+    """Return the features' absolute values raised to a power, with their signs (eq. 3)."""
     return x.sign() * x.abs() ** power
 
 
 def _find_deviations(base: Base, classes: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return deviations (classes, most rows, dim) of base classes from their means, zero where a class has no row.
+    """Return the deviations of base classes from their means, scaled so that their Gram matrix is the covariance.
 
-    Normal numbers times a class's deviations have its covariance, of eq. 2, that is never formed.
+    Normal numbers times a class's deviations have its covariance (eq. 2), which is never formed.
+
+    Args:
+        base: The base classes.
+        classes: (k,) int64, which of them.
+        dtype: Of the result.
+
+    Returns:
+        (k, most rows of a class, dim), zero where a class has no more rows.
     """
     start, size = base.by_class.start[classes, None], base.by_class.size[classes, None]
     number = torch.arange(int(base.by_class.size.max()))
-    there = number < size  # (classes, most rows)
-    rows = base.take(base.by_class.rows[start + number.where(there, 0)].flatten()).unflatten(0, there.shape).to(dtype)
+    present = number < size  # (k, most rows)
+    taken = base.take(base.by_class.rows[start + number.where(present, 0)].flatten())
+    rows = taken.unflatten(0, present.shape).to(dtype)  # (k, most rows, dim)
     means = base.class_means[classes].to(dtype)
-    weight: Tensor = there / (size - 1).clamp_min(1).sqrt()
+    weight: Tensor = present / (size - 1).clamp_min(1).sqrt()
     deviations: Tensor = (rows - means[:, None]) * weight[..., None].to(dtype)
     return deviations

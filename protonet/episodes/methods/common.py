@@ -1,6 +1,8 @@
-"""What methods share: one-hot labels, prototypes, distances and cosines of whole batches of episodes."""
+"""What methods share: one-hot labels, prototypes, distances and cosines of batches of episodes."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -8,30 +10,66 @@ from torch import Tensor
 
 from protonet.episodes.batch import Episodes
 
-#: Squared distances below so many rounding errors of the squared lengths are computed from differences, row by row.
-LOST = 4096.0
+
+@dataclass(frozen=True)
+class Rounding:
+    """Guards against rounding errors, in units of the dtype's machine epsilon. All values are our own choice."""
+
+    lost: float = 4096.0
+    """Squared distances below this share of a row's squared norm are computed again, from differences of rows."""
+    jitter: float = 8
+    """First addition to a Gram matrix's diagonal, as a share of its mean, for the Cholesky factorisation."""
+    jitter_growth: float = 10
+    """Factor on that addition (not in epsilons) each time that the factorisation fails."""
+
+
+ROUNDING = Rounding()
 
 
 def one_hot(labels: Tensor, n_way: int, dtype: torch.dtype) -> Tensor:
-    """Return labels (episodes, rows) as (episodes, rows, n_way) of zeros and ones."""
+    """Encode labels as zeros and ones.
+
+    Args:
+        labels: (episodes, rows) int64 in [0, n_way).
+        n_way: Classes per episode.
+        dtype: Of the result.
+
+    Returns:
+        (episodes, rows, n_way) of ``dtype``.
+    """
     return (labels[..., None] == torch.arange(n_way)).to(dtype)
 
 
 def support_means(episodes: Episodes) -> Tensor:
-    """Return the class prototypes (episodes, n_way, dim): the means of the support rows.
+    """Compute the class prototypes, the means of the support rows of each class.
+
+    Args:
+        episodes: Support (episodes, n_support, dim) and its labels.
+
+    Returns:
+        (episodes, n_way, dim), the dtype of the support.
 
     Source: Snell, Swersky and Zemel, "Prototypical networks for few-shot learning" (2017), eq. 1.
+        https://arxiv.org/abs/1703.05175
     """
     hot = one_hot(episodes.support_labels, episodes.n_way, episodes.support.dtype)
     return (hot / hot.sum(dim=1, keepdim=True)).transpose(1, 2) @ episodes.support
 
 
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """Return squared Euclidean distances (episodes, n, m) of rows (episodes, n, dim) and, few, (episodes, m, dim)."""
-    lengths = squared_norms(a)
-    squares = squared_norms(b)[:, :, None] + lengths[:, None, :]
+    """Compute squared Euclidean distances between two sets of rows.
+
+    Args:
+        a: (episodes, n, dim) floating, the larger set.
+        b: (episodes, m, dim), the smaller set: it decides the order of the work, not the result.
+
+    Returns:
+        (episodes, n, m), >= 0.
+    """
+    norms = squared_norms(a)
+    squares = squared_norms(b)[:, :, None] + norms[:, None, :]  # (episodes, m, n)
     distances = torch.baddbmm(squares, b, a.transpose(1, 2), alpha=-2).clamp_min_(0)  # (episodes, m, n)
-    lost = distances.amin(dim=1) < LOST * torch.finfo(a.dtype).eps * lengths
+    lost = distances.amin(dim=1) < ROUNDING.lost * torch.finfo(a.dtype).eps * norms  # (episodes, n)
     if bool(lost.any()):  # rows far from zero but close together
         exact = torch.cdist(b, a, compute_mode="donot_use_mm_for_euclid_dist").square()
         distances = exact.where(lost[:, None], distances)
@@ -39,29 +77,36 @@ def squared_distances(a: Tensor, b: Tensor) -> Tensor:
 
 
 def cosines(a: Tensor, b: Tensor) -> Tensor:
-    """Return cosines (episodes, n, m) of rows (episodes, n, dim) and, few, (episodes, m, dim); 0 of rows of zeros."""
+    """Compute cosines between two sets of rows; those of rows of zeros are 0.
+
+    Args:
+        a: (episodes, n, dim) floating, the larger set.
+        b: (episodes, m, dim), the smaller set: it decides the order of the work, not the result.
+
+    Returns:
+        (episodes, n, m) in [-1, 1].
+    """
     least = torch.finfo(a.dtype).tiny ** 0.5
-    norms: Tensor = torch.linalg.vector_norm(a, dim=2).clamp_min(least)  # divided out last: rows are many, products few
-    products = F.normalize(b, dim=2, eps=least) @ a.transpose(
-        1, 2
-    )  # (episodes, m, n): half as fast the other way round
+    norms: Tensor = torch.linalg.vector_norm(a, dim=2).clamp_min(least)  # divided out last: products are fewer than a
+    unit = F.normalize(b, dim=2, eps=least)
+    products = unit @ a.transpose(1, 2)  # (episodes, m, n), twice as fast as (episodes, n, m)
     return products.div_(norms[:, None, :]).transpose(1, 2)
 
 
 def squared_norms(rows: Tensor) -> Tensor:
-    """Return the squared lengths (episodes, n) of rows (episodes, n, dim)."""
-    lengths: Tensor = torch.linalg.vector_norm(rows, dim=2)
-    return lengths.square()
+    """Return the squared norms (episodes, n) of rows (episodes, n, dim)."""
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=2)
+    return norms.square()
 
 
 def reduce_to_span(rows: Tensor) -> Tensor:
-    """Return rows with the same inner products and as few coordinates as there are rows.
+    """Express rows in as few coordinates as there are rows, with the same inner products.
 
-    What hangs on inner products alone (distances, angles, gradients of linear layers) is the same in these coordinates
-    and costs far less than in hundreds of features.
+    Everything that depends only on inner products (distances, angles, gradients of linear layers) is the same in these
+    coordinates, and costs far less than with hundreds of features.
 
     Args:
-        rows: (episodes, n, dim).
+        rows: (episodes, n, dim) floating.
 
     Returns:
         (episodes, n, min(n, dim)): the Cholesky factor of the Gram matrix, or the rows themselves where dim <= n.
@@ -71,12 +116,12 @@ def reduce_to_span(rows: Tensor) -> Tensor:
         return rows
     gram = rows @ rows.transpose(1, 2)  # (episodes, n, n)
     diagonal = gram.diagonal(dim1=1, dim2=2)
-    jitter = (
-        8 * torch.finfo(rows.dtype).eps * diagonal.mean(dim=1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
-    )
+    limits = torch.finfo(rows.dtype)
+    jitter = ROUNDING.jitter * limits.eps * diagonal.mean(dim=1, keepdim=True).clamp_min(limits.tiny)
     while True:
         factor: Tensor
         factor, failed = torch.linalg.cholesky_ex(gram + torch.diag_embed(jitter.expand(-1, n)))
         if not bool(failed.any()):
             return factor
-        jitter = torch.where(failed[:, None] > 0, 10 * jitter, jitter)  # rows that depend on each other
+        # Rows that are linearly dependent need more.
+        jitter = torch.where(failed[:, None] > 0, ROUNDING.jitter_growth * jitter, jitter)

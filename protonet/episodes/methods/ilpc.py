@@ -1,6 +1,8 @@
-"""iLPC: labels propagated over a graph, balanced, and the cleanest of them kept, again and again."""
+"""iLPC: rounds that propagate labels over a graph, balance them, and keep the cleanest."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -10,8 +12,23 @@ from protonet.episodes.batch import Episodes
 from protonet.episodes.methods.common import one_hot
 from protonet.episodes.methods.pt_map import balance, transform
 
-#: Of the gradient descent that judges labels.
-LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.1, 0.9, 5e-4
+
+@dataclass(frozen=True)
+class Classifier:
+    """The gradient descent of the linear classifier that finds clean labels.
+
+    All values are of the authors' code (iterative_graph_functions.py).
+    """
+
+    learning_rate: float = 0.1
+    """Constant over all steps."""
+    momentum: float = 0.9
+    """Share of the last step's velocity, in [0, 1)."""
+    weight_decay: float = 5e-4
+    """Share of the outputs added to their gradient."""
+
+
+CLASSIFIER = Classifier()
 
 
 def ilpc(
@@ -25,39 +42,39 @@ def ilpc(
     n_clean: int = 3,
     n_steps: int = 1000,
 ) -> Tensor:
-    """Label the queries in rounds: in each, the cleanest labels of every class become support.
+    """Label the queries in rounds: in each round, the queries with the cleanest labels join the support.
 
-    A round propagates the support's labels, balances what reaches the queries left, trains a linear classifier on all
-    rows and moves those queries whose labels it finds easiest. All of it hangs on the rows' inner products alone.
+    A round propagates the support's labels, balances those that reach the remaining queries, trains a linear classifier
+    on all rows and moves the queries whose labels it learns most easily. Everything depends only on inner products.
 
     Args:
-        episodes: Supports and queries, (episodes, rows, dim).
-        beta: The power of the transform.
-        n_neighbours: Of a row in the graph, >= 1; all other rows where there are fewer.
-        gamma: > 0, the power of the cosines in the graph.
-        alpha: In [0, 1), how far labels spread.
-        tau: > 0, the power of the propagated labels, against their entropy.
-        n_clean: Queries of a class that move in a round, at most, >= 1.
-        n_steps: Of the classifier's gradient descent, >= 1.
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
+        beta: The exponent of the power transform, > 0.
+        n_neighbours: Neighbours of a row in the graph, >= 1; all other rows where there are fewer.
+        gamma: The exponent of the cosines in the graph, > 0.
+        alpha: How far labels spread, in [0, 1).
+        tau: The exponent of the propagated labels, > 0; larger values lower their entropy.
+        n_clean: Most queries per class that move in a round, >= 1.
+        n_steps: Steps of the classifier's gradient descent, >= 1.
 
     Returns:
-        Logits (episodes, n_queries, n_way): logarithms of a query's row of the balanced plan, in the round in which it
-        moved.
+        Logits (episodes, n_queries, n_way), the dtype of the query rows: logarithms of a query's row of the balanced
+        transport plan, in the round in which it moved.
 
     Source: Lazarou, Stathaki and Avrithis, "Iterative label cleaning for transductive and semi-supervised few-shot
-        learning" (2021), sec. 3. https://arxiv.org/abs/2012.07962. From the authors' code alone: the settings, among
-        them the classifier's learning rate, which stays as it is; a class's quota, n_queries / n_way, shrinks by what
-        moved. Theirs starts the bias at random and stops when fewer than five queries move: here it starts at 0 and
-        all queries move.
+        learning" (2021), sec. 3. https://arxiv.org/abs/2012.07962. From the authors' code alone: all settings
+        (test_arguments.py, iterative_graph_functions.py); the constant learning rate; a class's quota, n_queries /
+        n_way, minus the queries that moved. Their code starts the bias at random and stops when fewer than five queries
+        move; here it starts at 0 and all queries move.
     """
     rows = transform(torch.cat([episodes.support, episodes.query], dim=1), beta)
     gram = rows @ rows.transpose(1, 2)
     n_way, n_support, n_queries = episodes.n_way, episodes.support.shape[1], episodes.query.shape[1]
     spread = _propagate(gram, n_neighbours, gamma, alpha)[..., n_support:]  # (episodes, rows, n_queries)
-    hot = one_hot(episodes.support_labels, n_way, rows.dtype).transpose(1, 2)  # (episodes, way, n_support)
-    labels = F.pad(hot, (0, n_queries))  # (episodes, way, rows), zeros for those that have none yet
+    hot = one_hot(episodes.support_labels, n_way, rows.dtype).transpose(1, 2)  # (episodes, n_way, n_support)
+    labels = F.pad(hot, (0, n_queries))  # (episodes, n_way, rows), zeros for rows without a label
     logits = torch.zeros_like(labels[..., n_support:])
-    moved = labels[..., n_support:]  # (episodes, way, n_queries), a view
+    moved = labels[..., n_support:]  # (episodes, n_way, n_queries), a view: writing to it writes to labels
     for _ in range(n_queries):
         left = 1 - moved.sum(dim=1, keepdim=True)  # (episodes, 1, n_queries)
         if not bool(left.any()):
@@ -66,7 +83,7 @@ def ilpc(
         kernel = reached.clamp_min(torch.finfo(rows.dtype).eps) ** tau
         quota = (n_queries / n_way - moved.sum(dim=2, keepdim=True)).clamp_min(0)
         quota = quota * (left.sum(dim=2, keepdim=True) / quota.sum(dim=1, keepdim=True))
-        plan = kernel * balance(kernel, left, quota, torch.ones_like(quota))  # but for the scale of its rows
+        plan = kernel * balance(kernel, left, quota, torch.ones_like(quota))  # up to the scale of its rows
         guess = one_hot(plan.argmax(dim=1), n_way, rows.dtype).transpose(1, 2) * left
         losses = _average_losses(gram, labels, torch.cat([hot, moved + guess], dim=2), n_steps)[:, None, n_support:]
         rank = losses.where(guess > 0, torch.inf).argsort(dim=2, stable=True).argsort(dim=2)
@@ -77,7 +94,7 @@ def ilpc(
 
 
 def _propagate(gram: Tensor, n_neighbours: int, gamma: float, alpha: float) -> Tensor:
-    """Return (I - alpha W)^-1, (episodes, rows, rows), symmetric, of the normalised nearest-neighbour graph W."""
+    """Return (I - alpha W)^-1 of the normalised nearest-neighbour graph W, (episodes, rows, rows), symmetric."""
     n = gram.shape[1]
     others = gram.masked_fill(torch.eye(n, dtype=torch.bool), -1)
     nearest = others.topk(min(n_neighbours, n - 1), dim=2)
@@ -91,20 +108,23 @@ def _propagate(gram: Tensor, n_neighbours: int, gamma: float, alpha: float) -> T
 
 
 def _average_losses(gram: Tensor, known: Tensor, labels: Tensor, n_steps: int) -> Tensor:
-    """Return each row's cross-entropy (episodes, rows), its mean over a linear classifier's training.
+    """Return each row's cross-entropy, averaged over the training of a linear classifier.
 
-    The classifier starts at the classes' mean directions. Its gradients are combinations of the rows, so that its
-    outputs change by combinations of the rows of the Gram matrix; one more for the bias.
+    The classifier starts at the classes' mean directions. Its gradients are combinations of the rows, so its outputs
+    change by combinations of the rows of the Gram matrix, with ones added for the bias.
 
     Args:
         gram: (episodes, rows, rows).
         known: (episodes, n_way, rows) one-hot labels of the support, zeros elsewhere.
-        labels: (episodes, n_way, rows) one-hot, of all rows.
-        n_steps: Of gradient descent.
+        labels: (episodes, n_way, rows) one-hot labels of all rows.
+        n_steps: Steps of gradient descent.
+
+    Returns:
+        (episodes, rows), in nats.
 
     Source: Huang et al., "O2U-Net: a simple noisy label detection approach for deep neural networks" (2019), sec. 3.
     """
-    products = known @ gram  # (episodes, way, rows), of the classes' sums of rows
+    products = known @ gram  # (episodes, n_way, rows), of the classes' sums of rows with each row
     norms = (known * products).sum(dim=2, keepdim=True).clamp_min(torch.finfo(gram.dtype).eps).sqrt()
     outputs, velocity = products / norms, torch.zeros_like(products)
     kernel = (gram + 1) / gram.shape[1]
@@ -112,7 +132,7 @@ def _average_losses(gram: Tensor, known: Tensor, labels: Tensor, n_steps: int) -
     for _ in range(n_steps):
         log_probabilities = outputs.log_softmax(dim=1)
         total += log_probabilities
-        gradient = torch.baddbmm(outputs, log_probabilities.exp() - labels, kernel, beta=WEIGHT_DECAY)
-        velocity = gradient.add_(velocity, alpha=MOMENTUM)
-        outputs.sub_(velocity, alpha=LEARNING_RATE)
+        gradient = torch.baddbmm(outputs, log_probabilities.exp() - labels, kernel, beta=CLASSIFIER.weight_decay)
+        velocity = gradient.add_(velocity, alpha=CLASSIFIER.momentum)
+        outputs.sub_(velocity, alpha=CLASSIFIER.learning_rate)
     return -(labels * total).sum(dim=1) / n_steps

@@ -1,4 +1,4 @@
-"""LaplacianShot: the nearest prototype, and the same class as the nearest queries."""
+"""LaplacianShot: the nearest prototype, with neighbouring queries drawn to the same class."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from protonet.episodes.batch import Episodes
 from protonet.episodes.methods.bd_cspn import rectify_prototypes
 from protonet.episodes.methods.common import squared_norms
 
-#: Change of an assignment that ends the updates.
+#: The updates end once no assignment changes by this much.
 CONVERGED = 1e-6
 
 
@@ -24,32 +24,33 @@ def laplacian_shot(
     steps: int = 20,
     temperature: float = 0.1,
 ) -> Tensor:
-    """Classify by the distance to rectified prototypes, rows being of norm 1, regularised by the queries' neighbours.
+    """Classify by the distance of unit rows to rectified prototypes, regularised by the queries' neighbours.
 
     Args:
-        episodes: Supports and queries, (episodes, rows, dim).
-        laplacian_weight: >= 0, of the agreement with neighbours; the paper chooses it in [0.1, 1.5] by validation.
-        n_neighbours: >= 0, the queries nearest to a query, itself not counted: the authors' 3 counts it. That q is a
-            neighbour of p does not make p one of q, there as here.
-        steps: >= 0, most bound updates; they end when no assignment in the batch changes by 1e-6, the authors' when
-            their bound changes by less than that.
-        temperature: > 0, divides the cosines that `rectify_prototypes` takes.
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
+        laplacian_weight: Weight of the agreement with neighbours, >= 0. The paper chooses it in [0.1, 1.5] by
+            validation.
+        n_neighbours: Nearest queries of a query, without itself, >= 0. The authors' 3 counts it. As there, q may be a
+            neighbour of p without p being one of q.
+        steps: Most bound updates, >= 0; 20 in the authors' code (lshot_update.py). They end early once no assignment
+            in the batch changes by 1e-6; in the authors' code, once their bound changes by less than that.
+        temperature: > 0, divides the cosines in `rectify_prototypes`.
 
     Returns:
-        Logits (episodes, n_queries, n_way), whose softmax are the last update's assignments.
+        Logits (episodes, n_queries, n_way), the dtype of the query rows; their softmax is the last update's assignment.
 
     Source: Ziko et al., "Laplacian regularized few-shot learning" (2020), eqs. 1, 10 and algorithm 1.
         https://arxiv.org/abs/2006.15486
     """
     query = episodes.query
     closeness = query @ query.transpose(1, 2)
-    lengths = closeness.diagonal(dim1=1, dim2=2).sqrt()[:, None]  # (episodes, 1, n_queries)
-    scale = 1 / lengths.clamp_min(torch.finfo(query.dtype).tiny ** 0.5)  # of the queries to norm 1
+    norms = closeness.diagonal(dim1=1, dim2=2).sqrt()[:, None]  # (episodes, 1, n_queries)
+    scale = 1 / norms.clamp_min(torch.finfo(query.dtype).tiny ** 0.5)  # makes queries unit rows
     unit = episodes._replace(support=F.normalize(episodes.support, dim=2))
-    prototypes = rectify_prototypes(unit, scale, (lengths > 0).to(query.dtype), temperature=temperature)
-    # Minus the squared distances (episodes, n_way, n_queries), but for the queries' own length.
+    prototypes = rectify_prototypes(unit, scale, (norms > 0).to(query.dtype), temperature=temperature)
+    # Minus the squared distances (episodes, n_way, n_queries), without the queries' own norms.
     unary = (prototypes @ query.transpose(1, 2)).mul_(2 * scale).sub_(squared_norms(prototypes)[:, :, None])
-    closeness.mul_(scale.transpose(1, 2))  # of rows of norm 1 to each column
+    closeness.mul_(scale.transpose(1, 2))  # of unit rows to each column
     affinity = _find_neighbours(closeness, n_neighbours, laplacian_weight)
     logits = unary
     assigned = logits.softmax(dim=1)
@@ -62,12 +63,15 @@ def laplacian_shot(
 
 
 def _find_neighbours(closeness: Tensor, n_neighbours: int, weight: float) -> Tensor:
-    """Return (episodes, n, n): column p is ``weight`` at the rows closest to p, itself left out, and zero elsewhere.
+    """Return the graph of nearest neighbours.
 
     Args:
-        closeness: (episodes, n, n), of row and column; overwritten.
-        n_neighbours: >= 0.
-        weight: Of each neighbour.
+        closeness: (episodes, n, n), of each row to each column; overwritten.
+        n_neighbours: Neighbours per row, >= 0.
+        weight: The weight of each neighbour.
+
+    Returns:
+        (episodes, n, n): column p is ``weight`` at the rows closest to p, without p itself, and zero elsewhere.
     """
     closeness.diagonal(dim1=1, dim2=2).fill_(-math.inf)
     affinity = torch.zeros_like(closeness)

@@ -1,4 +1,4 @@
-"""A new linear layer on frozen features, trained by stochastic gradient descent: the baseline of few-shot learning."""
+"""A new linear layer on frozen features, trained by stochastic gradient descent: "Baseline" of few-shot learning."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ def linear_finetune(
     weight_decay: float = 0.001,
     seed: int = 0,
 ) -> Tensor:
-    """Classify by a linear layer with bias, trained on the support rows by SGD with momentum as torch.optim.SGD has it.
+    """Classify by a linear layer with bias, trained on the support rows by SGD with momentum as in torch.optim.SGD.
 
-    The layer starts at zero, so that its weights remain combinations of the support rows: what is trained is the
-    coefficients, on the rows' inner products. Every episode draws the same mini-batches of row numbers.
+    The layer starts at zero, so its weights remain combinations of the support rows. The coefficients are trained
+    instead, on the rows' inner products. Every episode uses the same mini-batches of row numbers. All defaults are
+    those of the authors' code.
 
     Args:
-        episodes: Supports and queries, (episodes, rows, dim).
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
         n_epochs: Passes over the support rows, >= 1.
-        batch_size: Rows a step, >= 1; the last step of an epoch has what is left.
+        batch_size: Rows per step, >= 1; the last step of an epoch has the rows that are left.
         learning_rate: > 0.
         momentum: In [0, 1).
-        dampening: In [0, 1], of the gradients that enter the momentum.
+        dampening: In [0, 1]; gradients enter the momentum times 1 - dampening.
         weight_decay: >= 0, of weights and biases.
         seed: Of the order of the rows in each epoch.
 
     Returns:
-        Logits (episodes, n_queries, n_way).
+        Logits (episodes, n_queries, n_way), the dtype of the query rows.
 
     Source: Chen, Liu, Kira, Wang and Huang, "A closer look at few-shot classification" (2019), Baseline, sec. 3.2 and
         4.1. https://arxiv.org/abs/1904.04232
@@ -46,7 +47,7 @@ def linear_finetune(
     target = one_hot(episodes.support_labels, episodes.n_way, support.dtype)
     gram = support @ support.transpose(1, 2) + 1  # the bias is the weight of a feature that is one
     coefficients, velocity = torch.zeros_like(target), torch.zeros_like(target)
-    kept = 1.0  # of the first gradient
+    kept = 1.0  # share of the gradient that enters the momentum: all of the first one
     for _ in range(n_epochs):
         for rows in torch.randperm(support.shape[1], generator=generator).split(batch_size):
             error = (gram[:, rows] @ coefficients).softmax(dim=2) - target[:, rows]

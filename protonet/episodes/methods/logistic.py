@@ -1,6 +1,8 @@
-"""Multinomial logistic regression, of a whole batch of episodes at once."""
+"""Multinomial logistic regression, for a batch of episodes at once."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -9,21 +11,36 @@ from torch import Tensor
 from protonet.episodes.batch import Episodes
 from protonet.episodes.methods.common import cosines, one_hot, reduce_to_span
 
-#: At most: Newton's steps, conjugate gradients in each, halvings of each.
-NEWTON_STEPS, GRADIENT_STEPS, HALVINGS = 30, 50, 20
-#: Conjugate gradients end once they have shrunk the residual by this factor.
-SHRINK = 0.1
+
+@dataclass(frozen=True)
+class Newton:
+    """The limits of Newton's method. All values are our own choice."""
+
+    steps: int = 30
+    """Most steps."""
+    gradient_steps: int = 50
+    """Most conjugate gradients per step."""
+    residual: float = 0.1
+    """Conjugate gradients end once the residual is this share of the first one."""
+    halvings: int = 20
+    """Most halvings of a step that would raise the loss."""
+    rounding: float = 8
+    """Rises of the loss by fewer machine epsilons of it are rounding errors."""
+
+
+NEWTON = Newton()
 
 
 def logistic_regression(episodes: Episodes, *, inverse_penalty: float = 1.0) -> Tensor:
     """Classify by L2-penalised logistic regression on rows of unit norm, its intercept not penalised.
 
     Args:
-        episodes: Supports and queries, (episodes, rows, dim).
-        inverse_penalty: scikit-learn's C, > 0: weighs the sum of the rows' losses against half the squared weights.
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
+        inverse_penalty: scikit-learn's C, > 0: the weight of the sum of the rows' losses against half the squared
+            weights. 1 is scikit-learn's default.
 
     Returns:
-        Logits (episodes, n_queries, n_way).
+        Logits (episodes, n_queries, n_way), the dtype of the query rows.
 
     Source: Tian, Wang, Krishnan, Tenenbaum and Isola, "Rethinking few-shot image classification: a good embedding is
         all you need?" (2020), eq. 4 and sec. 3.2. https://arxiv.org/abs/2003.11539
@@ -32,7 +49,7 @@ def logistic_regression(episodes: Episodes, *, inverse_penalty: float = 1.0) -> 
     target = one_hot(episodes.support_labels, episodes.n_way, rows.dtype)
     span = reduce_to_span(rows)
     weight, intercept = fit_logistic(span, target, inverse_penalty=inverse_penalty)
-    # Where the gradient is zero, the weights are these combinations of the rows, in whatever coordinates.
+    # Where the gradient is zero, the weights are these combinations of the rows, in any coordinates.
     residual = inverse_penalty * (target - (span @ weight + intercept).softmax(dim=2))
     return cosines(episodes.query, rows) @ residual + intercept
 
@@ -43,37 +60,39 @@ def fit_logistic(
     """Minimise C * sum of cross-entropies + half the squared weights by Newton's method with conjugate gradients.
 
     Args:
-        rows: (episodes, n, dim).
-        target: (episodes, n, n_way) one-hot, of the same dtype.
+        rows: (episodes, n, dim) floating.
+        target: (episodes, n, n_way) one-hot, the dtype of ``rows``.
         inverse_penalty: C > 0.
-        decrement: Newton's steps end once the next would lower the objective by less than half of this, in nats, > 0.
+        decrement: Newton's steps end once the next one would lower the objective by less than half of this, in nats;
+            > 0.
 
     Returns:
         Weights (episodes, dim, n_way) and intercepts (episodes, 1, n_way).
 
     Source: Nocedal and Wright, "Numerical optimization" (2006), alg. 7.1.
     """
-    mean = rows.mean(dim=1, keepdim=True)  # which the intercept takes up: without it, steps are fewer
+    mean = rows.mean(dim=1, keepdim=True)  # goes into the intercept: centred rows need fewer steps
     rows = torch.cat([rows - mean, torch.ones_like(rows[:, :, :1])], dim=2)  # (episodes, n, dim + 1)
     penalty = torch.full((rows.shape[2], 1), 1 / inverse_penalty, dtype=rows.dtype)
     penalty[-1] = 0  # the intercept's
     weight = rows.new_zeros(len(rows), rows.shape[2], target.shape[2])
     logits = torch.zeros_like(target)
     loss = _objective(logits, target, weight, penalty)
-    going = torch.ones_like(loss, dtype=torch.bool)  # (episodes, 1, 1): an episode that has converged is left as it is
-    for _ in range(NEWTON_STEPS):
+    going = torch.ones_like(loss, dtype=torch.bool)  # (episodes, 1, 1): converged episodes stay as they are
+    for _ in range(NEWTON.steps):
         probability = logits.softmax(dim=2)
         gradient = _pull_back(rows, probability - target) + penalty * weight
-        # Adding the same to every class changes nothing: rounding must not, or conjugate gradients would chase it.
+        # Adding a constant to all classes changes no probability: remove what rounding adds, or conjugate gradients
+        # would follow it.
         gradient = gradient - gradient.mean(dim=2, keepdim=True)
         step = _newton_step(rows, probability, penalty, gradient)
         going = going & (-_inner(gradient, step) > decrement)
         if not bool(going.any()):
             break
         size, change = going.to(rows.dtype), rows @ step
-        for _ in range(HALVINGS):
+        for _ in range(NEWTON.halvings):
             trial = _objective(logits + size * change, target, weight + size * step, penalty)
-            worse = trial > loss * (1 + 8 * torch.finfo(loss.dtype).eps)
+            worse = trial > loss * (1 + NEWTON.rounding * torch.finfo(loss.dtype).eps)
             if not bool(worse.any()):
                 break
             size = torch.where(worse, size / 2, size)
@@ -83,7 +102,7 @@ def fit_logistic(
 
 
 def _objective(logits: Tensor, target: Tensor, weight: Tensor, penalty: Tensor) -> Tensor:
-    """Return cross-entropies plus penalty, (episodes, 1, 1)."""
+    """Return the sum of cross-entropies plus the penalty, (episodes, 1, 1)."""
     return 0.5 * _inner(penalty * weight, weight) - _inner(logits.log_softmax(dim=2), target)
 
 
@@ -91,8 +110,8 @@ def _newton_step(rows: Tensor, probability: Tensor, penalty: Tensor, gradient: T
     """Solve Hessian @ step = -gradient, (episodes, dim, n_way), by conjugate gradients."""
     step, residual = torch.zeros_like(gradient), -gradient
     direction, square = residual, _inner(residual, residual)
-    enough = SHRINK**2 * square
-    for _ in range(GRADIENT_STEPS):
+    enough = NEWTON.residual**2 * square
+    for _ in range(NEWTON.gradient_steps):
         going = square > enough
         if not bool(going.any()):
             break
@@ -107,10 +126,10 @@ def _newton_step(rows: Tensor, probability: Tensor, penalty: Tensor, gradient: T
 
 
 def _pull_back(rows: Tensor, change: Tensor) -> Tensor:
-    """Return the rows' transpose times ``change``, in the order that reads the rows as they lie."""
+    """Return the rows' transpose times ``change``, computed in the order in which the rows lie in memory."""
     return (change.transpose(1, 2) @ rows).transpose(1, 2)
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
-    """Return the inner products of each episode's matrices, (episodes, 1, 1)."""
+    """Return the inner product of each episode's two matrices, (episodes, 1, 1)."""
     return (a * b).sum(dim=(1, 2), keepdim=True)

@@ -1,4 +1,4 @@
-"""The Mahalanobis distance to class means, each class with a covariance shrunk to the episode's."""
+"""The Mahalanobis distance to class means, each class with a covariance shrunk towards the episode's."""
 
 from __future__ import annotations
 
@@ -8,25 +8,28 @@ from torch import Tensor
 from protonet.episodes.batch import Episodes
 from protonet.episodes.methods.common import one_hot, reduce_to_span
 
+#: The ridge is at least this many machine epsilons of the covariance's trace: rounding would hide a smaller one.
+LEAST_RIDGE = 4
+
 
 def mahalanobis(episodes: Episodes, *, ridge: float = 1.0) -> Tensor:
     """Classify by half the squared Mahalanobis distance to the class means.
 
-    The covariance of a class of n rows is n / (n + 1) its own, zero for a single row, and 1 / (n + 1) that of all
-    support rows, plus the ridge; covariances divide by their rows less one.
+    The covariance of a class of n rows is n / (n + 1) times its own, which is zero for a single row, plus 1 / (n + 1)
+    times that of all support rows, plus the ridge. Covariances divide by the number of rows minus one.
 
     Args:
-        episodes: Supports and queries, (episodes, rows, dim).
-        ridge: The paper's beta, > 0, times the identity; more where the features' rounding errors are larger than that.
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
+        ridge: The factor of the identity, > 0, the paper's beta, 1 there; more where rounding errors exceed it.
 
     Returns:
-        Logits (episodes, n_queries, n_way): minus half the distances in the span of the support rows. What a query has
-        outside it costs every class the same and is left out.
+        Logits (episodes, n_queries, n_way), the dtype of the query rows: minus half the distances within the span of
+        the support rows. The part of a query outside it is equally far from every class and left out.
 
     Source: Bateni, Goyal, Masrani, Wood and Sigal, "Improved few-shot visual classification" (2020), eqs. 2 and 3.
         https://arxiv.org/abs/1912.03432
     """
-    # In float64: the ridge is one whatever the features' scale, and float32 would lose it beside their squares.
+    # In float64: the ridge is 1 at any scale of the features, and float32 would lose it beside large squares.
     support, query = project_to_span(episodes.support.double(), episodes.query.double())
     hot = one_hot(episodes.support_labels, episodes.n_way, support.dtype).transpose(1, 2)
     count = hot.sum(dim=2, keepdim=True)  # (episodes, n_way, 1)
@@ -39,7 +42,7 @@ def mahalanobis(episodes: Episodes, *, ridge: float = 1.0) -> Tensor:
     task = centred.transpose(1, 2) @ centred / (n_support - 1)
     covariance = within.transpose(2, 3) @ within + (1 - own)[..., None] * task[:, None]  # (episodes, n_way, dim, dim)
     trace = covariance.diagonal(dim1=2, dim2=3).sum(dim=2)[..., None]
-    least = (4 * torch.finfo(support.dtype).eps * trace).clamp_min(ridge)  # rounding hides a smaller ridge
+    least = (LEAST_RIDGE * torch.finfo(support.dtype).eps * trace).clamp_min(ridge)
     factor = torch.linalg.cholesky(covariance + torch.diag_embed(least.expand(-1, -1, dim)))
     away = (query[:, None] - means[:, :, None]).transpose(2, 3)  # (episodes, n_way, dim, n_queries)
     whitened: Tensor = torch.linalg.solve_triangular(factor, away, upper=False)
@@ -47,14 +50,15 @@ def mahalanobis(episodes: Episodes, *, ridge: float = 1.0) -> Tensor:
 
 
 def project_to_span(support: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
-    """Return support and query rows in coordinates of the support rows' span, their inner products the same.
+    """Project support and query rows to the span of the support rows, keeping inner products with support rows.
 
     Args:
-        support: (episodes, n_support, dim).
-        query: (episodes, n_queries, dim).
+        support: (episodes, n_support, dim) floating.
+        query: (episodes, n_queries, dim), of the same dtype.
 
     Returns:
-        (episodes, n_support, k) and (episodes, n_queries, k), k = min(n_support, dim).
+        support: (episodes, n_support, k) with k = min(n_support, dim).
+        query: (episodes, n_queries, k).
     """
     span = reduce_to_span(support)
     if span is support:

@@ -12,10 +12,10 @@ def protonet(episodes: Episodes) -> Tensor:
     """Classify by the squared Euclidean distance to the class means.
 
     Args:
-        episodes: Supports and queries, (episodes, rows, dim).
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
 
     Returns:
-        Logits (episodes, n_queries, n_way): minus the distances.
+        Logits (episodes, n_queries, n_way), the dtype of the query rows: minus the distances.
 
     Source: Snell, Swersky and Zemel, "Prototypical networks for few-shot learning" (2017), eqs. 1 and 2.
         https://arxiv.org/abs/1703.05175
@@ -27,11 +27,11 @@ def protonet_cosine(episodes: Episodes, *, temperature: float = 0.1) -> Tensor:
     """Classify by the cosine to the class means.
 
     Args:
-        episodes: Supports and queries, (episodes, rows, dim).
-        temperature: > 0, divides the cosines.
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
+        temperature: > 0, divides the cosines. 0.1 is our own choice; the paper learns it.
 
     Returns:
-        Logits (episodes, n_queries, n_way).
+        Logits (episodes, n_queries, n_way), the dtype of the query rows.
 
     Source: Gidaris and Komodakis, "Dynamic few-shot visual learning without forgetting" (2018), eq. 3.
         https://arxiv.org/abs/1804.09458

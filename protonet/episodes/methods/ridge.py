@@ -11,25 +11,25 @@ from protonet.episodes.methods.common import cosines, one_hot
 
 
 def ridge_regression(episodes: Episodes, *, penalty: float = 1.0, scale: float = 10.0, shift: float = 0.0) -> Tensor:
-    """Classify by ridge regression from rows of unit norm, and a one for the bias, onto the one-hot labels.
+    """Classify by ridge regression from rows of unit norm, with a one added for the bias, onto the one-hot labels.
 
-    The paper learns its three numbers together with the encoder. The defaults suit features that nothing was learned
-    for, hence the unit norm.
+    The paper learns its three numbers together with the encoder. The defaults are our own choice, for features of an
+    encoder that did not learn with them; hence also the unit norm.
 
     Args:
-        episodes: Supports and queries, (episodes, rows, dim).
-        penalty: The paper's lambda, > 0.
-        scale: Its alpha, > 0.
-        shift: Its beta.
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
+        penalty: The paper's lambda, > 0: the ridge.
+        scale: The paper's alpha, > 0: the factor on the predicted labels.
+        shift: The paper's beta: added to all logits.
 
     Returns:
-        Logits (episodes, n_queries, n_way).
+        Logits (episodes, n_queries, n_way), the dtype of the query rows.
 
     Source: Bertinetto, Henriques, Torr and Vedaldi, "Meta-learning with differentiable closed-form solvers" (2019),
         eqs. 5 and 6. https://arxiv.org/abs/1805.08136
     """
     rows = F.normalize(episodes.support, dim=2)
-    gram = rows @ rows.transpose(1, 2) + 1  # X X^T (episodes, n_support, n_support), the bias's ones included
+    gram = rows @ rows.transpose(1, 2) + 1  # X X^T (episodes, n_support, n_support), with the ones of the bias
     target = one_hot(episodes.support_labels, episodes.n_way, rows.dtype)
     coefficients: Tensor = torch.linalg.solve(gram + penalty * torch.eye(rows.shape[1], dtype=rows.dtype), target)
     return scale * (cosines(episodes.query, rows) + 1) @ coefficients + shift  # eq. 6

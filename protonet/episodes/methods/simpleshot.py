@@ -10,18 +10,18 @@ from protonet.episodes.batch import Episodes
 from protonet.episodes.methods.common import one_hot, squared_norms
 from protonet.episodes.methods.prototypes import protonet
 
-#: Squared lengths that centring shrinks to less than this share are computed from differences, row by row.
+#: Queries whose squared norm centring shrinks to less than this share are centred one by one, against rounding errors.
 LOST = 1e-2
 
 
 def simpleshot_un(episodes: Episodes) -> Tensor:
-    """Classify by the squared Euclidean distance to the class means of the features as they are (UN).
+    """Classify by the squared Euclidean distance to the class means of the untransformed features (UN).
 
     Args:
-        episodes: Supports and queries, (episodes, rows, dim).
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
 
     Returns:
-        Logits (episodes, n_queries, n_way): minus the distances.
+        Logits (episodes, n_queries, n_way), the dtype of the query rows: minus the distances.
 
     Source: Wang, Chao, Weinberger and van der Maaten, "SimpleShot: revisiting nearest-neighbor classification for
         few-shot learning" (2019), eq. 2. https://arxiv.org/abs/1911.04623
@@ -33,16 +33,16 @@ def simpleshot_l2n(episodes: Episodes) -> Tensor:
     """Classify by the squared Euclidean distance to the class means of rows of unit norm (L2N).
 
     Args:
-        episodes: Supports and queries, (episodes, rows, dim).
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
 
     Returns:
-        Logits (episodes, n_queries, n_way): minus the distances.
+        Logits (episodes, n_queries, n_way), the dtype of the query rows: minus the distances.
 
     Source: Wang et al., "SimpleShot" (2019), eq. 2 and "L2-normalization" below it. https://arxiv.org/abs/1911.04623
     """
     means = _average_directions(episodes.support, episodes)
-    lengths = torch.linalg.vector_norm(episodes.query, dim=2).clamp_min(torch.finfo(means.dtype).tiny ** 0.5)
-    products = (means @ episodes.query.transpose(1, 2)).div_(lengths[:, None])  # (episodes, n_way, n_queries)
+    norms = torch.linalg.vector_norm(episodes.query, dim=2).clamp_min(torch.finfo(means.dtype).tiny ** 0.5)
+    products = (means @ episodes.query.transpose(1, 2)).div_(norms[:, None])  # (episodes, n_way, n_queries)
     return _compare_directions(products, means)
 
 
@@ -50,11 +50,11 @@ def simpleshot_cl2n(episodes: Episodes) -> Tensor:
     """Classify by the squared Euclidean distance to the class means of centred rows of unit norm (CL2N).
 
     Args:
-        episodes: Supports and queries, (episodes, rows, dim). The centre is the mean of the base classes' rows; without
-            base classes, that of the episode's own support rows.
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating. The centre is the
+            mean of the base classes' rows; without base classes, that of the episode's own support rows.
 
     Returns:
-        Logits (episodes, n_queries, n_way): minus the distances.
+        Logits (episodes, n_queries, n_way), the dtype of the query rows: minus the distances.
 
     Source: Wang et al., "SimpleShot" (2019), eq. 2 and "Centering" below it. https://arxiv.org/abs/1911.04623
     """
@@ -63,26 +63,31 @@ def simpleshot_cl2n(episodes: Episodes) -> Tensor:
         support.mean(dim=1, keepdim=True) if base is None else base.mean.to(support.dtype).expand(len(support), 1, -1)
     )
     means = _average_directions(support - centre, episodes)
-    # The queries are many: the centred ones are not formed, but products with them follow from the queries' own.
+    # Queries are many, so the centred ones are not formed: products with them follow from products with the queries.
     towards = torch.cat([means, centre], dim=1)
     offset = towards @ centre.transpose(1, 2)
     squares = squared_norms(query)[:, None]
     products = (towards @ query.transpose(1, 2)).sub_(offset)  # (episodes, n_way + 1, n_queries)
-    centred = squares - 2 * products[:, -1:] - offset[:, -1:]  # squared lengths
+    centred = squares - 2 * products[:, -1:] - offset[:, -1:]  # (episodes, 1, n_queries) squared norms
     directions = products[:, :-1] / centred.clamp_min(torch.finfo(query.dtype).tiny).sqrt()
     lost = centred < LOST * squares
-    if bool(lost.any()):  # next to the centre, such differences keep few digits
+    if bool(lost.any()):  # close to the centre, differences of products keep few digits
         directions = (means @ F.normalize(query - centre, dim=2).transpose(1, 2)).where(lost, directions)
     return _compare_directions(directions, means)
 
 
 def _average_directions(support: Tensor, episodes: Episodes) -> Tensor:
-    """Return the class means (episodes, n_way, dim) of support rows (episodes, n_support, dim) scaled to norm 1."""
-    lengths: Tensor = torch.linalg.vector_norm(support, dim=2).clamp_min(torch.finfo(support.dtype).tiny ** 0.5)
+    """Return the class means (episodes, n_way, dim) of support rows (episodes, n_support, dim) scaled to unit norm."""
+    norms: Tensor = torch.linalg.vector_norm(support, dim=2).clamp_min(torch.finfo(support.dtype).tiny ** 0.5)
     hot = one_hot(episodes.support_labels, episodes.n_way, support.dtype).transpose(1, 2)
-    return hot / hot.sum(dim=2, keepdim=True) / lengths[:, None] @ support
+    return hot / hot.sum(dim=2, keepdim=True) / norms[:, None] @ support
 
 
 def _compare_directions(products: Tensor, means: Tensor) -> Tensor:
-    """Return minus the distances to class means of queries of norm 1, from products (episodes, n_way, n_queries)."""
+    """Return minus the squared distances (episodes, n_queries, n_way) of unit queries to class means.
+
+    Args:
+        products: (episodes, n_way, n_queries), of the queries with the means.
+        means: (episodes, n_way, dim).
+    """
     return (2 * products - 1 - squared_norms(means)[:, :, None]).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""Soft k-means: prototypes refined by the queries, each in part of every class."""
+"""Soft k-means: prototypes refined by the queries, each of which belongs to every class in part."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from protonet.episodes.methods.common import one_hot, squared_distances, support
 
 
 def soft_kmeans(episodes: Episodes, *, steps: int = 1) -> Tensor:
-    """Classify by the squared Euclidean distance to prototypes that the queries have moved.
+    """Classify by the squared Euclidean distance to prototypes that are refined by the queries.
 
     Args:
-        episodes: Supports and queries, (episodes, rows, dim).
-        steps: >= 0, how often the queries are shared out and the prototypes moved; 0 is a prototypical network.
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
+        steps: How often the queries are assigned and the prototypes refined, >= 0. 1 as in the paper; 0 is a
+            prototypical network.
 
     Returns:
-        Logits (episodes, n_queries, n_way): minus the distances.
+        Logits (episodes, n_queries, n_way), the dtype of the query rows: minus the distances.
 
     Source: Ren et al., "Meta-learning for semi-supervised few-shot classification" (2018), sec. 3.1.1: the shares are
-        the softmax of minus the distances, and eq. 4 the weighted means. https://arxiv.org/abs/1803.00676
+        the softmax of minus the distances, the prototypes the weighted means of eq. 4. https://arxiv.org/abs/1803.00676
     """
     shots = one_hot(episodes.support_labels, episodes.n_way, episodes.support.dtype).sum(dim=1)[..., None]
     means = support_means(episodes)
     distances = squared_distances(means, episodes.query)  # (episodes, n_way, n_queries)
     for _ in range(steps):
         shares = torch.softmax(-distances, dim=1)
-        moved = torch.baddbmm(shots * means, shares, episodes.query) / (shots + shares.sum(dim=2, keepdim=True))
-        distances = squared_distances(moved, episodes.query)
+        refined = torch.baddbmm(shots * means, shares, episodes.query) / (shots + shares.sum(dim=2, keepdim=True))
+        distances = squared_distances(refined, episodes.query)
     return -distances.transpose(1, 2)

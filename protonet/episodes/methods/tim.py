@@ -1,6 +1,8 @@
-"""TIM and alpha-TIM: prototypes moved until the queries' labels tell the most about the queries."""
+"""TIM and alpha-TIM: prototypes that maximise the mutual information of queries and their labels."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -8,6 +10,21 @@ from torch import Tensor
 from protonet.episodes.batch import Episodes
 from protonet.episodes.methods.adaptation import adam, adaptation_gradient, unit_rows
 from protonet.episodes.methods.common import one_hot
+
+
+@dataclass(frozen=True)
+class TunedAlpha:
+    """The values of alpha-TIM's alpha by shots, from the authors' code."""
+
+    one_shot: float = 2
+    """For one support row per class."""
+    few_shots: float = 5
+    """Between one and five."""
+    five_shots: float = 7
+    """For five or more."""
+
+
+TUNED_ALPHA = TunedAlpha()
 
 
 def tim(
@@ -20,20 +37,22 @@ def tim(
 ) -> Tensor:
     """Classify by prototypes that maximise the mutual information of queries and labels (TIM-GD).
 
-    Adam's step depends on the axes, so its steps are taken in the features' own. In the coordinates of the rows' span
-    1,000 steps take a quarter of the time, but 6 to 10 % of the predictions on raw pixels change and accuracy falls by
-    up to 3 points; on learned embeddings next to nothing changes.
+    Adam's steps depend on the coordinates, so they are taken in those of the features. In coordinates of the rows' span
+    1,000 steps take a quarter of the time, but on raw pixels 6 to 10 % of the predictions change and accuracy falls by
+    up to 3 points; on learned embeddings almost nothing changes. The defaults are those of the authors' code
+    (src/tim.py, scripts/evaluate/tim_gd).
 
     Args:
-        episodes: Supports and queries, (episodes, rows, dim); rows are scaled to norm 1.
-        weights: Of the cross-entropy of the supports, the queries' marginal and their conditional entropy.
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; rows are scaled to
+            unit norm.
+        weights: Of the support's cross-entropy, the queries' marginal entropy and their conditional entropy, >= 0.
         temperature: > 0, divides half the squared distances.
-        learning_rate: > 0, Adam's.
-        steps: >= 0, Adam's.
+        learning_rate: Adam's, > 0.
+        steps: Adam's, >= 0.
 
     Returns:
-        Logits (episodes, n_queries, n_way): minus half the squared distances to the moved prototypes over the
-        temperature, but for a term that all queries and classes share.
+        Logits (episodes, n_queries, n_way), the dtype of the query rows: minus half the squared distances to the
+        prototypes over the temperature, up to a constant that all queries and classes share.
 
     Source: Boudiaf et al., "Transductive information maximization for few-shot learning" (2020), eqs. 1 to 4.
         https://arxiv.org/abs/2008.11297
@@ -50,25 +69,29 @@ def alpha_tim(
     learning_rate: float = 1e-4,
     steps: int = 1000,
 ) -> Tensor:
-    """Classify as `tim` does by alpha-entropies, which do not push the queries' labels as hard towards balance.
+    """Classify as `tim` does, with alpha-entropies, which push the queries' labels less towards balance.
+
+    The defaults are those of the authors' code (alpha_tim.yaml).
 
     Args:
-        episodes: Supports and queries, (episodes, rows, dim); rows are scaled to norm 1.
-        alpha: > 0, of both entropies; the authors' for None: 2 for one shot a class, 7 from five on, 5 between.
-        weights: Of the cross-entropy (Shannon's) of the supports, the queries' marginal and conditional entropy.
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; rows are scaled to
+            unit norm.
+        alpha: Of both entropies, > 0; None for the value of `TunedAlpha`.
+        weights: Of the support's cross-entropy (Shannon's), the queries' marginal and their conditional entropy, >= 0.
         temperature: > 0, divides half the squared distances.
-        learning_rate: > 0, Adam's.
-        steps: >= 0, Adam's.
+        learning_rate: Adam's, > 0.
+        steps: Adam's, >= 0.
 
     Returns:
-        Logits (episodes, n_queries, n_way), as of `tim`.
+        Logits (episodes, n_queries, n_way), as in `tim`.
 
     Source: Veilleux et al., "Realistic evaluation of transductive few-shot learning" (2021), eqs. 5 to 8.
         https://arxiv.org/abs/2204.11181
     """
     if alpha is None:
         shots = episodes.support.shape[1] / episodes.n_way
-        alpha = 2 if shots <= 1 else 7 if shots >= 5 else 5
+        tuned = TUNED_ALPHA
+        alpha = tuned.one_shot if shots <= 1 else tuned.five_shots if shots >= 5 else tuned.few_shots
     return _maximise_information(episodes, weights, alpha, temperature, learning_rate, steps)
 
 
@@ -80,12 +103,13 @@ def _maximise_information(
     learning_rate: float,
     steps: int,
 ) -> Tensor:
+    """Return the logits of `tim` with alpha-entropies."""
     n_support = episodes.support.shape[1]
     rows = unit_rows(episodes)
     labels = one_hot(episodes.support_labels, episodes.n_way, rows.dtype).transpose(1, 2)
     means = (labels / labels.sum(dim=2, keepdim=True)) @ rows[:, :n_support]
 
-    def logits(prototypes: Tensor) -> Tensor:  # eq. 1; the rows' own squares, all 1, are left out
+    def logits(prototypes: Tensor) -> Tensor:  # eq. 1, without the rows' squares, which are all 1
         squares = prototypes.square().sum(dim=2, keepdim=True)
         return torch.baddbmm(squares, prototypes, rows.transpose(1, 2), beta=-0.5 / temperature, alpha=1 / temperature)
 
@@ -93,5 +117,5 @@ def _maximise_information(
         g = adaptation_gradient(logits(prototypes).log_softmax(dim=1), labels, weights, alpha=alpha) / temperature
         return torch.baddbmm(g.sum(dim=2, keepdim=True) * prototypes, g, rows, beta=-1)
 
-    moved = adam(means, gradient, learning_rate=learning_rate, steps=steps)
-    return logits(moved)[..., n_support:].transpose(1, 2)
+    prototypes = adam(means, gradient, learning_rate=learning_rate, steps=steps)
+    return logits(prototypes)[..., n_support:].transpose(1, 2)

@@ -1,4 +1,4 @@
-"""Transductive fine-tuning: a linear layer imprinted with the supports, then trained on both kinds of rows."""
+"""Transductive fine-tuning: a linear layer that starts at the class means, then learns from support and queries."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from protonet.episodes.methods.common import one_hot
 def transductive_finetune(
     episodes: Episodes, *, temperature: float = 1, learning_rate: float = 5e-5, steps: int = 25
 ) -> Tensor:
-    """Classify by a linear layer trained on the supports' cross-entropy plus the queries' entropy.
+    """Classify by a linear layer trained on the support's cross-entropy plus the queries' entropy.
 
-    The paper trains the whole network; features are given here and the layer alone moves, by next to nothing at the
-    paper's learning rate.
+    The paper trains the whole network. Here features are fixed and the layer alone is trained, which changes it very
+    little at the paper's learning rate.
 
     Args:
-        episodes: Supports and queries, (episodes, rows, dim); rows are scaled to norm 1.
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; rows are scaled to
+            unit norm.
         temperature: > 0, divides the logits; the paper has none.
-        learning_rate: > 0, Adam's.
-        steps: >= 0, Adam's.
+        learning_rate: Adam's, > 0. The paper: 5e-5.
+        steps: Adam's, >= 0. The paper: 25.
 
     Returns:
-        Logits (episodes, n_queries, n_way).
+        Logits (episodes, n_queries, n_way), the dtype of the query rows.
 
     Source: Dhillon et al., "A baseline for few-shot image classification" (2020), support-based initialisation and
         eq. 8. https://arxiv.org/abs/1909.02729
@@ -34,7 +35,7 @@ def transductive_finetune(
     rows = unit_rows(episodes)
     labels = one_hot(episodes.support_labels, episodes.n_way, rows.dtype).transpose(1, 2)
     imprinted = F.normalize(labels @ rows[:, :n_support], dim=2)
-    # The bias is the weight of a feature that is one.
+    # The bias is the weight of an added feature that is always 1.
     rows, imprinted = F.pad(rows, (0, 1), value=1), F.pad(imprinted, (0, 1))
 
     def logits(layer: Tensor) -> Tensor:

@@ -1,0 +1,3 @@
+"""Renamed."""
+
+raise ImportError("protonet.crossfit is now protonet.fit.crossfit; see CHANGELOG.md")

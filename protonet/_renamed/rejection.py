@@ -1,0 +1,3 @@
+"""Renamed."""
+
+raise ImportError("protonet.rejection is now protonet.metrics; see CHANGELOG.md")

@@ -1,0 +1,3 @@
+"""Renamed."""
+
+raise ImportError("protonet.selection is now protonet.fit.search; see CHANGELOG.md")

@@ -1,0 +1,3 @@
+"""Renamed."""
+
+raise ImportError("protonet.solver is now protonet.fit.solver; see CHANGELOG.md")

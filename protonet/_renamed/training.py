@@ -1,0 +1,3 @@
+"""Renamed."""
+
+raise ImportError("protonet.training is now protonet.views.mlp; see CHANGELOG.md")

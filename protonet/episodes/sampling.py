@@ -1,0 +1,3 @@
+"""Renamed."""
+
+raise ImportError("protonet.episodes.sampling is now protonet.sampling; see CHANGELOG.md")

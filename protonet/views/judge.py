@@ -1,0 +1,154 @@
+"""The judge of what may be switched on: out-of-fold cosines of anything that embeds, and their log-losses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protonet.losses import CHUNK
+from protonet.scoring import Fold, fit_temperature, worse_by_one_error
+from protonet.views.view import Rows, Specification, View
+
+if TYPE_CHECKING:
+    from protonet.views.mlp import Plan
+
+
+@dataclass(frozen=True)
+class PruneRules:
+    """When a view is not tried any further. The numbers save time; no table depends on them by more than its noise."""
+
+    settled: int = 256
+    """Rows of one fold that are enough to settle which settings are best, and what is clearly worse."""
+    excess: float = 0.75
+    """A view this much worse than the best linear one would get no weight, in nats per row ..."""
+    least_rows: int = 32
+    """... where at least so many rows say so."""
+
+
+PRUNING = PruneRules()
+
+
+class Candidate(NamedTuple):
+    """A specification, and how well it classifies rows that it was not fitted to."""
+
+    specification: Specification
+    cosines: Tensor
+    """(judged, num_classes) float32, out of fold."""
+    losses: Tensor
+    """(judged,) float64 log-losses of these, at their best temperature."""
+
+    @property
+    def loss(self) -> float:
+        """The mean log-loss, in nats per row."""
+        return float(self.losses.mean())
+
+
+@dataclass
+class Judge:
+    """Out-of-fold cosines of anything that embeds, on the rows that some fold holds out.
+
+    Args:
+        rows: All labelled rows; after their deadline nothing more is tried.
+        folds: At least one.
+        plan: What the parameter budget affords.
+        generator: Of the first weights and episodes of learned candidates.
+    """
+
+    rows: Rows
+    folds: Sequence[Fold]
+    plan: Plan
+    generator: torch.Generator = field(default_factory=torch.Generator)
+    fitted: dict[Specification, list[View]] = field(default_factory=dict)
+    """The views that others may read, one per fold."""
+    found: list[Candidate] = field(default_factory=list)
+    """The candidates so far, of all kinds."""
+    reference: Tensor | None = None
+    """(judged,) losses that a view is compared with to be pruned; None as long as nothing is."""
+
+    def __post_init__(self) -> None:
+        self.judged = torch.cat([fold.judge for fold in self.folds])
+        self.labels = self.rows.labels[self.judged]  # (judged,)
+        self.seen = torch.bincount(self.rows.labels, minlength=self.rows.num_classes) > 0
+        fewest = min((self.rows.labels[fold.fit] for fold in self.folds), key=len)  # each has all classes
+        self.degrees = len(fewest) - len(fewest.unique())  # of freedom within the classes
+
+    def late(self) -> bool:
+        """Return whether the time is over."""
+        return time.monotonic() > self.rows.deadline
+
+    def take(self, fold: Fold) -> Rows:
+        """Return the rows that a fold is fitted to."""
+        return self.rows._replace(features=self.rows.features[fold.fit], labels=self.rows.labels[fold.fit])
+
+    def fit(self, specification: Specification) -> list[View]:
+        """Return a view that others may read, fitted to each fold."""
+        if specification not in self.fitted:
+            self.fitted[specification] = [specification.fit(self.take(fold), None) for fold in self.folds]
+        return self.fitted[specification]
+
+    def sources(self, specification: Specification) -> Sequence[View | None]:
+        """Return, for each fold, the fitted view that a specification reads."""
+        return [None] * len(self.folds) if specification.source is None else self.fit(specification.source)
+
+    def try_out(self, specification: Specification) -> Candidate | None:
+        """Fit to each fold and judge; return None if it is late, or pruned after the first fold."""
+        views: list[View] = []
+        parts: list[Tensor] = []
+        for number, (fold, source) in enumerate(zip(self.folds, self.sources(specification), strict=True)):
+            views.append(specification.fit(self.take(fold), source))
+            parts.append(self.fold_cosines(partial(embed_fold, views), number))
+            if self.late() or (number == 0 and self.prunes(parts[0])):
+                return None
+        return self.judge(specification, torch.cat(parts))
+
+    def cosines(self, embed: Callable[[int, Tensor], Tensor]) -> Tensor:
+        """Return (judged, num_classes), the mean over the views that ``embed(fold, x)`` gives: (views, n, dim)."""
+        return torch.cat([self.fold_cosines(embed, number) for number in range(len(self.folds))])
+
+    def fold_cosines(self, embed: Callable[[int, Tensor], Tensor], number: int) -> Tensor:
+        """Return the cosines of one fold's held-out rows, (held out, num_classes)."""
+        fold, (features, labels, num_classes, *_) = self.folds[number], self.rows
+        sums: Tensor | float = 0.0
+        for rows in fold.fit.split(CHUNK):
+            unit = F.normalize(embed(number, features[rows]), dim=2)
+            shape = (len(unit), num_classes, unit.shape[2])
+            sums = sums + unit.new_zeros(shape).index_add_(1, labels[rows], unit)
+        prototypes = F.normalize(torch.as_tensor(sums), dim=2)
+        units = (F.normalize(embed(number, features[rows]), dim=2) for rows in fold.judge.split(CHUNK))
+        return torch.cat([(unit @ prototypes.transpose(1, 2)).mean(dim=0) for unit in units])
+
+    def judge(self, specification: Specification, cosines: Tensor) -> Candidate:
+        """Judge out-of-fold cosines (judged, num_classes) at their best temperature."""
+        return Candidate(specification, cosines, self.losses(cosines))
+
+    def losses(self, cosines: Tensor) -> Tensor:
+        """Return the log-losses (n,) of the first n held-out rows at their best temperature."""
+        return fit_temperature(cosines, self.labels[: len(cosines)], self.seen)[1]
+
+    def prunes(self, cosines: Tensor, *, hope: float = 1.0) -> bool:
+        """Return whether a view would get no weight, or not enough to pay.
+
+        Args:
+            cosines: (n, num_classes) of the first held-out rows.
+            hope: The share of the losses that might be left at settings that were not tried.
+        """
+        n = len(cosines)
+        if self.reference is None or n < PRUNING.least_rows:
+            return False
+        losses, best = hope * self.losses(cosines), self.reference[:n]
+        clearly = n >= PRUNING.settled and worse_by_one_error(losses, best)
+        return clearly or float((losses - best).mean()) > PRUNING.excess
+
+
+def embed_fold(views: Sequence[View], fold: int, x: Tensor) -> Tensor:
+    """Return the part of the embedding (1, n, dim) that a fold's view makes of features (n, input_dim)."""
+    view = views[fold]
+    part: Tensor = view(x if view.source is None else view.source(x))
+    return part[None]

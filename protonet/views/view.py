@@ -1,0 +1,260 @@
+"""The protocol of views: all that a kind of view has to say for itself.
+
+A *specification* is a frozen dataclass: what a view is made of, before it has seen a row. Fitted to rows it gives a
+*view*, a module that maps rows to its part of the embedding. A *kind* tells the search which specifications to try. A
+new kind is one file with these three, and one line in `protonet.views.KINDS`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from protonet.views.graph import Graph
+    from protonet.views.judge import Candidate, Judge
+
+
+class Rows(NamedTuple):
+    """Labelled rows that a view is fitted to."""
+
+    features: Tensor
+    """(n, dim) float32, of about unit scale."""
+    labels: Tensor
+    """(n,) int64 in [0, num_classes)."""
+    num_classes: int
+    """Number of classes."""
+    shifts: tuple[int, ...] = (0,)
+    """Offsets of the copies that shifted views are fitted to, 0 first; see `protonet.views.shifts`."""
+    seed: int = 0
+    """Of first weights and episodes."""
+    deadline: float = math.inf
+    """``time.monotonic()`` after which training takes no further step."""
+
+
+class Stored:
+    """A part of a model file, which may say anything: whatever is taken from it is checked.
+
+    Args:
+        description: What should be a mapping, from JSON.
+        tensors: By name, on the CPU. What is taken is removed.
+        prefix: What the names of this part's tensors begin with.
+    """
+
+    def __init__(self, description: Any, tensors: dict[str, Tensor], prefix: str = "") -> None:
+        self.description, self.tensors, self.prefix = description, tensors, prefix
+
+    def entry(self, name: str, kind: type) -> Any:
+        """Return an entry of the description, of this very type."""
+        found = isinstance(self.description, dict) and type(self.description.get(name)) is kind
+        expect(found, f"no usable entry {name}")
+        return self.description[name]
+
+    def whole(self, name: str, high: int, low: int = 0) -> int:
+        """Return an entry that is a whole number in [low, high]."""
+        number: int = self.entry(name, int)
+        expect(low <= number <= high, f"an entry {name} out of range")
+        return number
+
+    def take(self, name: str, *shape: int | None, dtype: torch.dtype = torch.float32, infinite: bool = False) -> Tensor:
+        """Take a tensor out.
+
+        Args:
+            name: Without the prefix.
+            shape: What it must have; None for any size.
+            dtype: What it must have.
+            infinite: Whether it may hold positive infinities.
+        """
+        name = self.prefix + name
+        expect(name in self.tensors, f"no tensor {name}")
+        tensor = self.tensors.pop(name)
+        fits = tensor.ndim == len(shape) and all(
+            asked in {None, size} for size, asked in zip(tensor.shape, shape, strict=True)
+        )
+        expect(fits and tensor.dtype == dtype, f"a tensor {name} of another shape or type")
+        expect_sound(name, tensor, infinite=infinite)
+        return tensor
+
+
+def need_source(source: LinearMap | None) -> LinearMap:
+    """Return the source of a view that has to read one; raise a ValueError if there is none."""
+    if source is None:
+        raise ValueError("a view without a source")
+    return source
+
+
+def expect(holds: bool, otherwise: str) -> None:
+    """Raise a ValueError that says what there is otherwise."""
+    if not holds:
+        raise ValueError(otherwise)
+
+
+def expect_sound(name: str, tensor: Tensor, *, infinite: bool = False) -> None:
+    """Raise a ValueError where a tensor has NaN, an infinity, or a bool beyond 0 and 1."""
+    if tensor.dtype == torch.bool:
+        expect(bool((tensor.view(torch.uint8) <= 1).all()), f"a tensor {name} that is not of yes and no")
+    finite = tensor > -torch.inf if infinite else torch.isfinite(tensor)
+    expect(bool(finite.all()), f"a tensor {name} that is not finite")
+
+
+class LinearMap(nn.Module):
+    """The affine map ``z = gain * (x - shift) + ((x - shift) @ basis * coefficient) @ basis.T``.
+
+    Args:
+        shift: (dim,) what is subtracted.
+        gain: (dim,) the diagonal part.
+        basis: (dim, rank) orthonormal columns; rank may be 0.
+        coefficient: (rank,) what is added to the diagonal along each column.
+    """
+
+    shift: Tensor
+    gain: Tensor
+    basis: Tensor
+    coefficient: Tensor
+
+    def __init__(self, shift: Tensor, gain: Tensor, basis: Tensor, coefficient: Tensor) -> None:
+        super().__init__()
+        self.dim = len(shift)
+        for name, value in (("shift", shift), ("gain", gain), ("basis", basis), ("coefficient", coefficient)):
+            self.register_buffer(name, value.to(torch.float32).clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map features (n, dim) to (n, dim)."""
+        centred = x - self.shift  # (n, dim)
+        if not self.basis.shape[1]:
+            return centred.mul_(self.gain)
+        return torch.addmm(centred * self.gain, (centred @ self.basis).mul_(self.coefficient), self.basis.T)
+
+    @classmethod
+    def restore(cls, stored: Stored, dim: int | None) -> LinearMap:
+        """Build the map again from tensors that may be anything; ``dim`` None allows any number of features."""
+        shift, coefficient = stored.take("shift", dim), stored.take("coefficient", None)
+        expect(len(shift) > 0, "a view of no feature")
+        gain = stored.take("gain", len(shift))
+        return cls(shift, gain, stored.take("basis", len(shift), len(coefficient)), coefficient)
+
+    def add_to_graph(self, graph: Graph, x: str) -> str:
+        """Add the map of the value ``x`` to an ONNX graph, and return the name of what it gives."""
+        centred = graph.add("Sub", x, graph.array(self.shift))
+        z = graph.add("Mul", centred, graph.array(self.gain))
+        if not self.basis.shape[1]:
+            return z
+        low = graph.add("MatMul", centred, graph.array(self.basis))
+        low = graph.add("Mul", low, graph.array(self.coefficient))
+        return graph.add("Add", z, graph.add("MatMul", low, graph.array(self.basis.T)))
+
+    def products(self) -> list[tuple[int, int]]:
+        """Return the shapes (in, out) of the matrices that a row is multiplied with."""
+        dim, rank = self.basis.shape
+        return [(dim, rank), (rank, dim)] if rank else []
+
+
+class View(nn.Module):
+    """A fitted view: what it reads goes in, its part of the embedding comes out.
+
+    Args:
+        source: Maps features (n, input_dim) to the rows that the view reads; None for the features themselves. Views
+            that read the same share one module, which the encoder evaluates once.
+        sizes: The widths of the view's parts; the encoder brings each of them to a norm of its own. Most have one.
+    """
+
+    kind: ClassVar[str]
+    """The kind's name in model files."""
+    source: LinearMap | None
+
+    def __init__(self, source: LinearMap | None, sizes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.source, self.sizes = source, sizes
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Map the rows that the view reads (n, dim) to its parts, side by side: (n, sum of ``sizes``)."""
+        raise NotImplementedError
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the view's own tensors do not tell, as JSON can hold it."""
+        return {}
+
+    @classmethod
+    def restore(cls, stored: Stored, source: LinearMap | None, input_dim: int) -> View:
+        """Build a view again from a description and tensors that may say anything.
+
+        Args:
+            stored: What a file holds of the view: `describe`'s entries, and tensors named as in ``state_dict``.
+            source: As in the constructor.
+            input_dim: Columns of the features.
+
+        Raises:
+            ValueError: They are no view; the reason in a few words.
+        """
+        raise NotImplementedError
+
+    def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
+        """Add the view to an ONNX graph, and return the name of each of its parts' values.
+
+        Args:
+            graph: Where to.
+            rows: The value that holds the rows that the view reads.
+        """
+        raise NotImplementedError
+
+    def products(self) -> list[tuple[int, int]]:
+        """Return the shapes (in, out) of all matrices that one row is multiplied with: what the view costs."""
+        return []
+
+    def own_tensors(self) -> dict[str, Tensor]:
+        """Return the view's parameters and buffers by name, without those of its source."""
+        return {name: value for name, value in self.state_dict().items() if not name.startswith("source.")}
+
+
+class Specification(Protocol):
+    """What a view is made of: a frozen dataclass of settings."""
+
+    @property
+    def name(self) -> str:
+        """What people read."""
+
+    @property
+    def source(self) -> Specification | None:
+        """The view that is read, or None for the features."""
+
+    @property
+    def shifted(self) -> bool:
+        """Whether it is fitted to shifted copies of the rows, too."""
+
+    def fit(self, rows: Rows, source: View | None) -> View:
+        """Fit to labelled rows.
+
+        Args:
+            rows: The rows.
+            source: The view of ``source``, fitted to the same rows; None if there is none.
+        """
+
+
+class Kind(Protocol):
+    """A kind of view as the search tries it: a frozen dataclass of what is tried."""
+
+    @property
+    def stage(self) -> str:
+        """What progress calls the trying of this kind."""
+
+    @property
+    def share(self) -> float:
+        """How much of the search's time it takes, next to the other kinds."""
+
+    @property
+    def trained(self) -> bool:
+        """Whether the views are trained by gradient: the search switches on one candidate of these."""
+
+    @classmethod
+    def for_effort(cls, effort: str) -> Kind:
+        """Return what is tried at an effort: "fast", "default" or "best"."""
+
+    def unjudged(self) -> Kind | None:
+        """Return what is used where no row can judge, one sample per class; None for nothing."""
+
+    def candidates(self, judge: Judge) -> Iterator[Candidate]:
+        """Yield what was tried and is worth a weight, each judged on rows held out."""

@@ -1,0 +1,217 @@
+"""Your own files: what is read, and the one line for each thing that is wrong with them."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from protonet.datasets import load_csv, load_images, load_npz
+
+
+def write_images(folder: Path, classes: dict[str, list[tuple[int, int]]]) -> None:
+    generator = np.random.default_rng(0)
+    for name, sizes in classes.items():
+        (folder / name).mkdir(parents=True)
+        for number, (height, width) in enumerate(sizes):
+            pixels = generator.integers(0, 256, (height, width, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{number}.png")
+
+
+class TestImages:
+    def test_rows_and_classes(self, tmp_path: Path) -> None:
+        write_images(tmp_path, {"dog": [(4, 3)] * 2, "cat": [(4, 3)], ".hidden": [(1, 1)]})
+        (tmp_path / "dog" / "notes.txt").write_text("no image")
+        (tmp_path / "dog" / "._0.png").write_text("no image")
+        (tmp_path / "dog" / "folder.png").mkdir()
+        data = load_images(tmp_path, colour=True)
+        assert data.class_names == ("cat", "dog")
+        assert data.y.tolist() == [0, 1, 1]
+        pixels = np.asarray(Image.open(tmp_path / "dog" / "1.png"), np.float32) / 255
+        torch.testing.assert_close(data.x[2], torch.from_numpy(pixels.reshape(-1)))
+        assert tuple(load_images(str(tmp_path)).x.shape) == (3, 12)
+
+    def test_resize(self, tmp_path: Path) -> None:
+        write_images(tmp_path, {"a": [(4, 4)], "b": [(8, 6)]})
+        data = load_images(tmp_path, size=2)
+        pixels = np.asarray(Image.open(tmp_path / "a" / "0.png").convert("L"), np.float64)
+        means = pixels.reshape(2, 2, 2, 2).mean(axis=(1, 3)).reshape(-1) / 255
+        torch.testing.assert_close(data.x[0].double(), torch.from_numpy(means), rtol=0, atol=1.01 / 255)
+        with pytest.raises(ValueError, match=r"hold images of one size; got \(6, 8\) in .*0\.png after \(4, 4\)"):
+            load_images(tmp_path)
+
+    @pytest.mark.parametrize("suffix", ["png", "tif", "pgm"])
+    def test_16_bits_keep_their_levels(self, tmp_path: Path, suffix: str) -> None:
+        write_images(tmp_path, {"a": [(2, 3)]})
+        (tmp_path / "a" / "0.png").unlink()
+        (tmp_path / "b").mkdir()
+        pixels = np.array([[0, 257, 30000], [40000, 65534, 65535]], np.uint16)
+        for name in ("a", "b"):
+            Image.fromarray(pixels).save(tmp_path / name / f"1.{suffix}")
+        expected = torch.from_numpy(pixels / 65535).reshape(-1)
+        for colour in (False, True):
+            x = load_images(tmp_path, colour=colour).x[0].reshape(6, -1)
+            torch.testing.assert_close(x.double(), expected[:, None].expand_as(x), rtol=0, atol=0.51 / 255)
+
+    @pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "L"])
+    def test_transparent_is_white(self, tmp_path: Path, mode: str) -> None:
+        write_images(tmp_path, {"a": [(1, 3)], "b": [(1, 3)]})
+        opacity = [0.0, 102 / 255, 1.0] if mode in {"RGBA", "LA"} else [0.0, 1.0, 1.0]
+        grey = np.array([[10, 20, 30]], np.uint8)
+        image = Image.fromarray(grey).convert(mode)
+        if mode in {"RGBA", "LA"}:
+            image.putalpha(Image.fromarray(np.array([opacity]) * 255).convert("L"))
+            image.save(tmp_path / "a" / "0.png")
+        else:
+            image.save(tmp_path / "a" / "0.png", transparency=image.getpixel((0, 0)))
+        expected = [(share * value + (1 - share) * 255) / 255 for share, value in zip(opacity, grey[0], strict=True)]
+        x = load_images(tmp_path).x[0].double()
+        torch.testing.assert_close(x, torch.tensor(expected).double(), rtol=0, atol=1.01 / 255)
+
+    @pytest.mark.parametrize(("suffix", "kind"), [("png", "SyntaxError"), ("ppm", "ValueError")])
+    def test_broken_within(self, tmp_path: Path, suffix: str, kind: str) -> None:
+        write_images(tmp_path, {"a": [(9, 9)], "b": [(9, 9)]})
+        buffer = io.BytesIO()
+        Image.open(tmp_path / "a" / "0.png").save(buffer, "PPM" if suffix == "ppm" else "PNG")
+        whole = buffer.getvalue()
+        length = whole.find(b"IDAT") - 1
+        broken = whole[:length] + b"\0" + whole[length + 1 :] if suffix == "png" else b"P3" + whole[2:]
+        (tmp_path / "b" / f"1.{suffix}").write_bytes(broken)
+        with pytest.raises(ValueError, match=rf"images that can be read; got .*1\.{suffix} \({kind}\)"):
+            load_images(tmp_path)
+
+    def test_errors(self, tmp_path: Path) -> None:
+        with pytest.raises(
+            ValueError, match=r"^load_images: `folder` must hold one folder per class; got .* no folder"
+        ):
+            load_images(tmp_path / "absent")
+        with pytest.raises(ValueError, match=r"one folder per class; got .* without any.*FOLDER/CLASS"):
+            load_images(tmp_path)
+        write_images(tmp_path, {"a": [(2, 2)]})
+        with pytest.raises(ValueError, match="have at least 2 classes; got 1"):
+            load_images(tmp_path)
+        (tmp_path / "b").mkdir()
+        with pytest.raises(ValueError, match=r"have an image in every class; got none in .*b"):
+            load_images(tmp_path)
+        (tmp_path / "b" / "x.png").write_bytes((tmp_path / "a" / "0.png").read_bytes()[:40])
+        with pytest.raises(ValueError, match=r"images that can be read; got .*x\.png"):
+            load_images(tmp_path)
+        with pytest.raises(ValueError, match="`size` must be a whole number >= 1; got 0"):
+            load_images(tmp_path, size=0)
+
+
+class TestNpz:
+    def save(self, folder: Path, **arrays: object) -> Path:
+        path = folder / "data.npz"
+        np.savez(path, **{name: np.asarray(value) for name, value in arrays.items()})  # type: ignore[arg-type]
+        return path
+
+    def test_integers_keep_their_order(self, tmp_path: Path) -> None:
+        x = np.arange(24, dtype=np.uint8).reshape(4, 2, 3)
+        data = load_npz(self.save(tmp_path, x=x, y=[[10], [-1], [9], [10]]))
+        assert data.x.tolist() == x.reshape(4, 6).tolist()
+        assert (data.y.tolist(), data.class_names) == ([2, 0, 1, 2], ("-1", "9", "10"))
+
+    def test_split_by_class(self, tmp_path: Path) -> None:
+        x = np.eye(3)
+        data = load_npz(self.save(tmp_path, x=x, y=["b", "a", "b"], split=["novel", "base", "novel"]))
+        assert data.sides == ("base", "novel")
+        message = "^load_npz: `split` must keep every class on one side; got class b on base and novel"
+        with pytest.raises(ValueError, match=message):
+            load_npz(self.save(tmp_path, x=x, y=["b", "a", "b"], split=["novel", "base", "base"]))
+        message = r"^load_npz: `split` must have only sides base, validation, novel; got 'tset'\. .* train, val"
+        with pytest.raises(ValueError, match=message):
+            load_npz(self.save(tmp_path, x=x, y=["b", "a", "b"], split=["base", "tset", "base"]))
+        with pytest.raises(ValueError, match=r"^load_npz: `split` must have one side per row; got 2 for 3 rows"):
+            load_npz(self.save(tmp_path, x=x, y=["b", "a", "b"], split=["base", "novel"]))
+
+    def test_split_under_other_names(self, tmp_path: Path) -> None:
+        split = ["train", "TRAIN", "Base", "val", "valid", "Validation", "test", "novel"]
+        data = load_npz(self.save(tmp_path, x=np.eye(8), y=[0, 0, *range(1, 7)], split=split))
+        assert data.sides == ("base",) * 2 + ("validation",) * 3 + ("novel",) * 2
+
+    def test_bytes_are_decoded(self, tmp_path: Path) -> None:
+        y, split = np.array(["ä".encode(), b"b"]), np.array([b"base", b"test"])
+        data = load_npz(self.save(tmp_path, x=np.eye(2), y=y, split=split))
+        assert (data.class_names, data.y.tolist(), data.sides) == (("b", "ä"), [1, 0], ("novel", "base"))
+        with pytest.raises(ValueError, match=r"^load_npz: `y` must be UTF-8 where it is bytes; got b'\\xff'"):
+            load_npz(self.save(tmp_path, x=np.eye(2), y=np.array([b"a", b"\xff"])))
+        with pytest.raises(ValueError, match=r"^load_npz: `split` must be UTF-8"):
+            load_npz(self.save(tmp_path, x=np.eye(2), y=y, split=np.array([b"a", b"\xff"])))
+
+    @pytest.mark.parametrize(
+        ("arrays", "message"),
+        [
+            ({"x": np.eye(2)}, r"`path` must hold an array y; got .*data\.npz with x\. .*numpy\.savez"),
+            ({"y": [0, 1]}, "`path` must hold an array x"),
+            ({"x": np.eye(2), "y": np.array([0, "a"], object)}, "`path` must hold no object arrays"),
+            ({"x": np.array([[1, None]], object), "y": [0]}, "`path` must hold no object arrays"),
+            ({"x": np.ones(2), "y": [0, 1]}, r"`x` must be real, of shape \(n, dim\); got float64 \(2,\)"),
+            ({"x": np.eye(2), "y": [0.0, 1.0]}, "`y` must be integers or strings; got float64"),
+            ({"x": np.eye(2), "y": [0, 1, 1]}, "`x` must have one label per row; got 3 for 2 rows"),
+            ({"x": np.eye(2), "y": [1, 1]}, "`x` must have at least 2 classes; got 1"),
+            ({"x": [[1.0], [np.nan]], "y": [0, 1]}, "`x` must be finite; got NaN or infinity in 1 of 2 rows: 1. "),
+            ({"x": np.empty((0, 3)), "y": np.empty(0, int)}, "`x` must have at least 2 classes; got 0"),
+        ],
+    )
+    def test_errors(self, tmp_path: Path, arrays: dict[str, object], message: str) -> None:
+        with pytest.raises(ValueError, match=f"^load_npz: {message}"):
+            load_npz(self.save(tmp_path, **arrays))
+
+    def test_not_an_npz(self, tmp_path: Path) -> None:
+        path = self.save(tmp_path, x=np.eye(9), y=range(9))
+        path.write_bytes(path.read_bytes()[:300])
+        with pytest.raises(ValueError, match=r"^load_npz: `path` must be an NPZ file that can be read; got .*BadZip"):
+            load_npz(path)
+        path.write_bytes(b"something else")
+        with pytest.raises(ValueError, match=r"^load_npz: `path` must be an NPZ file; got"):
+            load_npz(path)
+        path.write_bytes(b"")
+        with pytest.raises(ValueError, match="EOFError"):
+            load_npz(path)
+        np.save(tmp_path / "x.npy", np.eye(2))
+        with pytest.raises(ValueError, match=r"be an NPZ file; got .*x\.npy"):
+            load_npz(tmp_path / "x.npy")
+        for absent in (tmp_path / "absent.npz", tmp_path):
+            with pytest.raises(ValueError, match=rf"^load_npz: `path` must be a file that exists; got {absent}\.$"):
+                load_npz(absent)
+
+
+class TestCsv:
+    def test_columns_and_label(self, tmp_path: Path) -> None:
+        path = tmp_path / "data.csv"
+        path.write_text('a,kind,b\n1,x,2.5\n\n-3,"y, z",4e1\n', encoding="utf-8-sig")
+        data = load_csv(path, label="kind")
+        assert data.x.tolist() == [[1, 2.5], [-3, 40]]
+        assert (data.y.tolist(), data.class_names) == ([0, 1], ("x", "y, z"))
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("a,b\n1,2\n", "have one column label and columns of numbers; got .* with a, b\\. Name .*column label, or"),
+            ("a,b,c,d,e,f,g\n", "have one column label .* with a, b, c, d, e and 2 more\\. "),
+            ("", "have one column label .* with nothing"),
+            ("label\nx\n", "have one column label"),
+            ("a,label\n1,x\n2\n", "have 2 cells per row; got 1 in line 3"),
+            ("a,label\n1,x\ntwo,y\n", "hold numbers beside the label; got 'two' in line 3"),
+            ("a,label\n1,x\n,y\nnan,y\n", "be finite; got NaN or infinity in 2 of 3 rows: 1, 2. "),
+            ("a,label\n", "have at least 2 classes; got 0"),
+        ],
+    )
+    def test_errors(self, tmp_path: Path, text: str, message: str) -> None:
+        path = tmp_path / "data.csv"
+        path.write_text(text)
+        with pytest.raises(ValueError, match=f"^load_csv: `path` must {message}"):
+            load_csv(path)
+
+    def test_unreadable(self, tmp_path: Path) -> None:
+        for absent in (tmp_path / "absent.csv", tmp_path):
+            with pytest.raises(ValueError, match=rf"^load_csv: `path` must be a file that exists; got {absent}\.$"):
+                load_csv(absent)
+        (tmp_path / "data.csv").write_bytes(b"a,label\n\xff\xfe,x\n")
+        with pytest.raises(ValueError, match="UnicodeDecodeError"):
+            load_csv(tmp_path / "data.csv")

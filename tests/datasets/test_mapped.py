@@ -1,0 +1,177 @@
+"""Mapped files: the same rows as when loaded, where they lie; what cannot be mapped is loaded; NaN by row."""
+
+from __future__ import annotations
+
+import re
+import warnings
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from protonet.datasets import dataset as dataset_module
+from protonet.datasets import load_npz, map_npz
+
+
+def make_rows(n: int = 12, *, dtype: str = "float32", shape: tuple[int, ...] = (5,)) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(n, *shape)).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("x_last", [False, True])
+def test_same_as_loaded(tmp_path: Path, dtype: str, x_last: bool) -> None:
+    arrays = {"x": make_rows(dtype=dtype, shape=(2, 3)), "y": np.arange(12) % 3, "split": ["base", "novel", "base"] * 4}
+    np.savez(tmp_path / "f.npz", **dict(sorted(arrays.items(), reverse=x_last)))  # type: ignore[arg-type]
+    data, loaded = map_npz(tmp_path / "f.npz"), load_npz(str(tmp_path / "f.npz"))
+    assert data.mapping is not None
+    assert loaded.mapping is None
+    assert data.x.numpy().tobytes() == arrays["x"].tobytes()  # type: ignore[attr-defined]
+    assert torch.equal(data.x.float(), loaded.x)
+    assert torch.equal(data.y, loaded.y)
+    assert (data.class_names, data.sides) == (loaded.class_names, loaded.sides)
+    rows = torch.tensor([11, 0, 5, 5]).repeat(100)
+    assert torch.equal(data.take_rows(rows), data.x[rows])
+    assert torch.equal(data.take_rows(rows).float(), loaded.take_rows(rows))
+    data.release()
+    assert torch.equal(data.x.float(), loaded.x)
+    taken = data.take_side("novel")
+    assert taken.mapping is None
+    assert torch.equal(taken.x.float(), loaded.take_side("novel").x)
+    loaded.release()
+
+
+def test_larger_header_and_extra_field(tmp_path: Path) -> None:
+    x = make_rows()
+    np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float32, x.shape, version=(2, 0))[:] = x
+    np.save(tmp_path / "y.npy", np.arange(12) % 2)
+    with zipfile.ZipFile(tmp_path / "f.npz", "w") as archive:
+        info = zipfile.ZipInfo("x.npy")
+        info.extra = b"\xfe\xca\x03\x00abc"
+        archive.writestr(info, (tmp_path / "x.npy").read_bytes())
+        archive.write(tmp_path / "y.npy", "y.npy")
+    data = map_npz(tmp_path / "f.npz")
+    assert data.mapping is not None
+    assert data.x.tolist() == x.tolist()
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        make_rows(dtype=">f4"),
+        np.asfortranarray(make_rows()),
+        np.arange(60, dtype=np.int32).reshape(12, 5),
+        make_rows(dtype="longdouble"),
+    ],
+    ids=["byte order", "columns first", "integers", "long double"],
+)
+def test_other_layouts_are_loaded(tmp_path: Path, x: np.ndarray) -> None:
+    np.savez(tmp_path / "f.npz", x=x, y=np.arange(12) % 2)
+    data = map_npz(tmp_path / "f.npz")
+    assert (data.mapping, data.x.dtype) == (None, torch.float32)
+    assert data.x.tolist() == x.astype(np.float32).tolist()
+
+
+def test_compressed_is_loaded(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "f.npz", x=make_rows(), y=np.arange(12) % 2)
+    data = map_npz(tmp_path / "f.npz")
+    assert data.mapping is None
+    assert data.x.tolist() == make_rows().tolist()
+
+
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        ([-7, 5, -7], ("-7", "5")),
+        (np.array([2**64 - 1, 3, 2**64 - 1], np.uint64), ("3", str(2**64 - 1))),
+        ([[-(2**63)], [2**63 - 1], [0]], (str(-(2**63)), "0", str(2**63 - 1))),
+        (["b", "ä", "b"], ("b", "ä")),
+        (np.char.encode(["b", "ä", "b"], "utf-8"), ("b", "ä")),
+    ],
+)
+def test_any_labels(tmp_path: Path, labels: object, names: tuple[str, ...]) -> None:
+    np.savez(tmp_path / "f.npz", x=np.eye(3), y=np.asarray(labels))
+    data = map_npz(tmp_path / "f.npz")
+    assert data.class_names == names
+    expected = [v.decode() if isinstance(v, bytes) else str(v) for v in np.asarray(labels).reshape(-1)]
+    assert [data.class_names[c] for c in data.y.tolist()] == expected
+
+
+@pytest.mark.parametrize("piece", [8, 100, 2**26])
+def test_rows_with_nan_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+    monkeypatch.setattr(dataset_module, "CHUNK", piece)
+    x = make_rows(30)
+    bad = [3, 17, 20, 21, 29]
+    x[bad, [0, 1, 2, 3, 4]] = [np.nan, np.inf, -np.inf, np.nan, np.nan]
+    for save in (np.savez, np.savez_compressed):
+        save(tmp_path / "f.npz", x=x, y=np.arange(30) % 2)
+        name = "map" if save is np.savez else "load"
+        message = f"^{name}_npz: `x` must be finite; got NaN or infinity in 5 of 30 rows: 3, 17, 20 and 2 more. Drop"
+        with pytest.raises(ValueError, match=message):
+            map_npz(tmp_path / "f.npz")
+    x[bad[:3]] = 0
+    np.savez(tmp_path / "f.npz", x=x, y=np.arange(30) % 2)
+    with pytest.raises(ValueError, match=r"in 2 of 30 rows: 21, 29\. "):
+        map_npz(tmp_path / "f.npz")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": np.eye(2)}, r"^map_npz: `path` must hold an array y; got .* with x\. "),
+        ({"y": np.arange(2)}, "^load_npz: `path` must hold an array x"),
+        ({"x": np.eye(2), "y": np.array([0, "a"], object)}, "^map_npz: `path` must hold no object arrays"),
+        ({"x": np.array([[1, None]], object), "y": [0]}, "^load_npz: `path` must hold no object arrays"),
+        ({"x": np.eye(2), "y": np.arange(3)}, "^map_npz: `x` must have one label per row; got 3 for 2 rows"),
+        ({"x": np.eye(2), "y": np.ones(2)}, "^map_npz: `y` must be integers or strings; got float64"),
+        ({"x": np.eye(2), "y": [1, 1]}, "^map_npz: `x` must have at least 2 classes; got 1"),
+        ({"x": np.ones(2), "y": [0, 1]}, r"^load_npz: `x` must be real, of shape \(n, dim\)"),
+        ({"x": np.empty((0, 3)), "y": np.empty(0, int)}, "^load_npz: `x` must have at least 2 classes; got 0"),
+        (
+            {"x": np.eye(2), "y": [0, 1], "split": ["base", "x"]},
+            "^map_npz: `split` must have only sides base, .*; got 'x'",
+        ),
+        ({"x": np.eye(2), "y": [0, 1], "split": ["base"]}, "^map_npz: `split` must have one side per row; got 1 for 2"),
+        ({"x": np.eye(2), "y": np.array([b"a", b"\xff"])}, "^map_npz: `y` must be UTF-8 where it is bytes"),
+    ],
+)
+def test_errors(tmp_path: Path, arrays: dict[str, object], message: str) -> None:
+    np.savez(tmp_path / "f.npz", **arrays)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=message):
+        map_npz(tmp_path / "f.npz")
+
+
+def test_damaged_files(tmp_path: Path) -> None:
+    path = tmp_path / "f.npz"
+    with pytest.raises(ValueError, match=rf"^load_npz: `path` must be a file that exists; got {path}\.$"):
+        map_npz(path)
+    np.savez(path, x=make_rows(), y=np.arange(12) % 2)
+    whole = path.read_bytes()
+    for damaged in (b"", b"no zip", whole[:300], whole[:-30]):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"^load_npz: `path` must be an NPZ file"):
+            map_npz(path)
+
+
+def read_resident() -> int:
+    """Return how many bytes of files are in this process's memory."""
+    found = re.search(r"RssFile:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return 1024 * int(found[1])
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="tells resident memory on Linux alone")
+def test_memory_is_given_back(tmp_path: Path) -> None:
+    x = np.zeros((2**17, 64), np.float32)  # 32 MiB
+    np.savez(tmp_path / "f.npz", x=x, y=np.arange(len(x)) % 7)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data = map_npz(tmp_path / "f.npz")
+    before = read_resident()
+    data.x.sum()
+    assert read_resident() - before > 2**24
+    data.release()
+    assert read_resident() - before < 2**22
+    data.take_rows(torch.arange(len(x)).flip(0))
+    assert read_resident() - before < 2**22

@@ -1,0 +1,94 @@
+"""Ours, against loops that leave each row out for real."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protonet.episodes.methods.common import one_hot
+from protonet.scoring import fit_temperature
+from tests.episodes.cases import make_episodes
+
+module = importlib.import_module("protonet.episodes.methods.adaptive")  # the package has a function of that name
+
+
+def hot_of(labels: Tensor, n_way: int = 4) -> Tensor:
+    return one_hot(labels, n_way, torch.float64)
+
+
+def test_prototypes_without_a_row() -> None:
+    episodes, _ = make_episodes()
+    view = module._prototype_view(episodes.support, episodes.query, hot_of(episodes.support_labels))
+    for number, (support, labels, query) in enumerate(zip(*episodes[:3], strict=True)):
+        unit = F.normalize(support, dim=1)
+        for position in range(len(labels)):
+            others = torch.arange(len(labels)) != position
+            for c in range(4):
+                rows = unit[others & (labels == c)]
+                expected = F.cosine_similarity(unit[position], rows.mean(dim=0), dim=0) if len(rows) else 0.0
+                assert abs(float(view.left_out[number, position, c] - expected)) < 1e-6
+        means = torch.stack([unit[labels == c].mean(dim=0) for c in range(4)])
+        assert torch.allclose(view.query[number], F.normalize(query, dim=1) @ F.normalize(means, dim=1).T)
+
+
+def test_ridge_regression_without_a_row() -> None:
+    episodes, _ = make_episodes()
+    hot = hot_of(episodes.support_labels)
+    kernel = (-torch.cdist(episodes.support, episodes.support)).exp()
+    right = (-torch.cdist(episodes.support, episodes.query)).exp()
+    view = module._ridge_view(kernel, right, 0.3, hot, 1.0)
+    n = kernel.shape[1]
+    targets = hot - 0.25
+    for number in range(len(kernel)):
+        for position in range(n):
+            rest = [row for row in range(n) if row != position]
+            gram = kernel[number][rest][:, rest] + 0.3 * torch.eye(n - 1)
+            readout = torch.linalg.solve(gram, targets[number][rest])
+            assert torch.allclose(view.left_out[number, position], kernel[number, position, rest] @ readout)
+        readout = torch.linalg.solve(kernel[number] + 0.3 * torch.eye(n), targets[number])
+        assert torch.allclose(view.query[number], right[number].T @ readout)
+
+
+def test_temperature_is_the_solvers() -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(5, 30, 4, generator=generator, dtype=torch.float64)
+    labels = torch.where(
+        torch.rand(5, 30, generator=generator) < 0.5,
+        scores.argmax(dim=2),
+        torch.randint(4, (5, 30), generator=generator),
+    )
+    factors, losses = module._fit_temperature(scores, hot_of(labels), torch.ones(5, 30, dtype=torch.float64))
+    for own, target, factor, loss in zip(scores, labels, factors, losses, strict=True):
+        expected, each = fit_temperature(own, target, torch.ones(4, dtype=torch.bool))
+        assert abs(float(factor) - expected) < 1e-2 * expected
+        assert abs(float(loss - each.mean())) < 1e-4
+
+
+def test_the_view_that_predicts_best_leads() -> None:
+    """Features of very different scales: standardised views are right, the raw cosine sees one feature alone."""
+    episodes, labels = make_episodes(n_episodes=6, shots=(5, 5, 5, 5), n_queries=40, noise=0.3)
+    scale = torch.ones(12, dtype=torch.float64)
+    scale[0] = 1e4
+    warped = episodes._replace(support=episodes.support * scale, query=episodes.query * scale)
+    right = (module.adaptive(warped).argmax(dim=2) == labels).double().mean()
+    raw = (F.normalize(warped.query, dim=2)[..., :1].expand(-1, -1, 4).argmax(dim=2) == labels).double().mean()
+    assert right > 0.8 > raw
+
+
+@pytest.mark.parametrize("shots", [(1, 1, 1, 1), (1, 1, 1, 2)])
+def test_a_single_row_a_class_gets_the_fixed_mixture(shots: tuple[int, ...]) -> None:
+    episodes, _ = make_episodes(shots=shots)
+    logits = module.adaptive(episodes)
+    spread = logits.std(dim=2, correction=0).mean()
+    assert 0.5 < float(spread) < 3.0  # that of UNJUDGED_SPREAD
+
+
+def test_probabilities_are_calibrated() -> None:
+    episodes, labels = make_episodes(n_episodes=60, shots=(5, 5, 5, 5), n_queries=40, noise=1.2)
+    confidence, predicted = module.adaptive(episodes).softmax(dim=2).max(dim=2)
+    gap = confidence.mean() - (predicted == labels).double().mean()
+    assert abs(float(gap)) < 0.05

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.linear_model import LogisticRegression
+
+from protonet.episodes.batch import Base, Episodes, summarize_base, take_from
+from protonet.episodes.methods import calibration
+from protonet.episodes.methods.calibration import distribution_calibration
+from tests.episodes.cases import make_base, make_episodes
+
+
+def base_classes(base: Base) -> list[torch.Tensor]:
+    starts, sizes = base.by_class.start.tolist(), base.by_class.size.tolist()
+    return [
+        base.take(base.by_class.rows[start : start + size]).clone() for start, size in zip(starts, sizes, strict=True)
+    ]
+
+
+def nearest_two(classes: list[torch.Tensor], row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the mean and covariance that the paper calibrates from the two base classes nearest to a row."""
+    distances = torch.stack([torch.dist(rows.mean(dim=0), row) for rows in classes])
+    near = [classes[number] for number in distances.argsort()[:2].tolist()]
+    mean = torch.stack([near[0].mean(dim=0), near[1].mean(dim=0), row]).mean(dim=0)
+    return mean, (torch.cov(near[0].T) + torch.cov(near[1].T)) / 2 + 0.21
+
+
+def sampled_rows(episodes: Episodes, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> torch.Tensor:
+    """Return what is sampled, (episodes, n_way, n_samples, dim)."""
+    seen: list[torch.Tensor] = []
+
+    def spy(rows: torch.Tensor, target: torch.Tensor, **_: float) -> tuple[torch.Tensor, torch.Tensor]:
+        seen.append(rows[:, episodes.support.shape[1] :].unflatten(1, (episodes.n_way, -1)))
+        return rows.new_zeros(len(rows), rows.shape[2], target.shape[2]), rows.new_zeros(len(rows), 1, target.shape[2])
+
+    monkeypatch.setattr(calibration, "fit_logistic", spy)
+    distribution_calibration(episodes, **settings)
+    return seen[0]
+
+
+def test_samples_have_the_calibrated_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = make_base(dim=5)
+    episodes, _ = make_episodes(n_episodes=2, shots=(1, 1, 1), n_way=3, dim=5, base=base)
+    n_samples = 20_000
+    samples = sampled_rows(episodes, monkeypatch, n_samples=n_samples)
+    classes = base_classes(base)
+    for number, (support, labels) in enumerate(zip(episodes.support.sqrt(), episodes.support_labels, strict=True)):
+        for row, label in zip(support, labels.tolist(), strict=True):
+            mean, covariance = nearest_two(classes, row)
+            drawn = samples[number, label]
+            deviation = covariance.diagonal().sqrt()
+            # Five standard errors: sqrt(1 / n) of a mean, at most sqrt(2 / n) of a covariance, in standard deviations.
+            assert float(((drawn.mean(dim=0) - mean) / deviation).abs().max()) < 5 / n_samples**0.5
+            error = (torch.cov(drawn.T) - covariance) / torch.outer(deviation, deviation)
+            assert float(error.abs().max()) < 5 * (2 / n_samples) ** 0.5
+
+
+def test_each_support_row_has_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = make_base()
+    first = base.by_class.start.repeat_interleave(base.by_class.size)
+    # Each class one row, over and over.
+    still = summarize_base(take_from(base.take(base.by_class.rows[first]).clone()), base.by_class)
+    episodes, _ = make_episodes(n_episodes=2, base=still)
+    samples = sampled_rows(episodes, monkeypatch, n_samples=12, spread=0.0, n_nearest=1)
+    nearest = torch.stack([rows.mean(dim=0) for rows in base_classes(still)])
+    for number, (support, labels) in enumerate(zip(episodes.support.sqrt(), episodes.support_labels, strict=True)):
+        for c in range(4):
+            rows = support[labels == c]
+            centres = (rows + nearest[torch.cdist(rows, nearest).argmin(dim=1)]) / 2
+            torch.testing.assert_close(samples[number, c], centres.repeat(12 // len(rows), 1))
+
+
+def test_slow_loop() -> None:
+    """The authors' program: the same probabilities up to the samples."""
+    base = make_base()
+    episodes, _ = make_episodes(n_episodes=2, n_way=3, shots=(2, 2, 2), base=base)
+    ours = distribution_calibration(episodes, n_samples=3000).softmax(dim=2)
+    random = np.random.default_rng(0)
+    classes = base_classes(base)
+    for number, (support, labels, query) in enumerate(zip(*episodes[:3], strict=True)):
+        rows, targets = [support.sqrt().numpy()], [labels.numpy()]
+        for row, label in zip(support.sqrt(), labels.tolist(), strict=True):
+            mean, covariance = nearest_two(classes, row)
+            rows.append(random.multivariate_normal(mean.numpy(), covariance.numpy(), 1500))
+            targets.append(np.full(1500, label))
+        oracle = LogisticRegression(max_iter=1000).fit(np.concatenate(rows), np.concatenate(targets))
+        theirs = torch.from_numpy(oracle.predict_proba(query.sqrt().numpy()))
+        assert float((ours[number] - theirs).abs().mean()) < 0.03
+
+
+def test_relabelling_and_queries_of_their_own() -> None:
+    episodes, _ = make_episodes(base=make_base())
+    logits = distribution_calibration(episodes)
+    order = torch.tensor([2, 0, 3, 1])
+    relabelled = distribution_calibration(episodes._replace(support_labels=order[episodes.support_labels]))
+    torch.testing.assert_close(relabelled[:, :, order], logits)
+    torch.testing.assert_close(
+        distribution_calibration(episodes._replace(query=episodes.query[:, 3:5])), logits[:, 3:5]
+    )
+
+
+def test_signs_zeros_and_rows_twice_the_same() -> None:
+    base = make_base()
+    x = F.pad(-base.take(torch.arange(57))[:, 1:], (1, 0))
+    episodes, _ = make_episodes(base=base._replace(take=take_from(x)))
+    support = -episodes.support
+    support[0] = 0
+    support[1, 1:] = support[1, :1]
+    assert bool(distribution_calibration(episodes._replace(support=support)).isfinite().all())
+
+
+def test_errors() -> None:
+    episodes, _ = make_episodes()
+    with pytest.raises(ValueError, match="distribution_calibration: `base` must be known; got None"):
+        distribution_calibration(episodes)
+    with pytest.raises(ValueError, match="`n_nearest` must be at most the number of base classes"):
+        distribution_calibration(episodes._replace(base=make_base()), n_nearest=7)

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import torch
+from sklearn.neighbors import kneighbors_graph
+
+from protonet.episodes.methods.laplacian_shot import _find_neighbours, laplacian_shot
+from tests.episodes.cases import load_easyfsl, make_episodes, run_easyfsl
+
+
+def test_easyfsl() -> None:
+    episodes, _ = make_episodes(noise=1.5, n_episodes=8, n_queries=30, dtype=torch.float32)
+    classifier = load_easyfsl("methods.laplacian_shot").LaplacianShot(feature_normalization=2.0)
+    theirs = run_easyfsl(classifier, episodes)
+    ours = laplacian_shot(episodes, temperature=1)  # the factor of 10 that their BD-CSPN lacks
+    assert torch.allclose(ours.softmax(dim=2), theirs, atol=1e-4)  # they stop at a change of the bound of 1e-6
+    assert torch.equal(ours.argmax(dim=2), theirs.argmax(dim=2))
+
+
+def test_neighbours() -> None:
+    episodes, _ = make_episodes(n_queries=20)
+    ours = _find_neighbours(-torch.cdist(episodes.query, episodes.query), 3, 1.0)
+    for rows, neighbours in zip(episodes.query, ours, strict=True):
+        theirs = kneighbors_graph(rows.numpy(), 3).toarray()
+        assert torch.equal(neighbours.T, torch.as_tensor(theirs))
+
+
+def test_the_update_is_a_fixed_point() -> None:
+    episodes, _ = make_episodes(noise=1.0)
+    assert torch.allclose(laplacian_shot(episodes, steps=200), laplacian_shot(episodes, steps=201))
+
+
+def test_a_single_query_has_no_neighbour() -> None:
+    episodes, _ = make_episodes(n_queries=1)
+    assert torch.allclose(laplacian_shot(episodes), laplacian_shot(episodes, laplacian_weight=0))
+
+
+def test_twins_are_neighbours_and_a_row_is_none_of_its_own() -> None:
+    rows = torch.tensor([[[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]])
+    one, five = (_find_neighbours(rows @ rows.transpose(1, 2), n, 1.0) for n in (1, 5))
+    assert one[0].diagonal().sum() == 0
+    assert one[0, 0, 1] == 1
+    assert bool((five.sum(dim=1) == 2).all())

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+from protonet.episodes.batch import Episodes, gather_episodes, split_draw, take_from
+from protonet.episodes.distributed import Group
+from protonet.episodes.draws import Setting, draw_episodes
+from protonet.episodes.evaluation import ROUND, Scores, evaluate, rate_open
+from protonet.episodes.methods.prototypes import protonet, protonet_cosine
+from protonet.episodes.statistics import half_width
+from protonet.metrics import calibration_error
+from protonet.sampling import index_classes
+
+LABELS = torch.arange(240) % 8
+X = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))[LABELS]
+X = X + torch.randn(240, 6, generator=torch.Generator().manual_seed(1))
+INDEX = index_classes(LABELS)
+METHODS = {"euclidean": protonet, "cosine": protonet_cosine}
+SETTINGS = [
+    Setting(way=(3, 3), shot=(2, 2), n_query=4),
+    Setting(way=(2, 5), shot=(1, 3), n_query=3, unequal=True, n_open=2),
+    Setting(way=(3, 3), shot=(1, 2), n_query=4, imbalance=2.0),
+]
+
+
+def equal(a: dict[str, Scores], b: dict[str, Scores]) -> bool:
+    return all(
+        torch.equal(x.nan_to_num(-1), y.nan_to_num(-1)) for name in a for x, y in zip(a[name], b[name], strict=True)
+    )
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_slow_loop(setting: Setting) -> None:
+    scores = evaluate(X, INDEX, METHODS, setting, seed=3, n_episodes=9)
+    confidences, hits = [], []
+    for number in range(9):
+        (part,) = split_draw(draw_episodes(INDEX, setting, seed=3, first=number, n_episodes=1))
+        logits = protonet(gather_episodes(take_from(X), part))[0]
+        known = part.query_labels[0] >= 0
+        right = logits.argmax(dim=1) == part.query_labels[0]
+        assert math.isclose(scores["euclidean"].accuracy[number], right[known].double().mean())
+        for column, shots in enumerate(range(setting.shot[0], setting.shot[1] + 1)):
+            chosen = part.query_shots[0] == shots
+            expected = right[chosen].double().mean() if chosen.any() else torch.tensor(math.nan)
+            found = scores["euclidean"].by_shot[number, column]
+            assert torch.allclose(found, expected.double(), equal_nan=True)
+        highest = logits.max(dim=1).values
+        if setting.n_open:
+            assert math.isclose(scores["euclidean"].auroc[number], roc_auc_score(known.numpy(), highest.numpy()))
+        else:
+            assert math.isnan(scores["euclidean"].auroc[number])
+        confidences += logits.softmax(dim=1).max(dim=1).values[known].tolist()
+        hits += right[known].tolist()
+    error = 0.0
+    for position in range(15):
+        inside = [i for i, c in enumerate(confidences) if position / 15 < c <= (position + 1) / 15]
+        error += abs(sum(confidences[i] - hits[i] for i in inside)) / len(hits)
+    assert math.isclose(calibration_error(scores["euclidean"].bins), error, rel_tol=1e-5)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_methods_do_not_meet(setting: Setting) -> None:
+    both = evaluate(X, INDEX, METHODS, setting, n_episodes=20)
+    for name, method in METHODS.items():
+        alone = evaluate(X, INDEX, {name: method}, setting, n_episodes=20)
+        assert equal(alone, {name: both[name]})
+
+
+def test_more_episodes_begin_with_the_same() -> None:
+    few, many = (evaluate(X, INDEX, METHODS, SETTINGS[1], n_episodes=n)["cosine"] for n in (10, ROUND + 20))
+    assert torch.equal(few.accuracy, many.accuracy[:10])
+    assert len(many.accuracy) == ROUND + 20
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("until", [0.0, 2.5])
+def test_processes_share_without_a_trace(world_size: int, until: float) -> None:
+    """Each process's part computed in turn, then brought together as the group does."""
+    n_episodes = 3 * ROUND + 40
+
+    class Recorder(Group):
+        def gather(self, value: object) -> list[object]:  # type: ignore[override]
+            recorded[self.rank].append(value)
+            return [value]
+
+    class Player(Group):
+        def gather(self, value: object) -> list[object]:  # type: ignore[override]
+            turn = turns.pop(0)
+            return [recorded[rank][turn] for rank in range(world_size)]
+
+    recorded: list[list[object]] = [[] for _ in range(world_size)]
+    for rank in range(world_size):
+        evaluate(X, INDEX, METHODS, SETTINGS[0], n_episodes=n_episodes, group=Recorder(rank, world_size))
+    turns = list(range(10))
+    shared = evaluate(X, INDEX, METHODS, SETTINGS[0], n_episodes=n_episodes, until=until, group=Player(0, world_size))
+    assert equal(shared, evaluate(X, INDEX, METHODS, SETTINGS[0], n_episodes=n_episodes, until=until))
+
+
+def test_stops_early() -> None:
+    scores = evaluate(X, INDEX, METHODS, SETTINGS[0], n_episodes=20 * ROUND, until=1.0)
+    n = len(scores["cosine"].accuracy)
+    assert n % ROUND == 0
+    assert ROUND < n < 20 * ROUND
+    assert all(100 * half_width(each.accuracy) < 1.0 for each in scores.values())
+    assert any(100 * half_width(each.accuracy[:-ROUND]) >= 1.0 for each in scores.values())
+
+
+def test_threads_do_not_matter_and_are_put_back() -> None:
+    threads = torch.get_num_threads()
+    first = evaluate(X, INDEX, METHODS, SETTINGS[0], n_episodes=10)
+    try:
+        torch.set_num_threads(2)
+        assert equal(first, evaluate(X, INDEX, METHODS, SETTINGS[0], n_episodes=10))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_progress() -> None:
+    told: list[tuple[int, int]] = []
+    evaluate(
+        X,
+        INDEX,
+        METHODS,
+        SETTINGS[0],
+        n_episodes=ROUND + 5,
+        progress=lambda done, scores: told.append((done, sum(len(part.accuracy) for part in scores["cosine"]))),
+    )
+    assert told == [(ROUND, ROUND), (ROUND + 5, ROUND + 5)]
+
+
+def test_ties_count_half() -> None:
+    scores = torch.tensor([[1.0, 2.0, 1.0, 0.0]])
+    assert rate_open(scores, 2).tolist() == [0.875]
+
+
+def test_errors() -> None:
+    with pytest.raises(ValueError, match=r"^evaluate: `classes` must have 32 rows .*; got class '0' with 30\."):
+        evaluate(X, INDEX, METHODS, Setting(way=(2, 2), n_query=31))
+
+    def broken(episodes: Episodes) -> torch.Tensor:
+        logits = protonet(episodes)
+        logits[2, 0, 0] = math.nan
+        return logits
+
+    with pytest.raises(ValueError, match="evaluate: `method` must give finite logits; got others of bad in episode 2"):
+        evaluate(X, INDEX, {"bad": broken}, SETTINGS[0], n_episodes=5)
+    for changes in ({"seed": -1}, {"n_episodes": 0}, {"until": -1.0}):
+        (argument,) = changes
+        with pytest.raises(ValueError, match=f"^evaluate: `{argument}` must be a"):
+            evaluate(X, INDEX, METHODS, SETTINGS[0], **changes)

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from protonet.episodes.batch import gather_episodes, split_draw, take_from
+from protonet.episodes.draws import Setting, draw_episodes
+from protonet.episodes.evaluation import Scores, evaluate
+from protonet.episodes.methods import METHODS
+from protonet.episodes.report import format_report, summarize, write_csv, write_json, write_plot
+from protonet.sampling import index_classes
+
+LABELS = torch.arange(120) % 6
+X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))[LABELS]
+X = X + torch.randn(120, 4, generator=torch.Generator().manual_seed(1))
+NAMES = ("protonet", "ridge", "soft-kmeans")
+
+
+def score(setting: Setting, n_episodes: int = 40) -> dict[str, Scores]:
+    return evaluate(X, index_classes(LABELS), {name: METHODS[name] for name in NAMES}, setting, n_episodes=n_episodes)
+
+
+def test_summary_is_of_the_scores() -> None:
+    scores = score(Setting(way=(3, 3), shot=(1, 2), n_query=4, n_open=1))
+    summary = summarize(scores, (1, 2), {"open": 1})
+    assert summary["episodes"] == 40
+    assert summary["settings"] == {"open": 1}
+    own = summary["methods"]["ridge"]
+    assert math.isclose(own["accuracy"], float(scores["ridge"].accuracy.mean()))
+    assert math.isclose(own["by_shot"]["2"]["accuracy"], float(scores["ridge"].by_shot[:, 1].nanmean()))
+    assert math.isclose(own["auroc"], float(scores["ridge"].auroc.mean()))
+    assert len(summary["comparisons"]) == 3
+
+
+def test_table() -> None:
+    summary = summarize(score(Setting(way=(3, 3), shot=(2, 2), n_query=4)), (2, 2), {})
+    lines, note = (part.splitlines() for part in format_report(summary).split("\n\n"))
+    assert "Holm for 3 pairs" in note[0]
+    assert [line.split("|")[1].strip() for line in lines[2:]] == sorted(
+        NAMES, key=lambda name: -summary["methods"][name]["accuracy"]
+    )
+    best = lines[2].split("|")
+    accuracy = summary["methods"][best[1].strip()]["accuracy"]
+    assert best[2].strip().startswith(f"{100 * accuracy:.2f} ±")
+    assert best[3].strip() == best[4].strip() == ""
+    pair = next(p for p in summary["comparisons"] if {p["first"], p["second"]} == {best[1].strip(), "ridge"})
+    row = next(line for line in lines[2:] if "ridge" in line).split("|")
+    assert row[3].strip().startswith(f"{100 * abs(pair['difference']):.2f} ±")
+    assert row[4].strip() == f"{pair['p_holm']:.2g}"
+    assert "AUROC" not in lines[0]
+
+
+def test_table_by_shot_and_of_open_classes() -> None:
+    summary = summarize(score(Setting(way=(3, 3), shot=(1, 3), n_query=4, n_open=1)), (1, 3), {"open": 1})
+    first, second, _ = format_report(summary).split("\n\n")
+    assert "AUROC of open classes, %" in first.splitlines()[0]
+    assert "| 1-shot" in second
+    assert second.count("±") == 9
+
+
+def test_a_single_method_or_episode() -> None:
+    scores = score(Setting(way=(3, 3), n_query=4), n_episodes=1)
+    text = format_report(summarize({"ridge": scores["ridge"]}, (1, 1), {}))
+    assert "Holm" not in text
+    assert "±" not in text
+    assert "nan" not in format_report(summarize(scores, (1, 1), {}))
+
+
+def test_an_interval_that_is_too_wide_is_told() -> None:
+    scores = score(Setting(way=(3, 3), n_query=4))
+    said = "Intervals are not within 0.1 points yet"
+    assert said in format_report(summarize(scores, (1, 1), {"until": 0.1}))
+    assert said not in format_report(summarize(scores, (1, 1), {"until": 0.0}))
+    assert "not within" not in format_report(summarize(scores, (1, 1), {"until": 50.0}))
+
+
+def test_p_values_that_underflow() -> None:
+    scores = score(Setting(way=(3, 3), n_query=4))
+    summary = summarize(scores, (1, 1), {})
+    summary["comparisons"] = [pair | {"p_holm": 0.0} for pair in summary["comparisons"]]
+    assert format_report(summary).count("<1e-300") == 2
+
+
+def test_files(tmp_path: Path) -> None:
+    summary = summarize(score(Setting(way=(3, 3), shot=(1, 2), n_query=4)), (1, 2), {"seed": 0})
+    write_json(tmp_path / "a.json", summary)
+    assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == summary
+    write_csv(tmp_path / "a.csv", summary)
+    with (tmp_path / "a.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 3 * (1 + 1 + 2) + 3 * 2
+    found = next(row for row in rows if row["method"] == "ridge" and row["shot"] == "2")
+    assert float(found["value"]) == summary["methods"]["ridge"]["by_shot"]["2"]["accuracy"]
+
+
+@pytest.mark.parametrize("n_methods", [1, 3])
+@pytest.mark.parametrize(
+    "setting", [Setting(way=(3, 3), n_query=4), Setting(way=(3, 3), shot=(1, 3), n_query=4, n_open=1)]
+)
+def test_plot(tmp_path: Path, n_methods: int, setting: Setting) -> None:
+    from matplotlib.image import imread
+
+    scores = dict(list(score(setting).items())[:n_methods])
+    part = next(split_draw(draw_episodes(index_classes(LABELS), setting, seed=0, first=0, n_episodes=1)))
+    summary = summarize(scores, setting.shot, {})
+    write_plot(tmp_path / "a.png", summary, gather_episodes(take_from(X), part), part.query_labels)
+    pixels = imread(tmp_path / "a.png")
+    assert pixels.shape[1] == (3 if n_methods > 1 else 2) * 624
+    assert float(pixels.std()) > 0.05  # it is not blank

@@ -1,0 +1,1 @@
+"""Tests: an oracle, a property and an error for every public function."""

@@ -1,0 +1,81 @@
+"""The exported graph gives what the network gives, in onnxruntime."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, nn
+
+from protonet import PrototypeNetwork, solve
+from protonet._checks import InputError, InputTypeError
+from protonet.files import Model, export_onnx
+from tests.model_cases import make_model
+from tests.strategies import blobs
+
+X, Y = blobs(0)
+
+
+def start(path: Path) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def check(session: Any, network: PrototypeNetwork, x: Tensor) -> None:
+    logits, probabilities = session.run(None, {"features": x.numpy()})
+    with torch.no_grad():
+        expected = network(x)
+    np.testing.assert_allclose(logits, expected.numpy(), atol=1e-4)
+    np.testing.assert_allclose(probabilities, expected.softmax(dim=1).numpy(), atol=1e-4)
+    assert logits.dtype == probabilities.dtype == np.float32
+    assert (logits.argmax(axis=1) == expected.argmax(dim=1).numpy()).all()
+
+
+@pytest.mark.parametrize(("learned", "raw"), [(True, False), (True, True), (False, False), (False, True)])
+def test_all_kinds_of_views_in_batches_of_any_size(tmp_path: Path, learned: bool, raw: bool) -> None:
+    model = make_model(learned=learned, raw=raw)
+    export_onnx(tmp_path / "x.onnx", model)
+    onnx.checker.check_model(str(tmp_path / "x.onnx"), full_check=True)
+    session = start(tmp_path / "x.onnx")
+    for n in (1, 2, 300):
+        check(session, model.network, 2 * torch.randn(n, 8, generator=torch.Generator().manual_seed(n)))
+    assert list(tmp_path.iterdir()) == [tmp_path / "x.onnx"]
+
+
+@pytest.mark.parametrize("limit", [0, 30, 1000])
+def test_what_solve_gives(tmp_path: Path, limit: int) -> None:
+    network = solve([(100 * X, Y)], None, {"param_limit": limit, "num_classes": 7}, effort="fast")
+    export_onnx(str(tmp_path / "x"), Model(network, tuple(range(7)), None, {}, {}))
+    check(start(tmp_path / "x"), network, 100 * X)
+
+
+def test_large_read_outs_cancel_as_they_do_in_the_network(tmp_path: Path) -> None:
+    model = make_model()
+    views: Any = model.network.encoder.views
+    views[1].readout *= 1e5  # as of nearly equal rows with a small ridge
+    export_onnx(tmp_path / "x", model)
+    check(start(tmp_path / "x"), model.network, X)
+
+
+def test_the_names_are_in_the_file(tmp_path: Path) -> None:
+    model = make_model()
+    export_onnx(tmp_path / "x", model)
+    texts = start(tmp_path / "x").get_modelmeta().custom_metadata_map
+    assert tuple(json.loads(texts["classes"])) == model.classes
+    assert tuple(json.loads(texts["columns"])) == model.columns
+
+
+def test_what_cannot_be_exported_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^export_onnx: `model` must .* classes that are not 7 different names\."):
+        export_onnx(tmp_path / "x", make_model()._replace(classes=("a", "b")))
+    network = PrototypeNetwork(nn.Linear(8, 3), embedding_dim=3, num_classes=2)
+    with pytest.raises(InputTypeError, match=r"must have a protonet\.Encoder; got Linear"):
+        export_onnx(tmp_path / "x", Model(network, ("a", "b"), None, {}, {}))
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import copy
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from protonet._checks import InputError
+from protonet.fit.crossfit import Crossfit, crossfit, pack, predict_baselines, predict_held, unpack, update
+from protonet.fit.search import Search
+from protonet.fit.solver import Solution, fit_choice, solve, solve_problem
+from protonet.metrics import measure
+from protonet.views.forest import ForestKind
+from protonet.views.mlp import MLPKind
+from protonet.views.radial import RadialKind
+from tests.strategies import blobs
+
+X, Y = blobs(0, rows=8, noise=0.8)
+SOLUTION = solve_problem([(X, Y)], effort="fast")
+CROSSED = crossfit(SOLUTION)
+STRUCTURES, TENSORS = pack(CROSSED)
+#: Linear views alone: what is tested here is not accuracy.
+PLAIN = replace(Search(), folds=3).without(RadialKind).without(ForestKind).without(MLPKind)
+
+
+def updated(crossed: Crossfit, features: Tensor, labels: Tensor, num_classes: int) -> Crossfit:
+    """Return a copy to which samples are added."""
+    crossed = copy.deepcopy(crossed)
+    update(crossed, features, labels, num_classes)
+    return crossed
+
+
+def test_the_solution_is_what_solve_returns_and_its_choice_fits_again() -> None:
+    network = solve([(X, Y)], effort="fast")
+    again = fit_choice(SOLUTION.problem, SOLUTION.choice)
+    for other in (SOLUTION.network, again):
+        assert all(torch.equal(value, other.state_dict()[name]) for name, value in network.state_dict().items())
+
+
+def test_every_row_is_held_out_once_and_judged_by_a_network_of_the_other_rows() -> None:
+    assert sorted(map(tuple, CROSSED.features.tolist())) == sorted(
+        map(tuple, (SOLUTION.problem.rows.features * SOLUTION.problem.scale).tolist())
+    )
+    logits, problem = predict_held(CROSSED), SOLUTION.problem
+    for number, fitted in enumerate(CROSSED.folds):
+        rows = CROSSED.fold == number
+        features, labels, *_ = problem.rows
+        others = (features[:, None] * problem.scale != CROSSED.features[rows]).any(dim=2).all(dim=1)
+        part = problem.rows._replace(features=features[others], labels=labels[others])
+        network = fit_choice(problem._replace(rows=part), SOLUTION.choice)
+        torch.testing.assert_close(logits[rows], network(CROSSED.features[rows]))
+        assert fitted.counts.tolist() == torch.bincount(part.labels).tolist()
+
+
+def test_held_out_rows_tell_the_accuracy_on_fresh_rows() -> None:
+    held, new = [], []
+    for seed in range(4):
+        x, y = blobs(seed, rows=40, noise=1.2)
+        solution = solve_problem([(x[:100], y[:100])], effort=PLAIN)
+        crossed = crossfit(solution)
+        held.append(measure(predict_held(crossed), crossed.labels).accuracy)
+        new.append(measure(solution.network(x[100:]), y[100:]).accuracy)
+    assert abs(np.mean(held) - np.mean(new)) < 3 * np.sqrt(0.25 / 400 + 0.25 / 400)
+
+
+def test_baselines_are_judged_on_the_same_rows() -> None:
+    for scores in predict_baselines(SOLUTION.problem).values():
+        assert scores.shape == (len(CROSSED.labels), 5)
+        assert measure(scores, CROSSED.labels).accuracy > 0.6
+
+
+def test_adding_rows_is_what_all_rows_at_once_give() -> None:
+    more, labels = blobs(9, classes=6)
+    known, crossed = labels < 5, copy.deepcopy(CROSSED)
+    update(crossed, more[known], labels[known], 5)
+    network = solve([(X, Y)], effort="fast")
+    network.set_prototypes(torch.cat([X, more[known]]), torch.cat([Y, labels[known]]))
+    torch.testing.assert_close(crossed.whole(X), network(X), atol=1e-4, rtol=1e-4)
+    update(crossed, more[~known], labels[~known], 6)
+    network.add_class(more[~known])
+    torch.testing.assert_close(crossed.whole(X), network(X), atol=1e-4, rtol=1e-4)
+    assert crossed.whole.counts.tolist() == [14] * 5 + [6]
+    for fitted, before in zip(crossed.folds, CROSSED.folds, strict=True):
+        assert fitted.counts.tolist() == [count + 6 for count in before.counts.tolist()] + [6]
+    assert torch.equal(crossed.features, CROSSED.features)  # rows that were held out stay
+
+
+def test_the_sums_are_those_that_the_prototypes_are_means_of() -> None:
+    network = copy.deepcopy(SOLUTION.network)
+    network.set_sums(network.sums, network.counts)
+    assert torch.equal(network.prototypes, SOLUTION.network.prototypes)
+    network.set_prototypes(X, Y)
+    torch.testing.assert_close(network.prototypes, SOLUTION.network.prototypes)
+
+
+def test_an_update_shows_what_a_new_class_costs_the_others() -> None:
+    near = X[Y == 2] + 0.01
+    labels = torch.full((len(near),), 5)
+    crossed = updated(CROSSED, near, labels, 6)
+    before, after = (measure(predict_held(each), CROSSED.labels) for each in (CROSSED, crossed))
+    assert after.confusion[2, 5] > 0
+    assert after.confusion[2, 2] < before.confusion[2, 2]
+    far = measure(predict_held(updated(CROSSED, -near, labels, 6)), CROSSED.labels)
+    assert far.accuracy > after.accuracy
+
+
+def test_packing_loses_nothing() -> None:
+    crossed = unpack(copy.deepcopy(SOLUTION.network), STRUCTURES, {name: t.clone() for name, t in TENSORS.items()})
+    assert torch.equal(predict_held(crossed), predict_held(CROSSED))
+    assert crossed.offset == CROSSED.offset
+    more = updated(crossed, *blobs(3, classes=7), 7)  # what is unpacked can be added to
+    assert torch.equal(predict_held(more), predict_held(updated(CROSSED, *blobs(3, classes=7), 7)))
+    assert more.whole.counts.tolist() == [14] * 5 + [6] * 2
+
+
+def without(name: str) -> dict[str, Tensor]:
+    return {key: value for key, value in TENSORS.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("structures", "tensors", "message"),
+    [
+        (None, TENSORS, "no list of folds"),
+        ([*STRUCTURES, {}], TENSORS, "no usable entry"),
+        (STRUCTURES, without("0.sums"), "no tensor sums"),
+        (STRUCTURES, without("1.counts"), "no tensor counts"),
+        (STRUCTURES, without("fold"), "no rows that were held out"),
+        (STRUCTURES, TENSORS | {"0.counts": TENSORS["0.counts"][:3]}, "sums of other classes than counts"),
+        (STRUCTURES, TENSORS | {"0.counts": -TENSORS["0.counts"]}, "sums of other classes than counts"),
+        (STRUCTURES, TENSORS | {"0.sums": TENSORS["0.sums"][:, :3]}, "a tensor sums of another shape or type"),
+        (
+            STRUCTURES,
+            TENSORS | {f"0.{name}": TENSORS[f"0.{name}"][:3] for name in ("sums", "counts")},
+            "folds of other",
+        ),
+        (STRUCTURES, TENSORS | {"0.sums": TENSORS["0.sums"] * torch.inf}, "a tensor sums that is not finite"),
+        (STRUCTURES, TENSORS | {"features": TENSORS["features"][:, :3]}, "rows held out of another shape or type"),
+        (STRUCTURES, TENSORS | {"labels": TENSORS["labels"] + 3}, "rows held out of no class or no fold"),
+        (STRUCTURES, TENSORS | {"fold": TENSORS["fold"] - 1}, "rows held out of no class or no fold"),
+        (STRUCTURES, TENSORS | {"offset": TENSORS["offset"] / 0}, "an offset that is no number"),
+    ],
+)
+def test_what_is_not_a_crossfit_is_an_error(structures: Any, tensors: dict[str, Tensor], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        unpack(SOLUTION.network, structures, tensors)
+
+
+def test_with_one_sample_a_class_nothing_is_held_out_and_samples_can_be_added_all_the_same() -> None:
+    crossed = crossfit(solve_problem([(X[:5], torch.arange(5))], effort="fast"))
+    assert not crossed.folds
+    assert predict_held(crossed).shape == (0, len(crossed.whole.counts))
+    single = SOLUTION.problem.rows._replace(labels=torch.arange(len(Y)), num_classes=len(Y))
+    assert predict_baselines(SOLUTION.problem._replace(rows=single)) == {}
+    crossed = unpack(crossed.whole, *pack(crossed))
+    assert len(updated(crossed, X, Y, 8).whole.counts) == 8
+
+
+def test_the_offset_is_what_more_rows_add_and_nothing_where_rows_are_many() -> None:
+    few, labels = blobs(1, classes=8, rows=5, dim=20, noise=0.8)
+    assert float(crossfit(solve_problem([(few, labels)], effort="fast")).offset) > 0
+    many = blobs(1, rows=20)
+    assert float(crossfit(solve_problem([many], effort=PLAIN)).offset) == 0
+    two_folds = blobs(1, rows=2)
+    assert float(crossfit(solve_problem([two_folds], effort=PLAIN)).offset) == 0
+
+
+def test_progress_is_told_and_no_global_state_is_touched() -> None:
+    before = torch.get_rng_state(), random.getstate(), torch.get_num_threads()
+    told: list[float] = []
+    solution: Solution = SOLUTION._replace(network=copy.deepcopy(SOLUTION.network))
+    crossfit(solution, progress=lambda stage, share: told.append(share), deadline=0.0)
+    assert told == sorted(told)
+    assert told[0] == 0
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1:] == (random.getstate(), torch.get_num_threads())
+
+
+def test_numbers_of_too_many_magnitudes_name_the_solution_and_a_baseline_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: Any) -> None:
+        raise FloatingPointError("values of too many magnitudes")
+
+    monkeypatch.setattr("protonet.fit.baselines.shrink_covariance", fail)
+    assert set(predict_baselines(SOLUTION.problem)) == {"raw cosine"}
+    monkeypatch.setattr("protonet.fit.crossfit.fit_choice", fail)
+    with pytest.raises(InputError, match=r"^crossfit: `solution` must hold numbers that can be compared; got values"):
+        crossfit(SOLUTION)
+
+
+def test_samples_that_do_not_fit_are_not_added() -> None:
+    crossed = copy.deepcopy(CROSSED)
+    with pytest.raises(InputError, match=r"^add_samples: `num_classes` must be a whole number >= 5; got 4"):
+        update(crossed, X, Y, 4)
+    with pytest.raises(InputError, match=r"^add_samples: `labels` must be in \[0, 5\); got 5"):
+        update(crossed, X, Y + 1, 5)
+    assert crossed.whole.counts.tolist() == CROSSED.whole.counts.tolist()

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protonet import solve
+from protonet._checks import InputError, InputTypeError
+from protonet.fit.loading import read_loaders, sort_rows
+from tests.strategies import blobs, seeds
+
+X, Y = blobs(0)
+
+
+@given(seed=seeds, cuts=st.lists(st.integers(0, 30), max_size=4), numpy=st.booleans())
+def test_what_is_read_is_all_batches_one_after_the_other(seed: int, cuts: list[int], numpy: bool) -> None:
+    x, y = blobs(seed)
+    bounds = [0, *sorted(cuts), 30]
+    batches: list[Any] = [(x[a:b].reshape(-1, 2, 4), y[a:b]) for a, b in itertools.pairwise(bounds)]
+    if numpy:
+        batches = [(inputs.numpy(), labels.numpy()) for inputs, labels in batches]
+    features, labels, num_classes = read_loaders(batches, [(X, Y)], {})
+    assert torch.equal(features, torch.cat([x, X]))
+    assert torch.equal(labels, torch.cat([y, Y]))
+    assert (features.dtype, labels.dtype, num_classes) == (torch.float32, torch.int64, 5)
+
+
+def test_what_is_told_holds() -> None:
+    assert read_loaders([(X, Y)], None, {"num_classes": 9})[2] == 9
+    assert read_loaders([(X, Y * 0)], None, {})[2] == 2
+
+
+@given(seed=seeds)
+def test_rows_are_sorted_as_python_sorts_them(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randint(-2, 3, (20, 3), generator=generator).float()
+    x[0] = -0.0
+    y = torch.randint(3, (20,), generator=generator)
+    features, labels = sort_rows(x.clone(), y)
+    expected = sorted(range(20), key=lambda row: (int(y[row]), (x[row] + 0.0).numpy().tobytes()))
+    assert torch.equal(labels, y[expected])
+    assert torch.equal(features, x[expected] + 0.0)
+    assert not bool(torch.signbit(features[features == 0]).any())
+    order = torch.randperm(20, generator=generator)
+    assert all(torch.equal(a, b) for a, b in zip(sort_rows(x[order], y[order]), (features, labels), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "metadata", "error", "message"),
+    [
+        (None, None, None, InputTypeError, "solve: `train_loader` must be a loader; got None"),
+        (5, None, None, InputTypeError, "solve: `train_loader` must be iterable; got int"),
+        ([], None, None, InputError, "solve: `train_loader` must have at least one sample; got none"),
+        ([(X[:0], Y[:0])], None, None, InputError, "`train_loader` must have at least one sample"),
+        ([X], None, None, InputTypeError, r"must give \(inputs, labels\) batches; got Tensor in batch 0"),
+        ([(X, Y, Y)], None, None, InputTypeError, "batches; got tuple in batch 0 of 3 items"),
+        ([(X, Y), (X, "a")], None, None, InputTypeError, r"batches of real tensors; got \(Tensor, str\) in batch 1"),
+        ([(np.array([["a"]]), Y[:1])], None, None, InputTypeError, r"batches of real tensors; got \(ndarray, Tensor\)"),
+        ([(X + 1j, Y)], None, None, InputTypeError, r"batches of real tensors; got \(Tensor, Tensor\) in batch 0"),
+        ([(X, Y[:3])], None, None, InputError, r"got shapes \(30, 8\) and \(3,\) in batch 0"),
+        ([(X, Y.float())], None, None, InputTypeError, "`train_loader labels` must be a tensor of integer labels"),
+        ([(X, Y)], [(X, Y - 1)], None, InputError, r"`val_loader labels` must be >= 0; got -1 \(6 such"),
+        ([(X, Y)], None, {"num_classes": 4}, InputError, r"`train_loader labels` must be in \[0, 4\); got 4"),
+        (
+            [(X * math.nan, Y)],
+            None,
+            None,
+            InputError,
+            "`train_loader` must be finite; got NaN or inf.* in 30 of 30",
+        ),
+        (
+            [(X, Y)],
+            [(X / 0, Y)],
+            None,
+            InputError,
+            "`val_loader` must be finite; got NaN or infinity in 30 of 30",
+        ),
+        ([(X, Y)], None, {"input_dim": 9}, InputError, "must have 9 features per sample; got 8 in batch 0"),
+        (
+            [(X, Y)],
+            [(X[:, :5], Y)],
+            None,
+            InputError,
+            "`val_loader` must have 8 features per sample; got 5 in batch 0",
+        ),
+        ([(X.double() * 1e60, Y)], None, None, InputError, "`train_loader` must lie within the range of float32"),
+        ([(X.double() * 1e-60, Y)], None, None, InputError, "`train_loader` must lie within the range of float32"),
+        ([(X, Y * 10**7)], None, None, InputError, "labels` must be class numbers; got 40000000 as the largest"),
+    ],
+)
+def test_bad_input_gets_its_message(train: Any, val: Any, metadata: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        solve(train, val, metadata)

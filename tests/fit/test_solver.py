@@ -1,0 +1,359 @@
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from protonet import PrototypeNetwork, solve
+from protonet._checks import InputError, InputTypeError
+from protonet.datasets import load_digits
+from protonet.encoder import Encoder
+from protonet.fit.search import EFFORTS, Search, select
+from protonet.fit.solver import fit_choice, solve_problem
+from protonet.losses import class_means
+from protonet.views.forest import ForestKind
+from protonet.views.linear import LinearKind
+from protonet.views.mlp import MLPKind, plan_encoder
+from protonet.views.radial import RadialKind
+from protonet.views.view import Rows
+from tests.strategies import blobs, seeds
+
+Loader = Iterable[Any]
+
+
+def loader(x: Tensor, y: Tensor, *, batch_size: int = 7, shuffle: bool = False, workers: int = 0) -> Loader:
+    return DataLoader(TensorDataset(x, y), batch_size=batch_size, shuffle=shuffle, num_workers=workers)
+
+
+#: A limit that affords one hidden unit for eight features and five classes: what is tested here is not accuracy.
+SMALL = {"param_limit": 30}
+
+
+def same_weights(first: nn.Module, second: nn.Module) -> bool:
+    a, b = first.state_dict(), second.state_dict()
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+@settings(max_examples=5)
+@given(seed=seeds, batch_size=st.integers(1, 40), cut=st.integers(1, 29))
+def test_order_batches_split_and_global_seed_leave_no_trace(seed: int, batch_size: int, cut: int) -> None:
+    x, y = blobs(0)
+    reference = solve([(x, y)], None, SMALL)
+    torch.manual_seed(seed)
+    order = torch.randperm(len(x))
+    x, y = x[order], y[order]
+    batches = loader(x[:cut], y[:cut], batch_size=batch_size, shuffle=True)
+    assert same_weights(solve(batches, loader(x[cut:], y[cut:]), SMALL), reference)
+
+
+def test_global_state_is_left_as_it_was() -> None:
+    x, y = blobs(0)
+    torch.manual_seed(5)
+    before = (
+        torch.get_rng_state(),
+        np.random.get_state(legacy=False),  # noqa: NPY002 - the global state is what is tested
+        random.getstate(),
+        torch.get_num_threads(),
+    )
+    with torch.no_grad():
+        network = solve(loader(x, y, shuffle=True), loader(x, y, shuffle=True), SMALL)
+        assert not torch.is_grad_enabled()
+    assert torch.is_grad_enabled()
+    assert torch.equal(torch.get_rng_state(), before[0])
+    np.testing.assert_equal(np.random.get_state(legacy=False), before[1])  # noqa: NPY002
+    assert random.getstate() == before[2]
+    assert torch.get_num_threads() == before[3]
+    with torch.inference_mode():
+        assert same_weights(solve([(x, y)], [(x, y)], SMALL), network)
+
+
+@settings(max_examples=15)
+@given(
+    seed=seeds,
+    limit=st.integers(0, 5000),
+    dim=st.integers(1, 20),
+    classes=st.integers(2, 6),
+    rows=st.integers(1, 4),
+)
+def test_the_limit_is_never_passed_and_all_parameters_are_the_encoders(
+    seed: int, limit: int, dim: int, classes: int, rows: int
+) -> None:
+    x, y = blobs(seed, dim=dim, classes=classes, rows=rows)
+    network = solve([(x, y)], None, {"param_limit": float(limit), "num_classes": classes, "input_dim": dim})
+    count = sum(p.numel() for p in network.parameters() if p.requires_grad)
+    assert count == network.count_parameters() <= limit
+    assert count == sum(p.numel() for p in network.encoder.parameters())
+    assert not network.training
+    assert network(x).shape == (len(x), classes)
+
+
+def test_without_parameters_it_is_raw_cosine() -> None:
+    x, y = blobs(3)
+    network = solve([(x, y)], None, {"param_limit": 0})
+    assert network.count_parameters() == 0
+    means, _ = class_means(F.normalize(x, dim=1), y, 5)
+    cosines = F.cosine_similarity(x[:, None], means[None], dim=2)
+    torch.testing.assert_close(network(x) * network.temperature, cosines)
+
+
+def test_the_mlp_is_always_there_and_always_trained() -> None:
+    for rows in (1, 2, 6):
+        network = solve([blobs(4, rows=rows)], None, SMALL)
+        assert network.count_parameters() > 0
+        (last,) = (value for name, value in network.encoder.named_parameters() if name.endswith("stack.last"))
+        assert bool((last != 0).any())
+
+
+def test_no_time_still_gives_a_model() -> None:
+    x, y = blobs(5)
+    network = solve([(x, y)], time_limit=0)
+    assert float((network(x).argmax(dim=1) == y).double().mean()) > 0.8
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int32])
+def test_any_real_type_and_shape(dtype: torch.dtype) -> None:
+    x, y = blobs(6)
+    x = (4 * x).round()
+    shaped = x.to(dtype).reshape(-1, 2, 1, 4)
+    network = solve([(shaped, y[:, None].to(torch.int32))], None, {"input_dim": 8, "num_classes": 5, **SMALL})
+    assert same_weights(network, solve([(x, y)], None, SMALL))
+    torch.testing.assert_close(network(shaped), network(x))
+
+
+@pytest.mark.parametrize("scale", [2.0**-40, 2.0**40])  # about 1e-12 and 1e12, without rounding the features
+def test_the_unit_of_the_features_does_not_matter(scale: float) -> None:
+    x, y = blobs(7)
+    logits = solve([(x, y)], None, SMALL)(x)
+    torch.testing.assert_close(solve([(x * scale, y)], None, SMALL)(x * scale), logits)
+
+
+def test_odd_data_pass_without_fuss() -> None:
+    x, y = blobs(8)
+    few = torch.tensor([0, 1, 2, 3, 4])
+    first = torch.stack([(y == c).nonzero()[0, 0] for c in few])
+    cases: list[tuple[Loader, Loader | None, int]] = [
+        ([(x[y < 3], y[y < 3])], [(x[y >= 3], y[y >= 3])], 5),  # classes that occur only in val
+        ([(x[y < 3], y[y < 3])], None, 5),  # classes that never occur
+        ([(x[first], few)], None, 5),  # one sample a class
+        ([(torch.cat([x, x[y == 0].repeat(9, 1)]), torch.cat([y, y[y == 0].repeat(9)]))], None, 5),  # unequal
+        ([(torch.cat([x, torch.ones(30, 2), x], dim=1), y)], [], 5),  # constant and duplicated features
+        ([(torch.zeros(30, 8), y)], None, 5),  # nothing at all
+        (loader(x, y, workers=1), None, 5),
+        (((x[i : i + 1], y[i : i + 1]) for i in range(30)), None, 5),  # a generator, read once
+        ([(x.numpy(), y.numpy())], None, 5),
+    ]
+    cases.append(([(torch.ones(30, 8), y)], None, 5))
+    read_only = x.numpy()[::-1].copy()
+    read_only.flags.writeable = False
+    cases.append(([(read_only, y.numpy()[::-1])], None, 5))
+    for train, val, classes in cases:
+        network = solve(train, val, {"num_classes": classes, **SMALL})
+        assert isinstance(network.encoder, Encoder)
+        logits = network(torch.randn(4, network.encoder.input_dim, generator=torch.Generator().manual_seed(0)))
+        assert bool(torch.isfinite(logits).all())
+
+
+def test_a_class_that_never_occurs_is_never_predicted() -> None:
+    x, y = blobs(9)
+    network = solve([(x[y != 2], y[y != 2])], None, {"num_classes": 7, **SMALL})
+    predicted = network(torch.randn(300, 8, generator=torch.Generator().manual_seed(0))).argmax(dim=1)
+    assert set(predicted.tolist()) <= {0, 1, 3, 4}
+
+
+X, Y = blobs(0)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "error", "message"),
+    [
+        (
+            {"num_classes": 1},
+            InputError,
+            r"`metadata\['num_classes'\]` must be a whole number >= 2",
+        ),
+        (
+            {"param_limit": -1},
+            InputError,
+            r"`metadata\['param_limit'\]` must be a finite number >= 0",
+        ),
+        (
+            {"param_limit": math.nan},
+            InputError,
+            r"`metadata\['param_limit'\]` must be a finite",
+        ),
+        (
+            {"device": "nonsense"},
+            InputError,
+            r"`metadata\['device'\]` must be a device of this machine",
+        ),
+        ([1], InputTypeError, "`metadata` must be a mapping or None; got list"),
+    ],
+)
+def test_bad_metadata_get_their_message(metadata: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=f"^solve: {message}"):
+        solve([(X, Y)], None, metadata)
+
+
+def test_a_time_limit_below_zero_is_an_error() -> None:
+    with pytest.raises(InputError, match="solve: `time_limit` must be a finite number >= 0; got -1"):
+        solve([(X, Y)], time_limit=-1)
+
+
+@pytest.mark.parametrize(
+    ("effort", "error", "message"),
+    [
+        ("slow", InputError, "be one of fast, default, best; got 'slow'"),
+        (["fast"], InputTypeError, "be a name or a Search; got list"),
+        (Search(folds=1), InputError, "have no folds or two, .*; got folds=1"),
+        (Search(folds=-1), InputError, "have no folds or two, .*; got folds=-1"),
+        (Search(kinds=()), InputError, "linear views first; got folds=5, kinds "),
+        (Search().without(LinearKind), InputError, "linear views first; got .*RadialKind"),
+        (Search().with_kind(LinearKind(("whitened",))), InputError, "got "),
+        (Search().with_kind(RadialKind(bandwidths=())), InputError, "got "),
+        (Search().with_kind(RadialKind(ridges=())), InputError, "got "),
+        (Search().with_kind(MLPKind(steps=())), InputError, "got "),
+    ],
+)
+def test_an_effort_that_cannot_be_made_is_an_error(effort: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=f"solve: `effort` must .*{message}"):
+        solve([(X, Y)], effort=effort)
+
+
+def test_progress_must_be_a_function() -> None:
+    with pytest.raises(InputTypeError, match="solve: `progress` must be a function of a stage and a share; got int"):
+        solve([(X, Y)], progress=5)  # type: ignore[arg-type]
+
+
+def test_little_effort_trains_nothing_and_much_effort_no_less() -> None:
+    fast = solve([(X, Y)], effort="fast")
+    assert fast.count_parameters() == 0
+    assert float((fast(X).argmax(dim=1) == Y).double().mean()) > 0.9
+    search = replace(EFFORTS["best"], folds=3).with_kind(ForestKind(trees=20))
+    search = search.with_kind(replace(MLPKind.for_effort("best"), steps=(10, 30)))
+    best = solve([(X, Y)], None, SMALL, effort=search)
+    assert 0 < best.count_parameters() <= SMALL["param_limit"]
+
+
+def test_progress_is_told_and_can_end_the_search() -> None:
+    told: list[tuple[str, float]] = []
+    solve([(X, Y)], None, SMALL, progress=lambda *stage: told.append(stage))
+    assert told[-2:] == [("final fit", 0.8), ("done", 1.0)]
+    assert [share for _, share in told] == sorted(share for _, share in told)
+
+    def interrupt(stage: str, share: float) -> None:
+        if stage == "forests":
+            raise KeyboardInterrupt
+
+    threads = torch.get_num_threads()
+    with pytest.raises(KeyboardInterrupt):
+        solve([(X, Y)], progress=interrupt)
+    assert torch.get_num_threads() == threads
+
+
+def test_pixels_are_shifted_and_nothing_of_it_counts_as_a_parameter() -> None:
+    data = load_digits()
+    plain, shifted = (
+        solve([(data.x[:50], data.y[:50])], effort=replace(EFFORTS["fast"], shifts=shifts)) for shifts in (False, True)
+    )
+    accuracy = [float((each(data.x[50:]).argmax(dim=1) == data.y[50:]).double().mean()) for each in (plain, shifted)]
+    assert accuracy[1] > accuracy[0] + 0.01
+    assert shifted.count_parameters() == 0
+
+
+def test_the_callers_default_dtype_does_not_matter() -> None:
+    reference = solve([(X, Y)], None, SMALL)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert same_weights(solve([(X, Y)], None, SMALL), reference)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_a_single_class_is_always_predicted() -> None:
+    network = solve([(X, Y * 0 + 3)], None, {"num_classes": 5, **SMALL})
+    assert network(X).argmax(dim=1).tolist() == [3] * len(X)
+
+
+def test_equal_rows_give_logits_that_say_nothing() -> None:
+    logits = solve([(torch.ones(30, 8), Y)], None, SMALL)(X)
+    assert float(logits.detach().abs().max()) < 100
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_without_parameters_it_is_raw_cosine_for_one_sample_a_class_too(extra: int) -> None:
+    y = torch.cat([torch.arange(10), torch.arange(extra)])
+    x = torch.randn(len(y), 6, generator=torch.Generator().manual_seed(0))
+    for effort in ("fast", "default"):
+        network = solve([(x, y)], None, {"param_limit": 0}, effort=effort)
+        means = class_means(F.normalize(x, dim=1), y, 10)[0]
+        torch.testing.assert_close(
+            network(x) * network.temperature, F.cosine_similarity(x[:, None], means[None], dim=2)
+        )
+
+
+def test_in_few_dimensions_the_mlp_is_trained_for_as_long_as_it_helps() -> None:
+    y = torch.arange(120) % 2  # inside and outside of a circle
+    x = F.normalize(torch.randn(120, 2, generator=torch.Generator().manual_seed(0)), dim=1) * (1 + 2 * y)[:, None]
+    search = Search().without(RadialKind).without(ForestKind)
+    losses = select(Rows(x, y, 2), plan_encoder(2, 2, 10_000), search=search).losses
+    few, many = (
+        min(loss for name, loss in losses.items() if re.fullmatch(rf"learned: 1x32 MLP on \w+, {steps} steps", name))
+        for steps in (10, 60)
+    )
+    assert many < 0.5 * few
+
+
+def test_a_half_precision_copy_stays_finite() -> None:
+    network = solve([(X, Y)], effort="fast").to(torch.bfloat16)
+    assert bool(torch.isfinite(network(X)).all())
+    assert float((network(X).argmax(dim=1) == Y).double().mean()) > 0.9
+
+
+def test_where_most_classes_have_one_sample_the_model_stays_simple() -> None:
+    many = torch.cat([Y * 0, torch.arange(1, 21)])
+    x = torch.cat([X, torch.randn(20, 8, generator=torch.Generator().manual_seed(0))])
+    assert solve([(x, many)]).count_parameters() == solve([(x, many)], time_limit=0).count_parameters()
+
+
+def test_the_result_is_the_projects_network() -> None:
+    assert isinstance(solve([(X, Y)], None, SMALL), PrototypeNetwork)
+
+
+@pytest.mark.parametrize("limit", [0, 30, 5000])
+def test_what_is_chosen_is_fitted_with_its_weights_and_sources_once(limit: int) -> None:
+    solution = solve_problem([(X, Y)], None, {"param_limit": limit})
+    encoder, choice = solution.network.encoder, solution.choice
+    assert isinstance(encoder, Encoder)
+    views = list(encoder.list_views())
+    assert len(views) == len(choice.views)
+    weights = torch.tensor([weight for _, weight in choice.views])
+    given = torch.stack([part.sum() for part in encoder.weights.split([len(view.sizes) for view in views])])
+    torch.testing.assert_close(given, weights / weights.sum())
+    assert bool((encoder.weights > 0).all())
+    read = {view.source for view in views if view.source is not None}
+    sources = {each.source or each for each, _ in choice.views if each.name not in {"forest", "shifted forest"}}
+    assert len(encoder.list_sources()) == len(read) == len(sources)
+    assert float(solution.network.temperature) == pytest.approx(choice.temperature)
+    again = fit_choice(solution.problem, choice)
+    assert same_weights(again, solution.network)
+
+
+def test_numbers_of_too_many_magnitudes_name_the_argument_that_they_came_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise FloatingPointError("values of too many magnitudes")
+
+    monkeypatch.setattr("protonet.views.linear.shrink_covariance", fail)
+    with pytest.raises(InputError, match=r"^solve: `train_loader` must hold numbers that can be compared; got values"):
+        solve([(X, Y)])

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protonet.metrics import calibration_error, fill_bins, measure
+from tests.strategies import seeds
+
+
+def predictions(n: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    confidence = torch.rand(n, generator=generator, dtype=torch.float64)
+    return confidence, torch.rand(n, generator=generator) < confidence
+
+
+@pytest.mark.parametrize("n_bins", [1, 4, 15])
+def test_bins_are_the_slow_loops(n_bins: int) -> None:
+    confidence, right = predictions(200)
+    confidence[:3] = torch.tensor([0.0, 1.0, 0.5])
+    bins = fill_bins(confidence, right, n_bins)
+    assert (bins.shape, bins.dtype) == ((n_bins, 3), torch.float64)
+    for position in range(n_bins):
+        low, high = position / n_bins, (position + 1) / n_bins
+        inside = (confidence > low) & (confidence <= high)
+        if position == 0:
+            inside |= confidence == 0
+        expected = [float(inside.sum()), float(confidence[inside].sum()), float(right[inside].sum())]
+        np.testing.assert_allclose(bins[position].numpy(), expected, rtol=1e-12)
+
+
+@given(seed=seeds, n=st.integers(1, 60), cut=st.integers(0, 60))
+def test_bins_of_batches_add_up(seed: int, n: int, cut: int) -> None:
+    confidence, right = predictions(n, seed)
+    parts = [fill_bins(confidence[part], right[part]) for part in (slice(None, cut), slice(cut, None))]
+    torch.testing.assert_close(parts[0] + parts[1], fill_bins(confidence, right))
+    square = (confidence[:, None].expand(-1, 2), right[:, None].expand(-1, 2))  # any shape
+    torch.testing.assert_close(fill_bins(*square), 2 * fill_bins(confidence, right))
+
+
+def test_calibration_error() -> None:
+    bins = torch.tensor([[0.0, 0.0, 0.0], [10.0, 6.0, 5.0], [30.0, 27.0, 30.0]], dtype=torch.float64)
+    assert calibration_error(bins) == pytest.approx(0.25 * abs(0.6 - 0.5) + 0.75 * abs(0.9 - 1.0))
+
+
+def test_calibration_error_without_predictions() -> None:
+    assert math.isnan(calibration_error(torch.zeros(15, 3, dtype=torch.float64)))
+
+
+@given(seed=seeds)
+def test_calibration_error_is_that_of_measure(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(50, 4, generator=generator, dtype=torch.float64)
+    labels = torch.randint(4, (50,), generator=generator)
+    confidence, predicted = logits.softmax(dim=1).max(dim=1)
+    error = calibration_error(fill_bins(confidence, predicted == labels))
+    assert error == pytest.approx(measure(logits, labels).calibration_error, abs=1e-9)
+    assert 0 <= error <= 1
+
+
+def test_sure_and_right_is_calibrated_sure_and_wrong_is_not() -> None:
+    assert calibration_error(fill_bins(torch.ones(5), torch.ones(5, dtype=torch.bool))) == 0
+    assert calibration_error(fill_bins(torch.ones(5), torch.zeros(5, dtype=torch.bool))) == 1

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import minimize, minimize_scalar
+from scipy.special import log_softmax
+
+from protonet.scoring import (
+    FOLDS,
+    WEIGHTS,
+    fit_temperature,
+    fit_weights,
+    simplest_within_one_error,
+    soft_weights,
+    split_folds,
+    worse_by_one_error,
+)
+from tests.strategies import seeds
+
+
+@pytest.mark.parametrize("signal", [0.0, 0.3, 3.0])
+def test_the_temperature_is_the_minimum_that_scipy_finds(signal: float) -> None:
+    cosines = torch.rand(60, 5, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    labels = torch.arange(60) % 5
+    cosines[torch.arange(60), labels] += signal
+    factor, losses = fit_temperature(cosines, labels, torch.ones(5, dtype=torch.bool))
+    array = cosines.double().numpy()
+    ridge = np.var(array, axis=1).mean() / (WEIGHTS.logit_scale**2 * 60)
+
+    def objective(beta: float) -> float:
+        return float(-log_softmax(beta * array, axis=1)[np.arange(60), labels.numpy()].mean() + ridge * beta**2 / 2)
+
+    best = minimize_scalar(objective, bounds=(0, 1000), method="bounded", options={"xatol": 1e-9})
+    assert objective(factor) <= best.fun + 1e-6
+    assert float(losses.mean()) <= objective(factor) + 1e-6
+
+
+def test_a_class_that_cannot_win_takes_no_probability() -> None:
+    cosines, labels = torch.zeros(4, 3), torch.tensor([0, 2, 0, 2])
+    _, losses = fit_temperature(cosines, labels, torch.tensor([True, False, True]))
+    torch.testing.assert_close(losses, torch.full((4,), 2.0, dtype=torch.float64).log())
+
+
+@given(seed=seeds)
+def test_soft_weights_are_shares_that_fall_with_the_loss(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    cosines = [torch.rand(30, 4, generator=generator)] * 5  # one spread for all
+    losses = [torch.rand(30, generator=generator, dtype=torch.float64) for _ in range(5)]
+    prior = [1.0, 2.0, 1.0, 1.0, 1.0]
+    weights = soft_weights(cosines, losses, prior, keep_last=False)
+    torch.testing.assert_close(weights.sum(), torch.tensor(1.0, dtype=torch.float64))
+    means = torch.stack([loss.mean() for loss in losses])
+    expected = torch.exp(-means / WEIGHTS.softness) * torch.tensor(prior, dtype=torch.float64)
+    torch.testing.assert_close(weights, expected / expected.sum())
+
+
+def test_a_view_that_is_far_worse_is_left_out_but_the_learned_one_is_kept() -> None:
+    cosines = [torch.eye(4)] * 3
+    losses = [torch.full((4,), value, dtype=torch.float64) for value in (0.1, 9.0, 9.0)]
+    weights = soft_weights(cosines, losses, [1.0] * 3, keep_last=True)
+    assert float(weights[1]) == 0.0
+    assert float(weights[2]) == pytest.approx(WEIGHTS.least_share, rel=0.02)
+    assert soft_weights(cosines, losses, [1.0] * 3, keep_last=False).tolist() == [1.0, 0.0, 0.0]
+
+
+def test_of_few_rows_the_weights_differ_less() -> None:
+    losses = [torch.full((4,), value, dtype=torch.float64) for value in (0.0, 1.0)]
+    weights = soft_weights([torch.eye(4)] * 2, losses, [1.0] * 2, keep_last=False)
+    assert float(weights[0] / weights[1]) == pytest.approx(math.exp(4 / WEIGHTS.softness_in_all))
+
+
+def test_a_view_of_small_cosines_gets_a_larger_weight_for_the_same_influence() -> None:
+    losses = [torch.ones(4, dtype=torch.float64)] * 2
+    weights = soft_weights([torch.eye(4), 0.1 * torch.eye(4)], losses, [1.0] * 2, keep_last=True)
+    torch.testing.assert_close(weights[1] / weights[0], torch.tensor(10.0, dtype=torch.float64))
+
+
+def draw_cosines(n: int, seed: int = 0) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Return three views' cosines (n, 4), of falling use and different spread, and labels (n,)."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % 4
+    views = [torch.randn(n, 4, generator=generator) for _ in range(3)]
+    for view, signal in zip(views, (1.5, 1.0, 0.0), strict=True):
+        view[torch.arange(n), labels] += signal
+    return [view * size for view, size in zip(views, (0.1, 0.02, 0.3), strict=True)], labels
+
+
+def test_fitted_weights_are_the_minimum_that_scipy_finds() -> None:
+    cosines, labels = draw_cosines(60)
+    start = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+    weights = fit_weights(cosines, labels, torch.ones(4, dtype=torch.bool), start)
+    views = torch.stack(cosines).double().numpy()
+    spread = np.sqrt(views.var(axis=2).mean(axis=1))
+    views = views / spread[:, None, None]
+    prior = start.numpy() * spread / (start.numpy() * spread).sum()
+
+    def objective(point: np.ndarray) -> float:
+        share = np.exp(log_softmax(np.append(point[:2], 0.0)))
+        logits = np.exp(point[2]) * np.tensordot(share, views, axes=1)
+        held = (
+            WEIGHTS.held_back * (share * np.log(share / prior)).sum()
+            + logits.var(axis=1).mean() / WEIGHTS.logit_scale**2 / 2
+        )
+        return float(-log_softmax(logits, axis=1)[np.arange(60), labels.numpy()].mean() + held / 60)
+
+    best = minimize(objective, np.zeros(3))
+    expected = np.exp(log_softmax(np.append(best.x[:2], 0.0))) / spread
+    np.testing.assert_allclose(weights.numpy(), expected / expected.sum(), atol=1e-3)
+
+
+def test_few_rows_hardly_move_the_weights_and_many_do() -> None:
+    start = torch.tensor([0.0, 0.5, 0.5], dtype=torch.float64)
+    moved = []
+    for n in (8, 4000):
+        cosines, labels = draw_cosines(n)
+        weights = fit_weights(cosines, labels, torch.ones(4, dtype=torch.bool), start)
+        assert weights[0] == 0  # left out it stays
+        assert float(weights.sum()) == pytest.approx(1)
+        moved.append(float(weights[2]))
+    assert moved[0] > 0.3
+    assert moved[1] < 0.02
+
+
+@given(seed=seeds)
+def test_the_simplest_within_one_error(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    losses = list(torch.rand(5, 30, generator=generator, dtype=torch.float64))
+    best = min(losses, key=lambda loss: float(loss.mean()))
+    chosen = simplest_within_one_error(losses)
+    assert not worse_by_one_error(losses[chosen], best)
+    assert all(worse_by_one_error(loss, best) for loss in losses[:chosen])
+
+
+def test_what_counts_as_worse() -> None:
+    zero = torch.zeros(100, dtype=torch.float64)
+    noisy = torch.tensor([1.0, -0.9] * 50, dtype=torch.float64)  # mean 0.05, standard error 0.095
+    assert not worse_by_one_error(noisy, zero)
+    assert worse_by_one_error(noisy, zero, most=0.02)
+    assert not worse_by_one_error(noisy, zero, most=0.02, margin=4.0)
+    assert worse_by_one_error(noisy, zero, most=0.02, margin=2.0)
+    assert not worse_by_one_error(zero + 1e-3, zero)
+    assert worse_by_one_error(zero + 3e-3, zero)
+
+
+@given(seed=seeds, counts=st.lists(st.integers(0, 9), min_size=2, max_size=8))
+def test_folds_are_stratified_and_never_leave_a_class_without_rows_to_fit_on(seed: int, counts: list[int]) -> None:
+    labels = torch.cat([torch.full((count,), c) for c, count in enumerate(counts)])
+    folds = split_folds(labels, len(counts), torch.Generator().manual_seed(seed))
+    assert len(folds) == (min(5, max(counts)) if max(counts) > 1 else 0)
+    judged = torch.cat([fold.judge for fold in folds]) if folds else torch.empty(0, dtype=torch.int64)
+    several = torch.tensor([count > 1 for count in counts])
+    assert torch.equal(judged.sort().values, several[labels].nonzero().flatten() if folds else judged)
+    for fold in folds:
+        assert torch.equal(torch.cat(fold).sort().values, torch.arange(len(labels)))
+        assert torch.equal(labels[fold.fit].unique(), labels.unique())
+        share = torch.bincount(labels[fold.judge], minlength=len(counts))
+        assert bool((share <= (torch.tensor(counts) + len(folds) - 1) // len(folds)).all())
+
+
+def test_many_rows_are_judged_on_one_held_out_part() -> None:
+    labels = torch.arange(40_000) % 100
+    (fold,) = split_folds(labels, 100, torch.Generator().manual_seed(0))
+    assert len(fold.judge) <= FOLDS.held_out
+    assert torch.equal(torch.cat(fold).sort().values, torch.arange(40_000))
+    assert int(torch.bincount(labels[fold.judge]).min()) > 0
+
+
+def test_every_row_is_never_judged_at_once_however_many_classes_there_are() -> None:
+    (fold,) = split_folds(torch.arange(100) % 20, 400_000, torch.Generator().manual_seed(0))
+    assert len(fold.fit) > 0
+    assert len(fold.judge) > 0
+    assert sorted([*fold.fit.tolist(), *fold.judge.tolist()]) == list(range(100))
+
+
+def test_no_folds_where_none_are_asked_for() -> None:
+    assert split_folds(torch.arange(10) % 2, 2, torch.Generator(), most=0) == []

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from sklearn.ensemble import ExtraTreesClassifier
+from torch import Tensor
+
+from protonet.datasets import load_digits
+from protonet.views import forest
+from protonet.views.forest import FOREST, Forest, ForestView, count_trees
+from protonet.views.shifts import shift_rows
+from protonet.views.view import Rows
+from tests.strategies import blobs, seeds
+
+
+def grow(x: Tensor, y: Tensor, classes: int = 5, trees: int = 20) -> ForestView:
+    return Forest(trees).fit(Rows(x, y, classes))
+
+
+def vote_slowly(view: ForestView, x: Tensor) -> Tensor:
+    """Walk every row down every tree."""
+    votes = torch.zeros(len(x), view.sizes[0])
+    for number, row in enumerate(x):
+        for root in view.root:
+            at = int(root)
+            while int(view.child[at]) != at:
+                at = int(view.child[at]) + int(row[view.feature[at]] > view.threshold[at])
+            votes[number, view.label[at]] += 1 / len(view.root)
+    return votes
+
+
+@given(seed=seeds)
+def test_votes_are_the_slow_walk(seed: int) -> None:
+    x, y = blobs(seed, rows=3, noise=2.0)
+    view = grow(x, y, trees=4)
+    queries = torch.randn(6, 8, generator=torch.Generator().manual_seed(seed))
+    torch.testing.assert_close(view(queries), vote_slowly(view, queries))
+
+
+@given(seed=seeds)
+def test_every_tree_knows_its_rows(seed: int) -> None:
+    x, y = blobs(seed, noise=3.0)
+    torch.testing.assert_close(grow(x, y)(x), torch.nn.functional.one_hot(y, 5).float())
+
+
+def test_it_is_as_good_as_scikit_learns() -> None:
+    x, y = load_digits().x, load_digits().y
+    ours = float((grow(x[:300], y[:300], 10, 200)(x[300:]).argmax(dim=1) == y[300:]).double().mean())
+    oracle = ExtraTreesClassifier(200, random_state=0).fit(x[:300].numpy(), y[:300].numpy())
+    assert ours > oracle.score(x[300:].numpy(), y[300:].numpy()) - 0.01
+
+
+def test_equal_rows_of_two_classes_go_to_the_majority_and_then_to_the_first() -> None:
+    x = torch.tensor([[0.0, 1.0]] * 5 + [[1.0, 1.0]] * 2)
+    y = torch.tensor([2, 1, 1, 0, 2, 1, 0])
+    view = grow(x, y, 3)
+    assert view(x).argmax(dim=1).tolist() == [1] * 5 + [0] * 2
+    assert view.depth == 1
+    equal = grow(torch.ones(4, 2), torch.tensor([1, 1, 0, 2]), 3)
+    torch.testing.assert_close(equal(torch.ones(1, 2)), torch.tensor([[0.0, 1.0, 0.0]]))
+
+
+@given(seed=seeds)
+def test_the_depth_is_that_of_the_farthest_leaf(seed: int) -> None:
+    x, y = blobs(seed, noise=2.0)
+    view = grow(torch.cat([x, x[:2]]), torch.cat([y, y[:2] + 1]), 6, trees=5)  # two rows with two labels each
+    depth, at = 0, view.root
+    while bool((view.child[at] != at).any()):
+        inner = view.child[at] != at
+        at = torch.cat([view.child[at[inner]], view.child[at[inner]] + 1])
+        depth += 1
+    assert view.depth == depth
+
+
+def test_batches_of_trees_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = blobs(1, noise=2.0)
+    monkeypatch.setattr(forest, "FOREST", replace(FOREST, batch_work=300))  # a few trees at a time
+    view = grow(x, y)
+    assert len(view.root) == 20
+    torch.testing.assert_close(view(x), torch.nn.functional.one_hot(y, 5).float())
+    torch.testing.assert_close(view(x[:4] + 0.3), vote_slowly(view, x[:4] + 0.3))
+
+
+def test_the_same_seed_gives_the_same_trees_in_any_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = blobs(2)
+    first, second = grow(x, y), grow(x * 1024, y)
+    assert torch.equal(first.feature, second.feature)
+    assert torch.equal(first.threshold * 1024, second.threshold)
+    monkeypatch.setattr(forest, "FOREST", replace(FOREST, seed=1))
+    assert not torch.equal(first(x + 1), grow(x, y)(x + 1))
+
+
+@pytest.mark.parametrize("n", [1, 100, 10_000, 1_000_000])
+def test_work_is_bounded(n: int) -> None:
+    assert 1 <= count_trees(n, 400, 200) <= 200
+    assert count_trees(n, 400, 200) * min(n, FOREST.most_rows) * 20 <= max(FOREST.forest_work, FOREST.most_rows * 20)
+
+
+def test_of_many_rows_some_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = blobs(3)
+    x, y = x[y.argsort()], y.sort().values
+    monkeypatch.setattr(forest, "FOREST", replace(FOREST, most_rows=10))
+    view = grow(x, y)
+    assert len(view.feature) <= len(view.root) * (2 * 10 - 1)
+    assert set(view.label.tolist()) == set(range(5))
+
+
+def test_everything_is_a_buffer() -> None:
+    assert list(grow(*blobs(4)).parameters()) == []
+
+
+def test_a_shifted_forest_is_the_forest_of_the_shifted_rows() -> None:
+    x, y = blobs(5)
+    shifts = (0, 2, -1)
+    shifted = Forest(5, shifted=True).fit(Rows(x, y, 5, shifts=shifts))
+    expected = grow(shift_rows(x, shifts), y.repeat(3), trees=5)
+    assert torch.equal(shifted(x + 0.2), expected(x + 0.2))
+    plain = Forest(5).fit(Rows(x, y, 5, shifts=shifts))
+    assert torch.equal(plain(x + 0.2), grow(x, y, trees=5)(x + 0.2))
+    assert [Forest(5, shifted=shift).name for shift in (False, True)] == ["forest", "shifted forest"]

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.preprocessing import RobustScaler, StandardScaler
+
+from protonet import solve
+from protonet._checks import InputError
+from protonet.datasets.synthetic import sample_family
+from protonet.losses import class_means
+from protonet.scoring import Fold
+from protonet.views.judge import Judge
+from protonet.views.linear import LINEAR, SCALINGS, Linear, LinearKind, LinearView, shrink_covariance
+from protonet.views.mlp import plan_encoder
+from protonet.views.view import Rows
+from tests.strategies import blobs, seeds
+
+
+def fit(scaling: str, x: torch.Tensor, y: torch.Tensor, classes: int = 5) -> LinearView:
+    return Linear(scaling).fit(Rows(x, y, classes))
+
+
+def cosine_accuracy(
+    view: LinearView, x: torch.Tensor, y: torch.Tensor, test: tuple[torch.Tensor, torch.Tensor]
+) -> float:
+    prototypes = F.normalize(class_means(F.normalize(view.map(x), dim=1), y, 128)[0], dim=1)
+    return float(((F.normalize(view.map(test[0]), dim=1) @ prototypes.T).argmax(dim=1) == test[1]).double().mean())
+
+
+def test_raw_is_the_features_up_to_scale() -> None:
+    x, y = blobs(0)
+    z = fit("raw", x, y).map(x)
+    torch.testing.assert_close(z * x.square().mean().sqrt(), x)
+
+
+def test_standardised_is_scikit_learns_up_to_scale() -> None:
+    x, y = blobs(1)
+    x[:, 3] = 7.0  # a constant feature is dropped, not divided by zero
+    z = fit("standardised", x, y).map(x)
+    expected = torch.from_numpy(StandardScaler().fit_transform(x.double().numpy())).float()
+    torch.testing.assert_close(z / z.std(), expected / expected.std(), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [2, 3, 6, 40])
+def test_shrunken_covariance_is_nearer_to_the_truth_than_the_sample(rows: int) -> None:
+    """In the loss that the estimator is made for, of inverses; with dim 20 the ratio passes through 1."""
+    generator = torch.Generator().manual_seed(rows)
+    truth = torch.logspace(0, 2, 20, dtype=torch.float64)
+    residuals = torch.randn(5 * rows, 20, generator=generator, dtype=torch.float64) * truth.sqrt()
+    basis, variances, rest = shrink_covariance(residuals, len(residuals))
+    outside = torch.eye(20, dtype=torch.float64) - basis @ basis.T
+    estimate = basis * variances @ basis.T + rest * outside
+    assert bool((torch.linalg.eigvalsh(estimate) > 0).all())
+    torch.testing.assert_close(estimate.trace(), residuals.square().sum() / len(residuals))
+    sample = residuals.T @ residuals / len(residuals)
+    ridge = sample + 1e-3 * torch.eye(20, dtype=torch.float64)
+
+    def distance(matrix: torch.Tensor) -> float:
+        return float((torch.linalg.inv(matrix) - torch.diag(1 / truth)).square().sum())
+
+    assert distance(estimate) < distance(ridge)
+
+
+def test_with_many_rows_shrinkage_vanishes() -> None:
+    generator = torch.Generator().manual_seed(0)
+    residuals = torch.randn(50_000, 10, generator=generator, dtype=torch.float64) * torch.arange(1, 11)
+    _, variances, _ = shrink_covariance(residuals, len(residuals))
+    expected = torch.linalg.eigvalsh(residuals.T @ residuals / len(residuals))
+    torch.testing.assert_close(variances, expected, rtol=0.02, atol=0)
+
+
+@pytest.mark.parametrize("rows", [60, 300])
+def test_copies_and_constants_do_not_change_the_shrunken_variances(rows: int) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    residuals = torch.randn(rows, 20, generator=generator, dtype=torch.float64) * torch.logspace(-1, 0, 20)
+    alone = shrink_covariance(residuals, rows).variances
+    copies = shrink_covariance(torch.cat([residuals, residuals], dim=1) / 2**0.5, rows).variances
+    padded = shrink_covariance(torch.cat([residuals, torch.zeros(rows, 20)], dim=1), rows).variances
+    torch.testing.assert_close(copies, alone)
+    torch.testing.assert_close(padded, alone)
+
+
+@pytest.mark.parametrize("scaling", ["standardised", "relevant", "robust"])
+def test_a_feature_of_another_unit_does_not_hide_the_others(scaling: str) -> None:
+    x, y = blobs(1, rows=20)
+    other = x * torch.tensor([1e7] + [1.0] * 7)
+    torch.testing.assert_close(fit(scaling, x, y).map(x), fit(scaling, other, y).map(other), atol=1e-3, rtol=1e-3)
+
+
+def test_wide_and_square_paths_agree() -> None:
+    """The Gram path (rows < dim) and the covariance path see the same spectrum when a zero row tells them apart."""
+    generator = torch.Generator().manual_seed(1)
+    residuals = torch.randn(19, 20, generator=generator, dtype=torch.float64)
+    padded = torch.cat([residuals, torch.zeros(1, 20, dtype=torch.float64)])
+    wide, square = shrink_covariance(residuals, 19), shrink_covariance(padded, 19)
+    torch.testing.assert_close(wide.variances, square.variances)
+    torch.testing.assert_close(wide.basis.abs(), square.basis.abs(), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("family", "least"), [("correlated", 0.95), ("nuisance", 0.95)])
+def test_whitening_finds_the_classes_that_noise_hides(family: str, least: float) -> None:
+    split = sample_family(family, seed=11)
+    x, y = torch.cat([split.train_x, split.val_x]), torch.cat([split.train_y, split.val_y])
+    test = split.test_x, split.test_y
+    assert cosine_accuracy(fit("raw", x, y, 128), x, y, test) < 0.1
+    assert cosine_accuracy(fit("whitened", x, y, 128), x, y, test) > least
+
+
+@given(seed=seeds, scaling=st.sampled_from(SCALINGS))
+def test_a_rotation_moves_views_along_that_do_not_scale_features(seed: int, scaling: str) -> None:
+    x, y = blobs(seed)
+    generator = torch.Generator().manual_seed(seed)
+    rotation = torch.linalg.qr(torch.randn(8, 8, generator=generator))[0]
+    z, turned = fit(scaling, x, y).map(x), fit(scaling, x @ rotation, y).map(x @ rotation)
+    if scaling in {"raw", "centred", "whitened"}:
+        torch.testing.assert_close(z @ z.T, turned @ turned.T, atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(turned.square().mean(), torch.tensor(1.0), atol=1e-4, rtol=0)
+
+
+def try_scalings(labels: torch.Tensor) -> tuple[str, ...]:
+    x = torch.randn(len(labels), 4, generator=torch.Generator().manual_seed(0))
+    everything = torch.arange(len(labels))
+    judge = Judge(Rows(x, labels, 3), [Fold(everything, everything)], plan_encoder(4, 3, 0))
+    return tuple(candidate.specification.name for candidate in LinearKind().candidates(judge))
+
+
+def test_whitening_needs_two_degrees_of_freedom() -> None:
+    without = ("raw", "centred", "standardised", "robust")
+    assert try_scalings(torch.tensor([0, 1, 2])) == without
+    assert try_scalings(torch.tensor([0, 1, 2, 2])) == without
+    assert try_scalings(torch.tensor([0, 1, 1, 2, 2])) == SCALINGS
+
+
+def test_the_bias_coordinate_joins_scaled_views_alone() -> None:
+    x, y = blobs(0)
+    for scaling in SCALINGS:
+        view = fit(scaling, x, y)
+        bias = 0.0 if scaling in {"raw", "centred"} else LINEAR.bias
+        assert view.bias == bias
+        z = view.map(x)
+        expected = torch.cat([z, torch.full((len(x), 1), bias)], dim=1) if bias else z
+        assert torch.equal(view(z), expected)
+        assert view.sizes == (expected.shape[1],)
+        assert list(view.parameters()) == []
+
+
+def test_constant_and_duplicated_features_stay_finite() -> None:
+    x = torch.ones(6, 4)
+    x[:, 1] = torch.arange(6) % 3
+    x[:, 2] = x[:, 1]
+    for scaling in SCALINGS:
+        z = fit(scaling, x, torch.arange(6) % 3, 3).map(x)
+        assert bool(torch.isfinite(z).all())
+
+
+def test_robust_is_scikit_learns_up_to_scale() -> None:
+    x, y = blobs(2, rows=101)
+    z = fit("robust", x, y).map(x)
+    expected = torch.from_numpy(RobustScaler().fit_transform(x.double().numpy())).float()
+    torch.testing.assert_close(z / z.std(), expected / expected.std(), atol=1e-3, rtol=1e-3)
+
+
+def test_relevant_features_are_those_whose_means_differ() -> None:
+    x, y = blobs(3, rows=50)
+    x[:, 5] = torch.randn(len(x), generator=torch.Generator().manual_seed(0))
+    view = fit("relevant", x, y)
+    weight = view.map.gain * x.std(dim=0)
+    assert int(weight.argmin()) == 5
+    assert float(weight[5]) < 0.3 * float(weight.max())
+
+
+@pytest.mark.parametrize("size", [1e-45, 1e-20, 1e20, 3e38])
+def test_values_of_many_magnitudes_are_solved(size: float) -> None:
+    x, y = blobs(0)
+    x[:, 0].copy_(size * x[:, 0].clamp(-1, 1))
+    x[::3, 1] = 1e-45
+    network = solve([(x, y)], effort="fast")
+    assert torch.isfinite(network(x)).all()
+
+
+def test_an_eigenbasis_that_is_not_found_gets_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: torch.Tensor) -> None:
+        raise torch.linalg.LinAlgError  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(torch.linalg, "eigh", fail)
+    x, y = blobs(0)
+    with pytest.raises(FloatingPointError, match="values of too many magnitudes"):
+        shrink_covariance(x, 25)
+    with pytest.raises(InputError, match="solve: `train_loader` must hold numbers that can be compared; got values"):
+        solve([(x, y)], effort="fast")

@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protonet._checks import InputError, InputTypeError
+from protonet.losses import class_means
+from protonet.views.linear import Linear
+from protonet.views.mlp import (
+    MLP,
+    SIZES,
+    MLPKind,
+    Recipe,
+    ResidualMLPs,
+    Task,
+    count_mlp_parameters,
+    make_task,
+    plan_encoder,
+    train,
+)
+from protonet.views.shifts import shift_rows
+from protonet.views.view import Rows
+from tests.strategies import blobs
+
+
+@given(
+    input_dim=st.integers(1, 5000),
+    num_classes=st.integers(2, 5000),
+    limit=st.one_of(st.integers(0, 10**7), st.floats(0, 1e7)),
+)
+def test_the_limit_is_never_passed_and_well_used(input_dim: int, num_classes: int, limit: float) -> None:
+    plan = plan_encoder(input_dim, num_classes, limit)
+    smallest = count_mlp_parameters(input_dim, 1, plan.embedding_dim)
+    parameters = [
+        members * count_mlp_parameters(input_dim, hidden, plan.embedding_dim) for members, hidden in plan.sizes
+    ]
+    assert all(count <= limit for count in parameters)
+    assert parameters == sorted(set(parameters))
+    assert bool(parameters) == (limit >= smallest)
+    assert plan.embedding_dim >= input_dim
+    if parameters and plan.sizes[-1] != SIZES[-1]:  # cut by the budget: no further member, or hidden unit, fits
+        members, hidden = plan.sizes[-1]
+        step = smallest * (hidden if members > 1 or (members, hidden) in SIZES else 1)
+        assert parameters[-1] + step > limit
+
+
+@pytest.mark.parametrize("limit", [200_000, 500_000, 1_000_000, 2_500_000, 5_000_000])
+def test_sister_limits_are_planned_exactly(limit: int) -> None:
+    plan = plan_encoder(384, 128, limit)
+    generator = torch.Generator().manual_seed(0)
+    for members, hidden in plan.sizes:
+        stack = ResidualMLPs(members, 384, hidden, plan.embedding_dim, generator)
+        count = sum(p.numel() for p in stack.parameters())
+        assert count == members * count_mlp_parameters(384, hidden, plan.embedding_dim) <= limit
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((0, 2, 1), InputError, "`input_dim` must be a whole number >= 1; got 0"),
+        ((1, 1, 1), InputError, "`num_classes` must be a whole number >= 2; got 1"),
+        ((1, 2, -1), InputError, "`param_limit` must be a finite number >= 0; got -1"),
+        ((1, 2, math.inf), InputError, "`param_limit` must be a finite number >= 0; got inf"),
+        ((1, 2, "5"), InputTypeError, "`param_limit` must be a finite number >= 0; got '5'"),
+    ],
+)
+def test_plan_errors(arguments: tuple[int, int, float], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        plan_encoder(*arguments)
+
+
+def test_an_untrained_mlp_is_the_padded_identity() -> None:
+    stack = ResidualMLPs(3, 4, 2, 6, torch.Generator().manual_seed(0))
+    z = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(stack(z), F.pad(z, (0, 2)).expand(3, 5, 6))
+
+
+def test_the_stack_is_the_loop_over_its_members() -> None:
+    generator = torch.Generator().manual_seed(0)
+    learned = ResidualMLPs(2, 8, 3, 12, generator)
+    torch.nn.init.normal_(learned.last, generator=generator)
+    z = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(1))
+    for m in range(2):
+        hidden = F.gelu(z[m] @ learned.first[m] + learned.bias[m])
+        expected = F.pad(z[m], (0, 4)) + hidden @ learned.last[m]
+        torch.testing.assert_close(learned(z)[m], expected)
+        torch.testing.assert_close(learned(z[m], slice(m, m + 1))[0], expected)
+
+
+def rings(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two classes that no cosine tells apart: inside and outside of a circle, both in all directions."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(200) % 2
+    direction = F.normalize(torch.randn(200, 2, generator=generator), dim=1)
+    return direction * (1 + 2 * labels[:, None]) + 0.2 * torch.randn(200, 2, generator=generator), labels
+
+
+def run(
+    task: Task, steps: int, *, seed: int = 0, deadline: float = float("inf"), recipe: Recipe | None = None
+) -> list[ResidualMLPs]:
+    generator = torch.Generator().manual_seed(seed)
+    stack = ResidualMLPs(1, task.z.shape[1], 32, 16, generator)
+    recipe = recipe or Recipe(noise=0.1)
+    runs = train(stack, [task], 2, steps=[steps], generator=generator, deadline=deadline, recipe=recipe)
+    return [average for _, average in runs]
+
+
+def accuracy(stack: ResidualMLPs, train_set: Task, test_set: Task) -> float:
+    embedded = F.normalize(stack(train_set.z)[0], dim=1)
+    prototypes = F.normalize(class_means(embedded, train_set.labels, 2)[0], dim=1)
+    logits = F.normalize(stack(test_set.z)[0], dim=1) @ prototypes.T
+    return float((logits.argmax(dim=1) == test_set.labels).double().mean())
+
+
+def test_training_learns_what_cosine_cannot() -> None:
+    train_set, test_set = Task(*rings(0)), Task(*rings(1))
+    untrained = ResidualMLPs(1, 2, 32, 16, torch.Generator().manual_seed(0))
+    assert accuracy(untrained, train_set, test_set) < 0.65
+    both = Recipe(noise=0.1)
+    for steps, recipe in (
+        (300, both),
+        (300, both._replace(episodic=0.0)),
+        (600, both._replace(cross_entropy=0.0)),
+    ):
+        assert accuracy(run(train_set, steps, recipe=recipe)[-1], train_set, test_set) > 0.95
+
+
+def test_same_seed_same_weights_and_no_global_state() -> None:
+    task = Task(*rings(0))
+    before = torch.get_rng_state()
+    first, second, other = (run(task, 5, seed=seed)[-1] for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(first.last, second.last)
+    assert not torch.equal(first.last, other.last)
+
+
+def test_members_of_a_stack_do_not_see_each_other() -> None:
+    """What a member learns from its task is the same whatever the other members learn from."""
+    task, other = Task(*rings(0)), Task(*rings(5))
+    results = []
+    for tasks in ([task, task], [task, other]):
+        generator = torch.Generator().manual_seed(0)
+        stack = ResidualMLPs(2, 2, 8, 16, generator)
+        for _, average in train(stack, tasks, 2, steps=[10], generator=torch.Generator().manual_seed(1)):
+            results.append(average)
+    torch.testing.assert_close(results[0].first[0], results[1].first[0])
+    assert not torch.allclose(results[0].first[1], results[1].first[1])
+
+
+def test_pauses_are_where_they_were_asked_for() -> None:
+    task = Task(*rings(0))
+    generator = torch.Generator().manual_seed(0)
+    stack = ResidualMLPs(1, 2, 4, 16, generator)
+    steps = [steps for steps, _ in train(stack, [task], 2, steps=[1, 3, 70], generator=generator)]
+    assert steps == [1, 3, 70]
+
+
+def test_a_deadline_in_the_past_still_takes_one_step() -> None:
+    (average,) = run(Task(*rings(0)), 5, deadline=time.monotonic() - 1)
+    assert bool((average.last != 0).any())
+
+
+def test_one_sample_a_class_trains_on_augmented_views() -> None:
+    task = Task(torch.eye(2), torch.tensor([0, 1]))
+    average = run(task, 20)[-1]
+    assert bool(torch.isfinite(average.last).all())
+    assert float(average.last.abs().max()) > 0
+
+
+def test_each_member_has_an_optimizer_of_its_own_with_the_recipes_settings() -> None:
+    made: list[tuple[list[dict[str, Any]], float]] = []
+
+    def build(groups: list[dict[str, Any]], lr: float) -> torch.optim.Optimizer:
+        made.append((groups, lr))
+        return torch.optim.SGD(groups, lr=lr)
+
+    recipe = Recipe(optimizer=build, learning_rate=0.125, weight_decay=0.25)
+    task = Task(*rings(0))
+    stack = ResidualMLPs(2, 2, 4, 16, torch.Generator().manual_seed(0))
+    for _ in train(stack, [task, task], 2, steps=[2], generator=torch.Generator().manual_seed(1), recipe=recipe):
+        pass
+    assert [lr for _, lr in made] == [0.125, 0.125]
+    for member, (groups, _) in enumerate(made):
+        assert [group["weight_decay"] for group in groups] == [0.25, 0.0]
+        assert groups[0]["params"][0].data_ptr() == stack.first[member].data_ptr()  # a view: steps reach the stack
+
+
+def test_a_task_has_the_shifted_rows_too() -> None:
+    x, y = blobs(1)
+    rows = Rows(x, y, 5, shifts=(0, 1))
+    source = Linear("standardised").fit(rows)
+    task = make_task(source, rows, shifted=True)
+    torch.testing.assert_close(task.z, source.map(shift_rows(x, (0, 1))))
+    assert task.labels.tolist() == y.tolist() * 2
+    plain = make_task(source, rows, shifted=False)
+    torch.testing.assert_close(plain.z, source.map(x))
+    assert torch.equal(plain.labels, y)
+
+
+def test_a_fitted_view_is_the_training_run_of_its_seed() -> None:
+    x, y = blobs(2)
+    source = Linear("standardised").fit(Rows(x, y, 5))
+    specification = MLP(Linear("standardised"), members=2, hidden=3, steps=4, embedding_dim=12)
+    view = specification.fit(Rows(x, y, 5, seed=7), source)
+    generator = torch.Generator().manual_seed(7)
+    stack = ResidualMLPs(2, 8, 3, 12, generator)
+    task = make_task(source, Rows(x, y, 5), shifted=False)
+    ((_, expected),) = train(stack, [task] * 2, 5, steps=[4], generator=generator)
+    assert torch.equal(view(source.map(x)), torch.cat(list(expected(source.map(x))), dim=1))
+    assert view.source is source.map
+    assert view.sizes == (12, 12)
+    assert all(parameter.requires_grad for parameter in view.stack.parameters())
+    assert not torch.equal(specification.fit(Rows(x, y, 5, seed=8), source).stack.first, view.stack.first)
+    assert specification.name == "learned: 2x3 MLP on standardised, 4 steps"
+
+
+@pytest.mark.parametrize(("effort", "sizes", "steps"), [("fast", 0, 60), ("default", 4, 60), ("best", 4, 300)])
+def test_more_effort_trains_for_longer(effort: str, sizes: int, steps: int) -> None:
+    kind = MLPKind.for_effort(effort)
+    assert (kind.sizes, kind.steps[-1]) == (sizes, steps)
+    smallest = kind.smallest(plan_encoder(8, 5, 1000), Linear("raw"))
+    assert smallest == (MLP(Linear("raw"), 1, 1, 3, 20) if sizes else None)
+    assert kind.smallest(plan_encoder(8, 5, 0), Linear("raw")) is None
+    assert kind.unjudged() is None

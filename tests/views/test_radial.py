@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.spatial.distance import cdist
+from sklearn.kernel_ridge import KernelRidge
+from torch import Tensor
+
+from protonet.scoring import Fold
+from protonet.views import radial
+from protonet.views.judge import Judge
+from protonet.views.linear import Linear
+from protonet.views.mlp import plan_encoder
+from protonet.views.radial import RADIAL, VIEWS, Radial, RadialKind, RadialView, distances
+from protonet.views.view import Rows
+from tests.strategies import blobs
+
+CENTRED = Linear("centred")
+GAUSSIAN = Radial(CENTRED, 2)
+
+
+def fit(view: Radial, x: Tensor, y: Tensor, classes: int = 5, shifts: tuple[int, ...] = (0,)) -> RadialView:
+    """Fit a radial view, and before it what it reads."""
+    rows = Rows(x, y, classes, shifts=shifts)
+    return view.fit(rows, view.source.fit(rows))
+
+
+def score(view: RadialView, x: Tensor) -> Tensor:
+    """Return a fitted view's class scores (n, num_classes) of features (n, input_dim)."""
+    assert view.source is not None
+    scores: Tensor = view(view.source(x))
+    return scores
+
+
+@pytest.mark.parametrize(("norm", "metric"), [(1, "cityblock"), (2, "sqeuclidean")])
+def test_distances_are_scipys(norm: int, metric: str) -> None:
+    x, other = blobs(0)[0].double(), blobs(1)[0].double()
+    torch.testing.assert_close(distances(x, other, norm), torch.from_numpy(cdist(x.numpy(), other.numpy(), metric)))
+
+
+def test_scores_are_scikit_learns_kernel_ridge() -> None:
+    x, y = blobs(2)
+    fitted = fit(replace(GAUSSIAN, bandwidth=2.0, ridge=0.1), x, y)
+    assert fitted.source is not None
+    z = fitted.source(x).double().numpy()
+    indicators = F.one_hot(y, 5).double()
+    oracle = KernelRidge(alpha=0.1, kernel="rbf", gamma=1 / float(fitted.bandwidth))
+    oracle.fit(z, (indicators - indicators.mean(dim=0)).numpy())
+    queries = blobs(3)[0]
+    expected = torch.from_numpy(oracle.predict(fitted.source(queries).double().numpy())).float()
+    torch.testing.assert_close(score(fitted, queries), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)
+@pytest.mark.parametrize("units", [1024, 20])
+def test_the_cosines_of_the_search_are_those_of_the_fitted_view(
+    view: Radial, units: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(radial, "RADIAL", replace(RADIAL, most_units=units))  # fewer than samples: subset of regressors
+    x, y = blobs(4, rows=8)
+    queries = blobs(5)[0]
+    rows = Rows(x, y, 5, shifts=(0, 1, -1))
+    source = view.source.fit(rows)
+    settings = [
+        replace(view, bandwidth=bandwidth, ridge=ridge) for bandwidth, ridge in ((4.0, 0.1), (0.5, 0.1), (4.0, 1e-2))
+    ]
+    cosines = radial._Problem(view, source, rows, queries).cosines(settings)
+    for setting, found in zip(settings, cosines, strict=True):
+        fitted = setting.fit(rows, source)
+        assert fitted.landmarks.shape == (min(units, 120 if view.shifted else 40), 8)
+        scores = F.normalize(score(fitted, x), dim=1)
+        prototypes = torch.stack([scores[y == c].mean(dim=0) for c in range(5)])
+        expected = F.normalize(score(fitted, queries), dim=1) @ F.normalize(prototypes, dim=1).T
+        torch.testing.assert_close(found, expected, atol=2e-3, rtol=2e-3)
+
+
+def test_a_radial_view_separates_what_cosine_cannot() -> None:
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(200) % 2
+    x = F.normalize(torch.randn(200, 2, generator=generator), dim=1) * (1 + 2 * y[:, None])
+    source = CENTRED.fit(Rows(x, y, 2))
+    fitted = replace(GAUSSIAN, bandwidth=1.0, ridge=0.01).fit(Rows(x[:100], y[:100], 2), source)
+    assert bool((score(fitted, x[100:]).argmax(dim=1) == y[100:]).all())
+
+
+@pytest.mark.parametrize("n", [10, 1000, 100_000, 10_000_000])
+def test_work_is_bounded(n: int) -> None:
+    for view in VIEWS:
+        units = view.count_units(n, 384)
+        assert 1 <= units <= min(n, RADIAL.most_units)
+        assert units == 1 or n * units**2 <= RADIAL.product_work
+        assert units == 1 or view.norm == 2 or n * units * 384 <= RADIAL.distance_work
+
+
+def test_a_shifted_view_is_the_view_of_the_shifted_rows() -> None:
+    x, y = blobs(7)
+    plain = replace(GAUSSIAN, bandwidth=1.0, ridge=0.1)
+    source = CENTRED.fit(Rows(x, y, 5))
+    shifted = replace(plain, shifted=True).fit(Rows(x, y, 5, shifts=(0, 2)), source)
+    copies = torch.cat([x, torch.cat([x[:, 2:], x[:, 7:], x[:, 7:]], dim=1)])
+    expected = plain.fit(Rows(copies, y.repeat(2), 5), source)
+    torch.testing.assert_close(score(shifted, x), score(expected, x))
+    unshifted = plain.fit(Rows(x, y, 5, shifts=(0, 2)), source)  # shifts are for those that ask for them
+    torch.testing.assert_close(score(unshifted, x), score(plain.fit(Rows(x, y, 5), source), x))
+
+
+def test_two_samples_of_two_classes_are_told_apart() -> None:
+    x = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
+    fitted = fit(replace(GAUSSIAN, bandwidth=1.0), x, torch.arange(2), 2)
+    assert score(fitted, x + 0.1).argmax(dim=1).tolist() == [0, 1]
+
+
+def test_a_row_depends_on_itself_alone_even_where_read_outs_cancel() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(400, 2, generator=generator) * 2
+    y = (x.norm(dim=1) > 2.3).long()
+    fitted = fit(replace(GAUSSIAN, bandwidth=8.0, ridge=1e-3), x, y, 2)
+    alone = torch.cat([score(fitted, x[i : i + 1]) for i in range(60)])
+    torch.testing.assert_close(F.normalize(alone, dim=1), F.normalize(score(fitted, x)[:60], dim=1), atol=1e-4, rtol=0)
+
+
+def test_everything_is_a_buffer() -> None:
+    x, y = blobs(6)
+    fitted = fit(GAUSSIAN, x, y)
+    assert list(fitted.parameters()) == []
+
+
+def test_equal_rows_stay_finite() -> None:
+    x, y = torch.ones(6, 3), torch.arange(6) % 3
+    for view in VIEWS:
+        fitted = fit(replace(view, bandwidth=1.0), x, y, 3)
+        assert bool(torch.isfinite(score(fitted, x)).all())
+
+
+def try_radial(held_out: int, reference: float, monkeypatch: pytest.MonkeyPatch) -> tuple[list[float], int]:
+    """Try one view of noise beside a best loss; return the bandwidths that were worked out, and how many candidates."""
+    generator = torch.Generator().manual_seed(0)
+    n = 60 + held_out
+    x, y = torch.randn(n, 4, generator=generator), torch.arange(n) % 2
+    judge = Judge(Rows(x, y, 2), [Fold(torch.arange(60), torch.arange(60, n))], plan_encoder(4, 2, 0))
+    judge.reference = torch.full((held_out,), reference, dtype=torch.float64)
+    solved: list[float] = []
+    solve = radial._Problem.solve
+
+    def record(problem: radial._Problem, bandwidth: float, ridges: Sequence[float]) -> tuple[Tensor, list[Tensor]]:
+        solved.append(bandwidth)
+        return solve(problem, bandwidth, ridges)
+
+    monkeypatch.setattr(radial._Problem, "solve", record)
+    candidates = list(RadialKind((GAUSSIAN,), (0.5, 1.0, 2.0, 4.0, 8.0), (1e-2, 1e-1)).candidates(judge))
+    return solved, len(candidates)
+
+
+@pytest.mark.parametrize(
+    ("held_out", "reference", "solved", "candidates"),
+    [
+        (256, 0.1, [2.0], 0),  # of two classes, noise loses 0.69 nats per row: no other bandwidth would save it
+        (255, 0.1, [0.5, 1.0, 2.0, 4.0, 8.0], 1),  # too few rows to settle that
+        (256, 0.6, [2.0, 0.5, 1.0, 4.0, 8.0], 0),  # at 0.8 of its loss it would be good: all are tried, in vain
+        (256, 0.8, [2.0, 0.5, 1.0, 4.0, 8.0], 1),
+    ],
+)
+def test_a_view_that_is_clearly_worse_at_the_middle_bandwidth_is_not_tried_at_others(
+    held_out: int, reference: float, solved: list[float], candidates: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert try_radial(held_out, reference, monkeypatch) == (solved, candidates)
+
+
+def test_the_hope_for_other_bandwidths_is_a_share_of_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 0 < RADIAL.hope < 1
+    monkeypatch.setattr(radial, "RADIAL", replace(RADIAL, hope=0.0))
+    assert try_radial(256, 0.1, monkeypatch) == ([2.0, 0.5, 1.0, 4.0, 8.0], 0)
+
+
+def test_names_tell_kernel_source_and_shifts() -> None:
+    assert [view.name for view in VIEWS if view.shifted] == [
+        "shifted gaussian centred",
+        "shifted gaussian squashed",
+        "shifted laplacian standardised",
+    ]
+    assert len({view.name for view in VIEWS}) == len(VIEWS)
+    assert replace(GAUSSIAN, bandwidth=9.0).name == "gaussian centred"
