@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "analysis" / "results"
+#: Modules that are there only to say what they are called now: no part of the reference.
+RENAMED = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).replace("._renamed", "")
+    for path in (ROOT / "protonet").rglob("*.py")
+    if path.read_text(encoding="utf-8").startswith('"""Renamed."""')
+}
 sys.path.insert(0, str(ROOT))
 
 project = "protonet"
@@ -25,6 +33,7 @@ myst_heading_anchors = 4
 # Reference: one page for each public module, written by autosummary from its docstrings.
 autosummary_generate = True
 autosummary_ignore_module_all = True
+autosummary_context = {"renamed": RENAMED}
 add_module_names = False
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
@@ -103,6 +112,25 @@ def restore_attributes(app: Any, what: str, name: str, obj: Any, options: Any, l
         lines[:] = app.config.kept_attributes.pop(name)
 
 
+def resolve_annotations(app: Any) -> None:
+    """Give modules the names that they import for types alone, so that annotations lead to the right class."""
+    for path in sorted((ROOT / "protonet").rglob("*.py")):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        blocks = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.If)]
+        guarded = [node for block in blocks if "TYPE_CHECKING" in ast.dump(block.test) for node in block.body]
+        for node in guarded:
+            if isinstance(node, ast.ImportFrom) and node.module and name != "protonet":
+                for alias in node.names:
+                    setattr(import_module(name), alias.name, getattr(import_module(node.module), alias.name))
+
+
+def shorten_defaults(
+    app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returned: str | None
+) -> tuple[str | None, str | None]:
+    """Write ``...`` for a default that is no Python, such as ``<function f>``: the signature could not be read."""
+    return (None if signature is None else re.sub(r"<[^<>]*>", "...", signature)), returned
+
+
 def skip_member(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
     """Leave out what scikit-learn writes into the class: its metadata routing."""
     return True if re.fullmatch(r"set_\w+_request", name) else None
@@ -112,7 +140,9 @@ def setup(app: Any) -> None:
     """Connect the functions above."""
     app.add_config_value("kept_attributes", {}, "")
     app.connect("builder-inited", write_results, priority=100)
+    app.connect("builder-inited", resolve_annotations, priority=100)
     app.connect("source-read", link_results)
     app.connect("autodoc-process-docstring", prepare_docstring, priority=400)
     app.connect("autodoc-process-docstring", restore_attributes, priority=600)
+    app.connect("autodoc-process-signature", shorten_defaults)
     app.connect("autodoc-skip-member", skip_member)
