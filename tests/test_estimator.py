@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from protonet import solve
 from protonet.estimator import ProtoNetClassifier
 from protonet.fit.search import EFFORTS
-from protonet.views.radial import RADIAL_KINDS
+from protonet.views.forest import ForestKind
+from protonet.views.radial import VIEWS, RadialKind
 from tests.strategies import blobs
 
 TENSOR_X, TENSOR_Y = blobs(0)
@@ -36,7 +38,7 @@ FITTED = make().fit(X, NAMES)
 
 
 #: The checks fit more than a hundred times: they need a mixture of views, and no more than that.
-CHEAP = EFFORTS["fast"]._replace(folds=2, radial=RADIAL_KINDS[1:2], grid=((2.0, 0.1),), trees=10)
+CHEAP = replace(EFFORTS["fast"], folds=2).with_kind(RadialKind(VIEWS[1:2], (2.0,), (0.1,))).with_kind(ForestKind(10))
 
 
 @parametrize_with_checks([ProtoNetClassifier(effort=CHEAP)])  # type: ignore[untyped-decorator]
@@ -80,7 +82,7 @@ def test_samples_are_added_as_if_they_had_been_there_when_prototypes_were_made()
     network = pickle.loads(pickle.dumps(FITTED)).network_
     both = np.concatenate([NAMES, names])
     numbers = torch.from_numpy(np.searchsorted(added.classes_, both))
-    network.prototypes, network.seen = network.prototypes.new_zeros(7, network.prototypes.shape[1]), torch.zeros(7) > 0
+    network.arrange_classes(torch.full((len(added.classes_),), -1))
     network.set_prototypes(torch.from_numpy(np.concatenate([X, more])), numbers)
     np.testing.assert_allclose(added.network_.prototypes, network.prototypes, atol=1e-5)
     np.testing.assert_allclose(FITTED.network_.prototypes.shape[0], 5)  # the copy alone has changed
@@ -108,7 +110,7 @@ def test_equal_weights_are_none_and_large_ones_no_more_than_ten_rows() -> None:
     equal = make().fit(X, NAMES, sample_weight=np.full(len(X), 0.3))
     np.testing.assert_array_equal(equal.decision_function(X), FITTED.decision_function(X))
     one_heavy = make().fit(X, NAMES, sample_weight=np.where(np.arange(len(X)) == 0, 1e6, 0.5))
-    assert int(one_heavy._fitted.counts.sum()) == len(X) + 9
+    assert int(one_heavy.network_.counts.sum()) == len(X) + 9
 
 
 def test_frames_and_sparse_rows_are_rows() -> None:

@@ -7,6 +7,7 @@ import csv
 import json
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
-from protonet import PrototypeNetwork, _formats, solve
+from protonet import PrototypeNetwork, solve
 from protonet.__main__ import COMMANDS, main
 from protonet.commands import fit as fit_command
 from protonet.commands.common import count
@@ -24,10 +26,11 @@ from protonet.commands.models import map_blocks
 from protonet.commands.predict import quote
 from protonet.commands.summary import format_pairs
 from protonet.commands.update import compare, extend_classes
-from protonet.files.model import load_model
+from protonet.files import load_model
 from protonet.fit.crossfit import crossfit, predict_held
 from protonet.fit.solver import solve_problem
 from protonet.metrics import find_threshold, measure, score_known
+from protonet.tables import formats
 from protonet.tables.table import Block
 from tests.strategies import blobs
 
@@ -77,19 +80,19 @@ class TestFit:
         assert main(["fit", str(fitted / "train.csv"), "--label", "kind", *FAST, "-o", str(output)]) == 0
         said = capsys.readouterr().out
         crossed = crossfit(solve_problem([data], effort="fast"))
-        figures = measure(predict_held(crossed), crossed.labels)
-        assert said.startswith("train.csv: 3 classes, 30 samples, 4 features, 10 a class\n")
-        assert f"| this model       | {100 * figures.accuracy:.2f}    | [" in said
+        metrics = measure(predict_held(crossed), crossed.labels)
+        assert said.startswith("train.csv: 3 classes, 30 samples, 4 features, 10 per class\n")
+        assert f"| this model       | {100 * metrics.accuracy:.2f}    | [" in said
         assert "| raw cosine " in said
         assert "| LDA " in said
-        assert f"log-loss {figures.log_loss:.3f}, calibration error {100 * figures.calibration_error:.1f}" in said
+        assert f"log-loss {metrics.log_loss:.3f}, calibration error {100 * metrics.calibration_error:.1f}" in said
         weights = [float(line.split("|")[2]) for line in said.split("\n\n")[1].splitlines()[2:]]
         assert sum(weights) == pytest.approx(100, abs=0.05 * len(weights))
         assert weights == sorted(weights, reverse=True)
         model = load_model(output)
-        assert (model.classes, model.columns, model.facts["samples"]) == (NAMES, COLUMNS, [10, 10, 10])
+        assert (model.classes, model.columns, model.metadata["samples"]) == (NAMES, COLUMNS, [10, 10, 10])
         assert torch.equal(model.network(data[0]), network_of(data)(data[0]))
-        assert model.facts["held_out"]["accuracy"] == figures.accuracy
+        assert model.metadata["held_out"]["accuracy"] == metrics.accuracy
         assert output.read_bytes() == (fitted / "model.safetensors").read_bytes()
 
     def test_arrays_and_a_figure(
@@ -167,7 +170,7 @@ class TestPredict:
         monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str],
     ) -> None:
-        monkeypatch.setattr(_formats, "CELLS", cells)
+        monkeypatch.setattr(formats, "CELLS", cells)
         table = write_table(tmp_path / "new.csv", data[0], None, ("z", "x", "w", "y"))
         model = str(fitted / "model.safetensors")
         assert main(["predict", model, table, "--probabilities"]) == 0
@@ -184,7 +187,7 @@ class TestPredict:
 
     def test_unknown(self, data: tuple[Tensor, Tensor], fitted: Path, capsys: pytest.CaptureFixture[str]) -> None:
         model = load_model(fitted / "model.safetensors")
-        scores = torch.tensor(model.facts["scores"], dtype=torch.float64)
+        scores = torch.tensor(model.metadata["scores"], dtype=torch.float64)
         expected = score_known(model.network(data[0])) <= find_threshold(scores, 0.5)
         assert main(["predict", str(fitted / "model.safetensors"), str(fitted / "train.csv"), "--unknown", "0.5"]) == 0
         rows = read_csv(capsys.readouterr().out)[1:]
@@ -202,7 +205,7 @@ class TestPredict:
     def test_all_rows_or_none(
         self, tmp_path: Path, fitted: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        monkeypatch.setattr(_formats, "CELLS", 8)
+        monkeypatch.setattr(formats, "CELLS", 8)
         table, output = tmp_path / "new.csv", tmp_path / "out.csv"
         table.write_text("w,x,y,z\n" + 100 * "1,2,3,4\n" + "1,2,3,red\n")
         output.write_text("old")
@@ -227,14 +230,14 @@ class TestUpdate:
         said = capsys.readouterr().out
         assert said.startswith(f"{path}: 5 samples more, 1 new class: dog\nof 30 rows held out: right ")
         model = load_model(path)
-        assert (model.classes, model.facts["samples"]) == ((*NAMES, "dog"), [10, 10, 10, 5])
+        assert (model.classes, model.metadata["samples"]) == ((*NAMES, "dog"), [10, 10, 10, 5])
         network = network_of(data)
         network.add_class(more)
         torch.testing.assert_close(model.network(data[0]), network(data[0]), rtol=1e-4, atol=1e-4)
         again = tmp_path / "again.safetensors"
         assert main(["update", str(path), str(fitted / "train.csv"), "-o", str(again)]) == 0
-        assert load_model(again).facts["samples"] == [20, 20, 20, 5]
-        assert load_model(path).facts["samples"] == [10, 10, 10, 5]
+        assert load_model(again).metadata["samples"] == [20, 20, 20, 5]
+        assert load_model(path).metadata["samples"] == [10, 10, 10, 5]
 
     def test_which_class_lost(self) -> None:
         labels = torch.tensor([0, 0, 0, 1, 1])
@@ -360,3 +363,34 @@ def test_blocks_are_worked_on_in_order_and_a_few_at_a_time() -> None:
     with pytest.raises(ValueError, match="the last"):
         next(results)
     assert torch.get_num_threads() == threads
+
+
+def test_a_bug_in_a_command_exits_with_1(
+    tmp_path: Path, fitted: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ValueError("deep down")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(fit_command, "solve_problem", fail)
+    output = tmp_path / "model.safetensors"
+    assert main(["fit", str(fitted / "train.csv"), "--label", "kind", *FAST, "-o", str(output)]) == 1
+    (path,) = tmp_path.iterdir()
+    error = capsys.readouterr().err
+    assert error.startswith("protonet fit: a bug of protonet, not of yours (ValueError). ")
+    assert str(path) in error
+    assert len(error.splitlines()) == 1
+    assert "deep down" in path.read_text()
+
+
+def test_a_model_of_an_older_version_is_refused(
+    tmp_path: Path, fitted: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "old.safetensors"
+    header = {"version": 1, "library": "0.1.0"}
+    save_file({"prototypes": torch.zeros(1)}, path, {"protonet.model": json.dumps(header)})
+    for command in ("predict", "evaluate", "update"):
+        assert main([command, str(path), str(fitted / "train.csv")]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("load_model: `path` must be a model file of version 2; got ")
+        assert error.endswith("(version 1, by protonet '0.1.0'). Fit it again.\n")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+from protonet._checks import InputError, InputTypeError, MissingPackageError
 from protonet.commands.common import (
     Parser,
     check_name,
@@ -24,9 +27,9 @@ from protonet.commands.common import (
     ("error", "code", "line"),
     [
         (None, 0, ""),
-        (ValueError("solve: `x`\nmust be"), 2, "solve: `x` must be\n"),
-        (TypeError("a"), 2, "a\n"),
-        (ModuleNotFoundError("No module named 'x'"), 2, "No module named 'x'\n"),
+        (InputError("solve: `x`\nmust be"), 2, "solve: `x` must be\n"),
+        (InputTypeError("a"), 2, "a\n"),
+        (MissingPackageError("cmd: `x` must be installed"), 2, "cmd: `x` must be installed\n"),
         (FileNotFoundError(2, "No such file", "x"), 2, "cmd: [Errno 2] No such file: 'x'\n"),
         (KeyboardInterrupt(), 130, "cmd: interrupted\n"),
         (KeyboardInterrupt("stopped; half is kept"), 130, "cmd: stopped; half is kept\n"),
@@ -42,12 +45,44 @@ def test_exit_codes(error: BaseException | None, code: int, line: str, capsys: p
     assert capsys.readouterr().err == line
 
 
-def test_a_bug_is_not_hidden() -> None:
+BUGS = (RuntimeError("a bug"), ValueError("of ours"), TypeError("of ours"), ImportError("of ours"), AssertionError())
+
+
+@pytest.mark.parametrize("error", BUGS, ids=lambda error: type(error).__name__)
+def test_a_bug_is_one_line_that_names_the_file_with_the_traceback(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command(_: Sequence[str] | None) -> None:
+        raise error
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert run_command("cmd", command, ["a"]) == 1
+    said = capsys.readouterr()
+    (path,) = tmp_path.iterdir()
+    assert said.out == ""
+    assert said.err == (
+        f"cmd: a bug of protonet, not of yours ({type(error).__name__}). "
+        f"Please report it with the command and {path}, which holds the traceback\n"
+    )
+    text = path.read_text()
+    assert text.startswith("cmd\nPython 3.")
+    assert f"torch {metadata.version('torch')}" in text
+    assert "Traceback (most recent call last):" in text
+    assert "raise error" in text
+    assert str(error) in text
+
+
+def test_a_bug_is_told_whole_where_no_file_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def command(_: Sequence[str] | None) -> None:
         raise RuntimeError("a bug")
 
-    with pytest.raises(RuntimeError, match="a bug"):
-        run_command("cmd", command)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    assert run_command("cmd", command) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("cmd: a bug of protonet, not of yours (RuntimeError). Please report it with this:\n")
+    assert error.endswith("RuntimeError: a bug\n\n")
 
 
 def test_parser_errors() -> None:
@@ -55,14 +90,14 @@ def test_parser_errors() -> None:
     parser.add_argument("--long-name")
     assert parser.parse_args(["--long-name", "x"]).long_name == "x"
     for arguments in (["--long", "x"], ["--long-name"], ["extra"]):
-        with pytest.raises(ValueError, match=r"^cmd: `arguments` must be as --help lists them; got .*python -m cmd"):
+        with pytest.raises(InputError, match=r"^cmd: `arguments` must be as --help lists them; got .*python -m cmd"):
             parser.parse_args(arguments)
 
 
 def test_parse_whole() -> None:
     assert parse_whole("cmd", "--n", "12", low=0) == 12
     for text in ("-1", "1.5", "", "nan", "x"):
-        with pytest.raises(ValueError, match=rf"^cmd: `--n` must be a whole number >= 0; got '{text}'\."):
+        with pytest.raises(InputError, match=rf"^cmd: `--n` must be a whole number >= 0; got '{text}'\."):
             parse_whole("cmd", "--n", text, low=0)
 
 
@@ -74,7 +109,7 @@ def test_writable_file(tmp_path: Path) -> None:
     assert check_writable_file("cmd", "--out", new) == new
     assert not new.exists()
     for bad in (tmp_path, old / "below"):
-        with pytest.raises(ValueError, match=r"^cmd: `--out` must be a file that can be written; got /"):
+        with pytest.raises(InputError, match=r"^cmd: `--out` must be a file that can be written; got /"):
             check_writable_file("cmd", "--out", bad)
 
 
@@ -83,16 +118,16 @@ def test_writable_folder(tmp_path: Path) -> None:
     assert check_writable_folder("cmd", "--out", str(new)) == new
     assert list(new.iterdir()) == []
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=r"^cmd: `--out` must be a folder that can be written; got /"):
+    with pytest.raises(InputError, match=r"^cmd: `--out` must be a folder that can be written; got /"):
         check_writable_folder("cmd", "--out", tmp_path / "file")
 
 
 def test_check_name() -> None:
     known = ("pt-map", "protonet", "tim")
     assert check_name("cmd", "--method", "tim", known) == "tim"
-    with pytest.raises(ValueError, match=r"be one of pt-map, .*; got 'PT_MAP'\. Did you mean pt-map\?"):
+    with pytest.raises(InputError, match=r"be one of pt-map, .*; got 'PT_MAP'\. Did you mean pt-map\?"):
         check_name("cmd", "--method", "PT_MAP", known)
-    with pytest.raises(ValueError, match=r"be one of pt-map, protonet, tim; got '12'\. Pick a listed one\."):
+    with pytest.raises(InputError, match=r"be one of pt-map, protonet, tim; got '12'\. Pick a listed one\."):
         check_name("cmd", "--method", "12", known)
 
 
@@ -100,7 +135,7 @@ def test_outputs_are_different_files(tmp_path: Path) -> None:
     options = argparse.Namespace(json=str(tmp_path / "a"), csv=str(tmp_path / "b"), plot=None)
     assert check_outputs("cmd", options, ("json", "csv", "plot")) == {"json": tmp_path / "a", "csv": tmp_path / "b"}
     options.csv = str(tmp_path / "x" / ".." / "a")
-    with pytest.raises(ValueError, match=r"^cmd: `--csv` must be another file than --json"):
+    with pytest.raises(InputError, match=r"^cmd: `--csv` must be another file than --json"):
         check_outputs("cmd", options, ("json", "csv", "plot"))
 
 

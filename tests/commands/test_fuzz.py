@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from protonet import solve
 from protonet.__main__ import main
-from protonet.files.model import Model, save_model
+from protonet._checks import InputError
+from protonet.files import Model, save_model
 from protonet.tables.table import Wanted, read_table
 from tests.strategies import blobs
 
@@ -73,5 +74,5 @@ def test_damaged_tables(folder: Path, suffix: str, damages: Damages) -> None:
         assert said.getvalue().startswith("protonet predict: `")
     assert not list(folder.glob(".*"))
     if suffix != ".npy":
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(InputError):
             read_table("cmd", path, Wanted("kind"))

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protonet.tables import formats as _formats
+from protonet._checks import InputError
+from protonet.tables import formats
 from protonet.tables.table import Wanted, open_table, read_table
 
 KIND = Wanted("kind")
@@ -46,7 +47,7 @@ def write_parquet(folder: Path, x: np.ndarray, labels: list[str]) -> tuple[Path,
 def test_every_format_gives_the_same_rows_whatever_the_blocks(
     write: Write, cells: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_formats, "CELLS", cells)
+    monkeypatch.setattr(formats, "CELLS", cells)
     x = np.random.default_rng(0).standard_normal((11, 2))
     labels = [f"class {row % 3}" for row in range(11)]
     path, other = write(tmp_path, x, labels)
@@ -86,7 +87,7 @@ def test_columns_are_matched_by_name(tmp_path: Path) -> None:
         ("a,a,b,kind\n1,2,3,x\n", r"name each column once; got a twice in .*\. Rename or drop one"),
         (",a,kind\n0,1,x\n", "name every column; got none for column 1 of .*an index is no feature"),
         ("a,kind\n", "have at least one row; got none in "),
-        ("a,kind\n1,x\n2\n", "have 2 cells a row; got 1 in line 3"),
+        ("a,kind\n1,x\n2\n", "have 2 cells per row; got 1 in line 3"),
         (
             "a,b,kind\n1,2,x\n\n3,,y\n",
             "have a finite number in every cell; got an empty cell in column b, line 4. Fill it in",
@@ -105,13 +106,13 @@ def test_columns_are_matched_by_name(tmp_path: Path) -> None:
     ],
 )
 def test_csv_that_cannot_be_read(tmp_path: Path, text: str | bytes, message: str) -> None:
-    with pytest.raises(ValueError, match=f"^cmd: `path` must {message}"):
+    with pytest.raises(InputError, match=f"^cmd: `path` must {message}"):
         read_table("cmd", write(tmp_path, text), KIND)
 
 
 def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("protonet.datasets.files.LONGEST", 100)
-    with pytest.raises(ValueError, match=r"be a CSV file; got .*no end of the line"):
+    with pytest.raises(InputError, match=r"be a CSV file; got .*no end of the line"):
         read_table("cmd", write(tmp_path, "a" * 1000), KIND)
 
 
@@ -124,7 +125,7 @@ def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Path, monkeypatch
     ],
 )
 def test_other_columns_than_the_models(tmp_path: Path, header: str, message: str) -> None:
-    with pytest.raises(ValueError, match=f"^cmd: `path` must {message}"):
+    with pytest.raises(InputError, match=f"^cmd: `path` must {message}"):
         open_table("cmd", write(tmp_path, header), Wanted("kind", labelled=False, columns=("a", "b"), dim=2))
 
 
@@ -147,7 +148,7 @@ def test_other_columns_than_the_models(tmp_path: Path, header: str, message: str
 def test_arrays_that_do_not_fit(tmp_path: Path, x: object, message: str) -> None:
     np.save(tmp_path / "x.npy", np.asarray(x))
     np.save(tmp_path / "y.npy", ["a", "b"])
-    with pytest.raises(ValueError, match=f"^cmd: {message}"):
+    with pytest.raises(InputError, match=f"^cmd: {message}"):
         read_table("cmd", tmp_path / "x.npy", KIND._replace(dim=2), tmp_path / "y.npy")
 
 
@@ -174,7 +175,7 @@ def test_files_of_another_kind(tmp_path: Path) -> None:
         ("none.parquet", None, "`path` must be a file that exists"),
         ("p.parquet", None, "`path` must be a Parquet file of numbers; got .*ArrowInvalid"),
     ):
-        with pytest.raises(ValueError, match=f"^cmd: {message}"):
+        with pytest.raises(InputError, match=f"^cmd: {message}"):
             read_table("cmd", tmp_path / name, KIND, None if labels is None else tmp_path / labels)
 
 
@@ -188,7 +189,7 @@ def test_parquet_names_columns_and_rows(tmp_path: Path) -> None:
         ({"a": [1, 2], "kind": ["x", None]}, r"class of every row; got none in row 1 \(counted"),
     ):
         parquet.write_table(pa.table(columns), path)
-        with pytest.raises(ValueError, match=f"^cmd: `path` must .*{message}"):
+        with pytest.raises(InputError, match=f"^cmd: `path` must .*{message}"):
             read_table("cmd", path, KIND)
     parquet.write_table(pa.table({"a": [True, False], "kind": [7, 10]}), path)
     assert read_table("cmd", path, KIND)[1].labels.tolist() == [7, 10]
@@ -197,4 +198,4 @@ def test_parquet_names_columns_and_rows(tmp_path: Path) -> None:
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=20))
 def test_numbers_are_read_as_they_were_written(values: list[float]) -> None:
     cells = [[repr(value), f" {value:.9g} "] for value in values]
-    assert _formats._parse_numbers(cells).tolist() == [[value, value] for value in values]
+    assert formats._parse_numbers(cells).tolist() == [[value, value] for value in values]

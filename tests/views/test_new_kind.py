@@ -1,0 +1,181 @@
+"""A new kind of view is one new file and one entry in one list: fitted, saved, loaded and exported with the others."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import protonet
+
+#: One file: how far each feature is from its mean, which tells apart what no linear view can. The specification, the
+#: kind and the view follow the protocol of `protonet.views.view`, and nothing else of the library knows them.
+TOY = '''"""Toy views: how far each feature is from its mean, to some power."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from protonet.views.judge import Candidate, Judge
+from protonet.views.view import LinearMap, Rows, Specification, Stored, View, expect
+
+if TYPE_CHECKING:
+    from protonet.views.graph import Graph
+
+
+@dataclass(frozen=True)
+class Toy:
+    """A toy view."""
+
+    power: float
+    source: ClassVar[Specification | None] = None
+    shifted: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        """The power."""
+        return f"toy to the power of {self.power}"
+
+    def fit(self, rows: Rows, source: View | None = None) -> ToyView:
+        """Take the means."""
+        return ToyView(rows.features.mean(dim=0), self.power)
+
+
+@dataclass(frozen=True)
+class ToyKind:
+    """Toy views of some powers."""
+
+    powers: tuple[float, ...] = (1.0, 2.0)
+    stage: ClassVar[str] = "toy views"
+    share: ClassVar[float] = 1.0
+    trained: ClassVar[bool] = False
+
+    @classmethod
+    def for_effort(cls, effort: str) -> ToyKind:
+        """Return the same for every effort."""
+        return cls()
+
+    def unjudged(self) -> None:
+        """Return nothing."""
+
+    def candidates(self, judge: Judge) -> Iterator[Candidate]:
+        """Judge each power."""
+        for power in self.powers:
+            candidate = judge.try_out(Toy(power))
+            if candidate is not None:
+                yield candidate
+
+
+class ToyView(View):
+    """The powers of the distances."""
+
+    kind = "toy"
+    mean: Tensor
+
+    def __init__(self, mean: Tensor, power: float) -> None:
+        super().__init__(None, (len(mean),))
+        self.power = power
+        self.register_buffer("mean", mean)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Map (n, dim) to (n, dim)."""
+        return (z - self.mean).abs() ** self.power
+
+    def describe(self) -> dict[str, Any]:
+        """Return the power."""
+        return {"power": self.power}
+
+    @classmethod
+    def restore(cls, stored: Stored, source: LinearMap | None, input_dim: int) -> ToyView:
+        """Build the view again."""
+        expect(source is None, "a toy that reads a view")
+        return cls(stored.take("mean", input_dim), stored.entry("power", float))
+
+    def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
+        """Add the powers."""
+        distance = graph.add("Abs", graph.add("Sub", rows, graph.array(self.mean)))
+        return [graph.add("Pow", distance, np.float32(self.power))]
+'''
+#: One line more beside the list of kinds: an import and an entry.
+ENTRY = "from protonet.views.toy import ToyKind, ToyView; KINDS += ((ToyKind, ToyView),)"
+#: What a person does with it: solve, look at the choice, cross-fit, save, load, update, export.
+USE = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import torch
+
+import protonet
+from protonet.commands.summary import describe_views
+from protonet.files import Model, export_onnx, load_model, save_model
+from protonet.fit.crossfit import crossfit, pack, predict_held, unpack
+from protonet.fit.search import EFFORTS
+from protonet.fit.solver import solve_problem
+
+torch.set_num_threads(1)
+folder = Path.cwd()
+assert Path(protonet.__file__).is_relative_to(folder), protonet.__file__
+generator = torch.Generator().manual_seed(0)
+y = torch.arange(400) % 2
+sizes = torch.tensor([[1.0, 3.0] * 6, [3.0, 1.0] * 6])[y]  # what the signs of the features hide
+x = sizes * (2 * torch.randint(2, (400, 12), generator=generator) - 1) + torch.randn(400, 12, generator=generator)
+stages = []
+solution = solve_problem([(x[:200], y[:200])], effort="fast", progress=lambda stage, share: stages.append(stage))
+assert "toy views" in stages, stages
+views = describe_views(solution.choice)
+toys = {name: weight for name, weight in views.items() if name.startswith("toy to the power of ")}
+assert sum(toys.values()) > 0.5, views
+network = solution.network
+assert "ToyView" in {type(view).__name__ for view in network.encoder.list_views()}
+without = replace(EFFORTS["fast"], kinds=tuple(k for k in EFFORTS["fast"].kinds if type(k).__name__ != "ToyKind"))
+assert not any(name.startswith("toy") for name in describe_views(solve_problem([(x, y)], effort=without).choice))
+
+with torch.no_grad():
+    logits = network(x)
+accuracy = (logits[200:].argmax(dim=1) == y[200:]).double().mean()
+assert accuracy > 0.9, accuracy
+structures, held = pack(crossfit(solution))
+save_model("toy.safetensors", Model(network, ("even", "odd"), None, {"folds": structures}, held))
+model = load_model("toy.safetensors", held=True)
+with torch.no_grad():
+    assert torch.equal(model.network(x), logits)
+crossed = unpack(model.network, model.metadata["folds"], model.held)
+assert predict_held(crossed).shape == (200, 2)
+
+export_onnx("toy.onnx", model)
+options = onnxruntime.SessionOptions()
+options.intra_op_num_threads = options.inter_op_num_threads = 1
+session = onnxruntime.InferenceSession("toy.onnx", options, providers=["CPUExecutionProvider"])
+exported, _ = session.run(None, {"features": x.numpy()})
+np.testing.assert_allclose(exported, logits.numpy(), atol=1e-4)
+print("fitted, saved, loaded and exported")
+"""
+
+
+def test_a_new_kind_of_view_is_one_file_and_one_line(tmp_path: Path) -> None:
+    package, copy = Path(protonet.__file__).parent, tmp_path / "protonet"
+    shutil.copytree(package, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / "views" / "toy.py").write_text(TOY, encoding="utf-8")
+    with (copy / "views" / "__init__.py").open("a", encoding="utf-8") as kinds:
+        kinds.write(f"{ENTRY}\n")
+    changed = [
+        path
+        for path in copy.rglob("*.py")
+        if not (other := package / path.relative_to(copy)).exists() or path.read_bytes() != other.read_bytes()
+    ]
+    assert sorted(path.name for path in changed) == ["__init__.py", "toy.py"]
+    command = [sys.executable, "-W", "error", "-c", USE]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "fitted, saved, loaded and exported\n"
