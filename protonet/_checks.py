@@ -128,13 +128,7 @@ def check_features(function: str, argument: str, value: object, *, dim: int | No
     width = math.prod(value.shape[1:])
     rows = value.detach().reshape(value.shape[0], width)  # (n, dim)
     if dim is not None and width != dim:
-        fail(
-            function,
-            argument,
-            f"have {dim} features per row",
-            f"{width}",
-            "Flatten or select the same features.",
-        )
+        fail(function, argument, f"have {dim} features per row", f"{width}", "Flatten or select the same features.")
     if rows.dtype != torch.float64:
         rows = rows.to(torch.float32)
     bad = int((~torch.isfinite(rows)).any(dim=1).sum())
@@ -169,13 +163,7 @@ def check_labels(function: str, argument: str, value: object, *, n: int, num_cla
     if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
         fail_type(function, argument, whole, str(value.dtype), "Convert class ids with labels.long().")
     if value.numel() != n:
-        fail(
-            function,
-            argument,
-            f"have one label per row ({n})",
-            f"{value.numel()}",
-            "Pass a label for every row.",
-        )
+        fail(function, argument, f"have one label per row ({n})", f"{value.numel()}", "Pass a label for every row.")
     labels = value.detach().reshape(-1).to(torch.int64)  # (n,)
     high = "" if num_classes is None else f", {num_classes})"
     outside = labels < 0 if num_classes is None else (labels < 0) | (labels >= num_classes)

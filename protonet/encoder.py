@@ -7,15 +7,12 @@ cosine of two embeddings is the weighted sum of the parts' cosines.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from protonet.views.view import LinearMap, View
-
-if TYPE_CHECKING:
-    from protonet.views.graph import Graph
+from protonet.views.view import Graph, LinearMap, View
 
 
 class Encoder(nn.Module):
@@ -72,8 +69,6 @@ class Encoder(nn.Module):
 
     def add_to_graph(self, graph: Graph, features: str) -> str:
         """Add the encoder to an ONNX graph, and return the name of the embedding."""
-        import numpy as np  # noqa: PLC0415 - as the graph's arrays
-
         x = graph.add("Div", features, graph.array(self.scale))
         read: dict[LinearMap | None, str] = {None: x}
         parts: list[str] = []

@@ -3,42 +3,192 @@
 The direction is Adam's in the eigenbasis of the gradients' second moments (SOAP). Step sizes follow the slope that the
 new gradient sees along the step before: downhill, and steps grow; uphill, and they shrink, which anneals at last. There
 is one size for everything, and a factor for each direction of the eigenbases.
+
+The arithmetic is `take_step`, a function on plain state. `CustomOptimizer` wraps it as a `torch.optim.Optimizer`;
+`StackOptimizer` takes the same steps for a stack of models at once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
 from itertools import chain, groupby
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-#: Matrices are turned on their sides, the shortest first, up to this length; not if a side is so many times the other.
-SIDES, LONGEST, LONGER = ("left", "right"), 512, 8
-#: The multiplications a step that this may cost, and the numbers that it may keep: in all, or more for each element.
-BUDGET, ELEMENT_BUDGET, ROOM, ELEMENT_ROOM = 400e6, 380, 4e6, 4
-#: Their statistics' decay and damping (else bases would hang on rounding); the eigenbases follow often, later seldom.
-SIDE_DECAY, DAMPING, OFTEN, SETTLED, SELDOM = 0.98, 1e-4, 2, 20, 8
-#: Directions without gradients are not blown up, nor gradients over ten times their usual size followed, nor any so
-#: much larger than the first one that squares overflow.
-FLOOR, SPIKE, LARGEST = 1e-2, 10.0, 1e15
-#: A table is a tall matrix of which the first gradient leaves this share of the rows untouched, as embeddings are. It
-#: takes longer steps, up to a limit, keeps second moments for longer (rows are rarely seen) and decays less.
-TALL, UNTOUCHED = 1.5, 0.25
-TABLE_RATE, TABLE_MOST, TABLE_BETA, TABLE_DECAY = 5.0, 0.02, 0.999, 0.2
-#: Matrices with this many inputs take steps of the rate itself; its power is how others' depend on that.
-INPUTS, INPUTS_POWER = 64, 0.25
-#: How much the rate and a direction's factor move with a slope of one standard size, and how much more over the number
-#: of steps; what slope is neutral; the slopes' memory; the furthest that a factor's logarithm goes,
-#: and the share of the largest slope below which a direction's is rounding.
-GAIN, DIRECTION_GAIN, HURRY, NEUTRAL, MEMORY, FURTHEST, NEGLIGIBLE = 0.015, 0.03, 0.3, 0.2, 0.95, 1.15, 1e-3
-#: The longest step, per element, before the factors; the most that the rate moves away from the one that was given.
-MOST, RANGE = 0.1, 1e4
-#: What all parameters share is kept in the first group, where state dictionaries hold it.
+# Values without another source were chosen on the visible workloads of `analysis.optimizer_bench`, seeds 0 and 1;
+# analysis/results/optimizer_bench.md has what they reach there, optimizer_rates.md other seeds and learning rates.
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Which sides of a matrix are turned into an eigenbasis, the shortest sides first."""
+
+    #: Length, in rows or columns: a longer side is not turned.
+    longest: int = 512
+    #: Ratio of a side to the other one: above it, the longer side is not turned.
+    longer: int = 8
+    #: Multiplications per step that turning may cost, over all parameters that start together ...
+    budget: float = 400e6
+    #: ... or this many for each element of theirs, if that is more.
+    element_budget: float = 380
+    #: Numbers that bases and statistics may keep, over all parameters that start together ...
+    room: float = 4e6
+    #: ... or this many for each element: the whole state is then at most four times Adam's.
+    element_room: float = 4
+    #: Multiplications of a QR decomposition, spread over the steps between two: times length**3 ...
+    decomposition: float = 0.2
+    #: ... and what small ones cost more than they multiply, times length**2.
+    overhead: float = 64
+    #: Numbers that a side of length n keeps, in units of n**2: statistics and basis.
+    kept: float = 2
+
+
+@dataclass(frozen=True)
+class Bases:
+    """How eigenbases follow the gradients' second moments. SOAP's paper updates them every 10 steps."""
+
+    #: Decay per step of the second moments' average, in [0, 1).
+    decay: float = 0.98
+    #: Share of the trace added to the diagonal, graded: else bases would depend on rounding where there are ties.
+    damping: float = 1e-4
+    #: Steps between two updates of a basis at first ...
+    often: int = 2
+    #: ... for this many steps ...
+    settled: int = 20
+    #: ... and after them.
+    seldom: int = 8
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What keeps single gradients and silent directions from ruling the steps."""
+
+    #: Least root of a second moment, relative to the gradient's usual size: silent directions are not blown up.
+    floor: float = 1e-2
+    #: A gradient is scaled down to this many times its usual size.
+    spike: float = 10.0
+    #: Largest gradient, in units of the first one: squares do not overflow in float32.
+    largest: float = 1e15
+    #: Longest step per element, before the directions' factors, in units of the weights.
+    step: float = 0.1
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Tall matrices of which the first gradient leaves rows untouched, as embeddings are: rows are rarely seen."""
+
+    #: Least rows per column.
+    tall: float = 1.5
+    #: Least share of rows without gradient, exclusive.
+    untouched: float = 0.25
+    #: Step size, relative to others' ...
+    rate: float = 5.0
+    #: ... and the most that it is.
+    most: float = 0.02
+    #: Least decay of the second moments (Adam's default).
+    beta: float = 0.999
+    #: Weight decay, relative to others'.
+    decay: float = 0.2
+
+
+@dataclass(frozen=True)
+class Slopes:
+    """How step sizes follow the slope along the step before, in units of the slopes' usual size."""
+
+    #: Change of the rate's logarithm per step, at a slope of one usual size.
+    gain: float = 0.015
+    #: The same of a direction's factor.
+    direction_gain: float = 0.03
+    #: Added to both, over the number of steps: the first ones move more.
+    hurry: float = 0.3
+    #: Downhill slope at which the rate stays.
+    neutral: float = 0.2
+    #: Decay per step of the slopes' mean square.
+    memory: float = 0.95
+    #: Furthest logarithm of a direction's factor, either way: factors stay within a tenfold.
+    furthest: float = 1.15
+    #: Share of the largest direction's slope below which a slope is rounding.
+    negligible: float = 1e-3
+    #: Furthest factor of the rate, either way.
+    range: float = 1e4
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """How the step size of a matrix depends on its inputs: ``(reference / inputs) ** power``."""
+
+    #: Inputs of a matrix that takes steps of the rate itself, as do all that are no matrices.
+    reference: int = 64
+    power: float = 0.25
+
+
+NAMES = ("left", "right")
+SIDES, BASES, LIMITS, TABLES, SLOPES, INPUTS = Sides(), Bases(), Limits(), Tables(), Slopes(), Inputs()
+#: Bytes at multiples of which torch lays tensors.
+ALIGNMENT = 64
+#: What all parameters of a run share, at its start; CustomOptimizer keeps it in the first group.
 SHARED = {"rate": 1.0, "slope_square": 0.0, "slopes": 0, "skipped": 0}
+
+
+class Work(NamedTuple):
+    """A parameter in a step: its gradient, its state (empty before the first) and its group's settings."""
+
+    parameter: Tensor
+    gradient: Tensor
+    state: dict[str, Any]
+    group: dict[str, Any]
+
+
+def take_step(runs: Sequence[dict[str, Any]], work: Sequence[Work], *, stacked: bool = False) -> bool:
+    """Take one step of a run, or of several runs whose parameters are stacked along a first dimension.
+
+    Args:
+        runs: Of each run, what its parameters share: a copy of ``SHARED`` at first, changed in place.
+        work: Parameters of any shape, or (runs, ...) if stacked; they and their states are changed in place. Within a
+            state, tensors have the same first dimension, and numbers that differ by run are lists, one per run.
+        stacked: Does the first dimension of parameters and gradients count the runs?
+
+    Returns:
+        False if the runs do not go alike: gradients that are not finite, that are zero so far, or that make a table,
+        in some of the runs alone. Nothing has changed then, and each run has to take its step apart. True otherwise.
+    """
+    sizes = [_largest(item.gradient, stacked) for item in work]  # of each parameter in each run
+    finite = {all(map(math.isfinite, column)) for column in zip(*sizes, strict=True)}
+    if len(finite) > 1:
+        return False
+    if False in finite:
+        for run in runs:
+            run["skipped"] += 1
+        return True
+    starts = []  # of each parameter, whether it starts now (None: its gradient is zero so far) and as a table
+    for item, row in zip(work, sizes, strict=True):
+        kinds = {False} if item.state else {bool(size) or None for size in row}
+        tables = set(_find_tables(item.gradient, stacked)) if kinds == {True} else {False}
+        if len(kinds) > 1 or len(tables) > 1:
+            return False
+        starts.append((*kinds, *tables))
+    live, fresh = [], []
+    for item, (start, table) in zip(work, starts, strict=True):
+        if start is None:
+            continue
+        gradient = item.gradient.to(torch.promote_types(item.parameter.dtype, torch.float32))
+        live.append((item, gradient))
+        if start:
+            _start(item.parameter, gradient, item.state, table=table, stacked=stacked)
+            fresh.append(item.state)
+    _choose_sides(fresh, stacked)
+    read = [_read(item.state, gradient, stacked) for item, gradient in live]
+    _adapt(runs, [slope for _, slope in read if slope is not None])
+    rates = [run["rate"] for run in runs]
+    for (item, _), (turned, _) in zip(live, read, strict=True):
+        _move(item.parameter, item.state, turned, item.group, rates, stacked)
+    return True
 
 
 class CustomOptimizer(torch.optim.Optimizer):
@@ -97,28 +247,11 @@ class CustomOptimizer(torch.optim.Optimizer):
         """
         with torch.enable_grad():
             loss = None if closure is None else closure()
-        work = [(group, p) for group in self.param_groups for p in group["params"] if p.grad is not None and p.numel()]
-        if any(p.grad.is_sparse for _, p in work):
+        there = [(group, p) for group in self.param_groups for p in group["params"] if p.grad is not None and p.numel()]
+        if any(p.grad.is_sparse for _, p in there):
             raise ValueError("CustomOptimizer: `params` must have dense gradients; got a sparse one. Densify it.")
-        if not work:
-            return loss
-        shared = self.param_groups[0]
-        sizes = [float(size) for size in torch._foreach_norm([p.grad for _, p in work], math.inf)]
-        if not all(map(math.isfinite, sizes)):
-            shared["skipped"] += 1
-            return loss
-        live = [(group, p) for (group, p), size in zip(work, sizes, strict=True) if size or self.state[p]]
-        gradients = [p.grad.to(torch.promote_types(p.dtype, torch.float32)) for _, p in live]
-        fresh = []
-        for (_, p), gradient in zip(live, gradients, strict=True):
-            if not self.state[p]:
-                _start(p, gradient, self.state[p])
-                fresh.append(self.state[p])
-        _choose_sides(fresh)
-        read = [_read(self.state[p], gradient) for (_, p), gradient in zip(live, gradients, strict=True)]
-        _adapt(shared, [slope for _, slope in read if slope is not None])
-        for (group, p), (turned, _) in zip(live, read, strict=True):
-            _move(p, self.state[p], turned, group, shared["rate"])
+        if there:
+            take_step(self.param_groups[:1], [Work(p, p.grad, self.state[p], group) for group, p in there])
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -130,6 +263,64 @@ class CustomOptimizer(torch.optim.Optimizer):
             if number in state_dict["state"]:
                 like = torch.empty(0, dtype=torch.promote_types(p.dtype, torch.float32), device=p.device)
                 _convert(self.state[p], state_dict["state"][number], like)
+
+
+class StackOptimizer:
+    """CustomOptimizer's steps for a stack of models, all at once, and each model with a step size of its own.
+
+    It is no `torch.optim.Optimizer`, the first of which imports torch's compiler (about 1.1 CPU seconds), and has no
+    hooks, schedulers or state dictionary.
+
+    Args:
+        groups: Weights (members, ...) and their weight decay, >= 0; each member's share of a weight has at least one
+            dimension.
+        lr: >= 0, where the search for the step size starts.
+        betas: Those of `CustomOptimizer`.
+        eps: That of `CustomOptimizer`.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[tuple[Sequence[Tensor], float]],
+        lr: float = 1e-2,
+        betas: tuple[float, float] = (0.9, 0.98),
+        eps: float = 1e-8,
+    ) -> None:
+        settings = {"lr": lr, "betas": betas, "eps": eps}
+        self.weights = [
+            (weight.detach(), {**settings, "weight_decay": decay}) for weights, decay in groups for weight in weights
+        ]
+        members = len(self.weights[0][0])
+        states: list[dict[str, Any]] = [{} for _ in self.weights]
+        self.parts = [(slice(0, members), [dict(SHARED) for _ in range(members)], states)]
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor]) -> None:
+        """Take one step of every member with the weights' gradients (members, ...), in the groups' order.
+
+        A member whose gradients are not finite stays where it is. Members go on one by one once they differ in which
+        gradients are zero or not finite: the result is the same, and takes longer.
+        """
+        waiting, self.parts = self.parts, []
+        while waiting:
+            members, runs, states = waiting.pop(0)
+            work = [
+                Work(weight[members], gradient[members], state, group)
+                for (weight, group), gradient, state in zip(self.weights, gradients, states, strict=True)
+            ]
+            if take_step(runs, work, stacked=True):
+                self.parts.append((members, runs, states))
+                continue
+            for number, run in enumerate(runs):
+                own = slice(members.start + number, members.start + number + 1)
+                waiting.append((own, [run], [_take_member(state, number) for state in states]))
+
+
+def _take_member(state: dict[str, Any], number: int) -> dict[str, Any]:
+    """Return one member's share of a stacked state, copied, and so aligned."""
+    own = slice(number, number + 1)
+    shares = {name: value[own] if isinstance(value, (Tensor, list)) else value for name, value in state.items()}
+    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in shares.items()}
 
 
 def _check(group: dict[str, Any]) -> None:
@@ -151,162 +342,273 @@ def _check(group: dict[str, Any]) -> None:
 
 
 def _convert(state: dict[str, Any], saved: dict[str, Any], like: Tensor) -> None:
-    """Put the tensors of a parameter's saved state into its state, of another one's dtype and on its device."""
+    """Put a parameter's saved state into its state, tensors of another one's dtype and on its device."""
     for name, value in saved.items():
-        state[name] = value.to(like.device, like.dtype, copy=True) if isinstance(value, Tensor) else value
+        if isinstance(value, Tensor):
+            state[name] = value.to(like.device, like.dtype, copy=True)
+        else:
+            state[name] = [value] if isinstance(value, float) else value  # earlier versions had numbers, not lists
 
 
-def _adapt(shared: dict[str, Any], slopes: list[Tensor]) -> None:
-    """Move the rate by the slope along the last step, in units of the slopes' usual size."""
-    slope = -sum(torch.stack([slope.double() for slope in slopes]).tolist()) if slopes else 0.0
-    if slope == 0 or not math.isfinite(slope):
-        return
-    shared["slopes"] += 1
-    shared["slope_square"] += (1 - MEMORY) * (slope * slope - shared["slope_square"])
-    usual = math.sqrt(shared["slope_square"] / (1 - MEMORY ** shared["slopes"])) or math.inf
-    move = (GAIN + HURRY / shared["slopes"]) * max(-1.0, min(1.0, slope / usual - NEUTRAL))
-    shared["rate"] = max(1 / RANGE, min(RANGE, shared["rate"] * math.exp(move)))
+def _each(function: Callable[..., tuple[Tensor, ...]], *stacks: Tensor) -> Sequence[Tensor]:
+    """Return what a function of tensors returns, of the matrices of one run or of each run's share of stacks of them.
+
+    Shares are as aligned in memory as tensors of their own: BLAS rounds otherwise where they are not, and a run's steps
+    must not depend on its place in the stack.
+    """
+    if stacks[0].ndim == 2:
+        return function(*stacks)
+    if len(stacks[0]) == 1:
+        return [result[None] for result in function(*(stack[0] for stack in stacks))]
+    results = [function(*shares) for shares in zip(*map(_align, stacks), strict=True)]
+    return [torch.stack(parts) for parts in zip(*results, strict=True)]
 
 
-def _start(p: Tensor, gradient: Tensor, state: dict[str, Any]) -> None:
-    """Fill a parameter's state: what it is, by its shape and first gradient, and empty averages."""
-    largest = gradient.abs().max()
-    state["step"] = 0
-    state["unit"] = max(float(largest * (gradient / largest).square().mean().sqrt()), torch.finfo(torch.float32).tiny)
-    matrix = p.ndim >= 2 and min(p.shape[0], p[0].numel()) > 1
-    gradient = gradient.reshape((p.shape[0], -1) if matrix else p.shape)
-    untouched = (gradient.flatten(1) == 0).all(1).float().mean() if p.ndim == 2 else 0.0
-    state["table"] = p.ndim == 2 and p.shape[0] >= TALL * p.shape[1] and bool(untouched > UNTOUCHED)
-    state["inputs"] = p[0].numel() if matrix and not state["table"] else INPUTS
-    state["mean"], state["square"], state["last"] = (torch.zeros_like(gradient) for _ in range(3))
-    if p.dtype.itemsize < 4:
-        state["weight"] = p.to(gradient.dtype)
+def _align(stack: Tensor) -> Sequence[Tensor]:
+    """Return each run's share of a stack, copied where it is not aligned."""
+    shares = stack.unbind()
+    return shares if stack.stride(0) * stack.itemsize % ALIGNMENT == 0 else [share.clone() for share in shares]
+
+
+def _dims(tensor: Tensor, stacked: bool) -> tuple[int, ...]:
+    """Return the dimensions of one run's share."""
+    return tuple(range(int(stacked), tensor.ndim))
+
+
+def _numbers(values: Tensor) -> list[float]:
+    """Return one number per run, from a 0-d tensor or (runs,)."""
+    numbers: list[float] = values.reshape(-1).tolist()
+    return numbers
+
+
+def _spread(like: Tensor, *rows: list[float]) -> Any:
+    """Return, for each row of one number per run, what combines it with a tensor: the number itself for one run."""
+    if len(rows[0]) == 1:
+        return [row[0] for row in rows]
+    return like.new_tensor(rows).view(len(rows), -1, *[1] * (like.ndim - 1)).unbind()
+
+
+def _largest(gradient: Tensor, stacked: bool) -> list[float]:
+    """Return the largest absolute value in each run's share of a gradient; NaN and infinity count."""
+    return _numbers(torch.linalg.vector_norm(gradient, math.inf, _dims(gradient, stacked)))
 
 
 def _root_mean_square(gradient: Tensor) -> float:
     return float(torch.linalg.vector_norm(gradient)) / math.sqrt(gradient.numel())
 
 
-def _choose_sides(states: list[dict[str, Any]]) -> None:
+def _find_tables(gradient: Tensor, stacked: bool) -> list[bool]:
+    """Return for each run whether the parameter is a table, by its shape and first gradient."""
+    shape = gradient.shape[int(stacked) :]
+    if len(shape) != 2 or shape[0] < TABLES.tall * shape[1]:
+        return [False]
+    untouched = (gradient == 0).all(-1).float().mean(-1)
+    return [bool(each) for each in (untouched > TABLES.untouched).reshape(-1)]
+
+
+def _adapt(runs: Sequence[dict[str, Any]], slopes: list[Tensor]) -> None:
+    """Move each run's rate by the slope along its last step, in units of the slopes' usual size."""
+    if not slopes:
+        return
+    together = torch.stack([slope.double() for slope in slopes]).reshape(len(slopes), -1)  # (parameters, runs)
+    for run, column in zip(runs, together.T.tolist(), strict=True):
+        slope = -sum(column)
+        if slope == 0 or not math.isfinite(slope):
+            continue
+        run["slopes"] += 1
+        run["slope_square"] += (1 - SLOPES.memory) * (slope * slope - run["slope_square"])
+        usual = math.sqrt(run["slope_square"] / (1 - SLOPES.memory ** run["slopes"])) or math.inf
+        move = SLOPES.gain + SLOPES.hurry / run["slopes"]
+        move *= max(-1.0, min(1.0, slope / usual - SLOPES.neutral))
+        run["rate"] = max(1 / SLOPES.range, min(SLOPES.range, run["rate"] * math.exp(move)))
+
+
+def _start(p: Tensor, gradient: Tensor, state: dict[str, Any], *, table: bool, stacked: bool) -> None:
+    """Fill a parameter's state: what it is, by its shape and first gradient, and empty averages."""
+    runs, shape = p.shape[: int(stacked)], p.shape[int(stacked) :]
+    dims = _dims(gradient, stacked)
+    largest = gradient.abs().amax(dims, keepdim=True)
+    units = largest.reshape(runs) * (gradient / largest).square().mean(dims).sqrt()
+    state["step"] = 0
+    state["unit"] = [max(unit, torch.finfo(torch.float32).tiny) for unit in _numbers(units)]
+    columns = math.prod(shape[1:])
+    matrix = len(shape) >= 2 and min(shape[0], columns) > 1
+    gradient = gradient.reshape((*runs, shape[0], columns) if matrix else p.shape)
+    state["table"] = table
+    state["inputs"] = columns if matrix and not table else INPUTS.reference
+    state["mean"], state["square"], state["last"] = (torch.zeros_like(gradient) for _ in range(3))
+    if p.dtype.itemsize < 4:
+        state["weight"] = p.to(gradient.dtype)
+
+
+def _choose_sides(states: list[dict[str, Any]], stacked: bool) -> None:
     """Choose the sides on which parameters that came together are turned: the shortest, as far as can be paid for."""
+    shapes = [state["mean"].shape[int(stacked) :] for state in states]
     sides = [
         (length, side, state)
-        for state in states
-        for shape in [state["mean"].shape]
+        for state, shape in zip(states, shapes, strict=True)
         if len(shape) == 2 and min(shape) > 1 and not state["table"]
-        for side, length, other in zip(SIDES, shape, reversed(shape), strict=True)
-        if length <= min(LONGEST, LONGER * other)
+        for side, length, other in zip(NAMES, shape, reversed(shape), strict=True)
+        if length <= min(SIDES.longest, SIDES.longer * other)
     ]
-    elements = sum(state["mean"].numel() for state in states)
-    budget, room = max(BUDGET, ELEMENT_BUDGET * elements), max(ROOM, ELEMENT_ROOM * elements)
+    elements = sum(map(math.prod, shapes))
+    budget = max(SIDES.budget, SIDES.element_budget * elements)
+    room = max(SIDES.room, SIDES.element_room * elements)
     sides.sort(key=lambda side: (side[0], side[1] == "left"))  # inputs' sides first: they gain more
     for (length, side), group in groupby(sides, itemgetter(0, 1)):
         chosen = [state for *_, state in group]
         # products at every step, and now and then a QR decomposition, which is slow where it is small
-        budget -= sum(length * state["mean"].numel() + 0.2 * length**3 + 64 * length**2 for state in chosen)
-        room -= 2 * length**2 * len(chosen)
+        own = SIDES.decomposition * length**3 + SIDES.overhead * length**2
+        budget -= sum(length * math.prod(state["mean"].shape[int(stacked) :]) + own for state in chosen)
+        room -= SIDES.kept * length**2 * len(chosen)
         if min(budget, room) < 0:
             break
         for state in chosen:
-            state[side] = state["mean"].new_zeros(length, length)
+            runs = state["mean"].shape[: int(stacked)]
+            state[side] = state["mean"].new_zeros(*runs, length, length)
             for name in ("factors", "slopes"):
-                state[f"{side}_{name}"] = state["mean"].new_zeros(length)
+                state[f"{side}_{name}"] = state["mean"].new_zeros(*runs, length)
 
 
 def _adapt_factors(state: dict[str, Any], uphill: Tensor) -> None:
     """Move the directions' factors by each one's slope along the last step, relative to each other."""
-    for side in filter(state.__contains__, SIDES):
-        slope = uphill.sum(1 if side == "left" else 0)
-        usual = (state[f"{side}_slopes"].lerp_(slope**2, 1 - MEMORY) / (1 - MEMORY ** state["step"])).sqrt()
-        alive = usual > NEGLIGIBLE * usual.max()
-        moves = torch.where(alive, slope / usual, 0.0).clamp(-1, 1) * (DIRECTION_GAIN + HURRY / state["step"])
-        moves -= alive * (moves.sum() / alive.sum().clamp(min=1))
-        state[f"{side}_factors"].sub_(moves).clamp_(-FURTHEST, FURTHEST)
+    memory = 1 - SLOPES.memory ** state["step"]
+    gain = SLOPES.direction_gain + SLOPES.hurry / state["step"]
+    for side in filter(state.__contains__, NAMES):
+        slope = uphill.sum(-1 if side == "left" else -2)
+        usual = (state[f"{side}_slopes"].lerp_(slope**2, 1 - SLOPES.memory) / memory).sqrt()
+        alive = usual > SLOPES.negligible * usual.amax(-1, keepdim=True)
+        moves = torch.where(alive, slope / usual, 0.0).clamp(-1, 1) * gain
+        moves -= alive * (moves.sum(-1, keepdim=True) / alive.sum(-1, keepdim=True).clamp(min=1))
+        state[f"{side}_factors"].sub_(moves).clamp_(-SLOPES.furthest, SLOPES.furthest)
 
 
-def _read(state: dict[str, Any], gradient: Tensor) -> tuple[Tensor, Tensor | None]:
+def _limit(gradient: Tensor, usual: list[float], stacked: bool) -> None:
+    """Scale each run's share of a gradient down, in place, where it is far over its usual size."""
+    norms = _numbers(torch.linalg.vector_norm(gradient, dim=_dims(gradient, stacked)))
+    for number, (norm, own) in enumerate(zip(norms, usual, strict=True)):
+        most = min(LIMITS.spike * own, LIMITS.largest)
+        share = gradient[number] if stacked else gradient
+        if norm / math.sqrt(share.numel()) > most:
+            share.clamp_(-LIMITS.largest, LIMITS.largest)
+            share *= most / _root_mean_square(share)
+
+
+def _read(state: dict[str, Any], gradient: Tensor, stacked: bool) -> tuple[Tensor, Tensor | None]:
     """Return a gradient in its parameter's basis, and its slope along the last step, if there was one."""
     if state["mean"].dtype != gradient.dtype or state["mean"].device != gradient.device:
         _convert(state, state, gradient)
-    gradient = gradient.reshape(state["mean"].shape) / state["unit"]
-    if state["step"]:
-        most = min(SPIKE * state["usual"], LARGEST)
-        if _root_mean_square(gradient) > most:
-            gradient = gradient.clamp(-LARGEST, LARGEST)
-            gradient *= most / _root_mean_square(gradient)
-    turned = _turn(gradient, state)
-    slope = None
-    if state["step"]:
+    gradient = gradient.reshape(state["mean"].shape)
+    (unit,) = _spread(gradient, state["unit"])
+    gradient = gradient / unit
+    first, slope = state["step"] == 0, None
+    turned = gradient
+    if not first:
+        _limit(gradient, state["usual"], stacked)
+        turned = _turn(gradient, state)
         uphill = state["last"] * turned
-        slope = uphill.sum() * state["unit"]
+        slope = uphill.sum(_dims(uphill, stacked)) * (unit.reshape(-1) if isinstance(unit, Tensor) else unit)
         _adapt_factors(state, uphill)
     state["step"] += 1
-    for side in filter(state.__contains__, SIDES):
-        square = gradient @ gradient.T if side == "left" else gradient.T @ gradient
-        state[side].lerp_(square, 1 - SIDE_DECAY)
-        if state["step"] == 1:
-            state[f"{side}_basis"] = _eigenbasis(state[side])
-    if state["step"] == 1:
+    for side in filter(state.__contains__, NAMES):
+        (square,) = _each(_square_rows if side == "left" else _square_columns, gradient)
+        state[side].lerp_(square, 1 - BASES.decay)
+        if first:
+            state[f"{side}_basis"] = _each(_eigenbasis, state[side])[0].mT
+    if first:
         turned = _turn(gradient, state)
-    elif state["step"] % (OFTEN if state["step"] <= SETTLED else SELDOM) == 0:
+    elif state["step"] % (BASES.often if state["step"] <= BASES.settled else BASES.seldom) == 0:
         turned = _refresh(state, turned)
     return turned, slope
 
 
-def _eigenbasis(statistics: Tensor) -> Any:
-    """Return the eigenvectors (n, n), columns by falling eigenvalue; where there are ties, the coordinates' order."""
+def _square_rows(gradient: Tensor) -> tuple[Tensor]:
+    return (gradient @ gradient.T,)
+
+
+def _square_columns(gradient: Tensor) -> tuple[Tensor]:
+    return (gradient.T @ gradient,)
+
+
+def _multiply(*matrices: Tensor) -> tuple[Tensor]:
+    return (reduce(torch.matmul, matrices),)
+
+
+def _eigenbasis(statistics: Tensor) -> tuple[Tensor]:
+    """Return a matrix's eigenvectors as rows (n, n), by falling eigenvalue; ties in the coordinates' order."""
     ties = torch.linspace(1, 0, len(statistics), dtype=torch.float64, device=statistics.device)
-    damped = statistics.double() + DAMPING * statistics.trace() * torch.diag(ties)
-    return torch.linalg.eigh(damped)[1].flip(1).to(statistics)
+    damped = statistics.double() + BASES.damping * statistics.trace() * torch.diag(ties)
+    return (torch.linalg.eigh(damped)[1].flip(1).to(statistics).T,)
 
 
 def _turn(gradient: Tensor, state: dict[str, Any], *, back: bool = False) -> Tensor:
     """Return a matrix in the eigenbases of its sides, or back from there."""
-    left, right = (state.get(f"{side}_basis") for side in SIDES)
-    gradient = gradient if left is None else (left if back else left.T) @ gradient
-    return gradient if right is None else gradient @ (right.T if back else right)
+    left, right = (state.get(f"{side}_basis") for side in NAMES)
+    factors = [gradient]
+    if left is not None:
+        factors.insert(0, left if back else left.mT)
+    if right is not None:
+        factors.append(right.mT if back else right)
+    return gradient if len(factors) == 1 else _each(_multiply, *factors)[0]
+
+
+def _follow(
+    statistics: Tensor, old: Tensor, factors: Tensor, slopes: Tensor, *averages: Tensor, left: bool
+) -> tuple[Tensor, ...]:
+    """Let a side's basis (n, n) follow its statistics by one power step; return it, its columns as rows.
+
+    Along with it: the directions' factors and slopes (n,), the mean, the squares and the gradient, all of them turned.
+    """
+    power = statistics @ old + BASES.damping * statistics.trace() * old
+    new = torch.linalg.householder_product(*torch.geqrf(power))  # the Q of its QR decomposition
+    turn = new.T @ old
+    shares = turn**2  # of each old direction in each new one
+    turns = (turn, shares, turn)
+    turned = [each @ own if left else own @ each.T for each, own in zip(turns, averages, strict=True)]
+    return new.T, shares @ factors, shares @ slopes, *turned
 
 
 def _refresh(state: dict[str, Any], turned: Tensor) -> Tensor:
-    """Let the bases follow the statistics by one power step, the averages turn along; return the gradient, turned."""
-    for side in filter(state.__contains__, SIDES):
-        old = state[f"{side}_basis"]
-        state[f"{side}_basis"] = new = torch.linalg.qr(state[side] @ old + DAMPING * state[side].trace() * old)[0]
-        turn = new.T @ old
-        shares = turn**2  # of each old direction in each new one
-        for name in ("factors", "slopes"):
-            state[f"{side}_{name}"] = shares @ state[f"{side}_{name}"]
-        if side == "left":
-            state["mean"], state["square"], turned = turn @ state["mean"], shares @ state["square"], turn @ turned
-        else:
-            state["mean"], state["square"] = state["mean"] @ turn.T, state["square"] @ shares.T
-            turned = turned @ turn.T
+    """Let the bases follow the statistics, and the averages turn along; return the gradient, turned."""
+    for side in filter(state.__contains__, NAMES):
+        names = (f"{side}_basis", f"{side}_factors", f"{side}_slopes", "mean", "square")
+        follow = partial(_follow, left=side == "left")
+        *kept, turned = _each(follow, state[side], *(state[name] for name in names), turned)
+        state.update(zip(names, kept, strict=True))
+        state[f"{side}_basis"] = state[f"{side}_basis"].mT
     return turned
 
 
-def _move(p: Tensor, state: dict[str, Any], turned: Tensor, group: dict[str, Any], rate: float) -> None:
+def _move(
+    p: Tensor, state: dict[str, Any], turned: Tensor, group: dict[str, Any], rates: list[float], stacked: bool
+) -> None:
     """Move a parameter by one step, along a gradient in its basis."""
     first, second = group["betas"]
-    size = min(MOST, float(group["lr"]) * rate) * (INPUTS / state["inputs"]) ** INPUTS_POWER
-    decay = size * group["weight_decay"] if p.ndim >= 2 else 0.0
+    inputs = (INPUTS.reference / state["inputs"]) ** INPUTS.power
+    sizes = [min(LIMITS.step, float(group["lr"]) * rate) * inputs for rate in rates]
+    decays = [size * group["weight_decay"] if p.ndim - stacked >= 2 else 0.0 for size in sizes]
     if state["table"]:
-        second = max(second, TABLE_BETA)
-        size = min(TABLE_MOST, TABLE_RATE * size)
-        decay = TABLE_DECAY * size * group["weight_decay"]
+        second = max(second, TABLES.beta)
+        sizes = [min(TABLES.most, TABLES.rate * size) for size in sizes]
+        decays = [TABLES.decay * size * group["weight_decay"] for size in sizes]
     mean = state["mean"].lerp_(turned, 1 - first)
     square = state["square"].mul_(second).addcmul_(turned, turned, value=1 - second)
     correction = 1 - second ** state["step"]
-    state["usual"] = math.sqrt(float(square.mean()) / correction)
-    root = (square / correction).add_((FLOOR * state["usual"]) ** 2).sqrt_().add_(group["eps"])
+    means = _numbers(square.mean(_dims(square, stacked)))
+    state["usual"] = [math.sqrt(each / correction) for each in means]
+    floors = [(LIMITS.floor * usual) ** 2 for usual in state["usual"]]
+    floor, along = _spread(square, floors, [-size for size in sizes])
+    root = (square / correction).add_(floor).sqrt_().add_(group["eps"])
     ahead = torch.lerp(turned, mean, first).div_(1 - first ** (state["step"] + 1))
-    state["last"] = ahead.div_(root).mul_(-size)
-    for side in filter(state.__contains__, SIDES):
+    state["last"] = ahead.div_(root).mul_(along)
+    for side in filter(state.__contains__, NAMES):
         factors = state[f"{side}_factors"].exp()
-        state["last"] *= factors[:, None] if side == "left" else factors
+        state["last"] *= factors[..., None] if side == "left" else factors[..., None, :]
     step = _turn(state["last"], state, back=True).reshape(p.shape)
     weight = state.get("weight", p)  # a finer copy, in which steps too small for the parameter's precision add up
     if weight is not p and not torch.equal(weight.to(p.dtype), p):
         weight.copy_(p)
-    weight.mul_(1 - decay).add_(step)
+    (kept,) = _spread(weight, [1 - decay for decay in decays])
+    weight.mul_(kept).add_(step)
     if weight is not p:
         p.copy_(weight)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,14 +15,10 @@ from torch import Tensor
 class FoldRules:
     """How rows are held out. The numbers bound time and memory; see analysis/results/scale.md."""
 
-    count: int = 5
-    """Folds by default."""
-    many_rows: int = 16384
-    """Above this many rows, one held-out part stands for all folds ..."""
-    many_cosines: int = 1 << 25
-    """... and above this many cosines of rows and classes."""
-    held_out: int = 4096
-    """Rows of that part, at the most."""
+    count: int = 5  #: Folds by default.
+    many_rows: int = 16384  #: Above this many rows, one held-out part stands for all folds ...
+    many_cosines: int = 1 << 25  #: ... and above this many cosines of rows and classes.
+    held_out: int = 4096  #: Rows of that part, at the most.
 
 
 @dataclass(frozen=True)
@@ -34,18 +31,12 @@ class WeightRules:
 
     logit_scale: float = 5.0
     """Standard deviation of the prior on the logits' size when a temperature is fitted, in nats."""
-    tie: float = 2e-3
-    """Log-loss that nobody would notice, in nats per row."""
-    softness: float = 0.15
-    """Excess log-loss that divides a view's weight by e, in nats per row ..."""
-    softness_in_all: float = 4.0
-    """... or in nats over all rows, where that is more."""
-    held_back: float = 10.0
-    """Nats, over all rows, that hold jointly fitted weights back to where they start."""
-    most_cosines: int = 2**22
-    """Cosines that joint weights are fitted to, at the most."""
-    least_share: float = 0.01
-    """A view with a smaller share of the weight is left out."""
+    tie: float = 2e-3  #: Log-loss that nobody would notice, in nats per row.
+    softness: float = 0.15  #: Excess log-loss that divides a view's weight by e, in nats per row ...
+    softness_in_all: float = 4.0  #: ... or in nats over all rows, where that is more.
+    held_back: float = 10.0  #: Nats, over all rows, that hold jointly fitted weights back to where they start.
+    most_cosines: int = 2**22  #: Cosines that joint weights are fitted to, at the most.
+    least_share: float = 0.01  #: A view with a smaller share of the weight is left out.
     never_forgiven: float = 0.02
     """Log-loss that is never forgiven as chance when raw cosine stands against the mixture, in nats per row."""
     mixture_prior: float = 1.0
@@ -56,17 +47,28 @@ class WeightRules:
 class NewtonRules:
     """How the temperature's one convex problem is solved; it takes some five steps."""
 
-    steps: int = 50
-    """Newton steps, at the most."""
+    steps: int = 50  #: Newton steps, at the most.
     shrinks: tuple[float, ...] = (1.0, 0.5, 0.25, 0.1, 0.01, 0.001)
     """Shares of a step that are tried until the loss falls."""
-    settled: float = 1e-7
-    """A step that lowers the loss by less is the last, in nats per row."""
+    settled: float = 1e-7  #: A step that lowers the loss by less is the last, in nats per row.
     flat: float = 1e-12
     """Variance of a row's cosines below which nothing tells the classes apart; the least curvature, too."""
 
 
-FOLDS, WEIGHTS, NEWTON = FoldRules(), WeightRules(), NewtonRules()
+@dataclass(frozen=True)
+class LBFGSRules:
+    """When L-BFGS is done, as `torch.optim.LBFGS` decides it."""
+
+    steps: int = 60  #: Steps, at the most.
+    trials: int = 25  #: Trials of a step's size, at the most.
+    least: float = 1e-7  #: Largest derivative at which nothing more is done.
+    tolerance: float = 1e-9  #: Change of the value, or of every variable, below which a step was the last.
+    decrease: float = 1e-4  #: Wolfe's first condition: decrease per unit of slope.
+    flatter: float = 0.9  #: Wolfe's second condition: the share of the slope that may be left.
+    curved: float = 1e-10  #: Least curvature along a step that is learned from.
+
+
+FOLDS, WEIGHTS, NEWTON, LBFGS = FoldRules(), WeightRules(), NewtonRules(), LBFGSRules()
 
 
 def fit_temperature(cosines: Tensor, labels: Tensor, seen: Tensor) -> tuple[float, Tensor]:
@@ -178,25 +180,74 @@ def fit_weights(cosines: list[Tensor], labels: Tensor, seen: Tensor, start: Tens
     stacked = stacked / spread[:, None, None]
     prior = start[used] * spread
     prior = prior / prior.sum()
-    logs = prior.log().requires_grad_(True)
-    scale = torch.zeros((), dtype=torch.float64, requires_grad=True)
-    optimizer = torch.optim.LBFGS([logs, scale], max_iter=60, line_search_fn="strong_wolfe")
 
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        share = logs.log_softmax(dim=0)
-        logits = scale.exp() * torch.tensordot(share.exp(), stacked, dims=1)  # (rows, seen classes)
+    def evaluate(x: Tensor) -> tuple[float, Tensor]:
+        x = x.detach().requires_grad_(True)
+        share = x[:-1].log_softmax(dim=0)
+        logits = x[-1].exp() * torch.tensordot(share.exp(), stacked, dims=1)  # (rows, seen classes)
         size = logits.var(dim=1, correction=0).mean() / WEIGHTS.logit_scale**2
         held = WEIGHTS.held_back * (share.exp() * (share - prior.log())).sum()
         loss: Tensor = torch.nn.functional.cross_entropy(logits, targets) + (held + size / 2) / len(targets)
-        loss.backward()
-        return loss
+        return float(loss.detach()), torch.autograd.grad(loss, x)[0]
 
-    optimizer.step(closure)
-    influence = logs.detach().softmax(dim=0).clamp_min(WEIGHTS.least_share)
+    found = _minimize(evaluate, torch.cat([prior.log(), prior.new_zeros(1)]))  # logarithms of shares and of the scale
+    influence = found[:-1].softmax(dim=0).clamp_min(WEIGHTS.least_share)
     weights = torch.zeros_like(start)
     weights[used] = influence / spread
     return weights / weights.sum()
+
+
+def _minimize(evaluate: Callable[[Tensor], tuple[float, Tensor]], x: Tensor) -> Tensor:
+    """Minimise a smooth function of a few variables by L-BFGS that keeps all its steps.
+
+    It is written out because the first use of ``torch.optim`` imports torch's compiler.
+
+    Args:
+        evaluate: Returns the value and the gradient (n,) at a point (n,).
+        x: (n,) float64, where to start.
+
+    Returns:
+        (n,) the minimum, to `LBFGS.tolerance`.
+
+    Source: Nocedal and Wright, "Numerical optimization" (2006), algorithms 7.4 and 7.5; the step sizes by bisection
+        until the strong Wolfe conditions (3.7) hold.
+    """
+    value, gradient = evaluate(x)
+    pairs: list[tuple[Tensor, Tensor]] = []  # steps, and the changes of the gradient along them
+    step = -gradient
+    size = min(1.0, 1 / max(float(gradient.abs().sum()), LBFGS.least))
+    for _ in range(LBFGS.steps):
+        slope = float(gradient @ step)
+        if float(gradient.abs().max()) <= LBFGS.least or slope > -LBFGS.tolerance:
+            break
+        low, high = 0.0, math.inf
+        for _ in range(LBFGS.trials):
+            new_value, new_gradient = evaluate(x + size * step)
+            new_slope = float(new_gradient @ step)
+            if abs(new_slope) <= -LBFGS.flatter * slope and new_value <= value + LBFGS.decrease * size * slope:
+                break
+            too_long = new_slope > 0 or not new_value <= value + LBFGS.decrease * size * slope  # NaN is too long
+            low, high = (low, size) if too_long else (size, high)
+            size = (low + high) / 2 if high < math.inf else 2 * size
+        if not new_value <= value:
+            break
+        moved, change, gain = size * step, new_gradient - gradient, value - new_value
+        x, value, gradient, size = x + moved, new_value, new_gradient, 1.0
+        if float(moved.abs().max()) <= LBFGS.tolerance or gain < LBFGS.tolerance:
+            break
+        if float(change @ moved) > LBFGS.curved:
+            pairs.append((moved, change))
+        step = -gradient
+        parts = []
+        for own, along in reversed(pairs):
+            parts.append(own @ step / (along @ own))
+            step = step - parts[-1] * along
+        if pairs:
+            own, along = pairs[-1]
+            step = step * ((along @ own) / (along @ along))
+        for (own, along), part in zip(pairs, reversed(parts), strict=True):
+            step = step + (part - along @ step / (along @ own)) * own
+    return x
 
 
 def worse_by_one_error(losses: Tensor, reference: Tensor, *, most: float = math.inf, margin: float = 0.0) -> bool:

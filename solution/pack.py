@@ -2,7 +2,7 @@
 
 Both hold the modules of protonet that its solver imports and no others. The bytes depend on the sources
 alone: fixed times and permissions, sorted entries, nothing compressed (another zlib would do it otherwise). The
-shared optimizer's two files are handed in as they stand beside this one.
+shared optimizer is handed in as two files: `protonet.optimizer` under another name, and its settings.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ ALLOWED = sys.stdlib_module_names | {"protonet", "torch", "numpy"}
 MANIFEST = "agentics.solution.json"
 COMMANDS = ("setup", "build", "run")
 ZIP_NAME, SINGLE_NAME = "protonet-agentics.zip", "solution.py"
-OPTIMIZER_FILES = ("custom_optimizer.py", "optimizer_config.json")
+#: What the shared optimizer is handed in as, and the file that it is a copy of.
+OPTIMIZER_FILES = {
+    "custom_optimizer.py": "protonet/optimizer.py",
+    "optimizer_config.json": "solution/optimizer_config.json",
+}
 
 # The contest's limits on an archive.
 MAX_BYTES, MAX_ENTRIES, MAX_UNPACKED, MAX_NOTE = 20 << 20, 256, 50 << 20, 1024
@@ -174,7 +178,7 @@ def _pack(arguments: Sequence[str] | None) -> None:
     parser.add_argument("-o", "--output", default="dist", metavar="DIR", help="folder (default: dist)")
     folder = check_writable_folder(parser.prog, "--output", parser.parse_args(arguments).output)
     artifacts = {ZIP_NAME: pack_zip(), SINGLE_NAME: pack_single()}
-    artifacts |= {name: (ROOT / "solution" / name).read_bytes() for name in OPTIMIZER_FILES}
+    artifacts |= {name: (ROOT / source).read_bytes() for name, source in OPTIMIZER_FILES.items()}
     for name, data in artifacts.items():
         (folder / name).write_bytes(data)
         print(f"{folder / name}: {len(data):,} bytes")

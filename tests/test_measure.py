@@ -37,7 +37,7 @@ def calibration_error(log_p: np.ndarray, labels: list[int]) -> float:
         number = next(place for place in range(BINS) if confidence <= (place + 1) / BINS or place == BINS - 1)
         rows[number].append((confidence, int(scores.argmax()) == label))
     filled = [np.array(each, dtype=float) for each in rows if each]
-    return sum(len(each) / len(labels) * abs(each[:, 0].mean() - each[:, 1].mean()) for each in filled)
+    return float(sum(len(each) / len(labels) * abs(each[:, 0].mean() - each[:, 1].mean()) for each in filled))
 
 
 @settings(max_examples=20)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from protonet.optimizer import BUDGET, FURTHEST, CustomOptimizer
+from protonet.optimizer import SIDES, SLOPES, CustomOptimizer
 
 
 def list_sides(*shapes: tuple[int, ...]) -> list[set[str]]:
@@ -35,7 +35,7 @@ def test_a_side_is_left_as_it_is_if_it_is_long_or_much_longer_than_the_other() -
 
 def test_the_inputs_sides_come_first_where_not_all_can_be_paid_for() -> None:
     shapes = [(256, 256)] * 16
-    assert 2 * sum(a * a * b for a, b in shapes) > BUDGET
+    assert 2 * sum(a * a * b for a, b in shapes) > SIDES.budget
     assert list_sides(*shapes) == [{"right"}] * 16
 
 
@@ -59,7 +59,7 @@ def test_a_direction_that_goes_on_downhill_gets_a_larger_factor_than_one_that_tu
     onward = int(state["left_basis"][0].abs().argmax())  # the direction nearest to the row with the constant slope
     factors = state["left_factors"]
     assert factors[onward] > factors[1 - onward] + 0.2
-    assert factors.abs().max() <= FURTHEST
+    assert factors.abs().max() <= SLOPES.furthest
 
 
 def test_factors_are_relative_to_each_other() -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import protonet.optimizer as optimizer_module
 from protonet.optimizer import CustomOptimizer
+from solution.pack import main
 from tests.optimizer_cases import loss_on, make_model, same, skipped, through_file, train, trained, weights
 
 LOW = [torch.bfloat16, torch.float16]
@@ -143,9 +144,23 @@ def test_the_state_is_at_most_four_times_that_of_adamw(shapes: list[tuple[int, .
     assert sum(size.values()) <= 4 * 2 * 4 * sum(p.numel() for p in ps)
 
 
-def test_what_is_handed_in_is_the_librarys_and_stands_alone() -> None:
-    solution = Path(__file__).resolve().parents[1] / "solution"
-    source = (solution / "custom_optimizer.py").read_text(encoding="utf-8")
+def test_what_is_handed_in_is_the_librarys_and_stands_alone(tmp_path: Path) -> None:
+    assert main(["-o", str(tmp_path)]) == 0
+    source = (tmp_path / "custom_optimizer.py").read_text(encoding="utf-8")
     assert source == Path(optimizer_module.__file__).read_text(encoding="utf-8")
-    config = json.loads((solution / "optimizer_config.json").read_text(encoding="utf-8"))
+    config = json.loads((tmp_path / "optimizer_config.json").read_text(encoding="utf-8"))
     CustomOptimizer([nn.Parameter(torch.ones(2))], **config)
+
+
+def test_a_state_of_earlier_versions_loads() -> None:
+    """It had numbers where there are lists now, one number per run."""
+    model, other = make_model(), make_model()
+    optimizer, fresh = CustomOptimizer(model.parameters()), CustomOptimizer(other.parameters())
+    train(model, optimizer, 5)
+    saved = copy.deepcopy(optimizer.state_dict())
+    for state in saved["state"].values():
+        for name in ("unit", "usual"):
+            (state[name],) = state[name]
+    other.load_state_dict(model.state_dict())
+    fresh.load_state_dict(through_file(saved))
+    assert same(train(other, fresh, 8, first=5), train(model, optimizer, 8, first=5))

@@ -169,9 +169,8 @@ def test_command_writes_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     paths = [tmp_path / "new/folder" / name for name in (pack.ZIP_NAME, pack.SINGLE_NAME, *pack.OPTIMIZER_FILES)]
     assert lines == [f"{path}: {path.stat().st_size:,} bytes" for path in paths]
     archive, single, *optimizer = paths
-    assert [path.read_bytes() for path in optimizer] == [
-        (pack.ROOT / "solution" / path.name).read_bytes() for path in optimizer
-    ]
+    sources = ["protonet/optimizer.py", "solution/optimizer_config.json"]
+    assert [path.read_bytes() for path in optimizer] == [(pack.ROOT / source).read_bytes() for source in sources]
     assert archive.read_bytes() == pack_zip()
     assert single.read_bytes() == pack_single()
 

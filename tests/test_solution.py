@@ -14,8 +14,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import protonet
-from analysis.contest_judge import judge
-from analysis.contest_worker import load_solution
+from analysis.contest.trial import judge
+from analysis.contest.worker import load_solution
 from protonet.datasets import Split, sample_family
 from solution.pack import ROOT, pack_single, pack_zip
 

@@ -25,8 +25,8 @@ def run(tmp_path: Path, imported: str, source: str, module: str, *arguments: str
 @pytest.mark.parametrize(
     ("command", "imported"),
     [
-        *[("analysis.contest", "torch"), ("analysis.robustness", "torch")],
-        *[("analysis.scale", "argparse"), ("solution.pack", "argparse")],
+        *[("analysis contest", "torch"), ("analysis robustness", "torch")],
+        *[("analysis", "argparse"), ("solution.pack", "argparse")],
         *[("protonet fit", "torch"), ("protonet predict", "torch")],
         *[("protonet.episodes", "torch"), ("protonet.episodes train", "torch")],
     ],

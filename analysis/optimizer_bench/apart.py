@@ -1,7 +1,7 @@
 """Two workloads that no tuning may see: a temporal convolution that reads syntax, and a regression on a photograph.
 
 They are kept out of the choice of any setting and reported apart:
-``python -m analysis.optimizer_bench run --workload-file analysis/optimizer_bench/apart.py``.
+``python -m analysis optimizer-bench --workload-file analysis/optimizer_bench/apart.py``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
 from analysis.optimizer_bench.workload import Build, Workload, batches, initial_weights
-from analysis.optimizer_bench.workloads._text import cut_windows, read_sources
+from analysis.optimizer_bench.workloads.text import cut_windows, read_sources
 from protonet._checks import optional_packages
 
 VOCABULARY = 128  # ASCII

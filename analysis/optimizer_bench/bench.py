@@ -1,180 +1,175 @@
-"""The bench's runs: a workload, a seed and an optimizer each, on several processes, with a journal to continue from."""
+"""The steps that an optimizer needs to the loss of tuned AdamW, on each workload.
+
+With --compare, other libraries' optimizers too, each at its best shared learning rate.
+"""
 
 from __future__ import annotations
 
-import functools
-import inspect
+import argparse
 import json
-import multiprocessing
-import signal
-import time
-import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+import os
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
-from torch import nn
-from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # exported, but not by its stubs
-
-from analysis.journal import append_journal, hash_sources, read_journal
-from analysis.optimizer_bench.loading import find_build, load_optimizer, take_fingerprint
+from analysis.optimizer_bench.loading import (
+    BASELINES,
+    PROG,
+    Baseline,
+    add_workloads,
+    load_optimizer,
+    pick_workloads,
+    read_baselines,
+    read_config,
+    take_fingerprint,
+)
 from analysis.optimizer_bench.peers import LIBRARIES, PEERS
-from analysis.optimizer_bench.running import Curve, train
-from analysis.optimizer_bench.tuning import Setting, run_adamw
-from analysis.optimizer_bench.workload import initial_weights
-from analysis.optimizer_bench.workloads import WORKLOADS
-from protonet._checks import find_version
-
-FOLDER = "analysis/optimizer_bench"
-#: The sources that decide every run.
-SHARED = [f"{FOLDER}/{name}.py" for name in ("workload", "running", "workloads/_text", "workloads/_glyphs")]
+from analysis.optimizer_bench.runs import Candidate, Outcome, Run, run_bench
+from analysis.optimizer_bench.score import Entry, plot, rate, score_workload, summarise, tabulate
+from analysis.shared.runner import Report, StudyParser, parse_names, parse_wholes
+from protonet._checks import fail
 
 
-class Candidate(NamedTuple):
-    """An optimizer with its settings.
+class Grid(NamedTuple):
+    """What optimizers run on.
 
     Attributes:
-        name: A key of ``PEERS``, or what tables call it.
-        config: Its settings, a JSON object.
-        file: The file of its class ``CustomOptimizer``, or None for one of ``PEERS``.
+        workloads: The file of each, None for a visible one.
+        baselines: At least theirs.
+        seeds: Of the runs; the first one decides on a peer's learning rate.
     """
 
-    name: str
-    config: str
-    file: Path | None = None
+    workloads: Mapping[str, Path | None]
+    baselines: Mapping[str, Baseline]
+    seeds: Sequence[int]
+
+    def list_runs(self, optimizer: Candidate, names: Sequence[str], seeds: Sequence[int]) -> list[Run]:
+        """Return an optimizer's runs on workloads."""
+        return [
+            Run(name, self.workloads[name], seed, baseline["max_steps"], optimizer, baseline["target"])
+            for name in names
+            for baseline in [self.baselines[name]]
+            for seed in seeds
+        ]
 
 
-class Run(NamedTuple):
-    """One training run.
+def add_options(parser: StudyParser) -> None:
+    """Add the optimizers, and what they run on."""
+    parser.add_argument("--optimizer", metavar="FILE", help="Python file of a class CustomOptimizer(params, **config)")
+    parser.add_argument("--config", metavar="FILE", help="its config, a JSON object (default: none)")
+    known = f"of {', '.join(PEERS)} (no NAMES: all)"
+    parser.add_argument("--compare", nargs="?", const=",".join(PEERS), metavar="NAMES", help=known)
+    parser.add_argument("--baselines", default=str(BASELINES), metavar="PATH", help=f"default: {BASELINES}")
+    parser.add("--seeds", "0,1,2", "seeds, with commas", partial(parse_wholes, low=0))
+    parser.add_whole("--jobs", os.cpu_count() or 1, "processes")
+    parser.add_plot("the optimizer's loss curves")
+    add_workloads(parser)
 
-    Attributes:
-        workload: Its name.
-        file: The file whose ``WORKLOADS`` has it, or None for a visible one.
-        seed: Of its initial weights and batches.
-        max_steps: Where it ends at the latest.
-        optimizer: A candidate, or one of AdamW's settings.
-        target: The smoothed loss at which a candidate's run ends.
+
+def run(options: argparse.Namespace) -> Report:
+    """Run the optimizer, and peers if asked for, and tell how many times fewer steps they need."""
+    peers = [] if options.compare is None else parse_names(PROG, "--compare", options.compare, PEERS)
+    missing = [library for library in LIBRARIES if find_spec(library) is None]
+    if peers and missing:
+        fail(PROG, "--compare", f"have {', '.join(missing)}", "none installed", 'Run pip install "protonet[peers]".')
+    candidate = _pick_candidate(options)
+    grid = Grid(pick_workloads(options), read_baselines(Path(options.baselines)), options.seeds)
+    check_baselines(grid)
+    entries = compete(grid, candidate, peers, options.state, options.jobs)
+    if options.plot:
+        plot(entries[0]["curves"], grid.baselines, options.plot)
+    return Report(entries, tabulate(entries, grid.baselines))
+
+
+def _pick_candidate(options: argparse.Namespace) -> Candidate | None:
+    """Return the optimizer that was given, None if there are peers alone."""
+    if options.optimizer is None:
+        for option in ("config", "plot"):
+            if getattr(options, option) is not None:
+                fail(PROG, f"--{option}", "come with --optimizer", "none", "Add the optimizer's file.")
+        if options.compare is None:
+            fail(PROG, "--optimizer", "be a Python file", "none", "Pass one, or --compare.")
+        return None
+    path = Path(options.optimizer).resolve()
+    config = {} if options.config is None else read_config(Path(options.config))
+    load_optimizer(path, config)
+    return Candidate(path.stem, json.dumps(config, sort_keys=True), path)
+
+
+def check_baselines(grid: Grid) -> None:
+    """Say on stderr which workloads differ from what their baselines were made with.
+
+    Raises:
+        InputError: A workload has no baseline.
     """
-
-    workload: str
-    file: Path | None
-    seed: int
-    max_steps: int
-    optimizer: Candidate | Setting
-    target: float | None = None
-
-
-class Outcome(NamedTuple):
-    """A run's curve, and the CPU milliseconds of one ``step()`` of a candidate."""
-
-    curve: Curve
-    step_ms: float | None = None
+    for name, file in grid.workloads.items():
+        if name not in grid.baselines:
+            remedy = f"Run python -m analysis optimizer-tune --workloads {name} first, with the same file."
+            fail(PROG, "--baselines", "have every workload", f"none of {name}", remedy)
+        was, found = grid.baselines[name]["fingerprint"], take_fingerprint(name, file)
+        if was != found:
+            print(
+                f"{name} differs from what its baseline was made with: loss {found:g} before training, not {was:g}; "
+                "another Python or torch has other data or weights. Tune it here.",
+                file=sys.stderr,
+            )
 
 
-def measure(runs: Sequence[Run], journal: Path, jobs: int) -> Iterator[tuple[Run, Outcome]]:
-    """Yield every run with its outcome: first those of the journal, then those done now, as they end.
+def compete(grid: Grid, candidate: Candidate | None, peers: Sequence[str], state: Path, jobs: int) -> list[Entry]:
+    """Run the candidate, if any, and peers, each with the learning rate that is best for it, and score them.
 
     Args:
-        runs: What to do.
-        journal: The JSON-lines file; made if need be, appended to.
-        jobs: How many processes, of one thread each.
+        grid: What they run on.
+        candidate: Comes first.
+        peers: Keys of ``PEERS``; visible workloads choose their learning rates, or a file's if there are no others.
+        state: The journal.
+        jobs: How many processes.
     """
-    wanted = {json.dumps(_identify(run)): run for run in runs}
-    for entry in read_journal(journal):
-        run = wanted.pop(json.dumps(entry.get("run")), None)
-        if run is not None:
-            yield run, Outcome(Curve(*entry["curve"]), entry["step_ms"])
-    for run, outcome in _do_all(list(wanted.values()), jobs):
-        append_journal(journal, {"run": _identify(run), "curve": outcome.curve, "step_ms": outcome.step_ms})
-        yield run, outcome
+    everything = list(grid.workloads)
+    visible = [name for name, file in grid.workloads.items() if file is None]
+    tried_rates = {
+        peer: {
+            setting: grid.list_runs(setting, visible or everything, grid.seeds[:1])
+            for setting in (Candidate(peer, json.dumps({"lr": lr})) for lr in PEERS[peer].rates)
+        }
+        for peer in peers
+    }
+    own = [] if candidate is None else grid.list_runs(candidate, everything, grid.seeds)
+    tried = [run for rates in tried_rates.values() for runs in rates.values() for run in runs]
+    outcomes = run_bench([*own, *tried], state, jobs=jobs)
+    means = {
+        peer: {
+            setting: statistics.geometric_mean(rate(outcomes[run].curve, grid.baselines[run.workload]) for run in runs)
+            for setting, runs in rates.items()
+        }
+        for peer, rates in tried_rates.items()
+    }
+    best = {peer: max(of, key=of.__getitem__) for peer, of in means.items()}
+    outcomes |= run_bench(
+        [run for it in best.values() for run in grid.list_runs(it, everything, grid.seeds)], state, jobs=jobs
+    )
+    curves = {name: [outcomes[run].curve.losses for run in own if run.workload == name] for name in everything}
+    entries = [] if candidate is None else [_score(grid, candidate, outcomes) | {"curves": curves}]
+    for peer, of in means.items():
+        rates = {setting.config: mean for setting, mean in of.items()}
+        entries.append(_score(grid, best[peer], outcomes) | {"rates": rates})
+    return entries
 
 
-@contextmanager
-def keeping(journal: Path) -> Iterator[None]:
-    """Let Ctrl-C say where the finished runs are."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        kept = f"interrupted; the finished runs are kept in {journal}. The same command continues."
-        raise KeyboardInterrupt(kept) from None
-
-
-def do(run: Run) -> Outcome:
-    """Do one run; what its optimizer draws is the seed's, and the global random state is put back."""
-    build = find_build(run.workload, run.file)
-    if isinstance(run.optimizer, Setting):
-        return Outcome(run_adamw(build, run.optimizer, run.seed, run.max_steps))
-    candidate, target = run.optimizer, run.target
-    assert target is not None, "candidates are judged at a target"
-    times: list[float] = []
-
-    def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        optimizer = _make(candidate, parameters)
-        for register in (optimizer.register_step_pre_hook, optimizer.register_step_post_hook):
-            register(lambda *_: times.append(time.process_time()))
-        return optimizer
-
-    with initial_weights(run.seed), warnings.catch_warnings():
-        if candidate.file is None:
-            warnings.simplefilter("ignore")  # libraries' own
-        try:
-            curve = train(build, run.seed, make, max_steps=run.max_steps, target=target)
-        except LinAlgError:  # what decompositions make of weights that are not finite
-            curve = Curve([], diverged=True)
-    seconds = sum(times[1::2]) - sum(times[: len(times) // 2 * 2 : 2])
-    return Outcome(curve, round(1000 * seconds / max(1, len(times) // 2), 3))
-
-
-def _make(candidate: Candidate, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Make a candidate's optimizer."""
-    config: dict[str, Any] = json.loads(candidate.config)
-    if candidate.file is None:
-        return PEERS[candidate.name].make(list(parameters), **config)
-    return load_optimizer(candidate.file, config)(parameters, **config)
-
-
-def _do_all(runs: Sequence[Run], jobs: int) -> Iterator[tuple[Run, Outcome]]:
-    """Yield runs with their outcomes, as they end."""
-    if min(jobs, len(runs)) < 2:
-        yield from ((run, do(run)) for run in runs)
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(runs)), context, _start_worker) as pool:
-        futures = {pool.submit(do, run): run for run in runs}
-        try:
-            for future in as_completed(futures):
-                yield futures[future], future.result()
-        except BaseException:  # nobody waits for the others
-            pool.shutdown(wait=False, cancel_futures=True)
-            for child in multiprocessing.active_children():
-                child.terminate()
-            raise
-
-
-def _start_worker() -> None:
-    """Work on one thread, and leave Ctrl-C to the parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
-
-
-def _identify(run: Run) -> list[Any]:
-    """Return what decides a run's outcome."""
-    optimizer = run.optimizer
-    if isinstance(optimizer, Setting):
-        config: list[Any] = list(optimizer)
-        code = _hash_code(run.workload, run.file, f"{FOLDER}/tuning.py")
-    else:
-        config = [optimizer.name, optimizer.config]
-        config += [] if optimizer.file else map(find_version, LIBRARIES)
-        code = _hash_code(run.workload, run.file, str(optimizer.file or f"{FOLDER}/peers.py"))
-    return [run.workload, take_fingerprint(run.workload, run.file), run.seed, run.max_steps, run.target, config, code]
-
-
-@functools.cache
-def _hash_code(workload: str, file: Path | None, optimizer: str) -> str:
-    """Return a hash of a workload's and an optimizer's sources, and of the packages below them."""
-    source = inspect.getfile(WORKLOADS[workload]) if file is None else str(file)
-    return hash_sources(*SHARED, source, optimizer)
+def _score(grid: Grid, optimizer: Candidate, outcomes: Mapping[Run, Outcome]) -> Entry:
+    """Return an optimizer's rows and what they come to."""
+    entry: Entry = {"name": optimizer.name, "config": json.loads(optimizer.config)}
+    for prefix, apart in (("", False), ("apart_", True)):
+        names = [name for name, file in grid.workloads.items() if (file is not None) == apart]
+        rows = [
+            score_workload(name, [outcomes[run] for run in grid.list_runs(optimizer, [name], grid.seeds)], baseline)
+            for name in names
+            for baseline in [grid.baselines[name]]
+        ]
+        if rows:
+            entry |= {f"{prefix}rows": rows, f"{prefix}summary": summarise(rows)}
+    return entry

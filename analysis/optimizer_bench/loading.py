@@ -1,7 +1,8 @@
-"""What the command is given: workloads, candidates and baselines, from files that may be anybody's."""
+"""What the bench is given: workloads, candidates and baselines, from files that may be anybody's."""
 
 from __future__ import annotations
 
+import argparse
 import functools
 import hashlib
 import importlib.util
@@ -13,12 +14,39 @@ from typing import Any
 import torch
 from torch import nn
 
-from analysis.optimizer_bench.running import validate
-from analysis.optimizer_bench.workload import Build
+from analysis.optimizer_bench.workload import Build, validate
 from analysis.optimizer_bench.workloads import WORKLOADS
+from analysis.shared.runner import StudyParser, parse_names
 from protonet._checks import fail
 
-PROG = "analysis.optimizer_bench"
+PROG = "analysis optimizer-bench"
+BASELINES = Path("analysis/results/optimizer_baselines.json")
+#: What tuned AdamW reaches on a workload: ``target``, the worst seed's best smoothed loss of the setting for which that
+#: is least (``setting``); ``steps``, the median over seeds of the first step that reaches the target, least over the
+#: best settings (by ``fastest``, whose first steps are ``hits``: None for a seed that misses the target); ``initial``,
+#: the mean validation loss before training; ``curve``, the mean over seeds of the smoothed losses that made the target;
+#: ``max_steps`` of every run, and the workload's ``fingerprint``.
+Baseline = dict[str, Any]
+NEEDED = {"target", "steps", "initial", "max_steps", "fingerprint", "curve"}
+
+
+def add_workloads(parser: StudyParser) -> None:
+    """Add which workloads, and the journal that both commands share."""
+    add = parser.add_argument
+    add("--workloads", metavar="NAMES", help=f"of {', '.join(WORKLOADS)} and the file's (default: all)")
+    add("--workload-file", metavar="FILE", help="Python file with a dictionary WORKLOADS")
+    parser.add_state("optimizer_bench")
+
+
+def pick_workloads(options: argparse.Namespace) -> dict[str, Path | None]:
+    """Return the file of each workload that was asked for, None for a visible one."""
+    known: dict[str, Path | None] = dict.fromkeys(WORKLOADS)
+    if options.workload_file is not None:
+        path = Path(options.workload_file).resolve()
+        known |= dict.fromkeys(load_workloads(path), path)
+    if options.workloads is None:
+        return known
+    return {name: known[name] for name in parse_names(PROG, "--workloads", options.workloads, known)}
 
 
 @functools.cache
@@ -26,7 +54,7 @@ def load_python(argument: str, path: Path) -> ModuleType:
     """Import a file by its path, once a process.
 
     Raises:
-        ValueError: It cannot be read, or raises an error.
+        InputError: It cannot be read, or raises an error.
     """
     name = f"bench_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -45,7 +73,7 @@ def load_workloads(path: Path) -> dict[str, Build]:
     """Return the dictionary ``WORKLOADS`` of a file.
 
     Raises:
-        ValueError: The file has none, or a name of it is a visible workload's.
+        InputError: The file has none, or a name of it is a visible workload's.
     """
     builds = getattr(load_python("--workload-file", path), "WORKLOADS", None)
     if not isinstance(builds, dict) or not builds:
@@ -65,8 +93,11 @@ def load_optimizer(path: Path, config: dict[str, Any]) -> type[torch.optim.Optim
     """Return the class ``CustomOptimizer`` of a file.
 
     Raises:
-        ValueError: The file has none, or it does not take the configuration.
+        InputError: The file has none, or it does not take the configuration.
     """
+    if path.name == "custom_optimizer.py" and not path.exists():
+        remedy = "Pass protonet/optimizer.py: python -m solution.pack makes custom_optimizer.py of it."
+        fail(PROG, "--optimizer", "be a file that exists", path, remedy)
     made = getattr(load_python("--optimizer", path), "CustomOptimizer", None)
     if not isinstance(made, type) or not issubclass(made, torch.optim.Optimizer):
         remedy = "Derive one from torch.optim.Optimizer."
@@ -80,15 +111,31 @@ def load_optimizer(path: Path, config: dict[str, Any]) -> type[torch.optim.Optim
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, or raise a ValueError."""
+    """Return the JSON object in a file, or raise an InputError."""
     config = read_json("--config", path)
     if not isinstance(config, dict):
         fail(PROG, "--config", "hold a JSON object", f"a {type(config).__name__} in {path}", "Write {} for no setting.")
     return config
 
 
+def read_baselines(path: Path) -> dict[str, Baseline]:
+    """Return what optimizer-tune wrote, by the workload's name.
+
+    Raises:
+        InputError: The file cannot be read, or holds something else.
+    """
+    baselines = read_json("--baselines", path)
+    whole = isinstance(baselines, dict) and all(
+        isinstance(baseline, dict) and baseline.keys() >= NEEDED for baseline in baselines.values()
+    )
+    if not whole:
+        fail(PROG, "--baselines", "hold what tune writes", str(path), "Make it with python -m analysis optimizer-tune.")
+    found: dict[str, Baseline] = baselines
+    return found
+
+
 def read_json(argument: str, path: Path) -> Any:
-    """Return what a JSON file holds, or raise a ValueError."""
+    """Return what a JSON file holds, or raise an InputError."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -114,13 +114,7 @@ def check_writable_file(prog: str, argument: str, path: str | Path) -> Path:
         if not existed:
             path.unlink(missing_ok=True)
     except OSError as error:
-        fail(
-            prog,
-            argument,
-            "be a file that can be written",
-            f"{path} ({error.strerror})",
-            "Pass another path.",
-        )
+        fail(prog, argument, "be a file that can be written", f"{path} ({error.strerror})", "Pass another path.")
     return path
 
 
@@ -135,13 +129,7 @@ def check_writable_folder(prog: str, argument: str, path: str | Path) -> Path:
         path.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()
     except OSError as error:
-        fail(
-            prog,
-            argument,
-            "be a folder that can be written",
-            f"{path} ({error.strerror})",
-            "Pass another path.",
-        )
+        fail(prog, argument, "be a folder that can be written", f"{path} ({error.strerror})", "Pass another path.")
     return path
 
 

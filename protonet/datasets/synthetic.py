@@ -186,14 +186,7 @@ FAMILIES: dict[str, Callable[[int, int, torch.Generator], Population]] = {
 
 
 def sample_family(
-    name: str,
-    *,
-    seed: int,
-    n_train: int = 16,
-    n_val: int = 4,
-    n_test: int = 8,
-    num_classes: int = 128,
-    dim: int = 384,
+    name: str, *, seed: int, n_train: int = 16, n_val: int = 4, n_test: int = 8, num_classes: int = 128, dim: int = 384
 ) -> Split:
     """Sample a population of a family, and train, validation and test samples of it.
 

@@ -283,10 +283,7 @@ def format_title(summary: Mapping[str, Any], material: Material, experiment: Exp
 
 
 def write_outputs(
-    summary: Mapping[str, Any],
-    outputs: Mapping[str, Path],
-    material: Material,
-    experiment: Experiment,
+    summary: Mapping[str, Any], outputs: Mapping[str, Path], material: Material, experiment: Experiment
 ) -> None:
     """Write the files among ``json``, ``csv`` and ``plot`` that are in ``outputs``."""
     if "json" in outputs:

@@ -78,13 +78,7 @@ def format_report(summary: Mapping[str, Any]) -> str:
     methods = summary["methods"]
     order = sorted(methods, key=lambda name: -methods[name]["accuracy"])
     best, n_open = order[0], summary["settings"].get("open", 0)
-    header = [
-        "method",
-        "accuracy, %",
-        f"behind {best}" if len(order) > 1 else "",
-        "p (Holm)",
-        "calibration error, %",
-    ]
+    header = ["method", "accuracy, %", f"behind {best}" if len(order) > 1 else "", "p (Holm)", "calibration error, %"]
     rows = []
     for name in order:
         own = methods[name]

@@ -29,16 +29,12 @@ HELD = "held."
 class Model(NamedTuple):
     """A network and what it takes to use it."""
 
-    network: PrototypeNetwork
-    """As `protonet.solve` gives it, float32."""
+    network: PrototypeNetwork  #: As `protonet.solve` gives it, float32.
     classes: tuple[str, ...] | tuple[int, ...]
     """The name of each class of the network, in its order: all strings or all whole numbers."""
-    columns: tuple[str, ...] | None
-    """The names of the features in their order, or None where they have none."""
-    metadata: dict[str, Any]
-    """Anything else that JSON can hold: metrics, thresholds, what the views are."""
-    held: dict[str, Tensor]
-    """Further tensors that predictions do not need."""
+    columns: tuple[str, ...] | None  #: The names of the features in their order, or None where they have none.
+    metadata: dict[str, Any]  #: Anything else that JSON can hold: metrics, thresholds, what the views are.
+    held: dict[str, Tensor]  #: Further tensors that predictions do not need.
 
 
 def save_model(path: str | Path, model: Model) -> None:

@@ -4,17 +4,71 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from protonet._checks import optional_packages
 from protonet._writing import write_whole
 from protonet.encoder import Encoder
 from protonet.files.model import Model, check_model
-from protonet.views.graph import Graph
+from protonet.views.view import Array
 
 #: The set of operators and the format of the file: any runtime since 2022 reads them.
 OPSET, IR_VERSION = 17, 8
+
+
+class Nodes:
+    """The nodes and constants of a graph, in the order in which they are computed: a `protonet.views.view.Graph`."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Any] = []
+        self.constants: list[Any] = []
+
+    def constant(self, value: Array | np.generic) -> str:
+        """Add a constant and return its name."""
+        from onnx import numpy_helper  # noqa: PLC0415 - optional
+
+        self.constants.append(numpy_helper.from_array(np.ascontiguousarray(value), f"constant{len(self.constants)}"))
+        return str(self.constants[-1].name)
+
+    def add(self, operator: str, *inputs: str | Array | np.generic, output: str = "", **attributes: Any) -> str:
+        """Add a node and return its output's name."""
+        from onnx import helper  # noqa: PLC0415 - optional
+
+        names = [self.constant(each) if not isinstance(each, str) else each for each in inputs]
+        output = output or f"value{len(self.nodes)}"
+        self.nodes.append(helper.make_node(operator, names, [output], **attributes))
+        return output
+
+    def pad(self, rows: str, columns: int, value: float) -> str:
+        """Add constant columns to rows, if any."""
+        return self.add("Pad", rows, np.array([0, 0, 0, columns]), np.float32(value)) if columns else rows
+
+    def cast(self, value: str, dtype: str) -> str:
+        """Convert a value."""
+        from onnx import TensorProto  # noqa: PLC0415 - optional
+
+        return self.add("Cast", value, to=getattr(TensorProto, dtype))
+
+    def city_blocks(self, z: str, landmarks: Array) -> str:
+        """Add the sums of absolute differences, landmark by landmark: all at once would not fit."""
+        from onnx import TensorProto, helper  # noqa: PLC0415 - optional
+
+        body = Nodes()
+        own = f"{z}_landmark"  # names are one set, those within the scan as well
+        difference = body.add("Abs", body.add("Sub", z, own, output=f"{own}_less"), output=f"{own}_apart")
+        body.add("ReduceSum", difference, self.constant(np.array([1])), keepdims=0, output=f"{own}_sum")
+        landmark = helper.make_tensor_value_info(own, TensorProto.DOUBLE, [landmarks.shape[1]])
+        total = helper.make_tensor_value_info(f"{own}_sum", TensorProto.DOUBLE, [None])
+        scanned = helper.make_graph(body.nodes, "city_block", [landmark], [total])
+        return self.add("Scan", landmarks, body=scanned, num_scan_inputs=1, scan_output_axes=[1])
+
+    @staticmethod
+    def array(tensor: Tensor) -> Array:
+        """Return a tensor as an array."""
+        return tensor.detach().cpu().numpy()
 
 
 def export_onnx(path: str | Path, model: Model) -> None:
@@ -39,7 +93,7 @@ def export_onnx(path: str | Path, model: Model) -> None:
     header, _, _ = check_model("export_onnx", model)
     network, encoder = model.network, model.network.encoder
     assert isinstance(encoder, Encoder)
-    graph = Graph()
+    graph = Nodes()
     embedding = encoder.add_to_graph(graph, "features")
     prototypes = graph.array(network.prototypes) / graph.array(network.temperature)
     logits = graph.add("MatMul", embedding, prototypes.T)

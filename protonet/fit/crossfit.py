@@ -30,16 +30,12 @@ FEW_ROWS = 20
 class Crossfit(NamedTuple):
     """The network of all rows, the fold models, and the rows that these did not see."""
 
-    whole: PrototypeNetwork
-    """Fitted to all rows."""
+    whole: PrototypeNetwork  #: Fitted to all rows.
     folds: tuple[PrototypeNetwork, ...]
     """The fold models, each fitted without one fold; none where no class has two rows."""
-    features: Tensor
-    """(judged, dim) float32, as they came."""
-    labels: Tensor
-    """(judged,) int64."""
-    fold: Tensor
-    """(judged,) int64: which fold model did not see the row."""
+    features: Tensor  #: (judged, dim) float32, as they came.
+    labels: Tensor  #: (judged,) int64.
+    fold: Tensor  #: (judged,) int64: which fold model did not see the row.
     offset: Tensor
     """0-d float64: by how much the network of all rows scores such rows higher; see `protonet.metrics.calibrate`."""
 

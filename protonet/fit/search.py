@@ -52,8 +52,7 @@ class MixtureRules:
     """Prior weight of a view of shifted rows, others' being 1: that features are in an order is evidence already."""
     unjudged_raw: float = 3.0
     """Prior weight of raw cosine, others' being 1, where no row can judge: it is what does not go wrong."""
-    unjudged_spread: float = 1.5
-    """Standard deviation of the logits there."""
+    unjudged_spread: float = 1.5  #: Standard deviation of the logits there.
 
 
 MIXTURE = MixtureRules()
@@ -65,10 +64,8 @@ class Search:
 
     kinds: tuple[Kind, ...] = field(default_factory=lambda: _kinds("default"))
     """The kinds of views, in the order of `protonet.views.KINDS`, each with what it tries."""
-    folds: int = FOLDS.count
-    """Folds to judge on; 0 for none."""
-    shifts: bool = True
-    """Are rows shifted, where their features allow it?"""
+    folds: int = FOLDS.count  #: Folds to judge on; 0 for none.
+    shifts: bool = True  #: Are rows shifted, where their features allow it?
 
     def with_kind(self, kind: Kind) -> Search:
         """Return the search with another one of a kind that it has."""
@@ -85,22 +82,15 @@ def _kinds(effort: str) -> tuple[Kind, ...]:
 
 
 #: What ``solve(effort=...)`` may ask for: closed forms alone, or the whole, or more of it.
-EFFORTS = {
-    "fast": Search(_kinds("fast"), folds=3),
-    "default": Search(),
-    "best": Search(_kinds("best"), folds=10),
-}
+EFFORTS = {"fast": Search(_kinds("fast"), folds=3), "default": Search(), "best": Search(_kinds("best"), folds=10)}
 
 
 class Choice(NamedTuple):
     """What the folds decided."""
 
-    views: tuple[tuple[Specification, float], ...]
-    """What is switched on, and its weight > 0."""
-    temperature: float
-    """Divides the cosines."""
-    shifts: tuple[int, ...] = (0,)
-    """Offsets of the copies that shifted views are fitted to."""
+    views: tuple[tuple[Specification, float], ...]  #: What is switched on, and its weight > 0.
+    temperature: float  #: Divides the cosines.
+    shifts: tuple[int, ...] = (0,)  #: Offsets of the copies that shifted views are fitted to.
     losses: dict[str, float] = {}  # noqa: RUF012 - never changed
     """Mean out-of-fold log-loss of each candidate by its name, at its best temperature; "mixture" for the mixture's."""
 

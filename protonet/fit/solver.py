@@ -15,7 +15,7 @@ import torch
 from protonet._checks import check_int, check_number, fail, fail_type
 from protonet.encoder import Encoder
 from protonet.fit.loading import read_loaders, sort_rows
-from protonet.fit.search import EFFORTS, SEARCH_SHARE, Choice, Progress, Search, ignore, select
+from protonet.fit.search import EFFORTS, RAW, SEARCH_SHARE, Choice, Progress, Search, ignore, select
 from protonet.network import PrototypeNetwork
 from protonet.views.linear import LinearKind
 from protonet.views.mlp import plan_encoder
@@ -32,10 +32,8 @@ SELECTION_SHARE = 0.6
 class Problem(NamedTuple):
     """Labelled rows, as views are fitted to them."""
 
-    rows: Rows
-    """In canonical order, of unit scale; with the seed of all that is drawn."""
-    scale: float
-    """Of the features as they came."""
+    rows: Rows  #: In canonical order, of unit scale; with the seed of all that is drawn.
+    scale: float  #: Of the features as they came.
 
 
 class Solution(NamedTuple):
@@ -137,10 +135,7 @@ def fit_choice(problem: Problem, choice: Choice, deadline: float = math.inf) -> 
     weights = torch.tensor([weight for _, weight in choice.views])
     encoder = Encoder(views, weights, input_dim=rows.features.shape[1])
     network = PrototypeNetwork(
-        encoder,
-        embedding_dim=encoder.embedding_dim,
-        num_classes=rows.num_classes,
-        temperature=choice.temperature,
+        encoder, embedding_dim=encoder.embedding_dim, num_classes=rows.num_classes, temperature=choice.temperature
     )
     network.set_prototypes(rows.features, rows.labels)
     encoder.scale.fill_(problem.scale)
@@ -164,9 +159,15 @@ def _check_effort(effort: object) -> Search:
         return EFFORTS[effort]
     if not isinstance(effort, Search):
         fail_type("solve", "effort", "be a name or a Search", type(effort).__name__, remedy)
-    if effort.folds == 1 or effort.folds < 0 or not isinstance(next(iter(effort.kinds), None), LinearKind):
-        got = f"folds={effort.folds}, kinds {[type(kind).__name__ for kind in effort.kinds]}"
-        fail("solve", "effort", "have no folds or two, and linear views first", got, remedy)
+    first = next(iter(effort.kinds), None)
+    raw_first = isinstance(first, LinearKind) and first.scalings[:1] == (RAW.scaling,)
+    empty = [
+        f"{type(kind).__name__}.{name}" for kind in effort.kinds for name, value in vars(kind).items() if value == ()
+    ]
+    if effort.folds == 1 or effort.folds < 0 or not raw_first or empty:
+        kinds = ", ".join(type(kind).__name__ for kind in effort.kinds)
+        got = f"folds={effort.folds}, kinds {kinds}" + (f", nothing in {', '.join(empty)}" if empty else "")
+        fail("solve", "effort", "have no folds or two, something to try, and raw linear views first", got, remedy)
     return effort
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -18,26 +18,18 @@ from torch import Tensor
 from protonet.losses import CHUNK
 from protonet.views.judge import Candidate, Judge
 from protonet.views.shifts import shift_rows
-from protonet.views.view import LinearMap, Rows, Specification, Stored, View, expect
-
-if TYPE_CHECKING:
-    from protonet.views.graph import Graph
+from protonet.views.view import Graph, LinearMap, Rows, Specification, Stored, View, expect
 
 
 @dataclass(frozen=True)
 class ForestRules:
     """Bounds of the work, by which a forest of the default effort takes 0.03 to 0.6 s, and the seed."""
 
-    most_rows: int = 4096
-    """Rows that trees are grown from, at the most."""
-    forest_work: float = 2e6
-    """Triples of row, tree and tried split in a forest, at the most."""
-    batch_work: float = 1e6
-    """The same in the trees that are grown at a time."""
-    most_depth: int = 64
-    """No tree is deeper."""
-    seed: int = 0
-    """Of the features and thresholds that are tried: the same in every fold and in the end."""
+    most_rows: int = 4096  #: Rows that trees are grown from, at the most.
+    forest_work: float = 2e6  #: Triples of row, tree and tried split in a forest, at the most.
+    batch_work: float = 1e6  #: The same in the trees that are grown at a time.
+    most_depth: int = 64  #: No tree is deeper.
+    seed: int = 0  #: Of the features and thresholds that are tried: the same in every fold and in the end.
 
 
 FOREST = ForestRules()
@@ -180,8 +172,6 @@ class ForestView(View):
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
         """Add all trees' nodes, level by level."""
-        from onnx import TensorProto  # noqa: PLC0415 - optional
-
         count, trees = graph.add("Shape", rows, end=1), len(self.root)
         feature, threshold, child = (
             graph.constant(graph.array(each)) for each in (self.feature, self.threshold, self.child)
@@ -191,7 +181,7 @@ class ForestView(View):
         for _ in range(self.depth):
             value = graph.add("GatherElements", rows, graph.add("Gather", feature, at), axis=1)
             right = graph.add("Greater", value, graph.add("Gather", threshold, at))
-            at = graph.add("Add", graph.add("Gather", child, at), graph.add("Cast", right, to=TensorProto.INT64))
+            at = graph.add("Add", graph.add("Gather", child, at), graph.cast(right, "INT64"))
         none = graph.add("Expand", np.float32(0), graph.add("Concat", count, np.array([self.sizes[0]]), axis=0))
         share = graph.add("Expand", np.float32(1 / trees), graph.add("Shape", at))
         label = graph.add("Gather", graph.array(self.label), at)

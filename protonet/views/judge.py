@@ -26,10 +26,8 @@ class PruneRules:
 
     settled: int = 256
     """Rows of one fold that are enough to settle which settings are best, and what is clearly worse."""
-    excess: float = 0.75
-    """A view this much worse than the best linear one would get no weight, in nats per row ..."""
-    least_rows: int = 32
-    """... where at least so many rows say so."""
+    excess: float = 0.75  #: A view this much worse than the best linear one would get no weight, in nats per row ...
+    least_rows: int = 32  #: ... where at least so many rows say so.
 
 
 PRUNING = PruneRules()
@@ -39,10 +37,8 @@ class Candidate(NamedTuple):
     """A specification, and how well it classifies rows that it was not fitted to."""
 
     specification: Specification
-    cosines: Tensor
-    """(judged, num_classes) float32, out of fold."""
-    losses: Tensor
-    """(judged,) float64 log-losses of these, at their best temperature."""
+    cosines: Tensor  #: (judged, num_classes) float32, out of fold.
+    losses: Tensor  #: (judged,) float64 log-losses of these, at their best temperature.
 
     @property
     def loss(self) -> float:
@@ -67,8 +63,7 @@ class Judge:
     generator: torch.Generator = field(default_factory=torch.Generator)
     fitted: dict[Specification, list[View]] = field(default_factory=dict)
     """The views that others may read, one per fold."""
-    found: list[Candidate] = field(default_factory=list)
-    """The candidates so far, of all kinds."""
+    found: list[Candidate] = field(default_factory=list)  #: The candidates so far, of all kinds.
     reference: Tensor | None = None
     """(judged,) losses that a view is compared with to be pruned; None as long as nothing is."""
 

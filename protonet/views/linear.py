@@ -9,17 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from protonet.losses import CHUNK, class_means
 from protonet.views.judge import Candidate, Judge, embed_fold
-from protonet.views.view import LinearMap, Rows, Specification, Stored, View, expect, need_source
-
-if TYPE_CHECKING:
-    from protonet.views.graph import Graph
+from protonet.views.view import Graph, LinearMap, Rows, Specification, Stored, View, expect, need_source
 
 #: From the simplest to the most fitted; ties in selection go to the earlier one.
 SCALINGS = ("raw", "centred", "standardised", "relevant", "robust", "whitened")
@@ -29,30 +26,21 @@ SCALINGS = ("raw", "centred", "standardised", "relevant", "robust", "whitened")
 class LinearRules:
     """How linear views are fitted; what the bias coordinate is worth was measured on iris and spectra."""
 
-    bias: float = 3.0
-    """The bias coordinate of scaled and whitened views, whose features have unit mean square."""
-    most_bias: float = 1e6
-    """The largest bias coordinate that is read from a file."""
+    bias: float = 3.0  #: The bias coordinate of scaled and whitened views, whose features have unit mean square.
+    most_bias: float = 1e6  #: The largest bias coordinate that is read from a file.
     pooled: float = 0.2
     """Share of a covariance's eigenvalues, the least ones, that get one value where rows are as many as features."""
-    null: float = 1e-14
-    """Share of the largest eigenvalue below which one is rounding."""
-    smoothing: float = 0.35
-    """Power of the dimension in the bandwidth of the shrinkage; Ledoit and Wolf 2022."""
+    null: float = 1e-14  #: Share of the largest eigenvalue below which one is rounding.
+    smoothing: float = 0.35  #: Power of the dimension in the bandwidth of the shrinkage; Ledoit and Wolf 2022.
     powers: int = 5
     """Powers in [0, 1] that are tried for the spread of class means along a direction, given that of its rows ..."""
     strengths: tuple[float, float, int] = (-6.0, 3.0, 91)
     """... and how large it is: least and largest power of ten, and how many are tried."""
-    relevance: float = 5.0
-    """The excess of the F statistic over 1 at which half of a feature is taken for signal ..."""
-    least_relevance: float = 0.05
-    """... and the least excess."""
-    tiny: float = 1e-30
-    """What is divided by instead of zero."""
-    constant: float = 1e-6
-    """A feature that varies by less than this share of its root mean square is constant."""
-    quartiles: float = 1.349
-    """The distance of the quartiles of normal features, in standard deviations."""
+    relevance: float = 5.0  #: The excess of the F statistic over 1 at which half of a feature is taken for signal ...
+    least_relevance: float = 0.05  #: ... and the least excess.
+    tiny: float = 1e-30  #: What is divided by instead of zero.
+    constant: float = 1e-6  #: A feature that varies by less than this share of its root mean square is constant.
+    quartiles: float = 1.349  #: The distance of the quartiles of normal features, in standard deviations.
     least_spread: float = 0.1
     """Share of the standard deviation below which the distance of the quartiles says nothing."""
 

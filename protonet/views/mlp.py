@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
+from typing import ClassVar, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -21,16 +21,13 @@ from torch import Tensor, nn
 
 from protonet._checks import check_int, check_number
 from protonet.losses import CHUNK, class_means, cosine_cross_entropy, episodic_loss
-from protonet.optimizer import CustomOptimizer
+from protonet.optimizer import StackOptimizer
 from protonet.sampling import index_classes, sample_episodes
 from protonet.scoring import simplest_within_one_error, worse_by_one_error
 from protonet.views.judge import Candidate, Judge
 from protonet.views.linear import Linear, LinearView
 from protonet.views.shifts import shift_rows
-from protonet.views.view import LinearMap, Rows, Stored, View, expect, need_source
-
-if TYPE_CHECKING:
-    from protonet.views.graph import Graph
+from protonet.views.view import Graph, LinearMap, Rows, Stored, View, expect, need_source
 
 #: A learned view has at least this many dimensions: few features are padded with zeros to give classes room.
 MIN_EMBEDDING_DIM = 64
@@ -43,28 +40,19 @@ EPISODES_AT_ONCE = 64
 class Recipe(NamedTuple):
     """What one training run uses; analysis/results/training.md shows what each part is worth."""
 
-    optimizer: Callable[..., torch.optim.Optimizer] = CustomOptimizer
-    """Called with groups of parameters, and the rate as ``lr``."""
-    learning_rate: float = 1e-2
-    """Where the search for the step size starts."""
-    weight_decay: float = 0.15
-    """Of the MLPs' matrices, decoupled, in units of the step size."""
-    temperature: float = 0.1
-    """Divides the cosines in both losses."""
-    smoothing: float = 0.1
-    """Label smoothing, in [0, 1)."""
-    noise: float = 0.5
-    """Standard deviation of what is added to the rows, in units of the features' own."""
-    average: float = 0.98
-    """Decay of the average of the weights."""
-    rows: int = 256
-    """Rows per episode, at the most."""
-    ways: int = 64
-    """Classes per episode, at the most."""
-    episodic: float = 1.0
-    """Weight of the episodic loss."""
-    cross_entropy: float = 1.0
-    """Weight of the cross-entropy."""
+    optimizer: Callable[..., torch.optim.Optimizer] | None = None
+    """Makes an optimizer of each member from groups of parameters and ``lr``; None: all members' steps at once, as
+    `CustomOptimizer` takes them, without torch.optim, the first use of which imports torch's compiler."""
+    learning_rate: float = 1e-2  #: Where the search for the step size starts.
+    weight_decay: float = 0.15  #: Of the MLPs' matrices, decoupled, in units of the step size.
+    temperature: float = 0.1  #: Divides the cosines in both losses.
+    smoothing: float = 0.1  #: Label smoothing, in [0, 1).
+    noise: float = 0.5  #: Standard deviation of what is added to the rows, in units of the features' own.
+    average: float = 0.98  #: Decay of the average of the weights.
+    rows: int = 256  #: Rows per episode, at the most.
+    ways: int = 64  #: Classes per episode, at the most.
+    episodic: float = 1.0  #: Weight of the episodic loss.
+    cross_entropy: float = 1.0  #: Weight of the cross-entropy.
 
 
 RECIPE = Recipe()
@@ -73,10 +61,8 @@ RECIPE = Recipe()
 class Plan(NamedTuple):
     """What a parameter budget affords."""
 
-    embedding_dim: int
-    """Of the learned views."""
-    sizes: tuple[tuple[int, int], ...]
-    """Of stacks, (members, hidden units), smallest first."""
+    embedding_dim: int  #: Of the learned views.
+    sizes: tuple[tuple[int, int], ...]  #: Of stacks, (members, hidden units), smallest first.
 
 
 def count_mlp_parameters(input_dim: int, hidden: int, embedding_dim: int) -> int:
@@ -164,14 +150,10 @@ class MLP:
 class MLPKind:
     """Stacks of MLPs of rising size, each trained for as long as more steps do not hurt."""
 
-    sizes: int = len(SIZES)
-    """How many of the sizes that the budget affords are tried."""
-    steps: tuple[int, ...] = (3, 10, 30, 60)
-    """At which training is judged; one that gets worse is not continued."""
-    work: float = 2e8
-    """Parameters times steps that one size may cost, over all folds, at the most."""
-    recipe: Recipe = RECIPE
-    """Of the training."""
+    sizes: int = len(SIZES)  #: How many of the sizes that the budget affords are tried.
+    steps: tuple[int, ...] = (3, 10, 30, 60)  #: At which training is judged; one that gets worse is not continued.
+    work: float = 2e8  #: Parameters times steps that one size may cost, over all folds, at the most.
+    recipe: Recipe = RECIPE  #: Of the training.
     stage: ClassVar[str] = "learned views"
     share: ClassVar[float] = 3.0
     trained: ClassVar[bool] = True
@@ -383,7 +365,7 @@ def train(
     Source: episodes as in Vinyals et al. 2016; weight averaging as in Polyak and Juditsky 1992.
     """
     recipe = recipe or Recipe()
-    members, embedding_dim = len(tasks), stack.last.shape[2]
+    embedding_dim = stack.last.shape[2]
     indices = [index_classes(task.labels) for task in tasks]
     n_way = min(recipe.ways, recipe.rows // 2, *(len(index.size) for index in indices))
     slots = max(2, min(10, recipe.rows // n_way))
@@ -391,15 +373,8 @@ def train(
     proxies = _initial_proxies(tasks, num_classes, embedding_dim, generator)
     average = copy.deepcopy(stack).requires_grad_(False)
     weights = [*stack.parameters(), proxies]
-    # Views of each member's weights have an optimizer of their own: a common step size would let folds see each other.
-    shares = [[nn.Parameter(weight.detach()[member]) for weight in weights] for member in range(members)]
-    optimizers = [
-        recipe.optimizer(
-            [{"params": own, "weight_decay": recipe.weight_decay}, {"params": [own_proxies], "weight_decay": 0.0}],
-            lr=recipe.learning_rate,
-        )
-        for *own, own_proxies in shares
-    ]
+    kept, current = ([weight.detach() for weight in each.parameters()] for each in (average, stack))
+    step_members = _make_step(recipe, weights)
     setting = {"temperature": recipe.temperature, "smoothing": recipe.smoothing}
     for step in range(1, steps[-1] + 1):
         if step > 1 and time.monotonic() > deadline:
@@ -410,24 +385,47 @@ def train(
             count = min(EPISODES_AT_ONCE, steps[-1] + 1 - step)
             sizes = {"n_way": n_way, "n_shot": n_shot, "n_query": slots - n_shot, "n_episodes": count}
             drawn = [sample_episodes(index, **sizes, generator=generator).flatten(1) for index in indices]
+            drawn_labels = torch.stack([task.labels[rows] for task, rows in zip(tasks, drawn, strict=True)], dim=1)
         rows = [episodes[position] for episodes in drawn]
         z = torch.stack([task.z[row] for task, row in zip(tasks, rows, strict=True)])  # (members, way * slots, dim)
-        labels = torch.stack([task.labels[row] for task, row in zip(tasks, rows, strict=True)])
+        labels = drawn_labels[position]  # (members, way * slots)
         z = z + recipe.noise * torch.randn(z.shape[1:], generator=generator, dtype=z.dtype)  # one for all members
         embeddings = F.normalize(stack(z), dim=2)
         episode = embeddings.unflatten(1, (n_way, slots))  # (members, way, slots, dim)
         loss = recipe.episodic * episodic_loss(episode, n_shot=n_shot, **setting)
         loss = loss + recipe.cross_entropy * cosine_cross_entropy(embeddings, labels, proxies, **setting)
         gradients = torch.autograd.grad(loss, weights)
-        for member, optimizer in enumerate(optimizers):
-            for share, gradient in zip(shares[member], gradients, strict=True):
-                share.grad = gradient[member]
-            optimizer.step()
+        step_members(gradients)
         decay = min(recipe.average, step / (step + 9))
-        for kept, weight in zip(average.parameters(), stack.parameters(), strict=True):
-            kept.lerp_(weight.detach(), 1 - decay)
+        torch._foreach_lerp_(kept, current, 1 - decay)
         if step in steps:
             yield step, average
+
+
+def _make_step(recipe: Recipe, weights: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], None]:
+    """Return what moves all members by the gradients of weights (members, ...), the last of which are the proxies.
+
+    Each member has an optimizer, or a step size, of its own: a common one would let folds see each other.
+    """
+    if recipe.optimizer is None:
+        groups = [(weights[:-1], recipe.weight_decay), (weights[-1:], 0.0)]
+        return StackOptimizer(groups, lr=recipe.learning_rate).step
+    shares = [[nn.Parameter(share) for share in member] for member in zip(*(w.detach() for w in weights), strict=True)]
+    optimizers = [
+        recipe.optimizer(
+            [{"params": own, "weight_decay": recipe.weight_decay}, {"params": [own_proxies], "weight_decay": 0.0}],
+            lr=recipe.learning_rate,
+        )
+        for *own, own_proxies in shares
+    ]
+
+    def step(gradients: Sequence[Tensor]) -> None:
+        for own, optimizer, parts in zip(shares, optimizers, zip(*gradients, strict=True), strict=True):
+            for share, gradient in zip(own, parts, strict=True):
+                share.grad = gradient
+            optimizer.step()
+
+    return step
 
 
 def _initial_proxies(tasks: Sequence[Task], num_classes: int, embedding_dim: int, generator: torch.Generator) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -20,32 +20,22 @@ from protonet.losses import CHUNK, class_means
 from protonet.views.judge import PRUNING, Candidate, Judge
 from protonet.views.linear import Linear, LinearView
 from protonet.views.shifts import shift_rows
-from protonet.views.view import LinearMap, Rows, Stored, View, expect, need_source
-
-if TYPE_CHECKING:
-    from protonet.views.graph import Graph
+from protonet.views.view import Graph, LinearMap, Rows, Stored, View, expect, need_source
 
 
 @dataclass(frozen=True)
 class RadialRules:
     """Bounds of the work and of rounding; analysis/results/scale.md shows the times that they lead to."""
 
-    most_units: int = 1024
-    """Radial units of a view, at the most."""
+    most_units: int = 1024  #: Radial units of a view, at the most.
     distance_work: float = 2e8
     """Subtractions that one fit may spend on distances that are no matrix products, at the most."""
-    product_work: float = 1.5e9
-    """Multiplications that one fit may spend on products of kernels, at the most."""
-    single: float = 600.0
-    """Read-outs of a class that sum to more, in absolute value, are worked with in float64."""
-    jitter: float = 1e-6
-    """Added to the diagonal of the units' kernel, which is singular where rows are equal."""
-    median_rows: int = 4 * CHUNK
-    """Rows that the median distance is taken of, at the most."""
-    same: float = 1e-12
-    """A distance below this is that of a unit to its own sample."""
-    halving_rows: int = 16
-    """A fold with this many held-out rows halves the bandwidths and ridges that are tried."""
+    product_work: float = 1.5e9  #: Multiplications that one fit may spend on products of kernels, at the most.
+    single: float = 600.0  #: Read-outs of a class that sum to more, in absolute value, are worked with in float64.
+    jitter: float = 1e-6  #: Added to the diagonal of the units' kernel, which is singular where rows are equal.
+    median_rows: int = 4 * CHUNK  #: Rows that the median distance is taken of, at the most.
+    same: float = 1e-12  #: A distance below this is that of a unit to its own sample.
+    halving_rows: int = 16  #: A fold with this many held-out rows halves the bandwidths and ridges that are tried.
     hope: float = 0.8
     """The share of the middle bandwidth's log-loss that the best one may be expected to leave. Where that would still
     be clearly worse than the best linear view, no other bandwidth is tried (only on folds that settle the settings)."""
@@ -248,9 +238,7 @@ class RadialView(View):
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
         """Add the scores, in float64: large read-outs cancel."""
-        from onnx import TensorProto  # noqa: PLC0415 - optional
-
-        z = graph.add("Cast", graph.add("Tanh", rows) if self.squash else rows, to=TensorProto.DOUBLE)
+        z = graph.cast(graph.add("Tanh", rows) if self.squash else rows, "DOUBLE")
         landmarks, readout = (graph.array(each.double()) for each in (self.landmarks, self.readout))
         if self.norm == 1:
             apart = graph.city_blocks(z, landmarks)
@@ -260,7 +248,7 @@ class RadialView(View):
             apart = graph.add("Add", graph.add("Add", products, np.square(landmarks).sum(axis=1)), squares)
             apart = graph.add("Max", apart, np.float64(0))
         kernel = graph.add("Exp", graph.add("Div", apart, -graph.array(self.bandwidth.double())))
-        return [graph.add("Cast", graph.add("MatMul", kernel, readout), to=TensorProto.FLOAT)]
+        return [graph.cast(graph.add("MatMul", kernel, readout), "FLOAT")]
 
     def products(self) -> list[tuple[int, int]]:
         """Return the distances, as if they were a product, and the read-out."""

@@ -23,20 +23,14 @@ class ShiftRules:
 
     alike: float = 0.6
     """Features at one distance are alike if their mean squared difference is below this share of that of any two ..."""
-    correlated: float = 0.1
-    """... and if all but a quarter of the pairs are correlated by at least this much."""
+    correlated: float = 0.1  #: ... and if all but a quarter of the pairs are correlated by at least this much.
     dip: float = 0.2
     """How far, in those shares, the difference rises before it falls again at the width of an image ..."""
-    excess: float = 0.15
-    """... and how much larger than between neighbours it may be there."""
-    changes: tuple[float, ...] = (0.1, 0.3, 0.7)
-    """A series is shifted as far as changes it by these shares."""
-    most_rows: int = 6144
-    """Rows, shifted copies included, at the most."""
-    rows_seen: int = 512
-    """Rows that are looked at to find the shifts, at the most."""
-    work: float = 2e8
-    """Pairs of values that are compared, at the most."""
+    excess: float = 0.15  #: ... and how much larger than between neighbours it may be there.
+    changes: tuple[float, ...] = (0.1, 0.3, 0.7)  #: A series is shifted as far as changes it by these shares.
+    most_rows: int = 6144  #: Rows, shifted copies included, at the most.
+    rows_seen: int = 512  #: Rows that are looked at to find the shifts, at the most.
+    work: float = 2e8  #: Pairs of values that are compared, at the most.
 
 
 SHIFTS = ShiftRules()

@@ -11,29 +11,28 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from protonet.views.graph import Graph
     from protonet.views.judge import Candidate, Judge
+
+
+Array = NDArray[Any]
 
 
 class Rows(NamedTuple):
     """Labelled rows that a view is fitted to."""
 
-    features: Tensor
-    """(n, dim) float32, of about unit scale."""
-    labels: Tensor
-    """(n,) int64 in [0, num_classes)."""
-    num_classes: int
-    """Number of classes."""
+    features: Tensor  #: (n, dim) float32, of about unit scale.
+    labels: Tensor  #: (n,) int64 in [0, num_classes).
+    num_classes: int  #: Number of classes.
     shifts: tuple[int, ...] = (0,)
     """Offsets of the copies that shifted views are fitted to, 0 first; see `protonet.views.shifts`."""
-    seed: int = 0
-    """Of first weights and episodes."""
-    deadline: float = math.inf
-    """``time.monotonic()`` after which training takes no further step."""
+    seed: int = 0  #: Of first weights and episodes.
+    deadline: float = math.inf  #: ``time.monotonic()`` after which training takes no further step.
 
 
 class Stored:
@@ -101,6 +100,28 @@ def expect_sound(name: str, tensor: Tensor, *, infinite: bool = False) -> None:
     expect(bool(finite.all()), f"a tensor {name} that is not finite")
 
 
+class Graph(Protocol):
+    """An ONNX graph that grows, node after node; `protonet.files.onnx` has it. Values go by their names."""
+
+    def add(self, operator: str, *inputs: str | Array | np.generic, output: str = "", **attributes: Any) -> str:
+        """Add a node and return its output's name; arrays among its inputs become constants."""
+
+    def constant(self, value: Array | np.generic) -> str:
+        """Add a constant and return its name."""
+
+    def cast(self, value: str, dtype: str) -> str:
+        """Convert a value to "FLOAT", "DOUBLE" or "INT64"."""
+
+    def pad(self, rows: str, columns: int, value: float) -> str:
+        """Add constant columns to rows, if any, and return what they are then."""
+
+    def city_blocks(self, z: str, landmarks: Array) -> str:
+        """Add the sums of absolute differences (n, units) of rows and landmarks (units, dim)."""
+
+    def array(self, tensor: Tensor) -> Array:
+        """Return a tensor of any device as an array."""
+
+
 class LinearMap(nn.Module):
     """The affine map ``z = gain * (x - shift) + ((x - shift) @ basis * coefficient) @ basis.T``.
 
@@ -162,8 +183,7 @@ class View(nn.Module):
         sizes: The widths of the view's parts; the encoder brings each of them to a norm of its own. Most have one.
     """
 
-    kind: ClassVar[str]
-    """The kind's name in model files."""
+    kind: ClassVar[str]  #: The kind's name in model files.
     source: LinearMap | None
 
     def __init__(self, source: LinearMap | None, sizes: tuple[int, ...]) -> None:

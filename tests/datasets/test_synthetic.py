@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from analysis.official import sample_official
+from analysis.contest.official import sample_official
 from protonet.datasets import FAMILIES, Split, sample_family, synthetic
 
 TENSORS = ("train_x", "train_y", "val_x", "val_y", "test_x", "test_y")

@@ -16,7 +16,6 @@ import sys
 import warnings
 from collections.abc import Sequence
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -185,10 +184,7 @@ def test_every_command_is_one_that_exists(name: str, command: str) -> None:
         case ["python", "-m", "solution.pack", *words]:
             check_options("solution.pack", words)
         case ["python", "-m", "analysis", *words]:
-            if find_spec("analysis.__main__"):
-                check_options("analysis", words)
-            else:
-                check_options(f"analysis.{words[0]}", words[1:])
+            check_options("analysis", words)
         case _:
             assert command in OTHERS, f"{name}: nothing is known of {command}"
 

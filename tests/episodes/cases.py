@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from analysis.peers import load_easyfsl
+from analysis.episodes.peers import load_easyfsl
 from protonet.episodes.batch import Base, Episodes, summarize_base, take_from
 from protonet.sampling import index_classes
 

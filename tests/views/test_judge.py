@@ -12,12 +12,12 @@ from protonet.losses import class_means
 from protonet.scoring import fit_temperature, split_folds
 from protonet.views import judge as judging
 from protonet.views import radial
-from protonet.views.forest import Forest, ForestKind
+from protonet.views.forest import Forest, ForestKind, ForestView
 from protonet.views.judge import PRUNING, Candidate, Judge, embed_fold
 from protonet.views.linear import Linear, LinearKind, LinearView
 from protonet.views.mlp import MLP, MLPKind, plan_encoder
 from protonet.views.radial import BANDWIDTHS, RADIAL, RIDGES, VIEWS, Radial, RadialKind
-from protonet.views.view import Kind, Rows
+from protonet.views.view import Kind, Rows, View
 from tests.strategies import blobs
 
 
@@ -93,9 +93,14 @@ def test_a_view_that_is_clearly_worse_is_not_tried_on_all_folds(monkeypatch: pyt
     assert not judge.prunes(judge.fold_cosines(lambda fold, x: embed_fold(views, fold, x), 0))
     features = torch.randn(judge.rows.features.shape, generator=torch.Generator().manual_seed(0))
     judge.rows = judge.rows._replace(features=features)
-    fits: list[int] = []
+    fits: list[Rows] = []
     fit = Forest.fit
-    monkeypatch.setattr(Forest, "fit", lambda *arguments: (fits.append(1), fit(*arguments))[1])
+
+    def record(specification: Forest, rows: Rows, source: View | None) -> ForestView:
+        fits.append(rows)
+        return fit(specification, rows, source)
+
+    monkeypatch.setattr(Forest, "fit", record)
     assert list(ForestKind(3).candidates(judge)) == []
     assert len(fits) == 1
     monkeypatch.setattr(judging, "PRUNING", replace(PRUNING, excess=math.inf, settled=10**6))

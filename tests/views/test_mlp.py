@@ -26,7 +26,7 @@ from protonet.views.mlp import (
     train,
 )
 from protonet.views.shifts import shift_rows
-from protonet.views.view import Rows
+from protonet.views.view import Kind, Rows
 from tests.strategies import blobs
 
 
@@ -228,4 +228,5 @@ def test_more_effort_trains_for_longer(effort: str, sizes: int, steps: int) -> N
     smallest = kind.smallest(plan_encoder(8, 5, 1000), Linear("raw"))
     assert smallest == (MLP(Linear("raw"), 1, 1, 3, 20) if sizes else None)
     assert kind.smallest(plan_encoder(8, 5, 0), Linear("raw")) is None
-    assert kind.unjudged() is None
+    unjudged: Kind | None = kind.unjudged()  # type: ignore[func-returns-value]
+    assert unjudged is None

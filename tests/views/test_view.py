@@ -37,7 +37,7 @@ def test_every_kind_has_a_name_of_its_own_and_tells_what_it_costs() -> None:
     names = [view.kind for _, view in KINDS]
     assert len(set(names)) == len(names)
     x, _ = blobs(0)
-    views = list(make_network(raw=True).encoder.list_views())  # type: ignore[operator, union-attr]
+    views = list(make_network(raw=True).encoder.list_views())  # type: ignore[operator]
     assert {view.kind for view in views} == set(names)
     for view in views:
         z = x if view.source is None else view.source(x)

@@ -110,7 +110,7 @@ class GraphSAGE(nn.Module):
 
 
 def build(seed: int) -> Workload:
-    """Build the workload; the seed moves the initial weights, the order of batches and the neighbours drawn."""
+    """Build the workload; the seed decides the initial weights, the order of batches and the neighbours drawn."""
     graph = load_graph()
     fixed = torch.Generator().manual_seed(0)
     validation, train = torch.randperm(len(graph.x), generator=fixed).tensor_split([VALIDATION])

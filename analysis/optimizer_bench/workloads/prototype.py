@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from analysis.optimizer_bench.workload import Workload, initial_weights
-from analysis.optimizer_bench.workloads._glyphs import load_latin
+from analysis.optimizer_bench.workloads.images import load_latin
 from protonet.losses import episodic_loss
 from protonet.sampling import index_classes, sample_episodes
 
@@ -20,7 +20,7 @@ VALIDATION = 8  # episodes
 
 
 def build(seed: int) -> Workload:
-    """Build the workload; the seed moves the initial weights and the episodes."""
+    """Build the workload; the seed decides the initial weights and the episodes."""
     data = load_latin()
     classes = torch.arange(data.num_classes)
     held_out = classes % HELD_OUT == 0

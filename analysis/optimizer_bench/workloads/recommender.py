@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from analysis.optimizer_bench.workload import Workload, batches, initial_weights
-from analysis.optimizer_bench.workloads._text import read_sources
+from analysis.optimizer_bench.workloads.text import read_sources
 
 MIN_USERS = 10  # functions that use a word
 MIN_ITEMS = 10  # words that a function uses
@@ -59,7 +59,7 @@ def load_pairs() -> Tensor:
 
 
 def build(seed: int) -> Workload:
-    """Build the workload; the seed moves the initial weights, the order of batches and their negative pairs."""
+    """Build the workload; the seed decides the initial weights, the order of batches and their negative pairs."""
     pairs = load_pairs()
     num_users, num_items = (pairs.amax(0) + 1).tolist()
     validation, train = pairs[:VALIDATION], pairs[VALIDATION:]

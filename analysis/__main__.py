@@ -1,0 +1,62 @@
+"""The studies' one command: ``python -m analysis`` lists them, ``python -m analysis NAME`` runs one."""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__":
+    from solution.start import start
+
+    sys.exit(start("analysis.__main__"))
+
+import argparse
+import importlib
+from collections.abc import Sequence
+
+from protonet.commands.common import Parser, check_name, run_command
+
+PROG = "analysis"
+#: The module of each study, and what it answers.
+STUDIES = {
+    "contest": ("contest.trial", "pack the submission and judge it as the contest does"),
+    "contest-draws": ("contest.draws", "the solver, baselines and the Bayes rule on new draws of the contest's data"),
+    "ceiling": ("contest.ceiling", "how far covariance estimates can reach on correlated noise"),
+    "robustness": ("real_data.robustness", "the solver, its parts and baselines on few-shot splits of real data"),
+    "rejection": ("real_data.rejection", "how well rows of unknown classes are told from those of known ones"),
+    "training": ("solver.training", "what each part of the training recipe is worth"),
+    "scale": ("solver.scale", "time and memory of solve() as rows and classes grow, and of prediction"),
+    "episodes": ("episodes.methods", "every few-shot method on glyphs, and with unbalanced queries"),
+    "episode-speed": ("episodes.speed", "few-shot episodes per second against easyfsl, in the same run"),
+    "command-speed": ("commands.speed", "time and memory of python -m protonet"),
+    "command-kills": ("commands.kills", "kill -9 at random moments of fit and update"),
+    "optimizer-tune": ("optimizer_bench.tune", "tune AdamW on each workload: the bench's baselines"),
+    "optimizer-bench": ("optimizer_bench.bench", "the steps that optimizers need to the loss of tuned AdamW"),
+}
+
+
+def explain(arguments: Sequence[str] | None) -> None:
+    """Print what the studies are, or raise an InputError if another one is asked for."""
+    parser = Parser(PROG, "Studies of the library: each prints a table.")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    lines = [f"  {name:<16}{text}" for name, (_, text) in STUDIES.items()]
+    parser.epilog = "\n".join(["studies, each with --help:", *lines])
+    parser.add_argument("study", nargs="?")
+    name = parser.parse_args(arguments).study
+    if name is not None:
+        check_name(PROG, "study", name, STUDIES)
+    parser.print_help()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the study that the first argument names; return the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    name = arguments[0] if arguments else ""
+    if name not in STUDIES:
+        return run_command(PROG, explain, arguments[:1])
+
+    def command(rest: Sequence[str] | None) -> None:
+        from analysis.shared.runner import run_study  # noqa: PLC0415 - with torch, which takes a second
+
+        run_study(f"{PROG} {name}", importlib.import_module(f"{PROG}.{STUDIES[name][0]}"), rest)
+
+    return run_command(f"{PROG} {name}", command, arguments[1:])

@@ -1,0 +1,1 @@
+"""Studies of the commands for a person's own file."""

@@ -1,0 +1,156 @@
+"""Time and memory of the commands for a person's own file, start-up included."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from analysis.shared.runner import Report, StudyParser
+from analysis.solver.scale import list_products, make_products, time_best
+from protonet.commands.common import format_table
+from protonet.files.model import load_model
+
+#: Rows, features and classes of the small table, of the large CSV, and of the rows that are predicted in blocks.
+SMALL, LARGE, STREAMED = (520, 16, 4), (100_000, 100, 10), (1_000_000, 384, 20)
+#: Rows of the model that predicts in blocks, and rows that bare products are timed on.
+FITTED, MULTIPLIED = 400, 65_536
+#: Runs a command and prints its seconds and the peak of its memory, in a process that has no other child.
+MEASURE = """
+import json, resource, subprocess, sys, time
+started = time.perf_counter()
+subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+seconds = time.perf_counter() - started
+usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(json.dumps([seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024]))
+"""
+NOTE = """
+Time and peak memory of a process for each command, its start (the first line) included, on {threads} of torch's
+threads; load {load}, of other processes as well. The table that is fitted, predicted and added has {small} rows. Bare
+products: float32 products of random matrices of all the shapes that a row is multiplied with
+({products}), {multiplied:,} rows at a time: {bare:.1f} s of the CPU for {rows:,} rows. Predicting them takes
+{ratio:.2f} times as long, the start and what is written included; {net:.2f} times without the start.
+"""
+
+
+def sample_table(rows: int, dim: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return features (rows, dim) float32 of overlapping classes with correlated noise, and labels (rows,)."""
+    generator = np.random.default_rng(0)
+    centres = generator.standard_normal((classes, dim), dtype=np.float32)
+    mixing = generator.standard_normal((dim, dim), dtype=np.float32) / dim**0.5
+    labels = np.arange(rows) % classes
+    noise = generator.standard_normal((rows, dim), dtype=np.float32)
+    return 0.3 * centres[labels] + noise @ mixing, labels
+
+
+def write_csv(path: Path, x: np.ndarray, labels: np.ndarray) -> None:
+    """Write a table with a column of labels."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write(",".join([*(f"x{column}" for column in range(x.shape[1])), "label"]) + "\n")
+        for row, label in zip(x.tolist(), labels.tolist(), strict=True):
+            file.write(",".join([*map("{:.6g}".format, row), f"class {label}"]) + "\n")
+
+
+def write_rows(path: Path, rows: int, dim: int) -> None:
+    """Write rows (rows, dim) float32 as NPY, some at a time."""
+    generator = np.random.default_rng(1)
+    array = np.lib.format.open_memmap(path, "w+", np.float32, (rows, dim))
+    for start in range(0, rows, MULTIPLIED):
+        part = array[start : start + MULTIPLIED]
+        part[:] = generator.standard_normal(part.shape, dtype=np.float32)
+
+
+def measure(command: Sequence[str]) -> tuple[float, float, float]:
+    """Run ``python`` with arguments; return its seconds, those of the CPU, and the peak of its memory in MiB."""
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, sys.executable, *command], capture_output=True, text=True, check=True
+    )
+    seconds, cpu, mebibytes = json.loads(done.stdout)
+    return seconds, cpu, mebibytes
+
+
+def time_products(model: Path) -> tuple[float, list[tuple[int, int]]]:
+    """Return the CPU seconds that a row's bare matrix products take, and their shapes."""
+    shapes = list_products(load_model(model).network)
+    seconds = sum(time_best(make_products([shape], MULTIPLIED), 3, time.process_time) for shape in shapes)
+    return seconds / MULTIPLIED, shapes
+
+
+def run_commands(folder: Path, rows: int, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Return the seconds and mebibytes of each command, and those of bare products."""
+    command = ["-m", "protonet"]
+    results: dict[str, Any] = {}
+
+    def note(name: str, *arguments: str | Path) -> None:
+        tell(name)
+        results[name] = measure([*command, *map(str, arguments)])
+
+    tell("import torch")
+    results["import torch"] = measure(["-c", "import torch"])
+    write_csv(folder / "small.csv", *sample_table(*SMALL))
+    for effort in ("fast", "default"):
+        model = folder / f"{effort}.safetensors"
+        note(f"fit, --effort {effort}", "fit", folder / "small.csv", "-o", model, "--effort", effort)
+        note(f"predict, --effort {effort}", "predict", model, folder / "small.csv", "-o", folder / "small_out.csv")
+    note("update", "update", folder / "fast.safetensors", folder / "small.csv")
+    write_csv(folder / "large.csv", *sample_table(*LARGE))
+    x, labels = sample_table(FITTED, *LARGE[1:])
+    write_csv(folder / "part.csv", x, labels)
+    model = folder / "large.safetensors"
+    note("fit, 400 rows x 100", "fit", folder / "part.csv", "-o", model, "--effort", "fast")
+    note(f"predict, CSV of {LARGE[0]:,} x {LARGE[1]}", "predict", model, folder / "large.csv", "-o", folder / "out.csv")
+    x, labels = sample_table(FITTED, *STREAMED[1:])
+    np.savez(folder / "fit.npz", x=x, y=labels)
+    write_rows(folder / "rows.npy", rows, STREAMED[1])
+    model = folder / "wide.safetensors"
+    note("fit, 400 rows x 384", "fit", folder / "fit.npz", "-o", model)
+    name = f"predict, NPY of {rows:,} x {STREAMED[1]}"
+    note(name, "predict", model, folder / "rows.npy", "-o", folder / "out.csv")
+    tell("bare products")
+    results["a row's products"], results["products"] = time_products(model)
+    results["rows"], results["streamed"] = rows, name
+    return results
+
+
+def tabulate(results: dict[str, Any]) -> str:
+    """Return the table in Markdown, with what explains it."""
+    timed = {name: value for name, value in results.items() if isinstance(value, tuple)}
+    lines = [[name, f"{seconds:.1f}", f"{cpu:.1f}", f"{peak:,.0f}"] for name, (seconds, cpu, peak) in timed.items()]
+    bare = results["rows"] * results["a row's products"]
+    start, cpu = timed["import torch"][1], timed[results["streamed"]][1]
+    note = NOTE.format(
+        threads=torch.get_num_threads(),
+        load=results["load"],
+        rows=results["rows"],
+        small=SMALL[0],
+        multiplied=MULTIPLIED,
+        products=", ".join(f"{into}x{out}" for into, out in results["products"]),
+        bare=bare,
+        ratio=cpu / bare,
+        net=(cpu - start) / bare,
+    )
+    return format_table(["command", "seconds", "of the CPU", "peak MiB"], lines) + note
+
+
+def add_options(parser: StudyParser) -> None:
+    """Add how many rows are predicted in blocks."""
+    parser.add_whole("--rows", STREAMED[0], "rows that are predicted from NPY")
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Measure every command."""
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as folder:
+        results = run_commands(Path(folder), options.rows, lambda name: print(name, file=sys.stderr))
+    results["load"] = f"{load:.1f} before, {os.getloadavg()[0]:.1f} after"
+    return Report(results, tabulate(results))

@@ -1,0 +1,192 @@
+"""The solver, baselines and the Bayes rule on new draws of the contest's data, and how far each is from the limit.
+
+Seeds are the synthetic families' own, never the contest's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import time
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from analysis.contest.bayes import predict_bayes
+from analysis.shared.baselines import BASELINES, pool_labelled
+from analysis.shared.journal import hash_sources, run_all
+from analysis.shared.runner import Report, StudyParser, parse_wholes
+from analysis.shared.tables import format_mean, mean_and_error, subtract
+from protonet import solve
+from protonet._checks import fail
+from protonet.commands.common import count, format_table
+from protonet.datasets import FAMILIES, Split, sample_family
+from solution.pack import library_files
+
+PROG = "analysis contest-draws"
+OURS, LIMIT = "ours", "bayes"
+#: The methods beside the solver, in the table's order: baselines by their names in the registry, then the Bayes rule.
+METHODS = {
+    "nearest_mean": "nearest-mean",
+    "cosine": "cosine",
+    "mlp": "statement-mlp",
+    "lda": "lda-closed-form",
+    "logistic": "logistic-by-accuracy",
+    LIMIT: None,
+}
+#: Those that the regret is measured against: the best of them, row by row.
+COMPARED = ("cosine", "lda", "logistic")
+NOTE = """
+Test accuracy in percent, mean over {draws} ± one standard error. In brackets: ours minus it, paired by
+draw. The gap is the Bayes rule minus ours, the regret the best of cosine, LDA and logistic regression minus
+ours.
+"""
+
+
+class Cell(NamedTuple):
+    """One run: a method on a draw. Only the solver has a limit of parameters."""
+
+    family: str
+    n_train: int
+    n_val: int
+    seed: int
+    num_classes: int
+    dim: int
+    method: str
+    limit: int | None
+
+
+#: ``accuracy`` in [0, 1] (None where the method does not apply), ``parameters`` and ``seconds`` of each cell.
+Results = Mapping[Cell, Mapping[str, Any]]
+
+
+def add_options(parser: StudyParser) -> None:
+    """Add what to draw and which methods to run."""
+    parser.add_whole("--draws", 5, "number of draws")
+    parser.add_names("--family", FAMILIES, "isotropic")
+    parser.add("--shots", "16+4", "train+val samples per class, with commas", _parse_shots)
+    parser.add("--limits", "500000", "parameter limits, with commas", functools.partial(parse_wholes, low=0))
+    parser.add_names("--methods", METHODS)
+    parser.add_whole("--first-seed", 0, "the first draw's seed", low=0)
+    parser.add_whole("--classes", 128, "number of classes", low=2)
+    parser.add_whole("--dim", 384, "features", low=2)
+    parser.add_state()
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Measure every method on every draw; logistic regression is left out on isotropic data unless it is named."""
+    needed = options.methods or METHODS
+    if {"lda", "logistic"} & set(needed) and find_spec("sklearn") is None:
+        remedy = 'Run pip install "protonet[analysis]", or leave out lda and logistic.'
+        fail(PROG, "--methods", "have scikit-learn for lda and logistic", "none installed", remedy)
+    cells = []
+    for family in options.family:
+        methods = options.methods or [name for name in METHODS if name != "logistic" or family != "isotropic"]
+        pairs = [*((method, None) for method in methods), *((OURS, limit) for limit in options.limits)]
+        for n_train, n_val in options.shots:
+            for seed in range(options.first_seed, options.first_seed + options.draws):
+                draw = (family, n_train, n_val, seed, options.classes, options.dim)
+                cells += [Cell(*draw, *pair) for pair in pairs]
+    rows = summarise(run_all(cells, run_cell, options.state, lambda cell: hash_code(cell.method), unit="result"))
+    return Report(rows, tabulate(rows))
+
+
+def hash_code(method: str) -> str:
+    """Return a hash of the code that decides a method's results."""
+    others = ("analysis/shared/baselines.py", "analysis/contest/bayes.py", "protonet/losses.py")
+    return hash_sources("protonet/datasets/synthetic.py", *(library_files() if method == OURS else others))
+
+
+@functools.lru_cache(maxsize=1)  # the cells of one draw come one after another
+def sample_draw(family: str, n_train: int, n_val: int, seed: int, num_classes: int, dim: int) -> Split:
+    """Sample a draw of a family."""
+    return sample_family(family, seed=seed, n_train=n_train, n_val=n_val, num_classes=num_classes, dim=dim)
+
+
+def run_cell(cell: Cell) -> dict[str, Any]:
+    """Return accuracy in [0, 1], or None where the method does not apply, parameters and seconds."""
+    split = sample_draw(*cell[:6])
+    started, parameters = time.perf_counter(), None
+    if cell.method == OURS:
+        metadata = {"num_classes": cell.num_classes, "input_dim": cell.dim, "param_limit": cell.limit}
+        network = solve([(split.train_x, split.train_y)], [(split.val_x, split.val_y)], metadata)
+        parameters = network.count_parameters()
+        with torch.no_grad():
+            predicted: Tensor | None = network(split.test_x).argmax(dim=1)
+    else:
+        predicted = predict(split, cell.method)
+    accuracy = None if predicted is None else float((predicted == split.test_y).double().mean())
+    return {"accuracy": accuracy, "parameters": parameters, "seconds": round(time.perf_counter() - started, 3)}
+
+
+def predict(split: Split, method: str) -> Tensor | None:
+    """Return a method's classes (n_test_rows,) int64, or None where it does not apply.
+
+    All learn from train and validation samples together but the statement's MLP, which learns from the former alone.
+    """
+    name = METHODS[method]
+    if name is None:
+        return None if split.noise_covariance is None else predict_bayes(split)
+    x, y = (split.train_x, split.train_y) if method == "mlp" else pool_labelled(split)
+    return torch.from_numpy(BASELINES[name].fit(x.numpy(), y.numpy())(split.test_x.numpy()).predicted)
+
+
+def summarise(results: Results) -> list[dict[str, Any]]:
+    """Gather the results by row.
+
+    Returns:
+        One row for each family, shots and limit: ``percent`` holds the accuracies by draw of every method
+        that applies, ``parameters`` and ``seconds`` the solver's.
+    """
+    rows = []
+    for key in dict.fromkeys((cell[:3], cell.limit) for cell in results if cell.method == OURS):
+        percent: dict[str, list[float | None]] = {OURS: []}
+        ours = []
+        for cell, result in results.items():
+            if cell[:3] == key[0] and (cell.method != OURS or cell.limit == key[1]):
+                accuracy = result["accuracy"]
+                percent.setdefault(cell.method, []).append(None if accuracy is None else 100 * accuracy)
+                ours += [result] if cell.method == OURS else []
+        (family, n_train, n_val), limit = key
+        row: dict[str, Any] = {"family": family, "shots": f"{n_train}+{n_val}", "limit": limit}
+        row["percent"] = {method: values for method, values in percent.items() if None not in values}
+        rows.append(row | {name: [result[name] for result in ours] for name in ("parameters", "seconds")})
+    return rows
+
+
+def tabulate(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the Markdown table of the rows that `summarise` gathered, and a note that explains it."""
+    used = {method for row in rows for method in row["percent"]}
+    shown = {method: BASELINES[name].title for method, name in METHODS.items() if name and method in used}
+    header = ["family", "train+val", "limit", "ours", "Bayes", "gap to Bayes"]
+    header += [*shown.values(), "regret", "parameters", "seconds"]
+    lines = []
+    for row in rows:
+        percent = row["percent"]
+        ours, bayes = percent[OURS], percent.get(LIMIT, [])
+        line = [row["family"], row["shots"], f"{row['limit']:,}", format_mean(ours), format_mean(bayes)]
+        line.append(format_mean(subtract(bayes, ours), sign=True))
+        for method in shown:
+            other = percent.get(method, [])
+            difference = format_mean(subtract(ours, other), sign=True)
+            line.append(f"{mean_and_error(other)[0]:.2f} ({difference})" if other else "")
+        compared = [percent[method] for method in COMPARED if method in percent]
+        best: list[float] = max(compared, key=lambda values: mean_and_error(values)[0], default=[])
+        line.append(format_mean(subtract(best, ours), sign=True))
+        line += [f"{mean_and_error(row[name])[0]:,.{digits}f}" for name, digits in (("parameters", 0), ("seconds", 1))]
+        lines.append(line)
+    return format_table(header, lines) + NOTE.format(draws=count(len(rows[0]["seconds"]), "draw"))
+
+
+def _parse_shots(prog: str, option: str, text: str) -> list[tuple[int, int]]:
+    """Return the train and validation samples per class of a text such as 16+4,1+1, each pair once."""
+    pairs = []
+    for shots in text.split(","):
+        parts = shots.split("+")
+        if len(parts) != 2 or not all(part.isdecimal() for part in parts) or int(parts[0]) < 1:
+            fail(prog, option, "be train+val samples per class", repr(shots), "Pass for instance 16+4,1+1.")
+        pairs.append((int(parts[0]), int(parts[1])))
+    return list(dict.fromkeys(pairs))

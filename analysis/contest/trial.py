@@ -1,0 +1,137 @@
+"""The contest, simulated: pack the submission, unpack it into an empty folder, and judge it in a clean process.
+
+The process sees torch, numpy and the standard library alone. Without --json, the results are in build/contest*.json.
+New draws of the data: python -m analysis contest-draws.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis.contest.official import sample_official
+from analysis.shared.runner import BUILD, Report, StudyParser
+from protonet._checks import fail
+from protonet.commands.common import check_name, check_writable_file
+from protonet.datasets import Split
+from solution.pack import pack_single, pack_zip
+
+PROG = "analysis contest"
+#: Samples per class of train, validation and test.
+CONFIGS = {"official": (16, 4, 8), "agentics": (1, 1, 1)}
+WORKER = Path(__file__).with_name("worker.py")
+PARAM_LIMIT, BASELINE_ACCURACY = 500_000.0, 0.72
+TIMEOUT = 3600.0
+PARTS = ("train", "val", "test")
+
+
+def add_options(parser: StudyParser) -> None:
+    """Add what is judged, and on which data."""
+    parser.add("--config", "official", "or agentics: 1 sample per class", partial(check_name, known=CONFIGS))
+    parser.add_argument("--single-file", action="store_true", help="judge the single file")
+    parser.add("--python", sys.executable, "interpreter of the clean process", _check_python)
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Judge the packed submission on the official data."""
+    name = "contest" + "_agentics" * (options.config == "agentics") + "_single_file" * options.single_file
+    options.json = options.json or check_writable_file(PROG, "--json", BUILD / f"{name}.json")
+    submission = pack_single() if options.single_file else pack_zip()
+    described = {
+        "submission": "single file" if options.single_file else "ZIP",
+        "sha256": hashlib.sha256(submission).hexdigest(),
+        "config": options.config,
+    }
+    result = judge(submission, sample_official(*CONFIGS[options.config]), python=options.python)
+    line = "accuracy {accuracy:.4f}  score {score:.2f}  parameters {parameters:,}  seconds {seconds:.1f}  "
+    line += "peak memory {peak_memory_mib:.0f} MiB\n"
+    return Report(described | result, line.format(**result))
+
+
+def judge(
+    submission: bytes,
+    split: Split,
+    *,
+    metadata: bool = True,
+    param_limit: float = PARAM_LIMIT,
+    python: str = sys.executable,
+) -> dict[str, Any]:
+    """Unpack a submission, train it in a process that cannot see the repository, and score it.
+
+    Args:
+        submission: A ZIP, or the text of a single ``solution.py``.
+        split: The data; what it knows of its noise stays here.
+        metadata: Whether ``solve`` gets the contest's metadata, or None.
+        param_limit: The largest number of trainable parameters that scores.
+        python: The interpreter, with torch and numpy.
+
+    Returns:
+        accuracy in [0, 1], score in [0, 100], parameters, seconds of ``solve``, peak_memory_mib of the
+        process, its threads, and the versions of python and torch.
+
+    Raises:
+        InputError: The submission failed, its traceback being on stderr, or took more than an hour.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        top = Path(folder)
+        workspace = top / "workspace"
+        workspace.mkdir()
+        if zipfile.is_zipfile(io.BytesIO(submission)):
+            zipfile.ZipFile(io.BytesIO(submission)).extractall(workspace)
+        else:
+            (workspace / "solution.py").write_bytes(submission)
+        for path in (*workspace.rglob("*"), workspace):  # read-only, as a contest may have it
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        arrays = {f"{part}_{side}": getattr(split, f"{part}_{side}") for part in PARTS for side in "xy"}
+        np.savez(top / "data.npz", **{name: tensor.numpy() for name, tensor in arrays.items()})
+        request = {
+            "solution": str(workspace / "solution.py"),
+            "data": str(top / "data.npz"),
+            "metadata": _describe(split, param_limit) if metadata else None,
+            "param_limit": param_limit,
+            "baseline_accuracy": BASELINE_ACCURACY,
+            "result": str(top / "result.json"),
+        }
+        (top / "request.json").write_text(json.dumps(request), encoding="utf-8")
+        interpreter = Path(shutil.which(python) or python).absolute()  # the process starts in another folder
+        command = [str(interpreter), "-I", str(WORKER), str(top / "request.json")]
+        try:  # in a session of its own, so that Ctrl-C ends it from here and it shows no traceback
+            ended = subprocess.run(command, cwd=top, timeout=TIMEOUT, check=False, start_new_session=True)
+        except subprocess.TimeoutExpired:
+            fail("judge", "submission", f"end within {TIMEOUT:.0f} s", "no result", "Lower the time limit.")
+        if ended.returncode:
+            got, remedy = f"exit code {ended.returncode}", "Its traceback is above."
+            fail("judge", "submission", "run in the contest's process", got, remedy)
+        result: dict[str, Any] = json.loads((top / "result.json").read_text(encoding="utf-8"))
+        return result
+
+
+def _describe(split: Split, param_limit: float) -> dict[str, Any]:
+    """Return the metadata that the contest gives."""
+    return {
+        "num_classes": split.num_classes,
+        "input_dim": split.train_x.shape[1],
+        "param_limit": param_limit,
+        "baseline_accuracy": BASELINE_ACCURACY,
+        **{f"{part}_samples": len(getattr(split, f"{part}_y")) for part in PARTS},
+        "device": "cpu",
+    }
+
+
+def _check_python(prog: str, option: str, path: str) -> str:
+    """Return the path of an interpreter, or raise an InputError."""
+    if shutil.which(path) is None:
+        fail(prog, option, "be an interpreter", repr(path), "Pass its path.")
+    return path

@@ -1,0 +1,147 @@
+"""The contest's evaluator, in a process of its own: ``python -I worker.py REQUEST``.
+
+This file imports nothing of the repository, and lets the submission import nothing but the standard library,
+torch, numpy and what lies in its own workspace, whatever else is installed. The request is a JSON file:
+
+- ``solution``: path of ``solution.py``;
+- ``data``: path of an npz file: ``train_x`` (n, dim) float32, ``train_y`` (n,) int64, val and test alike;
+- ``metadata``: what ``solve`` gets as its third argument, or null;
+- ``param_limit`` and ``baseline_accuracy``: numbers, for the score;
+- ``result``: path of the JSON file to write.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # torch is imported for good once the import system is narrowed
+    from torch import Tensor, nn
+    from torch.utils.data import DataLoader
+
+#: torch, numpy, and what torch itself requires.
+ALLOWED = sys.stdlib_module_names | {
+    *("torch", "torchgen", "functorch", "numpy", "typing_extensions", "setuptools", "filelock", "fsspec"),
+    *("sympy", "mpmath", "networkx", "jinja2", "markupsafe"),
+}
+SEED, BATCH = 2025, 128
+
+
+class _OnlyAllowed:
+    """Finds allowed modules and those of the workspace; every other one is as if it were not installed."""
+
+    def __init__(self, workspace: Path) -> None:
+        self.workspace = workspace.resolve()
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path, target)
+        top = name.partition(".")[0]
+        if spec is None or top in ALLOWED or top.startswith("_sysconfigdata"):  # the latter is sysconfig's
+            return spec
+        origin = Path(spec.origin or "/").resolve()
+        return spec if origin.is_relative_to(self.workspace) else None
+
+
+def narrow_imports(workspace: Path) -> None:
+    """Leave standard library, torch, numpy and the workspace to be imported, and no other finder."""
+    finders: Any = [BuiltinImporter, FrozenImporter, _OnlyAllowed(workspace)]
+    sys.meta_path[:] = finders
+
+
+def load_solution(path: Path) -> ModuleType:
+    """Load ``solution.py`` as the contest does: by path, its folder not on ``sys.path``."""
+    spec = importlib.util.spec_from_file_location("submitted_solution", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def make_loaders(data: Path) -> list[DataLoader[tuple[Tensor, ...]]]:
+    """Return loaders of train, shuffled, validation and test."""
+    import numpy as np  # noqa: PLC0415 - see narrow_imports
+    import torch  # noqa: PLC0415
+    from torch.utils.data import DataLoader, TensorDataset  # noqa: PLC0415
+
+    with np.load(data) as arrays:
+        sets = [
+            TensorDataset(torch.from_numpy(arrays[f"{part}_x"]), torch.from_numpy(arrays[f"{part}_y"]))
+            for part in ("train", "val", "test")
+        ]
+    return [DataLoader(part, batch_size=BATCH, shuffle=part is sets[0]) for part in sets]
+
+
+def evaluate_accuracy(model: nn.Module, loader: DataLoader[tuple[Tensor, ...]]) -> float:
+    """Return the share of samples whose largest output is the target's, in [0, 1]."""
+    import torch  # noqa: PLC0415
+
+    model.eval()
+    right = total = 0
+    with torch.no_grad():
+        for inputs, targets in loader:
+            right += int((model(inputs).argmax(dim=1) == targets).sum())
+            total += targets.numel()
+    return right / total
+
+
+def measure_peak_memory() -> float:
+    """Return this process's peak resident memory in MiB.
+
+    Linux counts it from the start of this program; ``getrusage`` there would include what the parent process
+    held when it forked.
+    """
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    peaks = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
+    if peaks:
+        return peaks[0] / 1024
+    unit = 1 << 20 if sys.platform == "darwin" else 1 << 10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+
+
+def evaluate(request: dict[str, Any]) -> dict[str, Any]:
+    """Judge one submission; the result's entries are what `analysis.contest.trial` prints."""
+    solution = Path(request["solution"])
+    narrow_imports(solution.parent)
+    import numpy as np  # noqa: PLC0415
+    import torch  # noqa: PLC0415
+
+    train, val, test = make_loaders(Path(request["data"]))
+    submission = load_solution(solution).Solution()
+    torch.manual_seed(SEED)
+    np.random.seed(SEED)  # noqa: NPY002 - the contest does
+    started = time.perf_counter()
+    model = submission.solve(train, val, request["metadata"])
+    seconds = time.perf_counter() - started
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"solve: `model` must be an nn.Module; got {type(model).__name__}. Return the model.")
+    parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    accuracy = evaluate_accuracy(model, test)
+    baseline = request["baseline_accuracy"]
+    score = min(100.0, max(0.0, (accuracy - baseline) / (1 - baseline) * 100))
+    return {
+        "accuracy": accuracy,
+        "score": score if parameters <= request["param_limit"] else 0.0,
+        "parameters": parameters,
+        "seconds": round(seconds, 2),
+        "peak_memory_mib": round(measure_peak_memory(), 1),
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+    }
+
+
+if __name__ == "__main__":
+    request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    Path(request["result"]).write_text(json.dumps(evaluate(request)), encoding="utf-8")

@@ -1,0 +1,159 @@
+"""Few-shot methods on episodes of glyphs and of synthetic classes, and with queries that are not balanced.
+
+Each experiment is one `protonet.episodes` command. Encoders are meta-trained first, by protonet.episodes train,
+where their file is not there yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from analysis.shared.journal import hash_sources, run_all
+from analysis.shared.runner import BUILD, Report, StudyParser, run_python
+from protonet._checks import fail
+from protonet.commands.common import check_writable_folder, format_table
+from protonet.episodes.methods import METHODS, TRANSDUCTIVE
+from protonet.episodes.statistics import Comparison
+from solution.pack import ROOT
+
+PROG = "analysis episodes"
+ENCODERS = {"mlp": BUILD / "mlp.safetensors", "conv": BUILD / "conv.safetensors"}
+PLAIN = ("protonet", "protonet-cosine")
+DIRICHLET = ["--imbalance", "2.0"]
+
+
+class Experiment(NamedTuple):
+    """One command: a column of a table."""
+
+    title: str
+    arguments: tuple[str, ...]
+    methods: tuple[str, ...]
+
+    def command(self, n_episodes: int) -> tuple[str, ...]:
+        """Return the arguments of ``python -m protonet.episodes``."""
+        return (*self.arguments, "--episodes", str(n_episodes), "--method", *self.methods)
+
+
+def glyphs(title: str, backbone: str | None, *arguments: str, methods: Sequence[str] = tuple(METHODS)) -> Experiment:
+    """Return an experiment on novel alphabets, of pixels or of an encoder's embedding."""
+    encoder = () if backbone is None else ("--encoder", str(ENCODERS[backbone]))
+    return Experiment(title, ("--dataset", "glyphs", *encoder, *arguments), tuple(methods))
+
+
+ACCURACY = (
+    glyphs("pixels, 1-shot", None),
+    glyphs("MLP, 1-shot", "mlp"),
+    glyphs("conv, 1-shot", "conv"),
+    glyphs("pixels, 5-shot", None, "--shot", "5"),
+    glyphs("conv, 5-shot", "conv", "--shot", "5"),
+)
+COMPARED = (*PLAIN, *TRANSDUCTIVE)
+WARPED = ("--dataset", "synthetic:warped", "--shot", "5")
+#: Pairs of experiments, balanced and by Dirichlet shares, on the same numbers of queries.
+UNBALANCED = (
+    glyphs("conv", "conv", "--query", "4", methods=COMPARED),
+    glyphs("conv, Dirichlet", "conv", "--query", "4", *DIRICHLET, methods=COMPARED),
+    glyphs("pixels", None, "--query", "4", methods=COMPARED),
+    glyphs("pixels, Dirichlet", None, "--query", "4", *DIRICHLET, methods=COMPARED),
+    Experiment("warped, 5-shot", WARPED, COMPARED),
+    Experiment("warped, Dirichlet", (*WARPED, *DIRICHLET), COMPARED),
+)
+TITLE = """# Few-shot experiments
+
+5-way, seed 0, accuracy in percent with 95 % intervals over {n:,}
+episodes; all methods of a column see the same episodes. Glyphs are characters of alphabets that the encoders never saw.
+
+## Novel alphabets, 15 queries per class
+
+Encoders are meta-trained on the base alphabets by `python -m protonet.episodes train --backbone mlp` (or `conv`).
+`simpleshot` and `distribution-calibration` also use the base classes; methods from `{first}` on are transductive.
+
+"""
+SECOND = """
+## Queries that are not balanced
+
+Queries by Dirichlet shares (concentration 2) against as many of each class: 1 shot and 4 queries per class on
+average of glyphs (5 shots and 15 queries of the synthetic family). In the Dirichlet columns: the paired difference from
+the better of the two plain prototypes, `{plain}`, and in bold what loses to it with p < 0.05 (Holm).
+
+"""
+
+
+def add_options(parser: StudyParser) -> None:
+    """Add how many episodes there are."""
+    parser.add_whole("--episodes", 2000, "episodes of each experiment", low=2)
+    parser.add_state()
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Meta-train the encoders, and run every experiment."""
+    check_writable_folder(PROG, "build", ROOT / BUILD)
+    for backbone, path in ENCODERS.items():
+        train_encoder(backbone, ROOT / path)
+    runs = {each.title: (each.title, each.command(options.episodes)) for each in (*ACCURACY, *UNBALANCED)}
+    code = hash_sources("protonet")
+    results = run_all(list(runs.values()), run_experiment, options.state, lambda _: code, unit="experiment")
+    summaries = {title: results[run] for title, run in runs.items()}
+    return Report(summaries, tabulate(summaries, options.episodes))
+
+
+def train_encoder(backbone: str, path: Path) -> None:
+    """Meta-train an encoder, or continue to, unless its file is finished."""
+    command = [sys.executable, "-m", "protonet.episodes", "train", "--backbone", backbone, "-o", str(path)]
+    command += ["--resume"] if path.exists() else []
+    if subprocess.run(command, cwd=ROOT, check=False, stdout=subprocess.DEVNULL).returncode:
+        fail(PROG, "encoders", "be made by protonet.episodes train", path, "Its message is above.")
+
+
+def run_experiment(run: tuple[str, tuple[str, ...]]) -> dict[str, Any]:
+    """Return the summary of one command, given its title and arguments."""
+    title, arguments = run
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "summary.json")
+        exit_code, _, last = run_python("-m", "protonet.episodes", *arguments, "--json", str(path))
+        if exit_code:
+            fail(PROG, title, "run", last, "See that message.")
+        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return summary
+
+
+def tabulate(summaries: Mapping[str, Mapping[str, Any]], n_episodes: int) -> str:
+    """Return both tables in Markdown; summaries by the experiments' titles."""
+    rows = [[name, *(_show(summaries[each.title], name) for each in ACCURACY)] for name in METHODS]
+    text = TITLE.format(n=n_episodes, first=next(iter(TRANSDUCTIVE)))
+    text += format_table(["method", *(each.title for each in ACCURACY)], rows)
+    rows = []
+    for name in COMPARED:
+        row = [name]
+        for each in UNBALANCED:
+            summary = summaries[each.title]
+            row.append(_show(summary, name))
+            if "--imbalance" in each.arguments:
+                row[-1] += _show_loss(summary, name)
+        rows.append(row)
+    text += SECOND.format(plain="`, `".join(PLAIN))
+    return text + format_table(["method", *(each.title for each in UNBALANCED)], rows)
+
+
+def _show(summary: Mapping[str, Any], name: str) -> str:
+    """Return a method's accuracy with its interval, in percent."""
+    own = summary["methods"][name]
+    return f"{100 * own['accuracy']:.2f} ±{100 * own['half_width']:.2f}"
+
+
+def _show_loss(summary: Mapping[str, Any], name: str) -> str:
+    """Return a method's paired difference from the better plain prototypes, in bold if it loses to them for certain."""
+    best = max(PLAIN, key=lambda plain: float(summary["methods"][plain]["accuracy"]))
+    if name == best:
+        return ""
+    pair = next(Comparison(**p) for p in summary["comparisons"] if {p["first"], p["second"]} == {best, name})
+    difference = round(100 * (pair.difference if pair.first == name else -pair.difference), 2) + 0.0  # no -0.00
+    text = f"{difference:+.2f} ±{100 * pair.half_width:.2f}"
+    return f" (**{text}**)" if difference < 0 and pair.p_holm < 0.05 else f" ({text})"

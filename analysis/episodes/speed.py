@@ -1,0 +1,171 @@
+"""Episodes per second, ours against easyfsl's in the same run.
+
+Both sample the episodes, classify the queries and rate the accuracy, in turn, on one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from analysis.contest.worker import measure_peak_memory
+from analysis.episodes.peers import load_easyfsl, make_loader
+from analysis.shared.journal import run_all
+from analysis.shared.runner import Report, StudyParser, call_alone, parse_wholes
+from analysis.shared.tables import format_columns
+from protonet._checks import find_version
+from protonet.episodes.batch import Base, summarize_base, take_from
+from protonet.episodes.draws import Setting, check_setting
+from protonet.episodes.evaluation import evaluate
+from protonet.episodes.methods import METHODS, Method
+from protonet.episodes.methods.tim import tim
+from protonet.sampling import ClassIndex, index_classes
+
+CLASSES, ROWS, DIM = 64, 600, 640
+SETTING = Setting(way=(5, 5), shot=(5, 5), n_query=15)
+
+
+class Pair(NamedTuple):
+    """One of our methods, easyfsl's classifier of that name, and how many episodes each runs at a time."""
+
+    name: str
+    ours: Method
+    module: str
+    classifier: str
+    bar: float
+    settings: dict[str, Any] = {}  # noqa: RUF012 - read alone
+    n_ours: int = 2048
+    n_theirs: int = 100
+
+
+UNIT: dict[str, Any] = {"feature_normalization": 2.0}
+MEAN = torch.full((DIM,), 0.4)  # of standard normal numbers behind a ReLU: what both centre on
+CENTRE: dict[str, Any] = {"feature_centering": MEAN}
+PAIRS = (
+    Pair("ProtoNet", METHODS["protonet"], "methods.prototypical_networks", "PrototypicalNetworks", 10),
+    Pair("SimpleShot, L2N", METHODS["simpleshot-l2n"], "methods.simple_shot", "SimpleShot", 10, UNIT),
+    Pair("SimpleShot, CL2N", METHODS["simpleshot"], "methods.simple_shot", "SimpleShot", 10, UNIT | CENTRE),
+    Pair("BD-CSPN", METHODS["bd-cspn"], "methods.bd_cspn", "BDCSPN", 8),
+    Pair("LaplacianShot", METHODS["laplacian-shot"], "methods.laplacian_shot", "LaplacianShot", 8, UNIT),
+    Pair("TIM, 50 steps", partial(tim, steps=50), "methods.tim", "TIM", 10, UNIT, 512, 10),
+    Pair("PT-MAP", METHODS["pt-map"], "methods.pt_map", "PTMAP", 150, {}, 512, 3),
+)
+COLUMNS = {
+    "method": "{method}",
+    "ours, µs per episode": "{ours_us:,.0f}",
+    "easyfsl, µs": "{easyfsl_us:,.0f}",
+    "ours, episodes per second": "{per_second:,.0f}",
+    "times faster": "{ratio:.1f}",
+    "bar": "{bar:g}",
+}
+GROWTH_COLUMNS = {
+    "episodes": "{episodes:,.0f}",
+    "seconds": "{seconds:.2f}",
+    "µs per episode": "{each_us:.0f}",
+    "before MiB": "{before_mib:,.0f}",
+    "peak MiB": "{peak_mib:,.0f}",
+}
+NOTE = """
+{setting}, {classes} classes of {rows} rows of {dim} features, float32, one thread; CPU time, medians of {repeats}
+alternating runs. Ours rates calibration beside the accuracy. easyfsl {version} draws, loads and classifies one episode
+after another, its random numbers Python's own. It is set to scale and centre rows where ours does; its TIM takes
+cosines where ours takes distances; its PT-MAP neither scales nor centres rows and always takes 1,000 Sinkhorn steps.
+"""
+GROWTH_NOTE = """
+`protonet.episodes.evaluation.evaluate` with ProtoNet on the same data, a process for each number of episodes.
+Before is the peak when the data are there; the rest is what evaluating adds.
+"""
+
+
+def make_data() -> tuple[Tensor, Tensor]:
+    """Return rows (CLASSES * ROWS, DIM) float32, as behind a ReLU, in overlapping classes, and their labels."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(CLASSES).repeat_interleave(ROWS)
+    centres = torch.randn(CLASSES, DIM, generator=generator)
+    return (0.15 * centres[labels] + torch.randn(len(labels), DIM, generator=generator)).relu_(), labels
+
+
+def time_ours(x: Tensor, index: ClassIndex, base: Base, pair: Pair, seed: int) -> float:
+    """Return the CPU seconds per episode of our evaluation."""
+    started = time.process_time()
+    evaluate(x, index, {pair.name: pair.ours}, SETTING, seed=seed, n_episodes=pair.n_ours, base=base)
+    return (time.process_time() - started) / pair.n_ours
+
+
+def time_theirs(classifier: Any, loader: Any) -> float:
+    """Return the CPU seconds per episode of easyfsl's loader and classifier."""
+    started, right, total, n = time.process_time(), 0, 0, 0
+    with torch.no_grad():
+        for support, support_labels, query, query_labels, _ in loader:
+            classifier.process_support_set(support, support_labels)
+            right += int((classifier(query).argmax(dim=1) == query_labels).sum())
+            total, n = total + len(query_labels), n + 1
+    assert right <= total
+    return (time.process_time() - started) / n
+
+
+def compare(pair: Pair, repeats: int) -> dict[str, Any]:
+    """Return the median microseconds per episode of both sides of a pair, in alternating runs, and their ratio."""
+    x, labels = make_data()
+    index = index_classes(labels)
+    base = summarize_base(take_from(x), index)._replace(mean=MEAN)
+    classifier = getattr(load_easyfsl(pair.module), pair.classifier)(**pair.settings)
+    sizes = {"n_way": SETTING.way[0], "n_shot": SETTING.shot[0], "n_query": SETTING.n_query}
+    loader = make_loader(x, labels, **sizes, n_tasks=pair.n_theirs)
+    seconds = [(time_ours(x, index, base, pair, seed), time_theirs(classifier, loader)) for seed in range(repeats)]
+    ours, theirs = (1e6 * statistics.median(side) for side in zip(*seconds, strict=True))
+    return {"method": pair.name, "ours_us": ours, "easyfsl_us": theirs, "ratio": theirs / ours, "bar": pair.bar}
+
+
+def measure_growth(n_episodes: int) -> dict[str, float]:
+    """Return seconds and memory of ``n_episodes`` episodes of ProtoNet, of this process."""
+    x, labels = make_data()
+    index = check_setting("analysis episode-speed", index_classes(labels), SETTING, tuple(map(str, range(CLASSES))))
+    before, started = measure_peak_memory(), time.perf_counter()
+    evaluate(x, index, {"protonet": METHODS["protonet"]}, SETTING, n_episodes=n_episodes)
+    seconds = time.perf_counter() - started
+    return {"episodes": n_episodes, "seconds": seconds, "before_mib": before, "peak_mib": measure_peak_memory()}
+
+
+def tabulate(pairs: Sequence[Mapping[str, Any]], growth: Sequence[Mapping[str, float]], repeats: int) -> str:
+    """Return both tables in Markdown, with what explains them."""
+    way, shot, query = SETTING.way[0], SETTING.shot[0], SETTING.n_query
+    text = format_columns(COLUMNS, [{**pair, "per_second": 1e6 / pair["ours_us"]} for pair in pairs]) + NOTE.format(
+        setting=f"{way}-way {shot}-shot {query}-query",
+        classes=CLASSES,
+        rows=ROWS,
+        dim=DIM,
+        repeats=repeats,
+        version=find_version("easyfsl"),
+    )
+    rows = [{**size, "each_us": 1e6 * size["seconds"] / size["episodes"]} for size in growth]
+    return text + (f"\n{format_columns(GROWTH_COLUMNS, rows)}{GROWTH_NOTE}" if growth else "")
+
+
+def add_options(parser: StudyParser) -> None:
+    """Add how often and how long is measured."""
+    parser.add_whole("--repeats", 5, "alternating runs of each method")
+    parser.add("--growth", "1000,10000,100000", "numbers of episodes", partial(parse_wholes, low=1))
+    parser.add_state()
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Compare, and measure growth."""
+    by_name = {pair.name: pair for pair in PAIRS}
+
+    def do(run: tuple[str, int]) -> dict[str, Any]:
+        name, n = run
+        return compare(by_name[name], n) if name in by_name else call_alone(measure_growth, n)
+
+    speeds = [(name, options.repeats) for name in by_name]
+    sizes = [("growth", n) for n in options.growth]
+    results = run_all([*speeds, *sizes], do, options.state)
+    pairs, growth = ([results[run] for run in runs] for runs in (speeds, sizes))
+    return Report({"pairs": pairs, "growth": growth}, tabulate(pairs, growth, options.repeats))

@@ -1,0 +1,160 @@
+"""The bench's runs: a workload, a seed and an optimizer each, on several processes, with a journal."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import math
+import time
+import warnings
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # exported, but not by its stubs
+
+from analysis.optimizer_bench.loading import find_build, load_optimizer, take_fingerprint
+from analysis.optimizer_bench.peers import LIBRARIES, PEERS
+from analysis.optimizer_bench.workload import EVERY, Build, Curve, initial_weights, train
+from analysis.optimizer_bench.workloads import WORKLOADS
+from analysis.shared.journal import hash_sources, run_all
+from protonet._checks import find_version
+
+#: Where the search for a learning rate starts.
+RATE = 3e-3
+#: Of the steps, the share in which the rate rises.
+WARMUP = 0.03
+
+FOLDER = "analysis/optimizer_bench"
+#: The sources that decide every run.
+SHARED = [f"{FOLDER}/{name}.py" for name in ("workload", "workloads/text", "workloads/images")]
+
+
+class Candidate(NamedTuple):
+    """An optimizer with its settings.
+
+    Attributes:
+        name: A key of ``PEERS``, or what tables call it.
+        config: Its settings, a JSON object.
+        file: The file of its class ``CustomOptimizer``, or None for one of ``PEERS``.
+    """
+
+    name: str
+    config: str
+    file: Path | None = None
+
+
+class Setting(NamedTuple):
+    """One AdamW: its schedule rises for ``WARMUP`` of the steps and falls as a cosine until ``horizon`` of them."""
+
+    lr: float = RATE
+    weight_decay: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.999)
+    horizon: float = 1.0
+
+
+class Run(NamedTuple):
+    """One training run.
+
+    Attributes:
+        workload: Its name.
+        file: The file whose ``WORKLOADS`` has it, or None for a visible one.
+        seed: Of its initial weights and batches.
+        max_steps: Where it ends at the latest.
+        optimizer: A candidate, or one of AdamW's settings.
+        target: The smoothed loss at which a candidate's run ends.
+    """
+
+    workload: str
+    file: Path | None
+    seed: int
+    max_steps: int
+    optimizer: Candidate | Setting
+    target: float | None = None
+
+
+class Outcome(NamedTuple):
+    """A run's curve, and the CPU milliseconds of one ``step()`` of a candidate."""
+
+    curve: Curve
+    step_ms: float | None = None
+
+
+def run_bench(runs: Sequence[Run], state: Path, *, jobs: int = 1, quiet: bool = False) -> dict[Run, Outcome]:
+    """Return the outcomes of all runs, those of the journal included; see `run_all`."""
+    results = run_all(runs, do, state, _identify, jobs=jobs, quiet=quiet)
+    return {run: Outcome(Curve(*curve), step_ms) for run, (curve, step_ms) in results.items()}
+
+
+def do(run: Run) -> Outcome:
+    """Do one run; what its optimizer draws is the seed's, and the global random state is put back."""
+    build = find_build(run.workload, run.file)
+    if isinstance(run.optimizer, Setting):
+        return Outcome(run_adamw(build, run.optimizer, run.seed, run.max_steps))
+    candidate, target = run.optimizer, run.target
+    assert target is not None, "candidates are judged at a target"
+    times: list[float] = []
+
+    def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        optimizer = _make(candidate, parameters)
+        for register in (optimizer.register_step_pre_hook, optimizer.register_step_post_hook):
+            register(lambda *_: times.append(time.process_time()))
+        return optimizer
+
+    with initial_weights(run.seed), warnings.catch_warnings():
+        if candidate.file is None:
+            warnings.simplefilter("ignore")  # libraries' own
+        try:
+            curve = train(build, run.seed, make, max_steps=run.max_steps, target=target)
+        except LinAlgError:  # what decompositions make of weights that are not finite
+            curve = Curve([], diverged=True)
+    seconds = sum(times[1::2]) - sum(times[: len(times) // 2 * 2 : 2])
+    return Outcome(curve, round(1000 * seconds / max(1, len(times) // 2), 3))
+
+
+def run_adamw(build: Build, setting: Setting, seed: int, max_steps: int) -> Curve:
+    """Train a workload by one AdamW, until its schedule ends."""
+    schedule = functools.partial(schedule_rate, max_steps=max_steps, horizon=setting.horizon)
+    steps = math.ceil(max_steps * (setting.horizon or 1.0) / EVERY) * EVERY
+
+    def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, setting.lr, setting.betas, weight_decay=setting.weight_decay)
+
+    return train(build, seed, make, max_steps=min(steps, max_steps), schedule=schedule)
+
+
+def schedule_rate(step: int, *, max_steps: int, horizon: float) -> float:
+    """Return the factor on the learning rate at a step: a linear rise, then a cosine to the horizon or nothing."""
+    rise = min(1.0, (step + 1) / max(1.0, WARMUP * max_steps))
+    if not horizon:
+        return rise
+    return rise * 0.5 * (1 + math.cos(math.pi * min(1.0, step / (horizon * max_steps))))
+
+
+def _make(candidate: Candidate, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """Make a candidate's optimizer."""
+    config: dict[str, Any] = json.loads(candidate.config)
+    if candidate.file is None:
+        return PEERS[candidate.name].make(list(parameters), **config)
+    return load_optimizer(candidate.file, config)(parameters, **config)
+
+
+def _identify(run: Run) -> list[Any]:
+    """Return what decides a run's outcome beside the run itself."""
+    optimizer = run.optimizer
+    if isinstance(optimizer, Setting):
+        source, versions = f"{FOLDER}/runs.py", []
+    else:
+        source = str(optimizer.file or f"{FOLDER}/peers.py")
+        versions = [] if optimizer.file else [*map(find_version, LIBRARIES)]
+    return [take_fingerprint(run.workload, run.file), versions, _hash_code(run.workload, run.file, source)]
+
+
+@functools.cache
+def _hash_code(workload: str, file: Path | None, optimizer: str) -> str:
+    """Return a hash of a workload's and an optimizer's sources, and of the packages below them."""
+    source = inspect.getfile(WORKLOADS[workload]) if file is None else str(file)
+    return hash_sources(*SHARED, source, optimizer)

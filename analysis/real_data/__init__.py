@@ -1,0 +1,1 @@
+"""Studies on real data that can be had offline."""

@@ -1,0 +1,291 @@
+"""The solver, its parts and baselines on few-shot splits of real data.
+
+The regret is against the best baseline of each row, with hindsight.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from analysis.real_data.sets import DATASETS, load_real, split_shots
+from analysis.shared.baselines import BASELINES, Fit, Outcome, Predictor
+from analysis.shared.journal import hash_sources, run_all
+from analysis.shared.runner import Report, StudyParser, parse_wholes
+from analysis.shared.tables import format_mean, mean_and_error, subtract
+from protonet import solve
+from protonet._checks import fail
+from protonet.commands.common import count, format_table
+from protonet.datasets import Split
+from protonet.fit.search import Search
+from protonet.metrics import measure
+from protonet.views.mlp import MLPKind, Recipe
+from solution.pack import library_files
+
+PROG = "analysis robustness"
+#: The sources that decide the data sets and their splits.
+DATA = ("analysis/real_data/sets.py", *(f"protonet/datasets/{name}.py" for name in ("dataset", "digits", "glyphs")))
+#: The settings of ``solve`` by the methods' names: with less effort, and without its parts.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "ours": {},
+    "fast": {"effort": "fast"},
+    "raw": {"metadata": {"param_limit": 0}},
+    "no-selection": {"effort": Search(folds=0)},
+    "no-shifts": {"effort": Search(shifts=False)},
+    "no-episodes": {"effort": Search().with_kind(MLPKind(recipe=Recipe(episodic=0.0)))},
+    "no-cross-entropy": {"effort": Search().with_kind(MLPKind(recipe=Recipe(cross_entropy=0.0)))},
+}
+#: Baselines that are tuned for few rows; the others of the registry are the contest's.
+TUNED = ("cosine", "centroid", "lda", "logistic", "svm", "svm-probabilities", "knn", "trees", "mlp")
+#: The methods' names in the tables.
+NAMES = {
+    **{name: name.replace("-", " ") for name in SETTINGS},
+    **{"fast": "ours, fast", "raw": "ours, raw only"},
+    **{name: baseline.title for name, baseline in BASELINES.items()},
+}
+#: Shots that the summary keeps apart: from the first to the second, both included.
+GROUPS = {"1 and 2 shots": (1, 2), "3 and 4 shots": (3, 4), "5 shots and more": (5, 10**9)}
+#: Points that the default may be below the best baseline anywhere.
+WORST_ALLOWED = 1.5
+NOTE = """
+Test accuracy in percent, mean over {splits} ± one standard error. The best baseline is, with hindsight, the one
+with the highest mean of the row; the regret is its accuracy minus the method's, in points. Ranks, 1 being the
+best, are among the methods shown. Log-loss is in nats, the calibration error in points, over 15 bins.
+"""
+
+Row = dict[str, Any]
+
+
+class Run(NamedTuple):
+    """One method on one split."""
+
+    dataset: str
+    shots: int
+    seed: int
+    method: str
+
+
+#: accuracy, seconds and, where there are probabilities, log_loss and calibration_error of each run.
+Results = Mapping[Run, Mapping[str, float]]
+
+
+def fit_ours(
+    x: np.ndarray, y: np.ndarray, effort: str | Search = "default", metadata: dict[str, Any] | None = None
+) -> Predictor:
+    """Fit the prototype network."""
+    network = solve([(torch.from_numpy(x).float(), torch.from_numpy(y))], None, metadata, effort=effort)
+
+    def predict(rows: np.ndarray) -> Outcome:
+        with torch.no_grad():
+            logits = network(torch.from_numpy(rows).float())  # (n, num_classes)
+        return Outcome(logits.argmax(dim=1).numpy(), logits.double().log_softmax(dim=1).numpy())
+
+    return predict
+
+
+#: How each method is fitted.
+METHODS: dict[str, Fit] = {
+    **{name: functools.partial(fit_ours, **settings) for name, settings in SETTINGS.items()},
+    **{name: BASELINES[name].fit for name in TUNED},
+}
+
+
+def add_options(parser: StudyParser) -> None:
+    """Add what to measure."""
+    parser.add_names("--datasets", DATASETS)
+    parser.add_names("--methods", METHODS)
+    parser.add("--shots", "1,2,5,10,20", "labelled samples per class", functools.partial(parse_wholes, low=1))
+    parser.add_whole("--splits", 5, "splits of each data set")
+    parser.add_state()
+    parser.add_plot("ours minus the best baseline")
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Do every run, and compare the methods by row."""
+    methods = options.methods or list(METHODS)
+    ours = [method for method in methods if method in SETTINGS]
+    baselines = [method for method in methods if method not in SETTINGS]
+    if {*baselines} - {"cosine"} and find_spec("sklearn") is None:
+        remedy = 'Run pip install "protonet[analysis]", or pass --methods ours,cosine.'
+        fail(PROG, "--methods", "have scikit-learn for the baselines", "none installed", remedy)
+    if options.plot and not (ours and baselines):
+        fail(PROG, "--plot", "come with ours and a baseline", f"{methods}", "Add to --methods.")
+    runs = list(list_runs(options.datasets or list(DATASETS), options.shots, options.splits, methods))
+    if not runs:
+        got = f"none at {options.shots} shots"
+        fail(PROG, "--datasets", "have rows enough for a split", got, "Pass fewer shots or other data sets.")
+    rows = summarise(run_all(runs, run_method, options.state, lambda run: hash_code(run.method)))
+    if options.plot:
+        plot(rows, ours[0], options.plot)
+    return Report(rows, tabulate(rows))
+
+
+def list_runs(datasets: Sequence[str], shots: Sequence[int], n_splits: int, methods: Sequence[str]) -> Iterator[Run]:
+    """Yield every run that its data set has rows for, those of one split one after another.
+
+    A data set whose package is missing is left out, with one line on stderr.
+    """
+    for name in datasets:
+        try:
+            data = load_real(name)
+        except ImportError as error:
+            print(f"{name} is left out: {error}", file=sys.stderr)
+            continue
+        for n in shots:
+            if split_shots(data, n, 0) is not None:  # the same for every seed
+                yield from (Run(name, n, seed, method) for seed in range(n_splits) for method in methods)
+
+
+def hash_code(method: str) -> str:
+    """Return a hash of the code that decides a method's results."""
+    baselines = ("analysis/shared/baselines.py", "protonet/losses.py")
+    return hash_sources(*DATA, *(library_files() if method in SETTINGS else baselines))
+
+
+@functools.lru_cache(maxsize=1)  # the runs of one split come one after another
+def load_split(dataset: str, shots: int, seed: int) -> Split:
+    """Return a split that `list_runs` has found to have rows."""
+    split = split_shots(load_real(dataset), shots, seed)
+    assert split is not None, "list_runs leaves these out"
+    return split
+
+
+def run_method(run: Run) -> dict[str, float]:
+    """Return a method's accuracy on a split, its seconds to fit and, if it has probabilities, how good they are."""
+    split = load_split(*run[:3])
+    started = time.perf_counter()
+    predictor = METHODS[run.method](split.train_x.double().numpy(), split.train_y.numpy())
+    seconds = time.perf_counter() - started
+    predicted, log_probabilities = predictor(split.test_x.double().numpy())
+    result = {"accuracy": float((predicted == split.test_y.numpy()).mean()), "seconds": round(seconds, 4)}
+    if log_probabilities is not None:
+        metrics = measure(torch.from_numpy(log_probabilities), split.test_y)
+        result |= {"log_loss": metrics.log_loss, "calibration_error": metrics.calibration_error}
+    return result
+
+
+def summarise(results: Results) -> list[Row]:
+    """Gather the results by data set and shots.
+
+    Returns:
+        One row for each, in the order of the results: ``percent`` has the accuracies of each method by split,
+        ``seconds``, ``log_loss`` and ``calibration_error`` likewise; ``best`` is the baseline with the highest
+        mean accuracy, or None without baselines.
+    """
+    rows: dict[tuple[str, int], Row] = {}
+    for run, result in results.items():
+        row = rows.setdefault(run[:2], {"dataset": run.dataset, "shots": run.shots, "percent": {}, "seconds": {}})
+        row["percent"].setdefault(run.method, []).append(100 * result["accuracy"])
+        for name in ("seconds", "log_loss", "calibration_error"):
+            if name in result:
+                row.setdefault(name, {}).setdefault(run.method, []).append(result[name])
+    for row in rows.values():
+        baselines = [method for method in BASELINES if method in row["percent"]]
+        row["best"] = max(baselines, key=lambda method: statistics.fmean(row["percent"][method]), default=None)
+    return list(rows.values())
+
+
+def regrets(row: Row, method: str) -> list[float]:
+    """Return the best baseline's accuracy minus a method's, by split, in points; none without baselines."""
+    return subtract(row["percent"].get(row["best"], []), row["percent"][method])
+
+
+def ranks(row: Row) -> dict[str, float]:
+    """Return each method's rank in a row, the mean over splits; ties share theirs."""
+    from scipy.stats import rankdata  # noqa: PLC0415 - slow to import
+
+    accuracies = np.array(list(row["percent"].values()))  # (methods, splits)
+    means = rankdata(-accuracies, axis=0).mean(axis=1)  # (methods,)
+    return dict(zip(row["percent"], means.tolist(), strict=True))
+
+
+def tabulate(rows: Sequence[Row]) -> str:
+    """Return the Markdown of the rows that `summarise` gathered: all rows, then a summary for few and more shots."""
+    methods = list(rows[0]["percent"])
+    main = next((method for method in methods if method not in BASELINES), methods[0])
+    header = ["data set", "shots", *(NAMES[method] for method in methods), "best baseline", f"regret of {main}"]
+    lines = []
+    for row in rows:
+        best = NAMES.get(row["best"], "")
+        cells = [format_mean(row["percent"][method]) for method in methods]
+        lines.append([row["dataset"], str(row["shots"]), *cells, best, format_mean(regrets(row, main), sign=True)])
+    text = format_table(header, lines) + NOTE.format(splits=count(len(rows[0]["percent"][main]), "split"))
+    for title, (low, high) in GROUPS.items():
+        group = [row for row in rows if low <= row["shots"] <= high]
+        if group:
+            text += f"\n**{title}**, {count(len(group), 'row')}:\n\n" + _tabulate_group(group, methods)
+    return text
+
+
+def _tabulate_group(rows: Sequence[Row], methods: Sequence[str]) -> str:
+    """Return a table with a line for each method: means over the rows."""
+    header = ["method", "accuracy", "mean regret", "worst regret", "mean rank"]
+    header += ["log-loss", "calibration error", "fit seconds"]
+    all_ranks = [ranks(row) for row in rows]
+    lines = []
+    for method in methods:
+        regret = {f"{row['dataset']} {row['shots']}": regrets(row, method) for row in rows if row["best"]}
+        means = {place: statistics.fmean(values) for place, values in regret.items()}
+        worst = max(means, key=lambda place: means[place], default=None)
+        line = [NAMES[method], f"{_mean(rows, 'percent', method):.2f}"]
+        line += [f"{statistics.fmean(means.values()):+.2f}", f"{means[worst]:+.2f} ({worst})"] if worst else ["", ""]
+        line.append(f"{statistics.fmean(rank[method] for rank in all_ranks):.2f}")
+        known = method in rows[0].get("log_loss", {})
+        line.append(f"{_mean(rows, 'log_loss', method):.3f}" if known else "")
+        line.append(f"{100 * _mean(rows, 'calibration_error', method):.2f}" if known else "")
+        lines.append([*line, f"{_mean(rows, 'seconds', method):.2f}"])
+    if all(row["best"] for row in rows):
+        hindsight = statistics.fmean(statistics.fmean(row["percent"][row["best"]]) for row in rows)
+        lines.append(["best baseline, row by row", f"{hindsight:.2f}", "+0.00", *[""] * 5])
+    return format_table(header, lines)
+
+
+def plot(rows: Sequence[Row], method: str, path: Path) -> None:
+    """Draw a method's accuracy minus the best baseline's: a line for each data set, a mark for each number of shots.
+
+    Args:
+        rows: From `summarise`, each with a best baseline.
+        method: The method.
+        path: Where the plot goes; the name's ending says in which format.
+
+    Raises:
+        ImportError: matplotlib is missing.
+    """
+    from matplotlib.figure import Figure  # noqa: PLC0415 - optional
+
+    names = list(dict.fromkeys(row["dataset"] for row in rows))
+    shots = sorted({row["shots"] for row in rows})
+    figure = Figure(figsize=(7.5, 1.4 + 0.42 * len(names)), layout="constrained")
+    axes = figure.subplots()
+    for position, n in enumerate(shots):
+        group = [row for row in rows if row["shots"] == n]
+        height = [names.index(row["dataset"]) + 0.7 * ((position + 0.5) / len(shots) - 0.5) for row in group]
+        pairs = [mean_and_error([-value for value in regrets(row, method)]) for row in group]
+        leads, errors = zip(*pairs, strict=True)
+        colour = 0.9 * (1 - (position + 1) / len(shots))
+        marks: dict[str, Any] = {"fmt": "o", "ms": 4, "lw": 1, "color": (colour, 0.25 + colour / 2, 0.55)}
+        axes.errorbar(leads, height, xerr=np.nan_to_num(errors), label=f"{n}", **marks)
+    axes.axvline(0, color="0.2", lw=1)
+    axes.axvline(-WORST_ALLOWED, color="0.6", lw=1, ls=":")
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.grid(axis="x", color="0.9")
+    axes.set_axisbelow(True)
+    axes.set_xlabel(f"accuracy of {method} minus the best baseline's of the row, points (± one standard error)")
+    axes.legend(title="shots", frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.savefig(path, dpi=150)
+
+
+def _mean(rows: Sequence[Row], quantity: str, method: str) -> float:
+    """Return the mean over rows of a quantity's mean over splits."""
+    return statistics.fmean(statistics.fmean(row[quantity][method]) for row in rows)

@@ -1,0 +1,224 @@
+"""Real data that can be had offline: tables, pixels, series, spectra and text, and few-shot splits of them.
+
+Nothing is downloaded: the sets come with scikit-learn, with matplotlib's fonts, with Python itself, or with
+the PyPI package aeon, whose ``.ts`` files are read where they were installed, without importing it.
+"""
+
+from __future__ import annotations
+
+import ast
+import sysconfig
+from collections.abc import Callable
+from functools import cache, partial
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protonet._checks import MissingPackageError, check_int, describe, fail, optional_packages
+from protonet.datasets import Dataset, Split, load_digits, load_glyphs
+from protonet.datasets.dataset import make_dataset
+
+GLYPH_CLASSES, GLYPH_COPIES = 60, 3
+TEXT_FEATURES, HASHES = 384, 2**14
+MODULE_DOCSTRINGS = (40, 60)  # a module with fewer has too few samples; of one with more, the first are taken
+SHORTEST_DOCSTRING = 40  # characters
+#: A class keeps at least this many test rows, a split this many in all, and it has at most so many.
+SPARE_ROWS, FEWEST_TESTS, MOST_TESTS = 3, 20, 2000
+
+
+def load_table(name: str) -> Dataset:
+    """Load a table of scikit-learn: "wine", "breast_cancer" or "iris".
+
+    Raises:
+        MissingPackageError: scikit-learn is missing.
+    """
+    with optional_packages("load_table"):
+        from sklearn import datasets  # noqa: PLC0415 - optional
+    bunch = getattr(datasets, f"load_{name}")()
+    return make_dataset("load_table", name, torch.from_numpy(bunch.data), bunch.target_names[bunch.target])
+
+
+def load_glyph_subset() -> Dataset:
+    """Load 60 small letters, Greek, Cyrillic and Armenian, three images a face."""
+    letters = map(chr, chain(range(0x3B1, 0x3CA), range(0x430, 0x450), range(0x561, 0x587)))
+    data = load_glyphs(characters=list(letters), copies=GLYPH_COPIES)
+    return data.take_classes(range(min(GLYPH_CLASSES, data.num_classes)))
+
+
+def read_series(path: Path) -> tuple[list[np.ndarray], list[str]]:
+    """Read a ``.ts`` file.
+
+    Returns:
+        Each case, (channels, length) float32, and its class.
+
+    Raises:
+        InputError: It has no cases, or one that is not numbers.
+
+    Source: https://www.aeon-toolkit.org/en/stable/api_reference/file_specifications/ts.html
+    """
+    lines = iter(path.read_text(encoding="utf-8", errors="replace").splitlines())
+    for line in lines:
+        if line.strip().lower() == "@data":
+            break
+    cases, labels = [], []
+    for line in filter(str.strip, lines):
+        *channels, label = line.strip().split(":")
+        try:
+            cases.append(np.array([channel.split(",") for channel in channels], np.float32))
+        except ValueError:
+            got = f"{line[:20]!r} in {path}"
+            fail("read_series", "path", "hold channels of equal length and numbers", got, "Install aeon anew.")
+        labels.append(label.strip())
+    if not cases:
+        fail("read_series", "path", "hold cases below @data", str(path), "Install aeon anew.")
+    return cases, labels
+
+
+def find_series(folder: str, name: str) -> tuple[list[np.ndarray], list[str]]:
+    """Read both parts of a data set that aeon ships.
+
+    Raises:
+        MissingPackageError: aeon, or its file, is missing.
+    """
+    spec = find_spec("aeon")
+    roots = [] if spec is None else spec.submodule_search_locations or []
+    paths = [
+        path
+        for root in roots
+        for path in sorted(Path(root, "datasets", "data", folder).glob(f"{name}_T[ER]*.ts"), reverse=True)
+    ]
+    if not paths:
+        remedy = "Run pip install --no-deps aeon (its data alone are read)."
+        raise MissingPackageError(describe("find_series", "aeon", f"be installed for {name}", "no such files", remedy))
+    parts = [read_series(path) for path in paths]  # TRAIN, then TEST
+    return [case for cases, _ in parts for case in cases], [label for _, labels in parts for label in labels]
+
+
+def load_series(folder: str, name: str | None = None) -> Dataset:
+    """Load series of equal length that aeon ships: a row is a case, its channels one after another."""
+    cases, labels = find_series(folder, name or folder)
+    return make_dataset("load_series", folder, torch.from_numpy(np.stack(cases)), labels)
+
+
+def load_spectra() -> Dataset:
+    """Load the frames of the Japanese vowels: 12 linear-prediction cepstrum coefficients, 9 speakers."""
+    cases, labels = find_series("JapaneseVowels", "JapaneseVowels")
+    frames = np.concatenate([case.T for case in cases])  # (n, 12)
+    speakers = np.repeat(labels, [case.shape[1] for case in cases])  # (n,)
+    return make_dataset("load_spectra", "JapaneseVowels", torch.from_numpy(frames), speakers)
+
+
+def load_text(library: Path | None = None) -> Dataset:
+    """Load docstrings: a class is a module of Python's standard library, a row 384 features of hashed n-grams.
+
+    Words and pairs of words are hashed, and the counts reduced by a truncated SVD.
+
+    Args:
+        library: The folder to read modules from, or None for the running Python's.
+
+    Raises:
+        MissingPackageError: scikit-learn is missing.
+        InputError: Fewer than two modules have 40 docstrings.
+    """
+    library = library or Path(sysconfig.get_path("stdlib"))
+    texts: list[str] = []
+    modules: list[str] = []
+    for path in sorted(chain(library.glob("*.py"), library.glob("*/*.py"))):
+        name = path.relative_to(library).with_suffix("").as_posix()
+        if name.split("/")[0] in {"test", "site-packages", "dist-packages", "idlelib", "lib2to3"}:
+            continue
+        found = _read_docstrings(path)
+        if len(found) >= MODULE_DOCSTRINGS[0]:
+            texts += found[: MODULE_DOCSTRINGS[1]]
+            modules += [name] * len(found[: MODULE_DOCSTRINGS[1]])
+    if len(set(modules)) < 2:
+        got = f"{len(set(modules))} in {library}"
+        fail("load_text", "library", "hold 2 modules of 40 docstrings", got, "Pass the folder of another Python.")
+    with optional_packages("load_text"):
+        from sklearn.decomposition import TruncatedSVD  # noqa: PLC0415 - optional
+        from sklearn.feature_extraction.text import HashingVectorizer  # noqa: PLC0415
+    hashed = HashingVectorizer(n_features=HASHES, ngram_range=(1, 2), alternate_sign=False).fit_transform(texts)
+    svd = TruncatedSVD(min(TEXT_FEATURES, len(texts) - 1), random_state=0)
+    return make_dataset("load_text", "library", torch.from_numpy(svd.fit_transform(hashed)), modules)
+
+
+def _read_docstrings(path: Path) -> list[str]:
+    """Return a module's docstrings of at least 40 characters, of functions and classes."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8", errors="replace"))
+    except (SyntaxError, ValueError):
+        return []
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    found = (ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, kinds))
+    return [text for text in found if len(text) > SHORTEST_DOCSTRING]
+
+
+#: Every set's loader; each may raise a MissingPackageError that says what to install.
+DATASETS: dict[str, Callable[[], Dataset]] = {
+    "digits": load_digits,
+    **{name: partial(load_table, name) for name in ("wine", "breast_cancer", "iris")},
+    "glyphs": load_glyph_subset,
+    "text": load_text,
+    "spectra": load_spectra,
+    **{
+        name: partial(load_series, name)
+        for name in ("ACSF1", "OSULeaf", "ArrowHead", "GunPoint", "ItalyPowerDemand", "BasicMotions")
+    },
+    "JapaneseVowels": partial(load_series, "JapaneseVowels", "JapaneseVowels_eq"),
+    "PickupGesture": partial(load_series, "PickupGestureWiimoteZ", "PickupGestureWiimoteZ_eq"),
+}
+
+
+@cache
+def load_real(name: str) -> Dataset:
+    """Load a key of ``DATASETS``, once a process.
+
+    Raises:
+        MissingPackageError: What it comes with is not installed; the message says how to.
+        InputError: No such key.
+    """
+    if name not in DATASETS:
+        fail("load_real", "name", f"be one of {', '.join(DATASETS)}", repr(name), "Pick a listed one.")
+    return DATASETS[name]()
+
+
+def split_shots(data: Dataset, shots: int, seed: int) -> Split | None:
+    """Split a data set into labelled rows, the same number per class, and test rows.
+
+    A seed's rows come in one order for all shots: those of fewer shots are among those of more.
+
+    Args:
+        data: The data set; classes of fewer than ``shots + 3`` rows are left out.
+        shots: Labelled rows per class, >= 1.
+        seed: Of the order, >= 0.
+
+    Returns:
+        The split, no row of it for validation, at most 2,000 for testing; None if fewer than two classes or
+        20 test rows are left.
+
+    Raises:
+        InputTypeError: A count or seed that is not a number.
+        InputError: A count or seed out of range.
+    """
+    shots = check_int("split_shots", "shots", shots, low=1)
+    order = np.random.default_rng(check_int("split_shots", "seed", seed, low=0)).permutation(len(data.y))
+    counts = torch.bincount(data.y, minlength=data.num_classes)
+    kept = (counts >= shots + SPARE_ROWS).nonzero().flatten()  # class ids
+    renumbered = torch.full((data.num_classes,), -1).index_copy_(0, kept, torch.arange(len(kept)))
+    y = renumbered[data.y[order]]
+    labelled = torch.zeros(len(y), dtype=torch.bool)
+    for c in range(len(kept)):
+        labelled[(y == c).nonzero().flatten()[:shots]] = True
+    train, test = labelled.nonzero().flatten(), ((y >= 0) & ~labelled).nonzero().flatten()[:MOST_TESTS]
+    if len(kept) < 2 or len(test) < FEWEST_TESTS:
+        return None
+    x = data.x[order]
+
+    def rows(which: Tensor) -> tuple[Tensor, Tensor]:
+        return x[which], y[which]
+
+    return Split(*rows(train), *rows(train[:0]), *rows(test), len(kept))

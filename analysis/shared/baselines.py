@@ -1,0 +1,244 @@
+"""The one registry of baselines: classifiers that people reach for when labels are few.
+
+Each is one function, from labelled rows to a predictor. Tuned ones choose their settings over folds; where a class has
+a single row there is nothing to cross-validate, and each takes the setting that stands first in its grid (discriminant
+analysis below three rows).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from protonet.datasets import Split
+from protonet.losses import class_means
+
+with suppress(ImportError):  # optional: cosine, the nearest mean and the statement's MLP do without
+    from sklearn.calibration import CalibratedClassifierCV
+    from sklearn.covariance import ledoit_wolf_shrinkage
+    from sklearn.decomposition import PCA
+    from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+    from sklearn.ensemble import ExtraTreesClassifier
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import GridSearchCV, KFold, ParameterGrid, StratifiedKFold
+    from sklearn.neighbors import KNeighborsClassifier, NearestCentroid
+    from sklearn.neural_network import MLPClassifier
+    from sklearn.pipeline import Pipeline, make_pipeline
+    from sklearn.preprocessing import StandardScaler
+    from sklearn.svm import SVC
+
+FOLDS = 5
+#: The example of the contest's statement.
+HIDDEN, EPOCHS, SEED = 384, 50, 2025
+#: Inverse penalties that `fit_logistic_by_accuracy` tries.
+STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0)
+
+
+class Outcome(NamedTuple):
+    """What a baseline predicts for n rows: classes (n,) int64, and log-probabilities (n, num_classes) or None."""
+
+    predicted: np.ndarray
+    log_probabilities: np.ndarray | None = None
+
+
+#: From test rows (n, dim) float32 or float64 to an outcome.
+Predictor = Callable[[np.ndarray], Outcome]
+#: From labelled rows (n, dim) float32 or float64 and labels (n,) int64, each class of [0, num_classes) among them.
+Fit = Callable[[np.ndarray, np.ndarray], Predictor]
+
+
+class Baseline(NamedTuple):
+    """A classifier to compare with: what tables call it, and how it is fitted."""
+
+    title: str
+    fit: Fit
+
+
+def pool_labelled(split: Split) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return train and validation samples together: features (n, dim) and labels (n,)."""
+    return torch.cat([split.train_x, split.val_x]), torch.cat([split.train_y, split.val_y])
+
+
+def fit_cosine(x: np.ndarray, y: np.ndarray) -> Predictor:
+    """Fit raw cosine to the class means."""
+    prototypes = nn.functional.normalize(_average(x, y), dim=1).T  # (dim, num_classes)
+    return lambda rows: Outcome((torch.from_numpy(rows) @ prototypes).argmax(dim=1).numpy())
+
+
+def fit_nearest_mean(x: np.ndarray, y: np.ndarray) -> Predictor:
+    """Fit the nearest class mean, Euclidean, of the features as they are."""
+    means = _average(x, y)
+    return lambda rows: Outcome(torch.cdist(torch.from_numpy(rows), means).argmin(dim=1).numpy())
+
+
+def fit_centroid(x: np.ndarray, y: np.ndarray) -> Predictor:
+    """Fit the nearest class mean, Euclidean, of standardised features."""
+    return _fit(NearestCentroid(), x, y)
+
+
+def fit_lda(x: np.ndarray, y: np.ndarray) -> Predictor:
+    """Fit linear discriminant analysis: shrinkage and scaling by folds.
+
+    It works in the span of the rows, which loses nothing and costs little where rows are fewer than features.
+    With one row a class no covariance is known, and it is the nearest centroid.
+    """
+    if np.bincount(y).min() == 1:
+        return fit_centroid(x, y)
+    lda = make_pipeline(PCA(), LinearDiscriminantAnalysis(solver="lsqr"))
+    shrinkage = {"model__lineardiscriminantanalysis__shrinkage": [0.5, 0.1, 0.02]}
+    return _fit(lda, x, y, [shrinkage, {**shrinkage, "scale": ["passthrough"]}], fewest=3)
+
+
+def fit_lda_in_closed_form(x: np.ndarray, y: np.ndarray) -> Predictor:
+    """Fit linear discriminant analysis, its covariance shrunken in closed form.
+
+    Source: Ledoit and Wolf, "A well-conditioned estimator for large-dimensional covariance matrices" (2004), of the
+        pooled within-class covariance: more accurate here than scikit-learn's own choice, class by class.
+    """
+    residuals = torch.from_numpy(x) - _average(x, y)[y]
+    shrinkage = float(ledoit_wolf_shrinkage(residuals.double().numpy(), assume_centered=True))
+    model = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=shrinkage).fit(x.astype(np.float64), y)
+    return lambda rows: Outcome(model.predict(rows.astype(np.float64)))
+
+
+def fit_logistic(x: np.ndarray, y: np.ndarray) -> Predictor:
+    """Fit logistic regression on standardised features, its penalty chosen by log-loss over folds."""
+    grid = {"model__C": [1.0, 0.001, 0.01, 0.1, 10.0]}
+    model = _search(LogisticRegression(max_iter=200), x, y, grid, scoring="neg_log_loss")
+
+    def predict(rows: np.ndarray) -> Outcome:
+        scores = torch.from_numpy(model.decision_function(rows))
+        if scores.ndim == 1:  # two classes
+            scores = torch.stack([torch.zeros_like(scores), scores], dim=1)  # (n, 2)
+        return Outcome(scores.argmax(dim=1).numpy(), scores.log_softmax(dim=1).numpy())
+
+    return predict
+
+
+def fit_logistic_by_accuracy(x: np.ndarray, y: np.ndarray) -> Predictor:
+    """Fit logistic regression on standardised features, its penalty chosen by accuracy over folds.
+
+    For many classes and rows: within a fold, each penalty starts where the last one ended.
+    """
+    scaler = StandardScaler().fit(x)
+    x = scaler.transform(x)
+    most = int(np.bincount(y).max())
+    kind = StratifiedKFold if most > 1 else KFold
+    right = np.zeros(len(STRENGTHS))
+    with warnings.catch_warnings():  # small classes, and fits that their steps leave unfinished
+        warnings.simplefilter("ignore")
+        for fitted, held in kind(max(2, min(FOLDS, most)), shuffle=True, random_state=0).split(x, y):
+            model = LogisticRegression(warm_start=True)
+            for position, strength in enumerate(STRENGTHS):
+                model.set_params(C=strength).fit(x[fitted], y[fitted])
+                right[position] += (model.predict(x[held]) == y[held]).sum()
+        best = LogisticRegression(C=STRENGTHS[int(right.argmax())]).fit(x, y)
+    return lambda rows: Outcome(best.predict(scaler.transform(rows)))
+
+
+def fit_svm(x: np.ndarray, y: np.ndarray, *, probabilities: bool = False) -> Predictor:
+    """Fit a support vector machine with a radial kernel: penalty, bandwidth and scaling by folds.
+
+    Its probabilities, if asked for, are sigmoids of its scores over folds; where a class has one row, there are none.
+
+    Source: Platt, "Probabilistic outputs for support vector machines" (1999).
+    """
+    factors = (1.0, 0.1, 10.0)  # in units of scikit-learn's "scale"
+    grid: list[dict[str, list[Any]]] = []
+    for scale, spread in (("standard", 1.0), ("passthrough", float(x.var()) or 1.0)):
+        gammas = [factor / (x.shape[1] * spread) for factor in factors]
+        own = {} if scale == "standard" else {"scale": [scale]}
+        grid.append({"model__C": [10.0, 1.0, 100.0], "model__gamma": gammas, **own})
+    model, smallest = _search(SVC(), x, y, grid), int(np.bincount(y).min())
+    if not probabilities or smallest < 2:
+        return lambda rows: Outcome(model.predict(rows))
+    calibrated = CalibratedClassifierCV(model.best_estimator_, cv=min(FOLDS, smallest), ensemble=False).fit(x, y)
+
+    def predict(rows: np.ndarray) -> Outcome:
+        shares = calibrated.predict_proba(rows)
+        return Outcome(shares.argmax(axis=1), np.log(shares.clip(1e-12)))
+
+    return predict
+
+
+def fit_knn(x: np.ndarray, y: np.ndarray) -> Predictor:
+    """Fit k nearest neighbours: k and scaling by folds."""
+    smallest = len(y) - -(-len(y) // FOLDS)  # rows of a fold's training part, about
+    neighbours = [k for k in (1, 3, 5, 9) if k <= min(smallest, 2 * int(np.bincount(y).max()))]
+    grid = [{"model__n_neighbors": neighbours}, {"model__n_neighbors": neighbours, "scale": ["passthrough"]}]
+    return _fit(KNeighborsClassifier(), x, y, grid)
+
+
+def fit_statement_mlp(x: np.ndarray, y: np.ndarray) -> Predictor:
+    """Fit the example MLP of the contest's statement, on features as they are.
+
+    Global random state is left as it was found; inside, it is seeded as the contest seeds it.
+    """
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        torch.manual_seed(SEED)
+        loader = DataLoader(TensorDataset(torch.from_numpy(x), torch.from_numpy(y)), batch_size=128, shuffle=True)
+        model = nn.Sequential(nn.Linear(x.shape[1], HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, int(y.max()) + 1))
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        for _ in range(EPOCHS):
+            for inputs, labels in loader:
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(inputs), labels).backward()
+                optimizer.step()
+    model.requires_grad_(False)
+    return lambda rows: Outcome(model(torch.from_numpy(rows)).argmax(dim=1).numpy())
+
+
+BASELINES = {
+    "cosine": Baseline("raw cosine", fit_cosine),
+    "centroid": Baseline("nearest centroid", fit_centroid),
+    "lda": Baseline("shrunken LDA", fit_lda),
+    "logistic": Baseline("logistic regression", fit_logistic),
+    "svm": Baseline("RBF SVM", fit_svm),
+    "svm-probabilities": Baseline("RBF SVM, Platt's probabilities", partial(fit_svm, probabilities=True)),
+    "knn": Baseline("k-NN", fit_knn),
+    "trees": Baseline("extra trees", lambda x, y: _fit(ExtraTreesClassifier(300, random_state=0), x, y)),
+    "mlp": Baseline(  # one hidden layer of 100 units, weight decay 1
+        "MLP", lambda x, y: _fit(MLPClassifier((100,), alpha=1.0, max_iter=300, random_state=0), x, y)
+    ),
+    "nearest-mean": Baseline("nearest mean", fit_nearest_mean),
+    "lda-closed-form": Baseline("shrunken LDA", fit_lda_in_closed_form),
+    "logistic-by-accuracy": Baseline("logistic regression", fit_logistic_by_accuracy),
+    "statement-mlp": Baseline("statement's MLP", fit_statement_mlp),
+}
+
+
+def _average(x: np.ndarray, y: np.ndarray) -> torch.Tensor:
+    """Return the class means (num_classes, dim)."""
+    return class_means(torch.from_numpy(x), torch.from_numpy(y), int(y.max()) + 1)[0]
+
+
+def _fit(estimator: Any, x: np.ndarray, y: np.ndarray, grid: Any = None, fewest: int = 2) -> Predictor:
+    """Fit scaling and an estimator, settings by accuracy over folds."""
+    model = _search(estimator, x, y, grid, fewest=fewest)
+    return lambda rows: Outcome(model.predict(rows))
+
+
+def _search(
+    estimator: Any, x: np.ndarray, y: np.ndarray, grid: Any, *, scoring: str = "accuracy", fewest: int = 2
+) -> Any:
+    """Fit the pipeline ``scale``, ``model``; of a grid, the setting that is best over stratified folds.
+
+    Where a class has fewer than ``fewest`` rows, it is the grid's first.
+    """
+    pipeline = Pipeline([("scale", StandardScaler()), ("model", estimator)])
+    with warnings.catch_warnings():  # fits that their steps leave unfinished, covariances of single rows
+        warnings.simplefilter("ignore")
+        smallest = int(np.bincount(y).min())
+        if grid is None or smallest < fewest:
+            settings = {} if grid is None else ParameterGrid(grid)[0]
+            return pipeline.set_params(**settings).fit(x, y)
+        folds = StratifiedKFold(min(FOLDS, smallest), shuffle=True, random_state=0)
+        return GridSearchCV(pipeline, grid, cv=folds, scoring=scoring).fit(x, y)

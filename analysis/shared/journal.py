@@ -1,0 +1,156 @@
+"""One loop over runs, with a journal: an interrupted study continues where it was.
+
+Every finished run is one JSON line, written at once, with a hash of the code that made it: results of other versions
+are left out.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from tqdm import tqdm
+
+from protonet._checks import find_version
+from solution.pack import ROOT
+
+#: Packages whose versions decide results.
+PACKAGES = ("numpy", "scipy", "scikit-learn", "torch")
+Run = TypeVar("Run")
+
+
+def run_all(
+    runs: Sequence[Run],
+    do: Callable[[Run], Any],
+    state: Path,
+    code: Callable[[Run], object] | None = None,
+    *,
+    unit: str = "run",
+    jobs: int = 1,
+    quiet: bool = False,
+) -> dict[Run, Any]:
+    """Do every run that the journal does not have, on one thread, with a progress bar on stderr.
+
+    Args:
+        runs: What to do; a hashable tuple each, whose JSON names it.
+        do: Does one run; what it returns can be written as JSON.
+        state: The JSON-lines file; made if need be, appended to.
+        code: The hash, or more, of what decides a run's result beside the run itself; by default, all of the library's
+            and the studies' code.
+        unit: What a run is called.
+        jobs: How many processes, of one thread each; with more than one, ``do`` has to be a module's function.
+        quiet: No bar, and no count in the message of an interruption, for a part of a longer study.
+
+    Returns:
+        The results of all runs, in their order, as JSON has them: lists for tuples.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C; what is finished is in the journal.
+    """
+    code = code or (lambda _: hash_sources("protonet", "analysis"))
+    names = {json.dumps([run, code(run)], default=str): run for run in runs}
+    results: dict[Run, Any] = {}
+    for entry in read_journal(state):
+        name = json.dumps([entry.get("run"), entry.get("code")])
+        if name in names and "result" in entry:
+            results[names[name]] = entry["result"]
+    missing = [run for run in runs if run not in results]
+    bar = tqdm(total=len(runs), initial=len(results), unit=unit, dynamic_ncols=True, disable=quiet)
+    try:
+        with bar, use_one_thread():
+            for run, result in _do_all(missing, do, jobs, lambda run: bar.set_postfix_str(_show(run))):
+                entry = {"run": run, "code": code(run), "result": result}
+                append_journal(state, entry)
+                results[run] = json.loads(json.dumps(result))
+                bar.update()
+    except KeyboardInterrupt:
+        kept = "the finished runs are" if quiet else f"{len(results)} of {len(runs)} {unit}s are"
+        raise KeyboardInterrupt(f"interrupted; {kept} kept in {state}. The same command continues.") from None
+    return {run: results[run] for run in runs}
+
+
+def read_journal(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the entries of a journal, in order, without lines that are no entry; none if there is no file."""
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError:  # it was cut off
+            continue
+        if isinstance(entry, dict):
+            yield entry
+
+
+def append_journal(path: Path, entry: dict[str, Any]) -> None:
+    """Append an entry on a line of its own, even if the last one was cut off."""
+    with path.open("a+b") as file:
+        file.seek(0, 2)
+        if file.tell():
+            file.seek(-1, 2)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+        file.write(json.dumps(entry, default=str).encode() + b"\n")
+
+
+@functools.cache
+def hash_sources(*paths: str) -> str:
+    """Return a hash of source files, by their paths below the repository, and of the packages' versions.
+
+    A folder stands for all Python files in it and below it.
+    """
+    files = [file for path in paths for file in (sorted((ROOT / path).rglob("*.py")) or [ROOT / path])]
+    texts = [file.read_text(encoding="utf-8") for file in files]
+    versions = {package: find_version(package) for package in PACKAGES}
+    return hashlib.sha256(json.dumps([texts, versions], sort_keys=True).encode()).hexdigest()[:16]
+
+
+@contextmanager
+def use_one_thread() -> Iterator[None]:
+    """Let torch and other linear algebra use one thread: matrices are small, and seconds can be compared."""
+    with ExitStack() as stack:
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)
+        if find_spec("threadpoolctl") is not None:  # it comes with scikit-learn
+            from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # noqa: PLC0415 - optional
+
+            stack.enter_context(threadpool_limits(1))
+        yield
+
+
+def _do_all(
+    runs: Sequence[Run], do: Callable[[Run], Any], jobs: int, tell: Callable[[Run], None]
+) -> Iterator[tuple[Run, Any]]:
+    """Yield runs with their results, as they end; ``tell`` learns of a run that begins, of several when they end."""
+    if min(jobs, len(runs)) < 2:
+        for run in runs:
+            tell(run)
+            yield run, do(run)
+        return
+    with multiprocessing.get_context("spawn").Pool(min(jobs, len(runs)), _start_worker) as pool:
+        for run, result in pool.imap_unordered(functools.partial(_do_one, do), runs):
+            tell(run)
+            yield run, result
+
+
+def _do_one(do: Callable[[Run], Any], run: Run) -> tuple[Run, Any]:
+    """Return a run with its result."""
+    return run, do(run)
+
+
+def _start_worker() -> None:
+    """Work on one thread, and leave Ctrl-C to the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+
+
+def _show(run: object) -> str:
+    """Return a run's parts for the progress bar."""
+    return " ".join(str(part) for part in run if part is not None) if isinstance(run, tuple) else str(run)

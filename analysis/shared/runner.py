@@ -1,0 +1,168 @@
+"""One runner for all studies: options, checks of outputs before the work, and the writing of results.
+
+A study is a module with a docstring, `add_options(parser)` and `run(options)`, which returns a `Report`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from protonet._checks import fail
+from protonet.commands.common import Parser, check_outputs, parse_whole
+from solution.pack import ROOT
+
+BUILD = Path("build")
+FORMATS = (".png", ".pdf", ".svg")
+#: Options of the machine, which the command that made a table is told without.
+UNSHOWN = ("baselines", "jobs", "python")
+
+
+class Report(NamedTuple):
+    """What a study found.
+
+    Attributes:
+        rows: What ``--json`` writes.
+        table: Markdown: what is printed, and what ``--markdown`` writes with the command that made it; may be empty.
+    """
+
+    rows: object
+    table: str
+
+
+class StudyParser(Parser):
+    """A parser that checks values and output paths before the work; every study has ``--json`` and ``--markdown``.
+
+    Args:
+        prog: The command; it opens every message.
+        description: For ``--help``.
+    """
+
+    def __init__(self, prog: str, description: str) -> None:
+        super().__init__(prog, description)
+        self.formatter_class = argparse.RawDescriptionHelpFormatter
+        self._checks: dict[str, Callable[[str, str, str], Any]] = {}
+        self._outputs: list[str] = []
+        self.add_output("--json", "write the results there")
+        self.add_output("--markdown", "write the table there, too")
+
+    def add(self, option: str, default: str | None, text: str, check: Callable[[str, str, str], Any]) -> None:
+        """Add an option whose text, unless it is None, is turned into a value by ``check(prog, option, text)``."""
+        metavar = "N" if default and default.isdecimal() else None
+        help_text = text if default is None else f"{text} (default: {default})"
+        self.add_argument(option, default=default, help=help_text, metavar=metavar)
+        self._checks[option] = check
+
+    def add_whole(self, option: str, default: int, text: str, *, low: int = 1) -> None:
+        """Add an option that is an int >= ``low``."""
+        self.add(option, str(default), text, partial(parse_whole, low=low))
+
+    def add_names(self, option: str, known: Collection[str], default: str | None = None) -> None:
+        """Add an option that is a list of names of ``known``, each once; without a default, None stands for all."""
+        text = f"of {', '.join(known)}{'' if default else ' (default: all)'}"
+        self.add(option, default, text, partial(parse_names, known=known))
+
+    def add_output(self, option: str, text: str, default: Path | None = None) -> None:
+        """Add the path of a file that is known to be writable before the work begins."""
+        text = text if default is None else f"{text} (default: {default})"
+        self.add_argument(option, default=None if default is None else str(default), metavar="PATH", help=text)
+        self._outputs.append(option.removeprefix("--"))
+
+    def add_plot(self, text: str) -> None:
+        """Add ``--plot``, the path of a picture."""
+        self.add_output("--plot", f"draw {text} there ({', '.join(FORMATS)})")
+        self._checks["--plot"] = _check_plot
+
+    def add_state(self, name: str | None = None) -> None:
+        """Add ``--state``, the journal that an interrupted study continues from, and ``--fresh``, to forget it."""
+        name = name or self.prog.split()[-1]
+        self.add_output("--state", "journal of finished runs", BUILD / f"{name}.jsonl")
+        self.add_argument("--fresh", action="store_true", help="forget the finished runs")
+
+    def parse_study(self, arguments: Sequence[str] | None) -> argparse.Namespace:
+        """Return the options' values, paths for outputs, and ``made``: the command without what is this machine's."""
+        options = self.parse_args(arguments)
+        made = f"python -m {self.prog}"
+        for name, value in vars(options).items():
+            if value not in {None, False} and name not in (*self._outputs, *UNSHOWN):
+                made += f" --{name.replace('_', '-')}{'' if value is True else f' {value}'}"
+        for option, check in self._checks.items():
+            name = option.removeprefix("--").replace("-", "_")
+            if getattr(options, name) is not None:
+                setattr(options, name, check(self.prog, option, getattr(options, name)))
+        vars(options).update(check_outputs(self.prog, options, self._outputs), made=made)
+        if vars(options).get("fresh"):
+            options.state.unlink(missing_ok=True)
+        return options
+
+
+def run_study(prog: str, study: ModuleType, arguments: Sequence[str] | None) -> None:
+    """Parse a study's options, run it, and print and write what it found."""
+    parser = StudyParser(prog, inspect.getdoc(study) or "")
+    study.add_options(parser)
+    options = parser.parse_study(arguments)
+    report = study.run(options)
+    if options.json is not None:
+        options.json.write_text(json.dumps(report.rows, indent=1) + "\n", encoding="utf-8")
+    if options.markdown is not None:
+        options.markdown.write_text(f"{report.table}\nMade by `{options.made}`.\n", encoding="utf-8")
+    print(report.table, end="")
+
+
+def parse_names(prog: str, option: str, text: str, known: Collection[str]) -> list[str]:
+    """Return the names of a list with commas, each once, or raise an InputError if one is not known."""
+    names = list(dict.fromkeys(text.split(",")))
+    for name in names:
+        if name not in known:
+            fail(prog, option, f"be of {', '.join(known)}", repr(name), "Pick listed ones, with commas.")
+    return names
+
+
+def parse_wholes(prog: str, option: str, text: str, *, low: int) -> list[int]:
+    """Return the numbers of a list with commas, each once, or raise an InputError if one is no int >= low."""
+    return list(dict.fromkeys(parse_whole(prog, option, number, low=low) for number in text.split(",")))
+
+
+def _check_plot(prog: str, option: str, path: str) -> str:
+    """Return a path that matplotlib can draw to, or raise an InputError."""
+    if Path(path).suffix.lower() not in FORMATS:
+        fail(prog, option, f"end in {', '.join(FORMATS)}", repr(path), "Rename the file.")
+    if find_spec("matplotlib") is None:
+        fail(prog, option, "have matplotlib", "none installed", 'Run pip install "protonet[analysis]".')
+    return path
+
+
+def run_python(*arguments: str) -> tuple[int, str, str]:
+    """Run ``python`` with arguments in the repository, out of reach of Ctrl-C: it ends from here, without a traceback.
+
+    Returns:
+        The exit code, stdout, and the last line of stderr.
+    """
+    command = [sys.executable, *arguments]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, start_new_session=True)
+    return ended.returncode, ended.stdout, (ended.stderr.splitlines() or ["nothing on stderr"])[-1]
+
+
+def call_alone(function: Callable[..., Any], *arguments: int) -> Any:
+    """Call a module's function in a process of its own, so that its peak memory is its own.
+
+    Returns:
+        What it returns, by way of JSON.
+
+    Raises:
+        ChildProcessError: It failed; the exit code and the last line of stderr are in the message.
+    """
+    code = f"import json; from {function.__module__} import {function.__name__} as function"
+    exit_code, printed, last = run_python("-c", f"{code}; print(json.dumps(function(*{arguments})))")
+    if exit_code:
+        raise ChildProcessError(f"exit code {exit_code}, {last}")
+    return json.loads(printed)

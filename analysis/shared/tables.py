@@ -1,0 +1,36 @@
+"""Tables of measurements in Markdown: means with standard errors, and columns of rows."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from protonet.commands.common import format_table
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean of at least one value and its standard error (NaN for a single value)."""
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return statistics.fmean(values), error
+
+
+def format_mean(values: Sequence[float], *, digits: int = 2, sign: bool = False) -> str:
+    """Return ``mean ±error``, the mean with its sign if asked for, or an empty text for no value."""
+    if not values:
+        return ""
+    mean, error = mean_and_error(values)
+    mean = round(mean, digits) + 0.0  # no -0.00
+    text = f"{mean:{'+' if sign else ''}.{digits}f}"
+    return text if math.isnan(error) else f"{text} ±{error:.{digits}f}"
+
+
+def subtract(left: Sequence[float], right: Sequence[float]) -> list[float]:
+    """Return paired differences; none if one side has no value."""
+    return [a - b for a, b in zip(left, right, strict=True)] if left and right else []
+
+
+def format_columns(columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table of rows by its columns: headings, and the format of a row's entries such as ``{seconds:.1f}``."""
+    return format_table(list(columns), [[text.format(**row) for text in columns.values()] for row in rows])

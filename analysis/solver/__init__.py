@@ -1,0 +1,1 @@
+"""Studies of the solver: what it costs, and what its training recipe is worth."""

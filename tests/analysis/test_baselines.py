@@ -1,0 +1,140 @@
+"""Baselines against other software, slow loops and their descriptions, as the contest and real data use them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV, StratifiedKFold
+from sklearn.neighbors import NearestCentroid
+from sklearn.preprocessing import StandardScaler
+
+from analysis.contest.bayes import predict_bayes
+from analysis.contest.draws import METHODS, predict
+from analysis.real_data.robustness import TUNED
+from analysis.shared.baselines import BASELINES, FOLDS, STRENGTHS, pool_labelled
+from protonet.datasets import Split, sample_family
+from tests.strategies import blobs
+
+
+def sample_draw(family: str = "isotropic", n_train: int = 4) -> Split:
+    return sample_family(family, seed=3, n_train=n_train, n_val=2, num_classes=6, dim=10)
+
+
+def run(split: Split, method: str) -> torch.Tensor:
+    predicted = predict(split, method)
+    assert predicted is not None
+    return predicted
+
+
+def arrays(seed: int, rows: int, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    x, y = blobs(seed, classes=classes, rows=rows)
+    return x.double().numpy(), y.numpy()
+
+
+def relabel(split: Split, order: torch.Tensor) -> Split:
+    return dataclasses.replace(split, train_y=order[split.train_y], val_y=order[split.val_y])
+
+
+def test_nearest_mean_is_scikit_learns() -> None:
+    split = sample_draw("subclusters")
+    x, y = pool_labelled(split)
+    expected = NearestCentroid().fit(x.numpy(), y.numpy()).predict(split.test_x.numpy())
+    assert run(split, "nearest_mean").tolist() == expected.tolist()
+
+
+def test_cosine_is_the_slow_loop() -> None:
+    split = sample_draw("subclusters")
+    x, y = pool_labelled(split)
+    means = [x[y == c].mean(dim=0) for c in range(6)]
+    expected = [int(np.argmax([torch.cosine_similarity(row, mean, dim=0) for mean in means])) for row in split.test_x]
+    assert run(split, "cosine").tolist() == expected
+
+
+def test_lda_is_the_closed_form() -> None:
+    split = sample_draw("correlated", n_train=8)
+    x, y = (part.double() if part.is_floating_point() else part for part in pool_labelled(split))
+    means = torch.stack([x[y == c].mean(dim=0) for c in range(6)])
+    residuals = x - means[y]
+    sample = residuals.T @ residuals / len(x)
+    target = sample.diagonal().mean() * torch.eye(10, dtype=torch.float64)
+    spread = ((residuals[:, :, None] * residuals[:, None, :] - sample) ** 2).mean(dim=0).sum() / len(x)
+    share = min(1.0, float(spread / ((sample - target) ** 2).sum()))
+    weights = torch.linalg.solve((1 - share) * sample + share * target, means.T)
+    scores = split.test_x.double() @ weights - (means * weights.T).sum(dim=1) / 2
+    assert run(split, "lda").tolist() == scores.argmax(dim=1).tolist()
+
+
+def test_logistic_is_scikit_learns_search() -> None:
+    split = sample_draw("nuisance", n_train=8)
+    x, y = (part.numpy() for part in pool_labelled(split))
+    scaler = StandardScaler().fit(x)
+    search = GridSearchCV(
+        LogisticRegression(),
+        {"C": STRENGTHS},
+        cv=StratifiedKFold(FOLDS, shuffle=True, random_state=0),
+    ).fit(scaler.transform(x), y)
+    expected = search.predict(scaler.transform(split.test_x.numpy()))
+    assert run(split, "logistic").tolist() == expected.tolist()
+
+
+def test_mlp_learns_from_train_alone_and_leaves_the_generator() -> None:
+    split = sample_draw(n_train=16)
+    before = torch.get_rng_state()
+    predicted = run(split, "mlp")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert float((predicted == split.test_y).double().mean()) > 0.8
+    wrong = dataclasses.replace(split, val_y=(split.val_y + 1) % 6)
+    assert torch.equal(predicted, run(wrong, "mlp"))
+
+
+def test_limit_is_blank_where_unknown() -> None:
+    split = sample_draw()
+    assert torch.equal(run(split, "bayes"), predict_bayes(split))
+    assert predict(sample_draw("class_noise"), "bayes") is None
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "mlp"])
+def test_relabelling(name: str) -> None:
+    split = sample_draw(n_train=8)
+    order = torch.tensor([3, 5, 0, 1, 4, 2])
+    predicted, renamed = run(split, name), run(relabel(split, order), name)
+    assert order[predicted].tolist() == renamed.tolist()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_one_sample_a_class(name: str) -> None:
+    split = sample_family("isotropic", seed=0, n_train=1, n_val=1, num_classes=3, dim=4)
+    predicted = run(split, name)
+    assert predicted.shape == split.test_y.shape
+    assert predicted.dtype == torch.int64
+
+
+@pytest.mark.parametrize("method", TUNED)
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_every_tuned_baseline_learns_blobs(method: str, rows: int) -> None:
+    x, y = arrays(0, rows + 20)
+    order = np.argsort(y, kind="stable").reshape(3, -1)
+    train, test = order[:, :rows].ravel(), order[:, rows:].ravel()
+    outcome = BASELINES[method].fit(x[train], y[train])(x[test])
+    assert (outcome.predicted == y[test]).mean() > (0.6 if rows == 1 else 0.85)
+
+
+def test_cosine_of_float64_is_the_slow_loop() -> None:
+    x, y = arrays(1, 4)
+    means = [x[y == c].mean(0) for c in range(3)]
+    slow = [max(range(3), key=lambda c: float(row @ means[c]) / np.linalg.norm(means[c])) for row in x]
+    assert BASELINES["cosine"].fit(x, y)(x).predicted.tolist() == slow
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_logistic_has_log_probabilities(classes: int) -> None:
+    x, y = arrays(2, 8, classes)
+    outcome = BASELINES["logistic"].fit(x, y)(50 * x)  # far out: probabilities themselves would be zero
+    assert outcome.log_probabilities is not None
+    np.testing.assert_allclose(np.exp(outcome.log_probabilities).sum(1), 1)
+    assert np.isfinite(outcome.log_probabilities).all()
+    assert (outcome.log_probabilities.argmax(1) == outcome.predicted).all()

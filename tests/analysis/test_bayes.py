@@ -1,0 +1,249 @@
+"""The Bayes rules against SciPy, brute force over the sphere, and slow loops."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.spatial.distance import cdist
+from scipy.special import gammaln, ive, logsumexp
+from scipy.stats import multivariate_normal
+from torch import Tensor
+
+from analysis.contest.bayes import (
+    log_vmf_integral,
+    predict_bayes,
+    predict_bayes_gaussian,
+    predict_bayes_sphere,
+    predict_true_whitening,
+)
+from protonet.datasets import sample_family
+
+EYE = torch.eye(3)
+RULES: dict[str, Callable[..., Tensor]] = {
+    f.__name__: f for f in (predict_bayes_sphere, predict_bayes_gaussian, predict_true_whitening)
+}
+KAPPAS = torch.tensor([1e-9, 1e-4, 0.3, 0.999, 1, 1.5, 7, 50, 300, 2e3, 1e4, 1e5, 1e6]).double()
+
+
+def sample_covariance(dim: int) -> Tensor:
+    root = torch.randn(dim, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
+    return 0.1 * root @ root.T + 0.05 * torch.eye(dim, dtype=torch.float64)
+
+
+def sample_task(seed: int, dim: int, counts: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return support, labels and queries around prototypes of norm 2.5, with any count a class."""
+    generator = torch.Generator().manual_seed(seed)
+    normal = partial(torch.randn, dtype=torch.float64, generator=generator)
+    prototypes = 2.5 * torch.nn.functional.normalize(normal(len(counts), dim), dim=1)
+    labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    queries = torch.randint(len(counts), (60,), generator=generator)
+    support = prototypes[labels] + 0.8 * normal(len(labels), dim)
+    return support, labels, prototypes[queries] + 0.8 * normal(60, dim)
+
+
+class TestLogVmfIntegral:
+    @pytest.mark.parametrize("dim", [2, 3, 5, 10, 61, 62, 63, 100, 384, 1000])
+    def test_scipy_where_it_does_not_underflow(self, dim: int) -> None:
+        order = dim / 2 - 1
+        kappa = KAPPAS.numpy()
+        scaled = ive(order, kappa)
+        seen = scaled > 1e-250
+        expected = np.log(scaled[seen]) + kappa[seen] - order * np.log(kappa[seen])
+        result = log_vmf_integral(KAPPAS, dim).numpy()[seen]
+        assert seen.sum() >= 4
+        np.testing.assert_allclose(result, expected, rtol=1e-12, atol=1e-10)
+
+    @pytest.mark.parametrize("dim", [4, 30, 60, 61, 62, 63, 64, 65, 384, 4000])
+    def test_recurrence(self, dim: int) -> None:
+        # Z_{d-2} = k^2 Z_{d+2} + (d - 2) Z_d, wherever SciPy underflows too (DLMF 10.29.1)
+        higher = log_vmf_integral(KAPPAS, dim + 2) + 2 * KAPPAS.log()
+        same = log_vmf_integral(KAPPAS, dim) + np.log(dim - 2)
+        expected = log_vmf_integral(KAPPAS, dim - 2)
+        torch.testing.assert_close(torch.logaddexp(higher, same), expected, rtol=1e-13, atol=1e-10)
+
+    def test_three_dimensions_in_closed_form(self) -> None:
+        kappa = KAPPAS[2:]  # sqrt(2 / pi) sinh(k) / k
+        expected = kappa + torch.log(-torch.expm1(-2 * kappa) / kappa) - 0.5 * np.log(2 * np.pi)
+        torch.testing.assert_close(log_vmf_integral(kappa, 3), expected, rtol=1e-14, atol=1e-13)
+
+    @pytest.mark.parametrize("dim", [2, 3, 61, 62, 384, 5000])
+    def test_limit_at_zero(self, dim: int) -> None:
+        expected = -(dim / 2 - 1) * np.log(2) - gammaln(dim / 2)
+        kappa = torch.tensor([0.0, 1e-200, 1e-12], dtype=torch.float64)
+        np.testing.assert_allclose(log_vmf_integral(kappa, dim), expected, rtol=1e-13, atol=1e-11)
+
+    @pytest.mark.parametrize("dim", [3, 4, 5])
+    def test_brute_force_over_the_sphere(self, dim: int) -> None:
+        directions = np.random.default_rng(0).normal(size=(200_000, dim))
+        first = directions[:, 0] / np.linalg.norm(directions, axis=1)
+        for kappa in (0.5, 2.0, 5.0):
+            values = np.exp(kappa * first)
+            ratio = log_vmf_integral(torch.tensor([kappa, 0.0]), dim).diff().neg().exp()
+            assert abs(float(ratio) - values.mean()) < 4 * values.std() / 200_000**0.5
+
+    def test_keeps_shape(self) -> None:
+        result = log_vmf_integral(torch.ones(2, 3, 0, dtype=torch.float16), 384)
+        assert (tuple(result.shape), result.dtype) == ((2, 3, 0), torch.float64)
+
+    @pytest.mark.parametrize(
+        ("kappa", "dim", "message"),
+        [
+            (torch.tensor([-1, 1, torch.nan]), 5, "`kappa` must be finite and >= 0; got 2 other values"),
+            (torch.ones(1), 1, "`dim` must be a whole number >= 2; got 1"),
+            (1.0, 5, "`kappa` must be a tensor; got float"),
+        ],
+    )
+    def test_errors(self, kappa: Any, dim: int, message: str) -> None:
+        with pytest.raises((TypeError, ValueError), match=f"^log_vmf_integral: {message}"):
+            log_vmf_integral(kappa, dim)
+
+
+class TestSphere:
+    @pytest.mark.parametrize("dim", [3, 4, 5])
+    def test_brute_force_over_the_sphere(self, dim: int) -> None:
+        support, labels, query = sample_task(dim, dim, [1, 4, 0, 2, 3])
+        rng = np.random.default_rng(dim)
+        centres = rng.normal(size=(40_000, dim))
+        centres *= 2.5 / np.linalg.norm(centres, axis=1, keepdims=True)
+
+        def log_likelihood(x: Tensor) -> Any:
+            return -cdist(x.numpy(), centres, "sqeuclidean") / (2 * 0.8**2)  # (rows, centres)
+
+        at_query = log_likelihood(query)
+        scores = []
+        for c in range(5):
+            weight = log_likelihood(support[labels == c]).sum(axis=0)  # (centres,)
+            scores.append(logsumexp(at_query + weight, axis=1) - logsumexp(weight))
+        table = np.stack(scores, axis=1)  # (n_queries, classes)
+        lead = np.diff(np.sort(table, axis=1)[:, -2:], axis=1)[:, 0]
+        sure = lead > 0.05  # far beyond the error of the sampling
+        result = predict_bayes_sphere(support, labels, query, num_classes=5, noise=0.8).numpy()
+        assert sure.mean() > 0.8
+        assert set(table[sure].argmax(axis=1)) == set(range(5))
+        np.testing.assert_array_equal(result[sure], table[sure].argmax(axis=1))
+
+    def test_class_without_samples_takes_what_fits_no_other(self) -> None:
+        support, labels = torch.tensor([[2.5, 0.0, 0.0]]), torch.tensor([0])
+        query = torch.tensor([[2.4, 0.1, 0.0], [-2.5, 0.0, 0.0]])
+        assert predict_bayes_sphere(support, labels, query, num_classes=2).tolist() == [0, 1]
+
+    def test_equal_counts_of_one_are_cosine(self) -> None:
+        # with one sample a class, of one norm, the rule is the angle to it
+        support, labels, query = sample_task(0, 384, [1] * 20)
+        support = 8 * torch.nn.functional.normalize(support, dim=1)
+        expected = (query @ support.T).argmax(dim=1)
+        assert torch.equal(predict_bayes_sphere(support, labels, query, num_classes=20, noise=0.8), expected)
+
+
+class TestGaussian:
+    @pytest.mark.parametrize("isotropic", [True, False])
+    def test_slow_loop(self, isotropic: bool) -> None:
+        dim, counts = 6, [1, 5, 0, 2]
+        support, labels, query = sample_task(1, dim, counts)
+        covariance = sample_covariance(dim)
+        noise = 0.64 * np.eye(dim) if isotropic else covariance.numpy()
+        prior = 2.5**2 / dim * np.eye(dim)
+        scores = []
+        for c, n in enumerate(counts):
+            posterior = np.linalg.inv(np.linalg.inv(prior) + n * np.linalg.inv(noise))
+            mean = posterior @ np.linalg.inv(noise) @ support[labels == c].sum(0).numpy()
+            scores.append(multivariate_normal(mean, noise + posterior).logpdf(query.numpy()))
+        expected = np.stack(scores, axis=1).argmax(axis=1)
+        result = predict_bayes_gaussian(support, labels, query, num_classes=4, covariance=torch.tensor(noise))
+        assert set(expected) == set(range(4))
+        np.testing.assert_array_equal(result.numpy(), expected)
+
+    def test_agrees_with_the_sphere_in_high_dimension(self) -> None:
+        split = sample_family("isotropic", seed=0, n_train=3)
+        assert split.noise_covariance is not None
+        data = split.train_x, split.train_y, split.test_x
+        sphere = predict_bayes_sphere(*data, num_classes=128)
+        gaussian = predict_bayes_gaussian(*data, num_classes=128, covariance=split.noise_covariance)
+        assert float((sphere == gaussian).double().mean()) > 0.98
+
+
+def test_whitening_slow_loop() -> None:
+    support, labels, query = sample_task(2, 7, [3, 1, 4, 0])
+    covariance = sample_covariance(7)
+    whiten = np.linalg.inv(np.linalg.cholesky(covariance.numpy())).T
+    means = np.stack([(support[labels == c].numpy() @ whiten).mean(axis=0) for c in range(3)])
+    expected = cdist(query.numpy() @ whiten, means, "cosine").argmin(axis=1)
+    result = predict_true_whitening(support, labels, query, num_classes=4, covariance=covariance)
+    np.testing.assert_array_equal(result.numpy(), expected)
+
+
+@settings(deadline=None, derandomize=True, max_examples=25)
+@given(st.integers(0, 9999), st.integers(2, 80), st.lists(st.integers(1, 4), min_size=2, max_size=6))
+def test_relabelling_row_order_and_chunks(seed: int, dim: int, counts: list[int]) -> None:
+    support, labels, query = sample_task(seed, dim, counts)
+    generator = torch.Generator().manual_seed(seed)
+    names = torch.randperm(len(counts), generator=generator)
+    order, rows = torch.randperm(len(labels), generator=generator), torch.randperm(60, generator=generator)
+    for name, predict in RULES.items():
+        population = {} if name == "predict_bayes_sphere" else {"covariance": sample_covariance(dim)}
+        rule = partial(predict, **population)
+        result = rule(support, labels, query, num_classes=len(counts))
+        assert (tuple(result.shape), result.dtype) == ((60,), torch.int64)
+        shuffled = rule(support[order], names[labels][order], query[rows], num_classes=len(counts))
+        assert torch.equal(shuffled, names[result][rows])
+        many = rule(support, labels, query.repeat(20, 1), num_classes=len(counts))
+        assert torch.equal(many, result.repeat(20))
+
+
+class TestPredictBayes:
+    def test_chooses_the_rule(self) -> None:
+        for name in ("isotropic", "correlated", "nuisance"):
+            split = sample_family(name, seed=0, n_train=2, n_val=1, num_classes=10, dim=70)
+            x, y = torch.cat([split.train_x, split.val_x]), torch.cat([split.train_y, split.val_y])
+            anisotropic = partial(predict_bayes_gaussian, covariance=split.noise_covariance)  # type: ignore[arg-type]
+            rule = predict_bayes_sphere if name == "isotropic" else anisotropic
+            assert torch.equal(predict_bayes(split), rule(x, y, split.test_x, num_classes=10))
+
+    def test_no_rule_no_answer(self) -> None:
+        with pytest.raises(ValueError, match=r"^predict_bayes: `split` must know its noise_covariance; got"):
+            predict_bayes(sample_family("warped", seed=0, num_classes=2, dim=4))
+
+    @pytest.mark.parametrize(("name", "limit"), [("correlated", 0.9904), ("nuisance", 0.9780)])
+    def test_measured_limit(self, name: str, limit: float) -> None:
+        split = sample_family(name, seed=0)  # limits: the means of 10 draws; the margin is 4 standard errors
+        accuracy = float((predict_bayes(split) == split.test_y).double().mean())
+        assert abs(accuracy - limit) < 4 * (limit * (1 - limit) / 1024) ** 0.5
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_classes": 1}, "`num_classes` must be a whole number >= 2; got 1"),
+        ({"support_x": [[1.0]]}, r"`support_x` must be a tensor of shape \(n, dim\); got list"),
+        ({"support_x": EYE / 0}, "`support_x` must be finite; got NaN or infinity in 3 of 3 rows"),
+        ({"support_y": torch.tensor([0, 1, 2])}, r"`support_y` must be in \[0, 2\); got 2"),
+        ({"support_y": torch.tensor([0, 1])}, r"`support_y` must have one label a row \(3\); got 2"),
+        ({"query_x": torch.ones(1, 4)}, "`query_x` must have 3 features a row; got 4"),
+    ],
+)
+def test_task_errors(name: str, change: dict[str, Any], message: str) -> None:
+    call: dict[str, Any] = {"support_x": EYE, "support_y": torch.tensor([0, 1, 0]), "query_x": EYE}
+    call |= {"num_classes": 2} | ({} if name == "predict_bayes_sphere" else {"covariance": EYE}) | change
+    with pytest.raises((TypeError, ValueError), match=f"^{name}: {message}"):
+        RULES[name](**call)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("predict_bayes_sphere", {"radius": 0.0}, "`radius` must be a finite number > 0; got 0.0"),
+        ("predict_bayes_sphere", {"noise": -1.0}, "`noise` must be a finite number > 0; got -1.0"),
+        ("predict_bayes_gaussian", {"covariance": EYE[:2]}, "`covariance` must have 3 rows; got 2"),
+        ("predict_bayes_gaussian", {"covariance": EYE.roll(1, 0)}, "`covariance` must be symmetric; got an"),
+        ("predict_true_whitening", {"covariance": -EYE}, "`covariance` must be positive definite; got the"),
+    ],
+)
+def test_population_errors(name: str, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name}: {message}"):
+        RULES[name](EYE, torch.tensor([0, 1, 0]), EYE, num_classes=2, **change)

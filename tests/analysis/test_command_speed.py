@@ -1,0 +1,63 @@
+"""What the study of the commands measures, and what it says of it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from analysis.commands.kills import count_wholes, run_for
+from analysis.commands.speed import measure, sample_table, tabulate, write_csv, write_rows
+from protonet.tables.table import Wanted, read_table
+
+
+def test_tables_are_read_back(tmp_path: Path) -> None:
+    x, labels = sample_table(20, 3, 4)
+    write_csv(tmp_path / "a.csv", x, labels)
+    _, block = read_table("cmd", tmp_path / "a.csv", Wanted("label"))
+    np.testing.assert_allclose(block.x, x, rtol=1e-5)
+    assert block.labels.tolist() == [f"class {label}" for label in labels]
+    write_rows(tmp_path / "a.npy", 10, 3)
+    assert np.load(tmp_path / "a.npy").shape == (10, 3)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no module resource")
+def test_a_process_is_measured() -> None:
+    seconds, cpu, peak = measure(["-c", "bytearray(2**27)"])
+    assert min(seconds, cpu) > 0
+    assert 128 < peak < 512
+
+
+def test_table() -> None:
+    results = {
+        "import torch": (2.0, 1.5, 200.0),
+        "predict": (12.0, 11.5, 300.0),
+        "a row's products": 0.5,
+        "products": [(3, 4)],
+        "rows": 10,
+        "streamed": "predict",
+        "load": "1.0",
+    }
+    text = tabulate(results)
+    assert "| predict      | 12.0    | 11.5       | 300      |" in text
+    assert "(3x4), " in text
+    assert "5.0 s of the CPU for 10 rows" in text
+    assert "2.30 times" in text
+    assert "2.00 times without the start" in text
+
+
+def test_what_a_kill_leaves_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, runs = tmp_path / "model", iter([b"new", b"old", b"new", b"ne", b"new"])
+
+    def run(_: object, seconds: float | None) -> float:
+        model.write_bytes(next(runs))
+        return 1.0
+
+    monkeypatch.setattr("analysis.commands.kills.run_for", run)
+    assert count_wholes([], model, b"old", 3) == {"old": 1, "new": 1, "broken": 1, "left over": 0}
+
+
+def test_a_command_is_killed() -> None:
+    assert run_for(["fit"], 0.01) > 0

@@ -1,0 +1,134 @@
+"""The optimizer's steps for a stack of models: each member's are those of an optimizer of its own, bit for bit."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from protonet.encoder import ResidualMLPs
+from protonet.optimizer import CustomOptimizer, StackOptimizer
+from protonet.views.mlp import Recipe, Task, train
+
+ROOT = Path(__file__).resolve().parents[1]
+MEMBERS, STEPS = 3, 30
+#: A matrix turned on both sides, one of odd length on one side, a bias, a vector, a convolution, a table.
+SHAPES: list[tuple[int, ...]] = [(16, 32), (5, 41), (1, 7), (7,), (4, 3, 2, 2), (60, 5)]
+#: Changes gradients (members, ...) of a parameter at a step, in place.
+Change = Callable[[list[Tensor], int], None]
+
+
+def nothing(gradients: list[Tensor], step: int) -> None:
+    pass
+
+
+def not_finite(gradients: list[Tensor], step: int) -> None:
+    if step == 4:
+        gradients[1][2].view(-1)[0] = math.nan
+
+
+def all_not_finite(gradients: list[Tensor], step: int) -> None:
+    if step == 4:
+        gradients[1][:] = math.inf
+
+
+def late(gradients: list[Tensor], step: int) -> None:
+    if step < 2:
+        gradients[0][:] = 0
+
+
+def late_in_one(gradients: list[Tensor], step: int) -> None:
+    if step < 2:
+        gradients[0][1] = 0
+
+
+def table(gradients: list[Tensor], step: int) -> None:
+    gradients[5][:, 10:40] = 0
+
+
+def table_in_one(gradients: list[Tensor], step: int) -> None:
+    gradients[5][0, 10:40] = 0
+
+
+def spike_in_one(gradients: list[Tensor], step: int) -> None:
+    if step == 6:
+        gradients[0][1] *= 1e6
+
+
+CHANGES: list[Change] = [not_finite, all_not_finite, late, late_in_one, table, table_in_one, spike_in_one]
+
+
+@pytest.mark.parametrize(
+    ("members", "change"),
+    [(1, nothing), (MEMBERS, nothing), *((MEMBERS, change) for change in CHANGES)],
+    ids=lambda value: str(getattr(value, "__name__", value)),
+)
+def test_a_stack_is_its_members(members: int, change: Change) -> None:
+    generator = torch.Generator().manual_seed(0)
+    stack = [torch.randn((members, *shape), generator=generator) for shape in SHAPES]
+    targets = [torch.randn((members, *shape), generator=generator) for shape in SHAPES]
+    alone = [[nn.Parameter(weight[member].clone()) for weight in stack] for member in range(members)]
+    optimizers = [
+        CustomOptimizer([{"params": own[:3], "weight_decay": 0.15}, {"params": own[3:], "weight_decay": 0.0}], lr=0.02)
+        for own in alone
+    ]
+    optimizer = StackOptimizer([(stack[:3], 0.15), (stack[3:], 0.0)], lr=0.02)
+    for step in range(STEPS):
+        noise = [0.3 * torch.randn(weight.shape, generator=generator) for weight in stack]
+        gradients = [weight - target + own for weight, target, own in zip(stack, targets, noise, strict=True)]
+        change(gradients, step)
+        for member, (own, each) in enumerate(zip(alone, optimizers, strict=True)):
+            for p, gradient in zip(own, gradients, strict=True):
+                p.grad = gradient[member].clone()
+            each.step()
+        optimizer.step(gradients)
+    for member, own in enumerate(alone):
+        assert all(torch.equal(p, weight[member]) for p, weight in zip(own, stack, strict=True))
+    runs = [run for _, part, _ in optimizer.parts for run in part]
+    assert [run["skipped"] for run in runs] == [each.skipped for each in optimizers]
+    assert [run["rate"] for run in runs] == [each.param_groups[0]["rate"] for each in optimizers]
+
+
+def test_members_go_together_for_as_long_as_they_can() -> None:
+    stack = [torch.ones(MEMBERS, 4, 3)]
+    optimizer = StackOptimizer([(stack, 0.0)])
+    gradient = torch.ones(MEMBERS, 4, 3)
+    optimizer.step([gradient])
+    assert len(optimizer.parts) == 1
+    gradient[1] = math.nan
+    optimizer.step([gradient])
+    assert len(optimizer.parts) == MEMBERS
+
+
+def test_training_with_an_optimizer_for_each_member_is_the_same() -> None:
+    generator = torch.Generator().manual_seed(0)
+    tasks = [Task(torch.randn(30, 5, generator=generator), torch.arange(30) % 3) for _ in range(MEMBERS)]
+    ends = []
+    for recipe in (Recipe(), Recipe(optimizer=CustomOptimizer)):
+        stack = ResidualMLPs(MEMBERS, 5, 8, 12, torch.Generator().manual_seed(1))
+        for _, average in train(stack, tasks, 3, steps=[25], generator=torch.Generator().manual_seed(2), recipe=recipe):
+            ends.append(average)
+    assert all(torch.equal(p, q) for p, q in zip(ends[0].parameters(), ends[1].parameters(), strict=True))
+
+
+def test_solving_does_not_import_the_compiler() -> None:
+    """The first torch.optim.Optimizer imports torch._dynamo, which takes longer than a small problem."""
+    code = """
+import sys, torch
+from protonet.fit.solver import solve
+x = torch.randn(30, 13, generator=torch.Generator().manual_seed(0))
+x[:, 0] += 3 * (torch.arange(30) % 3)
+network = solve([(x, torch.arange(30) % 3)])
+assert network.count_parameters() > 0
+print("torch._dynamo" in sys.modules)
+torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+print("torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
