@@ -1,0 +1,1 @@
+"""Tests of README, the guide and the settings of the site."""

@@ -1,0 +1,197 @@
+"""The examples of README and of the guide run, and what they promise holds.
+
+Python blocks run, page by page. Shell blocks of the library's commands run in a folder with small tables; those of
+studies and of meta-training, which take minutes, are held against the options that their ``--help`` names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import runpy
+import shlex
+import shutil
+import sys
+import warnings
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_wine
+
+from protonet import __main__ as library
+from protonet.episodes import __main__ as episodes
+from protonet.episodes.train import make_parser as make_train_parser
+from tests.docs.blocks import NAMES, ROOT, Block, read_blocks, read_commands, read_extras
+
+PYTHON_PAGES = [name for name in NAMES if any(block.language == "python" for block in read_blocks(name))]
+COMMANDS = [(name, command) for name in NAMES for command in read_commands(name)]
+#: Commands that only those who work on the project give, and that are not ours.
+OTHERS = {"pip install pre-commit", "pre-commit install"}
+
+
+def run_blocks(name: str) -> dict[str, Any]:
+    """Run a page's Python blocks one after the other, and return what they left."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for block in read_blocks(name):
+        if block.language == "python":
+            exec(compile("\n" * block.line + block.text, str(ROOT / name), "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("name", [name for name in PYTHON_PAGES if name != "README.md"])
+def test_the_python_blocks_of_a_page_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = run_blocks(name)
+    if name == "docs/guide/scikit-learn.md":
+        assert names["model"].classes_.tolist() == ["barbera", "barolo", "grignolino", "unheard of"]
+        assert names["scores"].mean() > 0.9
+    if name == "docs/guide/few-shot.md":
+        assert list(names["scores"]) == ["city-block", "protonet"]
+        assert 0.5 < float(names["accuracy"].mean()) < 1
+        assert float(names["scores"]["city-block"].accuracy.mean()) > 0.5
+    if name == "docs/guide/python.md":
+        assert names["stages"][-1] == ("done", 1.0)
+    if name == "docs/guide/optimizer.md":
+        assert names["optimizer"].skipped == 0
+
+
+def test_the_python_examples_of_the_readme_run() -> None:
+    first, estimator, optimizer = (block for block in read_blocks("README.md") if block.language == "python")
+
+    def run(block: Block) -> dict[str, Any]:
+        names: dict[str, Any] = {}
+        exec(block.text, names)
+        return names
+
+    names = run(first)
+    network, features, labels = names["network"], names["features"], names["labels"]
+    assert network(features).argmax(dim=1).tolist() == labels.tolist()
+    assert network.count_parameters() == sum(p.numel() for p in network.encoder.parameters())
+    names = run(estimator)
+    assert names["model"].score(names["rest_x"], names["rest"]) > 0.9
+    assert run(optimizer)["optimizer"].skipped == 0
+
+
+def test_the_error_that_the_guide_quotes_is_the_one_that_is_raised(capsys: pytest.CaptureFixture[str]) -> None:
+    run_blocks("docs/guide/python.md")
+    quoted = next(block.text for block in read_blocks("docs/guide/python.md") if block.language == "text")
+    assert capsys.readouterr().out.strip() == quoted.strip().replace("of 512 rows", "of 40 rows")
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files that the examples read: wines, and features with classes."""
+    folder = tmp_path_factory.mktemp("tables")
+    x, y = load_wine(return_X_y=True)
+    kinds = np.array(["barolo", "grignolino", "barbera"])[y]
+    order = np.random.default_rng(0).permutation(len(x))
+    columns = [f"c{number}" for number in range(x.shape[1])]
+    for name, rows, labelled in (
+        ("train", order[:30], True),
+        ("test", order[30:90], True),
+        ("more", order[90:110], True),
+        ("new", order[110:130], False),
+    ):
+        lines = [",".join([*columns, *["cultivar"] * labelled])]
+        lines += [",".join([*map(str, x[row].tolist()), *[str(kinds[row])] * labelled]) for row in rows]
+        (folder / f"{name}.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    rng = np.random.default_rng(0)
+    labels = np.arange(750) % 25
+    centres = rng.standard_normal((25, 8))
+    features = centres[labels] + rng.standard_normal((750, 8))
+    np.savez(folder / "features.npz", x=features.astype(np.float32), y=labels)
+    return folder
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if any("protonet fit" in c for c in read_commands(name))])
+def test_the_commands_for_a_file_run(
+    name: str, tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in tables.iterdir():
+        shutil.copy(path, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for command in read_commands(name):
+        words = shlex.split(command)
+        if words[:3] == ["python", "-m", "protonet"] and len(words) > 3:
+            assert library.main([*words[3:], *["--effort", "fast"] * (words[3] == "fit")]) == 0, capsys.readouterr().err
+    assert "% of 60 rows right" in capsys.readouterr().out
+    assert len((tmp_path / "predicted.csv").read_text(encoding="utf-8").splitlines()) == 21
+
+
+def test_the_command_for_episodes_of_ones_own_features_runs(
+    tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(tables / "features.npz", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (command,) = [c for c in read_commands("docs/guide/few-shot.md") if "--json" in c]
+    code = episodes.main([*shlex.split(command)[3:], "--episodes", "20", "--allow-small", "--side", "all"])
+    assert code == 0, capsys.readouterr().err
+    assert (tmp_path / "out.json").is_file()
+    assert (tmp_path / "out.png").is_file()
+
+
+@cache
+def ask_for_help(module: str, arguments: tuple[str, ...]) -> str:
+    """Return what ``python -m module ... --help`` prints."""
+    printed = io.StringIO()
+    kept = sys.argv
+    sys.argv = [module, *arguments, "--help"]
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+            warnings.simplefilter("ignore", RuntimeWarning)  # the module may have been imported by another test
+            runpy.run_module(module, run_name="__main__", alter_sys=False)
+    finally:
+        sys.argv = kept
+    return printed.getvalue()
+
+
+def check_options(module: str, words: Sequence[str]) -> None:
+    """Check that a command's ``--help`` names the options that an example gives."""
+    first = next((number for number, word in enumerate(words) if word.startswith("-")), len(words))
+    text = ask_for_help(module, tuple(words[:first]))
+    assert "usage" in text, f"python -m {module} {' '.join(words)} has no --help"
+    for word in words[first:]:
+        if word.startswith("-"):
+            assert re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", text), f"python -m {module} knows no {word}"
+
+
+@pytest.mark.parametrize(("name", "command"), COMMANDS, ids=[f"{name}: {command}" for name, command in COMMANDS])
+def test_every_command_is_one_that_exists(name: str, command: str) -> None:
+    match shlex.split(command):
+        case ["make", target]:
+            assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+        case ["pip", "install", package] if command not in OTHERS:
+            assert set(re.findall(r"[\w-]+", package)) <= set(read_extras()), f"{name}: {command}"
+        case ["python", "-m", "protonet", *words]:
+            assert not words or words[0] in library.COMMANDS
+            check_options("protonet", words[:1] if len(words) == 1 else words)
+        case ["python", "-m", "protonet.episodes", "train", *words]:
+            make_train_parser().parse_args(words)
+        case ["python", "-m", "protonet.episodes", *words] | [
+            "torchrun",
+            "--nproc-per-node",
+            _,
+            "-m",
+            "protonet.episodes",
+            *words,
+        ]:
+            episodes.make_parser().parse_args(words)
+        case ["python", "-m", "solution.pack", *words]:
+            check_options("solution.pack", words)
+        case ["python", "-m", "analysis", *words]:
+            check_options("analysis", words)
+        case _:
+            assert command in OTHERS, f"{name}: nothing is known of {command}"
+
+
+def test_every_block_says_its_language() -> None:
+    known = {"python", "sh", "text", "{toctree}", "{eval-rst}", "{include} ../CHANGELOG.md"}
+    known.add("{include} ../CONTRIBUTING.md")
+    for name in NAMES:
+        for block in read_blocks(name):
+            assert block.language in known or (name == "README.md" and "protonet/" in block.text), block

@@ -1,0 +1,71 @@
+"""README is short and complete, links lead somewhere, and what pages list is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import NAMES, ROOT, read_extras
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+#: The longest that a stranger reads.
+MOST_LINES = 180
+
+
+def headings(path: Path) -> set[str]:
+    """Return the anchors of a page's headings."""
+    found = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= MOST_LINES
+
+
+def rooms() -> list[str]:
+    entries = [
+        path for path in (ROOT / "protonet").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    ]
+    names = [path.name + "/" * path.is_dir() for path in entries]
+    return sorted(name for name in names if not name.startswith("__"))
+
+
+@pytest.mark.parametrize("room", rooms())
+def test_every_room_is_in_the_pictures_of_the_house(room: str) -> None:
+    assert f"  {room} " in README
+    assert f"| `{room}` |" in (ROOT / "docs" / "guide" / "house.md").read_text(encoding="utf-8")
+
+
+def test_the_picture_of_the_house_shows_no_room_that_is_gone() -> None:
+    picture = re.search(r"```\nprotonet/.*?```", README, re.DOTALL)
+    assert picture is not None
+    assert sorted(re.findall(r"^  (\S+)", picture[0], re.MULTILINE)) == rooms()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_somewhere(name: str) -> None:
+    page = ROOT / name
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", link):
+            continue
+        place, _, anchor = link.partition("#")
+        target = (page.parent / place).resolve() if place else page
+        assert target.exists(), f"{name}: {link}"
+        if anchor:
+            assert anchor in headings(target), f"{name}: {link}"
+
+
+@pytest.mark.parametrize("extra", read_extras())
+def test_every_extra_is_in_the_table_of_installs(extra: str) -> None:
+    assert f"| `{extra}` |" in (ROOT / "docs" / "guide" / "installs.md").read_text(encoding="utf-8")
+
+
+def test_the_changelog_names_every_module_that_was_renamed() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    for path in (ROOT / "protonet").rglob("*.py"):
+        if path.read_text(encoding="utf-8").startswith('"""Renamed."""'):
+            module = ".".join(path.relative_to(ROOT).with_suffix("").parts).replace("._renamed", "")
+            assert f"`{module}`" in text, module
