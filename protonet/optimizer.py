@@ -29,40 +29,29 @@ from torch import Tensor
 class Sides:
     """Which sides of a matrix are turned into an eigenbasis, the shortest sides first."""
 
-    #: Length, in rows or columns: a longer side is not turned.
-    longest: int = 512
-    #: Ratio of a side to the other one: above it, the longer side is not turned.
-    longer: int = 8
+    longest: int = 512  #: Length, in rows or columns: a longer side is not turned.
+    longer: int = 8  #: Ratio of a side to the other one: above it, the longer side is not turned.
     #: Multiplications per step that turning may cost, over all parameters that start together ...
     budget: float = 400e6
-    #: ... or this many for each element of theirs, if that is more.
-    element_budget: float = 380
-    #: Numbers that bases and statistics may keep, over all parameters that start together ...
-    room: float = 4e6
-    #: ... or this many for each element: the whole state is then at most four times Adam's.
-    element_room: float = 4
+    element_budget: float = 380  #: ... or this many for each element of theirs, if that is more.
+    room: float = 4e6  #: Numbers that bases and statistics may keep, over all parameters that start together ...
+    element_room: float = 4  #: ... or this many for each element: the whole state is then at most four times Adam's.
     #: Multiplications of a QR decomposition, spread over the steps between two: times length**3 ...
     decomposition: float = 0.2
-    #: ... and what small ones cost more than they multiply, times length**2.
-    overhead: float = 64
-    #: Numbers that a side of length n keeps, in units of n**2: statistics and basis.
-    kept: float = 2
+    overhead: float = 64  #: ... and what small ones cost more than they multiply, times length**2.
+    kept: float = 2  #: Numbers that a side of length n keeps, in units of n**2: statistics and basis.
 
 
 @dataclass(frozen=True)
 class Bases:
     """How eigenbases follow the gradients' second moments. SOAP's paper updates them every 10 steps."""
 
-    #: Decay per step of the second moments' average, in [0, 1).
-    decay: float = 0.98
+    decay: float = 0.98  #: Decay per step of the second moments' average, in [0, 1).
     #: Share of the trace added to the diagonal, graded: else bases would depend on rounding where there are ties.
     damping: float = 1e-4
-    #: Steps between two updates of a basis at first ...
-    often: int = 2
-    #: ... for this many steps ...
-    settled: int = 20
-    #: ... and after them.
-    seldom: int = 8
+    often: int = 2  #: Steps between two updates of a basis at first ...
+    settled: int = 20  #: ... for this many steps ...
+    seldom: int = 8  #: ... and after them.
 
 
 @dataclass(frozen=True)
@@ -71,60 +60,42 @@ class Limits:
 
     #: Least root of a second moment, relative to the gradient's usual size: silent directions are not blown up.
     floor: float = 1e-2
-    #: A gradient is scaled down to this many times its usual size.
-    spike: float = 10.0
-    #: Largest gradient, in units of the first one: squares do not overflow in float32.
-    largest: float = 1e15
-    #: Longest step per element, before the directions' factors, in units of the weights.
-    step: float = 0.1
+    spike: float = 10.0  #: A gradient is scaled down to this many times its usual size.
+    largest: float = 1e15  #: Largest gradient, in units of the first one: squares do not overflow in float32.
+    step: float = 0.1  #: Longest step per element, before the directions' factors, in units of the weights.
 
 
 @dataclass(frozen=True)
 class Tables:
     """Tall matrices of which the first gradient leaves rows untouched, as embeddings are: rows are rarely seen."""
 
-    #: Least rows per column.
-    tall: float = 1.5
-    #: Least share of rows without gradient, exclusive.
-    untouched: float = 0.25
-    #: Step size, relative to others' ...
-    rate: float = 5.0
-    #: ... and the most that it is.
-    most: float = 0.02
-    #: Least decay of the second moments (Adam's default).
-    beta: float = 0.999
-    #: Weight decay, relative to others'.
-    decay: float = 0.2
+    tall: float = 1.5  #: Least rows per column.
+    untouched: float = 0.25  #: Least share of rows without gradient, exclusive.
+    rate: float = 5.0  #: Step size, relative to others' ...
+    most: float = 0.02  #: ... and the most that it is.
+    beta: float = 0.999  #: Least decay of the second moments (Adam's default).
+    decay: float = 0.2  #: Weight decay, relative to others'.
 
 
 @dataclass(frozen=True)
 class Slopes:
     """How step sizes follow the slope along the step before, in units of the slopes' usual size."""
 
-    #: Change of the rate's logarithm per step, at a slope of one usual size.
-    gain: float = 0.015
-    #: The same of a direction's factor.
-    direction_gain: float = 0.03
-    #: Added to both, over the number of steps: the first ones move more.
-    hurry: float = 0.3
-    #: Downhill slope at which the rate stays.
-    neutral: float = 0.2
-    #: Decay per step of the slopes' mean square.
-    memory: float = 0.95
-    #: Furthest logarithm of a direction's factor, either way: factors stay within a tenfold.
-    furthest: float = 1.15
-    #: Share of the largest direction's slope below which a slope is rounding.
-    negligible: float = 1e-3
-    #: Furthest factor of the rate, either way.
-    range: float = 1e4
+    gain: float = 0.015  #: Change of the rate's logarithm per step, at a slope of one usual size.
+    direction_gain: float = 0.03  #: The same of a direction's factor.
+    hurry: float = 0.3  #: Added to both, over the number of steps: the first ones move more.
+    neutral: float = 0.2  #: Downhill slope at which the rate stays.
+    memory: float = 0.95  #: Decay per step of the slopes' mean square.
+    furthest: float = 1.15  #: Furthest logarithm of a direction's factor, either way: factors stay within a tenfold.
+    negligible: float = 1e-3  #: Share of the largest direction's slope below which a slope is rounding.
+    range: float = 1e4  #: Furthest factor of the rate, either way.
 
 
 @dataclass(frozen=True)
 class Inputs:
     """How the step size of a matrix depends on its inputs: ``(reference / inputs) ** power``."""
 
-    #: Inputs of a matrix that takes steps of the rate itself, as do all that are no matrices.
-    reference: int = 64
+    reference: int = 64  #: Inputs of a matrix that takes steps of the rate itself, as do all that are no matrices.
     power: float = 0.25
 
 
