@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-#: Rows that are worked on at a time: bounds the memory, not the data.
-CHUNK = 8192
+CHUNK = 8192  #: Rows that are worked on at a time: bounds the memory, not the data.
 
 
 def episodic_loss(embeddings: Tensor, *, n_shot: int, temperature: float, smoothing: float = 0.0) -> Tensor:

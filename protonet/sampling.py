@@ -15,17 +15,11 @@ from protonet._checks import check_int, fail
 
 
 class ClassIndex(NamedTuple):
-    """Row numbers grouped by class: those of class c are ``rows[start[c] : start[c] + size[c]]``.
+    """Row numbers grouped by class: those of class c are ``rows[start[c] : start[c] + size[c]]``."""
 
-    Attributes:
-        rows: (n,) int64 row numbers, class by class.
-        start: (num_classes,) int64, where each class begins in ``rows``.
-        size: (num_classes,) int64, the number of rows of each class.
-    """
-
-    rows: Tensor
-    start: Tensor
-    size: Tensor
+    rows: Tensor  #: (n,) int64 row numbers, class by class.
+    start: Tensor  #: (num_classes,) int64, where each class begins in ``rows``.
+    size: Tensor  #: (num_classes,) int64, the number of rows of each class.
 
     def take(self, classes: Tensor) -> ClassIndex:
         """Select some classes and number them 0, 1, ... in the order given.

@@ -20,26 +20,17 @@ Arrays = dict[str, np.ndarray]
 
 def cache_folder() -> Path:
     """Return ``$PROTONET_CACHE``; without it, ``protonet`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
-    own = os.environ.get("PROTONET_CACHE")
-    if own:
+    if own := os.environ.get("PROTONET_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "protonet")
 
 
 def cached_arrays(name: str, version: int, key: Any, make: Callable[[], Arrays]) -> Arrays:
-    """Return the arrays of an earlier call with the same key, or make and cache them.
+    """Return the arrays by name of an earlier call with the same key, or make and cache them.
 
     A file that is damaged, of another program or of another version is made again, with one line on stderr. A cache
-    that cannot be written is no error either, and also told in one line.
-
-    Args:
-        name: What is cached; the file's name begins with it.
-        version: Increased whenever ``make`` gives other arrays for the same key.
-        key: Everything that the arrays depend on, in a form that JSON can write.
-        make: Makes the arrays by name; no name may be "stamp".
-
-    Returns:
-        The arrays by name.
+    that cannot be written is no error either, and also told in one line. The file's name begins with ``name``, ``key``
+    (that JSON can write) is everything that the arrays depend on, and no array may be called "stamp".
     """
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()
     path = cache_folder() / f"{name}-{digest[:16]}.npz"

@@ -22,19 +22,7 @@ def list_folders(folder: Path) -> list[Path]:
 
 
 def list_images(function: str, argument: str, folder: Path) -> list[Path]:
-    """List a class's images in sorted order, without hidden ones.
-
-    Args:
-        function: The public function's name, for messages.
-        argument: The argument that the folder came from, for messages.
-        folder: The class's folder.
-
-    Returns:
-        The paths, at least one.
-
-    Raises:
-        InputError: There is no image.
-    """
+    """List the images in a class's folder in sorted order, without hidden ones; raise an InputError without any."""
     paths = sorted(path for path in folder.glob("[!.]*") if path.suffix.lower() in SUFFIXES and path.is_file())
     if not paths:
         fail(function, argument, "have an image in every class", f"none in {folder}", "Add one or remove it.")
@@ -42,22 +30,11 @@ def list_images(function: str, argument: str, folder: Path) -> list[Path]:
 
 
 def read_image(function: str, argument: str, path: Path, *, size: int | None, colour: bool) -> np.ndarray:
-    """Read an image's pixels.
+    """Read an image's pixels: (height, width) uint8, or (height, width, 3) in colour, otherwise turned grey.
 
-    Args:
-        function: The public function's name, for messages.
-        argument: The argument that the path came from, for messages.
-        path: A file of any common format.
-        size: Pixels per side to resize it to, each the mean of the area that it covers; None for the image's own size.
-        colour: Keep red, green and blue; otherwise the image is turned grey.
-
-    Returns:
-        (height, width) uint8, or (height, width, 3) in colour. Transparent images are put on white; 16 bits are scaled
-        to 8.
-
-    Raises:
-        MissingPackageError: Pillow is missing.
-        InputError: The file is not an image, or damaged.
+    It is resized to ``size`` pixels per side, each the mean of the area that it covers; None keeps its own size.
+    Transparent images are put on white; 16 bits are scaled to 8. A MissingPackageError is raised without Pillow, an
+    InputError if the file is not an image, or damaged.
     """
     with optional_packages(function, "pip install pillow"):
         from PIL import Image  # noqa: PLC0415 - optional

@@ -13,33 +13,24 @@ from torch import Tensor
 
 from protonet._checks import check_int, check_labels, fail
 
+Names = Sequence[str] | np.ndarray
 #: The sides of a split by class: to learn from, to choose settings on, to be judged on.
 SIDES = ("base", "validation", "novel")
 #: Other names of the sides in files.
 ALIASES = {"train": "base", "val": "validation", "valid": "validation", "test": "novel"}
-#: Bytes of features that are checked at a time.
-CHUNK = 2**26
+CHUNK = 2**26  #: Bytes of features that are checked at a time.
 #: Rows of a mapped file that are read at a time: the system may keep a few megabytes around each of them.
 ROWS_AT_ONCE = 32
 
 
 class Dataset(NamedTuple):
-    """Labelled rows.
+    """Labelled rows."""
 
-    Attributes:
-        x: Features (n, dim), float32. Those of a mapped file (see `map_npz`) are of any floating dtype and must not be
-            written to.
-        y: Labels (n,), int64, in [0, num_classes); every class has a row.
-        class_names: One name per class.
-        sides: For each class one of ``SIDES``; None without a split by class.
-        mapping: The file that ``x`` is mapped from, or None.
-    """
-
-    x: Tensor
-    y: Tensor
-    class_names: tuple[str, ...]
-    sides: tuple[str, ...] | None = None
-    mapping: mmap.mmap | None = None
+    x: Tensor  #: Features (n, dim), float32; of a mapped file (see `map_npz`) any floating dtype, not to be written to.
+    y: Tensor  #: Labels (n,), int64, in [0, num_classes); every class has a row.
+    class_names: tuple[str, ...]  #: One name per class.
+    sides: tuple[str, ...] | None = None  #: For each class one of ``SIDES``; None without a split by class.
+    mapping: mmap.mmap | None = None  #: The file that ``x`` is mapped from, or None.
 
     @property
     def num_classes(self) -> int:
@@ -133,28 +124,14 @@ def split_classes(data: Dataset, seed: int) -> Dataset:
     return data._replace(sides=tuple(side_of[name] for name in data.class_names))
 
 
-def make_dataset(
-    function: str,
-    argument: str,
-    x: Tensor,
-    labels: Sequence[str] | np.ndarray,
-    sides: Sequence[str] | np.ndarray | None = None,
-) -> Dataset:
-    """Make a data set of rows with named classes, which are numbered in the order of their names.
+def make_dataset(function: str, argument: str, x: Tensor, labels: Names, sides: Names | None = None) -> Dataset:
+    """Make a data set of float32 rows with named classes, which are numbered in the order of their names.
 
-    Args:
-        function: The public function's name, for messages.
-        argument: The argument that the rows came from, for messages.
-        x: (n, ...), any real dtype; trailing axes are flattened.
-        labels: (n,), the class of each row: strings, or integers, which keep their order.
-        sides: As in `assign_sides`.
-
-    Returns:
-        The data set, with float32 rows.
+    The rows ``x`` (n, ...) are of any real dtype; trailing axes are flattened. The ``labels`` (n,) are strings, or
+    integers, which keep their order; ``sides`` are as in `assign_sides`.
 
     Raises:
-        InputError: There are not as many labels as rows, there are fewer than two classes, NaN or infinity, or as in
-            `assign_sides`.
+        InputError: The labels are not one per row or of fewer than two classes, there is NaN, or as in `assign_sides`.
     """
     x = x.flatten(1).float()  # (n, dim)
     check_finite(function, argument, x)
@@ -163,23 +140,14 @@ def make_dataset(
         fail(function, argument, "have one label per row", got, "Give both the same length.")
     names, y = np.unique(np.asarray(labels), return_inverse=True)  # (num_classes,), (n,)
     if len(names) < 2:
-        fail(function, argument, "have at least 2 classes", f"{len(names)}", "Add rows of another class.")
-    data = Dataset(x, torch.from_numpy(y), tuple(map(str, names)))
-    return assign_sides(function, argument, data, sides)
+        fail(function, argument, "have at least 2 classes", len(names), "Add rows of another class.")
+    return assign_sides(function, argument, Dataset(x, torch.from_numpy(y), tuple(map(str, names))), sides)
 
 
-def assign_sides(function: str, argument: str, data: Dataset, sides: Sequence[str] | np.ndarray | None) -> Dataset:
-    """Set the side of each class from those of its rows.
+def assign_sides(function: str, argument: str, data: Dataset, sides: Names | None) -> Dataset:
+    """Set the side of each class from those of its rows (n,); None leaves the data as they are.
 
-    Args:
-        function: The public function's name, for messages.
-        argument: The argument that the sides came from, for messages.
-        data: n rows.
-        sides: (n,), the side of each row: one of ``SIDES`` or ``ALIASES`` in any case, the same for all rows of a
-            class. None leaves the data as they are.
-
-    Returns:
-        The data with their sides.
+    A side is one of ``SIDES`` or ``ALIASES`` in any case, the same for all rows of a class.
 
     Raises:
         InputError: There are not as many sides as rows, a side is unknown, or a class is on two sides.
@@ -202,13 +170,7 @@ def assign_sides(function: str, argument: str, data: Dataset, sides: Sequence[st
 
 
 def check_finite(function: str, argument: str, x: Tensor, release: Callable[[], None] = lambda: None) -> None:
-    """Check that all features are finite, a piece at a time.
-
-    Args:
-        function: The public function's name, for the message.
-        argument: The argument that the rows came from, for the message.
-        x: (n, dim), any floating dtype.
-        release: Called after each piece, to free memory.
+    """Check that all features (n, dim) are finite, a piece at a time; ``release`` frees memory after each.
 
     Raises:
         InputError: There is NaN or infinity; the message names the first such rows.

@@ -19,8 +19,7 @@ from protonet._checks import check_int, fail
 from protonet.datasets._images import list_folders, list_images, read_image
 from protonet.datasets.dataset import Dataset, assign_sides, make_dataset
 
-#: Most characters in a line of a table: a file without line ends must not fill the memory.
-LONGEST = 2**26
+LONGEST = 2**26  #: Most characters in a line of a table: a file without line ends must not fill the memory.
 #: What numpy and zipfile raise for a damaged file, beside a ValueError.
 UNREADABLE = (
     *(OSError, EOFError, LookupError, MemoryError, OverflowError, RuntimeError, SyntaxError, TypeError),
@@ -86,21 +85,14 @@ def load_npz(path: str | Path) -> Dataset:
     x = arrays["x"]
     if x.dtype.kind not in "biuf" or x.ndim < 2:
         fail("load_npz", "x", "be real, of shape (n, dim)", f"{x.dtype} {x.shape}", "Save features as floats.")
-    x = x.astype(np.float32, copy=False)
-    data = make_dataset("load_npz", "x", torch.from_numpy(x), arrays["y"])
+    data = make_dataset("load_npz", "x", torch.from_numpy(x.astype(np.float32, copy=False)), arrays["y"])
     return assign_sides("load_npz", "split", data, arrays.get("split"))
 
 
 def read_arrays(function: str, path: Path, names: set[str]) -> dict[str, np.ndarray]:
-    """Read some of the arrays x, y and split of an NPZ file; only split may be missing.
+    """Read the arrays of some ``names`` of x, y and split from an NPZ file, y and split with shape (n,).
 
-    Args:
-        function: The public function's name, for messages.
-        path: The file; nothing in it is unpickled.
-        names: The arrays to read, of x, y and split.
-
-    Returns:
-        The arrays by name; y and split have shape (n,).
+    Only split may be missing. Nothing is unpickled.
 
     Raises:
         InputError: There is no such file, it is not an NPZ file, x or y is missing, there are object arrays, labels are
@@ -137,18 +129,10 @@ def read_arrays(function: str, path: Path, names: set[str]) -> dict[str, np.ndar
 
 
 def check_names(function: str, argument: str, values: np.ndarray) -> np.ndarray:
-    """Check labels or names, and decode bytes.
-
-    Args:
-        function: The public function's name, for messages.
-        argument: The argument that the values came from, for messages.
-        values: Integers, strings or bytes in UTF-8, of any shape.
-
-    Returns:
-        (n,) integers or strings.
+    """Return labels or names of any shape as (n,) integers or strings, with bytes decoded.
 
     Raises:
-        InputError: They are of another kind, or bytes are not UTF-8.
+        InputError: They are neither integers, strings nor bytes in UTF-8.
     """
     try:
         names = np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values
@@ -191,11 +175,7 @@ def load_csv(path: str | Path, *, label: str = "label") -> Dataset:
 
 
 def read_rows(function: str, path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Read a CSV file row by row, the header first.
-
-    Args:
-        function: The public function's name, for messages.
-        path: The file, UTF-8, with commas; empty lines are left out.
+    """Read a CSV file in UTF-8 with commas, row by row, the header first; empty lines are left out.
 
     Yields:
         The number of the line, from 1, and the cells of each row.

@@ -31,37 +31,26 @@ if TYPE_CHECKING:
 class Rendering:
     """How a character is drawn. All values are our own choice; a change needs a new ``VERSION``."""
 
-    size: int = 28
-    """Pixels per side of an image, as in MNIST and most uses of Omniglot."""
-    canvas: int = 56
-    """Pixels per side of the canvas that a character is drawn on, twice the size."""
-    em: int = 38
-    """Font size, in pixels of the canvas."""
-    reach: float = 25.0
-    """Largest distance of ink from the centre along either axis, in pixels of the canvas; larger glyphs are shrunk."""
-    ink: int = 127
-    """A drawing without a pixel above this, of 255, is blank."""
+    size: int = 28  #: Pixels per side of an image, as in MNIST and most uses of Omniglot.
+    canvas: int = 56  #: Pixels per side of the canvas that a character is drawn on, twice the size.
+    em: int = 38  #: Font size, in pixels of the canvas.
+    reach: float = 25.0  #: Most pixels of the canvas from its centre to ink, along an axis; larger glyphs are shrunk.
+    ink: int = 127  #: A drawing without a pixel above this, of 255, is blank.
 
 
 @dataclass(frozen=True)
 class Jitter:
     """The random affine map of each image. All values are our own choice; a change needs a new ``VERSION``."""
 
-    rotation: float = np.pi / 15
-    """Largest rotation to either side, in radians."""
-    shear: float = 0.15
-    """Largest shear to either side."""
-    scale: float = 1.15
-    """Largest factor along either axis; the smallest one is its inverse."""
-    shift: float = 4
-    """Largest shift along either axis, in pixels of the canvas."""
+    rotation: float = np.pi / 15  #: Largest rotation to either side, in radians.
+    shear: float = 0.15  #: Largest shear to either side.
+    scale: float = 1.15  #: Largest factor along either axis; the smallest one is its inverse.
+    shift: float = 4  #: Largest shift along either axis, in pixels of the canvas.
 
 
 RENDERING, JITTER = Rendering(), Jitter()
-#: The shares of the classes on each of SIDES.
-SHARES = (0.6, 0.15, 0.25)
-#: Alphabets of fewer characters are pooled into one.
-SMALL_ALPHABET = 20
+SHARES = (0.6, 0.15, 0.25)  #: The shares of the classes on each of SIDES.
+SMALL_ALPHABET = 20  #: Alphabets of fewer characters are pooled into one.
 #: Where blocks of characters other than letters start, and the alphabet that each belongs to.
 BLOCKS = [
     *((0x0000, "PUNCTUATION"), (0x0300, "SYMBOLS"), (0x2000, "PUNCTUATION"), (0x2070, "NUMBERS")),
@@ -70,8 +59,7 @@ BLOCKS = [
     *((0x27C0, "MATHEMATICAL"), (0x27F0, "ARROWS"), (0x2800, "BRAILLE"), (0x2900, "ARROWS")),
     *((0x2980, "MATHEMATICAL"), (0x2B00, "ARROWS"), (0x2E00, "SYMBOLS")),
 ]
-#: Of the cached images; to be increased whenever rendering changes.
-VERSION = 1
+VERSION = 1  #: Of the cached images; to be increased whenever rendering changes.
 
 
 class Face(NamedTuple):
@@ -121,7 +109,7 @@ def load_glyphs(
     chosen = sorted(c for c in known if counts[c] >= min_faces and unicodedata.category(c)[0] in "LNPS")
     digests = [hashlib.sha256(face.path.read_bytes()).hexdigest() for face in faces]
     key = [chosen, digests, copies, seed]
-    arrays = cached_arrays("glyphs", VERSION, key, lambda: render(chosen, faces, copies, seed))
+    arrays = cached_arrays("glyphs", VERSION, key, lambda: _render(chosen, faces, copies, seed))
     names = tuple(map(chr, arrays["characters"].tolist()))
     if len(names) < 2:
         got = f"{len(names)} of {len(set(known))}"
@@ -139,16 +127,10 @@ def alphabet_of(character: str) -> str:
 
 
 def split_alphabets(characters: Iterable[str]) -> tuple[str, ...]:
-    """Assign alphabets to the sides of the split.
+    """Assign alphabets to the sides of the split, and return the side of each character.
 
     The largest alphabet comes first, and each goes to the side that lacks most characters. Letters and other characters
     are split apart, so that every side has both. Alphabets of fewer than 20 characters are pooled.
-
-    Args:
-        characters: The classes.
-
-    Returns:
-        The side of each character.
     """
     names = [alphabet_of(character) for character in characters]
     counts = Counter(names)
@@ -192,41 +174,30 @@ def find_faces(fonts: str | Path | None = None) -> list[Face]:
     return faces
 
 
-def render(characters: Iterable[str], faces: list[Face], copies: int, seed: int) -> dict[str, np.ndarray]:
-    """Render characters, with a progress bar on stderr if that takes more than two seconds.
+def _render(characters: Iterable[str], faces: list[Face], copies: int, seed: int) -> dict[str, np.ndarray]:
+    """Render characters in every face that has them, with a progress bar if that takes more than two seconds.
 
-    Args:
-        characters: To be rendered in every face that has them.
-        faces: To render in.
-        copies: Images per face and character.
-        seed: Of the jitter.
-
-    Returns:
-        ``characters`` (num_classes,) int64 code points, ``images`` (n, 784) uint8 and ``y`` (n,) int64.
+    Returns ``characters`` (num_classes,) int64 code points, ``images`` (n, 784) uint8 and ``y`` (n,) int64.
     """
     with optional_packages("load_glyphs"):
         from PIL import ImageFont  # noqa: PLC0415 - optional
         from tqdm import tqdm  # noqa: PLC0415
 
     basic = ImageFont.Layout.BASIC  # the other engine depends on what is installed
-    fonts = [ImageFont.truetype(face.path, RENDERING.em, layout_engine=basic) for face in faces]
+    fonts = [(face, ImageFont.truetype(face.path, RENDERING.em, layout_engine=basic)) for face in faces]
     seen: set[tuple[Any, ...]] = set()
     codes: list[int] = []
     images, labels = [], []
     for character in tqdm(characters, desc="glyphs", unit="character", delay=2.0, dynamic_ncols=True):
-        drawn = [
-            (face, _draw(character, font))
-            for face, font in zip(faces, fonts, strict=True)
-            if character in face.characters
-        ]
-        drawn = [(face, image) for face, image in drawn if np.asarray(image).max() > RENDERING.ink]
-        look = (drawn[0][0].path, drawn[0][1].tobytes()) if drawn else None
+        drawn = [(face.path, _draw(character, font)) for face, font in fonts if character in face.characters]
+        drawn = [(path, image) for path, image in drawn if np.asarray(image).max() > RENDERING.ink]
+        look = (drawn[0][0], drawn[0][1].tobytes()) if drawn else None
         if look is None or look in seen:
             continue
         seen.add(look)
-        for face, image in drawn:
+        for path, image in drawn:
             for copy in range(copies):
-                entropy = [seed, copy, ord(character), *face.path.name.encode()]
+                entropy = [seed, copy, ord(character), *path.name.encode()]
                 images.append(_jitter(image, np.random.default_rng(entropy)))
                 labels.append(len(codes))
         codes.append(ord(character))

@@ -7,7 +7,6 @@ import mmap
 import struct
 import warnings
 import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from numpy.lib import format as npy
 from torch import Tensor
 
 from protonet.datasets.dataset import Dataset, assign_sides, check_finite, make_dataset
-from protonet.datasets.files import load_npz, read_arrays
+from protonet.datasets.files import UNREADABLE, load_npz, read_arrays
 
 #: Readers of an array's header, by its version.
 READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
@@ -39,10 +38,9 @@ def map_npz(path: str | Path) -> Dataset:
         InputError: As in `load_npz`.
     """
     path = Path(path)
-    mapped = _map_features(path)
-    if mapped is None:
+    x, mapping = _map_features(path) or (None, None)
+    if x is None:
         return load_npz(path)
-    x, mapping = mapped
     arrays = read_arrays("map_npz", path, {"y", "split"})
     classes = make_dataset("map_npz", "x", torch.empty(len(x), 0), arrays["y"])
     data = assign_sides("map_npz", "split", classes, arrays.get("split"))._replace(x=x, mapping=mapping)
@@ -66,7 +64,7 @@ def _map_features(path: Path) -> tuple[Tensor, mmap.mmap] | None:
             if not (plain and whole and dtype.name in {"float16", "float32", "float64"} and len(shape) > 1 and count):
                 return None
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error):  # what numpy and zipfile raise
+    except (ValueError, *UNREADABLE):
         return None  # load_npz loads the file, or says what is wrong
     values = np.frombuffer(mapping, dtype, count, start).reshape(shape[0], -1)  # (n, dim)
     # Read-only, because a system may refuse a private copy of a file that is larger than memory.

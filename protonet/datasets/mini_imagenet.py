@@ -41,7 +41,7 @@ def load_mini_imagenet(root: str | Path, *, size: int = 28, colour: bool = True)
     """
     root = Path(root)
     size = check_int("load_mini_imagenet", "size", size, low=1)
-    paths, labels, sides = [], [], []
+    images: list[tuple[Path, str, str]] = []
     side_of: dict[str, str] = {}
     for name, side in zip(LISTS, SIDES, strict=True):
         for filename, label in _read_list(root / name):
@@ -51,9 +51,8 @@ def load_mini_imagenet(root: str | Path, *, size: int = 28, colour: bool = True)
             if side_of.setdefault(label, side) != side:
                 got = f"{label} in {name} and {LISTS[SIDES.index(side_of[label])]}"
                 fail("load_mini_imagenet", "root", "have every class in one list", got, "Split by class, not by image.")
-            paths.append(path)
-            labels.append(label)
-            sides.append(side)
+            images.append((path, label, side))
+    paths, labels, sides = zip(*images, strict=True)
     rows = [read_image("load_mini_imagenet", "root", path, size=size, colour=colour).reshape(-1) for path in paths]
     x = torch.from_numpy(np.stack(rows)).float().div_(255)  # (n, dim)
     return make_dataset("load_mini_imagenet", "root", x, labels, sides)

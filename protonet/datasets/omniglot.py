@@ -12,8 +12,7 @@ from protonet.datasets._images import list_folders, list_images, read_image
 from protonet.datasets.dataset import Dataset, make_dataset
 
 BACKGROUND, EVALUATION = "images_background", "images_evaluation"
-#: The least share of the background's characters that are for validation. Our own choice.
-VALIDATION_SHARE = 0.2
+VALIDATION_SHARE = 0.2  #: The least share of the background's characters that are for validation. Our own choice.
 
 
 def load_omniglot(root: str | Path, *, size: int = 28) -> Dataset:

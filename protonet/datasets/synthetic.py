@@ -16,31 +16,23 @@ from torch import Tensor
 
 from protonet._checks import check_int, fail
 
+Sampler = Callable[[Tensor, torch.Generator], Tensor]
+
 
 @dataclass(frozen=True)
 class Constants:
     """The constants of the families. The first two are the contest's, the others our own choice."""
 
-    radius: float = 2.5
-    """Norm of the prototypes, in all families."""
-    noise: float = 0.4
-    """Standard deviation of the noise per feature, in all families."""
-    correlated_variance: float = 20.0
-    """``correlated``: mean variance of the noise, in units of noise**2."""
-    correlated_decay: float = 1.5
-    """``correlated``: the k-th eigenvalue of the noise is proportional to k to minus this."""
-    nuisance_directions: int = 32
-    """``nuisance``: directions with more noise; half of all directions if they are fewer than twice as many."""
-    nuisance_variance: float = 100.0
-    """``nuisance``: variance of the noise along these directions, in units of noise**2."""
-    subclusters: int = 3
-    """``subclusters``: sub-clusters per class."""
-    warp_scale: float = 3.0
-    """``warped``: factor on the inputs of the random network's units."""
-    degrees_of_freedom: int = 3
-    """``heavy_tails``: of Student's t distribution."""
-    wrong_share: float = 0.1
-    """``wrong_labels``: share of the train and validation labels that are wrong."""
+    radius: float = 2.5  #: Norm of the prototypes, in all families.
+    noise: float = 0.4  #: Standard deviation of the noise per feature, in all families.
+    correlated_variance: float = 20.0  #: ``correlated``: mean variance of the noise, in units of noise**2.
+    correlated_decay: float = 1.5  #: ``correlated``: the k-th eigenvalue of the noise is proportional to k**-this.
+    nuisance_directions: int = 32  #: ``nuisance``: directions with more noise; at most half of all directions.
+    nuisance_variance: float = 100.0  #: ``nuisance``: variance of the noise along these, in units of noise**2.
+    subclusters: int = 3  #: ``subclusters``: sub-clusters per class.
+    warp_scale: float = 3.0  #: ``warped``: factor on the inputs of the random network's units.
+    degrees_of_freedom: int = 3  #: ``heavy_tails``: of Student's t distribution.
+    wrong_share: float = 0.1  #: ``wrong_labels``: share of the train and validation labels that are wrong.
 
 
 CONSTANTS = Constants()
@@ -48,45 +40,27 @@ CONSTANTS = Constants()
 
 @dataclass(frozen=True)
 class Split:
-    """Train, validation and test samples of the same classes, with the covariance of their noise where it is known.
+    """Train, validation and test samples of the same classes, with the covariance of their noise where it is known."""
 
-    Attributes:
-        train_x: (num_classes * n_train, dim) float32, rows shuffled.
-        train_y: (num_classes * n_train,) int64, in [0, num_classes).
-        val_x: (num_classes * n_val, dim) float32.
-        val_y: (num_classes * n_val,) int64.
-        test_x: (num_classes * n_test, dim) float32.
-        test_y: (num_classes * n_test,) int64, never wrong.
-        num_classes: The number of classes.
-        noise_covariance: (dim, dim) float64, the true within-class covariance, where the features are a prototype plus
-            Gaussian noise of the same covariance for all classes; None in other families.
-        radius: The norm of the prototypes; meaningful only with ``noise_covariance``.
-    """
-
-    train_x: Tensor
-    train_y: Tensor
-    val_x: Tensor
-    val_y: Tensor
-    test_x: Tensor
-    test_y: Tensor
-    num_classes: int
+    train_x: Tensor  #: (num_classes * n_train, dim) float32, rows shuffled.
+    train_y: Tensor  #: (num_classes * n_train,) int64, in [0, num_classes).
+    val_x: Tensor  #: (num_classes * n_val, dim) float32.
+    val_y: Tensor  #: (num_classes * n_val,) int64.
+    test_x: Tensor  #: (num_classes * n_test, dim) float32.
+    test_y: Tensor  #: (num_classes * n_test,) int64, never wrong.
+    num_classes: int  #: The number of classes.
+    #: (dim, dim) float64, true, where rows are a prototype plus Gaussian noise of one covariance; None elsewhere.
     noise_covariance: Tensor | None = None
-    radius: float = CONSTANTS.radius
+    radius: float = CONSTANTS.radius  #: The norm of the prototypes; meaningful only with ``noise_covariance``.
 
 
 @dataclass(frozen=True)
 class Population:
-    """The distribution that the samples of a `Split` are drawn from.
+    """The distribution that the samples of a `Split` are drawn from."""
 
-    Attributes:
-        sample: Maps labels (n,) and a generator to features (n, dim) float32.
-        noise_covariance: As in `Split`.
-        wrong_share: The share of train and validation labels to replace, in [0, 1].
-    """
-
-    sample: Callable[[Tensor, torch.Generator], Tensor]
-    noise_covariance: Tensor | None = None
-    wrong_share: float = 0.0
+    sample: Sampler  #: Maps labels (n,) and a generator to features (n, dim) float32.
+    noise_covariance: Tensor | None = None  #: As in `Split`.
+    wrong_share: float = 0.0  #: The share of train and validation labels to replace, in [0, 1].
 
 
 def isotropic(num_classes: int, dim: int, generator: torch.Generator) -> Population:
@@ -222,29 +196,19 @@ def sample_family(
     num_classes = check_int("sample_family", "num_classes", num_classes, low=2)
     dim = check_int("sample_family", "dim", dim, low=2)
 
-    generators = [
-        torch.Generator().manual_seed(int(child.generate_state(1)[0]))
-        for child in np.random.SeedSequence(seed).spawn(4)
-    ]
-    population = FAMILIES[name](num_classes, dim, generators[0])
+    seeds = [int(child.generate_state(1)[0]) for child in np.random.SeedSequence(seed).spawn(4)]
+    population = FAMILIES[name](num_classes, dim, torch.Generator().manual_seed(seeds[0]))
     wrong = population.wrong_share
-    train = _sample_rows(population, num_classes, n_train, wrong, generators[1])
-    val = _sample_rows(population, num_classes, n_val, wrong, generators[2])
-    test = _sample_rows(population, num_classes, n_test, 0.0, generators[3])
-    return Split(*train, *val, *test, num_classes, population.noise_covariance)
-
-
-def _sample_rows(
-    population: Population, num_classes: int, n: int, wrong_share: float, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """Sample n rows per class in random order, then replace ``wrong_share`` of the labels by another class."""
-    order = torch.randperm(num_classes * n, generator=generator)
-    labels = order % num_classes  # (num_classes * n,)
-    features = population.sample(labels, generator)
-    n_wrong = round(wrong_share * len(labels))
-    shift = torch.randint(1, num_classes, (n_wrong,), generator=generator)
-    labels[:n_wrong] = (labels[:n_wrong] + shift) % num_classes  # the order is random already
-    return features, labels
+    parts: list[Tensor] = []
+    for n, share, own_seed in zip((n_train, n_val, n_test), (wrong, wrong, 0.0), seeds[1:], strict=True):
+        generator = torch.Generator().manual_seed(own_seed)
+        labels = torch.randperm(num_classes * n, generator=generator) % num_classes  # (num_classes * n,)
+        parts += [population.sample(labels, generator), labels]
+        n_wrong = round(share * len(labels))
+        shift = torch.randint(1, num_classes, (n_wrong,), generator=generator)
+        labels[:n_wrong] = (labels[:n_wrong] + shift) % num_classes  # the order is random already
+    train_x, train_y, val_x, val_y, test_x, test_y = parts
+    return Split(train_x, train_y, val_x, val_y, test_x, test_y, num_classes, population.noise_covariance)
 
 
 def _sample_prototypes(n: int, dim: int, generator: torch.Generator) -> Tensor:
@@ -255,8 +219,7 @@ def _sample_prototypes(n: int, dim: int, generator: torch.Generator) -> Tensor:
 def _anisotropic(num_classes: int, dim: int, generator: torch.Generator, spectrum: Tensor) -> Population:
     """Make Gaussian noise with the eigenvalues ``spectrum`` (dim,) in a random orthonormal basis."""
     prototypes = _sample_prototypes(num_classes, dim, generator)
-    normal = torch.randn(dim, dim, dtype=torch.float64, generator=generator)
-    basis: Tensor = torch.linalg.qr(normal).Q  # (dim, dim)
+    basis: Tensor = torch.linalg.qr(torch.randn(dim, dim, dtype=torch.float64, generator=generator)).Q  # (dim, dim)
     root = (basis * spectrum.sqrt()).T.float()  # (dim, dim), root.T @ root is the covariance
 
     def sample(labels: Tensor, generator: torch.Generator) -> Tensor:

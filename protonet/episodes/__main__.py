@@ -27,58 +27,34 @@ def make_parser() -> Parser:
 
     parser = Parser(PROG, "Evaluate few-shot methods on the same N-way K-shot episodes, with 95 % intervals.")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = "\n".join(
-        [
-            f"inductive methods:\n  {_wrap(INDUCTIVE)}",
-            f"transductive methods, which use all queries of an episode together:\n  {_wrap(TRANSDUCTIVE)}",
-            "meta-training:\n  python -m protonet.episodes train --help",
-            "several processes, with the same results:\n  torchrun --nproc-per-node 2 -m protonet.episodes ...",
-        ]
-    )
+    parser.epilog = f"""inductive methods:\n  {_wrap(INDUCTIVE)}
+transductive methods, which use all queries of an episode together:\n  {_wrap(TRANSDUCTIVE)}
+meta-training:\n  python -m protonet.episodes train --help
+several processes, with the same results:\n  torchrun --nproc-per-node 2 -m protonet.episodes ..."""
     data = parser.add_argument_group("data")
-    data.add_argument(
-        "--dataset",
-        default="glyphs",
-        help="glyphs (default), digits, synthetic:FAMILY, FEATURES.npz, "
-        "TABLE.csv, a folder of images by class, omniglot:ROOT or mini-imagenet:ROOT",
-    )
-    data.add_argument(
-        "--side",
-        choices=SIDES,
-        help="side of the split by class: novel (default if there is a split), validation, base or all",
-    )
-    data.add_argument(
-        "--split-seed", metavar="N", help="split the classes at random: 60 %% base, 15 %% validation, 25 %% novel"
-    )
+    text = "glyphs (default), digits, synthetic:FAMILY, FEATURES.npz, TABLE.csv, a folder of images by class, "
+    data.add_argument("--dataset", default="glyphs", help=f"{text}omniglot:ROOT or mini-imagenet:ROOT")
+    text = "side of the split by class: novel (default if there is a split), validation, base or all"
+    data.add_argument("--side", choices=SIDES, help=text)
+    text = "split the classes at random: 60 %% base, 15 %% validation, 25 %% novel"
+    data.add_argument("--split-seed", metavar="N", help=text)
     data.add_argument("--encoder", metavar="FILE", help="file from 'train'; without it, features are used as they are")
     episodes = parser.add_argument_group("episodes")
     episodes.add_argument("--way", default="5", metavar="N[-M]", help="classes per episode (default 5)")
     episodes.add_argument("--shot", default="1", metavar="N[-M]", help="support rows per class (default 1)")
     episodes.add_argument("--query", default="15", metavar="N", help="query rows per class (default 15)")
     episodes.add_argument("--unequal", action="store_true", help="draw the number of shots for each class alone")
-    episodes.add_argument(
-        "--imbalance",
-        metavar="A",
-        help="share queries by a Dirichlet distribution of this concentration, such as 2.0 (default: equally)",
-    )
+    text = "share queries by a Dirichlet distribution of this concentration, such as 2.0 (default: equally)"
+    episodes.add_argument("--imbalance", metavar="A", help=text)
     episodes.add_argument("--open", default="0", metavar="N", help="classes outside the episode, with queries")
-    episodes.add_argument(
-        "--allow-small",
-        action="store_true",
-        help="accept classes with few rows, with fewer queries; with --imbalance, that balances queries somewhat",
-    )
+    text = "accept classes with few rows, with fewer queries; with --imbalance, that balances queries somewhat"
+    episodes.add_argument("--allow-small", action="store_true", help=text)
     episodes.add_argument("--episodes", default="2000", metavar="N", help="most episodes (default 2000)")
-    episodes.add_argument(
-        "--until", default="0", metavar="P", help="stop once every 95 %% interval is within ±P points (default: never)"
-    )
+    text = "stop once every 95 %% interval is within ±P points (default: never)"
+    episodes.add_argument("--until", default="0", metavar="P", help=text)
     episodes.add_argument("--seed", default="0", metavar="N", help="seed of the episodes (default 0)")
-    parser.add_argument(
-        "--method",
-        nargs="+",
-        default=DEFAULT_METHODS,
-        metavar="NAME",
-        help=f"names, or all (default: {' '.join(DEFAULT_METHODS)})",
-    )
+    text = f"names, or all (default: {' '.join(DEFAULT_METHODS)})"
+    parser.add_argument("--method", nargs="+", default=DEFAULT_METHODS, metavar="NAME", help=text)
     for name, text in (("json", "all metrics"), ("csv", "one line per metric"), ("plot", "a .png, .pdf or .svg file")):
         parser.add_argument(f"--{name}", metavar="FILE", help=f"write {text}")
     return parser
@@ -135,18 +111,15 @@ def run(arguments: Sequence[str] | None) -> None:
     is_main = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts, the first one writes
     outputs = check_outputs(PROG, options, ("json", "csv", "plot")) if is_main else {}
     for name, path in outputs.items():
-        if path.exists() and path.resolve() in {
-            Path(each or ".").resolve() for each in (options.dataset, options.encoder)
-        }:
+        read = {Path(each or ".").resolve() for each in (options.dataset, options.encoder)}
+        if path.exists() and path.resolve() in read:
             fail(PROG, f"--{name}", "be another file than what is read", path, "Pass another path.")
     if "plot" in outputs and outputs["plot"].suffix.lower() not in PLOT_SUFFIXES:
         fail(PROG, "--plot", f"end in {', '.join(PLOT_SUFFIXES)}", outputs["plot"], "Pass a path such as out.png.")
     from protonet.episodes.experiment import Experiment, run_experiment  # noqa: PLC0415 - once the arguments are checked
 
-    run_experiment(
-        Experiment(options.dataset, options.side, split_seed, options.encoder, setting, names, n_episodes, until, seed),
-        outputs,
-    )
+    source = (options.dataset, options.side, split_seed, options.encoder)
+    run_experiment(Experiment(*source, setting, names, n_episodes, until, seed), outputs)
 
 
 def train(arguments: Sequence[str] | None) -> None:

@@ -11,8 +11,7 @@ from protonet._checks import fail
 from protonet.episodes.batch import Take
 
 BACKBONES = ("mlp", "conv")
-#: Rows that `embed_rows` embeds at a time.
-CHUNK = 1024
+CHUNK = 1024  #: Rows that `embed_rows` embeds at a time.
 
 
 def make_backbone(name: str, dim: int, generator: torch.Generator) -> nn.Sequential:
@@ -56,49 +55,27 @@ def make_backbone(name: str, dim: int, generator: torch.Generator) -> nn.Sequent
 
 def _make_mlp(dim: int) -> nn.Sequential:
     """Return an MLP that maps rows (n, dim) to (n, 128)."""
-    return nn.Sequential(
-        nn.Linear(dim, 512, bias=False),
-        nn.LayerNorm(512),
-        nn.GELU(),
-        nn.Linear(512, 512, bias=False),
-        nn.LayerNorm(512),
-        nn.GELU(),
-        nn.Linear(512, 128, bias=False),
-    )
+    first = nn.Linear(dim, 512, bias=False), nn.LayerNorm(512), nn.GELU()
+    second = nn.Linear(512, 512, bias=False), nn.LayerNorm(512), nn.GELU()
+    return nn.Sequential(*first, *second, nn.Linear(512, 128, bias=False))
 
 
 def _make_conv(side: int) -> nn.Sequential:
     """Return four convolutions that map rows (n, side * side) to (n, embedding_dim): 576 for a side of 28."""
     return nn.Sequential(
         nn.Unflatten(1, (1, side, side)),
-        nn.Conv2d(1, 32, 5, stride=2, padding=2, bias=False),
-        nn.GroupNorm(8, 32),
-        nn.ReLU(),
-        nn.Conv2d(32, 32, 3, padding=1, bias=False),
-        nn.GroupNorm(8, 32),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 3, padding=1, bias=False),
-        nn.GroupNorm(8, 64),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(64, 64, 3, padding=1, bias=False),
-        nn.GroupNorm(8, 64),
-        nn.Flatten(),
+        *(nn.Conv2d(1, 32, 5, stride=2, padding=2, bias=False), nn.GroupNorm(8, 32), nn.ReLU()),
+        *(nn.Conv2d(32, 32, 3, padding=1, bias=False), nn.GroupNorm(8, 32), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 64, 3, padding=1, bias=False), nn.GroupNorm(8, 64), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(64, 64, 3, padding=1, bias=False), nn.GroupNorm(8, 64), nn.Flatten()),
     )
 
 
 @torch.no_grad()
 def embed_rows(encoder: nn.Module, take: Take, rows: Tensor) -> Tensor:
-    """Embed rows of a data set, a chunk at a time.
+    """Embed the rows of some numbers (n,) int64, a chunk at a time: (n, embedding_dim) float32 on the CPU.
 
-    Args:
-        encoder: Maps (n, dim) float32 to (n, embedding_dim), on any device.
-        take: Returns rows by number.
-        rows: (n,) int64, the numbers of the rows to embed.
-
-    Returns:
-        (n, embedding_dim) float32 on the CPU.
+    The encoder maps (n, dim) float32 to (n, embedding_dim), on any device; ``take`` returns rows by number.
     """
     device = next(encoder.parameters()).device
     return torch.cat([encoder(take(chunk).float().to(device)).cpu() for chunk in rows.split(CHUNK)])

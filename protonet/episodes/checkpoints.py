@@ -13,22 +13,14 @@ from protonet._checks import fail, find_version, optional_packages
 from protonet._writing import write_whole
 from protonet.episodes.backbones import make_backbone
 
-#: The entry of the file's header that holds our metadata, as JSON.
-FORMAT = "protonet.episodes.train"
-#: Increased whenever the format changes; files of later versions are not read.
-VERSION = 2
+FORMAT = "protonet.episodes.train"  #: The entry of the file's header that holds our metadata, as JSON.
+VERSION = 2  #: Increased whenever the format changes; files of later versions are not read.
 INSTALL = 'pip install "protonet[train]"'
-#: What the names of the encoder's best weights begin with.
-BEST = "best."
+BEST = "best."  #: What the names of the encoder's best weights begin with.
 
 
 def write_checkpoint(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
-    """Write a checkpoint, whole or not at all.
-
-    Args:
-        path: Of the file.
-        tensors: By name, on any device.
-        metadata: By name, anything that JSON can write.
+    """Write a checkpoint, whole or not at all: tensors on any device and metadata that JSON can write, by name.
 
     Raises:
         MissingPackageError: safetensors is missing.
@@ -43,16 +35,7 @@ def write_checkpoint(path: Path, tensors: dict[str, Tensor], metadata: dict[str,
 
 
 def read_checkpoint(function: str, argument: str, path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read a checkpoint.
-
-    Args:
-        function: The public function's or command's name, for messages.
-        argument: The argument that the path came from, for messages.
-        path: Of the file.
-
-    Returns:
-        tensors: By name, on the CPU.
-        metadata: By name, as given to `write_checkpoint`, and ``version`` and ``library``.
+    """Read a checkpoint: its tensors by name, on the CPU, and its metadata, with ``version`` and ``library``.
 
     Raises:
         MissingPackageError: safetensors is missing.
@@ -95,8 +78,7 @@ def load_encoder(path: str | Path, *, dim: int | None = None) -> nn.Module:
 
     Raises:
         MissingPackageError: safetensors is missing.
-        InputError: There is no such file, it is truncated, no checkpoint, of a newer version, or its encoder takes
-            other rows.
+        InputError: As `read_checkpoint`, or the encoder takes other rows.
     """
     tensors, metadata = read_checkpoint("load_encoder", "path", path)
     own = metadata["backbone"]["dim"]
@@ -109,17 +91,6 @@ def load_encoder(path: str | Path, *, dim: int | None = None) -> nn.Module:
 
 
 def read_plan(path: str | Path) -> dict[str, Any]:
-    """Read the settings of the run that a checkpoint comes from.
-
-    Args:
-        path: A file that ``python -m protonet.episodes train`` wrote.
-
-    Returns:
-        The fields of `protonet.episodes.tasks.Plan` by name, such as ``dataset`` and ``split_seed``.
-
-    Raises:
-        MissingPackageError: safetensors is missing.
-        InputError: There is no such file, it is truncated, no checkpoint, or of a newer version.
-    """
+    """Read the fields of a checkpoint's `protonet.episodes.tasks.Plan` by name; errors are as in `read_checkpoint`."""
     plan: dict[str, Any] = read_checkpoint("read_plan", "path", path)[1]["plan"]
     return plan

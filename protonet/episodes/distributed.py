@@ -13,15 +13,10 @@ T = TypeVar("T")
 
 
 class Group(NamedTuple):
-    """The processes that share the work, and which of them this one is.
+    """The processes that share the work, and which of them this one is."""
 
-    Attributes:
-        rank: This process, in [0, world_size).
-        world_size: The number of processes.
-    """
-
-    rank: int = 0
-    world_size: int = 1
+    rank: int = 0  #: This process, in [0, world_size).
+    world_size: int = 1  #: The number of processes.
 
     def gather(self, value: T) -> list[T]:
         """Exchange values: give one, and return those of all processes in the order of their ranks."""
@@ -36,11 +31,8 @@ class Group(NamedTuple):
 def join_group(device: str = "cpu") -> Iterator[Group]:
     """Join the processes that torchrun started, by gloo on a CPU and nccl on a GPU; without torchrun, be alone.
 
-    Args:
-        device: Where the tensors are that the processes exchange, such as "cpu" or "cuda".
-
-    Yields:
-        The group, which is left at the end.
+    ``device`` is where the tensors are that the processes exchange, such as "cpu" or "cuda". Yields the group, which is
+    left at the end.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield Group()

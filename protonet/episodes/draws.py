@@ -17,51 +17,36 @@ from protonet.sampling import ClassIndex, draw_distinct
 
 #: Independent streams of random numbers, so that for example more queries do not change which classes are drawn.
 WAYS, CLASSES, SHOTS, QUERIES, ROWS = range(5)
-#: Stands in a `Draw` where there is no row.
-NO_ROW = -1
-#: The largest number of classes, and of rows per class: far beyond any use, far below any overflow.
-MOST = 10**6
+NO_ROW = -1  #: Stands in a `Draw` where there is no row.
+MOST = 10**6  #: The largest number of classes, and of rows per class: far beyond any use, far below any overflow.
 
 
 class Setting(NamedTuple):
     """The kind of episodes to draw.
 
-    Attributes:
-        way: Least and most classes per episode (n_way), >= 2. Each number in between is equally likely.
-        shot: Least and most support rows per class (n_shot), >= 1, likewise.
-        n_query: Query rows per class, >= 1; the average over classes if ``imbalance`` is given.
-        unequal: Draw the number of shots for each class alone, not once per episode.
-        imbalance: None for equally many queries of each class. Otherwise the classes share ``way * n_query`` queries by
-            a Dirichlet distribution of this concentration, > 0: 2 in the literature, less for more imbalance.
-        n_open: Open classes: classes outside the episode that add ``n_query`` queries each, >= 0.
-        allow_small: Accept classes with fewer rows than shots and queries, with fewer queries. Classes without a single
-            row for a query are left out.
-
     Source: imbalance as in Veilleux et al., "Realistic evaluation of transductive few-shot learning" (2021), sec. 3.
         https://arxiv.org/abs/2204.11181
     """
 
-    way: tuple[int, int] = (5, 5)
-    shot: tuple[int, int] = (1, 1)
-    n_query: int = 15
-    unequal: bool = False
+    way: tuple[int, int] = (5, 5)  #: Least and most classes per episode (n_way), >= 2; all between are equally likely.
+    shot: tuple[int, int] = (1, 1)  #: Least and most support rows per class (n_shot), >= 1, likewise.
+    n_query: int = 15  #: Query rows per class, >= 1; the average over classes if ``imbalance`` is given.
+    unequal: bool = False  #: Draw the number of shots for each class alone, not once per episode.
+    #: None for equally many queries of each class. Otherwise the classes share ``way * n_query`` queries by a Dirichlet
+    #: distribution of this concentration, > 0: 2 in the literature, less for more imbalance.
     imbalance: float | None = None
-    n_open: int = 0
+    n_open: int = 0  #: Open classes: classes outside the episode that add ``n_query`` queries each, >= 0.
+    #: Accept classes with fewer rows than shots and queries, with fewer queries. Classes without a single row for a
+    #: query are left out.
     allow_small: bool = False
 
 
 class Draw(NamedTuple):
-    """Row numbers of a batch of episodes, int64, with ``NO_ROW`` in slots without a row.
+    """Row numbers of a batch of episodes, int64, with ``NO_ROW`` in slots without a row."""
 
-    Attributes:
-        support: (episodes, most classes, most shots).
-        query: (episodes, most classes, most queries).
-        open_query: (episodes, n_open, n_query), of classes outside the episode.
-    """
-
-    support: Tensor
-    query: Tensor
-    open_query: Tensor
+    support: Tensor  #: (episodes, most classes, most shots).
+    query: Tensor  #: (episodes, most classes, most queries).
+    open_query: Tensor  #: (episodes, n_open, n_query), of classes outside the episode.
 
 
 def check_setting(name: str, index: ClassIndex, setting: Setting, class_names: tuple[str, ...]) -> ClassIndex:
@@ -155,19 +140,10 @@ def draw_episodes(index: ClassIndex, setting: Setting, *, seed: int, first: int,
 
 
 def _share_queries(uniform: Tensor, concentration: float, drawn: Tensor, total: Tensor) -> Tensor:
-    """Share queries among classes by a Dirichlet distribution.
+    """Share ``total`` (episodes,) queries by a Dirichlet distribution: (episodes, classes) int64, 0 if not ``drawn``.
 
-    The shares are gamma variates, made by inversion, divided by their sum. Counts are rounded down; the queries that
-    this leaves go to the classes with the largest fractions.
-
-    Args:
-        uniform: (episodes, classes) float64 in [0, 1).
-        concentration: > 0.
-        drawn: (episodes, classes) bool, the classes that the episode has.
-        total: (episodes,) int64, the queries to share.
-
-    Returns:
-        (episodes, classes) int64, zero for classes that the episode does not have.
+    The shares are gamma variates, made by inversion of ``uniform`` (episodes, classes), divided by their sum. Counts
+    are rounded down; the queries that this leaves go to the classes with the largest fractions.
 
     Source: gamma variates over their sum, Devroye, "Non-uniform random variate generation" (1986), ch. XI, sec. 4.
     """

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import torch
@@ -19,8 +19,7 @@ from protonet.episodes.statistics import half_width
 from protonet.metrics import fill_bins
 from protonet.sampling import ClassIndex
 
-#: Episodes that one process draws and scores between two exchanges with the others.
-ROUND = 256
+ROUND = 256  #: Episodes that one process draws and scores between two exchanges with the others.
 #: Features of episodes that are processed at a time: enough for few calls, and still within the processor's caches.
 FEATURES_AT_ONCE = 2**21
 #: Floats in just under 32 MiB. Freeing an array of this size once makes glibc keep later arrays instead of returning
@@ -29,22 +28,14 @@ KEPT = 2**23 - 2**12
 
 
 class Scores(NamedTuple):
-    """The scores of one method, in the order of the episodes' numbers.
+    """The scores of one method, in the order of the episodes' numbers."""
 
-    Attributes:
-        accuracy: (episodes,) float64 in [0, 1], the share of an episode's queries that are right, without those of open
-            classes.
-        by_shot: (episodes, shots) float64, the accuracy on classes with each number of shots, NaN where an episode has
-            no such class.
-        auroc: (episodes,) float64 in [0, 1], the area under the ROC curve of telling known from open queries by their
-            highest logit; NaN without open queries.
-        bins: (n_bins, 3) float64, queries by confidence, from `protonet.metrics.fill_bins`.
-    """
-
-    accuracy: Tensor
-    by_shot: Tensor
+    accuracy: Tensor  #: (episodes,) float64 in [0, 1], the share of right queries, without those of open classes.
+    by_shot: Tensor  #: (episodes, shots) float64, the accuracy on classes of each number of shots, NaN without such.
+    #: (episodes,) float64 in [0, 1], the area under the ROC curve of known against open queries by their highest logit;
+    #: NaN without open queries.
     auroc: Tensor
-    bins: Tensor
+    bins: Tensor  #: (n_bins, 3) float64, queries by confidence, from `protonet.metrics.fill_bins`.
 
 
 #: Called with the number of finished episodes and each method's scores so far, in parts.
@@ -98,12 +89,37 @@ def evaluate(
     index = check_setting("evaluate", index, setting, tuple(map(str, range(len(index.size)))))
     group, take = group or Group(), take or take_from(x)
     gathered: dict[str, list[Scores]] = {name: [] for name in methods}
-    with one_thread(), torch.inference_mode():
+
+    def score_round(first: int, count: int) -> dict[str, Scores]:
+        """Score the episodes ``first`` to ``first + count - 1``."""
+        numbers: list[Tensor] = []
+        scored: dict[str, list[Scores]] = {name: [] for name in methods}
+        for part in split_draw(draw_episodes(index, setting, seed=seed, first=first, n_episodes=count)):
+            features = (part.support.shape[1] + part.query.shape[1]) * x.shape[1]  # of one episode
+            size = max(1, FEATURES_AT_ONCE // features)
+            for start in range(0, len(part.numbers), size):
+                block = Part._make([*(tensor[start : start + size] for tensor in part[:-1]), part.n_way])
+                numbers.append(block.numbers)
+                episodes = gather_episodes(take, block, base)
+                for name, method in methods.items():
+                    logits = method(episodes)
+                    if not bool(torch.isfinite(logits.sum())):
+                        number = first + int(block.numbers[(~torch.isfinite(logits)).flatten(1).any(dim=1)][0])
+                        got = f"others of {name} in episode {number}"
+                        remedy = "Scale the features, or leave the method out."
+                        fail("evaluate", "method", "give finite logits", got, remedy)
+                    scored[name].append(_score_logits(logits, block, setting.shot))
+        order = torch.cat(numbers).argsort()
+        return {name: join_scores(parts, order) for name, parts in scored.items()}
+
+    with ExitStack() as stack, torch.inference_mode():
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)
         torch.empty(KEPT)  # freed at once, see KEPT: results reuse memory, and no new pages have to be zeroed
         for first in range(0, n_episodes, ROUND * group.world_size):
             begin = first + ROUND * group.rank
             count = max(0, min(ROUND, n_episodes - begin))
-            rounds = group.gather(_score_round(take, x.shape[1], index, methods, setting, seed, begin, count, base))
+            rounds = group.gather(score_round(begin, count) if count else {})
             # In the order of their numbers: any number of processes stops at the same round.
             for scores in rounds:
                 for name, score in scores.items():
@@ -115,62 +131,8 @@ def evaluate(
     return {name: join_scores(parts) for name, parts in gathered.items()}
 
 
-def _score_round(
-    take: Take,
-    dim: int,
-    index: ClassIndex,
-    methods: Mapping[str, Method],
-    setting: Setting,
-    seed: int,
-    first: int,
-    n_episodes: int,
-    base: Base | None,
-) -> dict[str, Scores]:
-    """Score the episodes ``first`` to ``first + n_episodes - 1``; return an empty dict for no episodes."""
-    if not n_episodes:
-        return {}
-    numbers: list[Tensor] = []
-    scored: dict[str, list[Scores]] = {name: [] for name in methods}
-    for part in split_draw(draw_episodes(index, setting, seed=seed, first=first, n_episodes=n_episodes)):
-        features = (part.support.shape[1] + part.query.shape[1]) * dim  # of one episode
-        for block in _split_part(part, max(1, FEATURES_AT_ONCE // features)):
-            numbers.append(block.numbers)
-            episodes = gather_episodes(take, block, base)
-            for name, method in methods.items():
-                logits = method(episodes)
-                if not bool(torch.isfinite(logits.sum())):
-                    number = first + int(block.numbers[(~torch.isfinite(logits)).flatten(1).any(dim=1)][0])
-                    remedy = "Scale the features, or leave the method out."
-                    fail("evaluate", "method", "give finite logits", f"others of {name} in episode {number}", remedy)
-                scored[name].append(score_logits(logits, block, setting.shot))
-    order = torch.cat(numbers).argsort()
-    joined = {name: join_scores(parts) for name, parts in scored.items()}
-    return {
-        name: Scores(accuracy[order], by_shot[order], auroc[order], bins)
-        for name, (accuracy, by_shot, auroc, bins) in joined.items()
-    }
-
-
-def _split_part(part: Part, size: int) -> Iterator[Part]:
-    """Yield a part in blocks of at most ``size`` episodes."""
-    for start in range(0, len(part.numbers), size):
-        numbers, support, support_labels, query, query_labels, query_shots = (
-            tensor[start : start + size] for tensor in part[:-1]
-        )
-        yield Part(numbers, support, support_labels, query, query_labels, query_shots, part.n_way)
-
-
-def score_logits(logits: Tensor, part: Part, shot: tuple[int, int]) -> Scores:
-    """Score the logits of a part's episodes.
-
-    Args:
-        logits: (episodes, n_queries, n_way) floating, higher is likelier.
-        part: The episodes, with the queries' labels and numbers of shots.
-        shot: Least and most shots per class: the range of the scores by shot.
-
-    Returns:
-        The scores, in the part's order.
-    """
+def _score_logits(logits: Tensor, part: Part, shot: tuple[int, int]) -> Scores:
+    """Score the logits (episodes, n_queries, n_way) of a part's episodes; ``shot`` is the range of scores by shot."""
     n_known = int((part.query_labels[0] >= 0).sum())
     logits = logits.transpose(1, 2).contiguous()  # (episodes, n_way, n_queries): ten times as fast, as classes are few
     known = logits[..., :n_known]
@@ -208,18 +170,8 @@ def _is_within(parts: Sequence[Scores], until: float) -> bool:
     return 100 * half_width(torch.cat([part.accuracy for part in parts])) < until
 
 
-def join_scores(parts: Sequence[Scores]) -> Scores:
-    """Join the scores of several batches of episodes, in their order."""
+def join_scores(parts: Sequence[Scores], order: Tensor | slice = slice(None)) -> Scores:
+    """Join the scores of several batches of episodes, then put the episodes into ``order``."""
     accuracy, by_shot, auroc, bins = zip(*parts, strict=True)
-    return Scores(torch.cat(accuracy), torch.cat(by_shot), torch.cat(auroc), torch.stack(bins).sum(dim=0))
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Let torch use one thread, and restore the number of threads afterwards."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+    joined = [torch.cat(each)[order] for each in (accuracy, by_shot, auroc)]
+    return Scores._make([*joined, torch.stack(bins).sum(dim=0)])

@@ -20,64 +20,40 @@ from protonet.episodes.checkpoints import load_encoder, read_plan
 from protonet.episodes.distributed import join_group
 from protonet.episodes.draws import Setting, check_setting, draw_episodes
 from protonet.episodes.evaluation import Scores, evaluate, join_scores
-from protonet.episodes.methods import METHODS, NEEDS_BASE, USES_BASE
-from protonet.episodes.report import format_report, summarize, write_csv, write_json, write_plot
+from protonet.episodes.methods import METHODS, NEEDS_BASE, USES_BASE, Method
+from protonet.episodes.report import Summary, format_report, summarize, write_csv, write_json, write_plot
 from protonet.episodes.sources import load_source
 from protonet.episodes.statistics import half_width, mean_of
 from protonet.sampling import ClassIndex, index_classes
 
-#: The command, for messages.
-PROG = "protonet.episodes"
+PROG = "protonet.episodes"  #: The command, for messages.
 
 
 class Experiment(NamedTuple):
-    """The settings of an evaluation.
+    """The settings of an evaluation."""
 
-    Attributes:
-        dataset: A data set by name or path, see `protonet.episodes.sources.load_source`.
-        side: Of the split by class, or "all"; None for "novel" if there is a split, otherwise "all".
-        split_seed: Split the classes at random with this seed; None keeps the data set's own split.
-        encoder: The path of a checkpoint; None evaluates the features as they are.
-        setting: The kind of episodes.
-        methods: Names of methods, or "all".
-        n_episodes: Most episodes.
-        until: Stop once the half-widths of all 95 % intervals are below this many percentage points; 0 for never.
-        seed: Of the episodes.
-    """
-
-    dataset: str
-    side: str | None
-    split_seed: int | None
-    encoder: str | None
-    setting: Setting
-    methods: list[str]
-    n_episodes: int
-    until: float
-    seed: int
+    dataset: str  #: A data set by name or path, see `protonet.episodes.sources.load_source`.
+    side: str | None  #: Of the split by class, or "all"; None for "novel" if there is a split, otherwise "all".
+    split_seed: int | None  #: Split the classes at random with this seed; None keeps the data set's own split.
+    encoder: str | None  #: The path of a checkpoint; None evaluates the features as they are.
+    setting: Setting  #: The kind of episodes.
+    methods: list[str]  #: Names of methods, or "all".
+    n_episodes: int  #: Most episodes.
+    until: float  #: Stop once the half-widths of all 95 % intervals are below this many percentage points; 0 for never.
+    seed: int  #: Of the episodes.
 
 
 class Material(NamedTuple):
-    """The data and methods of an evaluation, ready to use.
+    """The data and methods of an evaluation, ready to use."""
 
-    Attributes:
-        x: (n, dim) floating.
-        take: Returns rows of ``x`` by number.
-        by_class: Rows by class, of the classes to draw from.
-        class_names: One name per class of the side.
-        base: The base classes, if a method uses them.
-        side: Of the split, or "all".
-        methods: Their names.
-        notes: Lines to print with the report.
-    """
-
-    x: Tensor
-    take: Take
-    by_class: ClassIndex
-    class_names: tuple[str, ...]
-    base: Base | None
-    side: str
-    methods: list[str]
-    notes: list[str]
+    x: Tensor  #: (n, dim) floating.
+    take: Take  #: Returns rows of ``x`` by number.
+    by_class: ClassIndex  #: Rows by class, of the classes to draw from.
+    class_names: tuple[str, ...]  #: One name per class of the side.
+    base: Base | None  #: The base classes, if a method uses them.
+    side: str  #: Of the split, or "all".
+    methods: dict[str, Method]  #: By name.
+    notes: list[str]  #: Lines to print with the report.
 
 
 def run_experiment(experiment: Experiment, outputs: Mapping[str, Path]) -> None:
@@ -97,7 +73,7 @@ def run_experiment(experiment: Experiment, outputs: Mapping[str, Path]) -> None:
             import matplotlib as _  # noqa: F401, PLC0415 - before the work, if it is missing
     with join_group() as group:
         data = load_source(experiment.dataset, split_seed=experiment.split_seed)
-        material = prepare(data, experiment)
+        material = _prepare(data, experiment)
         is_main = group.rank == 0  # the process that prints and writes
         bar = tqdm(total=experiment.n_episodes, unit="episode", delay=1.0, dynamic_ncols=True, disable=not is_main)
         latest: dict[str, Sequence[Scores]] = {}
@@ -106,24 +82,23 @@ def run_experiment(experiment: Experiment, outputs: Mapping[str, Path]) -> None:
             latest.update(scores)
             name, parts = next(iter(scores.items()))
             accuracy = torch.cat([part.accuracy for part in parts])
-            bar.set_postfix_str(
-                f"{name} {100 * mean_of(accuracy):.2f} ±{100 * half_width(accuracy):.2f} %", refresh=False
-            )
+            text = f"{name} {100 * mean_of(accuracy):.2f} ±{100 * half_width(accuracy):.2f} %"
+            bar.set_postfix_str(text, refresh=False)
             bar.update(done - bar.n)
 
         def report(scores: Mapping[str, Scores]) -> int:
             bar.close()
-            summary = summarize(scores, experiment.setting.shot, describe(experiment, material))
+            summary = summarize(scores, experiment.setting.shot, _describe(experiment, material.side))
             if is_main:
-                print(format_title(summary, material, experiment) + format_report(summary), end="", flush=True)
-                write_outputs(summary, outputs, material, experiment)
-            return len(next(iter(scores.values())).accuracy)
+                print(_format_title(summary, material, experiment) + format_report(summary), end="", flush=True)
+                _write_outputs(summary, outputs, material, experiment)
+            return int(summary["episodes"])
 
         try:
             scores = evaluate(
                 material.x,
                 material.by_class,
-                {name: METHODS[name] for name in material.methods},
+                material.methods,
                 experiment.setting,
                 seed=experiment.seed,
                 n_episodes=experiment.n_episodes,
@@ -142,27 +117,15 @@ def run_experiment(experiment: Experiment, outputs: Mapping[str, Path]) -> None:
         report(scores)
 
 
-def prepare(data: Dataset, experiment: Experiment) -> Material:
-    """Select the rows and classes of an experiment's side, and embed them if there is an encoder.
-
-    Args:
-        data: The data set.
-        experiment: The settings.
-
-    Returns:
-        Rows, classes and methods, with notes about them.
-
-    Raises:
-        MissingPackageError: A package for reading the encoder is missing.
-        InputError: Data, side, encoder and setting do not fit together.
-    """
+def _prepare(data: Dataset, experiment: Experiment) -> Material:
+    """Select the rows and classes of an experiment's side, and embed them if there is an encoder."""
     sides = data.sides or ("all",) * data.num_classes
     side = experiment.side or ("all" if data.sides is None else "novel")
     if side not in {"all", *sides}:
         got = f"{side} of {', '.join(sorted(set(data.sides or ()))) or 'no split'}"
         fail(PROG, "--side", "be a side that has classes", got, "Pass --side all, or --split-seed 0 for a split.")
     with_base = side in SIDES[1:] and "base" in sides
-    methods, notes = find_methods(experiment.methods, with_base=with_base)
+    methods, notes = _find_methods(experiment.methods, with_base=with_base)
     chosen = [c for c, own in enumerate(sides) if side in ("all", own)]
     names = tuple(data.class_names[c] for c in chosen)
     whole = index_classes(data.y)
@@ -170,21 +133,15 @@ def prepare(data: Dataset, experiment: Experiment) -> Material:
     if experiment.setting.allow_small:
         few = experiment.setting.shot[1] + experiment.setting.n_query
         small = int((by_class.size < few).sum())
-        left_out = len(chosen) - len(by_class.size)
-        notes.append(
-            f"{small} of {len(chosen)} classes have fewer rows than shot + query, {left_out} too few to be drawn."
-        )
-    base_index = None
-    if with_base and any(name in USES_BASE for name in methods):
-        base_index = whole.take(torch.tensor([c for c, own in enumerate(sides) if own == "base"]))
+        note = f"{small} of {len(chosen)} classes have fewer rows than shot + query, "
+        notes.append(f"{note}{len(chosen) - len(by_class.size)} too few to be drawn.")
+    base_ids = [c for c, own in enumerate(sides) if own == "base"] if with_base and USES_BASE & methods.keys() else []
+    base_index = whole.take(torch.tensor(base_ids)) if base_ids else None
     x, take = data.x, (take_from(data.x) if data.mapping is None else data.take_rows)
     if experiment.encoder is not None:
-        notes += compare_split(read_plan(experiment.encoder), experiment, side)
+        notes += _compare_split(read_plan(experiment.encoder), experiment, side)
         encoder = load_encoder(experiment.encoder, dim=x.shape[1])
-        wanted = [
-            c for c, own in enumerate(sides) if side in ("all", own) or (base_index is not None and own == "base")
-        ]
-        used = torch.isin(data.y, torch.tensor(wanted)).nonzero().flatten()
+        used = torch.isin(data.y, torch.tensor(chosen + base_ids)).nonzero().flatten()
         places = torch.full((len(x),), -1).index_copy_(0, used, torch.arange(len(used)))
         x = embed_rows(encoder, take, used)
         take, by_class = take_from(x), by_class._replace(rows=places[by_class.rows])
@@ -195,20 +152,8 @@ def prepare(data: Dataset, experiment: Experiment) -> Material:
     return Material(x, take, by_class, names, base, side, methods, notes)
 
 
-def find_methods(names: Sequence[str], *, with_base: bool) -> tuple[list[str], list[str]]:
-    """Look up methods by name.
-
-    Args:
-        names: Names of methods; "all" stands for every method that can run.
-        with_base: Are there base classes beside the evaluated ones?
-
-    Returns:
-        names: Of the methods.
-        notes: Lines to print with the report.
-
-    Raises:
-        InputError: A method needs base classes, and there are none.
-    """
+def _find_methods(names: Sequence[str], *, with_base: bool) -> tuple[dict[str, Method], list[str]]:
+    """Return methods by name, "all" being every method that can run, and lines to print with the report."""
     notes = []
     if "all" in names:
         missing = [] if with_base else sorted(NEEDS_BASE)
@@ -220,23 +165,11 @@ def find_methods(names: Sequence[str], *, with_base: bool) -> tuple[list[str], l
             fail(PROG, "--method", "find base classes beside the evaluated ones", f"none for {name}", remedy)
     if "simpleshot" in names and not with_base:
         notes.append("Without base classes, simpleshot centres on each episode's own support rows.")
-    return list(names), notes
+    return {name: METHODS[name] for name in names}, notes
 
 
-def compare_split(plan: Mapping[str, Any], experiment: Experiment, side: str) -> list[str]:
-    """Check that an encoder was trained on the same split, and note where it is evaluated on classes that it learned.
-
-    Args:
-        plan: The encoder's settings, from `protonet.episodes.checkpoints.read_plan`.
-        experiment: The settings of the evaluation.
-        side: The evaluated side.
-
-    Returns:
-        Lines to print with the report.
-
-    Raises:
-        InputError: The encoder was trained on another split of the same data set.
-    """
+def _compare_split(plan: Mapping[str, Any], experiment: Experiment, side: str) -> list[str]:
+    """Check that an encoder was trained on the same split; note where it is evaluated on classes that it learned."""
     if plan["dataset"] != experiment.dataset:
         return []
     if plan["split_seed"] != experiment.split_seed:
@@ -249,28 +182,16 @@ def compare_split(plan: Mapping[str, Any], experiment: Experiment, side: str) ->
     return [f"The encoder was trained or chosen on classes of side {side}: this is no test of it."]
 
 
-def describe(experiment: Experiment, material: Material) -> dict[str, Any]:
+def _describe(experiment: Experiment, side: str) -> dict[str, Any]:
     """Return the settings for the summary, under the names of the command line."""
-    setting = experiment.setting
-    return {
-        "dataset": experiment.dataset,
-        "side": material.side,
-        "split_seed": experiment.split_seed,
-        "encoder": experiment.encoder,
-        "way": setting.way,
-        "shot": setting.shot,
-        "query": setting.n_query,
-        "unequal": setting.unequal,
-        "imbalance": setting.imbalance,
-        "open": setting.n_open,
-        "allow_small": setting.allow_small,
-        "most_episodes": experiment.n_episodes,
-        "until": experiment.until,
-        "seed": experiment.seed,
-    }
+    dataset, _, split_seed, encoder, setting, _, n_episodes, until, seed = experiment
+    names = {"n_query": "query", "n_open": "open"}
+    kind = {names.get(name, name): value for name, value in setting._asdict().items()}
+    data = {"dataset": dataset, "side": side, "split_seed": split_seed, "encoder": encoder}
+    return {**data, **kind, "most_episodes": n_episodes, "until": until, "seed": seed}
 
 
-def format_title(summary: Mapping[str, Any], material: Material, experiment: Experiment) -> str:
+def _format_title(summary: Summary, material: Material, experiment: Experiment) -> str:
     """Format the lines above the table: what was evaluated, and the notes."""
     setting = experiment.setting
     spans = ["-".join(map(str, dict.fromkeys(span))) for span in (setting.way, setting.shot)]
@@ -282,9 +203,7 @@ def format_title(summary: Mapping[str, Any], material: Material, experiment: Exp
     return "\n".join([f"{title}; 95 % intervals", *material.notes]) + "\n\n"
 
 
-def write_outputs(
-    summary: Mapping[str, Any], outputs: Mapping[str, Path], material: Material, experiment: Experiment
-) -> None:
+def _write_outputs(summary: Summary, outputs: Mapping[str, Path], material: Material, experiment: Experiment) -> None:
     """Write the files among ``json``, ``csv`` and ``plot`` that are in ``outputs``."""
     if "json" in outputs:
         write_json(outputs["json"], summary)

@@ -9,7 +9,6 @@ import copy
 import json
 import re
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -34,25 +33,18 @@ from protonet.losses import cosine_cross_entropy, episodic_loss
 class Recipe:
     """How the encoder is trained. All values are our own choice."""
 
-    learning_rate: float = 3e-3
-    """AdamW's."""
-    weight_decay: float = 1e-2
-    """AdamW's, of the encoder's weights; the proxies have none."""
-    temperature: float = 0.1
-    """Divides the cosines in both losses."""
-    smoothing: float = 0.1
-    """Label smoothing in both losses, in [0, 1)."""
-    average_decay: float = 0.99
-    """Decay per step of the average of the weights, which is what is validated and kept."""
-    average_delay: int = 9
-    """In step t the decay is at most t / (t + this): the average soon forgets the initial weights."""
+    learning_rate: float = 3e-3  #: AdamW's.
+    weight_decay: float = 1e-2  #: AdamW's, of the encoder's weights; the proxies have none.
+    temperature: float = 0.1  #: Divides the cosines in both losses.
+    smoothing: float = 0.1  #: Label smoothing in both losses, in [0, 1).
+    average_decay: float = 0.99  #: Decay per step of the average of the weights, which is what is validated and kept.
+    average_delay: int = 9  #: In step t the decay is at most t / (t + this), to forget the initial weights soon.
 
 
 RECIPE = Recipe()
 #: What the names of a checkpoint's tensors begin with, beside those of the best weights.
 LEARNER, AVERAGED, OPTIMIZER = "learner.", "average.", "optimizer."
-#: The names of a step's two losses in the log.
-LOSSES = ("episodic_loss", "cross_entropy")
+LOSSES = ("episodic_loss", "cross_entropy")  #: The names of a step's two losses in the log.
 
 
 class Learner(nn.Module):
@@ -88,27 +80,16 @@ class Learner(nn.Module):
 
 @dataclass
 class Run:
-    """A run between two steps: everything that the next steps depend on.
+    """A run between two steps: everything that the next steps depend on."""
 
-    Attributes:
-        plan: The settings.
-        learner: The encoder and the proxies being trained.
-        optimizer: Of the learner's parameters.
-        average: The encoder with averaged weights.
-        kept: The averaged weights of the best validation.
-        best: The best validation.
-        step: Steps taken.
-        losses: The two losses of each step since the last validation.
-    """
-
-    plan: Plan
-    learner: Learner
-    optimizer: torch.optim.AdamW
-    average: nn.Module
-    kept: dict[str, Tensor]
-    best: Score
-    step: int
-    losses: list[list[float]]
+    plan: Plan  #: The settings.
+    learner: Learner  #: The encoder and the proxies being trained.
+    optimizer: torch.optim.AdamW  #: Of the learner's parameters.
+    average: nn.Module  #: The encoder with averaged weights.
+    kept: dict[str, Tensor]  #: The averaged weights of the best validation.
+    best: Score  #: The best validation.
+    step: int  #: Steps taken.
+    losses: list[list[float]]  #: The two losses of each step since the last validation.
 
     @property
     def finished(self) -> bool:
@@ -165,25 +146,15 @@ def keep_best(run: Run, score: Score) -> None:
 
 def pack_run(run: Run) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return a run as tensors by name and metadata, for `protonet.episodes.checkpoints.write_checkpoint`."""
-    states = {
-        LEARNER: run.learner.state_dict(),
-        AVERAGED: run.average.state_dict(),
-        BEST: run.kept,
-        **{f"{OPTIMIZER}{number}.": state for number, state in run.optimizer.state_dict()["state"].items()},
-    }
+    states = {LEARNER: run.learner.state_dict(), AVERAGED: run.average.state_dict(), BEST: run.kept}
+    states |= {f"{OPTIMIZER}{number}.": state for number, state in run.optimizer.state_dict()["state"].items()}
     tensors = {prefix + name: tensor for prefix, state in states.items() for name, tensor in state.items()}
     backbone, plan = {"name": run.plan.backbone, "dim": run.plan.dim}, run.plan._asdict()
     return tensors, {"step": run.step, "best": run.best, "losses": run.losses, "plan": plan, "backbone": backbone}
 
 
 def unpack_run(run: Run, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
-    """Bring a run to the state of a packed one of the same plan.
-
-    Args:
-        run: Changed in place.
-        tensors: From `pack_run`, on any device.
-        metadata: From `pack_run`.
-    """
+    """Bring a run, in place, to the state of one of the same plan, from what `pack_run` returned, on any device."""
     run.learner.load_state_dict(take_prefix(tensors, LEARNER))
     run.average.load_state_dict(take_prefix(tensors, AVERAGED))
     run.kept = take_prefix(tensors, BEST)
@@ -221,24 +192,21 @@ def train(run: Run, base: Side, validation: Side, group: Group, outputs: Outputs
 
     plan, started = run.plan, time.monotonic()
     shared = DistributedDataParallel(run.learner) if group.world_size > 1 else run.learner
-    bar = tqdm(
-        total=plan.steps,
-        initial=run.step,
-        unit="step",
-        delay=2,
-        dynamic_ncols=True,
-        file=sys.stderr,
-        disable=outputs.checkpoint is None,
-    )
-    with bar, open_log(outputs, run.step) as log, delay_interrupt() as interrupted:
+    silent = outputs.checkpoint is None
+    bar = tqdm(total=plan.steps, initial=run.step, unit="step", delay=2, dynamic_ncols=True, disable=silent)
+    with bar, _open_log(outputs, run.step) as log, delay_interrupt() as interrupted:
 
         def validate() -> None:
             score = score_encoder(run.average, validation, run.step, group)
             keep_best(run, score)
-            means = dict(zip(LOSSES, average_losses(run.losses), strict=True)) if run.losses else {}
+            means = dict(zip(LOSSES, _average_losses(run.losses), strict=True)) if run.losses else {}
             run.losses.clear()
             seconds = round(time.monotonic() - started, 1)
             log({**score._asdict(), **means, "best_accuracy": run.best.accuracy, "seconds": seconds})
+
+        def save() -> None:
+            if outputs.checkpoint is not None:
+                write_checkpoint(outputs.checkpoint, *pack_run(run))
 
         if run.step == 0:
             validate()
@@ -246,46 +214,32 @@ def train(run: Run, base: Side, validation: Side, group: Group, outputs: Outputs
             own_losses = take_step(run, shared, *draw_batch(base, plan, run.step, group)).tolist()
             losses, asked = zip(*group.gather((own_losses, interrupted())), strict=True)
             stop = any(asked)
-            run.losses.append(average_losses(losses))
+            run.losses.append(_average_losses(losses))
             text = f"loss {sum(run.losses[-1]):.3f}, best {100 * run.best.accuracy:.2f} %"
             bar.set_postfix_str(text, refresh=False)
             bar.update()
             if run.step % plan.eval_every == 0 or run.step == plan.steps:
                 validate()
-                save(run, outputs)
+                save()
             elif stop:
-                save(run, outputs)
+                save()
             if stop and not run.finished:
                 raise KeyboardInterrupt(f"stopped at step {run.step:,}; run again with --resume")
 
 
-def average_losses(pairs: Sequence[Sequence[float]]) -> list[float]:
+def _average_losses(pairs: Sequence[Sequence[float]]) -> list[float]:
     """Average pairs of losses, (n, 2) with n >= 1, into one pair."""
     means: list[float] = torch.tensor(pairs, dtype=torch.float64).mean(dim=0).tolist()
     return means
 
 
-def save(run: Run, outputs: Outputs) -> None:
-    """Write the checkpoint, if this process is the one that writes."""
-    if outputs.checkpoint is not None:
-        write_checkpoint(outputs.checkpoint, *pack_run(run))
-
-
 @contextmanager
-def open_log(outputs: Outputs, step: int) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Open the log and TensorBoard's folder, each new if no step is taken yet.
-
-    Args:
-        outputs: Where they are.
-        step: Steps taken; entries of later steps are removed.
-
-    Yields:
-        A function that adds the result of a validation to both.
-    """
+def _open_log(outputs: Outputs, step: int) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Open the log and TensorBoard's folder, without entries after ``step``; yield a function that adds one to both."""
     with ExitStack() as stack:
         file = writer = None
         if outputs.log is not None:
-            outputs.log.write_text("".join(read_log(outputs.log, step) if step else []), encoding="utf-8")
+            outputs.log.write_text("".join(_read_log(outputs.log, step) if step else []), encoding="utf-8")
             file = stack.enter_context(outputs.log.open("a", encoding="utf-8"))
         if outputs.tensorboard is not None:
             from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - optional
@@ -304,7 +258,7 @@ def open_log(outputs: Outputs, step: int) -> Iterator[Callable[[dict[str, Any]],
         yield log
 
 
-def read_log(path: Path, step: int) -> list[str]:
+def _read_log(path: Path, step: int) -> list[str]:
     """Return a log's lines up to a step; those written between the last checkpoint and a crash will be repeated."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
     steps = [re.match(r'{"step": (\d+),.*}\n', line) for line in lines]
@@ -315,10 +269,7 @@ def read_log(path: Path, step: int) -> list[str]:
 def delay_interrupt() -> Iterator[Callable[[], bool]]:
     """Delay Ctrl-C, because a step that is cut off in the middle could not be continued to the same result.
 
-    A second Ctrl-C raises KeyboardInterrupt at once.
-
-    Yields:
-        A function that returns whether Ctrl-C came.
+    Yields a function that returns whether Ctrl-C came. A second Ctrl-C raises KeyboardInterrupt at once.
     """
     asked = threading.Event()
 

@@ -6,6 +6,7 @@ import csv
 import json
 import math
 from collections.abc import Mapping
+from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ from protonet.metrics import calibration_error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+Summary = Mapping[str, Any]  #: An evaluation, from `summarize`.
 
 
 def summarize(scores: Mapping[str, Scores], shot: tuple[int, int], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,18 +41,14 @@ def summarize(scores: Mapping[str, Scores], shot: tuple[int, int], settings: Map
     """
     methods = {}
     for name, (accuracy, by_shot, auroc, bins) in scores.items():
+        area = _rate(auroc)
         methods[name] = {
-            "accuracy": mean_of(accuracy),
-            "half_width": _known(half_width(accuracy)),
+            **_rate(accuracy),
             "calibration_error": calibration_error(bins),
-            "auroc": _known(mean_of(auroc)),
-            "auroc_half_width": _known(half_width(auroc)),
+            "auroc": area["accuracy"],
+            "auroc_half_width": area["half_width"],
             "by_shot": {
-                str(n_shot): {
-                    "accuracy": _known(mean_of(column)),
-                    "half_width": _known(half_width(column)),
-                    "episodes": int((~column.isnan()).sum()),
-                }
+                str(n_shot): {**_rate(column), "episodes": int((~column.isnan()).sum())}
                 for n_shot, column in zip(range(shot[0], shot[1] + 1), by_shot.unbind(1), strict=True)
             },
         }
@@ -61,12 +60,17 @@ def summarize(scores: Mapping[str, Scores], shot: tuple[int, int], settings: Map
     return {"settings": dict(settings), "episodes": n_episodes, "methods": methods, "comparisons": comparisons}
 
 
+def _rate(values: torch.Tensor) -> dict[str, float | None]:
+    """Return the mean of those values that are not NaN and its half-width; None where there are too few."""
+    return {"accuracy": _known(mean_of(values)), "half_width": _known(half_width(values))}
+
+
 def _known(value: float) -> Any:
     """Return a number, or None for NaN, which JSON cannot write."""
-    return None if value != value else value  # noqa: PLR0124 - NaN alone differs from itself
+    return None if math.isnan(value) else value
 
 
-def format_report(summary: Mapping[str, Any]) -> str:
+def format_report(summary: Summary) -> str:
     """Format a summary as Markdown tables for people.
 
     Args:
@@ -78,25 +82,22 @@ def format_report(summary: Mapping[str, Any]) -> str:
     methods = summary["methods"]
     order = sorted(methods, key=lambda name: -methods[name]["accuracy"])
     best, n_open = order[0], summary["settings"].get("open", 0)
-    header = ["method", "accuracy, %", f"behind {best}" if len(order) > 1 else "", "p (Holm)", "calibration error, %"]
+    several = len(order) > 1
+    header = ["method", "accuracy, %", *([f"behind {best}", "p (Holm)"] if several else []), "calibration error, %"]
+    header += ["AUROC of open classes, %"] if n_open else []
     rows = []
     for name in order:
         own = methods[name]
-        row = [name, _percent(own["accuracy"], own["half_width"]), *_compare(summary, best, name)]
-        row.append(f"{100 * own['calibration_error']:.1f}")
-        row += [_percent(own["auroc"], own["auroc_half_width"])] if n_open else []
-        rows.append(row)
-    header += ["AUROC of open classes, %"] if n_open else []
-    if len(order) == 1:
-        header, rows = [header[0], header[1], *header[4:]], [[row[0], row[1], *row[4:]] for row in rows]
+        row = [name, _percent(own["accuracy"], own["half_width"])]
+        row += [*(_compare(summary, best, name) if several else []), f"{100 * own['calibration_error']:.1f}"]
+        rows.append(row + ([_percent(own["auroc"], own["auroc_half_width"])] if n_open else []))
     text = format_table(header, rows)
     shots = list(methods[best]["by_shot"])
     if len(shots) > 1:
-        by_shot = [
-            [name, *(_percent(each["accuracy"], each["half_width"]) for each in methods[name]["by_shot"].values())]
-            for name in order
-        ]
-        text += "\n" + format_table(["accuracy, %", *(f"{count}-shot" for count in shots)], by_shot)
+        rows = [[name] for name in order]
+        for row in rows:
+            row += [_percent(each["accuracy"], each["half_width"]) for each in methods[row[0]]["by_shot"].values()]
+        text += "\n" + format_table(["accuracy, %", *(f"{count}-shot" for count in shots)], rows)
     pairs = len(summary["comparisons"])
     if pairs:
         family = f"{pairs} pair{'s' * (pairs > 1)} of methods"
@@ -109,12 +110,10 @@ def format_report(summary: Mapping[str, Any]) -> str:
 
 def _percent(share: float | None, half: float | None) -> str:
     """Format a share and its half-width in percent, such as ``71.23 ±0.40``; None becomes an empty text."""
-    if share is None:
-        return ""
-    return f"{100 * share:.2f}" + ("" if half is None else f" ±{100 * half:.2f}")
+    return "" if share is None else f"{100 * share:.2f}" + ("" if half is None else f" ±{100 * half:.2f}")
 
 
-def _compare(summary: Mapping[str, Any], best: str, name: str) -> tuple[str, str]:
+def _compare(summary: Summary, best: str, name: str) -> tuple[str, str]:
     """Format how much less accurate a method is than the best one, paired, and the adjusted p-value."""
     for pair in summary["comparisons"]:
         if {pair["first"], pair["second"]} == {best, name} and best != name:
@@ -123,13 +122,8 @@ def _compare(summary: Mapping[str, Any], best: str, name: str) -> tuple[str, str
     return "", ""
 
 
-def write_csv(path: Path, summary: Mapping[str, Any]) -> None:
-    """Write one line per metric: method, measure, shot (empty for all), value and half-width, in [0, 1].
-
-    Args:
-        path: Of the file.
-        summary: From `summarize`.
-    """
+def write_csv(path: Path, summary: Summary) -> None:
+    """Write a summary to ``path``, one line per metric: method, measure, shot ("" for all), value and half-width."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["method", "measure", "shot", "value", "half_width"])
@@ -146,17 +140,12 @@ def write_csv(path: Path, summary: Mapping[str, Any]) -> None:
             writer.writerow([pair["first"], f"p (Holm) against {pair['second']}", "", pair["p_holm"], ""])
 
 
-def write_json(path: Path, summary: Mapping[str, Any]) -> None:
-    """Write the summary as JSON; the bytes do not depend on the number of processes.
-
-    Args:
-        path: Of the file.
-        summary: From `summarize`.
-    """
+def write_json(path: Path, summary: Summary) -> None:
+    """Write a summary to ``path`` as JSON; the bytes do not depend on the number of processes."""
     path.write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
-def write_plot(path: Path, summary: Mapping[str, Any], episode: Episodes, query_labels: torch.Tensor) -> None:
+def write_plot(path: Path, summary: Summary, episode: Episodes, query_labels: torch.Tensor) -> None:
     """Plot accuracies, by shot where shots vary; paired differences, if there are several methods; and one episode.
 
     Args:
@@ -186,10 +175,9 @@ def _plot_accuracies(axes: Axes, methods: Mapping[str, Any]) -> None:
     shots = [int(count) for count in next(iter(methods.values()))["by_shot"]]
     if len(shots) > 1:
         for name, own in methods.items():
-            values = [
-                math.nan if each["accuracy"] is None else 100 * each["accuracy"] for each in own["by_shot"].values()
-            ]
-            halves = [100 * (each["half_width"] or 0.0) for each in own["by_shot"].values()]
+            rates = own["by_shot"].values()
+            values = [math.nan if rate["accuracy"] is None else 100 * rate["accuracy"] for rate in rates]
+            halves = [100 * (rate["half_width"] or 0.0) for rate in rates]
             axes.plot(shots, values, label=name, marker="o", markersize=3)
             low = [max(0.0, value - half) for value, half in zip(values, halves, strict=True)]
             high = [min(100.0, value + half) for value, half in zip(values, halves, strict=True)]
@@ -205,7 +193,7 @@ def _plot_accuracies(axes: Axes, methods: Mapping[str, Any]) -> None:
     axes.grid(axis="x", alpha=0.3)
 
 
-def _plot_differences(axes: Axes, summary: Mapping[str, Any]) -> None:
+def _plot_differences(axes: Axes, summary: Summary) -> None:
     """Plot a heat map of paired differences, the row's accuracy minus the column's; stars where p (Holm) < 0.05."""
     names = sorted(summary["methods"], key=lambda name: -float(summary["methods"][name]["accuracy"]))
     grid = torch.zeros(len(names), len(names), dtype=torch.float64)
@@ -217,12 +205,10 @@ def _plot_differences(axes: Axes, summary: Mapping[str, Any]) -> None:
     most = max(1.0, float(grid.abs().max()))
     image = axes.imshow(grid.numpy(), cmap="RdBu", vmin=-most, vmax=most)
     axes.figure.colorbar(image, ax=axes, shrink=0.8, label="points")
-    for row in range(len(names)):
-        for column in range(len(names)):
-            if row != column:
-                text = f"{float(grid[row, column]):+.1f}{'*' * int(significant[row, column])}"
-                dark = abs(float(grid[row, column])) > 0.6 * most
-                axes.text(column, row, text, ha="center", va="center", fontsize=7, color="white" if dark else "black")
+    for row, column in permutations(range(len(names)), 2):
+        text = f"{float(grid[row, column]):+.1f}{'*' * int(significant[row, column])}"
+        dark = abs(float(grid[row, column])) > 0.6 * most
+        axes.text(column, row, text, ha="center", va="center", fontsize=7, color="white" if dark else "black")
     axes.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=8)
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.set_title("row minus column (* p < 0.05, Holm)")

@@ -6,29 +6,16 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
 
+from protonet import datasets
 from protonet._checks import fail
 from protonet.commands.common import check_name
-from protonet.datasets import (
-    FAMILIES,
-    Dataset,
-    load_csv,
-    load_digits,
-    load_glyphs,
-    load_images,
-    load_mini_imagenet,
-    load_omniglot,
-    map_npz,
-    sample_family,
-    split_classes,
-)
-from protonet.datasets.dataset import make_dataset
+from protonet.datasets.dataset import Dataset, make_dataset, split_classes
+from protonet.datasets.synthetic import FAMILIES, sample_family
 
 #: The size of the synthetic families: classes, rows per class, features per row.
 SYNTHETIC = {"num_classes": 64, "n_train": 100, "dim": 64}
-#: The side that a folder's images are resized to, in pixels; as large as glyphs.
-IMAGE_SIZE = 28
-#: Glyphs per face, each with its own jitter: at least 24 images per class.
-GLYPH_COPIES = 3
+IMAGE_SIZE = 28  #: The side that a folder's images are resized to, in pixels; as large as glyphs.
+GLYPH_COPIES = 3  #: Glyphs per face, each with its own jitter: at least 24 images per class.
 
 
 def load_source(text: str, *, split_seed: int | None = None, label: str = "label") -> Dataset:
@@ -65,12 +52,15 @@ def _load(text: str, label: str) -> Dataset:
     """Load the data set that a text names, with its own split."""
     kind, colon, rest = text.partition(":")
     by_name: dict[str, Callable[[], Dataset]] = {
-        "glyphs": lambda: load_glyphs(copies=GLYPH_COPIES),
-        "digits": load_digits,
+        "glyphs": lambda: datasets.load_glyphs(copies=GLYPH_COPIES),
+        "digits": datasets.load_digits,
     }
     if text in by_name:
         return by_name[text]()
-    by_kind: dict[str, Callable[[str], Dataset]] = {"omniglot": load_omniglot, "mini-imagenet": load_mini_imagenet}
+    by_kind: dict[str, Callable[[str], Dataset]] = {
+        "omniglot": datasets.load_omniglot,
+        "mini-imagenet": datasets.load_mini_imagenet,
+    }
     if kind in by_kind and rest:
         return by_kind[kind](rest)
     if kind == "synthetic" and colon:
@@ -79,9 +69,9 @@ def _load(text: str, label: str) -> Dataset:
         return make_dataset("load_source", "text", rows.train_x, rows.train_y.numpy())
     path = Path(text)
     if path.suffix.lower() == ".npz":
-        return map_npz(path)
+        return datasets.map_npz(path)
     if path.suffix.lower() == ".csv":
-        return load_csv(path, label=label)
+        return datasets.load_csv(path, label=label)
     if not text or not path.is_dir():  # an empty path is the current folder
         names = [*by_name, *(f"synthetic:{family}" for family in FAMILIES), *(f"{other}:<root>" for other in by_kind)]
         near = get_close_matches(text.lower(), names)
@@ -89,4 +79,4 @@ def _load(text: str, label: str) -> Dataset:
         remedy = f"Did you mean {near[0]}?" if near else "Pass a listed name, or a path that exists."
         constraint = f"be one of {listed}, *.npz, *.csv or a folder of images by class"
         fail("load_source", "text", constraint, repr(text), remedy)
-    return load_images(path, size=IMAGE_SIZE)
+    return datasets.load_images(path, size=IMAGE_SIZE)

@@ -4,44 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import NamedTuple
 
 from torch import Tensor
 
-#: The level of all intervals.
-CONFIDENCE = 0.95
-#: Smaller differences of accuracies are rounding errors.
-ROUNDING = 1e-12
+CONFIDENCE = 0.95  #: The level of all intervals.
+ROUNDING = 1e-12  #: Smaller differences of accuracies are rounding errors.
 
 
 class Comparison(NamedTuple):
-    """Two methods compared on the same episodes; accuracies are in [0, 1].
+    """Two methods compared on the same episodes; accuracies are in [0, 1]."""
 
-    Attributes:
-        first: A method's name.
-        second: Another method's name.
-        difference: The mean over episodes of the first method's accuracy minus the second's.
-        half_width: Half the width of the 95 % interval of the difference, NaN for a single episode.
-        p_value: Of a paired t test, 1 where no episode differs.
-        p_holm: The p-value adjusted for the number of comparisons, by Holm's procedure.
-    """
-
-    first: str
-    second: str
-    difference: float
-    half_width: float
-    p_value: float
-    p_holm: float
+    first: str  #: A method's name.
+    second: str  #: Another method's name.
+    difference: float  #: The mean over episodes of the first method's accuracy minus the second's.
+    half_width: float  #: Half the width of the 95 % interval of the difference, NaN for a single episode.
+    p_value: float  #: Of a paired t test, 1 where no episode differs.
+    p_holm: float  #: The p-value adjusted for the number of comparisons, by Holm's procedure.
 
 
 def half_width(values: Tensor) -> float:
-    """Compute half the width of the 95 % interval of a mean, by Student's t distribution.
+    """Return half the width of the 95 % interval of the mean of values (n,), by Student's t distribution.
 
-    Args:
-        values: (n,) floating, one per episode; NaN are left out.
-
-    Returns:
-        The half-width in the unit of the values; NaN for fewer than two values.
+    NaN are left out; fewer than two values give NaN.
     """
     values = values[~values.isnan()].double()
     n = len(values)
@@ -70,8 +56,7 @@ def compare_pairs(accuracies: Mapping[str, Tensor]) -> list[Comparison]:
     """
     from scipy.stats import ttest_1samp  # noqa: PLC0415 - slow to import
 
-    names = list(accuracies)
-    pairs = [(first, second) for position, first in enumerate(names) for second in names[position + 1 :]]
+    pairs = list(combinations(accuracies, 2))
     differences = [accuracies[first] - accuracies[second] for first, second in pairs]
     p_values = []
     for each in differences:

@@ -27,117 +27,64 @@ from protonet.sampling import ClassIndex, index_classes
 class Augmentation:
     """How far training rows are changed at random. All values are our own choice."""
 
-    rotation: float = math.pi / 12
-    """Largest rotation of an image to either side, in radians."""
-    stretch: float = 0.2
-    """Largest logarithm of an image's scale along either axis, and its largest shear."""
-    shift: float = 0.15
-    """Largest shift of an image along either axis, in halves of its side."""
-    noise: float = 0.3
-    """Standard deviation of the noise added to rows that are not images, in standard deviations of each feature."""
-    n_sampled: int = 4096
-    """Rows that the features' standard deviations are estimated from, at most about."""
+    rotation: float = math.pi / 12  #: Largest rotation of an image to either side, in radians.
+    stretch: float = 0.2  #: Largest logarithm of an image's scale along either axis, and its largest shear.
+    shift: float = 0.15  #: Largest shift of an image along either axis, in halves of its side.
+    noise: float = 0.3  #: Standard deviation of the noise on rows that are not images, in that of each feature.
+    n_sampled: int = 4096  #: Rows that the features' standard deviations are estimated from, at most about.
 
 
 @dataclass(frozen=True)
 class Validation:
     """The validation episodes. All values are our own choice."""
 
-    n_episodes: int = 600
-    """Episodes, always the same ones."""
-    n_way: int = 5
-    """Classes per episode; all validation classes if they are fewer."""
-    n_shot: int = 1
-    """Support rows per class."""
-    n_query: int = 15
-    """Query rows per class; all that are left if they are fewer."""
+    n_episodes: int = 600  #: Episodes, always the same ones.
+    n_way: int = 5  #: Classes per episode; all validation classes if they are fewer.
+    n_shot: int = 1  #: Support rows per class.
+    n_query: int = 15  #: Query rows per class; all that are left if they are fewer.
 
 
 AUGMENTATION, VALIDATION = Augmentation(), Validation()
 
 
 class Plan(NamedTuple):
-    """The settings that decide the result of a run; checkpoints store them under these names.
+    """The settings that decide the result of a run; checkpoints store them under these names."""
 
-    Attributes:
-        dataset: The data set, as the command line names it.
-        split_seed: Of the split by class, or None for the data set's own.
-        dim: Features per row.
-        classes: The number of base classes.
-        backbone: One of `protonet.episodes.backbones.BACKBONES`.
-        way: Classes per training episode.
-        shot: Support rows per class.
-        query: Query rows per class.
-        episodes_per_step: Episodes whose losses are averaged in a step.
-        steps: Most steps.
-        eval_every: Steps from one validation to the next.
-        patience: Validations without a new best score after which the run ends.
-        seed: Of the initial weights, the episodes and the augmentation, in [0, 2**63).
-    """
-
-    dataset: str
-    split_seed: int | None
-    dim: int
-    classes: int
-    backbone: str
-    way: int
-    shot: int
-    query: int
-    episodes_per_step: int
-    steps: int
-    eval_every: int
-    patience: int
-    seed: int
-
-    @property
-    def setting(self) -> Setting:
-        """The kind of training episodes."""
-        return Setting((self.way, self.way), (self.shot, self.shot), self.query)
+    dataset: str  #: The data set, as the command line names it.
+    split_seed: int | None  #: Of the split by class, or None for the data set's own.
+    dim: int  #: Features per row.
+    classes: int  #: The number of base classes.
+    backbone: str  #: One of `protonet.episodes.backbones.BACKBONES`.
+    way: int  #: Classes per training episode.
+    shot: int  #: Support rows per class.
+    query: int  #: Query rows per class.
+    episodes_per_step: int  #: Episodes whose losses are averaged in a step.
+    steps: int  #: Most steps.
+    eval_every: int  #: Steps from one validation to the next.
+    patience: int  #: Validations without a new best score after which the run ends.
+    seed: int  #: Of the initial weights, the episodes and the augmentation, in [0, 2**63).
 
 
 class Score(NamedTuple):
-    """The result of a validation.
+    """The result of a validation."""
 
-    Attributes:
-        step: Steps taken before it.
-        accuracy: The mean accuracy over the validation episodes, in [0, 1].
-        half_width: Half the width of the accuracy's 95 % interval.
-    """
-
-    step: int
-    accuracy: float
-    half_width: float
+    step: int  #: Steps taken before it.
+    accuracy: float  #: The mean accuracy over the validation episodes, in [0, 1].
+    half_width: float  #: Half the width of the accuracy's 95 % interval.
 
 
 class Side(NamedTuple):
-    """One side of a data set's split by class.
+    """One side of a data set's split by class."""
 
-    Attributes:
-        take: Returns rows of the whole data set by number.
-        classes: (n,) int64, the class of each row among those of the side, -1 for rows of the other sides.
-        by_class: Rows by class, of the side alone.
-        names: One name per class of the side.
-        spread: (dim,) float32, the standard deviation of each feature.
-    """
-
-    take: Take
-    classes: Tensor
-    by_class: ClassIndex
-    names: tuple[str, ...]
-    spread: Tensor
+    take: Take  #: Returns rows of the whole data set by number.
+    classes: Tensor  #: (n,) int64, the class of each row among those of the side, -1 for rows of the other sides.
+    by_class: ClassIndex  #: Rows by class, of the side alone.
+    names: tuple[str, ...]  #: One name per class of the side.
+    spread: Tensor  #: (dim,) float32, the standard deviation of each feature.
 
 
 def take_side(function: str, argument: str, data: Dataset, side: str) -> Side:
-    """Select one side of the split, without copying its rows.
-
-    Args:
-        function: The public function's or command's name, for messages.
-        argument: The argument that the data came from, for messages.
-        data: A data set with ``sides``.
-        side: One of `protonet.datasets.dataset.SIDES`.
-
-    Returns:
-        The side.
+    """Select one of the `protonet.datasets.dataset.SIDES` of a data set, without copying its rows.
 
     Raises:
         InputError: There is no split, or the side has fewer than two classes with a row for support and one for query.
@@ -173,7 +120,8 @@ def draw_batch(base: Side, plan: Plan, step: int, group: Group) -> tuple[Tensor,
     """
     share = plan.episodes_per_step // group.world_size
     first = step * plan.episodes_per_step + group.rank * share
-    draw = draw_episodes(base.by_class, plan.setting, seed=plan.seed, first=first, n_episodes=share)
+    setting = Setting((plan.way, plan.way), (plan.shot, plan.shot), plan.query)
+    draw = draw_episodes(base.by_class, setting, seed=plan.seed, first=first, n_episodes=share)
     rows = torch.cat([draw.support, draw.query], dim=2)  # (episodes, n_way, n_shot + n_query)
     x = base.take(rows.flatten()).float()
     seed = np.random.SeedSequence([plan.seed, step]).generate_state(1, np.uint64)
@@ -188,25 +136,20 @@ def draw_batch(base: Side, plan: Plan, step: int, group: Group) -> tuple[Tensor,
 
 
 def score_encoder(encoder: nn.Module, validation: Side, step: int, group: Group) -> Score:
-    """Measure the accuracy of the nearest prototype by cosine on the validation episodes.
+    """Measure the accuracy of the nearest prototype by cosine on the validation episodes, the same in every process.
 
     Args:
         encoder: Maps rows (n, dim) to (n, embedding_dim).
         validation: The validation classes.
         step: The steps taken so far, for the score.
         group: The processes that share the episodes.
-
-    Returns:
-        The score, the same in every process.
     """
     rows = (validation.classes >= 0).nonzero().flatten()
     index = index_classes(validation.classes[rows])
-    n_way = min(VALIDATION.n_way, int((index.size > 1).sum()))
-    n_shot = VALIDATION.n_shot
+    n_way, n_shot = min(VALIDATION.n_way, int((index.size > 1).sum())), VALIDATION.n_shot
     setting = Setting((n_way, n_way), (n_shot, n_shot), VALIDATION.n_query, allow_small=True)
     index = check_setting("validation", index, setting, ())
-    embeddings = embed_rows(encoder, validation.take, rows)
-    methods = {"cosine": protonet_cosine}
+    embeddings, methods = embed_rows(encoder, validation.take, rows), {"cosine": protonet_cosine}
     scores = evaluate(embeddings, index, methods, setting, n_episodes=VALIDATION.n_episodes, group=group)
     accuracy = scores["cosine"].accuracy
     return Score(step, mean_of(accuracy), half_width(accuracy))
@@ -215,12 +158,7 @@ def score_encoder(encoder: nn.Module, validation: Side, step: int, group: Group)
 def draw_maps(n: int, generator: torch.Generator) -> Tensor:
     """Draw affine maps of images: a rotation, a scale along either axis, a shear and a shift, each uniform around none.
 
-    Args:
-        n: The number of maps.
-        generator: The source of all randomness.
-
-    Returns:
-        (n, 2, 3) float32, from the output's coordinates to the input's, which are -1 and 1 at the edges of an image.
+    They are (n, 2, 3) float32, from the output's coordinates to the input's, which are -1 and 1 at an image's edges.
     """
     limits = AUGMENTATION
     angle, shear, *scales, right, down = (2 * torch.rand(6, n, generator=generator) - 1).unbind()

@@ -6,7 +6,7 @@ import argparse
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -22,24 +22,16 @@ from protonet.episodes.tasks import Plan, Side, take_side
 PROG = "protonet.episodes train"
 
 
-class Number(NamedTuple):
-    """An option that is a whole number: the least value, the default and the help text."""
-
-    low: int
-    default: int
-    text: str
-
-
-#: By name. The largest value is a million, but for the seed.
+#: Options that are whole numbers: least value, default, help. The largest value is a million, but for the seed.
 NUMBERS = {
-    "way": Number(2, 64, "classes per training episode; all base classes if they are fewer"),
-    "shot": Number(1, 1, "support rows per class"),
-    "query": Number(1, 1, "query rows per class"),
-    "episodes-per-step": Number(1, 2, "episodes per step, shared by the processes"),
-    "steps": Number(1, 2000, "most steps"),
-    "eval-every": Number(1, 100, "steps from one validation to the next"),
-    "patience": Number(1, 8, "stop after this many validations without a new best score"),
-    "seed": Number(0, 0, "of the initial weights, the episodes and the augmentation; up to 2^63 - 1"),
+    "way": (2, 64, "classes per training episode; all base classes if they are fewer"),
+    "shot": (1, 1, "support rows per class"),
+    "query": (1, 1, "query rows per class"),
+    "episodes-per-step": (1, 2, "episodes per step, shared by the processes"),
+    "steps": (1, 2000, "most steps"),
+    "eval-every": (1, 100, "steps from one validation to the next"),
+    "patience": (1, 8, "stop after this many validations without a new best score"),
+    "seed": (0, 0, "of the initial weights, the episodes and the augmentation; up to 2^63 - 1"),
 }
 
 
@@ -86,12 +78,12 @@ def run_train(arguments: Sequence[str] | None) -> None:
         numbers[key] = check_int(PROG, f"--{name}", number, low=low, high=high)
     split_seed = None if options.split_seed is None else parse_whole(PROG, "--split-seed", options.split_seed, low=0)
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    check_device(device)
+    _check_device(device)
     with join_group(device) as group:
         if numbers["episodes_per_step"] % group.world_size:
             bound = f"be a multiple of the number of processes ({group.world_size})"
             fail(PROG, "--episodes-per-step", bound, numbers["episodes_per_step"], "Pass another number.")
-        outputs = check_outputs(options) if group.rank == 0 else Outputs()
+        outputs = _check_outputs(options) if group.rank == 0 else Outputs()
         stored = read_checkpoint(PROG, "--output", options.output) if options.resume else None
         from protonet.episodes.sources import load_source  # noqa: PLC0415 - needed once the arguments are right
 
@@ -100,9 +92,9 @@ def run_train(arguments: Sequence[str] | None) -> None:
         numbers["way"] = min(numbers["way"], len(base.names))
         sizes = {"dim": data.x.shape[1], "classes": len(base.names)}
         plan = Plan(dataset=options.dataset, split_seed=split_seed, backbone=backbone, **sizes, **numbers)
-        check_rows(base, plan)
+        _check_rows(base, plan)
         if stored is not None:
-            check_same_plan(plan, stored[1]["plan"])
+            _check_same_plan(plan, stored[1]["plan"])
         run = begin_run(plan, device)
         if stored is not None:
             unpack_run(run, *stored)
@@ -123,13 +115,8 @@ def choose_backbone(dataset: str) -> str:
     return "conv" if is_image else "mlp"
 
 
-def check_outputs(options: argparse.Namespace) -> Outputs:
-    """Return where results are written, after checking that they can be.
-
-    Raises:
-        MissingPackageError: A package for writing them is missing.
-        InputError: They cannot be written there.
-    """
+def _check_outputs(options: argparse.Namespace) -> Outputs:
+    """Return where results are written, after checking that they can be."""
     if Path(options.output).suffix != ".safetensors":
         fail(PROG, "--output", "end in .safetensors", options.output, "Rename it.")
     with optional_packages(PROG, INSTALL):
@@ -148,7 +135,7 @@ def check_outputs(options: argparse.Namespace) -> Outputs:
     return Outputs(checkpoint, log, check_writable_folder(PROG, "--tensorboard", options.tensorboard))
 
 
-def check_device(device: str) -> None:
+def _check_device(device: str) -> None:
     """Raise an InputError if torch has no such device, or one that stores no numbers, such as meta."""
     try:
         torch.zeros(1, device=device).cpu()
@@ -157,16 +144,15 @@ def check_device(device: str) -> None:
         fail(PROG, "--device", "be one that torch has here", got, "Leave it out.")
 
 
-def check_rows(base: Side, plan: Plan) -> None:
+def _check_rows(base: Side, plan: Plan) -> None:
     """Raise an InputError that names the smallest base class if it has too few rows for an episode."""
     needed, worst = plan.shot + plan.query, int(base.by_class.size.argmin())
-    size = int(base.by_class.size[worst])
-    if size < needed:
+    if (size := int(base.by_class.size[worst])) < needed:
         limit = f"have {needed} rows per base class (--shot + --query)"
         fail(PROG, "--dataset", limit, f"class {base.names[worst]!r} with {size}", "Ask for fewer rows.")
 
 
-def check_same_plan(plan: Plan, stored: dict[str, Any]) -> None:
+def _check_same_plan(plan: Plan, stored: dict[str, Any]) -> None:
     """Raise an InputError that names what differs between the plan of the arguments and that of a checkpoint."""
     words = {"dim": "features per row:", "classes": "base classes:"}
     differences = [

@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 
 from protonet.datasets import FAMILIES, Dataset, load_digits, split_classes
-from protonet.episodes import sources
 from protonet.episodes.sources import load_source
 from tests.datasets.test_mini_imagenet import make_tree as make_mini_imagenet
 from tests.datasets.test_omniglot import make_tree as make_omniglot
@@ -23,7 +22,7 @@ def make_classes(names: list[str]) -> Dataset:
 
 def test_names(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(load_source("digits").x, load_digits().x)
-    monkeypatch.setattr(sources, "load_glyphs", lambda copies: make_classes(["a"] * copies))
+    monkeypatch.setattr("protonet.datasets.load_glyphs", lambda copies: make_classes(["a"] * copies))
     assert load_source("glyphs").num_classes == 3
 
 

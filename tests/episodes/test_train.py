@@ -117,9 +117,7 @@ def test_patience_ends_a_run(data: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_tensorboard_has_the_log(data: Path) -> None:
     folder, log = data.with_name("board"), data.with_name("log")
     run_train(arguments(data, "a.safetensors", "--tensorboard", str(folder), "--log", str(log)))
-    from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
-        EventAccumulator,
-    )
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
     events = EventAccumulator(str(folder)).Reload()
     for name in ("accuracy", "episodic_loss", "cross_entropy"):

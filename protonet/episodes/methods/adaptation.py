@@ -18,21 +18,15 @@ class Adam:
     The rests are written out, because 1 - 0.9 is not 0.1 in floating point.
     """
 
-    beta1: float = 0.9
-    """Decay of the average gradient per step."""
-    rest1: float = 0.1
-    """1 - beta1."""
-    beta2: float = 0.999
-    """Decay of the average squared gradient per step."""
-    rest2: float = 0.001
-    """1 - beta2."""
-    epsilon: float = 1e-8
-    """Added to the root of the average squared gradient."""
+    beta1: float = 0.9  #: Decay of the average gradient per step.
+    rest1: float = 0.1  #: 1 - beta1.
+    beta2: float = 0.999  #: Decay of the average squared gradient per step.
+    rest2: float = 0.001  #: 1 - beta2.
+    epsilon: float = 1e-8  #: Added to the root of the average squared gradient.
 
 
 ADAM = Adam()
-#: Rows are divided by this norm at least.
-LEAST_NORM = 1e-12
+LEAST_NORM = 1e-12  #: Rows are divided by this norm at least.
 
 
 def unit_rows(episodes: Episodes) -> Tensor:

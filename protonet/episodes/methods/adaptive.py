@@ -7,6 +7,7 @@ ridge regression. Where most classes have a single support row, none can be left
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,45 +27,28 @@ from protonet.views.radial import UNJUDGED
 class Settings:
     """The grids of the views and the guards of the arithmetic. All values are our own choice."""
 
-    bandwidths: tuple[float, ...] = (1.0, 2.0, 4.0)
-    """Of the kernels, in median distances between support rows."""
-    ridges: tuple[float, ...] = (1e-2, 1e-1, 1.0)
-    """Of the kernel ridge regressions, added to the kernel's diagonal of ones."""
-    linear_ridges: tuple[float, ...] = (1e-1, 1.0, 10.0)
-    """Of the linear ridge regressions, in mean squared norms of the support rows."""
-    shrinkage: float = 0.1
-    """Share of the mean standard deviation added to each feature's own before dividing by it."""
-    newton_steps: int = 12
-    """Of the temperature's fit."""
-    most_change: float = 1.0
-    """Of the logarithm of the temperature in one Newton step."""
-    judged_per_class: float = 0.5
-    """Fewest support rows that can be left out, per class of the episode, for weights to be fitted."""
-    least: float = 1e-6
-    """Norms, standard deviations and weights are at least this."""
-    least_square: float = 1e-9
-    """Distances up to this are between equal rows; mean squares are at least this."""
-    least_slope: float = 1e-12
-    """Second derivatives in Newton steps are at least this."""
+    bandwidths: tuple[float, ...] = (1.0, 2.0, 4.0)  #: Of the kernels, in median distances between support rows.
+    ridges: tuple[float, ...] = (1e-2, 1e-1, 1.0)  #: Of the kernel ridge regressions, added to a diagonal of ones.
+    linear_ridges: tuple[float, ...] = (1e-1, 1.0, 10.0)  #: In mean squared norms of the support rows.
+    shrinkage: float = 0.1  #: Share of the mean standard deviation added to each feature's own before dividing by it.
+    newton_steps: int = 12  #: Of the temperature's fit.
+    most_change: float = 1.0  #: Of the logarithm of the temperature in one Newton step.
+    judged_per_class: float = 0.5  #: Fewest support rows that can be left out, per class, for weights to be fitted.
+    least: float = 1e-6  #: Norms, standard deviations and weights are at least this.
+    least_square: float = 1e-9  #: Distances up to this are between equal rows; mean squares are at least this.
+    least_slope: float = 1e-12  #: Second derivatives in Newton steps are at least this.
 
 
 SETTINGS = Settings()
 
 
 class View(NamedTuple):
-    """The class scores of one view, with its weights.
+    """The class scores of one view, with its weights."""
 
-    Attributes:
-        left_out: (episodes, n_support, n_way), scores of each support row by a fit without it.
-        query: (episodes, n_queries, n_way), scores of the queries.
-        prior: Prior weight, > 0.
-        unjudged: Weight where no support row can be left out, >= 0.
-    """
-
-    left_out: Tensor
-    query: Tensor
-    prior: float
-    unjudged: float = 0.0
+    left_out: Tensor  #: (episodes, n_support, n_way), scores of each support row by a fit without it.
+    query: Tensor  #: (episodes, n_queries, n_way), scores of the queries.
+    prior: float  #: Prior weight, > 0.
+    unjudged: float = 0.0  #: Weight where no support row can be left out, >= 0.
 
 
 def adaptive(episodes: Episodes) -> Tensor:
@@ -93,15 +77,10 @@ def adaptive(episodes: Episodes) -> Tensor:
     with_bias = [F.pad(rows, (0, 1), value=LINEAR.bias) for rows in scaled]
     gaussian = [squared_distances(scaled[0], rows) for rows in scaled]
     laplacian = [torch.cdist(scaled[0], rows, p=1.0) for rows in scaled]
-    views = [
-        _prototype_view(support, query, hot, unjudged=MIXTURE.unjudged_raw),
-        _prototype_view(centred[0], centred[1], hot),
-        _prototype_view(with_bias[0], with_bias[1], hot),
-        *_kernel_views(gaussian[0], gaussian[1], hot),
-        *_kernel_views(laplacian[0], laplacian[1], hot),
-        *_linear_views(centred[0], centred[1], hot),
-        *_linear_views(scaled[0], scaled[1], hot),
-    ]
+    views = [_prototype_view((support, query), hot, unjudged=MIXTURE.unjudged_raw)]
+    views += [_prototype_view(centred, hot), _prototype_view(with_bias, hot)]
+    views += _kernel_views(gaussian, hot) + _kernel_views(laplacian, hot)
+    views += _linear_views(centred, hot) + _linear_views(scaled, hot)
     # 1 for the support rows (episodes, n_support) whose class has another one: these can be left out.
     judged = (hot.sum(dim=1, keepdim=True) > 1).to(hot.dtype).mul(hot).sum(dim=2)
     left_out = torch.stack([view.left_out for view in views], dim=1)  # (episodes, views, n_support, n_way)
@@ -122,10 +101,10 @@ def adaptive(episodes: Episodes) -> Tensor:
     return factor * scores
 
 
-def _prototype_view(support: Tensor, query: Tensor, hot: Tensor, *, unjudged: float = 0.0) -> View:
-    """Return cosines to class means; those of a support row are to means without the row itself."""
+def _prototype_view(rows: Sequence[Tensor], hot: Tensor, *, unjudged: float = 0.0) -> View:
+    """Return cosines of support and query rows to class means; of a support row to means without the row itself."""
     least = SETTINGS.least
-    support, query = (F.normalize(rows, dim=2, eps=least) for rows in (support, query))
+    support, query = (F.normalize(each, dim=2, eps=least) for each in rows)
     sums = hot.transpose(1, 2) @ support  # (episodes, n_way, dim)
     norms = torch.linalg.vector_norm(sums, dim=2)[:, None].clamp_min(least)  # (episodes, 1, n_way)
     products = support @ sums.transpose(1, 2)  # (episodes, n_support, n_way)
@@ -133,28 +112,22 @@ def _prototype_view(support: Tensor, query: Tensor, hot: Tensor, *, unjudged: fl
     return View(without, query @ sums.transpose(1, 2) / norms, 1.0, unjudged)
 
 
-def _kernel_views(between: Tensor, to_query: Tensor, hot: Tensor) -> list[View]:
-    """Return kernel ridge regressions for each bandwidth and ridge.
-
-    Args:
-        between: (episodes, n_support, n_support), distances or squared distances between support rows.
-        to_query: (episodes, n_support, n_queries), those to the queries.
-        hot: (episodes, n_support, n_way), one-hot labels.
-    """
+def _kernel_views(distances: Sequence[Tensor], hot: Tensor) -> list[View]:
+    """Return kernel ridge regressions for each bandwidth and ridge, from distances of support to support and query."""
+    between = distances[0]
     positive = between.masked_fill(between <= SETTINGS.least_square, torch.nan).flatten(1)
     median = positive.nanmedian(dim=1).values.nan_to_num(1.0)[:, None, None]
-    views = []
-    prior = 1 / (len(SETTINGS.bandwidths) * len(SETTINGS.ridges))
+    views, prior = [], 1 / (len(SETTINGS.bandwidths) * len(SETTINGS.ridges))
     for bandwidth in SETTINGS.bandwidths:
-        kernel, right = ((each / (-bandwidth * median)).exp() for each in (between, to_query))
+        kernel, right = ((each / (-bandwidth * median)).exp() for each in distances)
         for ridge in SETTINGS.ridges:
-            unjudged = float((bandwidth, ridge) == UNJUDGED)
-            views.append(_ridge_view(kernel, right, ridge, hot, prior, unjudged))
+            views.append(_ridge_view(kernel, right, ridge, hot, prior, float((bandwidth, ridge) == UNJUDGED)))
     return views
 
 
-def _linear_views(support: Tensor, query: Tensor, hot: Tensor) -> list[View]:
-    """Return linear ridge regressions with a bias, for each ridge."""
+def _linear_views(rows: Sequence[Tensor], hot: Tensor) -> list[View]:
+    """Return linear ridge regressions with a bias, of support and query rows, for each ridge."""
+    support, query = rows
     gram = support @ support.transpose(1, 2)
     size = gram.diagonal(dim1=1, dim2=2).mean(dim=1)[:, None, None].clamp_min(SETTINGS.least_square)
     kernel, right = gram / size + 1, support @ query.transpose(1, 2) / size + 1
@@ -163,19 +136,9 @@ def _linear_views(support: Tensor, query: Tensor, hot: Tensor) -> list[View]:
 
 
 def _ridge_view(kernel: Tensor, right: Tensor, ridge: float, hot: Tensor, prior: float, unjudged: float = 0.0) -> View:
-    """Return kernel ridge regression onto one-hot labels, with the scores of each support row by a fit without it.
-
-    Args:
-        kernel: (episodes, n_support, n_support), between support rows.
-        right: (episodes, n_support, n_queries), of support rows with queries.
-        ridge: > 0, added to the kernel's diagonal.
-        hot: (episodes, n_support, n_way), one-hot labels.
-        prior: See `View`.
-        unjudged: See `View`.
-    """
+    """Return kernel ridge regression, from the kernels between support rows and of these with queries (``right``)."""
     targets = hot - 1 / hot.shape[2]
-    eye = torch.eye(kernel.shape[1], dtype=kernel.dtype)
-    inverse = torch.linalg.inv(kernel + ridge * eye)
+    inverse = torch.linalg.inv(kernel + ridge * torch.eye(kernel.shape[1], dtype=kernel.dtype))
     coefficients = inverse @ targets  # (episodes, n_support, n_way)
     left_out = targets - coefficients / inverse.diagonal(dim1=1, dim2=2)[..., None]
     return View(left_out, right.transpose(1, 2) @ coefficients, prior, unjudged)
@@ -188,16 +151,10 @@ def _spread(scores: Tensor, rows: Tensor) -> Tensor:
 
 
 def _fit_temperature(scores: Tensor, hot: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Fit the inverse temperature with the least log-loss, as `protonet.scoring.fit_temperature` does.
+    """Fit the inverse temperature (...) with the least log-loss, as `protonet.scoring.fit_temperature` does.
 
-    Args:
-        scores: (..., n, n_way).
-        hot: (..., n, n_way), one-hot labels.
-        rows: (..., n), 1 for rows to fit to and 0 for others.
-
-    Returns:
-        factor: (...,), the inverse temperature.
-        losses: (...,), the mean log-loss over those rows, in nats.
+    It is fitted to the scores (..., n, n_way) of those ``rows`` (..., n) that are 1, not 0; their mean log-loss (...)
+    is returned, too, in nats.
     """
     count = rows.sum(dim=-1).clamp_min(1)
     spread = _spread(scores, rows.clamp_min(SETTINGS.least))[..., 0, 0]

@@ -13,8 +13,7 @@ from protonet.episodes.methods.logistic import fit_logistic
 #: The logistic regression ends at this decrement (see `fit_logistic`), in nats over all samples: far below what the
 #: sampling leaves to chance.
 DECREMENT = 1e-2
-#: Base classes whose noise is computed at a time.
-CLASSES_AT_ONCE = 64
+CLASSES_AT_ONCE = 64  #: Base classes whose noise is computed at a time.
 
 
 def distribution_calibration(
@@ -96,17 +95,10 @@ def _tukey(x: Tensor, power: float) -> Tensor:
 
 
 def _find_deviations(base: Base, classes: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the deviations of base classes from their means, scaled so that their Gram matrix is the covariance.
+    """Return the deviations of ``classes`` (k,) from their means, scaled so that their Gram matrix is the covariance.
 
-    Normal numbers times a class's deviations have its covariance (eq. 2), which is never formed.
-
-    Args:
-        base: The base classes.
-        classes: (k,) int64, which of them.
-        dtype: Of the result.
-
-    Returns:
-        (k, most rows of a class, dim), zero where a class has no more rows.
+    They are (k, most rows of a class, dim), zero where a class has no more rows. Normal numbers times a class's
+    deviations have its covariance (eq. 2), which is never formed.
     """
     start, size = base.by_class.start[classes, None], base.by_class.size[classes, None]
     number = torch.arange(int(base.by_class.size.max()))

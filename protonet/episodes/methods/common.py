@@ -15,39 +15,21 @@ from protonet.episodes.batch import Episodes
 class Rounding:
     """Guards against rounding errors, in units of the dtype's machine epsilon. All values are our own choice."""
 
-    lost: float = 4096.0
-    """Squared distances below this share of a row's squared norm are computed again, from differences of rows."""
-    jitter: float = 8
-    """First addition to a Gram matrix's diagonal, as a share of its mean, for the Cholesky factorisation."""
-    jitter_growth: float = 10
-    """Factor on that addition (not in epsilons) each time that the factorisation fails."""
+    lost: float = 4096.0  #: Squared distances below this share of a row's squared norm are computed from differences.
+    jitter: float = 8  #: First addition to a Gram matrix's diagonal, as a share of its mean, to factorise it.
+    jitter_growth: float = 10  #: Factor on that addition (not in epsilons) each time that the factorisation fails.
 
 
 ROUNDING = Rounding()
 
 
 def one_hot(labels: Tensor, n_way: int, dtype: torch.dtype) -> Tensor:
-    """Encode labels as zeros and ones.
-
-    Args:
-        labels: (episodes, rows) int64 in [0, n_way).
-        n_way: Classes per episode.
-        dtype: Of the result.
-
-    Returns:
-        (episodes, rows, n_way) of ``dtype``.
-    """
+    """Encode labels (episodes, rows) int64 in [0, n_way) as zeros and ones: (episodes, rows, n_way) of ``dtype``."""
     return (labels[..., None] == torch.arange(n_way)).to(dtype)
 
 
 def support_means(episodes: Episodes) -> Tensor:
-    """Compute the class prototypes, the means of the support rows of each class.
-
-    Args:
-        episodes: Support (episodes, n_support, dim) and its labels.
-
-    Returns:
-        (episodes, n_way, dim), the dtype of the support.
+    """Compute the class prototypes (episodes, n_way, dim), the means of the support rows of each class.
 
     Source: Snell, Swersky and Zemel, "Prototypical networks for few-shot learning" (2017), eq. 1.
         https://arxiv.org/abs/1703.05175
@@ -103,13 +85,8 @@ def reduce_to_span(rows: Tensor) -> Tensor:
     """Express rows in as few coordinates as there are rows, with the same inner products.
 
     Everything that depends only on inner products (distances, angles, gradients of linear layers) is the same in these
-    coordinates, and costs far less than with hundreds of features.
-
-    Args:
-        rows: (episodes, n, dim) floating.
-
-    Returns:
-        (episodes, n, min(n, dim)): the Cholesky factor of the Gram matrix, or the rows themselves where dim <= n.
+    coordinates, and costs far less than with hundreds of features. From rows (episodes, n, dim), they are (episodes, n,
+    min(n, dim)): the Cholesky factor of the Gram matrix, or the rows themselves where dim <= n.
     """
     n, dim = rows.shape[1:]
     if dim <= n:

@@ -20,12 +20,9 @@ class Classifier:
     All values are of the authors' code (iterative_graph_functions.py).
     """
 
-    learning_rate: float = 0.1
-    """Constant over all steps."""
-    momentum: float = 0.9
-    """Share of the last step's velocity, in [0, 1)."""
-    weight_decay: float = 5e-4
-    """Share of the outputs added to their gradient."""
+    learning_rate: float = 0.1  #: Constant over all steps.
+    momentum: float = 0.9  #: Share of the last step's velocity, in [0, 1).
+    weight_decay: float = 5e-4  #: Share of the outputs added to their gradient.
 
 
 CLASSIFIER = Classifier()
@@ -100,27 +97,18 @@ def _propagate(gram: Tensor, n_neighbours: int, gamma: float, alpha: float) -> T
     nearest = others.topk(min(n_neighbours, n - 1), dim=2)
     affinity = torch.zeros_like(gram).scatter_(2, nearest.indices, nearest.values.clamp_min(0) ** gamma)
     affinity = affinity + affinity.transpose(1, 2)
-    degree = affinity.sum(dim=2, keepdim=True).clamp_min(torch.finfo(gram.dtype).eps)
-    root = degree.rsqrt()
+    root = affinity.sum(dim=2, keepdim=True).clamp_min(torch.finfo(gram.dtype).eps).rsqrt()
     graph = root * affinity * root.transpose(1, 2)
     inverse: Tensor = torch.linalg.inv(torch.eye(n, dtype=gram.dtype) - alpha * graph)
     return inverse
 
 
 def _average_losses(gram: Tensor, known: Tensor, labels: Tensor, n_steps: int) -> Tensor:
-    """Return each row's cross-entropy, averaged over the training of a linear classifier.
+    """Return each row's cross-entropy (episodes, rows), averaged over the training of a linear classifier, in nats.
 
-    The classifier starts at the classes' mean directions. Its gradients are combinations of the rows, so its outputs
-    change by combinations of the rows of the Gram matrix, with ones added for the bias.
-
-    Args:
-        gram: (episodes, rows, rows).
-        known: (episodes, n_way, rows) one-hot labels of the support, zeros elsewhere.
-        labels: (episodes, n_way, rows) one-hot labels of all rows.
-        n_steps: Steps of gradient descent.
-
-    Returns:
-        (episodes, rows), in nats.
+    The classifier starts at the mean directions of the ``known`` rows' classes. Its gradients are combinations of the
+    rows, so its outputs change by combinations of the rows of the Gram matrix, with ones added for the bias. Labels are
+    one-hot (episodes, n_way, rows), zeros where they are not known.
 
     Source: Huang et al., "O2U-Net: a simple noisy label detection approach for deep neural networks" (2019), sec. 3.
     """

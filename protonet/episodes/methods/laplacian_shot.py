@@ -12,8 +12,7 @@ from protonet.episodes.batch import Episodes
 from protonet.episodes.methods.bd_cspn import rectify_prototypes
 from protonet.episodes.methods.common import squared_norms
 
-#: The updates end once no assignment changes by this much.
-CONVERGED = 1e-6
+CONVERGED = 1e-6  #: The updates end once no assignment changes by this much.
 
 
 def laplacian_shot(
@@ -63,15 +62,9 @@ def laplacian_shot(
 
 
 def _find_neighbours(closeness: Tensor, n_neighbours: int, weight: float) -> Tensor:
-    """Return the graph of nearest neighbours.
+    """Return the graph of nearest neighbours by ``closeness`` (episodes, n, n), which is overwritten.
 
-    Args:
-        closeness: (episodes, n, n), of each row to each column; overwritten.
-        n_neighbours: Neighbours per row, >= 0.
-        weight: The weight of each neighbour.
-
-    Returns:
-        (episodes, n, n): column p is ``weight`` at the rows closest to p, without p itself, and zero elsewhere.
+    Its column p is ``weight`` at the rows closest to p, without p itself, and zero elsewhere.
     """
     closeness.diagonal(dim1=1, dim2=2).fill_(-math.inf)
     affinity = torch.zeros_like(closeness)

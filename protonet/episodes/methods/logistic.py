@@ -16,16 +16,11 @@ from protonet.episodes.methods.common import cosines, one_hot, reduce_to_span
 class Newton:
     """The limits of Newton's method. All values are our own choice."""
 
-    steps: int = 30
-    """Most steps."""
-    gradient_steps: int = 50
-    """Most conjugate gradients per step."""
-    residual: float = 0.1
-    """Conjugate gradients end once the residual is this share of the first one."""
-    halvings: int = 20
-    """Most halvings of a step that would raise the loss."""
-    rounding: float = 8
-    """Rises of the loss by fewer machine epsilons of it are rounding errors."""
+    steps: int = 30  #: Most steps.
+    gradient_steps: int = 50  #: Most conjugate gradients per step.
+    residual: float = 0.1  #: Conjugate gradients end once the residual is this share of the first one.
+    halvings: int = 20  #: Most halvings of a step that would raise the loss.
+    rounding: float = 8  #: Rises of the loss by fewer machine epsilons of it are rounding errors.
 
 
 NEWTON = Newton()

@@ -52,13 +52,7 @@ def mahalanobis(episodes: Episodes, *, ridge: float = 1.0) -> Tensor:
 def project_to_span(support: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
     """Project support and query rows to the span of the support rows, keeping inner products with support rows.
 
-    Args:
-        support: (episodes, n_support, dim) floating.
-        query: (episodes, n_queries, dim), of the same dtype.
-
-    Returns:
-        support: (episodes, n_support, k) with k = min(n_support, dim).
-        query: (episodes, n_queries, k).
+    Rows (episodes, n, dim) become rows (episodes, n, k) with k = min(n_support, dim).
     """
     span = reduce_to_span(support)
     if span is support:

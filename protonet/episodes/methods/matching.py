@@ -23,5 +23,4 @@ def matching_networks(episodes: Episodes) -> Tensor:
         eq. 1 and sec. 2.1.1. https://arxiv.org/abs/1606.04080
     """
     attention = cosines(episodes.query, episodes.support).softmax(dim=2)  # (episodes, n_queries, n_support)
-    votes = attention @ one_hot(episodes.support_labels, episodes.n_way, attention.dtype)
-    return votes.log()
+    return (attention @ one_hot(episodes.support_labels, episodes.n_way, attention.dtype)).log()

@@ -16,17 +16,13 @@ from protonet.episodes.methods.common import one_hot
 class Sinkhorn:
     """The limits of Sinkhorn's iterations."""
 
-    tolerance: float = 1e-4
-    """The iterations end once no class's scale changes by this share. Our own choice."""
-    most_iterations: int = 1000
-    """The authors' code (test_standard.py)."""
-    least_exponent: float = -60
-    """Exponents of the kernel are at least this: exp(-60) does not underflow in float32. Our own choice."""
+    tolerance: float = 1e-4  #: The iterations end once no class's scale changes by this share. Our own choice.
+    most_iterations: int = 1000  #: The authors' code (test_standard.py).
+    least_exponent: float = -60  #: Of the kernel's entries: exp(-60) does not underflow in float32. Our own choice.
 
 
 SINKHORN = Sinkhorn()
-#: Added to the absolute features before the power, as in eq. 1 of the paper.
-OFFSET = 1e-6
+OFFSET = 1e-6  #: Added to the absolute features before the power, as in eq. 1 of the paper.
 
 
 def pt_map(
@@ -74,14 +70,9 @@ def pt_map(
 
 
 def transform(rows: Tensor, beta: float) -> Tensor:
-    """Apply the power transform, then scale to unit norm, centre, and scale to unit norm again.
+    """Apply the power transform to rows (episodes, n, dim), then scale to unit norm, centre, and scale again.
 
-    Args:
-        rows: (episodes, n, dim) floating.
-        beta: The exponent, > 0; negative features keep their sign.
-
-    Returns:
-        (episodes, n, dim).
+    The exponent ``beta`` is > 0; negative features keep their sign.
 
     Source: Hu, Gripon and Pateux (2020), eq. 1.
     """

@@ -84,10 +84,5 @@ def _average_directions(support: Tensor, episodes: Episodes) -> Tensor:
 
 
 def _compare_directions(products: Tensor, means: Tensor) -> Tensor:
-    """Return minus the squared distances (episodes, n_queries, n_way) of unit queries to class means.
-
-    Args:
-        products: (episodes, n_way, n_queries), of the queries with the means.
-        means: (episodes, n_way, dim).
-    """
+    """Return minus the squared distances of unit queries to means, from ``products`` (episodes, n_way, n_queries)."""
     return (2 * products - 1 - squared_norms(means)[:, :, None]).transpose(1, 2)

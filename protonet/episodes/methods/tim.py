@@ -16,12 +16,9 @@ from protonet.episodes.methods.common import one_hot
 class TunedAlpha:
     """The values of alpha-TIM's alpha by shots, from the authors' code."""
 
-    one_shot: float = 2
-    """For one support row per class."""
-    few_shots: float = 5
-    """Between one and five."""
-    five_shots: float = 7
-    """For five or more."""
+    one_shot: float = 2  #: For one support row per class.
+    few_shots: float = 5  #: Between one and five.
+    five_shots: float = 7  #: For five or more.
 
 
 TUNED_ALPHA = TunedAlpha()
@@ -57,7 +54,9 @@ def tim(
     Source: Boudiaf et al., "Transductive information maximization for few-shot learning" (2020), eqs. 1 to 4.
         https://arxiv.org/abs/2008.11297
     """
-    return _maximise_information(episodes, weights, 1, temperature, learning_rate, steps)
+    return alpha_tim(
+        episodes, alpha=1, weights=weights, temperature=temperature, learning_rate=learning_rate, steps=steps
+    )
 
 
 def alpha_tim(
@@ -92,18 +91,6 @@ def alpha_tim(
         shots = episodes.support.shape[1] / episodes.n_way
         tuned = TUNED_ALPHA
         alpha = tuned.one_shot if shots <= 1 else tuned.five_shots if shots >= 5 else tuned.few_shots
-    return _maximise_information(episodes, weights, alpha, temperature, learning_rate, steps)
-
-
-def _maximise_information(
-    episodes: Episodes,
-    weights: tuple[float, float, float],
-    alpha: float,
-    temperature: float,
-    learning_rate: float,
-    steps: int,
-) -> Tensor:
-    """Return the logits of `tim` with alpha-entropies."""
     n_support = episodes.support.shape[1]
     rows = unit_rows(episodes)
     labels = one_hot(episodes.support_labels, episodes.n_way, rows.dtype).transpose(1, 2)

@@ -22,7 +22,7 @@ def hot_of(labels: Tensor, n_way: int = 4) -> Tensor:
 
 def test_prototypes_without_a_row() -> None:
     episodes, _ = make_episodes()
-    view = module._prototype_view(episodes.support, episodes.query, hot_of(episodes.support_labels))
+    view = module._prototype_view((episodes.support, episodes.query), hot_of(episodes.support_labels))
     for number, (support, labels, query) in enumerate(zip(*episodes[:3], strict=True)):
         unit = F.normalize(support, dim=1)
         for position in range(len(labels)):
