@@ -9,10 +9,13 @@ from sklearn.ensemble import ExtraTreesClassifier
 from torch import Tensor
 
 from protonet.datasets import load_digits
+from protonet.scoring import Fold
 from protonet.views import forest
-from protonet.views.forest import FOREST, Forest, ForestView, count_trees
+from protonet.views.forest import FOREST, Forest, ForestKind, ForestView, count_trees
+from protonet.views.judge import Judge
+from protonet.views.mlp import plan_encoder
 from protonet.views.shifts import shift_rows
-from protonet.views.view import Rows
+from protonet.views.view import Rows, View
 from tests.strategies import blobs, seeds
 
 
@@ -121,3 +124,32 @@ def test_a_shifted_forest_is_the_forest_of_the_shifted_rows() -> None:
     plain = Forest(5).fit(Rows(x, y, 5, shifts=shifts))
     assert torch.equal(plain(x + 0.2), grow(x, y, trees=5)(x + 0.2))
     assert [Forest(5, shifted=shift).name for shift in (False, True)] == ["forest", "shifted forest"]
+
+
+@pytest.mark.parametrize(
+    ("held_out", "reference", "grown"),
+    [
+        (256, 0.05, [8]),  # two classes of noise: no more trees would save it
+        (255, 0.05, [64]),  # too few rows to settle that
+        (256, 0.8, [8, 64]),
+    ],
+)
+def test_a_few_trees_tell_what_is_clearly_worse(
+    held_out: int, reference: float, grown: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    n = 60 + held_out
+    x, y = torch.randn(n, 4, generator=generator), torch.arange(n) % 2
+    judge = Judge(Rows(x, y, 2), [Fold(torch.arange(60), torch.arange(60, n))], plan_encoder(4, 2, 0))
+    judge.reference = torch.full((held_out,), reference, dtype=torch.float64)
+    trees: list[int] = []
+    fit = Forest.fit
+
+    def record(specification: Forest, rows: Rows, source: View | None = None) -> ForestView:
+        trees.append(specification.trees)
+        return fit(specification, rows, source)
+
+    monkeypatch.setattr(Forest, "fit", record)
+    candidates = list(ForestKind(64).candidates(judge))
+    assert trees == grown
+    assert all(candidate.specification == Forest(64) for candidate in candidates)
