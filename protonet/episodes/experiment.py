@@ -20,7 +20,7 @@ from protonet.episodes.checkpoints import load_encoder, read_plan
 from protonet.episodes.distributed import join_group
 from protonet.episodes.draws import Setting, check_setting, draw_episodes
 from protonet.episodes.evaluation import Scores, evaluate, join_scores
-from protonet.episodes.methods import METHODS, NEEDS_BASE, USES_BASE, Method
+from protonet.episodes.methods import METHODS, NEEDS_BASE, USES_BASE
 from protonet.episodes.report import Summary, format_report, summarize, write_csv, write_json, write_plot
 from protonet.episodes.sources import load_source
 from protonet.episodes.statistics import half_width, mean_of
@@ -52,7 +52,7 @@ class Material(NamedTuple):
     class_names: tuple[str, ...]  #: One name per class of the side.
     base: Base | None  #: The base classes, if a method uses them.
     side: str  #: Of the split, or "all".
-    methods: dict[str, Method]  #: By name.
+    methods: list[str]  #: Their names.
     notes: list[str]  #: Lines to print with the report.
 
 
@@ -98,7 +98,7 @@ def run_experiment(experiment: Experiment, outputs: Mapping[str, Path]) -> None:
             scores = evaluate(
                 material.x,
                 material.by_class,
-                material.methods,
+                {name: METHODS[name] for name in material.methods},
                 experiment.setting,
                 seed=experiment.seed,
                 n_episodes=experiment.n_episodes,
@@ -135,7 +135,7 @@ def _prepare(data: Dataset, experiment: Experiment) -> Material:
         small = int((by_class.size < few).sum())
         note = f"{small} of {len(chosen)} classes have fewer rows than shot + query, "
         notes.append(f"{note}{len(chosen) - len(by_class.size)} too few to be drawn.")
-    base_ids = [c for c, own in enumerate(sides) if own == "base"] if with_base and USES_BASE & methods.keys() else []
+    base_ids = [c for c, own in enumerate(sides) if own == "base"] if with_base and USES_BASE & set(methods) else []
     base_index = whole.take(torch.tensor(base_ids)) if base_ids else None
     x, take = data.x, (take_from(data.x) if data.mapping is None else data.take_rows)
     if experiment.encoder is not None:
@@ -152,8 +152,8 @@ def _prepare(data: Dataset, experiment: Experiment) -> Material:
     return Material(x, take, by_class, names, base, side, methods, notes)
 
 
-def _find_methods(names: Sequence[str], *, with_base: bool) -> tuple[dict[str, Method], list[str]]:
-    """Return methods by name, "all" being every method that can run, and lines to print with the report."""
+def _find_methods(names: Sequence[str], *, with_base: bool) -> tuple[list[str], list[str]]:
+    """Return the methods' names, "all" being every method that can run, and lines to print with the report."""
     notes = []
     if "all" in names:
         missing = [] if with_base else sorted(NEEDS_BASE)
@@ -165,7 +165,7 @@ def _find_methods(names: Sequence[str], *, with_base: bool) -> tuple[dict[str, M
             fail(PROG, "--method", "find base classes beside the evaluated ones", f"none for {name}", remedy)
     if "simpleshot" in names and not with_base:
         notes.append("Without base classes, simpleshot centres on each episode's own support rows.")
-    return {name: METHODS[name] for name in names}, notes
+    return list(names), notes
 
 
 def _compare_split(plan: Mapping[str, Any], experiment: Experiment, side: str) -> list[str]:
