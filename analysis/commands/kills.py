@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from tqdm import trange
@@ -25,27 +26,13 @@ def run_for(arguments: Sequence[str | Path], seconds: float | None) -> float:
     """Run a command, kill it after some seconds if it takes as long, and return the seconds that it took."""
     started = time.perf_counter()
     command = [sys.executable, "-m", "protonet", *map(str, arguments)]
-    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        child.wait(seconds)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
+    with suppress(subprocess.TimeoutExpired):
+        subprocess.run(command, check=False, timeout=seconds, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return time.perf_counter() - started
 
 
 def count_wholes(arguments: Sequence[str | Path], model: Path, old: bytes, kills: int) -> dict[str, int]:
-    """Kill a command that replaces a model at random moments.
-
-    Args:
-        arguments: Of the command.
-        model: The file that it writes.
-        old: What is in that file before each run.
-        kills: How many runs.
-
-    Returns:
-        How many runs left the old file, the new one, and another one.
-    """
+    """Kill a command that replaces a model's file; count the runs that left the old file, the new and another one."""
     model.write_bytes(old)
     whole = run_for(arguments, None)
     new, found = model.read_bytes(), {"old": 0, "new": 0, "broken": 0}

@@ -8,23 +8,23 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from time import process_time
+from timeit import repeat
 from typing import Any
 
 import numpy as np
 import torch
 
 from analysis.shared.runner import Report, StudyParser
-from analysis.solver.scale import list_products, make_products, time_best
+from analysis.solver.scale import list_products, make_products
 from protonet.commands.common import format_table
 from protonet.files.model import load_model
 
 #: Rows, features and classes of the small table, of the large CSV, and of the rows that are predicted in blocks.
 SMALL, LARGE, STREAMED = (520, 16, 4), (100_000, 100, 10), (1_000_000, 384, 20)
-#: Rows of the model that predicts in blocks, and rows that bare products are timed on.
-FITTED, MULTIPLIED = 400, 65_536
+FITTED, MULTIPLIED = 400, 65_536  #: Rows of the model that predicts in blocks, and of the bare products.
 #: Runs a command and prints its seconds and the peak of its memory, in a process that has no other child.
 MEASURE = """
 import json, resource, subprocess, sys, time
@@ -72,31 +72,27 @@ def write_rows(path: Path, rows: int, dim: int) -> None:
 
 def measure(command: Sequence[str]) -> tuple[float, float, float]:
     """Run ``python`` with arguments; return its seconds, those of the CPU, and the peak of its memory in MiB."""
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, sys.executable, *command], capture_output=True, text=True, check=True
-    )
-    seconds, cpu, mebibytes = json.loads(done.stdout)
+    arguments = [sys.executable, "-c", MEASURE, sys.executable, *command]
+    seconds, cpu, mebibytes = json.loads(subprocess.run(arguments, capture_output=True, check=True).stdout)
     return seconds, cpu, mebibytes
 
 
 def time_products(model: Path) -> tuple[float, list[tuple[int, int]]]:
     """Return the CPU seconds that a row's bare matrix products take, and their shapes."""
     shapes = list_products(load_model(model).network)
-    seconds = sum(time_best(make_products([shape], MULTIPLIED), 3, time.process_time) for shape in shapes)
-    return seconds / MULTIPLIED, shapes
+    times = [repeat(make_products([shape], MULTIPLIED), timer=process_time, number=1, repeat=3) for shape in shapes]
+    return sum(map(min, times)) / MULTIPLIED, shapes
 
 
 def run_commands(folder: Path, rows: int, tell: Callable[[str], None]) -> dict[str, Any]:
     """Return the seconds and mebibytes of each command, and those of bare products."""
-    command = ["-m", "protonet"]
     results: dict[str, Any] = {}
 
-    def note(name: str, *arguments: str | Path) -> None:
+    def note(name: str, *arguments: str | Path, start: Sequence[str] = ("-m", "protonet")) -> None:
         tell(name)
-        results[name] = measure([*command, *map(str, arguments)])
+        results[name] = measure([*start, *map(str, arguments)])
 
-    tell("import torch")
-    results["import torch"] = measure(["-c", "import torch"])
+    note("import torch", start=("-c", "import torch"))
     write_csv(folder / "small.csv", *sample_table(*SMALL))
     for effort in ("fast", "default"):
         model = folder / f"{effort}.safetensors"
@@ -104,8 +100,7 @@ def run_commands(folder: Path, rows: int, tell: Callable[[str], None]) -> dict[s
         note(f"predict, --effort {effort}", "predict", model, folder / "small.csv", "-o", folder / "small_out.csv")
     note("update", "update", folder / "fast.safetensors", folder / "small.csv")
     write_csv(folder / "large.csv", *sample_table(*LARGE))
-    x, labels = sample_table(FITTED, *LARGE[1:])
-    write_csv(folder / "part.csv", x, labels)
+    write_csv(folder / "part.csv", *sample_table(FITTED, *LARGE[1:]))
     model = folder / "large.safetensors"
     note("fit, 400 rows x 100", "fit", folder / "part.csv", "-o", model, "--effort", "fast")
     note(f"predict, CSV of {LARGE[0]:,} x {LARGE[1]}", "predict", model, folder / "large.csv", "-o", folder / "out.csv")
@@ -128,17 +123,10 @@ def tabulate(results: dict[str, Any]) -> str:
     lines = [[name, f"{seconds:.1f}", f"{cpu:.1f}", f"{peak:,.0f}"] for name, (seconds, cpu, peak) in timed.items()]
     bare = results["rows"] * results["a row's products"]
     start, cpu = timed["import torch"][1], timed[results["streamed"]][1]
-    note = NOTE.format(
-        threads=torch.get_num_threads(),
-        load=results["load"],
-        rows=results["rows"],
-        small=SMALL[0],
-        multiplied=MULTIPLIED,
-        products=", ".join(f"{into}x{out}" for into, out in results["products"]),
-        bare=bare,
-        ratio=cpu / bare,
-        net=(cpu - start) / bare,
-    )
+    products = ", ".join(f"{into}x{out}" for into, out in results["products"])
+    sizes = {"rows": results["rows"], "small": SMALL[0], "multiplied": MULTIPLIED, "products": products}
+    costs = {"bare": bare, "ratio": cpu / bare, "net": (cpu - start) / bare}
+    note = NOTE.format(threads=torch.get_num_threads(), load=results["load"], **sizes, **costs)
     return format_table(["command", "seconds", "of the CPU", "peak MiB"], lines) + note
 
 

@@ -18,8 +18,7 @@ from protonet._checks import check_features, check_int, check_labels, check_numb
 from protonet.datasets import Split
 from protonet.losses import class_means
 
-DEBYE_ORDER = 30.0  # from this order on the expansion is exact to 1e-11
-DEBYE_TERMS = 7
+DEBYE_ORDER, DEBYE_TERMS = 30.0, 7  # from this order on the expansion is exact to 1e-11
 CHUNK = 1024  # query rows scored at once
 
 
@@ -37,12 +36,7 @@ def log_vmf_integral(kappa: Tensor, dim: int) -> Tensor:
     Returns:
         float64, of kappa's shape; absolute error below 1e-10, relative error below 1e-13.
 
-    Raises:
-        InputTypeError: ``kappa`` is no tensor, or ``dim`` no number.
-        InputError: A negative or non-finite concentration, or ``dim`` below 2.
-
-    Source:
-        Mardia and Jupp, Directional Statistics, 9.3.4; NIST DLMF 10.39.9, 10.41.3 and 10.41.9.
+    Source: Mardia and Jupp, Directional Statistics, 9.3.4; NIST DLMF 10.39.9, 10.41.3 and 10.41.9.
     """
     dim = check_int("log_vmf_integral", "dim", dim, low=2)
     if not isinstance(kappa, Tensor):
@@ -56,13 +50,7 @@ def log_vmf_integral(kappa: Tensor, dim: int) -> Tensor:
 
 
 def predict_bayes_sphere(
-    support_x: Tensor,
-    support_y: Tensor,
-    query_x: Tensor,
-    *,
-    num_classes: int,
-    radius: float = 2.5,
-    noise: float = 0.4,
+    support_x: Tensor, support_y: Tensor, query_x: Tensor, *, num_classes: int, radius: float = 2.5, noise: float = 0.4
 ) -> Tensor:
     """Predict by Bayes' rule: prototypes uniform on a sphere, isotropic Gaussian noise.
 
@@ -83,15 +71,15 @@ def predict_bayes_sphere(
         InputTypeError: An argument of the wrong kind.
         InputError: Shapes that do not fit, labels out of range, non-finite values.
 
-    Source:
-        The posterior of a Gaussian mean on a sphere is von Mises-Fisher: Mardia and Jupp, 9.3.4.
+    Source: The posterior of a Gaussian mean on a sphere is von Mises-Fisher: Mardia and Jupp, 9.3.4.
     """
     function = "predict_bayes_sphere"
     support, labels, query, num_classes = _check_task(function, support_x, support_y, query_x, num_classes)
     dim = support.shape[1]
     radius = check_number(function, "radius", radius, low=0.0, strict=True)
     gain = radius / check_number(function, "noise", noise, low=0.0, strict=True) ** 2
-    sums, _ = _sum_classes(support, labels, num_classes)
+    means, counts = class_means(support, labels, num_classes)
+    sums = counts[:, None] * means  # (num_classes, dim)
     base = log_vmf_integral(gain * sums.norm(dim=1), dim)  # (num_classes,)
     squares = sums.square().sum(dim=1)  # (num_classes,)
 
@@ -103,44 +91,23 @@ def predict_bayes_sphere(
 
 
 def predict_bayes_gaussian(
-    support_x: Tensor,
-    support_y: Tensor,
-    query_x: Tensor,
-    *,
-    num_classes: int,
-    covariance: Tensor,
-    radius: float = 2.5,
+    support_x: Tensor, support_y: Tensor, query_x: Tensor, *, num_classes: int, covariance: Tensor, radius: float = 2.5
 ) -> Tensor:
     """Predict by Bayes' rule: Gaussian prototypes, Gaussian noise of a known covariance.
 
     The prior is N(0, radius^2/dim I). It stands in for the uniform prior on the sphere of that radius, which
-    has the same second moment but no closed form here; in high dimension the two all but agree.
+    has the same second moment but no closed form here; in high dimension the two all but agree. The rest is as in
+    `predict_bayes_sphere`, but for ``covariance``, (dim, dim), which must be symmetric and positive definite.
 
-    Args:
-        support_x: Labelled samples (n, dim), any real dtype.
-        support_y: Their labels (n,), integers in [0, num_classes).
-        query_x: Rows to classify, (n_queries, dim).
-        num_classes: The number of classes, >= 2.
-        covariance: The noise's covariance, (dim, dim), symmetric and positive definite.
-        radius: The prototypes' root mean squared norm, > 0.
-
-    Returns:
-        Class ids (n_queries,), int64, on the CPU.
-
-    Raises:
-        InputTypeError: An argument of the wrong kind.
-        InputError: As `predict_bayes_sphere`, or a covariance that is not symmetric and positive definite.
-
-    Source:
-        Murphy, Conjugate Bayesian analysis of the Gaussian distribution (2007), section 2, on every axis.
+    Source: Murphy, Conjugate Bayesian analysis of the Gaussian distribution (2007), section 2, on every axis.
     """
     function = "predict_bayes_gaussian"
     support, labels, query, num_classes = _check_task(function, support_x, support_y, query_x, num_classes)
     spectrum, basis = _check_covariance(function, covariance, support.shape[1])
     prior = check_number(function, "radius", radius, low=0.0, strict=True) ** 2 / support.shape[1]
-    sums, counts = _sum_classes(support @ basis, labels, num_classes)
+    means, counts = class_means(support @ basis, labels, num_classes)
     shrunk = prior / (counts[:, None] * prior + spectrum)  # (num_classes, dim)
-    means = shrunk * sums
+    means = shrunk * (counts[:, None] * means)
     variances = spectrum * (1 + shrunk)  # the noise's plus the posterior's
     constant = (means.square() / variances + variances.log()).sum(dim=1)  # (num_classes,)
 
@@ -169,17 +136,7 @@ def predict_true_whitening(
 
 
 def predict_bayes(split: Split) -> Tensor:
-    """Predict the test rows of a draw by the Bayes rule of its population.
-
-    Args:
-        split: A draw whose ``noise_covariance`` is known.
-
-    Returns:
-        Class ids (n_test_rows,), int64: `predict_bayes_sphere`, or `predict_bayes_gaussian` if anisotropic.
-
-    Raises:
-        InputError: The draw's family has no Bayes rule here.
-    """
+    """Predict the test rows of a draw by `predict_bayes_sphere`, or `predict_bayes_gaussian` if it is anisotropic."""
     covariance, radius, k = split.noise_covariance, split.radius, split.num_classes
     if covariance is None:
         fail("predict_bayes", "split", "know its noise_covariance", "None", "Use a draw of shared noise.")
@@ -214,12 +171,6 @@ def _log_integral_debye(k: Tensor, order: float) -> Tensor:
 def _predict(score: Callable[[Tensor], Tensor], query: Tensor) -> Tensor:
     """Return the argmax of the scores (rows, num_classes), a chunk of rows at a time."""
     return torch.cat([score(rows).argmax(dim=1) for rows in torch.split(query, CHUNK)])
-
-
-def _sum_classes(x: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Return each class's sum (num_classes, dim) and count (num_classes,), float64."""
-    means, counts = class_means(x, labels, num_classes)
-    return counts[:, None] * means, counts
 
 
 def _check_task(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from analysis.contest.bayes import predict_bayes, predict_true_whitening
@@ -20,6 +19,7 @@ from analysis.shared.tables import format_mean
 from protonet._checks import fail
 from protonet.commands.common import count, format_table
 from protonet.datasets import Split, sample_family
+from protonet.fit.baselines import score_cosine
 from protonet.losses import class_means
 from protonet.views.linear import Linear, shrink_covariance
 from protonet.views.view import Rows
@@ -35,17 +35,15 @@ def add_options(parser: StudyParser) -> None:
 
 def measure_draw(split: Split) -> dict[str, float]:
     """Return the test accuracy in percent of each rule on one draw."""
-    x, y = pool_labelled(split)
-    covariance = split.noise_covariance
+    (x, y), k, covariance = pool_labelled(split), split.num_classes, split.noise_covariance
     if covariance is None:
         fail("measure_draw", "split", "have a noise covariance", "None", "Pass another family.")
 
     def cosine(train: Tensor, test: Tensor) -> Tensor:
-        means, _ = class_means(F.normalize(train, dim=1), y, split.num_classes)
-        return (test @ F.normalize(means, dim=1).T).argmax(dim=1)
+        return score_cosine(train, y, test, k).argmax(dim=1)
 
-    means, counts = class_means(x.double(), y, split.num_classes)
-    basis, shrunken, _ = shrink_covariance(x.double() - means[y], len(x) - split.num_classes)
+    means, counts = class_means(x.double(), y, k)
+    basis, shrunken, _ = shrink_covariance(x.double() - means[y], len(x) - k)
     within = basis.T @ covariance @ basis  # the truth along the sample's directions
     prior = split.radius**2 / x.shape[1]
     shots = float(counts.mean())
@@ -58,12 +56,10 @@ def measure_draw(split: Split) -> dict[str, float]:
         gains = (1 / (variances * (variances + (shots + 1) * prior))).sqrt()
         return cosine(turned * gains, tested * gains)
 
-    view = Linear("whitened").fit(Rows(x / x.std(), y, split.num_classes)).map
+    view = Linear("whitened").fit(Rows(x / x.std(), y, k)).map
     rules = {
         "Bayes, true covariance": predict_bayes(split),
-        "true whitening": predict_true_whitening(
-            x, y, split.test_x, num_classes=split.num_classes, covariance=covariance
-        ),
+        "true whitening": predict_true_whitening(x, y, split.test_x, num_classes=k, covariance=covariance),
         "sample directions, oracle gains": cosine(turned * best.sqrt(), tested * best.sqrt()),
         "sample directions, true variances": directions(within.diagonal()),
         "sample directions, shrunken variances": directions(shrunken),

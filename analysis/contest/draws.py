@@ -37,8 +37,7 @@ METHODS = {
     "logistic": "logistic-by-accuracy",
     LIMIT: None,
 }
-#: Those that the regret is measured against: the best of them, row by row.
-COMPARED = ("cosine", "lda", "logistic")
+COMPARED = ("cosine", "lda", "logistic")  #: Those that the regret is measured against: the best of them, row by row.
 NOTE = """
 Test accuracy in percent, mean over {draws} ± one standard error. In brackets: ours minus it, paired by
 draw. The gap is the Bayes rule minus ours, the regret the best of cosine, LDA and logistic regression minus
@@ -57,10 +56,6 @@ class Cell(NamedTuple):
     dim: int
     method: str
     limit: int | None
-
-
-#: ``accuracy`` in [0, 1] (None where the method does not apply), ``parameters`` and ``seconds`` of each cell.
-Results = Mapping[Cell, Mapping[str, Any]]
 
 
 def add_options(parser: StudyParser) -> None:
@@ -134,25 +129,17 @@ def predict(split: Split, method: str) -> Tensor | None:
     return torch.from_numpy(BASELINES[name].fit(x.numpy(), y.numpy())(split.test_x.numpy()).predicted)
 
 
-def summarise(results: Results) -> list[dict[str, Any]]:
-    """Gather the results by row.
-
-    Returns:
-        One row for each family, shots and limit: ``percent`` holds the accuracies by draw of every method
-        that applies, ``parameters`` and ``seconds`` the solver's.
-    """
+def summarise(results: Mapping[Cell, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Gather the results by family, shots and limit: percentages of every method that applies, the solver's costs."""
     rows = []
-    for key in dict.fromkeys((cell[:3], cell.limit) for cell in results if cell.method == OURS):
-        percent: dict[str, list[float | None]] = {OURS: []}
-        ours = []
-        for cell, result in results.items():
-            if cell[:3] == key[0] and (cell.method != OURS or cell.limit == key[1]):
-                accuracy = result["accuracy"]
-                percent.setdefault(cell.method, []).append(None if accuracy is None else 100 * accuracy)
-                ours += [result] if cell.method == OURS else []
-        (family, n_train, n_val), limit = key
-        row: dict[str, Any] = {"family": family, "shots": f"{n_train}+{n_val}", "limit": limit}
-        row["percent"] = {method: values for method, values in percent.items() if None not in values}
+    for key, limit in dict.fromkeys((cell[:3], cell.limit) for cell in results if cell.method == OURS):
+        own = {cell: result for cell, result in results.items() if cell[:3] == key and cell.limit in {None, limit}}
+        percent: dict[str, list[float]] = {OURS: []}
+        for cell, result in own.items():
+            if result["accuracy"] is not None:
+                percent.setdefault(cell.method, []).append(100 * result["accuracy"])
+        ours = [result for cell, result in own.items() if cell.method == OURS]
+        row = {"family": key[0], "shots": f"{key[1]}+{key[2]}", "limit": limit, "percent": percent}
         rows.append(row | {name: [result[name] for result in ours] for name in ("parameters", "seconds")})
     return rows
 

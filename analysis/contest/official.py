@@ -14,22 +14,12 @@ PROTOTYPE_SEED, TRAIN_SEED, VAL_SEED, TEST_SEED = 2025, 1337, 2026, 4242
 
 
 def sample_official(n_train: int = 16, n_val: int = 4, n_test: int = 8) -> Split:
-    """Sample the official data, bit for bit what the contest's evaluator makes.
-
-    Args:
-        n_train: Training samples per class, >= 1.
-        n_val: Validation samples per class, >= 1.
-        n_test: Test samples per class, >= 1.
+    """Sample the official data, bit for bit what the contest's evaluator makes, given samples per class, each >= 1.
 
     Returns:
         Features of 384 columns, float32, and labels in [0, 128), int64, in the evaluator's order.
 
-    Raises:
-        InputError: A count below 1.
-        InputTypeError: A count that is not a number.
-
-    Source:
-        Frontier-CS, ``research/problems/imagenet_pareto``; seeds and order as its evaluator has them.
+    Source: Frontier-CS, ``research/problems/imagenet_pareto``; seeds and order as its evaluator has them.
     """
     n_train = check_int("sample_official", "n_train", n_train, low=1)
     n_val = check_int("sample_official", "n_val", n_val, low=1)

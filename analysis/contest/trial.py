@@ -29,8 +29,7 @@ from protonet.datasets import Split
 from solution.pack import pack_single, pack_zip
 
 PROG = "analysis contest"
-#: Samples per class of train, validation and test.
-CONFIGS = {"official": (16, 4, 8), "agentics": (1, 1, 1)}
+CONFIGS = {"official": (16, 4, 8), "agentics": (1, 1, 1)}  #: Samples per class of train, validation and test.
 WORKER = Path(__file__).with_name("worker.py")
 PARAM_LIMIT, BASELINE_ACCURACY = 500_000.0, 0.72
 TIMEOUT = 3600.0
@@ -49,11 +48,8 @@ def run(options: argparse.Namespace) -> Report:
     name = "contest" + "_agentics" * (options.config == "agentics") + "_single_file" * options.single_file
     options.json = options.json or check_writable_file(PROG, "--json", BUILD / f"{name}.json")
     submission = pack_single() if options.single_file else pack_zip()
-    described = {
-        "submission": "single file" if options.single_file else "ZIP",
-        "sha256": hashlib.sha256(submission).hexdigest(),
-        "config": options.config,
-    }
+    described = {"submission": "single file" if options.single_file else "ZIP"}
+    described |= {"sha256": hashlib.sha256(submission).hexdigest(), "config": options.config}
     result = judge(submission, sample_official(*CONFIGS[options.config]), python=options.python)
     line = "accuracy {accuracy:.4f}  score {score:.2f}  parameters {parameters:,}  seconds {seconds:.1f}  "
     line += "peak memory {peak_memory_mib:.0f} MiB\n"
@@ -96,14 +92,11 @@ def judge(
             path.chmod(0o555 if path.is_dir() else 0o444)
         arrays = {f"{part}_{side}": getattr(split, f"{part}_{side}") for part in PARTS for side in "xy"}
         np.savez(top / "data.npz", **{name: tensor.numpy() for name, tensor in arrays.items()})
-        request = {
-            "solution": str(workspace / "solution.py"),
-            "data": str(top / "data.npz"),
-            "metadata": _describe(split, param_limit) if metadata else None,
-            "param_limit": param_limit,
-            "baseline_accuracy": BASELINE_ACCURACY,
-            "result": str(top / "result.json"),
-        }
+        limits = {"param_limit": param_limit, "baseline_accuracy": BASELINE_ACCURACY}
+        described = {"num_classes": split.num_classes, "input_dim": split.train_x.shape[1], **limits, "device": "cpu"}
+        described |= {f"{part}_samples": len(getattr(split, f"{part}_y")) for part in PARTS}
+        request = {**limits, "metadata": described if metadata else None, "solution": str(workspace / "solution.py")}
+        request |= {"data": str(top / "data.npz"), "result": str(top / "result.json")}
         (top / "request.json").write_text(json.dumps(request), encoding="utf-8")
         interpreter = Path(shutil.which(python) or python).absolute()  # the process starts in another folder
         command = [str(interpreter), "-I", str(WORKER), str(top / "request.json")]
@@ -116,18 +109,6 @@ def judge(
             fail("judge", "submission", "run in the contest's process", got, remedy)
         result: dict[str, Any] = json.loads((top / "result.json").read_text(encoding="utf-8"))
         return result
-
-
-def _describe(split: Split, param_limit: float) -> dict[str, Any]:
-    """Return the metadata that the contest gives."""
-    return {
-        "num_classes": split.num_classes,
-        "input_dim": split.train_x.shape[1],
-        "param_limit": param_limit,
-        "baseline_accuracy": BASELINE_ACCURACY,
-        **{f"{part}_samples": len(getattr(split, f"{part}_y")) for part in PARTS},
-        "device": "cpu",
-    }
 
 
 def _check_python(prog: str, option: str, path: str) -> str:

@@ -17,7 +17,6 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Sequence
 from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -41,9 +40,7 @@ class _OnlyAllowed:
     def __init__(self, workspace: Path) -> None:
         self.workspace = workspace.resolve()
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(name, path, target)
         top = name.partition(".")[0]
         if spec is None or top in ALLOWED or top.startswith("_sysconfigdata"):  # the latter is sysconfig's
@@ -75,11 +72,8 @@ def make_loaders(data: Path) -> list[DataLoader[tuple[Tensor, ...]]]:
     from torch.utils.data import DataLoader, TensorDataset  # noqa: PLC0415
 
     with np.load(data) as arrays:
-        sets = [
-            TensorDataset(torch.from_numpy(arrays[f"{part}_x"]), torch.from_numpy(arrays[f"{part}_y"]))
-            for part in ("train", "val", "test")
-        ]
-    return [DataLoader(part, batch_size=BATCH, shuffle=part is sets[0]) for part in sets]
+        parts = [[torch.from_numpy(arrays[f"{part}_{side}"]) for side in "xy"] for part in ("train", "val", "test")]
+    return [DataLoader(TensorDataset(*part), batch_size=BATCH, shuffle=part is parts[0]) for part in parts]
 
 
 def evaluate_accuracy(model: nn.Module, loader: DataLoader[tuple[Tensor, ...]]) -> float:
@@ -96,12 +90,8 @@ def evaluate_accuracy(model: nn.Module, loader: DataLoader[tuple[Tensor, ...]]) 
 
 
 def measure_peak_memory() -> float:
-    """Return this process's peak resident memory in MiB.
-
-    Linux counts it from the start of this program; ``getrusage`` there would include what the parent process
-    held when it forked.
-    """
-    status = Path("/proc/self/status")
+    """Return this process's peak resident memory in MiB."""
+    status = Path("/proc/self/status")  # Linux's getrusage would include what the parent held when it forked
     lines = status.read_text().splitlines() if status.exists() else []
     peaks = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
     if peaks:

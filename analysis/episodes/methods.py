@@ -11,7 +11,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,15 +30,11 @@ DIRICHLET = ["--imbalance", "2.0"]
 
 
 class Experiment(NamedTuple):
-    """One command: a column of a table."""
+    """One command, ``python -m protonet.episodes``: a column of a table."""
 
     title: str
     arguments: tuple[str, ...]
     methods: tuple[str, ...]
-
-    def command(self, n_episodes: int) -> tuple[str, ...]:
-        """Return the arguments of ``python -m protonet.episodes``."""
-        return (*self.arguments, "--episodes", str(n_episodes), "--method", *self.methods)
 
 
 def glyphs(title: str, backbone: str | None, *arguments: str, methods: Sequence[str] = tuple(METHODS)) -> Experiment:
@@ -97,10 +93,10 @@ def run(options: argparse.Namespace) -> Report:
     check_writable_folder(PROG, "build", ROOT / BUILD)
     for backbone, path in ENCODERS.items():
         train_encoder(backbone, ROOT / path)
-    runs = {each.title: (each.title, each.command(options.episodes)) for each in (*ACCURACY, *UNBALANCED)}
-    code = hash_sources("protonet")
-    results = run_all(list(runs.values()), run_experiment, options.state, lambda _: code, unit="experiment")
-    summaries = {title: results[run] for title, run in runs.items()}
+    fixed = "--episodes", str(options.episodes), "--method"
+    runs = [(each.title, (*each.arguments, *fixed, *each.methods)) for each in (*ACCURACY, *UNBALANCED)]
+    results = run_all(runs, run_experiment, options.state, lambda _: hash_sources("protonet"), unit="experiment")
+    summaries = {title: summary for (title, _), summary in results.items()}
     return Report(summaries, tabulate(summaries, options.episodes))
 
 
@@ -126,26 +122,23 @@ def run_experiment(run: tuple[str, tuple[str, ...]]) -> dict[str, Any]:
 
 def tabulate(summaries: Mapping[str, Mapping[str, Any]], n_episodes: int) -> str:
     """Return both tables in Markdown; summaries by the experiments' titles."""
-    rows = [[name, *(_show(summaries[each.title], name) for each in ACCURACY)] for name in METHODS]
-    text = TITLE.format(n=n_episodes, first=next(iter(TRANSDUCTIVE)))
-    text += format_table(["method", *(each.title for each in ACCURACY)], rows)
-    rows = []
-    for name in COMPARED:
-        row = [name]
-        for each in UNBALANCED:
-            summary = summaries[each.title]
-            row.append(_show(summary, name))
-            if "--imbalance" in each.arguments:
-                row[-1] += _show_loss(summary, name)
-        rows.append(row)
-    text += SECOND.format(plain="`, `".join(PLAIN))
-    return text + format_table(["method", *(each.title for each in UNBALANCED)], rows)
+
+    def show(experiments: Sequence[Experiment], methods: Iterable[str]) -> str:
+        header = ["method", *(each.title for each in experiments)]
+        return format_table(
+            header, [[name, *(_show(each, summaries, name) for each in experiments)] for name in methods]
+        )
+
+    first = TITLE.format(n=n_episodes, first=next(iter(TRANSDUCTIVE))) + show(ACCURACY, METHODS)
+    return first + SECOND.format(plain="`, `".join(PLAIN)) + show(UNBALANCED, COMPARED)
 
 
-def _show(summary: Mapping[str, Any], name: str) -> str:
-    """Return a method's accuracy with its interval, in percent."""
+def _show(each: Experiment, summaries: Mapping[str, Mapping[str, Any]], name: str) -> str:
+    """Return a method's accuracy with its interval, in percent, and what imbalance costs it."""
+    summary = summaries[each.title]
+    loss = _show_loss(summary, name) if "--imbalance" in each.arguments else ""
     own = summary["methods"][name]
-    return f"{100 * own['accuracy']:.2f} ±{100 * own['half_width']:.2f}"
+    return f"{100 * own['accuracy']:.2f} ±{100 * own['half_width']:.2f}{loss}"
 
 
 def _show_loss(summary: Mapping[str, Any], name: str) -> str:

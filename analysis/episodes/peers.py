@@ -22,11 +22,7 @@ INSTALL = "pip install --no-deps easyfsl==1.5.0"
 
 
 def load_easyfsl(module: str) -> Any:
-    """Import one of easyfsl's modules, such as ``methods.tim``, without the package that it lies in.
-
-    Raises:
-        MissingPackageError: easyfsl is missing; the message says how to install it.
-    """
+    """Import one of easyfsl's modules, such as ``methods.tim``, without the package that it lies in."""
     with optional_packages("load_easyfsl", INSTALL):
         easyfsl = importlib.import_module("easyfsl")
     name = f"easyfsl.{module.partition('.')[0]}"

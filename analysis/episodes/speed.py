@@ -72,11 +72,12 @@ GROWTH_COLUMNS = {
     "before MiB": "{before_mib:,.0f}",
     "peak MiB": "{peak_mib:,.0f}",
 }
-NOTE = """
-{setting}, {classes} classes of {rows} rows of {dim} features, float32, one thread; CPU time, medians of {repeats}
-alternating runs. Ours rates calibration beside the accuracy. easyfsl {version} draws, loads and classifies one episode
-after another, its random numbers Python's own. It is set to scale and centre rows where ours does; its TIM takes
-cosines where ours takes distances; its PT-MAP neither scales nor centres rows and always takes 1,000 Sinkhorn steps.
+NOTE = f"""
+{SETTING.way[0]}-way {SETTING.shot[0]}-shot {SETTING.n_query}-query, {CLASSES} classes of {ROWS} rows of {DIM} features,
+float32, one thread; CPU time, medians of {{repeats}} alternating runs. Ours rates calibration beside the accuracy.
+easyfsl {{version}} draws, loads and classifies one episode after another, its random numbers Python's own. It is set to
+scale and centre rows where ours does; its TIM takes cosines where ours takes distances; its PT-MAP neither scales nor
+centres rows and always takes 1,000 Sinkhorn steps.
 """
 GROWTH_NOTE = """
 `protonet.episodes.evaluation.evaluate` with ProtoNet on the same data, a process for each number of episodes.
@@ -136,15 +137,8 @@ def measure_growth(n_episodes: int) -> dict[str, float]:
 
 def tabulate(pairs: Sequence[Mapping[str, Any]], growth: Sequence[Mapping[str, float]], repeats: int) -> str:
     """Return both tables in Markdown, with what explains them."""
-    way, shot, query = SETTING.way[0], SETTING.shot[0], SETTING.n_query
-    text = format_columns(COLUMNS, [{**pair, "per_second": 1e6 / pair["ours_us"]} for pair in pairs]) + NOTE.format(
-        setting=f"{way}-way {shot}-shot {query}-query",
-        classes=CLASSES,
-        rows=ROWS,
-        dim=DIM,
-        repeats=repeats,
-        version=find_version("easyfsl"),
-    )
+    text = format_columns(COLUMNS, [{**pair, "per_second": 1e6 / pair["ours_us"]} for pair in pairs])
+    text += NOTE.format(repeats=repeats, version=find_version("easyfsl"))
     rows = [{**size, "each_us": 1e6 * size["seconds"] / size["episodes"]} for size in growth]
     return text + (f"\n{format_columns(GROWTH_COLUMNS, rows)}{GROWTH_NOTE}" if growth else "")
 
@@ -164,8 +158,7 @@ def run(options: argparse.Namespace) -> Report:
         name, n = run
         return compare(by_name[name], n) if name in by_name else call_alone(measure_growth, n)
 
-    speeds = [(name, options.repeats) for name in by_name]
-    sizes = [("growth", n) for n in options.growth]
-    results = run_all([*speeds, *sizes], do, options.state)
-    pairs, growth = ([results[run] for run in runs] for runs in (speeds, sizes))
+    runs = [*((name, options.repeats) for name in by_name), *(("growth", n) for n in options.growth)]
+    results = list(run_all(runs, do, options.state).values())
+    pairs, growth = results[: len(PAIRS)], results[len(PAIRS) :]
     return Report({"pairs": pairs, "growth": growth}, tabulate(pairs, growth, options.repeats))

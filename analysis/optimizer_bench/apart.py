@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
-from analysis.optimizer_bench.workload import Build, Workload, batches, initial_weights
+from analysis.optimizer_bench.workload import Build, Workload, build_on_rows
 from analysis.optimizer_bench.workloads.text import cut_windows, read_sources
 from protonet._checks import optional_packages
 
@@ -29,32 +29,31 @@ KINDS = (tokenize.ENDMARKER, tokenize.NAME, tokenize.NUMBER, tokenize.STRING, to
 KEYWORD = len(KINDS)  # a kind of its own, that tokenize counts among names
 MODULES = 30  # tokenising all would take seconds
 WINDOW = 64  # characters
-CHANNELS = 32
-DILATIONS = (1, 3, 9)
+CHANNELS, DILATIONS = 32, (1, 3, 9)
 SYNTAX_BATCH, SYNTAX_VALIDATION = 8, 128  # windows
 
-FREQUENCIES = 48
 SPREAD = 16.0  # the standard deviation of the first frequencies, in periods a picture
-WIDTH = 96
-BLOCKS = 2
+FREQUENCIES, WIDTH, BLOCKS = 48, 96, 2
 PIXEL_BATCH, PIXEL_VALIDATION = 256, 2048
 
 
-class Convolutions(nn.Module):
-    """Two weight-normed dilated convolutions beside a skip."""
+class Skip(nn.Module):
+    """Layers beside a skip."""
 
-    def __init__(self, dilation: int) -> None:
+    def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
-        first, second = (
-            parametrizations.weight_norm(nn.Conv1d(CHANNELS, CHANNELS, 3, padding=dilation, dilation=dilation))
-            for _ in range(2)
-        )
-        self.path = nn.Sequential(first, nn.ReLU(), second, nn.ReLU())
+        self.path = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (batch, channels, length) to the same shape."""
-        y: Tensor = torch.relu(x + self.path(x))
-        return y
+        """Map a tensor to another one of its shape."""
+        return torch.add(x, self.path(x))
+
+
+def make_convolutions(dilation: int) -> nn.Sequential:
+    """Make two weight-normed dilated convolutions beside a skip."""
+    convolve = functools.partial(nn.Conv1d, CHANNELS, CHANNELS, 3, padding=dilation, dilation=dilation)
+    first, second = (parametrizations.weight_norm(convolve()) for _ in range(2))
+    return nn.Sequential(Skip(first, nn.ReLU(), second, nn.ReLU()), nn.ReLU())
 
 
 class SyntaxReader(nn.Module):
@@ -67,7 +66,7 @@ class SyntaxReader(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.characters = nn.Embedding(VOCABULARY, CHANNELS)
-        self.path = nn.Sequential(*map(Convolutions, DILATIONS))
+        self.path = nn.Sequential(*map(make_convolutions, DILATIONS))
         self.head = nn.Conv1d(CHANNELS, len(KINDS) + 1, 1)
 
     def forward(self, characters: Tensor) -> Tensor:
@@ -77,46 +76,37 @@ class SyntaxReader(nn.Module):
         return logits
 
 
-class Perceptron(nn.Module):
-    """A norm and two layers beside a skip."""
+class Waves(nn.Module):
+    """Cosines and sines of learned frequencies of numerical features."""
 
-    def __init__(self) -> None:
+    def __init__(self, features: int) -> None:
         super().__init__()
-        layers = (nn.Linear(WIDTH, 2 * WIDTH), nn.ReLU(), nn.Linear(2 * WIDTH, WIDTH))
-        self.path = nn.Sequential(nn.BatchNorm1d(WIDTH), *layers)
+        self.frequencies = nn.Parameter(SPREAD * torch.randn(features, FREQUENCIES))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (batch, width) to the same shape."""
-        y: Tensor = x + self.path(x)
-        return y
+        """Map features (n, features) to (n, 2 * frequencies)."""
+        angles = 2 * math.pi * x @ self.frequencies  # (n, frequencies)
+        return torch.cat((angles.cos(), angles.sin()), 1)
 
 
-class TabularResNet(nn.Module):
-    """Learned frequencies of the numerical features, then residual blocks.
+def make_tabular_resnet(features: int, targets: int) -> nn.Sequential:
+    """Make a network of waves and residual blocks that maps features (n, features) to targets (n, targets).
 
     Source: Y. Gorishniy et al. (2021), Revisiting deep learning models for tabular data, arXiv 2106.11959, and
         (2022), On embeddings for numerical features in tabular deep learning, arXiv 2203.05556.
     """
 
-    def __init__(self, features: int, targets: int) -> None:
-        super().__init__()
-        self.frequencies = nn.Parameter(SPREAD * torch.randn(features, FREQUENCIES))
-        self.stem = nn.Linear(2 * FREQUENCIES, WIDTH)
-        self.blocks = nn.Sequential(*(Perceptron() for _ in range(BLOCKS)))
-        self.head = nn.Sequential(nn.BatchNorm1d(WIDTH), nn.ReLU(), nn.Linear(WIDTH, targets))
+    def make_block() -> Skip:
+        return Skip(nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.ReLU(), nn.Linear(2 * WIDTH, WIDTH))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map features (n, features) to targets (n, targets)."""
-        angles = 2 * math.pi * x @ self.frequencies  # (n, frequencies)
-        waves = torch.cat((angles.cos(), angles.sin()), 1)  # (n, 2 * frequencies)
-        y: Tensor = self.head(self.blocks(self.stem(waves)))
-        return y
+    stem = [Waves(features), nn.Linear(2 * FREQUENCIES, WIDTH)]
+    blocks = [make_block() for _ in range(BLOCKS)]
+    return nn.Sequential(*stem, *blocks, nn.BatchNorm1d(WIDTH), nn.ReLU(), nn.Linear(WIDTH, targets))
 
 
 def label_characters(source: str) -> Tensor:
     """Return the kind of every character of a Python source: (size,) int64."""
-    ends = itertools.accumulate(map(len, io.StringIO(source)))
-    starts = [0, *ends]  # of lines
+    starts = [0, *itertools.accumulate(map(len, io.StringIO(source)))]  # of lines
     kinds = torch.zeros(len(source), dtype=torch.int64)
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type in KINDS:
@@ -126,17 +116,17 @@ def label_characters(source: str) -> Tensor:
 
 
 @functools.cache
-def load_syntax() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return characters and kinds to train on, then those to validate on: (n, window) each, int64."""
+def load_syntax() -> tuple[Tensor, Tensor]:
+    """Return characters with their kinds, (n, 2, window) int64: to train on, and to validate on."""
 
-    def cut(sources: Iterable[str], n: int | None = None) -> tuple[Tensor, Tensor]:
+    def cut(sources: Iterable[str], n: int | None = None) -> Tensor:
         texts = list(itertools.islice(sources, MODULES))
         characters = torch.frombuffer(bytearray("".join(texts).encode("ascii", "replace")), dtype=torch.uint8).long()
         kinds = torch.cat([label_characters(text) for text in texts])
-        return cut_windows(characters, WINDOW, n), cut_windows(kinds, WINDOW, n)
+        return torch.stack([cut_windows(symbols, WINDOW, n) for symbols in (characters, kinds)], dim=1)
 
     train, validation = read_sources()
-    return *cut(train.values()), *cut(validation.values(), SYNTAX_VALIDATION)
+    return cut(train.values()), cut(validation.values(), SYNTAX_VALIDATION)
 
 
 @functools.cache
@@ -153,30 +143,23 @@ def load_pixels() -> tuple[Tensor, Tensor]:
 
 def build_syntax(seed: int) -> Workload:
     """Tell what each character of a Python source belongs to: a keyword, a name, a string and so on."""
-    train, train_kinds, validation, validation_kinds = load_syntax()
-    with initial_weights(seed):
-        model = SyntaxReader()
-    order = batches(len(train), SYNTAX_BATCH, torch.Generator().manual_seed(seed))
 
-    def train_loss() -> Tensor:
-        rows = next(order)
-        return F.cross_entropy(model(train[rows]), train_kinds[rows])
+    def loss(model: nn.Module, windows: Tensor) -> Tensor:
+        return F.cross_entropy(model(windows[:, 0]), windows[:, 1])
 
-    return Workload(model, train_loss, lambda: F.cross_entropy(model(validation), validation_kinds))
+    return build_on_rows(SyntaxReader, loss, *load_syntax(), size=SYNTAX_BATCH, seed=seed)
 
 
 def build_pixels(seed: int) -> Workload:
     """Tell the colour of a photograph's pixel from its position: a regression on a table of two columns."""
     x, y = load_pixels()
-    with initial_weights(seed):
-        model = TabularResNet(x.shape[1], y.shape[1])
-    validation = slice(PIXEL_VALIDATION)
-    order = batches(len(x) - PIXEL_VALIDATION, PIXEL_BATCH, torch.Generator().manual_seed(seed))
+    validation, train = torch.arange(len(x)).tensor_split([PIXEL_VALIDATION])
 
-    def loss(rows: Tensor | slice) -> Tensor:
+    def loss(model: nn.Module, rows: Tensor) -> Tensor:
         return F.mse_loss(model(x[rows]), y[rows])
 
-    return Workload(model, lambda: loss(PIXEL_VALIDATION + next(order)), lambda: loss(validation))
+    make = functools.partial(make_tabular_resnet, x.shape[1], y.shape[1])
+    return build_on_rows(make, loss, train, validation, size=PIXEL_BATCH, seed=seed)
 
 
 WORKLOADS: dict[str, Build] = {"syntax": build_syntax, "pixels": build_pixels}

@@ -51,11 +51,7 @@ def pick_workloads(options: argparse.Namespace) -> dict[str, Path | None]:
 
 @functools.cache
 def load_python(argument: str, path: Path) -> ModuleType:
-    """Import a file by its path, once a process.
-
-    Raises:
-        InputError: It cannot be read, or raises an error.
-    """
+    """Import a file by its path, once a process; an InputError says what it raises."""
     name = f"bench_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, path)
     try:
@@ -70,11 +66,7 @@ def load_python(argument: str, path: Path) -> ModuleType:
 
 
 def load_workloads(path: Path) -> dict[str, Build]:
-    """Return the dictionary ``WORKLOADS`` of a file.
-
-    Raises:
-        InputError: The file has none, or a name of it is a visible workload's.
-    """
+    """Return the dictionary ``WORKLOADS`` of a file, whose names must not be those of visible workloads."""
     builds = getattr(load_python("--workload-file", path), "WORKLOADS", None)
     if not isinstance(builds, dict) or not builds:
         fail(PROG, "--workload-file", "hold a dictionary WORKLOADS", str(path), "Map names to functions build(seed).")
@@ -90,11 +82,7 @@ def find_build(name: str, file: Path | None) -> Build:
 
 
 def load_optimizer(path: Path, config: dict[str, Any]) -> type[torch.optim.Optimizer]:
-    """Return the class ``CustomOptimizer`` of a file.
-
-    Raises:
-        InputError: The file has none, or it does not take the configuration.
-    """
+    """Return the class ``CustomOptimizer`` of a file, if it takes the configuration."""
     if path.name == "custom_optimizer.py" and not path.exists():
         remedy = "Pass protonet/optimizer.py: python -m solution.pack makes custom_optimizer.py of it."
         fail(PROG, "--optimizer", "be a file that exists", path, remedy)
@@ -110,28 +98,13 @@ def load_optimizer(path: Path, config: dict[str, Any]) -> type[torch.optim.Optim
     return made
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, or raise an InputError."""
-    config = read_json("--config", path)
-    if not isinstance(config, dict):
-        fail(PROG, "--config", "hold a JSON object", f"a {type(config).__name__} in {path}", "Write {} for no setting.")
-    return config
-
-
 def read_baselines(path: Path) -> dict[str, Baseline]:
-    """Return what optimizer-tune wrote, by the workload's name.
-
-    Raises:
-        InputError: The file cannot be read, or holds something else.
-    """
-    baselines = read_json("--baselines", path)
-    whole = isinstance(baselines, dict) and all(
-        isinstance(baseline, dict) and baseline.keys() >= NEEDED for baseline in baselines.values()
-    )
-    if not whole:
+    """Return what optimizer-tune wrote, by the workload's name, or raise an InputError."""
+    baselines: dict[str, Baseline] = read_json("--baselines", path)
+    entries = baselines.values() if isinstance(baselines, dict) else [None]
+    if not all(isinstance(entry, dict) and entry.keys() >= NEEDED for entry in entries):
         fail(PROG, "--baselines", "hold what tune writes", str(path), "Make it with python -m analysis optimizer-tune.")
-    found: dict[str, Baseline] = baselines
-    return found
+    return baselines
 
 
 def read_json(argument: str, path: Path) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -14,57 +14,48 @@ from protonet._checks import optional_packages
 
 LIBRARIES = ("heavyball", "pytorch_optimizer", "schedulefree")
 Parameters = list[nn.Parameter]
+Maker = Callable[..., torch.optim.Optimizer]
 
 
 class Peer(NamedTuple):
-    """What makes an optimizer of parameters and a learning rate, ``lr``, and the learning rates to try."""
+    """An optimizer of parameters and a learning rate, ``lr``, and the learning rates to try."""
 
-    make: Callable[..., torch.optim.Optimizer]
+    make: Maker
     rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2, 3e-2)
 
 
-def _find(library: str, name: str) -> Callable[..., Any]:
+def _find(library: str, name: str) -> Maker:
     """Return a library's class."""
     with optional_packages("--compare", 'pip install "protonet[peers]"'):
         module = importlib.import_module(library)
     if library == "heavyball":
         module.utils.compile_mode = None  # compiling would take longer than the run
-    found: Callable[..., Any] = getattr(module, name)
+    found: Maker = getattr(module, name)
     return found
 
 
 def make_default(parameters: Parameters, lr: float, *, library: str, name: str) -> torch.optim.Optimizer:
     """Make an optimizer as its library sets it."""
-    optimizer: torch.optim.Optimizer = _find(library, name)(parameters, lr=lr)
-    return optimizer
-
-
-def make_nadamw(parameters: Parameters, lr: float) -> torch.optim.Optimizer:
-    """Make NAdam with AdamW's decoupled weight decay."""
-    return torch.optim.NAdam(parameters, lr, weight_decay=0.01, decoupled_weight_decay=True)
+    return _find(library, name)(parameters, lr=lr)
 
 
 def make_schedule_free(parameters: Parameters, lr: float) -> torch.optim.Optimizer:
     """Make schedule-free AdamW; it is judged where gradients are taken, since ``step`` alone is called."""
     optimizer = _find("schedulefree", "AdamWScheduleFree")(parameters, lr=lr)
-    optimizer.train()
-    made: torch.optim.Optimizer = optimizer
-    return made
+    optimizer.train()  # type: ignore[attr-defined]
+    return optimizer
 
 
 def make_muon(parameters: Parameters, lr: float) -> torch.optim.Optimizer:
     """Make Muon for matrices, its steps scaled to the size of AdamW's, and AdamW for vectors."""
     groups = [{"params": [p for p in parameters if (p.ndim > 1) == flag], "use_muon": flag} for flag in (True, False)]
     groups = [group for group in groups if group["params"]]
-    optimizer: torch.optim.Optimizer = _find("pytorch_optimizer", "Muon")(
-        groups, lr=lr, adamw_lr=lr, use_adjusted_lr=True
-    )
-    return optimizer
+    return _find("pytorch_optimizer", "Muon")(groups, lr=lr, adamw_lr=lr, use_adjusted_lr=True)
 
 
 PEERS = {
     "adamw": Peer(torch.optim.AdamW),
-    "nadamw": Peer(make_nadamw),
+    "nadamw": Peer(partial(torch.optim.NAdam, weight_decay=0.01, decoupled_weight_decay=True)),
     "schedule-free": Peer(make_schedule_free),
     "muon": Peer(make_muon),
     "soap": Peer(partial(make_default, library="heavyball", name="SOAP")),

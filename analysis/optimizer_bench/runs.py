@@ -23,83 +23,59 @@ from analysis.optimizer_bench.workloads import WORKLOADS
 from analysis.shared.journal import hash_sources, run_all
 from protonet._checks import find_version
 
-#: Where the search for a learning rate starts.
-RATE = 3e-3
-#: Of the steps, the share in which the rate rises.
-WARMUP = 0.03
-
+WARMUP = 0.03  #: Of the steps, the share in which the rate rises.
 FOLDER = "analysis/optimizer_bench"
 #: The sources that decide every run.
 SHARED = [f"{FOLDER}/{name}.py" for name in ("workload", "workloads/text", "workloads/images")]
 
 
 class Candidate(NamedTuple):
-    """An optimizer with its settings.
+    """An optimizer with its settings."""
 
-    Attributes:
-        name: A key of ``PEERS``, or what tables call it.
-        config: Its settings, a JSON object.
-        file: The file of its class ``CustomOptimizer``, or None for one of ``PEERS``.
-    """
-
-    name: str
-    config: str
-    file: Path | None = None
+    name: str  #: A key of ``PEERS``, or what tables call it.
+    config: str  #: Its settings, a JSON object.
+    file: Path | None = None  #: The file of its class ``CustomOptimizer``, or None for one of ``PEERS``.
 
 
 class Setting(NamedTuple):
     """One AdamW: its schedule rises for ``WARMUP`` of the steps and falls as a cosine until ``horizon`` of them."""
 
-    lr: float = RATE
+    lr: float = 3e-3  #: Where the search starts.
     weight_decay: float = 0.01
     betas: tuple[float, float] = (0.9, 0.999)
     horizon: float = 1.0
 
 
 class Run(NamedTuple):
-    """One training run.
-
-    Attributes:
-        workload: Its name.
-        file: The file whose ``WORKLOADS`` has it, or None for a visible one.
-        seed: Of its initial weights and batches.
-        max_steps: Where it ends at the latest.
-        optimizer: A candidate, or one of AdamW's settings.
-        target: The smoothed loss at which a candidate's run ends.
-    """
+    """One training run."""
 
     workload: str
-    file: Path | None
-    seed: int
-    max_steps: int
+    file: Path | None  #: The file whose ``WORKLOADS`` has it, or None for a visible one.
+    seed: int  #: Of its initial weights and batches.
+    max_steps: int  #: Where it ends at the latest.
     optimizer: Candidate | Setting
-    target: float | None = None
+    target: float | None = None  #: The smoothed loss at which a candidate's run ends.
 
 
-class Outcome(NamedTuple):
-    """A run's curve, and the CPU milliseconds of one ``step()`` of a candidate."""
-
-    curve: Curve
-    step_ms: float | None = None
-
-
-def run_bench(runs: Sequence[Run], state: Path, *, jobs: int = 1, quiet: bool = False) -> dict[Run, Outcome]:
-    """Return the outcomes of all runs, those of the journal included; see `run_all`."""
+def run_bench(runs: Sequence[Run], state: Path, *, jobs: int = 1, quiet: bool = False) -> dict[Run, Curve]:
+    """Return the curves of all runs, those of the journal included; see `run_all`."""
     results = run_all(runs, do, state, _identify, jobs=jobs, quiet=quiet)
-    return {run: Outcome(Curve(*curve), step_ms) for run, (curve, step_ms) in results.items()}
+    return {run: Curve(*curve) for run, curve in results.items()}
 
 
-def do(run: Run) -> Outcome:
+def do(run: Run) -> Curve:
     """Do one run; what its optimizer draws is the seed's, and the global random state is put back."""
     build = find_build(run.workload, run.file)
     if isinstance(run.optimizer, Setting):
-        return Outcome(run_adamw(build, run.optimizer, run.seed, run.max_steps))
+        return run_adamw(build, run.optimizer, run.seed, run.max_steps)
     candidate, target = run.optimizer, run.target
+    config: dict[str, Any] = json.loads(candidate.config)
     assert target is not None, "candidates are judged at a target"
     times: list[float] = []
 
     def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        optimizer = _make(candidate, parameters)
+        maker = PEERS[candidate.name].make if candidate.file is None else load_optimizer(candidate.file, config)
+        optimizer = maker(list(parameters), **config)
         for register in (optimizer.register_step_pre_hook, optimizer.register_step_post_hook):
             register(lambda *_: times.append(time.process_time()))
         return optimizer
@@ -112,7 +88,7 @@ def do(run: Run) -> Outcome:
         except LinAlgError:  # what decompositions make of weights that are not finite
             curve = Curve([], diverged=True)
     seconds = sum(times[1::2]) - sum(times[: len(times) // 2 * 2 : 2])
-    return Outcome(curve, round(1000 * seconds / max(1, len(times) // 2), 3))
+    return curve._replace(step_ms=round(1000 * seconds / max(1, len(times) // 2), 3))
 
 
 def run_adamw(build: Build, setting: Setting, seed: int, max_steps: int) -> Curve:
@@ -129,17 +105,7 @@ def run_adamw(build: Build, setting: Setting, seed: int, max_steps: int) -> Curv
 def schedule_rate(step: int, *, max_steps: int, horizon: float) -> float:
     """Return the factor on the learning rate at a step: a linear rise, then a cosine to the horizon or nothing."""
     rise = min(1.0, (step + 1) / max(1.0, WARMUP * max_steps))
-    if not horizon:
-        return rise
-    return rise * 0.5 * (1 + math.cos(math.pi * min(1.0, step / (horizon * max_steps))))
-
-
-def _make(candidate: Candidate, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Make a candidate's optimizer."""
-    config: dict[str, Any] = json.loads(candidate.config)
-    if candidate.file is None:
-        return PEERS[candidate.name].make(list(parameters), **config)
-    return load_optimizer(candidate.file, config)(parameters, **config)
+    return rise * 0.5 * (1 + math.cos(math.pi * min(1.0, step / (horizon * max_steps)))) if horizon else rise
 
 
 def _identify(run: Run) -> list[Any]:
@@ -150,11 +116,5 @@ def _identify(run: Run) -> list[Any]:
     else:
         source = str(optimizer.file or f"{FOLDER}/peers.py")
         versions = [] if optimizer.file else [*map(find_version, LIBRARIES)]
-    return [take_fingerprint(run.workload, run.file), versions, _hash_code(run.workload, run.file, source)]
-
-
-@functools.cache
-def _hash_code(workload: str, file: Path | None, optimizer: str) -> str:
-    """Return a hash of a workload's and an optimizer's sources, and of the packages below them."""
-    source = inspect.getfile(WORKLOADS[workload]) if file is None else str(file)
-    return hash_sources(*SHARED, source, optimizer)
+    workload = str(run.file or inspect.getfile(WORKLOADS[run.workload]))
+    return [take_fingerprint(run.workload, run.file), versions, hash_sources(*SHARED, workload, source)]

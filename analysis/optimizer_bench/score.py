@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from analysis.optimizer_bench.loading import Baseline
-from analysis.optimizer_bench.runs import Outcome
 from analysis.optimizer_bench.workload import EVERY, Curve
 from protonet._checks import optional_packages
 from protonet.commands.common import format_table
@@ -39,12 +38,7 @@ Only step() is called: none has a schedule, and schedule-free AdamW is judged wh
 
 
 def rate(curve: Curve, baseline: Mapping[str, Any]) -> float:
-    """Return AdamW's steps over a run's, or the partial credit of a run that misses the target.
-
-    Args:
-        curve: Of the run.
-        baseline: The workload's ``target`` and AdamW's ``steps`` to it, from the loss ``initial``.
-    """
+    """Return AdamW's steps over a run's, or the partial credit of a run that misses the target."""
     if curve.diverged:
         return FLOOR
     hit = curve.first_hit(baseline["target"])
@@ -54,16 +48,16 @@ def rate(curve: Curve, baseline: Mapping[str, Any]) -> float:
     return max(FLOOR, MISS * math.exp(-STEEPNESS * left))
 
 
-def score_workload(name: str, outcomes: Sequence[Outcome], baseline: Mapping[str, Any]) -> Row:
-    """Return a workload's row from the outcomes of its seeds."""
-    ratios = [rate(outcome.curve, baseline) for outcome in outcomes]
+def score_workload(name: str, curves: Sequence[Curve], baseline: Mapping[str, Any]) -> Row:
+    """Return a workload's row from the curves of its seeds."""
+    ratios = [rate(curve, baseline) for curve in curves]
     return {
         "workload": name,
         "ratio": statistics.geometric_mean(ratios),
         "ratios": ratios,
-        "hits": [outcome.curve.first_hit(baseline["target"]) for outcome in outcomes],
-        "diverged": [outcome.curve.diverged for outcome in outcomes],
-        "step_ms": statistics.fmean(outcome.step_ms or 0.0 for outcome in outcomes),
+        "hits": [curve.first_hit(baseline["target"]) for curve in curves],
+        "diverged": [curve.diverged for curve in curves],
+        "step_ms": statistics.fmean(curve.step_ms for curve in curves),
     }
 
 
@@ -80,11 +74,7 @@ def summarise(rows: Sequence[Row]) -> Summary:
 
 
 def bootstrap(ratios: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Return the 95 % interval of the geometric mean over workloads, seeds drawn again within each.
-
-    Args:
-        ratios: (workloads, seeds), each > 0.
-    """
+    """Return the 95 % interval of the geometric mean of ratios (workloads, seeds), seeds drawn again within each."""
     logs = np.log(ratios)  # (workloads, seeds)
     drawn = np.random.default_rng(0).integers(logs.shape[1], size=(RESAMPLES, *logs.shape))
     means = np.take_along_axis(logs[None], drawn, axis=2).mean((1, 2))  # (resamples,)
@@ -94,15 +84,18 @@ def bootstrap(ratios: Sequence[Sequence[float]]) -> tuple[float, float]:
 
 def tabulate(entries: Sequence[Entry], baselines: Mapping[str, Baseline]) -> str:
     """Return the tables: the first optimizer's rows if it is no peer, then all; each for either group of workloads."""
-    text = ""
-    first = entries[0]
+    text, first = "", entries[0]
     for prefix, title in (("", "Visible workloads"), ("apart_", "Workloads of the file")):
         if f"{prefix}rows" not in first:
             continue
         text += f"**{title}**\n\n"
         if "rates" not in first:
             text += _tabulate_rows(first[f"{prefix}rows"], baselines)
-            text += f"\n{first['name']}: {_describe(first[f'{prefix}summary'])}\n\n"
+            summary = first[f"{prefix}summary"]
+            interval = f" ({_format_interval(summary)})" if summary["interval"] else ""
+            text += f"\n{first['name']}: geometric mean {summary['ratio']:.2f}{interval}, "
+            text += f"worst {summary['worst']} {summary['worst_ratio']:.2f}, "
+            text += f"not finite: {', '.join(summary['diverged']) or 'none'}.\n\n"
         if len(entries) > 1 or "rates" in first:
             text += _tabulate_entries(entries, prefix) + "\n"
     return text + NOTE.lstrip() + PEERS_NOTE.lstrip() * any("rates" in entry for entry in entries)
@@ -118,14 +111,6 @@ def _tabulate_rows(rows: Sequence[Row], baselines: Mapping[str, Baseline]) -> st
         line = [row["workload"], f"{baseline['target']:.4g}", f"{baseline['steps']:,}", steps]
         lines.append([*line, f"{row['ratio']:.2f}", f"{row['step_ms']:.2f}"])
     return format_table(["workload", "target", "AdamW's steps", "steps", "ratio", "ms"], lines)
-
-
-def _describe(summary: Summary) -> str:
-    """Return one sentence of what rows come to."""
-    interval = _format_interval(summary)
-    text = f"geometric mean {summary['ratio']:.2f}{f' ({interval})' if interval else ''}, "
-    text += f"worst {summary['worst']} {summary['worst_ratio']:.2f}, "
-    return text + f"not finite: {', '.join(summary['diverged']) or 'none'}."
 
 
 def _tabulate_entries(entries: Sequence[Entry], prefix: str) -> str:
@@ -147,16 +132,7 @@ def _format_interval(summary: Summary) -> str:
 
 
 def plot(curves: Mapping[str, Sequence[Sequence[float]]], baselines: Mapping[str, Baseline], path: Path) -> None:
-    """Draw smoothed validation losses over steps, with the target that a candidate's run ends at.
-
-    Args:
-        curves: The candidate's of each seed, by the workload's name.
-        baselines: At least these workloads'.
-        path: Where the plot goes; the name's ending says in which format.
-
-    Raises:
-        MissingPackageError: matplotlib is missing.
-    """
+    """Draw smoothed validation losses over steps, of each workload's seeds, with the target that a run ends at."""
     with optional_packages("plot"):
         from matplotlib.figure import Figure  # noqa: PLC0415 - optional
     n_columns = min(4, len(curves))
@@ -171,8 +147,7 @@ def plot(curves: Mapping[str, Sequence[Sequence[float]]], baselines: Mapping[str
             axes.plot(steps, losses[1:], label=label if index < 2 else None, **style)
         axes.axhline(baselines[name]["target"], color="0.7", lw=1, ls=":", label="target")
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter("{x:g}")
+        axes.yaxis.set(major_formatter="{x:g}", minor_formatter="{x:g}")
         axes.set_title(name, fontsize=10)
         axes.tick_params(labelsize=7, which="both")
     for axes in panels[len(curves) :]:

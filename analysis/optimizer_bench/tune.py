@@ -11,19 +11,12 @@ import functools
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tqdm import tqdm
 
-from analysis.optimizer_bench.loading import (
-    BASELINES,
-    Baseline,
-    add_workloads,
-    pick_workloads,
-    read_baselines,
-    take_fingerprint,
-)
+from analysis.optimizer_bench import loading
 from analysis.optimizer_bench.runs import Run, Setting, run_bench
 from analysis.optimizer_bench.workload import Curve
 from analysis.shared.runner import Report, StudyParser
@@ -32,13 +25,12 @@ from protonet._checks import fail
 from protonet._writing import write_whole
 
 PROG = "analysis optimizer-tune"
-SEEDS = (0, 1, 2)
+SEEDS = (0, 1, 2)  #: The first one decides on settings, all of them make the baseline.
 #: First and second factor of the search for a learning rate, and its bounds.
 COARSE, FINE, RATES = 3.0, 1.7, (1e-6, 10.0)
 WEIGHT_DECAYS = (0.0, 0.1, 1.0)
 BETAS = ((0.9, 0.99), (0.9, 0.95), (0.95, 0.999), (0.8, 0.999))
-#: Shares of the steps at whose end a cosine reaches 0; 0 is a constant rate.
-HORIZONS = (1.0, 0.6, 0.35, 0.0)
+HORIZONS = (1.0, 0.6, 0.35, 0.0)  #: Shares of the steps at whose end a cosine reaches 0; 0 is a constant rate.
 COLUMNS = {
     "workload": "{name}",
     "target": "{target:.4g}",
@@ -53,40 +45,28 @@ COLUMNS = {
 def add_options(parser: StudyParser) -> None:
     """Add the workloads, and where baselines are kept."""
     parser.add_whole("--max-steps", 1000, "steps of every run", low=10)
-    parser.add_output("--baselines", "baselines, to which these are added", BASELINES)
-    add_workloads(parser)
+    parser.add_output("--baselines", "baselines, to which these are added", loading.BASELINES)
+    loading.add_workloads(parser)
 
 
 def run(options: argparse.Namespace) -> Report:
     """Tune AdamW on each workload, and add its baseline to the file at once."""
     path = options.baselines
-    baselines = read_baselines(path) if path.exists() else {}
-    workloads = pick_workloads(options)
+    baselines = loading.read_baselines(path) if path.exists() else {}
+    workloads = loading.pick_workloads(options)
     for name, file in workloads.items():
         baselines[name] = tune_workload(name, file, max_steps=options.max_steps, state=options.state)
         lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(baseline)}" for name, baseline in baselines.items())
         write_whole(path, lambda file, text=f"{{\n{lines}\n}}\n": file.write(text.encode()))  # type: ignore[misc]
-    rows = []
-    for name in workloads:
-        setting = Setting(**baselines[name]["setting"])
-        schedule = f"cosine, {setting.horizon:g}" if setting.horizon else "constant"
-        rows.append({**baselines[name], **setting._asdict(), "name": name, "schedule": schedule})
+    rows = [baselines[name] | baselines[name]["setting"] | {"name": name} for name in workloads]
+    for row in rows:
+        row["schedule"] = f"cosine, {row['horizon']:g}" if row["horizon"] else "constant"
     return Report(rows, format_columns(COLUMNS, rows))
 
 
-def tune_workload(name: str, file: Path | None, *, max_steps: int, state: Path) -> Baseline:
-    """Return a workload's baseline.
-
-    Args:
-        name: The workload's.
-        file: The file that it is in, or None for a visible one.
-        max_steps: Of every run.
-        state: The journal.
-
-    Raises:
-        InputError: There is no loss that AdamW can bring down.
-    """
-    fingerprint = take_fingerprint(name, file)
+def tune_workload(name: str, file: Path | None, *, max_steps: int, state: Path) -> loading.Baseline:
+    """Return a workload's baseline, or raise an InputError where there is no loss that AdamW can bring down."""
+    fingerprint = loading.take_fingerprint(name, file)
     if not math.isfinite(fingerprint):
         fail(PROG, "--workloads", "have a finite loss before training", f"{fingerprint} of {name}", "Mend it.")
     with tqdm(desc=name, unit="run", dynamic_ncols=True) as bar:
@@ -95,9 +75,9 @@ def tune_workload(name: str, file: Path | None, *, max_steps: int, state: Path) 
         def train(setting: Setting, seed: int) -> Curve:
             bar.set_postfix_str(f"lr {setting.lr:.2g}, seed {seed}")
             run = Run(name, file, seed, max_steps, setting)
-            outcome = run_bench([run], state, quiet=True)[run]
+            curve = run_bench([run], state, quiet=True)[run]
             bar.update()
-            return outcome.curve
+            return curve
 
         baseline = tune(train)
     if not baseline["target"] < baseline["initial"]:
@@ -105,19 +85,14 @@ def tune_workload(name: str, file: Path | None, *, max_steps: int, state: Path) 
     return baseline | {"max_steps": max_steps, "fingerprint": fingerprint}
 
 
-def tune(measure: Callable[[Setting, int], Curve], seeds: Sequence[int] = SEEDS) -> Baseline:
-    """Tune AdamW on a workload.
+def tune(measure: Callable[[Setting, int], Curve]) -> loading.Baseline:
+    """Return the baseline, but for what describes the workload.
 
-    Args:
-        measure: Trains by a setting and a seed; asked for the same pair again and again.
-        seeds: The first one decides on settings, all of them make the baseline.
-
-    Returns:
-        The baseline, but for what describes the workload.
+    ``measure`` trains by a setting and a seed, and is asked for the same pair again and again.
     """
 
-    def best(settings: Iterator[Setting]) -> Setting:
-        return min(settings, key=lambda setting: _least(measure(setting, seeds[0])))
+    def best(settings: Iterable[Setting]) -> Setting:
+        return min(settings, key=lambda setting: _least(measure(setting, SEEDS[0])))
 
     def climb(setting: Setting, factor: float) -> Setting:
         """Go to the rate whose neighbours are both worse."""
@@ -129,10 +104,10 @@ def tune(measure: Callable[[Setting, int], Curve], seeds: Sequence[int] = SEEDS)
             setting = tried
 
     tuned = climb(climb(Setting(), COARSE), FINE)
-    tuned = best(iter([tuned, *(tuned._replace(betas=betas) for betas in BETAS)]))
-    tuned = best(iter([tuned, *(tuned._replace(weight_decay=decay) for decay in WEIGHT_DECAYS)]))
+    tuned = best([tuned, *(tuned._replace(betas=betas) for betas in BETAS)])
+    tuned = best([tuned, *(tuned._replace(weight_decay=decay) for decay in WEIGHT_DECAYS)])
     finalists = [climb(tuned._replace(horizon=horizon), FINE) for horizon in HORIZONS]
-    curves = {setting: [measure(setting, seed) for seed in seeds] for setting in finalists}
+    curves = {setting: [measure(setting, seed) for seed in SEEDS] for setting in finalists}
     setting = min(finalists, key=lambda each: max(map(_least, curves[each])))
     target = max(map(_least, curves[setting]))
     hits = {each: [curve.first_hit(target) for curve in curves[each]] for each in finalists}

@@ -8,29 +8,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-#: Steps between two validations, and the decay of the moving average of their losses.
-EVERY, DECAY = 10, 0.8
-#: Makes an optimizer from a model's parameters.
+EVERY, DECAY = 10, 0.8  #: Steps between two validations, and the decay of the moving average of their losses.
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
 class Workload(NamedTuple):
-    """What an optimizer is judged on.
+    """What an optimizer is judged on."""
 
-    Attributes:
-        model: In training mode; all of its parameters are trained.
-        train_loss: Draws the next batch from the workload's own generator, returns its loss, 0-d.
-        val_loss: Returns the loss, 0-d, of a validation set that no seed changes. Called without gradients and in
-            evaluation mode.
-    """
-
-    model: nn.Module
-    train_loss: Callable[[], Tensor]
+    model: nn.Module  #: In training mode; all of its parameters are trained.
+    train_loss: Callable[[], Tensor]  #: Draws the next batch from the workload's own generator, returns its loss, 0-d.
+    #: Returns the loss, 0-d, of a validation set that no seed changes. Called without gradients, in evaluation mode.
     val_loss: Callable[[], Tensor]
 
 
@@ -52,16 +44,41 @@ def batches(n: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
         yield from torch.randperm(n, generator=generator).split(size)[: n // size]
 
 
-class Curve(NamedTuple):
-    """What one run showed.
+def build_on_rows(
+    make: Callable[[], nn.Module],
+    loss: Callable[[nn.Module, Any], Tensor],
+    rows: Tensor,
+    validation: Any,
+    *,
+    size: int,
+    seed: int,
+    draw: Callable[[Tensor, torch.Generator], Any] = lambda batch, _: batch,
+) -> Workload:
+    """Build a workload whose batches are rows of a tensor.
 
-    Attributes:
-        losses: The bias-corrected moving average of the validation loss, after 0, ``EVERY``, 2 ``EVERY`` ... steps.
-        diverged: A training or validation loss was not finite; the run ended there.
+    Args:
+        make: Makes the model.
+        loss: Maps the model and a batch to the loss, 0-d.
+        rows: To train on, (n, ...).
+        validation: The batch to validate on.
+        size: Rows of a batch.
+        seed: Of the initial weights, the order of the rows and what ``draw`` draws.
+        draw: Adds to rows (size, ...) what is drawn anew for each batch.
     """
+    with initial_weights(seed):
+        model = make()
+    generator = torch.Generator().manual_seed(seed)
+    order = batches(len(rows), size, generator)
+    return Workload(model, lambda: loss(model, draw(rows[next(order)], generator)), lambda: loss(model, validation))
 
+
+class Curve(NamedTuple):
+    """What one run showed."""
+
+    #: The bias-corrected moving average of the validation loss, after 0, ``EVERY``, 2 ``EVERY`` ... steps.
     losses: list[float]
-    diverged: bool
+    diverged: bool = False  #: A training or validation loss was not finite; the run ended there.
+    step_ms: float = 0.0  #: CPU milliseconds of one ``step()``, where they were measured.
 
     def first_hit(self, target: float) -> int | None:
         """Return the first step whose smoothed loss is at most the target, or None."""
@@ -77,16 +94,10 @@ def train(
     target: float = -math.inf,
     schedule: Callable[[int], float] | None = None,
 ) -> Curve:
-    """Train a workload until its smoothed validation loss reaches a target.
+    """Train a workload until its smoothed validation loss reaches a target, or for ``max_steps``.
 
-    Args:
-        build: Makes the workload.
-        seed: Of its initial weights and batches.
-        make_optimizer: Makes the optimizer.
-        max_steps: Where the run ends at the latest.
-        target: Where it ends earlier.
-        schedule: The factor on every group's learning rate at step 0, 1, ... (for baselines: a candidate has none,
-            and its groups are its own).
+    ``schedule`` is the factor on every group's learning rate at step 0, 1, ... (for baselines: a candidate has none,
+    and its groups are its own).
     """
     workload = build(seed)
     optimizer = make_optimizer(workload.model.parameters())
@@ -116,10 +127,10 @@ def train(
         if not math.isfinite(float(batch_loss.detach())):
             return Curve(losses, diverged=True)
         optimizer.step()
-    return Curve(losses, diverged=False)
+    return Curve(losses)
 
 
-def validate(model: nn.Module, val_loss: Callable[[], torch.Tensor]) -> float:
+def validate(model: nn.Module, val_loss: Callable[[], Tensor]) -> float:
     """Return the validation loss in evaluation mode, and go back to training mode."""
     model.eval()
     with torch.no_grad():

@@ -36,8 +36,8 @@ class Rows(NamedTuple):
 
     x: Tensor
     y: Tensor
-    known: Tensor  # fresh rows of the same classes
-    unknown: Tensor  # rows of other classes
+    known: Tensor  #: Fresh rows of the same classes.
+    unknown: Tensor  #: Rows of other classes.
 
 
 def draw_rows(data: Dataset, seed: int) -> Rows:

@@ -55,8 +55,7 @@ NAMES = {
 }
 #: Shots that the summary keeps apart: from the first to the second, both included.
 GROUPS = {"1 and 2 shots": (1, 2), "3 and 4 shots": (3, 4), "5 shots and more": (5, 10**9)}
-#: Points that the default may be below the best baseline anywhere.
-WORST_ALLOWED = 1.5
+WORST_ALLOWED = 1.5  #: Points that the default may be below the best baseline anywhere.
 NOTE = """
 Test accuracy in percent, mean over {splits} ± one standard error. The best baseline is, with hindsight, the one
 with the highest mean of the row; the regret is its accuracy minus the method's, in points. Ranks, 1 being the
@@ -73,10 +72,6 @@ class Run(NamedTuple):
     shots: int
     seed: int
     method: str
-
-
-#: accuracy, seconds and, where there are probabilities, log_loss and calibration_error of each run.
-Results = Mapping[Run, Mapping[str, float]]
 
 
 def fit_ours(
@@ -131,10 +126,7 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def list_runs(datasets: Sequence[str], shots: Sequence[int], n_splits: int, methods: Sequence[str]) -> Iterator[Run]:
-    """Yield every run that its data set has rows for, those of one split one after another.
-
-    A data set whose package is missing is left out, with one line on stderr.
-    """
+    """Yield every run that there are rows for, split by split; on stderr, name the sets whose package is missing."""
     for name in datasets:
         try:
             data = load_real(name)
@@ -153,16 +145,15 @@ def hash_code(method: str) -> str:
 
 
 @functools.lru_cache(maxsize=1)  # the runs of one split come one after another
-def load_split(dataset: str, shots: int, seed: int) -> Split:
-    """Return a split that `list_runs` has found to have rows."""
-    split = split_shots(load_real(dataset), shots, seed)
-    assert split is not None, "list_runs leaves these out"
-    return split
+def load_split(dataset: str, shots: int, seed: int) -> Split | None:
+    """Return a split, None without rows enough."""
+    return split_shots(load_real(dataset), shots, seed)
 
 
 def run_method(run: Run) -> dict[str, float]:
     """Return a method's accuracy on a split, its seconds to fit and, if it has probabilities, how good they are."""
     split = load_split(*run[:3])
+    assert split is not None, "list_runs leaves these out"
     started = time.perf_counter()
     predictor = METHODS[run.method](split.train_x.double().numpy(), split.train_y.numpy())
     seconds = time.perf_counter() - started
@@ -174,13 +165,11 @@ def run_method(run: Run) -> dict[str, float]:
     return result
 
 
-def summarise(results: Results) -> list[Row]:
+def summarise(results: Mapping[Run, Mapping[str, float]]) -> list[Row]:
     """Gather the results by data set and shots.
 
-    Returns:
-        One row for each, in the order of the results: ``percent`` has the accuracies of each method by split,
-        ``seconds``, ``log_loss`` and ``calibration_error`` likewise; ``best`` is the baseline with the highest
-        mean accuracy, or None without baselines.
+    ``percent`` has the accuracies of each method by split, ``seconds``, ``log_loss`` and ``calibration_error``
+    likewise; ``best`` is the baseline with the highest mean accuracy.
     """
     rows: dict[tuple[str, int], Row] = {}
     for run, result in results.items():
@@ -216,9 +205,8 @@ def tabulate(rows: Sequence[Row]) -> str:
     header = ["data set", "shots", *(NAMES[method] for method in methods), "best baseline", f"regret of {main}"]
     lines = []
     for row in rows:
-        best = NAMES.get(row["best"], "")
-        cells = [format_mean(row["percent"][method]) for method in methods]
-        lines.append([row["dataset"], str(row["shots"]), *cells, best, format_mean(regrets(row, main), sign=True)])
+        cells = [row["dataset"], str(row["shots"]), *(format_mean(row["percent"][method]) for method in methods)]
+        lines.append([*cells, NAMES.get(row["best"], ""), format_mean(regrets(row, main), sign=True)])
     text = format_table(header, lines) + NOTE.format(splits=count(len(rows[0]["percent"][main]), "split"))
     for title, (low, high) in GROUPS.items():
         group = [row for row in rows if low <= row["shots"] <= high]
@@ -229,8 +217,7 @@ def tabulate(rows: Sequence[Row]) -> str:
 
 def _tabulate_group(rows: Sequence[Row], methods: Sequence[str]) -> str:
     """Return a table with a line for each method: means over the rows."""
-    header = ["method", "accuracy", "mean regret", "worst regret", "mean rank"]
-    header += ["log-loss", "calibration error", "fit seconds"]
+    header = "method", "accuracy", "mean regret", "worst regret", "mean rank", "log-loss", "calibration error"
     all_ranks = [ranks(row) for row in rows]
     lines = []
     for method in methods:
@@ -247,20 +234,11 @@ def _tabulate_group(rows: Sequence[Row], methods: Sequence[str]) -> str:
     if all(row["best"] for row in rows):
         hindsight = statistics.fmean(statistics.fmean(row["percent"][row["best"]]) for row in rows)
         lines.append(["best baseline, row by row", f"{hindsight:.2f}", "+0.00", *[""] * 5])
-    return format_table(header, lines)
+    return format_table([*header, "fit seconds"], lines)
 
 
 def plot(rows: Sequence[Row], method: str, path: Path) -> None:
-    """Draw a method's accuracy minus the best baseline's: a line for each data set, a mark for each number of shots.
-
-    Args:
-        rows: From `summarise`, each with a best baseline.
-        method: The method.
-        path: Where the plot goes; the name's ending says in which format.
-
-    Raises:
-        ImportError: matplotlib is missing.
-    """
+    """Draw a method's accuracy minus the best baseline's: a line for each data set, a mark for each number of shots."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - optional
 
     names = list(dict.fromkeys(row["dataset"] for row in rows))
@@ -272,9 +250,9 @@ def plot(rows: Sequence[Row], method: str, path: Path) -> None:
         height = [names.index(row["dataset"]) + 0.7 * ((position + 0.5) / len(shots) - 0.5) for row in group]
         pairs = [mean_and_error([-value for value in regrets(row, method)]) for row in group]
         leads, errors = zip(*pairs, strict=True)
-        colour = 0.9 * (1 - (position + 1) / len(shots))
-        marks: dict[str, Any] = {"fmt": "o", "ms": 4, "lw": 1, "color": (colour, 0.25 + colour / 2, 0.55)}
-        axes.errorbar(leads, height, xerr=np.nan_to_num(errors), label=f"{n}", **marks)
+        shade = 0.9 * (1 - (position + 1) / len(shots))
+        colour = (shade, 0.25 + shade / 2, 0.55)
+        axes.errorbar(leads, height, None, np.nan_to_num(errors), "o", ms=4, lw=1, color=colour, label=f"{n}")
     axes.axvline(0, color="0.2", lw=1)
     axes.axvline(-WORST_ALLOWED, color="0.6", lw=1, ls=":")
     axes.set_yticks(range(len(names)), names)

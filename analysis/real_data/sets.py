@@ -7,6 +7,7 @@ the PyPI package aeon, whose ``.ts`` files are read where they were installed, w
 from __future__ import annotations
 
 import ast
+import re
 import sysconfig
 from collections.abc import Callable
 from functools import cache, partial
@@ -24,6 +25,7 @@ from protonet.datasets.dataset import make_dataset
 
 GLYPH_CLASSES, GLYPH_COPIES = 60, 3
 TEXT_FEATURES, HASHES = 384, 2**14
+SERIES = ("ACSF1", "OSULeaf", "ArrowHead", "GunPoint", "ItalyPowerDemand", "BasicMotions")
 MODULE_DOCSTRINGS = (40, 60)  # a module with fewer has too few samples; of one with more, the first are taken
 SHORTEST_DOCSTRING = 40  # characters
 #: A class keeps at least this many test rows, a split this many in all, and it has at most so many.
@@ -31,11 +33,7 @@ SPARE_ROWS, FEWEST_TESTS, MOST_TESTS = 3, 20, 2000
 
 
 def load_table(name: str) -> Dataset:
-    """Load a table of scikit-learn: "wine", "breast_cancer" or "iris".
-
-    Raises:
-        MissingPackageError: scikit-learn is missing.
-    """
+    """Load a table of scikit-learn: "wine", "breast_cancer" or "iris"."""
     with optional_packages("load_table"):
         from sklearn import datasets  # noqa: PLC0415 - optional
     bunch = getattr(datasets, f"load_{name}")()
@@ -50,22 +48,13 @@ def load_glyph_subset() -> Dataset:
 
 
 def read_series(path: Path) -> tuple[list[np.ndarray], list[str]]:
-    """Read a ``.ts`` file.
-
-    Returns:
-        Each case, (channels, length) float32, and its class.
-
-    Raises:
-        InputError: It has no cases, or one that is not numbers.
+    """Read a ``.ts`` file: each case, (channels, length) float32, and its class.
 
     Source: https://www.aeon-toolkit.org/en/stable/api_reference/file_specifications/ts.html
     """
-    lines = iter(path.read_text(encoding="utf-8", errors="replace").splitlines())
-    for line in lines:
-        if line.strip().lower() == "@data":
-            break
+    _, *below = re.split(r"(?im)^\s*@data\s*$", path.read_text(encoding="utf-8", errors="replace"), maxsplit=1)
     cases, labels = [], []
-    for line in filter(str.strip, lines):
+    for line in filter(str.strip, "".join(below).splitlines()):
         *channels, label = line.strip().split(":")
         try:
             cases.append(np.array([channel.split(",") for channel in channels], np.float32))
@@ -79,18 +68,11 @@ def read_series(path: Path) -> tuple[list[np.ndarray], list[str]]:
 
 
 def find_series(folder: str, name: str) -> tuple[list[np.ndarray], list[str]]:
-    """Read both parts of a data set that aeon ships.
-
-    Raises:
-        MissingPackageError: aeon, or its file, is missing.
-    """
+    """Read both parts of a data set that aeon ships."""
     spec = find_spec("aeon")
     roots = [] if spec is None else spec.submodule_search_locations or []
-    paths = [
-        path
-        for root in roots
-        for path in sorted(Path(root, "datasets", "data", folder).glob(f"{name}_T[ER]*.ts"), reverse=True)
-    ]
+    found = chain(*(Path(root, "datasets", "data", folder).glob(f"{name}_T[ER]*.ts") for root in roots))
+    paths = sorted(found, reverse=True)
     if not paths:
         remedy = "Run pip install --no-deps aeon (its data alone are read)."
         raise MissingPackageError(describe("find_series", "aeon", f"be installed for {name}", "no such files", remedy))
@@ -115,14 +97,8 @@ def load_spectra() -> Dataset:
 def load_text(library: Path | None = None) -> Dataset:
     """Load docstrings: a class is a module of Python's standard library, a row 384 features of hashed n-grams.
 
-    Words and pairs of words are hashed, and the counts reduced by a truncated SVD.
-
-    Args:
-        library: The folder to read modules from, or None for the running Python's.
-
-    Raises:
-        MissingPackageError: scikit-learn is missing.
-        InputError: Fewer than two modules have 40 docstrings.
+    Words and pairs of words are hashed, and the counts reduced by a truncated SVD. ``library`` is the folder to read
+    modules from, or None for the running Python's.
     """
     library = library or Path(sysconfig.get_path("stdlib"))
     texts: list[str] = []
@@ -131,10 +107,10 @@ def load_text(library: Path | None = None) -> Dataset:
         name = path.relative_to(library).with_suffix("").as_posix()
         if name.split("/")[0] in {"test", "site-packages", "dist-packages", "idlelib", "lib2to3"}:
             continue
-        found = _read_docstrings(path)
+        found = _read_docstrings(path)[: MODULE_DOCSTRINGS[1]]
         if len(found) >= MODULE_DOCSTRINGS[0]:
-            texts += found[: MODULE_DOCSTRINGS[1]]
-            modules += [name] * len(found[: MODULE_DOCSTRINGS[1]])
+            texts += found
+            modules += [name] * len(found)
     if len(set(modules)) < 2:
         got = f"{len(set(modules))} in {library}"
         fail("load_text", "library", "hold 2 modules of 40 docstrings", got, "Pass the folder of another Python.")
@@ -164,10 +140,7 @@ DATASETS: dict[str, Callable[[], Dataset]] = {
     "glyphs": load_glyph_subset,
     "text": load_text,
     "spectra": load_spectra,
-    **{
-        name: partial(load_series, name)
-        for name in ("ACSF1", "OSULeaf", "ArrowHead", "GunPoint", "ItalyPowerDemand", "BasicMotions")
-    },
+    **{name: partial(load_series, name) for name in SERIES},
     "JapaneseVowels": partial(load_series, "JapaneseVowels", "JapaneseVowels_eq"),
     "PickupGesture": partial(load_series, "PickupGestureWiimoteZ", "PickupGestureWiimoteZ_eq"),
 }
@@ -175,34 +148,17 @@ DATASETS: dict[str, Callable[[], Dataset]] = {
 
 @cache
 def load_real(name: str) -> Dataset:
-    """Load a key of ``DATASETS``, once a process.
-
-    Raises:
-        MissingPackageError: What it comes with is not installed; the message says how to.
-        InputError: No such key.
-    """
+    """Load a key of ``DATASETS``, once a process; a MissingPackageError says how to install what it comes with."""
     if name not in DATASETS:
         fail("load_real", "name", f"be one of {', '.join(DATASETS)}", repr(name), "Pick a listed one.")
     return DATASETS[name]()
 
 
 def split_shots(data: Dataset, shots: int, seed: int) -> Split | None:
-    """Split a data set into labelled rows, the same number per class, and test rows.
+    """Split a data set into ``shots`` >= 1 labelled rows per class, none for validation, and at most 2,000 for testing.
 
-    A seed's rows come in one order for all shots: those of fewer shots are among those of more.
-
-    Args:
-        data: The data set; classes of fewer than ``shots + 3`` rows are left out.
-        shots: Labelled rows per class, >= 1.
-        seed: Of the order, >= 0.
-
-    Returns:
-        The split, no row of it for validation, at most 2,000 for testing; None if fewer than two classes or
-        20 test rows are left.
-
-    Raises:
-        InputTypeError: A count or seed that is not a number.
-        InputError: A count or seed out of range.
+    A seed >= 0 puts the rows in one order for all shots: those of fewer shots are among those of more. Classes of fewer
+    than ``shots + 3`` rows are left out; if fewer than two classes or 20 test rows remain, there is no split.
     """
     shots = check_int("split_shots", "shots", shots, low=1)
     order = np.random.default_rng(check_int("split_shots", "seed", seed, low=0)).permutation(len(data.y))

@@ -36,10 +36,9 @@ with suppress(ImportError):  # optional: cosine, the nearest mean and the statem
     from sklearn.svm import SVC
 
 FOLDS = 5
-#: The example of the contest's statement.
-HIDDEN, EPOCHS, SEED = 384, 50, 2025
-#: Inverse penalties that `fit_logistic_by_accuracy` tries.
-STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0)
+UNSCALED = {"scale": ["passthrough"]}
+HIDDEN, EPOCHS, SEED = 384, 50, 2025  #: The example of the contest's statement.
+STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0)  #: Inverse penalties that `fit_logistic_by_accuracy` tries.
 
 
 class Outcome(NamedTuple):
@@ -49,8 +48,7 @@ class Outcome(NamedTuple):
     log_probabilities: np.ndarray | None = None
 
 
-#: From test rows (n, dim) float32 or float64 to an outcome.
-Predictor = Callable[[np.ndarray], Outcome]
+Predictor = Callable[[np.ndarray], Outcome]  #: From test rows (n, dim) float32 or float64 to an outcome.
 #: From labelled rows (n, dim) float32 or float64 and labels (n,) int64, each class of [0, num_classes) among them.
 Fit = Callable[[np.ndarray, np.ndarray], Predictor]
 
@@ -85,16 +83,13 @@ def fit_centroid(x: np.ndarray, y: np.ndarray) -> Predictor:
 
 
 def fit_lda(x: np.ndarray, y: np.ndarray) -> Predictor:
-    """Fit linear discriminant analysis: shrinkage and scaling by folds.
-
-    It works in the span of the rows, which loses nothing and costs little where rows are fewer than features.
-    With one row a class no covariance is known, and it is the nearest centroid.
-    """
-    if np.bincount(y).min() == 1:
+    """Fit linear discriminant analysis: shrinkage and scaling by folds."""
+    if np.bincount(y).min() == 1:  # no covariance is known
         return fit_centroid(x, y)
+    # PCA: in the span of the rows, which loses nothing and costs little where rows are fewer than features.
     lda = make_pipeline(PCA(), LinearDiscriminantAnalysis(solver="lsqr"))
     shrinkage = {"model__lineardiscriminantanalysis__shrinkage": [0.5, 0.1, 0.02]}
-    return _fit(lda, x, y, [shrinkage, {**shrinkage, "scale": ["passthrough"]}], fewest=3)
+    return _fit(lda, x, y, [shrinkage, shrinkage | UNSCALED], fewest=3)
 
 
 def fit_lda_in_closed_form(x: np.ndarray, y: np.ndarray) -> Predictor:
@@ -124,19 +119,14 @@ def fit_logistic(x: np.ndarray, y: np.ndarray) -> Predictor:
 
 
 def fit_logistic_by_accuracy(x: np.ndarray, y: np.ndarray) -> Predictor:
-    """Fit logistic regression on standardised features, its penalty chosen by accuracy over folds.
-
-    For many classes and rows: within a fold, each penalty starts where the last one ended.
-    """
+    """Fit logistic regression on standardised features, its penalty chosen by accuracy over folds."""
     scaler = StandardScaler().fit(x)
-    x = scaler.transform(x)
-    most = int(np.bincount(y).max())
+    x, most, right = scaler.transform(x), int(np.bincount(y).max()), np.zeros(len(STRENGTHS))
     kind = StratifiedKFold if most > 1 else KFold
-    right = np.zeros(len(STRENGTHS))
     with warnings.catch_warnings():  # small classes, and fits that their steps leave unfinished
         warnings.simplefilter("ignore")
         for fitted, held in kind(max(2, min(FOLDS, most)), shuffle=True, random_state=0).split(x, y):
-            model = LogisticRegression(warm_start=True)
+            model = LogisticRegression(warm_start=True)  # each penalty starts where the last one ended
             for position, strength in enumerate(STRENGTHS):
                 model.set_params(C=strength).fit(x[fitted], y[fitted])
                 right[position] += (model.predict(x[held]) == y[held]).sum()
@@ -151,12 +141,10 @@ def fit_svm(x: np.ndarray, y: np.ndarray, *, probabilities: bool = False) -> Pre
 
     Source: Platt, "Probabilistic outputs for support vector machines" (1999).
     """
-    factors = (1.0, 0.1, 10.0)  # in units of scikit-learn's "scale"
     grid: list[dict[str, list[Any]]] = []
-    for scale, spread in (("standard", 1.0), ("passthrough", float(x.var()) or 1.0)):
-        gammas = [factor / (x.shape[1] * spread) for factor in factors]
-        own = {} if scale == "standard" else {"scale": [scale]}
-        grid.append({"model__C": [10.0, 1.0, 100.0], "model__gamma": gammas, **own})
+    for scale, spread in (({}, 1.0), (UNSCALED, float(x.var()) or 1.0)):
+        gammas = [factor / (x.shape[1] * spread) for factor in (1.0, 0.1, 10.0)]  # in units of scikit-learn's "scale"
+        grid.append({"model__C": [10.0, 1.0, 100.0], "model__gamma": gammas, **scale})
     model, smallest = _search(SVC(), x, y, grid), int(np.bincount(y).min())
     if not probabilities or smallest < 2:
         return lambda rows: Outcome(model.predict(rows))
@@ -173,17 +161,14 @@ def fit_knn(x: np.ndarray, y: np.ndarray) -> Predictor:
     """Fit k nearest neighbours: k and scaling by folds."""
     smallest = len(y) - -(-len(y) // FOLDS)  # rows of a fold's training part, about
     neighbours = [k for k in (1, 3, 5, 9) if k <= min(smallest, 2 * int(np.bincount(y).max()))]
-    grid = [{"model__n_neighbors": neighbours}, {"model__n_neighbors": neighbours, "scale": ["passthrough"]}]
-    return _fit(KNeighborsClassifier(), x, y, grid)
+    grid = {"model__n_neighbors": neighbours}
+    return _fit(KNeighborsClassifier(), x, y, [grid, grid | UNSCALED])
 
 
 def fit_statement_mlp(x: np.ndarray, y: np.ndarray) -> Predictor:
-    """Fit the example MLP of the contest's statement, on features as they are.
-
-    Global random state is left as it was found; inside, it is seeded as the contest seeds it.
-    """
+    """Fit the example MLP of the contest's statement, on features as they are; global random state is put back."""
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        torch.manual_seed(SEED)
+        torch.manual_seed(SEED)  # as the contest does
         loader = DataLoader(TensorDataset(torch.from_numpy(x), torch.from_numpy(y)), batch_size=128, shuffle=True)
         model = nn.Sequential(nn.Linear(x.shape[1], HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, int(y.max()) + 1))
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -205,9 +190,7 @@ BASELINES = {
     "svm-probabilities": Baseline("RBF SVM, Platt's probabilities", partial(fit_svm, probabilities=True)),
     "knn": Baseline("k-NN", fit_knn),
     "trees": Baseline("extra trees", lambda x, y: _fit(ExtraTreesClassifier(300, random_state=0), x, y)),
-    "mlp": Baseline(  # one hidden layer of 100 units, weight decay 1
-        "MLP", lambda x, y: _fit(MLPClassifier((100,), alpha=1.0, max_iter=300, random_state=0), x, y)
-    ),
+    "mlp": Baseline("MLP", lambda x, y: _fit(MLPClassifier((100,), alpha=1.0, max_iter=300, random_state=0), x, y)),
     "nearest-mean": Baseline("nearest mean", fit_nearest_mean),
     "lda-closed-form": Baseline("shrunken LDA", fit_lda_in_closed_form),
     "logistic-by-accuracy": Baseline("logistic regression", fit_logistic_by_accuracy),
@@ -229,10 +212,7 @@ def _fit(estimator: Any, x: np.ndarray, y: np.ndarray, grid: Any = None, fewest:
 def _search(
     estimator: Any, x: np.ndarray, y: np.ndarray, grid: Any, *, scoring: str = "accuracy", fewest: int = 2
 ) -> Any:
-    """Fit the pipeline ``scale``, ``model``; of a grid, the setting that is best over stratified folds.
-
-    Where a class has fewer than ``fewest`` rows, it is the grid's first.
-    """
+    """Fit a pipeline by the setting of a grid that is best over folds, its first if a class has too few rows."""
     pipeline = Pipeline([("scale", StandardScaler()), ("model", estimator)])
     with warnings.catch_warnings():  # fits that their steps leave unfinished, covariances of single rows
         warnings.simplefilter("ignore")

@@ -23,8 +23,7 @@ from tqdm import tqdm
 from protonet._checks import find_version
 from solution.pack import ROOT
 
-#: Packages whose versions decide results.
-PACKAGES = ("numpy", "scipy", "scikit-learn", "torch")
+PACKAGES = ("numpy", "scipy", "scikit-learn", "torch")  #: Their versions decide results.
 Run = TypeVar("Run")
 
 
@@ -44,17 +43,13 @@ def run_all(
         runs: What to do; a hashable tuple each, whose JSON names it.
         do: Does one run; what it returns can be written as JSON.
         state: The JSON-lines file; made if need be, appended to.
-        code: The hash, or more, of what decides a run's result beside the run itself; by default, all of the library's
-            and the studies' code.
+        code: The hash, or more, of what else decides a run's result; by default of the library's and the studies' code.
         unit: What a run is called.
         jobs: How many processes, of one thread each; with more than one, ``do`` has to be a module's function.
         quiet: No bar, and no count in the message of an interruption, for a part of a longer study.
 
     Returns:
         The results of all runs, in their order, as JSON has them: lists for tuples.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C; what is finished is in the journal.
     """
     code = code or (lambda _: hash_sources("protonet", "analysis"))
     names = {json.dumps([run, code(run)], default=str): run for run in runs}
@@ -67,9 +62,8 @@ def run_all(
     bar = tqdm(total=len(runs), initial=len(results), unit=unit, dynamic_ncols=True, disable=quiet)
     try:
         with bar, use_one_thread():
-            for run, result in _do_all(missing, do, jobs, lambda run: bar.set_postfix_str(_show(run))):
-                entry = {"run": run, "code": code(run), "result": result}
-                append_journal(state, entry)
+            for run, result in _do_all(missing, do, jobs, bar):
+                append_journal(state, {"run": run, "code": code(run), "result": result})
                 results[run] = json.loads(json.dumps(result))
                 bar.update()
     except KeyboardInterrupt:
@@ -102,10 +96,7 @@ def append_journal(path: Path, entry: dict[str, Any]) -> None:
 
 @functools.cache
 def hash_sources(*paths: str) -> str:
-    """Return a hash of source files, by their paths below the repository, and of the packages' versions.
-
-    A folder stands for all Python files in it and below it.
-    """
+    """Return a hash of source files, or all below a folder, by their paths in the repository, and of packages."""
     files = [file for path in paths for file in (sorted((ROOT / path).rglob("*.py")) or [ROOT / path])]
     texts = [file.read_text(encoding="utf-8") for file in files]
     versions = {package: find_version(package) for package in PACKAGES}
@@ -125,18 +116,16 @@ def use_one_thread() -> Iterator[None]:
         yield
 
 
-def _do_all(
-    runs: Sequence[Run], do: Callable[[Run], Any], jobs: int, tell: Callable[[Run], None]
-) -> Iterator[tuple[Run, Any]]:
-    """Yield runs with their results, as they end; ``tell`` learns of a run that begins, of several when they end."""
+def _do_all(runs: Sequence[Run], do: Callable[[Run], Any], jobs: int, bar: Any) -> Iterator[tuple[Run, Any]]:
+    """Yield runs with their results, as they end; the bar shows a run that begins, of several one that ended."""
     if min(jobs, len(runs)) < 2:
         for run in runs:
-            tell(run)
+            bar.set_postfix_str(_show(run))
             yield run, do(run)
         return
     with multiprocessing.get_context("spawn").Pool(min(jobs, len(runs)), _start_worker) as pool:
         for run, result in pool.imap_unordered(functools.partial(_do_one, do), runs):
-            tell(run)
+            bar.set_postfix_str(_show(run))
             yield run, result
 
 

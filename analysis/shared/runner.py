@@ -28,24 +28,14 @@ UNSHOWN = ("baselines", "jobs", "python")
 
 
 class Report(NamedTuple):
-    """What a study found.
+    """What a study found."""
 
-    Attributes:
-        rows: What ``--json`` writes.
-        table: Markdown: what is printed, and what ``--markdown`` writes with the command that made it; may be empty.
-    """
-
-    rows: object
-    table: str
+    rows: object  #: What ``--json`` writes.
+    table: str  #: Markdown: what is printed, and what ``--markdown`` writes with the command that made it.
 
 
 class StudyParser(Parser):
-    """A parser that checks values and output paths before the work; every study has ``--json`` and ``--markdown``.
-
-    Args:
-        prog: The command; it opens every message.
-        description: For ``--help``.
-    """
+    """A parser that checks values and output paths before the work; every study has ``--json`` and ``--markdown``."""
 
     def __init__(self, prog: str, description: str) -> None:
         super().__init__(prog, description)
@@ -73,8 +63,8 @@ class StudyParser(Parser):
 
     def add_output(self, option: str, text: str, default: Path | None = None) -> None:
         """Add the path of a file that is known to be writable before the work begins."""
-        text = text if default is None else f"{text} (default: {default})"
-        self.add_argument(option, default=None if default is None else str(default), metavar="PATH", help=text)
+        help_text = text if default is None else f"{text} (default: {default})"
+        self.add_argument(option, default=default and str(default), metavar="PATH", help=help_text)
         self._outputs.append(option.removeprefix("--"))
 
     def add_plot(self, text: str) -> None:
@@ -142,25 +132,14 @@ def _check_plot(prog: str, option: str, path: str) -> str:
 
 
 def run_python(*arguments: str) -> tuple[int, str, str]:
-    """Run ``python`` with arguments in the repository, out of reach of Ctrl-C: it ends from here, without a traceback.
-
-    Returns:
-        The exit code, stdout, and the last line of stderr.
-    """
-    command = [sys.executable, *arguments]
+    """Run ``python`` in the repository, and return the exit code, stdout and the last line of stderr."""
+    command = [sys.executable, *arguments]  # out of reach of Ctrl-C: it ends from here, without a traceback
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, start_new_session=True)
     return ended.returncode, ended.stdout, (ended.stderr.splitlines() or ["nothing on stderr"])[-1]
 
 
 def call_alone(function: Callable[..., Any], *arguments: int) -> Any:
-    """Call a module's function in a process of its own, so that its peak memory is its own.
-
-    Returns:
-        What it returns, by way of JSON.
-
-    Raises:
-        ChildProcessError: It failed; the exit code and the last line of stderr are in the message.
-    """
+    """Call a module's function in a process of its own, whose end in failure is a ChildProcessError."""
     code = f"import json; from {function.__module__} import {function.__name__} as function"
     exit_code, printed, last = run_python("-c", f"{code}; print(json.dumps(function(*{arguments})))")
     if exit_code:

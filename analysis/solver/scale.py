@@ -9,6 +9,7 @@ import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from timeit import repeat
 
 import torch
 from torch import Tensor
@@ -21,12 +22,11 @@ from analysis.shared.runner import Report, StudyParser, call_alone, parse_wholes
 from analysis.shared.tables import format_columns
 from protonet import PrototypeNetwork, solve
 from protonet._checks import fail
-from protonet.commands.common import count
+from protonet.commands.common import count, parse_whole
 from protonet.encoder import Encoder
 
 PROG = "analysis scale"
-#: Rows that prediction is timed on, and how often; the best counts.
-PREDICTED, REPEATS = 4096, 7
+PREDICTED, REPEATS = 4096, 7  #: Rows that prediction is timed on, and how often; the best counts.
 #: The table's columns, from what `measure_solve` returns.
 COLUMNS = {
     "classes": "{classes:,}",
@@ -59,21 +59,14 @@ def add_options(parser: StudyParser) -> None:
 
 def run(options: argparse.Namespace) -> Report:
     """Measure every size, the smallest first."""
-    least = min(options.classes)
-    if min(options.rows) < least:
-        got = f"'{min(options.rows)}'"
-        fail(PROG, "--rows", f"be a whole number >= {least}", got, f"Pass a number such as {least}.")
+    parse_whole(PROG, "--rows", str(min(options.rows)), low=min(options.classes))
     sizes = [(n, c, options.dim) for c in sorted(options.classes) for n in sorted(options.rows) if n >= c]
     rows = list(run_all(sizes, measure_alone, options.state, unit="size").values())
     return Report(rows, tabulate(rows, options.dim))
 
 
 def measure_alone(size: tuple[int, int, int]) -> dict[str, float]:
-    """Return `measure_solve` of a process of its own.
-
-    Raises:
-        InputError: It failed; the last line of its stderr is in the message.
-    """
+    """Return `measure_solve` of a process of its own, or raise an InputError with the last line of its stderr."""
     try:
         result: dict[str, float] = call_alone(measure_solve, *size)
     except ChildProcessError as error:
@@ -83,27 +76,20 @@ def measure_alone(size: tuple[int, int, int]) -> dict[str, float]:
 
 def tabulate(rows: Sequence[Mapping[str, float]], dim: int) -> str:
     """Return the Markdown table of `measure_solve`'s results, and a note that explains it."""
-    derived = [
-        {
-            **row,
-            "milliseconds": 1e3 * row["wall_seconds"] / row["rows"],
-            "kib": 1024 * (row["peak_memory_mib"] - row["mib_before"]) / row["rows"],
-            "ratio": row["predict_microseconds"] / row["bare_microseconds"],
-        }
-        for row in rows
-    ]
+    derived = []
+    for row in rows:
+        memory = 1024 * (row["peak_memory_mib"] - row["mib_before"])
+        costs = {"milliseconds": 1e3 * row["wall_seconds"] / row["rows"], "kib": memory / row["rows"]}
+        derived.append({**row, **costs, "ratio": row["predict_microseconds"] / row["bare_microseconds"]})
     return format_columns(COLUMNS, derived) + NOTE.format(dim=dim, threads=count(int(rows[0]["threads"]), "thread"))
 
 
 def sample_rows(n_rows: int, num_classes: int, dim: int) -> tuple[Tensor, Tensor]:
-    """Return features (n_rows, dim), float32, and labels (n_rows,), int64, isotropic as the contest's are.
-
-    Nothing larger than the features is held on the way.
-    """
+    """Return features (n_rows, dim), float32, and labels (n_rows,), int64, isotropic as the contest's are."""
     generator = torch.Generator().manual_seed(0)
     prototypes = torch.nn.functional.normalize(torch.randn(num_classes, dim, generator=generator), dim=1) * RADIUS
     features = torch.randn(n_rows, dim, generator=generator).mul_(NOISE)
-    for block in features.split(num_classes):
+    for block in features.split(num_classes):  # nothing larger than the features is held on the way
         block.add_(prototypes[: len(block)])
     return features, torch.arange(n_rows) % num_classes
 
@@ -112,16 +98,6 @@ def list_products(network: PrototypeNetwork) -> list[tuple[int, int]]:
     """Return the shapes (in, out) of all matrices that a row is multiplied with on its way to the logits."""
     assert isinstance(network.encoder, Encoder)
     return [(network.prototypes.shape[1], len(network.prototypes)), *network.encoder.products()]
-
-
-def time_best(work: Callable[[], object], repeats: int, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Return the least seconds that some work takes."""
-    seconds = []
-    for _ in range(repeats):
-        started = clock()
-        work()
-        seconds.append(clock() - started)
-    return min(seconds)
 
 
 def make_products(shapes: Sequence[tuple[int, int]], n_rows: int) -> Callable[[], None]:
@@ -140,22 +116,19 @@ def measure_prediction(network: PrototypeNetwork, x: Tensor) -> tuple[float, flo
     """Return the seconds to classify rows (n, dim), and those of bare float32 matrix products of the same sizes."""
     multiply = make_products(list_products(network), len(x))
     with torch.no_grad():
-        return time_best(lambda: network(x), REPEATS), time_best(multiply, REPEATS)
+        ours, bare = (min(repeat(work, number=1, repeat=REPEATS)) for work in (lambda: network(x), multiply))
+    return ours, bare
 
 
 def measure_solve(n_rows: int, num_classes: int, dim: int) -> dict[str, float]:
-    """Return what `protonet.solve` costs: wall and CPU seconds, the process's peak MiB before it and after.
-
-    With it comes what its network costs: microseconds per row, and those of the bare matrix products.
-    """
+    """Return seconds and peak MiB of `protonet.solve`, and its network's microseconds per row beside bare products'."""
     features, labels = sample_rows(n_rows, num_classes, dim)
     loader = DataLoader(TensorDataset(features, labels), batch_size=BATCH, shuffle=True)
     before = measure_peak_memory()
     wall, cpu = time.perf_counter(), time.process_time()
     network = solve(loader, metadata={"num_classes": num_classes, "input_dim": dim})
     wall, cpu, peak = time.perf_counter() - wall, time.process_time() - cpu, measure_peak_memory()
-    batch = features[torch.arange(PREDICTED) % n_rows]
-    seconds, bare = measure_prediction(network, batch)
+    seconds, bare = measure_prediction(network, features[torch.arange(PREDICTED) % n_rows])
     return {
         "rows": n_rows,
         "classes": num_classes,

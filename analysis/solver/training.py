@@ -11,8 +11,6 @@ import argparse
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from analysis.real_data.sets import load_real, split_shots
 from analysis.shared.baselines import pool_labelled
@@ -21,15 +19,14 @@ from analysis.shared.runner import Report, StudyParser
 from analysis.shared.tables import format_mean, subtract
 from protonet.commands.common import format_table
 from protonet.datasets import Split
-from protonet.losses import class_means
+from protonet.fit.baselines import score_cosine
 from protonet.views.linear import Linear
 from protonet.views.mlp import Recipe, ResidualMLPs, Task, plan_encoder, train
 from protonet.views.view import Rows
 
 DATASETS = ("digits", "wine", "iris", "breast_cancer")
 SHOTS, HIDDEN = 10, 64
-#: How long variants train, and when the two optimizers are compared.
-LENGTH, STEPS = 60, (10, 30, 60, 100, 200, 300)
+LENGTH, STEPS = 60, (10, 30, 60, 100, 200, 300)  #: How long variants train, and when the two optimizers are compared.
 DEFAULT = Recipe()
 VARIANTS = {
     "default": DEFAULT,
@@ -41,11 +38,8 @@ VARIANTS = {
     "no weight averaging": DEFAULT._replace(average=0.0),
     "a third of the learning rate": DEFAULT._replace(learning_rate=DEFAULT.learning_rate / 3),
 }
-#: AdamW with the rates that suit it here.
-OPTIMIZERS = {
-    "CustomOptimizer": DEFAULT,
-    "AdamW": DEFAULT._replace(optimizer=torch.optim.AdamW, learning_rate=3e-3, weight_decay=1e-2),
-}
+ADAMW = DEFAULT._replace(optimizer=torch.optim.AdamW, learning_rate=3e-3, weight_decay=1e-2)  #: Its rates suit it.
+OPTIMIZERS = {"CustomOptimizer": DEFAULT, "AdamW": ADAMW}
 
 
 def measure(recipe: Recipe, split: Split, seed: int, steps: Sequence[int]) -> list[float]:
@@ -57,25 +51,18 @@ def measure(recipe: Recipe, split: Split, seed: int, steps: Sequence[int]) -> li
     stack = ResidualMLPs(1, x.shape[1], HIDDEN, dim, generator)
     task = Task(view(x), y)
 
-    def embed(average: ResidualMLPs, rows: Tensor) -> Tensor:
-        return F.normalize(average(view(rows))[0], dim=1)
-
     accuracies = []
     for _, average in train(stack, [task], split.num_classes, steps=steps, generator=generator, recipe=recipe):
-        prototypes = F.normalize(class_means(embed(average, x), y, split.num_classes)[0], dim=1)
-        predicted = (embed(average, split.test_x) @ prototypes.T).argmax(dim=1)
+        labelled, queries = (average(view(rows))[0] for rows in (x, split.test_x))
+        predicted = score_cosine(labelled, y, queries, split.num_classes).argmax(dim=1)
         accuracies.append(100 * float((predicted == split.test_y).double().mean()))
     return accuracies
 
 
 def measure_split(run: tuple[str, int, int, Sequence[int]]) -> dict[str, list[float]]:
-    """Return the accuracies of every variant after ``LENGTH`` steps, and of both optimizers after each of ``STEPS``.
+    """Return the percentages of every variant after ``LENGTH`` steps, and of both optimizers after each of ``STEPS``.
 
-    Args:
-        run: The data set, its split's seed, ``LENGTH`` and ``STEPS``.
-
-    Returns:
-        Percent, by the variant's or optimizer's name; empty for a data set with too few rows.
+    ``run`` is the data set, its split's seed, ``LENGTH`` and ``STEPS``. Of a set with too few rows there are none.
     """
     name, seed, length, steps = run
     split = split_shots(load_real(name), SHOTS, seed)

@@ -73,9 +73,7 @@ def test_logistic_is_scikit_learns_search() -> None:
     x, y = (part.numpy() for part in pool_labelled(split))
     scaler = StandardScaler().fit(x)
     search = GridSearchCV(
-        LogisticRegression(),
-        {"C": STRENGTHS},
-        cv=StratifiedKFold(FOLDS, shuffle=True, random_state=0),
+        LogisticRegression(), {"C": STRENGTHS}, cv=StratifiedKFold(FOLDS, shuffle=True, random_state=0)
     ).fit(scaler.transform(x), y)
     expected = search.predict(scaler.transform(split.test_x.numpy()))
     assert run(split, "logistic").tolist() == expected.tolist()

@@ -223,8 +223,8 @@ class TestPredictBayes:
         ({"support_x": [[1.0]]}, r"`support_x` must be a tensor of shape \(n, dim\); got list"),
         ({"support_x": EYE / 0}, "`support_x` must be finite; got NaN or infinity in 3 of 3 rows"),
         ({"support_y": torch.tensor([0, 1, 2])}, r"`support_y` must be in \[0, 2\); got 2"),
-        ({"support_y": torch.tensor([0, 1])}, r"`support_y` must have one label a row \(3\); got 2"),
-        ({"query_x": torch.ones(1, 4)}, "`query_x` must have 3 features a row; got 4"),
+        ({"support_y": torch.tensor([0, 1])}, r"`support_y` must have one label per row \(3\); got 2"),
+        ({"query_x": torch.ones(1, 4)}, "`query_x` must have 3 features per row; got 4"),
     ],
 )
 def test_task_errors(name: str, change: dict[str, Any], message: str) -> None:

@@ -58,7 +58,7 @@ def test_kinds_of_characters() -> None:
 
 
 def test_syntax_is_whole_and_held_out() -> None:
-    train, train_kinds, validation, validation_kinds = load_syntax()
+    (train, train_kinds), (validation, validation_kinds) = (side.unbind(1) for side in load_syntax())
     assert train.shape == train_kinds.shape
     assert validation.shape == validation_kinds.shape
     assert train_kinds.unique().tolist() == list(range(KEYWORD + 1))

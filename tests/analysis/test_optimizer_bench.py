@@ -16,7 +16,7 @@ from analysis.__main__ import main
 from analysis.optimizer_bench import apart, runs
 from analysis.optimizer_bench.loading import BASELINES, load_python, read_baselines
 from analysis.optimizer_bench.peers import PEERS
-from analysis.optimizer_bench.runs import Candidate, Outcome, Run, do
+from analysis.optimizer_bench.runs import Candidate, Run, do
 from analysis.optimizer_bench.score import bootstrap, rate, score_workload, summarise
 from analysis.optimizer_bench.workload import Curve
 from analysis.optimizer_bench.workloads import WORKLOADS
@@ -95,11 +95,11 @@ def test_rate() -> None:
 
 
 def test_summary() -> None:
-    seeds = [Outcome(curve(5, 1), 1.0), Outcome(curve(5, 2, 1), 3.0)]
+    seeds = [curve(5, 1)._replace(step_ms=1.0), curve(5, 2, 1)._replace(step_ms=3.0)]
     good = score_workload("good", seeds, BASELINE)
     assert good["ratio"] == pytest.approx(math.sqrt(6 * 3))
     assert (good["hits"], good["step_ms"]) == ([10, 20], 2.0)
-    bad = score_workload("bad", [Outcome(curve(5, diverged=True)), Outcome(curve(5, 5))], BASELINE)
+    bad = score_workload("bad", [curve(5, diverged=True), curve(5, 5)], BASELINE)
     summary = summarise([good, bad])
     assert summary["ratio"] == pytest.approx(math.sqrt(math.sqrt(18) * 0.05))
     assert (summary["worst"], summary["diverged"]) == ("bad", ["bad"])
@@ -160,7 +160,7 @@ def test_interrupted_run_continues(
 ) -> None:
     done: list[Run] = []
 
-    def stop(run: Run) -> Outcome:
+    def stop(run: Run) -> Curve:
         done.append(run)
         if len(done) == 4:
             raise KeyboardInterrupt
@@ -200,7 +200,7 @@ def test_other_data_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) 
 def test_randomness_is_the_seeds(folder: Path) -> None:
     before = torch.get_rng_state()
     candidate = Candidate("optimizer", '{"noise": 0.1}', folder / "optimizer.py")
-    curves = [do(Run("tiny", folder / "workloads.py", seed, 30, candidate, -math.inf)).curve for seed in (0, 0, 1)]
+    curves = [do(Run("tiny", folder / "workloads.py", seed, 30, candidate, -math.inf)).losses for seed in (0, 0, 1)]
     assert curves[0] == curves[1] != curves[2]
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -208,7 +208,7 @@ def test_randomness_is_the_seeds(folder: Path) -> None:
 @pytest.mark.parametrize("config", ['{"lr": 1e30}', '{"crash": true}'])
 def test_divergence(folder: Path, config: str) -> None:
     candidate = Candidate("optimizer", config, folder / "optimizer.py")
-    assert do(Run("tiny", folder / "workloads.py", 0, 30, candidate, 0.0)).curve.diverged
+    assert do(Run("tiny", folder / "workloads.py", 0, 30, candidate, 0.0)).diverged
 
 
 def test_peers_take_their_best_rate(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -275,7 +275,7 @@ def test_other_errors(capsys: pytest.CaptureFixture[str], arguments: list[str], 
 
 
 def test_the_optimizers_old_path_names_the_new_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--optimizer", "solution/custom_optimizer.py"]) == 2
+    assert main(["optimizer-bench", "--optimizer", "solution/custom_optimizer.py"]) == 2
     said = capsys.readouterr().err
     assert "custom_optimizer.py. Pass protonet/optimizer.py: python -m solution.pack makes" in said
     assert said.count("\n") == 1

@@ -20,17 +20,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.optimizer_bench.workload import Workload, batches, initial_weights
+from analysis.optimizer_bench.workload import Workload, build_on_rows
 
 DEFINITION = re.compile(r"^ *(?:async )?def (\w+)", re.MULTILINE)
 FOREIGN = {"site-packages", "dist-packages", "test"}  # not everywhere, or not the same
 SMALLEST = 20  # functions: smaller modules are left out
 COMMON = 6  # functions of one name: a name that more share says nothing
 WORDS = 256  # features: whether a body has each of the commonest words
-WIDTH = 64
 FANOUT = 5  # neighbours drawn of each node
-BATCH = 48
-VALIDATION = 300
+WIDTH, BATCH, VALIDATION = 64, 48, 300
 
 
 class Graph(NamedTuple):
@@ -91,8 +89,7 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, near: Tensor) -> Tensor:
         """Map nodes (..., inputs) and their neighbours (..., fanout, inputs) to (..., outputs)."""
-        y: Tensor = self.own(x) + self.others(near.mean(dim=-2))
-        return y
+        return torch.add(self.own(x), self.others(near.mean(dim=-2)))
 
 
 class GraphSAGE(nn.Module):
@@ -114,17 +111,13 @@ def build(seed: int) -> Workload:
     graph = load_graph()
     fixed = torch.Generator().manual_seed(0)
     validation, train = torch.randperm(len(graph.x), generator=fixed).tensor_split([VALIDATION])
-    with initial_weights(seed):
-        model = GraphSAGE(WORDS, int(graph.y.max()) + 1)
-    generator = torch.Generator().manual_seed(seed)
-    order = batches(len(train), BATCH, generator)
 
     def draw(nodes: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
         near = graph.draw(nodes, generator)
         return nodes, near, graph.draw(near, generator)
 
-    def loss(nodes: Tensor, near: Tensor, far: Tensor) -> Tensor:
-        return F.cross_entropy(model(graph.x[nodes], graph.x[near], graph.x[far]), graph.y[nodes])
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(model(*(graph.x[nodes] for nodes in batch)), graph.y[batch[0]])
 
-    drawn = draw(validation, fixed)
-    return Workload(model, lambda: loss(*draw(train[next(order)], generator)), lambda: loss(*drawn))
+    make = functools.partial(GraphSAGE, WORDS, int(graph.y.max()) + 1)
+    return build_on_rows(make, loss, train, draw(validation, fixed), size=BATCH, seed=seed, draw=draw)

@@ -12,15 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.optimizer_bench.workload import Workload, batches, initial_weights
+from analysis.optimizer_bench.workload import Workload, build_on_rows
 from protonet.datasets import Dataset, load_glyphs
 
-SIDE = 28
-PIXELS = SIDE * SIDE
-#: The vision transformer's.
-PATCH, WIDTH, HEADS, LAYERS = 7, 64, 4, 2
-#: The autoencoder's.
-HIDDEN, LATENT, BATCH, VALIDATION = 128, 16, 64, 1000
+SIDE, PIXELS = 28, 28 * 28
+PATCH, WIDTH, HEADS, LAYERS = 7, 64, 4, 2  #: The vision transformer's.
+HIDDEN, LATENT, BATCH, VALIDATION = 128, 16, 64, 1000  #: The autoencoder's.
 
 
 @functools.cache
@@ -35,21 +32,16 @@ def load_ascii() -> Dataset:
     return load_glyphs(characters=map(chr, range(0x21, 0x7F)), copies=6)
 
 
-def build_classifier(
-    data: Dataset, make: Callable[[], nn.Module], *, batch: int, validation: int, seed: int
-) -> Workload:
-    """Build the workload of telling characters apart, some rows being held out."""
+def build_classifier(data: Dataset, make: Callable[[int], nn.Module], held_out: int, size: int, seed: int) -> Workload:
+    """Build the workload of telling characters apart, given the number of rows held out and of a batch's."""
     images = data.x.unflatten(1, (1, SIDE, SIDE))
     shuffled = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-    held_out, train = shuffled[:validation], shuffled[validation:]
-    with initial_weights(seed):
-        model = make()
-    order = batches(len(train), batch, torch.Generator().manual_seed(seed))
+    validation, train = shuffled.tensor_split([held_out])
 
-    def loss(rows: Tensor) -> Tensor:
+    def loss(model: nn.Module, rows: Tensor) -> Tensor:
         return F.cross_entropy(model(images[rows]), data.y[rows])
 
-    return Workload(model, lambda: loss(train[next(order)]), lambda: loss(held_out))
+    return build_on_rows(lambda: make(data.num_classes), loss, train, validation, size=size, seed=seed)
 
 
 def make_cnn(num_classes: int) -> nn.Sequential:
@@ -63,8 +55,7 @@ def make_cnn(num_classes: int) -> nn.Sequential:
 
 def build_cnn(seed: int) -> Workload:
     """Build the convolutional network's; the seed decides the initial weights and the order of batches."""
-    data = load_latin()
-    return build_classifier(data, lambda: make_cnn(data.num_classes), batch=32, validation=300, seed=seed)
+    return build_classifier(load_latin(), make_cnn, 300, 32, seed)
 
 
 class ViT(nn.Module):
@@ -90,8 +81,7 @@ class ViT(nn.Module):
 
 def build_vit(seed: int) -> Workload:
     """Build the transformer's; the seed decides the initial weights and the order of batches."""
-    data = load_ascii()
-    return build_classifier(data, lambda: ViT(data.num_classes), batch=16, validation=200, seed=seed)
+    return build_classifier(load_ascii(), ViT, 200, 16, seed)
 
 
 class VAE(nn.Module):
@@ -106,23 +96,18 @@ class VAE(nn.Module):
         """Return the negative evidence bound of images (n, pixels) under noise (n, latent): nats an image, 0-d."""
         mean, log_variance = self.encoder(images).chunk(2, dim=1)  # each (n, latent)
         logits = self.decoder(mean + noise * (log_variance / 2).exp())  # (n, pixels)
-        divergence = (mean**2 + log_variance.exp() - 1 - log_variance).sum() / 2
+        divergence: Tensor = (mean**2 + log_variance.exp() - 1 - log_variance).sum() / 2
         surprise = F.binary_cross_entropy_with_logits(logits, images, reduction="sum")
-        loss: Tensor = (surprise + divergence) / len(images)
-        return loss
+        return (surprise + divergence) / len(images)
 
 
 def build_vae(seed: int) -> Workload:
     """Build the autoencoder's; the seed decides the initial weights, the order of batches and the latent's noise."""
     shuffled = torch.randperm(len(load_latin().x), generator=torch.Generator().manual_seed(0))
     validation, train = load_latin().x[shuffled].tensor_split([VALIDATION])
-    with initial_weights(seed):
-        model = VAE()
-    generator = torch.Generator().manual_seed(seed)
-    rows = batches(len(train), BATCH, generator)
 
-    def train_loss() -> Tensor:
-        loss: Tensor = model(train[next(rows)], torch.randn(BATCH, LATENT, generator=generator))
-        return loss
+    def draw(images: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        return images, torch.randn(len(images), LATENT, generator=generator)
 
-    return Workload(model, train_loss, lambda: model(validation, torch.zeros(VALIDATION, LATENT)))
+    held_out = validation, torch.zeros(VALIDATION, LATENT)
+    return build_on_rows(VAE, lambda model, batch: model(*batch), train, held_out, size=BATCH, seed=seed, draw=draw)

@@ -11,9 +11,7 @@ from analysis.optimizer_bench.workloads.images import load_latin
 from protonet.losses import episodic_loss
 from protonet.sampling import index_classes, sample_episodes
 
-WIDTH = 192
-EMBEDDING = 64
-TEMPERATURE = 0.1
+WIDTH, EMBEDDING, TEMPERATURE = 192, 64, 0.1
 HELD_OUT = 5  # every fifth character
 N_WAY, N_SHOT, N_QUERY = 20, 1, 4
 VALIDATION = 8  # episodes

@@ -10,15 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.optimizer_bench.workload import Workload, batches, initial_weights
+from analysis.optimizer_bench.workload import Workload, build_on_rows
 from analysis.optimizer_bench.workloads.text import read_sources
 
 MIN_USERS = 10  # functions that use a word
 MIN_ITEMS = 10  # words that a function uses
 WIDTH = 16
-BATCH = 256  # pairs
 NEGATIVES = 4  # words drawn for each pair, as not used
-VALIDATION = 10_000  # pairs
+BATCH, VALIDATION = 256, 10_000  # pairs
 
 
 class Recommender(nn.Module):
@@ -46,9 +45,8 @@ class Recommender(nn.Module):
 def load_pairs() -> Tensor:
     """Return which functions, the users, use which words, the items: numbers (n, 2), in random order."""
     sources = "".join(text for modules in read_sources() for text in modules.values())
-    functions = [
-        set(re.findall(r"[^\W\d]\w\w+", body)) for body in re.split(r"^ *(?:async )?def ", sources, flags=re.M)
-    ]
+    bodies = re.split(r"^ *(?:async )?def ", sources, flags=re.M)
+    functions = [set(re.findall(r"[^\W\d]\w\w+", body)) for body in bodies]
     counts = Counter(word for words in functions for word in words)
     known = sorted(word for word, count in counts.items() if count >= MIN_USERS)
     numbers = {word: number for number, word in enumerate(known)}
@@ -62,24 +60,17 @@ def build(seed: int) -> Workload:
     """Build the workload; the seed decides the initial weights, the order of batches and their negative pairs."""
     pairs = load_pairs()
     num_users, num_items = (pairs.amax(0) + 1).tolist()
-    validation, train = pairs[:VALIDATION], pairs[VALIDATION:]
-    with initial_weights(seed):
-        model = Recommender(num_users, num_items)
-    generator = torch.Generator().manual_seed(seed)
-    rows = batches(len(train), BATCH, generator)
+    validation, train = pairs.tensor_split([VALIDATION])
 
-    def sample_negatives(n: int, generator: torch.Generator) -> Tensor:
-        return torch.randint(num_items, (NEGATIVES * n,), generator=generator)
+    def draw(positive: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        return positive, torch.randint(num_items, (NEGATIVES * len(positive),), generator=generator)
 
-    def loss(positive: Tensor, negatives: Tensor) -> Tensor:
-        users, items = positive.unbind(1)  # each (n,)
-        logits = model(users.repeat(1 + NEGATIVES), torch.cat([items, negatives]))  # (n + negatives,)
-        labels = (torch.arange(len(logits)) < len(positive)).float()
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        (users, items), negatives = batch[0].unbind(1), batch[1]  # (n,), (n,), (negatives * n,)
+        logits = model(users.repeat(1 + NEGATIVES), torch.cat([items, negatives]))
+        labels = (torch.arange(len(logits)) < len(users)).float()
         return F.binary_cross_entropy_with_logits(logits, labels)
 
-    held_out = sample_negatives(VALIDATION, torch.Generator().manual_seed(0))
-    return Workload(
-        model,
-        lambda: loss(train[next(rows)], sample_negatives(BATCH, generator)),
-        lambda: loss(validation, held_out),
-    )
+    held_out = draw(validation, torch.Generator().manual_seed(0))
+    make = functools.partial(Recommender, num_users, num_items)
+    return build_on_rows(make, loss, train, held_out, size=BATCH, seed=seed, draw=draw)

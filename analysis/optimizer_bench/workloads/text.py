@@ -10,18 +10,16 @@ import re
 import sysconfig
 import zlib
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.optimizer_bench.workload import Workload, batches, initial_weights
+from analysis.optimizer_bench.workload import Workload, build_on_rows
 
 VALIDATION_SHARE = 10  # one module in ten
-#: The GPT's; its vocabulary is ASCII.
-BYTES, CONTEXT, WIDTH, HEADS, LAYERS = 128, 32, 64, 4, 2
+BYTES, CONTEXT, WIDTH, HEADS, LAYERS = 128, 32, 64, 4, 2  #: The GPT's; its vocabulary is ASCII.
 #: The GRU's; of its tokens, 0 stands for all that are not among the commonest.
 TOKENS, LENGTH, EMBEDDING, HIDDEN = 512, 16, 48, 80
 
@@ -29,8 +27,7 @@ TOKENS, LENGTH, EMBEDDING, HIDDEN = 512, 16, 48, 80
 @functools.cache
 def read_sources() -> tuple[dict[str, str], dict[str, str]]:
     """Return the sources by name of the standard library's modules: those to train and those to validate on."""
-    train: dict[str, str] = {}
-    validation: dict[str, str] = {}
+    train, validation = dict[str, str](), dict[str, str]()
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         # A module stays on its side whatever others its Python has.
         side = train if zlib.crc32(path.name.encode()) % VALIDATION_SHARE else validation
@@ -44,20 +41,10 @@ def cut_windows(symbols: Tensor, length: int, n: int | None = None) -> Tensor:
     return windows if n is None else windows[torch.linspace(0, len(windows) - 1, n).long()]  # (n, length)
 
 
-def build_language_model(
-    make: Callable[[], nn.Module], windows: tuple[Tensor, Tensor], batch: int, seed: int
-) -> Workload:
-    """Build the workload of predicting the next symbol of windows (n, 1 + length) to train and to validate on."""
-    train, validation = windows
-    with initial_weights(seed):
-        model = make()
-    rows = batches(len(train), batch, torch.Generator().manual_seed(seed))
-
-    def loss(symbols: Tensor) -> Tensor:
-        logits = model(symbols[:, :-1])  # (batch, length, vocabulary)
-        return F.cross_entropy(logits.flatten(0, 1), symbols[:, 1:].flatten())
-
-    return Workload(model, lambda: loss(train[next(rows)]), lambda: loss(validation))
+def predict_next(model: nn.Module, symbols: Tensor) -> Tensor:
+    """Return the cross-entropy of the next symbol of windows (n, 1 + length), 0-d."""
+    logits = model(symbols[:, :-1])  # (n, length, vocabulary)
+    return F.cross_entropy(logits.flatten(0, 1), symbols[:, 1:].flatten())
 
 
 class Block(nn.Module):
@@ -77,8 +64,7 @@ class Block(nn.Module):
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (batch, heads, length, width)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.projection(mixed.transpose(1, 2).flatten(2))  # (batch, length, width)
-        y: Tensor = x + self.mlp(self.mlp_norm(x))
-        return y
+        return torch.add(x, self.mlp(self.mlp_norm(x)))
 
 
 class GPT(nn.Module):
@@ -118,7 +104,7 @@ def load_bytes() -> tuple[Tensor, Tensor]:
 
 def build_gpt(seed: int) -> Workload:
     """Build the GPT's; the seed decides the initial weights and the order of batches."""
-    return build_language_model(GPT, load_bytes(), 8, seed)
+    return build_on_rows(GPT, predict_next, *load_bytes(), size=8, seed=seed)
 
 
 class TokenModel(nn.Module):
@@ -149,4 +135,4 @@ def load_tokens() -> tuple[Tensor, Tensor]:
 
 def build_gru(seed: int) -> Workload:
     """Build the GRU's; the seed decides the initial weights and the order of batches."""
-    return build_language_model(TokenModel, load_tokens(), 16, seed)
+    return build_on_rows(TokenModel, predict_next, *load_tokens(), size=16, seed=seed)
