@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.optim.lbfgs import _strong_wolfe
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,8 @@ class LBFGSRules:
     """When L-BFGS is done, as `torch.optim.LBFGS` decides it."""
 
     steps: int = 60  #: Steps, at the most.
-    trials: int = 25  #: Trials of a step's size, at the most.
     least: float = 1e-7  #: Largest derivative at which nothing more is done.
     tolerance: float = 1e-9  #: Change of the value, or of every variable, below which a step was the last.
-    decrease: float = 1e-4  #: Wolfe's first condition: decrease per unit of slope.
-    flatter: float = 0.9  #: Wolfe's second condition: the share of the slope that may be left.
     curved: float = 1e-10  #: Least curvature along a step that is learned from.
 
 
@@ -200,7 +198,7 @@ def fit_weights(cosines: list[Tensor], labels: Tensor, seen: Tensor, start: Tens
 def _minimize(evaluate: Callable[[Tensor], tuple[float, Tensor]], x: Tensor) -> Tensor:
     """Minimise a smooth function of a few variables by L-BFGS that keeps all its steps.
 
-    It is written out because the first use of ``torch.optim`` imports torch's compiler.
+    It takes the steps of `torch.optim.LBFGS`, the first use of which imports torch's compiler.
 
     Args:
         evaluate: Returns the value and the gradient (n,) at a point (n,).
@@ -209,31 +207,22 @@ def _minimize(evaluate: Callable[[Tensor], tuple[float, Tensor]], x: Tensor) -> 
     Returns:
         (n,) the minimum, to `LBFGS.tolerance`.
 
-    Source: Nocedal and Wright, "Numerical optimization" (2006), algorithms 7.4 and 7.5; the step sizes by bisection
-        until the strong Wolfe conditions (3.7) hold.
+    Source: Nocedal and Wright, "Numerical optimization" (2006), algorithms 7.4, 7.5 and 3.5; the last is torch's.
     """
     value, gradient = evaluate(x)
     pairs: list[tuple[Tensor, Tensor]] = []  # steps, and the changes of the gradient along them
     step = -gradient
     size = min(1.0, 1 / max(float(gradient.abs().sum()), LBFGS.least))
     for _ in range(LBFGS.steps):
-        slope = float(gradient @ step)
-        if float(gradient.abs().max()) <= LBFGS.least or slope > -LBFGS.tolerance:
+        slope = gradient @ step
+        if float(gradient.abs().max()) <= LBFGS.least or float(slope) > -LBFGS.tolerance:
             break
-        low, high = 0.0, math.inf
-        for _ in range(LBFGS.trials):
-            new_value, new_gradient = evaluate(x + size * step)
-            new_slope = float(new_gradient @ step)
-            if abs(new_slope) <= -LBFGS.flatter * slope and new_value <= value + LBFGS.decrease * size * slope:
-                break
-            too_long = new_slope > 0 or not new_value <= value + LBFGS.decrease * size * slope  # NaN is too long
-            low, high = (low, size) if too_long else (size, high)
-            size = (low + high) / 2 if high < math.inf else 2 * size
-        if not new_value <= value:
-            break
-        moved, change, gain = size * step, new_gradient - gradient, value - new_value
+        new_value, new_gradient, size, _ = _strong_wolfe(
+            lambda x, size, step: evaluate(x + size * step), x, size, step, value, gradient, slope
+        )
+        moved, change, drop = size * step, new_gradient - gradient, value - new_value
         x, value, gradient, size = x + moved, new_value, new_gradient, 1.0
-        if float(moved.abs().max()) <= LBFGS.tolerance or gain < LBFGS.tolerance:
+        if float(moved.abs().max()) <= LBFGS.tolerance or abs(drop) < LBFGS.tolerance:
             break
         if float(change @ moved) > LBFGS.curved:
             pairs.append((moved, change))

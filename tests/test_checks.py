@@ -75,10 +75,7 @@ def test_labels_errors(value: object, error: type[Exception], message: str) -> N
 
 
 def test_what_a_caller_can_mend_is_of_python_s_kinds_and_of_ours() -> None:
-    for fail, own, kind in (
-        (_checks.fail, InputError, ValueError),
-        (_checks.fail_type, InputTypeError, TypeError),
-    ):
+    for fail, own, kind in ((_checks.fail, InputError, ValueError), (_checks.fail_type, InputTypeError, TypeError)):
         with pytest.raises(own, match=r"^f: `a` must be\ b; got c\. D\.$") as raised:
             fail("f", "a", "be\nb", "c", "D.")
         assert isinstance(raised.value, kind)

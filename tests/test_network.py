@@ -235,11 +235,7 @@ def test_relabelling_permutes_the_logits(seed: int, permutation: list[int]) -> N
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        (
-            {"embedding_dim": 0},
-            InputError,
-            "PrototypeNetwork: `embedding_dim` must be a whole number >= 1; got 0",
-        ),
+        ({"embedding_dim": 0}, InputError, "PrototypeNetwork: `embedding_dim` must be a whole number >= 1; got 0"),
         ({"num_classes": 0}, InputError, "`num_classes` must be a whole number >= 1; got 0"),
         ({"temperature": 0.0}, InputError, "`temperature` must be a finite number > 0; got 0.0"),
         ({"temperature": "hot"}, InputTypeError, "`temperature` must be a finite number > 0; got 'hot'"),

@@ -154,14 +154,7 @@ def test_negative_and_non_finite_settings_are_named(name: str, bad: float) -> No
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [
-        ("lr", "0.1"),
-        ("lr", None),
-        ("betas", 0.9),
-        ("betas", (0.9,)),
-        ("betas", (0.9, 1.0)),
-        ("betas", None),
-    ],
+    [("lr", "0.1"), ("lr", None), ("betas", 0.9), ("betas", (0.9,)), ("betas", (0.9, 1.0)), ("betas", None)],
 )
 def test_settings_of_another_kind_are_named(name: str, value: object) -> None:
     setting: dict[str, Any] = {name: value}

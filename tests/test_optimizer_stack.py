@@ -12,9 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from protonet.encoder import ResidualMLPs
 from protonet.optimizer import CustomOptimizer, StackOptimizer
-from protonet.views.mlp import Recipe, Task, train
+from protonet.views.mlp import Recipe, ResidualMLPs, Task, train
 
 ROOT = Path(__file__).resolve().parents[1]
 MEMBERS, STEPS = 3, 30

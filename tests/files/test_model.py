@@ -20,15 +20,7 @@ from torch import nn
 
 from protonet import PrototypeNetwork, solve
 from protonet._checks import InputError, InputTypeError
-from protonet.files.model import (
-    FORMAT,
-    VERSION,
-    Model,
-    describe_network,
-    load_model,
-    restore_network,
-    save_model,
-)
+from protonet.files.model import FORMAT, VERSION, Model, describe_network, load_model, restore_network, save_model
 from tests.model_cases import make_model, make_network
 from tests.strategies import blobs
 

@@ -87,11 +87,7 @@ def test_global_state_is_left_as_it_was() -> None:
 
 @settings(max_examples=15)
 @given(
-    seed=seeds,
-    limit=st.integers(0, 5000),
-    dim=st.integers(1, 20),
-    classes=st.integers(2, 6),
-    rows=st.integers(1, 4),
+    seed=seeds, limit=st.integers(0, 5000), dim=st.integers(1, 20), classes=st.integers(2, 6), rows=st.integers(1, 4)
 )
 def test_the_limit_is_never_passed_and_all_parameters_are_the_encoders(
     seed: int, limit: int, dim: int, classes: int, rows: int
@@ -185,26 +181,10 @@ X, Y = blobs(0)
 @pytest.mark.parametrize(
     ("metadata", "error", "message"),
     [
-        (
-            {"num_classes": 1},
-            InputError,
-            r"`metadata\['num_classes'\]` must be a whole number >= 2",
-        ),
-        (
-            {"param_limit": -1},
-            InputError,
-            r"`metadata\['param_limit'\]` must be a finite number >= 0",
-        ),
-        (
-            {"param_limit": math.nan},
-            InputError,
-            r"`metadata\['param_limit'\]` must be a finite",
-        ),
-        (
-            {"device": "nonsense"},
-            InputError,
-            r"`metadata\['device'\]` must be a device of this machine",
-        ),
+        ({"num_classes": 1}, InputError, r"`metadata\['num_classes'\]` must be a whole number >= 2"),
+        ({"param_limit": -1}, InputError, r"`metadata\['param_limit'\]` must be a finite number >= 0"),
+        ({"param_limit": math.nan}, InputError, r"`metadata\['param_limit'\]` must be a finite"),
+        ({"device": "nonsense"}, InputError, r"`metadata\['device'\]` must be a device of this machine"),
         ([1], InputTypeError, "`metadata` must be a mapping or None; got list"),
     ],
 )

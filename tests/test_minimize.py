@@ -55,12 +55,6 @@ def test_a_curved_valley_takes_more_than_one_trial_of_a_step(start: tuple[float,
     torch.testing.assert_close(found, torch.ones(2, dtype=torch.float64), rtol=0, atol=1e-3)
 
 
-def test_steps_out_of_the_domain_are_shortened() -> None:
-    """The function x - log x is least at 1, and NaN below 0."""
-    found = _minimize(with_gradient(lambda x: (x - x.log()).sum()), torch.tensor([0.01, 5.0], dtype=torch.float64))
-    torch.testing.assert_close(found, torch.ones(2, dtype=torch.float64), rtol=0, atol=1e-4)
-
-
 def test_a_minimum_stays() -> None:
     x = torch.zeros(3, dtype=torch.float64)
     assert torch.equal(_minimize(with_gradient(lambda w: w.square().sum()), x), x)
