@@ -196,16 +196,9 @@ def fit_weights(cosines: list[Tensor], labels: Tensor, seen: Tensor, start: Tens
 
 
 def _minimize(evaluate: Callable[[Tensor], tuple[float, Tensor]], x: Tensor) -> Tensor:
-    """Minimise a smooth function of a few variables by L-BFGS that keeps all its steps.
+    """Minimise a smooth function from x (n,) float64, given its value and its gradient (n,); return (n,).
 
-    It takes the steps of `torch.optim.LBFGS`, the first use of which imports torch's compiler.
-
-    Args:
-        evaluate: Returns the value and the gradient (n,) at a point (n,).
-        x: (n,) float64, where to start.
-
-    Returns:
-        (n,) the minimum, to `LBFGS.tolerance`.
+    These are the steps of `torch.optim.LBFGS`, the first use of which imports torch's compiler.
 
     Source: Nocedal and Wright, "Numerical optimization" (2006), algorithms 7.4, 7.5 and 3.5; the last is torch's.
     """

@@ -20,35 +20,22 @@ INSTALL = 'pip install "protonet[parquet]"'
 
 
 class Raw(NamedTuple):
-    """Some rows as a file has them.
+    """Some rows as a file has them."""
 
-    Attributes:
-        x: (b, dim) float32, NaN or infinite where there is no number, or one beyond float32.
-        labels: (b,) numbers or strings, empty where there is none; or None.
-        rows: Where in the file each row is.
-        cells: The text of each number, where it was one.
-    """
-
-    x: np.ndarray
-    labels: np.ndarray | None
-    rows: Sequence[int]
-    cells: Sequence[Sequence[str]] | None = None
+    x: np.ndarray  #: (b, dim) float32, NaN or infinite where there is no number, or one beyond float32.
+    labels: np.ndarray | None  #: (b,) numbers or strings, empty where there is none; or None.
+    rows: Sequence[int]  #: Where in the file each row is.
+    cells: Sequence[Sequence[str]] | None = None  #: The text of each number, where it was one.
 
 
 class Source(NamedTuple):
-    """An open file.
+    """An open file."""
 
-    Attributes:
-        header: The names of its columns, or None if it has features alone, without names.
-        width: The number of columns.
-        place: What a message calls a row.
-        read: Returns the rows, with the columns of these numbers as features and of that number as classes. A file
-            without names gives all of its features and classes.
-    """
-
-    header: list[str] | None
-    width: int
-    place: str
+    header: list[str] | None  #: The names of its columns, or None if it has features alone, without names.
+    width: int  #: The number of columns.
+    place: str  #: What a message calls a row.
+    #: Returns the rows, with the columns of these numbers as features and of that number as classes. A file without
+    #: names gives all of its features and classes.
     read: Callable[[Sequence[int], int | None], Iterator[Raw]]
 
 

@@ -17,19 +17,12 @@ SUFFIXES = (".csv", ".npz", ".npy", ".parquet")
 
 
 class Wanted(NamedTuple):
-    """What a table is read for.
+    """What a table is read for."""
 
-    Attributes:
-        label: The name of the column of classes, in a file that names its columns.
-        labelled: Whether the classes are wanted; if not, their column may be missing.
-        columns: The names of the features, in the order that they are wanted in; None for all that there are.
-        dim: How many features there must be; None for any number.
-    """
-
-    label: str
-    labelled: bool = True
-    columns: tuple[str, ...] | None = None
-    dim: int | None = None
+    label: str  #: The name of the column of classes, in a file that names its columns.
+    labelled: bool = True  #: Are the classes wanted? If not, their column may be missing.
+    columns: tuple[str, ...] | None = None  #: The names of the features, in the order wanted; None for all.
+    dim: int | None = None  #: How many features there must be; None for any number.
 
 
 class Block(NamedTuple):

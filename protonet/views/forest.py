@@ -273,20 +273,12 @@ def _append_leaves(nodes: Nodes | None, more: int) -> Nodes:
 def _try_splits(
     values: Tensor, group: Tensor, member: Tensor, owner: Tensor, count: Tensor, share: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Judge random thresholds.
+    """Judge thresholds that lie at a share (nodes, splits) in [0, 1) of the way between a node's extreme values.
 
-    Args:
-        values: (pairs, splits) of the tried features.
-        group: (pairs,) the node of each pair.
-        member: (pairs,) the class of each pair, among those of all nodes.
-        owner: (classes,) the node that each of those is in.
-        count: (classes,) its pairs.
-        share: (nodes, splits) in [0, 1), where between the least and the largest value the threshold lies.
-
-    Returns:
-        threshold: (nodes, splits).
-        right: (pairs, splits) bool, above the threshold.
-        score: (nodes, splits) the pairs less their Gini impurity; 0 where one side would be empty.
+    Of each pair of row and tree come the values (pairs, splits) of the tried features, its node, its class among those
+    of all nodes; of each such class its node and how many pairs it has. Returned are the thresholds (nodes, splits),
+    what lies above them (pairs, splits), and the scores (nodes, splits): pairs less their Gini impurity, 0 where one
+    side would be empty.
     """
     index = group[:, None].expand(values.shape)
     low = torch.full_like(share, math.inf).scatter_reduce_(0, index, values, "amin")

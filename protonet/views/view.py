@@ -257,17 +257,9 @@ class Specification(Protocol):
 class Kind(Protocol):
     """A kind of view as the search tries it: a frozen dataclass of what is tried."""
 
-    @property
-    def stage(self) -> str:
-        """What progress calls the trying of this kind."""
-
-    @property
-    def share(self) -> float:
-        """How much of the search's time it takes, next to the other kinds."""
-
-    @property
-    def trained(self) -> bool:
-        """Whether the views are trained by gradient: the search switches on one candidate of these."""
+    stage: ClassVar[str]  #: What progress calls the trying of this kind.
+    share: ClassVar[float]  #: How much of the search's time it takes, next to the other kinds.
+    trained: ClassVar[bool]  #: Are its views trained by gradient? The search switches on one candidate of these.
 
     @classmethod
     def for_effort(cls, effort: str) -> Kind:
