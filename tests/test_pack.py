@@ -51,7 +51,8 @@ def test_library_is_what_the_solver_imports() -> None:
 def test_imports_are_followed_in_every_form(tmp_path: Path) -> None:
     sources = {
         "__init__.py": "from protonet.a import x",
-        "solver.py": "import protonet.b.deep as deep, os",
+        "fit/__init__.py": "",
+        "fit/solver.py": "import protonet.b.deep as deep, os",
         "a.py": "def f():\n    from . import c",
         "b/__init__.py": "",
         "b/deep.py": "from ..d import y\nimport torch.nn",

@@ -3,4 +3,4 @@
 set -eu
 cd "$(dirname "$0")/.."
 test -f solution.py
-test -f protonet/solver.py
+test -f protonet/fit/solver.py
