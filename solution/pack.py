@@ -27,7 +27,7 @@ from protonet._checks import fail
 from protonet.commands.common import Parser, check_writable_folder, run_command
 
 ROOT = Path(__file__).resolve().parent.parent
-ENTRY_POINTS = ("protonet", "protonet.fit.solver")
+ENTRY_POINTS = ("protonet", "protonet.fit", "protonet.fit.solver")
 ALLOWED = sys.stdlib_module_names | {"protonet", "torch", "numpy"}
 MANIFEST = "agentics.solution.json"
 COMMANDS = ("setup", "build", "run")
