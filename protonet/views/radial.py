@@ -173,10 +173,13 @@ def _judge(judge: Judge, settings: Sequence[Radial]) -> Candidate | None:
         others = [each for each in settings if each not in scored]
         scored |= dict(zip(others, problem.cosines(others), strict=True))
         cosines = torch.cat([cosines, torch.stack([scored[each] for each in settings])], dim=1)
+        halves = len(fold.judge) >= RADIAL.halving_rows
+        if not halves and not judge.may_prune(cosines.shape[1]):
+            continue
         best = _rank(judge, cosines)
         if judge.prunes(cosines[best[0]]):
             return None
-        if len(fold.judge) >= RADIAL.halving_rows:  # successive halving: the worse half is not tried on the next fold
+        if halves:  # successive halving: the worse half is not tried on the next fold
             kept = sorted(best[: 1 if settles else math.ceil(len(best) / 2)])
             cosines, settings = cosines[kept], [settings[place] for place in kept]
     best = _rank(judge, cosines)
