@@ -1,5 +1,3 @@
 """Renamed."""
 
-raise ImportError(
-    "protonet.candidates is now protonet.fit.search (Search) and protonet.views (the kinds of views); see CHANGELOG.md"
-)
+raise ImportError("protonet.candidates is now protonet.fit.search, protonet.views has its kinds; see CHANGELOG.md")

@@ -80,8 +80,7 @@ def solve(
         InputError: No sample, non-finite features, labels outside [0, num_classes), another width than input_dim,
             num_classes < 2, a negative or non-finite limit, an unknown effort.
     """
-    arguments = (train_loader, val_loader, metadata, time_limit, effort, progress, seed)
-    return solve_problem(*arguments).network
+    return solve_problem(train_loader, val_loader, metadata, time_limit, effort, progress, seed).network
 
 
 def solve_problem(

@@ -127,10 +127,6 @@ class Judge:
         """Return the log-losses (n,) of the first n held-out rows at their best temperature."""
         return fit_temperature(cosines, self.labels[: len(cosines)], self.seen)[1]
 
-    def may_prune(self, n: int) -> bool:
-        """Return whether n held-out rows could end the trying of a view."""
-        return self.reference is not None and n >= PRUNING.least_rows
-
     def prunes(self, cosines: Tensor, *, hope: float = 1.0) -> bool:
         """Return whether a view would get no weight, or not enough to pay.
 
@@ -139,7 +135,7 @@ class Judge:
             hope: The share of the losses that might be left at settings that were not tried.
         """
         n = len(cosines)
-        if self.reference is None or not self.may_prune(n):
+        if self.reference is None or n < PRUNING.least_rows:
             return False
         losses, best = hope * self.losses(cosines), self.reference[:n]
         clearly = n >= PRUNING.settled and worse_by_one_error(losses, best)

@@ -174,8 +174,8 @@ def _judge(judge: Judge, settings: Sequence[Radial]) -> Candidate | None:
         scored |= dict(zip(others, problem.cosines(others), strict=True))
         cosines = torch.cat([cosines, torch.stack([scored[each] for each in settings])], dim=1)
         halves = len(fold.judge) >= RADIAL.halving_rows
-        if not halves and not judge.may_prune(cosines.shape[1]):
-            continue
+        if not halves and cosines.shape[1] < PRUNING.least_rows:
+            continue  # too few rows to end a setting or the view
         best = _rank(judge, cosines)
         if judge.prunes(cosines[best[0]]):
             return None
