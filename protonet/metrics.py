@@ -19,11 +19,11 @@ NORMAL = 1.96
 class Metrics(NamedTuple):
     """How good logits are: shares of 1, and nats per row."""
 
-    accuracy: float
-    interval: tuple[float, float]  # of the accuracy, 95 %
-    log_loss: float
-    calibration_error: float
-    confusion: Tensor  # (num_classes, num_classes) int64: rows of each class (down), by prediction (across)
+    accuracy: float  #: The share of rows that are right.
+    interval: tuple[float, float]  #: Of the accuracy, 95 %.
+    log_loss: float  #: In nats per row.
+    calibration_error: float  #: In [0, 1].
+    confusion: Tensor  #: (num_classes, num_classes) int64: rows of each class (down), by prediction (across)
 
 
 def measure(logits: Tensor, labels: Tensor) -> Metrics:

@@ -139,7 +139,13 @@ class PrototypeNetwork(nn.Module):
         Args:
             order: (classes,) int64: which class so far each one is, -1 for one that has no samples yet. A class that
                 does not occur is forgotten.
+
+        Raises:
+            InputError: A class that there is not.
         """
+        if len(order) and not -1 <= int(order.min()) <= int(order.max()) < len(self.counts):
+            got = f"{int(order.min())} to {int(order.max())}"
+            fail("arrange_classes", "order", f"be in [-1, {len(self.counts)})", got, "Name classes that there are.")
         known = order >= 0
         sums = self.sums.new_zeros(len(order), self.sums.shape[1])
         counts = self.counts.new_zeros(len(order))

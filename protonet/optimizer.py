@@ -364,10 +364,6 @@ def _largest(gradient: Tensor, stacked: bool) -> list[float]:
     return _numbers(torch.linalg.vector_norm(gradient, math.inf, _dims(gradient, stacked)))
 
 
-def _root_mean_square(gradient: Tensor) -> float:
-    return float(torch.linalg.vector_norm(gradient)) / math.sqrt(gradient.numel())
-
-
 def _find_tables(gradient: Tensor, stacked: bool) -> list[bool]:
     """Return for each run whether the parameter is a table, by its shape and first gradient."""
     shape = gradient.shape[int(stacked) :]
@@ -462,7 +458,7 @@ def _limit(gradient: Tensor, usual: list[float], stacked: bool) -> None:
         share = gradient[number] if stacked else gradient
         if norm / math.sqrt(share.numel()) > most:
             share.clamp_(-LIMITS.largest, LIMITS.largest)
-            share *= most / _root_mean_square(share)
+            share *= most / (float(torch.linalg.vector_norm(share)) / math.sqrt(share.numel()))
 
 
 def _read(state: dict[str, Any], gradient: Tensor, stacked: bool) -> tuple[Tensor, Tensor | None]:
@@ -482,7 +478,7 @@ def _read(state: dict[str, Any], gradient: Tensor, stacked: bool) -> tuple[Tenso
         _adapt_factors(state, uphill)
     state["step"] += 1
     for side in filter(state.__contains__, NAMES):
-        (square,) = _each(_square_rows if side == "left" else _square_columns, gradient)
+        (square,) = _each(lambda own: (own @ own.T,), gradient if side == "left" else gradient.mT)
         state[side].lerp_(square, 1 - BASES.decay)
         if first:
             state[f"{side}_basis"] = _each(_eigenbasis, state[side])[0].mT
@@ -491,18 +487,6 @@ def _read(state: dict[str, Any], gradient: Tensor, stacked: bool) -> tuple[Tenso
     elif state["step"] % (BASES.often if state["step"] <= BASES.settled else BASES.seldom) == 0:
         turned = _refresh(state, turned)
     return turned, slope
-
-
-def _square_rows(gradient: Tensor) -> tuple[Tensor]:
-    return (gradient @ gradient.T,)
-
-
-def _square_columns(gradient: Tensor) -> tuple[Tensor]:
-    return (gradient.T @ gradient,)
-
-
-def _multiply(*matrices: Tensor) -> tuple[Tensor]:
-    return (reduce(torch.matmul, matrices),)
 
 
 def _eigenbasis(statistics: Tensor) -> tuple[Tensor]:
@@ -520,7 +504,7 @@ def _turn(gradient: Tensor, state: dict[str, Any], *, back: bool = False) -> Ten
         factors.insert(0, left if back else left.mT)
     if right is not None:
         factors.append(right.mT if back else right)
-    return gradient if len(factors) == 1 else _each(_multiply, *factors)[0]
+    return gradient if len(factors) == 1 else _each(lambda *own: (reduce(torch.matmul, own),), *factors)[0]
 
 
 def _follow(

@@ -260,8 +260,8 @@ def simplest_within_one_error(losses: list[Tensor]) -> int:
 class Fold(NamedTuple):
     """Row numbers to fit on and to judge on."""
 
-    fit: Tensor
-    judge: Tensor
+    fit: Tensor  #: (n,) int64.
+    judge: Tensor  #: (m,) int64, none of the others.
 
 
 def split_folds(labels: Tensor, num_classes: int, generator: torch.Generator, *, most: int = FOLDS.count) -> list[Fold]:

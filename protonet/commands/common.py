@@ -49,8 +49,8 @@ def run_command(
     except KeyboardInterrupt as interrupt:
         print(f"{prog}: {' '.join(map(str, interrupt.args)) or 'interrupted'}", file=sys.stderr)
         return 130
-    except OSError as error:
-        print(f"{prog}: {error}", file=sys.stderr)
+    except (OSError, MemoryError) as error:
+        print(f"{prog}: {error or 'there is not enough memory'}", file=sys.stderr)
         return 2
     except (InputError, InputTypeError, MissingPackageError) as error:
         print(" ".join(str(error).split()), file=sys.stderr)
@@ -65,9 +65,11 @@ def _report_bug(prog: str, error: Exception) -> str:
     """Keep a traceback in a file, with the versions that it came from; return a line that says so."""
     versions = ", ".join(f"{package} {find_version(package)}" for package in ("protonet", "torch", "numpy"))
     text = f"{prog}\nPython {sys.version}\n{versions}\n\n{''.join(traceback.format_exception(error))}"
-    what = f"a bug of protonet, not of yours ({type(error).__name__})"
+    what = f"this is a bug of protonet, not your mistake ({type(error).__name__})"
     try:
-        with tempfile.NamedTemporaryFile("w", prefix="protonet-", suffix=".txt", delete=False) as file:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="protonet-", suffix=".txt", delete=False, encoding="utf-8", errors="backslashreplace"
+        ) as file:
             file.write(text)
     except OSError:
         return f"{what}. Please report it with this:\n{text}"

@@ -99,13 +99,13 @@ def learn(
     Args:
         x: (n, dim) float32.
         y: (n,) int64.
-        effort: As of `protonet.solve`.
+        effort: As in `protonet.solve`.
         seed: The same.
         keep: After Ctrl-C in the second half, it is given the solution, and tells what it did with it.
 
     Raises:
         KeyboardInterrupt: After Ctrl-C.
-        InputError: As of `protonet.solve`.
+        InputError: As in `protonet.solve`.
     """
     with show_progress() as show:
         solution = solve_problem(

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import torch
 
-from protonet._checks import fail
+from protonet._checks import InputError, fail
 from protonet._writing import write_whole
 from protonet.commands.models import check_paths, classify, make_parser, map_blocks, want
 from protonet.files import Model, load_model
@@ -84,7 +84,10 @@ def choose_threshold(model: Model, text: str) -> float:
         rate = float(text)
     except ValueError:
         fail(PROG, "--unknown", "be a number between 0 and 1", repr(text), "Pass a number such as 0.05.")
-    return find_threshold(torch.tensor(scores, dtype=torch.float64), rate)
+    try:
+        return find_threshold(torch.tensor(scores, dtype=torch.float64), rate)
+    except InputError as error:
+        raise InputError(str(error).replace("find_threshold: `rate`", f"{PROG}: `--unknown`")) from None
 
 
 def format_header(model: Model, *, everything: bool) -> str:

@@ -107,6 +107,9 @@ def check_model(function: str, model: Model) -> tuple[dict[str, Any], dict[str, 
         InputTypeError: In the name of ``function``: the network's encoder is not of this library.
         InputError: They make no model.
     """
+    if not isinstance(model.network.encoder, Encoder):
+        got = type(model.network.encoder).__name__
+        fail_type(function, "model", "hold a network with a protonet.Encoder", got, "Pass one of protonet.solve.")
     structure, parts = describe_network(model.network)
     tensors, held = ({name: _copy(each) for name, each in some.items()} for some in (parts, model.held))
     named = {"classes": model.classes, "columns": model.columns, "metadata": model.metadata, "structure": structure}
@@ -128,14 +131,9 @@ def describe_network(network: PrototypeNetwork) -> tuple[dict[str, Any], dict[st
     Returns:
         structure: What its tensors do not tell, as JSON can hold it.
         tensors: Its parameters and buffers by name, what several views read once.
-
-    Raises:
-        InputTypeError: The encoder is of another kind.
     """
     encoder = network.encoder
-    if not isinstance(encoder, Encoder):
-        remedy = "Pass a network of protonet.solve."
-        fail_type("describe_network", "network", "have a protonet.Encoder", type(encoder).__name__, remedy)
+    assert isinstance(encoder, Encoder)  # check_model has said so
     sources = encoder.list_sources()
     tensors = {name: getattr(network, name) for name in ("sums", "counts", "temperature")}
     tensors |= {name: getattr(encoder, name) for name in ("weights", "scale")}
@@ -216,7 +214,7 @@ def _make_model(header: dict[str, Any], tensors: dict[str, Tensor], held: dict[s
         columns = _check_names("columns", columns, header["structure"]["input_dim"], (str,))
     metadata = header.get("metadata")
     for name, tensor in held.items():
-        expect_sound(name, tensor, infinite=name.endswith(".threshold"))  # of a leaf of a fold model
+        expect_sound(name, tensor, infinite=name.partition(".")[0].isdigit())  # of a leaf of a fold model
     if not isinstance(metadata, dict):
         raise ValueError("no metadata")
     return Model(network, classes, columns, metadata, held)

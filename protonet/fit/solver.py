@@ -158,12 +158,15 @@ def _check_effort(effort: object) -> Search:
         return EFFORTS[effort]
     if not isinstance(effort, Search):
         fail_type("solve", "effort", "be a name or a Search", type(effort).__name__, remedy)
+    check_int("solve", "effort.folds", effort.folds, low=0)
+    if not all(hasattr(kind, "candidates") for kind in effort.kinds):
+        fail_type("solve", "effort", "have kinds of views", repr(effort.kinds), remedy)
     first = next(iter(effort.kinds), None)
     raw_first = isinstance(first, LinearKind) and first.scalings[:1] == (RAW.scaling,)
     empty = [
         f"{type(kind).__name__}.{name}" for kind in effort.kinds for name, value in vars(kind).items() if value == ()
     ]
-    if effort.folds == 1 or effort.folds < 0 or not raw_first or empty:
+    if effort.folds == 1 or not raw_first or empty:
         kinds = ", ".join(type(kind).__name__ for kind in effort.kinds)
         got = f"folds={effort.folds}, kinds {kinds}" + (f", nothing in {', '.join(empty)}" if empty else "")
         fail("solve", "effort", "have no folds or two, something to try, and raw linear views first", got, remedy)

@@ -125,11 +125,11 @@ def _prunes_few(judge: Judge, forest: Forest) -> bool:
 class Nodes(NamedTuple):
     """The nodes of many trees."""
 
-    root: Tensor  # (trees,) node numbers; (nodes,) all others
-    feature: Tensor  # what an inner node looks at
-    threshold: Tensor  # above it a row goes to the right; infinite for a leaf
-    child: Tensor  # the left child, the right one follows; a leaf's is itself
-    label: Tensor  # a leaf's class
+    root: Tensor  #: (trees,) node numbers; (nodes,) all others
+    feature: Tensor  #: what an inner node looks at
+    threshold: Tensor  #: above it a row goes to the right; infinite for a leaf
+    child: Tensor  #: the left child, the right one follows; a leaf's is itself
+    label: Tensor  #: a leaf's class
 
 
 class ForestView(View):

@@ -85,7 +85,8 @@ class Judge:
     def fit(self, specification: Specification) -> list[View]:
         """Return a view that others may read, fitted to each fold."""
         if specification not in self.fitted:
-            self.fitted[specification] = [specification.fit(self.take(fold), None) for fold in self.folds]
+            pairs = zip(self.folds, self.sources(specification), strict=True)
+            self.fitted[specification] = [specification.fit(self.take(fold), source) for fold, source in pairs]
         return self.fitted[specification]
 
     def sources(self, specification: Specification) -> Sequence[View | None]:

@@ -79,8 +79,8 @@ def plan_encoder(input_dim: int, num_classes: int, param_limit: float) -> Plan:
         param_limit: Trainable parameters allowed, finite and >= 0; fractions are rounded down.
 
     Returns:
-        Those of ``SIZES`` that fit, and as the last one what fits of the first that does not. None where not even the
-        smallest MLP fits: the model is then raw cosine with no parameters.
+        Those of ``SIZES`` that fit, and as the last one what fits of the first that does not. ``sizes`` is empty
+        where not even the smallest MLP fits: the model is then raw cosine with no parameters.
 
     Raises:
         InputTypeError: A size or the limit is not a number.
@@ -181,7 +181,7 @@ class MLPKind:
         the best view so far does.
         """
         rows, plan = judge.rows, judge.plan
-        readable = [each for each in judge.found if each.specification in judge.fitted]
+        readable = [each for each in judge.found if isinstance(each.specification, Linear)]
         base = readable[simplest_within_one_error([each.losses for each in readable])].specification
         shifted = min(judge.found, key=lambda each: each.loss).specification.shifted
         smallest = self.smallest(plan, cast(Linear, base))
@@ -299,6 +299,7 @@ class MLPView(View):
         """Build the stack again."""
         first = stored.take("stack.first", None, input_dim, None)
         members, _, hidden = first.shape
+        expect(members > 0, "learned views without a member")
         bias = stored.take("stack.bias", members, 1, hidden)
         last = stored.take("stack.last", members, hidden, None)
         expect(last.shape[2] >= input_dim, "learned views with fewer dimensions than features")
@@ -346,12 +347,12 @@ def train(
     steps: Sequence[int],
     generator: torch.Generator,
     deadline: float = float("inf"),
-    recipe: Recipe | None = None,
+    recipe: Recipe = RECIPE,
 ) -> Iterator[tuple[int, ResidualMLPs]]:
     """Train every member on its own task; after each of the given step counts, yield the averaged weights.
 
     Args:
-        stack: One MLP a task, where training starts; trained in place.
+        stack: One MLP per task, where training starts; trained in place.
         tasks: One for each member, of any sizes.
         num_classes: Number of classes.
         steps: Ascending step counts.
@@ -364,7 +365,6 @@ def train(
 
     Source: episodes as in Vinyals et al. 2016; weight averaging as in Polyak and Juditsky 1992.
     """
-    recipe = recipe or Recipe()
     embedding_dim = stack.last.shape[2]
     indices = [index_classes(task.labels) for task in tasks]
     n_way = min(recipe.ways, recipe.rows // 2, *(len(index.size) for index in indices))

@@ -237,7 +237,7 @@ class RadialView(View):
         norm, squash = stored.whole("norm", 2, low=1), stored.entry("squash", bool)
         landmarks = stored.take("landmarks", None, input_dim)
         readout, bandwidth = stored.take("readout", len(landmarks), None), float(stored.take("bandwidth"))
-        expect(bandwidth > 0, "a bandwidth that is not positive")
+        expect(bandwidth > 0 and readout.shape[1] > 0, "a bandwidth that is not positive, or scores of no class")
         return cls(need_source(source), landmarks, readout, bandwidth, norm=norm, squash=squash)
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:

@@ -151,10 +151,9 @@ class LinearMap(nn.Module):
         return torch.addmm(centred * self.gain, (centred @ self.basis).mul_(self.coefficient), self.basis.T)
 
     @classmethod
-    def restore(cls, stored: Stored, dim: int | None) -> LinearMap:
-        """Build the map again from tensors that may be anything; ``dim`` None allows any number of features."""
+    def restore(cls, stored: Stored, dim: int) -> LinearMap:
+        """Build the map again from tensors that may be anything, for ``dim`` features."""
         shift, coefficient = stored.take("shift", dim), stored.take("coefficient", None)
-        expect(len(shift) > 0, "a view of no feature")
         gain = stored.take("gain", len(shift))
         return cls(shift, gain, stored.take("basis", len(shift), len(coefficient)), coefficient)
 

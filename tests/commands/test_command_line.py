@@ -200,7 +200,7 @@ class TestPredict:
         assert main(["predict", str(fitted / "model.safetensors"), "none.csv", f"--unknown={rate}"]) == 2
         error = capsys.readouterr().err
         assert len(error.splitlines()) == 1
-        assert "`--unknown` must be a number" in error or "`rate` must be" in error
+        assert "`--unknown` must be a number" in error or "protonet predict: `--unknown` must be" in error
 
     def test_all_rows_or_none(
         self, tmp_path: Path, fitted: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -377,7 +377,7 @@ def test_a_bug_in_a_command_exits_with_1(
     assert main(["fit", str(fitted / "train.csv"), "--label", "kind", *FAST, "-o", str(output)]) == 1
     (path,) = tmp_path.iterdir()
     error = capsys.readouterr().err
-    assert error.startswith("protonet fit: a bug of protonet, not of yours (ValueError). ")
+    assert error.startswith("protonet fit: this is a bug of protonet, not your mistake (ValueError). ")
     assert str(path) in error
     assert len(error.splitlines()) == 1
     assert "deep down" in path.read_text()

@@ -61,7 +61,7 @@ def test_a_bug_is_one_line_that_names_the_file_with_the_traceback(
     (path,) = tmp_path.iterdir()
     assert said.out == ""
     assert said.err == (
-        f"cmd: a bug of protonet, not of yours ({type(error).__name__}). "
+        f"cmd: this is a bug of protonet, not your mistake ({type(error).__name__}). "
         f"Please report it with the command and {path}, which holds the traceback\n"
     )
     text = path.read_text()
@@ -81,7 +81,9 @@ def test_a_bug_is_told_whole_where_no_file_can_be_written(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     assert run_command("cmd", command) == 1
     error = capsys.readouterr().err
-    assert error.startswith("cmd: a bug of protonet, not of yours (RuntimeError). Please report it with this:\n")
+    assert error.startswith(
+        "cmd: this is a bug of protonet, not your mistake (RuntimeError). Please report it with this:\n"
+    )
     assert error.endswith("RuntimeError: a bug\n\n")
 
 

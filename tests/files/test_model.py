@@ -136,7 +136,7 @@ def test_a_model_that_could_not_be_read_again_is_an_error(tmp_path: Path, model:
 def test_another_encoder_is_an_error(tmp_path: Path) -> None:
     network = PrototypeNetwork(nn.Linear(8, 3), embedding_dim=3, num_classes=2)
     with pytest.raises(
-        InputTypeError, match=r"must have a protonet\.Encoder; got Linear\. Pass a network of protonet\.solve"
+        InputTypeError, match=r"save_model: `model` must hold a network with a protonet\.Encoder; got Linear"
     ):
         save_model(tmp_path / "x", Model(network, ("a", "b"), None, {}, {}))
 
@@ -227,6 +227,7 @@ def test_a_description_of_no_network_is_an_error(change: dict[str, Any], message
         ("sources.0.gain", lambda gain: gain[1:], "a tensor sources.0.gain of another shape"),
         ("sources.1.shift", lambda shift: shift / 0, "a tensor sources.1.shift that is not finite"),
         ("views.1.bandwidth", lambda bandwidth: -bandwidth, "a bandwidth that is not positive"),
+        ("views.1.readout", lambda readout: readout[:, :0], "scores of no class"),
         ("views.1.landmarks", lambda landmarks: landmarks[:, 1:], "a tensor views.1.landmarks of another shape"),
         ("views.4.child", lambda child: child + 10**6, "a tensor views.4.child out of range"),
         ("views.4.root", lambda root: root[:0], "a forest without trees"),
@@ -363,3 +364,11 @@ def test_mutated_tensors_give_a_network_or_one_line(
         if first < last:
             content[first + place * width : first + (place + 1) * width] = value
     check(tmp_path_factory.getbasetemp() / "mutated", join(header, bytes(content)))
+
+
+def test_learned_views_without_a_member_are_an_error() -> None:
+    structure, tensors = describe_network(make_network())
+    emptied = {name: tensor[:0] if ".stack." in name else tensor for name, tensor in tensors.items()}
+    assert any(".stack." in name for name in emptied)
+    with pytest.raises(ValueError, match="learned views without a member"):
+        restore_network(structure, emptied)

@@ -59,7 +59,7 @@ def test_what_solve_gives(tmp_path: Path, limit: int) -> None:
 def test_large_read_outs_cancel_as_they_do_in_the_network(tmp_path: Path) -> None:
     model = make_model()
     views: Any = model.network.encoder.views
-    views[1].readout *= 1e5  # as of nearly equal rows with a small ridge
+    views[1].readout *= 1e5  # of nearly equal rows with a small ridge
     export_onnx(tmp_path / "x", model)
     check(start(tmp_path / "x"), model.network, X)
 
@@ -76,6 +76,8 @@ def test_what_cannot_be_exported_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^export_onnx: `model` must .* classes that are not 7 different names\."):
         export_onnx(tmp_path / "x", make_model()._replace(classes=("a", "b")))
     network = PrototypeNetwork(nn.Linear(8, 3), embedding_dim=3, num_classes=2)
-    with pytest.raises(InputTypeError, match=r"must have a protonet\.Encoder; got Linear"):
+    with pytest.raises(
+        InputTypeError, match=r"export_onnx: `model` must hold a network with a protonet\.Encoder; got Linear"
+    ):
         export_onnx(tmp_path / "x", Model(network, ("a", "b"), None, {}, {}))
     assert list(tmp_path.iterdir()) == []

@@ -204,7 +204,7 @@ def test_a_time_limit_below_zero_is_an_error() -> None:
         ("slow", InputError, "be one of fast, default, best; got 'slow'"),
         (["fast"], InputTypeError, "be a name or a Search; got list"),
         (Search(folds=1), InputError, "have no folds or two, .*; got folds=1"),
-        (Search(folds=-1), InputError, "have no folds or two, .*; got folds=-1"),
+        (Search((LinearKind(), 3)), InputTypeError, "have kinds of views"),  # type: ignore[arg-type]
         (Search(kinds=()), InputError, "linear views first; got folds=5, kinds "),
         (Search().without(LinearKind), InputError, "linear views first; got .*RadialKind"),
         (Search().with_kind(LinearKind(("whitened",))), InputError, "got "),
@@ -344,3 +344,9 @@ def test_numbers_of_too_many_magnitudes_name_the_argument_that_they_came_in(monk
     monkeypatch.setattr("protonet.views.linear.shrink_covariance", fail)
     with pytest.raises(InputError, match=r"^solve: `train_loader` must hold numbers that can be compared; got values"):
         solve([(X, Y)])
+
+
+@pytest.mark.parametrize("folds", [-1, 2.5])
+def test_folds_of_an_effort_are_a_whole_number(folds: Any) -> None:
+    with pytest.raises(InputError, match=rf"solve: `effort\.folds` must be a whole number >= 0; got {folds}"):
+        solve([blobs(0)], effort=Search(folds=folds))

@@ -18,16 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
 
 from protonet.views.judge import Candidate, Judge
-from protonet.views.view import LinearMap, Rows, Specification, Stored, View, expect
-
-if TYPE_CHECKING:
-    from protonet.views.graph import Graph
+from protonet.views.view import Graph, LinearMap, Rows, Specification, Stored, View, expect
 
 
 @dataclass(frozen=True)
@@ -68,6 +65,7 @@ class ToyKind:
     def candidates(self, judge: Judge) -> Iterator[Candidate]:
         """Judge each power."""
         for power in self.powers:
+            judge.fit(Toy(power))  # as if others read it: the learned views must not
             candidate = judge.try_out(Toy(power))
             if candidate is not None:
                 yield candidate
@@ -104,7 +102,7 @@ class ToyView(View):
         return [graph.add("Pow", distance, np.float32(self.power))]
 '''
 #: One line more beside the list of kinds: an import and an entry.
-ENTRY = "from protonet.views.toy import ToyKind, ToyView; KINDS += ((ToyKind, ToyView),)"
+ENTRY = "from protonet.views.toy import ToyKind, ToyView; KINDS = (KINDS[0], (ToyKind, ToyView), *KINDS[1:])"
 #: What a person does with it: solve, look at the choice, cross-fit, save, load, update, export.
 USE = """
 import sys
