@@ -68,8 +68,7 @@ class Judge:
     """(judged,) losses that a view is compared with to be pruned; None as long as nothing is."""
 
     def __post_init__(self) -> None:
-        self.judged = torch.cat([fold.judge for fold in self.folds])
-        self.labels = self.rows.labels[self.judged]  # (judged,)
+        self.labels = self.rows.labels[torch.cat([fold.judge for fold in self.folds])]  # (judged,)
         self.seen = torch.bincount(self.rows.labels, minlength=self.rows.num_classes) > 0
         fewest = min((self.rows.labels[fold.fit] for fold in self.folds), key=len)  # each has all classes
         self.degrees = len(fewest) - len(fewest.unique())  # of freedom within the classes
