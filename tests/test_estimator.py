@@ -48,7 +48,7 @@ def test_scikit_learns_own_checks_pass(estimator: Any, check: Any) -> None:
 
 def test_the_default_effort_is_the_solvers() -> None:
     x, y = load_iris(return_X_y=True)
-    fitted = ProtoNetClassifier(time_limit=1).fit(x[::5], y[::5])
+    fitted = ProtoNetClassifier().fit(x[::5], y[::5])
     assert fitted.network_.count_parameters() > 0
     assert fitted.score(x, y) > 0.8
 
