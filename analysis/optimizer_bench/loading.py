@@ -27,6 +27,8 @@ BASELINES = Path("analysis/results/optimizer_baselines.json")
 #: the mean validation loss before training; ``curve``, the mean over seeds of the smoothed losses that made the target;
 #: ``max_steps`` of every run, and the workload's ``fingerprint``.
 Baseline = dict[str, Any]
+#: By the workload's name and the horizon, a text.
+Baselines = dict[str, dict[str, Baseline]]
 NEEDED = {"target", "steps", "initial", "max_steps", "fingerprint", "curve"}
 
 
@@ -98,10 +100,11 @@ def load_optimizer(path: Path, config: dict[str, Any]) -> type[torch.optim.Optim
     return made
 
 
-def read_baselines(path: Path) -> dict[str, Baseline]:
-    """Return what optimizer-tune wrote, by the workload's name, or raise an InputError."""
-    baselines: dict[str, Baseline] = read_json("--baselines", path)
-    entries = baselines.values() if isinstance(baselines, dict) else [None]
+def read_baselines(path: Path) -> Baselines:
+    """Return what optimizer-tune wrote, or raise an InputError."""
+    baselines: Baselines = read_json("--baselines", path)
+    found = baselines.values() if isinstance(baselines, dict) else [None]
+    entries = [entry for each in found for entry in (each.values() if isinstance(each, dict) else [None])]
     if not all(isinstance(entry, dict) and entry.keys() >= NEEDED for entry in entries):
         fail(PROG, "--baselines", "hold what tune writes", str(path), "Make it with python -m analysis optimizer-tune.")
     return baselines

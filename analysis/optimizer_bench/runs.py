@@ -26,7 +26,7 @@ from protonet._checks import find_version
 WARMUP = 0.03  #: Of the steps, the share in which the rate rises.
 FOLDER = "analysis/optimizer_bench"
 #: The sources that decide every run.
-SHARED = [f"{FOLDER}/{name}.py" for name in ("workload", "workloads/text", "workloads/images")]
+SHARED = [f"{FOLDER}/workload.py", *(f"{FOLDER}/workloads/{name}.py" for name in ("text", "images", "gnn"))]
 
 
 class Candidate(NamedTuple):
@@ -45,6 +45,11 @@ class Setting(NamedTuple):
     betas: tuple[float, float] = (0.9, 0.999)
     horizon: float = 1.0
 
+    @classmethod
+    def read(cls, written: dict[str, Any]) -> Setting:
+        """Return a setting from what its `_asdict` became as JSON."""
+        return cls(**written | {"betas": tuple(written["betas"])})
+
 
 class Run(NamedTuple):
     """One training run."""
@@ -59,7 +64,7 @@ class Run(NamedTuple):
 
 def run_bench(runs: Sequence[Run], state: Path, *, jobs: int = 1, quiet: bool = False) -> dict[Run, Curve]:
     """Return the curves of all runs, those of the journal included; see `run_all`."""
-    results = run_all(runs, do, state, _identify, jobs=jobs, quiet=quiet)
+    results = run_all(runs, do, state, identify, jobs=jobs, quiet=quiet)
     return {run: Curve(*curve) for run, curve in results.items()}
 
 
@@ -97,7 +102,7 @@ def run_adamw(build: Build, setting: Setting, seed: int, max_steps: int) -> Curv
     steps = math.ceil(max_steps * (setting.horizon or 1.0) / EVERY) * EVERY
 
     def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters, setting.lr, setting.betas, weight_decay=setting.weight_decay)
+        return torch.optim.AdamW(parameters, setting.lr, setting.betas, weight_decay=setting.weight_decay, fused=True)
 
     return train(build, seed, make, max_steps=min(steps, max_steps), schedule=schedule)
 
@@ -108,7 +113,7 @@ def schedule_rate(step: int, *, max_steps: int, horizon: float) -> float:
     return rise * 0.5 * (1 + math.cos(math.pi * min(1.0, step / (horizon * max_steps)))) if horizon else rise
 
 
-def _identify(run: Run) -> list[Any]:
+def identify(run: Run) -> list[Any]:
     """Return what decides a run's outcome beside the run itself."""
     optimizer = run.optimizer
     if isinstance(optimizer, Setting):

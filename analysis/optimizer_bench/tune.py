@@ -1,7 +1,8 @@
-"""Tune AdamW strictly on each workload: the baselines of the optimizer bench, kept in a JSON file.
+"""Tune AdamW strictly on each workload at each horizon: the baselines of the optimizer bench, kept in a JSON file.
 
-Learning rates are tried up and down until the best one is interior, at each horizon of the schedule, and weight decay
-and betas are tried beside it, all on one seed. The best setting of each horizon then runs on every seed.
+Learning rates are tried up and down until the best one is interior, and weight decay, betas and the end of the
+schedule beside it, all on one seed. The best setting with a cosine and with a constant rate then run on every seed. The
+first horizon is searched in full; others start from what was best at one before, here or in the file, with its betas.
 """
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ import argparse
 import functools
 import json
 import math
+import os
 import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
-
-from tqdm import tqdm
+from typing import NamedTuple
 
 from analysis.optimizer_bench import loading
-from analysis.optimizer_bench.runs import Run, Setting, run_bench
-from analysis.optimizer_bench.workload import Curve
-from analysis.shared.runner import Report, StudyParser
+from analysis.optimizer_bench.runs import Run, Setting, do, identify
+from analysis.optimizer_bench.workload import EVERY, Curve
+from analysis.shared.journal import append_journal, read_journal, run_all
+from analysis.shared.runner import Report, StudyParser, parse_wholes
 from analysis.shared.tables import format_columns
 from protonet._checks import fail
 from protonet._writing import write_whole
@@ -33,6 +35,7 @@ BETAS = ((0.9, 0.99), (0.9, 0.95), (0.95, 0.999), (0.8, 0.999))
 HORIZONS = (1.0, 0.6, 0.35, 0.0)  #: Shares of the steps at whose end a cosine reaches 0; 0 is a constant rate.
 COLUMNS = {
     "workload": "{name}",
+    "of": "{max_steps:,}",
     "target": "{target:.4g}",
     "steps": "{steps:,}",
     "learning rate": "{lr:.2g}",
@@ -42,53 +45,98 @@ COLUMNS = {
 }
 
 
+class Task(NamedTuple):
+    """A workload to tune AdamW on."""
+
+    workload: str
+    file: Path | None  #: As `Run` has it.
+    steps: tuple[int, ...]  #: The horizons, in the order of the search.
+    start: Setting | None  #: What was best at another horizon.
+    state: Path  #: The journal of its runs.
+
+
 def add_options(parser: StudyParser) -> None:
-    """Add the workloads, and where baselines are kept."""
-    parser.add_whole("--max-steps", 1000, "steps of every run", low=10)
+    """Add the workloads, the horizons, and where baselines are kept."""
+    parser.add("--steps", "1000,300,5000", "horizons, with commas, in the order of the search", check_steps)
+    parser.add_whole("--jobs", os.cpu_count() or 1, "processes, each of which tunes another workload")
     parser.add_output("--baselines", "baselines, to which these are added", loading.BASELINES)
     loading.add_workloads(parser)
 
 
+def check_steps(prog: str, option: str, text: str) -> list[int]:
+    """Return horizons, each a multiple of the steps between two validations, or raise an InputError."""
+    steps = parse_wholes(prog, option, text, low=EVERY)
+    for each in steps:
+        if each % EVERY:
+            fail(prog, option, f"be multiples of {EVERY}", each, "Validations are so far apart.")
+    return steps
+
+
 def run(options: argparse.Namespace) -> Report:
-    """Tune AdamW on each workload, and add its baseline to the file at once."""
+    """Tune AdamW on each workload, and add the baselines to the file."""
     path = options.baselines
     baselines = loading.read_baselines(path) if path.exists() else {}
-    workloads = loading.pick_workloads(options)
-    for name, file in workloads.items():
-        baselines[name] = tune_workload(name, file, max_steps=options.max_steps, state=options.state)
-        lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(baseline)}" for name, baseline in baselines.items())
-        write_whole(path, lambda file, text=f"{{\n{lines}\n}}\n": file.write(text.encode()))  # type: ignore[misc]
-    rows = [baselines[name] | baselines[name]["setting"] | {"name": name} for name in workloads]
+    files = loading.pick_workloads(options)
+    for name, file in files.items():
+        if not math.isfinite(fingerprint := loading.take_fingerprint(name, file)):
+            fail(PROG, "--workloads", "have a finite loss before training", f"{fingerprint} of {name}", "Mend it.")
+    tasks = []
+    for name, file in files.items():
+        known = next((Setting.read(each["setting"]) for each in baselines.get(name, {}).values()), None)
+        tasks.append(Task(name, file, tuple(options.steps), known, options.state))
+    tuned = run_all(tasks, tune_workload, options.state, _identify, unit="workload", jobs=options.jobs)
+    for task, found in tuned.items():
+        for baseline in found.values():
+            if not baseline["target"] < baseline["initial"]:
+                fail(PROG, "--workloads", "have what AdamW can train", task.workload, "Leave it out, or mend it.")
+        baselines[task.workload] = dict(sorted((baselines.get(task.workload, {}) | found).items(), key=_get_horizon))
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(each)}" for name, each in baselines.items())
+    write_whole(path, lambda file: file.write(f"{{\n{lines}\n}}\n".encode()))
+    rows = [baseline | baseline["setting"] | {"name": name} for name in files for baseline in baselines[name].values()]
     for row in rows:
         row["schedule"] = f"cosine, {row['horizon']:g}" if row["horizon"] else "constant"
     return Report(rows, format_columns(COLUMNS, rows))
 
 
-def tune_workload(name: str, file: Path | None, *, max_steps: int, state: Path) -> loading.Baseline:
-    """Return a workload's baseline, or raise an InputError where there is no loss that AdamW can bring down."""
-    fingerprint = loading.take_fingerprint(name, file)
-    if not math.isfinite(fingerprint):
-        fail(PROG, "--workloads", "have a finite loss before training", f"{fingerprint} of {name}", "Mend it.")
-    with tqdm(desc=name, unit="run", dynamic_ncols=True) as bar:
-
-        @functools.cache
-        def train(setting: Setting, seed: int) -> Curve:
-            bar.set_postfix_str(f"lr {setting.lr:.2g}, seed {seed}")
-            run = Run(name, file, seed, max_steps, setting)
-            curve = run_bench([run], state, quiet=True)[run]
-            bar.update()
-            return curve
-
-        baseline = tune(train)
-    if not baseline["target"] < baseline["initial"]:
-        fail(PROG, "--workloads", "have what AdamW can train", name, "Leave it out, or mend it.")
-    return baseline | {"max_steps": max_steps, "fingerprint": fingerprint}
+def _get_horizon(item: tuple[str, loading.Baseline]) -> int:
+    return int(item[0])
 
 
-def tune(measure: Callable[[Setting, int], Curve]) -> loading.Baseline:
-    """Return the baseline, but for what describes the workload.
+def _identify(task: Task) -> list[object]:
+    """Return what decides a workload's baselines beside the task itself."""
+    return identify(Run(task.workload, task.file, SEEDS[0], task.steps[0], Setting()))
 
-    ``measure`` trains by a setting and a seed, and is asked for the same pair again and again.
+
+def tune_workload(task: Task) -> dict[str, loading.Baseline]:
+    """Return a workload's baselines, by the horizon."""
+    code = identify(Run(task.workload, task.file, SEEDS[0], task.steps[0], Setting()))
+    entries = (entry for entry in read_journal(task.state) if entry.get("code") == code)
+    kept = {json.dumps(entry["run"]): entry["result"] for entry in entries}
+
+    @functools.cache
+    def train(setting: Setting, seed: int, max_steps: int) -> Curve:
+        run = Run(task.workload, task.file, seed, max_steps, setting)
+        name = json.dumps(run, default=str)
+        if name not in kept:
+            kept[name] = do(run)
+            append_journal(task.state, {"run": run, "code": code, "result": kept[name]})
+        return Curve(*kept[name])
+
+    found = {}
+    start = task.start
+    for max_steps in task.steps:
+        baseline, start = tune(lambda setting, seed, n=max_steps: train(setting, seed, n), start)
+        fingerprint = loading.take_fingerprint(task.workload, task.file)
+        found[str(max_steps)] = baseline | {"max_steps": max_steps, "fingerprint": fingerprint}
+    return found
+
+
+def tune(measure: Callable[[Setting, int], Curve], start: Setting | None = None) -> tuple[loading.Baseline, Setting]:
+    """Return the baseline, but for what describes the workload, and the setting that a search nearby may start from.
+
+    Args:
+        measure: Trains by a setting and a seed, and is asked for the same pair again and again.
+        start: What was best at another horizon: its betas are kept.
     """
 
     def best(settings: Iterable[Setting]) -> Setting:
@@ -103,10 +151,15 @@ def tune(measure: Callable[[Setting, int], Curve]) -> loading.Baseline:
                 return setting
             setting = tried
 
-    tuned = climb(climb(Setting(), COARSE), FINE)
-    tuned = best([tuned, *(tuned._replace(betas=betas) for betas in BETAS)])
+    if start is None:
+        tuned = climb(climb(Setting(), COARSE), FINE)
+        tuned = best([tuned, *(tuned._replace(betas=betas) for betas in BETAS)])
+    else:
+        tuned = climb(start._replace(horizon=1.0), FINE)
     tuned = best([tuned, *(tuned._replace(weight_decay=decay) for decay in WEIGHT_DECAYS)])
-    finalists = [climb(tuned._replace(horizon=horizon), FINE) for horizon in HORIZONS]
+    ends = [tuned._replace(horizon=horizon) for horizon in HORIZONS]
+    ends = [best(ends[:-1]), climb(ends[-1], FINE)]  # a constant rate is a lower one
+    finalists = sorted(ends, key=lambda setting: _least(measure(setting, SEEDS[0])))
     curves = {setting: [measure(setting, seed) for seed in SEEDS] for setting in finalists}
     setting = min(finalists, key=lambda each: max(map(_least, curves[each])))
     target = max(map(_least, curves[setting]))
@@ -114,7 +167,7 @@ def tune(measure: Callable[[Setting, int], Curve]) -> loading.Baseline:
     medians = {each: statistics.median(hit or math.inf for hit in hits[each]) for each in finalists}
     fastest = min(finalists, key=medians.__getitem__)
     losses = zip(*(curve.losses for curve in curves[setting]), strict=True)
-    return {
+    baseline = {
         "target": target,
         "steps": int(medians[fastest]),
         "initial": statistics.fmean(curve.losses[0] for curve in curves[setting]),
@@ -123,6 +176,7 @@ def tune(measure: Callable[[Setting, int], Curve]) -> loading.Baseline:
         "hits": hits[fastest],
         "curve": [float(f"{statistics.fmean(each):.5g}") for each in losses],
     }
+    return baseline, finalists[0]
 
 
 def _least(curve: Curve) -> float:

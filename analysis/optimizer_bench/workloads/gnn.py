@@ -121,3 +121,6 @@ def build(seed: int) -> Workload:
 
     make = functools.partial(GraphSAGE, WORDS, int(graph.y.max()) + 1)
     return build_on_rows(make, loss, train, draw(validation, fixed), size=BATCH, seed=seed, draw=draw)
+
+
+WORKLOADS = {"gnn": build}

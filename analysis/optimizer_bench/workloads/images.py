@@ -111,3 +111,6 @@ def build_vae(seed: int) -> Workload:
 
     held_out = validation, torch.zeros(VALIDATION, LATENT)
     return build_on_rows(VAE, lambda model, batch: model(*batch), train, held_out, size=BATCH, seed=seed, draw=draw)
+
+
+WORKLOADS = {"cnn": build_cnn, "vit": build_vit, "vae": build_vae}

@@ -39,3 +39,6 @@ def build(seed: int) -> Workload:
         return loss(sample_episodes(train, **sizes, n_episodes=1, generator=generator))
 
     return Workload(model, train_loss, lambda: loss(validation))
+
+
+WORKLOADS = {"prototype": build}

@@ -74,3 +74,6 @@ def build(seed: int) -> Workload:
     held_out = draw(validation, torch.Generator().manual_seed(0))
     make = functools.partial(Recommender, num_users, num_items)
     return build_on_rows(make, loss, train, held_out, size=BATCH, seed=seed, draw=draw)
+
+
+WORKLOADS = {"recommender": build}

@@ -136,3 +136,6 @@ def load_tokens() -> tuple[Tensor, Tensor]:
 def build_gru(seed: int) -> Workload:
     """Build the GRU's; the seed decides the initial weights and the order of batches."""
     return build_on_rows(TokenModel, predict_next, *load_tokens(), size=16, seed=seed)
+
+
+WORKLOADS = {"gpt": build_gpt, "gru": build_gru}

@@ -1,8 +1,4 @@
-"""Two workloads that no tuning may see: a temporal convolution that reads syntax, and a regression on a photograph.
-
-They are kept out of the choice of any setting and reported apart:
-``python -m analysis optimizer-bench --workload-file analysis/optimizer_bench/apart.py``.
-"""
+"""A prediction for every place: what each character of a source belongs to, and the colour of a photograph's pixels."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
-from analysis.optimizer_bench.workload import Build, Workload, build_on_rows
+from analysis.optimizer_bench.workload import Workload, build_on_rows
 from analysis.optimizer_bench.workloads.text import cut_windows, read_sources
 from protonet._checks import optional_packages
 
@@ -162,4 +158,4 @@ def build_pixels(seed: int) -> Workload:
     return build_on_rows(make, loss, train, validation, size=PIXEL_BATCH, seed=seed)
 
 
-WORKLOADS: dict[str, Build] = {"syntax": build_syntax, "pixels": build_pixels}
+WORKLOADS = {"syntax": build_syntax, "pixels": build_pixels}

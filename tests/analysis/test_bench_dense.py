@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.optimizer_bench.apart import (
+from analysis.optimizer_bench.workloads.dense import (
     KEYWORD,
     PIXEL_VALIDATION,
     WORKLOADS,
