@@ -31,6 +31,7 @@ STUDIES = {
     "command-kills": ("commands.kills", "kill -9 at random moments of fit and update"),
     "optimizer-tune": ("optimizer_bench.tune", "tune AdamW on each workload: the bench's baselines"),
     "optimizer-bench": ("optimizer_bench.bench", "the steps that optimizers need to the loss of tuned AdamW"),
+    "optimizer-screen": ("optimizer_bench.screen", "rank variants of an optimizer on a few cheap workloads"),
 }
 
 
@@ -38,7 +39,7 @@ def explain(arguments: Sequence[str] | None) -> None:
     """Print what the studies are, or raise an InputError if another one is asked for."""
     parser = Parser(PROG, "Studies of the library: each prints a table.")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    lines = [f"  {name:<16}{text}" for name, (_, text) in STUDIES.items()]
+    lines = [f"  {name:<18}{text}" for name, (_, text) in STUDIES.items()]
     parser.epilog = "\n".join(["studies, each with --help:", *lines])
     parser.add_argument("study", nargs="?")
     name = parser.parse_args(arguments).study

@@ -1,12 +1,15 @@
-"""The steps that an optimizer needs to the loss of tuned AdamW, on each workload.
+"""The steps that an optimizer needs to the loss of tuned AdamW, on each workload, at each of several horizons.
 
-With --compare, other libraries' optimizers too, each at its best shared learning rate.
+It does not know the horizon: one run of a workload and seed is judged at all of them. With --rates, at other learning
+rates too; with --compare, other libraries' optimizers, each at its best shared learning rate. A run on validation or
+test workloads is a look: it is logged in analysis/results/optimizer_looks.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import sys
@@ -17,45 +20,101 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+from torch import nn
+
 from analysis.optimizer_bench import loading
+from analysis.optimizer_bench.looks import Look, check_look, log_look
 from analysis.optimizer_bench.peers import LIBRARIES, PEERS
-from analysis.optimizer_bench.runs import Candidate, Run, run_bench
-from analysis.optimizer_bench.score import Entry, plot, rate, score_workload, summarise, tabulate
-from analysis.optimizer_bench.workload import Curve
+from analysis.optimizer_bench.report import Entry, plot, tabulate
+from analysis.optimizer_bench.runs import Candidate, Run
+from analysis.optimizer_bench.score import Row, rate, score_workload, summarise
+from analysis.optimizer_bench.trials import Trial, run_trials
+from analysis.optimizer_bench.tune import check_steps
+from analysis.optimizer_bench.workloads import ROLE, ROLES
 from analysis.shared.runner import Report, StudyParser, parse_names, parse_wholes
 from protonet._checks import fail
 
 PROG = loading.PROG
+Trials = dict[tuple[Candidate, str, int], Trial]  #: By optimizer, workload and seed.
 
 
 class Grid(NamedTuple):
     """What optimizers run on."""
 
-    workloads: Mapping[str, Path | None]  #: The file of each, None for a visible one.
-    baselines: Mapping[str, loading.Baseline]
+    workloads: Mapping[str, Path | None]  #: The file of each, None for one of the bench's own.
+    baselines: loading.Baselines
     seeds: Sequence[int]  #: Of the runs; the first one decides on a peer's learning rate.
+    steps: Sequence[int]  #: The horizons, upwards.
 
-    def list_runs(self, optimizer: Candidate, names: Sequence[str], seeds: Sequence[int]) -> list[Run]:
-        """Return an optimizer's runs on workloads."""
+    def get_baseline(self, name: str, steps: int) -> loading.Baseline:
+        """Return a workload's baseline at a horizon."""
+        return self.baselines[name][str(steps)]
+
+    def get_role(self, name: str) -> str:
+        """Return a workload's role."""
+        return ROLE.get(name, loading.FILE)
+
+    def list_runs(
+        self, optimizer: Candidate, seeds: Sequence[int] | None = None, steps: Sequence[int] | None = None
+    ) -> list[Run]:
+        """Return an optimizer's runs: each to the last horizon, or until it is below every horizon's target."""
         runs = []
-        for name in names:
-            max_steps, target = self.baselines[name]["max_steps"], self.baselines[name]["target"]
-            runs += [Run(name, self.workloads[name], seed, max_steps, optimizer, target) for seed in seeds]
+        steps = self.steps if steps is None else steps
+        for name, file in self.workloads.items():
+            target = min(self.get_baseline(name, each)["target"] for each in steps)
+            runs += [
+                Run(name, file, seed, max(steps), optimizer, target)
+                for seed in (self.seeds if seeds is None else seeds)
+            ]
         return runs
+
+    def score(self, optimizers: Mapping[int, Candidate], trials: Trials) -> list[Row]:
+        """Return the rows of an optimizer, one for each horizon: by role, then horizon, then workload."""
+        rows = []
+        for role in dict.fromkeys(map(self.get_role, self.workloads)):
+            names = [name for name in self.workloads if self.get_role(name) == role]
+            for steps, optimizer in optimizers.items():
+                for name in names:
+                    seen = [trials[optimizer, name, seed] for seed in self.seeds]
+                    rows.append(score_workload(name, seen, self.get_baseline(name, steps)))
+        return rows
 
 
 def add_options(parser: StudyParser) -> None:
     """Add the optimizers, and what they run on."""
     parser.add_argument("--optimizer", metavar="FILE", help="Python file of a class CustomOptimizer(params, **config)")
     parser.add_argument("--config", metavar="FILE", help="its config, a JSON object (default: none)")
+    parser.add("--rates", None, "factors on its learning rate to run as well, with commas", _parse_factors)
     known = f"of {', '.join(PEERS)} (no NAMES: all)"
     parser.add_argument("--compare", nargs="?", const=",".join(PEERS), metavar="NAMES", help=known)
+    parser.add("--steps", "1000", "horizons, with commas", check_steps)
+    roles = f"of {', '.join(ROLES)}: whose workloads to run (default: visible)"
+    parser.add("--roles", None, roles, partial(parse_names, known=ROLES))
+    loading.add_workloads(parser, "those of --roles")
+    add_grid(parser, "0,1,2")
+    parser.add_plot("the optimizer's loss curves")
+
+
+def add_grid(parser: StudyParser, seeds: str) -> None:
+    """Add the baselines, the seeds and the processes."""
     file = str(loading.BASELINES)
     parser.add_argument("--baselines", default=file, metavar="PATH", help=f"default: {file}")
-    parser.add("--seeds", "0,1,2", "seeds, with commas", partial(parse_wholes, low=0))
+    parser.add("--seeds", seeds, "seeds, with commas", partial(parse_wholes, low=0))
     parser.add_whole("--jobs", os.cpu_count() or 1, "processes")
-    parser.add_plot("the optimizer's loss curves")
-    loading.add_workloads(parser)
+
+
+def _parse_factors(prog: str, option: str, text: str) -> list[float]:
+    """Return the factors of a list with commas, 1 first, or raise an InputError if one is no number > 0."""
+    factors = [1.0]
+    for part in text.split(","):
+        try:
+            factors.append(float(part))
+        except ValueError:
+            factors.append(math.nan)
+        if not 0 < factors[-1] < math.inf:
+            fail(prog, option, "be numbers > 0", repr(part), "Pass factors such as 0.1,0.3,1,3,10.")
+    return list(dict.fromkeys(factors))
 
 
 def run(options: argparse.Namespace) -> Report:
@@ -65,84 +124,144 @@ def run(options: argparse.Namespace) -> Report:
     if peers and missing:
         fail(PROG, "--compare", f"have {', '.join(missing)}", "none installed", 'Run pip install "protonet[peers]".')
     candidate = _pick_candidate(options)
-    grid = Grid(loading.pick_workloads(options), loading.read_baselines(Path(options.baselines)), options.seeds)
+    grid = _pick_grid(options)
+    factors = {} if candidate is None else {each: scale(candidate, each) for each in options.rates or [1.0]}
+    look = Look.at(candidate, peers, list(dict.fromkeys(map(grid.get_role, grid.workloads))))
+    check_look(look, "--roles" if options.workloads is None else "--workloads")
     check_baselines(grid)
-    entries = compete(grid, candidate, peers, options.state, options.jobs)
+    entries = compete(grid, factors, peers, options.state, options.jobs)
+    log_look(look, grid.steps, grid.seeds, _list_means(entries[0]))
     if options.plot:
-        plot(entries[0]["curves"], grid.baselines, options.plot)
+        longest = {name: grid.get_baseline(name, grid.steps[-1]) for name in grid.workloads}
+        plot(entries[0]["curves"], longest, options.plot)
     return Report(entries, tabulate(entries, grid.baselines))
+
+
+def _list_means(entry: Entry) -> dict[tuple[str, int], float]:
+    """Return an optimizer's geometric means by role and horizon."""
+    return {(each["role"], each["steps"]): each["ratio"] for each in entry["summaries"]}
 
 
 def _pick_candidate(options: argparse.Namespace) -> Candidate | None:
     """Return the optimizer that was given, None if there are peers alone."""
     if options.optimizer is None:
-        for option in ("config", "plot"):
+        for option in ("config", "rates", "plot"):
             if getattr(options, option) is not None:
                 fail(PROG, f"--{option}", "come with --optimizer", "none", "Add the optimizer's file.")
         if options.compare is None:
             fail(PROG, "--optimizer", "be a Python file", "none", "Pass one, or --compare.")
         return None
-    path = Path(options.optimizer).resolve()
-    config = {} if options.config is None else loading.read_json("--config", Path(options.config))
+    return load_candidate(Path(options.optimizer), options.config)
+
+
+def load_candidate(path: Path, config_file: str | None) -> Candidate:
+    """Return an optimizer of a file that takes the configuration."""
+    path = path.resolve()
+    config = {} if config_file is None else loading.read_json("--config", Path(config_file))
     if not isinstance(config, dict):
-        got = f"a {type(config).__name__} in {options.config}"
+        got = f"a {type(config).__name__} in {config_file}"
         fail(PROG, "--config", "hold a JSON object", got, "Write {} for no setting.")
     loading.load_optimizer(path, config)
     return Candidate(path.stem, json.dumps(config, sort_keys=True), path)
 
 
+def scale(candidate: Candidate, factor: float) -> Candidate:
+    """Return a candidate at a factor on its learning rate, the configuration's or its own default."""
+    if factor == 1.0 or candidate.file is None:
+        return candidate
+    config = json.loads(candidate.config)
+    made = loading.load_optimizer(candidate.file, config)([nn.Parameter(torch.zeros(2, 2))], **config)
+    lr = config.get("lr", made.defaults.get("lr"))
+    if not isinstance(lr, (int, float)):
+        fail(PROG, "--rates", "come with a learning rate", f"an lr of {lr}", "Give --config a number lr.")
+    config["lr"] = float(f"{lr * factor:.6g}")
+    return candidate._replace(config=json.dumps(config, sort_keys=True))
+
+
+def _pick_grid(options: argparse.Namespace) -> Grid:
+    """Return what was asked for; see `loading.pick_workloads`."""
+    if options.roles is not None and options.workloads is not None:
+        fail(PROG, "--roles", "come without --workloads", ",".join(options.roles), "Names are of any role.")
+    workloads = loading.pick_workloads(options, options.roles or ["visible"])
+    return Grid(workloads, loading.read_baselines(Path(options.baselines)), options.seeds, sorted(options.steps))
+
+
 def check_baselines(grid: Grid) -> None:
     """Say on stderr which workloads differ from what their baselines were made with; raise an InputError without."""
-    for name, file in grid.workloads.items():
-        if name not in grid.baselines:
-            remedy = f"Run python -m analysis optimizer-tune --workloads {name} first, with the same file."
-            fail(PROG, "--baselines", "have every workload", f"none of {name}", remedy)
-        was, found = grid.baselines[name]["fingerprint"], loading.take_fingerprint(name, file)
-        if was != found:
+    lacking = {name: [n for n in grid.steps if str(n) not in grid.baselines.get(name, {})] for name in grid.workloads}
+    lacking = {name: steps for name, steps in lacking.items() if steps}
+    if lacking:
+        got = "; ".join(f"none of {name} at {', '.join(map(str, steps))}" for name, steps in lacking.items())
+        steps = ",".join(map(str, sorted(set(chain(*lacking.values())), key=lambda n: (n != 1000, n))))
+        remedy = f"Run python -m analysis optimizer-tune --steps {steps} --workloads {','.join(lacking)} first"
+        file = any(grid.workloads[name] for name in lacking)
+        fail(PROG, "--baselines", "have every workload", got, remedy + (", with the same file." if file else "."))
+    for name, path in grid.workloads.items():
+        found = loading.take_fingerprint(name, path)
+        was = dict.fromkeys(grid.get_baseline(name, steps)["fingerprint"] for steps in grid.steps)
+        if [*was] != [found]:
             print(
-                f"{name} differs from what its baseline was made with: loss {found:g} before training, not {was:g}; "
-                "another Python or torch has other data or weights. Tune it here.",
+                f"{name} differs from what its baseline was made with: loss {found:g} before training, not "
+                f"{', '.join(f'{each:g}' for each in was)}; another Python or torch has other data or weights. "
+                "Tune it here.",
                 file=sys.stderr,
             )
 
 
-def compete(grid: Grid, candidate: Candidate | None, peers: Sequence[str], state: Path, jobs: int) -> list[Entry]:
-    """Run the candidate, if any, and peers, each with the learning rate that is best for it, and score them.
+def compete(
+    grid: Grid, factors: Mapping[float, Candidate], peers: Sequence[str], state: Path, jobs: int
+) -> list[Entry]:
+    """Run a candidate at factors on its rate, if any, and peers at the rate that is best for each, and score them.
 
-    Visible workloads choose a peer's learning rate, or a file's if there are no others.
+    A peer's learning rate is chosen anew for each horizon, on the first seed of all workloads.
     """
-    everything = list(grid.workloads)
-    visible = [name for name, file in grid.workloads.items() if file is None]
-    settings = {peer: [Candidate(peer, json.dumps({"lr": lr})) for lr in PEERS[peer].rates] for peer in peers}
-    first = grid.seeds[:1]
-    tried = {each: grid.list_runs(each, visible or everything, first) for each in chain(*settings.values())}
-    own = [] if candidate is None else grid.list_runs(candidate, everything, grid.seeds)
-    curves = run_bench([*own, *chain(*tried.values())], state, jobs=jobs)
-    means = {
-        setting: statistics.geometric_mean(rate(curves[run], grid.baselines[run.workload]) for run in runs)
-        for setting, runs in tried.items()
-    }
-    best = [max(settings[peer], key=means.__getitem__) for peer in peers]
-    rest = chain(*(grid.list_runs(setting, everything, grid.seeds) for setting in best))
-    curves |= run_bench(list(rest), state, jobs=jobs)
+    settings = {peer: {lr: Candidate(peer, json.dumps({"lr": lr})) for lr in PEERS[peer].rates} for peer in peers}
+    own = [run for each in factors.values() for run in grid.list_runs(each)]
+    first = [
+        run for rates in settings.values() for each in rates.values() for run in grid.list_runs(each, [grid.seeds[0]])
+    ]
+    trials = train_all([*own, *first], state, jobs)
+    means = {peer: {lr: _average_first(grid, each, trials) for lr, each in settings[peer].items()} for peer in peers}
+    best = {peer: {n: max(rates, key=lambda lr: rates[lr][n]) for n in grid.steps} for peer, rates in means.items()}
+    rest = []
+    for peer, chosen in best.items():
+        for lr in dict.fromkeys(chosen.values()):
+            steps = [n for n in grid.steps if chosen[n] == lr]
+            rest += grid.list_runs(settings[peer][lr], grid.seeds[1:], steps)
+    trials |= train_all(rest, state, jobs) if rest else {}
     entries = []
-    if candidate is not None:
-        losses = {name: [curves[run].losses for run in own if run.workload == name] for name in everything}
-        entries.append(_score(grid, candidate, curves) | {"curves": losses})
-    for setting in best:
-        rates = {each.config: means[each] for each in settings[setting.name]}
-        entries.append(_score(grid, setting, curves) | {"rates": rates})
+    for factor, candidate in factors.items():
+        rows = grid.score(dict.fromkeys(grid.steps, candidate), trials)
+        entry = {"name": candidate.name, "config": json.loads(candidate.config), "factor": factor, "rows": rows}
+        entries.append(entry | {"summaries": summarise(rows)})
+    if factors:
+        curves = {name: [trials[factors[1.0], name, seed].curve for seed in grid.seeds] for name in grid.workloads}
+        shown = {name: [[float(f"{x:.5g}") for x in each.losses] for each in seeds] for name, seeds in curves.items()}
+        entries[0]["curves"] = shown
+    for peer, chosen in best.items():
+        rows = grid.score({n: settings[peer][lr] for n, lr in chosen.items()}, trials)
+        rates = {
+            f"{n}": {"best": lr, "means": {f"{each}": mean[n] for each, mean in means[peer].items()}}
+            for n, lr in chosen.items()
+        }
+        entries.append({"name": peer, "rows": rows, "summaries": summarise(rows), "rates": rates})
     return entries
 
 
-def _score(grid: Grid, optimizer: Candidate, curves: Mapping[Run, Curve]) -> Entry:
-    """Return an optimizer's rows and what they come to."""
-    entry: Entry = {"name": optimizer.name, "config": json.loads(optimizer.config)}
-    for prefix, apart in (("", False), ("apart_", True)):
-        rows = []
-        for name in [name for name, file in grid.workloads.items() if (file is not None) == apart]:
-            runs = grid.list_runs(optimizer, [name], grid.seeds)
-            rows.append(score_workload(name, [curves[run] for run in runs], grid.baselines[name]))
-        if rows:
-            entry |= {f"{prefix}rows": rows, f"{prefix}summary": summarise(rows)}
-    return entry
+def train_all(runs: Sequence[Run], state: Path, jobs: int) -> Trials:
+    """Return what candidates' and peers' runs showed, those of the journal included."""
+    found = run_trials(runs, state, jobs=jobs)
+    return {
+        (run.optimizer, run.workload, run.seed): trial
+        for run, trial in found.items()
+        if isinstance(run.optimizer, Candidate)
+    }
+
+
+def _average_first(grid: Grid, setting: Candidate, trials: Trials) -> dict[int, float]:
+    """Return a setting's geometric mean on the first seed, by the horizon."""
+    curves = {name: trials[setting, name, grid.seeds[0]].curve for name in grid.workloads}
+    return {
+        steps: statistics.geometric_mean(rate(curve, grid.get_baseline(name, steps)) for name, curve in curves.items())
+        for steps in grid.steps
+    }

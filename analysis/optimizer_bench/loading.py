@@ -7,6 +7,8 @@ import functools
 import hashlib
 import importlib.util
 import json
+import sys
+from collections.abc import Collection
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,11 +17,12 @@ import torch
 from torch import nn
 
 from analysis.optimizer_bench.workload import Build, validate
-from analysis.optimizer_bench.workloads import WORKLOADS
+from analysis.optimizer_bench.workloads import ROLE, ROLES, WORKLOADS
 from analysis.shared.runner import StudyParser, parse_names
 from protonet._checks import fail
 
 PROG = "analysis optimizer-bench"
+FILE = "file"  #: The role and the family of a file's workloads.
 BASELINES = Path("analysis/results/optimizer_baselines.json")
 #: What tuned AdamW reaches on a workload: ``target``, the worst seed's best smoothed loss of the setting for which that
 #: is least (``setting``); ``steps``, the median over seeds of the first step that reaches the target, least over the
@@ -32,23 +35,26 @@ Baselines = dict[str, dict[str, Baseline]]
 NEEDED = {"target", "steps", "initial", "max_steps", "fingerprint", "curve"}
 
 
-def add_workloads(parser: StudyParser) -> None:
-    """Add which workloads, and the journal that both commands share."""
+def add_workloads(parser: StudyParser, default: str = "all") -> None:
+    """Add which workloads, and the journal that the commands share."""
     add = parser.add_argument
-    add("--workloads", metavar="NAMES", help=f"of {', '.join(WORKLOADS)} and the file's (default: all)")
+    add("--workloads", metavar="NAMES", help=f"of {', '.join(WORKLOADS)} and the file's (default: {default})")
     add("--workload-file", metavar="FILE", help="Python file with a dictionary WORKLOADS")
     parser.add_state("optimizer_bench")
 
 
-def pick_workloads(options: argparse.Namespace) -> dict[str, Path | None]:
-    """Return the file of each workload that was asked for, None for a visible one."""
+def pick_workloads(options: argparse.Namespace, roles: Collection[str] = tuple(ROLES)) -> dict[str, Path | None]:
+    """Return the file of each workload, None for one of the bench's own.
+
+    These are the workloads that were asked for by name, else those of the roles and of the file.
+    """
     known: dict[str, Path | None] = dict.fromkeys(WORKLOADS)
     if options.workload_file is not None:
         path = Path(options.workload_file).resolve()
         known |= dict.fromkeys(load_workloads(path), path)
-    if options.workloads is None:
-        return known
-    return {name: known[name] for name in parse_names(PROG, "--workloads", options.workloads, known)}
+    if options.workloads is not None:
+        return {name: known[name] for name in parse_names(PROG, "--workloads", options.workloads, known)}
+    return {name: file for name, file in known.items() if ROLE.get(name, FILE) in {*roles, FILE}}
 
 
 @functools.cache
@@ -60,15 +66,17 @@ def load_python(argument: str, path: Path) -> ModuleType:
         if spec is None or spec.loader is None:
             raise ImportError("its name does not end in .py")
         module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module  # a dataclass looks its module up
         spec.loader.exec_module(module)
     except Exception as error:
+        sys.modules.pop(name, None)
         got = f"{path} ({type(error).__name__}: {error})"
         fail(PROG, argument, "be a Python file that can be imported", got, "Mend it, or pass another path.")
     return module
 
 
 def load_workloads(path: Path) -> dict[str, Build]:
-    """Return the dictionary ``WORKLOADS`` of a file, whose names must not be those of visible workloads."""
+    """Return the dictionary ``WORKLOADS`` of a file, whose names must not be those of the bench's own."""
     builds = getattr(load_python("--workload-file", path), "WORKLOADS", None)
     if not isinstance(builds, dict) or not builds:
         fail(PROG, "--workload-file", "hold a dictionary WORKLOADS", str(path), "Map names to functions build(seed).")
@@ -79,7 +87,7 @@ def load_workloads(path: Path) -> dict[str, Build]:
 
 
 def find_build(name: str, file: Path | None) -> Build:
-    """Return what builds a workload of a file, or a visible one."""
+    """Return what builds a workload of a file, or one of the bench's own."""
     return (WORKLOADS if file is None else load_workloads(file))[name]
 
 

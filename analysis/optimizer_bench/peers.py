@@ -57,9 +57,10 @@ PEERS = {
     "adamw": Peer(torch.optim.AdamW),
     "nadamw": Peer(partial(torch.optim.NAdam, weight_decay=0.01, decoupled_weight_decay=True)),
     "schedule-free": Peer(make_schedule_free),
+    "ademamix": Peer(partial(make_default, library="pytorch_optimizer", name="AdEMAMix")),
     "muon": Peer(make_muon),
     "soap": Peer(partial(make_default, library="heavyball", name="SOAP")),
-    "psgd-kron": Peer(partial(make_default, library="heavyball", name="PSGDKron"), (3e-4, 1e-3, 3e-3, 1e-2)),
+    "psgd-kron": Peer(partial(make_default, library="heavyball", name="PSGDKron")),
     "prodigy": Peer(partial(make_default, library="pytorch_optimizer", name="Prodigy"), (0.3, 1.0, 3.0)),
     "lion": Peer(partial(make_default, library="pytorch_optimizer", name="Lion"), (1e-4, 3e-4, 1e-3, 3e-3)),
 }

@@ -83,7 +83,9 @@ class StudyParser(Parser):
         options = self.parse_args(arguments)
         made = f"python -m {self.prog}"
         for name, value in vars(options).items():
-            if value not in {None, False} and name not in (*self._outputs, *UNSHOWN):
+            if isinstance(value, list):  # arguments without a name
+                made += "".join(f" {each}" for each in value)
+            elif value not in {None, False} and name not in (*self._outputs, *UNSHOWN):
                 made += f" --{name.replace('_', '-')}{'' if value is True else f' {value}'}"
         for option, check in self._checks.items():
             name = option.removeprefix("--").replace("-", "_")

@@ -1,25 +1,22 @@
-"""The optimizer bench: scores against oracles, baselines, the journal, peers, errors of one line."""
+"""The optimizer bench: baselines, the journal, horizons, roles and looks, peers, errors of one line."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from analysis.__main__ import main
-from analysis.optimizer_bench import apart, runs
+from analysis.optimizer_bench import looks, trials, tune
 from analysis.optimizer_bench.loading import BASELINES, load_python, read_baselines
-from analysis.optimizer_bench.peers import PEERS
-from analysis.optimizer_bench.runs import Candidate, Run, do
-from analysis.optimizer_bench.score import bootstrap, rate, score_workload, summarise
-from analysis.optimizer_bench.workload import Curve
-from analysis.optimizer_bench.workloads import WORKLOADS
+from analysis.optimizer_bench.peers import PEERS, Peer
+from analysis.optimizer_bench.runs import Candidate, Run
+from analysis.optimizer_bench.trials import Trial, do
+from analysis.optimizer_bench.workloads import FAMILY, ROLE, WORKLOADS
 from solution.pack import ROOT
 
 WORKLOAD_FILE = """
@@ -45,18 +42,18 @@ OPTIMIZER_FILE = """
 import torch
 
 class CustomOptimizer(torch.optim.SGD):
-    def __init__(self, params, lr=0.1, noise=0.0, crash=False):
+    def __init__(self, params, lr=0.1, noise=0.0, crash=0):
         super().__init__(params, lr)
-        self.noise, self.crash = noise, crash
+        self.noise, self.crash, self.steps = noise, crash, 0
 
     def step(self, closure=None):
-        if self.crash:
+        self.steps += 1
+        if self.steps == self.crash:
             torch.linalg.cholesky(torch.zeros(2, 2))
         for p in self.param_groups[0]["params"]:
             p.grad += self.noise * torch.randn_like(p)
         return super().step(closure)
 """
-BASELINE: dict[str, Any] = {"target": 1.0, "steps": 60, "initial": 5.0}
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +63,33 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "workloads.py").write_text(WORKLOAD_FILE)
     (path / "optimizer.py").write_text(OPTIMIZER_FILE)
     (path / "config.json").write_text('{"lr": 0.2}')
-    assert (
-        main(["optimizer-tune", "--max-steps", "20", *options(path), "--baselines", str(path / "baselines.json")]) == 0
-    )
+    assert main(["optimizer-tune", *TUNED, *options(path), "--baselines", str(path / "baselines.json")]) == 0
     return path
+
+
+@pytest.fixture
+def house(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Let the bench have four tiny workloads, one of each role, with baselines; return where looks are logged."""
+    monkeypatch.setattr(looks, "LOOKS", tmp_path / "looks.md")
+    build = load_python("--workload-file", folder / "workloads.py").build
+    roles = {"seen": "visible", "tuned": "tuning", "kept": "validation", "last": "test"}
+    swap(monkeypatch, WORKLOADS, dict.fromkeys(roles, build))
+    swap(monkeypatch, ROLE, roles)
+    swap(monkeypatch, FAMILY, {name: name[0] for name in roles})
+    found = read_baselines(folder / "baselines.json")["tiny"]
+    (tmp_path / "baselines.json").write_text(json.dumps(dict.fromkeys(roles, found)))
+    return tmp_path / "looks.md"
+
+
+def swap(monkeypatch: pytest.MonkeyPatch, known: dict[str, Any], own: dict[str, Any]) -> None:
+    """Let a dictionary have other items, for a test."""
+    for name in reversed([*known]):
+        monkeypatch.delitem(known, name)
+    for name, value in own.items():
+        monkeypatch.setitem(known, name, value)
+
+
+TUNED = ["--steps", "20,10"]
 
 
 def options(folder: Path, state: str = "state.jsonl") -> list[str]:
@@ -79,63 +99,53 @@ def options(folder: Path, state: str = "state.jsonl") -> list[str]:
 
 def run(folder: Path, *more: str, state: str = "state.jsonl") -> int:
     given = ["--optimizer", str(folder / "optimizer.py"), "--baselines", str(folder / "baselines.json")]
-    return main(["optimizer-bench", *given, *options(folder, state), "--jobs", "1", *more])
+    return main(["optimizer-bench", *given, *options(folder, state), "--steps", "20", "--jobs", "1", *more])
 
 
-def curve(*losses: float, diverged: bool = False) -> Curve:
-    return Curve(list(losses), diverged)
+def look(folder: Path, house: Path, *more: str) -> int:
+    """Run the bench on its own workloads."""
+    given = ["--baselines", str(house.parent / "baselines.json"), "--state", str(house.parent / "state.jsonl")]
+    optimizer = [] if "--compare" in more else ["--optimizer", str(folder / "optimizer.py")]
+    return main(["optimizer-bench", *optimizer, *given, "--steps", "20", "--seeds", "0", "--jobs", "1", *more])
 
 
-def test_rate() -> None:
-    assert rate(curve(5, 3, 1, 2), BASELINE) == 60 / 20
-    assert rate(curve(0.5, 3, 2, 0.9), BASELINE) == 60 / 30  # nothing is reached before training
-    assert rate(curve(5, 3, 1.4), BASELINE) == pytest.approx(0.7 * math.exp(-1))
-    assert rate(curve(5, 1 + 1e-9), BASELINE) == pytest.approx(0.7)
-    assert rate(curve(5, 3), BASELINE) == rate(curve(5, 0.5, diverged=True), BASELINE) == 0.05
-
-
-def test_summary() -> None:
-    seeds = [curve(5, 1)._replace(step_ms=1.0), curve(5, 2, 1)._replace(step_ms=3.0)]
-    good = score_workload("good", seeds, BASELINE)
-    assert good["ratio"] == pytest.approx(math.sqrt(6 * 3))
-    assert (good["hits"], good["step_ms"]) == ([10, 20], 2.0)
-    bad = score_workload("bad", [curve(5, diverged=True), curve(5, 5)], BASELINE)
-    summary = summarise([good, bad])
-    assert summary["ratio"] == pytest.approx(math.sqrt(math.sqrt(18) * 0.05))
-    assert (summary["worst"], summary["diverged"]) == ("bad", ["bad"])
-    assert summary["interval"][0] < summary["ratio"] < summary["interval"][1]
-    assert summarise([score_workload("one", seeds[:1], BASELINE)])["interval"] is None
-
-
-def test_bootstrap_is_the_enumeration() -> None:
-    logs = np.log(ratios := [[1.0, 2.0, 1.5], [0.5, 0.7, 3.0]])
-    draws = list(itertools.product(range(3), repeat=3))
-    means = [(a[list(i)].mean() + b[list(j)].mean()) / 2 for a, b in [logs] for i in draws for j in draws]
-    assert bootstrap(ratios) == pytest.approx(np.exp(np.quantile(means, [0.025, 0.975])), rel=0.03)
-    assert bootstrap(ratios) == bootstrap(ratios)
-    assert bootstrap((3 * np.array(ratios)).tolist()) == pytest.approx([3 * end for end in bootstrap(ratios)])
-    assert bootstrap([[2.0, 2.0], [8.0, 8.0]]) == pytest.approx((4, 4))
-
-
-def test_committed_baselines_name_every_workload() -> None:
-    baselines = read_baselines(ROOT / BASELINES)
-    assert set(baselines) == {*WORKLOADS, *apart.WORKLOADS}
-    for baseline in baselines.values():
-        assert baseline["target"] < baseline["initial"]
-        assert 0 < baseline["steps"] <= baseline["max_steps"]
+def test_committed_baselines_are_of_the_benchs_workloads() -> None:
+    for name, found in read_baselines(ROOT / BASELINES).items():
+        assert name in WORKLOADS
+        for steps, baseline in found.items():
+            assert baseline["target"] < baseline["initial"]
+            assert 0 < baseline["steps"] <= baseline["max_steps"] == int(steps)
 
 
 def test_baselines(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     path = folder / "baselines.json"
     was = path.read_text()
-    baseline = json.loads(was)["tiny"]
-    assert list(json.loads(was)) == ["tiny", "small"]
-    assert baseline["curve"][0] == pytest.approx(baseline["initial"], rel=1e-4)
-    assert baseline["fingerprint"] == float(f"{load_python('', folder / 'workloads.py').build(0).val_loss():.4g}")
-    monkeypatch.setattr(runs, "do", None)  # all is in the journal
-    assert main(["optimizer-tune", "--max-steps", "20", *options(folder), "--baselines", str(path)]) == 0
-    assert path.read_text() == was
-    assert len(capsys.readouterr().out.splitlines()) == 4
+    found = json.loads(was)
+    assert [*found] == ["tiny", "small"]
+    assert [[*each] for each in found.values()] == [["10", "20"]] * 2
+    for steps, baseline in found["tiny"].items():
+        assert baseline["max_steps"] == int(steps)
+        assert baseline["curve"][0] == pytest.approx(baseline["initial"], rel=1e-4)
+        assert baseline["fingerprint"] == float(f"{load_python('', folder / 'workloads.py').build(0).val_loss():.4g}")
+    monkeypatch.setattr(tune, "tune_workload", None)  # all is in the journal
+    assert main(["optimizer-tune", *TUNED, *options(folder), "--baselines", str(folder / "again.json")]) == 0
+    assert json.loads((folder / "again.json").read_text()) == found
+    assert len(capsys.readouterr().out.splitlines()) == 2 + 4
+
+
+def test_horizons_are_added_to_the_file(folder: Path) -> None:
+    found = json.loads((folder / "baselines.json").read_text())
+    path = folder / "few.json"
+    path.write_text(json.dumps({"tiny": {"20": found["tiny"]["20"]}, "other": found["small"]}))
+    given = ["--steps", "10", "--workload-file", str(folder / "workloads.py"), "--workloads", "tiny"]
+    state = ["--state", str(folder / "few.jsonl")]
+    assert main(["optimizer-tune", *given, *state, "--baselines", str(path)]) == 0
+    added = json.loads(path.read_text())
+    assert [*added["tiny"]] == ["10", "20"]
+    assert added["tiny"]["20"] == found["tiny"]["20"]
+    assert added["other"] == found["small"]
+    setting = added["tiny"]["10"]["setting"]
+    assert setting["betas"] == found["tiny"]["20"]["setting"]["betas"]  # its search began there
 
 
 def test_run(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,14 +153,16 @@ def test_run(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     more = ["--config", str(folder / "config.json"), *(f"--{name}={path}" for name, path in outputs.items())]
     assert run(folder, *more) == 0
     captured = capsys.readouterr()
-    assert "Workloads of the file" in captured.out
+    assert "**Workloads of the file, 20 steps**" in captured.out
     assert "Visible" not in captured.out
     assert "before training" not in captured.err
     assert outputs["plot"].read_bytes()[:4] == b"\x89PNG"
     (entry,) = json.loads(outputs["json"].read_text())
-    assert [row["workload"] for row in entry["apart_rows"]] == ["tiny", "small"]
+    rows = [(row["workload"], row["role"], row["steps"]) for row in entry["rows"]]
+    assert rows == [("tiny", "file", 20), ("small", "file", 20)]
+    assert [len(entry["curves"][name]) for name in ("tiny", "small")] == [3, 3]
     assert entry["config"] == {"lr": 0.2}
-    monkeypatch.setattr(runs, "do", None)
+    monkeypatch.setattr(trials, "do", None)
     assert run(folder, *more) == 0
     assert capsys.readouterr().out == captured.out
 
@@ -160,13 +172,13 @@ def test_interrupted_run_continues(
 ) -> None:
     done: list[Run] = []
 
-    def stop(run: Run) -> Curve:
+    def stop(run: Run) -> Trial:
         done.append(run)
         if len(done) == 4:
             raise KeyboardInterrupt
         return do(run)
 
-    monkeypatch.setattr(runs, "do", stop)
+    monkeypatch.setattr(trials, "do", stop)
     assert run(folder, state="stopped.jsonl") == 130
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("analysis optimizer-bench: interrupted; 3 of 6 runs are kept in ")
@@ -183,13 +195,13 @@ def test_two_processes_find_the_same(folder: Path) -> None:
         path = folder / f"jobs{jobs}.json"
         more = ["--json", str(path), "--seeds", "5", "--jobs", jobs]
         assert run(folder, *more, state=f"jobs{jobs}.jsonl") == 0
-        found.append([row["ratios"] for row in json.loads(path.read_text())[0]["apart_rows"]])
+        found.append([row["ratios"] for row in json.loads(path.read_text())[0]["rows"]])
     assert found[0] == found[1]
 
 
 def test_other_data_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     baselines = json.loads((folder / "baselines.json").read_text())
-    baselines["small"]["fingerprint"] = 12.34
+    baselines["small"]["20"]["fingerprint"] = 12.34
     (folder / "other.json").write_text(json.dumps(baselines))
     assert run(folder, "--baselines", str(folder / "other.json")) == 0
     lines = [line for line in capsys.readouterr().err.splitlines() if "before training" in line]
@@ -200,28 +212,160 @@ def test_other_data_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) 
 def test_randomness_is_the_seeds(folder: Path) -> None:
     before = torch.get_rng_state()
     candidate = Candidate("optimizer", '{"noise": 0.1}', folder / "optimizer.py")
-    curves = [do(Run("tiny", folder / "workloads.py", seed, 30, candidate, -math.inf)).losses for seed in (0, 0, 1)]
+    tried = [do(Run("tiny", folder / "workloads.py", seed, 30, candidate, -math.inf)) for seed in (0, 0, 1)]
+    curves = [trial.curve.losses for trial in tried]
     assert curves[0] == curves[1] != curves[2]
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("config", ['{"lr": 1e30}', '{"crash": true}'])
-def test_divergence(folder: Path, config: str) -> None:
-    candidate = Candidate("optimizer", config, folder / "optimizer.py")
-    assert do(Run("tiny", folder / "workloads.py", 0, 30, candidate, 0.0)).diverged
+def test_divergence_keeps_what_was_before(folder: Path) -> None:
+    def try_config(config: str) -> Trial:
+        candidate = Candidate("optimizer", config, folder / "optimizer.py")
+        return do(Run("tiny", folder / "workloads.py", 0, 40, candidate, 0.0))
+
+    fine, far, crashed = map(try_config, ("{}", '{"lr": 1e30}', '{"crash": 25}'))
+    assert far.curve.diverged
+    assert far.raised is None
+    assert crashed.curve.diverged
+    assert crashed.raised is not None
+    assert crashed.raised.startswith("LinAlgError: ")
+    assert crashed.curve.losses == fine.curve.losses[:3]  # of 0, 10 and 20 steps
+    assert not fine.curve.diverged
+    assert fine.raised is None
 
 
-def test_peers_take_their_best_rate(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = folder / "peers.json"
-    given = ["--baselines", str(folder / "baselines.json"), "--compare", "adamw,schedule-free", "--json", str(path)]
-    assert main(["optimizer-bench", *given, *options(folder), "--jobs", "1"]) == 0
-    for entry in json.loads(path.read_text()):
-        best = max(entry["rates"], key=entry["rates"].get)
-        assert json.loads(best) == entry["config"]
-        assert len(entry["rates"]) == len(PEERS[entry["name"]].rates)
+def test_one_run_is_judged_at_every_horizon(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    baselines = json.loads((folder / "baselines.json").read_text())
+    for found in baselines.values():
+        found["20"]["target"] = 1e-9  # no run ends early
+    (folder / "hard.json").write_text(json.dumps(baselines))
+    rows: dict[str, Any] = {}
+    state = folder / "horizons.jsonl"
+    for steps in ("20,10", "10"):
+        given = ["--baselines", str(folder / "hard.json"), "--json", str(folder / "rows.json")]
+        assert run(folder, *given, "--steps", steps, state=state.name) == 0
+        (entry,) = json.loads((folder / "rows.json").read_text())
+        rows[steps] = [{**row, "step_ms": 0} for row in entry["rows"]]
+        assert [each["steps"] for each in entry["summaries"]] == sorted(map(int, steps.split(",")))
+    kept = [json.loads(line) for line in state.read_text().splitlines()]
+    assert len([each for each in kept if each["run"][3] == 20]) == 6  # a workload and seed runs once
+    assert [row for row in rows["20,10"] if row["steps"] == 10] == rows["10"]
+    assert "**Workloads of the file, 10 steps**" in capsys.readouterr().out
+
+
+def test_roles(folder: Path, house: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def list_rows(*more: str) -> list[tuple[str, str]]:
+        assert look(folder, house, *more, "--json", str(tmp_path / "rows.json")) == 0
+        return [(row["workload"], row["role"]) for row in json.loads((tmp_path / "rows.json").read_text())[0]["rows"]]
+
+    assert list_rows() == [("seen", "visible")]
+    assert list_rows("--roles", "tuning,visible") == [("seen", "visible"), ("tuned", "tuning")]
+    assert not house.exists()
+    assert "**Tuning workloads, 20 steps**" in capsys.readouterr().out
+    file = ["--workload-file", str(folder / "workloads.py"), "--baselines", str(tmp_path / "both.json")]
+    both = json.loads((tmp_path / "baselines.json").read_text()) | json.loads((folder / "baselines.json").read_text())
+    (tmp_path / "both.json").write_text(json.dumps(both))
+    assert list_rows(*file) == [("seen", "visible"), ("tiny", "file"), ("small", "file")]
+    assert list_rows(*file, "--workloads", "tiny,tuned") == [("tiny", "file"), ("tuned", "tuning")]
+    plot = tmp_path / "plot.svg"
+    assert (
+        list_rows("--steps", "10,20", "--roles", "visible,tuning", "--plot", str(plot))[:2] == [("seen", "visible")] * 2
+    )
+    assert plot.read_text().startswith("<?xml")
+
+
+def test_looks_are_logged_and_test_is_looked_at_twice(
+    folder: Path, house: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert look(folder, house, "--roles", "validation,visible") == 0
+    header, line = house.read_text().rsplit("|---|\n")
+    assert header.startswith("# Looks of the optimizer bench\n")
+    cells = line.strip("|\n ").split(" | ")
+    assert cells[1:4] == ["visible, validation", "20", "0"]
+    assert len(cells[4]) == 8
+    assert cells[5] == "`{}`"
+    assert cells[6].startswith("visible 20: ")
+    assert "; validation 20: " in cells[6]
+    for index, name in enumerate(["first", "second", "third"]):
+        (folder / f"{name}.json").write_text(json.dumps({"lr": 0.1 + index}))
+        code = look(folder, house, "--workloads", "last", "--config", str(folder / f"{name}.json"))
+        assert code == (0 if index < 2 else 2)
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert "`--workloads` must let test families be looked at twice at the most; got 2 looks, at " in message
+    looked = house.read_text()
+    assert look(folder, house, "--roles", "test", "--config", str(folder / "second.json")) == 0  # it was seen
+    assert look(folder, house, "--roles", "validation", "--config", str(folder / "third.json")) == 0
+    assert look(folder, house, "--roles", "test", "--compare", "adamw") == 0  # peers are free
+    assert len(house.read_text().splitlines()) == len(looked.splitlines()) + 3
+    assert " | adamw |  | test 20: " in house.read_text().splitlines()[-1]
+
+
+def test_learning_rates(folder: Path, house: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "rates.json"
+    given = ["--config", str(folder / "config.json"), "--rates", "0.1,1e30", "--steps", "10,20", "--json", str(path)]
+    assert look(folder, house, *given, "--roles", "visible,tuning") == 0
+    entries = json.loads(path.read_text())
+    assert [(entry["factor"], entry["config"]["lr"]) for entry in entries] == [(1, 0.2), (0.1, 0.02), (1e30, 2e29)]
     out = capsys.readouterr().out
-    assert out.index("| optimizer") < out.index("| schedule-free")
-    assert "only step() is called" in out.lower()
+    lines = [line.strip("| \n").split(" | ") for line in out.partition("**Learning rates**\n\n")[2].splitlines()[:5]]
+    head, _, *cells = [[cell.strip() for cell in line] for line in lines]
+    assert head == ["rate", "lr", "10 steps", "change", "20 steps", "change", "worst", "not finite"]
+    assert [line[0] for line in cells] == ["0.1", "1", "1e+30"]
+    assert cells[1][3] == cells[1][5] == "+0.0 %"
+    for place, entry in ((0, entries[1]), (1, entries[0])):
+        for column, steps in ((2, 10), (4, 20)):
+            own = [row["ratio"] for row in entry["rows"] if row["steps"] == steps]
+            assert cells[place][column] == f"{math.prod(own) ** (1 / len(own)):.2f}"
+    assert cells[2][-2:] == ["seen 0.05 (of 10)", "seen, tuned"]
+    (folder / "default.json").write_text("{}")
+    assert look(folder, house, "--config", str(folder / "default.json"), "--rates", "3", "--json", str(path)) == 0
+    assert json.loads(path.read_text())[1]["config"] == {"lr": 0.3}  # the default is 0.1
+
+
+def test_peers_take_their_best_rate_at_each_horizon(
+    folder: Path, house: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "peers.json"
+    given = ["--compare", "adamw,schedule-free,ademamix", "--steps", "10,20", "--roles", "visible,tuning"]
+    assert look(folder, house, *given, "--seeds", "0,1", "--json", str(path)) == 0
+    for entry in json.loads(path.read_text()):
+        assert [*entry["rates"]] == ["10", "20"]
+        for rates in entry["rates"].values():
+            assert len(rates["means"]) == len(PEERS[entry["name"]].rates)
+            assert rates["means"][str(rates["best"])] == max(rates["means"].values())
+        for steps, rates in entry["rates"].items():
+            own = [row["ratios"][0] for row in entry["rows"] if row["steps"] == int(steps)]
+            assert math.prod(own) ** 0.5 == pytest.approx(rates["means"][str(rates["best"])])
+    captured = capsys.readouterr()
+    assert captured.out.count("| ademamix") == 4
+    assert "only step() is called" in " ".join(captured.out.lower().split())
+    assert "an advantage that the optimizer judged here does not have" in " ".join(captured.out.split())
+
+
+def test_a_peer_that_cannot_take_a_shape_is_not_finite_there(
+    folder: Path, house: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Picky(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            if any(p.ndim == 1 for group in self.param_groups for p in group["params"]):
+                raise ValueError("no vectors,\nplease")
+            return super().step(closure)
+
+    def refuse(parameters: Any, lr: float) -> torch.optim.Optimizer:
+        raise TypeError("nothing")
+
+    monkeypatch.setitem(PEERS, "picky", Peer(Picky, (0.1, 0.2)))
+    monkeypatch.setitem(PEERS, "refusing", Peer(refuse, (0.1,)))
+    path = tmp_path / "peers.json"
+    given = ["--optimizer", str(folder / "optimizer.py"), "--compare", "picky,refusing,adamw", "--json", str(path)]
+    assert look(folder, house, *given) == 0
+    rows = {entry["name"]: entry["rows"][0] for entry in json.loads(path.read_text())}
+    assert rows["picky"]["ratios"] == rows["refusing"]["ratios"] == [0.05]
+    assert rows["picky"]["raised"] == ["ValueError: no vectors, please"]
+    assert rows["adamw"]["raised"] == rows["optimizer"]["raised"] == [None]
+    out = capsys.readouterr().out
+    assert "picky: Raised on seen (ValueError: no vectors, please)." in out
+    assert "refusing: Raised on seen (TypeError: nothing)." in out
 
 
 ERRORS = [
@@ -232,7 +376,19 @@ ERRORS = [
     (["--config", "{f}/optimizer.py"], "`--config` must be a readable JSON file; got "),
     (["--config", "{f}/unknown.json"], "`--config` must be what CustomOptimizer takes; got TypeError: "),
     (["--baselines", "{f}/missing.json"], "`--baselines` must be a readable JSON file; got "),
-    (["--baselines", "{f}/empty.json"], "`--baselines` must have every workload; got none of tiny. Run python -m "),
+    (
+        ["--baselines", "{f}/empty.json"],
+        "`--baselines` must have every workload; got none of tiny at 20; none of small",
+    ),
+    (
+        ["--steps", "1000,20,300"],
+        "`--baselines` must have every workload; got none of tiny at 300, 1000; none of small",
+    ),
+    (["--steps", "15"], "`--steps` must be multiples of 10; got 15."),
+    (["--roles", "visible"], "`--roles` must come without --workloads; got visible."),
+    (["--roles", "hidden"], "`--roles` must be of visible, tuning, validation, test; got 'hidden'."),
+    (["--rates", "0.1,0"], "`--rates` must be numbers > 0; got '0'."),
+    (["--rates", "0.1,x"], "`--rates` must be numbers > 0; got 'x'."),
     (["--baselines", "{f}/list.json"], "`--baselines` must hold what tune writes; got "),
     (["--workloads", "tiny,huge"], "`--workloads` must be of gpt, "),
     (["--workload-file", "{f}/optimizer.py"], "`--workload-file` must hold a dictionary WORKLOADS; got "),
@@ -246,12 +402,8 @@ ERRORS = [
 
 @pytest.mark.parametrize(("arguments", "message"), ERRORS)
 def test_errors(folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
-    texts = {
-        "list.json": "[1]",
-        "empty.json": "{}",
-        "unknown.json": '{"size": 1}',
-        "taken.py": 'WORKLOADS = {"gpt": 1}',
-    }
+    texts = {"list.json": "[1]", "empty.json": "{}", "unknown.json": '{"size": 1}'}
+    texts["taken.py"] = 'WORKLOADS = {"gpt": 1}'
     for name, text in texts.items():
         (folder / name).write_text(text)
     assert run(folder, *(argument.format(f=folder) for argument in arguments)) == 2
@@ -266,12 +418,20 @@ def test_errors(folder: Path, capsys: pytest.CaptureFixture[str], arguments: lis
     [
         (["optimizer-bench"], "`--optimizer` must be a Python file; got none."),
         (["optimizer-bench", "--compare", "--plot", "x.png"], "`--plot` must come with --optimizer"),
-        (["optimizer-tune", "--max-steps", "5"], "`--max-steps` must be a whole number >= 10; got '5'"),
+        (["optimizer-bench", "--compare", "--rates", "3"], "`--rates` must come with --optimizer"),
+        (["optimizer-tune", "--steps", "5"], "`--steps` must be a whole number >= 10; got '5'"),
+        (["optimizer-tune", "--steps", "300,15"], "`--steps` must be multiples of 10; got 15."),
     ],
 )
 def test_other_errors(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
     assert main(arguments) == 2
     assert capsys.readouterr().err.startswith(f"analysis {arguments[0]}: {message}")
+
+
+def test_the_missing_baselines_command_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(folder, "--steps", "300,20,1000") == 2
+    command = "Run python -m analysis optimizer-tune --steps 1000,300 --workloads tiny,small first, with the same file."
+    assert capsys.readouterr().err.endswith(f"{command}\n")
 
 
 def test_the_optimizers_old_path_names_the_new_one(capsys: pytest.CaptureFixture[str]) -> None:
@@ -284,13 +444,7 @@ def test_the_optimizers_old_path_names_the_new_one(capsys: pytest.CaptureFixture
 def test_workloads_that_cannot_be_tuned(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = WORKLOAD_FILE.replace("Y = X @", "Y = float('nan') * X @").replace("tiny", "lost")
     (folder / "lost.py").write_text(text)
-    given = [
-        "--workload-file",
-        str(folder / "lost.py"),
-        "--workloads",
-        "lost",
-        "--baselines",
-        str(folder / "lost.json"),
-    ]
+    given = ["--workload-file", str(folder / "lost.py"), "--workloads", "lost"]
+    given += ["--baselines", str(folder / "lost.json")]
     assert main(["optimizer-tune", *given, "--state", str(folder / "state.jsonl")]) == 2
     assert "`--workloads` must have a finite loss before training; got nan of lost" in capsys.readouterr().err

@@ -86,6 +86,13 @@ def test_results_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert not (tmp_path / "s").exists()
 
 
+def test_arguments_without_a_name_are_told_too() -> None:
+    parser = StudyParser("analysis sums", "")
+    parser.add_argument("files", nargs="+")
+    parser.add_whole("--most", 3, "the largest")
+    assert parser.parse_study(["a", "b", "--most", "4"]).made == "python -m analysis sums a b --most 4"
+
+
 def test_without_names_all_are_meant(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -1,0 +1,75 @@
+"""Looks at the families that are kept apart: each is a line of a file, and test families are looked at twice at most.
+
+A look is at an optimizer's file and its configuration. To see the same again is no further look.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from analysis.optimizer_bench.loading import PROG
+from analysis.optimizer_bench.runs import Candidate
+from protonet._checks import fail
+from protonet._writing import write_whole
+from solution.pack import ROOT
+
+LOOKS = ROOT / "analysis/results/optimizer_looks.md"
+APART, TEST, MOST = {"validation", "test"}, "test", 2
+HEADER = """# Looks of the optimizer bench
+
+Each run of `python -m analysis optimizer-bench` on the validation or the test families adds a line: the first digits of
+the SHA-256 of the optimizer's file, its configuration, and geometric means by role and horizon. The test families are
+looked at by two optimizers at the most.
+
+| date | roles | steps | seeds | optimizer | configuration | ratios |
+|---|---|---|---|---|---|---|
+"""
+
+
+class Look(NamedTuple):
+    """Who is looked at, and where."""
+
+    optimizer: str  #: The first digits of its file's hash, or the names of peers.
+    config: str  #: Its configuration as JSON; empty for peers.
+    roles: Collection[str]  #: Of the workloads that are run.
+
+    @classmethod
+    def at(cls, candidate: Candidate | None, peers: Sequence[str], roles: Collection[str]) -> Look:
+        """Return a look at a candidate, or at peers alone."""
+        if candidate is None or candidate.file is None:
+            return cls(", ".join(peers), "", roles)
+        return cls(hashlib.sha256(candidate.file.read_bytes()).hexdigest()[:8], candidate.config, roles)
+
+
+def check_look(look: Look, argument: str) -> None:
+    """Raise an InputError before a third optimizer is judged on the test families; peers are free to be."""
+    if TEST not in look.roles or not look.config:
+        return
+    lines = LOOKS.read_text(encoding="utf-8").splitlines() if LOOKS.exists() else []
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("| 2")]
+    seen = dict.fromkeys((each[4], each[5].strip("`")) for each in cells if TEST in each[1].split(", ") and each[5])
+    if len(seen) >= MOST and (look.optimizer, look.config) not in seen:
+        got = f"{len(seen)} looks, at {' and '.join(f'{name} {config}' for name, config in seen)}"
+        remedy = f"Judge on validation; {LOOKS.name} has the looks."
+        fail(PROG, argument, "let test families be looked at twice at the most", got, remedy)
+
+
+def log_look(look: Look, steps: Sequence[int], seeds: Sequence[int], ratios: Mapping[tuple[str, int], float]) -> None:
+    """Add a look's line, if it is at families that are kept apart: geometric means by role and horizon."""
+    if not APART & set(look.roles):
+        return
+    means = "; ".join(f"{role} {horizon:,}: {mean:.2f}" for (role, horizon), mean in ratios.items())
+    date = datetime.date.today().isoformat()
+    config = f"`{look.config}`" if look.config else ""
+    cells = [date, ", ".join(look.roles), _join(steps), _join(seeds), look.optimizer, config, means]
+    text = LOOKS.read_text(encoding="utf-8") if LOOKS.exists() else HEADER
+    text += f"| {' | '.join(cells)} |\n"
+    write_whole(LOOKS, lambda file: file.write(text.encode()))
+
+
+def _join(numbers: Sequence[int]) -> str:
+    """Return numbers with commas."""
+    return ", ".join(f"{number}" for number in numbers)

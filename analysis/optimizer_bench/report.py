@@ -1,0 +1,159 @@
+"""The bench's tables and its plot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from analysis.optimizer_bench.loading import FILE, Baseline, Baselines
+from analysis.optimizer_bench.score import Row, Summary, average_by
+from analysis.optimizer_bench.workload import EVERY
+from analysis.optimizer_bench.workloads import ROLES
+from protonet._checks import optional_packages
+from protonet.commands.common import format_table
+
+#: An optimizer's ``name`` and ``config``, its ``rows`` and what they come to (``summaries``). A peer has ``rates``
+#: instead of the config: by the horizon, its ``best`` learning rate and each rate's geometric mean on the first seed
+#: (``means``). A candidate has the ``factor`` on its learning rate, and at the factor 1 the ``curves`` of smoothed
+#: losses of each seed, by the workload's name.
+Entry = dict[str, Any]
+TITLES = {role: f"{role.capitalize()} workloads" for role in ROLES} | {FILE: "Workloads of the file"}
+NOTE = """
+Ratio: AdamW's steps to the target, tuned for each workload and horizon, over the optimizer's; means are geometric,
+intervals of 95 % over seeds. A miss earns at most 0.7, a loss that is not finite 0.05. Short of the target: of misses,
+the best smoothed loss. Milliseconds: one step(), CPU time.
+"""
+PEERS_NOTE = """
+Libraries' optimizers are set by default but for the learning rate. It is the best of a few on the first seed, for each
+horizon, on all of these workloads together: an advantage that the optimizer judged here does not have. Only step() is
+called: none has a schedule, and schedule-free AdamW is judged where it takes gradients.
+"""
+RATES_NOTE = """
+Rate: the factor on the configuration's learning rate. Change: of the geometric mean, against the factor 1.
+"""
+
+
+def tabulate(entries: Sequence[Entry], baselines: Baselines) -> str:
+    """Return the tables: for each role and horizon the candidate's rows, if there is one, and all optimizers' means."""
+    text = ""
+    rates = [entry for entry in entries if "factor" in entry]
+    peers = [entry for entry in entries if "rates" in entry]
+    first, compared = entries[0], [*rates[:1], *peers]
+    for summary in first["summaries"]:
+        key = {name: summary[name] for name in ("role", "steps")}
+        rows = _select(first["rows"], key)
+        text += f"**{TITLES[summary['role']]}, {summary['steps']:,} steps**\n\n"
+        if "factor" in first:
+            found = {row["workload"]: baselines[row["workload"]][str(summary["steps"])] for row in rows}
+            text += f"{_tabulate_rows(rows, found)}\n{first['name']}: {_describe(summary, rows)}\n\n"
+        if peers:
+            text += _tabulate_entries(compared, key) + "\n"
+    if len(rates) > 1:
+        text += f"**Learning rates**\n\n{tabulate_rates(rates)}\n"
+    text += NOTE.lstrip() + PEERS_NOTE.lstrip() * bool(peers)
+    return text + RATES_NOTE.lstrip() * (len(rates) > 1)
+
+
+def _select(rows: Sequence[Mapping[str, Any]], key: Mapping[str, object]) -> list[Any]:
+    """Return the rows, or summaries, that agree with a key."""
+    return [row for row in rows if key.items() <= row.items()]
+
+
+def _tabulate_rows(rows: Sequence[Row], baselines: Mapping[str, Baseline]) -> str:
+    """Return a table with a line for each workload."""
+    lines = []
+    for row in rows:
+        baseline = baselines[row["workload"]]
+        seeds = zip(row["hits"], row["diverged"], strict=True)
+        steps = ", ".join("not finite" if diverged else f"{hit:,}" if hit else "miss" for hit, diverged in seeds)
+        line = [row["workload"], row["family"], f"{baseline['target']:.4g}", f"{baseline['steps']:,}", steps]
+        gaps = ", ".join(f"{gap:.2g} %" for gap in row["gaps"] if gap is not None)
+        lines.append([*line, f"{row['ratio']:.2f}", gaps, f"{row['step_ms']:.2f}"])
+    header = ["workload", "family", "target", "AdamW's steps", "steps", "ratio", "short of the target", "ms"]
+    return format_table(header, lines)
+
+
+def _describe(summary: Summary, rows: Sequence[Row]) -> str:
+    """Return a summary as a line."""
+    interval = f" ({_format_interval(summary)})" if summary["interval"] else ""
+    text = f"geometric mean {summary['ratio']:.2f}{interval}, worst {summary['worst']} {summary['worst_ratio']:.2f}, "
+    text += f"worst family {summary['worst_family']} {summary['worst_family_ratio']:.2f}, "
+    return text + f"not finite: {', '.join(summary['diverged']) or 'none'}.{_tell_raised(rows)}"
+
+
+def _tell_raised(rows: Sequence[Row]) -> str:
+    """Return which workloads an optimizer raised an exception on, with the first one of each; empty if on none."""
+    raised = {row["workload"]: next(filter(None, row["raised"]), None) for row in rows}
+    told = "; ".join(f"{name} ({text})" for name, text in raised.items() if text is not None)
+    return told and f" Raised on {told}."
+
+
+def _tabulate_entries(entries: Sequence[Entry], key: Mapping[str, Any]) -> str:
+    """Return a table with a line for each optimizer at a role and horizon, the best first."""
+    names = [row["workload"] for row in _select(entries[0]["rows"], key)]
+    lines, notes = [], ""
+    found: list[tuple[Entry, Summary]] = [(entry, _select(entry["summaries"], key)[0]) for entry in entries]
+    for entry, summary in sorted(found, key=lambda pair: -float(pair[1]["ratio"])):
+        rows = _select(entry["rows"], key)
+        line = [entry["name"], f"{entry['rates'][str(key['steps'])]['best']:g}" if "rates" in entry else ""]
+        line += [f"{row['ratio']:.2f}" for row in rows]
+        line += [f"{summary['ratio']:.2f}", _format_interval(summary), f"{summary['worst_ratio']:.2f}"]
+        lines.append([*line, f"{sum(row['step_ms'] for row in rows) / len(rows):.2f}"])
+        told = _tell_raised(rows)
+        notes += f"\n{entry['name']}:{told}\n" if told else ""
+    return format_table(["optimizer", "rate", *names, "mean", "95 %", "worst", "ms"], lines) + notes
+
+
+def _format_interval(summary: Summary) -> str:
+    """Return an interval as ``low to high``, empty if there is none."""
+    return "" if summary["interval"] is None else "{:.2f} to {:.2f}".format(*summary["interval"])
+
+
+def tabulate_rates(entries: Sequence[Entry]) -> str:
+    """Return a table with a line for each factor on the learning rate, over all workloads."""
+    means = {entry["factor"]: average_by(entry["rows"], "steps") for entry in entries}
+    horizons = list(means[1.0])
+    lines = []
+    for entry in sorted(entries, key=lambda each: float(each["factor"])):
+        line = [f"{entry['factor']:g}", f"{entry['config']['lr']:g}" if "lr" in entry["config"] else "default"]
+        for steps, mean in means[entry["factor"]].items():
+            change = 100 * (mean / means[1.0][steps] - 1)
+            line += [f"{mean:.2f}", f"{round(change, 1) + 0.0:+.1f} %"]
+        worst = min(entry["rows"], key=lambda row: float(row["ratio"]))
+        diverged = dict.fromkeys(row["workload"] for row in entry["rows"] if any(row["diverged"]))
+        told = f"{worst['workload']} {worst['ratio']:.2f} (of {worst['steps']:,})"
+        lines.append([*line, told, ", ".join(diverged) or "none"])
+    headings = [text for steps in horizons for text in (f"{steps:,} steps", "change")]
+    return format_table(["rate", "lr", *headings, "worst", "not finite"], lines)
+
+
+def plot(curves: Mapping[str, Sequence[Sequence[float]]], baselines: Mapping[str, Baseline], path: Path) -> None:
+    """Draw smoothed validation losses over steps, of each workload's seeds, with the target."""
+    with optional_packages("plot"):
+        from matplotlib.figure import Figure  # noqa: PLC0415 - optional
+    n_columns = min(4, len(curves))
+    n_rows = -(-len(curves) // n_columns)
+    figure = Figure(figsize=(1 + 3 * n_columns, 0.6 + 2.6 * n_rows), layout="constrained")
+    panels = figure.subplots(n_rows, n_columns, squeeze=False).flatten()
+    for axes, (name, seeds) in zip(panels, curves.items(), strict=False):
+        shown = [baselines[name]["curve"], *seeds]
+        for index, losses in enumerate(shown):
+            style = {"color": "C1", "lw": 1} if index else {"color": "0.4", "lw": 1.5}
+            label = "candidate, a line for each seed" if index else "AdamW, tuned, mean of seeds"
+            steps = [EVERY * place for place in range(1, len(losses))]
+            axes.plot(steps, losses[1:], label=label if index < 2 else None, **style)
+        axes.axhline(baselines[name]["target"], color="0.7", lw=1, ls=":", label="target")
+        if min(min(losses[1:], default=1.0) for losses in shown) > 0:  # a density's log-loss may be negative
+            axes.set_yscale("log")
+            axes.yaxis.set(minor_formatter="{x:g}")
+        axes.yaxis.set(major_formatter="{x:g}")
+        axes.set_title(name, fontsize=10)
+        axes.tick_params(labelsize=7, which="both")
+    for axes in panels[len(curves) :]:
+        axes.set_axis_off()
+    figure.supxlabel("steps", fontsize=9)
+    figure.supylabel("validation loss, smoothed", fontsize=9)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False, fontsize=9)
+    figure.savefig(path, dpi=150)

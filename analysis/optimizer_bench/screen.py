@@ -1,0 +1,220 @@
+"""Rank variants of an optimizer on the visible and tuning workloads, at 300 and 1,000 steps on one seed.
+
+FILE is a Python file as --optimizer of optimizer-bench takes it; FILE:SIDES.longest=256,SLOPES.gain=0.02 is the same
+file with other fields of the frozen dataclasses that are its constants. By default only the cheap workloads run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import hashlib
+import re
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from scipy.stats import spearmanr
+
+from analysis.optimizer_bench import loading
+from analysis.optimizer_bench.bench import Grid, add_grid, check_baselines, load_candidate, train_all
+from analysis.optimizer_bench.runs import Candidate
+from analysis.optimizer_bench.score import Row, average_by
+from analysis.optimizer_bench.tune import check_steps
+from analysis.optimizer_bench.workloads import FAMILY, ROLE
+from analysis.shared.runner import Report, StudyParser
+from protonet._checks import fail
+from protonet._writing import write_whole
+from protonet.commands.common import check_name, format_table
+
+PROG = "analysis optimizer-screen"
+#: One or two of each visible or tuning family, those whose runs take the least time with the shared optimizer, which
+#: ends early where it is fast: 50 s on two cores.
+CHEAP = (
+    *("gpt", "recommender", "vae", "gnn", "prototype", "syntax", "spiky", "chain", "denoiser", "ranking", "words"),
+    *("loud", "siamese"),
+)
+NOTE = """
+Geometric means of AdamW's steps over the variant's, as of optimizer-bench, over workloads and horizons. Left out: for
+each family, the variant that is best on all others, and what it gets on that family; the mean over all workloads is an
+honest estimate of what the choice is worth.
+"""
+
+
+class Variant(NamedTuple):
+    """What is screened."""
+
+    name: str  #: What tables call it.
+    candidate: Candidate
+
+
+class Choice(NamedTuple):
+    """Which variant would have been chosen without a family."""
+
+    family: str
+    variant: str  #: The best one on all other families.
+    ratio: float  #: Its geometric mean on the family.
+    best: float  #: The largest geometric mean of any variant there.
+
+
+def add_options(parser: StudyParser) -> None:
+    """Add the variants, and what they run on."""
+    parser.add_argument("variants", nargs="+", metavar="FILE[:NAME.field=value,...]", help="optimizers to rank")
+    parser.add_argument("--config", metavar="FILE", help="config of all of them, a JSON object (default: none)")
+    parser.add_argument("--all", action="store_true", help="run every workload, and rate the cheap ones' ranking")
+    parser.add("--steps", "300,1000", "horizons, with commas", check_steps)
+    add_grid(parser, "0")
+    parser.add_state("optimizer_bench")
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Run every variant, rank them, and tell what the choice is worth."""
+    folder = options.state.parent / "optimizer_variants"
+    variants = name_variants([make_variant(text, options.config, folder) for text in options.variants])
+    names = [name for name, role in ROLE.items() if role in {"visible", "tuning"} and (options.all or name in CHEAP)]
+    baselines = loading.read_baselines(Path(options.baselines))
+    grid = Grid(dict.fromkeys(names), baselines, options.seeds, sorted(options.steps))
+    check_baselines(grid)
+    trials = train_all(
+        [run for each in variants for run in grid.list_runs(each.candidate)], options.state, options.jobs
+    )
+    rows = {each.name: grid.score(dict.fromkeys(grid.steps, each.candidate), trials) for each in variants}
+    ratios = {name: average_by(found, "workload") for name, found in rows.items()}
+    choices = leave_out(ratios, FAMILY)
+    text = f"{tabulate(rows)}\n{tabulate_choices(choices, ratios)}"
+    found: dict[str, Any] = {"rows": rows, "choices": [choice._asdict() for choice in choices]}
+    if options.all:
+        found["rank_correlation"] = correlate(ratios, CHEAP)
+        told = "too few variants differ" if found["rank_correlation"] is None else f"{found['rank_correlation']:.2f}"
+        cheap = sum(name in CHEAP for name in names)
+        text += f"\nSpearman's rank correlation of the {cheap} cheap workloads with all {len(names)}: {told}.\n"
+    return Report(found, f"{text}{NOTE}")
+
+
+def make_variant(text: str, config_file: str | None, folder: Path) -> Variant:
+    """Return a variant of an optimizer; one with other constants becomes a file in a folder, named after what it is."""
+    name, _, fields = text.partition(":")
+    path = Path(name)
+    if not fields:
+        return Variant(text, load_candidate(path, config_file))
+    load_candidate(path, config_file)  # it says what is wrong with the file itself
+    source = change_constants(path, fields)
+    made = folder / f"{path.stem}_{hashlib.sha256(source.encode()).hexdigest()[:12]}.py"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not made.exists():
+        write_whole(made, lambda file: file.write(source.encode()))
+    return Variant(text, load_candidate(made, config_file))
+
+
+def name_variants(variants: Sequence[Variant]) -> list[Variant]:
+    """Return variants, each once, called by their files' names without folders where that tells them apart."""
+    variants = list(dict.fromkeys(variants))
+    files = [each.name.partition(":") for each in variants]
+    short = [" ".join(filter(None, (Path(file).stem, fields))) for file, _, fields in files]
+    if len(set(short)) < len(short):
+        return variants
+    return [each._replace(name=name) for each, name in zip(variants, short, strict=True)]
+
+
+def change_constants(path: Path, fields: str) -> str:
+    """Return a module's source in which fields of its dataclass constants are changed where these are made.
+
+    Args:
+        path: Of the module, which can be imported.
+        fields: As in ``SIDES.longest=256,SLOPES.gain=0.02``.
+    """
+    module, source = loading.load_python("--optimizer", path.resolve()), path.read_text(encoding="utf-8")
+    constants = {name: each for name, each in vars(module).items() if dataclasses.is_dataclass(each) and name.isupper()}
+    changed: dict[str, dict[str, Any]] = {}
+    for part in re.split(r",(?=\s*\w+\.\w+=)", fields):
+        match = re.fullmatch(r"\s*(\w+)\.(\w+)=(.+)", part)
+        if match is None:
+            fail(PROG, "variants", "be FILE:NAME.field=value,...", repr(part), "Write such as SIDES.longest=256.")
+        name, field, value = match.groups()
+        check_name(PROG, "variants", name, constants)
+        check_name(PROG, "variants", field, [each.name for each in dataclasses.fields(constants[name])])
+        try:
+            changed.setdefault(name, {})[field] = ast.literal_eval(value)
+        except (SyntaxError, ValueError):
+            fail(PROG, "variants", f"have a literal as {name}.{field}", repr(value), "Write a number or a tuple.")
+    lines = source.splitlines()
+    made = [(node.end_lineno or 0, name) for node in ast.parse(source).body for name in _list_targets(node)]
+    for line, name in sorted(made, reverse=True):
+        if name in changed:
+            values = ", ".join(f"{field}={value!r}" for field, value in changed[name].items())
+            lines.insert(line, f'{name} = __import__("dataclasses").replace({name}, {values})')
+    return "\n".join(lines) + "\n"
+
+
+def _list_targets(node: ast.stmt) -> list[str]:
+    """Return the names that a statement binds by an assignment."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)]
+
+
+def average(ratios: Mapping[str, float], names: Collection[str]) -> float:
+    """Return the geometric mean of some workloads' ratios."""
+    return statistics.geometric_mean(ratios[name] for name in ratios if name in names)
+
+
+def leave_out(ratios: Mapping[str, Mapping[str, float]], families: Mapping[str, str]) -> list[Choice]:
+    """Return the choice that would be made without each family.
+
+    Args:
+        ratios: Of variants, by the workload.
+        families: Of the workloads.
+    """
+    names = list(next(iter(ratios.values())))
+    choices = []
+    for family in dict.fromkeys(families[name] for name in names):
+        own = {name for name in names if families[name] == family}
+        others = {name for name in names if name not in own} or own
+        chosen = max(ratios, key=lambda variant: average(ratios[variant], others))
+        best = max(average(each, own) for each in ratios.values())
+        choices.append(Choice(family, chosen, average(ratios[chosen], own), best))
+    return choices
+
+
+def correlate(ratios: Mapping[str, Mapping[str, float]], names: Collection[str]) -> float | None:
+    """Return the rank correlation of variants by some workloads with that by all; None if too few differ."""
+    some = [average(each, names) for each in ratios.values()]
+    every = [average(each, each) for each in ratios.values()]
+    if len(set(some)) < 3 or len(set(every)) < 3:
+        return None
+    return float(spearmanr(some, every).statistic)
+
+
+def tabulate(rows: Mapping[str, Sequence[Row]]) -> str:
+    """Return a table with a line for each variant, the best first."""
+    means = {name: average(each := average_by(found, "workload"), each) for name, found in rows.items()}
+    lines = []
+    for name in sorted(rows, key=lambda variant: -means[variant]):
+        horizons, families = (average_by(rows[name], key) for key in ("steps", "family"))
+        worst = min(rows[name], key=lambda row: float(row["ratio"]))
+        diverged = dict.fromkeys(row["workload"] for row in rows[name] if any(row["diverged"]))
+        line = [name, f"{means[name]:.3f}", *(f"{mean:.3f}" for mean in horizons.values())]
+        line += [f"{worst['workload']} {worst['ratio']:.2f}", ", ".join(diverged) or "none"]
+        lines.append([*line, *(f"{mean:.2f}" for mean in families.values())])
+    first = next(iter(rows.values()))
+    headings = [f"{steps:,} steps" for steps in average_by(first, "steps")]
+    return format_table(["variant", "mean", *headings, "worst", "not finite", *average_by(first, "family")], lines)
+
+
+def tabulate_choices(choices: Sequence[Choice], ratios: Mapping[str, Mapping[str, float]]) -> str:
+    """Return a table of what would be chosen without each family, and what the choice is worth."""
+    lines = [[each.family, each.variant, f"{each.ratio:.2f}", f"{each.best:.2f}"] for each in choices]
+    best = max(ratios, key=lambda variant: average(ratios[variant], ratios[variant]))
+    text = f"Best on all: {best}, {average(ratios[best], ratios[best]):.3f}. "
+    text += f"Chosen without the family that it is judged on: {estimate(choices, ratios, FAMILY):.3f}."
+    return f"{format_table(['left out', 'best on the others', 'ratio', 'best there'], lines)}\n{text}\n"
+
+
+def estimate(
+    choices: Sequence[Choice], ratios: Mapping[str, Mapping[str, float]], families: Mapping[str, str]
+) -> float:
+    """Return the geometric mean over workloads of what was chosen without their families."""
+    chosen = {choice.family: choice.variant for choice in choices}
+    names = next(iter(ratios.values()))
+    return statistics.geometric_mean(ratios[chosen[families[name]]][name] for name in names)

@@ -1,0 +1,119 @@
+"""Scores of the optimizer bench: against oracles, on curves made by hand."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis.optimizer_bench.report import tabulate
+from analysis.optimizer_bench.score import bootstrap, measure_gap, rate, score_workload, summarise, view
+from analysis.optimizer_bench.trials import Trial
+from analysis.optimizer_bench.workload import Curve
+
+BASELINE: dict[str, Any] = {"target": 1.0, "steps": 60, "initial": 5.0, "max_steps": 100}
+
+
+def curve(*losses: float, diverged: bool = False) -> Curve:
+    return Curve(list(losses), diverged)
+
+
+def test_rate() -> None:
+    assert rate(curve(5, 3, 1, 2), BASELINE) == 60 / 20
+    assert rate(curve(0.5, 3, 2, 0.9), BASELINE) == 60 / 30  # nothing is reached before training
+    assert rate(curve(5, 3, 1.4), BASELINE) == pytest.approx(0.7 * math.exp(-1))
+    assert rate(curve(5, 1 + 1e-9), BASELINE) == pytest.approx(0.7)
+    assert rate(curve(5, 3), BASELINE) == rate(curve(5, 1.5, diverged=True), BASELINE) == 0.05
+    assert rate(curve(diverged=True), BASELINE) == 0.05
+
+
+def test_a_hit_ends_a_run_whatever_comes_later() -> None:
+    seen = view(curve(5, 3, 0.9, 4, 2), 1.0, 100)
+    assert seen == curve(5, 3, 0.9)
+    assert rate(curve(5, 3, 0.9, diverged=True), BASELINE) == 60 / 20
+
+
+def test_a_horizon_hides_what_comes_later() -> None:
+    losses = (5, 3, 2, 1.4, 0.9)
+    for steps, expected in ((10, 0.05), (20, 0.7 * math.exp(-2.5)), (30, 0.7 * math.exp(-1)), (40, 1.5)):
+        assert rate(curve(*losses), BASELINE | {"max_steps": steps}) == pytest.approx(expected)
+    assert rate(curve(*losses), BASELINE | {"max_steps": 30}) == rate(curve(*losses[:4]), BASELINE)
+
+
+def test_divergence_after_a_horizon_is_none() -> None:
+    lost = curve(5, 3, 2, diverged=True)  # its loss at 30 steps, or before, was not finite
+    assert view(lost, 1.0, 30).diverged
+    assert not view(lost, 1.0, 20).diverged
+    assert rate(lost, BASELINE | {"max_steps": 20}) == pytest.approx(0.7 * math.exp(-2.5))
+    assert view(curve(diverged=True), 1.0, 10).diverged
+
+
+def test_gaps_are_of_the_best_loss_within_the_horizon() -> None:
+    assert measure_gap(curve(0.1, 3, 1.2, 1.5), BASELINE) == pytest.approx(20)
+    assert measure_gap(curve(5, 3, 1.2, 1.1), BASELINE | {"max_steps": 20}) == pytest.approx(20)
+    assert measure_gap(curve(5, 3, 1), BASELINE) is None
+    assert measure_gap(curve(5, diverged=True), BASELINE) is None
+    assert measure_gap(curve(5, 2, diverged=True), BASELINE) == pytest.approx(100)
+    assert measure_gap(curve(5, -1, -1.5), BASELINE | {"target": -2.0}) == pytest.approx(25)
+
+
+def test_summary() -> None:
+    seeds = [Trial(curve(5, 1)._replace(step_ms=1.0)), Trial(curve(5, 2, 1)._replace(step_ms=3.0))]
+    good = score_workload("gpt", seeds, BASELINE)
+    assert good["ratio"] == pytest.approx(math.sqrt(6 * 3))
+    assert (good["hits"], good["step_ms"], good["gaps"]) == ([10, 20], 2.0, [None, None])
+    assert (good["role"], good["family"], good["steps"]) == ("visible", "language", 100)
+    lost = [Trial(curve(5, diverged=True), "ValueError: x"), Trial(curve(5, 5))]
+    bad = score_workload("vae", lost, BASELINE)
+    assert bad["raised"] == ["ValueError: x", None]
+    (summary,) = summarise([good, bad])
+    assert summary["ratio"] == pytest.approx(math.sqrt(math.sqrt(18) * 0.05))
+    assert (summary["worst"], summary["diverged"]) == ("vae", ["vae"])
+    assert summary["interval"][0] < summary["ratio"] < summary["interval"][1]
+    assert summarise([score_workload("gpt", seeds[:1], BASELINE)])[0]["interval"] is None
+
+
+def test_workloads_count_the_same_and_the_worst_family_is_told() -> None:
+    rows = [
+        score_workload(name, [Trial(curve(*[5] * place, 1))], BASELINE | {"max_steps": steps})
+        for steps in (100, 200)
+        for name, place in (("cnn", 1), ("vit", 3), ("gpt", 2), ("labels", 4))
+    ]
+    first, second, *_ = summaries = summarise(rows)
+    assert [(each["role"], each["steps"]) for each in summaries] == [
+        *(("visible", 100), ("tuning", 100)),
+        *(("visible", 200), ("tuning", 200)),
+    ]
+    assert first["ratio"] == pytest.approx((6 * 2 * 3) ** (1 / 3))
+    assert (first["worst"], first["worst_family"]) == ("vit", "language")  # vision has sqrt(12)
+    assert first["worst_family_ratio"] == pytest.approx(3)
+    assert second["ratio"] == pytest.approx(1.5)
+
+
+def test_tables() -> None:
+    trials = [Trial(curve(5, 1)), Trial(curve(5, 3, 1.004))]
+    rows = [
+        score_workload("gpt", trials, BASELINE),
+        score_workload("labels", [Trial(curve(5, diverged=True), "ValueError: x")] * 2, BASELINE),
+    ]
+    entry = {"name": "ours", "config": {}, "factor": 1.0, "rows": rows, "summaries": summarise(rows)}
+    text = tabulate([entry], {name: {"100": BASELINE} for name in ("gpt", "labels")})
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    assert ["gpt", "language", "1", "60", "10, miss", "2.04", "0.4 %", "0.00"] in lines
+    assert ["labels", "noise", "1", "60", "not finite, not finite", "0.05", "", "0.00"] in lines
+    assert "**Visible workloads, 100 steps**" in text
+    assert "ours: geometric mean 0.05 (0.05 to 0.05), worst labels 0.05, worst family noise 0.05, " in text
+    assert "not finite: labels. Raised on labels (ValueError: x).\n" in text
+
+
+def test_bootstrap_is_the_enumeration() -> None:
+    logs = np.log(ratios := [[1.0, 2.0, 1.5], [0.5, 0.7, 3.0]])
+    draws = list(itertools.product(range(3), repeat=3))
+    means = [(a[list(i)].mean() + b[list(j)].mean()) / 2 for a, b in [logs] for i in draws for j in draws]
+    assert bootstrap(ratios) == pytest.approx(np.exp(np.quantile(means, [0.025, 0.975])), rel=0.03)
+    assert bootstrap(ratios) == bootstrap(ratios)
+    assert bootstrap((3 * np.array(ratios)).tolist()) == pytest.approx([3 * end for end in bootstrap(ratios)])
+    assert bootstrap([[2.0, 2.0], [8.0, 8.0]]) == pytest.approx((4, 4))
