@@ -1,8 +1,9 @@
 """CustomOptimizer: one optimizer for every workload, which finds its own step size.
 
-The direction is Adam's in the eigenbasis of the gradients' second moments (SOAP). Step sizes follow the slope that the
-new gradient sees along the step before: downhill, and steps grow; uphill, and they shrink, which anneals at last. There
-is one size for everything, and a factor for each direction of the eigenbases.
+The direction is Adam's in the eigenbasis of the gradients' second moments (SOAP), half of it along a mean of many more
+steps. Step sizes are found from below: they grow until the slope that the new gradient sees along the step before turns
+uphill. From then on they follow that slope, less and less, and fall with the number of steps. There is one size for
+everything, and a factor for each direction of the eigenbases.
 
 The arithmetic is `take_step`, a function on plain state. `CustomOptimizer` wraps it as a `torch.optim.Optimizer`;
 `StackOptimizer` takes the same steps for a stack of models at once.
@@ -21,8 +22,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-# Values without another source were chosen on the visible workloads of `analysis.optimizer_bench`, seeds 0 and 1;
-# analysis/results/optimizer_bench.md has what they reach there, optimizer_rates.md other seeds and learning rates.
+# Values without another source were chosen on the visible and tuning families of `analysis.optimizer_bench`;
+# analysis/results/optimizer_bench.md has what they reach there and on families that chose nothing.
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ class Bases:
 class Limits:
     """What keeps single gradients and silent directions from ruling the steps."""
 
+    #: Weight decay is at most this over the weights' root mean square: weights may be meant to be large.
+    decay: float = 0.05
     #: Least root of a second moment, relative to the gradient's usual size: silent directions are not blown up.
     floor: float = 1e-2
     spike: float = 10.0  #: A gradient is scaled down to this many times its usual size.
@@ -78,17 +81,42 @@ class Tables:
 
 
 @dataclass(frozen=True)
-class Slopes:
-    """How step sizes follow the slope along the step before, in units of the slopes' usual size."""
+class Search:
+    """How the rate, the step size of a matrix of 64 inputs, is found in the first steps."""
 
-    gain: float = 0.015  #: Change of the rate's logarithm per step, at a slope of one usual size.
-    direction_gain: float = 0.03  #: The same of a direction's factor.
-    hurry: float = 0.3  #: Added to both, over the number of steps: the first ones move more.
-    neutral: float = 0.2  #: Downhill slope at which the rate stays.
-    memory: float = 0.95  #: Decay per step of the slopes' mean square.
+    below: float = 0.1  #: Where it starts, in units of the learning rate.
+    growth: float = 0.4  #: Growth of its logarithm per step.
+    usual: float = 0.01  #: Up to here it grows unless there is evidence against it, beyond if there is evidence for it.
+    uphill: float = 0.5  #: Evidence against it: the trend of slopes, in [0, 1].
+    back: float = 0.7  #: Factor of the rate at which such evidence is found.
+
+
+@dataclass(frozen=True)
+class Slopes:
+    """How rates follow the slope along the step before, in units of the slopes' usual size."""
+
+    gain: float = 0.015  #: Most change of the rate's logarithm per step, at a slope of one usual size ...
+    late_gain: float = 3.0  #: ... or this over the number of steps, if that is less.
+    turn_gain: float = 0.4  #: Added to it, over one plus the number of times that the trend of slopes has turned.
+    fall: float = 0.0045  #: What the rate's logarithm falls per step ...
+    late_fall: float = 1.0  #: ... or this over the number of steps, if that is less.
+    least: float = 2.0  #: Over the number of steps: no slope takes the rate below it, from above.
+    trend: float = 0.7  #: Decay per step of the trend.
+    memory: float = 0.95  #: Decay per step of the slopes' mean size.
+    unit: float = 1.25  #: The usual size, in units of the mean size: of normal numbers, their root mean square.
+    direction_gain: float = 0.03  #: Change of the logarithm of a direction's factor per step ...
+    direction_hurry: float = 0.3  #: ... and what is added to it, over the number of steps.
     furthest: float = 1.15  #: Furthest logarithm of a direction's factor, either way: factors stay within a tenfold.
     negligible: float = 1e-3  #: Share of the largest direction's slope below which a slope is rounding.
     range: float = 1e4  #: Furthest factor of the rate, either way.
+
+
+@dataclass(frozen=True)
+class Averages:
+    """What the step follows beside the new gradient and Adam's mean."""
+
+    window: float = 6.0  #: The slow mean looks back over one ``window``-th of the steps.
+    share: float = 0.5  #: Of the step that follows it.
 
 
 @dataclass(frozen=True)
@@ -100,11 +128,20 @@ class Inputs:
 
 
 NAMES = ("left", "right")
-SIDES, BASES, LIMITS, TABLES, SLOPES, INPUTS = Sides(), Bases(), Limits(), Tables(), Slopes(), Inputs()
+SIDES, BASES, LIMITS, TABLES, INPUTS = Sides(), Bases(), Limits(), Tables(), Inputs()
+SEARCH, SLOPES, AVERAGES = Search(), Slopes(), Averages()
 #: Bytes at multiples of which torch lays tensors.
 ALIGNMENT = 64
 #: What all parameters of a run share, at its start; CustomOptimizer keeps it in the first group.
-SHARED = {"rate": 1.0, "slope_square": 0.0, "slopes": 0, "skipped": 0}
+SHARED: dict[str, Any] = {
+    "rate": SEARCH.below,  #: In units of the learning rate.
+    "found": 0.0,  #: The rate at the end of the search; 0 during it.
+    "slopes": 0,
+    "slope_size": 0.0,  #: The slopes' mean size.
+    "trend": 0.0,
+    "turns": 0,
+    "skipped": 0,
+}
 
 
 class Work(NamedTuple):
@@ -155,7 +192,12 @@ def take_step(runs: Sequence[dict[str, Any]], work: Sequence[Work], *, stacked: 
             fresh.append(item.state)
     _choose_sides(fresh, stacked)
     read = [_read(item.state, gradient, stacked) for item, gradient in live]
-    _adapt(runs, [slope for _, slope in read if slope is not None])
+    lr = max((_first_rate(item.group) for item, _ in live), default=0.0)
+    _adapt(runs, [slope for _, slope in read if slope is not None], lr or 1.0)
+    # No wind-up: where every step stands at its limit, the rate goes no further, and so comes back at once.
+    most = max((_largest_rate(item) for item, _ in live), default=math.inf)
+    for run in runs:
+        run["rate"] = min(run["rate"], most)
     rates = [run["rate"] for run in runs]
     for (item, _), (turned, _) in zip(live, read, strict=True):
         _move(item.parameter, item.state, turned, item.group, rates, stacked)
@@ -373,21 +415,56 @@ def _find_tables(gradient: Tensor, stacked: bool) -> list[bool]:
     return [bool(each) for each in (untouched > TABLES.untouched).reshape(-1)]
 
 
-def _adapt(runs: Sequence[dict[str, Any]], slopes: list[Tensor]) -> None:
-    """Move each run's rate by the slope along its last step, in units of the slopes' usual size."""
+def _first_rate(group: dict[str, Any]) -> float:
+    """Return the learning rate that a group was given, whatever a scheduler has made of it."""
+    return float(group.get("initial_lr", group["lr"]))
+
+
+def _largest_rate(item: Work) -> float:
+    """Return the rate, in units of the learning rate, at which a parameter's step comes to its limit."""
+    most = TABLES.most / TABLES.rate if item.state["table"] else LIMITS.step
+    return most / (_first_rate(item.group) or 1.0)
+
+
+def _adapt(runs: Sequence[dict[str, Any]], slopes: list[Tensor], lr: float) -> None:
+    """Move each run's rate, in units of ``lr``, by the slope along its last step."""
     if not slopes:
         return
     together = torch.stack([slope.double() for slope in slopes]).reshape(len(slopes), -1)  # (parameters, runs)
     for run, column in zip(runs, together.T.tolist(), strict=True):
-        slope = -sum(column)
-        if slope == 0 or not math.isfinite(slope):
+        downhill = -sum(column) / run["rate"]  # a slope is that of a step as long as the rate
+        if downhill == 0 or not math.isfinite(downhill):
             continue
         run["slopes"] += 1
-        run["slope_square"] += (1 - SLOPES.memory) * (slope * slope - run["slope_square"])
-        usual = math.sqrt(run["slope_square"] / (1 - SLOPES.memory ** run["slopes"])) or math.inf
-        move = SLOPES.gain + SLOPES.hurry / run["slopes"]
-        move *= max(-1.0, min(1.0, slope / usual - SLOPES.neutral))
-        run["rate"] = max(1 / SLOPES.range, min(SLOPES.range, run["rate"] * math.exp(move)))
+        run["slope_size"] += (1 - SLOPES.memory) * (abs(downhill) - run["slope_size"])
+        usual = SLOPES.unit * run["slope_size"] / (1 - SLOPES.memory ** run["slopes"])
+        own = max(-1.0, min(1.0, downhill / usual))
+        before = run["trend"]
+        run["trend"] = SLOPES.trend * before + (1 - SLOPES.trend) * own
+        if run["found"]:
+            run["turns"] += (before > 0) != (run["trend"] > 0)
+            _follow_slope(run, own, lr)
+        else:
+            _search(run, lr)
+        run["rate"] = max(1 / SLOPES.range, min(SLOPES.range, run["rate"]))
+
+
+def _search(run: dict[str, Any], lr: float) -> None:
+    """Let a rate grow, or end its search and go back where the trend says that steps have become too long."""
+    usual = run["rate"] * lr >= SEARCH.usual
+    if run["trend"] < (0 if usual else -SEARCH.uphill):
+        run["rate"] *= SEARCH.back
+        run["found"] = run["rate"]
+    else:
+        run["rate"] *= math.exp(SEARCH.growth * (run["trend"] if usual else 1))
+
+
+def _follow_slope(run: dict[str, Any], own: float, lr: float) -> None:
+    """Move a rate by its last slope in units of the usual one, and let it fall."""
+    gain = min(SLOPES.gain, SLOPES.late_gain / run["slopes"]) + SLOPES.turn_gain / (1 + run["turns"])
+    fall = min(SLOPES.fall, SLOPES.late_fall / run["slopes"])
+    least = min(run["found"], SLOPES.least / run["slopes"] / lr)
+    run["rate"] = max(least, run["rate"] * math.exp(gain * own - fall))
 
 
 def _start(p: Tensor, gradient: Tensor, state: dict[str, Any], *, table: bool, stacked: bool) -> None:
@@ -403,7 +480,8 @@ def _start(p: Tensor, gradient: Tensor, state: dict[str, Any], *, table: bool, s
     gradient = gradient.reshape((*runs, shape[0], columns) if matrix else p.shape)
     state["table"] = table
     state["inputs"] = columns if matrix and not table else INPUTS.reference
-    state["mean"], state["square"], state["last"] = (torch.zeros_like(gradient) for _ in range(3))
+    for name in ("mean", "slow", "square", "last"):
+        state[name] = torch.zeros_like(gradient)
     if p.dtype.itemsize < 4:
         state["weight"] = p.to(gradient.dtype)
 
@@ -440,7 +518,7 @@ def _choose_sides(states: list[dict[str, Any]], stacked: bool) -> None:
 def _adapt_factors(state: dict[str, Any], uphill: Tensor) -> None:
     """Move the directions' factors by each one's slope along the last step, relative to each other."""
     memory = 1 - SLOPES.memory ** state["step"]
-    gain = SLOPES.direction_gain + SLOPES.hurry / state["step"]
+    gain = SLOPES.direction_gain + SLOPES.direction_hurry / state["step"]
     for side in filter(state.__contains__, NAMES):
         slope = uphill.sum(-1 if side == "left" else -2)
         usual = (state[f"{side}_slopes"].lerp_(slope**2, 1 - SLOPES.memory) / memory).sqrt()
@@ -512,13 +590,13 @@ def _follow(
 ) -> tuple[Tensor, ...]:
     """Let a side's basis (n, n) follow its statistics by one power step; return it, its columns as rows.
 
-    Along with it: the directions' factors and slopes (n,), the mean, the squares and the gradient, all of them turned.
+    Along with it: the directions' factors and slopes (n,), the means, the squares and the gradient, all of them turned.
     """
     power = statistics @ old + BASES.damping * statistics.trace() * old
     new = torch.linalg.householder_product(*torch.geqrf(power))  # the Q of its QR decomposition
     turn = new.T @ old
     shares = turn**2  # of each old direction in each new one
-    turns = (turn, shares, turn)
+    turns = (turn, turn, shares, turn)
     turned = [each @ own if left else own @ each.T for each, own in zip(turns, averages, strict=True)]
     return new.T, shares @ factors, shares @ slopes, *turned
 
@@ -526,12 +604,22 @@ def _follow(
 def _refresh(state: dict[str, Any], turned: Tensor) -> Tensor:
     """Let the bases follow the statistics, and the averages turn along; return the gradient, turned."""
     for side in filter(state.__contains__, NAMES):
-        names = (f"{side}_basis", f"{side}_factors", f"{side}_slopes", "mean", "square")
+        names = (f"{side}_basis", f"{side}_factors", f"{side}_slopes", "mean", "slow", "square")
         follow = partial(_follow, left=side == "left")
         *kept, turned = _each(follow, state[side], *(state[name] for name in names), turned)
         state.update(zip(names, kept, strict=True))
         state[f"{side}_basis"] = state[f"{side}_basis"].mT
     return turned
+
+
+def _share(p: Tensor, state: dict[str, Any], stacked: bool) -> list[float]:
+    """Return the most weight decay of each run's share of a parameter; found anew now and then."""
+    if state["step"] % BASES.seldom == 1:
+        sizes = _numbers(torch.linalg.vector_norm(state.get("weight", p), dim=_dims(p, stacked)))
+        count = p.numel() // len(sizes)
+        state["share"] = [LIMITS.decay * math.sqrt(count) / size if size else math.inf for size in sizes]
+    found: list[float] = state["share"]
+    return found
 
 
 def _move(
@@ -541,11 +629,13 @@ def _move(
     first, second = group["betas"]
     inputs = (INPUTS.reference / state["inputs"]) ** INPUTS.power
     sizes = [min(LIMITS.step, float(group["lr"]) * rate) * inputs for rate in rates]
-    decays = [size * group["weight_decay"] if p.ndim - stacked >= 2 else 0.0 for size in sizes]
+    decays = [
+        min(group["weight_decay"], share) if p.ndim - stacked >= 2 else 0.0 for share in _share(p, state, stacked)
+    ]
     if state["table"]:
         second = max(second, TABLES.beta)
         sizes = [min(TABLES.most, TABLES.rate * size) for size in sizes]
-        decays = [TABLES.decay * size * group["weight_decay"] for size in sizes]
+        decays = [TABLES.decay * decay for decay in decays]
     mean = state["mean"].lerp_(turned, 1 - first)
     square = state["square"].mul_(second).addcmul_(turned, turned, value=1 - second)
     correction = 1 - second ** state["step"]
@@ -555,6 +645,8 @@ def _move(
     floor, along = _spread(square, floors, [-size for size in sizes])
     root = (square / correction).add_(floor).sqrt_().add_(group["eps"])
     ahead = torch.lerp(turned, mean, first).div_(1 - first ** (state["step"] + 1))
+    slow = state["slow"].lerp_(turned, AVERAGES.window / (state["step"] + AVERAGES.window - 1))
+    ahead.lerp_(slow, AVERAGES.share)
     state["last"] = ahead.div_(root).mul_(along)
     for side in filter(state.__contains__, NAMES):
         factors = state[f"{side}_factors"].exp()
@@ -563,7 +655,7 @@ def _move(
     weight = state.get("weight", p)  # a finer copy, in which steps too small for the parameter's precision add up
     if weight is not p and not torch.equal(weight.to(p.dtype), p):
         weight.copy_(p)
-    (kept,) = _spread(weight, [1 - decay for decay in decays])
+    (kept,) = _spread(weight, [1 - size * decay for size, decay in zip(sizes, decays, strict=True)])
     weight.mul_(kept).add_(step)
     if weight is not p:
         p.copy_(weight)
