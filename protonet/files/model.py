@@ -20,7 +20,7 @@ from protonet.views.view import LinearMap, Stored, expect, expect_sound
 #: The name of the entry, in the file's metadata, that says as JSON what the file is.
 FORMAT = "protonet.model"
 #: Raised whenever what is written changes; files of other versions are not read.
-VERSION = 2
+VERSION = 3
 INSTALL = 'pip install "protonet[files]"'
 #: What the names of tensors begin with that are held for later, and are no part of the network.
 HELD = "held."
@@ -136,7 +136,7 @@ def describe_network(network: PrototypeNetwork) -> tuple[dict[str, Any], dict[st
     assert isinstance(encoder, Encoder)  # check_model has said so
     sources = encoder.list_sources()
     tensors = {name: getattr(network, name) for name in ("sums", "counts", "temperature")}
-    tensors |= {name: getattr(encoder, name) for name in ("weights", "scale")}
+    tensors |= {name: getattr(encoder, name) for name in ("weights", "origin", "scale")}
     for number, source in enumerate(sources):
         tensors |= {f"sources.{number}.{name}": tensor for name, tensor in source.named_buffers()}
     views: list[dict[str, Any]] = []
@@ -184,6 +184,7 @@ def restore_network(structure: Any, tensors: Mapping[str, Tensor]) -> PrototypeN
     expect(len(sums) == len(counts) > 0 and bool((counts >= 0).all()), "sums of other classes than counts")
     network = PrototypeNetwork(encoder, embedding_dim=encoder.embedding_dim, num_classes=len(counts))
     encoder.weights, encoder.scale, network.temperature = weights, whole.take("scale"), whole.take("temperature")
+    encoder.origin = whole.take("origin", input_dim)
     expect(bool(encoder.scale > 0) and bool(network.temperature > 0), "a scale or temperature that is not positive")
     expect(not left, "tensors that belong to no view")
     network.set_sums(sums, counts)

@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from protonet._checks import check_int, check_number, fail, fail_type
+from protonet._checks import check_int, check_number, check_weights, fail, fail_type
 from protonet.encoder import Encoder
-from protonet.fit.loading import read_loaders, sort_rows
+from protonet.fit.copies import pool_copies
+from protonet.fit.loading import centre_columns, order_rows, read_loaders
 from protonet.fit.search import EFFORTS, RAW, SEARCH_SHARE, Choice, Progress, Search, ignore, select
 from protonet.network import PrototypeNetwork
 from protonet.views.linear import LinearKind
@@ -32,8 +34,15 @@ SELECTION_SHARE = 0.6
 class Problem(NamedTuple):
     """Labelled rows, as views are fitted to them."""
 
-    rows: Rows  #: In canonical order, of unit scale; with the seed of all that is drawn.
-    scale: float  #: Of the features as they came.
+    rows: Rows  #: In canonical order, of unit scale, equal ones once; with the seed of all that is drawn.
+    scale: float  #: Of the features as they came, less the origin.
+    origin: Tensor  #: (dim,) float32; see `protonet.fit.loading.centre_columns`.
+    repeated: int  #: How many of the rows that came are equal to another one, or nearly.
+
+    def features_as_they_came(self, places: Tensor) -> Tensor:
+        """Return the features (m, dim) of some rows (m,): float32, or float64 where that would lose digits."""
+        x = self.rows.features[places] * self.scale
+        return x.double() + self.origin if bool(self.origin.any()) else x
 
 
 class Solution(NamedTuple):
@@ -91,8 +100,22 @@ def solve_problem(
     effort: str | Search = "default",
     progress: Progress | None = None,
     seed: int = 0,
+    weights: Tensor | None = None,
+    groups: Tensor | None = None,
 ) -> Solution:
-    """Do what `solve` does, and also return what was chosen and the rows, for `fit_choice` to fit to some of them."""
+    """Do what `solve` does, and also return what was chosen and the rows, for `fit_choice` to fit to some of them.
+
+    Args:
+        train_loader: As in `solve`, and so are all but the last two.
+        val_loader: The same.
+        metadata: The same.
+        time_limit: The same.
+        effort: The same.
+        progress: The same.
+        seed: The same.
+        weights: (n,) > 0 of the rows in the order of the loaders; only how they differ matters. None for equal ones.
+        groups: (n,) int64 in the same order: rows of one group are held out together. None for each alone.
+    """
     started = time.monotonic()
     metadata = _check_metadata(metadata)
     time_limit = check_number("solve", "time_limit", time_limit, low=0)
@@ -103,12 +126,21 @@ def solve_problem(
     progress = progress or ignore
     with untouched_globals():
         features, labels, num_classes = read_loaders(train_loader, val_loader, metadata)
-        features, labels = sort_rows(features, labels)
+        features, origin = centre_columns(features)
+        order = order_rows(features, labels)
+        features, labels = features[order], labels[order]
+        if weights is not None:
+            weights = check_weights("solve", "weights", weights, n=len(labels))[order]
+            weights = weights / weights.max()
+            weights = None if bool((weights == 1).all()) else weights / weights.mean()
+        if groups is not None:
+            groups = groups[order].unique(return_inverse=True)[1]
         plan = plan_encoder(features.shape[1], num_classes, metadata.get("param_limit", PARAM_LIMIT))
         scale = float(torch.linalg.vector_norm(features, dtype=torch.float64)) / math.sqrt(features.numel()) or 1.0
-        rows = Rows(features.div_(scale), labels, num_classes, seed=seed)  # in place: these rows are a copy
+        features.div_(scale)  # in place: these rows are a copy
+        rows, repeated = pool_copies(Rows(features, labels, num_classes, seed=seed, weights=weights, groups=groups))
         searched = rows._replace(deadline=started + SELECTION_SHARE * time_limit)
-        problem = Problem(rows, scale)
+        problem = Problem(rows, scale, origin, repeated)
         with comparable("solve", "train_loader"):
             choice = select(searched, plan, search=search, progress=progress)
             progress("final fit", SEARCH_SHARE)
@@ -136,8 +168,9 @@ def fit_choice(problem: Problem, choice: Choice, deadline: float = math.inf) -> 
     network = PrototypeNetwork(
         encoder, embedding_dim=encoder.embedding_dim, num_classes=rows.num_classes, temperature=choice.temperature
     )
-    network.set_prototypes(rows.features, rows.labels)
+    network.set_prototypes(rows.features, rows.labels, rows.weights)
     encoder.scale.fill_(problem.scale)
+    encoder.origin.copy_(problem.origin)
     return network.eval()
 
 

@@ -33,6 +33,20 @@ class Rows(NamedTuple):
     """Offsets of the copies that shifted views are fitted to, 0 first; see `protonet.views.shifts`."""
     seed: int = 0  #: Of first weights and episodes.
     deadline: float = math.inf  #: ``time.monotonic()`` after which training takes no further step.
+    weights: Tensor | None = None
+    """(n,) float64, > 0: how many of the rows that came each one stands for; None for one each."""
+    groups: Tensor | None = None  #: (n,) int64: rows of one group are held out together; None for each alone.
+
+    @property
+    def shares(self) -> Tensor | None:
+        """The weights (n,) float64 at a mean of 1, whatever their size; None where all are one."""
+        return None if self.weights is None else self.weights / self.weights.mean()
+
+    def take(self, places: Tensor) -> Rows:
+        """Return some of the rows, given their numbers (m,) int64 or which they are (n,) bool."""
+        some = {"features": self.features[places], "labels": self.labels[places]}
+        weights, groups = (None if each is None else each[places] for each in (self.weights, self.groups))
+        return self._replace(**some, weights=weights, groups=groups)
 
 
 class Stored:
