@@ -94,27 +94,31 @@ def _connect(groups: Tensor, pairs: Tensor) -> Tensor:
         groups = joined
 
 
-def pool_copies(rows: Rows) -> tuple[Rows, int]:
+def pool_copies(rows: Rows) -> tuple[Rows, int, Tensor | None]:
     """Make rows that are equal, and of one class, one row of their weight; group those that are nearly so.
 
     Args:
         rows: Sorted by class, then by their bytes. Their groups, if any, are numbers below n.
 
     Returns:
-        The rows, and how many of them are equal to an earlier one, or nearly.
+        The rows; how many of them are equal to an earlier one, or nearly; and, of groups that were given, the number
+        (groups,) that each has now.
     """
-    copies = find_copies(rows.features)
+    copies, groups, numbers = find_copies(rows.features), rows.groups, None
+    if groups is not None:
+        numbers = torch.arange(int(groups.max()) + 1)
     if copies is None:
-        return rows, 0
-    n, groups = len(copies), rows.groups
+        return rows, 0, numbers
+    n, alone = len(copies), torch.arange(len(copies))
     repeated = n - len(copies.unique())
-    alone = torch.arange(n)
-    if groups is not None:  # copies join the groups that they are in
-        first = torch.full((int(groups.max()) + 1,), n).scatter_reduce_(0, groups, alone, "amin")
+    if groups is not None and numbers is not None:  # copies join the groups that they are in
+        first = torch.full_like(numbers, n).scatter_reduce_(0, groups, alone, "amin")
         copies = _connect(copies, torch.stack([alone, first[groups]]))
+        numbers = copies[first]
     same = (rows.features[1:] == rows.features[:-1]).all(dim=1) & (rows.labels[1:] == rows.labels[:-1])
     new = torch.cat([torch.tensor([True]), ~same])
     weights = torch.bincount(new.cumsum(dim=0) - 1, rows.weights).to(torch.float64)
     rows = rows._replace(groups=copies).take(new)
-    alone = groups is None and len(rows.groups.unique()) == len(rows.labels)
-    return rows._replace(weights=weights, groups=None if alone else rows.groups), repeated
+    if groups is None and len(copies.unique()) == len(rows.labels):  # what is equal is one row, and nothing is near it
+        rows = rows._replace(groups=None)
+    return rows._replace(weights=weights), repeated, numbers

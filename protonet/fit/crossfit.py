@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from protonet.encoder import Encoder
 from protonet.files.model import describe_network, restore_network
 from protonet.fit.baselines import score_cosine, score_lda
+from protonet.fit.copies import find_copies
 from protonet.fit.search import Choice, Progress, ignore
 from protonet.fit.solver import Problem, Solution, comparable, fit_choice, untouched_globals
 from protonet.metrics import score_known
@@ -37,6 +39,7 @@ class Crossfit(NamedTuple):
     labels: Tensor  #: (judged,) int64.
     weights: Tensor  #: (judged,) float64: how many rows each stands for.
     fold: Tensor  #: (judged,) int64: which fold model did not see the row.
+    groups: Tensor  #: (judged,) int64, as `protonet.fit.solver.Solution` numbers them; -1 where there are none.
     offset: Tensor
     """0-d float64: by how much the network of all rows scores such rows higher; see `protonet.metrics.calibrate`."""
 
@@ -73,7 +76,8 @@ def crossfit(solution: Solution, *, deadline: float = math.inf, progress: Progre
     fold = torch.cat([judged[:0], *(torch.full_like(judge, number) for number, (_, judge) in enumerate(folds))])
     features = problem.features_as_they_came(judged)
     weights = torch.ones(len(judged), dtype=torch.float64) if rows.weights is None else rows.weights[judged]
-    return Crossfit(solution.network.cpu(), tuple(models), features, labels[judged], weights, fold, offset)
+    groups = torch.full_like(judged, -1) if solution.groups is None else rows.groups[judged]
+    return Crossfit(solution.network.cpu(), tuple(models), features, labels[judged], weights, fold, groups, offset)
 
 
 def _make_folds(rows: Rows) -> list[Fold]:
@@ -140,27 +144,48 @@ def _score(score: Callable[..., Tensor], rows: Rows, fold: Fold) -> Tensor:
     return score(fitted.features, fitted.labels, rows.features[fold.judge], rows.num_classes, fitted.shares)
 
 
-def update(crossed: Crossfit, features: Tensor, labels: Tensor, num_classes: int) -> None:
+def update(crossed: Crossfit, features: Tensor, labels: Tensor, num_classes: int, groups: Tensor | None = None) -> None:
     """Add samples to the network and to the fold models: `predict_held` then tells what that costs the known classes.
+
+    A fold model gets none that equals a row that it is judged on, or nearly, or is of its group.
 
     Args:
         crossed: The networks, which are changed; the rows that are held out stay as they were.
         features: (n, dim) real, finite.
         labels: (n,) int64 in [0, num_classes).
         num_classes: Classes from now on, at least as many as before.
+        groups: (n,) int64, numbered as those of the crossfit are, -1 for others; None for none.
 
     Raises:
         InputTypeError: As `PrototypeNetwork.add_samples`.
         InputError: As `PrototypeNetwork.add_samples`.
     """
-    for network in (crossed.whole, *crossed.folds):
-        network.add_samples(features, labels, num_classes=num_classes)
+    known = len(crossed.whole.counts)
+    crossed.whole.add_samples(features, labels, num_classes=num_classes)
+    held, copies = len(crossed.labels), _find_copies(crossed, features)
+    for number, network in enumerate(crossed.folds):
+        judged = crossed.fold == number
+        fresh = ~torch.isin(copies[held:], copies[:held][judged])
+        if groups is not None:
+            fresh &= (groups < 0) | ~torch.isin(groups, crossed.groups[judged])
+        network.arrange_classes(torch.cat([torch.arange(known), torch.full((num_classes - known,), -1)]))
+        if bool(fresh.any()):
+            network.add_samples(features[fresh], labels[fresh])
+
+
+def _find_copies(crossed: Crossfit, features: Tensor) -> Tensor:
+    """Return the group of copies (judged + n,) int64 of each row that was held out, and of each of the features."""
+    every = torch.cat([crossed.features.double(), features.double()])
+    encoder = crossed.whole.encoder
+    assert isinstance(encoder, Encoder)  # the file's loader has said so
+    found = find_copies(((every - encoder.origin) / encoder.scale).float())
+    return torch.arange(len(every)) if found is None else found
 
 
 def pack(crossed: Crossfit) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
     """Return all but the network of all rows for a model file: what JSON holds, and tensors by name."""
     structures: list[dict[str, Any]] = []
-    tensors = {name: getattr(crossed, name) for name in ("features", "labels", "weights", "fold", "offset")}
+    tensors = {name: getattr(crossed, name) for name in Crossfit._fields[2:]}
     for number, network in enumerate(crossed.folds):
         structure, own = describe_network(network)
         structures.append(structure)
@@ -181,13 +206,13 @@ def unpack(network: PrototypeNetwork, structures: Any, tensors: Mapping[str, Ten
         own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
         folds.append(restore_network(structure, own))
         expect(len(folds[-1].counts) == len(network.counts), "folds of other classes")
-    names = ("features", "labels", "weights", "fold", "offset")
-    expect(set(names) <= tensors.keys(), "no rows that were held out")
-    x, labels, weights, fold, offset = (tensors[name] for name in names)
+    expect(set(Crossfit._fields[2:]) <= tensors.keys(), "no rows that were held out")
+    x, labels, weights, fold, groups, offset = parts = [tensors[name] for name in Crossfit._fields[2:]]
     number_like = offset.shape == () and offset.dtype == torch.float64 and bool(torch.isfinite(offset))
     expect(number_like, "an offset that is no number")
-    shapes = x.shape == (len(labels), network.encoder.input_dim) and labels.shape == weights.shape == fold.shape
-    kinds = x.dtype in {torch.float32, torch.float64} and labels.dtype == fold.dtype == torch.int64
+    shapes = x.shape == (len(labels), network.encoder.input_dim)
+    shapes = shapes and labels.shape == weights.shape == fold.shape == groups.shape
+    kinds = x.dtype in {torch.float32, torch.float64} and {labels.dtype, fold.dtype, groups.dtype} == {torch.int64}
     expect(
         shapes and labels.ndim == 1 and kinds and weights.dtype == torch.float64,
         "rows held out of another shape or type",
@@ -196,4 +221,4 @@ def unpack(network: PrototypeNetwork, structures: Any, tensors: Mapping[str, Ten
     expect(sound, "rows held out that are not finite, or have no weight")
     for values, high in ((labels, len(network.counts)), (fold, len(folds))):
         expect(bool(((values >= 0) & (values < high)).all()), "rows held out of no class or no fold")
-    return Crossfit(network, tuple(folds), x, labels, weights, fold, offset)
+    return Crossfit(network, tuple(folds), *parts)

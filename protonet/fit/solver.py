@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import random
 import time
@@ -31,6 +32,10 @@ TIME_LIMIT = 900.0
 SELECTION_SHARE = 0.6
 
 
+#: What the metadata may name.
+METADATA = ("num_classes", "input_dim", "param_limit", "device")
+
+
 class Problem(NamedTuple):
     """Labelled rows, as views are fitted to them."""
 
@@ -51,6 +56,9 @@ class Solution(NamedTuple):
     network: PrototypeNetwork
     choice: Choice
     problem: Problem
+    groups: Tensor | None = None
+    """(groups,) int64: the number, in the problem's rows, of each group that was given, in ascending order; groups that
+    share a row, or nearly, are one."""
 
 
 def solve(
@@ -73,7 +81,8 @@ def solve(
             integers.
         val_loader: The same, or None. Its samples count as labelled samples like any other.
         metadata: ``input_dim``, ``num_classes`` and ``param_limit`` are used where present; otherwise the width of
-            the inputs, the largest label + 1 (at least 2) and 500,000. ``device`` moves the result. None is legal.
+            the inputs, the largest label + 1 (at least 2) and 500,000. ``device`` moves the result. Other names are
+            errors; None is legal.
         time_limit: Seconds, >= 0, most of them for the search; what it found by then is fitted and returned.
         effort: "fast", "default" or "best"; or a `protonet.fit.search.Search` that says what is tried.
         progress: Called with the name of the stage that begins and the share of the stages before it, from 0 to 1;
@@ -87,9 +96,12 @@ def solve(
         InputTypeError: A loader's batch is not ``(inputs, labels)``, labels are not integers, an argument has another
             type.
         InputError: No sample, non-finite features, labels outside [0, num_classes), another width than input_dim,
-            num_classes < 2, a negative or non-finite limit, an unknown effort.
+            num_classes < 2, metadata of another name, a negative or non-finite limit, an unknown effort.
     """
-    return solve_problem(train_loader, val_loader, metadata, time_limit, effort, progress, seed).network
+    network = solve_problem(train_loader, val_loader, metadata, time_limit, effort, progress, seed).network
+    if progress is not None:
+        progress("done", 1.0)
+    return network
 
 
 def solve_problem(
@@ -138,15 +150,15 @@ def solve_problem(
         plan = plan_encoder(features.shape[1], num_classes, metadata.get("param_limit", PARAM_LIMIT))
         scale = float(torch.linalg.vector_norm(features, dtype=torch.float64)) / math.sqrt(features.numel()) or 1.0
         features.div_(scale)  # in place: these rows are a copy
-        rows, repeated = pool_copies(Rows(features, labels, num_classes, seed=seed, weights=weights, groups=groups))
+        rows = Rows(features, labels, num_classes, seed=seed, weights=weights, groups=groups)
+        rows, repeated, joined = pool_copies(rows)
         searched = rows._replace(deadline=started + SELECTION_SHARE * time_limit)
         problem = Problem(rows, scale, origin, repeated)
         with comparable("solve", "train_loader"):
             choice = select(searched, plan, search=search, progress=progress)
             progress("final fit", SEARCH_SHARE)
             network = fit_choice(problem, choice, started + time_limit)
-        progress("done", 1.0)
-        return Solution(network.to(metadata.get("device", "cpu")), choice, problem)
+        return Solution(network.to(metadata.get("device", "cpu")), choice, problem, joined)
 
 
 def fit_choice(problem: Problem, choice: Choice, deadline: float = math.inf) -> PrototypeNetwork:
@@ -212,8 +224,12 @@ def _check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
         return {}
     if not isinstance(metadata, Mapping):
         fail_type("solve", "metadata", "be a mapping or None", type(metadata).__name__, "Pass a dict.")
-    known = {key: metadata[key] for key in ("num_classes", "input_dim", "param_limit", "device") if key in metadata}
-    known = {key: value for key, value in known.items() if value is not None}
+    for key in metadata:
+        if key not in METADATA:
+            near = difflib.get_close_matches(str(key), METADATA, n=1)
+            remedy = f"Did you mean {near[0]!r}?" if near else "Leave it out."
+            fail("solve", "metadata", f"have no keys but {', '.join(METADATA)}", repr(key), remedy)
+    known = {key: value for key, value in metadata.items() if value is not None}
     for key, low in (("num_classes", 2), ("input_dim", 1)):
         if key in known:
             known[key] = check_int("solve", f"metadata[{key!r}]", known[key], low=low)
