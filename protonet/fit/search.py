@@ -166,7 +166,7 @@ def _mix(judge: Judge, closed: Sequence[Candidate], chosen: Sequence[Candidate])
     prior = [MIXTURE.shifted if piece.specification.shifted else 1.0 for piece in closed] + [1.0] * len(chosen)
     weights = soft_weights(cosines, [piece.losses for piece in pieces], prior, keep_last=bool(chosen))
     if chosen:  # what takes no training takes no fitted weights either
-        weights = fit_weights(cosines, judge.labels, judge.seen, weights, judge.shares)
+        weights = fit_weights(cosines, judge.labels, judge.seen, weights, judge.weights)
     mixed = torch.zeros_like(cosines[0])
     for each, weight in zip(cosines, weights.tolist(), strict=True):
         mixed += weight * each

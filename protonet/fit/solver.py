@@ -167,16 +167,19 @@ def fit_choice(problem: Problem, choice: Choice, deadline: float = math.inf) -> 
     Args:
         problem: The rows. Those that were chosen on, or some of them with every class among them.
         choice: What `protonet.fit.search.select` decided.
-        deadline: ``time.monotonic()`` after which training ends.
+        deadline: ``time.monotonic()`` after which training ends, and no view is fitted but the one of most weight.
 
     Returns:
         The network in eval mode, on the CPU, for features as they came.
     """
     rows = problem.rows._replace(shifts=choice.shifts, deadline=deadline)
     fitted: dict[Specification, View] = {}
-    views = [_fit_view(specification, rows, fitted) for specification, _ in choice.views]
-    weights = torch.tensor([weight for _, weight in choice.views])
-    encoder = Encoder(views, weights, input_dim=rows.features.shape[1])
+    for specification, _ in sorted(choice.views, key=lambda each: -each[1]):
+        if not fitted or time.monotonic() < deadline:
+            _fit_view(specification, rows, fitted)
+    found = [(fitted[each], weight) for each, weight in choice.views if each in fitted]
+    weights = torch.tensor([weight for _, weight in found])
+    encoder = Encoder([view for view, _ in found], weights, input_dim=rows.features.shape[1])
     network = PrototypeNetwork(
         encoder, embedding_dim=encoder.embedding_dim, num_classes=rows.num_classes, temperature=choice.temperature
     )

@@ -69,7 +69,8 @@ class Judge:
 
     def __post_init__(self) -> None:
         judged = self.rows.take(torch.cat([fold.judge for fold in self.folds]))
-        self.labels, self.shares = judged.labels, judged.shares  # (judged,)
+        self.labels, weights = judged.labels, judged.weights  # (judged,)
+        self.weights = None if weights is None else weights / weights.mean()  # (judged,), whatever their size
         self.seen = torch.bincount(self.rows.labels, minlength=self.rows.num_classes) > 0
         fewest = min((self.rows.labels[fold.fit] for fold in self.folds), key=len)  # each has all classes
         self.degrees = len(fewest) - len(fewest.unique())  # of freedom within the classes
@@ -132,7 +133,7 @@ class Judge:
     def fit_temperature(self, cosines: Tensor) -> tuple[float, Tensor]:
         """Return the factor on the cosines (n, num_classes) of the first n held-out rows, and their log-losses (n,)."""
         n = len(cosines)
-        weights = None if self.shares is None else self.shares[:n]
+        weights = None if self.weights is None else self.weights[:n]
         return fit_temperature(cosines, self.labels[:n], self.seen, weights)
 
     def prunes(self, cosines: Tensor, *, hope: float = 1.0) -> bool:

@@ -337,11 +337,9 @@ def make_task(source: LinearView, rows: Rows, *, shifted: bool) -> Task:
     """Return what a learned view learns from: the rows as it reads them, with shifted copies if asked for."""
     shifts = rows.shifts if shifted else (0,)
     z = torch.cat([source.map(part) for part in shift_rows(rows.features, shifts).split(CHUNK)])
-    if rows.weights is None:
-        return Task(z, rows.labels.repeat(len(shifts)))
-    means, _ = class_means(rows.weights[:, None], rows.labels, rows.num_classes)
-    weights = (rows.weights / means[rows.labels, 0]).to(z.dtype)
-    return Task(z, rows.labels.repeat(len(shifts)), weights.repeat(len(shifts)))
+    shares = rows.shares
+    weights = None if shares is None else shares.to(z.dtype).repeat(len(shifts))
+    return Task(z, rows.labels.repeat(len(shifts)), weights)
 
 
 def train(

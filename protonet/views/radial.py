@@ -170,8 +170,11 @@ def _judge(judge: Judge, settings: Sequence[Radial]) -> Candidate | None:
             if first and judge.prunes(trial[_rank(judge, trial)[0]], hope=RADIAL.hope):
                 return None
             scored = dict(zip(first, trial, strict=True))
-        others = [each for each in settings if each not in scored]
-        scored |= dict(zip(others, problem.cosines(others), strict=True))
+        for bandwidth in dict.fromkeys(each.bandwidth for each in settings if each not in scored):
+            if judge.late():
+                return None
+            others = [each for each in settings if each not in scored and each.bandwidth == bandwidth]
+            scored |= dict(zip(others, problem.cosines(others), strict=True))
         cosines = torch.cat([cosines, torch.stack([scored[each] for each in settings])], dim=1)
         halves = len(fold.judge) >= RADIAL.halving_rows
         if not halves and cosines.shape[1] < PRUNING.least_rows:

@@ -39,14 +39,20 @@ class Rows(NamedTuple):
 
     @property
     def shares(self) -> Tensor | None:
-        """The weights (n,) float64 at a mean of 1, whatever their size; None where all are one."""
-        return None if self.weights is None else self.weights / self.weights.mean()
+        """The weights (n,) float64 at a mean of 1 within each class; None where all are one.
+
+        What views are fitted with: prototypes make the classes alike. What a whole class weighs is for the judge.
+        """
+        if self.weights is None:
+            return None
+        counts, sums = (torch.bincount(self.labels, each) for each in (None, self.weights))
+        return self.weights * (counts / sums)[self.labels]
 
     def take(self, places: Tensor) -> Rows:
         """Return some of the rows, given their numbers (m,) int64 or which they are (n,) bool."""
-        some = {"features": self.features[places], "labels": self.labels[places]}
         weights, groups = (None if each is None else each[places] for each in (self.weights, self.groups))
-        return self._replace(**some, weights=weights, groups=groups)
+        x, labels = self.features[places], self.labels[places]
+        return self._replace(features=x, labels=labels, weights=weights, groups=groups)
 
 
 class Stored:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from sklearn.metrics import balanced_accuracy_score, log_loss
 from sklearn.utils.class_weight import compute_sample_weight
 
@@ -36,11 +35,11 @@ def test_whole_weights_are_repeated_rows(effort: str) -> None:
 
 def test_balanced_weights_raise_the_mean_recall() -> None:
     gains = []
-    for seed in range(8):
+    for dim, noise, seed in [(*each, seed) for each in ((3, 1.0), (6, 1.2), (12, 1.5)) for seed in range(10)]:
         rng = np.random.default_rng(seed)
-        centres = rng.normal(size=(3, 6))
-        y, test_y = np.arange(3).repeat([30, 15, 5]), np.arange(3).repeat(300)
-        x, test_x = (centres[part] + 1.2 * rng.normal(size=(len(part), 6)) for part in (y, test_y))
+        centres = rng.normal(size=(3, dim))
+        y, test_y = np.arange(3).repeat([30, 15, 5]), np.arange(3).repeat(200)
+        x, test_x = (centres[part] + noise * rng.normal(size=(len(part), dim)) for part in (y, test_y))
         plain, balanced = (
             ProtoNetClassifier(effort="fast").fit(x, y, weights).predict(test_x)
             for weights in (None, compute_sample_weight("balanced", y))
