@@ -32,7 +32,7 @@ class MissingPackageError(ImportError):
 def describe(function: str, argument: str, constraint: str, got: object, remedy: str) -> str:
     """Return the one message form, on one line."""
     text = f"{function}: `{argument}` must {constraint}; got {got}. {remedy}"
-    return " ".join(text.split())
+    return show(" ".join(text.split()))
 
 
 def show(name: object) -> str:

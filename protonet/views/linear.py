@@ -274,8 +274,8 @@ def _quartiles(features: Tensor, shares: Tensor | None) -> tuple[Tensor, Tensor,
         found = [ordered[round(share * (len(ordered) - 1))] for share in (0.25, 0.5, 0.75)]
     else:
         below = shares[::step][order].cumsum(dim=0)  # (rows, dim): the weight of each value and of those below it
-        last = below[-1] * (1 - 1 / len(below))
-        places = [(below <= share * last).sum(dim=0) for share in (0.25, 0.5, 0.75)]
+        last = below[-1] - below[-1] / len(below)
+        places = [(below <= (share * last).round()).sum(dim=0) for share in (0.25, 0.5, 0.75)]
         found = [ordered.gather(0, place[None])[0] for place in places]
     return tuple(each.to(torch.float64) for each in found)  # type: ignore[return-value]
 
