@@ -104,7 +104,7 @@ def test_weights_begin_with_partial_fit_too_and_a_heavy_row_is_one_row() -> None
     np.testing.assert_array_equal(make().partial_fit(X, NAMES, sample_weight=weights).decision_function(X), expected)
     heavy = make().fit(X, NAMES, sample_weight=np.where(np.arange(len(X)) == 0, 1e6, 0.5))
     assert np.isfinite(heavy.predict_proba(X)).all()
-    more = make().fit(X, NAMES).partial_fit(X[:4] + 5, NAMES[:4], sample_weight=[0, 1, 1, 2])
+    more = make().fit(X, NAMES).partial_fit(X[:4] + 5, NAMES[:4], sample_weight=[0, 5, 5, 5])
     assert int(more.network_.counts.sum()) == len(X) + 3
 
 
