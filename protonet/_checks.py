@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn, SupportsFloat, SupportsIndex, cast
 
@@ -32,7 +32,12 @@ class MissingPackageError(ImportError):
 def describe(function: str, argument: str, constraint: str, got: object, remedy: str) -> str:
     """Return the one message form, on one line."""
     text = f"{function}: `{argument}` must {constraint}; got {got}. {remedy}"
-    return " ".join(text.split())
+    return show(" ".join(text.split()))
+
+
+def show(name: object) -> str:
+    """Return a name that came from outside as one line without control characters."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in str(name))
 
 
 def fail(function: str, argument: str, constraint: str, got: object, remedy: str) -> NoReturn:
@@ -136,6 +141,45 @@ def check_features(function: str, argument: str, value: object, *, dim: int | No
         remedy = "Drop or impute those rows."
         fail(function, argument, "be finite", f"NaN or infinity in {bad} of {len(rows)} rows", remedy)
     return rows
+
+
+def check_weights(function: str, argument: str, value: object, *, n: int) -> Tensor:
+    """Return ``value`` as float64 weights of shape (n,), each finite and > 0.
+
+    Raises:
+        InputTypeError: Not a tensor of numbers.
+        InputError: Another count than n, or a weight that is not finite and positive.
+    """
+    import torch  # noqa: PLC0415 - see above
+
+    if not isinstance(value, torch.Tensor) or value.is_complex():
+        fail_type(function, argument, "be a tensor of numbers", type(value).__name__, "Use torch.as_tensor(weights).")
+    weights = value.detach().reshape(-1).to(torch.float64)  # (n,)
+    bad = int((~(torch.isfinite(weights) & (weights > 0))).sum())
+    if len(weights) != n or bad:
+        got = f"{bad} that are not" if bad else f"{len(weights)} of them"
+        fail(function, argument, f"be {n} finite numbers > 0", got, "Leave rows without weight out.")
+    return weights
+
+
+def check_groups(function: str, argument: str, groups: Sequence[object], labels: Sequence[object]) -> None:
+    """Raise an InputError if all rows of a class, two or more, are of one group: none of them could be held out.
+
+    Args:
+        function: The public function's name, for the message.
+        argument: The argument's name, for the message.
+        groups: (n,) of any kind that can be compared.
+        labels: (n,) the same.
+    """
+    held: dict[object, set[object]] = {}
+    size: dict[object, int] = {}
+    for group, label in zip(groups, labels, strict=True):
+        held.setdefault(label, set()).add(group)
+        size[label] = size.get(label, 0) + 1
+    for label, own in held.items():
+        if len(own) == 1 and size[label] > 1:
+            got = f"all {size[label]} rows of class {show(label)} in group {show(next(iter(own)))}"
+            fail(function, argument, "hold no class whole", got, "Add another group of that class, or leave it out.")
 
 
 def check_labels(function: str, argument: str, value: object, *, n: int, num_classes: int | None = None) -> Tensor:

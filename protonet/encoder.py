@@ -23,11 +23,13 @@ class Encoder(nn.Module):
         weights: (views,) positive weight of each view's cosine; the parts of a view share its weight evenly.
         input_dim: Columns of the features.
 
-    The buffer ``scale`` is the features' magnitude, divided out first so that no unit over- or underflows. The buffer
-    ``weights`` (parts,) sums to 1.
+    The buffer ``origin`` (input_dim,) is what columns that lie far from 0 have in common, taken off first, in the
+    precision of the features. The buffer ``scale`` is the magnitude of what is left, divided out so that no unit over-
+    or underflows. The buffer ``weights`` (parts,) sums to 1.
     """
 
     weights: Tensor
+    origin: Tensor
     scale: Tensor
 
     def __init__(self, views: Sequence[View], weights: Tensor, *, input_dim: int) -> None:
@@ -40,6 +42,7 @@ class Encoder(nn.Module):
         ]
         shares = torch.tensor(parts)
         self.register_buffer("weights", (shares / shares.sum()).to(torch.float32))
+        self.register_buffer("origin", torch.zeros(input_dim, dtype=torch.float32))
         self.register_buffer("scale", torch.tensor(1.0, dtype=torch.float32))
 
     @property
@@ -53,7 +56,7 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Embed features (n, input_dim) as unit rows (n, embedding_dim)."""
-        x = x / self.scale
+        x = (x - self.origin).to(self.scale.dtype) / self.scale
         read: dict[LinearMap | None, Tensor] = {None: x}
         parts: list[Tensor] = []
         for view in self.list_views():
@@ -69,6 +72,8 @@ class Encoder(nn.Module):
 
     def add_to_graph(self, graph: Graph, features: str) -> str:
         """Add the encoder to an ONNX graph, and return the name of the embedding."""
+        if bool(self.origin.any()):  # then the features are float64
+            features = graph.cast(graph.add("Sub", features, graph.array(self.origin.double())), "FLOAT")
         x = graph.add("Div", features, graph.array(self.scale))
         read: dict[LinearMap | None, str] = {None: x}
         parts: list[str] = []

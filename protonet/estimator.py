@@ -7,19 +7,16 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils import check_random_state
+from sklearn.utils import check_consistent_length, check_random_state, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
-from protonet._checks import fail
+from protonet._checks import check_groups, fail
 from protonet.fit.search import Search
-from protonet.fit.solver import TIME_LIMIT, solve
+from protonet.fit.solver import TIME_LIMIT, solve_problem
 from protonet.losses import CHUNK
 from protonet.network import PrototypeNetwork
-
-#: Whole weights up to this are repetitions; of others the largest one is at most so many.
-MOST_REPETITIONS, FEW_REPETITIONS = 100, 10
 
 
 class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -40,9 +37,8 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         feature_names_in_: Their names, where the training rows had column names that are strings.
         network_: The `protonet.PrototypeNetwork`, in float64, its classes in the order of ``classes_``.
 
-    A sample's weight stands for repetitions of it. Whole weights are just that, up to 100; others are divided by the
-    least one that is not zero and rounded, the largest to 10 at most, so that equal weights are none. Rows of weight 0
-    are left out.
+    Sample weights are in the losses, the prototypes and the statistics; only how those of one call differ matters, so
+    that equal weights are none. Whole weights do what repeated rows do. Rows of weight 0 are left out.
     """
 
     classes_: np.ndarray
@@ -55,22 +51,25 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         self.time_limit = time_limit
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> ProtoNetClassifier:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> ProtoNetClassifier:
         """Fit to labelled rows; the same rows in any order give the same network.
 
         Args:
             X: (n, n_features) real and finite, an array, a data frame or a sparse matrix (which is made dense).
             y: (n,) labels, of any type that can be sorted.
             sample_weight: (n,) >= 0, or None for 1.
+            groups: (n,) of any type that can be sorted: what is decided on rows held out, the probabilities'
+                temperature too, is decided with none of a row's group among those fitted to. None for each row alone.
+                With metadata routing, ``set_fit_request(groups=True)`` passes them on.
 
         Returns:
             The estimator.
 
         Raises:
-            InputError: What scikit-learn's estimators reject; no row of positive weight; an unknown effort.
+            InputError: What scikit-learn's estimators reject; no row of positive weight; a group that holds a whole
+                class; an unknown effort.
         """
-        rows, labels = self._read(X, y, sample_weight, reset=True)
-        self._fit(rows, labels)
+        self._fit(*self._read(X, y, sample_weight, groups, reset=True))
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> ProtoNetClassifier:
@@ -90,16 +89,16 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         """
         known = [] if classes is None else [np.asarray(classes)]
         first = not hasattr(self, "network_")
-        rows, labels = self._read(X, y, sample_weight, reset=first)
+        rows, labels, weights, _ = self._read(X, y, sample_weight, None, reset=first)
         if first:
-            self._fit(rows, labels)
+            self._fit(rows, labels, weights, None)
             rows, labels = rows[:0], labels[:0]
         merged = np.unique(np.concatenate([self.classes_, labels, *known]))
         order = torch.full((len(merged),), -1)
         order[_number(self.classes_, merged)] = torch.arange(len(self.classes_))
         self.network_.arrange_classes(order)
         if len(rows):
-            self.network_.add_samples(rows, _number(labels, merged))
+            self.network_.add_samples(rows, _number(labels, merged), weights=weights)
         self.classes_ = merged
         return self
 
@@ -131,27 +130,42 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             blocks = (torch.from_numpy(_make_dense(X[first : first + CHUNK])) for first in range(0, X.shape[0], CHUNK))
             return torch.cat([network.embed(block) if embed else network(block) for block in blocks]).numpy()
 
-    def _read(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[Tensor, np.ndarray]:
-        """Return the rows (n, n_features) float64 and their labels (n,), each as often as its weight says."""
+    def _read(
+        self, X: Any, y: Any, sample_weight: Any, groups: Any, *, reset: bool
+    ) -> tuple[Tensor, np.ndarray, Tensor | None, Tensor | None]:
+        """Return rows (n, n_features) float64, their labels, weights and groups (n,), those of positive weight."""
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, reset=reset)
         check_classification_targets(y)
+        weights = None
+        if groups is not None:
+            groups = np.unique(column_or_1d(groups), return_inverse=True)[1]
+            check_consistent_length(X, groups)
         if sample_weight is not None:
             weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-            chosen = np.arange(len(y)).repeat(_count_repetitions(weights))
-            X, y = X[chosen], y[chosen]
-        return torch.from_numpy(_make_dense(X)), y
+            chosen = np.flatnonzero(weights)
+            if not len(chosen):
+                remedy = "Pass None to weigh all rows alike."
+                fail("ProtoNetClassifier", "sample_weight", "have a weight above 0", "0 for every row", remedy)
+            X, y, weights = X[chosen], y[chosen], torch.from_numpy(weights[chosen] / weights.max())
+            weights = weights / weights.mean()
+            groups = None if groups is None else groups[chosen]
+        if groups is not None:
+            check_groups("ProtoNetClassifier", "groups", groups, y)
+        return torch.from_numpy(_make_dense(X)), y, weights, None if groups is None else torch.from_numpy(groups)
 
-    def _fit(self, rows: Tensor, labels: np.ndarray) -> None:
-        """Fit to rows (n, n_features) and labels (n,)."""
+    def _fit(self, rows: Tensor, labels: np.ndarray, weights: Tensor | None, groups: Tensor | None) -> None:
+        """Fit to rows (n, n_features), labels, weights and groups (n,)."""
         classes = np.unique(labels)
         seed = check_random_state(self.random_state).randint(2**31 - 1)
         numbers = _number(labels, classes)
         metadata = {"num_classes": max(2, len(classes))}
-        network = solve([(rows, numbers)], None, metadata, time_limit=self.time_limit, effort=self.effort, seed=seed)
+        network = solve_problem(
+            [(rows, numbers)], None, metadata, self.time_limit, self.effort, None, seed, weights, groups
+        ).network
         network.arrange_classes(torch.arange(len(classes)))  # solve has two at the least
         # In float64, a row's probabilities are its own to the last digits, whatever else is in the batch.
         self.network_ = network.double()
-        self.network_.set_prototypes(rows, numbers)
+        self.network_.set_prototypes(rows, numbers, weights)
         self.classes_ = classes
 
     @property
@@ -173,15 +187,3 @@ def _number(labels: np.ndarray, classes: np.ndarray) -> Tensor:
 def _make_dense(X: Any) -> np.ndarray:
     """Return rows as an array that torch may have: dense, and not read-only."""
     return X.toarray() if hasattr(X, "toarray") else np.require(X, requirements=["C", "W"])
-
-
-def _count_repetitions(weights: np.ndarray) -> np.ndarray:
-    """Return how often each row is taken (n,), given weights (n,) >= 0."""
-    most = weights.max()
-    if most == 0:
-        remedy = "Pass None to weigh all rows alike."
-        fail("ProtoNetClassifier", "sample_weight", "have a weight above 0", "0 for every row", remedy)
-    if most <= MOST_REPETITIONS and np.array_equal(weights, np.floor(weights)):
-        return weights.astype(np.int64)
-    least = max(weights[weights > 0].min(), most / FEW_REPETITIONS)
-    return np.where(weights > 0, np.maximum(1, np.rint(weights / least)), 0).astype(np.int64)

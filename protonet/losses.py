@@ -1,4 +1,4 @@
-"""Class means, and the two training losses: episodic, and cross-entropy over cosine logits."""
+"""Weighted class means, and the two training losses: episodic, and cross-entropy over cosine logits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from torch import Tensor
 CHUNK = 8192  #: Rows that are worked on at a time: bounds the memory, not the data.
 
 
-def episodic_loss(embeddings: Tensor, *, n_shot: int, temperature: float, smoothing: float = 0.0) -> Tensor:
+def weigh(rows: Tensor, weights: Tensor | None) -> Tensor:
+    """Multiply rows (..., n, dim) by their weights (..., n); None stands for weights that are all 1."""
+    return rows if weights is None else rows * weights.to(rows.dtype)[..., None]
+
+
+def episodic_loss(
+    embeddings: Tensor, *, n_shot: int, temperature: float, smoothing: float = 0.0, weights: Tensor | None = None
+) -> Tensor:
     """Compute the cross-entropy of queries classified by their cosine to the episode's prototypes.
 
     Args:
@@ -17,24 +24,32 @@ def episodic_loss(embeddings: Tensor, *, n_shot: int, temperature: float, smooth
         n_shot: Support rows per class, >= 1.
         temperature: > 0, divides the cosines.
         smoothing: Label smoothing in [0, 1).
+        weights: (..., n_way, n_shot + n_query) of the rows, > 0 and about 1; None for 1.
 
     Returns:
-        0-d, the dtype of ``embeddings``: the mean over all queries of all episodes, in nats.
+        0-d, the dtype of ``embeddings``: the weighted mean over all queries of all episodes, in nats.
 
     Source: Snell, Swersky and Zemel, "Prototypical networks for few-shot learning" (2017), eq. 2, with cosines instead
         of squared distances. https://arxiv.org/abs/1703.05175
     """
     n_way, rows = embeddings.shape[-3:-1]
-    prototypes = F.normalize(embeddings[..., :n_shot, :].mean(dim=-2), dim=-1)  # (..., n_way, dim)
+    prototypes = F.normalize(weigh(embeddings, weights)[..., :n_shot, :].mean(dim=-2), dim=-1)  # (..., n_way, dim)
     queries = embeddings[..., n_shot:, :].flatten(-3, -2)  # (..., n_way * n_query, dim)
     logits = queries @ prototypes.transpose(-1, -2) / temperature  # (..., n_way * n_query, n_way)
     targets = torch.arange(n_way, device=logits.device).repeat_interleave(rows - n_shot)
     flat = logits.reshape(-1, n_way)  # (queries of all episodes, n_way)
-    return F.cross_entropy(flat, targets.repeat(len(flat) // len(targets)), label_smoothing=smoothing)
+    own = None if weights is None else weights[..., n_shot:].flatten()
+    return _cross_entropy(flat, targets.repeat(len(flat) // len(targets)), smoothing, own)
 
 
 def cosine_cross_entropy(
-    embeddings: Tensor, targets: Tensor, proxies: Tensor, *, temperature: float, smoothing: float = 0.0
+    embeddings: Tensor,
+    targets: Tensor,
+    proxies: Tensor,
+    *,
+    temperature: float,
+    smoothing: float = 0.0,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Compute the cross-entropy of rows classified by their cosine to one learned proxy per class.
 
@@ -44,32 +59,45 @@ def cosine_cross_entropy(
         proxies: (..., num_classes, dim) floating, of any norm.
         temperature: > 0, divides the cosines.
         smoothing: Label smoothing in [0, 1).
+        weights: (..., n) of the rows, > 0 and about 1; None for 1.
 
     Returns:
-        0-d, the dtype of ``embeddings``: the mean over all rows, in nats.
+        0-d, the dtype of ``embeddings``: the weighted mean over all rows, in nats.
 
     Source: Gidaris and Komodakis, "Dynamic few-shot visual learning without forgetting" (2018), eq. 3.
         https://arxiv.org/abs/1804.09458
     """
     logits = embeddings @ F.normalize(proxies, dim=-1).transpose(-1, -2) / temperature
-    return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), label_smoothing=smoothing)
+    own = None if weights is None else weights.flatten()
+    return _cross_entropy(logits.flatten(0, -2), targets.flatten(), smoothing, own)
 
 
-def class_means(embeddings: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+def _cross_entropy(logits: Tensor, targets: Tensor, smoothing: float, weights: Tensor | None) -> Tensor:
+    """Return the weighted mean cross-entropy, 0-d, of logits (n, classes); None for equal weights."""
+    if weights is None:
+        return F.cross_entropy(logits, targets, label_smoothing=smoothing)
+    losses = F.cross_entropy(logits, targets, label_smoothing=smoothing, reduction="none")
+    return (weights * losses).mean() / weights.mean()
+
+
+def class_means(
+    embeddings: Tensor, labels: Tensor, num_classes: int, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Average the rows of each class.
 
     Args:
         embeddings: (n, dim) floating.
         labels: (n,) int64 in [0, num_classes).
         num_classes: The number of classes.
+        weights: (n,) of the rows, > 0; None for 1.
 
     Returns:
         means: (num_classes, dim), the dtype of ``embeddings``; zero for a class without rows.
-        counts: (num_classes,), the same dtype: rows per class.
+        counts: (num_classes,), the same dtype: the sum of the weights of each class's rows.
 
     Source: Snell, Swersky and Zemel, "Prototypical networks for few-shot learning" (2017), eq. 1.
         https://arxiv.org/abs/1703.05175
     """
-    sums = embeddings.new_zeros(num_classes, embeddings.shape[1]).index_add_(0, labels, embeddings)
-    counts = torch.bincount(labels, minlength=num_classes).to(embeddings.dtype)
-    return sums / counts.clamp_min(1)[:, None], counts  # (num_classes, dim), (num_classes,)
+    sums = embeddings.new_zeros(num_classes, embeddings.shape[1]).index_add_(0, labels, weigh(embeddings, weights))
+    counts = torch.bincount(labels, weights, minlength=num_classes).to(embeddings.dtype)
+    return sums / torch.where(counts > 0, counts, 1)[:, None], counts  # (num_classes, dim), (num_classes,)

@@ -26,15 +26,24 @@ class Metrics(NamedTuple):
     confusion: Tensor  #: (num_classes, num_classes) int64: rows of each class (down), by prediction (across)
 
 
-def measure(logits: Tensor, labels: Tensor) -> Metrics:
+def count_equal_rows(weights: Tensor) -> float:
+    """Return how many rows of equal weight say as much as rows of weights (n,).
+
+    Source: Kish, "Survey sampling" (1965), sec. 8.2.
+    """
+    return float(weights.sum().square() / weights.square().sum())
+
+
+def measure(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Metrics:
     """Judge logits.
 
     Args:
         logits: (n, num_classes) floating, n >= 1.
         labels: (n,) int64.
+        weights: (n,) float64, > 0: how many rows each stands for; None for one.
 
     Returns:
-        The metrics, the accuracy's interval after Wilson.
+        The metrics, the accuracy's interval after Wilson: of a row's repetitions none makes it narrower.
 
     Raises:
         InputError: Logits that give no probabilities.
@@ -50,15 +59,17 @@ def measure(logits: Tensor, labels: Tensor) -> Metrics:
     predicted = logits.argmax(dim=1)
     right = (predicted == labels).double()
     confidence = log_p.amax(dim=1).exp()
-    accuracy, spread = float(right.mean()), NORMAL**2 / n
+    weights = torch.ones(n, dtype=torch.float64) if weights is None else weights
+    shares = weights / weights.mean()
+    accuracy, spread = float((shares * right).mean()), NORMAL**2 / count_equal_rows(weights)
     middle = (accuracy + spread / 2) / (1 + spread)
     half = math.sqrt(accuracy * (1 - accuracy) * spread + spread**2 / 4) / (1 + spread)
-    confusion = torch.bincount(labels * num_classes + predicted, minlength=num_classes**2)
+    confusion = torch.bincount(labels * num_classes + predicted, weights, minlength=num_classes**2).round().long()
     return Metrics(
         accuracy,
         (max(0.0, middle - half), min(1.0, middle + half)),
-        -float(log_p.gather(1, labels[:, None]).mean()),
-        calibration_error(fill_bins(confidence, right)),
+        -float((shares * log_p.gather(1, labels[:, None])[:, 0]).mean()),
+        calibration_error(fill_bins(confidence, right, weights=shares)),
         confusion.reshape(num_classes, num_classes),
     )
 
@@ -126,7 +137,7 @@ def find_threshold(scores: Tensor, rate: float) -> float:
     return float(scores[place - 1])
 
 
-def fill_bins(confidence: Tensor, right: Tensor, n_bins: int = BINS) -> Tensor:
+def fill_bins(confidence: Tensor, right: Tensor, n_bins: int = BINS, *, weights: Tensor | None = None) -> Tensor:
     """Sort predictions into bins of equal width by confidence, for the calibration error.
 
     Bin b holds the confidences in (b / n_bins, (b + 1) / n_bins]; the first one also holds 0. Bins of several batches
@@ -136,6 +147,7 @@ def fill_bins(confidence: Tensor, right: Tensor, n_bins: int = BINS) -> Tensor:
         confidence: Floating, of any shape, in [0, 1]: the probability of the predicted class.
         right: Of the same shape, bool or 0 and 1: is the prediction right?
         n_bins: >= 1.
+        weights: Of the same shape, > 0: how often each prediction counts; None for once.
 
     Returns:
         (n_bins, 3) float64: the number of predictions, the sum of their confidences, and how many are right.
@@ -145,6 +157,7 @@ def fill_bins(confidence: Tensor, right: Tensor, n_bins: int = BINS) -> Tensor:
     confidence = confidence.flatten().double()  # (n,)
     position = (confidence * n_bins).ceil().long().sub_(1).clamp_(0, n_bins - 1)
     values = torch.stack([torch.ones_like(confidence), confidence, right.flatten().double()], dim=1)  # (n, 3)
+    values = values if weights is None else values * weights.flatten()[:, None]
     return torch.zeros(n_bins, 3, dtype=torch.float64).index_add_(0, position, values)
 
 

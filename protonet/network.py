@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protonet._checks import check_features, check_int, check_labels, check_number, fail
-from protonet.losses import CHUNK
+from protonet._checks import check_features, check_int, check_labels, check_number, check_weights, fail
+from protonet.losses import CHUNK, weigh
 
 #: Numbers of embeddings that are made at a time, and rows, at the most: they stay in the processor's cache.
 NUMBERS_AT_ONCE, ROWS_AT_ONCE = 2**20, 1024
@@ -78,41 +78,46 @@ class PrototypeNetwork(nn.Module):
         return logits.masked_fill(~self.seen, torch.finfo(logits.dtype).min)
 
     @torch.no_grad()
-    def set_prototypes(self, features: Tensor, labels: Tensor) -> None:
+    def set_prototypes(self, features: Tensor, labels: Tensor, weights: Tensor | None = None) -> None:
         """Recompute every prototype from labelled samples, without training.
 
         Args:
             features: (n, ...) real, finite, n >= 1.
             labels: (n,) integers in [0, num_classes). A class that does not occur loses its prototype and is
                 never predicted.
+            weights: (n,) finite and > 0: how many samples each row stands for; None for one.
 
         Raises:
             InputTypeError: Not tensors, or labels that are not integers.
-            InputError: No row, non-finite features, or a label outside the range.
+            InputError: No row, non-finite features, a label outside the range, or a weight that is not positive.
         """
-        x, y = self._check("set_prototypes", features, labels, len(self.counts))
-        self.set_sums(*self._add(torch.zeros_like(self.sums), torch.zeros_like(self.counts), x, y))
+        x, y, w = self._check("set_prototypes", features, labels, len(self.counts), weights)
+        self.set_sums(*self._add(torch.zeros_like(self.sums), torch.zeros_like(self.counts), x, y, w))
 
     @torch.no_grad()
-    def add_samples(self, features: Tensor, labels: Tensor, *, num_classes: int | None = None) -> None:
+    def add_samples(
+        self, features: Tensor, labels: Tensor, *, num_classes: int | None = None, weights: Tensor | None = None
+    ) -> None:
         """Add samples of known and of new classes, without training: prototypes move, the embedding stays.
 
         Args:
             features: (n, ...) real, finite, n >= 1.
             labels: (n,) integers in [0, num_classes).
             num_classes: Classes from now on, at least as many as before; None for no new one.
+            weights: As in `set_prototypes`.
 
         Raises:
             InputTypeError: Not tensors, or labels that are not integers.
-            InputError: No row, non-finite features, a label outside the range, or fewer classes than before.
+            InputError: No row, non-finite features, a label outside the range, a weight that is not positive, or fewer
+                classes than before.
         """
         before = len(self.counts)
         wanted = before if num_classes is None else check_int("add_samples", "num_classes", num_classes, low=before)
-        x, y = self._check("add_samples", features, labels, wanted)
+        x, y, w = self._check("add_samples", features, labels, wanted, weights)
         more = wanted - before
         sums = torch.cat([self.sums, self.sums.new_zeros(more, self.sums.shape[1])])
         counts = torch.cat([self.counts, self.counts.new_zeros(more)])
-        self.set_sums(*self._add(sums, counts, x, y))
+        self.set_sums(*self._add(sums, counts, x, y, w))
 
     def add_class(self, features: Tensor) -> int:
         """Extend the prototypes by one new class, without training.
@@ -128,7 +133,7 @@ class PrototypeNetwork(nn.Module):
             InputError: No row, or non-finite features.
         """
         label = len(self.counts)
-        x, _ = self._check("add_class", features, None, label + 1)
+        x, *_ = self._check("add_class", features, None, label + 1)
         self.add_samples(x, torch.full((len(x),), label), num_classes=label + 1)
         return label
 
@@ -165,34 +170,48 @@ class PrototypeNetwork(nn.Module):
         """Features per row, if the encoder tells."""
         return getattr(self.encoder, "input_dim", None)
 
-    def _check(self, function: str, features: Tensor, labels: Tensor | None, num_classes: int) -> tuple[Tensor, Tensor]:
-        """Return samples (n, input_dim) and labels (n,), or raise an error in the name of ``function``."""
+    def _check(
+        self, function: str, features: Tensor, labels: Tensor | None, num_classes: int, weights: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return samples (n, input_dim), labels and weights (n,), or raise an error in the name of ``function``."""
         x = check_features(function, "features", features, dim=self._input_dim)
         y = torch.zeros(len(x), dtype=torch.int64) if labels is None else labels
         y = check_labels(function, "labels", y, n=len(x), num_classes=num_classes)
         if len(x) == 0:
             fail(function, "features", "have at least one row", "none", "Pass labelled samples.")
-        return x, y
+        return x, y, None if weights is None else check_weights(function, "weights", weights, n=len(x))
 
     def _flatten(self, x: Tensor) -> Tensor:
-        """Return features (n, ...) as (n, input_dim) of the network's dtype."""
+        """Return features (n, ...) as (n, input_dim), of the network's dtype unless the encoder has use for more."""
         width = self._input_dim
         if x.ndim < 2 or width not in {None, math.prod(x.shape[1:])}:
             remedy = "Pass rows of the features that the network was fitted to, x[None] for a single one."
             fail("PrototypeNetwork", "x", f"have shape (n, {width or 'dim'})", f"shape {tuple(x.shape)}", remedy)
-        return x.flatten(1).to(self.prototypes.dtype)
+        exact = hasattr(self.encoder, "origin") and x.dtype in {torch.float64, torch.int64, torch.int32}
+        return x.flatten(1).to(torch.float64 if exact else self.prototypes.dtype)
 
     def _embed(self, x: Tensor) -> Tensor:
         """Return unit-norm embeddings (n, embedding_dim) of rows (n, input_dim)."""
         embedding: Tensor = self.encoder(x)
         return embedding if hasattr(self.encoder, "normalize") else F.normalize(embedding, dim=1)
 
-    def _add(self, sums: Tensor, counts: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the embeddings of rows x (n, input_dim) of classes y (n,) to sums and counts, in place; return both."""
+    def _add(self, sums: Tensor, counts: Tensor, x: Tensor, y: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Add the embeddings of rows x (n, input_dim) of classes y (n,) to sums and counts, in place; return both.
+
+        Counts are whole: a class whose weights add up to no whole number counts as the nearest one, at least 1.
+        """
         y = y.to(sums.device)
-        for rows, labels in zip(x.split(CHUNK), y.split(CHUNK), strict=True):
-            sums.index_add_(0, labels, self.embed(rows.to(sums.device)))
-        return sums, counts.add_(torch.bincount(y, minlength=len(counts)))
+        total = torch.bincount(y, minlength=len(counts))
+        if weights is not None:
+            weights = weights.to(sums.device)
+            weighed = torch.bincount(y, weights, minlength=len(counts))
+            total = torch.where(total > 0, weighed.round().clamp_min(1).to(total), 0)
+            weights = weights * (total / weighed)[y]
+        for first in range(0, len(x), CHUNK):
+            some = slice(first, first + CHUNK)
+            embedding = self.embed(x[some].to(sums.device))
+            sums.index_add_(0, y[some], weigh(embedding, None if weights is None else weights[some]))
+        return sums, counts.add_(total)
 
     @torch.no_grad()
     def set_sums(self, sums: Tensor, counts: Tensor) -> None:

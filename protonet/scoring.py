@@ -69,7 +69,9 @@ class LBFGSRules:
 FOLDS, WEIGHTS, NEWTON, LBFGS = FoldRules(), WeightRules(), NewtonRules(), LBFGSRules()
 
 
-def fit_temperature(cosines: Tensor, labels: Tensor, seen: Tensor) -> tuple[float, Tensor]:
+def fit_temperature(
+    cosines: Tensor, labels: Tensor, seen: Tensor, weights: Tensor | None = None
+) -> tuple[float, Tensor]:
     """Fit the factor on the cosines, the inverse temperature, for which their softmax has the least log-loss.
 
     A Gaussian prior on the size of the logits keeps few or separable rows from driving the factor to infinity. The
@@ -79,24 +81,26 @@ def fit_temperature(cosines: Tensor, labels: Tensor, seen: Tensor) -> tuple[floa
         cosines: (n, num_classes) float32.
         labels: (n,) int64.
         seen: (num_classes,) bool, the classes that can win.
+        weights: (n,) float64 of the rows, > 0 and about 1; None for 1.
 
     Returns:
         factor: >= 0.
-        losses: (n,) float64, the log-loss of each row.
+        losses: (n,) float64, the log-loss of each row times its weight: their mean is the weighted one.
 
     Source: temperature scaling, Guo et al., "On calibration of modern neural networks" (2017), sec. 4.2.
     """
     cosines = cosines[:, seen]
     targets = (seen.cumsum(dim=0) - 1)[labels][:, None]
     true = cosines.gather(1, targets)[:, 0]
+    weights = torch.ones(len(cosines), dtype=torch.float64) if weights is None else weights
     spread = float(cosines.var(dim=1, correction=0).mean())
     if spread < NEWTON.flat:  # nothing tells the classes apart
-        return 0.0, torch.full((len(cosines),), math.log(max(1, cosines.shape[1])), dtype=torch.float64)
+        return 0.0, weights * math.log(max(1, cosines.shape[1]))
     ridge = spread / (WEIGHTS.logit_scale**2 * len(cosines))
 
     def evaluate(factor: float) -> tuple[float, Tensor, Tensor]:
         log_p = (factor * cosines).log_softmax(dim=1)
-        losses = -log_p.gather(1, targets)[:, 0].to(torch.float64)
+        losses = weights * -log_p.gather(1, targets)[:, 0].to(torch.float64)
         return float(losses.mean()) + ridge * factor**2 / 2, losses, log_p
 
     factor = 1 / math.sqrt(spread)
@@ -104,8 +108,8 @@ def fit_temperature(cosines: Tensor, labels: Tensor, seen: Tensor) -> tuple[floa
     for _ in range(NEWTON.steps):
         p = log_p.exp()
         mean = (p * cosines).sum(dim=1)
-        slope = float((mean - true).mean(dtype=torch.float64)) + ridge * factor
-        curvature = float(((p * cosines.square()).sum(dim=1) - mean.square()).mean(dtype=torch.float64)) + ridge
+        slope = float((weights * (mean - true)).mean()) + ridge * factor
+        curvature = float((weights * ((p * cosines.square()).sum(dim=1) - mean.square())).mean()) + ridge
         step = slope / max(curvature, NEWTON.flat)
         for shrink in NEWTON.shrinks:
             trial = max(0.0, factor - shrink * step)
@@ -127,7 +131,7 @@ def soft_weights(cosines: list[Tensor], losses: list[Tensor], prior: list[float]
 
     Args:
         cosines: Of each view, (n, num_classes), out of fold.
-        losses: Of each view, (n,), at its own best temperature.
+        losses: Of each view, (n,), at its own best temperature, from `fit_temperature`.
         prior: Of each view, > 0: its weight before any row is seen.
         keep_last: Leave the last one, the learned view, a share in any case.
 
@@ -151,7 +155,9 @@ def soft_weights(cosines: list[Tensor], losses: list[Tensor], prior: list[float]
     return weights / weights.sum()
 
 
-def fit_weights(cosines: list[Tensor], labels: Tensor, seen: Tensor, start: Tensor) -> Tensor:
+def fit_weights(
+    cosines: list[Tensor], labels: Tensor, seen: Tensor, start: Tensor, row_weights: Tensor | None = None
+) -> Tensor:
     """Fit the weights of views jointly to out-of-fold rows, held back to where they start.
 
     The log-loss of the mixture, plus ``WEIGHTS.held_back`` nats over all rows for each nat of Kullback-Leibler
@@ -162,6 +168,7 @@ def fit_weights(cosines: list[Tensor], labels: Tensor, seen: Tensor, start: Tens
         labels: (n,) int64.
         seen: (num_classes,) bool, the classes that can win.
         start: (views,) float64 weights, summing to 1, from `soft_weights`.
+        row_weights: (n,) float64, > 0 and about 1; None for 1.
 
     Returns:
         (views,) float64, summing to 1; 0 where the start is 0, and ``WEIGHTS.least_share`` of the influence at the
@@ -173,6 +180,8 @@ def fit_weights(cosines: list[Tensor], labels: Tensor, seen: Tensor, start: Tens
     most = max(1, int(WEIGHTS.most_cosines / (len(used) * int(seen.sum()))))
     rows = slice(None, None, math.ceil(len(labels) / most))
     targets = (seen.cumsum(dim=0) - 1)[labels[rows]]
+    importance = torch.ones(len(labels), dtype=torch.float64) if row_weights is None else row_weights
+    importance = importance[rows, None]
     stacked = torch.stack([cosines[int(view)][rows][:, seen] for view in used]).to(torch.float64)
     spread = stacked.var(dim=2, correction=0).mean(dim=1).sqrt().clamp_min(1e-9)  # (views,)
     stacked = stacked / spread[:, None, None]
@@ -185,7 +194,8 @@ def fit_weights(cosines: list[Tensor], labels: Tensor, seen: Tensor, start: Tens
         logits = x[-1].exp() * torch.tensordot(share.exp(), stacked, dims=1)  # (rows, seen classes)
         size = logits.var(dim=1, correction=0).mean() / WEIGHTS.logit_scale**2
         held = WEIGHTS.held_back * (share.exp() * (share - prior.log())).sum()
-        loss: Tensor = torch.nn.functional.cross_entropy(logits, targets) + (held + size / 2) / len(targets)
+        log_p = importance * logits.log_softmax(dim=1)
+        loss: Tensor = torch.nn.functional.nll_loss(log_p, targets) + (held + size / 2) / len(targets)
         return float(loss.detach()), torch.autograd.grad(loss, x)[0]
 
     found = _minimize(evaluate, torch.cat([prior.log(), prior.new_zeros(1)]))  # logarithms of shares and of the scale
@@ -264,7 +274,14 @@ class Fold(NamedTuple):
     judge: Tensor  #: (m,) int64, none of the others.
 
 
-def split_folds(labels: Tensor, num_classes: int, generator: torch.Generator, *, most: int = FOLDS.count) -> list[Fold]:
+def split_folds(
+    labels: Tensor,
+    num_classes: int,
+    generator: torch.Generator,
+    *,
+    most: int = FOLDS.count,
+    groups: Tensor | None = None,
+) -> list[Fold]:
     """Split rows into folds stratified by class.
 
     Args:
@@ -272,12 +289,16 @@ def split_folds(labels: Tensor, num_classes: int, generator: torch.Generator, *,
         num_classes: Number of classes.
         generator: Shuffles the rows of each class.
         most: Folds, where rows and classes are few enough.
+        groups: (n,) int64: rows of one group are in one fold; None for rows that are each alone.
 
     Returns:
         Up to ``most`` folds; one held-out part where rows or classes are many; none if no class has two rows, or if
         none are asked for.
-        A class with a single row is always fitted on and never judged.
+        A class with a single row is always fitted on and never judged, and so is one of a single group, with all rows
+        of that group.
     """
+    if groups is not None:
+        return _split_groups(labels, num_classes, groups, generator, most)
     n = len(labels)
     order = torch.randperm(n, generator=generator)
     order = order[labels[order].argsort(stable=True)]
@@ -296,3 +317,44 @@ def split_folds(labels: Tensor, num_classes: int, generator: torch.Generator, *,
     folds = min(most, int(count.max()))
     part = torch.where(several, (rank + start) % folds, -1)  # the offset spreads remainders over the folds
     return [Fold(order[part != k].sort().values, order[part == k].sort().values) for k in range(folds)]
+
+
+def _split_groups(
+    labels: Tensor, num_classes: int, groups: Tensor, generator: torch.Generator, most: int
+) -> list[Fold]:
+    """Do what `split_folds` does with groups (n,): the largest first, each where its classes are fewest so far."""
+    n, (_, group, size) = len(labels), groups.unique(return_inverse=True, return_counts=True)
+    pairs, count = (group * num_classes + labels).unique(return_counts=True)  # of a group and a class in it
+    owner, label = pairs // num_classes, pairs % num_classes
+    folds = min(most, int(torch.bincount(label).max()))
+    if folds < 2:
+        return []
+    order = torch.randperm(len(size), generator=generator)
+    part = torch.full_like(size, -1)  # (groups,): the fold that holds it out
+    if n > FOLDS.many_rows or n * num_classes > FOLDS.many_cosines:
+        held_out = max(256, min(FOLDS.held_out, FOLDS.many_cosines // num_classes, n // 2))
+        part[order[size[order].cumsum(dim=0) <= held_out]] = 0
+    else:
+        order = order[size[order].argsort(descending=True, stable=True)]
+        share = (count / torch.bincount(labels)[label]).tolist()
+        inside: list[list[tuple[int, float]]] = [[] for _ in size]
+        for own, name, weight in zip(owner.tolist(), label.tolist(), share, strict=True):
+            inside[own].append((name, weight))
+        filled = [[0.0] * num_classes for _ in range(folds)]
+        rows = [0] * folds
+        for own in order.tolist():
+            alike = [sum(weight * each[name] for name, weight in inside[own]) for each in filled]
+            fold = min(range(folds), key=lambda k: (alike[k], rows[k]))
+            part[own], rows[fold] = fold, rows[fold] + int(size[own])
+            for name, weight in inside[own]:
+                filled[fold][name] += weight
+    # Every fold is fitted to all classes: of one that a single fold would hold out whole, a group stays.
+    low, high = (
+        torch.full((num_classes,), start).scatter_reduce_(0, label, part[owner], how)
+        for start, how in ((folds, "amin"), (-1, "amax"))
+    )
+    whole = (low == high)[label] & (part[owner] >= 0)
+    first = torch.full((num_classes,), len(size)).scatter_reduce_(0, label[whole], owner[whole], "amin")
+    part[first[first < len(size)]] = -1
+    numbers = [k for k in range(folds) if bool((part == k).any())]
+    return [Fold((part[group] != k).nonzero().flatten(), (part[group] == k).nonzero().flatten()) for k in numbers]

@@ -60,11 +60,15 @@ def _load_library() -> ModuleType:
 
 _library = _load_library()
 
+#: What `protonet.solve` takes of the contest's metadata.
+USED = ("num_classes", "input_dim", "param_limit", "device")
+
 
 class Solution:
     """What the contest calls."""
 
     def solve(self, train_loader: Any, val_loader: Any, metadata: dict[str, Any] | None = None) -> nn.Module:
         """Return a trained `protonet.PrototypeNetwork`; see `protonet.solve`."""
-        network: nn.Module = _library.solve(train_loader, val_loader, metadata)
+        known = None if metadata is None else {name: metadata[name] for name in USED if name in metadata}
+        network: nn.Module = _library.solve(train_loader, val_loader, known)
         return network

@@ -8,11 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse
+import sklearn
 import torch
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import load_iris
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_score, cross_validate
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -97,20 +98,37 @@ def test_partial_fit_begins_with_a_fit_and_classes_may_be_told_before_they_come(
     assert begun.partial_fit(far, ["zelkova"] * 3).predict(far).tolist() == ["zelkova"] * 3
 
 
-@pytest.mark.parametrize("weights", [np.arange(len(X)) % 3, np.arange(len(X)) % 3 * 0.25])
-def test_weights_are_repetitions_whatever_their_unit(weights: np.ndarray) -> None:
-    chosen = np.arange(len(X)).repeat(np.arange(len(X)) % 3)
-    expected = make().fit(X[chosen], NAMES[chosen]).decision_function(X)
-    np.testing.assert_array_equal(make().fit(X, NAMES, sample_weight=weights).decision_function(X), expected)
-    begun = make().partial_fit(X, NAMES, sample_weight=weights)
-    np.testing.assert_array_equal(begun.decision_function(X), expected)
+def test_weights_begin_with_partial_fit_too_and_a_heavy_row_is_one_row() -> None:
+    weights = np.arange(len(X)) % 3
+    expected = make().fit(X, NAMES, sample_weight=weights).decision_function(X)
+    np.testing.assert_array_equal(make().partial_fit(X, NAMES, sample_weight=weights).decision_function(X), expected)
+    heavy = make().fit(X, NAMES, sample_weight=np.where(np.arange(len(X)) == 0, 1e6, 0.5))
+    assert np.isfinite(heavy.predict_proba(X)).all()
+    more = make().fit(X, NAMES).partial_fit(X[:4] + 5, NAMES[:4], sample_weight=[0, 5, 5, 5])
+    assert int(more.network_.counts.sum()) == len(X) + 3
 
 
-def test_equal_weights_are_none_and_large_ones_no_more_than_ten_rows() -> None:
-    equal = make().fit(X, NAMES, sample_weight=np.full(len(X), 0.3))
-    np.testing.assert_array_equal(equal.decision_function(X), FITTED.decision_function(X))
-    one_heavy = make().fit(X, NAMES, sample_weight=np.where(np.arange(len(X)) == 0, 1e6, 0.5))
-    assert int(one_heavy.network_.counts.sum()) == len(X) + 9
+def test_groups_are_routed_and_checked() -> None:
+    groups = np.arange(len(X)) // 2
+    with sklearn.config_context(enable_metadata_routing=True):
+        model = make().set_fit_request(groups=True)
+        found = cross_validate(model, X, NAMES, params={"groups": groups}, cv=GroupKFold(2))
+    assert found["test_score"].mean() > 0.5
+    alone = make().fit(X, NAMES, groups=np.arange(len(X)))
+    assert alone.score(X, NAMES) > 0.9
+    with pytest.raises(ValueError, match=r"^ProtoNetClassifier: `groups` must hold no class whole; got all 6 rows of"):
+        make().fit(X, NAMES, groups=NAMES)
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        make().fit(X, NAMES, groups=groups[:3])
+
+
+def test_columns_far_from_zero_keep_their_digits() -> None:
+    rng = np.random.default_rng(0)
+    y = np.arange(60) % 3
+    x = np.stack([1.7e9 + 10.0 * y, rng.normal(size=60)], axis=1)
+    model = make().fit(x[:30], y[:30])
+    assert model.score(x[30:], y[30:]) == 1
+    assert make().fit(x[:30].astype(np.int64), y[:30]).score(x[30:].astype(np.int64), y[30:]) == 1
 
 
 def test_frames_and_sparse_rows_are_rows() -> None:

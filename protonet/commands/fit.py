@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import argparse
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import fail
+from protonet._checks import check_groups, fail, show
 from protonet.commands.common import check_name, count, parse_whole
 from protonet.commands.models import (
     MODELS,
@@ -28,6 +30,7 @@ from protonet.fit.crossfit import Crossfit, crossfit, predict_baselines, predict
 from protonet.fit.search import EFFORTS
 from protonet.fit.solver import Solution, solve_problem
 from protonet.metrics import measure
+from protonet.tables.leaks import find_row_number, find_suspicion
 from protonet.tables.table import Wanted, read_table
 
 PROG = "protonet fit"
@@ -41,7 +44,8 @@ def run(arguments: Sequence[str] | None) -> None:
     Raises:
         MissingPackageError: A package that an option needs is missing.
         KeyboardInterrupt: After Ctrl-C. What stood at the path of the model stands there still; but where the model
-            was ready and only its cross-validation was not, it is written without.
+            was ready and only its cross-validation was not, it is written without, and the summary that there is is
+            printed.
         InputError: Arguments or a table that do not fit.
     """
     parser = make_parser(PROG, "Learn the classes of a table, and tell how well.", label="label")
@@ -49,75 +53,136 @@ def run(arguments: Sequence[str] | None) -> None:
     parser.add_argument("--effort", default="default", help="fast, default or best")
     parser.add_argument("--seed", default="0", metavar="N", help="of folds, first weights and episodes (default 0)")
     parser.add_argument("--plot", metavar="FILE", help="a plot, .png, .pdf or .svg: the embedding and the confusion")
+    parser.add_argument("--group", metavar="NAME", help="a column: rows that share its value are held out together")
+    parser.add_argument("--id", metavar="NAME", help="a column that names the rows; predict carries it to its output")
+    some = parser.add_mutually_exclusive_group()
+    some.add_argument(
+        "--columns", nargs="+", metavar="NAME", help="the features (default: all columns but the classes')"
+    )
+    some.add_argument("--drop", nargs="+", metavar="NAME", default=[], help="columns that are no features")
     options = parser.parse_args(arguments)
     check_name(PROG, "--effort", options.effort, EFFORTS)
     seed = parse_whole(PROG, "--seed", options.seed, low=0)
     outputs = check_paths(PROG, options, {"output": MODELS, "plot": PLOTS}, [options.table, options.labels])
     check_packages(PROG, ["safetensors"] * ("output" in outputs))
     check_packages(PROG, ["matplotlib"] * ("plot" in outputs), 'pip install "protonet[analysis]"')
-
-    label = options.label or "label"
-    table, (rows, labels) = read_table(
-        PROG, Path(options.table), Wanted(label), options.labels and Path(options.labels)
-    )
-    names, numbers = np.unique(labels, return_inverse=True)
-    classes = tuple(names.tolist() if names.dtype.kind in "iu" else map(str, names.tolist()))
-    if len(classes) < 2:
-        fail(PROG, "path", "have at least 2 classes", f"{classes[0]!r} alone in {options.table}", "Add another one.")
-    x, y = torch.from_numpy(rows), torch.from_numpy(numbers)
-    shots = torch.bincount(y).tolist()
-    metadata: dict[str, Any] = {"label": label, "effort": options.effort, "seed": seed, "samples": shots}
+    data = read_data(options)
+    shots = torch.bincount(data.y).tolist()
+    metadata: dict[str, Any] = {"label": options.label or "label", "effort": options.effort, "seed": seed}
+    metadata |= {"samples": shots, "group": options.group, "id": options.id, "left_out": data.left_out}
 
     def make_model(solution: Solution) -> Model:
         views = {"views": describe_views(solution.choice)}
-        return Model(solution.network, classes, table.columns, metadata | views, {})
+        return Model(solution.network, data.classes, data.columns, metadata | views, {})
 
-    def keep(solution: Solution) -> str:
-        save_model(outputs["output"], make_model(solution))
-        return f"{outputs['output']} is kept, without cross-validation"
+    solution, crossed = None, None
+    try:
+        with show_progress() as show_stage:
 
-    solution, crossed = learn(x, y, options.effort, seed, keep if "output" in outputs else None)
-    model = keep_crossfit(make_model(solution), crossed)
-    if "output" in outputs:
+            def tell(part: float, stage: str, share: float) -> None:
+                show_stage(stage, SOLVING * share if part == 0 else SOLVING + (1 - SOLVING) * share)
+
+            solution = solve_problem(
+                [(data.x, data.y)], effort=options.effort, seed=seed, groups=data.groups, progress=partial(tell, 0)
+            )
+            crossed = crossfit(solution, progress=partial(tell, 1))
+        model = keep_crossfit(make_model(solution), crossed, data.number_groups(solution))
+        if "output" in outputs:
+            save_model(outputs["output"], model)
+    except KeyboardInterrupt:
+        if solution is None or "output" not in outputs:
+            raise
+        model = make_model(solution)
         save_model(outputs["output"], model)
-    if "plot" in outputs:
-        draw(outputs["plot"], crossed, x, y, classes)
-    sizes = count(len(classes), "class"), count(len(x), "sample"), count(x.shape[1], "feature")
-    several = "" if min(shots) == max(shots) else f" to {max(shots)}"
-    print(f"{Path(options.table).name}: {', '.join(sizes)}, {min(shots)}{several} per class\n")
-    print(format_views(model.metadata["views"]))
-    print(report(crossed, predict_baselines(solution.problem), classes), end="")
-    if "output" in outputs:
-        print(f"{outputs['output']}: {outputs['output'].stat().st_size / 1e6:.1f} MB")
+        print(summarise(Path(options.table).name, data, model, solution), end="")
+        raise KeyboardInterrupt(f"stopped; {outputs['output']} is kept, without cross-validation") from None
+    try:
+        print(summarise(Path(options.table).name, data, model, solution))
+        print(report(crossed, predict_baselines(solution.problem), list(map(show, data.classes))), end="")
+        if "plot" in outputs:
+            draw(outputs["plot"], crossed, data.x, data.y, data.classes)
+        if "output" in outputs:
+            print(f"{outputs['output']}: {outputs['output'].stat().st_size / 1e6:.1f} MB")
+    except KeyboardInterrupt:
+        if "output" not in outputs:
+            raise
+        raise KeyboardInterrupt(f"stopped; {outputs['output']} is kept") from None
 
 
-def learn(
-    x: Tensor, y: Tensor, effort: str, seed: int, keep: Callable[[Solution], str] | None
-) -> tuple[Solution, Crossfit]:
-    """Solve, and fit what was chosen again without each fold, behind a progress bar.
+class Data(NamedTuple):
+    """A table as it is fitted to."""
 
-    Args:
-        x: (n, dim) float32.
-        y: (n,) int64.
-        effort: As in `protonet.solve`.
-        seed: The same.
-        keep: After Ctrl-C in the second half, it is given the solution, and tells what it did with it.
+    x: Tensor  #: (n, dim) float32 or float64.
+    y: Tensor  #: (n,) int64.
+    classes: tuple[str, ...] | tuple[int, ...]  #: Their names.
+    columns: tuple[str, ...] | None  #: The names of the features, if they have any.
+    groups: Tensor | None  #: (n,) int64, the place of the group's name.
+    group_names: list[str]  #: In ascending order.
+    left_out: list[str]  #: Columns that are no features.
+    notes: list[str]  #: What a person should know of the columns, a line each.
+
+    def number_groups(self, solution: Solution) -> dict[str, int]:
+        """Return the number in the solution of each group's name."""
+        numbers = [] if solution.groups is None else solution.groups.tolist()
+        return dict(zip(self.group_names, numbers, strict=True))
+
+
+def read_data(options: argparse.Namespace) -> Data:
+    """Read the table that the options name, and take out of it what are no features.
 
     Raises:
-        KeyboardInterrupt: After Ctrl-C.
-        InputError: As in `protonet.solve`.
+        MissingPackageError: A package that the table needs is missing.
+        InputError: Options or a table that do not fit.
     """
-    with show_progress() as show:
-        solution = solve_problem(
-            [(x, y)], effort=effort, seed=seed, progress=lambda stage, share: show(stage, SOLVING * share)
-        )
-        try:
-            crossed = crossfit(solution, progress=lambda stage, share: show(stage, SOLVING + (1 - SOLVING) * share))
-        except KeyboardInterrupt:
-            if keep is None:
-                raise
-            raise KeyboardInterrupt(f"stopped; {keep(solution)}") from None
-    return solution, crossed
+    label = options.label or "label"
+    beside = tuple(name for name in (options.group, options.id) if name is not None)
+    for name in (*beside, *options.drop, *(options.columns or ())):
+        if name == label:
+            fail(PROG, "arguments", "use the classes' column for nothing else", repr(name), "Name another one.")
+    only = None if options.columns is None else tuple(options.columns)
+    wanted = Wanted(label, columns=only, beside=beside, ignored=tuple(options.drop), extra=only is not None)
+    table, rows = read_table(PROG, Path(options.table), wanted, options.labels and Path(options.labels))
+    left_out, notes, columns = [*beside, *options.drop, *table.unused], [], table.columns
+    kept = list(range(rows.x.shape[1]))
+    numbers = [] if columns is None or only is not None else [find_row_number(column) for column in rows.x.T]
+    for place, reason in enumerate(numbers):
+        if reason and columns is not None:
+            kept.remove(place)
+            left_out.append(columns[place])
+            notes.append(f"left out: {show(columns[place])}, {reason} (--columns keeps it)")
+    if not kept:
+        fail(PROG, "path", "have a column that is no row number", "none else", "Add features, or name them: --columns.")
+    x = rows.x[:, kept]
+    columns = None if columns is None else tuple(columns[place] for place in kept)
+    for place, column in enumerate(x.T):
+        if reason := find_suspicion(column, rows.labels):
+            name = f"column {place}" if columns is None else show(columns[place])
+            notes.append(f"look at: {name} {reason}; will it in new rows? (--drop leaves it out)")
+    names, labels = np.unique(rows.labels, return_inverse=True)
+    classes = tuple(names.tolist() if names.dtype.kind in "iu" else map(str, names.tolist()))
+    if len(classes) < 2:
+        got = f"{classes[0]!r} alone in {options.table}"
+        fail(PROG, "path", "have at least 2 classes", got, "Add another one.")
+    groups, group_names = None, np.empty(0, np.str_)
+    if options.group is not None:
+        check_groups(PROG, "--group", rows.beside[0].tolist(), rows.labels.tolist())
+        group_names, numbered = np.unique(rows.beside[0], return_inverse=True)
+        groups = torch.from_numpy(numbered)
+    features = torch.from_numpy(np.ascontiguousarray(x))
+    return Data(features, torch.from_numpy(labels), classes, columns, groups, group_names.tolist(), left_out, notes)
+
+
+def summarise(name: str, data: Data, model: Model, solution: Solution) -> str:
+    """Return what a person should know of the table, and the views that were chosen."""
+    shots = torch.bincount(data.y).tolist()
+    sizes = [count(len(data.classes), "class"), count(len(data.x), "sample"), count(data.x.shape[1], "feature")]
+    sizes += [count(len(data.group_names), "group")] * (data.groups is not None)
+    several = "" if min(shots) == max(shots) else f" to {max(shots)}"
+    lines = [f"{name}: {', '.join(sizes)}, {min(shots)}{several} per class", *data.notes]
+    if solution.problem.repeated:
+        rows = count(solution.problem.repeated, "row")
+        lines.append(f"{rows} equal to others, or nearly: copies are held out together, and count as one where equal")
+    return "\n".join(lines) + "\n\n" + format_views(model.metadata["views"])
 
 
 def draw(path: Path, crossed: Crossfit, x: Tensor, y: Tensor, classes: Sequence[str | int]) -> None:
@@ -132,13 +197,14 @@ def draw(path: Path, crossed: Crossfit, x: Tensor, y: Tensor, classes: Sequence[
 def report(crossed: Crossfit, baselines: Mapping[str, Tensor], classes: Sequence[str | int]) -> str:
     """Return what the held-out rows say of a model beside its baselines' scores of them."""
     if not len(crossed.labels):
-        return "no class has two samples: none could be held out to judge by\n"
+        return "no class has two samples, copies aside: none could be held out to judge by\n"
     logits = predict_held(crossed)
-    metrics = measure(logits, crossed.labels)
-    held = f"{count(len(logits), 'row')} in {count(len(crossed.folds), 'fold')}, each judged by a fit without its fold"
+    metrics = measure(logits, crossed.labels, crossed.weights)
+    rows, folds = count(round(float(crossed.weights.sum())), "row"), count(len(crossed.folds), "fold")
+    held = f"{rows} in {folds}, each judged by a fit without its fold"
     return "".join(
         [
-            format_baselines(logits, crossed.labels, baselines),
+            format_baselines(logits, crossed.labels, baselines, crossed.weights),
             f"{held}: {format_losses(metrics)}",
             format_pairs(metrics.confusion, classes),
         ]

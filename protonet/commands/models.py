@@ -82,10 +82,20 @@ def check_packages(prog: str, packages: Sequence[str], install: str = INSTALL) -
             importlib.import_module(package)
 
 
-def want(model: Model, label: str | None, *, labelled: bool) -> Wanted:
-    """Return what a model reads a table for; its classes are in the column ``label``, or where they were."""
+def want(model: Model, label: str | None, *, labelled: bool, beside: str | None = None) -> Wanted:
+    """Return what a model reads a table for.
+
+    Args:
+        model: Of the columns that were no features in fit, the table may have any.
+        label: The column of the classes; None for the one in fit.
+        labelled: Whether the classes are wanted.
+        beside: A column that is wanted beside.
+    """
     name = label or str(model.metadata.get("label", "label"))
-    return Wanted(name, labelled, model.columns, model.network.encoder.input_dim)  # type: ignore[arg-type]
+    left_out = model.metadata.get("left_out")
+    ignored = tuple(map(str, left_out)) if isinstance(left_out, list) else ()
+    named = () if beside is None else (beside,)
+    return Wanted(name, labelled, model.columns, model.network.encoder.input_dim, named, ignored)  # type: ignore[arg-type]
 
 
 def number_classes(prog: str, labels: np.ndarray, known: Sequence[str | int]) -> Tensor:
@@ -159,13 +169,20 @@ def map_blocks(work: Callable[[Block], Result], blocks: Iterable[Block]) -> Iter
         torch.set_num_threads(threads)
 
 
-def keep_crossfit(model: Model, crossed: Crossfit) -> Model:
-    """Return a model with what its held-out rows say of it, and with what it takes to add samples to it."""
+def keep_crossfit(model: Model, crossed: Crossfit, groups: dict[str, int]) -> Model:
+    """Return a model with what its held-out rows say of it, and with what it takes to add samples to it.
+
+    Args:
+        model: Without these.
+        crossed: The rows that were held out.
+        groups: By name, the number that each group has there.
+    """
     structures, held = pack(crossed)
-    metadata = model.metadata | {"folds": structures, "samples": crossed.whole.counts.tolist()}
+    metadata = model.metadata | {"folds": structures, "samples": crossed.whole.counts.tolist(), "groups": groups}
     if len(crossed.labels):
         logits = predict_held(crossed)
-        metrics = measure(logits, crossed.labels)
-        metadata["held_out"] = {"rows": len(logits), **metrics._asdict(), "confusion": metrics.confusion.tolist()}
+        metrics = measure(logits, crossed.labels, crossed.weights)
+        rows = round(float(crossed.weights.sum()))
+        metadata["held_out"] = {"rows": rows, **metrics._asdict(), "confusion": metrics.confusion.tolist()}
         metadata["scores"] = calibrate(logits, float(crossed.offset)).tolist()
     return model._replace(network=crossed.whole, metadata=metadata, held=held)

@@ -44,7 +44,8 @@ def run(arguments: Sequence[str] | None) -> None:
     outputs = check_paths(PROG, options, {"output": (".csv",)}, [options.model, options.table])
     model = load_model(options.model)
     threshold = None if options.unknown is None else choose_threshold(model, options.unknown)
-    table = open_table(PROG, Path(options.table), want(model, None, labelled=False))
+    row_id = model.metadata.get("id")
+    table = open_table(PROG, Path(options.table), want(model, None, labelled=False, beside=row_id))
 
     def write(file: BinaryIO) -> None:
         file.write(format_header(model, everything=options.probabilities).encode())
@@ -76,6 +77,9 @@ def choose_threshold(model: Model, text: str) -> float:
     Raises:
         InputError: It is no share that the model can tell.
     """
+    if UNKNOWN in map(str, model.classes):
+        got, remedy = f"one with a class {UNKNOWN!r}", "Rename that class and fit it again."
+        fail(PROG, "--unknown", "come with a model that has no class of that name", got, remedy)
     scores = model.metadata.get("scores")
     if not isinstance(scores, list) or not all(type(score) is float for score in scores):
         remedy = "Fit it again, to two samples or more of some classes."
@@ -93,7 +97,8 @@ def choose_threshold(model: Model, text: str) -> float:
 def format_header(model: Model, *, everything: bool) -> str:
     """Return the names of the columns as a line of CSV."""
     more = [quote(f"P({name})") for name in model.classes] if everything else []
-    return ",".join(["class", "probability", *more]) + "\n"
+    first = [] if model.metadata.get("id") is None else [quote(model.metadata["id"])]
+    return ",".join([*first, "class", "probability", *more]) + "\n"
 
 
 def format_predictions(model: Model, threshold: float | None, everything: bool, block: Block) -> str:
@@ -116,6 +121,8 @@ def format_predictions(model: Model, threshold: float | None, everything: bool, 
     if everything:
         rows = ["".join(f",{share:.6g}" for share in row) for row in probabilities.tolist()]
         lines = list(map(str.__add__, lines, rows))
+    if block.beside:
+        lines = [f"{quote(name)},{line}" for name, line in zip(block.beside[0].tolist(), lines, strict=True)]
     return "\n".join([*lines, ""])
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
+from protonet._checks import show
 from protonet.commands.common import format_table
 from protonet.fit.search import Choice
-from protonet.metrics import NORMAL, Metrics, measure
+from protonet.metrics import NORMAL, Metrics, count_equal_rows, measure
 
 #: Most pairs of classes that are named as confused.
 MOST_PAIRS = 5
@@ -27,21 +29,28 @@ def format_views(views: Mapping[str, float]) -> str:
     return format_table(["view", "weight, %"], [[name, f"{100 * weight:.1f}"] for name, weight in views.items()])
 
 
-def format_baselines(logits: Tensor, labels: Tensor, baselines: Mapping[str, Tensor]) -> str:
+def format_baselines(
+    logits: Tensor, labels: Tensor, baselines: Mapping[str, Tensor], weights: Tensor | None = None
+) -> str:
     """Return a table of accuracies on the same rows, the baselines' differences in pairs.
 
     Args:
         logits: (n, num_classes).
         labels: (n,) int64.
         baselines: By name, scores (n, num_classes).
+        weights: (n,), as in `protonet.metrics.measure`.
     """
     right = (logits.argmax(dim=1) == labels).double()
+    weights = torch.ones_like(right) if weights is None else weights
+    shares = weights / weights.mean()
     rows = []
     for name, scores in {"this model": logits, **baselines}.items():
-        metrics = measure(scores, labels)
+        metrics = measure(scores, labels, weights)
         lead = right - (scores.argmax(dim=1) == labels).double()
-        half = NORMAL * float(lead.std(correction=0)) / math.sqrt(len(lead))
-        difference = f"{100 * float(lead.mean()):+.2f} ±{100 * half:.2f}" if name in baselines else ""
+        mean = float((shares * lead).mean())
+        spread = math.sqrt(float((shares * (lead - mean).square()).mean()))
+        half = NORMAL * spread / math.sqrt(count_equal_rows(weights))
+        difference = f"{100 * mean:+.2f} ±{100 * half:.2f}" if name in baselines else ""
         rows.append([name, *format_accuracy(metrics), difference])
     return format_table(["on rows held out", "right, %", "95 % interval", "this model's lead, points"], rows)
 
@@ -65,5 +74,6 @@ def format_pairs(confusion: Tensor, classes: Sequence[str | int]) -> str:
     for place in most:
         row, column = divmod(place, len(classes))
         if wrong[place] > 0:
-            lines.append(f"  {classes[row]} taken for {classes[column]}: {wrong[place]} of {confusion[row].sum()}")
+            pair = f"{show(classes[row])} taken for {show(classes[column])}"
+            lines.append(f"  {pair}: {wrong[place]} of {confusion[row].sum()}")
     return "\n".join(lines) + "\n" if len(lines) > 1 else "no class is taken for another\n"

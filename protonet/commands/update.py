@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import fail
+from protonet._checks import fail, show
 from protonet.commands.common import count
 from protonet.commands.models import MODELS, check_paths, classify, keep_crossfit, make_parser, number_classes, want
 from protonet.files import Model, load_model, save_model
@@ -34,18 +34,21 @@ def run(arguments: Sequence[str] | None) -> None:
     output = check_paths(PROG, options, {"output": MODELS}, [options.table, options.labels])["output"]
     model = load_model(options.model, held=True)
     crossed = open_crossfit(model)
-    wanted = want(model, options.label, labelled=True)
-    _, (x, labels) = read_table(PROG, Path(options.table), wanted, options.labels and Path(options.labels))
+    group = model.metadata.get("group")
+    wanted = want(model, options.label, labelled=True, beside=None if group is None else str(group))
+    _, (x, labels, beside) = read_table(PROG, Path(options.table), wanted, options.labels and Path(options.labels))
+    known = model.metadata.get("groups", {})
+    groups = torch.tensor([known.get(name, -1) for name in beside[0].tolist()]) if beside else None
     classes = extend_classes(model.classes, labels)
     for network in (crossed.whole, *crossed.folds):
         classify(PROG, model._replace(network=network), x)  # no row may overflow and spoil its prototype
     before = predict_held(crossed)
-    update(crossed, torch.from_numpy(x), number_classes(PROG, labels, classes), len(classes))
-    save_model(output, keep_crossfit(model._replace(classes=classes), crossed))
+    update(crossed, torch.from_numpy(x), number_classes(PROG, labels, classes), len(classes), groups)
+    save_model(output, keep_crossfit(model._replace(classes=classes), crossed, known))
     new = classes[len(model.classes) :]
-    named = f": {', '.join(map(str, new[:5]))}{' ...' if len(new) > 5 else ''}" if new else ""
+    named = f": {', '.join(map(show, new[:5]))}{' ...' if len(new) > 5 else ''}" if new else ""
     print(f"{output}: {count(len(x), 'sample')} more, {count(len(new), 'new class')}{named}")
-    print(compare(before, predict_held(crossed), crossed.labels, classes), end="")
+    print(compare(before, predict_held(crossed), crossed.labels, list(map(show, classes))), end="")
 
 
 def open_crossfit(model: Model) -> Crossfit:

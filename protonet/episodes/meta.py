@@ -73,9 +73,11 @@ class Learner(nn.Module):
         """
         embeddings = F.normalize(self.encoder(x.flatten(0, 2)), dim=1)  # (rows of all episodes, embedding_dim)
         episodes = embeddings.unflatten(0, x.shape[:3])  # (episodes, n_way, n_shot + n_query, embedding_dim)
-        settings = {"temperature": RECIPE.temperature, "smoothing": RECIPE.smoothing}
-        episodic = episodic_loss(episodes, n_shot=n_shot, **settings)
-        return torch.stack([episodic, cosine_cross_entropy(embeddings, targets.flatten(), self.proxies, **settings)])
+        temperature, smoothing = RECIPE.temperature, RECIPE.smoothing
+        episodic = episodic_loss(episodes, n_shot=n_shot, temperature=temperature, smoothing=smoothing)
+        labels = targets.flatten()
+        entropy = cosine_cross_entropy(embeddings, labels, self.proxies, temperature=temperature, smoothing=smoothing)
+        return torch.stack([episodic, entropy])
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +21,7 @@ from protonet.views.view import LinearMap, Stored, expect, expect_sound
 #: The name of the entry, in the file's metadata, that says as JSON what the file is.
 FORMAT = "protonet.model"
 #: Raised whenever what is written changes; files of other versions are not read.
-VERSION = 2
+VERSION = 3
 INSTALL = 'pip install "protonet[files]"'
 #: What the names of tensors begin with that are held for later, and are no part of the network.
 HELD = "held."
@@ -59,7 +60,9 @@ def save_model(path: str | Path, model: Model) -> None:
     # How a product of matrices rounds depends on their layout: what lies column by column does so when it is read.
     columnwise = [name for name, tensor in tensors.items() if tensor.ndim == 2 and not tensor.is_contiguous()]
     tensors |= {name: tensors[name].t() for name in columnwise}
-    content = save(tensors, {FORMAT: json.dumps(header | {"columnwise": columnwise})})
+    header["columnwise"] = columnwise
+    header["checksums"] = {part: _sum(tensors, part) for part in ("", HELD)}
+    content = save(tensors, {FORMAT: json.dumps(header | {"checksum": _sum_header(header)})})
     write_whole(path, lambda file: file.write(content))
 
 
@@ -88,11 +91,15 @@ def load_model(path: str | Path, *, held: bool = False) -> Model:
             if header["version"] != VERSION:
                 remedy = "Update protonet." if header["version"] > VERSION else "Fit it again."
                 raise ValueError(f"version {header['version']}, by protonet {header.get('library')!r:.20}")
+            expect(header.pop("checksum", None) == _sum_header(header), "damaged: a wrong checksum")
             names = [name for name in file.keys() if held or not name.startswith(HELD)]  # noqa: SIM118 - not a dict
             columnwise = header.get("columnwise") or ()
             expect(isinstance(columnwise, (list, tuple)), "columnwise tensors that are no list")
             # Copied: a tensor that lies in the file keeps it open, and on Windows that bars the next save.
             tensors = {name: file.get_tensor(name).clone() for name in names}
+        sums = header.get("checksums")
+        for part in ("", HELD) if held else ("",):
+            expect(isinstance(sums, dict) and sums.get(part) == _sum(tensors, part), "damaged: a wrong checksum")
         tensors |= {name: tensors[name].t() for name in names if name in columnwise}
         kept = {name[len(HELD) :]: tensors.pop(name) for name in names if name.startswith(HELD)}
         return _make_model(header, tensors, kept)
@@ -136,7 +143,7 @@ def describe_network(network: PrototypeNetwork) -> tuple[dict[str, Any], dict[st
     assert isinstance(encoder, Encoder)  # check_model has said so
     sources = encoder.list_sources()
     tensors = {name: getattr(network, name) for name in ("sums", "counts", "temperature")}
-    tensors |= {name: getattr(encoder, name) for name in ("weights", "scale")}
+    tensors |= {name: getattr(encoder, name) for name in ("weights", "origin", "scale")}
     for number, source in enumerate(sources):
         tensors |= {f"sources.{number}.{name}": tensor for name, tensor in source.named_buffers()}
     views: list[dict[str, Any]] = []
@@ -184,10 +191,26 @@ def restore_network(structure: Any, tensors: Mapping[str, Tensor]) -> PrototypeN
     expect(len(sums) == len(counts) > 0 and bool((counts >= 0).all()), "sums of other classes than counts")
     network = PrototypeNetwork(encoder, embedding_dim=encoder.embedding_dim, num_classes=len(counts))
     encoder.weights, encoder.scale, network.temperature = weights, whole.take("scale"), whole.take("temperature")
+    encoder.origin = whole.take("origin", input_dim)
     expect(bool(encoder.scale > 0) and bool(network.temperature > 0), "a scale or temperature that is not positive")
     expect(not left, "tensors that belong to no view")
     network.set_sums(sums, counts)
     return network.eval()
+
+
+def _sum_header(header: dict[str, Any]) -> str:
+    """Return a checksum of a header without its own."""
+    return hashlib.sha256(json.dumps(header).encode()).hexdigest()
+
+
+def _sum(tensors: Mapping[str, Tensor], part: str) -> str:
+    """Return a checksum of the tensors of one part, `HELD` or "" for the network: names, types, shapes and bytes."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        if name.startswith(HELD) == bool(part):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+            digest.update(tensor.contiguous().view(-1).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -78,7 +78,8 @@ def export_onnx(path: str | Path, model: Model) -> None:
         path: Of the file, in a folder that exists.
         model: On any device. What it holds beside network and names is left out.
 
-    ``features`` (n, input_dim), of any n >= 1, give ``logits`` and ``probabilities`` (n, num_classes), all float32.
+    ``features`` (n, input_dim), of any n >= 1, give ``logits`` and ``probabilities`` (n, num_classes), all float32;
+    the features are float64 where columns lie so far from 0 that float32 would lose their digits.
     ``classes`` and ``columns`` are in the file's metadata, as JSON.
 
     Raises:
@@ -100,7 +101,8 @@ def export_onnx(path: str | Path, model: Model) -> None:
     graph.add("Where", graph.array(network.seen), logits, np.finfo(np.float32).min, output="logits")
     graph.add("Softmax", "logits", axis=1, output="probabilities")
 
-    features = helper.make_tensor_value_info("features", TensorProto.FLOAT, ["n", encoder.input_dim])
+    kind = TensorProto.DOUBLE if bool(encoder.origin.any()) else TensorProto.FLOAT
+    features = helper.make_tensor_value_info("features", kind, ["n", encoder.input_dim])
     outputs = [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", len(prototypes)])
         for name in ("logits", "probabilities")

@@ -7,15 +7,17 @@ on that fold: how often they are right, what rows of a known class look like to 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from protonet.encoder import Encoder
 from protonet.files.model import describe_network, restore_network
 from protonet.fit.baselines import score_cosine, score_lda
+from protonet.fit.copies import find_copies
 from protonet.fit.search import Choice, Progress, ignore
 from protonet.fit.solver import Problem, Solution, comparable, fit_choice, untouched_globals
 from protonet.metrics import score_known
@@ -33,9 +35,11 @@ class Crossfit(NamedTuple):
     whole: PrototypeNetwork  #: Fitted to all rows.
     folds: tuple[PrototypeNetwork, ...]
     """The fold models, each fitted without one fold; none where no class has two rows."""
-    features: Tensor  #: (judged, dim) float32, as they came.
+    features: Tensor  #: (judged, dim) as they came, float32, or float64 where that would lose digits.
     labels: Tensor  #: (judged,) int64.
+    weights: Tensor  #: (judged,) float64: how many rows each stands for.
     fold: Tensor  #: (judged,) int64: which fold model did not see the row.
+    groups: Tensor  #: (judged,) int64, as `protonet.fit.solver.Solution` numbers them; -1 where there are none.
     offset: Tensor
     """0-d float64: by how much the network of all rows scores such rows higher; see `protonet.metrics.calibrate`."""
 
@@ -59,31 +63,29 @@ def crossfit(solution: Solution, *, deadline: float = math.inf, progress: Progre
     Source: cross-fitting, Stone, "Cross-validatory choice and assessment of statistical predictions" (1974).
     """
     problem, choice = solution.problem, solution.choice
-    labels = problem.rows.labels
-    folds = _make_folds(problem.rows)
+    rows, labels = problem.rows, problem.rows.labels
+    folds = _make_folds(rows)
     models: list[PrototypeNetwork] = []
     with untouched_globals(), comparable("crossfit", "solution"):
-        for number, (rows, _) in enumerate(folds):
+        for number, fold_rows in enumerate(folds):
             progress(f"fold {number + 1} of {len(folds)}", number / (len(folds) + 1))
-            models.append(fit_choice(_take(problem, rows), choice, deadline))
+            models.append(fit_choice(problem._replace(rows=rows.take(fold_rows.fit)), choice, deadline))
         progress("pairs of folds", len(folds) / (len(folds) + 1))
         offset = _measure_offset(problem, choice, folds, models, deadline)
     judged = torch.cat([labels[:0], *(judge for _, judge in folds)])
     fold = torch.cat([judged[:0], *(torch.full_like(judge, number) for number, (_, judge) in enumerate(folds))])
-    features = problem.rows.features[judged] * problem.scale
-    return Crossfit(solution.network.cpu(), tuple(models), features, labels[judged], fold, offset)
-
-
-def _take(problem: Problem, rows: Tensor) -> Problem:
-    """Return some of a problem's rows."""
-    features, labels = problem.rows.features[rows], problem.rows.labels[rows]
-    return problem._replace(rows=problem.rows._replace(features=features, labels=labels))
+    features = problem.features_as_they_came(judged)
+    weights = torch.ones(len(judged), dtype=torch.float64) if rows.weights is None else rows.weights[judged]
+    groups = torch.full_like(judged, -1)
+    if solution.groups is not None and rows.groups is not None:
+        groups = rows.groups[judged]
+    return Crossfit(solution.network.cpu(), tuple(models), features, labels[judged], weights, fold, groups, offset)
 
 
 def _make_folds(rows: Rows) -> list[Fold]:
     """Return the folds of a problem's rows."""
     generator = torch.Generator().manual_seed(rows.seed + 1)
-    return split_folds(rows.labels, rows.num_classes, generator)
+    return split_folds(rows.labels, rows.num_classes, generator, groups=rows.groups)
 
 
 def _measure_offset(
@@ -100,10 +102,10 @@ def _measure_offset(
     for one in range(0, len(folds) - 1, 2) if few and len(folds) > 2 else ():
         left = torch.ones_like(labels, dtype=torch.bool)
         left[torch.cat([folds[one].judge, folds[one + 1].judge])] = False
-        network = fit_choice(_take(problem, left), choice, deadline)
+        network = fit_choice(problem._replace(rows=problem.rows.take(left)), choice, deadline)
         for number in (one, one + 1):
             rows = folds[number].judge[network.seen[labels[folds[number].judge]]]
-            x = problem.rows.features[rows] * problem.scale
+            x = problem.features_as_they_came(rows)
             differences.append(score_known(models[number](x).detach()) - score_known(network(x).detach()))
     measured = torch.cat(differences)
     return measured.mean() * (1 - 2 / len(folds)) if len(measured) else measured.sum()
@@ -112,7 +114,7 @@ def _measure_offset(
 @torch.no_grad()
 def predict_held(crossed: Crossfit) -> Tensor:
     """Return the logits (judged, num_classes) of each row by the fold model that did not see it."""
-    logits = crossed.features.new_empty(len(crossed.labels), len(crossed.whole.counts))
+    logits = crossed.whole.sums.new_empty(len(crossed.labels), len(crossed.whole.counts))
     for number, network in enumerate(crossed.folds):
         rows = crossed.fold == number
         logits[rows] = network(crossed.features[rows])
@@ -130,35 +132,62 @@ def predict_baselines(problem: Problem) -> dict[str, Tensor]:
         order of `Crossfit.labels`. They have no temperature: only their order means anything. A baseline that these
         rows do not allow is left out.
     """
-    (x, y, num_classes, *_), folds = problem.rows, _make_folds(problem.rows)
+    folds = _make_folds(problem.rows)
     scores: dict[str, Tensor] = {}
     for name, score in (("raw cosine", score_cosine), ("LDA", score_lda)) if folds else ():
         with suppress(FloatingPointError):
-            scores[name] = torch.cat([score(x[fit], y[fit], x[judge], num_classes) for fit, judge in folds])
+            scores[name] = torch.cat([_score(score, problem.rows, fold) for fold in folds])
     return scores
 
 
-def update(crossed: Crossfit, features: Tensor, labels: Tensor, num_classes: int) -> None:
+def _score(score: Callable[..., Tensor], rows: Rows, fold: Fold) -> Tensor:
+    """Return the scores of a baseline, fitted without a fold, of its rows."""
+    fitted = rows.take(fold.fit)
+    return score(fitted.features, fitted.labels, rows.features[fold.judge], rows.num_classes, fitted.shares)
+
+
+def update(crossed: Crossfit, features: Tensor, labels: Tensor, num_classes: int, groups: Tensor | None = None) -> None:
     """Add samples to the network and to the fold models: `predict_held` then tells what that costs the known classes.
+
+    A fold model gets none that equals a row that it is judged on, or nearly, or is of its group.
 
     Args:
         crossed: The networks, which are changed; the rows that are held out stay as they were.
         features: (n, dim) real, finite.
         labels: (n,) int64 in [0, num_classes).
         num_classes: Classes from now on, at least as many as before.
+        groups: (n,) int64, numbered as those of the crossfit are, -1 for others; None for none.
 
     Raises:
         InputTypeError: As `PrototypeNetwork.add_samples`.
         InputError: As `PrototypeNetwork.add_samples`.
     """
-    for network in (crossed.whole, *crossed.folds):
-        network.add_samples(features, labels, num_classes=num_classes)
+    known = len(crossed.whole.counts)
+    crossed.whole.add_samples(features, labels, num_classes=num_classes)
+    held, copies = len(crossed.labels), _find_copies(crossed, features)
+    for number, network in enumerate(crossed.folds):
+        judged = crossed.fold == number
+        fresh = ~torch.isin(copies[held:], copies[:held][judged])
+        if groups is not None:
+            fresh &= (groups < 0) | ~torch.isin(groups, crossed.groups[judged])
+        network.arrange_classes(torch.cat([torch.arange(known), torch.full((num_classes - known,), -1)]))
+        if bool(fresh.any()):
+            network.add_samples(features[fresh], labels[fresh])
+
+
+def _find_copies(crossed: Crossfit, features: Tensor) -> Tensor:
+    """Return the group of copies (judged + n,) int64 of each row that was held out, and of each of the features."""
+    every = torch.cat([crossed.features.double(), features.double()])
+    encoder = crossed.whole.encoder
+    assert isinstance(encoder, Encoder)  # the file's loader has said so
+    found = find_copies(((every - encoder.origin) / encoder.scale).float())
+    return torch.arange(len(every)) if found is None else found
 
 
 def pack(crossed: Crossfit) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
     """Return all but the network of all rows for a model file: what JSON holds, and tensors by name."""
     structures: list[dict[str, Any]] = []
-    tensors = {name: getattr(crossed, name) for name in ("features", "labels", "fold", "offset")}
+    tensors = {name: getattr(crossed, name) for name in Crossfit._fields[2:]}
     for number, network in enumerate(crossed.folds):
         structure, own = describe_network(network)
         structures.append(structure)
@@ -179,13 +208,19 @@ def unpack(network: PrototypeNetwork, structures: Any, tensors: Mapping[str, Ten
         own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
         folds.append(restore_network(structure, own))
         expect(len(folds[-1].counts) == len(network.counts), "folds of other classes")
-    expect({"features", "labels", "fold", "offset"} <= tensors.keys(), "no rows that were held out")
-    x, labels, fold, offset = (tensors[name] for name in ("features", "labels", "fold", "offset"))
+    expect(set(Crossfit._fields[2:]) <= tensors.keys(), "no rows that were held out")
+    x, labels, weights, fold, groups, offset = parts = [tensors[name] for name in Crossfit._fields[2:]]
     number_like = offset.shape == () and offset.dtype == torch.float64 and bool(torch.isfinite(offset))
     expect(number_like, "an offset that is no number")
-    shapes = x.shape == (len(labels), network.encoder.input_dim) and labels.ndim == 1 and labels.shape == fold.shape
-    kinds = x.dtype == torch.float32 and labels.dtype == fold.dtype == torch.int64 and bool(torch.isfinite(x).all())
-    expect(shapes and kinds, "rows held out of another shape or type")
+    shapes = x.shape == (len(labels), network.encoder.input_dim)
+    shapes = shapes and labels.shape == weights.shape == fold.shape == groups.shape
+    kinds = x.dtype in {torch.float32, torch.float64} and {labels.dtype, fold.dtype, groups.dtype} == {torch.int64}
+    expect(
+        shapes and labels.ndim == 1 and kinds and weights.dtype == torch.float64,
+        "rows held out of another shape or type",
+    )
+    sound = bool(torch.isfinite(x).all()) and bool((torch.isfinite(weights) & (weights > 0)).all())
+    expect(sound, "rows held out that are not finite, or have no weight")
     for values, high in ((labels, len(network.counts)), (fold, len(folds))):
         expect(bool(((values >= 0) & (values < high)).all()), "rows held out of no class or no fold")
-    return Crossfit(network, tuple(folds), x, labels, fold, offset)
+    return Crossfit(network, tuple(folds), *parts)

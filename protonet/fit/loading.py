@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from protonet._checks import check_labels, fail, fail_type
+from protonet.losses import CHUNK
+
+
+@dataclass(frozen=True)
+class RangeRules:
+    """When a column lies far from 0: its standard deviation as a share of its mean."""
+
+    far: float = 1e-3  #: Below it, float32 keeps less than four digits of the differences between rows ...
+    single: float = 1e-6  #: ... and at this share there are none in what comes as float32: the column is constant.
+    double: float = 1e-10  #: The same of float64, where the origin is one of float32.
+
+
+RANGES = RangeRules()
+#: What may hold more digits than float32 does.
+EXACT = {torch.float64, torch.int32, torch.int64}
 
 
 def read_loaders(
@@ -23,7 +39,8 @@ def read_loaders(
         metadata: ``input_dim`` and ``num_classes`` hold where present.
 
     Returns:
-        Features (n, dim) float32, labels (n,) int64 and the number of classes.
+        Features (n, dim), float64 where a batch holds more digits than float32 does, else float32; labels (n,) int64;
+        and the number of classes.
 
     Raises:
         InputTypeError: A batch is not ``(inputs, labels)`` of real tensors or arrays.
@@ -48,10 +65,12 @@ def read_loaders(
                 remedy = "Check metadata['input_dim'] and that every batch has the same features."
                 fail("solve", name, f"have {dim} features per sample", f"{inputs.shape[1]} in batch {number}", remedy)
             rows += len(inputs)
+            # More digits than float32 has are kept until columns are centred.
+            inputs = inputs.to(torch.float64 if inputs.dtype in EXACT else torch.float32)
             single = inputs.to(torch.float32)
             bad += int((~torch.isfinite(inputs)).any(dim=1).sum())
             wide += int((~torch.isfinite(single)).any(dim=1).sum()) + int(bool(inputs.any()) and not bool(single.any()))
-            features.append(single)
+            features.append(inputs)
             labels.append(targets)
         if name == "train_loader" and not rows:
             fail("solve", name, "have at least one sample", "none", "Pass labelled samples.")
@@ -95,11 +114,31 @@ def _from_numpy(part: np.ndarray[Any, Any]) -> Tensor | None:
     return torch.from_numpy(np.array(part)) if part.dtype.kind in "biuf" else None
 
 
-def sort_rows(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Sort rows by label, then by their bytes: the order that the loaders gave them in leaves no trace."""
+def centre_columns(features: Tensor) -> tuple[Tensor, Tensor]:
+    """Take off what float32 could not hold beside the differences of rows.
+
+    Args:
+        features: (n, dim) float32 or float64.
+
+    Returns:
+        features: (n, dim) float32, less the origin.
+        origin: (dim,) float32, exact: 0 for all columns but those that lie far from 0 for how much they vary.
+    """
+    parts = features.split(CHUNK)
+    mean = cast(Tensor, sum(part.sum(dim=0, dtype=torch.float64) for part in parts)) / len(features)
+    square = cast(Tensor, sum((part - mean).square().sum(dim=0) for part in parts)) / len(features)
+    share = square.sqrt() / mean.abs().clamp_min(torch.finfo(torch.float64).tiny)
+    least = RANGES.single if features.dtype == torch.float32 else RANGES.double
+    far = (share > least) & (share < RANGES.far)
+    origin = torch.where(far, mean, 0.0).to(torch.float32)
+    if not bool(far.any()):
+        return features.to(torch.float32), origin
+    return torch.cat([(part - origin).to(torch.float32) for part in parts]), origin
+
+
+def order_rows(features: Tensor, labels: Tensor) -> Tensor:
+    """Return the order (n,) int64 of rows by label, then by their bytes: that of the loaders leaves no trace."""
     rows = features.add_(0.0).numpy()  # -0.0 becomes 0.0
     keys = rows.view(np.dtype((np.void, rows.shape[1] * rows.itemsize)))[:, 0]
     order = np.argsort(keys, kind="stable")
-    order = order[np.argsort(labels.numpy()[order], kind="stable")]
-    chosen = torch.from_numpy(order)
-    return features[chosen], labels[chosen]
+    return torch.from_numpy(order[np.argsort(labels.numpy()[order], kind="stable")])

@@ -18,7 +18,6 @@ from protonet.scoring import (
     FOLDS,
     WEIGHTS,
     Fold,
-    fit_temperature,
     fit_weights,
     simplest_within_one_error,
     soft_weights,
@@ -112,7 +111,7 @@ def select(rows: Rows, plan: Plan, *, search: Search | None = None, progress: Pr
     """
     search = search or Search()
     generator = torch.Generator().manual_seed(rows.seed)
-    folds = split_folds(rows.labels, rows.num_classes, generator, most=search.folds)
+    folds = split_folds(rows.labels, rows.num_classes, generator, most=search.folds, groups=rows.groups)
     smallest = next((kind.smallest(plan, RAW) for kind in search.kinds if isinstance(kind, MLPKind)), None)
     raw_alone = Choice(((smallest or RAW, 1.0),), 0.1)
     seen = int((torch.bincount(rows.labels) > 0).sum())
@@ -167,11 +166,11 @@ def _mix(judge: Judge, closed: Sequence[Candidate], chosen: Sequence[Candidate])
     prior = [MIXTURE.shifted if piece.specification.shifted else 1.0 for piece in closed] + [1.0] * len(chosen)
     weights = soft_weights(cosines, [piece.losses for piece in pieces], prior, keep_last=bool(chosen))
     if chosen:  # what takes no training takes no fitted weights either
-        weights = fit_weights(cosines, judge.labels, judge.seen, weights)
+        weights = fit_weights(cosines, judge.labels, judge.seen, weights, judge.weights)
     mixed = torch.zeros_like(cosines[0])
     for each, weight in zip(cosines, weights.tolist(), strict=True):
         mixed += weight * each
-    factor, losses = fit_temperature(mixed, judge.labels, judge.seen)
+    factor, losses = judge.fit_temperature(mixed)
     views = [
         (piece.specification, weight) for piece, weight in zip(pieces, weights.tolist(), strict=True) if weight > 0
     ]
@@ -201,7 +200,7 @@ def _mix_unjudged(rows: Rows, plan: Plan, search: Search, raw_alone: Choice) -> 
 
 def _fit_temperature(judge: Judge, candidate: Candidate) -> float:
     """Return the temperature of a candidate alone."""
-    return _temperature(fit_temperature(candidate.cosines, judge.labels, judge.seen)[0])
+    return _temperature(judge.fit_temperature(candidate.cosines)[0])
 
 
 def _temperature(factor: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import random
 import time
@@ -11,10 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from protonet._checks import check_int, check_number, fail, fail_type
+from protonet._checks import check_int, check_number, check_weights, fail, fail_type
 from protonet.encoder import Encoder
-from protonet.fit.loading import read_loaders, sort_rows
+from protonet.fit.copies import pool_copies
+from protonet.fit.loading import centre_columns, order_rows, read_loaders
 from protonet.fit.search import EFFORTS, RAW, SEARCH_SHARE, Choice, Progress, Search, ignore, select
 from protonet.network import PrototypeNetwork
 from protonet.views.linear import LinearKind
@@ -29,11 +32,22 @@ TIME_LIMIT = 900.0
 SELECTION_SHARE = 0.6
 
 
+#: What the metadata may name.
+METADATA = ("num_classes", "input_dim", "param_limit", "device")
+
+
 class Problem(NamedTuple):
     """Labelled rows, as views are fitted to them."""
 
-    rows: Rows  #: In canonical order, of unit scale; with the seed of all that is drawn.
-    scale: float  #: Of the features as they came.
+    rows: Rows  #: In canonical order, of unit scale, equal ones once; with the seed of all that is drawn.
+    scale: float  #: Of the features as they came, less the origin.
+    origin: Tensor  #: (dim,) float32; see `protonet.fit.loading.centre_columns`.
+    repeated: int  #: How many of the rows that came are equal to another one, or nearly.
+
+    def features_as_they_came(self, places: Tensor) -> Tensor:
+        """Return the features (m, dim) of some rows (m,): float32, or float64 where that would lose digits."""
+        x = self.rows.features[places] * self.scale
+        return x.double() + self.origin if bool(self.origin.any()) else x
 
 
 class Solution(NamedTuple):
@@ -42,6 +56,9 @@ class Solution(NamedTuple):
     network: PrototypeNetwork
     choice: Choice
     problem: Problem
+    groups: Tensor | None = None
+    """(groups,) int64: the number, in the problem's rows, of each group that was given, in ascending order; groups that
+    share a row, or nearly, are one."""
 
 
 def solve(
@@ -64,7 +81,8 @@ def solve(
             integers.
         val_loader: The same, or None. Its samples count as labelled samples like any other.
         metadata: ``input_dim``, ``num_classes`` and ``param_limit`` are used where present; otherwise the width of
-            the inputs, the largest label + 1 (at least 2) and 500,000. ``device`` moves the result. None is legal.
+            the inputs, the largest label + 1 (at least 2) and 500,000. ``device`` moves the result. Other names are
+            errors; None is legal.
         time_limit: Seconds, >= 0, most of them for the search; what it found by then is fitted and returned.
         effort: "fast", "default" or "best"; or a `protonet.fit.search.Search` that says what is tried.
         progress: Called with the name of the stage that begins and the share of the stages before it, from 0 to 1;
@@ -78,9 +96,12 @@ def solve(
         InputTypeError: A loader's batch is not ``(inputs, labels)``, labels are not integers, an argument has another
             type.
         InputError: No sample, non-finite features, labels outside [0, num_classes), another width than input_dim,
-            num_classes < 2, a negative or non-finite limit, an unknown effort.
+            num_classes < 2, metadata of another name, a negative or non-finite limit, an unknown effort.
     """
-    return solve_problem(train_loader, val_loader, metadata, time_limit, effort, progress, seed).network
+    network = solve_problem(train_loader, val_loader, metadata, time_limit, effort, progress, seed).network
+    if progress is not None:
+        progress("done", 1.0)
+    return network
 
 
 def solve_problem(
@@ -91,8 +112,22 @@ def solve_problem(
     effort: str | Search = "default",
     progress: Progress | None = None,
     seed: int = 0,
+    weights: Tensor | None = None,
+    groups: Tensor | None = None,
 ) -> Solution:
-    """Do what `solve` does, and also return what was chosen and the rows, for `fit_choice` to fit to some of them."""
+    """Do what `solve` does, and also return what was chosen and the rows, for `fit_choice` to fit to some of them.
+
+    Args:
+        train_loader: As in `solve`, and so are all but the last two.
+        val_loader: The same.
+        metadata: The same.
+        time_limit: The same.
+        effort: The same.
+        progress: The same.
+        seed: The same.
+        weights: (n,) > 0 of the rows in the order of the loaders; only how they differ matters. None for equal ones.
+        groups: (n,) int64 in the same order: rows of one group are held out together. None for each alone.
+    """
     started = time.monotonic()
     metadata = _check_metadata(metadata)
     time_limit = check_number("solve", "time_limit", time_limit, low=0)
@@ -103,18 +138,27 @@ def solve_problem(
     progress = progress or ignore
     with untouched_globals():
         features, labels, num_classes = read_loaders(train_loader, val_loader, metadata)
-        features, labels = sort_rows(features, labels)
+        features, origin = centre_columns(features)
+        order = order_rows(features, labels)
+        features, labels = features[order], labels[order]
+        if weights is not None:
+            weights = check_weights("solve", "weights", weights, n=len(labels))[order]
+            weights = weights / weights.max()
+            weights = None if bool((weights == 1).all()) else weights / weights.mean()
+        if groups is not None:
+            groups = groups[order].unique(return_inverse=True)[1]
         plan = plan_encoder(features.shape[1], num_classes, metadata.get("param_limit", PARAM_LIMIT))
         scale = float(torch.linalg.vector_norm(features, dtype=torch.float64)) / math.sqrt(features.numel()) or 1.0
-        rows = Rows(features.div_(scale), labels, num_classes, seed=seed)  # in place: these rows are a copy
+        features.div_(scale)  # in place: these rows are a copy
+        rows = Rows(features, labels, num_classes, seed=seed, weights=weights, groups=groups)
+        rows, repeated, joined = pool_copies(rows)
         searched = rows._replace(deadline=started + SELECTION_SHARE * time_limit)
-        problem = Problem(rows, scale)
+        problem = Problem(rows, scale, origin, repeated)
         with comparable("solve", "train_loader"):
             choice = select(searched, plan, search=search, progress=progress)
             progress("final fit", SEARCH_SHARE)
             network = fit_choice(problem, choice, started + time_limit)
-        progress("done", 1.0)
-        return Solution(network.to(metadata.get("device", "cpu")), choice, problem)
+        return Solution(network.to(metadata.get("device", "cpu")), choice, problem, joined)
 
 
 def fit_choice(problem: Problem, choice: Choice, deadline: float = math.inf) -> PrototypeNetwork:
@@ -123,21 +167,25 @@ def fit_choice(problem: Problem, choice: Choice, deadline: float = math.inf) -> 
     Args:
         problem: The rows. Those that were chosen on, or some of them with every class among them.
         choice: What `protonet.fit.search.select` decided.
-        deadline: ``time.monotonic()`` after which training ends.
+        deadline: ``time.monotonic()`` after which training ends, and no view is fitted but the one of most weight.
 
     Returns:
         The network in eval mode, on the CPU, for features as they came.
     """
     rows = problem.rows._replace(shifts=choice.shifts, deadline=deadline)
     fitted: dict[Specification, View] = {}
-    views = [_fit_view(specification, rows, fitted) for specification, _ in choice.views]
-    weights = torch.tensor([weight for _, weight in choice.views])
-    encoder = Encoder(views, weights, input_dim=rows.features.shape[1])
+    for specification, _ in sorted(choice.views, key=lambda each: -each[1]):
+        if not fitted or time.monotonic() < deadline:
+            _fit_view(specification, rows, fitted)
+    found = [(fitted[each], weight) for each, weight in choice.views if each in fitted]
+    weights = torch.tensor([weight for _, weight in found])
+    encoder = Encoder([view for view, _ in found], weights, input_dim=rows.features.shape[1])
     network = PrototypeNetwork(
         encoder, embedding_dim=encoder.embedding_dim, num_classes=rows.num_classes, temperature=choice.temperature
     )
-    network.set_prototypes(rows.features, rows.labels)
+    network.set_prototypes(rows.features, rows.labels, rows.weights)
     encoder.scale.fill_(problem.scale)
+    encoder.origin.copy_(problem.origin)
     return network.eval()
 
 
@@ -179,8 +227,12 @@ def _check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
         return {}
     if not isinstance(metadata, Mapping):
         fail_type("solve", "metadata", "be a mapping or None", type(metadata).__name__, "Pass a dict.")
-    known = {key: metadata[key] for key in ("num_classes", "input_dim", "param_limit", "device") if key in metadata}
-    known = {key: value for key, value in known.items() if value is not None}
+    for key in metadata:
+        if key not in METADATA:
+            near = difflib.get_close_matches(str(key), METADATA, n=1)
+            remedy = f"Did you mean {near[0]!r}?" if near else "Leave it out."
+            fail("solve", "metadata", f"have no keys but {', '.join(METADATA)}", repr(key), remedy)
+    known = {key: value for key, value in metadata.items() if value is not None}
     for key, low in (("num_classes", 2), ("input_dim", 1)):
         if key in known:
             known[key] = check_int("solve", f"metadata[{key!r}]", known[key], low=low)

@@ -22,10 +22,11 @@ INSTALL = 'pip install "protonet[parquet]"'
 class Raw(NamedTuple):
     """Some rows as a file has them."""
 
-    x: np.ndarray  #: (b, dim) float32, NaN or infinite where there is no number, or one beyond float32.
+    x: np.ndarray  #: (b, dim) float32, or float64 where there may be more digits; NaN where there is no number.
     labels: np.ndarray | None  #: (b,) numbers or strings, empty where there is none; or None.
     rows: Sequence[int]  #: Where in the file each row is.
     cells: Sequence[Sequence[str]] | None = None  #: The text of each number, where it was one.
+    beside: Sequence[np.ndarray] = ()  #: Further columns (b,) as strings.
 
 
 class Source(NamedTuple):
@@ -34,9 +35,9 @@ class Source(NamedTuple):
     header: list[str] | None  #: The names of its columns, or None if it has features alone, without names.
     width: int  #: The number of columns.
     place: str  #: What a message calls a row.
-    #: Returns the rows, with the columns of these numbers as features and of that number as classes. A file without
-    #: names gives all of its features and classes.
-    read: Callable[[Sequence[int], int | None], Iterator[Raw]]
+    #: Returns the rows, with the columns of these numbers as features, of that number as classes, and of these beside.
+    #: A file without names gives all of its features and classes.
+    read: Callable[[Sequence[int], int | None, Sequence[int]], Iterator[Raw]]
 
 
 def open_csv(prog: str, path: Path) -> Source:
@@ -44,21 +45,22 @@ def open_csv(prog: str, path: Path) -> Source:
     lines = read_rows(prog, path)
     header = [cell.strip() for cell in next(lines, (0, []))[1]]
 
-    def read(features: Sequence[int], label: int | None) -> Iterator[Raw]:
+    def read(features: Sequence[int], label: int | None, beside: Sequence[int]) -> Iterator[Raw]:
         while block := list(islice(lines, max(1, CELLS // len(header)))):
             cells = [[row[column] for column in features] for _, row in block]
             labels = None if label is None else np.array([row[label].strip() for _, row in block])
-            yield Raw(_parse_numbers(cells), labels, [line for line, _ in block], cells)
+            texts = [np.array([row[column].strip() for _, row in block]) for column in beside]
+            yield Raw(_parse_numbers(cells), labels, [line for line, _ in block], cells, texts)
 
     return Source(header, len(header), "line {}", read)
 
 
 def _parse_numbers(cells: list[list[str]]) -> np.ndarray:
-    """Return cells as float32, NaN for what is no number, such as 1_000, which Python would read."""
+    """Return cells as float64, NaN for what is no number, such as 1_000, which Python would read."""
     shape = len(cells), len(cells[0])
     if "_" not in "".join(chain.from_iterable(cells)):
         try:
-            return to_single(np.fromiter(map(float, chain.from_iterable(cells)), np.float64, math.prod(shape)), shape)
+            return np.fromiter(map(float, chain.from_iterable(cells)), np.float64, math.prod(shape)).reshape(shape)
         except ValueError:
             pass
 
@@ -68,13 +70,13 @@ def _parse_numbers(cells: list[list[str]]) -> np.ndarray:
         except ValueError:
             return math.nan
 
-    return to_single(np.array([[parse(cell) for cell in row] for row in cells]), shape)
+    return np.array([[parse(cell) for cell in row] for row in cells]).reshape(shape)
 
 
-def to_single(values: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-    """Return values as float32 of some shape, infinite where they are beyond its range."""
-    with np.errstate(over="ignore"):
-        return values.reshape(shape).astype(np.float32)
+def to_floating(values: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    """Return values of some shape as float32, or as float64 where they may have more digits."""
+    exact = values.dtype.kind in "iuf" and values.dtype.itemsize > (4 if values.dtype.kind == "f" else 2)
+    return np.array(values.reshape(shape), np.float64 if exact else np.float32)
 
 
 def open_arrays(prog: str, path: Path, labels: Path | None, *, labelled: bool) -> Source:
@@ -98,11 +100,11 @@ def open_arrays(prog: str, path: Path, labels: Path | None, *, labelled: bool) -
         fail(prog, "path", "have one label per row", f"{len(names)} for {n} rows", "Give both the same length.")
     step = max(1, CELLS // max(1, width))
 
-    def read(_: Sequence[int], __: int | None) -> Iterator[Raw]:
+    def read(_: Sequence[int], __: int | None, ___: Sequence[int]) -> Iterator[Raw]:
         for first in range(0, n, step):
             x = load()[first : first + step]  # mapped anew each time: the pages of the last block are given back
             taken = None if names is None else names[first : first + step]
-            yield Raw(to_single(x, (len(x), width)), taken, range(first, first + step))
+            yield Raw(to_floating(x, (len(x), width)), taken, range(first, first + step))
 
     return Source(None, width, "row {} (counted from 0)", read)
 
@@ -140,7 +142,7 @@ def open_parquet(prog: str, path: Path) -> Source:
         file = parquet.ParquetFile(path)
     header = list(file.schema_arrow.names)
 
-    def read(features: Sequence[int], label: int | None) -> Iterator[Raw]:
+    def read(features: Sequence[int], label: int | None, beside: Sequence[int]) -> Iterator[Raw]:
         first, batches = 0, file.iter_batches(max(1, CELLS // len(header)))
         while True:
             with one_line(path):
@@ -152,11 +154,17 @@ def open_parquet(prog: str, path: Path) -> Source:
                 values = batch.column(column)
                 with one_line(f"{values.type} in column {header[column]}"):
                     x[:, at] = values.cast(float64(), safe=False).to_numpy(zero_copy_only=False)
-            labels = None
-            if label is not None:
-                names = np.array(["" if name is None else name for name in batch.column(label).to_pylist()])
-                labels = check_names(prog, f"column {header[label]}", names)
-            yield Raw(to_single(x, x.shape), labels, range(first, first + len(batch)))
+            named = [column for column in (label, *beside) if column is not None]
+            names = [
+                np.array(["" if each is None else each for each in batch.column(column).to_pylist()])
+                for column in named
+            ]
+            names = [
+                check_names(prog, f"column {header[column]}", each) for column, each in zip(named, names, strict=True)
+            ]
+            labels = None if label is None else names.pop(0)
+            texts = [each.astype(str) for each in names]
+            yield Raw(x, labels, range(first, first + len(batch)), None, texts)
             first += len(batch)
 
     return Source(header, len(header), "row {} (counted from 0)", read)

@@ -14,6 +14,8 @@ from protonet.tables.formats import Source, open_arrays, open_csv, open_parquet
 
 #: What a file's name may end in.
 SUFFIXES = (".csv", ".npz", ".npy", ".parquet")
+#: The largest number that is read: what float32 holds.
+MOST = float(np.finfo(np.float32).max)
 
 
 class Wanted(NamedTuple):
@@ -23,13 +25,17 @@ class Wanted(NamedTuple):
     labelled: bool = True  #: Are the classes wanted? If not, their column may be missing.
     columns: tuple[str, ...] | None = None  #: The names of the features, in the order wanted; None for all.
     dim: int | None = None  #: How many features there must be; None for any number.
+    beside: tuple[str, ...] = ()  #: Columns that are read as text beside: a row's group, its name.
+    ignored: tuple[str, ...] = ()  #: Columns that are no features, where the table has them.
+    extra: bool = False  #: May there be other columns beside the features that are named?
 
 
 class Block(NamedTuple):
-    """Some rows: features (b, dim), float32 and finite, and their classes (b,), numbers or strings; (0,) for none."""
+    """Some rows: features (b, dim), finite, and their classes (b,), numbers or strings; (0,) for none."""
 
-    x: np.ndarray
+    x: np.ndarray  #: float32, or float64 where there may be more digits.
     labels: np.ndarray
+    beside: tuple[np.ndarray, ...] = ()  #: The columns that are wanted beside, strings (b,).
 
 
 class Table(NamedTuple):
@@ -37,6 +43,7 @@ class Table(NamedTuple):
 
     columns: tuple[str, ...] | None
     blocks: Iterator[Block]
+    unused: tuple[str, ...] = ()  #: Columns that are there, and not wanted.
 
 
 def open_table(prog: str, path: Path, wanted: Wanted, labels: Path | None = None) -> Table:
@@ -72,16 +79,22 @@ def open_table(prog: str, path: Path, wanted: Wanted, labels: Path | None = None
     else:
         source = open_arrays(prog, path, labels, labelled=wanted.labelled)
     if source.header is None:
+        if wanted.beside:
+            got = f"{path}, which names none, and {_list(wanted.beside)}"
+            fail(prog, "path", "name its columns to choose among them", got, "Save it as CSV or Parquet.")
         _check_width(prog, path, source.width, wanted)
-        columns, blocks = None, _check_blocks(prog, source, range(source.width), [], None)
+        columns, blocks = None, _check_blocks(prog, source, range(source.width), [], None, [])
     else:
         features, label = _choose_columns(prog, path, source.header, wanted)
         columns = tuple(source.header[column] for column in features)
-        blocks = _check_blocks(prog, source, columns, features, label)
+        beside = [source.header.index(name) for name in wanted.beside]
+        blocks = _check_blocks(prog, source, columns, features, label, beside)
     first = next(blocks, None)
     if first is None:
         fail(prog, "path", "have at least one row", f"none in {path}", "Add rows.")
-    return Table(columns, chain([first], blocks))
+    used = {*(columns or ()), *wanted.beside, *wanted.ignored, wanted.label}
+    unused = tuple(name for name in source.header or () if name not in used)
+    return Table(columns, chain([first], blocks), unused)
 
 
 def read_table(prog: str, path: Path, wanted: Wanted, labels: Path | None = None) -> tuple[Table, Block]:
@@ -92,8 +105,9 @@ def read_table(prog: str, path: Path, wanted: Wanted, labels: Path | None = None
         InputError: As in `open_table`.
     """
     table = open_table(prog, path, wanted, labels)
-    x, names = zip(*table.blocks, strict=True)
-    return table, Block(np.concatenate(x), np.concatenate(names))
+    x, names, beside = zip(*table.blocks, strict=True)
+    columns = zip(*beside, strict=True)
+    return table, Block(np.concatenate(x), np.concatenate(names), tuple(map(np.concatenate, columns)))
 
 
 def _choose_columns(prog: str, path: Path, header: list[str], wanted: Wanted) -> tuple[list[int], int | None]:
@@ -107,13 +121,17 @@ def _choose_columns(prog: str, path: Path, header: list[str], wanted: Wanted) ->
     if wanted.labelled and wanted.label not in header:
         got = f"{path} with {_list(header)}"
         fail(prog, "path", f"have a column {wanted.label}", got, "Pass --label with the name of the classes' column.")
-    features = [name for name in header if name != wanted.label]
+    for name in wanted.beside:
+        if name not in header:
+            fail(prog, "path", f"have a column {name}", f"{path} with {_list(header)}", "Name one that it has.")
+    others = {wanted.label, *wanted.beside, *wanted.ignored}
+    features = [name for name in header if name not in others]
     if not features:
         fail(prog, "path", "have columns of numbers", f"{path} with {_list(header)}", "Add features.")
     if wanted.columns is not None:
         known, found = set(wanted.columns), set(features)
         missing = [name for name in wanted.columns if name not in found]
-        more = [name for name in features if name not in known]
+        more = [name for name in features if name not in known and not wanted.extra]
         if missing or more:
             got = f"{path} without {_list(missing)}" if missing else f"{path} with {_list(more)} more"
             remedy = "Name the columns as in the table that the model was fitted to."
@@ -138,17 +156,25 @@ def _list(names: Sequence[str]) -> str:
 
 
 def _check_blocks(
-    prog: str, source: Source, columns: Sequence[object], features: Sequence[int], label: int | None
+    prog: str,
+    source: Source,
+    columns: Sequence[object],
+    features: Sequence[int],
+    label: int | None,
+    beside: Sequence[int],
 ) -> Iterator[Block]:
     """Yield rows that have finite numbers and a class; raise an InputError at the first that has not."""
-    for x, labels, rows, cells in source.read(features, label):
-        if not np.isfinite(x).all():
-            row, at = np.argwhere(~np.isfinite(x))[0].tolist()
-            got = str(x[row, at]) if cells is None else repr(cells[row][at].strip()[:50])
-            got = "an empty cell" if got == "''" else got
+    for x, labels, rows, cells, texts in source.read(features, label, beside):
+        usable = np.abs(x) <= MOST  # not so for NaN
+        if not usable.all():
+            row, at = np.argwhere(~usable)[0].tolist()
+            text = str(x[row, at]) if cells is None else cells[row][at].strip()[:50]
+            got = "an empty cell" if text == "" else text if cells is None else repr(text)
             got += f" in column {columns[at]}, {source.place.format(rows[row])}"
+            if not np.isnan(x[row, at]) and "inf" not in text.lower():
+                fail(prog, "path", f"have numbers of at most {MOST:.1e} in absolute value", got, "Rescale the column.")
             fail(prog, "path", "have a finite number in every cell", got, "Fill it in, encode it, or leave it out.")
         if labels is not None and labels.dtype.kind == "U" and not np.all(labels != ""):
             got = f"none in {source.place.format(rows[int(np.argmin(labels != ''))])}"
             fail(prog, "path", "name the class of every row", got, "Fill it in, or drop the row.")
-        yield Block(x, np.empty(0, np.str_) if labels is None else labels)
+        yield Block(x, np.empty(0, np.str_) if labels is None else labels, tuple(texts))

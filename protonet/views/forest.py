@@ -32,6 +32,7 @@ class ForestRules:
     most_depth: int = 64  #: No tree is deeper.
     first_share: int = 8  #: One tree in so many is grown first, on a fold that settles what is clearly worse ...
     hope: float = 0.25  #: ... and the whole forest may be expected to leave this share of their log-loss.
+    tiny: float = 1e-30  #: What is divided by instead of zero.
     seed: int = 0  #: Of the features and thresholds that are tried: the same in every fold and in the end.
 
 
@@ -64,14 +65,17 @@ class Forest:
         """
         shifts = rows.shifts if self.shifted else (0,)
         x, labels = shift_rows(rows.features, shifts), rows.labels.repeat(len(shifts))
+        shares = (
+            torch.ones_like(labels, dtype=x.dtype) if rows.shares is None else rows.shares.to(x).repeat(len(shifts))
+        )
         generator = torch.Generator().manual_seed(FOREST.seed)
         chosen = torch.linspace(0, len(x) - 1, min(len(x), FOREST.most_rows), dtype=torch.float64).round().long()
-        x, labels = x[chosen], labels[chosen]
+        x, labels, shares = x[chosen], labels[chosen], shares[chosen]
         trees = count_trees(len(x), x.shape[1], self.trees)
         at_once = max(1, int(FOREST.batch_work / (len(x) * _count_splits(x.shape[1]))))
         nodes, depth = Nodes(*(labels[:0],) * 2, x.new_zeros(0), *(labels[:0],) * 2), 0
         for first in range(0, trees, at_once):
-            more, levels = _grow(x, labels, rows.num_classes, min(at_once, trees - first), generator)
+            more, levels = _grow(x, labels, shares, rows.num_classes, min(at_once, trees - first), generator)
             before = len(nodes.child)
             more = more._replace(root=more.root + before, child=more.child + before)
             nodes = Nodes(*(torch.cat(pair) for pair in zip(nodes, more, strict=True)))
@@ -214,8 +218,10 @@ def _count_splits(dim: int) -> int:
     return max(1, round(math.sqrt(dim)))
 
 
-def _grow(x: Tensor, labels: Tensor, num_classes: int, trees: int, generator: torch.Generator) -> tuple[Nodes, int]:
-    """Grow trees on rows (n, dim); return their nodes and how many levels they have below the roots."""
+def _grow(
+    x: Tensor, labels: Tensor, shares: Tensor, num_classes: int, trees: int, generator: torch.Generator
+) -> tuple[Nodes, int]:
+    """Grow trees on rows (n, dim) of weights (n,); return their nodes and how many levels they have below the roots."""
     n, dim = x.shape
     splits = _count_splits(dim)
     varying = (x.amax(dim=0) > x.amin(dim=0)).nonzero().flatten()
@@ -225,10 +231,12 @@ def _grow(x: Tensor, labels: Tensor, num_classes: int, trees: int, generator: to
     depth = 0
     for _ in range(FOREST.most_depth):
         node, group = at.unique(return_inverse=True)
-        present, member, count = (group * num_classes + labels[row]).unique(return_inverse=True, return_counts=True)
+        present, member = (group * num_classes + labels[row]).unique(return_inverse=True)
+        count = torch.zeros(len(present), dtype=x.dtype).index_add_(0, member, shares[row])
         owner, label = present // num_classes, present % num_classes  # (present,): the classes of each node
-        code = torch.zeros_like(node).scatter_reduce_(0, owner, count * num_classes + num_classes - 1 - label, "amax")
-        nodes.label[node] = num_classes - 1 - code % num_classes  # the majority, the first of equals
+        most = torch.zeros(len(node), dtype=x.dtype).scatter_reduce_(0, owner, count, "amax")
+        majority = torch.where(count == most[owner], label, num_classes)  # the first of equals
+        nodes.label[node] = torch.full_like(node, num_classes).scatter_reduce_(0, owner, majority, "amin")
         least = torch.full_like(node, n).scatter_reduce_(0, group, kind[row], "amin")
         mixed = torch.zeros_like(node).scatter_reduce_(0, group, kind[row], "amax") > least
         mixed &= owner.bincount(minlength=len(node)) > 1
@@ -241,7 +249,8 @@ def _grow(x: Tensor, labels: Tensor, num_classes: int, trees: int, generator: to
 
         feature = varying[torch.randint(len(varying), (len(node), splits), generator=generator)]  # (nodes, splits)
         share = torch.rand(feature.shape, generator=generator, dtype=x.dtype)
-        threshold, right, score = _try_splits(x[row[:, None], feature[group]], group, member, owner, count, share)
+        values = x[row[:, None], feature[group]]
+        threshold, right, score = _try_splits(values, shares[row], group, member, owner, count, share)
         score, best = score.max(dim=1)
         split = score > 0  # else all tried features are constant here: others are tried at the next level
         first = len(nodes.child) + 2 * (split.cumsum(dim=0) - 1)
@@ -271,24 +280,23 @@ def _append_leaves(nodes: Nodes | None, more: int) -> Nodes:
 
 
 def _try_splits(
-    values: Tensor, group: Tensor, member: Tensor, owner: Tensor, count: Tensor, share: Tensor
+    values: Tensor, weights: Tensor, group: Tensor, member: Tensor, owner: Tensor, count: Tensor, share: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Judge thresholds that lie at a share (nodes, splits) in [0, 1) of the way between a node's extreme values.
 
-    Of each pair of row and tree come the values (pairs, splits) of the tried features, its node, its class among those
-    of all nodes; of each such class its node and how many pairs it has. Returned are the thresholds (nodes, splits),
-    what lies above them (pairs, splits), and the scores (nodes, splits): pairs less their Gini impurity, 0 where one
-    side would be empty.
+    Of each pair of row and tree come the values (pairs, splits) of the tried features, its weight, its node, its class
+    among those of all nodes; of each such class its node and the weight of its pairs. Returned are the thresholds
+    (nodes, splits), what lies above them (pairs, splits), and the scores (nodes, splits): the weight of the pairs less
+    their Gini impurity, 0 where one side would be empty.
     """
     index = group[:, None].expand(values.shape)
     low = torch.full_like(share, math.inf).scatter_reduce_(0, index, values, "amin")
     high = torch.full_like(share, -math.inf).scatter_reduce_(0, index, values, "amax")
     threshold = low + share * (high - low)
     right = values > threshold[group]
-    counts = values.new_zeros(len(count), share.shape[1]).index_add_(0, member, right.to(values.dtype))
-    score, usable = torch.zeros_like(share), torch.ones_like(right[:1]).expand(share.shape)
+    counts = values.new_zeros(len(count), share.shape[1]).index_add_(0, member, weights[:, None] * right)
+    score = torch.zeros_like(share)
     for side in (counts, count[:, None] - counts):
         size = torch.zeros_like(share).index_add_(0, owner, side)
-        score += torch.zeros_like(share).index_add_(0, owner, side.square()) / size.clamp_min(1)
-        usable = usable & (size > 0)
-    return threshold, right, torch.where(usable, score, 0.0)
+        score += torch.zeros_like(share).index_add_(0, owner, side.square()) / size.clamp_min(FOREST.tiny)
+    return threshold, right, torch.where(threshold < high, score, 0.0)  # the least value is never above it

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.losses import CHUNK
+from protonet.losses import CHUNK, weigh
 from protonet.scoring import Fold, fit_temperature, worse_by_one_error
 from protonet.views.view import Rows, Specification, View
 
@@ -38,7 +38,7 @@ class Candidate(NamedTuple):
 
     specification: Specification
     cosines: Tensor  #: (judged, num_classes) float32, out of fold.
-    losses: Tensor  #: (judged,) float64 log-losses of these, at their best temperature.
+    losses: Tensor  #: (judged,) float64 log-losses of these, at their best temperature, times the rows' weights.
 
     @property
     def loss(self) -> float:
@@ -68,7 +68,9 @@ class Judge:
     """(judged,) losses that a view is compared with to be pruned; None as long as nothing is."""
 
     def __post_init__(self) -> None:
-        self.labels = self.rows.labels[torch.cat([fold.judge for fold in self.folds])]  # (judged,)
+        judged = self.rows.take(torch.cat([fold.judge for fold in self.folds]))
+        self.labels, weights = judged.labels, judged.weights  # (judged,)
+        self.weights = None if weights is None else weights / weights.mean()  # (judged,), whatever their size
         self.seen = torch.bincount(self.rows.labels, minlength=self.rows.num_classes) > 0
         fewest = min((self.rows.labels[fold.fit] for fold in self.folds), key=len)  # each has all classes
         self.degrees = len(fewest) - len(fewest.unique())  # of freedom within the classes
@@ -79,7 +81,7 @@ class Judge:
 
     def take(self, fold: Fold) -> Rows:
         """Return the rows that a fold is fitted to."""
-        return self.rows._replace(features=self.rows.features[fold.fit], labels=self.rows.labels[fold.fit])
+        return self.rows.take(fold.fit)
 
     def fit(self, specification: Specification) -> list[View]:
         """Return a view that others may read, fitted to each fold."""
@@ -109,10 +111,11 @@ class Judge:
 
     def fold_cosines(self, embed: Callable[[int, Tensor], Tensor], number: int) -> Tensor:
         """Return the cosines of one fold's held-out rows, (held out, num_classes)."""
-        fold, (features, labels, num_classes, *_) = self.folds[number], self.rows
+        fold, (features, labels, num_classes, *_), weights = self.folds[number], self.rows, self.rows.weights
         sums: Tensor | float = 0.0
         for rows in fold.fit.split(CHUNK):
             unit = F.normalize(embed(number, features[rows]), dim=2)
+            unit = weigh(unit, None if weights is None else weights[rows])
             shape = (len(unit), num_classes, unit.shape[2])
             sums = sums + unit.new_zeros(shape).index_add_(1, labels[rows], unit)
         prototypes = F.normalize(torch.as_tensor(sums), dim=2)
@@ -125,7 +128,13 @@ class Judge:
 
     def losses(self, cosines: Tensor) -> Tensor:
         """Return the log-losses (n,) of the first n held-out rows at their best temperature."""
-        return fit_temperature(cosines, self.labels[: len(cosines)], self.seen)[1]
+        return self.fit_temperature(cosines)[1]
+
+    def fit_temperature(self, cosines: Tensor) -> tuple[float, Tensor]:
+        """Return the factor on the cosines (n, num_classes) of the first n held-out rows, and their log-losses (n,)."""
+        n = len(cosines)
+        weights = None if self.weights is None else self.weights[:n]
+        return fit_temperature(cosines, self.labels[:n], self.seen, weights)
 
     def prunes(self, cosines: Tensor, *, hope: float = 1.0) -> bool:
         """Return whether a view would get no weight, or not enough to pay.

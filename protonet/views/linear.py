@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from protonet.losses import CHUNK, class_means
+from protonet.losses import CHUNK, class_means, weigh
 from protonet.views.judge import Candidate, Judge, embed_fold
 from protonet.views.view import Graph, LinearMap, Rows, Specification, Stored, View, expect, need_source
 
@@ -75,25 +75,25 @@ class Linear:
 
         Source: standardised and whitened views as in Snell et al. 2017 (cosine prototypes) after LDA's sphering.
         """
-        features, labels, num_classes, *_ = rows
+        features, shares = rows.features, rows.shares
         dim, scaling = features.shape[1], self.scaling
         shift = torch.zeros(dim, dtype=torch.float64)
         gain = torch.ones(dim, dtype=torch.float64)
         basis, coefficient = torch.zeros(dim, 0, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
         if scaling != "raw":
-            shift = features.mean(dim=0, dtype=torch.float64)
+            shift = _mean(features, shares)
         if scaling in {"standardised", "relevant", "robust"}:
-            deviation = (features - shift.to(features.dtype)).square().mean(dim=0, dtype=torch.float64).sqrt()
-            usable = deviation > LINEAR.constant * features.square().mean(dim=0, dtype=torch.float64).sqrt()
+            deviation = _mean((features - shift.to(features.dtype)).square(), shares).sqrt()
+            usable = deviation > LINEAR.constant * _mean(features.square(), shares).sqrt()
             if scaling == "robust":  # median and interquartile range, unless half of the values are one
-                lower, shift, upper = _quartiles(features)
+                lower, shift, upper = _quartiles(features, shares)
                 spread = (upper - lower) / LINEAR.quartiles
                 deviation = torch.where(spread > LINEAR.least_spread * deviation, spread, deviation)
             gain = torch.where(usable, 1 / deviation.clamp_min(LINEAR.tiny), 0.0)
             if scaling == "relevant":
-                gain *= _relevance(features, labels, num_classes)
+                gain *= _relevance(rows)
         if scaling == "whitened":
-            gain, basis, coefficient = _whitening(features, labels, num_classes)
+            gain, basis, coefficient = _whitening(rows)
         affine = LinearMap(shift, gain, basis, coefficient)
         size = affine(features[:CHUNK]).square().mean().sqrt().clamp_min(LINEAR.tiny)
         affine.gain /= size
@@ -261,36 +261,54 @@ def _discriminant_gains(within: Tensor, between: Tensor, multiplicity: Tensor, s
     return (shots * b / (within * (within + (shots + 1) * b))).sqrt()
 
 
-def _quartiles(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _mean(features: Tensor, shares: Tensor | None) -> Tensor:
+    """Return the weighted mean (dim,) float64 of features (n, dim)."""
+    return weigh(features, shares).mean(dim=0, dtype=torch.float64)
+
+
+def _quartiles(features: Tensor, shares: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Return the quartiles (dim,) of each feature, of at most ``CHUNK`` rows spread over the data."""
-    ordered = features[:: max(1, len(features) // CHUNK)].sort(dim=0).values.to(torch.float64)
-    return tuple(ordered[round(share * (len(ordered) - 1))] for share in (0.25, 0.5, 0.75))  # type: ignore[return-value]
+    step = max(1, len(features) // CHUNK)
+    ordered, order = features[::step].sort(dim=0)
+    if shares is None:
+        found = [ordered[round(share * (len(ordered) - 1))] for share in (0.25, 0.5, 0.75)]
+    else:
+        below = shares[::step][order].cumsum(dim=0)  # (rows, dim): the weight of each value and of those below it
+        last = below[-1] - below[-1] / len(below)
+        places = [(below <= (share * last).round()).sum(dim=0) for share in (0.25, 0.5, 0.75)]
+        found = [ordered.gather(0, place[None])[0] for place in places]
+    return tuple(each.to(torch.float64) for each in found)  # type: ignore[return-value]
 
 
-def _relevance(features: Tensor, labels: Tensor, num_classes: int) -> Tensor:
+def _relevance(rows: Rows) -> Tensor:
     """Return for each feature (dim,) a factor in (0, 1): how much its class means differ, by the F statistic.
 
     Under no difference F is about 1; the excess e over it gives ``sqrt(e / (e + LINEAR.relevance))``, a shrunken
     signal share.
     """
-    means, counts = class_means(features, labels, num_classes)
+    (features, labels, num_classes, *_), shares = rows, rows.shares
+    means, counts = class_means(features, labels, num_classes, shares)
     seen = int((counts > 0).sum())
-    within = (features - means[labels]).square().sum(dim=0, dtype=torch.float64) / max(1, len(features) - seen)
-    between = (counts[:, None] * (means - features.mean(dim=0)).square()).sum(dim=0, dtype=torch.float64)
+    apart = weigh((features - means[labels]).square(), shares)
+    within = apart.sum(dim=0, dtype=torch.float64) / max(1, len(features) - seen)
+    between = (counts[:, None] * (means - weigh(features, shares).mean(dim=0)).square()).sum(dim=0, dtype=torch.float64)
     excess = (between / max(1, seen - 1) / within.clamp_min(LINEAR.tiny) - 1).clamp_min(LINEAR.least_relevance)
     return (excess / (excess + LINEAR.relevance)).sqrt()
 
 
-def _whitening(x: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor, Tensor]:
+def _whitening(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
     """Return gain (dim,), basis (dim, rank) and coefficient (rank,) of the whitened view."""
-    means, counts = class_means(x, labels, num_classes)
+    (x, labels, num_classes, *_), shares = rows, rows.shares
+    means, counts = class_means(x, labels, num_classes, shares)
+    if shares is not None:  # rows that are worth as much as the weighted ones; Kish, "Survey sampling" (1965), sec. 8.2
+        counts = counts.square() / torch.bincount(labels, shares.square(), minlength=num_classes).clamp_min(LINEAR.tiny)
     seen = counts > 0
     degrees = len(x) - int(seen.sum())
     shots = float(1 / (1 / counts[seen]).mean())
     dim = x.shape[1]
-    covariance = shrink_covariance(x - means[labels], degrees)
+    covariance = shrink_covariance(weigh(x - means[labels], None if shares is None else shares.sqrt()), degrees)
     rank = len(covariance.variances)
-    deviations = means[seen].to(torch.float64) - x.mean(dim=0, dtype=torch.float64)
+    deviations = means[seen].to(torch.float64) - _mean(x, shares)
     along = (deviations @ covariance.basis).square().mean(dim=0)  # (rank,)
     within, between = covariance.variances, along
     multiplicity = torch.ones_like(within)

@@ -326,17 +326,20 @@ class MLPView(View):
 
 
 class Task(NamedTuple):
-    """What one member of the stack learns from: view rows ``z`` (n, dim) and their labels (n,)."""
+    """What one member of the stack learns from: view rows ``z`` (n, dim), their labels (n,) and weights (n,)."""
 
     z: Tensor
     labels: Tensor
+    weights: Tensor | None = None  #: Of mean 1 within each class, as episodes draw from all classes alike; None for 1.
 
 
 def make_task(source: LinearView, rows: Rows, *, shifted: bool) -> Task:
     """Return what a learned view learns from: the rows as it reads them, with shifted copies if asked for."""
     shifts = rows.shifts if shifted else (0,)
     z = torch.cat([source.map(part) for part in shift_rows(rows.features, shifts).split(CHUNK)])
-    return Task(z, rows.labels.repeat(len(shifts)))
+    shares = rows.shares
+    weights = None if shares is None else shares.to(z.dtype).repeat(len(shifts))
+    return Task(z, rows.labels.repeat(len(shifts)), weights)
 
 
 def train(
@@ -372,9 +375,9 @@ def train(
     n_shot = slots // 2
     proxies = _initial_proxies(tasks, num_classes, embedding_dim, generator)
     average = copy.deepcopy(stack).requires_grad_(False)
-    weights = [*stack.parameters(), proxies]
+    trained = [*stack.parameters(), proxies]
     kept, current = ([weight.detach() for weight in each.parameters()] for each in (average, stack))
-    step_members = _make_step(recipe, weights)
+    step_members = _make_step(recipe, trained)
     setting = {"temperature": recipe.temperature, "smoothing": recipe.smoothing}
     for step in range(1, steps[-1] + 1):
         if step > 1 and time.monotonic() > deadline:
@@ -386,15 +389,20 @@ def train(
             sizes = {"n_way": n_way, "n_shot": n_shot, "n_query": slots - n_shot, "n_episodes": count}
             drawn = [sample_episodes(index, **sizes, generator=generator).flatten(1) for index in indices]
             drawn_labels = torch.stack([task.labels[rows] for task, rows in zip(tasks, drawn, strict=True)], dim=1)
+            own = [task.weights[rows] for task, rows in zip(tasks, drawn, strict=True) if task.weights is not None]
+            drawn_weights = torch.stack(own, dim=1) if own else None
         rows = [episodes[position] for episodes in drawn]
         z = torch.stack([task.z[row] for task, row in zip(tasks, rows, strict=True)])  # (members, way * slots, dim)
         labels = drawn_labels[position]  # (members, way * slots)
         z = z + recipe.noise * torch.randn(z.shape[1:], generator=generator, dtype=z.dtype)  # one for all members
         embeddings = F.normalize(stack(z), dim=2)
         episode = embeddings.unflatten(1, (n_way, slots))  # (members, way, slots, dim)
-        loss = recipe.episodic * episodic_loss(episode, n_shot=n_shot, **setting)
-        loss = loss + recipe.cross_entropy * cosine_cross_entropy(embeddings, labels, proxies, **setting)
-        gradients = torch.autograd.grad(loss, weights)
+        weights = None if drawn_weights is None else drawn_weights[position]  # (members, way * slots)
+        shaped = None if weights is None else weights.unflatten(1, (n_way, slots))
+        loss = recipe.episodic * episodic_loss(episode, n_shot=n_shot, **setting, weights=shaped)
+        more = cosine_cross_entropy(embeddings, labels, proxies, **setting, weights=weights)
+        loss = loss + recipe.cross_entropy * more
+        gradients = torch.autograd.grad(loss, trained)
         step_members(gradients)
         decay = min(recipe.average, step / (step + 9))
         torch._foreach_lerp_(kept, current, 1 - decay)
@@ -430,7 +438,7 @@ def _make_step(recipe: Recipe, weights: Sequence[Tensor]) -> Callable[[Sequence[
 
 def _initial_proxies(tasks: Sequence[Task], num_classes: int, embedding_dim: int, generator: torch.Generator) -> Tensor:
     """Return trainable proxies (members, num_classes, embedding_dim): the untrained prototypes, off their padding."""
-    means = torch.stack([class_means(F.normalize(z, dim=1), labels, num_classes)[0] for z, labels in tasks])
+    means = torch.stack([class_means(F.normalize(z, dim=1), y, num_classes, w)[0] for z, y, w in tasks])
     padding = embedding_dim - means.shape[2]
     noise = torch.randn(*means.shape[:2], padding, generator=generator, dtype=means.dtype)
     return torch.cat([means, 0.02 * noise], dim=2).requires_grad_(True)

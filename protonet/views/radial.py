@@ -170,8 +170,11 @@ def _judge(judge: Judge, settings: Sequence[Radial]) -> Candidate | None:
             if first and judge.prunes(trial[_rank(judge, trial)[0]], hope=RADIAL.hope):
                 return None
             scored = dict(zip(first, trial, strict=True))
-        others = [each for each in settings if each not in scored]
-        scored |= dict(zip(others, problem.cosines(others), strict=True))
+        for bandwidth in dict.fromkeys(each.bandwidth for each in settings if each not in scored):
+            if judge.late():
+                return None
+            others = [each for each in settings if each not in scored and each.bandwidth == bandwidth]
+            scored |= dict(zip(others, problem.cosines(others), strict=True))
         cosines = torch.cat([cosines, torch.stack([scored[each] for each in settings])], dim=1)
         halves = len(fold.judge) >= RADIAL.halving_rows
         if not halves and cosines.shape[1] < PRUNING.least_rows:
@@ -280,9 +283,12 @@ class _Problem:
 
     def __init__(self, view: Radial, source: LinearView, rows: Rows, queries: Tensor | None = None) -> None:
         x, labels, self.num_classes, *_ = rows
-        self.labels, self.map = labels, source.map
+        self.labels, self.map, self.own_shares = labels, source.map, rows.shares
+        shares = torch.ones(len(x), dtype=torch.float64) if rows.shares is None else rows.shares
         if view.shifted:
-            x, labels = shift_rows(x, rows.shifts), labels.repeat(len(rows.shifts))
+            copies = len(rows.shifts)
+            x, labels, shares = shift_rows(x, rows.shifts), labels.repeat(copies), shares.repeat(copies)
+        self.shares = shares[:, None]  # (n, 1)
         z = torch.cat([self._read(view, part) for part in x.split(CHUNK)])
         units = view.count_units(*z.shape)
         self.chosen = torch.linspace(0, len(z) - 1, units, dtype=torch.float64).round().long()
@@ -293,7 +299,7 @@ class _Problem:
         apart = apart[apart > RADIAL.same]
         self.median = float(apart.median()) if len(apart) else 1.0
         indicators = F.one_hot(labels, self.num_classes).to(torch.float64)
-        self.targets = indicators - indicators.mean(dim=0)  # (n, num_classes)
+        self.targets = indicators - (self.shares * indicators).mean(dim=0)  # (n, num_classes)
         if queries is not None:
             self.to_queries = distances(self._read(view, queries).to(torch.float64), units64, view.norm)
 
@@ -303,12 +309,15 @@ class _Problem:
         return torch.tanh(z) if view.squash else z
 
     def solve(self, bandwidth: float, ridges: Sequence[float]) -> tuple[Tensor, list[Tensor]]:
-        """Return the kernel (n, units) float64 and the read-out (units, num_classes) for each ridge."""
+        """Return the kernel (n, units) float64 and the read-out (units, num_classes) for each ridge.
+
+        The squared errors of rows are weighed: where every row is a unit, each has a ridge of its own.
+        """
         kernel = torch.exp(-self.between / (bandwidth * self.median))
-        gram, right, penalty = kernel, self.targets, torch.eye(len(self.landmarks), dtype=torch.float64)
+        gram, right, penalty = kernel, self.targets, torch.diag(1 / self.shares[self.chosen, 0])
         if len(self.landmarks) < len(kernel):  # a subset of regressors: normal equations, with a hair of jitter
-            penalty = kernel[self.chosen] + RADIAL.jitter * penalty
-            gram, right = kernel.T @ kernel, kernel.T @ self.targets
+            penalty = kernel[self.chosen] + RADIAL.jitter * torch.eye(len(penalty), dtype=torch.float64)
+            gram, right = kernel.T @ (self.shares * kernel), kernel.T @ (self.shares * self.targets)
         readouts = []
         for ridge in ridges:
             factor, failed = torch.linalg.cholesky_ex(gram + ridge * penalty)
@@ -329,6 +338,7 @@ class _Problem:
             kernel, readouts = self.solve(bandwidth, [settings[place].ridge for place in places])
             query_kernel = torch.exp(-self.to_queries / (bandwidth * self.median))
             for place, readout in zip(places, readouts, strict=True):
-                means, _ = class_means(F.normalize(kernel[:n] @ readout, dim=1), self.labels, self.num_classes)
+                unit = F.normalize(kernel[:n] @ readout, dim=1)
+                means, _ = class_means(unit, self.labels, self.num_classes, self.own_shares)
                 cosines[place] = F.normalize(query_kernel @ readout, dim=1) @ F.normalize(means, dim=1).T
         return cosines

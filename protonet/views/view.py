@@ -33,6 +33,26 @@ class Rows(NamedTuple):
     """Offsets of the copies that shifted views are fitted to, 0 first; see `protonet.views.shifts`."""
     seed: int = 0  #: Of first weights and episodes.
     deadline: float = math.inf  #: ``time.monotonic()`` after which training takes no further step.
+    weights: Tensor | None = None
+    """(n,) float64, > 0: how many of the rows that came each one stands for; None for one each."""
+    groups: Tensor | None = None  #: (n,) int64: rows of one group are held out together; None for each alone.
+
+    @property
+    def shares(self) -> Tensor | None:
+        """The weights (n,) float64 at a mean of 1 within each class; None where all are one.
+
+        What views are fitted with: prototypes make the classes alike. What a whole class weighs is for the judge.
+        """
+        if self.weights is None:
+            return None
+        counts, sums = (torch.bincount(self.labels, each) for each in (None, self.weights))
+        return self.weights * (counts / sums)[self.labels]
+
+    def take(self, places: Tensor) -> Rows:
+        """Return some of the rows, given their numbers (m,) int64 or which they are (n,) bool."""
+        weights, groups = (None if each is None else each[places] for each in (self.weights, self.groups))
+        x, labels = self.features[places], self.labels[places]
+        return self._replace(features=x, labels=labels, weights=weights, groups=groups)
 
 
 class Stored:

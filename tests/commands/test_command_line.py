@@ -117,7 +117,7 @@ class TestFit:
         output = str(tmp_path / "m.safetensors")
         plot = ["--plot", str(tmp_path / "a.svg")]
         assert main(["fit", table, "--label", "kind", *FAST, "-o", output, *plot]) == 0
-        assert "no class has two samples: none could be held out to judge by" in capsys.readouterr().out
+        assert "no class has two samples, copies aside: none could be held out to judge by" in capsys.readouterr().out
         assert main(["predict", output, table]) == 0
         assert [row[0] for row in read_csv(capsys.readouterr().out)] == ["class", *NAMES]
         assert main(["predict", output, table, "--unknown", "0.1"]) == 2
@@ -392,5 +392,5 @@ def test_a_model_of_an_older_version_is_refused(
     for command in ("predict", "evaluate", "update"):
         assert main([command, str(path), str(fitted / "train.csv")]) == 2
         error = capsys.readouterr().err
-        assert error.startswith("load_model: `path` must be a model file of version 2; got ")
+        assert error.startswith("load_model: `path` must be a model file of version 3; got ")
         assert error.endswith("(version 1, by protonet '0.1.0'). Fit it again.\n")

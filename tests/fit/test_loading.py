@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from protonet import solve
 from protonet._checks import InputError, InputTypeError
-from protonet.fit.loading import read_loaders, sort_rows
+from protonet.fit.loading import centre_columns, order_rows, read_loaders
 from tests.strategies import blobs, seeds
 
 X, Y = blobs(0)
@@ -42,13 +42,31 @@ def test_rows_are_sorted_as_python_sorts_them(seed: int) -> None:
     x = torch.randint(-2, 3, (20, 3), generator=generator).float()
     x[0] = -0.0
     y = torch.randint(3, (20,), generator=generator)
-    features, labels = sort_rows(x.clone(), y)
+    sorting = order_rows(x.clone(), y)
+    features, labels = (x + 0.0)[sorting], y[sorting]
     expected = sorted(range(20), key=lambda row: (int(y[row]), (x[row] + 0.0).numpy().tobytes()))
     assert torch.equal(labels, y[expected])
     assert torch.equal(features, x[expected] + 0.0)
     assert not bool(torch.signbit(features[features == 0]).any())
     order = torch.randperm(20, generator=generator)
-    assert all(torch.equal(a, b) for a, b in zip(sort_rows(x[order], y[order]), (features, labels), strict=True))
+    again = order[order_rows(x[order], y[order])]
+    assert torch.equal((x + 0.0)[again], features)
+    assert torch.equal(y[again], labels)
+
+
+def test_columns_far_from_zero_are_centred_and_no_others() -> None:
+    x = torch.randn(50, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x += torch.tensor([0.0, 1e2, 1e5, 1.7e9, 0.0])
+    x[:, 4] = 1 / 3
+    centred, origin = centre_columns(x)
+    assert (origin != 0).tolist() == [False, False, True, True, False]
+    assert centred.dtype == origin.dtype == torch.float32
+    torch.testing.assert_close(centred.double() + origin, x, atol=1e-4, rtol=0)
+    same, none = centre_columns(x[:, :2].float())
+    assert torch.equal(same, x[:, :2].float())
+    assert not bool(none.any())
+    exact, _, _ = read_loaders([(x, torch.arange(50) % 2)], None, {})
+    assert torch.equal(exact, x)
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,11 @@ X, Y = blobs(0)
         ({"param_limit": math.nan}, InputError, r"`metadata\['param_limit'\]` must be a finite"),
         ({"device": "nonsense"}, InputError, r"`metadata\['device'\]` must be a device of this machine"),
         ([1], InputTypeError, "`metadata` must be a mapping or None; got list"),
+        (
+            {"num_class": 3},
+            InputError,
+            r"`metadata` must have no keys but .*; got 'num_class'\. Did you mean 'num_classes'",
+        ),
     ],
 )
 def test_bad_metadata_get_their_message(metadata: Any, error: type[Exception], message: str) -> None:

@@ -1,0 +1,174 @@
+"""What the commands do so that no figure is fooled: copies, groups, row numbers, and a model that Ctrl-C leaves."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protonet.__main__ import main
+from protonet.commands import fit as fit_command
+from protonet.files import load_model
+
+RNG = np.random.default_rng(0)
+NOISE = RNG.normal(size=(40, 5))
+SORTED = ["ant"] * 20 + ["bee"] * 20
+FAST = ("--label", "kind", "--effort", "fast")
+
+
+def write(path: Path, columns: dict[str, Any]) -> str:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+    return str(path)
+
+
+def noise(rows: Any = slice(None)) -> dict[str, Any]:
+    return {f"x{number}": column[rows].tolist() for number, column in enumerate(NOISE.T)}
+
+
+def right(said: str) -> float:
+    found = re.search(r"this model +\| ([\d.]+)", said)
+    assert found
+    return float(found[1])
+
+
+def test_copies_are_counted_and_held_out_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    coins = np.where(RNG.integers(2, size=40), "ant", "bee").tolist()
+    table = write(tmp_path / "t.csv", {**noise(np.arange(80) % 40), "kind": coins + coins})
+    model = str(tmp_path / "m.safetensors")
+    assert main(["fit", table, *FAST, "-o", model]) == 0
+    said = capsys.readouterr().out
+    assert "40 rows equal to others, or nearly: copies are held out together" in said
+    assert "80 rows in 5 folds" in said
+    assert right(said) < 75
+    assert main(["update", model, table]) == 0
+    assert float(re.findall(r"([\d.]+) % now", capsys.readouterr().out)[0]) < 75
+
+
+@pytest.mark.parametrize("name", ["row", "id"])
+def test_a_row_number_is_left_out_by_name(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    numbers = np.arange(40) if name == "row" else np.cumsum(RNG.integers(1, 50, 40))
+    table = write(tmp_path / "t.csv", {name: numbers.tolist(), **noise(), "kind": SORTED})
+    model = str(tmp_path / "m.safetensors")
+    assert main(["fit", table, *FAST, "-o", model]) == 0
+    said = capsys.readouterr().out
+    assert f"left out: {name}, " in said
+    assert "5 features" in said
+    assert right(said) < 75
+    assert main(["predict", model, table]) == 0  # the column may be there, or not
+    assert main(["predict", model, write(tmp_path / "u.csv", noise())]) == 0
+    capsys.readouterr()
+    assert main(["fit", table, *FAST, "--columns", name, "x0"]) == 0
+    said = capsys.readouterr().out
+    assert "2 features" in said
+    assert f"look at: {name} " in said
+
+
+def test_drop_columns_and_id(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = [f"row {number}" for number in range(40)]
+    columns = {"name": names, "note": ["text"] * 40, **noise(), "kind": SORTED}
+    table, model = write(tmp_path / "t.csv", columns), str(tmp_path / "m.safetensors")
+    assert main(["fit", table, *FAST, "--drop", "note", "--id", "name", "-o", model]) == 0
+    assert load_model(model).columns == tuple(noise())
+    capsys.readouterr()
+    assert main(["predict", model, table]) == 0
+    rows = list(csv.reader(capsys.readouterr().out.splitlines()))
+    assert rows[0] == ["name", "class", "probability"]
+    assert [row[0] for row in rows[1:]] == names
+    for arguments, message in (
+        (["--drop", "kind"], "`arguments` must use the classes' column for nothing else; got 'kind'"),
+        (["--columns", "x9"], "`path` must have the model's columns"),
+        (["--id", "nobody"], "`path` must have a column nobody"),
+        (["--drop", "a", "--columns", "b"], "`arguments` must be as --help lists them"),
+    ):
+        assert main(["fit", table, *FAST, *arguments]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    patients = np.arange(80) // 4
+    coins = np.where(np.arange(20) % 2, "ant", "bee")[patients].tolist()
+    x = 5 * NOISE[patients] + 0.3 * RNG.normal(size=(80, 5))
+    columns = {f"x{number}": column.tolist() for number, column in enumerate(x.T)}
+    columns |= {"patient": [f"P{number}" for number in patients], "kind": coins}
+    table, model = write(tmp_path / "t.csv", columns), str(tmp_path / "m.safetensors")
+    assert main(["fit", table, *FAST, "--group", "patient", "-o", model]) == 0
+    said = capsys.readouterr().out
+    assert "20 groups" in said
+    assert right(said) < 85
+    assert main(["fit", table, *FAST, "--drop", "patient"]) == 0
+    assert right(capsys.readouterr().out) > 90
+    assert main(["update", model, table]) == 0
+    assert float(re.findall(r"([\d.]+) % now", capsys.readouterr().out)[0]) < 85
+    del columns["patient"]
+    bare = write(tmp_path / "u.csv", columns)
+    assert main(["predict", model, bare]) == 0
+    assert main(["update", model, bare]) == 2
+    assert "must have a column patient" in capsys.readouterr().err
+    whole = write(tmp_path / "w.csv", {**noise(), "patient": ["P1"] * 20 + ["P2", "P3"] * 10, "kind": SORTED})
+    assert main(["fit", whole, *FAST, "--group", "patient"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(
+        "protonet fit: `--group` must hold no class whole; got all 20 rows of class ant in group P1."
+    )
+
+
+@pytest.mark.parametrize("numbers", [1.7e9 + 10.0 * np.repeat([0, 1], 20), 1.7e12 + 1e4 * np.repeat([0, 1], 20)])
+def test_what_lies_far_from_zero_keeps_its_digits(
+    numbers: np.ndarray, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    order = RNG.permutation(40)
+    columns = {
+        "time": numbers[order].tolist(),
+        "x0": (1e-3 * NOISE[:, 0]).tolist(),
+        "kind": np.array(SORTED)[order].tolist(),
+    }
+    table, model = write(tmp_path / "t.csv", columns), str(tmp_path / "m.safetensors")
+    assert main(["fit", table, *FAST, "-o", model]) == 0
+    assert right(capsys.readouterr().out) == 100
+    assert main(["evaluate", model, table]) == 0
+    assert ": 100.00 % of 40 rows right" in capsys.readouterr().out
+    assert main(["update", model, table]) == 0
+
+
+def test_ctrl_c_before_the_first_fold_and_after_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    table = write(tmp_path / "t.csv", {**noise(), "kind": SORTED})
+    for stage, words in (("crossfit", ", without cross-validation"), ("predict_baselines", "")):
+        model = tmp_path / f"{stage}.safetensors"
+        with monkeypatch.context() as patch:
+            patch.setattr(fit_command, stage, interrupt)
+            assert main(["fit", table, *FAST, "-o", str(model)]) == 130
+        said = capsys.readouterr()
+        assert said.err == f"protonet fit: stopped; {model} is kept{words}\n"
+        assert said.out.startswith("t.csv: 2 classes, 40 samples, 5 features, 20 per class\n\n| view")
+        assert load_model(model).classes == ("ant", "bee")
+
+
+def test_a_class_called_unknown_and_one_with_control_characters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kinds = ["unknown"] * 20 + ["\x1b[31mred\x07"] * 20
+    table, model = write(tmp_path / "t.csv", {**noise(), "kind": kinds}), str(tmp_path / "m.safetensors")
+    assert main(["fit", table, *FAST, "-o", model]) == 0
+    assert main(["evaluate", model, table]) == 0
+    assert main(["update", model, table]) == 0
+    said = capsys.readouterr().out
+    assert "\x1b" not in said
+    assert "\x07" not in said
+    assert main(["predict", model, table, "--unknown", "0.1"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("protonet predict: `--unknown` must come with a model that has no class of that name")
+    odd = write(tmp_path / "o.csv", {**noise(), "kind": ["\x1b[31mno"] * 40})
+    assert main(["evaluate", model, odd]) == 2
+    assert "\x1b" not in capsys.readouterr().err

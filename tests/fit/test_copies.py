@@ -1,0 +1,104 @@
+"""Planted leaks do not pay: copies, near copies and groups are never on both sides of a fold."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protonet.fit.copies import find_copies
+from protonet.fit.crossfit import crossfit, predict_held, update
+from protonet.fit.solver import solve_problem
+from protonet.metrics import measure
+from protonet.scoring import FoldRules, split_folds
+from tests.strategies import blobs, seeds
+
+G = torch.Generator().manual_seed(0)
+NOISE, COINS = torch.randn(40, 6, generator=G), torch.randint(2, (40,), generator=G)
+
+
+@pytest.mark.parametrize("apart", [0.0, 1e-7, 1e-3])
+def test_random_labels_of_rows_that_stand_twice_are_not_told(apart: float) -> None:
+    x = torch.cat([NOISE, NOISE + apart * torch.randn(NOISE.shape, generator=torch.Generator().manual_seed(1))])
+    solution = solve_problem([(x, COINS.repeat(2))], effort="fast")
+    assert solution.problem.repeated == 40
+    crossed = crossfit(solution)
+    accuracy = measure(predict_held(crossed), crossed.labels, crossed.weights).accuracy
+    assert accuracy < 0.5 + 3 * np.sqrt(0.25 / 40)
+    assert float(crossed.weights.sum()) == 80
+
+
+def test_whole_copies_leave_no_trace_but_their_weight() -> None:
+    x, y = blobs(0)
+    once, twice = (solve_problem([(x.repeat(k, 1), y.repeat(k))], effort="fast").network for k in (1, 2))
+    torch.testing.assert_close(once(x), twice(x))
+    assert twice.counts.tolist() == (2 * once.counts).tolist()
+
+
+def test_what_chance_repeats_is_no_copy() -> None:
+    coins = torch.randint(2, (200, 4), generator=torch.Generator().manual_seed(0)).float()
+    assert find_copies(coins) is None
+    line = torch.rand(3000, 1, generator=torch.Generator().manual_seed(0))
+    assert find_copies(line) is None
+    assert find_copies(torch.cat([NOISE, NOISE[:1]])).unique().tolist() == list(range(40))  # type: ignore[union-attr]
+    assert find_copies(NOISE) is None
+    assert find_copies(torch.ones(1, 3)) is None
+
+
+@given(seed=seeds, n_groups=st.integers(2, 30), classes=st.integers(1, 4), many=st.booleans())
+def test_groups_are_never_on_both_sides_and_every_class_is_fitted_to(
+    seed: int, n_groups: int, classes: int, many: bool
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(classes, (60,), generator=generator)
+    groups = torch.randint(n_groups, (60,), generator=generator)
+    with pytest.MonkeyPatch.context() as patch:
+        if many:
+            patch.setattr("protonet.scoring.FOLDS", FoldRules(many_rows=50, held_out=20))
+        folds = split_folds(labels, classes, generator, groups=groups)
+    judged = torch.cat([labels[:0], *(fold.judge for fold in folds)])
+    assert len(judged.unique()) == len(judged)
+    for fold in folds:
+        assert len(fold.judge)
+        assert sorted(torch.cat([fold.fit, fold.judge]).tolist()) == list(range(60))
+        assert not set(groups[fold.fit].tolist()) & set(groups[fold.judge].tolist())
+        assert set(labels[fold.fit].tolist()) == set(labels.tolist())
+
+
+def test_groups_that_tell_the_class_do_not_pay() -> None:
+    patients = torch.arange(80) // 4  # each its own cluster, and a coin for its class
+    x = 5 * NOISE[patients] + 0.3 * torch.randn(80, 6, generator=torch.Generator().manual_seed(2))
+    y = COINS[patients]
+    accuracy = {}
+    for name, groups in (("apart", None), ("together", patients)):
+        crossed = crossfit(solve_problem([(x, y)], effort="fast", groups=groups))
+        accuracy[name] = measure(predict_held(crossed), crossed.labels, crossed.weights).accuracy
+    assert accuracy["apart"] > 0.9
+    assert accuracy["together"] < 0.5 + 3 * np.sqrt(0.25 / 20)
+
+
+def test_an_update_with_copies_or_the_same_groups_tells_held_out_rows_nothing() -> None:
+    groups = torch.arange(40) // 2
+    solution = solve_problem([(NOISE, COINS)], effort="fast", groups=groups)
+    crossed = crossfit(solution)
+    before = predict_held(crossed)
+    copied = copy.deepcopy(crossed)
+    update(copied, NOISE + 1e-4, COINS, 2)
+    assert copied.whole.counts.sum() == 80
+    for number, network in enumerate(copied.folds):
+        judged = int((crossed.fold == number).sum())
+        assert network.counts.sum() == crossed.folds[number].counts.sum() + 40 - judged
+    assert solution.groups is not None
+    grouped = copy.deepcopy(crossed)
+    update(grouped, NOISE + 0.5, COINS, 2, solution.groups[groups])
+    for number, network in enumerate(grouped.folds):
+        judged = int((crossed.fold == number).sum())
+        assert network.counts.sum() == crossed.folds[number].counts.sum() + 40 - judged
+    free = copy.deepcopy(crossed)
+    update(free, NOISE + 0.5, COINS, 2, torch.full((40,), -1))
+    assert free.folds[0].counts.sum() == crossed.folds[0].counts.sum() + 40
+    assert before.shape == predict_held(free).shape
