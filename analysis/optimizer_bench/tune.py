@@ -125,7 +125,7 @@ def tune_workload(task: Task) -> dict[str, loading.Baseline]:
     found = {}
     start = task.start
     for max_steps in task.steps:
-        baseline, start = tune(lambda setting, seed, n=max_steps: train(setting, seed, n), start)
+        baseline, start = tune(functools.partial(train, max_steps=max_steps), start)
         fingerprint = loading.take_fingerprint(task.workload, task.file)
         found[str(max_steps)] = baseline | {"max_steps": max_steps, "fingerprint": fingerprint}
     return found

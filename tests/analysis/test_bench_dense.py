@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from analysis.optimizer_bench.workload import Workload
 from analysis.optimizer_bench.workloads.dense import (
     KEYWORD,
     PIXEL_VALIDATION,
@@ -13,7 +14,6 @@ from analysis.optimizer_bench.workloads.dense import (
     load_pixels,
     load_syntax,
 )
-from analysis.optimizer_bench.workload import Workload
 
 
 def validate(workload: Workload) -> float:

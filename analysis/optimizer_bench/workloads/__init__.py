@@ -1,10 +1,13 @@
-"""The workloads by family, and which families may be looked at: drawn once, before anything had run on the drawn ones.
+"""The workloads by family, and which families may be looked at: drawn once, before any candidate had run on them.
 
 A family's workloads share a kind of model, of data or of difficulty. Visible and studied families were looked at by
-an earlier optimizer and by the study that its successor began with: both are for tuning. The others were drawn.
+an earlier optimizer and by the study that its successor began with: both are for tuning. The others were drawn; AdamW
+alone had run on them while they were made.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -31,21 +34,22 @@ from analysis.optimizer_bench.workloads import (
     transformers,
 )
 
-VISIBLE: dict[str, dict[str, Build]] = {
+Family = Mapping[str, Build]
+VISIBLE: dict[str, Family] = {
     "language": text.WORKLOADS,
     "recommendation": recommender.WORKLOADS,
     "vision": images.WORKLOADS,
     "graphs": gnn.WORKLOADS,
     "episodes": prototype.WORKLOADS,
 }
-STUDIED = {
+STUDIED: dict[str, Family] = {
     "dense": dense.WORKLOADS,
     "noise": noise.WORKLOADS,
     "recurrent": recurrent.WORKLOADS,
     "restoration": restoration.WORKLOADS,
     "tables": tables.WORKLOADS,
 }
-DRAWN = {
+DRAWN: dict[str, Family] = {
     "attention": attention.WORKLOADS,
     "contrast": contrast.WORKLOADS,
     "convex": convex.WORKLOADS,

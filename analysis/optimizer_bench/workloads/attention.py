@@ -116,7 +116,8 @@ class GCN(nn.Module):
         """Map features (n, inputs), a matrix (n, n) and dropout's factors (inputs + hidden,) to logits (n, classes)."""
         before, between = scale.split([x.shape[1], HIDDEN])
         hidden = (mixing @ self.first(x * before)).relu() * between  # (n, hidden)
-        return mixing @ self.second(hidden)
+        logits: Tensor = mixing @ self.second(hidden)
+        return logits
 
 
 def build_gcn(seed: int) -> Workload:
