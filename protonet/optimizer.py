@@ -96,11 +96,11 @@ class Slopes:
     """How rates follow the slope along the step before, in units of the slopes' usual size."""
 
     gain: float = 0.015  #: Most change of the rate's logarithm per step, at a slope of one usual size ...
-    late_gain: float = 3.0  #: ... or this over the number of steps, if that is less.
+    late_gain: float = 4.0  #: ... or this over the number of steps, if that is less.
     turn_gain: float = 0.4  #: Added to it, over one plus the number of times that the trend of slopes has turned.
     fall: float = 0.0045  #: What the rate's logarithm falls per step ...
-    late_fall: float = 1.0  #: ... or this over the number of steps, if that is less.
-    least: float = 2.0  #: Over the number of steps: no slope takes the rate below it, from above.
+    late_fall: float = 1.5  #: ... or this over the number of steps, if that is less.
+    least: float = 1.0  #: Over the number of steps: no slope takes the rate below it, from above.
     trend: float = 0.7  #: Decay per step of the trend.
     memory: float = 0.95  #: Decay per step of the slopes' mean size.
     unit: float = 1.25  #: The usual size, in units of the mean size: of normal numbers, their root mean square.
@@ -209,7 +209,8 @@ class CustomOptimizer(torch.optim.Optimizer):
 
     Args:
         params: Parameters or groups of them, real and dense; groups may have settings of their own.
-        lr: >= 0, where the search for the step size starts; a step is always a multiple of it, so that schedulers work.
+        lr: >= 0; the search for the step size starts at a tenth of it and finds nearly the same from others. A step is
+            always a multiple of it, so that schedulers work.
         betas: Two decays in [0, 1), of the gradients' mean and of their squares.
         weight_decay: >= 0, decoupled, times the step size; of matrices alone.
         eps: >= 0, in units of the first gradient's root mean square.
@@ -287,7 +288,7 @@ class StackOptimizer:
     Args:
         groups: Weights (members, ...) and their weight decay, >= 0; each member's share of a weight has at least one
             dimension.
-        lr: >= 0, where the search for the step size starts.
+        lr: >= 0, a tenth of which is where the search for the step size starts.
         betas: Those of `CustomOptimizer`.
         eps: That of `CustomOptimizer`.
     """

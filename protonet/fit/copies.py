@@ -47,7 +47,7 @@ def find_copies(x: Tensor) -> Tensor | None:
     varies = deviation > COPIES.constant * x.square().mean(dim=0).sqrt()
     unit = torch.where(varies, 1 / deviation, 0.0) / max(1, int(varies.sum())) ** 0.5
     generator = torch.Generator().manual_seed(0)
-    projected = x @ (unit[:, None] * torch.randn(x.shape[1], COPIES.directions, generator=generator))
+    projected = x @ (unit[:, None] * torch.randn(x.shape[1], COPIES.directions, generator=generator, dtype=x.dtype))
     order = projected[:, 0].argsort(stable=True)
     ordered = projected[order]
     first, second = [order[:0]], [order[:0]]
