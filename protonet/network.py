@@ -14,6 +14,8 @@ from protonet.losses import CHUNK, weigh
 
 #: Numbers of embeddings that are made at a time, and rows, at the most: they stay in the processor's cache.
 NUMBERS_AT_ONCE, ROWS_AT_ONCE = 2**20, 1024
+#: What may hold more digits than float32 does.
+EXACT = {torch.float64, torch.int32, torch.int64}
 
 
 class PrototypeNetwork(nn.Module):
@@ -187,7 +189,7 @@ class PrototypeNetwork(nn.Module):
         if x.ndim < 2 or width not in {None, math.prod(x.shape[1:])}:
             remedy = "Pass rows of the features that the network was fitted to, x[None] for a single one."
             fail("PrototypeNetwork", "x", f"have shape (n, {width or 'dim'})", f"shape {tuple(x.shape)}", remedy)
-        exact = hasattr(self.encoder, "origin") and x.dtype in {torch.float64, torch.int64, torch.int32}
+        exact = hasattr(self.encoder, "origin") and x.dtype in EXACT
         return x.flatten(1).to(torch.float64 if exact else self.prototypes.dtype)
 
     def _embed(self, x: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from protonet._checks import check_labels, fail, fail_type
 from protonet.losses import CHUNK
+from protonet.network import EXACT
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,6 @@ class RangeRules:
 
 
 RANGES = RangeRules()
-#: What may hold more digits than float32 does.
-EXACT = {torch.float64, torch.int32, torch.int64}
 
 
 def read_loaders(
