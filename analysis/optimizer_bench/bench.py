@@ -31,7 +31,7 @@ from analysis.optimizer_bench.runs import Candidate, Run
 from analysis.optimizer_bench.score import Row, rate, score_workload, summarise
 from analysis.optimizer_bench.trials import Trial, run_trials
 from analysis.optimizer_bench.tune import check_steps
-from analysis.optimizer_bench.workloads import ROLE, ROLES
+from analysis.optimizer_bench.workloads import ROLES
 from analysis.shared.runner import Report, StudyParser, parse_names, parse_wholes
 from protonet._checks import fail
 
@@ -51,10 +51,6 @@ class Grid(NamedTuple):
         """Return a workload's baseline at a horizon."""
         return self.baselines[name][str(steps)]
 
-    def get_role(self, name: str) -> str:
-        """Return a workload's role."""
-        return ROLE.get(name, loading.FILE)
-
     def list_runs(
         self, optimizer: Candidate, seeds: Sequence[int] | None = None, steps: Sequence[int] | None = None
     ) -> list[Run]:
@@ -72,8 +68,8 @@ class Grid(NamedTuple):
     def score(self, optimizers: Mapping[int, Candidate], trials: Trials) -> list[Row]:
         """Return the rows of an optimizer, one for each horizon: by role, then horizon, then workload."""
         rows = []
-        for role in dict.fromkeys(map(self.get_role, self.workloads)):
-            names = [name for name in self.workloads if self.get_role(name) == role]
+        for role in dict.fromkeys(map(loading.get_role, self.workloads)):
+            names = [name for name in self.workloads if loading.get_role(name) == role]
             for steps, optimizer in optimizers.items():
                 for name in names:
                     seen = [trials[optimizer, name, seed] for seed in self.seeds]
@@ -126,7 +122,7 @@ def run(options: argparse.Namespace) -> Report:
     candidate = _pick_candidate(options)
     grid = _pick_grid(options)
     factors = {} if candidate is None else {each: scale(candidate, each) for each in options.rates or [1.0]}
-    look = Look.at(candidate, peers, list(dict.fromkeys(map(grid.get_role, grid.workloads))))
+    look = Look.at(candidate, peers, list(dict.fromkeys(map(loading.get_role, grid.workloads))))
     check_look(look, "--roles" if options.workloads is None else "--workloads")
     check_baselines(grid)
     entries = compete(grid, factors, peers, options.state, options.jobs)

@@ -35,6 +35,11 @@ Baselines = dict[str, dict[str, Baseline]]
 NEEDED = {"target", "steps", "initial", "max_steps", "fingerprint", "curve"}
 
 
+def get_role(name: str) -> str:
+    """Return a workload's role."""
+    return ROLE.get(name, FILE)
+
+
 def add_workloads(parser: StudyParser, default: str = "all") -> None:
     """Add which workloads, and the journal that the commands share."""
     add = parser.add_argument
@@ -54,7 +59,7 @@ def pick_workloads(options: argparse.Namespace, roles: Collection[str] = tuple(R
         known |= dict.fromkeys(load_workloads(path), path)
     if options.workloads is not None:
         return {name: known[name] for name in parse_names(PROG, "--workloads", options.workloads, known)}
-    return {name: file for name, file in known.items() if ROLE.get(name, FILE) in {*roles, FILE}}
+    return {name: file for name, file in known.items() if get_role(name) in {*roles, FILE}}
 
 
 @functools.cache

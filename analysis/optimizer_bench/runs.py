@@ -1,26 +1,22 @@
-"""The bench's runs: a workload, a seed and an optimizer each, on several processes, with a journal."""
+"""The bench's runs: a workload, a seed and an optimizer each, and what decides them; those of AdamW."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-import json
 import math
-import time
-import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # exported, but not by its stubs
 
-from analysis.optimizer_bench.loading import find_build, load_optimizer, take_fingerprint
-from analysis.optimizer_bench.peers import LIBRARIES, PEERS
-from analysis.optimizer_bench.workload import EVERY, Build, Curve, initial_weights, train
+from analysis.optimizer_bench.loading import find_build, take_fingerprint
+from analysis.optimizer_bench.peers import LIBRARIES
+from analysis.optimizer_bench.workload import EVERY, Curve, train
 from analysis.optimizer_bench.workloads import WORKLOADS
-from analysis.shared.journal import hash_sources, run_all
+from analysis.shared.journal import hash_sources
 from protonet._checks import find_version
 
 WARMUP = 0.03  #: Of the steps, the share in which the rate rises.
@@ -32,9 +28,9 @@ SHARED = [f"{FOLDER}/workload.py", *(f"{FOLDER}/workloads/{name}.py" for name in
 class Candidate(NamedTuple):
     """An optimizer with its settings."""
 
-    name: str  #: A key of ``PEERS``, or what tables call it.
+    name: str  #: A key of ``peers.PEERS``, or what tables call it.
     config: str  #: Its settings, a JSON object.
-    file: Path | None = None  #: The file of its class ``CustomOptimizer``, or None for one of ``PEERS``.
+    file: Path | None = None  #: The file of its class ``CustomOptimizer``, or None for a peer.
 
 
 class Setting(NamedTuple):
@@ -62,49 +58,17 @@ class Run(NamedTuple):
     target: float | None = None  #: The smoothed loss at which a candidate's run ends.
 
 
-def run_bench(runs: Sequence[Run], state: Path, *, jobs: int = 1, quiet: bool = False) -> dict[Run, Curve]:
-    """Return the curves of all runs, those of the journal included; see `run_all`."""
-    results = run_all(runs, do, state, identify, jobs=jobs, quiet=quiet)
-    return {run: Curve(*curve) for run, curve in results.items()}
-
-
-def do(run: Run) -> Curve:
-    """Do one run; what its optimizer draws is the seed's, and the global random state is put back."""
-    build = find_build(run.workload, run.file)
-    if isinstance(run.optimizer, Setting):
-        return run_adamw(build, run.optimizer, run.seed, run.max_steps)
-    candidate, target = run.optimizer, run.target
-    config: dict[str, Any] = json.loads(candidate.config)
-    assert target is not None, "candidates are judged at a target"
-    times: list[float] = []
-
-    def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        maker = PEERS[candidate.name].make if candidate.file is None else load_optimizer(candidate.file, config)
-        optimizer = maker(list(parameters), **config)
-        for register in (optimizer.register_step_pre_hook, optimizer.register_step_post_hook):
-            register(lambda *_: times.append(time.process_time()))
-        return optimizer
-
-    with initial_weights(run.seed), warnings.catch_warnings():
-        if candidate.file is None:
-            warnings.simplefilter("ignore")  # libraries' own
-        try:
-            curve = train(build, run.seed, make, max_steps=run.max_steps, target=target)
-        except LinAlgError:  # what decompositions make of weights that are not finite
-            curve = Curve([], diverged=True)
-    seconds = sum(times[1::2]) - sum(times[: len(times) // 2 * 2 : 2])
-    return curve._replace(step_ms=round(1000 * seconds / max(1, len(times) // 2), 3))
-
-
-def run_adamw(build: Build, setting: Setting, seed: int, max_steps: int) -> Curve:
+def run_adamw(run: Run) -> Curve:
     """Train a workload by one AdamW, until its schedule ends."""
+    build, setting, max_steps = find_build(run.workload, run.file), run.optimizer, run.max_steps
+    assert isinstance(setting, Setting), "candidates have no schedule"
     schedule = functools.partial(schedule_rate, max_steps=max_steps, horizon=setting.horizon)
     steps = math.ceil(max_steps * (setting.horizon or 1.0) / EVERY) * EVERY
 
     def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.AdamW(parameters, setting.lr, setting.betas, weight_decay=setting.weight_decay, fused=True)
 
-    return train(build, seed, make, max_steps=min(steps, max_steps), schedule=schedule)
+    return train(build, run.seed, make, max_steps=min(steps, max_steps), schedule=schedule)
 
 
 def schedule_rate(step: int, *, max_steps: int, horizon: float) -> float:

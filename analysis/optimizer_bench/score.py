@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from analysis.optimizer_bench.loading import FILE
+from analysis.optimizer_bench.loading import FILE, get_role
 from analysis.optimizer_bench.trials import Trial
 from analysis.optimizer_bench.workload import EVERY, Curve
-from analysis.optimizer_bench.workloads import FAMILY, ROLE
+from analysis.optimizer_bench.workloads import FAMILY
 
 #: A miss earns this much at the most, what is left falls by e with every tenth of the way that is left, to the floor.
 MISS, STEEPNESS, FLOOR = 0.7, 10.0, 0.05
@@ -63,7 +63,7 @@ def score_workload(name: str, trials: Sequence[Trial], baseline: Mapping[str, An
     ratios = [rate(curve, baseline) for curve in seen]
     return {
         "workload": name,
-        "role": ROLE.get(name, FILE),
+        "role": get_role(name),
         "family": FAMILY.get(name, FILE),
         "steps": max_steps,
         "ratio": statistics.geometric_mean(ratios),

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from analysis.optimizer_bench import loading
-from analysis.optimizer_bench.runs import Run, Setting, do, identify
+from analysis.optimizer_bench.runs import Run, Setting, identify, run_adamw
 from analysis.optimizer_bench.workload import EVERY, Curve
 from analysis.shared.journal import append_journal, read_journal, run_all
 from analysis.shared.runner import Report, StudyParser, parse_wholes
@@ -109,7 +109,7 @@ def _identify(task: Task) -> list[object]:
 
 def tune_workload(task: Task) -> dict[str, loading.Baseline]:
     """Return a workload's baselines, by the horizon."""
-    code = identify(Run(task.workload, task.file, SEEDS[0], task.steps[0], Setting()))
+    code = _identify(task)
     entries = (entry for entry in read_journal(task.state) if entry.get("code") == code)
     kept = {json.dumps(entry["run"]): entry["result"] for entry in entries}
 
@@ -118,7 +118,7 @@ def tune_workload(task: Task) -> dict[str, loading.Baseline]:
         run = Run(task.workload, task.file, seed, max_steps, setting)
         name = json.dumps(run, default=str)
         if name not in kept:
-            kept[name] = do(run)
+            kept[name] = run_adamw(run)
             append_journal(task.state, {"run": run, "code": code, "result": kept[name]})
         return Curve(*kept[name])
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from analysis.optimizer_bench.workload import Build, Workload, build_on_rows
-from analysis.optimizer_bench.workloads.gnn import WORDS, load_graph
+from analysis.optimizer_bench.workloads.gnn import WORDS, build_sampled, load_graph
 
 HEADS, WIDTH = 2, 16  #: The attention's: heads, and the features of each in the first layer.
 SLOPE = 0.2  #: Of the scores below zero.
@@ -64,19 +64,7 @@ class GAT(nn.Module):
 
 def build_gat(seed: int) -> Workload:
     """Tell a function's module; the seed decides the initial weights, the order of batches and the neighbours drawn."""
-    graph = load_graph()
-    fixed = torch.Generator().manual_seed(0)
-    validation, train = torch.randperm(len(graph.x), generator=fixed).tensor_split([GAT_VALIDATION])
-
-    def draw(nodes: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-        near = graph.draw(nodes, generator)
-        return nodes, near, graph.draw(near, generator)
-
-    def loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        return F.cross_entropy(model(*(graph.x[nodes] for nodes in batch)), graph.y[batch[0]])
-
-    make = functools.partial(GAT, WORDS, int(graph.y.max()) + 1)
-    return build_on_rows(make, loss, train, draw(validation, fixed), size=GAT_BATCH, seed=seed, draw=draw)
+    return build_sampled(GAT, size=GAT_BATCH, held_out=GAT_VALIDATION, seed=seed)
 
 
 @functools.cache

@@ -12,6 +12,7 @@ import functools
 import re
 import sysconfig
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -106,11 +107,18 @@ class GraphSAGE(nn.Module):
         return logits
 
 
-def build(seed: int) -> Workload:
-    """Build the workload; the seed decides the initial weights, the order of batches and the neighbours drawn."""
+def build_sampled(make: Callable[[int, int], nn.Module], *, size: int, held_out: int, seed: int) -> Workload:
+    """Build the workload of telling a function's module from it and from neighbours that are drawn.
+
+    Args:
+        make: Makes, of the numbers of features and classes, a model that maps nodes, neighbours and theirs to logits.
+        size: Functions of a batch.
+        held_out: Functions to validate on.
+        seed: Of the initial weights, the order of batches and the neighbours drawn.
+    """
     graph = load_graph()
     fixed = torch.Generator().manual_seed(0)
-    validation, train = torch.randperm(len(graph.x), generator=fixed).tensor_split([VALIDATION])
+    validation, train = torch.randperm(len(graph.x), generator=fixed).tensor_split([held_out])
 
     def draw(nodes: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
         near = graph.draw(nodes, generator)
@@ -119,8 +127,13 @@ def build(seed: int) -> Workload:
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         return F.cross_entropy(model(*(graph.x[nodes] for nodes in batch)), graph.y[batch[0]])
 
-    make = functools.partial(GraphSAGE, WORDS, int(graph.y.max()) + 1)
-    return build_on_rows(make, loss, train, draw(validation, fixed), size=BATCH, seed=seed, draw=draw)
+    model = functools.partial(make, WORDS, int(graph.y.max()) + 1)
+    return build_on_rows(model, loss, train, draw(validation, fixed), size=size, seed=seed, draw=draw)
+
+
+def build(seed: int) -> Workload:
+    """Build the workload of GraphSAGE."""
+    return build_sampled(GraphSAGE, size=BATCH, held_out=VALIDATION, seed=seed)
 
 
 WORKLOADS = {"gnn": build}
