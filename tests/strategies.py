@@ -6,6 +6,11 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from protonet.scoring import Fold
+from protonet.views.judge import Judge
+from protonet.views.mlp import plan_encoder
+from protonet.views.view import Rows
+
 seeds = st.integers(0, 2**31 - 1)
 
 
@@ -16,3 +21,13 @@ def blobs(seed: int, *, classes: int = 5, rows: int = 6, dim: int = 8, noise: fl
     labels = torch.arange(classes).repeat_interleave(rows)
     labels = labels[torch.randperm(len(labels), generator=generator)]
     return centres[labels] + noise * torch.randn(len(labels), dim, generator=generator), labels
+
+
+def judge_noise(held_out: int, reference: float) -> Judge:
+    """Return a judge of 60 rows of two classes of noise, and of those held out, beside a best loss of each of these."""
+    generator = torch.Generator().manual_seed(0)
+    n = 60 + held_out
+    x, y = torch.randn(n, 4, generator=generator), torch.arange(n) % 2
+    judge = Judge(Rows(x, y, 2), [Fold(torch.arange(60), torch.arange(60, n))], plan_encoder(4, 2, 0))
+    judge.reference = torch.full((held_out,), reference, dtype=torch.float64)
+    return judge

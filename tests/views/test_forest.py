@@ -9,14 +9,11 @@ from sklearn.ensemble import ExtraTreesClassifier
 from torch import Tensor
 
 from protonet.datasets import load_digits
-from protonet.scoring import Fold
 from protonet.views import forest
 from protonet.views.forest import FOREST, Forest, ForestKind, ForestView, count_trees
-from protonet.views.judge import Judge
-from protonet.views.mlp import plan_encoder
 from protonet.views.shifts import shift_rows
 from protonet.views.view import Rows, View
-from tests.strategies import blobs, seeds
+from tests.strategies import blobs, judge_noise, seeds
 
 
 def grow(x: Tensor, y: Tensor, classes: int = 5, trees: int = 20) -> ForestView:
@@ -137,11 +134,7 @@ def test_a_shifted_forest_is_the_forest_of_the_shifted_rows() -> None:
 def test_a_few_trees_tell_what_is_clearly_worse(
     held_out: int, reference: float, grown: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    generator = torch.Generator().manual_seed(0)
-    n = 60 + held_out
-    x, y = torch.randn(n, 4, generator=generator), torch.arange(n) % 2
-    judge = Judge(Rows(x, y, 2), [Fold(torch.arange(60), torch.arange(60, n))], plan_encoder(4, 2, 0))
-    judge.reference = torch.full((held_out,), reference, dtype=torch.float64)
+    judge = judge_noise(held_out, reference)
     trees: list[int] = []
     fit = Forest.fit
 

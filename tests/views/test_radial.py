@@ -10,14 +10,11 @@ from scipy.spatial.distance import cdist
 from sklearn.kernel_ridge import KernelRidge
 from torch import Tensor
 
-from protonet.scoring import Fold
 from protonet.views import radial
-from protonet.views.judge import Judge
 from protonet.views.linear import Linear
-from protonet.views.mlp import plan_encoder
 from protonet.views.radial import RADIAL, VIEWS, Radial, RadialKind, RadialView, distances
 from protonet.views.view import Rows
-from tests.strategies import blobs
+from tests.strategies import blobs, judge_noise
 
 CENTRED = Linear("centred")
 GAUSSIAN = Radial(CENTRED, 2)
@@ -138,11 +135,7 @@ def test_equal_rows_stay_finite() -> None:
 
 def try_radial(held_out: int, reference: float, monkeypatch: pytest.MonkeyPatch) -> tuple[list[float], int]:
     """Try one view of noise beside a best loss; return the bandwidths that were worked out, and how many candidates."""
-    generator = torch.Generator().manual_seed(0)
-    n = 60 + held_out
-    x, y = torch.randn(n, 4, generator=generator), torch.arange(n) % 2
-    judge = Judge(Rows(x, y, 2), [Fold(torch.arange(60), torch.arange(60, n))], plan_encoder(4, 2, 0))
-    judge.reference = torch.full((held_out,), reference, dtype=torch.float64)
+    judge = judge_noise(held_out, reference)
     solved: list[float] = []
     solve = radial._Problem.solve
 
