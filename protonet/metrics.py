@@ -74,6 +74,55 @@ def measure(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Me
     )
 
 
+class ClassMetrics(NamedTuple):
+    """How good predictions are class by class: shares of 1, and 0 where there is nothing to take a share of."""
+
+    recall: Tensor  #: (num_classes,) float64: of the rows of a class, those that are taken for it.
+    precision: Tensor  #: (num_classes,) float64: of the rows that are taken for a class, those that are of it.
+    f1: Tensor  #: (num_classes,) float64: the harmonic mean of both.
+    rows: Tensor  #: (num_classes,) int64: of each class.
+    predicted: Tensor  #: (num_classes,) int64: how many rows are taken for each class.
+
+    @property
+    def macro(self) -> dict[str, float]:
+        """The plain means of recall, precision and F1 over the classes that have a row or are predicted."""
+        there = (self.rows + self.predicted) > 0
+        return {name: float(getattr(self, name)[there].mean()) for name in ("recall", "precision", "f1")}
+
+    @property
+    def balanced_accuracy(self) -> float:
+        """The mean recall of the classes that have a row."""
+        return float(self.recall[self.rows > 0].mean())
+
+
+def measure_classes(confusion: Tensor) -> ClassMetrics:
+    """Judge predictions class by class.
+
+    Args:
+        confusion: (num_classes, num_classes) int64 of `measure`: rows of each class (down), by prediction (across).
+
+    Source: van Rijsbergen, "Information retrieval" (1979), ch. 7.
+    """
+    right, rows, predicted = confusion.diagonal().double(), confusion.sum(dim=1), confusion.sum(dim=0)
+    either = (rows + predicted).clamp_min(1)
+    return ClassMetrics(right / rows.clamp_min(1), right / predicted.clamp_min(1), 2 * right / either, rows, predicted)
+
+
+def find_auroc(known: Tensor, unknown: Tensor) -> float:
+    """Return how often a known row scores higher than an unknown one, ties counting half: the area under the ROC curve.
+
+    Args:
+        known: (n,) floating, n >= 1: scores such as those of `score_known`.
+        unknown: (m,) floating, m >= 1.
+
+    Source: Hanley and McNeil, "The meaning and use of the area under a receiver operating characteristic (ROC) curve"
+        (1982).
+    """
+    ordered = unknown.sort().values
+    below, not_above = (torch.searchsorted(ordered, known, right=right) for right in (False, True))
+    return float((below + not_above).double().mean()) / (2 * len(unknown))
+
+
 #: Most scores that a threshold is found from.
 MOST_SCORES = 2000
 

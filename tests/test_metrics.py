@@ -7,8 +7,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.metrics import balanced_accuracy_score, classification_report, confusion_matrix, roc_auc_score
 
-from protonet.metrics import calibration_error, fill_bins, measure
+from protonet.metrics import calibration_error, fill_bins, find_auroc, measure, measure_classes
 from tests.strategies import seeds
 
 
@@ -65,3 +66,32 @@ def test_calibration_error_is_that_of_measure(seed: int) -> None:
 def test_sure_and_right_is_calibrated_sure_and_wrong_is_not() -> None:
     assert calibration_error(fill_bins(torch.ones(5), torch.ones(5, dtype=torch.bool))) == 0
     assert calibration_error(fill_bins(torch.ones(5), torch.zeros(5, dtype=torch.bool))) == 1
+
+
+@given(seeds, st.integers(2, 6), st.integers(1, 40))
+def test_figures_of_classes_are_those_of_scikit_learn(seed: int, num_classes: int, n: int) -> None:
+    rng = np.random.default_rng(seed)
+    labels, predicted = rng.integers(num_classes, size=(2, n))
+    confusion = torch.from_numpy(confusion_matrix(labels, predicted, labels=range(num_classes)))
+    ours = measure_classes(confusion)
+    theirs = classification_report(labels, predicted, output_dict=True, zero_division=0)
+    for number in range(num_classes):
+        figures = theirs.get(str(number), {"recall": 0, "precision": 0, "f1-score": 0, "support": 0})
+        own = [float(each[number]) for each in (ours.recall, ours.precision, ours.f1, ours.rows)]
+        assert own == pytest.approx([figures[name] for name in ("recall", "precision", "f1-score", "support")])
+    means = [theirs["macro avg"][name] for name in ("recall", "precision", "f1-score")]
+    assert list(ours.macro.values()) == pytest.approx(means)
+    present = labels[:, None] == np.unique(labels)
+    recalls = [np.mean(predicted[rows] == labels[rows]) for rows in present.T]
+    assert ours.balanced_accuracy == pytest.approx(np.mean(recalls))
+    if set(predicted) <= set(labels) and len(set(labels)) > 1:
+        assert ours.balanced_accuracy == pytest.approx(balanced_accuracy_score(labels, predicted))
+
+
+@given(seeds, st.integers(1, 30), st.integers(1, 30), st.booleans())
+def test_auroc_is_that_of_scikit_learn(seed: int, n: int, m: int, ties: bool) -> None:
+    rng = np.random.default_rng(seed)
+    scores = rng.integers(4, size=n + m).astype(float) if ties else rng.normal(size=n + m)
+    known = np.arange(n + m) < n
+    ours = find_auroc(torch.from_numpy(scores[:n]), torch.from_numpy(scores[n:]))
+    assert ours == pytest.approx(roc_auc_score(known, scores))

@@ -23,7 +23,7 @@ from protonet.fit.baselines import score_lda
 from protonet.fit.crossfit import crossfit, predict_held
 from protonet.fit.search import EFFORTS
 from protonet.fit.solver import solve_problem
-from protonet.metrics import calibrate, find_threshold, score_known
+from protonet.metrics import calibrate, find_auroc, find_threshold, score_known
 
 #: Classes of each sort, labelled rows of a known one, and at most as many fresh rows of any.
 CLASSES, SHOTS, FRESH = 20, 5, 10
@@ -52,11 +52,6 @@ def draw_rows(data: Dataset, seed: int) -> Rows:
     known = torch.cat([place[SHOTS : SHOTS + FRESH] for place in places[:CLASSES]])
     unknown = torch.cat([place[:FRESH] for place in places[CLASSES:]])
     return Rows(chosen.x[shots], chosen.y[shots], chosen.x[known], chosen.x[unknown])
-
-
-def measure_auroc(known: Tensor, unknown: Tensor) -> float:
-    """Return in percent how often a known row scores higher than an unknown one, ties counting half."""
-    return 50 + 50 * float((known[:, None] - unknown).sign().mean(dtype=torch.float64))
 
 
 @torch.no_grad()
@@ -88,7 +83,7 @@ def measure_split(rows: Rows, effort: str) -> tuple[dict[str, float], list[float
     known, unknown = score(rows.known), score(rows.unknown)
     scores = calibrate(predict_held(crossed), float(crossed.offset))
     rejected = [100 * float((known[OURS] <= find_threshold(scores, rate)).double().mean()) for rate in RATES]
-    return {name: measure_auroc(known[name], unknown[name]) for name in known}, rejected
+    return {name: 100 * find_auroc(known[name], unknown[name]) for name in known}, rejected
 
 
 def add_options(parser: StudyParser) -> None:

@@ -296,7 +296,10 @@ def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
             "protonet predict: `path` must hold numbers of the size that .*; got 3e.38 as the largest",
         ),
         ("predict M T -o T", "protonet predict: `--output` must be another file than what is read; got .*train.csv"),
-        ("evaluate M strange.csv", "protonet evaluate: `path` must hold classes that the model knows; got 'elk'. Add"),
+        (
+            "evaluate M strange.csv",
+            "protonet evaluate: `path` must hold a class that the model knows; got 'elk' alone. Name",
+        ),
         ("evaluate M T --label z", "protonet evaluate: `path` must have the model's columns; got .* without z"),
         ("update M far.csv", "protonet update: `path` must hold numbers of the size that .* got 3e.38 as the largest"),
         ("update M none.csv -o none.csv", r"protonet update: `--output` must end in \.safetensors"),

@@ -1,0 +1,57 @@
+"""Labels of a table beside the classes of a model: which it does not know, and which are only spelled otherwise."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+from decimal import Decimal, InvalidOperation
+
+import numpy as np
+
+from protonet._checks import fail
+
+
+def find_strange(labels: np.ndarray, known: Sequence[str | int]) -> np.ndarray:
+    """Return of which rows (n,) the label is no known class, bool; 7 and "7" are the same."""
+    return ~np.isin(labels.astype(str), list(map(str, known)))
+
+
+def find_spellings(names: Iterable[object], known: Sequence[str | int]) -> dict[str, str]:
+    """Return the names that are no known class, but look like another spelling of one, and that class.
+
+    Such are numbers of the same value (0.0 and 0), and texts that differ in case, spaces around and between words, or
+    the Unicode form of their letters (one code point for e with an accent, or two).
+    """
+    texts = set(map(str, known))
+    forms = {_simplify(name): name for name in sorted(texts, reverse=True)}
+    strange = {str(name) for name in names} - texts
+    return {name: forms[_simplify(name)] for name in sorted(strange) if _simplify(name) in forms}
+
+
+def check_spellings(prog: str, names: Iterable[object], known: Sequence[str | int], remedy: str) -> None:
+    """Raise an InputError, which names some of them, if names look like other spellings of known classes."""
+    found = [_compare(name, meant) for name, meant in find_spellings(names, known).items()]
+    if found:
+        got = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+        fail(prog, "path", "spell known classes as the model does", got, remedy)
+
+
+def _compare(name: str, meant: str) -> str:
+    """Return two spellings in quotes, and how they differ where that cannot be seen."""
+    seen = [unicodedata.normalize("NFC", " ".join(each.split())) for each in (name, meant)]
+    return f"{name!r} for {meant!r}" + " (spaces or Unicode form)" * (seen[0] == seen[1])
+
+
+def _simplify(name: str) -> str | Decimal:
+    """Return what all spellings of a name have in common: the number that it is, or its words.
+
+    Source: The Unicode standard, sec. 3.13, default caseless matching (D145).
+    """
+    try:
+        number = Decimal(name.strip())
+        if number.is_finite():
+            return number
+    except InvalidOperation:
+        pass
+    folded = unicodedata.normalize("NFD", unicodedata.normalize("NFD", name).casefold())
+    return " ".join(folded.split())

@@ -1,0 +1,107 @@
+"""What evaluate tells: figures of all classes and of each, and of rows of classes that the model does not know."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from protonet._checks import show
+from protonet._writing import write_whole
+from protonet.commands.common import count, format_table
+from protonet.commands.summary import format_accuracy, format_losses, format_pairs
+from protonet.metrics import ClassMetrics, Metrics, find_auroc, measure, measure_classes, score_known
+
+#: Most classes that are printed; a JSON file has all.
+MOST_CLASSES = 20
+#: Most names that a line lists.
+MOST_NAMES = 5
+
+
+class Report(NamedTuple):
+    """How a model does on a table."""
+
+    name: str  #: Of the table.
+    classes: Sequence[str | int]  #: That the model knows.
+    metrics: Metrics  #: Of the rows of these classes.
+    by_class: ClassMetrics
+    strange: Mapping[str, int]  #: The rows of each class that the model does not know.
+    auroc: float | None  #: Of the rejection score, rows of known classes against the others; None without others.
+
+
+def judge(
+    name: str, classes: Sequence[str | int], logits: Tensor, labels: Tensor, strange: Mapping[str, int]
+) -> Report:
+    """Judge a model on a table.
+
+    Args:
+        name: Of the table.
+        classes: That the model knows.
+        logits: (n, num_classes).
+        labels: (n,) int64, -1 for a class that the model does not know; one row at least has another.
+        strange: The rows of each such class.
+    """
+    known = labels >= 0
+    metrics = measure(logits[known], labels[known])
+    scores = score_known(logits)
+    auroc = find_auroc(scores[known], scores[~known]) if strange else None
+    return Report(name, classes, metrics, measure_classes(metrics.confusion), strange, auroc)
+
+
+def format_report(report: Report) -> str:
+    """Return what a person should know, in lines."""
+    right, interval = format_accuracy(report.metrics)
+    rows = count(int(report.by_class.rows.sum()), "row")
+    lines = [f"{report.name}: {right} % of {rows} right, 95 % interval {interval}"]
+    if report.auroc is not None:
+        names = list_names(list(map(show, report.strange)))
+        others = f"{count(sum(report.strange.values()), 'row')} of {count(len(report.strange), 'unknown class')}"
+        lines.append(f"and {others} ({names}): AUROC {100 * report.auroc:.1f} % of known rows against these")
+    lines.append(format_losses(report.metrics) + format_classes(report.by_class, report.classes))
+    return "\n".join(lines) + format_pairs(report.metrics.confusion, report.classes)
+
+
+def format_classes(by_class: ClassMetrics, classes: Sequence[str | int]) -> str:
+    """Return a table of the classes that have a row or are predicted, the lowest F1 first where they are many."""
+    there = ((by_class.rows + by_class.predicted) > 0).nonzero().flatten().tolist()
+    shown = there
+    if len(there) > MOST_CLASSES:
+        shown = sorted(there, key=lambda number: float(by_class.f1[number]))[:MOST_CLASSES]
+    columns = [by_class.recall, by_class.precision, by_class.f1]
+    rows = [
+        [show(classes[at]), str(int(by_class.rows[at])), *(f"{100 * float(column[at]):.2f}" for column in columns)]
+        for at in shown
+    ]
+    means = [f"{100 * mean:.2f}" for mean in by_class.macro.values()]
+    rows.append([f"mean of {len(there)}", str(int(by_class.rows.sum())), *means])
+    text = format_table(["class", "rows", "recall, %", "precision, %", "F1, %"], rows)
+    if len(shown) < len(there):
+        text += f"{len(shown)} of {count(len(there), 'class')} shown, the lowest F1 first; --json writes all\n"
+    return text + f"balanced accuracy {100 * by_class.balanced_accuracy:.2f} %\n"
+
+
+def list_names(names: Sequence[str], most: int = MOST_NAMES) -> str:
+    """Return the first of several names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def write_report(path: Path, report: Report) -> None:
+    """Write all figures as JSON; shares of 1, as `protonet.metrics` gives them.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    own = report.by_class
+    classes = [
+        {"name": name, **{field: getattr(own, field)[at].item() for field in ClassMetrics._fields}}
+        for at, name in enumerate(report.classes)
+    ]
+    unknown = {"rows": sum(report.strange.values()), "classes": dict(report.strange), "auroc": report.auroc}
+    figures: dict[str, Any] = {"table": report.name, "rows": int(own.rows.sum()), **report.metrics._asdict()}
+    figures |= {"confusion": report.metrics.confusion.tolist(), "balanced_accuracy": own.balanced_accuracy}
+    figures |= {"mean": own.macro, "classes": classes, "unknown": unknown}
+    text = json.dumps(figures, indent=1, allow_nan=False) + "\n"
+    write_whole(path, lambda file: file.write(text.encode()))

@@ -1,0 +1,176 @@
+"""evaluate: its figures are scikit-learn's, strange classes are unknown rows, and misspelled ones an error."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sklearn.metrics import balanced_accuracy_score, classification_report, confusion_matrix, roc_auc_score
+from torch import Tensor
+
+from protonet import solve
+from protonet.__main__ import main
+from protonet.commands.labels import find_spellings
+from protonet.commands.report import MOST_CLASSES
+from protonet.files import Model, load_model, save_model
+from protonet.metrics import score_known
+from protonet.tables import formats
+from tests.strategies import blobs
+
+NAMES = ("ant", "bee, wild", "caf\N{LATIN SMALL LETTER E WITH ACUTE}")
+
+
+def write_model(path: Path, classes: Sequence[str | int]) -> str:
+    network = solve([blobs(0, classes=len(classes), rows=4, dim=3, noise=1.5)], effort="fast")
+    save_model(path, Model(network, tuple(classes), ("a", "b", "c"), {"label": "kind"}, {}))  # type: ignore[arg-type]
+    return str(path)
+
+
+def write_table(path: Path, x: Tensor, labels: Sequence[object]) -> str:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["a", "b", "c", "kind"])
+        writer.writerows([*row, label] for row, label in zip(x.tolist(), labels, strict=True))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_model(tmp_path_factory.mktemp("models") / "m.safetensors", NAMES)
+
+
+@pytest.fixture(scope="module")
+def fresh() -> tuple[Tensor, list[str]]:
+    """Rows of the known classes, with noise and without balance, and then some of strange ones."""
+    x, y = blobs(0, classes=3, rows=12, dim=3, noise=1.5)
+    x, y = x[:30] + 0.5 * torch.randn(30, 3, generator=torch.Generator().manual_seed(1)), y[:30]
+    strange = 4 * torch.randn(7, 3, generator=torch.Generator().manual_seed(2))
+    return torch.cat([x, strange]), [NAMES[number] for number in y.tolist()] + ["elk"] * 5 + ["fox"] * 2
+
+
+def evaluate(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    capsys.readouterr()
+    assert main(["evaluate", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("cells", [8, 2**20])
+@pytest.mark.parametrize("known", [30, 37])
+def test_figures_are_those_of_scikit_learn(
+    cells: int,
+    known: int,
+    tmp_path: Path,
+    model: str,
+    fresh: tuple[Tensor, list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(formats, "CELLS", cells)
+    x, labels = fresh[0][:known], fresh[1][:known]
+    table, path = write_table(tmp_path / "t.csv", x, labels), tmp_path / "new" / "t.json"
+    said = evaluate(capsys, model, table, "--json", str(path))
+    figures = json.loads(path.read_text(encoding="utf-8"))
+    logits = load_model(model).network(x)
+    predicted, true = [NAMES[place] for place in logits[:30].argmax(dim=1).tolist()], labels[:30]
+    theirs = classification_report(true, predicted, output_dict=True, zero_division=0)
+    for own in figures["classes"]:
+        of_class = theirs[own["name"]]
+        assert [own[name] for name in ("recall", "precision", "f1", "rows")] == pytest.approx(
+            [of_class[name] for name in ("recall", "precision", "f1-score", "support")]
+        )
+        assert own["predicted"] == predicted.count(own["name"])
+        assert f"| {own['name']:<9} | {own['rows']:<4} | {100 * own['recall']:.2f} " in said
+    means = [100 * theirs["macro avg"][name] for name in ("recall", "precision", "f1-score")]
+    assert f"| mean of 3 | 30   | {means[0]:<9.2f} | {means[1]:<12.2f} | {means[2]:.2f} |\n" in said
+    assert list(figures["mean"].values()) == pytest.approx([mean / 100 for mean in means])
+    assert figures["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(true, predicted))
+    assert f"balanced accuracy {100 * figures['balanced_accuracy']:.2f} %\n" in said
+    assert figures["confusion"] == confusion_matrix(true, predicted, labels=NAMES).tolist()
+    assert figures["accuracy"] == pytest.approx(theirs["accuracy"])
+    low, high = figures["interval"]
+    assert low < figures["accuracy"] < high
+    assert said.startswith(
+        f"t.csv: {100 * theirs['accuracy']:.2f} % of 30 rows right, 95 % interval [{100 * low:.2f}, "
+    )
+    assert (figures["table"], figures["rows"]) == ("t.csv", 30)
+    if known == 30:
+        assert figures["unknown"] == {"rows": 0, "classes": {}, "auroc": None}
+        assert "AUROC" not in said
+        return
+    auroc = roc_auc_score([True] * 30 + [False] * 7, score_known(logits).detach())
+    assert figures["unknown"] == {"rows": 7, "classes": {"elk": 5, "fox": 2}, "auroc": pytest.approx(auroc)}
+    line = f"and 7 rows of 2 unknown classes (elk, fox): AUROC {100 * auroc:.1f} % of known rows against these"
+    assert line in said.splitlines()
+
+
+def test_many_classes_show_the_worst_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = write_model(tmp_path / "m.safetensors", range(30))
+    x, y = blobs(0, classes=30, rows=6, dim=3, noise=1.5)
+    path = tmp_path / "all.json"
+    said = evaluate(capsys, model, write_table(tmp_path / "t.csv", x, y.tolist()), "--json", str(path))
+    shown = [line.split("|")[1:-1] for line in said.splitlines() if line.startswith("|")][2:]
+    assert len(shown) == MOST_CLASSES + 1
+    scores = [float(row[-1]) for row in shown[:-1]]
+    every = [100 * each["f1"] for each in json.loads(path.read_text(encoding="utf-8"))["classes"]]
+    assert scores == pytest.approx(sorted(every)[:MOST_CLASSES], abs=0.006)
+    assert shown[-1][0].strip() == "mean of 30"
+    assert "20 of 30 classes shown, the lowest F1 first; --json writes all\n" in said
+
+
+def test_a_class_without_rows_has_no_say_in_the_balance(
+    tmp_path: Path, model: str, fresh: tuple[Tensor, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = fresh[0][[label == "ant" for label in fresh[1]]]
+    path = tmp_path / "t.json"
+    evaluate(capsys, model, write_table(tmp_path / "t.csv", x, ["ant"] * len(x)), "--json", str(path))
+    figures = json.loads(path.read_text(encoding="utf-8"))
+    assert figures["balanced_accuracy"] == pytest.approx(figures["accuracy"])
+    assert [each["recall"] for each in figures["classes"]][1:] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("names", "known", "expected"),
+    [
+        (["0.0", "1", "2.50", "-0"], [0, 1, 2], {"0.0": "0", "-0": "0"}),
+        (["CAT", " cat", "c at", "cat"], ["cat", "dog"], {"CAT": "cat", " cat": "cat"}),
+        (["two  words", "two\u00a0words"], ["Two words"], dict.fromkeys(["two  words", "two\u00a0words"], "Two words")),
+        (["cafe\u0301", "cafe"], ["caf\u00e9"], {"cafe\u0301": "caf\u00e9"}),
+        (["STRASSE"], ["stra\u00dfe"], {"STRASSE": "stra\u00dfe"}),
+        (["True", "1.0"], ["true", "1"], {"True": "true", "1.0": "1"}),
+        (["cat", "CAT"], ["cat", "CAT"], {}),
+        (["nan", "inf", "1e400", ""], ["1", "infinity"], {}),
+        (["9007199254740993"], ["9007199254740992"], {}),
+        (["1e400"], ["1" + "0" * 400], {"1e400": "1" + "0" * 400}),
+    ],
+)
+def test_spellings(names: list[str], known: list[Any], expected: dict[str, str]) -> None:
+    assert find_spellings(names, known) == expected
+
+
+def test_errors(
+    tmp_path: Path, model: str, fresh: tuple[Tensor, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = fresh[0]
+    spelled = write_table(tmp_path / "s.csv", x[:4], ["ant", "ANT", "bee,  wild", "\x1bant"])
+    strange = write_table(tmp_path / "u.csv", x[:7], ["elk", *"ABCDE", "\x1b[31m"])
+    output = tmp_path / "t.json"
+    for arguments, message in (
+        (
+            [spelled],
+            "`path` must spell known classes as the model does; got 'ANT' for 'ant', 'bee, wild' for 'bee, wild' (spa",
+        ),
+        ([strange], "`path` must hold a class that the model knows; got 'elk', 'A', 'B', 'C', 'D' and 2 more alone. "),
+        ([spelled, "--json", "t.txt"], "`--json` must end in .json; got t.txt. Rename it."),
+    ):
+        assert main(["evaluate", model, *(["--json", str(output)] if len(arguments) == 1 else []), *arguments]) == 2
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert said.err.startswith(f"protonet evaluate: {message}"), said.err
+        assert len(said.err.splitlines()) == 1
+        assert "\x1b" not in said.err
+    assert not output.exists()
