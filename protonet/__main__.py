@@ -21,7 +21,7 @@ EXAMPLES = """\
   python -m protonet fit train.csv --label species -o model.safetensors
   python -m protonet predict model.safetensors new.csv -o predicted.csv --unknown 0.05
   python -m protonet evaluate model.safetensors test.csv
-  python -m protonet update model.safetensors more.csv
+  python -m protonet update model.safetensors more.csv --in-place
   python -m protonet export model.safetensors --onnx model.onnx"""
 
 

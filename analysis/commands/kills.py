@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> Report:
         fit: list[str | Path] = ["fit", folder / "a.csv", "-o", model, "--effort", "fast"]
         run_for([*fit, "--seed", "1"], None)
         old = model.read_bytes()
-        update: list[str | Path] = ["update", model, folder / "a.csv"]
+        update: list[str | Path] = ["update", model, folder / "a.csv", "--in-place"]
         found = {command[0]: count_wholes(command, model, old, options.kills) for command in (fit, update)}
     rows = [[str(name), *map(str, counts.values())] for name, counts in found.items()]
     return Report(found, format_table(["killed", *found["fit"]], rows))

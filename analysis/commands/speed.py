@@ -98,7 +98,7 @@ def run_commands(folder: Path, rows: int, tell: Callable[[str], None]) -> dict[s
         model = folder / f"{effort}.safetensors"
         note(f"fit, --effort {effort}", "fit", folder / "small.csv", "-o", model, "--effort", effort)
         note(f"predict, --effort {effort}", "predict", model, folder / "small.csv", "-o", folder / "small_out.csv")
-    note("update", "update", folder / "fast.safetensors", folder / "small.csv")
+    note("update", "update", folder / "fast.safetensors", folder / "small.csv", "--in-place")
     write_csv(folder / "large.csv", *sample_table(*LARGE))
     write_csv(folder / "part.csv", *sample_table(FITTED, *LARGE[1:]))
     model = folder / "large.safetensors"

@@ -77,7 +77,7 @@ def run(arguments: Sequence[str] | None) -> None:
 
     solution, crossed = None, None
     try:
-        with show_progress() as show_stage:
+        with show_progress(quiet=options.quiet) as show_stage:
 
             def tell(part: float, stage: str, share: float) -> None:
                 show_stage(stage, SOLVING * share if part == 0 else SOLVING + (1 - SOLVING) * share)

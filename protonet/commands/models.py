@@ -43,6 +43,7 @@ def make_parser(prog: str, description: str, *, model: bool = False, label: str 
     parser = Parser(prog, description)
     if model:
         parser.add_argument("model", help="a file that fit wrote")
+    parser.add_argument("-q", "--quiet", action="store_true", help="show no progress and no notes on standard error")
     parser.add_argument("table", help="CSV or Parquet with a header, NPZ with x and y, or NPY")
     if label is not None:
         parser.add_argument("--label", metavar="NAME", help=f"the column of the classes (default: {label})")
@@ -129,12 +130,16 @@ def classify(prog: str, model: Model, x: np.ndarray) -> Tensor:
 
 
 @contextmanager
-def show_progress() -> Iterator[Progress]:
-    """Show a bar on stderr if it takes long: yield what is told which stage begins, and the share that is over."""
+def show_progress(*, quiet: bool = False) -> Iterator[Progress]:
+    """Show a bar on stderr if it takes long: yield what is told which stage begins, and the share that is over.
+
+    The bar says how long it took, and how long it will take yet if the rest goes on as fast as all did until now.
+    """
     from tqdm import tqdm  # noqa: PLC0415 - slow to import
 
-    form = "{desc}: {percentage:.0f} %|{bar}| {elapsed}"
-    with tqdm(total=1.0, bar_format=form, delay=1.0, dynamic_ncols=True, leave=False) as bar:
+    form = "{desc}: {percentage:.0f} %|{bar}| {elapsed}, {remaining} left"
+    look = {"total": 1.0, "bar_format": form, "smoothing": 0, "miniters": 0}  # the mean speed, and every step is shown
+    with tqdm(**look, delay=1.0, dynamic_ncols=True, leave=False, disable=quiet) as bar:
 
         def show(stage: str, share: float) -> None:
             bar.set_description_str(stage, refresh=False)
@@ -143,7 +148,7 @@ def show_progress() -> Iterator[Progress]:
         yield show
 
 
-def map_blocks(work: Callable[[Block], Result], blocks: Iterable[Block]) -> Iterator[Result]:
+def map_blocks(work: Callable[[Block], Result], blocks: Iterable[Block], *, quiet: bool = False) -> Iterator[Result]:
     """Yield what ``work`` gives for each block, in order, and show on stderr how many rows are done if it takes long.
 
     Every block has a thread of its own: threads that share one wait for each other at each of its small matrices, and
@@ -155,7 +160,7 @@ def map_blocks(work: Callable[[Block], Result], blocks: Iterable[Block]) -> Iter
     ahead = min(threads, MOST_THREADS)
     torch.set_num_threads(1)
     try:
-        bar = tqdm(unit="row", unit_scale=True, delay=1.0, dynamic_ncols=True, leave=False)
+        bar = tqdm(unit="row", unit_scale=True, delay=1.0, dynamic_ncols=True, leave=False, disable=quiet)
         with bar, ThreadPoolExecutor(ahead) as pool:
             waiting: deque[Future[Result]] = deque()
             for block in blocks:

@@ -8,11 +8,12 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 import torch
 
 from protonet._checks import InputError, fail
@@ -25,6 +26,8 @@ from protonet.tables.table import Block, open_table
 PROG = "protonet predict"
 #: What a row that is unlike every class is called.
 UNKNOWN = "unknown"
+#: The column of the rows' numbers.
+ROW = "row"
 
 
 def run(arguments: Sequence[str] | None) -> None:
@@ -39,7 +42,10 @@ def run(arguments: Sequence[str] | None) -> None:
     parser.add_argument("-o", "--output", metavar="FILE", help="the predictions, .csv (default: standard output)")
     rate = "call rows unlike every class unknown, so many that this share of those of known classes would be"
     parser.add_argument("--unknown", metavar="RATE", help=f"{rate}, such as 0.05")
-    parser.add_argument("--probabilities", action="store_true", help="write those of all classes")
+    parser.add_argument(
+        "--proba", "--probabilities", dest="proba", action="store_true", help="write the probabilities of all classes"
+    )
+    parser.add_argument("--row-numbers", action="store_true", help="write the number of each row, from 0, first")
     options = parser.parse_args(arguments)
     outputs = check_paths(PROG, options, {"output": (".csv",)}, [options.model, options.table])
     model = load_model(options.model)
@@ -47,9 +53,13 @@ def run(arguments: Sequence[str] | None) -> None:
     row_id = model.metadata.get("id")
     table = open_table(PROG, Path(options.table), want(model, None, labelled=False, beside=row_id))
 
+    blocks = number_rows(table.blocks) if options.row_numbers else table.blocks
+    first = [ROW] * options.row_numbers + [str(row_id)] * (row_id is not None)
+
     def write(file: BinaryIO) -> None:
-        file.write(format_header(model, everything=options.probabilities).encode())
-        for text in map_blocks(partial(format_predictions, model, threshold, options.probabilities), table.blocks):
+        file.write(format_header(first, model, everything=options.proba).encode())
+        work = partial(format_predictions, model, threshold, options.proba)
+        for text in map_blocks(work, blocks, quiet=options.quiet):
             file.write(text.encode())
 
     if "output" in outputs:
@@ -94,11 +104,19 @@ def choose_threshold(model: Model, text: str) -> float:
         raise InputError(str(error).replace("find_threshold: `rate`", f"{PROG}: `--unknown`")) from None
 
 
-def format_header(model: Model, *, everything: bool) -> str:
-    """Return the names of the columns as a line of CSV."""
-    more = [quote(f"P({name})") for name in model.classes] if everything else []
-    first = [] if model.metadata.get("id") is None else [quote(model.metadata["id"])]
-    return ",".join([*first, "class", "probability", *more]) + "\n"
+def number_rows(blocks: Iterable[Block]) -> Iterator[Block]:
+    """Yield the blocks with the number of each row, from 0, as the first of the columns beside."""
+    start = 0
+    for block in blocks:
+        numbers = np.arange(start, start + len(block.x))
+        yield block._replace(beside=(numbers, *block.beside))
+        start += len(block.x)
+
+
+def format_header(first: Sequence[str], model: Model, *, everything: bool) -> str:
+    """Return the names of the columns as a line of CSV, of which ``first`` come before the class."""
+    more = [f"P({name})" for name in model.classes] if everything else []
+    return ",".join(map(quote, [*first, "class", "probability", *more])) + "\n"
 
 
 def format_predictions(model: Model, threshold: float | None, everything: bool, block: Block) -> str:
@@ -121,8 +139,8 @@ def format_predictions(model: Model, threshold: float | None, everything: bool, 
     if everything:
         rows = ["".join(f",{share:.6g}" for share in row) for row in probabilities.tolist()]
         lines = list(map(str.__add__, lines, rows))
-    if block.beside:
-        lines = [f"{quote(name)},{line}" for name, line in zip(block.beside[0].tolist(), lines, strict=True)]
+    for column in reversed(block.beside):
+        lines = [f"{quote(name)},{line}" for name, line in zip(column.tolist(), lines, strict=True)]
     return "\n".join([*lines, ""])
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from protonet._checks import fail, show
 from protonet.commands.common import count
+from protonet.commands.labels import check_spellings
 from protonet.commands.models import MODELS, check_paths, classify, keep_crossfit, make_parser, number_classes, want
 from protonet.files import Model, load_model, save_model
 from protonet.fit.crossfit import Crossfit, predict_held, unpack, update
@@ -28,15 +29,26 @@ def run(arguments: Sequence[str] | None) -> None:
     """
     text = "Add samples and new classes to a model, without training. The same samples twice count twice."
     parser = make_parser(PROG, text, model=True, label="the same as in fit")
-    parser.add_argument("-o", "--output", metavar="FILE", help="the new model, .safetensors (default: the old one)")
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument("-o", "--output", metavar="FILE", help="the new model, .safetensors")
+    place.add_argument("--in-place", action="store_true", help="write the new model over the old one")
+    meant = "labels that look like another spelling of known classes (0.0 and 0, cat and CAT) are classes of their own"
+    parser.add_argument("--new-classes", action="store_true", help=meant)
     options = parser.parse_args(arguments)
-    options.output = options.output or options.model
+    if options.output is None:
+        if not options.in_place:
+            remedy = "Pass -o FILE for a new file, or --in-place to write over the old one."
+            fail(PROG, "arguments", "say where the new model goes", "neither -o nor --in-place", remedy)
+        options.output = options.model
     output = check_paths(PROG, options, {"output": MODELS}, [options.table, options.labels])["output"]
     model = load_model(options.model, held=True)
     crossed = open_crossfit(model)
     group = model.metadata.get("group")
     wanted = want(model, options.label, labelled=True, beside=None if group is None else str(group))
     _, (x, labels, beside) = read_table(PROG, Path(options.table), wanted, options.labels and Path(options.labels))
+    if not options.new_classes:
+        remedy = "Spell them as it does, or pass --new-classes if they are classes of their own."
+        check_spellings(PROG, np.unique(labels).tolist(), model.classes, remedy)
     known = model.metadata.get("groups", {})
     groups = torch.tensor([known.get(name, -1) for name in beside[0].tolist()]) if beside else None
     classes = extend_classes(model.classes, labels)

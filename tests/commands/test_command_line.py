@@ -22,7 +22,7 @@ from protonet import PrototypeNetwork, solve
 from protonet.__main__ import COMMANDS, main
 from protonet.commands import fit as fit_command
 from protonet.commands.common import count
-from protonet.commands.models import map_blocks
+from protonet.commands.models import map_blocks, show_progress
 from protonet.commands.predict import quote
 from protonet.commands.summary import format_pairs
 from protonet.commands.update import compare, extend_classes
@@ -122,7 +122,7 @@ class TestFit:
         assert [row[0] for row in read_csv(capsys.readouterr().out)] == ["class", *NAMES]
         assert main(["predict", output, table, "--unknown", "0.1"]) == 2
         assert capsys.readouterr().err.startswith("protonet predict: `--unknown` must come with a model that was cross")
-        assert main(["update", output, table]) == 0
+        assert main(["update", output, table, "--in-place"]) == 0
         assert "no row was held out in fit: what the old classes lose is not known" in capsys.readouterr().out
 
     @pytest.mark.parametrize("stage", ["solve_problem", "crossfit"])
@@ -141,7 +141,7 @@ class TestFit:
         monkeypatch.setattr(fit_command, stage, interrupt)
         output = tmp_path / "model.safetensors"
         output.write_text("old")
-        arguments = ["fit", str(fitted / "train.csv"), "--label", "kind", *FAST]
+        arguments = ["fit", str(fitted / "train.csv"), "--label", "kind", *FAST, "--quiet"]
         assert main(arguments) == 130
         assert capsys.readouterr().err == "protonet fit: interrupted\n"
         assert main([*arguments, "-o", str(output)]) == 130
@@ -153,7 +153,7 @@ class TestFit:
             return
         assert error == f"protonet fit: stopped; {output} is kept, without cross-validation\n"
         assert torch.equal(load_model(output).network(data[0]), network_of(data)(data[0]))
-        assert main(["update", str(output), str(fitted / "train.csv")]) == 2
+        assert main(["update", str(output), str(fitted / "train.csv"), "--in-place"]) == 2
         assert capsys.readouterr().err.startswith(
             "protonet update: `model` must hold what fit keeps for an update; got "
         )
@@ -173,8 +173,11 @@ class TestPredict:
         monkeypatch.setattr(formats, "CELLS", cells)
         table = write_table(tmp_path / "new.csv", data[0], None, ("z", "x", "w", "y"))
         model = str(fitted / "model.safetensors")
-        assert main(["predict", model, table, "--probabilities"]) == 0
-        header, *rows = read_csv(capsys.readouterr().out)
+        assert main(["predict", model, table, "--proba"]) == 0
+        said = capsys.readouterr().out
+        assert main(["predict", model, table, "--probabilities", "-q"]) == 0  # as it was called at first
+        assert capsys.readouterr().out == said
+        header, *rows = read_csv(said)
         assert header == ["class", "probability", *(f"P({name})" for name in NAMES)]
         expected = network_of(data)(data[0]).softmax(dim=1)
         assert [row[0] for row in rows] == [NAMES[place] for place in expected.argmax(dim=1).tolist()]
@@ -184,6 +187,10 @@ class TestPredict:
         output = tmp_path / "out.csv"
         assert main(["predict", model, table, "-o", str(output)]) == 0
         assert read_csv(output.read_text()) == [row[:2] for row in [header, *rows]]
+        assert main(["predict", model, table, "--row-numbers"]) == 0
+        numbers = ["row", *map(str, range(len(rows)))]
+        expected_rows = [[number, *row[:2]] for number, row in zip(numbers, [header, *rows], strict=True)]
+        assert read_csv(capsys.readouterr().out) == expected_rows
 
     def test_unknown(self, data: tuple[Tensor, Tensor], fitted: Path, capsys: pytest.CaptureFixture[str]) -> None:
         model = load_model(fitted / "model.safetensors")
@@ -226,7 +233,7 @@ class TestUpdate:
         table = write_table(tmp_path / "more.csv", more, ["dog"] * 5)
         path = tmp_path / "model.safetensors"
         shutil.copy(fitted / "model.safetensors", path)
-        assert main(["update", str(path), table]) == 0
+        assert main(["update", str(path), table, "--in-place"]) == 0
         said = capsys.readouterr().out
         assert said.startswith(f"{path}: 5 samples more, 1 new class: dog\nof 30 rows held out: right ")
         model = load_model(path)
@@ -238,6 +245,14 @@ class TestUpdate:
         assert main(["update", str(path), str(fitted / "train.csv"), "-o", str(again)]) == 0
         assert load_model(again).metadata["samples"] == [20, 20, 20, 5]
         assert load_model(path).metadata["samples"] == [10, 10, 10, 5]
+
+    def test_another_spelling_is_a_class_of_its_own_where_it_is_meant(self, tmp_path: Path, fitted: Path) -> None:
+        table = write_table(tmp_path / "more.csv", torch.eye(4), ["ANT", "ant", "CAT", "dog"])
+        model, output = str(fitted / "model.safetensors"), tmp_path / "new.safetensors"
+        assert main(["update", model, table, "-o", str(output)]) == 2
+        assert not output.exists()
+        assert main(["update", model, table, "-o", str(output), "--new-classes"]) == 0
+        assert load_model(output).classes == (*NAMES, "ANT", "CAT", "dog")
 
     def test_which_class_lost(self) -> None:
         labels = torch.tensor([0, 0, 0, 1, 1])
@@ -301,7 +316,19 @@ def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
             "protonet evaluate: `path` must hold a class that the model knows; got 'elk' alone. Name",
         ),
         ("evaluate M T --label z", "protonet evaluate: `path` must have the model's columns; got .* without z"),
-        ("update M far.csv", "protonet update: `path` must hold numbers of the size that .* got 3e.38 as the largest"),
+        (
+            "update M far.csv --in-place",
+            "protonet update: `path` must hold numbers of the size that .* got 3e.38 as the largest",
+        ),
+        (
+            "update M none.csv",
+            "protonet update: `arguments` must say where the new model goes; got neither .*--in-place",
+        ),
+        ("update M T -o a.safetensors --in-place", "protonet update: `arguments` must be .* not allowed with"),
+        (
+            "update M spelled.csv --in-place",
+            "protonet update: `path` must spell known .*; got 'ANT' for 'ant'.* --new-c",
+        ),
         ("update M none.csv -o none.csv", r"protonet update: `--output` must end in \.safetensors"),
         ("export M --onnx M", r"protonet export: `--onnx` must end in \.onnx"),
     ],
@@ -318,6 +345,7 @@ def test_errors_are_one_line_and_change_nothing(
     Path("one.csv").write_text("a,kind\n1,ant\n2,ant\n")
     Path("other.csv").write_text("w,x,y\n1,2,3\n")
     Path("strange.csv").write_text("w,x,y,z,kind\n1,2,3,4,elk\n")
+    Path("spelled.csv").write_text("w,x,y,z,kind\n1,2,3,4,dog\n1,2,3,4,ANT\n")
     Path("far.csv").write_text("w,x,y,z,kind\n1,2,3,4,ant\n-3e38,1,2,1e38,ant\n")
     np.save("two.npy", np.ones((3, 2)))
     before = {path: path.read_bytes() for folder in (tmp_path, fitted) for path in folder.iterdir()}
@@ -343,6 +371,27 @@ def test_words() -> None:
     )
     assert format_pairs(torch.eye(3), NAMES) == "no class is taken for another\n"
     assert [quote(name) for name in ("a", 'b"', "c,d", 3)] == ["a", '"b"""', '"c,d"', "3"]
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_the_bar_says_how_long_it_will_take_yet(
+    quiet: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("tqdm.std.time", lambda: now[0])
+    with show_progress(quiet=quiet) as tell:
+        for stage, share in (("start", 0.0), ("first", 0.2), ("second", 0.25), ("third", 0.5)):
+            tell(stage, share)
+            now[0] += 30
+    said = capsys.readouterr().err
+    shown = re.findall(r"(\w+): (\d+) %\|.*?\| ([\d:]+), ([\d:]+) left", said)
+    expected = [
+        ("first", "20", "00:30", "02:00"),
+        ("second", "25", "01:00", "03:00"),
+        ("third", "50", "01:30", "01:30"),
+    ]
+    assert shown == ([] if quiet else expected)
+    assert bool(said) != quiet
 
 
 def test_blocks_are_worked_on_in_order_and_a_few_at_a_time() -> None:
@@ -392,8 +441,8 @@ def test_a_model_of_an_older_version_is_refused(
     path = tmp_path / "old.safetensors"
     header = {"version": 1, "library": "0.1.0"}
     save_file({"prototypes": torch.zeros(1)}, path, {"protonet.model": json.dumps(header)})
-    for command in ("predict", "evaluate", "update"):
-        assert main([command, str(path), str(fitted / "train.csv")]) == 2
+    for command in (["predict"], ["evaluate"], ["update", "--in-place"]):
+        assert main([*command, str(path), str(fitted / "train.csv")]) == 2
         error = capsys.readouterr().err
         assert error.startswith("load_model: `path` must be a model file of version 3; got ")
         assert error.endswith("(version 1, by protonet '0.1.0'). Fit it again.\n")

@@ -47,7 +47,7 @@ def test_copies_are_counted_and_held_out_together(tmp_path: Path, capsys: pytest
     assert "40 rows equal to others, or nearly: copies are held out together" in said
     assert "80 rows in 5 folds" in said
     assert right(said) < 75
-    assert main(["update", model, table]) == 0
+    assert main(["update", model, table, "--in-place"]) == 0
     assert float(re.findall(r"([\d.]+) % now", capsys.readouterr().out)[0]) < 75
 
 
@@ -81,6 +81,9 @@ def test_drop_columns_and_id(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     rows = list(csv.reader(capsys.readouterr().out.splitlines()))
     assert rows[0] == ["name", "class", "probability"]
     assert [row[0] for row in rows[1:]] == names
+    assert main(["predict", model, table, "--row-numbers"]) == 0
+    numbered = list(csv.reader(capsys.readouterr().out.splitlines()))
+    assert numbered == [[str(number), *row] for number, row in zip(["row", *range(40)], rows, strict=True)]
     for arguments, message in (
         (["--drop", "kind"], "`arguments` must use the classes' column for nothing else; got 'kind'"),
         (["--columns", "x9"], "`path` must have the model's columns"),
@@ -104,12 +107,12 @@ def test_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert right(said) < 85
     assert main(["fit", table, *FAST, "--drop", "patient"]) == 0
     assert right(capsys.readouterr().out) > 90
-    assert main(["update", model, table]) == 0
+    assert main(["update", model, table, "--in-place"]) == 0
     assert float(re.findall(r"([\d.]+) % now", capsys.readouterr().out)[0]) < 85
     del columns["patient"]
     bare = write(tmp_path / "u.csv", columns)
     assert main(["predict", model, bare]) == 0
-    assert main(["update", model, bare]) == 2
+    assert main(["update", model, bare, "--in-place"]) == 2
     assert "must have a column patient" in capsys.readouterr().err
     whole = write(tmp_path / "w.csv", {**noise(), "patient": ["P1"] * 20 + ["P2", "P3"] * 10, "kind": SORTED})
     assert main(["fit", whole, *FAST, "--group", "patient"]) == 2
@@ -134,7 +137,7 @@ def test_what_lies_far_from_zero_keeps_its_digits(
     assert right(capsys.readouterr().out) == 100
     assert main(["evaluate", model, table]) == 0
     assert ": 100.00 % of 40 rows right" in capsys.readouterr().out
-    assert main(["update", model, table]) == 0
+    assert main(["update", model, table, "--in-place"]) == 0
 
 
 def test_ctrl_c_before_the_first_fold_and_after_the_last(
@@ -148,7 +151,7 @@ def test_ctrl_c_before_the_first_fold_and_after_the_last(
         model = tmp_path / f"{stage}.safetensors"
         with monkeypatch.context() as patch:
             patch.setattr(fit_command, stage, interrupt)
-            assert main(["fit", table, *FAST, "-o", str(model)]) == 130
+            assert main(["fit", table, *FAST, "-q", "-o", str(model)]) == 130
         said = capsys.readouterr()
         assert said.err == f"protonet fit: stopped; {model} is kept{words}\n"
         assert said.out.startswith("t.csv: 2 classes, 40 samples, 5 features, 20 per class\n\n| view")
@@ -162,7 +165,7 @@ def test_a_class_called_unknown_and_one_with_control_characters(
     table, model = write(tmp_path / "t.csv", {**noise(), "kind": kinds}), str(tmp_path / "m.safetensors")
     assert main(["fit", table, *FAST, "-o", model]) == 0
     assert main(["evaluate", model, table]) == 0
-    assert main(["update", model, table]) == 0
+    assert main(["update", model, table, "--in-place"]) == 0
     said = capsys.readouterr().out
     assert "\x1b" not in said
     assert "\x07" not in said
