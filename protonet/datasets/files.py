@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
 
 import numpy as np
 import torch
@@ -18,8 +15,8 @@ import torch
 from protonet._checks import check_int, fail
 from protonet.datasets._images import list_folders, list_images, read_image
 from protonet.datasets.dataset import Dataset, assign_sides, make_dataset
+from protonet.datasets.delimited import read_rows
 
-LONGEST = 2**26  #: Most characters in a line of a table: a file without line ends must not fill the memory.
 #: What numpy and zipfile raise for a damaged file, beside a ValueError.
 UNREADABLE = (
     *(OSError, EOFError, LookupError, MemoryError, OverflowError, RuntimeError, SyntaxError, TypeError),
@@ -147,7 +144,8 @@ def load_csv(path: str | Path, *, label: str = "label") -> Dataset:
     """Load a CSV file with a header, a column of labels and columns of numbers.
 
     Args:
-        path: The file, UTF-8.
+        path: The file: cells between commas, semicolons, tabs or bars, as text or compressed by gzip, in UTF-8, UTF-16
+            or Latin-1; "-" for the standard input. Spaces around names are left out.
         label: The name of the column that holds the class of each row.
 
     Returns:
@@ -160,7 +158,7 @@ def load_csv(path: str | Path, *, label: str = "label") -> Dataset:
     path = Path(path)
     rows, labels = [], []
     lines = read_rows("load_csv", path)
-    _, header = next(lines, (0, []))
+    header = [cell.strip() for cell in next(lines, (0, []))[1]]
     if header.count(label) != 1 or len(header) < 2:
         more = f" and {len(header) - 5} more" if len(header) > 5 else ""
         got = f"{path} with {', '.join(header[:5]) or 'nothing'}{more}"
@@ -168,45 +166,10 @@ def load_csv(path: str | Path, *, label: str = "label") -> Dataset:
         fail("load_csv", "path", f"have one column {label} and columns of numbers", got, remedy)
     column = header.index(label)
     for number, cells in lines:
-        labels.append(cells.pop(column))
+        labels.append(cells.pop(column).strip())
         rows.append([_parse_number(cell, number) for cell in cells])
     features = torch.tensor(rows, dtype=torch.float32).reshape(len(rows), len(header) - 1)  # (n, dim)
     return make_dataset("load_csv", "path", features, labels)
-
-
-def read_rows(function: str, path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Read a CSV file in UTF-8 with commas, row by row, the header first; empty lines are left out.
-
-    Yields:
-        The number of the line, from 1, and the cells of each row.
-
-    Raises:
-        InputError: The file does not exist or cannot be read, or a row has not as many cells as the header.
-    """
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            lines, n_cells = csv.reader(_split_lines(file), strict=True), 0
-            for cells in filter(None, lines):
-                n_cells = n_cells or len(cells)
-                if len(cells) != n_cells:
-                    got = f"{len(cells)} in line {lines.line_num}"
-                    fail(function, "path", f"have {n_cells} cells per row", got, "Mend that line.")
-                yield lines.line_num, cells
-    except (FileNotFoundError, IsADirectoryError):
-        fail(function, "path", "be a file that exists", str(path), "")
-    except csv.Error as error:
-        fail(function, "path", "be a CSV file", f"{path} ({error} in line {lines.line_num})", "Mend it.")
-    except (OSError, UnicodeDecodeError) as error:
-        got = f"{path} ({type(error).__name__})"
-        fail(function, "path", "be a CSV file that can be read", got, "Save it as UTF-8.")
-
-
-def _split_lines(file: TextIO) -> Iterator[str]:
-    """Yield the lines of a file; raise a csv.Error at a line that cannot belong to a table."""
-    while line := file.readline(LONGEST + 1):
-        if "\0" in line or len(line) > LONGEST:
-            raise csv.Error("binary data" if "\0" in line else "no end of the line")
-        yield line
 
 
 def _parse_number(cell: str, line: int) -> float:

@@ -3,84 +3,103 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain, islice
+from datetime import date, datetime
+from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from protonet._checks import fail, optional_packages
-from protonet.datasets.files import UNREADABLE, check_names, read_arrays, read_rows
+from protonet.datasets.delimited import read_rows
+from protonet.datasets.files import UNREADABLE, check_names, read_arrays
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 #: Cells that are read at a time.
 CELLS = 2**20
-INSTALL = 'pip install "protonet[parquet]"'
+#: What the name of a table of text may end in; each may be compressed as well (.csv.gz).
+TEXTS = (".csv", ".tsv", ".txt")
+#: What a file's name may end in.
+SUFFIXES = (*TEXTS, *(f"{suffix}.gz" for suffix in TEXTS), ".npz", ".npy", ".parquet", ".xlsx")
+#: What Excel shows where there is no value.
+ERRORS = {"#N/A", "#DIV/0!", "#NAME?", "#NULL!", "#NUM!", "#REF!", "#VALUE!"}
+COUNTED = "row {} (counted from 0)"
 
 
 class Raw(NamedTuple):
     """Some rows as a file has them."""
 
-    x: np.ndarray  #: (b, dim) float32, or float64 where there may be more digits; NaN where there is no number.
-    labels: np.ndarray | None  #: (b,) numbers or strings, empty where there is none; or None.
-    rows: Sequence[int]  #: Where in the file each row is.
-    cells: Sequence[Sequence[str]] | None = None  #: The text of each number, where it was one.
-    beside: Sequence[np.ndarray] = ()  #: Further columns (b,) as strings.
+    #: The columns asked for, in that order, each (b,). Text is objects of str without spaces at its ends, "" for none;
+    #: so are booleans ("True", "False"), categories, and each column of a table of text. Numbers are integers or
+    #: floating of up to 64 bits, with gaps float64 and NaN; dates and times datetime64[us] in UTC, NaT for none.
+    columns: list[np.ndarray]
+    rows: Sequence[int]  #: Where in the file each row is: the line of text, counted from 0 for others.
 
 
 class Source(NamedTuple):
     """An open file."""
 
-    header: list[str] | None  #: The names of its columns, or None if it has features alone, without names.
+    header: list[str] | None  #: The names of its columns, "" for none, or None if it has features alone.
     width: int  #: The number of columns.
     place: str  #: What a message calls a row.
-    #: Returns the rows, with the columns of these numbers as features, of that number as classes, and of these beside.
-    #: A file without names gives all of its features and classes.
-    read: Callable[[Sequence[int], int | None, Sequence[int]], Iterator[Raw]]
+    read: Callable[[Sequence[int]], Iterator[Raw]]  #: Returns blocks of rows, with the columns of these numbers. Once.
+    notes: tuple[str, ...] = ()  #: What a person should be told about how the file was read.
+
+
+def open_source(prog: str, path: Path, labels: Path | None = None, *, labelled: bool = False) -> Source:
+    """Open a file by what its name ends in; "-" is a table of text from the standard input.
+
+    Args:
+        prog: The command's name, for messages.
+        path: The file.
+        labels: An NPY file of the classes (n,), beside one of rows.
+        labelled: Must an NPZ file hold classes?
+
+    Raises:
+        MissingPackageError: The file is Parquet or Excel, and the package that reads it is missing.
+        InputError: There is no such file, or it cannot be read; the message says where.
+    """
+    name = path.name.lower()
+    if path != Path("-") and not name.endswith(SUFFIXES):
+        fail(prog, "path", f"end in {', '.join(SUFFIXES)}", path, "Save the table as one of these.")
+    if name.endswith((".npz", ".npy")):
+        return open_arrays(prog, path, labels, labelled=labelled)
+    if name.endswith(".parquet"):
+        return open_parquet(prog, path)
+    return open_excel(prog, path) if name.endswith(".xlsx") else open_csv(prog, path)
 
 
 def open_csv(prog: str, path: Path) -> Source:
-    """Open a CSV file; spaces around names are left out."""
-    lines = read_rows(prog, path)
+    """Open a table of text, as `read_rows` reads it."""
+    notes: list[str] = []
+    lines = read_rows(prog, path, notes)
     header = [cell.strip() for cell in next(lines, (0, []))[1]]
 
-    def read(features: Sequence[int], label: int | None, beside: Sequence[int]) -> Iterator[Raw]:
-        while block := list(islice(lines, max(1, CELLS // len(header)))):
-            cells = [[row[column] for column in features] for _, row in block]
-            labels = None if label is None else np.array([row[label].strip() for _, row in block])
-            texts = [np.array([row[column].strip() for _, row in block]) for column in beside]
-            yield Raw(_parse_numbers(cells), labels, [line for line, _ in block], cells, texts)
+    def read(columns: Sequence[int]) -> Iterator[Raw]:
+        while block := list(islice(lines, max(1, CELLS // max(1, len(header))))):
+            numbers, rows = zip(*block, strict=True)
+            cells = list(zip(*rows, strict=True))
+            yield Raw([to_text(map(str.strip, cells[column]), len(rows)) for column in columns], numbers)
 
-    return Source(header, len(header), "line {}", read)
-
-
-def _parse_numbers(cells: list[list[str]]) -> np.ndarray:
-    """Return cells as float64, NaN for what is no number, such as 1_000, which Python would read."""
-    shape = len(cells), len(cells[0])
-    if "_" not in "".join(chain.from_iterable(cells)):
-        try:
-            return np.fromiter(map(float, chain.from_iterable(cells)), np.float64, math.prod(shape)).reshape(shape)
-        except ValueError:
-            pass
-
-    def parse(cell: str) -> float:
-        try:
-            return math.nan if "_" in cell else float(cell)
-        except ValueError:
-            return math.nan
-
-    return np.array([[parse(cell) for cell in row] for row in cells]).reshape(shape)
+    return Source(header, len(header), "line {}", read, tuple(notes))
 
 
-def to_floating(values: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-    """Return values of some shape as float32, or as float64 where they may have more digits."""
-    exact = values.dtype.kind in "iuf" and values.dtype.itemsize > (4 if values.dtype.kind == "f" else 2)
-    return np.array(values.reshape(shape), np.float64 if exact else np.float32)
+def to_text(cells: Iterable[str], n: int) -> np.ndarray:
+    """Return n strings as objects (n,)."""
+    return np.fromiter(cells, object, n)
 
 
 def open_arrays(prog: str, path: Path, labels: Path | None, *, labelled: bool) -> Source:
-    """Open an NPZ file of ``x`` and ``y``, or an NPY file of rows and another one of their classes."""
+    """Open an NPZ file of ``x`` and ``y``, or an NPY file of rows and another one of their classes.
+
+    Classes, where they are read, are a further column after the features.
+    """
     if path.suffix.lower() == ".npz":
         arrays = read_arrays(prog, path, {"x", "y"} if labelled else {"x"})
         names = arrays.get("y")
@@ -100,13 +119,31 @@ def open_arrays(prog: str, path: Path, labels: Path | None, *, labelled: bool) -
         fail(prog, "path", "have one label per row", f"{len(names)} for {n} rows", "Give both the same length.")
     step = max(1, CELLS // max(1, width))
 
-    def read(_: Sequence[int], __: int | None, ___: Sequence[int]) -> Iterator[Raw]:
+    def read(columns: Sequence[int]) -> Iterator[Raw]:
         for first in range(0, n, step):
             x = load()[first : first + step]  # mapped anew each time: the pages of the last block are given back
-            taken = None if names is None else names[first : first + step]
-            yield Raw(to_floating(x, (len(x), width)), taken, range(first, first + step))
+            x = to_numbers(x.reshape(len(x), width))
+            taken = [] if names is None else [to_labels(names[first : first + step])]
+            chosen = [x[:, column] if column < width else taken[column - width] for column in columns]
+            yield Raw(chosen, range(first, first + len(x)))
 
-    return Source(None, width, "row {} (counted from 0)", read)
+    return Source(None, width, COUNTED, read)
+
+
+def to_numbers(values: np.ndarray) -> np.ndarray:
+    """Return numbers as this machine has them, of at most 64 bits; the same memory where they are so."""
+    if values.dtype.kind == "b":
+        return values.view(np.uint8)
+    return values.astype(np.float64 if values.dtype.itemsize > 8 else values.dtype.newbyteorder("="), copy=False)
+
+
+def to_labels(names: np.ndarray) -> np.ndarray:
+    """Return integers as they are, booleans and strings as objects of str."""
+    return (
+        to_numbers(names)
+        if names.dtype.kind in "iu"
+        else to_text(map(str.strip, names.astype(str).tolist()), len(names))
+    )
 
 
 def map_array(prog: str, argument: str, path: Path) -> np.ndarray:
@@ -124,9 +161,9 @@ def map_array(prog: str, argument: str, path: Path) -> np.ndarray:
 
 
 def open_parquet(prog: str, path: Path) -> Source:
-    """Open a Parquet file."""
-    with optional_packages(prog, INSTALL):
-        from pyarrow import ArrowException, float64, parquet  # noqa: PLC0415 - optional
+    """Open a Parquet file. The index of a data frame without a name is a column without a name."""
+    with optional_packages(prog, 'pip install "protonet[parquet]"'):
+        from pyarrow import ArrowException, parquet  # noqa: PLC0415 - optional
 
     @contextmanager
     def one_line(what: object) -> Iterator[None]:
@@ -134,37 +171,126 @@ def open_parquet(prog: str, path: Path) -> Source:
             yield
         except (FileNotFoundError, IsADirectoryError):
             fail(prog, "path", "be a file that exists", path, "")
-        except (OSError, ArrowException) as error:
-            remedy = "Encode text as numbers, or leave that column out; pandas writes such files: to_parquet(path)."
-            fail(prog, "path", "be a Parquet file of numbers", f"{what} ({type(error).__name__})", remedy)
+        except (ValueError, *UNREADABLE, ArrowException) as error:
+            remedy = "Leave that column out; pandas writes such files: to_parquet(path)."
+            fail(prog, "path", "be a Parquet file of numbers and text", f"{what} ({type(error).__name__})", remedy)
 
     with one_line(path):
-        file = parquet.ParquetFile(path)
-    header = list(file.schema_arrow.names)
+        file = parquet.ParquetFile(path, buffer_size=2**20)
+        header = list(file.schema_arrow.names)
+    distinct = len(set(header)) == len(header)
 
-    def read(features: Sequence[int], label: int | None, beside: Sequence[int]) -> Iterator[Raw]:
-        first, batches = 0, file.iter_batches(max(1, CELLS // len(header)))
+    def read(columns: Sequence[int]) -> Iterator[Raw]:
+        first, places = 0, dict.fromkeys(header[column] for column in columns)
+        with one_line(path):
+            size = max(1, CELLS // max(1, len(header)))
+            batches = file.iter_batches(size, columns=list(places) if distinct and places else None)
         while True:
             with one_line(path):
                 batch = next(batches, None)
             if batch is None:
                 return
-            x = np.empty((len(batch), len(features)))
-            for at, column in enumerate(features):
-                values = batch.column(column)
+            taken = []
+            for column in columns:
+                values = batch.column(header[column] if distinct else column)
                 with one_line(f"{values.type} in column {header[column]}"):
-                    x[:, at] = values.cast(float64(), safe=False).to_numpy(zero_copy_only=False)
-            named = [column for column in (label, *beside) if column is not None]
-            names = [
-                np.array(["" if each is None else each for each in batch.column(column).to_pylist()])
-                for column in named
-            ]
-            names = [
-                check_names(prog, f"column {header[column]}", each) for column, each in zip(named, names, strict=True)
-            ]
-            labels = None if label is None else names.pop(0)
-            texts = [each.astype(str) for each in names]
-            yield Raw(x, labels, range(first, first + len(batch)), None, texts)
+                    taken.append(from_arrow(values))
+            yield Raw(taken, range(first, first + len(batch)))
             first += len(batch)
 
-    return Source(header, len(header), "row {} (counted from 0)", read)
+    names = ["" if re.fullmatch(r"__index_level_\d+__", name) else name.strip() for name in header]
+    return Source(names, len(header), COUNTED, read)
+
+
+def from_arrow(values: pa.Array) -> np.ndarray:
+    """Return an Arrow array (b,) as `Raw` has it; raise an ArrowException for what is neither number, date nor text."""
+    import pyarrow as pa  # noqa: PLC0415 - optional
+
+    kinds, kind = pa.types, values.type
+    safe = getattr(kind, "unit", "") != "ns"  # else an error where microseconds are not enough
+    if isinstance(values, pa.ExtensionArray):
+        return from_arrow(values.storage)
+    if kinds.is_dictionary(kind):
+        return to_shared(map(str, from_arrow(values.dictionary).tolist()), values.indices)
+    if kinds.is_null(kind):
+        return to_text([""] * len(values), len(values))
+    if kinds.is_boolean(kind):
+        return to_shared(["False", "True"], values.cast(pa.int8()))
+    if kinds.is_binary(kind) or kinds.is_large_binary(kind) or kinds.is_fixed_size_binary(kind):
+        kind, values = pa.string(), values.cast(pa.binary()).cast(pa.string())
+    if kinds.is_string(kind) or kinds.is_large_string(kind) or kind == pa.string_view():
+        found = values.dictionary_encode()  # each text is made once, and rows share it
+        return to_shared(map(str.strip, found.dictionary.to_pylist()), found.indices)
+    if (kinds.is_integer(kind) and values.null_count) or kinds.is_decimal(kind):
+        return to_plain(values.cast(pa.float64(), safe=False))
+    if kinds.is_integer(kind) or kinds.is_floating(kind):
+        return to_plain(values)
+    if kinds.is_duration(kind):
+        return to_plain(values.cast(pa.duration("us"), safe=safe).cast(pa.int64()).cast(pa.float64())) / 1e6
+    if kinds.is_time(kind):
+        values = values.cast(pa.time64("us"), safe=safe).cast(pa.int64())
+    elif not kinds.is_timestamp(kind) and not kinds.is_date(kind):
+        raise pa.ArrowTypeError(f"{kind} is nested")
+    return to_plain(values.cast(pa.timestamp("us"), safe=safe))
+
+
+def to_shared(texts: Iterable[str], places: pa.Array) -> np.ndarray:
+    """Return the texts of some places (b,) among all, "" where the place is null."""
+    known = [*texts, ""]
+    at = places.cast("int64").fill_null(len(known) - 1)
+    return np.asarray(to_text(known, len(known))[to_plain(at)])
+
+
+def to_plain(values: pa.Array) -> np.ndarray:
+    """Return an Arrow array (b,) as numpy has it, nulls as NaN or NaT."""
+    return np.asarray(values.to_numpy(zero_copy_only=False))
+
+
+def open_excel(prog: str, path: Path) -> Source:
+    """Open the first sheet of an Excel workbook, at most 2^20 rows, which are read at once."""
+    with optional_packages(prog, 'pip install "protonet[excel]"'):
+        from openpyxl import load_workbook  # noqa: PLC0415 - optional
+        from openpyxl.utils.exceptions import InvalidFileException  # noqa: PLC0415
+
+    try:
+        with path.open("rb") as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of styles and the like, which no table needs
+            book = load_workbook(file, read_only=True, data_only=True)
+            sheet = book.worksheets[0]
+            sheet.reset_dimensions()  # some programs write wrong ones
+            found = [(at, row) for at, row in enumerate(sheet.iter_rows(values_only=True), 1) if any(map(is_cell, row))]
+            names = [each.title for each in book.worksheets]
+    except (FileNotFoundError, IsADirectoryError):
+        fail(prog, "path", "be a file that exists", path, "")
+    except (ValueError, AttributeError, AssertionError, InvalidFileException, *UNREADABLE) as error:
+        got = f"{path} ({type(error).__name__})"
+        fail(prog, "path", "be an Excel workbook that can be read", got, "Save the sheet as CSV.")
+    places, rows = [at for at, _ in found], [row for _, row in found]
+    width = max((at for row in rows for at, cell in enumerate(row, 1) if is_cell(cell)), default=0)
+    padded = [[*row[:width], *[None] * (width - len(row))] for row in rows]
+    header = ["" if cell is None else str(cell).strip() for cell in padded[0]] if padded else []
+    whole = [from_cells([cell if is_cell(cell) else None for cell in cells]) for cells in zip(*padded[1:], strict=True)]
+
+    def read(columns: Sequence[int]) -> Iterator[Raw]:
+        step = max(1, CELLS // max(1, width))
+        for first in range(1, len(places), step):
+            yield Raw([whole[at][first - 1 : first - 1 + step] for at in columns], places[first : first + step])
+
+    notes = (f"sheet {names[0]!r} of {len(names)}",) if len(names) > 1 else ()
+    return Source(header, width, "row {}", read, notes)
+
+
+def is_cell(cell: object) -> bool:
+    """Does a cell of Excel hold something, other than an error?"""
+    return cell is not None and not (isinstance(cell, str) and (not cell.strip() or cell in ERRORS))
+
+
+def from_cells(cells: Sequence[object]) -> np.ndarray:
+    """Return a column of Excel (b,), of which None is no cell, as `Raw` has it."""
+    kinds = {type(cell) for cell in cells} - {type(None)}
+    if kinds and kinds <= {int, float}:
+        whole = all(isinstance(cell, int) and abs(cell) < 2**63 for cell in cells)
+        return np.array(cells, np.int64 if whole else np.float64)  # None is NaN
+    if kinds and kinds <= {datetime, date}:
+        return np.array(cells, "datetime64[us]")  # None is NaT
+    return to_text(("" if cell is None else str(cell).strip() for cell in cells), len(cells))

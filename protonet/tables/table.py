@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -10,10 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from protonet._checks import fail
-from protonet.tables.formats import Source, open_arrays, open_csv, open_parquet
+from protonet.datasets.files import check_names
+from protonet.tables.formats import Source, open_source
 
-#: What a file's name may end in.
-SUFFIXES = (".csv", ".npz", ".npy", ".parquet")
 #: The largest number that is read: what float32 holds.
 MOST = float(np.finfo(np.float32).max)
 
@@ -66,24 +66,18 @@ def open_table(prog: str, path: Path, wanted: Wanted, labels: Path | None = None
             class, a cell that is no finite number; the message says where.
     """
     suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        fail(prog, "path", f"end in {', '.join(SUFFIXES)}", path, "Save the table as one of these.")
     if labels is not None and suffix != ".npy":
         fail(prog, "--labels", "come with an NPY file of rows", path, "Leave it out: that file holds its classes.")
     if wanted.labelled and labels is None and suffix == ".npy":
         fail(prog, "--labels", "name the file of the classes", f"none beside {path}", "Save them with numpy.save.")
-    if suffix == ".csv":
-        source = open_csv(prog, path)
-    elif suffix == ".parquet":
-        source = open_parquet(prog, path)
-    else:
-        source = open_arrays(prog, path, labels, labelled=wanted.labelled)
+    source = open_source(prog, path, labels, labelled=wanted.labelled)
     if source.header is None:
         if wanted.beside:
             got = f"{path}, which names none, and {_list(wanted.beside)}"
             fail(prog, "path", "name its columns to choose among them", got, "Save it as CSV or Parquet.")
         _check_width(prog, path, source.width, wanted)
-        columns, blocks = None, _check_blocks(prog, source, range(source.width), [], None, [])
+        label = source.width if wanted.labelled else None
+        columns, blocks = None, _check_blocks(prog, source, None, range(source.width), label, [])
     else:
         features, label = _choose_columns(prog, path, source.header, wanted)
         columns = tuple(source.header[column] for column in features)
@@ -158,23 +152,49 @@ def _list(names: Sequence[str]) -> str:
 def _check_blocks(
     prog: str,
     source: Source,
-    columns: Sequence[object],
+    columns: Sequence[object] | None,
     features: Sequence[int],
     label: int | None,
     beside: Sequence[int],
 ) -> Iterator[Block]:
     """Yield rows that have finite numbers and a class; raise an InputError at the first that has not."""
-    for x, labels, rows, cells, texts in source.read(features, label, beside):
+    names = features if columns is None else columns
+    for found, rows in source.read([*features, *([] if label is None else [label]), *beside]):
+        cells, others = found[: len(features)], found[len(features) :]
+        x = np.stack([_parse_numbers(column) for column in cells], axis=1)
         usable = np.abs(x) <= MOST  # not so for NaN
         if not usable.all():
             row, at = np.argwhere(~usable)[0].tolist()
-            text = str(x[row, at]) if cells is None else cells[row][at].strip()[:50]
-            got = "an empty cell" if text == "" else text if cells is None else repr(text)
-            got += f" in column {columns[at]}, {source.place.format(rows[row])}"
+            text = str(cells[at][row])[:50]
+            got = "an empty cell" if text == "" else repr(text) if cells[at].dtype.kind == "O" else text
+            got += f" in column {names[at]}, {source.place.format(rows[row])}"
             if not np.isnan(x[row, at]) and "inf" not in text.lower():
                 fail(prog, "path", f"have numbers of at most {MOST:.1e} in absolute value", got, "Rescale the column.")
             fail(prog, "path", "have a finite number in every cell", got, "Fill it in, encode it, or leave it out.")
-        if labels is not None and labels.dtype.kind == "U" and not np.all(labels != ""):
-            got = f"none in {source.place.format(rows[int(np.argmin(labels != ''))])}"
-            fail(prog, "path", "name the class of every row", got, "Fill it in, or drop the row.")
-        yield Block(x, np.empty(0, np.str_) if labels is None else labels, tuple(texts))
+        labels = np.empty(0, np.str_) if label is None else others.pop(0)
+        if labels.dtype.kind == "O":
+            if not np.all(labels != ""):
+                got = f"none in {source.place.format(rows[int(np.argmin(labels != ''))])}"
+                fail(prog, "path", "name the class of every row", got, "Fill it in, or drop the row.")
+            labels = labels.astype(np.str_)
+        yield Block(x, check_names(prog, "path", labels), tuple(column.astype(np.str_) for column in others))
+
+
+def _parse_numbers(column: np.ndarray) -> np.ndarray:
+    """Return a column as floating, NaN for what is no number, such as 1_000, which Python would read."""
+    if column.dtype.kind != "O":
+        exact = column.dtype.kind in "iuf" and column.dtype.itemsize > (4 if column.dtype.kind == "f" else 2)
+        return column.astype(np.float64 if exact else np.float32)
+    if "_" not in "".join(column):
+        try:
+            return np.fromiter(map(float, column), np.float64, len(column))
+        except ValueError:
+            pass
+
+    def parse(cell: str) -> float:
+        try:
+            return math.nan if "_" in cell else float(cell)
+        except ValueError:
+            return math.nan
+
+    return np.array([parse(cell) for cell in column])
