@@ -15,10 +15,11 @@ from protonet.commands.models import (
     PLOTS,
     check_packages,
     check_paths,
-    classify,
+    classify_block,
     make_parser,
     map_blocks,
     number_classes,
+    show_notes,
     want,
 )
 from protonet.commands.plots import draw_plot
@@ -47,6 +48,7 @@ def run(arguments: Sequence[str] | None) -> None:
     model = load_model(options.model)
     wanted = want(model, options.label, labelled=True)
     table = open_table(PROG, Path(options.table), wanted, options.labels and Path(options.labels))
+    show_notes(table, quiet=options.quiet)
 
     def judge_block(block: Block) -> tuple[Tensor, Tensor, Counter[str]]:
         """Return the logits, the number of each row's class, -1 for a strange one, and the rows of each such class."""
@@ -56,7 +58,7 @@ def run(arguments: Sequence[str] | None) -> None:
         numbers = torch.full((len(strange),), -1)
         if not strange.all():
             numbers[torch.from_numpy(~strange)] = number_classes(PROG, block.labels[~strange], model.classes)
-        return classify(PROG, model, block.x), numbers, names
+        return classify_block(PROG, model, table, block), numbers, names
 
     logits, labels, names = zip(*map_blocks(judge_block, table.blocks, quiet=options.quiet), strict=True)
     rows, numbers, strange = torch.cat(logits), torch.cat(labels), dict(sum(names, Counter[str]()).most_common())

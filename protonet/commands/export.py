@@ -27,4 +27,6 @@ def run(arguments: Sequence[str] | None) -> None:
     model = load_model(options.model)
     export_onnx(path, model)
     dim, classes = model.network.encoder.input_dim, len(model.classes)
-    print(f"{path}: features (n, {dim}) to logits and probabilities (n, {classes}), {path.stat().st_size / 1e6:.1f} MB")
+    mixed = model.encoding is not None and not model.encoding.plain
+    taken = f"{len(model.encoding.columns)} columns (n, 1)" if mixed and model.encoding else f"features (n, {dim})"
+    print(f"{path}: {taken} to logits and probabilities (n, {classes}), {path.stat().st_size / 1e6:.1f} MB")

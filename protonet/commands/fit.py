@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import check_groups, fail, show
+from protonet._checks import show
 from protonet.commands.common import check_name, count, parse_whole
+from protonet.commands.data import Data, add_options, read_data, tell_columns
 from protonet.commands.models import (
     MODELS,
     PLOTS,
@@ -30,8 +29,6 @@ from protonet.fit.crossfit import Crossfit, crossfit, predict_baselines, predict
 from protonet.fit.search import EFFORTS
 from protonet.fit.solver import Solution, solve_problem
 from protonet.metrics import measure
-from protonet.tables.leaks import find_row_number, find_suspicion
-from protonet.tables.table import Wanted, read_table
 
 PROG = "protonet fit"
 #: Of the time, what the choice of views takes; the rest is fitting it again without each fold.
@@ -53,27 +50,21 @@ def run(arguments: Sequence[str] | None) -> None:
     parser.add_argument("--effort", default="default", help="fast, default or best")
     parser.add_argument("--seed", default="0", metavar="N", help="of folds, first weights and episodes (default 0)")
     parser.add_argument("--plot", metavar="FILE", help="a plot, .png, .pdf or .svg: the embedding and the confusion")
-    parser.add_argument("--group", metavar="NAME", help="a column: rows that share its value are held out together")
-    parser.add_argument("--id", metavar="NAME", help="a column that names the rows; predict carries it to its output")
-    some = parser.add_mutually_exclusive_group()
-    some.add_argument(
-        "--columns", nargs="+", metavar="NAME", help="the features (default: all columns but the classes')"
-    )
-    some.add_argument("--drop", nargs="+", metavar="NAME", default=[], help="columns that are no features")
+    add_options(parser)
     options = parser.parse_args(arguments)
     check_name(PROG, "--effort", options.effort, EFFORTS)
     seed = parse_whole(PROG, "--seed", options.seed, low=0)
     outputs = check_paths(PROG, options, {"output": MODELS, "plot": PLOTS}, [options.table, options.labels])
     check_packages(PROG, ["safetensors"] * ("output" in outputs))
     check_packages(PROG, ["matplotlib"] * ("plot" in outputs), 'pip install "protonet[analysis]"')
-    data = read_data(options)
+    data = read_data(PROG, options)
     shots = torch.bincount(data.y).tolist()
     metadata: dict[str, Any] = {"label": options.label or "label", "effort": options.effort, "seed": seed}
     metadata |= {"samples": shots, "group": options.group, "id": options.id, "left_out": data.left_out}
 
     def make_model(solution: Solution) -> Model:
         views = {"views": describe_views(solution.choice)}
-        return Model(solution.network, data.classes, data.columns, metadata | views, {})
+        return Model(solution.network, data.classes, data.columns, metadata | views, {}, data.encoding)
 
     solution, crossed = None, None
     try:
@@ -109,76 +100,16 @@ def run(arguments: Sequence[str] | None) -> None:
         raise KeyboardInterrupt(f"stopped; {outputs['output']} is kept") from None
 
 
-class Data(NamedTuple):
-    """A table as it is fitted to."""
-
-    x: Tensor  #: (n, dim) float32 or float64.
-    y: Tensor  #: (n,) int64.
-    classes: tuple[str, ...] | tuple[int, ...]  #: Their names.
-    columns: tuple[str, ...] | None  #: The names of the features, if they have any.
-    groups: Tensor | None  #: (n,) int64, the place of the group's name.
-    group_names: list[str]  #: In ascending order.
-    left_out: list[str]  #: Columns that are no features.
-    notes: list[str]  #: What a person should know of the columns, a line each.
-
-    def number_groups(self, solution: Solution) -> dict[str, int]:
-        """Return the number in the solution of each group's name."""
-        numbers = [] if solution.groups is None else solution.groups.tolist()
-        return dict(zip(self.group_names, numbers, strict=True))
-
-
-def read_data(options: argparse.Namespace) -> Data:
-    """Read the table that the options name, and take out of it what are no features.
-
-    Raises:
-        MissingPackageError: A package that the table needs is missing.
-        InputError: Options or a table that do not fit.
-    """
-    label = options.label or "label"
-    beside = tuple(name for name in (options.group, options.id) if name is not None)
-    for name in (*beside, *options.drop, *(options.columns or ())):
-        if name == label:
-            fail(PROG, "arguments", "use the classes' column for nothing else", repr(name), "Name another one.")
-    only = None if options.columns is None else tuple(options.columns)
-    wanted = Wanted(label, columns=only, beside=beside, ignored=tuple(options.drop), extra=only is not None)
-    table, rows = read_table(PROG, Path(options.table), wanted, options.labels and Path(options.labels))
-    left_out, notes, columns = [*beside, *options.drop, *table.unused], [], table.columns
-    kept = list(range(rows.x.shape[1]))
-    numbers = [] if columns is None or only is not None else [find_row_number(column) for column in rows.x.T]
-    for place, reason in enumerate(numbers):
-        if reason and columns is not None:
-            kept.remove(place)
-            left_out.append(columns[place])
-            notes.append(f"left out: {show(columns[place])}, {reason} (--columns keeps it)")
-    if not kept:
-        fail(PROG, "path", "have a column that is no row number", "none else", "Add features, or name them: --columns.")
-    x = rows.x[:, kept]
-    columns = None if columns is None else tuple(columns[place] for place in kept)
-    for place, column in enumerate(x.T):
-        if reason := find_suspicion(column, rows.labels):
-            name = f"column {place}" if columns is None else show(columns[place])
-            notes.append(f"look at: {name} {reason}; will it in new rows? (--drop leaves it out)")
-    names, labels = np.unique(rows.labels, return_inverse=True)
-    classes = tuple(names.tolist() if names.dtype.kind in "iu" else map(str, names.tolist()))
-    if len(classes) < 2:
-        got = f"{classes[0]!r} alone in {options.table}"
-        fail(PROG, "path", "have at least 2 classes", got, "Add another one.")
-    groups, group_names = None, np.empty(0, np.str_)
-    if options.group is not None:
-        check_groups(PROG, "--group", rows.beside[0].tolist(), rows.labels.tolist())
-        group_names, numbered = np.unique(rows.beside[0], return_inverse=True)
-        groups = torch.from_numpy(numbered)
-    features = torch.from_numpy(np.ascontiguousarray(x))
-    return Data(features, torch.from_numpy(labels), classes, columns, groups, group_names.tolist(), left_out, notes)
-
-
 def summarise(name: str, data: Data, model: Model, solution: Solution) -> str:
     """Return what a person should know of the table, and the views that were chosen."""
     shots = torch.bincount(data.y).tolist()
     sizes = [count(len(data.classes), "class"), count(len(data.x), "sample"), count(data.x.shape[1], "feature")]
+    if data.encoding is not None and not data.encoding.plain:
+        sizes[-1] += f" of {count(len(data.encoding.columns), 'column')}"
     sizes += [count(len(data.group_names), "group")] * (data.groups is not None)
     several = "" if min(shots) == max(shots) else f" to {max(shots)}"
-    lines = [f"{name}: {', '.join(sizes)}, {min(shots)}{several} per class", *data.notes]
+    lines = [f"{name}: {', '.join(sizes)}, {min(shots)}{several} per class"]
+    lines += [*tell_columns(data), *data.notes]
     if solution.problem.repeated:
         rows = count(solution.problem.repeated, "row")
         lines.append(f"{rows} equal to others, or nearly: copies are held out together, and count as one where equal")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,12 +17,13 @@ import torch
 from torch import Tensor
 
 from protonet._checks import fail, optional_packages
-from protonet.commands.common import Parser, check_outputs
+from protonet.commands.common import Parser, check_outputs, count
 from protonet.files import INSTALL, Model
 from protonet.fit.crossfit import Crossfit, pack, predict_held
 from protonet.fit.search import Progress
 from protonet.metrics import calibrate, measure
-from protonet.tables.table import Block, Wanted
+from protonet.tables.features import encode_block
+from protonet.tables.table import Block, Table, Wanted, list_names
 
 #: What the name of a model, of a plot and of a table may end in.
 MODELS, PLOTS = (".safetensors",), (".png", ".pdf", ".svg")
@@ -87,7 +89,7 @@ def want(model: Model, label: str | None, *, labelled: bool, beside: str | None 
     """Return what a model reads a table for.
 
     Args:
-        model: Of the columns that were no features in fit, the table may have any.
+        model: The table may have any other columns.
         label: The column of the classes; None for the one in fit.
         labelled: Whether the classes are wanted.
         beside: A column that is wanted beside.
@@ -96,7 +98,16 @@ def want(model: Model, label: str | None, *, labelled: bool, beside: str | None 
     left_out = model.metadata.get("left_out")
     ignored = tuple(map(str, left_out)) if isinstance(left_out, list) else ()
     named = () if beside is None else (beside,)
-    return Wanted(name, labelled, model.columns, model.network.encoder.input_dim, named, ignored)  # type: ignore[arg-type]
+    width = model.network.encoder.input_dim if model.encoding is None else len(model.encoding.columns)
+    return Wanted(name, labelled, model.columns, width, named, ignored)  # type: ignore[arg-type]
+
+
+def show_notes(table: Table, *, quiet: bool) -> None:
+    """Say on stderr how a table is read, and which of its columns are not used."""
+    names = list(table.unused)
+    more = [f"{count(len(names), 'column')} of the table not used: {list_names(names)}"] if names else []
+    for note in [*table.notes, *more] * (not quiet):
+        print(f"note: {note}", file=sys.stderr)
 
 
 def number_classes(prog: str, labels: np.ndarray, known: Sequence[str | int]) -> Tensor:
@@ -112,6 +123,15 @@ def number_classes(prog: str, labels: np.ndarray, known: Sequence[str | int]) ->
         got = f"{strange[0]!r}" + (f" and {len(strange) - 1} more" if len(strange) > 1 else "")
         fail(prog, "path", "hold classes that the model knows", got, "Add them to it with python -m protonet update.")
     return torch.tensor([numbers[name] for name in names.tolist()])[torch.from_numpy(places)]
+
+
+def classify_block(prog: str, model: Model, table: Table, block: Block) -> Tensor:
+    """Return the logits (b, num_classes) of rows of a table.
+
+    Raises:
+        InputError: As `protonet.tables.features.encode_block` and `classify`.
+    """
+    return classify(prog, model, encode_block(prog, table, block, model.encoding))
 
 
 @torch.inference_mode()
@@ -165,7 +185,7 @@ def map_blocks(work: Callable[[Block], Result], blocks: Iterable[Block], *, quie
             waiting: deque[Future[Result]] = deque()
             for block in blocks:
                 waiting.append(pool.submit(work, block))
-                bar.update(len(block.x))
+                bar.update(len(block.rows))
                 if len(waiting) > 2 * ahead:  # no more than that of a long table is in memory
                     yield waiting.popleft().result()
             for result in waiting:

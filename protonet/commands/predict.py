@@ -18,10 +18,10 @@ import torch
 
 from protonet._checks import InputError, fail
 from protonet._writing import write_whole
-from protonet.commands.models import check_paths, classify, make_parser, map_blocks, want
+from protonet.commands.models import check_paths, classify_block, make_parser, map_blocks, show_notes, want
 from protonet.files import Model, load_model
 from protonet.metrics import find_threshold, score_known
-from protonet.tables.table import Block, open_table
+from protonet.tables.table import Block, Table, open_table
 
 PROG = "protonet predict"
 #: What a row that is unlike every class is called.
@@ -52,13 +52,13 @@ def run(arguments: Sequence[str] | None) -> None:
     threshold = None if options.unknown is None else choose_threshold(model, options.unknown)
     row_id = model.metadata.get("id")
     table = open_table(PROG, Path(options.table), want(model, None, labelled=False, beside=row_id))
-
+    show_notes(table, quiet=options.quiet)
     blocks = number_rows(table.blocks) if options.row_numbers else table.blocks
     first = [ROW] * options.row_numbers + [str(row_id)] * (row_id is not None)
 
     def write(file: BinaryIO) -> None:
         file.write(format_header(first, model, everything=options.proba).encode())
-        work = partial(format_predictions, model, threshold, options.proba)
+        work = partial(format_predictions, model, table, threshold, options.proba)
         for text in map_blocks(work, blocks, quiet=options.quiet):
             file.write(text.encode())
 
@@ -108,9 +108,9 @@ def number_rows(blocks: Iterable[Block]) -> Iterator[Block]:
     """Yield the blocks with the number of each row, from 0, as the first of the columns beside."""
     start = 0
     for block in blocks:
-        numbers = np.arange(start, start + len(block.x))
+        numbers = np.arange(start, start + len(block.rows))
         yield block._replace(beside=(numbers, *block.beside))
-        start += len(block.x)
+        start += len(block.rows)
 
 
 def format_header(first: Sequence[str], model: Model, *, everything: bool) -> str:
@@ -119,17 +119,18 @@ def format_header(first: Sequence[str], model: Model, *, everything: bool) -> st
     return ",".join(map(quote, [*first, "class", "probability", *more])) + "\n"
 
 
-def format_predictions(model: Model, threshold: float | None, everything: bool, block: Block) -> str:
+def format_predictions(model: Model, table: Table, threshold: float | None, everything: bool, block: Block) -> str:
     """Return CSV: the class of each row and how likely it is.
 
     Args:
         model: What predicts.
+        table: What the rows are of.
         threshold: Rows of no higher score than this are unknown, and have no probability; None if none are.
         everything: Add the probabilities of all classes, in the model's order.
         block: The rows.
     """
     names = list(map(quote, model.classes))
-    logits = classify(PROG, model, block.x)
+    logits = classify_block(PROG, model, table, block)
     probabilities = logits.softmax(dim=1)
     best, places = (each.tolist() for each in probabilities.max(dim=1))
     lines = [f"{names[place]},{share:.6g}" for place, share in zip(places, best, strict=True)]

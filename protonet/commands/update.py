@@ -12,9 +12,19 @@ from torch import Tensor
 from protonet._checks import fail, show
 from protonet.commands.common import count
 from protonet.commands.labels import check_spellings
-from protonet.commands.models import MODELS, check_paths, classify, keep_crossfit, make_parser, number_classes, want
+from protonet.commands.models import (
+    MODELS,
+    check_paths,
+    classify,
+    keep_crossfit,
+    make_parser,
+    number_classes,
+    show_notes,
+    want,
+)
 from protonet.files import Model, load_model, save_model
 from protonet.fit.crossfit import Crossfit, predict_held, unpack, update
+from protonet.tables.features import encode_block
 from protonet.tables.table import read_table
 
 PROG = "protonet update"
@@ -45,7 +55,9 @@ def run(arguments: Sequence[str] | None) -> None:
     crossed = open_crossfit(model)
     group = model.metadata.get("group")
     wanted = want(model, options.label, labelled=True, beside=None if group is None else str(group))
-    _, (x, labels, beside) = read_table(PROG, Path(options.table), wanted, options.labels and Path(options.labels))
+    table, block = read_table(PROG, Path(options.table), wanted, options.labels and Path(options.labels))
+    show_notes(table, quiet=options.quiet)
+    x, labels, beside = encode_block(PROG, table, block, model.encoding), block.labels, block.beside
     if not options.new_classes:
         remedy = "Spell them as it does, or pass --new-classes if they are classes of their own."
         check_spellings(PROG, np.unique(labels).tolist(), model.classes, remedy)

@@ -15,16 +15,19 @@ from protonet._checks import fail, fail_type, find_version, optional_packages
 from protonet._writing import write_whole
 from protonet.encoder import Encoder
 from protonet.network import PrototypeNetwork
+from protonet.tables.columns.encoding import Encoding
 from protonet.views import KINDS
 from protonet.views.view import LinearMap, Stored, expect, expect_sound
 
 #: The name of the entry, in the file's metadata, that says as JSON what the file is.
 FORMAT = "protonet.model"
 #: Raised whenever what is written changes; files of other versions are not read.
-VERSION = 3
+VERSION = 4
 INSTALL = 'pip install "protonet[files]"'
 #: What the names of tensors begin with that are held for later, and are no part of the network.
 HELD = "held."
+#: What the names of tensors begin with that belong to the columns of tables.
+COLUMNS = "columns."
 
 
 class Model(NamedTuple):
@@ -33,9 +36,10 @@ class Model(NamedTuple):
     network: PrototypeNetwork  #: As `protonet.solve` gives it, float32.
     classes: tuple[str, ...] | tuple[int, ...]
     """The name of each class of the network, in its order: all strings or all whole numbers."""
-    columns: tuple[str, ...] | None  #: The names of the features in their order, or None where they have none.
+    columns: tuple[str, ...] | None  #: The names of a table's columns that are used, or None where they have none.
     metadata: dict[str, Any]  #: Anything else that JSON can hold: metrics, thresholds, what the views are.
     held: dict[str, Tensor]  #: Further tensors that predictions do not need.
+    encoding: Encoding | None = None  #: What makes features of these columns, or None where they are features.
 
 
 def save_model(path: str | Path, model: Model) -> None:
@@ -119,7 +123,10 @@ def check_model(function: str, model: Model) -> tuple[dict[str, Any], dict[str, 
         fail_type(function, "model", "hold a network with a protonet.Encoder", got, "Pass one of protonet.solve.")
     structure, parts = describe_network(model.network)
     tensors, held = ({name: _copy(each) for name, each in some.items()} for some in (parts, model.held))
-    named = {"classes": model.classes, "columns": model.columns, "metadata": model.metadata, "structure": structure}
+    described, more = (None, {}) if model.encoding is None else model.encoding.describe()
+    tensors |= {COLUMNS + name: tensor for name, tensor in more.items()}
+    named: dict[str, Any] = {"classes": model.classes, "columns": model.columns, "metadata": model.metadata}
+    named |= {"structure": structure, "encoding": described}
     try:
         header = _parse_header(json.dumps({"version": VERSION, "library": find_version("protonet"), **named}))
         _make_model(header, tensors, held)
@@ -230,17 +237,23 @@ def _parse_header(text: str | None) -> dict[str, Any]:
 
 def _make_model(header: dict[str, Any], tensors: dict[str, Tensor], held: dict[str, Tensor]) -> Model:
     """Return the model that a header and tensors give; raise a ValueError if they give none."""
-    network = restore_network(header.get("structure"), tensors)
+    named = [name for name in tensors if name.startswith(COLUMNS)]
+    described, own = header.get("encoding"), {name[len(COLUMNS) :]: tensors[name] for name in named}
+    expect(described is not None or not own, "tensors that belong to no column")
+    encoding = None if described is None else Encoding.restore(described, own)
+    rest = {name: tensor for name, tensor in tensors.items() if name not in named}
+    network = restore_network(header.get("structure"), rest)
     classes = _check_names("classes", header.get("classes"), len(network.prototypes), (str, int))
-    columns = header.get("columns")
+    columns, input_dim = header.get("columns"), header["structure"]["input_dim"]
     if columns is not None:
-        columns = _check_names("columns", columns, header["structure"]["input_dim"], (str,))
+        columns = _check_names("columns", columns, input_dim if encoding is None else len(encoding.columns), (str,))
+    expect(encoding is None or sum(encoding.sizes) == input_dim, "columns that make another number of features")
     metadata = header.get("metadata")
     for name, tensor in held.items():
         expect_sound(name, tensor, infinite=name.partition(".")[0].isdigit())  # of a leaf of a fold model
     if not isinstance(metadata, dict):
         raise ValueError("no metadata")
-    return Model(network, classes, columns, metadata, held)
+    return Model(network, classes, columns, metadata, held, encoding)
 
 
 def _check_names(what: str, names: Any, count: int, kinds: tuple[type, ...]) -> Any:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from protonet._checks import optional_packages
+from protonet._checks import fail, optional_packages, show
 from protonet._writing import write_whole
 from protonet.encoder import Encoder
 from protonet.files.model import Model, check_model
+from protonet.tables.columns.encoding import Encoding
 from protonet.views.view import Array
 
 #: The set of operators and the format of the file: any runtime since 2022 reads them.
 OPSET, IR_VERSION = 17, 8
+#: The set of operators of tables, and its version.
+LOOK_UPS, LOOK_UPS_VERSION = "ai.onnx.ml", 2
 
 
 class Nodes:
@@ -65,6 +69,11 @@ class Nodes:
         scanned = helper.make_graph(body.nodes, "city_block", [landmark], [total])
         return self.add("Scan", landmarks, body=scanned, num_scan_inputs=1, scan_output_axes=[1])
 
+    def look_up(self, texts: str, keys: Sequence[str], values: Sequence[int], otherwise: int) -> str:
+        """Add the value of each text."""
+        pairs: dict[str, Any] = {"keys_strings": list(keys), "values_int64s": list(values)}
+        return self.add("LabelEncoder", texts, domain=LOOK_UPS, default_int64=otherwise, **pairs)
+
     @staticmethod
     def array(tensor: Tensor) -> Array:
         """Return a tensor as an array."""
@@ -79,14 +88,15 @@ def export_onnx(path: str | Path, model: Model) -> None:
         model: On any device. What it holds beside network and names is left out.
 
     ``features`` (n, input_dim), of any n >= 1, give ``logits`` and ``probabilities`` (n, num_classes), all float32;
-    the features are float64 where columns lie so far from 0 that float32 would lose their digits.
+    the features are float64 where columns lie so far from 0 that float32 would lose their digits. A model of mixed
+    columns has an input (n, 1) of each column's name instead: float64, NaN for a gap, or text, "" for a gap.
     ``classes`` and ``columns`` are in the file's metadata, as JSON.
 
     Raises:
         MissingPackageError: onnx is missing.
         OSError: The file cannot be written.
         InputTypeError: The network's encoder is not of this library.
-        InputError: As `protonet.files.save_model`.
+        InputError: As `protonet.files.save_model`; or there are dates or texts, which ONNX cannot take apart.
     """
     with optional_packages("export_onnx", 'pip install "protonet[onnx]"'):
         from onnx import TensorProto, helper  # noqa: PLC0415 - optional
@@ -95,19 +105,48 @@ def export_onnx(path: str | Path, model: Model) -> None:
     network, encoder = model.network, model.network.encoder
     assert isinstance(encoder, Encoder)
     graph = Nodes()
-    embedding = encoder.add_to_graph(graph, "features")
+    kind = TensorProto.DOUBLE if bool(encoder.origin.any()) else TensorProto.FLOAT
+    inputs = [helper.make_tensor_value_info("features", kind, ["n", encoder.input_dim])]
+    features = "features"
+    if model.encoding is not None and not model.encoding.plain:
+        names = model.columns or tuple(f"column {number}" for number in range(len(model.encoding.columns)))
+        features = add_columns(graph, names, model.encoding)
+        kinds = [
+            TensorProto.STRING if column.kind == "category" else TensorProto.DOUBLE for column in model.encoding.columns
+        ]
+        inputs = [helper.make_tensor_value_info(name, kind, ["n", 1]) for name, kind in zip(names, kinds, strict=True)]
+    embedding = encoder.add_to_graph(graph, features)
     prototypes = graph.array(network.prototypes) / graph.array(network.temperature)
     logits = graph.add("MatMul", embedding, prototypes.T)
     graph.add("Where", graph.array(network.seen), logits, np.finfo(np.float32).min, output="logits")
     graph.add("Softmax", "logits", axis=1, output="probabilities")
 
-    kind = TensorProto.DOUBLE if bool(encoder.origin.any()) else TensorProto.FLOAT
-    features = helper.make_tensor_value_info("features", kind, ["n", encoder.input_dim])
     outputs = [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", len(prototypes)])
         for name in ("logits", "probabilities")
     ]
-    whole = helper.make_graph(graph.nodes, "protonet", [features], outputs, graph.constants)
-    onnx = helper.make_model(whole, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
+    whole = helper.make_graph(graph.nodes, "protonet", inputs, outputs, graph.constants)
+    opsets = [helper.make_opsetid("", OPSET)]
+    opsets += [helper.make_opsetid(LOOK_UPS, LOOK_UPS_VERSION)] * any(node.domain == LOOK_UPS for node in graph.nodes)
+    onnx = helper.make_model(whole, opset_imports=opsets, ir_version=IR_VERSION)
     helper.set_model_props(onnx, {name: json.dumps(header[name]) for name in ("classes", "columns")})
     write_whole(path, lambda file: file.write(bytes(onnx.SerializeToString())))
+
+
+def add_columns(graph: Nodes, names: Sequence[str], encoding: Encoding) -> str:
+    """Add the features of mixed columns, whose cells are the inputs of their names; return what holds them.
+
+    Raises:
+        InputError: There are columns that ONNX cannot take apart.
+    """
+    parts, impossible = [], []
+    for name, column in zip(names, encoding.columns, strict=True):
+        part = column.add_to_graph(graph, name)
+        if part is None:
+            impossible.append(f"{show(name)} ({column.kind})")
+        else:
+            parts.append(part)
+    if impossible:
+        remedy = "Fit again without these columns (--drop), or encode them as numbers first."
+        fail("export_onnx", "model", "have columns that ONNX can take apart", ", ".join(impossible), remedy)
+    return graph.add("Concat", *parts, axis=1)

@@ -1,8 +1,7 @@
-"""A person's table: CSV, NPZ, NPY or Parquet in; rows of numbers and their classes out, block by block."""
+"""A person's table, opened for some purpose: the columns that are wanted, block by block, and the classes."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -10,12 +9,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from protonet._checks import fail
-from protonet.datasets.files import check_names
-from protonet.tables.formats import Source, open_source
+from protonet._checks import fail, show
+from protonet.tables.formats import Raw, Source, open_source
 
-#: The largest number that is read: what float32 holds.
-MOST = float(np.finfo(np.float32).max)
+#: What stands for no class, in lower case; "none" and "?" may be classes.
+NO_CLASS = frozenset({"", "na", "#n/a", "<na>", "nan", "null", "nat"})
+#: Names that a column of classes often has, in lower case.
+CLASS_NAMES = ("label", "class", "target", "y", "species", "category", "type", "outcome", "diagnosis")
+#: A column looks like one of classes if it has at most so many values, and each of them so many rows on average.
+MOST_VALUES, LEAST_ROWS = 50, 3
 
 
 class Wanted(NamedTuple):
@@ -24,18 +26,24 @@ class Wanted(NamedTuple):
     label: str  #: The name of the column of classes, in a file that names its columns.
     labelled: bool = True  #: Are the classes wanted? If not, their column may be missing.
     columns: tuple[str, ...] | None = None  #: The names of the features, in the order wanted; None for all.
-    dim: int | None = None  #: How many features there must be; None for any number.
+    width: int | None = None  #: How many columns of features there must be; None for any number.
     beside: tuple[str, ...] = ()  #: Columns that are read as text beside: a row's group, its name.
     ignored: tuple[str, ...] = ()  #: Columns that are no features, where the table has them.
-    extra: bool = False  #: May there be other columns beside the features that are named?
+    drop_unlabelled: bool = False  #: Are rows without a class left out? If not, they are an error.
 
 
 class Block(NamedTuple):
-    """Some rows: features (b, dim), finite, and their classes (b,), numbers or strings; (0,) for none."""
+    """Some rows."""
 
-    x: np.ndarray  #: float32, or float64 where there may be more digits.
-    labels: np.ndarray
-    beside: tuple[np.ndarray, ...] = ()  #: The columns that are wanted beside, strings (b,).
+    columns: list[np.ndarray]  #: The features' cells, (b,) each, as in `protonet.tables.formats.Raw`.
+    labels: np.ndarray  #: The classes (b,), numbers or strings; (0,) for none.
+    beside: tuple[np.ndarray, ...]  #: The columns that are wanted beside, strings (b,).
+    rows: Sequence[int]  #: Where in the file each row is.
+
+    def take(self, rows: np.ndarray) -> Block:
+        """Return the rows of these numbers (m,)."""
+        columns, beside = [each[rows] for each in self.columns], tuple(each[rows] for each in self.beside)
+        return Block(columns, self.labels[rows], beside, [self.rows[row] for row in rows.tolist()])
 
 
 class Table(NamedTuple):
@@ -43,7 +51,13 @@ class Table(NamedTuple):
 
     columns: tuple[str, ...] | None
     blocks: Iterator[Block]
+    place: str  #: What a message calls a row, with its number to be put in.
     unused: tuple[str, ...] = ()  #: Columns that are there, and not wanted.
+    notes: tuple[str, ...] = ()  #: What a person should be told about how it is read.
+
+    def name_column(self, number: int) -> str:
+        """Return what a message calls a column of features."""
+        return f"column {number}" if self.columns is None else show(self.columns[number])
 
 
 def open_table(prog: str, path: Path, wanted: Wanted, labels: Path | None = None) -> Table:
@@ -51,9 +65,9 @@ def open_table(prog: str, path: Path, wanted: Wanted, labels: Path | None = None
 
     Args:
         prog: The command's name, for messages.
-        path: A file with a suffix of ``SUFFIXES``. CSV and Parquet name their columns, which are matched by name; NPZ
-            holds ``x`` (n, ...) and ``y`` (n,); NPY holds rows (n, ...) alone. Of an NPZ file all rows are in memory
-            at once, of the others a block.
+        path: A file that `protonet.tables.formats.open_source` opens. Those that name their columns are matched by
+            name; NPZ holds ``x`` (n, ...) and ``y`` (n,); NPY holds rows (n, ...) alone. Of an NPZ file all rows are in
+            memory at once, of the others a block.
         wanted: What it is read for.
         labels: An NPY file of the classes (n,), beside one of rows.
 
@@ -61,34 +75,36 @@ def open_table(prog: str, path: Path, wanted: Wanted, labels: Path | None = None
         The table. It has at least one row.
 
     Raises:
-        MissingPackageError: The file is Parquet, and pyarrow is missing.
-        InputError: No such file, columns that are not those wanted, no row, a row of another length or without a
-            class, a cell that is no finite number; the message says where.
+        MissingPackageError: A package that reads such files is missing.
+        InputError: No such file, no column of a name that is wanted, no row, a row of another length or without a
+            class; the message says where.
     """
-    suffix = path.suffix.lower()
-    if labels is not None and suffix != ".npy":
+    if labels is not None and path.suffix.lower() != ".npy":
         fail(prog, "--labels", "come with an NPY file of rows", path, "Leave it out: that file holds its classes.")
-    if wanted.labelled and labels is None and suffix == ".npy":
+    if wanted.labelled and labels is None and path.suffix.lower() == ".npy":
         fail(prog, "--labels", "name the file of the classes", f"none beside {path}", "Save them with numpy.save.")
     source = open_source(prog, path, labels, labelled=wanted.labelled)
     if source.header is None:
         if wanted.beside:
-            got = f"{path}, which names none, and {_list(wanted.beside)}"
+            got = f"{path}, which names none, and {list_names(wanted.beside)}"
             fail(prog, "path", "name its columns to choose among them", got, "Save it as CSV or Parquet.")
         _check_width(prog, path, source.width, wanted)
+        names: list[str] | None = None
+        features, beside, unused = list(range(source.width)), list[int](), list[str]()
         label = source.width if wanted.labelled else None
-        columns, blocks = None, _check_blocks(prog, source, None, range(source.width), label, [])
     else:
-        features, label = _choose_columns(prog, path, source.header, wanted)
-        columns = tuple(source.header[column] for column in features)
-        beside = [source.header.index(name) for name in wanted.beside]
-        blocks = _check_blocks(prog, source, columns, features, label, beside)
+        names, unused = _choose_columns(prog, path, source, wanted)
+        number = {name: column for column, name in enumerate(source.header)}
+        features, beside = ([number[name] for name in some] for some in (names, wanted.beside))
+        label = number[wanted.label] if wanted.labelled else None
+    notes = [*source.notes, *(["the unnamed column is left out"] if "" in unused else [])]
+    read = source.read([*features, *beside, *([] if label is None else [label])])
+    blocks = _split_blocks(prog, source.place, read, len(features), len(beside), wanted)
     first = next(blocks, None)
     if first is None:
         fail(prog, "path", "have at least one row", f"none in {path}", "Add rows.")
-    used = {*(columns or ()), *wanted.beside, *wanted.ignored, wanted.label}
-    unused = tuple(name for name in source.header or () if name not in used)
-    return Table(columns, chain([first], blocks), unused)
+    left = tuple(name for name in unused if name)
+    return Table(None if names is None else tuple(names), chain([first], blocks), source.place, left, tuple(notes))
 
 
 def read_table(prog: str, path: Path, wanted: Wanted, labels: Path | None = None) -> tuple[Table, Block]:
@@ -99,102 +115,106 @@ def read_table(prog: str, path: Path, wanted: Wanted, labels: Path | None = None
         InputError: As in `open_table`.
     """
     table = open_table(prog, path, wanted, labels)
-    x, names, beside = zip(*table.blocks, strict=True)
-    columns = zip(*beside, strict=True)
-    return table, Block(np.concatenate(x), np.concatenate(names), tuple(map(np.concatenate, columns)))
+    blocks = list(table.blocks)
+    columns, beside = (
+        [np.concatenate(parts) for parts in zip(*some, strict=True)]
+        for some in ([block.columns for block in blocks], [block.beside for block in blocks])
+    )
+    rows = [row for block in blocks for row in block.rows]
+    return table, Block(columns, np.concatenate([block.labels for block in blocks]), tuple(beside), rows)
 
 
-def _choose_columns(prog: str, path: Path, header: list[str], wanted: Wanted) -> tuple[list[int], int | None]:
-    """Return the numbers of the columns that are wanted as features, in that order, and of the classes' column."""
-    if "" in header:
-        got = f"none for column {header.index('') + 1} of {path}"
-        fail(prog, "path", "name every column", got, "Name it, or drop it: an index is no feature.")
+def _choose_columns(prog: str, path: Path, source: Source, wanted: Wanted) -> tuple[list[str], list[str]]:
+    """Return the names of the columns that are wanted as features, in that order, and of those that are not wanted."""
+    header = source.header or []
     twice = [name for name in dict.fromkeys(header) if header.count(name) > 1]
+    if twice and twice != [""]:
+        fail(prog, "path", "name each column once", f"{list_names(twice)} twice in {path}", "Rename or drop one.")
     if twice:
-        fail(prog, "path", "name each column once", f"{_list(twice)} twice in {path}", "Rename or drop one.")
+        got = f"none for {header.count('')} columns of {path}"
+        fail(prog, "path", "name every column", got, "Name them; one alone would be left out as an index.")
     if wanted.labelled and wanted.label not in header:
-        got = f"{path} with {_list(header)}"
-        fail(prog, "path", f"have a column {wanted.label}", got, "Pass --label with the name of the classes' column.")
+        fail(prog, "path", f"have a column {wanted.label}", f"{path} with {list_names(header)}", _guess_label(source))
     for name in wanted.beside:
         if name not in header:
-            fail(prog, "path", f"have a column {name}", f"{path} with {_list(header)}", "Name one that it has.")
-    others = {wanted.label, *wanted.beside, *wanted.ignored}
+            fail(prog, "path", f"have a column {name}", f"{path} with {list_names(header)}", "Name one that it has.")
+    others = {"", wanted.label, *wanted.beside, *wanted.ignored}
     features = [name for name in header if name not in others]
-    if not features:
-        fail(prog, "path", "have columns of numbers", f"{path} with {_list(header)}", "Add features.")
     if wanted.columns is not None:
-        known, found = set(wanted.columns), set(features)
-        missing = [name for name in wanted.columns if name not in found]
-        more = [name for name in features if name not in known and not wanted.extra]
-        if missing or more:
-            got = f"{path} without {_list(missing)}" if missing else f"{path} with {_list(more)} more"
+        missing = [name for name in wanted.columns if name not in set(features)]
+        if missing:
             remedy = "Name the columns as in the table that the model was fitted to."
-            fail(prog, "path", "have the model's columns", got, remedy)
+            fail(prog, "path", "have the model's columns", f"{path} without {list_names(missing)}", remedy)
         features = list(wanted.columns)
-    _check_width(prog, path, len(features), wanted)
-    number = {name: column for column, name in enumerate(header)}
-    return [number[name] for name in features], number[wanted.label] if wanted.labelled else None
+    if not features:
+        fail(prog, "path", "have columns beside the classes", f"{path} with {list_names(header)}", "Add features.")
+    used = {*features, *wanted.beside, *wanted.ignored, wanted.label}
+    return features, [name for name in header if name not in used]
+
+
+def _guess_label(source: Source) -> str:
+    """Return what to do about a missing column of classes: the columns that look like one."""
+    header = source.header or []
+    block = next(source.read(range(len(header))), None)
+    likely = []
+    for number, (name, cells) in enumerate(zip(header, block.columns if block else [], strict=False)):
+        values = set(cells.tolist())
+        if name and 2 <= len(values) <= min(MOST_VALUES, len(cells) / LEAST_ROWS):
+            known = name.lower() in CLASS_NAMES
+            likely.append((not known, cells.dtype.kind != "O", len(header) - number, name, len(values)))
+    found = ", ".join(f"{show(name)} ({count} values)" for *_, name, count in sorted(likely)[:3])
+    return f"Pass --label NAME; these look like classes: {found}." if found else "Pass --label NAME."
 
 
 def _check_width(prog: str, path: Path, width: int, wanted: Wanted) -> None:
     """Raise an InputError if a table has no features, or another number of them than is wanted."""
-    if width == 0 or wanted.dim not in {None, width}:
-        remedy = "Pass the features that the model was fitted to." if wanted.dim else "Add features."
-        fail(prog, "path", f"have {wanted.dim or 'some'} features per row", f"{width} in {path}", remedy)
+    if width == 0 or wanted.width not in {None, width}:
+        remedy = "Pass the features that the model was fitted to." if wanted.width else "Add features."
+        fail(prog, "path", f"have {wanted.width or 'some'} features per row", f"{width} in {path}", remedy)
 
 
-def _list(names: Sequence[str]) -> str:
+def list_names(names: Sequence[str]) -> str:
     """Return the first of several names, in quotes where they are more than a word."""
     shown = ", ".join(name if name.isidentifier() else repr(name[:50]) for name in names[:5]) or "nothing"
     return f"{shown} and {len(names) - 5} more" if len(names) > 5 else shown
 
 
-def _check_blocks(
-    prog: str,
-    source: Source,
-    columns: Sequence[object] | None,
-    features: Sequence[int],
-    label: int | None,
-    beside: Sequence[int],
+def _split_blocks(
+    prog: str, place: str, blocks: Iterator[Raw], features: int, beside: int, wanted: Wanted
 ) -> Iterator[Block]:
-    """Yield rows that have finite numbers and a class; raise an InputError at the first that has not."""
-    names = features if columns is None else columns
-    for found, rows in source.read([*features, *([] if label is None else [label]), *beside]):
-        cells, others = found[: len(features)], found[len(features) :]
-        x = np.stack([_parse_numbers(column) for column in cells], axis=1)
-        usable = np.abs(x) <= MOST  # not so for NaN
-        if not usable.all():
-            row, at = np.argwhere(~usable)[0].tolist()
-            text = str(cells[at][row])[:50]
-            got = "an empty cell" if text == "" else repr(text) if cells[at].dtype.kind == "O" else text
-            got += f" in column {names[at]}, {source.place.format(rows[row])}"
-            if not np.isnan(x[row, at]) and "inf" not in text.lower():
-                fail(prog, "path", f"have numbers of at most {MOST:.1e} in absolute value", got, "Rescale the column.")
-            fail(prog, "path", "have a finite number in every cell", got, "Fill it in, encode it, or leave it out.")
-        labels = np.empty(0, np.str_) if label is None else others.pop(0)
-        if labels.dtype.kind == "O":
-            if not np.all(labels != ""):
-                got = f"none in {source.place.format(rows[int(np.argmin(labels != ''))])}"
-                fail(prog, "path", "name the class of every row", got, "Fill it in, or drop the row.")
-            labels = labels.astype(np.str_)
-        yield Block(x, check_names(prog, "path", labels), tuple(column.astype(np.str_) for column in others))
+    """Yield rows with features, classes and what is wanted beside; raise an InputError where a class is missing."""
+    for columns, rows in blocks:
+        labels, missing = read_labels(columns[-1]) if wanted.labelled else (np.empty(0, np.str_), np.empty(0, bool))
+        if missing.any() and not wanted.drop_unlabelled:
+            where = [place.format(rows[row]) for row in np.flatnonzero(missing)[:3].tolist()]
+            more = f" and {missing.sum() - 3} more" if missing.sum() > 3 else ""
+            got = f"none in {', '.join(where)}{more}"
+            fail(prog, "path", "name the class of every row", got, "Fill it in, or pass --drop-unlabelled.")
+        texts = tuple(name_cells(cells) for cells in columns[features : features + beside])
+        block = Block(columns[:features], labels, texts, rows)
+        yield block.take(np.flatnonzero(~missing)) if missing.any() else block
 
 
-def _parse_numbers(column: np.ndarray) -> np.ndarray:
-    """Return a column as floating, NaN for what is no number, such as 1_000, which Python would read."""
-    if column.dtype.kind != "O":
-        exact = column.dtype.kind in "iuf" and column.dtype.itemsize > (4 if column.dtype.kind == "f" else 2)
-        return column.astype(np.float64 if exact else np.float32)
-    if "_" not in "".join(column):
-        try:
-            return np.fromiter(map(float, column), np.float64, len(column))
-        except ValueError:
-            pass
+def read_labels(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return classes (b,), whole numbers or strings, and which of them are missing, (b,) bool.
 
-    def parse(cell: str) -> float:
-        try:
-            return math.nan if "_" in cell else float(cell)
-        except ValueError:
-            return math.nan
+    Floating numbers that are all whole are whole numbers; other ones are kept for `check_classes` to refuse.
+    """
+    if cells.dtype.kind == "O":
+        missing = np.fromiter((cell.lower() in NO_CLASS for cell in cells), bool, len(cells))
+        return cells.astype(np.str_), missing
+    if cells.dtype.kind == "M":
+        return cells.astype("datetime64[s]").astype(np.str_), np.isnat(cells)
+    if cells.dtype.kind == "f":
+        missing = np.isnan(cells)
+        filled = np.where(missing, 0, cells)
+        whole = bool((filled == np.rint(filled)).all()) and bool((np.abs(filled) < 2**53).all())
+        return filled.astype(np.int64) if whole else filled, missing
+    return cells.astype(np.str_) if cells.dtype.kind == "b" else cells, np.zeros(len(cells), bool)
 
-    return np.array([parse(cell) for cell in column])
+
+def name_cells(cells: np.ndarray) -> np.ndarray:
+    """Return cells (b,) of any kind as text (b,) to be shown: a row's name, its group."""
+    if cells.dtype.kind == "f":
+        cells = read_labels(cells)[0]
+    return cells.astype(np.str_)

@@ -8,7 +8,7 @@ new kind is one file with these three, and one line in `protonet.views.KINDS`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -137,6 +137,9 @@ class Graph(Protocol):
 
     def city_blocks(self, z: str, landmarks: Array) -> str:
         """Add the sums of absolute differences (n, units) of rows and landmarks (units, dim)."""
+
+    def look_up(self, texts: str, keys: Sequence[str], values: Sequence[int], otherwise: int) -> str:
+        """Add the value, INT64, of each of some texts among the keys, or another one for texts that are none."""
 
     def array(self, tensor: Tensor) -> Array:
         """Return a tensor of any device as an array."""

@@ -1,0 +1,140 @@
+"""A table as ``fit`` reads it: its columns taken for something, its classes checked."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protonet._checks import check_groups, fail, show
+from protonet.commands.common import Parser, check_name
+from protonet.fit.solver import Solution
+from protonet.tables.columns.encoding import Encoding
+from protonet.tables.columns.recognise import NAMES
+from protonet.tables.features import choose_features
+from protonet.tables.table import Wanted, list_names, read_table
+
+#: More classes than this with one row each are hardly classes.
+MOST_SINGLE = 20
+
+
+class Data(NamedTuple):
+    """A table as it is fitted to."""
+
+    x: Tensor  #: (n, dim) float32 or float64.
+    y: Tensor  #: (n,) int64.
+    classes: tuple[str, ...] | tuple[int, ...]  #: Their names.
+    columns: tuple[str, ...] | None  #: The names of the columns that are used, if they have any.
+    encoding: Encoding | None  #: What made features of them.
+    groups: Tensor | None  #: (n,) int64, the place of the group's name.
+    group_names: list[str]  #: In ascending order.
+    left_out: list[str]  #: Columns that are no features.
+    notes: list[str]  #: What a person should know of the columns, a line each.
+
+    def number_groups(self, solution: Solution) -> dict[str, int]:
+        """Return the number in the solution of each group's name."""
+        numbers = [] if solution.groups is None else solution.groups.tolist()
+        return dict(zip(self.group_names, numbers, strict=True))
+
+
+def add_options(parser: Parser) -> None:
+    """Add what says how the table is to be taken."""
+    parser.add_argument("--group", metavar="NAME", help="a column: rows that share its value are held out together")
+    parser.add_argument("--id", metavar="NAME", help="a column that names the rows; predict carries it to its output")
+    some = parser.add_mutually_exclusive_group()
+    some.add_argument(
+        "--columns", nargs="+", metavar="NAME", help="the features (default: all columns but the classes')"
+    )
+    some.add_argument("--drop", nargs="+", metavar="NAME", default=[], help="columns that are no features")
+    kinds = f"what columns hold, where it was not seen: {', '.join(NAMES)}"
+    parser.add_argument("--column", nargs="+", metavar="NAME=KIND", default=[], help=kinds)
+    parser.add_argument("--drop-unlabelled", action="store_true", help="leave out rows without a class")
+    parser.add_argument("--one-shot", action="store_true", help="the many classes of one row each are meant")
+
+
+def read_data(prog: str, options: argparse.Namespace) -> Data:
+    """Read the table that the options name, and take each of its columns for what it is.
+
+    Raises:
+        MissingPackageError: A package that the table needs is missing.
+        InputError: Options or a table that do not fit.
+    """
+    label = options.label or "label"
+    kinds = parse_kinds(prog, options.column)
+    beside = tuple(name for name in (options.group, options.id) if name is not None)
+    for name in (*beside, *options.drop, *(options.columns or ()), *kinds):
+        if name == label:
+            fail(prog, "arguments", "use the classes' column for nothing else", repr(name), "Name another one.")
+    only = None if options.columns is None else tuple(options.columns)
+    wanted = Wanted(
+        label, columns=only, beside=beside, ignored=tuple(options.drop), drop_unlabelled=options.drop_unlabelled
+    )
+    table, block = read_table(prog, Path(options.table), wanted, options.labels and Path(options.labels))
+    classes, labels = check_classes(prog, block.labels, label, one_shot=options.one_shot)
+    groups, group_names = None, np.empty(0, np.str_)
+    if options.group is not None:
+        check_groups(prog, "--group", block.beside[0].tolist(), block.labels.tolist())
+        group_names, numbered = np.unique(block.beside[0], return_inverse=True)
+        groups = torch.from_numpy(numbered)
+    x, encoding, columns, left, notes = choose_features(prog, table, block, kinds, named=only is not None)
+    left_out = [*beside, *options.drop, *table.unused, *left]
+    features = torch.from_numpy(np.ascontiguousarray(x))
+    named = group_names.tolist()
+    return Data(features, labels, classes, columns, encoding, groups, named, left_out, [*table.notes, *notes])
+
+
+def parse_kinds(prog: str, texts: list[str]) -> dict[str, str]:
+    """Return what columns hold, by name, from ``NAME=KIND``; raise an InputError for anything else."""
+    kinds = {}
+    for text in texts:
+        name, equals, kind = text.rpartition("=")
+        if not equals:
+            fail(prog, "--column", "be NAME=KIND", repr(text), f"Pass --column {text or 'NAME'}=category, say.")
+        kinds[name] = check_name(prog, "--column", kind, NAMES)
+    return kinds
+
+
+def check_classes(
+    prog: str, labels: np.ndarray, label: str, *, one_shot: bool
+) -> tuple[tuple[str, ...] | tuple[int, ...], Tensor]:
+    """Return the names of the classes in ascending order, and the number (n,) int64 of each row's class.
+
+    Raises:
+        InputError: There is one class alone, or what looks like something else to be predicted than classes.
+    """
+    remedy = "Name a column of classes with --label; to predict a number is another task."
+    names, numbers = np.unique(labels if labels.dtype.kind in "iu" else labels.astype(str), return_inverse=True)
+    classes = tuple(names.tolist() if names.dtype.kind in "iu" else map(str, names.tolist()))
+    if len(classes) < 2:
+        got = f"{list_names(list(map(str, classes))) if classes else 'no row'} alone in {show(label)}"
+        fail(prog, "path", "have at least 2 classes", got, "Add another one.")
+    if len(classes) == len(labels) > MOST_SINGLE and not one_shot:
+        got = f"{len(classes)} classes in {show(label)}, 1 row per class"
+        fail(prog, "--label", "name a column of classes", got, f"{remedy} If they are meant, pass --one-shot.")
+    if len(classes) > MOST_SINGLE and not one_shot and any(number % 1 for number in read_numbers(classes)):
+        got = f"{len(classes)} numbers, such as {show(classes[-1])}, in {show(label)}"
+        fail(prog, "--label", "name a column of classes", got, f"{remedy} If they are meant, pass --one-shot.")
+    return classes, torch.from_numpy(numbers)
+
+
+def read_numbers(names: Sequence[str | int]) -> list[float]:
+    """Return names as numbers, or none of them where one is something else."""
+    try:
+        return [float(name) for name in names]
+    except ValueError:
+        return []
+
+
+def tell_columns(data: Data) -> list[str]:
+    """Return a line for each kind of column: what it was taken for, and the names; none for numbers alone."""
+    if data.encoding is None or data.encoding.plain or data.columns is None:
+        return []
+    told: dict[str, list[str]] = {}
+    for name, column in zip(data.columns, data.encoding.columns, strict=True):
+        told.setdefault(column.tell(), []).append(show(name))
+    return [f"  {', '.join(names)}: {text}" for text, names in told.items()]

@@ -1,0 +1,1 @@
+"""What the columns of a table hold, and how each becomes numbers."""

@@ -1,0 +1,119 @@
+"""A column of categories: one number for each level, rare ones and gaps among them, of variance 1 together."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from protonet._checks import show
+from protonet.tables.columns.kind import take_names
+from protonet.tables.columns.parsing import GAPS, write_cells
+from protonet.views.view import Graph, Stored, expect
+
+
+@dataclass(frozen=True)
+class CategoryRules:
+    """Which levels have a number of their own."""
+
+    few: int = 5  #: Up to so many levels, each has one.
+    least: int = 2  #: Of more, those that so many rows have: one row tells nothing of others.
+    most: int = 64  #: The most frequent ones, at most.
+
+
+CATEGORIES = CategoryRules()
+
+
+@dataclass(frozen=True)
+class Category:
+    """A column of categories.
+
+    Args:
+        levels: The cells that have a number, gaps being "".
+        counts: Of each, in the rows of fit.
+        rows: Of fit.
+    """
+
+    levels: tuple[str, ...]
+    counts: tuple[int, ...]
+    rows: int
+    kind: ClassVar[str] = "category"
+
+    @classmethod
+    def fit(cls, cells: np.ndarray) -> Category:
+        """Fit to cells (n,)."""
+        levels, counts = np.unique(write_cells(cells).astype(str), return_counts=True)
+        if len(levels) > CATEGORIES.few:
+            kept = np.flatnonzero(counts >= CATEGORIES.least)
+            kept = np.sort(kept[np.argsort(-counts[kept], kind="stable")[: CATEGORIES.most]])
+            levels, counts = levels[kept], counts[kept]
+        return cls(tuple(levels.tolist()), tuple(counts.tolist()), len(cells))
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The levels; of two that are all there is, the second."""
+        return tuple(f"={level}" if level else " missing" for level in (self.levels[1:] if self._pair else self.levels))
+
+    @property
+    def _pair(self) -> bool:
+        """Whether there are two levels and no other rows: one number tells both."""
+        return len(self.levels) == 2 and sum(self.counts) == self.rows
+
+    def _table(self) -> np.ndarray:
+        """Return the numbers (levels + 1, parts) float32 of each level, and of all others: the mean, 0."""
+        shares = np.array(self.counts) / self.rows
+        table = np.eye(len(shares)) - shares
+        variances = shares * (1 - shares)
+        if self._pair:
+            table, variances = table[:, 1:], variances[1:]
+        table /= math.sqrt(variances.sum()) or 1.0
+        return np.concatenate([table, np.zeros((1, table.shape[1]))]).astype(np.float32)
+
+    def encode(self, cells: np.ndarray) -> np.ndarray:
+        """Return (n, parts) float32; levels that have no number are as the mean of all rows."""
+        numbers: np.ndarray = self._table()[self._find_places(cells)]
+        return numbers
+
+    def _find_places(self, cells: np.ndarray) -> np.ndarray:
+        """Return the places (n,) of cells among the levels, -1 for others."""
+        places = {level: place for place, level in enumerate(self.levels)}
+        return np.fromiter((places.get(cell, -1) for cell in write_cells(cells)), np.int64, len(cells))
+
+    def find_strange(self, cells: np.ndarray) -> np.ndarray:
+        """Return False: any cell may be a category, if one that is seen for the first time."""
+        return np.zeros(len(cells), bool)
+
+    def tell(self) -> str:
+        """Return the kind and its levels."""
+        names = [show(level) if level else "missing" for level in self.levels[:4]]
+        return f"category: {', '.join(names)}{', ...' if len(self.levels) > 4 else ''}"
+
+    def describe(self) -> dict[str, Any]:
+        """Return the levels and how many rows have each."""
+        return {"levels": list(self.levels), "counts": list(self.counts), "rows": self.rows}
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """Return none."""
+        return {}
+
+    @classmethod
+    def restore(cls, stored: Stored) -> Category:
+        """Build the column again."""
+        levels, counts = take_names(stored, "levels"), stored.entry("counts", list)
+        rows = stored.whole("rows", 2**53, low=1)
+        expect(len(counts) == len(levels) and all(type(each) is int and each > 0 for each in counts), "no counts")
+        expect(sum(counts) <= rows, "more rows of some levels than there are")
+        return cls(levels, tuple(counts), rows)
+
+    def add_to_graph(self, graph: Graph, cells: str) -> str:
+        """Add the column: of text, gaps being "" or what else `protonet.tables.columns.parsing.GAPS` lists."""
+        table = self._table()
+        keys, places = list(self.levels), list(range(len(self.levels)))
+        if "" in self.levels:
+            spelled = {write(gap) for gap in GAPS - {""} for write in (str, str.upper, str.capitalize)}
+            keys += sorted(spelled)
+            places += [self.levels.index("")] * len(spelled)
+        place = graph.look_up(cells, keys, places, len(table) - 1)
+        return graph.add("Gather", table, graph.add("Squeeze", place, np.array([1])), axis=0)

@@ -1,0 +1,93 @@
+"""The encoding of a table: what each of its columns is, and the features that they become."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protonet.tables.columns.category import Category
+from protonet.tables.columns.date import Date
+from protonet.tables.columns.kind import Column
+from protonet.tables.columns.number import Number
+from protonet.tables.columns.text import Text
+from protonet.views.view import Stored, expect
+
+#: Every kind of column, by its name in model files.
+KINDS: dict[str, type[Column]] = {kind.kind: kind for kind in (Number, Category, Date, Text)}
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """Columns as they were fitted, at least one.
+
+    Where all are numbers without gaps, they stay as they are: that some columns vary more than others is what a person
+    has said by not scaling them. Otherwise each column has a variance of about 1.
+    """
+
+    columns: tuple[Column, ...]
+
+    @property
+    def plain(self) -> bool:
+        """Whether all columns are numbers without gaps."""
+        return all(isinstance(column, Number) and not column.missing for column in self.columns)
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many features each column becomes."""
+        return [1 if self.plain else len(column.parts) for column in self.columns]
+
+    def name_features(self, names: Sequence[str]) -> list[str]:
+        """Return a name for each feature, given those of the columns."""
+        if self.plain:
+            return list(names)
+        return [name + part for name, column in zip(names, self.columns, strict=True) for part in column.parts]
+
+    def encode(self, cells: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the features (n, sum of ``sizes``) of the columns' cells, (n,) each.
+
+        They are float32; of numbers alone, as they are, float64 where these may have more digits.
+        """
+        if not self.plain:
+            parts = [column.encode(each) for column, each in zip(self.columns, cells, strict=True)]
+            return np.concatenate(parts, axis=1)
+        pairs = zip(self.columns, cells, strict=True)
+        return self.stack([column.fill(each) for column, each in pairs if isinstance(column, Number)])
+
+    @staticmethod
+    def stack(columns: Sequence[np.ndarray]) -> np.ndarray:
+        """Return columns of numbers (n,) side by side: float32, or float64 where one may have more digits."""
+        exact = any(each.dtype.itemsize > (4 if each.dtype.kind == "f" else 2) for each in columns)
+        return np.stack(columns, axis=1).astype(np.float64 if exact else np.float32)
+
+    def describe(self) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+        """Return what JSON can hold of it, and tensors by name."""
+        described = [{"kind": column.kind, **column.describe()} for column in self.columns]
+        tensors = {
+            f"{number}.{name}": torch.from_numpy(values)
+            for number, column in enumerate(self.columns)
+            for name, values in column.tensors().items()
+        }
+        return described, tensors
+
+    @classmethod
+    def restore(cls, described: Any, tensors: Mapping[str, Tensor]) -> Encoding:
+        """Build again what `describe` describes.
+
+        Raises:
+            ValueError: It is no encoding; the reason in a few words.
+        """
+        expect(isinstance(described, list) and bool(described), "an encoding without columns")
+        left, columns = dict(tensors), []
+        for number, description in enumerate(described):
+            stored = Stored(description, left, f"{number}.")
+            kind = KINDS.get(stored.entry("kind", str))
+            if kind is None:
+                raise ValueError("a column of an unknown kind")
+            columns.append(kind.restore(stored))
+        expect(not left, "tensors that belong to no column")
+        return cls(tuple(columns))

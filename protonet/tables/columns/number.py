@@ -1,0 +1,104 @@
+"""A column of numbers: of mean 0 and variance 1, its gaps filled with the median and told beside."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from protonet.tables.columns.kind import name_gaps, take_number, tell_gaps, write_share
+from protonet.tables.columns.parsing import NUMBER_FORMS, find_gaps, parse_numbers
+from protonet.views.view import Graph, Stored, expect
+
+
+@dataclass(frozen=True)
+class Number:
+    """A column of numbers.
+
+    Args:
+        form: How they are written, one of ``NUMBER_FORMS``.
+        median: What stands for gaps.
+        mean: Of the rows of fit, gaps filled.
+        scale: Their standard deviation, or 1 where that is 0.
+        missing: The share of gaps.
+    """
+
+    form: str
+    median: float
+    mean: float
+    scale: float
+    missing: float
+    kind: ClassVar[str] = "number"
+
+    @classmethod
+    def fit(cls, cells: np.ndarray, form: str = "plain") -> Number:
+        """Fit to cells (n,) of a form; what is no number counts as a gap."""
+        numbers = parse_numbers(cells, form)
+        gaps = np.isnan(numbers)
+        median = float(np.median(numbers[~gaps])) if not gaps.all() else 0.0
+        filled = np.where(gaps, median, numbers)
+        mean = float(filled.mean())
+        return cls(form, median, mean, float((filled - mean).std()) or 1.0, float(gaps.mean()))
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The number, and whether it is missing."""
+        return ("", *name_gaps(self.missing))
+
+    def fill(self, cells: np.ndarray) -> np.ndarray:
+        """Return the numbers (n,) as they came, float64 unless they have another floating type, gaps filled."""
+        numbers = cells if cells.dtype.kind == "f" else parse_numbers(cells, self.form)
+        gaps = np.isnan(numbers)
+        return np.where(gaps, numbers.dtype.type(self.median), numbers) if gaps.any() else numbers
+
+    def encode(self, cells: np.ndarray) -> np.ndarray:
+        """Return (n, parts) float32; the mean is taken off in float64."""
+        numbers = parse_numbers(cells, self.form)
+        gaps = np.isnan(numbers)
+        z = (np.where(gaps, self.median, numbers) - self.mean) / self.scale
+        return np.stack([z, *tell_gaps(gaps, self.missing)], axis=1).astype(np.float32)
+
+    def find_strange(self, cells: np.ndarray) -> np.ndarray:
+        """Return which cells (n,) are no numbers."""
+        strange: np.ndarray = np.isnan(parse_numbers(cells, self.form)) & ~find_gaps(cells)
+        return strange
+
+    def tell(self) -> str:
+        """Return the kind and its form."""
+        written = {
+            "plain": "",
+            "point": ", as 1,234.5",
+            "comma": ", as 1.234,5",
+            "interval": ", the middle of intervals",
+        }
+        return f"number{written[self.form]}{write_share(self.missing)}"
+
+    def describe(self) -> dict[str, Any]:
+        """Return the fields."""
+        return asdict(self)
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """Return none."""
+        return {}
+
+    @classmethod
+    def restore(cls, stored: Stored) -> Number:
+        """Build the column again."""
+        form = stored.entry("form", str)
+        expect(form in NUMBER_FORMS, "numbers of an unknown form")
+        median, mean = take_number(stored, "median"), take_number(stored, "mean")
+        scale = take_number(stored, "scale", math.ulp(0.0))
+        return cls(form, median, mean, scale, take_number(stored, "missing", 0, 1))
+
+    def add_to_graph(self, graph: Graph, cells: str) -> str:
+        """Add the column: of numbers, whatever their form in a file was."""
+        gaps = graph.add("IsNaN", cells)
+        filled = graph.add("Where", gaps, np.float64(self.median), cells)
+        z = graph.add("Div", graph.add("Sub", filled, np.float64(self.mean)), np.float64(self.scale))
+        if len(self.parts) > 1:
+            told = graph.add("Sub", graph.cast(gaps, "DOUBLE"), np.float64(self.missing))
+            told = graph.add("Div", told, np.sqrt(np.float64(self.missing * (1 - self.missing))))
+            z = graph.add("Concat", z, told, axis=1)
+        return graph.cast(z, "FLOAT")

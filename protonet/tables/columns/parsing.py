@@ -1,0 +1,200 @@
+"""Numbers, intervals, dates and gaps as people write them.
+
+A *form* says how the cells of a whole column are written, so that "1,234" is one number throughout and "3/4/2020" one
+day. It is found once, on the rows of fit, and stored by its name.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from itertools import product
+
+import numpy as np
+
+#: What stands for nothing, in lower case.
+GAPS = frozenset({"", "?", "-", "--", ".", "na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "none", "missing"})
+#: The share of the cells of a column that have to fit its form; the others count as gaps.
+ENOUGH = 0.9
+SECONDS_PER_DAY = 86_400.0
+
+_EXPONENT = r"(?:[eE][-+]?\d+)?"
+_POINT = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+\.?\d*|\.\d+)" + _EXPONENT)
+_COMMA = re.compile(r"[-+]?(?:\d{1,3}(?:\.\d{3})+(?:,\d*)?|\d+,?\d*|,\d+)" + _EXPONENT)
+_CODE = re.compile(r"0\d+")
+_UNIT = re.compile(r"\s+([^\W\d_][^\W\d_]*|°\w?)$")
+_INTERVAL = re.compile(
+    r"(?:(?P<below><=?|≤|under|below|up to|less than)|(?P<above>>=?|≥|over|above|from|more than|at least))?\s*"
+    r"(?P<low>\d[\d.,]*)"
+    r"(?:\s*(?:-|–|—|to|\.\.+|and)\s*(?P<high>\d[\d.,]*))?"
+    r"\s*(?P<open>\+|and over|and more|and above|or more|or over)?",
+    re.IGNORECASE,
+)
+_ISO = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,6})?)?(?:Z|[+-]\d{2}:?\d{2})?)?")
+_ZONE = re.compile(r"(?:Z|[+-]\d{2}:?\d{2})$")
+_DAYS = (
+    *("%Y/%m/%d", "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%m/%d/%y", "%d/%m/%y", "%d.%m.%y"),
+    *("%d %b %Y", "%d %B %Y", "%b %d %Y", "%b %d, %Y", "%B %d, %Y", "%d-%b-%Y", "%d-%b-%y", "%b %Y", "%B %Y"),
+)
+_CLOCKS = ("%H:%M", "%H:%M:%S", "%I:%M %p", "%I:%M:%S %p")
+#: The ways to write a day, a time or both, in the order in which they are tried: of two that fit, the first is meant.
+DATE_FORMS = ("iso", *_DAYS, *_CLOCKS, *(f"{day} {clock}" for day, clock in product(_DAYS, _CLOCKS)))
+NUMBER_FORMS = ("plain", "point", "comma", "interval")
+
+
+def find_gaps(values: np.ndarray) -> np.ndarray:
+    """Return which of some values (n,), of any kind of column, stand for nothing: (n,) bool."""
+    if values.dtype.kind == "O":
+        return np.fromiter((cell.lower() in GAPS for cell in values), bool, len(values))
+    return np.asarray(np.isnat(values) if values.dtype.kind == "M" else np.isnan(values))
+
+
+def write_cells(values: np.ndarray) -> np.ndarray:
+    """Return values (n,) of any kind of column as text, gaps as "", whole numbers without a fraction: (n,) object."""
+    gaps = find_gaps(values)
+    if values.dtype.kind == "O":
+        texts = values.copy()
+    else:
+        filled = np.where(gaps, values.dtype.type(0), values) if values.dtype.kind == "f" else values
+        whole = values.dtype.kind == "f" and bool((filled == np.rint(filled)).all() and (np.abs(filled) < 2**53).all())
+        texts = (filled.astype(np.int64) if whole else filled).astype(str).astype(object)
+    texts[gaps] = ""
+    return texts
+
+
+def map_distinct(parse: Callable[[str], float], cells: np.ndarray) -> np.ndarray:
+    """Return a number for each of some cells (n,), worked out once for equal ones: (n,) float64."""
+    known: dict[str, float] = {}
+    values = np.empty(len(cells))
+    for row, cell in enumerate(cells):
+        value = known.get(cell)
+        if value is None:
+            value = known[cell] = parse(cell)
+        values[row] = value
+    return values
+
+
+def read_plain(cell: str) -> float:
+    """Return the number that Python writes so, infinities too; NaN if it is none."""
+    try:
+        return math.nan if "_" in cell else float(cell)
+    except ValueError:
+        return math.nan
+
+
+def read_written(cell: str, form: str) -> float:
+    """Return a number with a currency, a per cent sign, a unit or marks between its thousands; NaN if it is none.
+
+    Args:
+        cell: The text.
+        form: "point" for 2,688.64, "comma" for 2.688,64.
+    """
+    bare = _UNIT.sub("", cell)
+    bare = "".join(
+        "-" if sign == "−" else sign
+        for sign in bare
+        if not sign.isspace() and sign not in "%‰'’" and unicodedata.category(sign) != "Sc"
+    )
+    if not (_POINT if form == "point" else _COMMA).fullmatch(bare):
+        return math.nan
+    return float(bare.replace(",", "") if form == "point" else bare.replace(".", "").replace(",", "."))
+
+
+def parse_numbers(values: np.ndarray, form: str) -> np.ndarray:
+    """Return the numbers (n,) float64 that cells (n,) of one form hold; NaN for gaps and for what is no number."""
+    if values.dtype.kind == "M":
+        return np.full(len(values), math.nan)
+    if values.dtype.kind != "O":
+        return np.asarray(values, np.float64)
+    if form == "interval":
+        return map_distinct(read_interval, values)
+    if form != "plain":
+        return map_distinct(lambda cell: read_written(cell, form), values)
+    try:
+        numbers = np.fromiter(map(float, values), np.float64, len(values))
+    except ValueError:
+        numbers = np.fromiter(map(read_plain, values), np.float64, len(values))
+    else:
+        odd = [row for row, cell in enumerate(values) if "_" in cell]
+        numbers[odd] = math.nan
+    return numbers
+
+
+def find_number_form(cells: Iterable[str], *, codes: bool = False) -> str:
+    """Return the form of numbers that most of some distinct cells have; "" if there is none.
+
+    Cells of one length with zeros before them are codes, such as those of post.
+    """
+    cells = list(cells)
+    if not codes and any(map(_CODE.fullmatch, cells)) and len(set(map(len, cells))) == 1:
+        return ""
+    units = {match.group(1) if (match := _UNIT.search(cell)) else "" for cell in cells}
+    readers: list[Callable[[str], float]] = [read_plain]
+    if len(units - {""}) <= 1:
+        readers += [lambda cell: read_written(cell, "point"), lambda cell: read_written(cell, "comma")]
+    for form, read in zip(NUMBER_FORMS, readers, strict=False):
+        if sum(not math.isnan(read(cell)) for cell in cells) >= ENOUGH * len(cells):
+            return form
+    return ""
+
+
+def read_interval(cell: str) -> float:
+    """Return the middle of an interval such as "10 to 20", or the end of an open one; NaN if it is none."""
+    match = _INTERVAL.fullmatch(_UNIT.sub("", cell) if not cell.lower().endswith(("over", "more", "above")) else cell)
+    if match is None:
+        return math.nan
+    ends = [read_written(end, "point") for end in match.group("low", "high") if end is not None]
+    if len(ends) == 2 and ends[0] > ends[1]:
+        return math.nan
+    return sum(ends) / len(ends)
+
+
+def are_intervals(cells: Iterable[str]) -> bool:
+    """Return whether all of some distinct cells are intervals, and one of them has a sign of it."""
+    cells = list(cells)
+    return (
+        len(cells) > 2
+        and not any(math.isnan(read_interval(cell)) for cell in cells)
+        and any(math.isnan(read_written(cell, "point")) for cell in cells)
+    )
+
+
+def read_date(cell: str, form: str) -> float:
+    """Return the days since 1970 of a date, or the part of a day of a time alone; NaN if the cell has another form."""
+    try:
+        if form == "iso":
+            if not _ISO.fullmatch(cell):
+                return math.nan
+            bare, zone = (cell, "") if len(cell) < 17 else (_ZONE.sub("", cell), "".join(_ZONE.findall(cell)))
+            days = float(np.datetime64(bare, "us").astype(np.int64)) / (1e6 * SECONDS_PER_DAY)
+            minutes = 0 if zone in {"", "Z"} else int(zone[1:3]) * 60 + int(zone[-2:])
+            return days - (-minutes if zone[:1] == "-" else minutes) / 1440
+        moment = datetime.strptime(cell, form)
+    except (ValueError, OverflowError):
+        return math.nan
+    since = datetime(1900, 1, 1) if form in _CLOCKS else datetime(1970, 1, 1)
+    return (moment - since).total_seconds() / SECONDS_PER_DAY
+
+
+def parse_dates(values: np.ndarray, form: str) -> np.ndarray:
+    """Return days (n,) float64 since 1970 of dates (n,), text or datetime64; NaN for gaps and for what is no date."""
+    if values.dtype.kind == "M":
+        days = values.astype("datetime64[us]").astype(np.int64) / (1e6 * SECONDS_PER_DAY)
+        return np.where(np.isnat(values), math.nan, days)
+    if values.dtype.kind != "O":
+        return np.full(len(values), math.nan)
+    return map_distinct(lambda cell: read_date(cell, form), values)
+
+
+def find_date_form(cells: Iterable[str]) -> str:
+    """Return the form of dates that most of some distinct cells have; "" if there is none."""
+    cells = list(cells)
+    few = [cell for cell in cells if any(map(str.isdigit, cell))][:20]
+    for form in DATE_FORMS:
+        likely = any(not math.isnan(read_date(cell, form)) for cell in few)
+        if likely and sum(not math.isnan(read_date(cell, form)) for cell in cells) >= ENOUGH * len(cells):
+            return form
+    return ""

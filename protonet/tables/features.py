@@ -1,0 +1,145 @@
+"""From the columns of a table to features: what fit takes each column for, and what new rows become by that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from protonet._checks import fail, show
+from protonet.tables.columns.category import Category
+from protonet.tables.columns.date import Date
+from protonet.tables.columns.encoding import Encoding
+from protonet.tables.columns.number import Number
+from protonet.tables.columns.parsing import write_cells
+from protonet.tables.columns.recognise import Verdict, fit_named, recognise
+from protonet.tables.leaks import find_row_number, find_suspicion
+from protonet.tables.table import Block, Table
+
+#: The largest number that is read: what float32 holds.
+MOST = float(np.finfo(np.float32).max)
+#: At most this share of the cells of numbers or dates may be something else; they count as gaps.
+MOST_STRANGE = 0.5
+
+
+class Features(NamedTuple):
+    """The features of a table."""
+
+    x: np.ndarray  #: (n, features) float32, or float64 where there may be more digits.
+    encoding: Encoding | None  #: What made them; None for arrays without gaps, which are their features.
+    columns: tuple[str, ...] | None  #: The names of the columns that were encoded, if they have any.
+    left_out: tuple[str, ...]  #: The names of those that were not.
+    notes: tuple[str, ...]  #: What a person should know of them, a line each.
+
+
+def choose_features(prog: str, table: Table, block: Block, kinds: Mapping[str, str], *, named: bool) -> Features:
+    """Take each column of a table for something, and leave out what is of no use or none for new rows.
+
+    Args:
+        prog: The command's name, for messages.
+        table: The table.
+        block: All of its rows, with classes.
+        kinds: By a column's name, what a person says that it holds, of `protonet.tables.columns.recognise.NAMES`.
+        named: Whether a person has named the columns: then none is taken for a row's number.
+
+    Raises:
+        InputError: A column of that name is not there, or holds something else; no column is left; a number is infinite
+            or beyond float32.
+    """
+    if table.columns is None:
+        encoding = Encoding(tuple(map(Number.fit, block.columns)))
+        gaps = any(column.missing for column in encoding.columns if isinstance(column, Number))
+        notes = suspect(table, block, encoding)
+        x = encode_block(prog, table, block, encoding)
+        return Features(x, encoding if gaps else None, None, (), tuple(notes))
+    for name in kinds:
+        if name not in table.columns:
+            fail(prog, "--column", "name a feature of the table", show(name), "Look at its header.")
+    verdicts: dict[str, Verdict] = {}
+    for name, cells in zip(table.columns, block.columns, strict=True):
+        if name in kinds:
+            verdicts[name] = Verdict(fit_named(prog, name, kinds[name], cells), "")
+            continue
+        verdict = recognise(cells)
+        if isinstance(verdict.column, Number) and not named and not verdict.column.missing:
+            reason = find_row_number(verdict.column.fill(cells).astype(np.float64))
+            verdict = Verdict(None, f"{reason} (--columns keeps it)") if reason else verdict
+        verdicts[name] = verdict
+    keep_constants(verdicts, dict(zip(table.columns, block.columns, strict=True)))
+    used = {name: verdict.column for name, verdict in verdicts.items() if verdict.column is not None}
+    reasons: dict[str, list[str]] = {}
+    for name, verdict in verdicts.items():
+        if verdict.column is None:
+            reasons.setdefault(verdict.reason, []).append(show(name))
+    notes = [f"left out: {', '.join(names)}: {reason}" for reason, names in reasons.items()]
+    if not used:
+        fail(prog, "path", "have a column of use", "; ".join(notes)[:500], "Add features, or name them: --columns.")
+    encoding = Encoding(tuple(used.values()))
+    chosen = [cells for name, cells in zip(table.columns, block.columns, strict=True) if name in used]
+    table, block = table._replace(columns=tuple(used)), block._replace(columns=chosen)
+    notes += suspect(table, block, encoding)
+    left_out = tuple(name for name in verdicts if name not in used)
+    return Features(encode_block(prog, table, block, encoding), encoding, tuple(used), left_out, tuple(notes))
+
+
+def keep_constants(verdicts: dict[str, Verdict], cells: Mapping[str, np.ndarray]) -> None:
+    """Take constant columns of a table of numbers back in: they may be pixels, which are in an order."""
+    constant = [name for name, verdict in verdicts.items() if verdict.reason == "constant"]
+    fitted = {name: Number.fit(cells[name]) for name in constant}
+    others = [verdict.column for name, verdict in verdicts.items() if name not in fitted and verdict.column is not None]
+    if others and Encoding((*others, *fitted.values())).plain:
+        verdicts |= {name: Verdict(column, "") for name, column in fitted.items()}
+
+
+def suspect(table: Table, block: Block, encoding: Encoding) -> list[str]:
+    """Return a line for each column that may tell the classes in a way that new rows will not share."""
+    notes = []
+    for number, (column, cells) in enumerate(zip(encoding.columns, block.columns, strict=True)):
+        if isinstance(column, Number):
+            values = column.fill(cells).astype(np.float64)
+        elif isinstance(column, Category):
+            values = np.unique(write_cells(cells).astype(str), return_inverse=True)[1].astype(np.float64)
+        else:
+            continue
+        if reason := find_suspicion(values, block.labels):
+            name = table.name_column(number)
+            notes.append(f"look at: {name} {reason}; will it in new rows? (--drop leaves it out)")
+    return notes
+
+
+def encode_block(prog: str, table: Table, block: Block, encoding: Encoding | None) -> np.ndarray:
+    """Return the features (b, features) of some rows.
+
+    Args:
+        prog: The command's name, for messages.
+        table: What the rows are of.
+        block: The rows; their columns are those of the encoding, in that order.
+        encoding: Fitted; None where the columns are features already.
+
+    Raises:
+        InputError: A column holds something else than in fit; without an encoding, a gap; an infinite number, or one
+            beyond float32.
+    """
+    columns = encoding.columns if encoding is not None else (None,) * len(block.columns)
+    for number, (column, cells) in enumerate(zip(columns, block.columns, strict=True)):
+        if not isinstance(column, (Number, Date)) or (column.kind == "number" and cells.dtype.kind in "iuf"):
+            continue
+        strange = column.find_strange(cells)
+        if strange.mean() > MOST_STRANGE:
+            row = int(np.argmax(strange))
+            where = f"{table.name_column(number)}, {table.place.format(block.rows[row])}"
+            got = f"{str(cells[row])[:50]!r} in {where}, which held {column.tell()}"
+            fail(prog, "path", "have columns of the kind that they were of in fit", got, "Mend it, or fit again.")
+    x = encoding.encode(block.columns) if encoding is not None else Encoding.stack(block.columns)
+    usable = np.abs(x) <= MOST  # not so for NaN
+    if not usable.all():
+        row, at = np.argwhere(~usable)[0].tolist()
+        sizes = np.ones(x.shape[1], int) if encoding is None else encoding.sizes
+        number = int(np.searchsorted(np.cumsum(sizes), at, side="right"))
+        cell = str(block.columns[number][row])[:50]
+        got = f"{cell!r} in {table.name_column(number)}, {table.place.format(block.rows[row])}"
+        if np.isnan(x[row, at]) or "inf" in cell.lower():
+            fail(prog, "path", "have finite numbers", got, "Fill it in, or leave it out.")
+        fail(prog, "path", f"have numbers of at most {MOST:.1e} in absolute value", got, "Rescale the column.")
+    return x
