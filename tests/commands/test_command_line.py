@@ -293,6 +293,7 @@ def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         ("fit", "protonet fit: `arguments` must be as --help lists them; got .*required: table"),
         ("fit T --effort slow", "protonet fit: `--effort` must be one of .*; got 'slow'"),
         ("fit T --seed -1", "protonet fit: `--seed` must be a whole number >= 0"),
+        ("fit T --time-limit 0", "protonet fit: `--time-limit` must be a finite number > 0; got '0'"),
         ("fit T", "protonet fit: `path` must have a column label; got .*train.csv with w, x, y, z, kind. Pass --label"),
         (
             "fit T --label x",
