@@ -56,6 +56,7 @@ def test_what_fit_says_is_told(tmp_path: Path, data: tuple[Tensor, Tensor], caps
     options = ["--label", "kind", "--group", "owner", "--id", "name", "--drop", "note", "--seed", "7", "-q"]
     assert main(["fit", str(table), *options, "--effort", "fast", "--time-limit", "900", "-o", str(path)]) == 0
     summary = capsys.readouterr().out
+    assert "the time was over" not in summary
     model, facts = load_model(path), json.loads(ask(capsys, str(path), "--json"))
     assert facts["classes"] == [{"name": f"class {number}", "samples": 4} for number in range(3)]
     assert (facts["samples"], facts["features"], facts["columns"]) == (12, 3, ["a", "b", "c"])
