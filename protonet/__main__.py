@@ -1,4 +1,4 @@
-"""The command for people with a file: ``python -m protonet fit``, ``predict``, ``evaluate``, ``update``, ``export``."""
+"""The command for people with a file, ``python -m protonet`` or ``protonet``: fit, predict, and what COMMANDS lists."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from protonet._checks import find_version
 from protonet.commands.common import Parser, check_name, run_command
 
 PROG = "protonet"
@@ -15,6 +16,7 @@ COMMANDS = {
     "predict": "classify the rows of another one",
     "evaluate": "judge a model on a table with classes",
     "update": "add samples and classes to a model, without training",
+    "info": "say what is in a model",
     "export": "write a model as ONNX",
 }
 EXAMPLES = """\
@@ -22,7 +24,10 @@ EXAMPLES = """\
   python -m protonet predict model.safetensors new.csv -o predicted.csv --unknown 0.05
   python -m protonet evaluate model.safetensors test.csv
   python -m protonet update model.safetensors more.csv --in-place
+  python -m protonet info model.safetensors
   python -m protonet export model.safetensors --onnx model.onnx"""
+
+SCRIPT = "Where it was installed with pip, protonet alone does what python -m protonet does."
 
 
 def explain(arguments: Sequence[str] | None) -> None:
@@ -30,7 +35,8 @@ def explain(arguments: Sequence[str] | None) -> None:
     parser = Parser(PROG, "Few-shot classification of your own tables: CSV, NPZ, NPY or Parquet.")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     lines = [f"  {name:<10}{text}" for name, text in COMMANDS.items()]
-    parser.epilog = "\n".join(["commands, each with --help:", *lines, "", "examples:", EXAMPLES])
+    parser.epilog = "\n".join(["commands, each with --help:", *lines, "", "examples:", EXAMPLES, "", SCRIPT])
+    parser.add_argument("--version", action="version", version=f"{PROG} {find_version(PROG) or '(not installed)'}")
     parser.add_argument("command", nargs="?")
     name = parser.parse_args(arguments).command
     if name is not None:
@@ -50,5 +56,10 @@ def main(arguments: Sequence[str]) -> int:
     return run_command(f"{PROG} {name}", command, arguments[1:])
 
 
+def run() -> int:
+    """Run the command that the command line names; return the exit code. This is the script ``protonet``."""
+    return main(sys.argv[1:])
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import math
 import sys
 import tempfile
 import traceback
@@ -84,6 +85,17 @@ def parse_whole(prog: str, argument: str, text: str, *, low: int) -> int:
         value = low - 1
     if value < low:
         fail(prog, argument, f"be a whole number >= {low}", repr(text), f"Pass a number such as {low}.")
+    return value
+
+
+def parse_number(prog: str, argument: str, text: str, *, low: float) -> float:
+    """Return ``text`` as a finite float > ``low``, or raise an InputError in the one message form."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > low):
+        fail(prog, argument, f"be a finite number > {low:g}", repr(text), f"Pass a number such as {low + 10:g}.")
     return value
 
 

@@ -37,7 +37,8 @@ def run(arguments: Sequence[str] | None) -> None:
         MissingPackageError: A package that the table or an option needs is missing.
         InputError: Arguments, a model or a table that do not fit.
     """
-    text = "Judge a model on rows that it has not seen. fit tells how well it does on its own rows, held out."
+    text = "Judge a model on rows that it has not seen; those of classes that it does not know count as unknown rows."
+    text += " fit tells how well it does on its own rows, held out."
     parser = make_parser(PROG, text, model=True, label="the same as in fit")
     parser.add_argument("--plot", metavar="FILE", help="a plot, .png, .pdf or .svg: the embedding and the confusion")
     parser.add_argument("--json", metavar="FILE", help="all figures, of all classes, .json")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,7 +13,7 @@ import torch
 from torch import Tensor
 
 from protonet._checks import show
-from protonet.commands.common import check_name, count, parse_whole
+from protonet.commands.common import check_name, count, parse_number, parse_whole
 from protonet.commands.data import Data, add_options, read_data, tell_columns
 from protonet.commands.models import (
     MODELS,
@@ -27,11 +29,11 @@ from protonet.commands.summary import describe_views, format_baselines, format_l
 from protonet.files import Model, save_model
 from protonet.fit.crossfit import Crossfit, crossfit, predict_baselines, predict_held
 from protonet.fit.search import EFFORTS
-from protonet.fit.solver import Solution, solve_problem
+from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
 from protonet.metrics import measure
 
 PROG = "protonet fit"
-#: Of the time, what the choice of views takes; the rest is fitting it again without each fold.
+#: Of the time, and of its limit, what the choice of views takes; the rest is fitting it again without each fold.
 SOLVING = 0.6
 
 
@@ -45,15 +47,19 @@ def run(arguments: Sequence[str] | None) -> None:
             printed.
         InputError: Arguments or a table that do not fit.
     """
+    started = time.monotonic()
     parser = make_parser(PROG, "Learn the classes of a table, and tell how well.", label="label")
     parser.add_argument("-o", "--output", metavar="FILE", help="the model, .safetensors; without it, only the summary")
     parser.add_argument("--effort", default="default", help="fast, default or best")
     parser.add_argument("--seed", default="0", metavar="N", help="of folds, first weights and episodes (default 0)")
+    time_help = f"of the fit and its folds (default: {TIME_LIMIT:.0f} for the fit, and what its folds take)"
+    parser.add_argument("--time-limit", metavar="SECONDS", help=time_help)
     parser.add_argument("--plot", metavar="FILE", help="a plot, .png, .pdf or .svg: the embedding and the confusion")
     add_options(parser)
     options = parser.parse_args(arguments)
     check_name(PROG, "--effort", options.effort, EFFORTS)
     seed = parse_whole(PROG, "--seed", options.seed, low=0)
+    limit = None if options.time_limit is None else parse_number(PROG, "--time-limit", options.time_limit, low=0)
     outputs = check_paths(PROG, options, {"output": MODELS, "plot": PLOTS}, [options.table, options.labels])
     check_packages(PROG, ["safetensors"] * ("output" in outputs))
     check_packages(PROG, ["matplotlib"] * ("plot" in outputs), 'pip install "protonet[analysis]"')
@@ -61,11 +67,13 @@ def run(arguments: Sequence[str] | None) -> None:
     shots = torch.bincount(data.y).tolist()
     metadata: dict[str, Any] = {"label": options.label or "label", "effort": options.effort, "seed": seed}
     metadata |= {"samples": shots, "group": options.group, "id": options.id, "left_out": data.left_out}
+    metadata["time_limit"] = limit
 
     def make_model(solution: Solution) -> Model:
         views = {"views": describe_views(solution.choice)}
         return Model(solution.network, data.classes, data.columns, metadata | views, {}, data.encoding)
 
+    deadline = math.inf if limit is None else started + limit
     solution, crossed = None, None
     try:
         with show_progress(quiet=options.quiet) as show_stage:
@@ -74,9 +82,15 @@ def run(arguments: Sequence[str] | None) -> None:
                 show_stage(stage, SOLVING * share if part == 0 else SOLVING + (1 - SOLVING) * share)
 
             solution = solve_problem(
-                [(data.x, data.y)], effort=options.effort, seed=seed, groups=data.groups, progress=partial(tell, 0)
+                [(data.x, data.y)],
+                time_limit=TIME_LIMIT if limit is None else max(0.0, SOLVING * (started + limit - time.monotonic())),
+                effort=options.effort,
+                seed=seed,
+                groups=data.groups,
+                progress=partial(tell, 0),
             )
-            crossed = crossfit(solution, progress=partial(tell, 1))
+            crossed = crossfit(solution, deadline=deadline, progress=partial(tell, 1))
+            in_time = time.monotonic() < deadline
         model = keep_crossfit(make_model(solution), crossed, data.number_groups(solution))
         if "output" in outputs:
             save_model(outputs["output"], model)
@@ -90,6 +104,8 @@ def run(arguments: Sequence[str] | None) -> None:
     try:
         print(summarise(Path(options.table).name, data, model, solution))
         print(report(crossed, predict_baselines(solution.problem), list(map(show, data.classes))), end="")
+        if not in_time and len(crossed.labels):
+            print("the time was over before the last fold: the model may do better than its folds")
         if "plot" in outputs:
             draw(outputs["plot"], crossed, data.x, data.y, data.classes)
         if "output" in outputs:

@@ -111,6 +111,16 @@ def load_model(path: str | Path, *, held: bool = False) -> Model:
         fail("load_model", "path", f"be a model file of version {VERSION}", f"{path} ({error})", remedy)
 
 
+def read_versions(path: str | Path) -> tuple[int, str | None]:
+    """Return the version of a model file that `load_model` reads, and that of the protonet which wrote it, if known."""
+    with optional_packages("read_versions", INSTALL):
+        from safetensors import safe_open  # noqa: PLC0415 - optional
+
+    with safe_open(path, framework="pt") as file:
+        header = _parse_header(file.metadata()[FORMAT])
+    return header["version"], header.get("library")
+
+
 def check_model(function: str, model: Model) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
     """Return header, the network's tensors and the held ones, once it is known that they make a model again.
 

@@ -8,7 +8,8 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from protonet import PrototypeNetwork, solve
 from protonet.__main__ import COMMANDS, main
 from protonet.commands import fit as fit_command
 from protonet.commands.common import count
-from protonet.commands.models import map_blocks, show_progress
 from protonet.commands.predict import quote
 from protonet.commands.summary import format_pairs
 from protonet.commands.update import compare, extend_classes
@@ -31,7 +31,6 @@ from protonet.fit.crossfit import crossfit, predict_held
 from protonet.fit.solver import solve_problem
 from protonet.metrics import find_threshold, measure, score_known
 from protonet.tables import formats
-from protonet.tables.table import Block
 from tests.strategies import blobs
 
 NAMES = ("ant", "bee, wild", "cat")
@@ -124,6 +123,17 @@ class TestFit:
         assert capsys.readouterr().err.startswith("protonet predict: `--unknown` must come with a model that was cross")
         assert main(["update", output, table, "--in-place"]) == 0
         assert "no row was held out in fit: what the old classes lose is not known" in capsys.readouterr().out
+
+    def test_time_limit(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        x, y = blobs(0, classes=6, rows=60, dim=20, noise=2.0)
+        np.savez(tmp_path / "t.npz", x=x, y=y)
+        path, started = tmp_path / "m.safetensors", time.process_time()
+        options = ["--effort", "best", "--time-limit", "1e-9", "-q", "-o", str(path)]
+        assert main(["fit", str(tmp_path / "t.npz"), *options]) == 0
+        assert time.process_time() - started < 3  # without a limit, 8 s
+        said, metadata = capsys.readouterr().out, load_model(path).metadata
+        assert (metadata["time_limit"], metadata["held_out"]["rows"], len(metadata["views"])) == (1e-9, 360, 1)
+        assert "the time was over before the last fold: the model may do better than its folds\n" in said
 
     @pytest.mark.parametrize("stage", ["solve_problem", "crossfit"])
     def test_ctrl_c(
@@ -293,6 +303,7 @@ def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         ("fit", "protonet fit: `arguments` must be as --help lists them; got .*required: table"),
         ("fit T --effort slow", "protonet fit: `--effort` must be one of .*; got 'slow'"),
         ("fit T --seed -1", "protonet fit: `--seed` must be a whole number >= 0"),
+        ("fit T --time-limit 0", "protonet fit: `--time-limit` must be a finite number > 0; got '0'"),
         ("fit T", "protonet fit: `path` must have a column label; got .*train.csv with w, x, y, z, kind. Pass --label"),
         (
             "fit T --label x",
@@ -371,50 +382,6 @@ def test_words() -> None:
     )
     assert format_pairs(torch.eye(3), NAMES) == "no class is taken for another\n"
     assert [quote(name) for name in ("a", 'b"', "c,d", 3)] == ["a", '"b"""', '"c,d"', "3"]
-
-
-@pytest.mark.parametrize("quiet", [False, True])
-def test_the_bar_says_how_long_it_will_take_yet(
-    quiet: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    now = [100.0]
-    monkeypatch.setattr("tqdm.std.time", lambda: now[0])
-    with show_progress(quiet=quiet) as tell:
-        for stage, share in (("start", 0.0), ("first", 0.2), ("second", 0.25), ("third", 0.5)):
-            tell(stage, share)
-            now[0] += 30
-    said = capsys.readouterr().err
-    shown = re.findall(r"(\w+): (\d+) %\|.*?\| ([\d:]+), ([\d:]+) left", said)
-    expected = [
-        ("first", "20", "00:30", "02:00"),
-        ("second", "25", "01:00", "03:00"),
-        ("third", "50", "01:30", "01:30"),
-    ]
-    assert shown == ([] if quiet else expected)
-    assert bool(said) != quiet
-
-
-def test_blocks_are_worked_on_in_order_and_a_few_at_a_time() -> None:
-    taken: list[int] = []
-
-    def blocks() -> Iterator[Block]:
-        for number in range(40):
-            taken.append(number)
-            yield Block(np.full((1, 1), number, np.float32), np.empty(0, np.str_))
-
-    def work(block: Block) -> int:
-        if len(taken) == 40 and block.x[0, 0] == 39:
-            raise ValueError("the last")
-        return int(block.x[0, 0])
-
-    threads = torch.get_num_threads()
-    results = map_blocks(work, blocks())
-    assert next(results) == 0
-    assert len(taken) <= 2 * threads + 1
-    assert [next(results) for _ in range(38)] == list(range(1, 39))
-    with pytest.raises(ValueError, match="the last"):
-        next(results)
-    assert torch.get_num_threads() == threads
 
 
 def test_a_bug_in_a_command_exits_with_1(

@@ -18,6 +18,7 @@ from protonet.commands.common import (
     check_writable_file,
     check_writable_folder,
     format_table,
+    parse_number,
     parse_whole,
     run_command,
 )
@@ -101,6 +102,13 @@ def test_parse_whole() -> None:
     for text in ("-1", "1.5", "", "nan", "x"):
         with pytest.raises(InputError, match=rf"^cmd: `--n` must be a whole number >= 0; got '{text}'\."):
             parse_whole("cmd", "--n", text, low=0)
+
+
+def test_parse_number() -> None:
+    assert parse_number("cmd", "--n", "1.5", low=0) == 1.5
+    for text in ("-1", "0", "", "nan", "inf", "x"):
+        with pytest.raises(InputError, match=rf"^cmd: `--n` must be a finite number > 0; got '{text}'\."):
+            parse_number("cmd", "--n", text, low=0)
 
 
 def test_writable_file(tmp_path: Path) -> None:

@@ -1,0 +1,127 @@
+"""``python -m protonet info``: what is in a model file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from protonet._checks import show
+from protonet.commands.common import Parser, count, format_table
+from protonet.commands.report import MOST_CLASSES, list_names
+from protonet.commands.summary import format_accuracy, format_losses, format_views
+from protonet.files import Model, load_model, read_versions
+from protonet.metrics import Metrics
+
+PROG = "protonet info"
+#: What the metadata say of the fit, each with its heading.
+FIT = {
+    "label": "label",
+    "effort": "effort",
+    "seed": "seed",
+    "time_limit": "time limit, s",
+    "group": "groups by",
+    "id": "id",
+}
+#: Most columns that are named; JSON has all.
+MOST_COLUMNS = 20
+
+
+def run(arguments: Sequence[str] | None) -> None:
+    """Print what is in the file that the arguments name.
+
+    Raises:
+        MissingPackageError: safetensors is missing.
+        InputError: Arguments that do not fit, or no model.
+    """
+    parser = Parser(PROG, "Say what is in a model: what it was fitted to, its views, and its figures on held-out rows.")
+    parser.add_argument("model", help="a file that fit wrote")
+    parser.add_argument("--json", action="store_true", help="print all of it as JSON, and nothing else")
+    options = parser.parse_args(arguments)
+    facts = describe_model(Path(options.model), load_model(options.model))
+    print(json.dumps(facts, indent=1) if options.json else format_facts(facts))
+
+
+def describe_model(path: Path, model: Model) -> dict[str, Any]:
+    """Return what is in a model file as JSON can hold it; what the file does not say, or says oddly, is None.
+
+    Args:
+        path: Of the file.
+        model: That it holds.
+    """
+    network, metadata = model.network, model.metadata
+    version, library = read_versions(path)
+    samples = network.counts.tolist()
+    folds, left_out, groups = (metadata.get(name) for name in ("folds", "left_out", "groups"))
+    views = metadata.get("views")
+    sound = isinstance(views, dict) and all(isinstance(weight, float) for weight in views.values())
+    return {
+        "file": path.name,
+        "bytes": path.stat().st_size,
+        "version": version,
+        "library": library,
+        "samples": sum(samples),
+        "classes": [{"name": name, "samples": n} for name, n in zip(model.classes, samples, strict=True)],
+        "features": network.encoder.input_dim,
+        "columns": model.columns,
+        "left_out": left_out if isinstance(left_out, list) else None,
+        **{name: metadata.get(name) for name in FIT},
+        "groups": len(groups) if isinstance(groups, dict) else None,
+        "views": views if sound else None,
+        "parameters": network.count_parameters(),
+        "buffer_elements": network.count_buffer_elements(),
+        "fold_models": len(folds) if isinstance(folds, list) else None,
+        "held_out": _check_figures(metadata.get("held_out")),
+    }
+
+
+def _check_figures(figures: Any) -> dict[str, Any] | None:
+    """Return figures of held-out rows, or None if they are none."""
+    numbers = ("rows", "accuracy", "log_loss", "calibration_error")
+    if not isinstance(figures, dict) or not all(isinstance(figures.get(name), int | float) for name in numbers):
+        return None
+    interval = figures.get("interval")
+    sound = isinstance(interval, list) and len(interval) == 2 and all(isinstance(end, float) for end in interval)
+    return figures if sound else None
+
+
+def format_facts(facts: Mapping[str, Any]) -> str:
+    """Return what a person should know of `describe_model`, in lines; names without control characters."""
+    classes, columns = facts["classes"], facts["columns"]
+    sizes = [
+        count(len(classes), "class"),
+        count(facts["samples"], "sample"),
+        count(facts["features"], "feature"),
+        *([count(facts["groups"], "group")] if facts["groups"] else []),
+    ]
+    of_fit = {heading: facts[name] for name, heading in FIT.items() if facts[name] is not None}
+    of_fit["columns"] = None if columns is None else list_names(columns, MOST_COLUMNS)
+    of_fit["left out"] = list_names(list(map(str, facts["left_out"] or ())), MOST_COLUMNS) or None
+    of_fit["parameters"] = f"{facts['parameters']:,} trained, {facts['buffer_elements']:,} numbers in buffers"
+    folds = f", with {count(facts['fold_models'], 'fold model')}" if facts["fold_models"] else ""
+    of_fit["size"] = f"{facts['bytes'] / 1e6:.1f} MB{folds}"
+    of_fit["version"] = f"{facts['version']} of the file, written by protonet {facts['library']}"
+    lines = [f"{show(facts['file'])}: {', '.join(sizes)}"]
+    lines += [f"  {heading:<15}{show(value)}" for heading, value in of_fit.items() if value is not None]
+    rows = [[show(each["name"]), f"{each['samples']:,}"] for each in classes[:MOST_CLASSES]]
+    lines += ["", format_table(["class", "samples"], rows).rstrip()]
+    if len(classes) > MOST_CLASSES:
+        lines.append(f"the first {MOST_CLASSES} of {count(len(classes), 'class')}; --json has all")
+    if facts["views"]:
+        lines += ["", format_views({show(name): weight for name, weight in facts["views"].items()}).rstrip()]
+    return "\n".join([*lines, "", _format_figures(facts["held_out"])])
+
+
+def _format_figures(figures: Mapping[str, Any] | None) -> str:
+    """Return a line of the figures of held-out rows."""
+    if figures is None:
+        return "held out: no row"
+    low, high = figures["interval"]
+    losses = figures["log_loss"], figures["calibration_error"]
+    metrics = Metrics(figures["accuracy"], (low, high), *losses, torch.empty(0, 0))
+    right, interval = format_accuracy(metrics)
+    rows = count(figures["rows"], "row")
+    return f"held out: {right} % of {rows} right, 95 % interval {interval}, {format_losses(metrics).rstrip()}"

@@ -1,0 +1,57 @@
+"""Bars on stderr say how long it will take yet, and blocks are worked on side by side."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from protonet.commands.models import map_blocks, show_progress
+from protonet.tables.table import Block
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_the_bar_says_how_long_it_will_take_yet(
+    quiet: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("tqdm.std.time", lambda: now[0])
+    with show_progress(quiet=quiet) as tell:
+        for stage, share in (("start", 0.0), ("first", 0.2), ("second", 0.25), ("third", 0.5)):
+            tell(stage, share)
+            now[0] += 30
+    said = capsys.readouterr().err
+    shown = re.findall(r"(\w+): (\d+) %\|.*?\| ([\d:]+), ([\d:]+) left", said)
+    expected = [
+        ("first", "20", "00:30", "02:00"),
+        ("second", "25", "01:00", "03:00"),
+        ("third", "50", "01:30", "01:30"),
+    ]
+    assert shown == ([] if quiet else expected)
+    assert bool(said) != quiet
+
+
+def test_blocks_are_worked_on_in_order_and_a_few_at_a_time() -> None:
+    taken: list[int] = []
+
+    def blocks() -> Iterator[Block]:
+        for number in range(40):
+            taken.append(number)
+            yield Block(np.full((1, 1), number, np.float32), np.empty(0, np.str_))
+
+    def work(block: Block) -> int:
+        if len(taken) == 40 and block.x[0, 0] == 39:
+            raise ValueError("the last")
+        return int(block.x[0, 0])
+
+    threads = torch.get_num_threads()
+    results = map_blocks(work, blocks())
+    assert next(results) == 0
+    assert len(taken) <= 2 * threads + 1
+    assert [next(results) for _ in range(38)] == list(range(1, 39))
+    with pytest.raises(ValueError, match="the last"):
+        next(results)
+    assert torch.get_num_threads() == threads
