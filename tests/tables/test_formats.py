@@ -10,7 +10,7 @@ import sys
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -55,7 +55,7 @@ def write(folder: Path, content: str | bytes, name: str = "table.csv") -> Path:
 def test_text_comes_back(delimiter: str, end: str, encoding: str, rows: list[list[str]], tmp_path: Path) -> None:
     text = io.StringIO()
     broken = any(each in cell for row in rows for cell in row for each in "\r\n")  # which csv.writer may not quote
-    quoting = csv.QUOTE_ALL if broken else csv.QUOTE_MINIMAL
+    quoting: Literal[0, 1] = csv.QUOTE_ALL if broken else csv.QUOTE_MINIMAL
     csv.writer(text, delimiter=delimiter, lineterminator=end, quoting=quoting).writerows([COLUMNS, *rows])
     content = text.getvalue().encode(encoding, "replace")
     expected = [[cell.encode(encoding, "replace").decode(encoding).strip() for cell in row] for row in rows]
@@ -264,7 +264,7 @@ def test_parquet_as_pyarrow_reads_it(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     parquet = pytest.importorskip("pyarrow.parquet")
     rng = np.random.default_rng(0)
-    frame = pandas.DataFrame({"a.b": rng.standard_normal(500), "a": rng.choice(["x", "y", None], 500)})
+    frame = pandas.DataFrame({"a.b": rng.standard_normal(500), "a": rng.choice(np.array(["x", "y", None], object), 500)})
     frame.index = rng.permutation(500)
     frame.to_parquet(tmp_path / "x.parquet", row_group_size=70)
     source = open_source("cmd", tmp_path / "x.parquet")
