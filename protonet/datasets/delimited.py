@@ -206,7 +206,7 @@ def _find_layout(text: _Text, n_comments: int) -> tuple[tuple[str, int, bool], l
     notes = [f"cells are separated by {DELIMITERS[delimiter]}"] if delimiter != "," and width > 1 else []
     if left_out:
         notes.append(f"{left_out} comment line{'s' if left_out > 1 else ''} (#) left out")
-    if marked and not comments:
+    if marked and not comments and not titled:
         notes.append("lines that start with # are rows")
     return (delimiter, last_at - 1 if titled else skipped, comments), notes
 

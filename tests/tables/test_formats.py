@@ -1,0 +1,368 @@
+"""What a file holds, column by column: beside pandas, pyarrow and openpyxl on the same files."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import subprocess
+import sys
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from protonet._checks import InputError, MissingPackageError, find_version
+from protonet.datasets import load_csv
+from protonet.tables import formats
+from protonet.tables.formats import Source, open_source
+from tests.commands.test_fuzz import DAMAGES, EXAMPLES, Damages, damage
+
+COLUMNS = ("a", "b", "c")
+#: Text of a cell: what csv.writer has to quote, and what it need not.
+CELLS = st.text(st.sampled_from('ab1 ,;|\t"\n\r.é€') | st.characters(exclude_categories=["C"]), max_size=6)
+ROWS = st.lists(st.lists(CELLS.filter(lambda cell: not cell.startswith("#")), min_size=3, max_size=3), max_size=8)
+
+
+def read(source: Source, *columns: int) -> tuple[list[list[Any]], list[int]]:
+    """All of a file's columns, or those of some numbers, and where its rows are."""
+    taken: list[list[Any]] = [[] for _ in columns or range(source.width)]
+    places: list[int] = []
+    for block in source.read(columns or range(source.width)):
+        assert [len(column) for column in block.columns] == [len(block.rows)] * len(taken)
+        for values, column in zip(taken, block.columns, strict=True):
+            values.extend(column.tolist())
+        places += block.rows
+    return taken, places
+
+
+def write(folder: Path, content: str | bytes, name: str = "table.csv") -> Path:
+    path = folder / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
+@pytest.mark.parametrize(("delimiter", "end"), [(",", "\n"), (";", "\r\n"), ("\t", "\n"), ("|", "\r")])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=ROWS)
+@example(rows=[["1,5", "é", 'x "y"'], ["a\nb", "#", ";"], ["", " ", "€"]])
+def test_text_comes_back(delimiter: str, end: str, encoding: str, rows: list[list[str]], tmp_path: Path) -> None:
+    text = io.StringIO()
+    broken = any(each in cell for row in rows for cell in row for each in "\r\n")  # which csv.writer may not quote
+    quoting: Literal[0, 1] = csv.QUOTE_ALL if broken else csv.QUOTE_MINIMAL
+    csv.writer(text, delimiter=delimiter, lineterminator=end, quoting=quoting).writerows([COLUMNS, *rows])
+    content = text.getvalue().encode(encoding, "replace")
+    expected = [[cell.encode(encoding, "replace").decode(encoding).strip() for cell in row] for row in rows]
+    for name in ("table.csv", "table.tsv.gz"):
+        path = write(tmp_path, gzip.compress(content) if name.endswith("gz") else content, name)
+        source = open_source("cmd", path)
+        assert (source.header, source.width, source.place) == ([*COLUMNS], 3, "line {}")
+        assert list(zip(*read(source)[0], strict=True)) == list(map(tuple, expected))
+
+
+def test_text_as_pandas_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pandas = pytest.importorskip("pandas")
+    monkeypatch.setattr(formats, "CELLS", 40)
+    rng = np.random.default_rng(0)
+    frame = pandas.DataFrame(rng.standard_normal((100, 3)), columns=["x;y", "b", "c d"])
+    frame["text"] = rng.choice(['say "x"', "two\nlines", "a;b", "", "ö"], 100)
+    path = tmp_path / "table.txt"
+    frame.to_csv(path, sep=";")
+    other = pandas.read_csv(path, sep=";", dtype=str, keep_default_na=False)
+    source = open_source("cmd", path)
+    assert source.header == ["", "x;y", "b", "c d", "text"]
+    assert source.notes == ("cells are separated by semicolons",)
+    columns, places = read(source, 4, 0, 2)
+    assert columns == [other[name].tolist() for name in ("text", "Unnamed: 0", "b")]
+    ends = np.cumsum(1 + (other["text"] == "two\nlines").to_numpy()) + 1  # a row is where it ends
+    assert places == ends.tolist()
+
+
+@pytest.mark.parametrize(
+    ("text", "header", "rows", "notes"),
+    [
+        ("a;b\n1,5;2,5\n", "a b", ["1,5 2,5"], ["cells are separated by semicolons"]),
+        ("a, b\n1, x\n2, y\n", "a b", ["1 x", "2 y"], []),
+        ('a, b\n1, "x, y"\n', "a b", ["1 x,_y"], []),
+        ("a\tb,c\n1\t2,5\n", "a b,c", ["1 2,5"], ["cells are separated by tabs"]),
+        ("a|b|c\n1|2,5|x;y\n", "a b c", ["1 2,5 x;y"], ["cells are separated by bars"]),
+        ("# of, old\n#\n\na,b\n# x\n1,2\n#3,4\n", "a b", ["1 2"], ["4 comment lines (#) left out"]),
+        ('a,b\n1,"x\n# y"\n# z\n', "a b", ["1 x\n#_y"], ["2 comment lines (#) left out"]),
+        ("#,name\n1,x\n#2,y\n", "# name", ["1 x", "#2 y"], []),
+        ("# one\n# a;b\n1;2\n", "#_a b", ["1 2"], ["cells are separated by semicolons", "1 comment line (#) left out"]),
+        ("colour,b\n#f00,1\n#0f0,2\n", "colour b", ["#f00 1", "#0f0 2"], ["lines that start with # are rows"]),
+        ("a,b\n\n1,x\n\n \ny,2\n", "a b", ["1 x", "y 2"], []),
+        ("a,b\nx,1\n\ny,NA\n", "a b", ["x 1", "y NA"], []),
+        ("a,b\n1,2\n,\n", "a b", ["1 2", " "], []),
+        ("a\nx\n", "a", ["x"], []),
+        ("a,b\n1,2\x1a\n", "a b", ["1 2\x1a"], []),
+    ],
+)
+def test_which_lines_are_rows(text: str, header: str, rows: list[str], notes: list[str], tmp_path: Path) -> None:
+    for encoding in ("utf-8", "utf-16"):
+        source = open_source("cmd", write(tmp_path, text.encode(encoding)))
+        assert [name.replace(" ", "_") for name in source.header or []] == header.split(" ")
+        cells = zip(*read(source)[0], strict=True)
+        assert [" ".join(cell.replace(" ", "_") for cell in row) for row in cells] == rows
+        assert source.notes == tuple(notes)
+
+
+def test_old_encodings_are_said(tmp_path: Path) -> None:
+    source = open_source("cmd", write(tmp_path, "größe;“b”\n1;Ä\n".encode("cp1252")))
+    assert source.header == ["größe", "“b”"]
+    assert source.notes[0] == "it is not UTF-8: read as Latin-1 (Windows-1252)"
+    assert read(source)[0] == [["1"], ["Ä"]]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a,b\n1,2\n3,4,5\n6,7\n", r"have 2 cells per row; got 3 in line 3\. Mend that line"),
+        ("a,b\n1,2\n\nx,y,z\n3,4,5\n", "hold one table; got rows of 2 cells, and of 3 from line 4 of "),
+        ("a,b\n1,2\nx,y,z\n3,4,5\n", "hold one table; got rows of 2 cells, and of 3 from line 3 of "),
+        ("A title\na,b\n1,2\n3,4\n", "hold one table; got rows of 1 cells, and of 2 from line 2 of "),
+        ("a,b\n1,2\na,b\n3,4\n", "hold one table; got the header again in line 3 of "),
+        ("a,b\n1,2\n\nc,d\n3,4\n", "hold one table; got another header after an empty line in line 4 of .*Save each"),
+        (b"\xef\xbb\xbfa,b\n1,\xe9\n", r"be a CSV file that can be read; got .* \(no UTF-8 in line 2\)\. Save it as"),
+        ("é,b\n1,ö\n".encode() + b"2,\xe9\n", r"be a CSV file that can be read; got .* \(no UTF-8 in line 3\)"),
+        (b"a,b\n1,\x81\n", r"be a CSV file that can be read; got .* \(neither UTF-8 nor Latin-1 in line 2\)"),
+        ("a,b\n1,2\n".encode("utf-16") + b"\0\xd8\n\0", r"be a CSV file that can be read; got .* \(no UTF-16 in"),
+        (gzip.compress(b"a,b\n1,2\n")[:-9], r"be a CSV file that can be read; got .* \(EOFError\)"),
+        (gzip.compress(b"a,b\n1,2\n")[:-8] + bytes(8), r"be a CSV file that can be read; got .* \(BadGzipFile\)"),
+        (b"\x1f\x8b", r"be a CSV file that can be read; got .* \(EOFError\)"),
+    ],
+)
+def test_text_that_cannot_be_read(content: str | bytes, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"^cmd: `path` must {message}"):
+        read(open_source("cmd", write(tmp_path, content)))
+
+
+def test_damage_late_in_a_file_is_found_before_its_first_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protonet.datasets.delimited.CHUNK", 1000)
+    content = "a,b\n" + "1,é\n" * 5000
+    path = write(tmp_path, content.encode() + b"2,\xe9\n")
+    with pytest.raises(InputError, match="no UTF-8 in line 5002"):
+        open_source("cmd", path)
+    ascii_first = content.replace("é", "e").encode() + "2,Ä\n".encode("latin-1")
+    columns, places = read(open_source("cmd", write(tmp_path, ascii_first)))
+    assert (columns[1][-1], places[-1]) == ("Ä", 5002)
+
+
+def test_standard_input() -> None:
+    code = "from pathlib import Path; from protonet.tables.formats import open_source as f; s = f('cmd', Path('-'));"
+    code += "print(s.header, s.notes, [column.tolist() for block in s.read([1, 0]) for column in block.columns])"
+    given = gzip.compress("a;b\n1;é\n2;y\n".encode())
+    done = subprocess.run([sys.executable, "-c", code], input=given, capture_output=True, check=True)
+    assert ascii(done.stdout.decode().strip()) == ascii(
+        "['a', 'b'] ('cells are separated by semicolons',) [['é', 'y'], ['1', '2']]"
+    )
+
+
+def test_load_csv_reads_the_same_files(tmp_path: Path) -> None:
+    data = load_csv(write(tmp_path, gzip.compress("# x\na; label;b\n1;é;2\n3; e;4\n".encode("utf-16"))))
+    assert (data.x.tolist(), data.class_names) == ([[1, 2], [3, 4]], ("e", "é"))
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".npy"])
+def test_arrays_are_views_and_classes_come_last(suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "CELLS", 8)
+    x, y = np.arange(30, dtype=">i2").reshape(5, 2, 3), np.array([" p", "q", "", "p", "q"])
+    path, labels = tmp_path / f"x{suffix}", None
+    if suffix == ".npz":
+        np.savez(path, x=x, y=y)
+    else:
+        np.save(path, x)
+        labels = tmp_path / "y.npy"
+        np.save(labels, y)
+    source = open_source("cmd", path, labels, labelled=True)
+    assert (source.header, source.width, source.place) == (None, 6, "row {} (counted from 0)")
+    columns, places = read(source, 6, 1, 0)
+    assert columns == [["p", "q", "", "p", "q"], x[:, 0, 1].tolist(), x[:, 0, 0].tolist()]
+    assert places == list(range(5))
+
+
+def test_kinds_of_numbers_in_arrays(tmp_path: Path) -> None:
+    for kind in ("bool", "int8", "uint64", "float16", "float32", ">f8", "longdouble"):
+        x = np.array([[0, 1], [1, 1]]).astype(kind)
+        np.save(tmp_path / "x.npy", x)
+        (block,) = open_source("cmd", tmp_path / "x.npy").read([1, 0])
+        assert [column.tolist() for column in block.columns] == [[1, 1], [0, 1]]
+        expected = {"bool": "uint8", ">f8": "float64", "longdouble": "float64"}.get(kind, kind)
+        assert all(column.dtype == expected and column.dtype.isnative for column in block.columns)
+        assert block.columns[0].base is not None
+    for y, named in (
+        (np.array([3, 4], "uint8"), [3, 4]),
+        ([True, False], ["True", "False"]),
+        ([b"a", b"b"], ["a", "b"]),
+    ):
+        np.save(tmp_path / "y.npy", y)
+        assert read(open_source("cmd", tmp_path / "x.npy", tmp_path / "y.npy"), 2)[0] == [named]
+
+
+NEW, OLD = datetime(2020, 1, 2), datetime(1970, 1, 1)
+PARQUET: dict[str, tuple[list[Any], Any, list[Any], str]] = {
+    "text": ([" a", "b ", None], "string", ["a", "b", ""], "O"),
+    "large": (["a", "a", None], "large_string", ["a", "a", ""], "O"),
+    "bytes": ([b"a", "é".encode(), None], "binary", ["a", "é", ""], "O"),
+    "null": ([None, None, None], "null", ["", "", ""], "O"),
+    "bool": ([True, False, None], "bool", ["True", "False", ""], "O"),
+    "int8": ([1, -2, 3], "int8", [1, -2, 3], "int8"),
+    "uint64": ([1, 2**64 - 1, 3], "uint64", [1, 2**64 - 1, 3], "uint64"),
+    "gaps": ([1, None, 3], "int32", [1, np.nan, 3], "float64"),
+    "half": ([np.float16(0.5), None, np.float16(2)], "float16", [0.5, np.nan, 2], "float16"),
+    "float": ([0.5, None, 2], "float32", [0.5, np.nan, 2], "float32"),
+    "date": (
+        [date(2020, 1, 2), None, date(1, 1, 1)],
+        "date32",
+        [datetime(2020, 1, 2), None, datetime(1, 1, 1)],
+        "M8[us]",
+    ),
+    "time": (
+        [time(1, 2, 3), None, time(0)],
+        "time32[s]",
+        [datetime(1970, 1, 1, 1, 2, 3), None, datetime(1970, 1, 1)],
+        "M8[us]",
+    ),
+    "long": ([timedelta(seconds=1.5), None, timedelta(1)], "duration[ms]", [1.5, np.nan, 86400], "float64"),
+}
+
+
+def test_every_type_of_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr(formats, "CELLS", 30)
+    table = {name: pa.array(values, kind) for name, (values, kind, _, _) in PARQUET.items()}
+    table["decimal"] = pa.array([Decimal("1.50"), None, Decimal(2)], pa.decimal128(10, 2))
+    zone = timezone(timedelta(hours=2))
+    table["zone"] = pa.array([datetime(2020, 1, 1, tzinfo=zone), None, None], pa.timestamp("ns", "Europe/Rome"))
+    table["category"] = pa.array(["x ", None, "y"]).dictionary_encode()
+    assert formats.from_arrow(pa.array([7, None, 8]).dictionary_encode()).tolist() == ["7", "", "8"]
+    expected = {name: (values, kind) for name, (_, _, values, kind) in PARQUET.items()}
+    expected["decimal"] = [1.5, np.nan, 2], "float64"
+    expected["zone"] = [datetime(2019, 12, 31, 22), None, None], "M8[us]"
+    expected["category"] = ["x", "", "y"], "O"
+    parquet.write_table(pa.table(table), tmp_path / "x.parquet")
+    source = open_source("cmd", tmp_path / "x.parquet")
+    assert source.header == [*table]
+    blocks = list(source.read(range(source.width)))
+    assert [list(block.rows) for block in blocks] == [[0], [1], [2]]
+    for column, (name, (values, kind)) in enumerate(expected.items()):
+        got = np.concatenate([block.columns[column] for block in blocks])
+        # a block of integers without gaps keeps its digits
+        assert {block.columns[column].dtype for block in blocks} <= {np.dtype(kind), np.dtype("int32")}, name
+        np.testing.assert_equal(got.tolist(), values, name)
+
+
+def test_parquet_as_pyarrow_reads_it(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pandas = pytest.importorskip("pandas")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rng = np.random.default_rng(0)
+    texts = rng.choice(np.array(["x", "y", None], object), 500)
+    frame = pandas.DataFrame({"a.b": rng.standard_normal(500), "a": texts})
+    frame.index = rng.permutation(500)
+    frame.to_parquet(tmp_path / "x.parquet", row_group_size=70)
+    source = open_source("cmd", tmp_path / "x.parquet")
+    assert source.header == ["a.b", "a", ""]
+    (text, number), _ = read(source, 1, 0)
+    table = parquet.read_table(tmp_path / "x.parquet")
+    assert number == table.column("a.b").to_pylist()
+    assert text == ["" if each is None else each for each in table.column("a").to_pylist()]
+    twice = pa.table([pa.array([1]), pa.array(["x"])], names=["a", "a"])
+    parquet.write_table(twice, tmp_path / "twice.parquet")
+    source = open_source("cmd", tmp_path / "twice.parquet")
+    assert (source.header, read(source, 1)[0]) == (["a", "a"], [["x"]])
+    nested = pa.table({"a": [[1], [2]], "b": [1, 2], "c": pa.array([2**62] * 2, pa.timestamp("ms"))})
+    parquet.write_table(nested, tmp_path / "nested.parquet")
+    assert read(open_source("cmd", tmp_path / "nested.parquet"), 1)[0] == [[1, 2]]
+    for column, message in ((0, "got list<.* in column a "), (2, r"got timestamp\[.*\] in column c ")):
+        with pytest.raises(InputError, match=f"^cmd: `path` must be a Parquet file of numbers and text; {message}"):
+            read(open_source("cmd", tmp_path / "nested.parquet"), column)
+
+
+def write_excel(path: Path) -> None:
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    sheet = book.active
+    sheet.title = "Data"
+    rows = [
+        [None, "n", " x ", "kind", "day", "mixed", "yes", None],
+        [],
+        [0, 1, 0.5, " p ", datetime(2020, 1, 2, 3), 1, True, None],
+        [1, 2, None, "q", date(2020, 1, 3), "two", False, None],
+        [2, 3, "#N/A", None, None, 2.5, None],
+    ]
+    for row in rows:
+        sheet.append(row)
+    book.create_sheet("More")
+    book.save(path)
+
+
+def test_excel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_excel(tmp_path / "x.xlsx")
+    monkeypatch.setattr(formats, "CELLS", 8)
+    source = open_source("cmd", tmp_path / "x.xlsx")
+    assert source.header == ["", "n", "x", "kind", "day", "mixed", "yes"]
+    assert (source.place, source.notes) == ("row {}", ("sheet 'Data' of 2",))
+    columns, places = read(source)
+    expected = [
+        *([0, 1, 2], [1, 2, 3], [0.5, np.nan, np.nan], ["p", "q", ""]),
+        *([datetime(2020, 1, 2, 3), datetime(2020, 1, 3), None], ["1", "two", "2.5"], ["True", "False", ""]),
+    ]
+    np.testing.assert_equal(columns, expected)
+    assert places == [3, 4, 5]
+    (tmp_path / "bad.xlsx").write_bytes(b"PK")
+    for name, message in (
+        ("bad.xlsx", "be an Excel workbook that can be read; got .*Bad"),
+        ("no.xlsx", "be a file that"),
+    ):
+        with pytest.raises(InputError, match=f"^cmd: `path` must {message}"):
+            open_source("cmd", tmp_path / name)
+
+
+@pytest.mark.skipif(find_version("openpyxl") is not None, reason="needs a machine without openpyxl")
+def test_excel_without_its_reader(tmp_path: Path) -> None:
+    with pytest.raises(MissingPackageError, match=r"^cmd: `openpyxl` must be installed; .*\"protonet\[excel\]\"\.$"):
+        open_source("cmd", tmp_path / "x.xlsx")
+
+
+def whole(folder: Path, suffix: str) -> bytes:
+    path = folder / f"whole{suffix}"
+    if suffix == ".xlsx":
+        write_excel(path)
+    elif suffix == ".parquet":
+        pa = pytest.importorskip("pyarrow")
+        columns = {"a": [1.5, None] * 20, "b": ["x", "é"] * 20, "c": [True, None] * 20}
+        pytest.importorskip("pyarrow.parquet").write_table(pa.table(columns), path)
+    else:
+        text = "# by hand\na;b;kind\n" + '1,5;"x\ny";é\n\n2; z ;ö\n' * 20
+        path.write_bytes(gzip.compress(text.encode("utf-16")) if suffix.endswith("gz") else text.encode())
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".parquet", ".xlsx"])
+@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(damages=DAMAGES, random=st.none() | st.binary(max_size=200))
+def test_damaged_files_give_columns_or_one_line(
+    suffix: str, damages: Damages, random: bytes | None, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    known = folder / f"whole{suffix}"
+    content = damage(known.read_bytes() if known.exists() else whole(folder, suffix), damages)
+    path = write(folder, content if random is None else random, f"damaged{suffix}")
+    said = "cmd: `path` must "
+    try:
+        source = open_source("cmd", path)
+        columns, places = read(source)
+        assert len(columns) == source.width == len(source.header or [])
+        assert all(len(column) == len(places) for column in columns)
+    except InputError as error:
+        said = str(error)
+    assert said.startswith("cmd: `path` must ")
+    assert said.isprintable()
