@@ -87,6 +87,7 @@ def run(arguments: Sequence[str] | None) -> None:
                 effort=options.effort,
                 seed=seed,
                 groups=data.groups,
+                blocks=None if data.encoding is None else data.encoding.blocks,
                 progress=partial(tell, 0),
             )
             crossed = crossfit(solution, deadline=deadline, progress=partial(tell, 1))

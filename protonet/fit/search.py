@@ -120,7 +120,7 @@ def select(rows: Rows, plan: Plan, *, search: Search | None = None, progress: Pr
     if seen < 2 or (unjudged and not plan.sizes) or time.monotonic() > rows.deadline:
         return raw_alone
     progress(search.kinds[0].stage, 0.0)
-    if plan.sizes and search.shifts:
+    if plan.sizes and search.shifts and rows.blocks is None:  # features of several kinds are in no order
         rows = rows._replace(shifts=find_shifts(rows.features))
     if unjudged:
         return _mix_unjudged(rows, plan, search, raw_alone)

@@ -114,11 +114,12 @@ def solve_problem(
     seed: int = 0,
     weights: Tensor | None = None,
     groups: Tensor | None = None,
+    blocks: Tensor | None = None,
 ) -> Solution:
     """Do what `solve` does, and also return what was chosen and the rows, for `fit_choice` to fit to some of them.
 
     Args:
-        train_loader: As in `solve`, and so are all but the last two.
+        train_loader: As in `solve`, and so are all but the last three.
         val_loader: The same.
         metadata: The same.
         time_limit: The same.
@@ -127,6 +128,7 @@ def solve_problem(
         seed: The same.
         weights: (n,) > 0 of the rows in the order of the loaders; only how they differ matters. None for equal ones.
         groups: (n,) int64 in the same order: rows of one group are held out together. None for each alone.
+        blocks: (dim,) as in `protonet.views.view.Rows`.
     """
     started = time.monotonic()
     metadata = _check_metadata(metadata)
@@ -150,7 +152,7 @@ def solve_problem(
         plan = plan_encoder(features.shape[1], num_classes, metadata.get("param_limit", PARAM_LIMIT))
         scale = float(torch.linalg.vector_norm(features, dtype=torch.float64)) / math.sqrt(features.numel()) or 1.0
         features.div_(scale)  # in place: these rows are a copy
-        rows = Rows(features, labels, num_classes, seed=seed, weights=weights, groups=groups)
+        rows = Rows(features, labels, num_classes, seed=seed, weights=weights, groups=groups, blocks=blocks)
         rows, repeated, joined = pool_copies(rows)
         searched = rows._replace(deadline=started + SELECTION_SHARE * time_limit)
         problem = Problem(rows, scale, origin, repeated)

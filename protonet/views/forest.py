@@ -75,7 +75,7 @@ class Forest:
         at_once = max(1, int(FOREST.batch_work / (len(x) * _count_splits(x.shape[1]))))
         nodes, depth = Nodes(*(labels[:0],) * 2, x.new_zeros(0), *(labels[:0],) * 2), 0
         for first in range(0, trees, at_once):
-            more, levels = _grow(x, labels, shares, rows.num_classes, min(at_once, trees - first), generator)
+            more, levels = _grow(x, labels, shares, rows, min(at_once, trees - first), generator)
             before = len(nodes.child)
             more = more._replace(root=more.root + before, child=more.child + before)
             nodes = Nodes(*(torch.cat(pair) for pair in zip(nodes, more, strict=True)))
@@ -219,11 +219,11 @@ def _count_splits(dim: int) -> int:
 
 
 def _grow(
-    x: Tensor, labels: Tensor, shares: Tensor, num_classes: int, trees: int, generator: torch.Generator
+    x: Tensor, labels: Tensor, shares: Tensor, whole: Rows, trees: int, generator: torch.Generator
 ) -> tuple[Nodes, int]:
-    """Grow trees on rows (n, dim) of weights (n,); return their nodes and how many levels they have below the roots."""
-    n, dim = x.shape
-    splits = _count_splits(dim)
+    """Grow trees on rows (n, dim) of weights (n,), of those given; return nodes, and the levels below the roots."""
+    n, num_classes = len(x), whole.num_classes
+    splits = _count_splits(x.shape[1] if whole.blocks is None else int(whole.blocks[-1]) + 1)
     varying = (x.amax(dim=0) > x.amin(dim=0)).nonzero().flatten()
     nodes = _append_leaves(None, trees)
     kind = torch.unique(x, dim=0, return_inverse=True)[1]  # (n,): equal rows cannot be split
@@ -247,7 +247,7 @@ def _grow(
         row, group, member = row[open_pair], number[group[open_pair]], place[member[open_pair]]
         node, owner, count = node[mixed], number[owner[open_class]], count[open_class]
 
-        feature = varying[torch.randint(len(varying), (len(node), splits), generator=generator)]  # (nodes, splits)
+        feature = _draw_features(varying, whole.blocks, (len(node), splits), generator)  # (nodes, splits)
         share = torch.rand(feature.shape, generator=generator, dtype=x.dtype)
         values = x[row[:, None], feature[group]]
         threshold, right, score = _try_splits(values, shares[row], group, member, owner, count, share)
@@ -262,6 +262,18 @@ def _grow(
         at = torch.where(split[group], first[group] + goes_right, node[group])
         depth += bool(split.any())
     return nodes, depth
+
+
+def _draw_features(
+    varying: Tensor, blocks: Tensor | None, shape: tuple[int, int], generator: torch.Generator
+) -> Tensor:
+    """Return some of the varying features (m,), in ascending order: all blocks are alike, and all features in one."""
+    if blocks is None:
+        return varying[torch.randint(len(varying), shape, generator=generator)]
+    sizes = blocks[varying].unique_consecutive(return_counts=True)[1]  # (blocks,) of the varying features
+    block = torch.randint(len(sizes), shape, generator=generator)
+    within = (torch.rand(shape, generator=generator) * sizes[block]).long()
+    return varying[(sizes.cumsum(dim=0) - sizes)[block] + within]
 
 
 def _append_leaves(nodes: Nodes | None, more: int) -> Nodes:

@@ -89,6 +89,9 @@ class Linear:
                 lower, shift, upper = _quartiles(features, shares)
                 spread = (upper - lower) / LINEAR.quartiles
                 deviation = torch.where(spread > LINEAR.least_spread * deviation, spread, deviation)
+            if rows.blocks is not None:
+                variances = torch.bincount(rows.blocks, deviation.square() * usable)
+                deviation = variances[rows.blocks].sqrt()
             gain = torch.where(usable, 1 / deviation.clamp_min(LINEAR.tiny), 0.0)
             if scaling == "relevant":
                 gain *= _relevance(rows)

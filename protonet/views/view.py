@@ -36,6 +36,9 @@ class Rows(NamedTuple):
     weights: Tensor | None = None
     """(n,) float64, > 0: how many of the rows that came each one stands for; None for one each."""
     groups: Tensor | None = None  #: (n,) int64: rows of one group are held out together; None for each alone.
+    blocks: Tensor | None = None
+    """(dim,) int64, ascending from 0: features of one block tell of one thing, such as the categories of a column, and
+    count as one where features are made alike; None for each alone."""
 
     @property
     def shares(self) -> Tensor | None:

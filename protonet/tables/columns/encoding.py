@@ -41,6 +41,12 @@ class Encoding:
         """How many features each column becomes."""
         return [1 if self.plain else len(column.parts) for column in self.columns]
 
+    @property
+    def blocks(self) -> Tensor | None:
+        """Which column each feature (dim,) comes from, for `protonet.views.view.Rows`; None where each is one."""
+        sizes = torch.tensor(self.sizes)
+        return None if int(sizes.max()) == 1 else torch.repeat_interleave(torch.arange(len(sizes)), sizes)
+
     def name_features(self, names: Sequence[str]) -> list[str]:
         """Return a name for each feature, given those of the columns."""
         if self.plain:

@@ -1,0 +1,276 @@
+"""Tables of mixed columns, by the command's own reading, beside seven tuned pipelines of scikit-learn.
+
+Each pipeline has what its users do: medians and an indicator for gaps, standardised numbers, one-hot categories, and
+settings by folds. The regret is against the best of them in each row of the table, with hindsight.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import functools
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from analysis.real_data.mixed_sets import MIXED, MixedSplit, load_mixed, split_mixed
+from analysis.shared.journal import hash_sources, run_all
+from analysis.shared.runner import Report, StudyParser, parse_wholes
+from analysis.shared.tables import format_mean
+from protonet._checks import fail
+from protonet.commands.common import count, format_table
+from protonet.commands.data import add_options as add_data_options
+from protonet.commands.data import read_data
+from protonet.commands.models import make_parser
+from protonet.fit.solver import solve_problem
+from protonet.tables.features import encode_block
+from protonet.tables.table import Wanted, open_table
+from solution.pack import library_files
+
+with suppress(ImportError):
+    import pandas as pd
+    from sklearn.compose import ColumnTransformer
+    from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+    from sklearn.ensemble import ExtraTreesClassifier, HistGradientBoostingClassifier, RandomForestClassifier
+    from sklearn.impute import SimpleImputer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import GridSearchCV, StratifiedKFold
+    from sklearn.neighbors import KNeighborsClassifier
+    from sklearn.pipeline import Pipeline, make_pipeline
+    from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
+    from sklearn.svm import SVC
+
+PROG = "analysis mixed"
+FOLDS = 5
+GAPS = ["", "NA", "?", "null", "NaN", "nan", "None"]
+NOTE = """
+Mean over {splits} ± one standard error, in percent, of rows as they come: of classes of other sizes than the labelled
+ones. The best pipeline is, with hindsight, the one of the highest mean in the row.
+"""
+
+
+class Run(NamedTuple):
+    """One method on one split."""
+
+    dataset: str
+    shots: int
+    seed: int
+    method: str
+
+
+def fit_ours(split: MixedSplit, effort: str = "default") -> np.ndarray:
+    """Return what the solver predicts, from files as the command reads them."""
+    with tempfile.TemporaryDirectory() as folder:
+        train, test = Path(folder, "train.csv"), Path(folder, "test.csv")
+        write_table(train, ["class of the row", *split.columns], zip(split.train_labels, split.train, strict=True))
+        write_table(test, ["class of the row", *split.columns], zip(split.test_labels, split.test, strict=True))
+        parser = make_parser(PROG, "", label="label")
+        add_data_options(parser)
+        data = read_data(PROG, parser.parse_args([str(train), "--label", "class of the row"]))
+        blocks = None if data.encoding is None else data.encoding.blocks
+        network = solve_problem([(data.x, data.y)], effort=effort, blocks=blocks).network
+        table = open_table(PROG, test, Wanted("class of the row", columns=data.columns))
+        with torch.no_grad():
+            x = [torch.from_numpy(encode_block(PROG, table, block, data.encoding)) for block in table.blocks]
+            places = torch.cat([network(each) for each in x]).argmax(dim=1)
+    names: np.ndarray = np.array(data.classes).astype(str)[places.numpy()]
+    return names
+
+
+def write_table(path: Path, header: Sequence[str], rows: Any) -> None:
+    """Write a table as CSV, the class first."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        writer.writerows([label, *cells] for label, cells in rows)
+
+
+def fit_pipeline(
+    split: MixedSplit, make: Callable[[], Any], grid: Mapping[str, Any], *, hot: bool = True
+) -> np.ndarray:
+    """Return what a pipeline predicts, its settings chosen by accuracy over folds."""
+    train, test, numbers, others = read_frames(split)
+    if hot:
+        scaled = make_pipeline(SimpleImputer(strategy="median", add_indicator=True), StandardScaler())
+        encoder = OneHotEncoder(handle_unknown="ignore", sparse_output=False)
+    else:
+        scaled, encoder = "passthrough", OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1)
+    columns = ColumnTransformer([("numbers", scaled, numbers), ("others", encoder, others)])
+    pipeline = Pipeline([("columns", columns), ("model", make())])
+    smallest = int(np.unique(split.train_labels, return_counts=True)[1].min())
+    folds = StratifiedKFold(min(FOLDS, smallest), shuffle=True, random_state=0)
+    with warnings.catch_warnings():  # fits that their steps leave unfinished, unknown categories
+        warnings.simplefilter("ignore")
+        search = GridSearchCV(pipeline, {f"model__{name}": values for name, values in grid.items()}, cv=folds)
+        return np.asarray(search.fit(train, split.train_labels).predict(test))
+
+
+def read_frames(split: MixedSplit) -> tuple[Any, Any, list[str], list[str]]:
+    """Return frames of the rows, numbers as such, and the names of the columns of numbers and of the others."""
+    train, test = (
+        pd.DataFrame(rows, columns=split.columns).replace(GAPS, np.nan) for rows in (split.train, split.test)
+    )
+    numbers, others = [], []
+    for name in split.columns:
+        values = pd.to_numeric(train[name], errors="coerce")
+        if values.notna().sum() == 0 and train[name].notna().sum() == 0:
+            continue
+        if values.notna().sum() == train[name].notna().sum():
+            train[name], test[name] = values, pd.to_numeric(test[name], errors="coerce")
+            numbers.append(name)
+        else:
+            train[name], test[name] = (each[name].fillna("missing").astype(object) for each in (train, test))
+            others.append(name)
+    return train, test, numbers, others
+
+
+Method = Callable[[MixedSplit], np.ndarray]
+OURS: dict[str, Method] = {"ours": fit_ours, "fast": functools.partial(fit_ours, effort="fast")}
+PIPELINES: dict[str, Method] = {
+    "logistic": lambda split: fit_pipeline(
+        split, lambda: LogisticRegression(max_iter=500), {"C": [0.01, 0.1, 1.0, 10.0]}
+    ),
+    "forest": lambda split: fit_pipeline(
+        split, lambda: RandomForestClassifier(200, random_state=0), {"max_features": ["sqrt", 0.5]}
+    ),
+    "extra-trees": lambda split: fit_pipeline(
+        split, lambda: ExtraTreesClassifier(200, random_state=0), {"max_features": ["sqrt", 0.5]}
+    ),
+    "boosting": lambda split: fit_pipeline(
+        split,
+        lambda: HistGradientBoostingClassifier(max_iter=50, random_state=0),
+        {"min_samples_leaf": [2, 5]},
+        hot=False,
+    ),
+    "svm": lambda split: fit_pipeline(split, SVC, {"C": [0.3, 1.0, 10.0], "gamma": ["scale", 0.01]}),
+    "knn": lambda split: fit_pipeline(
+        split, lambda: KNeighborsClassifier(weights="distance"), {"n_neighbors": [1, 3, 5, 9]}
+    ),
+    "lda": lambda split: fit_pipeline(
+        split, lambda: LinearDiscriminantAnalysis(solver="lsqr"), {"shrinkage": ["auto", 0.5]}
+    ),
+}
+METHODS = OURS | PIPELINES
+
+
+def add_options(parser: StudyParser) -> None:
+    """Add what to measure."""
+    parser.add_names("--datasets", MIXED)
+    parser.add_names("--methods", METHODS)
+    parser.add("--shots", "5,20", "labelled rows per class", functools.partial(parse_wholes, low=2))
+    parser.add_whole("--splits", 5, "splits of each table")
+    parser.add_state()
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Do every run, and compare the methods by row."""
+    methods = options.methods or list(METHODS)
+    if not any(method in OURS for method in methods):
+        fail(PROG, "--methods", "name one of ours", ",".join(methods), "Add ours.")
+    runs = []
+    for name in options.datasets or list(MIXED):
+        try:
+            load_mixed(name)
+        except ImportError as error:
+            print(f"{name} is left out: {error}", file=sys.stderr)
+            continue
+        seeds = range(options.splits)
+        runs += [Run(name, n, seed, method) for n in options.shots for seed in seeds for method in methods]
+    if not runs:
+        remedy = "pip install palmerpenguins vega_datasets; pip install --no-deps ISLP."
+        fail(PROG, "--datasets", "have a package that is installed", "none", remedy)
+    results = run_all(runs, run_method, options.state, lambda run: hash_code(run.method))
+    rows = summarise(results)
+    return Report(rows, tabulate(rows, methods))
+
+
+def hash_code(method: str) -> str:
+    """Return a hash of the code that decides a method's results."""
+    own = ("analysis/real_data/mixed_sets.py", "analysis/real_data/mixed.py")
+    tables = ("protonet/tables", "protonet/commands/data.py")
+    return hash_sources(*own, *((*tables, *library_files()) if method in OURS else ()))
+
+
+def run_method(run: Run) -> dict[str, float]:
+    """Return a method's accuracy on a split, its mean recall over the classes, and its seconds."""
+    split = split_mixed(*run[:3])
+    started = time.perf_counter()
+    right = METHODS[run.method](split) == split.test_labels
+    seconds = time.perf_counter() - started
+    recalls = [right[split.test_labels == each].mean() for each in np.unique(split.test_labels)]
+    return {"accuracy": float(right.mean()), "recall": float(np.mean(recalls)), "seconds": round(seconds, 3)}
+
+
+def summarise(results: Mapping[Run, Mapping[str, float]]) -> list[dict[str, Any]]:
+    """Gather the results by table and shots: ``accuracy`` and ``recall`` of each method by split, in percent."""
+    rows: dict[tuple[str, int], dict[str, Any]] = {}
+    for run, result in results.items():
+        start: dict[str, Any] = {
+            "dataset": run.dataset,
+            "shots": run.shots,
+            "accuracy": {},
+            "recall": {},
+            "seconds": {},
+        }
+        row = rows.setdefault(run[:2], start)
+        for name, value in result.items():
+            row[name].setdefault(run.method, []).append(value if name == "seconds" else 100 * value)
+    return list(rows.values())
+
+
+def tabulate(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> str:
+    """Return a table of all rows, and one of means, regrets and seconds for each number of shots."""
+    main, pipelines = next(each for each in methods if each in OURS), [each for each in methods if each in PIPELINES]
+    lines = []
+    for row in rows:
+        best = max(pipelines, key=lambda each: statistics.fmean(row["accuracy"][each]), default="")
+        cells = [format_mean(row["accuracy"][method]) for method in methods]
+        lead = statistics.fmean(row["accuracy"][main]) - statistics.fmean(row["accuracy"][best]) if best else 0.0
+        lines.append([row["dataset"], str(row["shots"]), *cells, best, f"{lead:+.2f}" if best else ""])
+    text = format_table(["table", "shots", *methods, "best pipeline", f"lead of {main}"], lines)
+    text += NOTE.format(splits=count(len(rows[0]["accuracy"][main]), "split"))
+    for shots in sorted({row["shots"] for row in rows}):
+        group = [row for row in rows if row["shots"] == shots]
+        text += f"\n**{shots} rows per class**, {count(len(group), 'table')}:\n\n" + tabulate_group(group, methods)
+    return text
+
+
+def tabulate_group(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> str:
+    """Return a table with a line for each method, and one for the best pipeline of each row in hindsight."""
+    pipelines = [method for method in methods if method in PIPELINES]
+
+    def mean(row: Mapping[str, Any], quantity: str, method: str) -> float:
+        return statistics.fmean(row[quantity][method])
+
+    lines = []
+    for method in methods:
+        means = [
+            statistics.fmean(mean(row, each, method) for row in rows) for each in ("accuracy", "recall", "seconds")
+        ]
+        line = [method, *(f"{each:.2f}" for each in means)]
+        if pipelines:
+            behind = [
+                max(mean(row, "accuracy", each) for each in pipelines) - mean(row, "accuracy", method) for row in rows
+            ]
+            line += [
+                f"{statistics.fmean(behind):+.2f}",
+                f"{max(behind):+.2f} ({rows[int(np.argmax(behind))]['dataset']})",
+            ]
+        lines.append(line)
+    if pipelines:
+        best = [
+            statistics.fmean(max(mean(row, each, method) for method in pipelines) for row in rows)
+            for each in ("accuracy", "recall")
+        ]
+        lines.append(["best pipeline, row by row", *(f"{each:.2f}" for each in best), "", "+0.00", ""])
+    header = ["method", "accuracy", "mean recall", "seconds", "mean regret", "worst regret"]
+    return format_table(header[: len(lines[0])], lines)

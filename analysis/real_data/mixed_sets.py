@@ -1,0 +1,114 @@
+"""Real tables of mixed columns that packages ship, as text: numbers, categories, dates, words, gaps.
+
+Nothing is downloaded: ``pip install palmerpenguins vega_datasets`` and ``pip install --no-deps ISLP`` bring the files,
+which are read without importing the packages.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from protonet.tables.table import NO_CLASS
+
+#: A table's classes: the largest of those with rows enough for 5 labelled ones and some to test on.
+MOST_CLASSES, LEAST_ROWS = 8, 12
+#: Rows that are tested on, at most.
+MOST_TESTED = 300
+
+
+class MixedSet(NamedTuple):
+    """Where a table is, and what is predicted."""
+
+    package: str
+    path: str  #: Within the package: CSV, or JSON that is a list of rows.
+    label: str  #: The column of the classes.
+    dropped: tuple[str, ...] = ()  #: Columns that say the class in other words.
+
+
+class MixedSplit(NamedTuple):
+    """Labelled rows and rows to test on, cells as text."""
+
+    columns: list[str]
+    train: list[list[str]]
+    train_labels: np.ndarray  #: (n,) strings
+    test: list[list[str]]
+    test_labels: np.ndarray  #: (m,) strings
+
+
+MIXED = {
+    "auto": MixedSet("ISLP", "data/Auto.csv", "origin"),
+    "auto-cylinders": MixedSet("ISLP", "data/Auto.csv", "cylinders"),
+    "bike-weather": MixedSet("ISLP", "data/Bikeshare.csv", "weathersit"),
+    "bike-season": MixedSet("ISLP", "data/Bikeshare.csv", "season", ("day", "mnth")),
+    "brain": MixedSet("ISLP", "data/BrainCancer.csv", "diagnosis"),
+    "brain-status": MixedSet("ISLP", "data/BrainCancer.csv", "status"),
+    "caravan": MixedSet("ISLP", "data/Caravan.csv", "Purchase"),
+    "carseats": MixedSet("ISLP", "data/Carseats.csv", "ShelveLoc"),
+    "carseats-us": MixedSet("ISLP", "data/Carseats.csv", "US"),
+    "college": MixedSet("ISLP", "data/College.csv", "Private"),
+    "credit-student": MixedSet("ISLP", "data/Credit.csv", "Student"),
+    "default": MixedSet("ISLP", "data/Default.csv", "default"),
+    "hitters": MixedSet("ISLP", "data/Hitters.csv", "League"),
+    "oj": MixedSet("ISLP", "data/OJ.csv", "Purchase"),
+    "wage-education": MixedSet("ISLP", "data/Wage.csv", "education"),
+    "wage-job": MixedSet("ISLP", "data/Wage.csv", "jobclass"),
+    "wage-race": MixedSet("ISLP", "data/Wage.csv", "race"),
+    "wage-marital": MixedSet("ISLP", "data/Wage.csv", "maritl"),
+    "publication": MixedSet("ISLP", "data/Publication.csv", "mech"),
+    "publication-result": MixedSet("ISLP", "data/Publication.csv", "posres"),
+    "penguins": MixedSet("palmerpenguins", "data/penguins.csv", "species"),
+    "penguins-sex": MixedSet("palmerpenguins", "data/penguins.csv", "sex"),
+    "penguins-raw": MixedSet("palmerpenguins", "data/penguins-raw.csv", "Species"),
+    "penguins-raw-island": MixedSet("palmerpenguins", "data/penguins-raw.csv", "Island"),
+    "airports": MixedSet("vega_datasets", "_data/airports.csv", "state"),
+    "cars": MixedSet("vega_datasets", "_data/cars.json", "Origin"),
+    "barley": MixedSet("vega_datasets", "_data/barley.json", "site"),
+    "riots": MixedSet("vega_datasets", "_data/la-riots.csv", "race"),
+    "seattle": MixedSet("vega_datasets", "_data/seattle-weather.csv", "weather"),
+    "iowa": MixedSet("vega_datasets", "_data/iowa-electricity.csv", "source"),
+    "stocks": MixedSet("vega_datasets", "_data/stocks.csv", "symbol"),
+}
+
+
+@cache
+def load_mixed(name: str) -> tuple[list[str], list[list[str]], np.ndarray]:
+    """Return a table's columns, its rows, and their classes (n,), rows of small classes left out.
+
+    Raises:
+        ImportError: The package is not installed.
+    """
+    found = MIXED[name]
+    spec = find_spec(found.package)
+    if spec is None or spec.origin is None:
+        raise ImportError(f"the package {found.package} is not installed")
+    text = (Path(spec.origin).parent / found.path).read_text(encoding="utf-8")
+    if found.path.endswith(".json"):
+        records = json.loads(text)
+        header = list(records[0])
+        rows = [["" if row.get(each) is None else str(row[each]) for each in header] for row in records]
+    else:
+        header, *rows = csv.reader(text.splitlines())
+    kept = [at for at, each in enumerate(header) if each not in {found.label, *found.dropped}]
+    labels = np.array([row[header.index(found.label)].strip() for row in rows])
+    names, counts = np.unique(labels, return_counts=True)
+    usable = [at for at in np.argsort(-counts, kind="stable") if counts[at] >= LEAST_ROWS]
+    chosen = [names[at] for at in usable if names[at].lower() not in NO_CLASS][:MOST_CLASSES]
+    where = np.flatnonzero(np.isin(labels, chosen))
+    return [header[at] for at in kept], [[rows[row][at] for at in kept] for row in where], labels[where]
+
+
+def split_mixed(name: str, shots: int, seed: int) -> MixedSplit:
+    """Draw labelled rows per class, at most half of a class, in random order, and rows to test on as they come."""
+    columns, rows, labels = load_mixed(name)
+    rng = np.random.default_rng([seed, shots])
+    places = [rng.permutation(np.flatnonzero(labels == each)) for each in np.unique(labels)]
+    train = rng.permutation(np.concatenate([each[: min(shots, len(each) // 2)] for each in places]))
+    test = rng.permutation(np.setdiff1d(np.arange(len(labels)), train))[:MOST_TESTED]
+    return MixedSplit(columns, [rows[at] for at in train], labels[train], [rows[at] for at in test], labels[test])
