@@ -24,15 +24,28 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Summary = Mapping[str, Any]  #: An evaluation, from `summarize`.
+#: What intervals and p-values speak of, by what they are over.
+SPEAKS = {
+    "episodes": "Intervals and p-values speak of other episodes of these same classes; those of other classes differ "
+    "more (--interval classes).",
+    "classes": "Intervals and p-values speak of episodes of other classes of the same kind (jackknife over classes).",
+}
 
 
-def summarize(scores: Mapping[str, Scores], shot: tuple[int, int], settings: Mapping[str, Any]) -> dict[str, Any]:
+def summarize(
+    scores: Mapping[str, Scores],
+    shot: tuple[int, int],
+    settings: Mapping[str, Any],
+    members: torch.Tensor | None = None,
+) -> dict[str, Any]:
     """Summarise an evaluation in a form that JSON can write; all metrics are in [0, 1].
 
     Args:
         scores: Of each method, on the same episodes.
         shot: Least and most shots per class.
         settings: The settings of the evaluation, passed on.
+        members: (episodes, classes) bool, for intervals over classes, see `protonet.episodes.statistics`; None for
+            intervals over episodes.
 
     Returns:
         ``settings``; ``episodes``, their number; ``methods``, for each the accuracy, the calibration error and the area
@@ -41,28 +54,28 @@ def summarize(scores: Mapping[str, Scores], shot: tuple[int, int], settings: Map
     """
     methods = {}
     for name, (accuracy, by_shot, auroc, bins) in scores.items():
-        area = _rate(auroc)
+        area = _rate(auroc, members)
         methods[name] = {
-            **_rate(accuracy),
+            **_rate(accuracy, members),
             "calibration_error": calibration_error(bins),
             "auroc": area["accuracy"],
             "auroc_half_width": area["half_width"],
             "by_shot": {
-                str(n_shot): {**_rate(column), "episodes": int((~column.isnan()).sum())}
+                str(n_shot): {**_rate(column, members), "episodes": int((~column.isnan()).sum())}
                 for n_shot, column in zip(range(shot[0], shot[1] + 1), by_shot.unbind(1), strict=True)
             },
         }
     comparisons = [
         pair._replace(half_width=_known(pair.half_width))._asdict()
-        for pair in compare_pairs({name: each.accuracy for name, each in scores.items()})
+        for pair in compare_pairs({name: each.accuracy for name, each in scores.items()}, members)
     ]
     n_episodes = len(next(iter(scores.values())).accuracy)
     return {"settings": dict(settings), "episodes": n_episodes, "methods": methods, "comparisons": comparisons}
 
 
-def _rate(values: torch.Tensor) -> dict[str, float | None]:
+def _rate(values: torch.Tensor, members: torch.Tensor | None) -> dict[str, float | None]:
     """Return the mean of those values that are not NaN and its half-width; None where there are too few."""
-    return {"accuracy": _known(mean_of(values)), "half_width": _known(half_width(values))}
+    return {"accuracy": _known(mean_of(values)), "half_width": _known(half_width(values, members))}
 
 
 def _known(value: float) -> Any:
@@ -105,6 +118,8 @@ def format_report(summary: Summary) -> str:
     until = summary["settings"].get("until", 0)
     if until and any(own["half_width"] is None or 100 * own["half_width"] >= until for own in methods.values()):
         text += f"Intervals are not within {until:g} points yet: more episodes are needed.\n"
+    over = summary["settings"].get("interval", "episodes")
+    text += f"{SPEAKS[over]}\n"
     return text + "The calibration error is that of the method's own probabilities, the softmax of its logits.\n"
 
 
