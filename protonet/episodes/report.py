@@ -23,6 +23,7 @@ from protonet.metrics import calibration_error
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+PANEL = 4.6  #: Inches, the side of a plot.
 Summary = Mapping[str, Any]  #: An evaluation, from `summarize`.
 #: What intervals and p-values speak of, by what they are over.
 SPEAKS = {
@@ -175,9 +176,10 @@ def write_plot(path: Path, summary: Summary, episode: Episodes, query_labels: to
     with optional_packages("protonet.episodes"):
         from matplotlib.figure import Figure  # noqa: PLC0415 - optional
     several = len(summary["methods"]) > 1
-    size = max(4.6, 0.42 * len(summary["methods"]))  # inches: one line of text per method
-    figure = Figure(figsize=((size + 0.6) * (2 + several), size), layout="constrained")
-    axes = figure.subplots(1, 2 + several, squeeze=False)[0]
+    size = max(PANEL, 0.42 * len(summary["methods"]))  # inches: one line of text per method
+    widths = [PANEL, *([size] if several else []), PANEL]  # the differences alone need room for more methods
+    figure = Figure(figsize=(sum(widths) + 0.6 * len(widths), size), layout="constrained")
+    axes = figure.subplots(1, len(widths), squeeze=False, width_ratios=widths)[0]
     _plot_accuracies(axes[0], summary["methods"])
     if several:
         _plot_differences(axes[1], summary)
@@ -189,16 +191,17 @@ def _plot_accuracies(axes: Axes, methods: Mapping[str, Any]) -> None:
     """Plot accuracy by shot with bands, or one bar per method where there is a single number of shots."""
     shots = [int(count) for count in next(iter(methods.values()))["by_shot"]]
     if len(shots) > 1:
-        for name, own in methods.items():
+        for number, (name, own) in enumerate(methods.items()):
             rates = own["by_shot"].values()
             values = [math.nan if rate["accuracy"] is None else 100 * rate["accuracy"] for rate in rates]
             halves = [100 * (rate["half_width"] or 0.0) for rate in rates]
-            axes.plot(shots, values, label=name, marker="o", markersize=3)
+            dash = ("-", "--", ":")[number // 10 % 3]  # there are ten colours
+            axes.plot(shots, values, label=name, marker="o", markersize=3, linestyle=dash)
             low = [max(0.0, value - half) for value, half in zip(values, halves, strict=True)]
             high = [min(100.0, value + half) for value, half in zip(values, halves, strict=True)]
             axes.fill_between(shots, low, high, alpha=0.2)
         axes.set(xlabel="shots", ylabel="accuracy, %", title="accuracy by shot, 95 % bands", xticks=shots)
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=2)
         return
     names = sorted(methods, key=lambda name: float(methods[name]["accuracy"]))
     values = [100 * methods[name]["accuracy"] for name in names]
@@ -250,4 +253,4 @@ def _plot_episode(axes: Axes, episode: Episodes, query_labels: torch.Tensor) -> 
     x, y = place(prototypes)
     axes.scatter(x, y, c=[f"C{c}" for c in range(len(x))], marker="*", s=220, edgecolors="black", label="prototype")
     axes.set(title="the first episode, along its prototypes", xticks=[], yticks=[])
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=3)  # below, where no row lies

@@ -19,7 +19,6 @@ from protonet.episodes.evaluation import Scores
 from protonet.sampling import ClassIndex
 
 PROG, FORMAT, VERSION = "protonet.episodes", "protonet.episodes", 1
-SAMPLED = 1024  #: Rows that tell the data from others.
 
 
 def describe_run(
@@ -27,7 +26,8 @@ def describe_run(
 ) -> dict[str, Any]:
     """Describe, in a form that JSON can write, all that the scores depend on: settings, methods, data and versions."""
     digest = hashlib.sha256()
-    sampled = by_class.rows[:: -(-len(by_class.rows) // SAMPLED)]
+    places = torch.cat([by_class.start, by_class.start + by_class.size // 2])
+    sampled = by_class.rows[places]  # two rows of each class tell the data from others
     means = () if base is None else (base.mean, base.class_means)
     for tensor in (*by_class, take(sampled), *means):
         digest.update(tensor.contiguous().numpy().tobytes())
@@ -59,7 +59,7 @@ def read_state(path: Path, run: Mapping[str, Any]) -> dict[str, Scores]:
         InputError: The file is no such state, or one of another run; the message says what differs.
     """
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             header = json.loads(str(arrays["header"]))
             if header["format"] != FORMAT or header["version"] != VERSION:
                 raise ValueError("of another format")
