@@ -21,8 +21,8 @@ from protonet.metrics import fill_bins
 from protonet.sampling import ClassIndex
 
 ROUND = 256  #: Episodes that one process draws and scores between two exchanges with the others.
-#: Most episodes that are scored between two calls of ``progress``. The first ones are 1, 1, 2, 4, ... episodes, so that
-#: slow methods are heard of soon. The sizes are fixed, because a batch of another size could round differently.
+#: Most episodes that are scored between two calls of ``progress``. The first calls come after 1, 4 and 16 episodes, so
+#: that slow methods are heard of soon. The sizes are fixed, because a batch of another size could round differently.
 CHUNK = 64
 #: Features of episodes that are processed at a time: enough for few calls, and still within the processor's caches.
 FEATURES_AT_ONCE = 2**21
@@ -149,7 +149,7 @@ def evaluate(
 def _split_span(begin: int, end: int) -> Iterator[tuple[int, int]]:
     """Yield the first and last, exclusive, of the chunks that the episodes ``begin`` to ``end - 1`` fall into."""
     while begin < end:
-        following = (begin // CHUNK + 1) * CHUNK if begin >= CHUNK else max(1, 2 * begin)
+        following = (begin // CHUNK + 1) * CHUNK if begin >= CHUNK else max(1, 4 * begin)
         yield begin, min(following, end)
         begin = following
 

@@ -221,7 +221,7 @@ def _plot_differences(axes: Axes, summary: Summary) -> None:
         grid[row, column], grid[column, row] = 100 * pair["difference"], -100 * pair["difference"]
         significant[row, column] = significant[column, row] = pair["p_holm"] < 0.05
     most = max(1.0, float(grid.abs().max()))
-    image = axes.imshow(grid.numpy(), cmap="RdBu", vmin=-most, vmax=most)
+    image = axes.imshow(grid.numpy(), cmap="RdBu", vmin=-most, vmax=most, aspect="auto")
     axes.figure.colorbar(image, ax=axes, shrink=0.8, label="points")
     for row, column in permutations(range(len(names)), 2):
         text = f"{float(grid[row, column]):+.1f}{'*' * int(significant[row, column])}"

@@ -133,7 +133,7 @@ def test_progress() -> None:
         n_episodes=ROUND + 5,
         progress=lambda batches: told.append(sum(len(batch["cosine"].accuracy) for batch in batches)),
     )
-    assert told == [1, 2, 4, 8, 16, 32, CHUNK, 2 * CHUNK, 3 * CHUNK, ROUND, ROUND + 5]
+    assert told == [1, 4, 16, CHUNK, 2 * CHUNK, 3 * CHUNK, ROUND, ROUND + 5]
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -145,7 +145,7 @@ def test_a_run_that_is_continued_is_one_that_was_never_interrupted(setting: Sett
         seen.append(join_batches(batches))
 
     whole = evaluate(X, INDEX, METHODS, setting, n_episodes=ROUND + 70, progress=keep)
-    for earlier in seen[3::2]:
+    for earlier in seen[1::2]:
         assert equal(evaluate(X, INDEX, METHODS, setting, n_episodes=ROUND + 70, earlier=earlier), whole)
     assert equal(evaluate(X, INDEX, METHODS, setting, n_episodes=ROUND + 70, earlier=whole), whole)
 
@@ -225,7 +225,7 @@ def test_errors() -> None:
 
     def broken(episodes: Episodes) -> torch.Tensor:
         logits = protonet(episodes)
-        logits[1:, 0, 0] = math.nan  # of the first batch with two episodes: those of the numbers 2 and 3
+        logits[2:, 0, 0] = math.nan  # of the second batch, which begins with episode 1
         return logits
 
     with pytest.raises(ValueError, match="evaluate: `method` must give finite logits; got others of bad in episode 3"):
