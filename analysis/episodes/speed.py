@@ -80,7 +80,8 @@ NOTE = f"""
 float32, one thread; CPU time, medians of {{repeats}} alternating runs. Ours rates calibration beside the accuracy.
 easyfsl {{version}} draws, loads and classifies one episode after another, its random numbers Python's own. It is set to
 scale and centre rows where ours does; its TIM takes cosines where ours takes distances; its PT-MAP neither scales nor
-centres rows and always takes 1,000 Sinkhorn steps.
+centres rows, and takes 1,000 Sinkhorn steps but where rows are scaled before ("unit rows"). How many ours takes depends
+on how separable the classes are.
 """
 GROWTH_NOTE = """
 `protonet.episodes.evaluation.evaluate` with ProtoNet on the same data, a process for each number of episodes.
