@@ -19,7 +19,7 @@ from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import BUILD, Report, StudyParser, run_python
 from protonet._checks import fail
 from protonet.commands.common import check_writable_folder, format_table
-from protonet.episodes.methods import METHODS, TRANSDUCTIVE
+from protonet.episodes.methods import METHODS, TRANSDUCTIVE, USES_BASE
 from protonet.episodes.statistics import Comparison
 from solution.pack import ROOT
 
@@ -69,7 +69,7 @@ episodes; all methods of a column see the same episodes. Glyphs are characters o
 ## Novel alphabets, 15 queries per class
 
 Encoders are meta-trained on the base alphabets by `python -m protonet.episodes train --backbone mlp` (or `conv`).
-`simpleshot` and `distribution-calibration` also use the base classes; methods from `{first}` on are transductive.
+`{uses}` also use the base classes; methods from `{first}` on are transductive.
 
 """
 SECOND = """
@@ -129,7 +129,9 @@ def tabulate(summaries: Mapping[str, Mapping[str, Any]], n_episodes: int) -> str
             header, [[name, *(_show(each, summaries, name) for each in experiments)] for name in methods]
         )
 
-    first = TITLE.format(n=n_episodes, first=next(iter(TRANSDUCTIVE))) + show(ACCURACY, METHODS)
+    first = TITLE.format(
+        n=n_episodes, first=next(iter(TRANSDUCTIVE)), uses="`, `".join(name for name in METHODS if name in USES_BASE)
+    ) + show(ACCURACY, METHODS)
     return first + SECOND.format(plain="`, `".join(PLAIN)) + show(UNBALANCED, COMPARED)
 
 

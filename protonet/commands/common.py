@@ -50,6 +50,8 @@ def run_command(
     except KeyboardInterrupt as interrupt:
         print(f"{prog}: {' '.join(map(str, interrupt.args)) or 'interrupted'}", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # whoever reads has enough: what is left goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, MemoryError) as error:
         print(f"{prog}: {error or 'there is not enough memory'}", file=sys.stderr)
         return 2

@@ -23,12 +23,13 @@ SIDES = ("novel", "validation", "base", "all")
 
 def make_parser() -> Parser:
     """Return the parser of the evaluation's arguments."""
-    from protonet.episodes.methods import INDUCTIVE, TRANSDUCTIVE  # noqa: PLC0415 - imports torch, which takes a second
+    from protonet.episodes.methods import ALIASES, INDUCTIVE, TRANSDUCTIVE  # noqa: PLC0415 - torch takes a second
 
     parser = Parser(PROG, "Evaluate few-shot methods on the same N-way K-shot episodes, with 95 % intervals.")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = f"""inductive methods:\n  {_wrap(INDUCTIVE)}
 transductive methods, which use all queries of an episode together:\n  {_wrap(TRANSDUCTIVE)}
+other names:\n  {", ".join(f"{alias} for {name}" for alias, name in ALIASES.items())}
 meta-training:\n  python -m protonet.episodes train --help
 several processes, with the same results:\n  torchrun --nproc-per-node 2 -m protonet.episodes ..."""
     data = parser.add_argument_group("data")
@@ -50,13 +51,19 @@ several processes, with the same results:\n  torchrun --nproc-per-node 2 -m prot
     text = "accept classes with few rows, with fewer queries; with --imbalance, that balances queries somewhat"
     episodes.add_argument("--allow-small", action="store_true", help=text)
     episodes.add_argument("--episodes", default="2000", metavar="N", help="most episodes (default 2000)")
-    text = "stop once every 95 %% interval is within ±P points (default: never)"
+    text = "stop once every 95 %% interval over episodes is within ±P points (default: never)"
     episodes.add_argument("--until", default="0", metavar="P", help=text)
     episodes.add_argument("--seed", default="0", metavar="N", help="seed of the episodes (default 0)")
+    text = "of 95 %% intervals and p-values: episodes (default) of these same classes, or other classes like them"
+    parser.add_argument("--interval", choices=("episodes", "classes"), default="episodes", help=text)
     text = f"names, or all (default: {' '.join(DEFAULT_METHODS)})"
     parser.add_argument("--method", nargs="+", default=DEFAULT_METHODS, metavar="NAME", help=text)
     for name, text in (("json", "all metrics"), ("csv", "one line per metric"), ("plot", "a .png, .pdf or .svg file")):
         parser.add_argument(f"--{name}", metavar="FILE", help=f"write {text}")
+    text = "keep the scores of finished episodes in this new .npz file, every few seconds and after Ctrl-C"
+    parser.add_argument("--state", metavar="FILE", help=text)
+    text = "continue the run of the --state file, if it is there, with the same arguments"
+    parser.add_argument("--resume", action="store_true", help=text)
     return parser
 
 
@@ -92,9 +99,10 @@ def run(arguments: Sequence[str] | None) -> None:
     """Evaluate as the arguments say."""
     options = make_parser().parse_args(arguments)
     from protonet.episodes.draws import Setting  # noqa: PLC0415
-    from protonet.episodes.methods import METHODS  # noqa: PLC0415 - as above
+    from protonet.episodes.methods import ALIASES, METHODS  # noqa: PLC0415 - as above
 
-    names = list(dict.fromkeys(check_name(PROG, "--method", name, [*METHODS, "all"]) for name in options.method))
+    known = [*METHODS, *ALIASES, "all"]
+    names = list(dict.fromkeys(check_name(PROG, "--method", name, known) for name in options.method))
     setting = Setting(
         way=parse_span("--way", options.way, low=2),
         shot=parse_span("--shot", options.shot, low=1),
@@ -109,17 +117,28 @@ def run(arguments: Sequence[str] | None) -> None:
     seed = parse_whole(PROG, "--seed", options.seed, low=0)
     split_seed = None if options.split_seed is None else parse_whole(PROG, "--split-seed", options.split_seed, low=0)
     is_main = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts, the first one writes
-    outputs = check_outputs(PROG, options, ("json", "csv", "plot")) if is_main else {}
+    if until and options.interval == "classes":
+        got = "--interval classes, whose intervals more episodes do not narrow"
+        fail(PROG, "--until", "be of intervals over episodes", got, "Leave one of the two out.")
+    if options.resume and options.state is None:
+        fail(PROG, "--resume", "come with the file to continue", "no --state", "Pass --state FILE.")
+    outputs = check_outputs(PROG, options, ("json", "csv", "plot", "state")) if is_main else {}
     for name, path in outputs.items():
         read = {Path(each or ".").resolve() for each in (options.dataset, options.encoder)}
         if path.exists() and path.resolve() in read:
             fail(PROG, f"--{name}", "be another file than what is read", path, "Pass another path.")
+    state = outputs.pop("state", None)
+    if state is not None and state.exists() and not options.resume:
+        remedy = "Continue its run with --resume, or pass another path."
+        fail(PROG, "--state", "be a new file", f"{state}, which exists", remedy)
     if "plot" in outputs and outputs["plot"].suffix.lower() not in PLOT_SUFFIXES:
         fail(PROG, "--plot", f"end in {', '.join(PLOT_SUFFIXES)}", outputs["plot"], "Pass a path such as out.png.")
     from protonet.episodes.experiment import Experiment, run_experiment  # noqa: PLC0415 - once the arguments are checked
 
     source = (options.dataset, options.side, split_seed, options.encoder)
-    run_experiment(Experiment(*source, setting, names, n_episodes, until, seed), outputs)
+    experiment = Experiment(*source, setting, names, n_episodes, until, seed, options.interval)
+    state = None if options.state is None else Path(options.state)  # the other processes read it, too
+    run_experiment(experiment, outputs, state=state, resume=options.resume)
 
 
 def train(arguments: Sequence[str] | None) -> None:

@@ -109,15 +109,10 @@ def draw_episodes(index: ClassIndex, setting: Setting, *, seed: int, first: int,
     def uniform(stream: int, *shape: int) -> Tensor:
         return _uniform(seed, stream, first, (n_episodes, *shape))
 
-    def spread(uniform: Tensor, low: int, high: int) -> Tensor:
-        return low + (uniform * (high - low + 1)).long()
-
-    way = spread(uniform(WAYS), *setting.way)  # (episodes,)
-    n_classes = torch.tensor(len(index.size)).expand(n_episodes)
-    classes = draw_distinct(uniform(CLASSES, most_way + n_open), n_classes)
+    way, classes = _draw_classes(index, setting, seed, first, n_episodes)
     size, start = index.size[classes], index.start[classes]  # (episodes, most_way + n_open)
     drawn = torch.arange(most_way) < way[:, None]  # (episodes, most_way), the classes that the episode has
-    shots = spread(uniform(SHOTS, most_way), *setting.shot)
+    shots = _spread(uniform(SHOTS, most_way), *setting.shot)
     shots = (shots if setting.unequal else shots[:, :1].expand(-1, most_way)).where(drawn, 0)
     queries = torch.full_like(shots, setting.n_query).where(drawn, 0)
     if setting.imbalance is not None:
@@ -137,6 +132,36 @@ def draw_episodes(index: ClassIndex, setting: Setting, *, seed: int, first: int,
         inside.where(is_query, NO_ROW)[..., setting.shot[0] :],
         outside.where(position < open_queries[..., None], NO_ROW)[..., : setting.n_query],
     )
+
+
+def find_members(index: ClassIndex, setting: Setting, *, seed: int, n_episodes: int) -> Tensor:
+    """Find which classes the first episodes have, of those of `draw_episodes` with the same arguments.
+
+    Returns:
+        (n_episodes, classes of the index) bool, open classes included.
+    """
+    way, classes = _draw_classes(index, setting, seed, 0, n_episodes)
+    position = torch.arange(classes.shape[1])
+    drawn = (position < way[:, None]) | (position >= setting.way[1])
+    return torch.zeros(n_episodes, len(index.size), dtype=torch.bool).scatter_(1, classes, drawn)
+
+
+def _draw_classes(index: ClassIndex, setting: Setting, seed: int, first: int, n_episodes: int) -> tuple[Tensor, Tensor]:
+    """Draw the classes of episodes, ``first`` and after.
+
+    Returns:
+        way: (episodes,) int64, the number of classes of each.
+        classes: (episodes, most classes + open classes) int64, of which the episode has the first ``way``; open ones
+            come last.
+    """
+    way = _spread(_uniform(seed, WAYS, first, (n_episodes,)), *setting.way)
+    numbers = _uniform(seed, CLASSES, first, (n_episodes, setting.way[1] + setting.n_open))
+    return way, draw_distinct(numbers, torch.tensor(len(index.size)).expand(n_episodes))
+
+
+def _spread(uniform: Tensor, low: int, high: int) -> Tensor:
+    """Return whole numbers from ``low`` to ``high``, equally likely, from uniform ones in [0, 1)."""
+    return low + (uniform * (high - low + 1)).long()
 
 
 def _share_queries(uniform: Tensor, concentration: float, drawn: Tensor, total: Tensor) -> Tensor:

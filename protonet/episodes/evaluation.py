@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import reduce
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from protonet._checks import check_int, check_number, fail
-from protonet.episodes.batch import Base, Part, Take, gather_episodes, split_draw, take_from
+from protonet._checks import check_int, check_number, fail, fail_type
+from protonet.episodes.batch import Base, Episodes, Part, Take, gather_episodes, split_draw, take_from
 from protonet.episodes.distributed import Group
-from protonet.episodes.draws import Setting, check_setting, draw_episodes
-from protonet.episodes.methods import Method
+from protonet.episodes.draws import Draw, Setting, check_setting, draw_episodes
+from protonet.episodes.methods import METHODS, Method
 from protonet.episodes.statistics import half_width
 from protonet.metrics import fill_bins
 from protonet.sampling import ClassIndex
 
 ROUND = 256  #: Episodes that one process draws and scores between two exchanges with the others.
+#: Most episodes that are scored between two calls of ``progress``. The first calls come after 1, 4 and 16 episodes, so
+#: that slow methods are heard of soon. The sizes are fixed, because a batch of another size could round differently.
+CHUNK = 64
 #: Features of episodes that are processed at a time: enough for few calls, and still within the processor's caches.
 FEATURES_AT_ONCE = 2**21
 #: Floats in just under 32 MiB. Freeing an array of this size once makes glibc keep later arrays instead of returning
@@ -38,8 +42,8 @@ class Scores(NamedTuple):
     bins: Tensor  #: (n_bins, 3) float64, queries by confidence, from `protonet.metrics.fill_bins`.
 
 
-#: Called with the number of finished episodes and each method's scores so far, in parts.
-Progress = Callable[[int, Mapping[str, Sequence[Scores]]], None]
+#: Called with the scores of the finished episodes, in batches in the order of their numbers.
+Progress = Callable[[Sequence[Mapping[str, Scores]]], None]
 
 
 def evaluate(
@@ -55,6 +59,7 @@ def evaluate(
     group: Group | None = None,
     progress: Progress | None = None,
     take: Take | None = None,
+    earlier: Mapping[str, Scores] | None = None,
 ) -> dict[str, Scores]:
     """Score every method on the same episodes.
 
@@ -64,37 +69,45 @@ def evaluate(
     Args:
         x: (n, dim) rows of any floating dtype.
         index: Rows by class, from `protonet.sampling.index_classes`.
-        methods: Methods by name, see `protonet.episodes.methods`.
+        methods: Methods by name, those of `protonet.episodes.methods` or any function from a batch of episodes to
+            logits. Functions of your own get a copy of each batch, which they may change, and may use gradients.
         setting: The kind of episodes.
         seed: Of the episodes, in [0, 2**63).
         n_episodes: Most episodes, >= 1.
-        until: Stop once the half-widths of all methods' 95 % intervals are below this many percentage points, >= 0;
-            0 for never.
+        until: Stop once the half-widths of all methods' 95 % intervals over episodes are below this many percentage
+            points, >= 0; 0 for never.
         base: The base classes, for methods that use them.
         group: The processes that share the work, including this one; None for this one alone.
-        progress: Called after each round of episodes.
+        progress: Called after each batch of episodes; with several processes, after each exchange.
         take: Returns rows of ``x`` by number; `protonet.datasets.Dataset.take_rows` for a mapped file.
+        earlier: The scores of the first episodes, joined from what ``progress`` was given in an earlier call with the
+            same arguments: they are not scored again, and the result is the same as without them.
 
     Returns:
         The scores of each method by name, the same in every process.
 
     Raises:
-        InputTypeError: ``seed``, ``n_episodes`` or ``until`` is not a number.
+        InputTypeError: ``seed``, ``n_episodes`` or ``until`` is not a number, or a method gives no tensor of floats.
         InputError: A number is outside its range, there are too few classes, a class is too small, or a method's logits
-            are not finite.
+            have another shape or are not finite.
     """
     seed = check_int("evaluate", "seed", seed, low=0, high=2**63 - 1)
     n_episodes = check_int("evaluate", "n_episodes", n_episodes, low=1)
     until = check_number("evaluate", "until", until, low=0)
     index = check_setting("evaluate", index, setting, tuple(map(str, range(len(index.size)))))
     group, take = group or Group(), take or take_from(x)
-    gathered: dict[str, list[Scores]] = {name: [] for name in methods}
+    finished: list[dict[str, Scores]] = [] if earlier is None else [dict(earlier)]
+    done = 0 if earlier is None else len(next(iter(earlier.values())).accuracy)
 
-    def score_round(first: int, count: int) -> dict[str, Scores]:
-        """Score the episodes ``first`` to ``first + count - 1``."""
+    def is_precise() -> bool:
+        joined = {name: [batch[name].accuracy for batch in finished] for name in methods}
+        return all(100 * half_width(torch.cat(accuracy)) < until for accuracy in joined.values())
+
+    def score_chunk(draw: Draw, first: int) -> dict[str, Scores]:
+        """Score the episodes of a draw, the first of which has the number ``first``."""
         numbers: list[Tensor] = []
         scored: dict[str, list[Scores]] = {name: [] for name in methods}
-        for part in split_draw(draw_episodes(index, setting, seed=seed, first=first, n_episodes=count)):
+        for part in split_draw(draw):
             features = (part.support.shape[1] + part.query.shape[1]) * x.shape[1]  # of one episode
             size = max(1, FEATURES_AT_ONCE // features)
             for start in range(0, len(part.numbers), size):
@@ -102,33 +115,82 @@ def evaluate(
                 numbers.append(block.numbers)
                 episodes = gather_episodes(take, block, base)
                 for name, method in methods.items():
-                    logits = method(episodes)
-                    if not bool(torch.isfinite(logits.sum())):
-                        number = first + int(block.numbers[(~torch.isfinite(logits)).flatten(1).any(dim=1)][0])
-                        got = f"others of {name} in episode {number}"
-                        remedy = "Scale the features, or leave the method out."
-                        fail("evaluate", "method", "give finite logits", got, remedy)
+                    logits = _check_logits(name, _call(method, episodes), block, first)
                     scored[name].append(_score_logits(logits, block, setting.shot))
         order = torch.cat(numbers).argsort()
         return {name: join_scores(parts, order) for name, parts in scored.items()}
 
-    with ExitStack() as stack, torch.inference_mode():
+    with ExitStack() as stack, torch.no_grad():
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)
         torch.empty(KEPT)  # freed at once, see KEPT: results reuse memory, and no new pages have to be zeroed
-        for first in range(0, n_episodes, ROUND * group.world_size):
-            begin = first + ROUND * group.rank
-            count = max(0, min(ROUND, n_episodes - begin))
-            rounds = group.gather(score_round(begin, count) if count else {})
+        if until and done and (done % ROUND == 0 or done == n_episodes) and is_precise():
+            n_episodes = done
+        for first in range(done // ROUND, -(-n_episodes // ROUND), group.world_size):
+            begin = max(done, (first + group.rank) * ROUND)
+            end = min((first + group.rank + 1) * ROUND, n_episodes)
+            own: list[dict[str, Scores]] = []
+            if begin < end:
+                draw = draw_episodes(index, setting, seed=seed, first=begin, n_episodes=end - begin)
+            for start, stop in _split_span(begin, end):
+                own.append(score_chunk(Draw(*(rows[start - begin : stop - begin] for rows in draw)), start))
+                if progress is not None and group.world_size == 1:
+                    progress([*finished, *own])
             # In the order of their numbers: any number of processes stops at the same round.
-            for scores in rounds:
-                for name, score in scores.items():
-                    gathered[name].append(score)
-                if until and all(_is_within(parts, until) for parts in gathered.values()):
-                    return {name: join_scores(parts) for name, parts in gathered.items()}
-            if progress is not None:
-                progress(min(n_episodes, first + ROUND * group.world_size), gathered)
-    return {name: join_scores(parts) for name, parts in gathered.items()}
+            for scores in group.gather(own):
+                finished += scores
+                if until and is_precise():
+                    return join_batches(finished)
+            if progress is not None and group.world_size > 1:
+                progress([*finished])
+    return join_batches(finished)
+
+
+def _split_span(begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield the first and last, exclusive, of the chunks that the episodes ``begin`` to ``end - 1`` fall into."""
+    while begin < end:
+        following = (begin // CHUNK + 1) * CHUNK if begin >= CHUNK else max(1, 4 * begin)
+        yield begin, min(following, end)
+        begin = following
+
+
+def _call(method: Method, episodes: Episodes) -> object:
+    """Return what a method gives for a batch; one that is not ours gets a copy of its own, and gradients."""
+    if method in METHODS.values():
+        return method(episodes)
+    support, labels, query, n_way, base = episodes
+    if base is not None:
+        base = base._replace(mean=base.mean.clone(), class_means=base.class_means.clone())
+    with torch.enable_grad():
+        return method(Episodes(support.clone(), labels.clone(), query.clone(), n_way, base))
+
+
+def _check_logits(name: str, logits: object, part: Part, first: int) -> Tensor:
+    """Return a method's logits (episodes, n_queries, n_way) of a part, float32 or float64, once they are that.
+
+    ``first`` is the number of the draw's first episode, for messages.
+    """
+    shape = (*part.query.shape, part.n_way)
+    if not isinstance(logits, Tensor) or not logits.is_floating_point():
+        got = f"{logits.dtype if isinstance(logits, Tensor) else type(logits).__name__} of {name}"
+        fail_type("evaluate", "method", "give a tensor of floats", got, "Return logits, such as minus distances.")
+    if logits.shape != shape:
+        constraint = f"give logits of shape (episodes, n_queries, n_way), {shape} here"
+        fail(
+            "evaluate",
+            "method",
+            constraint,
+            f"{tuple(logits.shape)} of {name}",
+            "Return one logit per query and class.",
+        )
+    logits = logits.detach().cpu()
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    if not bool(torch.isfinite(logits.sum(dtype=torch.float64))):
+        bad = (~torch.isfinite(logits)).flatten(1).any(dim=1)
+        if bool(bad.any()):
+            got = f"others of {name} in episode {first + int(part.numbers[bad][0])}"
+            fail("evaluate", "method", "give finite logits", got, "Scale the features, or leave the method out.")
+    return logits
 
 
 def _score_logits(logits: Tensor, part: Part, shot: tuple[int, int]) -> Scores:
@@ -165,13 +227,14 @@ def rate_open(scores: Tensor, n_known: int) -> Tensor:
     return 0.5 + 0.5 * difference.sign().mean(dim=(1, 2), dtype=torch.float64)
 
 
-def _is_within(parts: Sequence[Scores], until: float) -> bool:
-    """Return whether the half-width of the accuracy's 95 % interval is below ``until`` percentage points."""
-    return 100 * half_width(torch.cat([part.accuracy for part in parts])) < until
-
-
 def join_scores(parts: Sequence[Scores], order: Tensor | slice = slice(None)) -> Scores:
     """Join the scores of several batches of episodes, then put the episodes into ``order``."""
     accuracy, by_shot, auroc, bins = zip(*parts, strict=True)
     joined = [torch.cat(each)[order] for each in (accuracy, by_shot, auroc)]
-    return Scores._make([*joined, torch.stack(bins).sum(dim=0)])
+    # One after another, so that sums of sums are the same numbers.
+    return Scores._make([*joined, reduce(torch.add, bins)])
+
+
+def join_batches(batches: Sequence[Mapping[str, Scores]]) -> dict[str, Scores]:
+    """Join the scores of each method by name, from several batches of episodes."""
+    return {name: join_scores([batch[name] for batch in batches]) for name in batches[0]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,15 +19,17 @@ from protonet.episodes.backbones import embed_rows
 from protonet.episodes.batch import Base, Take, gather_episodes, split_draw, summarize_base, take_from
 from protonet.episodes.checkpoints import load_encoder, read_plan
 from protonet.episodes.distributed import join_group
-from protonet.episodes.draws import Setting, check_setting, draw_episodes
-from protonet.episodes.evaluation import Scores, evaluate, join_scores
-from protonet.episodes.methods import METHODS, NEEDS_BASE, USES_BASE
+from protonet.episodes.draws import Setting, check_setting, draw_episodes, find_members
+from protonet.episodes.evaluation import Scores, evaluate, join_batches
+from protonet.episodes.methods import ALIASES, CENTRED, METHODS, NEEDS_BASE, USES_BASE
 from protonet.episodes.report import Summary, format_report, summarize, write_csv, write_json, write_plot
 from protonet.episodes.sources import load_source
+from protonet.episodes.state import describe_run, read_state, write_state
 from protonet.episodes.statistics import half_width, mean_of
 from protonet.sampling import ClassIndex, index_classes
 
 PROG = "protonet.episodes"  #: The command, for messages.
+SHOWN_EVERY, SAVED_EVERY = 0.5, 10.0  #: Seconds between two accuracies in the bar, and two writings of the state.
 
 
 class Experiment(NamedTuple):
@@ -41,6 +44,7 @@ class Experiment(NamedTuple):
     n_episodes: int  #: Most episodes.
     until: float  #: Stop once the half-widths of all 95 % intervals are below this many percentage points; 0 for never.
     seed: int  #: Of the episodes.
+    interval: str = "episodes"  #: What intervals are over: "episodes" or "classes".
 
 
 class Material(NamedTuple):
@@ -56,17 +60,21 @@ class Material(NamedTuple):
     notes: list[str]  #: Lines to print with the report.
 
 
-def run_experiment(experiment: Experiment, outputs: Mapping[str, Path]) -> None:
+def run_experiment(
+    experiment: Experiment, outputs: Mapping[str, Path], *, state: Path | None = None, resume: bool = False
+) -> None:
     """Evaluate, print the report and write the outputs.
 
     Args:
         experiment: The settings.
         outputs: The paths of the files to write, under ``json``, ``csv`` and ``plot``; each may be missing.
+        state: Where the scores of finished episodes are kept, every few seconds and at the end; None for nowhere.
+        resume: Continue from the state, if there is one. The result is that of an uninterrupted run, to the byte.
 
     Raises:
         KeyboardInterrupt: After Ctrl-C, once the report and the files of the finished episodes are written.
         MissingPackageError: A package that the data or an output needs is missing.
-        InputError: Data, side, encoder and setting do not fit together.
+        InputError: Data, side, encoder, setting and state do not fit together.
     """
     if "plot" in outputs:
         with optional_packages(PROG):
@@ -75,24 +83,56 @@ def run_experiment(experiment: Experiment, outputs: Mapping[str, Path]) -> None:
         data = load_source(experiment.dataset, split_seed=experiment.split_seed)
         material = _prepare(data, experiment)
         is_main = group.rank == 0  # the process that prints and writes
-        bar = tqdm(total=experiment.n_episodes, unit="episode", delay=1.0, dynamic_ncols=True, disable=not is_main)
-        latest: dict[str, Sequence[Scores]] = {}
+        settings = _describe(experiment, material.side)
+        run: dict[str, Any] = {}
+        earlier: dict[str, Scores] | None = None
+        if state is not None:
+            scored = {name: value for name, value in settings.items() if name != "interval"}
+            run = describe_run(scored, material.methods, material.take, material.by_class, material.base)
+            earlier = read_state(state, run) if resume and state.exists() else None
+        done = 0 if earlier is None else len(next(iter(earlier.values())).accuracy)
+        bar = tqdm(
+            total=experiment.n_episodes,
+            initial=done,
+            unit="episode",
+            delay=1.0,
+            dynamic_ncols=True,
+            disable=not is_main,
+        )
+        latest: list[Mapping[str, Scores]] = [] if earlier is None else [earlier]
+        shown = saved = time.monotonic()
 
-        def show(done: int, scores: Mapping[str, Sequence[Scores]]) -> None:
-            latest.update(scores)
-            name, parts = next(iter(scores.items()))
-            accuracy = torch.cat([part.accuracy for part in parts])
-            text = f"{name} {100 * mean_of(accuracy):.2f} ±{100 * half_width(accuracy):.2f} %"
-            bar.set_postfix_str(text, refresh=False)
-            bar.update(done - bar.n)
+        def save() -> None:
+            if state is not None and is_main:
+                write_state(state, run, join_batches(latest))
+
+        def show(batches: Sequence[Mapping[str, Scores]]) -> None:
+            nonlocal shown, saved
+            latest[:] = batches
+            now, name = time.monotonic(), next(iter(batches[0]))
+            if now - shown > SHOWN_EVERY:
+                accuracy = torch.cat([batch[name].accuracy for batch in batches])
+                text = f"{name} {100 * mean_of(accuracy):.2f} ±{100 * half_width(accuracy):.2f} %"
+                bar.set_postfix_str(text, refresh=False)
+                shown = now
+            bar.update(len(batches[-1][name].accuracy) if group.world_size == 1 else _count(batches) - bar.n)
+            if now - saved > SAVED_EVERY:
+                save()
+                saved = time.monotonic()
 
         def report(scores: Mapping[str, Scores]) -> int:
             bar.close()
-            summary = summarize(scores, experiment.setting.shot, _describe(experiment, material.side))
+            n_episodes = _count([scores])
+            members = None
+            if experiment.interval == "classes":
+                members = find_members(
+                    material.by_class, experiment.setting, seed=experiment.seed, n_episodes=n_episodes
+                )
             if is_main:
+                summary = summarize(scores, experiment.setting.shot, settings, members)
                 print(_format_title(summary, material, experiment) + format_report(summary), end="", flush=True)
                 _write_outputs(summary, outputs, material, experiment)
-            return int(summary["episodes"])
+            return n_episodes
 
         try:
             scores = evaluate(
@@ -107,14 +147,24 @@ def run_experiment(experiment: Experiment, outputs: Mapping[str, Path]) -> None:
                 group=group,
                 progress=show,
                 take=material.take,
+                earlier=earlier,
             )
         except KeyboardInterrupt:
             bar.close()
             if not latest:
                 raise
-            done = report({name: join_scores(parts) for name, parts in latest.items()})
-            raise KeyboardInterrupt(f"stopped after {done:,} of {experiment.n_episodes:,} episodes") from None
+            save()
+            done = report(join_batches(latest))
+            text = f"stopped after {done:,} of {experiment.n_episodes:,} episodes"
+            raise KeyboardInterrupt(text + ("" if state is None else "; run again with --resume")) from None
+        latest[:] = [scores]
+        save()
         report(scores)
+
+
+def _count(batches: Sequence[Mapping[str, Scores]]) -> int:
+    """Return how many episodes there are in batches of scores."""
+    return sum(len(next(iter(batch.values())).accuracy) for batch in batches)
 
 
 def _prepare(data: Dataset, experiment: Experiment) -> Material:
@@ -130,6 +180,10 @@ def _prepare(data: Dataset, experiment: Experiment) -> Material:
     names = tuple(data.class_names[c] for c in chosen)
     whole = index_classes(data.y)
     by_class = check_setting(PROG, whole.take(torch.tensor(chosen)), experiment.setting, names)
+    most = experiment.setting.way[1] + experiment.setting.n_open
+    if experiment.interval == "classes" and most >= len(by_class.size):
+        got = f"classes, with all {len(by_class.size)} classes in an episode"
+        fail(PROG, "--interval", "leave a class out of each episode", got, "Pass a smaller --way, or episodes.")
     if experiment.setting.allow_small:
         few = experiment.setting.shot[1] + experiment.setting.n_query
         small = int((by_class.size < few).sum())
@@ -163,9 +217,14 @@ def _find_methods(names: Sequence[str], *, with_base: bool) -> tuple[list[str], 
         if name in NEEDS_BASE and not with_base:
             remedy = "Pass --side novel, of data with a split by class; --split-seed 0 makes one."
             fail(PROG, "--method", "find base classes beside the evaluated ones", f"none for {name}", remedy)
+    notes += [f"{name} is {ALIASES[name]}." for name in names if name in ALIASES]
+    names = list(dict.fromkeys(ALIASES.get(name, name) for name in names))
     if "simpleshot" in names and not with_base:
         notes.append("Without base classes, simpleshot centres on each episode's own support rows.")
-    return list(names), notes
+    others = [name for name in names if name in CENTRED and name != "simpleshot"]
+    if others and not with_base:
+        notes.append(f"Without base classes, rows are scaled to unit norm without centring in {', '.join(others)}.")
+    return names, notes
 
 
 def _compare_split(plan: Mapping[str, Any], experiment: Experiment, side: str) -> list[str]:
@@ -184,11 +243,11 @@ def _compare_split(plan: Mapping[str, Any], experiment: Experiment, side: str) -
 
 def _describe(experiment: Experiment, side: str) -> dict[str, Any]:
     """Return the settings for the summary, under the names of the command line."""
-    dataset, _, split_seed, encoder, setting, _, n_episodes, until, seed = experiment
+    dataset, _, split_seed, encoder, setting, _, n_episodes, until, seed, interval = experiment
     names = {"n_query": "query", "n_open": "open"}
     kind = {names.get(name, name): value for name, value in setting._asdict().items()}
     data = {"dataset": dataset, "side": side, "split_seed": split_seed, "encoder": encoder}
-    return {**data, **kind, "most_episodes": n_episodes, "until": until, "seed": seed}
+    return {**data, **kind, "most_episodes": n_episodes, "until": until, "seed": seed, "interval": interval}
 
 
 def _format_title(summary: Summary, material: Material, experiment: Experiment) -> str:
@@ -200,7 +259,7 @@ def _format_title(summary: Summary, material: Material, experiment: Experiment) 
     features = f"{experiment.encoder}" if experiment.encoder else f"{material.x.shape[1]} features"
     title = f"{experiment.dataset}, {len(material.class_names)} classes, {features}: {spans[0]}-way {spans[1]}-shot"
     title += f" {setting.n_query}-query{kind}, {summary['episodes']:,} episodes, seed {experiment.seed}"
-    return "\n".join([f"{title}; 95 % intervals", *material.notes]) + "\n\n"
+    return "\n".join([f"{title}; 95 % intervals over {experiment.interval}", *material.notes]) + "\n\n"
 
 
 def _write_outputs(summary: Summary, outputs: Mapping[str, Path], material: Material, experiment: Experiment) -> None:
@@ -211,8 +270,7 @@ def _write_outputs(summary: Summary, outputs: Mapping[str, Path], material: Mate
         write_csv(outputs["csv"], summary)
     if "plot" in outputs:
         index, setting = material.by_class, experiment.setting
-        with torch.inference_mode():  # like the memory that rows are copied into
-            part = next(split_draw(draw_episodes(index, setting, seed=experiment.seed, first=0, n_episodes=1)))
-            write_plot(outputs["plot"], summary, gather_episodes(material.take, part), part.query_labels)
+        part = next(split_draw(draw_episodes(index, setting, seed=experiment.seed, first=0, n_episodes=1)))
+        write_plot(outputs["plot"], summary, gather_episodes(material.take, part), part.query_labels)
     for path in outputs.values():
         print(f"wrote {path}", file=sys.stderr)

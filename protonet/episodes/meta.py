@@ -192,11 +192,12 @@ def train(run: Run, base: Side, validation: Side, group: Group, outputs: Outputs
     """
     from tqdm import tqdm  # noqa: PLC0415 - used here alone
 
-    plan, started = run.plan, time.monotonic()
+    plan = run.plan
     shared = DistributedDataParallel(run.learner) if group.world_size > 1 else run.learner
     silent = outputs.checkpoint is None
     bar = tqdm(total=plan.steps, initial=run.step, unit="step", delay=2, dynamic_ncols=True, disable=silent)
-    with bar, _open_log(outputs, run.step) as log, delay_interrupt() as interrupted:
+    with bar, _open_log(outputs, run.step) as (log, before), delay_interrupt() as interrupted:
+        started = time.monotonic() - before
 
         def validate() -> None:
             score = score_encoder(run.average, validation, run.step, group)
@@ -236,12 +237,19 @@ def _average_losses(pairs: Sequence[Sequence[float]]) -> list[float]:
 
 
 @contextmanager
-def _open_log(outputs: Outputs, step: int) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Open the log and TensorBoard's folder, without entries after ``step``; yield a function that adds one to both."""
+def _open_log(outputs: Outputs, step: int) -> Iterator[tuple[Callable[[dict[str, Any]], None], float]]:
+    """Open the log and TensorBoard's folder, without entries after ``step``.
+
+    Yields a function that adds an entry to both, and the seconds of the last entry, from which those of a resumed run
+    go on; 0 without one.
+    """
     with ExitStack() as stack:
         file = writer = None
+        seconds = 0.0
         if outputs.log is not None:
-            outputs.log.write_text("".join(_read_log(outputs.log, step) if step else []), encoding="utf-8")
+            lines = _read_log(outputs.log, step) if step else []
+            seconds = float(json.loads(lines[-1]).get("seconds", 0.0)) if lines else 0.0
+            outputs.log.write_text("".join(lines), encoding="utf-8")
             file = stack.enter_context(outputs.log.open("a", encoding="utf-8"))
         if outputs.tensorboard is not None:
             from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - optional
@@ -257,7 +265,7 @@ def _open_log(outputs: Outputs, step: int) -> Iterator[Callable[[dict[str, Any]]
                     writer.add_scalar(name, entry[name], entry["step"])
                 writer.flush()
 
-        yield log
+        yield log, seconds
 
 
 def _read_log(path: Path, step: int) -> list[str]:

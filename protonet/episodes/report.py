@@ -23,16 +23,30 @@ from protonet.metrics import calibration_error
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+PANEL = 4.6  #: Inches, the side of a plot.
 Summary = Mapping[str, Any]  #: An evaluation, from `summarize`.
+#: What intervals and p-values speak of, by what they are over.
+SPEAKS = {
+    "episodes": "Intervals and p-values speak of other episodes of these same classes; those of other classes differ "
+    "more (--interval classes).",
+    "classes": "Intervals and p-values speak of episodes of other classes of the same kind (jackknife over classes).",
+}
 
 
-def summarize(scores: Mapping[str, Scores], shot: tuple[int, int], settings: Mapping[str, Any]) -> dict[str, Any]:
+def summarize(
+    scores: Mapping[str, Scores],
+    shot: tuple[int, int],
+    settings: Mapping[str, Any],
+    members: torch.Tensor | None = None,
+) -> dict[str, Any]:
     """Summarise an evaluation in a form that JSON can write; all metrics are in [0, 1].
 
     Args:
         scores: Of each method, on the same episodes.
         shot: Least and most shots per class.
         settings: The settings of the evaluation, passed on.
+        members: (episodes, classes) bool, for intervals over classes, see `protonet.episodes.statistics`; None for
+            intervals over episodes.
 
     Returns:
         ``settings``; ``episodes``, their number; ``methods``, for each the accuracy, the calibration error and the area
@@ -41,28 +55,28 @@ def summarize(scores: Mapping[str, Scores], shot: tuple[int, int], settings: Map
     """
     methods = {}
     for name, (accuracy, by_shot, auroc, bins) in scores.items():
-        area = _rate(auroc)
+        area = _rate(auroc, members)
         methods[name] = {
-            **_rate(accuracy),
+            **_rate(accuracy, members),
             "calibration_error": calibration_error(bins),
             "auroc": area["accuracy"],
             "auroc_half_width": area["half_width"],
             "by_shot": {
-                str(n_shot): {**_rate(column), "episodes": int((~column.isnan()).sum())}
+                str(n_shot): {**_rate(column, members), "episodes": int((~column.isnan()).sum())}
                 for n_shot, column in zip(range(shot[0], shot[1] + 1), by_shot.unbind(1), strict=True)
             },
         }
     comparisons = [
         pair._replace(half_width=_known(pair.half_width))._asdict()
-        for pair in compare_pairs({name: each.accuracy for name, each in scores.items()})
+        for pair in compare_pairs({name: each.accuracy for name, each in scores.items()}, members)
     ]
     n_episodes = len(next(iter(scores.values())).accuracy)
     return {"settings": dict(settings), "episodes": n_episodes, "methods": methods, "comparisons": comparisons}
 
 
-def _rate(values: torch.Tensor) -> dict[str, float | None]:
+def _rate(values: torch.Tensor, members: torch.Tensor | None) -> dict[str, float | None]:
     """Return the mean of those values that are not NaN and its half-width; None where there are too few."""
-    return {"accuracy": _known(mean_of(values)), "half_width": _known(half_width(values))}
+    return {"accuracy": _known(mean_of(values)), "half_width": _known(half_width(values, members))}
 
 
 def _known(value: float) -> Any:
@@ -105,6 +119,8 @@ def format_report(summary: Summary) -> str:
     until = summary["settings"].get("until", 0)
     if until and any(own["half_width"] is None or 100 * own["half_width"] >= until for own in methods.values()):
         text += f"Intervals are not within {until:g} points yet: more episodes are needed.\n"
+    over = summary["settings"].get("interval", "episodes")
+    text += f"{SPEAKS[over]}\n"
     return text + "The calibration error is that of the method's own probabilities, the softmax of its logits.\n"
 
 
@@ -160,9 +176,10 @@ def write_plot(path: Path, summary: Summary, episode: Episodes, query_labels: to
     with optional_packages("protonet.episodes"):
         from matplotlib.figure import Figure  # noqa: PLC0415 - optional
     several = len(summary["methods"]) > 1
-    size = max(4.6, 0.42 * len(summary["methods"]))  # inches: one line of text per method
-    figure = Figure(figsize=((size + 0.6) * (2 + several), size), layout="constrained")
-    axes = figure.subplots(1, 2 + several, squeeze=False)[0]
+    size = max(PANEL, 0.42 * len(summary["methods"]))  # inches: one line of text per method
+    widths = [PANEL, *([size] if several else []), PANEL]  # the differences alone need room for more methods
+    figure = Figure(figsize=(sum(widths) + 0.6 * len(widths), size), layout="constrained")
+    axes = figure.subplots(1, len(widths), squeeze=False, width_ratios=widths)[0]
     _plot_accuracies(axes[0], summary["methods"])
     if several:
         _plot_differences(axes[1], summary)
@@ -174,16 +191,17 @@ def _plot_accuracies(axes: Axes, methods: Mapping[str, Any]) -> None:
     """Plot accuracy by shot with bands, or one bar per method where there is a single number of shots."""
     shots = [int(count) for count in next(iter(methods.values()))["by_shot"]]
     if len(shots) > 1:
-        for name, own in methods.items():
+        for number, (name, own) in enumerate(methods.items()):
             rates = own["by_shot"].values()
             values = [math.nan if rate["accuracy"] is None else 100 * rate["accuracy"] for rate in rates]
             halves = [100 * (rate["half_width"] or 0.0) for rate in rates]
-            axes.plot(shots, values, label=name, marker="o", markersize=3)
+            dash = ("-", "--", ":")[number // 10 % 3]  # there are ten colours
+            axes.plot(shots, values, label=name, marker="o", markersize=3, linestyle=dash)
             low = [max(0.0, value - half) for value, half in zip(values, halves, strict=True)]
             high = [min(100.0, value + half) for value, half in zip(values, halves, strict=True)]
             axes.fill_between(shots, low, high, alpha=0.2)
         axes.set(xlabel="shots", ylabel="accuracy, %", title="accuracy by shot, 95 % bands", xticks=shots)
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=2)
         return
     names = sorted(methods, key=lambda name: float(methods[name]["accuracy"]))
     values = [100 * methods[name]["accuracy"] for name in names]
@@ -203,7 +221,7 @@ def _plot_differences(axes: Axes, summary: Summary) -> None:
         grid[row, column], grid[column, row] = 100 * pair["difference"], -100 * pair["difference"]
         significant[row, column] = significant[column, row] = pair["p_holm"] < 0.05
     most = max(1.0, float(grid.abs().max()))
-    image = axes.imshow(grid.numpy(), cmap="RdBu", vmin=-most, vmax=most)
+    image = axes.imshow(grid.numpy(), cmap="RdBu", vmin=-most, vmax=most, aspect="auto")
     axes.figure.colorbar(image, ax=axes, shrink=0.8, label="points")
     for row, column in permutations(range(len(names)), 2):
         text = f"{float(grid[row, column]):+.1f}{'*' * int(significant[row, column])}"
@@ -235,4 +253,4 @@ def _plot_episode(axes: Axes, episode: Episodes, query_labels: torch.Tensor) -> 
     x, y = place(prototypes)
     axes.scatter(x, y, c=[f"C{c}" for c in range(len(x))], marker="*", s=220, edgecolors="black", label="prototype")
     axes.set(title="the first episode, along its prototypes", xticks=[], yticks=[])
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=3)  # below, where no row lies

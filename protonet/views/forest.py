@@ -33,6 +33,7 @@ class ForestRules:
     first_share: int = 8  #: One tree in so many is grown first, on a fold that settles what is clearly worse ...
     hope: float = 0.25  #: ... and the whole forest may be expected to leave this share of their log-loss.
     tiny: float = 1e-30  #: What is divided by instead of zero.
+    levels: int = 3  #: After so many levels, what has come to a leaf is put aside, where rows are classified.
     seed: int = 0  #: Of the features and thresholds that are tried: the same in every fold and in the end.
 
 
@@ -163,11 +164,20 @@ class ForestView(View):
         return torch.cat([self._vote(rows) for rows in z.split(CHUNK)])
 
     def _vote(self, x: Tensor) -> Tensor:
-        at = self.root.expand(len(x), -1)  # (n, trees) node numbers
-        for _ in range(self.depth):
-            at = self.child[at] + (x.gather(1, self.feature[at]) > self.threshold[at])
-        votes = x.new_zeros(len(x), self.sizes[0])
-        return votes.scatter_add_(1, self.label[at], x.new_tensor(1 / len(self.root)).expand(at.shape))
+        n, trees = len(x), len(self.root)
+        values = x.T.reshape(-1)  # feature by feature: pairs of a tree come together, and look at few of them
+        at, row = self.root.repeat_interleave(n), torch.arange(n, device=x.device).repeat(trees)  # (pairs,)
+        leaf, pair = at, torch.arange(n * trees, device=x.device)
+        for level in range(self.depth):
+            at = self.child[at] + (values[self.feature[at] * n + row] > self.threshold[at])
+            if level % FOREST.levels == FOREST.levels - 1:  # pairs that have come to a leaf are done
+                leaf[pair] = at
+                going = torch.isfinite(self.threshold[at]).nonzero().flatten()
+                at, row, pair = at[going], row[going], pair[going]
+        leaf[pair] = at
+        votes = x.new_zeros(self.sizes[0], n)
+        share = x.new_tensor(1 / trees).expand(trees, n)
+        return votes.scatter_add_(0, self.label[leaf].view(trees, n), share).T
 
     def describe(self) -> dict[str, Any]:
         """Return the depth and the number of classes."""

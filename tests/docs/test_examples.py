@@ -54,6 +54,7 @@ def test_the_python_blocks_of_a_page_run(name: str, tmp_path: Path, monkeypatch:
         assert list(names["scores"]) == ["city-block", "protonet"]
         assert 0.5 < float(names["accuracy"].mean()) < 1
         assert float(names["scores"]["city-block"].accuracy.mean()) > 0.5
+        assert float(names["tuned"]["own"].accuracy.mean()) > 0.5
     if name == "docs/guide/python.md":
         assert names["stages"][-1] == ("done", 1.0)
     if name == "docs/guide/optimizer.md":

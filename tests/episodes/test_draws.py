@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from protonet.episodes.draws import NO_ROW, Draw, Setting, check_setting, draw_episodes
+from protonet.episodes.draws import NO_ROW, Draw, Setting, check_setting, draw_episodes, find_members
 from protonet.sampling import index_classes
 from tests.strategies import seeds
 
@@ -155,3 +155,16 @@ def test_small_classes() -> None:
 def test_errors(setting: Setting, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         numbered(labels_of([5, 4, 6]), setting)
+
+
+@pytest.mark.parametrize("setting", [Setting(way=(2, 4), n_query=2, n_open=2), Setting(way=(3, 3), n_query=2)])
+def test_members_are_the_classes_of_the_rows(setting: Setting) -> None:
+    labels = labels_of([9] * 7)
+    index = index_classes(labels)
+    draw = numbered(labels, setting)
+    members = find_members(index, setting, seed=0, n_episodes=30)
+    for number in range(30):
+        rows = torch.cat(
+            [draw.support[number].flatten(), draw.query[number].flatten(), draw.open_query[number].flatten()]
+        )
+        assert set((labels[rows[rows >= 0]] // 10).tolist()) == set(members[number].nonzero().flatten().tolist())

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +11,8 @@ from sklearn.metrics import roc_auc_score
 from protonet.episodes.batch import Episodes, gather_episodes, split_draw, take_from
 from protonet.episodes.distributed import Group
 from protonet.episodes.draws import Setting, draw_episodes
-from protonet.episodes.evaluation import ROUND, Scores, evaluate, rate_open
+from protonet.episodes.evaluation import CHUNK, ROUND, Scores, evaluate, join_batches, rate_open
+from protonet.episodes.methods.common import support_means
 from protonet.episodes.methods.prototypes import protonet, protonet_cosine
 from protonet.episodes.statistics import half_width
 from protonet.metrics import calibration_error
@@ -121,16 +124,94 @@ def test_threads_do_not_matter_and_are_put_back() -> None:
 
 
 def test_progress() -> None:
-    told: list[tuple[int, int]] = []
+    told: list[int] = []
     evaluate(
         X,
         INDEX,
         METHODS,
         SETTINGS[0],
         n_episodes=ROUND + 5,
-        progress=lambda done, scores: told.append((done, sum(len(part.accuracy) for part in scores["cosine"]))),
+        progress=lambda batches: told.append(sum(len(batch["cosine"].accuracy) for batch in batches)),
     )
-    assert told == [(ROUND, ROUND), (ROUND + 5, ROUND + 5)]
+    assert told == [1, 4, 16, CHUNK, 2 * CHUNK, 3 * CHUNK, ROUND, ROUND + 5]
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_run_that_is_continued_is_one_that_was_never_interrupted(setting: Setting) -> None:
+    """After any number of episodes, by any number of processes, to the last bit."""
+    seen: list[dict[str, Scores]] = []
+
+    def keep(batches: Sequence[Mapping[str, Scores]]) -> None:
+        seen.append(join_batches(batches))
+
+    whole = evaluate(X, INDEX, METHODS, setting, n_episodes=ROUND + 70, progress=keep)
+    for earlier in seen[1::2]:
+        assert equal(evaluate(X, INDEX, METHODS, setting, n_episodes=ROUND + 70, earlier=earlier), whole)
+    assert equal(evaluate(X, INDEX, METHODS, setting, n_episodes=ROUND + 70, earlier=whole), whole)
+
+
+def test_a_continued_run_stops_where_the_other_did() -> None:
+    seen: list[dict[str, Scores]] = []
+    arguments = X, INDEX, METHODS, SETTINGS[0]
+    whole = evaluate(
+        *arguments, n_episodes=9999, until=1.5, progress=lambda batches: seen.append(join_batches(batches))
+    )
+    for earlier in (seen[2], seen[-1], whole):
+        assert equal(evaluate(*arguments, n_episodes=9999, until=1.5, earlier=earlier), whole)
+
+
+def fit_by_gradients(episodes: Episodes) -> torch.Tensor:
+    """Prototypes after a gradient step, as many methods of one's own take them."""
+    prototypes = support_means(episodes).requires_grad_()
+    logits = -torch.cdist(episodes.support, prototypes)
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), episodes.support_labels.flatten())
+    loss.backward()
+    assert prototypes.grad is not None
+    return -torch.cdist(episodes.query, prototypes - 0.1 * prototypes.grad)
+
+
+def test_a_method_may_use_gradients() -> None:
+    scores = evaluate(X, INDEX, {"own": fit_by_gradients}, SETTINGS[0], n_episodes=5)["own"]
+    assert scores.accuracy.mean() > 0.5
+    assert not scores.accuracy.requires_grad
+
+
+def overwrite(episodes: Episodes) -> torch.Tensor:
+    logits = protonet(episodes)
+    episodes.query.numpy()[:] = 0  # behind torch's back
+    episodes.support.zero_()
+    episodes.support_labels.zero_()
+    return logits
+
+
+def test_a_method_that_overwrites_its_input_disturbs_no_other() -> None:
+    alone = evaluate(X, INDEX, METHODS, SETTINGS[0], n_episodes=20)
+    both = evaluate(X, INDEX, {"own": overwrite, **METHODS}, SETTINGS[0], n_episodes=20)
+    assert equal(alone, {name: both[name] for name in METHODS})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda logits: logits[:, :-1], r"give logits of shape .*, \(\d+, 12, 3\) here; got \(\d+, 11, 3\) of own\."),
+        (lambda logits: logits.transpose(1, 2), r"give logits of shape .*; got \(\d+, 3, 12\) of own\."),
+        (lambda logits: logits.argmax(dim=2), "give a tensor of floats; got torch.int64 of own"),
+        (lambda logits: logits.numpy(), "give a tensor of floats; got ndarray of own"),
+        (lambda _: None, "give a tensor of floats; got NoneType of own"),
+        (lambda logits: logits / 0, "give finite logits; got others of own in episode 0"),
+    ],
+)
+def test_logits_that_are_none(change: Callable[[torch.Tensor], Any], message: str) -> None:
+    own = {"own": lambda episodes: change(protonet(episodes))}
+    with pytest.raises((ValueError, TypeError), match=f"^evaluate: `method` must {message}"):
+        evaluate(X, INDEX, own, SETTINGS[0], n_episodes=5)
+
+
+def test_logits_of_any_floats_will_do() -> None:
+    methods = {"half": lambda episodes: protonet(episodes).half(), "huge": lambda episodes: 1e36 * protonet(episodes)}
+    scores = evaluate(X, INDEX, {**METHODS, **methods}, SETTINGS[0], n_episodes=5)
+    assert torch.equal(scores["huge"].accuracy, scores["euclidean"].accuracy)
+    assert float((scores["half"].accuracy - scores["euclidean"].accuracy).abs().max()) < 0.2
 
 
 def test_ties_count_half() -> None:
@@ -144,10 +225,10 @@ def test_errors() -> None:
 
     def broken(episodes: Episodes) -> torch.Tensor:
         logits = protonet(episodes)
-        logits[2, 0, 0] = math.nan
+        logits[2:, 0, 0] = math.nan  # of the second batch, which begins with episode 1
         return logits
 
-    with pytest.raises(ValueError, match="evaluate: `method` must give finite logits; got others of bad in episode 2"):
+    with pytest.raises(ValueError, match="evaluate: `method` must give finite logits; got others of bad in episode 3"):
         evaluate(X, INDEX, {"bad": broken}, SETTINGS[0], n_episodes=5)
     for changes in ({"seed": -1}, {"n_episodes": 0}, {"until": -1.0}):
         (argument,) = changes

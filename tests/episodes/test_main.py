@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from protonet.episodes.__main__ import main
-from protonet.episodes.methods import METHODS
+from protonet.episodes.methods import ALIASES, METHODS
 
 FEW = ["--way", "3", "--query", "4", "--episodes", "300"]
 
@@ -124,6 +124,11 @@ def test_a_mapped_file_gives_the_same_as_one_in_memory(
         (["--query", "9" * 30, "--allow-small"], "`n_query` must be a whole number in .*; got 9999"),
         (["--plot", "build/out.jpeg"], "`--plot` must end in .png, .pdf, .svg; got build/out.jpeg"),
         (["--method", "PT_MAP"], "Did you mean pt-map?"),
+        (["--interval", "rows"], "`arguments` must be as --help lists them; got .*invalid choice"),
+        (["--way", "5", "--interval", "classes"], "`--interval` must leave a class out of each episode; got classes, "),
+        (["--until", "1", "--interval", "classes"], "`--until` must be of intervals over episodes"),
+        (["--resume"], "`--resume` must come with the file to continue; got no --state"),
+        (["--state", "/proc/none/a.npz"], "`--state` must be a file that can be written"),
         (["--frobnicate"], "`arguments` must be as --help lists them"),
     ],
 )
@@ -235,6 +240,94 @@ def test_torchrun_gives_the_same_bytes(features: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there are no such signals on Windows")
+def test_a_run_that_is_stopped_goes_on_to_the_same_bytes(features: Path, tmp_path: Path) -> None:
+    """Ctrl-C before the first 256 episodes of a slow method, then a run of two processes."""
+    shared = ["--dataset", str(features), *FEW, "--episodes", "60", "--method", "transductive-finetune", "protonet"]
+    assert run(*shared, f"--json={tmp_path / 'whole.json'}") == 0
+    arguments = [*shared, "--state", str(tmp_path / "a.npz")]
+    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code += "from protonet.episodes.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        shown = ""
+        while "/60" not in shown.rsplit("0/60", 1)[-1] and process.poll() is None:  # the bar moves
+            shown += process.stderr.read(1)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    if process.returncode == 130:
+        assert re.search(r"stopped after \d+ of 60 episodes; run again with --resume$", error.strip())
+    started = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    ended = subprocess.run(
+        [*started, "-m", "protonet.episodes", *arguments, "--resume", "--json", str(tmp_path / "parts.json")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "whole.json").read_bytes() == (tmp_path / "parts.json").read_bytes()
+
+
+def test_a_state_is_of_one_run(features: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = tmp_path / "a.npz"
+    arguments = ["--dataset", str(features), *FEW, "--episodes", "20", "--method", "protonet", "--state", str(state)]
+    assert run(*arguments, "--resume") == 0  # a first run, for loops that always pass it
+    first = capsys.readouterr().out
+    kept = state.read_bytes()
+    assert run(*arguments) == 2
+    assert "`--state` must be a new file" in capsys.readouterr().err
+    for changes, message in (
+        (["--seed", "1"], "got seed 1, where .* has 0"),
+        (["--method", "ridge"], r"got methods \['ridge'\], where .* has \['protonet'\]"),
+        (["--side", "all"], "got data "),
+    ):
+        assert run(*arguments, "--resume", *changes) == 2
+        assert re.search(f"`--resume` must continue the same run; {message}", capsys.readouterr().err)
+    with np.load(features) as arrays:
+        changed = {**arrays, "x": 1.5 * arrays["x"]}
+    before = features.read_bytes()
+    np.savez(features, **changed)
+    assert run(*arguments, "--resume") == 2
+    assert "`--resume` must continue the same run; got data " in capsys.readouterr().err
+    features.write_bytes(before)
+    assert state.read_bytes() == kept
+    assert run(*arguments, "--resume") == 0
+    assert capsys.readouterr().out == first
+    assert run(*arguments, "--resume", "--interval", "classes") == 0  # other intervals of the same scores
+    assert "95 % intervals over classes" in capsys.readouterr().out
+    for content in (b"", kept[: len(kept) // 2], b"x,y", before):
+        state.write_bytes(content)
+        assert run(*arguments, "--resume") == 2
+        captured = capsys.readouterr().err
+        assert "`--state` must be a file that --state wrote" in captured
+        assert captured.count("\n") == 1
+
+
+def test_intervals_say_what_they_speak_of(features: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    widths = {}
+    for over, said in (("episodes", "of these same classes"), ("classes", "of other classes of the same kind")):
+        path = tmp_path / f"{over}.json"
+        assert run("--dataset", str(features), *FEW, "--method", "protonet", "--interval", over, f"--json={path}") == 0
+        out = capsys.readouterr().out
+        assert f"; 95 % intervals over {over}\n" in out
+        assert said in out
+        summary = json.loads(path.read_text(encoding="utf-8"))
+        assert summary["settings"]["interval"] == over
+        widths[over] = summary["methods"]["protonet"]["half_width"]
+    assert widths["classes"] > widths["episodes"]
+
+
+def test_an_alias_is_evaluated_once(features: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--dataset", str(features), *FEW, "--method", "simpleshot-un", "protonet") == 0
+    out = capsys.readouterr().out
+    assert "\nsimpleshot-un is protonet.\n" in out
+    assert out.count("| protonet ") == 1
+    assert "| simpleshot-un" not in out
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there are no such signals on Windows")
 def test_ctrl_c_reports_what_is_done(features: Path, tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     arguments = ["--dataset", str(features), *FEW, "--episodes", "100000000", "--method", "protonet", f"--json={path}"]
@@ -269,7 +362,7 @@ except SystemExit:
     *text, heavy = ended.stdout.splitlines()
     assert heavy == "[]"
     words = set(" ".join(text).replace(",", " ").split())
-    assert set(METHODS) <= words
+    assert set(METHODS) | set(ALIASES) <= words
 
 
 def test_threads_are_put_back(features: Path) -> None:

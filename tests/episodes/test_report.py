@@ -112,3 +112,18 @@ def test_plot(tmp_path: Path, n_methods: int, setting: Setting) -> None:
     pixels = imread(tmp_path / "a.png")
     assert pixels.shape[1] == (3 if n_methods > 1 else 2) * 624
     assert float(pixels.std()) > 0.05  # it is not blank
+
+
+def test_one_episode_keeps_its_size_beside_many_methods(tmp_path: Path) -> None:
+    """The differences alone grow with the methods: dots and text stay as large, in inches, in a figure not as wide."""
+    from matplotlib.image import imread
+
+    setting = Setting(way=(3, 3), n_query=4)
+    summary = summarize(score(setting), setting.shot, {})
+    names = [f"method-{number}" for number in range(20)]
+    pair = summary["comparisons"][0]
+    pairs = [pair | {"first": a, "second": b} for i, a in enumerate(names) for b in names[i + 1 :]]
+    summary |= {"methods": dict.fromkeys(names, summary["methods"]["ridge"]), "comparisons": pairs}
+    part = next(split_draw(draw_episodes(index_classes(LABELS), setting, seed=0, first=0, n_episodes=1)))
+    write_plot(tmp_path / "a.png", summary, gather_episodes(take_from(X), part), part.query_labels)
+    assert imread(tmp_path / "a.png").shape[:2] == (1008, 2328)  # 8.4 inches, and 4.6 + 8.4 + 4.6 + 1.8

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from protonet.episodes.statistics import adjust_holm, compare_pairs, half_width, mean_of
+from protonet.episodes.statistics import adjust_holm, compare_pairs, half_width, mean_of, standard_error
 
 
 def normal(n: int, seed: int) -> torch.Tensor:
@@ -61,3 +61,55 @@ def test_holm_rejects_what_the_definition_rejects(p_values: list[float]) -> None
                 break
             rejected.add(int(position))
         assert {position for position, p in enumerate(adjusted) if p <= level} == rejected
+
+
+def make_tasks(*, n: int, n_classes: int, spread: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Make values of 5-way episodes whose classes add a share each, and their members; the classes' mean is 0."""
+    generator = torch.Generator().manual_seed(seed)
+    effects = spread * torch.randn(n_classes, generator=generator, dtype=torch.float64)
+    order = torch.rand(n, n_classes, generator=generator).argsort(dim=1)
+    members = order < 5
+    return members.double() @ effects / 5 + 0.1 * torch.randn(n, generator=generator, dtype=torch.float64), members
+
+
+def test_intervals_over_classes_are_a_slow_jackknife() -> None:
+    values, members = make_tasks(n=40, n_classes=9, spread=1.0, seed=0)
+    n, variance, total = 40, float(values.var()), 0.0
+    for c in range(9):
+        left = [float(value) for value, has in zip(values, members[:, c], strict=True) if not has]
+        total += (sum(left) / len(left) - float(values.mean())) ** 2 - variance * (1 / len(left) - 1 / n)
+    error, freedom = standard_error(values, members)
+    assert freedom == 8
+    assert math.isclose(error, math.sqrt(8 / 9 * total + variance / n))
+    assert math.isclose(half_width(values, members), float(stats.t.ppf(0.975, 8)) * error)
+    holed = torch.cat([values, torch.tensor([math.nan])])
+    assert half_width(holed, torch.cat([members, members[:1]])) == half_width(values, members)
+
+
+def test_intervals_over_classes_cover_other_classes() -> None:
+    """Those over episodes do not, where classes differ; where they do not differ, both do."""
+    n_runs = 300
+    for spread, fewest in ((0.3, 0.0), (0.0, 0.92)):
+        covered = {"classes": 0, "episodes": 0}
+        for seed in range(n_runs):
+            values, members = make_tasks(n=200, n_classes=20, spread=spread, seed=seed)
+            covered["classes"] += abs(float(values.mean())) < half_width(values, members)
+            covered["episodes"] += abs(float(values.mean())) < half_width(values)
+        assert covered["classes"] / n_runs > 0.92
+        assert covered["episodes"] / n_runs > fewest
+        if spread:
+            assert covered["episodes"] / n_runs < 0.6
+
+
+def test_pairs_over_classes() -> None:
+    (a, members), (b, _) = (make_tasks(n=60, n_classes=9, spread=0.3, seed=seed) for seed in (0, 1))
+    (pair,) = compare_pairs({"a": a, "b": b}, members)
+    error, _ = standard_error(a - b, members)
+    assert math.isclose(pair.p_value, 2 * float(stats.t.sf(abs(float((a - b).mean())) / error, 8)))
+    assert math.isclose(pair.half_width, half_width(a - b, members))
+
+
+def test_no_interval_over_classes_that_every_episode_has() -> None:
+    values = normal(10, 0)
+    assert math.isnan(half_width(values, torch.ones(10, 5, dtype=torch.bool)))
+    assert compare_pairs({"a": values, "b": normal(10, 1)}, torch.ones(10, 5, dtype=torch.bool))[0].p_value == 1.0

@@ -91,6 +91,21 @@ def test_an_interrupted_run_ends_in_the_same_tensors(data: Path, monkeypatch: py
     assert read_log(logs[0]) == read_log(logs[1])
 
 
+def test_seconds_go_on_where_they_stopped(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = data.with_name("log.jsonl")
+    with monkeypatch.context() as patch:
+        interrupt_at(7, patch)
+        with pytest.raises(KeyboardInterrupt):
+            run_train(arguments(data, "parts.safetensors", "--log", str(log)))
+    entries = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    entries[-1]["seconds"] = 1000.0  # as if it had taken that long
+    log.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
+    run_train(arguments(data, "parts.safetensors", "--resume", "--log", str(log)))
+    after = [json.loads(line)["seconds"] for line in log.read_text(encoding="utf-8").splitlines()][len(entries) :]
+    assert after
+    assert all(seconds >= 1000 for seconds in after)
+
+
 def test_a_second_interrupt_comes_at_once() -> None:
     with meta.delay_interrupt() as interrupted:
         assert not interrupted()

@@ -14,7 +14,7 @@ from protonet.episodes.methods.adaptive import adaptive
 from protonet.episodes.methods.bd_cspn import bd_cspn
 from protonet.episodes.methods.calibration import distribution_calibration
 from protonet.episodes.methods.ilpc import ilpc
-from protonet.episodes.methods.laplacian_shot import laplacian_shot
+from protonet.episodes.methods.laplacian_shot import laplacian_shot, laplacian_shot_dirichlet
 from protonet.episodes.methods.linear_finetune import linear_finetune
 from protonet.episodes.methods.logistic import logistic_regression
 from protonet.episodes.methods.mahalanobis import mahalanobis
@@ -22,9 +22,9 @@ from protonet.episodes.methods.matching import matching_networks
 from protonet.episodes.methods.prototypes import protonet, protonet_cosine
 from protonet.episodes.methods.pt_map import pt_map
 from protonet.episodes.methods.ridge import ridge_regression
-from protonet.episodes.methods.simpleshot import simpleshot_cl2n, simpleshot_l2n, simpleshot_un
+from protonet.episodes.methods.simpleshot import simpleshot_cl2n, simpleshot_l2n
 from protonet.episodes.methods.soft_kmeans import soft_kmeans
-from protonet.episodes.methods.tim import alpha_tim, tim
+from protonet.episodes.methods.tim import alpha_tim, tim, tim_dirichlet
 from protonet.episodes.methods.transductive_finetune import transductive_finetune
 
 Method = Callable[[Episodes], Tensor]
@@ -35,7 +35,6 @@ INDUCTIVE: dict[str, Method] = {
     "protonet-cosine": protonet_cosine,
     "simpleshot": simpleshot_cl2n,
     "simpleshot-l2n": simpleshot_l2n,
-    "simpleshot-un": simpleshot_un,
     "matching-networks": matching_networks,
     "ridge": ridge_regression,
     "logistic": logistic_regression,
@@ -49,13 +48,18 @@ TRANSDUCTIVE: dict[str, Method] = {
     "soft-kmeans": soft_kmeans,
     "bd-cspn": bd_cspn,
     "laplacian-shot": laplacian_shot,
+    "laplacian-shot-dirichlet": laplacian_shot_dirichlet,
     "tim": tim,
+    "tim-dirichlet": tim_dirichlet,
     "alpha-tim": alpha_tim,
     "pt-map": pt_map,
     "ilpc": ilpc,
     "transductive-finetune": transductive_finetune,
 }
 METHODS = INDUCTIVE | TRANSDUCTIVE
+#: Other names of methods: SimpleShot on untransformed features is the nearest mean.
+ALIASES = {"simpleshot-un": "protonet"}
 #: Methods that use the base classes if there are any, and those that need them.
-USES_BASE = frozenset({"simpleshot", "distribution-calibration"})
+CENTRED = ("simpleshot", "bd-cspn", "laplacian-shot", "laplacian-shot-dirichlet")
+USES_BASE = frozenset({*CENTRED, "distribution-calibration"})
 NEEDS_BASE = frozenset({"distribution-calibration"})

@@ -1,4 +1,4 @@
-"""BD-CSPN: the cosine to prototypes that shifted, pseudo-labelled queries have rectified."""
+"""BD-CSPN: the nearest of prototypes that shifted, pseudo-labelled queries have rectified."""
 
 from __future__ import annotations
 
@@ -10,60 +10,101 @@ from protonet.episodes.batch import Episodes
 from protonet.episodes.methods.common import cosines, one_hot, squared_norms
 
 
-def rectify_prototypes(episodes: Episodes, scale: Tensor, squares: Tensor, *, temperature: float = 0.1) -> Tensor:
+def find_unit_rows(episodes: Episodes) -> tuple[Tensor, Tensor, Tensor]:
+    """Centre rows on the base classes' mean, if there is one, and find what scales them to unit norm.
+
+    Queries are many, so the scaled ones are not formed: products with them follow from products with the queries.
+
+    Returns:
+        support: (episodes, n_support, dim), of unit norm.
+        query: (episodes, n_queries, dim), centred but not scaled.
+        scale: (episodes, 1, n_queries), the factors that make the queries unit rows.
+
+    Source: "CL2N" of Wang et al., "SimpleShot" (2019), as BD-CSPN and LaplacianShot are evaluated by Ziko et al. (2020,
+        train_lshot.py) and Veilleux et al. (2021, bdcspn.yaml, laplacianshot.yaml); "L2N" without base classes.
+    """
+    support, query, base = episodes.support, episodes.query, episodes.base
+    if base is not None:
+        centre = base.mean.to(query.dtype)
+        support, query = support - centre, query - centre
+    norms: Tensor = torch.linalg.vector_norm(query, dim=2)[:, None]
+    scale = 1 / norms.clamp_min(torch.finfo(query.dtype).tiny ** 0.5)
+    return F.normalize(support, dim=2), query, scale
+
+
+def rectify_prototypes(
+    episodes: Episodes, scale: Tensor, *, temperature: float = 0.1, paper: bool = False
+) -> tuple[Tensor, Tensor]:
     """Compute rectified prototypes.
 
     Queries are shifted so that their mean is that of the support (against the cross-class bias), and labelled by the
-    nearest mean. Then each class's support rows and queries are averaged, weighted by the exponential of their cosine
-    to the class mean (against the intra-class bias). Queries are many, so neither the scaled nor the shifted ones are
-    formed: products with them follow from products with the queries.
+    nearest mean by cosine. Then each class's rows are averaged, those near its mean more (against the intra-class
+    bias). Paper and code differ in how. The code that published numbers are from pseudo-labels the support rows as
+    well, and averages rows that are multiplied by their probability of the class, a softmax over classes. The paper
+    divides the exponentials of a class's cosines by their sum, so that the support rows keep nearly all of their
+    prototype.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
-        scale: (episodes, 1, n_queries) factors on the queries, > 0.
-        squares: (episodes, 1, n_queries) squared norms of the scaled queries.
-        temperature: > 0, divides the cosines. 0.1 is the paper's factor of 10.
+        episodes: Support (episodes, n_support, dim) of unit norm and query (episodes, n_queries, dim), floating.
+        scale: (episodes, 1, n_queries) factors that make the queries unit rows.
+        temperature: > 0, divides the cosines. 0.1 is the factor of 10 of paper and code.
+        paper: Take the paper's weights instead of the code's.
 
     Returns:
-        (episodes, n_way, dim), the dtype of the query rows.
+        prototypes: (episodes, n_way, dim), the dtype of the query rows. With the code's weights they are shorter than
+            the rows; a class that no row is assigned to keeps its mean.
+        shift: (episodes, 1, dim), what the unit queries are shifted by.
 
     Source: Liu, Song and Qin, "Prototype rectification for few-shot learning" (2020), eqs. 6 to 9, every query being
-        pseudo-labelled. https://arxiv.org/abs/1911.10713
+        pseudo-labelled, https://arxiv.org/abs/1911.10713; the code of Ziko et al. (2020, train_lshot.py), which
+        Veilleux et al. (2021, bdcspn.py) took over. That of Liu et al. is not public.
     """
     support, query = episodes.support, episodes.query
+    n_support, n_queries = support.shape[1], query.shape[1]
     labels = one_hot(episodes.support_labels, episodes.n_way, query.dtype).transpose(1, 2)
-    sums = labels @ support  # (episodes, n_way, dim)
-    shift = sums.mean(dim=1, keepdim=True) * (episodes.n_way / support.shape[1]) - (scale / query.shape[1]) @ query
-    means = F.normalize(sums, dim=2)
-    towards = torch.cat([means, shift], dim=1)
+    means = labels / labels.sum(dim=2, keepdim=True) @ support  # (episodes, n_way, dim)
+    shift = support.mean(dim=1, keepdim=True) - (scale / n_queries) @ query
+    towards = torch.cat([F.normalize(means, dim=2), shift], dim=1)
     products = (towards @ query.transpose(1, 2)).mul_(scale).add_(towards @ shift.transpose(1, 2))
+    squares = (scale < torch.finfo(query.dtype).tiny ** -0.5).to(query.dtype)  # 1, or 0 of a row of zeros
     shifted = squares + 2 * products[:, -1:] - squared_norms(shift)[:, None]
     norms = shifted.clamp_min(torch.finfo(query.dtype).tiny).sqrt()
-    query_cosines = (products[:, :-1] / norms).clamp(-1, 1)  # (episodes, n_way, n_queries)
-    support_cosines = cosines(support, means).transpose(1, 2)  # (episodes, n_way, n_support)
+    of_query = (products[:, :-1] / norms).clamp(-1, 1)  # (episodes, n_way, n_queries) cosines
+    logits = torch.cat([cosines(support, means).transpose(1, 2), of_query], dim=2) / temperature
 
-    pseudo_labels = one_hot(query_cosines.max(dim=1).indices, episodes.n_way, query.dtype).transpose(1, 2)
-    support_weights = labels * (support_cosines / temperature).exp()
-    query_weights = pseudo_labels * (query_cosines / temperature).exp()
-    query_mass = query_weights.sum(dim=2, keepdim=True)
-    rectified = support_weights @ support + torch.baddbmm(query_mass * shift, query_weights * scale, query)
-    return rectified.div_(support_weights.sum(dim=2, keepdim=True) + query_mass)
+    members = one_hot(logits.max(dim=1).indices, episodes.n_way, query.dtype).transpose(1, 2)
+    if paper:
+        members[..., :n_support] = labels
+    weights = members * (logits.exp() if paper else logits.softmax(dim=1))
+    mass = (weights if paper else members).sum(dim=2, keepdim=True)  # (episodes, n_way, 1)
+    of_support, of_query = weights.split([n_support, n_queries], dim=2)
+    offset = of_query.sum(dim=2, keepdim=True) * shift
+    rectified = of_support @ support + torch.baddbmm(offset, of_query * scale, query)
+    return torch.where(mass > 0, rectified / mass, means), shift
 
 
-def bd_cspn(episodes: Episodes, *, temperature: float = 0.1) -> Tensor:
-    """Classify by the cosine to rectified prototypes.
+def bd_cspn(episodes: Episodes, *, temperature: float = 0.1, paper: bool = False) -> Tensor:
+    """Classify by the distance of unit rows to rectified prototypes, or by the cosine to them.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
-        temperature: > 0, divides the cosines, also those of the rectification. 0.1 is the paper's factor of 10.
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; rows are centred on
+            the base classes' mean, if there is one, and scaled to unit norm.
+        temperature: > 0, divides half the squared distances, and the cosines of the rectification, see
+            `rectify_prototypes`.
+        paper: Rectify by the paper's weights, and classify by the cosine, as the paper does. The code that published
+            numbers are from takes the nearest prototype.
 
     Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows. The queries themselves are not shifted.
+        Logits (episodes, n_queries, n_way), the dtype of the query rows: minus half the squared distances over the
+        temperature, up to a constant. The queries themselves are not shifted.
 
-    Source: Liu, Song and Qin, "Prototype rectification for few-shot learning" (2020). https://arxiv.org/abs/1911.10713
+    Source: Liu, Song and Qin, "Prototype rectification for few-shot learning" (2020),
+        https://arxiv.org/abs/1911.10713, in the code of Veilleux et al. (2021), bdcspn.py.
     """
-    query = episodes.query
-    squares = squared_norms(query)[:, None]
-    prototypes = rectify_prototypes(episodes, torch.ones_like(squares), squares, temperature=temperature)
-    norms = (temperature * squares.sqrt()).clamp_min(torch.finfo(query.dtype).tiny ** 0.5)
-    return (F.normalize(prototypes, dim=2) @ query.transpose(1, 2)).div_(norms).transpose(1, 2)
+    support, query, scale = find_unit_rows(episodes)
+    unit = episodes._replace(support=support, query=query)
+    prototypes, _ = rectify_prototypes(unit, scale, temperature=temperature, paper=paper)
+    if paper:  # of unit norm, distances are in the order of cosines
+        prototypes = F.normalize(prototypes, dim=2)
+    products = (prototypes @ query.transpose(1, 2)).mul_(scale)
+    return products.sub_(squared_norms(prototypes)[:, :, None] / 2).div_(temperature).transpose(1, 2)

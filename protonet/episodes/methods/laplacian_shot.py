@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.episodes.batch import Episodes
-from protonet.episodes.methods.bd_cspn import rectify_prototypes
-from protonet.episodes.methods.common import squared_norms
+from protonet.episodes.methods.bd_cspn import find_unit_rows, rectify_prototypes
+from protonet.episodes.methods.common import squared_norms, support_means
 
 CONVERGED = 1e-6  #: The updates end once no assignment changes by this much.
 
@@ -22,34 +21,42 @@ def laplacian_shot(
     n_neighbours: int = 2,
     steps: int = 20,
     temperature: float = 0.1,
+    rectify: bool = True,
+    paper: bool = False,
 ) -> Tensor:
     """Classify by the distance of unit rows to rectified prototypes, regularised by the queries' neighbours.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; rows are centred on
+            the base classes' mean, if there is one, and scaled to unit norm.
         laplacian_weight: Weight of the agreement with neighbours, >= 0. The paper chooses it in [0.1, 1.5] by
-            validation.
+            validation; its authors' choice is 0.7 for most sets at 1-shot.
         n_neighbours: Nearest queries of a query, without itself, >= 0. The authors' 3 counts it. As there, q may be a
             neighbour of p without p being one of q.
         steps: Most bound updates, >= 0; 20 in the authors' code (lshot_update.py). They end early once no assignment
             in the batch changes by 1e-6; in the authors' code, once their bound changes by less than that.
         temperature: > 0, divides the cosines in `rectify_prototypes`.
+        rectify: Rectify the prototypes, and shift the queries as the rectification does. The configuration of Veilleux
+            et al. (2021) for unbalanced queries does not, see `laplacian_shot_dirichlet`.
+        paper: Rectify by the paper's weights, see `rectify_prototypes`, and leave the queries where they are.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows; their softmax is the last update's assignment.
 
-    Source: Ziko et al., "Laplacian regularized few-shot learning" (2020), eqs. 1, 10 and algorithm 1.
-        https://arxiv.org/abs/2006.15486
+    Source: Ziko et al., "Laplacian regularized few-shot learning" (2020), eqs. 1, 10 and algorithm 1,
+        https://arxiv.org/abs/2006.15486, with the rectification of its code (train_lshot.py).
     """
-    query = episodes.query
-    closeness = query @ query.transpose(1, 2)
-    norms = closeness.diagonal(dim1=1, dim2=2).sqrt()[:, None]  # (episodes, 1, n_queries)
-    scale = 1 / norms.clamp_min(torch.finfo(query.dtype).tiny ** 0.5)  # makes queries unit rows
-    unit = episodes._replace(support=F.normalize(episodes.support, dim=2))
-    prototypes = rectify_prototypes(unit, scale, (norms > 0).to(query.dtype), temperature=temperature)
+    support, query, scale = find_unit_rows(episodes)
+    unit = episodes._replace(support=support, query=query)
+    if rectify:
+        prototypes, shift = rectify_prototypes(unit, scale, temperature=temperature, paper=paper)
+    else:
+        prototypes = support_means(unit)
     # Minus the squared distances (episodes, n_way, n_queries), without the queries' own norms.
     unary = (prototypes @ query.transpose(1, 2)).mul_(2 * scale).sub_(squared_norms(prototypes)[:, :, None])
-    closeness.mul_(scale.transpose(1, 2))  # of unit rows to each column
+    if rectify and not paper:
+        unary += 2 * prototypes @ shift.transpose(1, 2)
+    closeness = (query @ query.transpose(1, 2)).mul_(scale.transpose(1, 2))  # of unit rows to each column
     affinity = _find_neighbours(closeness, n_neighbours, laplacian_weight)
     logits = unary
     assigned = logits.softmax(dim=1)
@@ -59,6 +66,15 @@ def laplacian_shot(
         if float((assigned - before).abs().max()) < CONVERGED:
             break
     return logits.transpose(1, 2)
+
+
+def laplacian_shot_dirichlet(episodes: Episodes) -> Tensor:
+    """Classify as `laplacian_shot` does, without rectified prototypes, as for unbalanced queries.
+
+    Source: Veilleux et al., "Realistic evaluation of transductive few-shot learning" (2021), the configuration
+        dirichlet/laplacianshot.yaml of its code. https://arxiv.org/abs/2204.11181
+    """
+    return laplacian_shot(episodes, rectify=False)
 
 
 def _find_neighbours(closeness: Tensor, n_neighbours: int, weight: float) -> Tensor:

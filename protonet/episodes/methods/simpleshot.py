@@ -8,25 +8,9 @@ from torch import Tensor
 
 from protonet.episodes.batch import Episodes
 from protonet.episodes.methods.common import one_hot, squared_norms
-from protonet.episodes.methods.prototypes import protonet
 
 #: Queries whose squared norm centring shrinks to less than this share are centred one by one, against rounding errors.
 LOST = 1e-2
-
-
-def simpleshot_un(episodes: Episodes) -> Tensor:
-    """Classify by the squared Euclidean distance to the class means of the untransformed features (UN).
-
-    Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows: minus the distances.
-
-    Source: Wang, Chao, Weinberger and van der Maaten, "SimpleShot: revisiting nearest-neighbor classification for
-        few-shot learning" (2019), eq. 2. https://arxiv.org/abs/1911.04623
-    """
-    return protonet(episodes)
 
 
 def simpleshot_l2n(episodes: Episodes) -> Tensor:

@@ -1,17 +1,44 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from sklearn.neighbors import kneighbors_graph
+from torch import Tensor
 
-from protonet.episodes.methods.laplacian_shot import _find_neighbours, laplacian_shot
-from tests.episodes.cases import load_easyfsl, make_episodes, run_easyfsl
+from protonet.episodes.methods.laplacian_shot import _find_neighbours, laplacian_shot, laplacian_shot_dirichlet
+from tests.episodes.cases import load_easyfsl, make_base, make_episodes, run_easyfsl
+from tests.episodes.methods.test_bd_cspn import rectify, unit
+
+
+def assign(unary: Tensor, query: Tensor) -> Tensor:
+    """Algorithm 1, query by query: the assignments after 20 bound updates."""
+    graph = torch.as_tensor(kneighbors_graph(query.numpy(), 2).toarray())
+    assigned = (-unary).softmax(dim=1)
+    for _ in range(20):
+        assigned = torch.stack([(graph[p] @ assigned * 0.7 - unary[p]).softmax(dim=0) for p in range(len(query))])
+    return assigned
+
+
+@pytest.mark.parametrize("with_base", [False, True])
+@pytest.mark.parametrize("shots", [(1, 1, 1, 1), (3, 1, 2, 4)])
+def test_slow_loop(shots: tuple[int, ...], with_base: bool) -> None:
+    base = make_base()
+    episodes, _ = make_episodes(noise=1.5, shots=shots, n_queries=20, base=base if with_base else None)
+    centre = base.mean.double() if with_base else 0.0
+    ours, plain = laplacian_shot(episodes).softmax(dim=2), laplacian_shot_dirichlet(episodes).softmax(dim=2)
+    for number, (support, labels, query) in enumerate(zip(*episodes[:3], strict=True)):
+        rows, queries = unit(support, centre), unit(query, centre)
+        prototypes, shifted = rectify(rows, labels, queries, 4)
+        assert torch.allclose(ours[number], assign(torch.cdist(shifted, prototypes).square(), queries), atol=1e-6)
+        means = torch.stack([rows[labels == c].mean(dim=0) for c in range(4)])
+        assert torch.allclose(plain[number], assign(torch.cdist(queries, means).square(), queries), atol=1e-6)
 
 
 def test_easyfsl() -> None:
     episodes, _ = make_episodes(noise=1.5, n_episodes=8, n_queries=30, dtype=torch.float32)
     classifier = load_easyfsl("methods.laplacian_shot").LaplacianShot(feature_normalization=2.0)
     theirs = run_easyfsl(classifier, episodes)
-    ours = laplacian_shot(episodes, temperature=1)  # the factor of 10 that their BD-CSPN lacks
+    ours = laplacian_shot(episodes, temperature=1, paper=True)  # their BD-CSPN lacks the factor of 10
     assert torch.allclose(ours.softmax(dim=2), theirs, atol=1e-4)  # they stop at a change of the bound of 1e-6
     assert torch.equal(ours.argmax(dim=2), theirs.argmax(dim=2))
 

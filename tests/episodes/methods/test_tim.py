@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.episodes.batch import Episodes
-from protonet.episodes.methods.tim import alpha_tim, tim
+from protonet.episodes.methods.tim import alpha_tim, tim, tim_dirichlet
 from tests.episodes.cases import load_easyfsl, make_episodes, run_easyfsl
 
 
@@ -16,7 +16,9 @@ def entropy(p: Tensor, alpha: float) -> Tensor:
     return -(p * p.log()).sum(dim=-1) if alpha == 1 else (1 - (p**alpha).sum(dim=-1)) / (alpha - 1)
 
 
-def run_autograd(episodes: Episodes, weights: tuple[float, float, float], alpha: float, steps: int) -> Tensor:
+def run_autograd(
+    episodes: Episodes, weights: tuple[float, float, float], alpha: float, steps: int, learning_rate: float = 1e-3
+) -> Tensor:
     """TIM-GD as the paper writes it, an episode at a time, in the features' own coordinates: the probabilities."""
     outputs = []
     rows = F.normalize(episodes.support, dim=2), episodes.support_labels, F.normalize(episodes.query, dim=2)
@@ -62,6 +64,27 @@ def test_easyfsl() -> None:
     ours = tim(episodes, weights=(1.0, 1.0, 0.1), steps=50)
     # Theirs are cosines, which overlook the means' norms: classes apart are told alike, not queries between them.
     assert float((ours.argmax(dim=2) == theirs.argmax(dim=2)).double().mean()) > 0.95
+
+
+def test_settings_for_unbalanced_queries() -> None:
+    """The authors' configuration for Dirichlet queries, which loses far less where a class has nearly all of them."""
+    episodes, labels = make_episodes(
+        n_episodes=6, n_queries=40, shots=(1, 1, 1, 1), noise=0.4, dim=40, dtype=torch.float32
+    )
+    order = (labels == 0).double().argsort(dim=1, descending=True, stable=True)[:, :12]
+    uneven = episodes._replace(query=episodes.query.gather(1, order[..., None].expand(-1, -1, 40)))
+    labels = labels.gather(1, order)
+    balanced, settled = (method(uneven) for method in (tim, tim_dirichlet))
+    assert torch.equal(settled, tim(uneven, weights=(1.0, 1.0, 1.0)))
+    right = [float((logits.argmax(dim=2) == labels).double().mean()) for logits in (balanced, settled)]
+    assert right[1] > right[0] + 0.05
+
+
+@pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0), (1.0, 10.0, 1.0)])
+def test_autograd_of_other_weights(weights: tuple[float, float, float]) -> None:
+    episodes, _ = make_episodes(noise=1.0, n_episodes=1)
+    ours = tim(episodes, weights=weights, learning_rate=1e-3, steps=20).softmax(dim=2)
+    assert torch.allclose(ours, run_autograd(episodes, weights, 1, 20), atol=1e-6)
 
 
 def test_more_features_than_rows() -> None:

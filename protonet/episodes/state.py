@@ -1,0 +1,77 @@
+"""State files: the scores of the finished episodes of an evaluation, with what they are scores of."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from protonet._checks import fail, find_version, show
+from protonet._writing import write_whole
+from protonet.episodes.batch import Base, Take
+from protonet.episodes.evaluation import Scores
+from protonet.sampling import ClassIndex
+
+PROG, FORMAT, VERSION = "protonet.episodes", "protonet.episodes", 1
+
+
+def describe_run(
+    settings: Mapping[str, Any], methods: Sequence[str], take: Take, by_class: ClassIndex, base: Base | None
+) -> dict[str, Any]:
+    """Describe, in a form that JSON can write, all that the scores depend on: settings, methods, data and versions."""
+    digest = hashlib.sha256()
+    places = torch.cat([by_class.start, by_class.start + by_class.size // 2])
+    sampled = by_class.rows[places]  # two rows of each class tell the data from others
+    means = () if base is None else (base.mean, base.class_means)
+    for tensor in (*by_class, take(sampled), *means):
+        digest.update(tensor.contiguous().numpy().tobytes())
+    versions = {package: find_version(package) for package in ("protonet", "torch", "numpy")}
+    run = {**settings, "methods": list(methods), "data": digest.hexdigest(), **versions}
+    described: dict[str, Any] = json.loads(json.dumps(run))
+    return described
+
+
+def write_state(path: Path, run: Mapping[str, Any], scores: Mapping[str, Scores]) -> None:
+    """Write the scores of a run's first episodes, whole or not at all.
+
+    Raises:
+        OSError: The file cannot be written; an old one is left as it was.
+    """
+    header = json.dumps({"format": FORMAT, "version": VERSION, "run": run})
+    arrays = {
+        f"{number}.{field}": tensor.numpy()
+        for number, own in enumerate(scores.values())
+        for field, tensor in own._asdict().items()
+    }
+    write_whole(path, lambda file: np.savez(file, header=np.array(header), **arrays))
+
+
+def read_state(path: Path, run: Mapping[str, Any]) -> dict[str, Scores]:
+    """Read the scores, by method, that `write_state` wrote of the same run.
+
+    Raises:
+        InputError: The file is no such state, or one of another run; the message says what differs.
+    """
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            header = json.loads(str(arrays["header"]))
+            if header["format"] != FORMAT or header["version"] != VERSION:
+                raise ValueError("of another format")
+            known = header["run"]
+            scores = {
+                name: Scores(*(torch.from_numpy(arrays[f"{number}.{field}"]) for field in Scores._fields))
+                for number, name in enumerate(known["methods"])
+            }
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        fail(PROG, "--state", "be a file that --state wrote", f"{path} ({error})", "Pass another path.")
+    for name in sorted(known.keys() | run.keys()):
+        if known.get(name) != run.get(name):
+            got = f"{name} {show(run.get(name))}, where {path} has {show(known.get(name))}"
+            fail(PROG, "--resume", "continue the same run", got, "Pass the same arguments, or another --state.")
+    return scores
