@@ -167,7 +167,7 @@ class ForestView(View):
         n, trees = len(x), len(self.root)
         values = x.T.reshape(-1)  # feature by feature: pairs of a tree come together, and look at few of them
         at, row = self.root.repeat_interleave(n), torch.arange(n, device=x.device).repeat(trees)  # (pairs,)
-        leaf, pair = at, torch.arange(n * trees, device=x.device)
+        leaf, pair = torch.empty_like(at), torch.arange(n * trees, device=x.device)
         for level in range(self.depth):
             at = self.child[at] + (values[self.feature[at] * n + row] > self.threshold[at])
             if level % FOREST.levels == FOREST.levels - 1:  # pairs that have come to a leaf are done
