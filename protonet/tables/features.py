@@ -11,14 +11,12 @@ from protonet._checks import fail, show
 from protonet.tables.columns.category import Category
 from protonet.tables.columns.date import Date
 from protonet.tables.columns.encoding import Encoding
-from protonet.tables.columns.number import Number
-from protonet.tables.columns.parsing import write_cells
+from protonet.tables.columns.number import MOST, Number
+from protonet.tables.columns.parsing import parse_numbers, write_cells
 from protonet.tables.columns.recognise import Verdict, fit_named, recognise
 from protonet.tables.leaks import find_row_number, find_suspicion
 from protonet.tables.table import Block, Table
 
-#: The largest number that is read: what float32 holds.
-MOST = float(np.finfo(np.float32).max)
 #: At most this share of the cells of numbers or dates may be something else; they count as gaps.
 MOST_STRANGE = 0.5
 
@@ -131,7 +129,12 @@ def encode_block(prog: str, table: Table, block: Block, encoding: Encoding | Non
             where = f"{table.name_column(number)}, {table.place.format(block.rows[row])}"
             got = f"{str(cells[row])[:50]!r} in {where}, which held {column.tell()}"
             fail(prog, "path", "have columns of the kind that they were of in fit", got, "Mend it, or fit again.")
-    x = encoding.encode(block.columns) if encoding is not None else Encoding.stack(block.columns)
+    if encoding is not None:
+        x = encoding.encode(block.columns)
+    else:
+        x = Encoding.stack(
+            [each if each.dtype.kind in "iuf" else parse_numbers(each, "plain") for each in block.columns]
+        )
     usable = np.abs(x) <= MOST  # not so for NaN
     if not usable.all():
         row, at = np.argwhere(~usable)[0].tolist()

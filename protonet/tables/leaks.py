@@ -50,8 +50,9 @@ def find_suspicion(column: np.ndarray, labels: np.ndarray) -> str:
 
 def _is_in_order(column: np.ndarray, *, strictly: bool = False) -> bool:
     """Return whether a column rises, or falls, from row to row."""
-    steps = np.diff(column)
-    return bool((steps > 0).all() or (steps < 0).all() or (not strictly and ((steps >= 0).all() or (steps <= 0).all())))
+    before, after = column[:-1], column[1:]
+    rises, falls = (after > before, after < before) if strictly else (after >= before, after <= before)
+    return bool(rises.all() or falls.all())
 
 
 def _count_runs(labels: np.ndarray) -> int:

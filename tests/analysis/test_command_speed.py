@@ -17,7 +17,7 @@ def test_tables_are_read_back(tmp_path: Path) -> None:
     x, labels = sample_table(20, 3, 4)
     write_csv(tmp_path / "a.csv", x, labels)
     _, block = read_table("cmd", tmp_path / "a.csv", Wanted("label"))
-    np.testing.assert_allclose(block.x, x, rtol=1e-5)
+    np.testing.assert_allclose(np.array(block.columns, float).T, x, rtol=1e-5)
     assert block.labels.tolist() == [f"class {label}" for label in labels]
     write_rows(tmp_path / "a.npy", 10, 3)
     assert np.load(tmp_path / "a.npy").shape == (10, 3)

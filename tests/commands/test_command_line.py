@@ -224,13 +224,13 @@ class TestPredict:
     ) -> None:
         monkeypatch.setattr(formats, "CELLS", 8)
         table, output = tmp_path / "new.csv", tmp_path / "out.csv"
-        table.write_text("w,x,y,z\n" + 100 * "1,2,3,4\n" + "1,2,3,red\n")
+        table.write_text("w,x,y,z\n" + 100 * "1,2,3,4\n" + "1,2,3,inf\n")
         output.write_text("old")
         for more in ([], ["-o", str(output)]):
             assert main(["predict", str(fitted / "model.safetensors"), str(table), *more]) == 2
             said = capsys.readouterr()
             assert said.out == ""
-            assert said.err.endswith("got 'red' in column z, line 102. Fill it in, encode it, or leave it out.\n")
+            assert said.err.endswith("have finite numbers; got 'inf' in z, line 102. Fill it in, or leave it out.\n")
         assert output.read_text() == "old"
         assert sorted(tmp_path.iterdir()) == [table, output]
 
@@ -307,9 +307,9 @@ def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         ("fit T", "protonet fit: `path` must have a column label; got .*train.csv with w, x, y, z, kind. Pass --label"),
         (
             "fit T --label x",
-            "protonet fit: `path` must have a finite number in every cell; got 'bee, wild' in column kind",
+            "protonet fit: `--label` must name a column of classes; got 30 classes in x, 1 row per class. .*--one-shot",
         ),
-        ("fit one.csv --label kind", "protonet fit: `path` must have at least 2 classes; got 'ant' alone in "),
+        ("fit one.csv --label kind", "protonet fit: `path` must have at least 2 classes; got ant alone in kind"),
         ("fit none.csv -o m.pt", r"protonet fit: `--output` must end in \.safetensors; got m\.pt"),
         ("fit none.csv -o T/m.safetensors", "protonet fit: `--output` must be a file that can be written"),
         ("fit none.csv --plot a.txt", r"protonet fit: `--plot` must end in \.png, \.pdf, \.svg"),
@@ -411,5 +411,5 @@ def test_a_model_of_an_older_version_is_refused(
     for command in (["predict"], ["evaluate"], ["update", "--in-place"]):
         assert main([*command, str(path), str(fitted / "train.csv")]) == 2
         error = capsys.readouterr().err
-        assert error.startswith("load_model: `path` must be a model file of version 3; got ")
+        assert error.startswith("load_model: `path` must be a model file of version 4; got ")
         assert error.endswith("(version 1, by protonet '0.1.0'). Fit it again.\n")

@@ -48,6 +48,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("cell", ["red", "1_000", "", "2020-01-02"])
+def test_a_model_without_an_encoding_has_no_use_for_text(
+    folder: Path, cell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder / "text.csv"
+    path.write_text(f"a,b,c\n1,2,3\n1,{cell},3\n")
+    assert main(["predict", str(folder / "model.safetensors"), str(path)]) == 2
+    line = (
+        f"protonet predict: `path` must have finite numbers; got {cell!r} in b, line 3. Fill it in, or leave it out.\n"
+    )
+    assert capsys.readouterr() == ("", line)
+
+
 def damage(content: bytes, damages: Damages) -> bytes:
     for where, gone, put in damages:
         at = round(where * len(content))

@@ -58,7 +58,7 @@ def test_a_row_number_is_left_out_by_name(name: str, tmp_path: Path, capsys: pyt
     model = str(tmp_path / "m.safetensors")
     assert main(["fit", table, *FAST, "-o", model]) == 0
     said = capsys.readouterr().out
-    assert f"left out: {name}, " in said
+    assert f"left out: {name}: whole numbers that all differ, in the order of the rows (--columns keeps it)\n" in said
     assert "5 features" in said
     assert right(said) < 75
     assert main(["predict", model, table]) == 0  # the column may be there, or not

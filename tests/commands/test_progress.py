@@ -40,12 +40,12 @@ def test_blocks_are_worked_on_in_order_and_a_few_at_a_time() -> None:
     def blocks() -> Iterator[Block]:
         for number in range(40):
             taken.append(number)
-            yield Block(np.full((1, 1), number, np.float32), np.empty(0, np.str_))
+            yield Block([np.array([number])], np.empty(0, np.str_), (), [number])
 
     def work(block: Block) -> int:
-        if len(taken) == 40 and block.x[0, 0] == 39:
+        if len(taken) == 40 and block.rows == [39]:
             raise ValueError("the last")
-        return int(block.x[0, 0])
+        return int(block.columns[0][0])
 
     threads = torch.get_num_threads()
     results = map_blocks(work, blocks())

@@ -168,8 +168,8 @@ def test_files_of_other_versions_are_refused_with_one_line(tmp_path: Path, versi
         load_model(tmp_path / "other")
 
 
-def test_the_version_is_three() -> None:
-    assert VERSION == 3  # raised with whatever is written, and with it these tests
+def test_the_version_is_four() -> None:
+    assert VERSION == 4  # raised with whatever is written, and with it these tests
 
 
 def test_what_is_described_is_restored_and_trusts_nothing() -> None:

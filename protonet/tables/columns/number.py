@@ -12,6 +12,9 @@ from protonet.tables.columns.kind import name_gaps, take_number, tell_gaps, writ
 from protonet.tables.columns.parsing import NUMBER_FORMS, find_gaps, parse_numbers
 from protonet.views.view import Graph, Stored, expect
 
+#: The largest number that is read: what float32 holds.
+MOST = float(np.finfo(np.float32).max)
+
 
 @dataclass(frozen=True)
 class Number:
@@ -34,13 +37,13 @@ class Number:
 
     @classmethod
     def fit(cls, cells: np.ndarray, form: str = "plain") -> Number:
-        """Fit to cells (n,) of a form; what is no number counts as a gap."""
+        """Fit to cells (n,) of a form; what is no number counts as a gap, and what is beyond float32 not at all."""
         numbers = parse_numbers(cells, form)
-        gaps = np.isnan(numbers)
-        median = float(np.median(numbers[~gaps])) if not gaps.all() else 0.0
-        filled = np.where(gaps, median, numbers)
+        usable = np.abs(numbers) <= MOST  # not so for NaN
+        median = float(np.median(numbers[usable])) if usable.any() else 0.0
+        filled = np.where(usable, numbers, median)
         mean = float(filled.mean())
-        return cls(form, median, mean, float((filled - mean).std()) or 1.0, float(gaps.mean()))
+        return cls(form, median, mean, float((filled - mean).std()) or 1.0, float(np.isnan(numbers).mean()))
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -54,11 +57,12 @@ class Number:
         return np.where(gaps, numbers.dtype.type(self.median), numbers) if gaps.any() else numbers
 
     def encode(self, cells: np.ndarray) -> np.ndarray:
-        """Return (n, parts) float32; the mean is taken off in float64."""
+        """Return (n, parts) float32, infinite where that cannot hold it; the mean is taken off in float64."""
         numbers = parse_numbers(cells, self.form)
         gaps = np.isnan(numbers)
-        z = (np.where(gaps, self.median, numbers) - self.mean) / self.scale
-        return np.stack([z, *tell_gaps(gaps, self.missing)], axis=1).astype(np.float32)
+        with np.errstate(over="ignore"):
+            z = (np.where(gaps, self.median, numbers) - self.mean) / self.scale
+            return np.stack([z, *tell_gaps(gaps, self.missing)], axis=1).astype(np.float32)
 
     def find_strange(self, cells: np.ndarray) -> np.ndarray:
         """Return which cells (n,) are no numbers."""

@@ -28,8 +28,8 @@ _CODE = re.compile(r"0\d+")
 _UNIT = re.compile(r"\s+([^\W\d_][^\W\d_]*|°\w?)$")
 _INTERVAL = re.compile(
     r"(?:(?P<below><=?|≤|under|below|up to|less than)|(?P<above>>=?|≥|over|above|from|more than|at least))?\s*"
-    r"(?P<low>\d[\d.,]*)"
-    r"(?:\s*(?:-|–|—|to|\.\.+|and)\s*(?P<high>\d[\d.,]*))?"
+    r"(?P<low>\d+(?:[.,]\d+)*)"
+    r"(?:\s*(?:-|–|—|to|\.\.+|and)\s*(?P<high>\d+(?:[.,]\d+)*))?"
     r"\s*(?P<open>\+|and over|and more|and above|or more|or over)?",
     re.IGNORECASE,
 )

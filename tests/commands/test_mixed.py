@@ -1,0 +1,353 @@
+"""The commands on a table as people have them: text, booleans, dates, money and gaps."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from protonet.__main__ import main
+from protonet.files import load_model
+from protonet.tables.features import encode_block
+from protonet.tables.table import Wanted, open_table, read_table
+
+EXAMPLES = int(os.environ.get("PROTONET_FUZZ", "100"))
+FAST = ("--label", "kind", "--effort", "fast")
+CLASSES = ("cheap", "dear", "odd")
+NOTES = {
+    "cheap": ("sold at the market", "a bargain from the market", "market stall, last day"),
+    "dear": ("gallery piece, signed", "from a gallery in town", "signed by the painter"),
+    "odd": ("nobody knows where from", "found in the attic", "attic, dusty and old"),
+}
+
+
+def make_columns(n: int = 45, seed: int = 0) -> dict[str, list[str]]:
+    """Return a table by column, whose classes are told by several columns at once."""
+    rng = np.random.default_rng(seed)
+    kinds = [CLASSES[number % 3] for number in range(n)]
+    price = {"cheap": 800, "dear": 4000, "odd": 2000}
+    columns: dict[str, list[str]] = {
+        "width": [f"{rng.normal(30, 5):.3f}" for _ in kinds],
+        "price": [f"${rng.normal(price[kind], 400):,.2f}" for kind in kinds],
+        "framed": [str(bool(rng.random() < (0.8 if kind == "dear" else 0.2))) for kind in kinds],
+        "style": [str(rng.choice(["oil", "ink", "chalk"] if kind == "odd" else ["oil", "print"])) for kind in kinds],
+        "sold": [str(np.datetime64("2019-03-01") + int(rng.integers(0, 900))) for _ in kinds],
+        "note": [f"{rng.choice(NOTES[kind])} {rng.integers(100)}" for kind in kinds],
+        "kind": kinds,
+    }
+    for name in ("width", "price", "style", "sold"):
+        for row in rng.permutation(n)[:4].tolist():
+            columns[name][row] = "" if name != "price" else "NA"
+    order = rng.permutation(n).tolist()
+    return {name: [cells[row] for row in order] for name, cells in columns.items()}
+
+
+def write(path: Path, columns: dict[str, Any]) -> str:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+    return str(path)
+
+
+def read(text: str) -> list[list[str]]:
+    return list(csv.reader(text.splitlines()))
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a table and its model."""
+    folder = tmp_path_factory.mktemp("mixed")
+    table = write(folder / "train.csv", make_columns())
+    assert main(["fit", table, *FAST, "-o", str(folder / "m.safetensors")]) == 0
+    return folder
+
+
+def predict(capsys: pytest.CaptureFixture[str], folder: Path, table: str, *more: str) -> list[list[str]]:
+    capsys.readouterr()
+    assert main(["predict", str(folder / "m.safetensors"), table, "--proba", *more]) == 0
+    return read(capsys.readouterr().out)
+
+
+def test_fit_tells_what_each_column_was_taken_for(fitted: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", str(fitted / "train.csv"), *FAST]) == 0
+    said = capsys.readouterr().out
+    assert re.match(r"train\.csv: 3 classes, 45 samples, \d+ features of 6 columns, 15 per class\n", said)
+    for line in (
+        r"  width: number, \d\.\d % missing",
+        r"  price: number, as 1,234\.5, \d\.\d % missing",
+        r"  framed: category: False, True",
+        r"  style: category: missing, chalk, ink, oil, \.\.\.",
+        r"  sold: date, in week, year, \d\.\d % missing",
+        r"  note: text: \d+ directions of \d+ words and parts of words",
+    ):
+        assert re.search(f"^{line}$", said, re.MULTILINE), line
+    found = re.search(r"this model +\| ([\d.]+)", said)
+    assert found
+    assert float(found[1]) > 80
+
+
+def test_predictions_are_those_of_the_network_on_the_encoded_cells(
+    fitted: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = fitted / "train.csv"
+    rows = predict(capsys, fitted, str(path))
+    model = load_model(fitted / "m.safetensors")
+    assert model.columns == ("width", "price", "framed", "style", "sold", "note")
+    table, block = read_table("cmd", path, Wanted("kind"))
+    with torch.no_grad():
+        expected = model.network(torch.from_numpy(encode_block("cmd", table, block, model.encoding))).softmax(dim=1)
+    given_shares = torch.tensor([[float(cell) for cell in row[2:]] for row in rows[1:]])
+    torch.testing.assert_close(given_shares, expected, atol=1e-5, rtol=1e-4)
+    assert [row[0] for row in rows[1:]] == [model.classes[place] for place in expected.argmax(dim=1).tolist()]
+
+
+def test_new_rows_may_lack_anything(fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    columns = make_columns(9, seed=1)
+    columns["style"] = ["never seen"] * 9
+    columns["sold"] = [""] * 9
+    columns["price"] = ["n/a"] * 9
+    columns["note"] = ["\N{SNOWMAN}"] * 8 + [""]
+    columns["more"] = ["beside"] * 9
+    assert main(["predict", str(fitted / "m.safetensors"), write(tmp_path / "new.csv", columns)]) == 0
+    said = capsys.readouterr()
+    assert len(read(said.out)) == 10
+    assert all(0 < float(row[1]) <= 1 for row in read(said.out)[1:])
+    assert "note: 1 column of the table not used: more" in said.err
+    del columns["width"]
+    assert main(["predict", str(fitted / "m.safetensors"), write(tmp_path / "less.csv", columns)]) == 2
+    assert "must have the model's columns; got " in capsys.readouterr().err
+
+
+def test_parquet_and_csv_of_the_same_table_give_the_same(
+    fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    columns: dict[str, Any] = {name: cells for name, cells in make_columns(12, seed=2).items() if name != "kind"}
+    text = predict(capsys, fitted, write(tmp_path / "new.csv", columns))
+    columns["width"] = [float(cell) if cell else None for cell in columns["width"]]
+    columns["framed"] = [cell == "True" for cell in columns["framed"]]
+    days = [np.datetime64(cell) if cell else np.datetime64("NaT") for cell in columns["sold"]]
+    columns["sold"] = pa.array(np.array(days, "datetime64[s]"))
+    columns["style"] = pa.array([cell or None for cell in columns["style"]]).dictionary_encode()
+    parquet.write_table(pa.table(columns), tmp_path / "new.parquet")
+    assert predict(capsys, fitted, str(tmp_path / "new.parquet")) == text
+
+
+def test_evaluate_and_update(fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = write(tmp_path / "test.csv", make_columns(30, seed=3))
+    model, output = str(fitted / "m.safetensors"), str(tmp_path / "n.safetensors")
+    assert main(["evaluate", model, table]) == 0
+    found = re.match(r"test\.csv: ([\d.]+) % of 30 rows right", capsys.readouterr().out)
+    assert found
+    assert float(found[1]) > 70
+    more = make_columns(6, seed=4)
+    more["kind"], more["style"] = ["new"] * 6, ["clay"] * 6
+    assert main(["update", model, write(tmp_path / "more.csv", more), "-o", output]) == 0
+    assert "6 samples more, 1 new class: new" in capsys.readouterr().out
+    before, after = load_model(model), load_model(output)
+    assert after.classes == (*CLASSES, "new")
+    assert before.encoding is not None
+    assert after.encoding is not None
+    assert after.encoding.describe()[0] == before.encoding.describe()[0]
+
+
+def test_onnx_of_numbers_and_categories(fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("onnx")
+    runtime = pytest.importorskip("onnxruntime")
+    table, model = str(fitted / "train.csv"), str(tmp_path / "m.safetensors")
+    assert main(["fit", table, *FAST, "--columns", "width", "price", "framed", "style", "-o", model]) == 0
+    assert main(["export", model, "--onnx", str(tmp_path / "m.onnx")]) == 0
+    assert "m.onnx: 4 columns (n, 1) to logits and probabilities (n, 3)" in capsys.readouterr().out
+    new = make_columns(12, seed=5)
+    new["style"][:3] = ["never seen", "", "NA"]
+    rows = predict(capsys, tmp_path, write(tmp_path / "new.csv", new), "-q")
+    money = [cell.replace("$", "").replace(",", "") for cell in new["price"]]
+    feeds: dict[str, np.ndarray] = {
+        "width": np.array([[float(cell or "nan")] for cell in new["width"]]),
+        "price": np.array([[float(cell if cell != "NA" else "nan")] for cell in money]),
+        "framed": np.array(new["framed"], object)[:, None],
+        "style": np.array(new["style"], object)[:, None],
+    }
+    session = runtime.InferenceSession(str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"])
+    probabilities = session.run(["probabilities"], feeds)[0]
+    expected = np.array([[float(cell) for cell in row[2:]] for row in rows[1:]])
+    np.testing.assert_allclose(probabilities, expected, atol=1e-4)
+
+
+def test_onnx_has_no_dates(fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("onnx")
+    assert main(["export", str(fitted / "m.safetensors"), "--onnx", str(tmp_path / "m.onnx")]) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    assert "sold" in error
+    assert "note" in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_person_says_what_columns_hold(fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table, model = str(fitted / "train.csv"), str(tmp_path / "m.safetensors")
+    assert main(["fit", table, *FAST, "--column", "note=category", "width=category", "-o", model]) == 0
+    encoding = load_model(model).encoding
+    assert encoding is not None
+    assert [column.kind for column in encoding.columns] == [
+        "category",
+        "number",
+        "category",
+        "category",
+        "date",
+        "category",
+    ]
+    assert main(["predict", model, table]) == 0
+
+
+def rows_of(text: str, n: int, **values: Sequence[str]) -> str:
+    """Return lines of CSV, with the number of the row for {n} and values by turns for others."""
+    return "".join(
+        text.format(n=row, **{name: each[row % len(each)] for name, each in values.items()}) + "\n" for row in range(n)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        (
+            "x,kind\n" + rows_of("{n}.5,{k}", 30, k="ab"),
+            ("--column", "x=colour"),
+            "`--column` must be one of category, .*; got .colour. Did you mean category",
+        ),
+        ("x,kind\n" + rows_of("{n}.5,{k}", 30, k="ab"), ("--column", "x"), "`--column` must be NAME=KIND; got 'x'"),
+        (
+            "x,kind\n" + rows_of("{n}.5,{k}", 30, k="ab"),
+            ("--column", "y=date"),
+            "`--column` must name a feature of the table; got y",
+        ),
+        (
+            "x,kind\n" + rows_of("{n}.5,{k}", 30, k="ab"),
+            ("--column", "x=date"),
+            "`--column` must name a column that holds a date",
+        ),
+        (
+            "x,kind\n" + rows_of("{n}.5,{k}", 30, k="ab"),
+            ("--column", "kind=text"),
+            "`arguments` must use the classes' column for",
+        ),
+        (
+            "x,kind\n1.5,a\n2.5,\n3.5,b\n",
+            (),
+            "`path` must name the class of every row; got none in line 3. .*--drop-unlabelled",
+        ),
+        (
+            "x,kind\n" + rows_of("{n}.5,{n}.25", 30),
+            (),
+            "`--label` must name a column of classes; got 30 classes in kind, 1 row per",
+        ),
+        (
+            "x,kind\n" + rows_of("{n}.5,{k}.25", 60, k=[str(n) for n in range(30)]),
+            (),
+            "`--label` must name .*; got 30 numbers, such as",
+        ),
+        (
+            "x,sort\n" + rows_of("{n}.5,{k}", 30, k="ab"),
+            (),
+            "`path` must have a column kind; .* look like classes: sort \\(2 values\\)",
+        ),
+        (
+            "x,kind\n" + rows_of("{n}.5,{k}", 9, k="ab") + "\nname,sort\n" + rows_of("{k},{k}", 9, k="ab"),
+            (),
+            "`path` must hold one table",
+        ),
+        (
+            "x,p,kind\n" + rows_of("{n}.5,{p},{k}", 30, k="ab", p=["P1", "P2", "P1", "P3"]),
+            ("--group", "p"),
+            "`--group` must hold no class whole",
+        ),
+        (
+            "x,kind\n" + rows_of("same,{k}", 30, k="ab"),
+            (),
+            "`path` must have a column of use; got left out: x: constant",
+        ),
+        (
+            "x,z,kind\n" + rows_of("{n},,{k}", 30, k="ab"),
+            (),
+            "`path` must have a column of use; got left out: x: whole numbers",
+        ),
+        ("x,kind\n" + rows_of("{n}.5,a", 30), (), "`path` must have at least 2 classes; got a alone in kind"),
+        (
+            "x,y,kind\n" + rows_of("{n}.5,1,{k}", 30, k="ab") + "inf,1,a\n",
+            (),
+            "`path` must have finite numbers; got 'inf' in x, line 32",
+        ),
+        (
+            "x,y,kind\n" + rows_of("{n}.5,{y},{k}", 30, k="ab", y=["u", "v", "w"]) + "1e99,u,a\n",
+            (),
+            "`path` must have numbers of at most .* got '1e99' in x, line 32",
+        ),
+    ],
+)
+def test_bad_tables_are_one_line_and_nothing_is_written(
+    text: str, options: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "t.csv").write_text(text)
+    assert main(["fit", str(tmp_path / "t.csv"), *FAST, "-o", str(tmp_path / "m.safetensors"), *options]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert re.fullmatch(f"protonet fit: {message}.*\n", said.err), said.err
+    assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
+
+
+def test_what_is_meant_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("x,kind\n" + rows_of("{n}.5,{k}", 12, k=["a", "b", ""]))
+    assert main(["fit", str(path), *FAST, "--drop-unlabelled"]) == 0
+    assert "2 classes, 8 samples" in capsys.readouterr().out
+    path.write_text("x,y,kind\n" + rows_of("{n}.5,{y}.5,{n}.25", 22, y=["3", "8", "2", "9", "7"]))
+    assert main(["fit", str(path), *FAST, "--one-shot"]) == 0
+    assert "22 classes, 22 samples" in capsys.readouterr().out
+
+
+PUT = st.sampled_from(
+    ["", "NA", "red", "1e999", "-inf", "$", "2020-99-99", '"', ",", "\n", "\0", "\N{SNOWMAN}", "9" * 400, "1 %"]
+)
+
+
+@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(damages=st.lists(st.tuples(st.integers(0, 8), st.integers(0, 5), PUT), min_size=1, max_size=6))
+def test_damaged_cells_give_one_line_or_the_whole_output(
+    fitted: Path, damages: list[tuple[int, int, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    columns = make_columns(9, seed=6)
+    rows = [list(row) for row in zip(*(columns[name] for name in list(columns)[:6]), strict=True)]
+    for row, column, put in damages:
+        rows[row][column] = put
+    path, output = fitted / "damaged.csv", fitted / "predicted.csv"
+    path.write_text(
+        "\n".join(
+            [
+                ",".join(list(columns)[:6]),
+                *(",".join(f'"{c}"' if "," in c and c != "," else c for c in row) for row in rows),
+            ]
+        )
+    )
+    output.unlink(missing_ok=True)
+    capsys.readouterr()
+    code = main(["predict", str(fitted / "m.safetensors"), str(path), "-o", str(output), "-q"])
+    error = capsys.readouterr().err
+    if code == 0:
+        whole = open_table("cmd", path, Wanted("kind", labelled=False))
+        assert len(output.read_text().splitlines()) == 1 + sum(len(block.rows) for block in whole.blocks)
+    else:
+        assert code == 2, error
+        assert not output.exists()
+        assert len(error.splitlines()) == 1
+        assert error.startswith("protonet predict: `path` must ")

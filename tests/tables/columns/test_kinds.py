@@ -1,0 +1,387 @@
+"""Each kind of column: what its cells become, gaps and new cells among them, and that a file can hold it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protonet.tables.columns.category import CATEGORIES, Category
+from protonet.tables.columns.date import CYCLES, Date
+from protonet.tables.columns.encoding import KINDS, Encoding
+from protonet.tables.columns.kind import Column, name_gaps, take_names, take_number, tell_gaps, write_share
+from protonet.tables.columns.number import Number
+from protonet.tables.columns.text import TEXTS, Text, count_grams
+from protonet.views.view import Stored
+
+RNG = np.random.default_rng(0)
+WORDS = ["red", "green", "blue", "dark", "light", "small", "large", "old", "new", "round"]
+
+
+def objects(*cells: str) -> np.ndarray:
+    return np.array(cells, object)
+
+
+def sentences(n: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return objects(*(" ".join(rng.choice(WORDS, 4)) for _ in range(n)))
+
+
+def dates(n: int) -> np.ndarray:
+    return objects(*map(str, np.datetime64("2019-03-01T04:00:00") + RNG.integers(0, 10**8, n)))
+
+
+NUMBERS = np.where(RNG.random(60) < 0.2, np.nan, 1e6 + 7 * RNG.standard_normal(60))
+COLUMNS: dict[str, tuple[type[Any], np.ndarray]] = {
+    "number": (Number, RNG.standard_normal(60) * 9),
+    "number with gaps": (Number, NUMBERS),
+    "category": (Category, RNG.choice(objects("a", "b", "", "d"), 60)),
+    "two categories": (Category, RNG.choice(objects("yes", "no"), 60)),
+    "many categories": (Category, RNG.choice(objects(*map(str, range(30))), 60)),
+    "date": (Date, dates(60)),
+    "date with gaps": (Date, np.where(np.arange(60) % 5 == 0, "NA", dates(60))),
+    "text": (Text, sentences(60)),
+}
+EACH = pytest.mark.parametrize(("kind", "cells"), COLUMNS.values(), ids=COLUMNS)
+
+
+@EACH
+def test_every_kind_keeps_the_protocol(kind: type[Any], cells: np.ndarray) -> None:
+    column: Column = kind.fit(cells)
+    assert KINDS[column.kind] is kind
+    x = column.encode(cells)
+    assert (x.shape, x.dtype) == ((60, len(column.parts)), np.float32)
+    assert np.isfinite(x).all()
+    assert len(set(column.parts)) == len(column.parts)
+    assert not column.find_strange(cells).any()
+    assert column.tell().startswith(column.kind)
+    for rows in (slice(0, 1), slice(7, 20), slice(59, None, -1)):
+        np.testing.assert_allclose(column.encode(cells[rows]), x[rows], atol=1e-6)  # each row for itself
+    assert column.encode(cells[:0]).shape == (0, len(column.parts))
+
+
+@EACH
+def test_every_kind_comes_back_from_what_it_describes(kind: type[Any], cells: np.ndarray) -> None:
+    encoding = Encoding((kind.fit(cells), Number.fit(NUMBERS)))
+    described, tensors = encoding.describe()
+    assert json.loads(json.dumps(described, allow_nan=False)) == described
+    assert all(tensor.dtype == torch.float32 for tensor in tensors.values())
+    again = Encoding.restore(json.loads(json.dumps(described)), tensors)
+    assert np.array_equal(again.encode([cells, NUMBERS]), encoding.encode([cells, NUMBERS]))
+    assert [column.tell() for column in again.columns] == [column.tell() for column in encoding.columns]
+    assert again.describe()[0] == described
+
+
+@EACH
+def test_all_gaps_and_new_cells_are_no_error(kind: type[Any], cells: np.ndarray) -> None:
+    column = kind.fit(cells)
+    for odd in (objects("", "NA", "?"), objects("\N{SNOWMAN}", "never seen", "1e999x"), np.full(3, np.nan)):
+        assert np.isfinite(column.encode(odd)).all()
+
+
+class TestNumber:
+    def test_oracle(self) -> None:
+        column = Number.fit(NUMBERS)
+        gaps = np.isnan(NUMBERS)
+        filled = np.where(gaps, np.median(NUMBERS[~gaps]), NUMBERS)
+        x = column.encode(NUMBERS)
+        np.testing.assert_allclose(x[:, 0], (filled - filled.mean()) / filled.std(), atol=1e-5)
+        np.testing.assert_allclose(x[:, 1], (gaps - gaps.mean()) / gaps.std(), atol=1e-6)
+        assert column.parts == ("", " missing")
+        assert np.array_equal(column.fill(NUMBERS), filled)
+        assert not np.isnan(column.fill(NUMBERS.astype(np.float32))).any()
+        assert column.fill(NUMBERS.astype(np.float32)).dtype == np.float32
+
+    @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30), st.floats(-1e9, 1e9))
+    def test_offsets_cost_no_digits(self, values: list[float], offset: float) -> None:
+        cells = np.array(values)
+        if cells.std() < 1:
+            return
+        moved = Number.fit(cells + offset).encode(cells + offset)
+        np.testing.assert_allclose(moved, Number.fit(cells).encode(cells), atol=1e-5)
+
+    def test_how_it_is_written_makes_no_difference(self) -> None:
+        values = np.round(RNG.uniform(0, 9999, 30), 2)
+        texts = objects(*(f"${value:,.2f}" for value in values))
+        column = Number.fit(texts, "point")
+        np.testing.assert_array_equal(column.encode(texts), Number.fit(values).encode(values))
+        assert column.find_strange(objects("$1", "red", "", "NA")).tolist() == [False, True, False, False]
+        assert column.tell() == "number, as 1,234.5"
+        assert np.isfinite(Number.fit(np.full(3, np.nan)).encode(np.array([np.nan, 1.0]))).all()
+
+    def test_constant(self) -> None:
+        assert Number.fit(np.full(5, 3.0)).encode(np.array([3.0, 4.0])).tolist() == [[0], [1]]
+
+
+class TestCategory:
+    @given(st.lists(st.sampled_from(["", "a", "b", "c", "d e", "?"]), min_size=2, max_size=60))
+    def test_mean_and_what_was_never_seen(self, cells: list[str]) -> None:
+        column = Category.fit(objects(*cells))
+        x = column.encode(objects(*cells))
+        np.testing.assert_allclose(x.mean(axis=0), 0, atol=1e-5)
+        assert not column.encode(objects("never seen")).any()  # the mean of all rows
+        equal = [cells.index(cell) for cell in cells]
+        assert np.array_equal(x, x[equal])
+
+    def test_two_levels_are_one_number(self) -> None:
+        cells = objects("no", "yes", "yes", "no", "yes")
+        column = Category.fit(cells)
+        assert column.parts == ("=yes",)
+        x = column.encode(cells)[:, 0]
+        assert len(set(x.tolist())) == 2
+        assert np.corrcoef(x, cells == "yes")[0, 1] == pytest.approx(1)
+
+    def test_levels_of_one_row_have_no_number_where_there_are_many(self) -> None:
+        often = [f"often {n}" for n in range(CATEGORIES.few + 1)] * CATEGORIES.least
+        cells = objects(*often, "once")
+        column = Category.fit(cells)
+        assert "once" not in column.levels
+        assert set(column.levels) == set(often)
+        assert not column.encode(objects("once")).any()
+
+    def test_there_are_no_more_than_the_rules_allow(self) -> None:
+        cells = objects(*(f"c{n:04}" for n in range(CATEGORIES.most + 50)), *(f"c{n:04}" for n in range(60)))
+        cells = np.concatenate([cells] * CATEGORIES.least)
+        column = Category.fit(cells)
+        assert len(column.levels) == CATEGORIES.most
+        assert set(column.levels) >= {f"c{n:04}" for n in range(min(60, CATEGORIES.most))}  # the most frequent
+
+    def test_numbers_and_text_of_them_are_the_same(self) -> None:
+        numbers = np.array([1.0, 2.0, 2.0, np.nan, 1.0])
+        texts = objects("1", "2", "2", "", "1")
+        assert np.array_equal(Category.fit(numbers).encode(texts), Category.fit(texts).encode(numbers))
+        assert Category.fit(texts).tell() == "category: missing, 1, 2"
+
+
+class TestDate:
+    def test_oracle(self) -> None:
+        cells = COLUMNS["date"][1]
+        column = Date.fit(cells)
+        seconds = np.array([np.datetime64(cell) for cell in cells], "datetime64[s]").astype(np.int64)
+        x = column.encode(cells)
+        np.testing.assert_allclose(x[:, 0], (seconds - seconds.mean()) / seconds.std(), atol=1e-5)
+        assert column.cycles == tuple(CYCLES)
+        circles = x[:, 1:].reshape(60, 3, 2)
+        np.testing.assert_allclose(
+            (circles**2).sum(axis=2), (circles[0] ** 2).sum(axis=1)[None].repeat(60, 0), rtol=1e-4
+        )
+        early = (seconds % 86400 < 3600) | (seconds % 86400 > 82800)  # near midnight: the cosine of the day is large
+        assert early.any()
+        assert circles[early, 0, 0].min() > circles[~early, 0, 0].max() - 1e-3
+
+    def test_days_without_times_have_no_hour_and_months_no_weekday(self) -> None:
+        days = objects(*map(str, np.datetime64("2020-01-01") + np.arange(0, 800, 3)))
+        assert Date.fit(days).cycles == ("week", "year")
+        months = objects(*(f"{2000 + n // 12}-{n % 12 + 1:02}-01" for n in range(60)))
+        assert Date.fit(months).cycles == ("year",)
+        assert Date.fit(objects("2020-01-01", "2020-01-02")).cycles == ()
+
+    def test_the_first_of_january_lies_beside_the_last_of_december(self) -> None:
+        days = np.datetime64("2020-01-01") + np.arange(366 * 2)
+        x = Date.fit(days).encode(np.array(["2020-12-31", "2021-01-01", "2020-07-01"], "datetime64[D]"))
+        year = x[:, -2:]
+        assert np.linalg.norm(year[0] - year[1]) < 0.1 * np.linalg.norm(year[0] - year[2])
+
+    def test_text_and_dates_are_the_same(self) -> None:
+        cells = COLUMNS["date with gaps"][1]
+        dates64 = np.array(["NaT" if cell == "NA" else cell for cell in cells], "datetime64[us]")
+        assert np.array_equal(Date.fit(cells).encode(dates64), Date.fit(dates64).encode(cells))
+        column = Date.fit(cells)
+        assert column.parts[-1] == " missing"
+        assert column.tell().endswith("20 % missing")
+        assert column.find_strange(objects("2020-01-01", "red", "")).tolist() == [False, True, False]
+
+
+class TestText:
+    def test_rows_that_share_words_are_near(self) -> None:
+        cells = objects(*["the red house stands"] * 5, *["a green apple tree"] * 5, *["old blue ship sails"] * 5)
+        cells = objects(*(f"{cell} {number}" for number, cell in enumerate(cells)))
+        x = Text.fit(cells).encode(cells)
+        apart = np.linalg.norm(x[:, None] - x[None], axis=2)
+        same = np.equal.outer(np.arange(15) // 5, np.arange(15) // 5)
+        assert apart[same].max() < apart[~same].min()
+
+    def test_new_words_and_none_are_finite_and_alike(self) -> None:
+        column = Text.fit(sentences(40))
+        x = column.encode(objects("", "NA", "zzz qqq", "\N{SNOWMAN}" * 9, "x" * 10_000))
+        assert np.isfinite(x).all()
+        assert (x[1:] == x[0]).all()  # no known part in any of them
+        assert column.encode(sentences(40)).std() > 0
+
+    def test_directions_are_no_more_than_the_rules_allow(self) -> None:
+        column = Text.fit(sentences(60))
+        assert 0 < len(column.parts) <= TEXTS.rank
+        assert len(column.grams) <= TEXTS.most
+        assert column.encode(sentences(60)).mean(axis=0) == pytest.approx(0, abs=1e-5)
+
+    def test_nothing_in_common_has_no_parts(self) -> None:
+        cells = objects("abc", "xyz", "123")
+        assert Text.fit(cells).parts == ()
+        assert Text.fit(cells).encode(cells).shape == (3, 0)
+
+    @given(st.text(max_size=40))
+    def test_any_text_can_be_counted(self, text: str) -> None:
+        grams = count_grams(text)
+        assert all(number > 0 for number in grams.values())
+        assert count_grams(text + " ") == grams
+        assert count_grams(f"{text}\n{text}") == grams + grams
+
+    def test_words_and_parts_of_words(self) -> None:
+        assert count_grams("Tea, tea!")[" tea "] == 2
+        assert count_grams("teas")["tea"] == 1
+        assert count_grams("") == {}
+
+
+@EACH
+def test_the_variance_is_about_one(kind: type[Any], cells: np.ndarray) -> None:
+    x = kind.fit(cells).encode(cells)
+    if kind is Date:
+        x = x[:, :1]  # the cycles lie on circles
+    elif kind is Number:
+        np.testing.assert_allclose(x.var(axis=0), 1, atol=1e-3)
+        return
+    assert 0.2 < x.var(axis=0).sum() < 2.5
+
+
+class TestEncoding:
+    def test_numbers_without_gaps_stay_as_they_are(self) -> None:
+        cells = [np.array([1, 2], np.float16), np.array([0.5, 7], np.float32)]
+        encoding = Encoding(tuple(map(Number.fit, cells)))
+        assert encoding.plain
+        assert encoding.encode(cells).tolist() == [[1, 0.5], [2, 7]]
+        assert encoding.encode(cells).dtype == np.float32
+        assert encoding.encode([cells[0], np.array([0.5, 7e9])]).dtype == np.float64
+        assert encoding.name_features(["a", "b"]) == ["a", "b"]
+        assert encoding.sizes == [1, 1]
+        assert encoding.encode([cells[0], np.array([np.nan, 7])])[0, 1] == np.float32(3.75)  # the median
+
+    def test_mixed_columns(self) -> None:
+        cells = [cells for _, cells in COLUMNS.values()]
+        encoding = Encoding(tuple(kind.fit(cells) for kind, cells in COLUMNS.values()))
+        assert not encoding.plain
+        x = encoding.encode(cells)
+        assert x.shape == (60, sum(encoding.sizes))
+        names = encoding.name_features(list(COLUMNS))
+        assert len(set(names)) == len(names) == x.shape[1]
+        assert "two categories=yes" in names
+        assert "number with gaps missing" in names
+        with pytest.raises(ValueError, match="shorter"):
+            encoding.encode(cells[:-1])
+
+    @given(data=st.data())
+    def test_whatever_is_described_comes_back(self, data: st.DataObject) -> None:
+        n = data.draw(st.integers(2, 12))
+        number = st.floats(-1e30, 1e30) | st.just(math.nan)
+        cells = [
+            np.array(data.draw(st.lists(number, min_size=n, max_size=n))),
+            objects(*data.draw(st.lists(st.text(max_size=4), min_size=n, max_size=n))),
+        ]
+        text = Text.fit(cells[1])
+        encoding = Encoding((Number.fit(cells[0]), Category.fit(cells[1]), text))
+        described, tensors = encoding.describe()
+        again = Encoding.restore(json.loads(json.dumps(described)), tensors)
+        rows = [cells[0], cells[1], cells[1]]
+        np.testing.assert_array_equal(again.encode(rows), encoding.encode(rows))
+
+
+def places(node: Any) -> list[tuple[Any, Any]]:
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    return [place for key, value in items for place in [(node, key), *places(value)]]
+
+
+ODD = st.sampled_from(
+    [
+        None,
+        True,
+        -1,
+        0,
+        1,
+        2**60,
+        0.0,
+        -0.5,
+        1.5,
+        1e308,
+        math.nan,
+        math.inf,
+        "",
+        "iso",
+        "plain",
+        "category",
+        [],
+        {},
+        [1],
+        ["a", "a"],
+    ]
+)
+
+
+@given(data=st.data())
+def test_nonsense_is_a_value_error_or_a_column_that_works(data: st.DataObject) -> None:
+    described, tensors = Encoding(tuple(kind.fit(cells) for kind, cells in COLUMNS.values())).describe()
+    described = copy.deepcopy(described)
+    for _ in range(data.draw(st.integers(1, 3))):
+        container, key = data.draw(st.sampled_from(places(described)))
+        if data.draw(st.booleans()):
+            container[key] = data.draw(ODD)
+        else:
+            del container[key]
+    try:
+        encoding = Encoding.restore(described, tensors)
+    except ValueError:
+        return
+    rows = [objects("a", "", "2020-01-01"), np.array([1.0, math.nan, 3.0])]
+    for column in encoding.columns:
+        for each in rows:
+            assert column.encode(each).shape == (3, len(column.parts))
+        assert column.tell()
+    assert len(encoding.sizes) == len(encoding.columns)
+
+
+@pytest.mark.parametrize("described", [None, [], {}, 3, [None], [{}], [{"kind": "colour"}], [{"kind": 3}]])
+def test_no_encoding_at_all(described: Any) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        Encoding.restore(described, {})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensors: tensors | {"9.basis": torch.zeros(1)},
+        lambda tensors: {name: tensor for name, tensor in tensors.items() if name != "0.mean"},
+        lambda tensors: tensors | {"0.mean": tensors["0.mean"][1:]},
+        lambda tensors: tensors | {"0.scales": tensors["0.scales"] / 0},
+        lambda tensors: tensors | {"0.basis": tensors["0.basis"].double()},
+    ],
+)
+def test_tensors_of_another_column_are_an_error(
+    change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]],
+) -> None:
+    described, tensors = Encoding((Text.fit(sentences(20)),)).describe()
+    with pytest.raises(ValueError, match="tensor"):
+        Encoding.restore(described, change(tensors))
+
+
+def test_what_kinds_share() -> None:
+    assert tell_gaps(np.array([True, False]), 0.0) == []
+    assert tell_gaps(np.array([True, False]), 1.0) == []
+    (told,) = tell_gaps(np.array([True, False, False, False]), 0.25)
+    assert (told.mean(), told.var()) == (pytest.approx(0), pytest.approx(1))
+    assert (name_gaps(0.0), name_gaps(0.5), name_gaps(1.0)) == ((), (" missing",), ())
+    assert (write_share(0.0), write_share(0.125)) == ("", ", 12 % missing")
+    stored = Stored({"a": 1.5, "b": math.nan, "c": ["x", "y"], "d": ["x", "x"], "e": [1]}, {})
+    assert take_number(stored, "a") == 1.5
+    assert take_names(stored, "c") == ("x", "y")
+    for take in (lambda: take_number(stored, "a", 2.0), lambda: take_number(stored, "b")):
+        with pytest.raises(ValueError, match="out of range"):
+            take()
+    for name in "de":
+        with pytest.raises(ValueError, match="no usable entry"):
+            take_names(stored, name)

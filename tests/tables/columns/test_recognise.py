@@ -1,0 +1,184 @@
+"""What the columns of tables as people have them are taken for, and what a person may say instead."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from protonet._checks import InputError
+from protonet.tables.columns.recognise import NAMES, RULES, fit_named, recognise
+
+RNG = np.random.default_rng(0)
+N = 60
+
+
+def objects(cells: object) -> np.ndarray:
+    return np.array(list(map(str, cells)), object)  # type: ignore[call-overload]
+
+
+def repeat(*cells: str) -> np.ndarray:
+    return np.array([cells[number % len(cells)] for number in range(N)], object)
+
+
+def gap(cells: np.ndarray, word: str = "NA") -> np.ndarray:
+    return np.where(np.arange(len(cells)) % 7 == 3, word, cells)
+
+
+DAYS = np.datetime64("2019-03-01") + RNG.integers(0, 900, N)
+NAMES_OF_PEOPLE = [
+    f"Braund, Mr. {first} {last}"
+    for first in ("Owen", "John", "Anna")
+    for last in map("son".join, zip("abcdefghijklmnopqrst", "uvwxyzabcdefghijklmn", strict=True))
+]
+
+
+@pytest.mark.parametrize(
+    ("cells", "told"),
+    [
+        (objects(RNG.normal(size=N)), "number"),
+        (RNG.normal(size=N), "number"),
+        (RNG.integers(0, 99, N), "number"),
+        (gap(objects(RNG.integers(0, 99, N))), "number, 15 % missing"),
+        (repeat("0", "1"), "number"),
+        (objects(f"${value:,.2f}" for value in RNG.uniform(500, 5000, N)), "number, as 1,234.5"),
+        (objects(f"{value} %" for value in range(N)), "number, as 1,234.5"),
+        (objects(f"{value:.1f}".replace(".", ",") for value in RNG.normal(size=N)), "number, as 1.234,5"),
+        (objects(f"{value} mpg" for value in range(N)), "number, as 1,234.5"),
+        (repeat("10 to 20", "20 to 30", "over 30"), "number, the middle of intervals"),
+        (repeat("0-9", "10-19", "20+", "NA"), "number, the middle of intervals, 25 % missing"),
+        (repeat("yes", "no"), "category: no, yes"),
+        (repeat("True", "False", ""), "category: missing, False, True"),
+        (repeat("S", "C", "Q"), "category: C, Q, S"),
+        (repeat("Adelie", "Gentoo", "Chinstrap", "?"), "category: missing, Adelie, Chinstrap, Gentoo"),
+        (repeat("01", "02", "07"), "category: 01, 02, 07"),
+        (repeat("x", ""), "category: missing, x"),
+        (objects(DAYS), "date, in week, year"),
+        (gap(objects(DAYS)), "date, in week, year, 15 % missing"),
+        (DAYS.astype("datetime64[us]"), "date, in week, year"),
+        (objects(day.item().strftime("%d.%m.%Y") for day in DAYS), "date as %d.%m.%Y, in week, year"),
+        (objects(day.item().strftime("%d/%m/%Y") for day in DAYS), "date as %d/%m/%Y, in week, year"),
+        (objects(day.item().strftime("%m/%d/%Y") for day in DAYS), "date as %m/%d/%Y, in week, year"),
+        (objects(day.item().strftime("%b %d, %Y") for day in DAYS), "date as %b %d, %Y, in week, year"),
+        (objects(NAMES_OF_PEOPLE), "text: "),
+        (
+            objects(
+                f"{a} {b}"
+                for a in ("big", "red", "old", "new")
+                for b in map("".join, zip("abcdefghijklmno", "xyzxyzxyzxyzxyz", strict=True))
+            ),
+            "text: ",
+        ),
+    ],
+)
+def test_what_columns_are_taken_for(cells: np.ndarray, told: str) -> None:
+    column, reason = recognise(cells)
+    assert column is not None, reason
+    assert reason == ""
+    assert column.tell().startswith(told) if told.endswith(": ") else column.tell() == told
+    mixed = RNG.permutation(len(cells))
+    again = recognise(cells[mixed]).column
+    assert again is not None
+    assert again.tell() == column.tell()  # the order of the rows says nothing
+    np.testing.assert_allclose(np.abs(again.encode(cells)).sum(), np.abs(column.encode(cells)).sum(), rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        (objects(["", "NA", "?"] * 9), "empty"),
+        (np.full(9, np.nan), "empty"),
+        (np.full(3, np.datetime64("NaT", "us")), "empty"),
+        (objects(["x"] * 9), "constant"),
+        (objects(["7"] * 9), "constant"),
+        (np.full(9, 7), "constant"),
+        (objects(f"A{number:05}" for number in RNG.permutation(N)), "a name for each row"),
+        (objects("".join(RNG.choice(list("0123456789abcdef"), 8)) + "7a" for _ in range(N)), "a name for each row"),
+        (objects(chr(0x4E00 + number) * 2 for number in range(N)), "text of which no two rows share a word"),
+    ],
+)
+def test_what_is_of_no_use(cells: np.ndarray, reason: str) -> None:
+    assert recognise(cells) == (None, reason)
+
+
+def test_few_rows() -> None:
+    for cells, kind in (
+        (["1", "2"], "number"),
+        (["a", "b"], "category"),
+        (["2020-01-01", "2020-01-03"], "date"),
+        (["a 1", "b 2", "c 3"], "category"),
+    ):
+        column = recognise(objects(cells)).column
+        assert column is not None
+        assert column.kind == kind
+        assert np.isfinite(column.encode(objects(cells))).all()
+    assert recognise(objects(["a"])).reason == "constant"
+
+
+def test_a_level_more_than_half_of_the_rows_is_text_or_an_identifier() -> None:
+    few = objects(f"v{number}" for number in range(RULES.few))
+    column = recognise(few).column
+    assert column is not None
+    assert column.kind == "category"
+    assert recognise(objects(f"v{number}" for number in range(RULES.few + 1))).column is None
+
+
+def test_a_few_odd_cells_among_numbers_are_gaps_and_many_make_a_category() -> None:
+    cells = objects(range(N))
+    cells[5] = "broken"
+    column = recognise(cells).column
+    assert column is not None
+    assert column.kind == "number"
+    assert column.find_strange(cells).nonzero()[0].tolist() == [5]
+    column = recognise(repeat("1", "2", "red", "green")).column
+    assert column is not None
+    assert column.kind == "category"
+
+
+class TestNamed:
+    @pytest.mark.parametrize(
+        ("kind", "cells"),
+        [
+            ("number", repeat("1", "2")),
+            ("number", repeat("01", "02")),
+            ("number", repeat("$1,000.50", "$2")),
+            ("number", repeat("0-9", "10-19", "20+")),
+            ("number", np.array([1.0, np.nan, 3.0])),
+            ("category", repeat("1", "2")),
+            ("category", np.array([1.0, np.nan, 3.0])),
+            ("category", DAYS.astype("datetime64[us]")),
+            ("date", objects(DAYS)),
+            ("date", repeat("1.2.2020", "3.4.2021")),
+            ("date", DAYS.astype("datetime64[us]")),
+            ("text", repeat("red house", "red tree")),
+            ("text", np.array([11.5, 11.5, 3.25, np.nan])),
+        ],
+    )
+    def test_a_person_may_say_what_it_is(self, kind: str, cells: np.ndarray) -> None:
+        column = fit_named("cmd", "a", kind, cells)
+        assert column.kind == kind
+        assert np.isfinite(column.encode(cells)).all()
+
+    @pytest.mark.parametrize("kind", NAMES)
+    def test_an_empty_column_is_nothing(self, kind: str) -> None:
+        with pytest.raises(
+            InputError, match=rf"^cmd: `--column` must name a column that holds a {kind}; got a, which is"
+        ):
+            fit_named("cmd", "a", kind, objects(["", "NA"]))
+
+    @pytest.mark.parametrize(
+        ("kind", "cells"),
+        [
+            ("number", repeat("red", "green")),
+            ("number", DAYS.astype("datetime64[us]")),
+            ("date", repeat("red", "green")),
+            ("date", np.array([1.0, 2.0])),
+            ("text", objects(chr(0x4E00 + number) * 2 for number in range(9))),
+        ],
+    )
+    def test_what_it_is_not(self, kind: str, cells: np.ndarray) -> None:
+        shown = re.escape(repr(str(cells.tolist()[0])[:50]))
+        message = rf"^cmd: `--column` must name a column that holds a {kind}; got price with cells such as {shown}\."
+        with pytest.raises(InputError, match=message):
+            fit_named("cmd", "price", kind, cells)
