@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import os
 import math
+import os
 import sys
 import tempfile
 import traceback
