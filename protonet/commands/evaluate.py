@@ -19,13 +19,13 @@ from protonet.commands.models import (
     make_parser,
     map_blocks,
     number_classes,
-    show_notes,
+    open_rows,
     want,
 )
 from protonet.commands.plots import draw_plot
 from protonet.commands.report import format_report, judge, list_names, write_report
 from protonet.files import load_model
-from protonet.tables.table import Block, open_table
+from protonet.tables.table import Block
 
 PROG = "protonet evaluate"
 
@@ -48,8 +48,7 @@ def run(arguments: Sequence[str] | None) -> None:
     check_packages(PROG, ["matplotlib"] * ("plot" in outputs), 'pip install "protonet[analysis]"')
     model = load_model(options.model)
     wanted = want(model, options.label, labelled=True)
-    table = open_table(PROG, Path(options.table), wanted, options.labels and Path(options.labels))
-    show_notes(table, quiet=options.quiet)
+    table = open_rows(PROG, options, model, wanted, options.labels and Path(options.labels))
 
     def judge_block(block: Block) -> tuple[Tensor, Tensor, Counter[str]]:
         """Return the logits, the number of each row's class, -1 for a strange one, and the rows of each such class."""

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,8 +23,8 @@ from protonet.files import INSTALL, Model
 from protonet.fit.crossfit import Crossfit, pack, predict_held
 from protonet.fit.search import Progress
 from protonet.metrics import calibrate, measure
-from protonet.tables.features import encode_block
-from protonet.tables.table import Block, Table, Wanted, list_names
+from protonet.tables.features import check_kinds, encode_block
+from protonet.tables.table import Block, Table, Wanted, list_names, open_table
 
 #: What the name of a model, of a plot and of a table may end in.
 MODELS, PLOTS = (".safetensors",), (".png", ".pdf", ".svg")
@@ -100,6 +101,22 @@ def want(model: Model, label: str | None, *, labelled: bool, beside: str | None 
     named = () if beside is None else (beside,)
     width = model.network.encoder.input_dim if model.encoding is None else len(model.encoding.columns)
     return Wanted(name, labelled, model.columns, width, named, ignored)  # type: ignore[arg-type]
+
+
+def open_rows(
+    prog: str, options: argparse.Namespace, model: Model, wanted: Wanted, labels: Path | None = None
+) -> Table:
+    """Open the table that the options name for a model, and say on stderr how it is read.
+
+    Raises:
+        MissingPackageError: As `open_table`.
+        InputError: As `open_table`; or a column holds something else than in fit, as far as the first rows tell.
+    """
+    table = open_table(prog, Path(options.table), wanted, labels)
+    show_notes(table, quiet=options.quiet)
+    first = next(table.blocks)
+    check_kinds(prog, table, first, model.encoding)
+    return table._replace(blocks=chain([first], table.blocks))
 
 
 def show_notes(table: Table, *, quiet: bool) -> None:

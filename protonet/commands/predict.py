@@ -10,7 +10,6 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
@@ -18,10 +17,10 @@ import torch
 
 from protonet._checks import InputError, fail
 from protonet._writing import write_whole
-from protonet.commands.models import check_paths, classify_block, make_parser, map_blocks, show_notes, want
+from protonet.commands.models import check_paths, classify_block, make_parser, map_blocks, open_rows, want
 from protonet.files import Model, load_model
 from protonet.metrics import find_threshold, score_known
-from protonet.tables.table import Block, Table, open_table
+from protonet.tables.table import Block, Table
 
 PROG = "protonet predict"
 #: What a row that is unlike every class is called.
@@ -51,8 +50,7 @@ def run(arguments: Sequence[str] | None) -> None:
     model = load_model(options.model)
     threshold = None if options.unknown is None else choose_threshold(model, options.unknown)
     row_id = model.metadata.get("id")
-    table = open_table(PROG, Path(options.table), want(model, None, labelled=False, beside=row_id))
-    show_notes(table, quiet=options.quiet)
+    table = open_rows(PROG, options, model, want(model, None, labelled=False, beside=row_id))
     blocks = number_rows(table.blocks) if options.row_numbers else table.blocks
     first = [ROW] * options.row_numbers + [str(row_id)] * (row_id is not None)
 

@@ -24,7 +24,7 @@ from protonet.commands.models import (
 )
 from protonet.files import Model, load_model, save_model
 from protonet.fit.crossfit import Crossfit, predict_held, unpack, update
-from protonet.tables.features import encode_block
+from protonet.tables.features import check_kinds, encode_block
 from protonet.tables.table import read_table
 
 PROG = "protonet update"
@@ -57,6 +57,7 @@ def run(arguments: Sequence[str] | None) -> None:
     wanted = want(model, options.label, labelled=True, beside=None if group is None else str(group))
     table, block = read_table(PROG, Path(options.table), wanted, options.labels and Path(options.labels))
     show_notes(table, quiet=options.quiet)
+    check_kinds(PROG, table, block, model.encoding)
     x, labels, beside = encode_block(PROG, table, block, model.encoding), block.labels, block.beside
     if not options.new_classes:
         remedy = "Spell them as it does, or pass --new-classes if they are classes of their own."

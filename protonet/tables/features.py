@@ -106,6 +106,19 @@ def suspect(table: Table, block: Block, encoding: Encoding) -> list[str]:
     return notes
 
 
+def check_kinds(prog: str, table: Table, block: Block, encoding: Encoding | None) -> None:
+    """Raise an InputError if a column of some rows, the first ones of a table, holds something else than in fit."""
+    for number, (column, cells) in enumerate(zip(encoding.columns if encoding else (), block.columns, strict=False)):
+        if not isinstance(column, (Number, Date)) or (column.kind == "number" and cells.dtype.kind in "iuf"):
+            continue
+        strange = column.find_strange(cells)
+        if strange.mean() > MOST_STRANGE:
+            row = int(np.argmax(strange))
+            where = f"{table.name_column(number)}, {table.place.format(block.rows[row])}"
+            got = f"{str(cells[row])[:50]!r} in {where}, which held {column.tell()}"
+            fail(prog, "path", "have columns of the kind that they were of in fit", got, "Mend it, or fit again.")
+
+
 def encode_block(prog: str, table: Table, block: Block, encoding: Encoding | None) -> np.ndarray:
     """Return the features (b, features) of some rows.
 
@@ -116,19 +129,8 @@ def encode_block(prog: str, table: Table, block: Block, encoding: Encoding | Non
         encoding: Fitted; None where the columns are features already.
 
     Raises:
-        InputError: A column holds something else than in fit; without an encoding, a gap; an infinite number, or one
-            beyond float32.
+        InputError: An infinite number, or one beyond float32; without an encoding, a gap.
     """
-    columns = encoding.columns if encoding is not None else (None,) * len(block.columns)
-    for number, (column, cells) in enumerate(zip(columns, block.columns, strict=True)):
-        if not isinstance(column, (Number, Date)) or (column.kind == "number" and cells.dtype.kind in "iuf"):
-            continue
-        strange = column.find_strange(cells)
-        if strange.mean() > MOST_STRANGE:
-            row = int(np.argmax(strange))
-            where = f"{table.name_column(number)}, {table.place.format(block.rows[row])}"
-            got = f"{str(cells[row])[:50]!r} in {where}, which held {column.tell()}"
-            fail(prog, "path", "have columns of the kind that they were of in fit", got, "Mend it, or fit again.")
     if encoding is not None:
         x = encoding.encode(block.columns)
     else:

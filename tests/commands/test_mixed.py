@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from protonet.__main__ import main
 from protonet.files import load_model
+from protonet.tables import formats
 from protonet.tables.features import encode_block
 from protonet.tables.table import Wanted, open_table, read_table
 
@@ -128,6 +129,24 @@ def test_new_rows_may_lack_anything(fitted: Path, tmp_path: Path, capsys: pytest
     assert "must have the model's columns; got " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["predict", "evaluate"])
+def test_odd_cells_of_a_short_last_block_are_gaps_as_in_any_other(
+    command: str, fitted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    columns = make_columns(9, seed=1)
+    columns["width"][8] = "broken"
+    table = write(tmp_path / "new.csv", columns)
+    arguments = [command, str(fitted / "m.safetensors"), table, "-q"]
+    assert main(arguments) == 0
+    whole = capsys.readouterr().out
+    monkeypatch.setattr(formats, "CELLS", 4 * len(columns))  # the last block has one row
+    assert main(arguments) == 0
+    assert capsys.readouterr().out == whole
+    columns["width"][:3] = ["a", "b", "c"]  # most of the first block: said at once
+    assert main([command, str(fitted / "m.safetensors"), write(tmp_path / "odd.csv", columns)]) == 2
+    assert "got 'a' in width, line 2, which held number" in capsys.readouterr().err
+
+
 def test_parquet_and_csv_of_the_same_table_give_the_same(
     fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -224,7 +243,7 @@ def rows_of(text: str, n: int, **values: Sequence[str]) -> str:
         (
             "x,kind\n" + rows_of("{n}.5,{k}", 30, k="ab"),
             ("--column", "x=colour"),
-            "`--column` must be one of category, .*; got .colour. Did you mean category",
+            r"`--column` must be one of category, .*; got .colour.\. Did you mean category",
         ),
         ("x,kind\n" + rows_of("{n}.5,{k}", 30, k="ab"), ("--column", "x"), "`--column` must be NAME=KIND; got 'x'"),
         (

@@ -84,6 +84,35 @@ def test_the_error_that_the_guide_quotes_is_the_one_that_is_raised(capsys: pytes
     assert capsys.readouterr().out.strip() == quoted.strip().replace("of 512 rows", "of 40 rows")
 
 
+def write_pictures(path: Path) -> None:
+    """Write the table of pictures that a shop sells, of the guide."""
+    rng = np.random.default_rng(0)
+    notes = {"print": "from the press of the town", "painting": "signed by the painter", "drawing": "a sketch on paper"}
+    lines = ["number,sold,price,framed,style,note,width,kind"]
+    for number in range(36):
+        kind = list(notes)[number * 7 % 3]
+        day = np.datetime64("2023-01-05") + int(rng.integers(0, 700))
+        price = f'"${rng.normal(2500 if kind == "painting" else 900, 300):,.2f}"' if number % 9 else ""
+        style = rng.choice(["ink", "chalk", "oil"] if kind != "painting" else ["oil", "water"])
+        cells = [number + 1, day, price, ["no", "yes"][int(rng.integers(2))], style]
+        cells += [f"{notes[kind]} no. {rng.integers(900)}", f"{rng.normal(40, 9):.1f}", kind]
+        lines.append(",".join(map(str, cells)))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def test_what_the_guide_says_of_columns_is_what_fit_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_pictures(tmp_path / "pictures.csv")
+    page = (ROOT / "docs" / "guide" / "your-own-file.md").read_text(encoding="utf-8")
+    table, said = re.findall(r"```text\n(.*?)```", page.partition("## What columns are taken for")[2], re.DOTALL)[:2]
+    assert (tmp_path / "pictures.csv").read_text(encoding="utf-8").startswith(table.removesuffix("...\n"))
+    assert library.main(["fit", "pictures.csv", "--label", "kind", "--effort", "fast"]) == 0
+    sizes = r"\d+ (?=features|directions|words)"  # these change with every rule of text and categories
+    assert re.sub(sizes, "", capsys.readouterr().out).startswith(re.sub(sizes, "", said))
+
+
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the files that the examples read: wines, and features with classes."""

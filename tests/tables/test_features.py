@@ -11,7 +11,7 @@ import pytest
 from protonet._checks import InputError
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.number import Number
-from protonet.tables.features import Features, choose_features, encode_block
+from protonet.tables.features import Features, check_kinds, choose_features, encode_block
 from protonet.tables.table import Block, Table
 
 RNG = np.random.default_rng(0)
@@ -111,8 +111,9 @@ def test_another_kind_than_in_fit_says_both() -> None:
         ({"x": np.full(N, np.datetime64("2020-01-01")), "day": [""] * N}, "in x, line 2, which held number"),
     ):
         with pytest.raises(InputError, match=rf"^cmd: `path` must have columns of the kind that .*{message}"):
-            encode_block("cmd", *make(columns), found.encoding)
+            check_kinds("cmd", *make(columns), found.encoding)
     few = {"x": ["red", *["1"] * (N - 1)], "day": [""] * N}  # a few count as gaps
+    check_kinds("cmd", *make(few), found.encoding)
     assert np.isfinite(encode_block("cmd", *make(few), found.encoding)).all()
 
 

@@ -58,7 +58,8 @@ def test_every_kind_keeps_the_protocol(kind: type[Any], cells: np.ndarray) -> No
     column: Column = kind.fit(cells)
     assert KINDS[column.kind] is kind
     x = column.encode(cells)
-    assert (x.shape, x.dtype) == ((60, len(column.parts)), np.float32)
+    assert x.shape == (60, len(column.parts))
+    assert x.dtype == np.float32
     assert np.isfinite(x).all()
     assert len(set(column.parts)) == len(column.parts)
     assert not column.find_strange(cells).any()
@@ -253,7 +254,7 @@ def test_the_variance_is_about_one(kind: type[Any], cells: np.ndarray) -> None:
 
 class TestEncoding:
     def test_numbers_without_gaps_stay_as_they_are(self) -> None:
-        cells = [np.array([1, 2], np.float16), np.array([0.5, 7], np.float32)]
+        cells: list[np.ndarray] = [np.array([1, 2], np.float16), np.array([0.5, 7], np.float32)]
         encoding = Encoding(tuple(map(Number.fit, cells)))
         assert encoding.plain
         assert encoding.encode(cells).tolist() == [[1, 0.5], [2, 7]]
@@ -297,7 +298,7 @@ def places(node: Any) -> list[tuple[Any, Any]]:
     return [place for key, value in items for place in [(node, key), *places(value)]]
 
 
-ODD = st.sampled_from(
+ODD: st.SearchStrategy[Any] = st.sampled_from(
     [
         None,
         True,
@@ -379,9 +380,9 @@ def test_what_kinds_share() -> None:
     stored = Stored({"a": 1.5, "b": math.nan, "c": ["x", "y"], "d": ["x", "x"], "e": [1]}, {})
     assert take_number(stored, "a") == 1.5
     assert take_names(stored, "c") == ("x", "y")
-    for take in (lambda: take_number(stored, "a", 2.0), lambda: take_number(stored, "b")):
+    for name, low in (("a", 2.0), ("b", -math.inf)):
         with pytest.raises(ValueError, match="out of range"):
-            take()
+            take_number(stored, name, low)
     for name in "de":
         with pytest.raises(ValueError, match="no usable entry"):
             take_names(stored, name)
