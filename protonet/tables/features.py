@@ -11,6 +11,7 @@ from protonet._checks import fail, show
 from protonet.tables.columns.category import Category
 from protonet.tables.columns.date import Date
 from protonet.tables.columns.encoding import Encoding
+from protonet.tables.columns.kind import Column
 from protonet.tables.columns.number import MOST, Number
 from protonet.tables.columns.parsing import parse_numbers, write_cells
 from protonet.tables.columns.recognise import Verdict, fit_named, recognise
@@ -74,11 +75,20 @@ def choose_features(prog: str, table: Table, block: Block, kinds: Mapping[str, s
     if not used:
         fail(prog, "path", "have a column of use", "; ".join(notes)[:500], "Add features, or name them: --columns.")
     encoding = Encoding(tuple(used.values()))
-    chosen = [cells for name, cells in zip(table.columns, block.columns, strict=True) if name in used]
+    pairs = zip(table.columns, block.columns, strict=True)
+    chosen = [read_once(used[name], cells) for name, cells in pairs if name in used]
     table, block = table._replace(columns=tuple(used)), block._replace(columns=chosen)
     notes += suspect(table, block, encoding)
     left_out = tuple(name for name in verdicts if name not in used)
     return Features(encode_block(prog, table, block, encoding), encoding, tuple(used), left_out, tuple(notes))
+
+
+def read_once(column: Column, cells: np.ndarray) -> np.ndarray:
+    """Return cells (n,), those of a column of numbers as such: they are looked at several times."""
+    if not isinstance(column, Number) or cells.dtype.kind != "O":
+        return cells
+    numbers = parse_numbers(cells, column.form)
+    return cells if (np.abs(numbers) > MOST).any() else numbers  # what is too large is told as it was written
 
 
 def keep_constants(verdicts: dict[str, Verdict], cells: Mapping[str, np.ndarray]) -> None:

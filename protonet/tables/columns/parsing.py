@@ -10,6 +10,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import datetime
 from itertools import product
 
@@ -113,14 +114,10 @@ def parse_numbers(values: np.ndarray, form: str) -> np.ndarray:
         return map_distinct(read_interval, values)
     if form != "plain":
         return map_distinct(lambda cell: read_written(cell, form), values)
-    try:
-        numbers = np.fromiter(map(float, values), np.float64, len(values))
-    except ValueError:
-        numbers = np.fromiter(map(read_plain, values), np.float64, len(values))
-    else:
-        odd = [row for row, cell in enumerate(values) if "_" in cell]
-        numbers[odd] = math.nan
-    return numbers
+    if "_" not in "".join(values):
+        with suppress(ValueError):
+            return np.fromiter(map(float, values), np.float64, len(values))
+    return np.fromiter(map(read_plain, values), np.float64, len(values))
 
 
 def find_number_form(cells: Iterable[str], *, codes: bool = False) -> str:
@@ -129,15 +126,19 @@ def find_number_form(cells: Iterable[str], *, codes: bool = False) -> str:
     Cells of one length with zeros before them are codes, such as those of post.
     """
     cells = list(cells)
-    if not codes and any(map(_CODE.fullmatch, cells)) and len(set(map(len, cells))) == 1:
+    zeros = [cell for cell in cells if cell[0] == "0"]  # most columns have none: patterns are slow
+    if not codes and any(map(_CODE.fullmatch, zeros)) and len(set(map(len, cells))) == 1:
         return ""
-    units = {match.group(1) if (match := _UNIT.search(cell)) else "" for cell in cells}
-    readers: list[Callable[[str], float]] = [read_plain]
-    if len(units - {""}) <= 1:
-        readers += [lambda cell: read_written(cell, "point"), lambda cell: read_written(cell, "comma")]
-    for form, read in zip(NUMBER_FORMS, readers, strict=False):
-        if sum(not math.isnan(read(cell)) for cell in cells) >= ENOUGH * len(cells):
-            return form
+
+    def fits(read: Callable[[str], float]) -> bool:
+        return sum(not math.isnan(read(cell)) for cell in cells) >= ENOUGH * len(cells)
+
+    if np.isfinite(parse_numbers(np.array(cells, object), "plain")).all() or fits(read_plain):
+        return "plain"
+    if len({match.group(1) for cell in cells if (match := _UNIT.search(cell))}) <= 1:
+        for form in ("point", "comma"):
+            if fits(lambda cell, form=form: read_written(cell, form)):  # type: ignore[misc]
+                return form
     return ""
 
 
