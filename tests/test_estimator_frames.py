@@ -107,7 +107,7 @@ def test_the_commands_make_the_same_of_the_same_table(tmp_path: Path) -> None:
 def test_frames_of_other_libraries_are_taken_alike(module: str) -> None:
     library = pytest.importorskip(module)
     convert = library.table if module == "pyarrow" else library.from_pandas
-    frame, new = convert(FRAME), convert(NEW)
+    frame, new = (convert(each.assign(zone=each["zone"].astype(str).astype("category"))) for each in (FRAME, NEW))
     fitted = make().fit(frame, Y)
     assert fitted.columns_ == FITTED.columns_
     assert fitted.feature_names_in_.tolist() == list(FRAME)
