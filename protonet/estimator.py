@@ -299,9 +299,9 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         """
         model = load_model(path)
         effort, seed, label = (model.metadata.get(name) for name in ("effort", "seed", "label"))
-        known = isinstance(effort, str) and effort in EFFORTS
-        usable = type(seed) is int and 0 <= seed < 2**32
-        estimator = cls(effort if known else "default", random_state=seed if usable else 0)
+        if not isinstance(effort, str) or effort not in EFFORTS:
+            effort = "default"
+        estimator = cls(effort, random_state=seed if type(seed) is int and 0 <= seed < 2**32 else 0)
         network = model.network.double()
         order = sorted(range(len(model.classes)), key=model.classes.__getitem__)
         network.arrange_classes(torch.tensor(order))

@@ -18,7 +18,7 @@ from sklearn.impute import SimpleImputer
 from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_score, cross_validate
 from sklearn.pipeline import make_pipeline
 
-from protonet import load_model
+from protonet import load_model, save_model
 from protonet.__main__ import main
 from protonet.estimator import ProtoNetClassifier
 from protonet.tables.frames import read_frame, take_frame
@@ -371,6 +371,11 @@ def test_a_saved_model_keeps_its_label_apart_from_its_columns(tmp_path: Path) ->
     assert load_model(path).metadata["label"] == "label_"
     FITTED.save(path)
     model = load_model(path)
+    odd = {"effort": ["fast"], "seed": -1, "label": 3, "features": {"height": "tall"}}
+    save_model(tmp_path / "odd.safetensors", model._replace(metadata=odd))
+    loaded = ProtoNetClassifier.load(tmp_path / "odd.safetensors")
+    assert loaded.get_params() == ProtoNetClassifier().get_params()
+    assert list(loaded.columns_) == loaded.feature_names_in_.tolist() == list(model.columns or ())
     assert (model.metadata["label"], model.metadata["left_out"]) == ("kind", ["country", "empty"])
     assert model.metadata["samples"] == [12, 12, 12]
 
