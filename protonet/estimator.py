@@ -26,6 +26,8 @@ from protonet.tables.columns.encoding import Encoding
 from protonet.tables.frames import Frame, Taken, encode_frame, name_columns, read_frame, take_frame
 
 NAME = "ProtoNetClassifier"
+#: What scikit-learn's ``validate_data`` takes for labels that there are none of.
+NO_LABELS = "no_validation"
 
 
 class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -162,7 +164,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             blocks = (torch.from_numpy(_make_dense(x[first : first + CHUNK])) for first in range(0, x.shape[0], CHUNK))
             return torch.cat([network.embed(block) if embed else network(block) for block in blocks]).numpy()
 
-    def _check(self, X: Any, y: Any = "no_validation", *, reset: bool) -> tuple[Any, np.ndarray | None]:
+    def _check(self, X: Any, y: Any = NO_LABELS, *, reset: bool) -> tuple[Any, np.ndarray | None]:
         """Return rows, and labels (n,) where there are any, once scikit-learn has checked them.
 
         Rows are a `Frame` where their columns are, or have to be, encoded; otherwise an array or a CSR matrix, float64.
@@ -171,7 +173,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         frame = read_frame(NAME, X)
         if frame is not None and (reset or encoded):
             validate_data(self, frame.native, y, reset=reset, skip_check_array=True)
-            if isinstance(y, str):
+            if isinstance(y, str) and y == NO_LABELS:
                 return frame, None
             return frame, check_X_y(np.zeros((len(frame.columns[0]), 1)), y, estimator=self)[1]
         gaps = (reset or encoded) and not sparse.issparse(X)
@@ -244,11 +246,13 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
     @property
     def encoding_(self) -> Encoding | None:
         """What makes features of the columns that are used."""
+        check_is_fitted(self)
         return None if self._taken is None else self._taken.encoding
 
     @property
     def columns_(self) -> dict[str, str]:
         """What each column was taken for."""
+        check_is_fitted(self)
         return {} if self._taken is None else self._taken.told
 
     def save(self, path: str | Path) -> None:

@@ -82,6 +82,10 @@ def test_each_column_is_taken_for_what_it_holds_and_said() -> None:
     assert sum(FITTED.encoding_.sizes) == FITTED.network_.encoder.input_dim
     assert FITTED.score(NEW, Y) > 0.9
     assert len(FITTED.get_feature_names_out()) == FITTED.transform(NEW).shape[1]
+    assert not hasattr(make(), "columns_")
+    assert not hasattr(make(), "encoding_")
+    with pytest.raises(ValueError, match="y should be a 1d array"):
+        make().fit(FRAME, "kind")
 
 
 def test_the_commands_make_the_same_of_the_same_table(tmp_path: Path) -> None:
