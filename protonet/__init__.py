@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from protonet._checks import InputError, InputTypeError, MissingPackageError
     from protonet.encoder import Encoder
+    from protonet.files.model import Model, load_model, save_model
     from protonet.fit.solver import solve
     from protonet.network import PrototypeNetwork
     from protonet.views.mlp import plan_encoder
@@ -18,8 +19,11 @@ __all__ = [
     "InputError",
     "InputTypeError",
     "MissingPackageError",
+    "Model",
     "PrototypeNetwork",
+    "load_model",
     "plan_encoder",
+    "save_model",
     "solve",
 ]
 
@@ -28,8 +32,11 @@ _ROOMS = {
     "InputError": "_checks",
     "InputTypeError": "_checks",
     "MissingPackageError": "_checks",
+    "Model": "files.model",
     "PrototypeNetwork": "network",
+    "load_model": "files.model",
     "plan_encoder": "views.mlp",
+    "save_model": "files.model",
     "solve": "fit.solver",
 }
 

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from scipy import sparse
 from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils import check_consistent_length, check_random_state, column_or_1d
+from sklearn.utils import check_consistent_length, check_random_state, check_X_y, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
-from protonet._checks import check_groups, fail
-from protonet.fit.search import Search
+from protonet._checks import check_groups, fail, show
+from protonet.files import Model, load_model, save_model
+from protonet.fit.search import EFFORTS, Search
 from protonet.fit.solver import TIME_LIMIT, solve_problem
 from protonet.losses import CHUNK
 from protonet.network import PrototypeNetwork
+from protonet.tables.columns.encoding import Encoding
+from protonet.tables.frames import Frame, Taken, encode_frame, name_columns, read_frame, take_frame
+
+NAME = "ProtoNetClassifier"
+#: What scikit-learn's ``validate_data`` takes for labels that there are none of.
+NO_LABELS = "no_validation"
 
 
 class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -30,32 +41,48 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         time_limit: Seconds that ``fit`` may take, >= 0.
         random_state: Of folds, initial weights and episodes: an int, a ``RandomState``, or None for another one each
             time.
+        column_kinds: What columns of a data frame hold, where that is not seen from their cells, by name: "number",
+            "category", "date" or "text". None leaves all to the cells.
 
     Attributes:
         classes_: (n_classes,) the labels, in ascending order.
         n_features_in_: Features per row.
         feature_names_in_: Their names, where the training rows had column names that are strings.
+        columns_: By the name of each column of a data frame, what it was taken for, or why it is left out.
+        encoding_: The `protonet.tables.columns.encoding.Encoding` that makes features of the columns that are used;
+            None for arrays without gaps, which are their features.
         network_: The `protonet.PrototypeNetwork`, in float64, its classes in the order of ``classes_``.
 
     Sample weights are in the losses, the prototypes and the statistics; only how those of one call differ matters, so
-    that equal weights are none. Whole weights do what repeated rows do. Rows of weight 0 are left out.
+    that equal weights are none. Whole weights do what repeated rows do, but in the encoding. Rows of weight 0 are left
+    out.
     """
 
     classes_: np.ndarray
     network_: PrototypeNetwork
+    _taken: Taken | None
+    _label: str  #: What the labels are called.
 
     def __init__(
-        self, effort: str | Search = "default", *, time_limit: float = TIME_LIMIT, random_state: Any = 0
+        self,
+        effort: str | Search = "default",
+        *,
+        time_limit: float = TIME_LIMIT,
+        random_state: Any = 0,
+        column_kinds: Mapping[str, str] | None = None,
     ) -> None:
         self.effort = effort
         self.time_limit = time_limit
         self.random_state = random_state
+        self.column_kinds = column_kinds
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> ProtoNetClassifier:
         """Fit to labelled rows; the same rows in any order give the same network.
 
         Args:
-            X: (n, n_features) real and finite, an array, a data frame or a sparse matrix (which is made dense).
+            X: (n, n_features): an array of numbers, NaN for gaps; a sparse matrix (which is made dense) without; or a
+                data frame of pandas, Polars or anything with the Arrow PyCapsule interface (which takes pyarrow), whose
+                columns may hold numbers, categories, booleans, dates, text, and gaps.
             y: (n,) labels, of any type that can be sorted.
             sample_weight: (n,) >= 0, or None for 1.
             groups: (n,) of any type that can be sorted: what is decided on rows held out, the probabilities'
@@ -66,8 +93,9 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             The estimator.
 
         Raises:
-            InputError: What scikit-learn's estimators reject; no row of positive weight; a group that holds a whole
-                class; an unknown effort.
+            InputError: What scikit-learn's estimators reject; an infinite number; no column of use; column_kinds that
+                do not fit; no row of positive weight; a group that holds a whole class; an unknown effort.
+            MissingPackageError: A data frame is not of pandas, and pyarrow is missing.
         """
         self._fit(*self._read(X, y, sample_weight, groups, reset=True))
         return self
@@ -85,7 +113,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             The estimator.
 
         Raises:
-            InputError: As in ``fit``, or another number of features.
+            InputError: As in ``fit``, another number of features, or a column that holds something else than in fit.
         """
         known = [] if classes is None else [np.asarray(classes)]
         first = not hasattr(self, "network_")
@@ -103,7 +131,14 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         return self
 
     def predict(self, X: Any) -> np.ndarray:
-        """Return the label (n,) of each row of X (n, n_features)."""
+        """Return the label (n,) of each row of X (n, n_features).
+
+        Categories that ``fit`` never saw and columns of gaps alone are no errors. In arrays, NaN is one if ``fit`` had
+        none.
+
+        Raises:
+            InputError: As in ``partial_fit``.
+        """
         places = self._compute(X).argmax(axis=1)
         labels: np.ndarray = self.classes_[places]
         return labels
@@ -124,34 +159,74 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
     def _compute(self, X: Any, *, embed: bool = False) -> np.ndarray:
         """Return logits, or embeddings, of rows X, in blocks that are made dense one at a time."""
         check_is_fitted(self)
-        X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
-        network = self.network_
+        x, network = self._encode(self._check(X, reset=False)[0]), self.network_
         with torch.no_grad():
-            blocks = (torch.from_numpy(_make_dense(X[first : first + CHUNK])) for first in range(0, X.shape[0], CHUNK))
+            blocks = (torch.from_numpy(_make_dense(x[first : first + CHUNK])) for first in range(0, x.shape[0], CHUNK))
             return torch.cat([network.embed(block) if embed else network(block) for block in blocks]).numpy()
+
+    def _check(self, X: Any, y: Any = NO_LABELS, *, reset: bool) -> tuple[Any, np.ndarray | None]:
+        """Return rows, and labels (n,) where there are any, once scikit-learn has checked them.
+
+        Rows are a `Frame` where their columns are, or have to be, encoded; otherwise an array or a CSR matrix, float64.
+        """
+        encoded = not reset and self._taken is not None
+        frame = read_frame(NAME, X)
+        if frame is not None and (reset or encoded):
+            validate_data(self, frame.native, y, reset=reset, skip_check_array=True)
+            if isinstance(y, str) and y == NO_LABELS:
+                return frame, None
+            return frame, check_X_y(np.zeros((len(frame.columns[0]), 1)), y, estimator=self)[1]
+        gaps = (reset or encoded) and not sparse.issparse(X)
+        finite = "allow-nan" if gaps else True
+        checks = {"accept_sparse": "csr", "dtype": np.float64, "ensure_all_finite": finite}
+        found = validate_data(self, X, y, reset=reset, **checks)
+        rows, labels = found if isinstance(found, tuple) else (found, None)
+        if encoded or (reset and (self.column_kinds or (gaps and np.isnan(rows).any()))):
+            return name_columns(_make_dense(rows)), labels
+        return rows, labels
+
+    def _encode(self, rows: Any) -> Any:
+        """Return the features (n, features) of rows that `_check` returned."""
+        if isinstance(rows, Frame):
+            assert self._taken is not None  # fit has seen frames
+            return encode_frame(NAME, rows, self._taken)
+        return rows
 
     def _read(
         self, X: Any, y: Any, sample_weight: Any, groups: Any, *, reset: bool
     ) -> tuple[Tensor, np.ndarray, Tensor | None, Tensor | None]:
-        """Return rows (n, n_features) float64, their labels, weights and groups (n,), those of positive weight."""
-        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, reset=reset)
+        """Return features (n, features) float64, labels, weights and groups (n,), of the rows of positive weight.
+
+        With ``reset``, columns are taken for something.
+        """
+        name = getattr(y, "name", None)
+        rows, y = self._check(X, y, reset=reset)
         check_classification_targets(y)
         weights = None
         if groups is not None:
             groups = np.unique(column_or_1d(groups), return_inverse=True)[1]
-            check_consistent_length(X, groups)
+            check_consistent_length(y, groups)
         if sample_weight is not None:
-            weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+            weights = _check_sample_weight(sample_weight, y, dtype=np.float64, ensure_non_negative=True)
             chosen = np.flatnonzero(weights)
             if not len(chosen):
                 remedy = "Pass None to weigh all rows alike."
-                fail("ProtoNetClassifier", "sample_weight", "have a weight above 0", "0 for every row", remedy)
-            X, y, weights = X[chosen], y[chosen], torch.from_numpy(weights[chosen] / weights.max())
+                fail(NAME, "sample_weight", "have a weight above 0", "0 for every row", remedy)
+            rows = rows.take(chosen) if isinstance(rows, Frame) else rows[chosen]
+            y, weights = y[chosen], torch.from_numpy(weights[chosen] / weights.max())
             weights = weights / weights.mean()
             groups = None if groups is None else groups[chosen]
         if groups is not None:
-            check_groups("ProtoNetClassifier", "groups", groups, y)
-        return torch.from_numpy(_make_dense(X)), y, weights, None if groups is None else torch.from_numpy(groups)
+            check_groups(NAME, "groups", groups, y)
+        if reset:
+            self._taken = take_frame(NAME, rows, self.column_kinds) if isinstance(rows, Frame) else None
+            self._label = name if isinstance(name, str) else "label"
+        return (
+            torch.from_numpy(_make_dense(self._encode(rows))),
+            y,
+            weights,
+            None if groups is None else torch.from_numpy(groups),
+        )
 
     def _fit(self, rows: Tensor, labels: np.ndarray, weights: Tensor | None, groups: Tensor | None) -> None:
         """Fit to rows (n, n_features), labels, weights and groups (n,)."""
@@ -159,8 +234,9 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         seed = check_random_state(self.random_state).randint(2**31 - 1)
         numbers = _number(labels, classes)
         metadata = {"num_classes": max(2, len(classes))}
+        blocks = None if self.encoding_ is None else self.encoding_.blocks
         network = solve_problem(
-            [(rows, numbers)], None, metadata, self.time_limit, self.effort, None, seed, weights, groups
+            [(rows, numbers)], None, metadata, self.time_limit, self.effort, None, seed, weights, groups, blocks
         ).network
         network.arrange_classes(torch.arange(len(classes)))  # solve has two at the least
         # In float64, a row's probabilities are its own to the last digits, whatever else is in the batch.
@@ -169,13 +245,88 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         self.classes_ = classes
 
     @property
+    def encoding_(self) -> Encoding | None:
+        """What makes features of the columns that are used."""
+        check_is_fitted(self)
+        return None if self._taken is None else self._taken.encoding
+
+    @property
+    def columns_(self) -> dict[str, str]:
+        """What each column was taken for."""
+        check_is_fitted(self)
+        return {} if self._taken is None else self._taken.told
+
+    def save(self, path: str | Path) -> None:
+        """Write a model file that `load` and the commands ``predict``, ``evaluate`` and ``info`` read.
+
+        Nothing is pickled. The network is written as float32. The command ``update`` takes what the command ``fit``
+        wrote alone: the rows that were held out are not kept here; ``partial_fit`` adds samples.
+
+        Args:
+            path: Of the file, in a folder that exists; the commands' end in ``.safetensors``.
+
+        Raises:
+            MissingPackageError: safetensors is missing.
+            OSError: The file cannot be written.
+            InputError: Classes that are neither all strings nor all whole numbers, or two columns of one name.
+        """
+        check_is_fitted(self)
+        taken, names = self._taken, list(self.columns_)
+        columns = tuple(names[place] for place in taken.places) if taken is not None and names else None
+        label = self._label
+        while label in names:
+            label += "_"
+        metadata = {
+            "label": label,
+            "effort": self.effort if isinstance(self.effort, str) else None,
+            "seed": self.random_state if isinstance(self.random_state, int) else None,
+            "samples": self.network_.counts.tolist(),
+            "left_out": [name for name in names if name not in (columns or ())],
+            "features": self.columns_,
+        }
+        network = deepcopy(self.network_).float()
+        save_model(path, Model(network, _name_classes(self.classes_), columns, metadata, {}, self.encoding_))
+
+    @classmethod
+    def load(cls, path: str | Path) -> ProtoNetClassifier:
+        """Read a model file of `save` or of the command ``fit``, trusting nothing in it.
+
+        Args:
+            path: Of the file. One of the command asks for the columns that it uses, ``feature_names_in_``, in their
+                order: others of the table, such as that of the classes, are to be left out.
+
+        Returns:
+            The fitted estimator, which predicts what the saved one did, to the digits of float32.
+
+        Raises:
+            MissingPackageError: safetensors is missing.
+            InputError: No file, a truncated, damaged or foreign one, or one of another version.
+        """
+        model = load_model(path)
+        effort, seed, label = (model.metadata.get(name) for name in ("effort", "seed", "label"))
+        if not isinstance(effort, str) or effort not in EFFORTS:
+            effort = "default"
+        estimator = cls(effort, random_state=seed if type(seed) is int and 0 <= seed < 2**32 else 0)
+        network = model.network.double()
+        order = sorted(range(len(model.classes)), key=model.classes.__getitem__)
+        network.arrange_classes(torch.tensor(order))
+        estimator.classes_, estimator.network_ = np.array(model.classes)[order], network
+        estimator._label = label if isinstance(label, str) else "label"
+        estimator._taken, names = _restore_columns(model)
+        width = network.encoder.input_dim if model.encoding is None else len(model.encoding.columns)
+        estimator.n_features_in_ = width if names is None else len(names)
+        if names is not None:
+            estimator.feature_names_in_ = np.array(names, dtype=object)
+        return estimator
+
+    @property
     def _n_features_out(self) -> int:
         """Width of the embedding, which ``get_feature_names_out`` asks for."""
         return self.network_.sums.shape[1]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
+        tags.input_tags.sparse = tags.input_tags.allow_nan = True
         return tags
 
 
@@ -185,5 +336,30 @@ def _number(labels: np.ndarray, classes: np.ndarray) -> Tensor:
 
 
 def _make_dense(X: Any) -> np.ndarray:
-    """Return rows as an array that torch may have: dense, and not read-only."""
-    return X.toarray() if hasattr(X, "toarray") else np.require(X, requirements=["C", "W"])
+    """Return rows as an array that torch may have: dense, float64, and not read-only."""
+    return X.toarray() if hasattr(X, "toarray") else np.require(X, np.float64, ["C", "W"])
+
+
+def _name_classes(classes: np.ndarray) -> tuple[str, ...] | tuple[int, ...]:
+    """Return classes (n,) as model files have them; raise an InputError if they are of other types."""
+    names = classes.tolist()
+    strange = [name for name in names if isinstance(name, bool) or not isinstance(name, (str, int))]
+    texts = tuple(str(name) for name in names if isinstance(name, str))
+    if strange or 0 < len(texts) < len(names):
+        got = f"{show(repr((strange or names)[0]))} among them ({classes.dtype})"
+        fail(NAME, "classes_", "be all strings or all whole numbers to be saved", got, "Fit to y.astype(str).")
+    return texts or tuple(map(int, names))
+
+
+def _restore_columns(model: Model) -> tuple[Taken | None, list[str] | None]:
+    """Return what a model's columns were taken for, and the names of all that fit was given, if they had any."""
+    used, encoding = model.columns, model.encoding
+    if encoding is None:
+        return None, None if used is None else list(used)
+    if used is None:
+        return Taken(encoding, list(range(len(encoding.columns))), {}), None
+    told = model.metadata.get("features")
+    if not isinstance(told, dict) or not set(used) <= set(told):
+        told = {name: column.tell() for name, column in zip(used, encoding.columns, strict=True)}
+    names = list(told)
+    return Taken(encoding, [names.index(name) for name in used], {name: str(told[name]) for name in names}), names

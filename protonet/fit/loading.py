@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from protonet._checks import check_labels, fail, fail_type
 from protonet.losses import CHUNK
@@ -25,15 +26,20 @@ class RangeRules:
 
 
 RANGES = RangeRules()
+REMEDY = "Pass a DataLoader, a Dataset, a pair (x, y), or a list of such pairs."
+
+
+#: Batches ``(inputs, labels)``; or a dataset of samples; or one pair of all inputs and all labels.
+Samples = Iterable[Any] | Dataset[Any]
 
 
 def read_loaders(
-    train_loader: Iterable[Any], val_loader: Iterable[Any] | None, metadata: Mapping[str, Any]
+    train_loader: Samples, val_loader: Samples | None, metadata: Mapping[str, Any]
 ) -> tuple[Tensor, Tensor, int]:
     """Read two loaders once.
 
     Args:
-        train_loader: Batches ``(inputs, labels)``, at least one sample.
+        train_loader: As in `protonet.solve`, at least one sample.
         val_loader: The same, or None.
         metadata: ``input_dim`` and ``num_classes`` hold where present.
 
@@ -46,16 +52,14 @@ def read_loaders(
         InputError: No sample, non-finite features, labels or widths out of range.
     """
     if train_loader is None:
-        fail_type("solve", "train_loader", "be a loader", "None", "Pass a DataLoader or a list of batches.")
+        fail_type("solve", "train_loader", "be a loader", "None", REMEDY)
     features: list[Tensor] = []
     labels: list[Tensor] = []
     dim = metadata.get("input_dim")
     for name, loader in (("train_loader", train_loader), ("val_loader", val_loader)):
-        if loader is not None and not isinstance(loader, Iterable):
-            fail_type("solve", name, "be iterable", type(loader).__name__, "Pass a DataLoader or a list of batches.")
         rows = bad = wide = 0
         first = len(labels)
-        for number, batch in enumerate(() if loader is None else loader):
+        for number, batch in enumerate(() if loader is None else _open(name, loader)):
             inputs, targets = _check_batch(name, number, batch)
             if not len(inputs):
                 continue
@@ -88,6 +92,27 @@ def read_loaders(
         remedy = "Number the classes 0, 1, ..., or pass metadata['num_classes'] if the gaps are meant."
         fail("solve", "train_loader labels", "be class numbers", f"{num_classes - 1} as the largest", remedy)
     return torch.cat(features), y, num_classes
+
+
+def _open(name: str, samples: Samples) -> Iterable[Any]:
+    """Return batches, whatever way the samples come."""
+    if isinstance(samples, Dataset) and not isinstance(samples, IterableDataset):
+        if not hasattr(samples, "__len__"):
+            fail_type("solve", name, "be a dataset that has a length", type(samples).__name__, REMEDY)
+
+        def collate(taken: list[Any]) -> Any:
+            try:
+                return default_collate(taken)
+            except (RuntimeError, TypeError) as error:
+                got = str(error).partition("\n")[0][:100]
+                fail_type("solve", name, "hold samples (inputs, label) of numbers, of one shape", got, "Convert them.")
+
+        return DataLoader(samples, batch_size=CHUNK, collate_fn=collate)
+    if isinstance(samples, (tuple, list)) and len(samples) == 2 and isinstance(samples[0], (Tensor, np.ndarray)):
+        return [samples]
+    if not isinstance(samples, Iterable):
+        fail_type("solve", name, "be iterable", type(samples).__name__, REMEDY)
+    return samples
 
 
 def _check_batch(name: str, number: int, batch: object) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ import difflib
 import math
 import random
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from protonet._checks import check_int, check_number, check_weights, fail, fail_type
 from protonet.encoder import Encoder
 from protonet.fit.copies import pool_copies
-from protonet.fit.loading import centre_columns, order_rows, read_loaders
+from protonet.fit.loading import Samples, centre_columns, order_rows, read_loaders
 from protonet.fit.search import EFFORTS, RAW, SEARCH_SHARE, Choice, Progress, Search, ignore, select
 from protonet.network import PrototypeNetwork
 from protonet.views.linear import LinearKind
@@ -62,8 +62,8 @@ class Solution(NamedTuple):
 
 
 def solve(
-    train_loader: Iterable[Any],
-    val_loader: Iterable[Any] | None = None,
+    train_loader: Samples,
+    val_loader: Samples | None = None,
     metadata: Mapping[str, Any] | None = None,
     *,
     time_limit: float = TIME_LIMIT,
@@ -71,14 +71,15 @@ def solve(
     progress: Progress | None = None,
     seed: int = 0,
 ) -> PrototypeNetwork:
-    """Train a prototype network on two loaders, within a parameter limit.
+    """Train a prototype network on labelled samples, within a parameter limit.
 
     The labelled samples of both loaders are pooled and put in a canonical order, so that the same data in any
     order or batch size give the same model. Each loader is read once.
 
     Args:
         train_loader: Batches ``(inputs, labels)``: inputs (b, ...) real, flattened to (b, input_dim); labels (b,)
-            integers.
+            integers. Or a `torch.utils.data.Dataset` of samples ``(inputs, label)``, which has a length; one without is
+            an iterable of batches. Or one pair ``(inputs, labels)`` of tensors or arrays.
         val_loader: The same, or None. Its samples count as labelled samples like any other.
         metadata: ``input_dim``, ``num_classes`` and ``param_limit`` are used where present; otherwise the width of
             the inputs, the largest label + 1 (at least 2) and 500,000. ``device`` moves the result. Other names are
@@ -93,8 +94,8 @@ def solve(
         The network in eval mode, float32. Its trainable parameters are the encoder's, at most ``param_limit``.
 
     Raises:
-        InputTypeError: A loader's batch is not ``(inputs, labels)``, labels are not integers, an argument has another
-            type.
+        InputTypeError: A loader's batch is not ``(inputs, labels)``, a dataset's samples make no batch, labels are not
+            integers, an argument has another type.
         InputError: No sample, non-finite features, labels outside [0, num_classes), another width than input_dim,
             num_classes < 2, metadata of another name, a negative or non-finite limit, an unknown effort.
     """
@@ -105,8 +106,8 @@ def solve(
 
 
 def solve_problem(
-    train_loader: Iterable[Any],
-    val_loader: Iterable[Any] | None = None,
+    train_loader: Samples,
+    val_loader: Samples | None = None,
     metadata: Mapping[str, Any] | None = None,
     time_limit: float = TIME_LIMIT,
     effort: str | Search = "default",

@@ -52,20 +52,8 @@ def choose_features(prog: str, table: Table, block: Block, kinds: Mapping[str, s
         notes = suspect(table, block, encoding)
         x = encode_block(prog, table, block, encoding)
         return Features(x, encoding if gaps else None, None, (), tuple(notes))
-    for name in kinds:
-        if name not in table.columns:
-            fail(prog, "--column", "name a feature of the table", show(name), "Look at its header.")
-    verdicts: dict[str, Verdict] = {}
-    for name, cells in zip(table.columns, block.columns, strict=True):
-        if name in kinds:
-            verdicts[name] = Verdict(fit_named(prog, name, kinds[name], cells), "")
-            continue
-        verdict = recognise(cells)
-        if isinstance(verdict.column, Number) and not named and not verdict.column.missing:
-            reason = find_row_number(verdict.column.fill(cells).astype(np.float64))
-            verdict = Verdict(None, f"{reason} (--columns keeps it)") if reason else verdict
-        verdicts[name] = verdict
-    keep_constants(verdicts, dict(zip(table.columns, block.columns, strict=True)))
+    columns = dict(zip(table.columns, block.columns, strict=True))
+    verdicts = take_columns(prog, columns, kinds, row_numbers=named)
     used = {name: verdict.column for name, verdict in verdicts.items() if verdict.column is not None}
     reasons: dict[str, list[str]] = {}
     for name, verdict in verdicts.items():
@@ -89,6 +77,43 @@ def read_once(column: Column, cells: np.ndarray) -> np.ndarray:
         return cells
     numbers = parse_numbers(cells, column.form)
     return cells if (np.abs(numbers) > MOST).any() else numbers  # what is too large is told as it was written
+
+
+def take_columns(
+    prog: str,
+    columns: Mapping[str, np.ndarray],
+    kinds: Mapping[str, str],
+    *,
+    row_numbers: bool,
+    argument: str = "--column",
+) -> dict[str, Verdict]:
+    """Take each column for something.
+
+    Args:
+        prog: In whose name errors are raised.
+        columns: By name, the cells (n,).
+        kinds: As in `choose_features`.
+        row_numbers: Whether columns that may be the rows' numbers are used.
+        argument: What gave the kinds.
+
+    Raises:
+        InputError: A column of that name is not there, or holds something else.
+    """
+    for name in kinds:
+        if name not in columns:
+            fail(prog, argument, "name a feature of the table", show(name), "Look at its header.")
+    verdicts: dict[str, Verdict] = {}
+    for name, cells in columns.items():
+        if name in kinds:
+            verdicts[name] = Verdict(fit_named(prog, name, kinds[name], cells, argument), "")
+            continue
+        verdict = recognise(cells)
+        if isinstance(verdict.column, Number) and not row_numbers and not verdict.column.missing:
+            reason = find_row_number(verdict.column.fill(cells).astype(np.float64))
+            verdict = Verdict(None, f"{reason} (--columns keeps it)") if reason else verdict
+        verdicts[name] = verdict
+    keep_constants(verdicts, columns)
+    return verdicts
 
 
 def keep_constants(verdicts: dict[str, Verdict], cells: Mapping[str, np.ndarray]) -> None:
@@ -116,7 +141,7 @@ def suspect(table: Table, block: Block, encoding: Encoding) -> list[str]:
     return notes
 
 
-def check_kinds(prog: str, table: Table, block: Block, encoding: Encoding | None) -> None:
+def check_kinds(prog: str, table: Table, block: Block, encoding: Encoding | None, argument: str = "path") -> None:
     """Raise an InputError if a column of some rows, the first ones of a table, holds something else than in fit."""
     for number, (column, cells) in enumerate(zip(encoding.columns if encoding else (), block.columns, strict=False)):
         if not isinstance(column, (Number, Date)) or (column.kind == "number" and cells.dtype.kind in "iuf"):
@@ -126,10 +151,12 @@ def check_kinds(prog: str, table: Table, block: Block, encoding: Encoding | None
             row = int(np.argmax(strange))
             where = f"{table.name_column(number)}, {table.place.format(block.rows[row])}"
             got = f"{str(cells[row])[:50]!r} in {where}, which held {column.tell()}"
-            fail(prog, "path", "have columns of the kind that they were of in fit", got, "Mend it, or fit again.")
+            fail(prog, argument, "have columns of the kind that they were of in fit", got, "Mend it, or fit again.")
 
 
-def encode_block(prog: str, table: Table, block: Block, encoding: Encoding | None) -> np.ndarray:
+def encode_block(
+    prog: str, table: Table, block: Block, encoding: Encoding | None, argument: str = "path"
+) -> np.ndarray:
     """Return the features (b, features) of some rows.
 
     Args:
@@ -137,6 +164,7 @@ def encode_block(prog: str, table: Table, block: Block, encoding: Encoding | Non
         table: What the rows are of.
         block: The rows; their columns are those of the encoding, in that order.
         encoding: Fitted; None where the columns are features already.
+        argument: What the rows came by.
 
     Raises:
         InputError: An infinite number, or one beyond float32; without an encoding, a gap.
@@ -155,6 +183,6 @@ def encode_block(prog: str, table: Table, block: Block, encoding: Encoding | Non
         cell = str(block.columns[number][row])[:50]
         got = f"{cell!r} in {table.name_column(number)}, {table.place.format(block.rows[row])}"
         if np.isnan(x[row, at]) or "inf" in cell.lower():
-            fail(prog, "path", "have finite numbers", got, "Fill it in, or leave it out.")
-        fail(prog, "path", f"have numbers of at most {MOST:.1e} in absolute value", got, "Rescale the column.")
+            fail(prog, argument, "have finite numbers", got, "Fill it in, or leave it out.")
+        fail(prog, argument, f"have numbers of at most {MOST:.1e} in absolute value", got, "Rescale the column.")
     return x

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from protonet import solve
 from protonet._checks import InputError, InputTypeError
@@ -29,6 +31,48 @@ def test_what_is_read_is_all_batches_one_after_the_other(seed: int, cuts: list[i
     assert torch.equal(features, torch.cat([x, X]))
     assert torch.equal(labels, torch.cat([y, Y]))
     assert (features.dtype, labels.dtype, num_classes) == (torch.float32, torch.int64, 5)
+
+
+class Samples(Dataset[Any]):
+    """Samples as arrays and Python's numbers, made one at a time."""
+
+    def __init__(self, inputs: list[Any], labels: list[Any]) -> None:
+        self.inputs, self.labels = inputs, labels
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, row: int) -> Any:
+        return self.inputs[row], self.labels[row]
+
+
+class Stream(IterableDataset[Any]):
+    """Batches, without a length."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([(X[:9], Y[:9]), (X[9:], Y[9:])])
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [
+        *[(X, Y), [X, Y], (X.numpy(), Y.numpy()), (X.numpy(), Y), TensorDataset(X, Y), Stream()],
+        Samples(list(X.numpy()), Y.tolist()),
+    ],
+    ids=lambda whole: type(whole).__name__,
+)
+def test_datasets_and_pairs_are_read_as_batches_are(whole: Any) -> None:
+    for train, val in ((whole, None), ([(X[:0], Y[:0]), (X, Y)], whole)):
+        features, labels, _ = read_loaders(train, val, {})
+        assert torch.equal(features[-30:], X)
+        assert torch.equal(labels[-30:], Y)
+
+
+def test_a_dataset_gives_the_network_of_its_batches_and_touches_no_global_state() -> None:
+    state = torch.get_rng_state()
+    network = solve(TensorDataset(X, Y), (X, Y), effort="fast")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(network.prototypes, solve([(X, Y)], [(X, Y)], effort="fast").prototypes)
 
 
 def test_what_is_told_holds() -> None:
@@ -74,6 +118,19 @@ def test_columns_far_from_zero_are_centred_and_no_others() -> None:
     [
         (None, None, None, InputTypeError, "solve: `train_loader` must be a loader; got None"),
         (5, None, None, InputTypeError, "solve: `train_loader` must be iterable; got int"),
+        (Dataset(), None, None, InputTypeError, "must be a dataset that has a length; got Dataset"),
+        (Samples([], []), None, None, InputError, "solve: `train_loader` must have at least one sample; got none"),
+        (
+            Samples([None, None], [0, 1]),
+            None,
+            None,
+            InputTypeError,
+            r"must hold samples \(inputs, label\) of numbers, of one",
+        ),
+        ([(X, Y)], Samples([X[0], X[1, :3]], [0, 1]), None, InputTypeError, "`val_loader` must hold samples .* shape"),
+        (Samples([X, X], ["a", "b"]), None, None, InputTypeError, r"batches of real tensors; got \(Tensor, tuple\)"),
+        ((X, [0, 1]), None, None, InputTypeError, r"batches of real tensors; got \(Tensor, list\) in batch 0"),
+        ((X, Y[:3]), None, None, InputError, r"got shapes \(30, 8\) and \(3,\) in batch 0"),
         ([], None, None, InputError, "solve: `train_loader` must have at least one sample; got none"),
         ([(X[:0], Y[:0])], None, None, InputError, "`train_loader` must have at least one sample"),
         ([X], None, None, InputTypeError, r"must give \(inputs, labels\) batches; got Tensor in batch 0"),

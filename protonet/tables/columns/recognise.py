@@ -72,8 +72,8 @@ def recognise(cells: np.ndarray) -> Verdict:
     return Verdict(text, "") if text.parts else Verdict(None, "text of which no two rows share a word")
 
 
-def fit_named(prog: str, name: str, kind: str, cells: np.ndarray) -> Column:
-    """Fit a column (n,) as a kind of ``NAMES`` that a person gave for it.
+def fit_named(prog: str, name: str, kind: str, cells: np.ndarray, argument: str = "--column") -> Column:
+    """Fit a column (n,) as a kind of ``NAMES`` that a person gave for it, with an argument.
 
     Raises:
         InputError: In the name of ``prog``: its cells are no such thing.
@@ -99,4 +99,4 @@ def fit_named(prog: str, name: str, kind: str, cells: np.ndarray) -> Column:
         )
         if form:
             return Number.fit(cells, form)
-    return fail(prog, "--column", f"name a column that holds a {kind}", got, "Name another kind, or none.")
+    return fail(prog, argument, f"name a column that holds a {kind}", got, "Name another kind, or none.")

@@ -7,14 +7,16 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from scipy import sparse
 
 from protonet.tables.columns.kind import take_names
 from protonet.tables.columns.parsing import write_cells
 from protonet.views.view import Graph, Stored
+
+if TYPE_CHECKING:
+    from scipy import sparse
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,8 @@ class Text:
 
     def _weigh(self, cells: np.ndarray) -> sparse.csr_matrix:
         """Return rows (n, grams) of unit norm, or of zeros."""
+        from scipy import sparse  # noqa: PLC0415 - slow to import
+
         ends, places, values = [0], [], []
         for cell in cells:
             for gram, number in count_grams(cell).items():

@@ -1,0 +1,199 @@
+"""Data frames: what their columns hold, as `protonet.tables.formats.Raw` has the columns of files, and as features."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from protonet._checks import fail, fail_type, optional_packages, show
+from protonet.tables.columns.encoding import Encoding
+from protonet.tables.columns.number import Number
+from protonet.tables.columns.parsing import find_gaps
+from protonet.tables.columns.recognise import NAMES, Verdict
+from protonet.tables.features import check_kinds, encode_block, take_columns
+from protonet.tables.formats import COUNTED, from_arrow, to_numbers, to_text
+from protonet.tables.table import Block, Table
+
+INSTALL = 'pip install "protonet[parquet]"'
+
+
+class Frame(NamedTuple):
+    """Rows with named columns."""
+
+    names: tuple[str, ...]
+    columns: list[np.ndarray]  #: (n,) each, as in `protonet.tables.formats.Raw`.
+    categorical: tuple[str, ...] = ()  #: The columns whose type says that they hold categories.
+    native: Any = None  #: What it was read from, or None for an array: every column of that holds numbers.
+
+    @property
+    def plain(self) -> bool:
+        """Whether all columns are numbers without gaps."""
+        return all(cells.dtype.kind in "iuf" and not find_gaps(cells).any() for cells in self.columns)
+
+    def take(self, rows: np.ndarray) -> Frame:
+        """Return the rows of these numbers (m,)."""
+        return self._replace(columns=[cells[rows] for cells in self.columns])
+
+
+class Taken(NamedTuple):
+    """What the columns of a frame were taken for."""
+
+    encoding: Encoding  #: Of the columns that are used.
+    places: list[int]  #: Where in the frame each of these is.
+    told: dict[str, str]  #: By the name of every column, what people read of it; of an array, none.
+
+
+def read_frame(prog: str, x: Any) -> Frame | None:
+    """Read a data frame: of pandas, or of anything with the Arrow PyCapsule interface, such as Polars.
+
+    Args:
+        prog: In whose name errors are raised.
+        x: Anything.
+
+    Returns:
+        The frame, or None for what is none, or has no column.
+
+    Raises:
+        MissingPackageError: It is not of pandas, it does not hold numbers alone, and pyarrow is missing.
+        InputError: No row; a column of lists, of complex or of infinite numbers.
+    """
+    pandas = sys.modules.get("pandas")
+    if pandas is not None and isinstance(x, pandas.DataFrame):
+        names = tuple(map(str, x.columns))
+        columns = [_from_pandas(prog, name, x.iloc[:, place]) for place, name in enumerate(names)]
+        chosen = [isinstance(each, pandas.CategoricalDtype) for each in x.dtypes]
+    elif hasattr(x, "__arrow_c_stream__"):
+        try:
+            with optional_packages(prog, INSTALL):
+                import pyarrow  # noqa: PLC0415 - optional
+        except ImportError:
+            if hasattr(x, "__array__") and np.asarray(x).dtype.kind in "iuf":
+                return None
+            raise
+        try:
+            x = pyarrow.table(x)
+        except (TypeError, ValueError):
+            return None  # a single column, say
+        names = tuple(x.column_names)
+        columns = [_from_arrow(prog, name, x.column(place)) for place, name in enumerate(names)]
+        chosen = [pyarrow.types.is_dictionary(each) for each in x.schema.types]
+    else:
+        return None
+    if not columns:
+        return None
+    if not len(columns[0]):
+        fail(prog, "X", "have at least one row", "none", "Pass rows.")
+    for name, cells in zip(names, columns, strict=True):
+        if cells.dtype.kind == "f" and np.isinf(cells).any():
+            got = f"{cells[np.isinf(cells)][0]} in {show(name)}, {COUNTED.format(int(np.argmax(np.isinf(cells))))}"
+            fail(prog, "X", "have finite numbers, or gaps", got, "Fill it in, or leave it out.")
+    return Frame(names, columns, tuple(name for name, each in zip(names, chosen, strict=True) if each), x)
+
+
+def name_columns(rows: np.ndarray) -> Frame:
+    """Return an array (n, dim) of numbers as a frame, its columns named as scikit-learn names them."""
+    return Frame(tuple(f"x{place}" for place in range(rows.shape[1])), list(rows.T))
+
+
+def _from_pandas(prog: str, name: str, column: Any) -> np.ndarray:
+    """Return a pandas series (n,) as `protonet.tables.formats.Raw` has it."""
+    kind, gaps = column.dtype.kind, column.isna().to_numpy()
+    if kind == "c":
+        fail(prog, "X", "have columns of real numbers", f"{column.dtype} in {show(name)}", "Split it in two.")
+    if kind == "m":
+        return np.asarray(column.dt.total_seconds().to_numpy(np.float64, na_value=np.nan))
+    if kind == "M":
+        return np.asarray(column.to_numpy("datetime64[us]", na_value=np.datetime64("NaT")))
+    if kind in "iuf":
+        if isinstance(column.dtype, np.dtype):
+            return to_numbers(column.to_numpy())
+        if kind == "f" or gaps.any():
+            return np.asarray(column.to_numpy(np.float64, na_value=np.nan))
+        return np.asarray(column.to_numpy(np.int64 if kind == "i" else np.uint64))
+    values = zip(column.astype(object).to_numpy().tolist(), gaps.tolist(), strict=True)
+    return to_text(("" if gap else str(value).strip() for value, gap in values), len(gaps))
+
+
+def _from_arrow(prog: str, name: str, column: Any) -> np.ndarray:
+    """Return a chunked Arrow array (n,) as `protonet.tables.formats.Raw` has it."""
+    import pyarrow  # noqa: PLC0415 - optional
+
+    try:
+        return np.concatenate([from_arrow(chunk) for chunk in column.chunks or [pyarrow.array([], column.type)]])
+    except pyarrow.ArrowException:
+        must = "have columns of numbers, dates and text"
+        return fail(prog, "X", must, f"{column.type} in {show(name)}", "Leave that column out.")
+
+
+def take_frame(prog: str, frame: Frame, kinds: Mapping[str, str] | None) -> Taken:
+    """Take each column of a frame for something, as `protonet.tables.features.choose_features` does.
+
+    All columns are used as they are where they are numbers without gaps, and in arrays; but for row numbers, which the
+    caller could have left out, the others are taken for what the columns of files are.
+
+    Args:
+        prog: In whose name errors are raised.
+        frame: The rows.
+        kinds: By a column's name, what the caller says that it holds, of `protonet.tables.columns.recognise.NAMES`.
+
+    Raises:
+        InputTypeError: The kinds are no mapping.
+        InputError: An unknown kind; a column of that name is not there, or holds something else; two have the same
+            name; no column is of use.
+    """
+    kinds = _check_kinds(prog, frame, kinds)
+    if frame.native is None or (frame.plain and not kinds):
+        verdicts = [Verdict(Number.fit(cells), "") for cells in frame.columns]
+    else:
+        columns = dict(zip(frame.names, frame.columns, strict=True))
+        if len(columns) < len(frame.names):
+            twice = next(name for name in frame.names if frame.names.count(name) > 1)
+            fail(prog, "X", "name each column once", f"{show(twice)} twice", "Rename or drop one.")
+        kinds = {name: "category" for name in frame.categorical if _repeats(columns[name])} | kinds
+        verdicts = list(take_columns(prog, columns, kinds, row_numbers=True, argument="column_kinds").values())
+    found = [f"left out: {reason}" if column is None else column.tell() for column, reason in verdicts]
+    told = {} if frame.native is None else dict(zip(frame.names, found, strict=True))
+    places = [place for place, verdict in enumerate(verdicts) if verdict.column is not None]
+    if not places:
+        got = "; ".join(f"{show(name)} {text}" for name, text in told.items())[:500]
+        fail(prog, "X", "have a column of use", got, "Add features, or say what they hold: column_kinds.")
+    encoding = Encoding(tuple(verdict.column for verdict in verdicts if verdict.column is not None))
+    return Taken(encoding, places, told)
+
+
+def encode_frame(prog: str, frame: Frame, taken: Taken) -> np.ndarray:
+    """Return the features (n, features) of a frame, as `protonet.tables.columns.encoding.Encoding.encode` gives them.
+
+    Raises:
+        InputError: As `protonet.tables.features.check_kinds` and `encode_block`.
+    """
+    columns = [frame.columns[place] for place in taken.places]
+    table = Table(tuple(frame.names[place] for place in taken.places), iter(()), COUNTED)
+    block = Block(columns, np.empty(0), (), range(len(columns[0])))
+    check_kinds(prog, table, block, taken.encoding, "X")
+    return encode_block(prog, table, block, taken.encoding, "X")
+
+
+def _check_kinds(prog: str, frame: Frame, kinds: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the kinds that the caller gives, none for None."""
+    if kinds is None:
+        return {}
+    if not isinstance(kinds, Mapping):
+        remedy = 'Pass {"name": "category"}, say.'
+        fail_type(prog, "column_kinds", "be a dict of names and kinds, or None", type(kinds).__name__, remedy)
+    if kinds and frame.native is None:
+        fail(prog, "column_kinds", "come with a data frame", "an array, whose columns have no names", "Pass a frame.")
+    for name, kind in kinds.items():
+        if kind not in NAMES:
+            fail(prog, "column_kinds", f"name kinds of {', '.join(NAMES)}", f"{kind!r} for {name}", "Pick one of them.")
+    return dict(kinds)
+
+
+def _repeats(cells: np.ndarray) -> bool:
+    """Return whether there are two levels or more, and two rows of one of them: otherwise they are no categories."""
+    counts = Counter(cells.tolist())
+    return len(counts) > 1 and max(counts.values()) > 1

@@ -1,0 +1,397 @@
+"""The estimator on data frames: what their columns are taken for, gaps, and what the commands make of the same."""
+
+from __future__ import annotations
+
+import datetime
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse
+import sklearn
+from sklearn.base import clone
+from sklearn.impute import SimpleImputer
+from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_score, cross_validate
+from sklearn.pipeline import make_pipeline
+
+from protonet import load_model, save_model
+from protonet.__main__ import main
+from protonet.estimator import ProtoNetClassifier
+from protonet.tables.frames import read_frame, take_frame
+
+KINDS = ["ash", "birch", "cedar"]
+N = 36
+Y = np.array(KINDS)[np.arange(N) % 3]
+
+
+def make(**options: Any) -> ProtoNetClassifier:
+    return ProtoNetClassifier(effort="fast", **options)
+
+
+def make_frame(seed: int = 0) -> pd.DataFrame:
+    """Return trees of three kinds: every type of column, each of which tells a little of the kind."""
+    rng = np.random.default_rng(seed)
+    y = np.arange(N) % 3
+    height = (y + rng.normal(0, 0.6, N)).round(3)
+    height[::7] = np.nan
+    bark = np.array(["smooth", "rough", "scaly"], dtype=object)[(y + (rng.random(N) < 0.3)) % 3]
+    bark[::9] = None
+    days = np.datetime64("2020-01-01", "us") + ((y * 60 + rng.integers(0, 90, N)) * 86_400_000_000)
+    words = np.array(["grows by the river", "stands on dry hills", "found in old gardens"], dtype=object)[y]
+    notes = [f"{words[row]} near {place}" for row, place in enumerate(rng.integers(0, 10**6, N))]
+    return pd.DataFrame(
+        {
+            "height": height,
+            "bark": bark,
+            "evergreen": y == 2,
+            "seen": days,
+            "notes": notes,
+            "rings": pd.array(rng.integers(5, 90, N), dtype="Int64"),
+            "zone": pd.Categorical(rng.integers(1, 4, N)),
+            "country": "here",
+            "empty": np.nan,
+        }
+    )
+
+
+FRAME = make_frame()
+NEW = make_frame(1)
+FITTED = make().fit(FRAME, pd.Series(Y, name="kind"))
+
+
+def test_each_column_is_taken_for_what_it_holds_and_said() -> None:
+    assert FITTED.columns_ == {
+        "height": "number, 17 % missing",
+        "bark": "category: missing, rough, scaly, smooth",
+        "evergreen": "category: False, True",
+        "seen": "date, in week, year",
+        "notes": FITTED.columns_["notes"],
+        "rings": "number",
+        "zone": "category: 1, 2, 3",
+        "country": "left out: constant",
+        "empty": "left out: empty",
+    }
+    assert FITTED.columns_["notes"].startswith("text: 9 directions")
+    assert FITTED.feature_names_in_.tolist() == list(FRAME)
+    assert FITTED.n_features_in_ == 9
+    assert FITTED.encoding_ is not None
+    assert sum(FITTED.encoding_.sizes) == FITTED.network_.encoder.input_dim
+    assert FITTED.score(NEW, Y) > 0.9
+    assert len(FITTED.get_feature_names_out()) == FITTED.transform(NEW).shape[1]
+    assert not hasattr(make(), "columns_")
+    assert not hasattr(make(), "encoding_")
+    with pytest.raises(ValueError, match="y should be a 1d array"):
+        make().fit(FRAME, "kind")
+
+
+def test_the_commands_make_the_same_of_the_same_table(tmp_path: Path) -> None:
+    FRAME.assign(kind=Y).to_csv(tmp_path / "trees.csv", index=False)
+    NEW.to_csv(tmp_path / "new.csv", index=False)
+    table, model, output = (str(tmp_path / name) for name in ("trees.csv", "trees.safetensors", "out.csv"))
+    seed = str(np.random.RandomState(0).randint(2**31 - 1))
+    options = ["--column", "zone=category", "--effort", "fast", "--seed", seed, "-q"]
+    assert main(["fit", table, "--label", "kind", "-o", model, *options]) == 0
+    assert main(["predict", model, str(tmp_path / "new.csv"), "-o", output, "--proba", "-q"]) == 0
+    told = pd.read_csv(output)
+    assert FITTED.predict(NEW).tolist() == told["class"].tolist()
+    np.testing.assert_allclose(FITTED.predict_proba(NEW), told[[f"P({kind})" for kind in KINDS]], atol=1e-3)
+    loaded = ProtoNetClassifier.load(model)
+    assert loaded.feature_names_in_.tolist() == ["height", "bark", "evergreen", "seen", "notes", "rings", "zone"]
+    assert loaded.columns_ == {name: FITTED.columns_[name] for name in loaded.feature_names_in_}
+    assert (loaded.effort, loaded.random_state) == ("fast", int(seed))
+    found = loaded.predict_proba(NEW[loaded.feature_names_in_])
+    np.testing.assert_allclose(found, told[[f"P({kind})" for kind in KINDS]], atol=1e-5)
+
+
+@pytest.mark.parametrize("module", ["pyarrow", "polars"])
+def test_frames_of_other_libraries_are_taken_alike(module: str) -> None:
+    library = pytest.importorskip(module)
+    convert = library.table if module == "pyarrow" else library.from_pandas
+    frame, new = (convert(each.assign(zone=each["zone"].astype(str).astype("category"))) for each in (FRAME, NEW))
+    fitted = make().fit(frame, Y)
+    assert fitted.columns_ == FITTED.columns_
+    assert fitted.feature_names_in_.tolist() == list(FRAME)
+    np.testing.assert_allclose(fitted.predict_proba(new), FITTED.predict_proba(NEW))
+    np.testing.assert_allclose(FITTED.predict_proba(new), FITTED.predict_proba(NEW))
+
+
+class Capsule:
+    """A frame of which only the Arrow interface is known."""
+
+    def __init__(self, table: Any) -> None:
+        self.table = table
+
+    def __arrow_c_stream__(self, schema: object = None) -> object:
+        return self.table.__arrow_c_stream__(schema)
+
+
+def test_the_arrow_interface_is_enough() -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    frame = Capsule(pyarrow.concat_tables([pyarrow.table(FRAME[:20]), pyarrow.table(FRAME[20:])]))
+    np.testing.assert_allclose(make().fit(frame, Y).predict_proba(frame), FITTED.predict_proba(FRAME))
+    nested = pyarrow.table({"a": [[1, 2]] * N, "b": range(N)})
+    with pytest.raises(
+        ValueError, match=r"^ProtoNetClassifier: `X` must have columns of numbers, dates and text; got li"
+    ):
+        make().fit(Capsule(nested), Y)
+
+
+def test_without_pyarrow_frames_of_numbers_are_arrays_and_others_say_what_is_missing() -> None:
+    code = """
+import sys
+sys.modules["pyarrow"] = None
+import numpy as np, pandas as pd
+from protonet.tables.frames import read_frame, take_frame
+class Other:
+    def __init__(self, values): self.values = np.array(values)
+    def __array__(self, dtype=None, copy=None): return self.values
+    def __arrow_c_stream__(self, schema=None): raise AssertionError
+assert read_frame("fit", Other([[1.0, 2.0]])) is None
+assert [cells.dtype.kind for cells in read_frame("fit", pd.DataFrame({"a": ["b"], "c": [True], "d": [1]})).columns] == [
+    "O", "O", "i"]
+try:
+    read_frame("fit", Other([["a", "b"]]))
+except ImportError as error:
+    assert str(error).startswith("fit: `pyarrow` must be installed"), error
+else:
+    sys.exit("no error")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (pd.Series([True, False]), ["True", "False"]),
+        (pd.Series([True, None], dtype="boolean"), ["True", ""]),
+        (pd.Series([1, None], dtype="Int8"), [1.0, np.nan]),
+        (pd.Series([1, 2], dtype="UInt16"), [1, 2]),
+        (pd.Series([1.5, None], dtype="Float32"), [1.5, np.nan]),
+        (pd.Series([2**60 + 1, 0]), [2**60 + 1, 0]),
+        (pd.Series([0.0, 1.0], dtype=pd.SparseDtype(float)), [0.0, 1.0]),
+        (pd.Series([" a b ", None], dtype="string"), ["a b", ""]),
+        (pd.Series(["1", 2.5], dtype=object), ["1", "2.5"]),
+        (pd.Series(pd.Categorical([1, None])), ["1", ""]),
+        (pd.Series(pd.to_datetime(["2020-02-03", None])), [datetime.datetime(2020, 2, 3), None]),
+        (pd.Series(pd.to_datetime(["2020-02-03T00:00+02:00"])), [datetime.datetime(2020, 2, 2, 22)]),
+        (pd.Series([datetime.date(2020, 2, 3), None]), ["2020-02-03", ""]),
+        (pd.Series(pd.period_range("2020-01", periods=2, freq="M")), ["2020-01", "2020-02"]),
+        (pd.Series(pd.to_timedelta(["1min", None])), [60.0, np.nan]),
+        (pd.Series(pd.array([1, None], dtype="int64[pyarrow]")), [1.0, np.nan]),
+        (pd.Series(pd.array(["a", None], dtype="string[pyarrow]")), ["a", ""]),
+    ],
+    ids=lambda each: str(each.dtype) if isinstance(each, pd.Series) else "",
+)
+def test_every_type_of_column_is_read_as_files_have_it(values: Any, expected: list[Any]) -> None:
+    frame = read_frame("fit", pd.DataFrame({"a": values}))
+    assert frame is not None
+    cells = frame.columns[0]
+    assert cells.dtype.kind in "Oiuf" or cells.dtype == "datetime64[us]"
+    for found, meant in zip(cells.tolist(), expected, strict=True):
+        assert found == meant or (found != found and meant != meant)  # noqa: PLR0124 - NaN
+
+
+def test_frames_of_numbers_are_their_array_to_the_bit() -> None:
+    x = np.random.default_rng(0).normal(size=(N, 4)) + np.arange(N)[:, None] % 3
+    x[:, 3] = 7.0
+    bare = make().fit(x, Y)
+    for frame in (pd.DataFrame(x), pd.DataFrame(x).astype({1: object}).rename(columns=str)):
+        fitted = make().fit(frame, Y)
+        np.testing.assert_array_equal(fitted.predict_proba(frame), bare.predict_proba(x))
+        gaps = frame.copy()
+        gaps.iloc[3] = np.nan
+        filled = np.where(np.arange(N)[:, None] == 3, np.median(x, axis=0), x)
+        np.testing.assert_array_equal(fitted.predict_proba(gaps), bare.predict_proba(filled))
+
+
+def test_arrays_with_gaps_are_encoded_and_sparse_ones_and_new_gaps_are_refused() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(N, 3)) + np.arange(N)[:, None] % 3
+    whole = make().fit(x, Y)
+    with pytest.raises(ValueError, match="Input X contains NaN"):
+        whole.predict(np.where(x > 1, np.nan, x))
+    x[rng.random((N, 3)) < 0.2] = np.nan
+    model = make().fit(x, Y)
+    assert model.encoding_ is not None
+    assert (model.columns_, model.n_features_in_) == ({}, 3)
+    assert model.score(x, Y) > 0.7
+    frame = pd.DataFrame(x, columns=list("abc"))
+    np.testing.assert_array_equal(make().fit(frame, Y).predict_proba(frame), model.predict_proba(x))
+    np.testing.assert_array_equal(
+        model.predict_proba(scipy.sparse.csr_array(np.nan_to_num(x))), model.predict_proba(np.nan_to_num(x))
+    )
+    with pytest.raises(ValueError, match="Input X contains NaN"):
+        make().fit(scipy.sparse.csr_array(x), Y)
+    with pytest.raises(ValueError, match="Input X contains infinity"):
+        make().fit(np.where(np.isnan(x), np.inf, x), Y)
+
+
+def test_new_categories_and_columns_of_gaps_are_no_errors_and_other_kinds_are() -> None:
+    strange = NEW.assign(bark="striped", seen=pd.NaT, height=None, zone=7, country="there", empty="full")
+    assert np.isfinite(FITTED.predict_proba(strange)).all()
+    assert FITTED.predict(strange[:1]).shape == (1,)
+    for frame, message in (
+        (NEW.assign(height="tall"), r"got 'tall' in height, row 0 \(counted from 0\), which held number, 17 % missing"),
+        (NEW.assign(seen=5), "got '5' in seen, row 0 .* which held date, in week, year"),
+        (NEW.assign(height=np.inf), "`X` must have finite numbers, or gaps; got inf in height, row 0"),
+        (NEW.assign(rings=1e39 + 0j), "`X` must have columns of real numbers; got complex128 in rings"),
+        (NEW.rename(columns={"bark": "skin"}), "feature names should match"),
+        (NEW[["height"]], "feature names should match"),
+        (NEW[:0], "`X` must have at least one row; got none"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            FITTED.predict(frame)
+
+
+def test_columns_are_what_the_caller_says() -> None:
+    model = make(column_kinds={"rings": "category", "zone": "number", "notes": "category"}).fit(FRAME, Y)
+    assert model.columns_["rings"].startswith("category: ")
+    assert model.columns_["zone"] == "number"
+    assert clone(model).get_params()["column_kinds"] == model.column_kinds
+    numbers = make(column_kinds={"a": "category"}).fit(pd.DataFrame({"a": np.arange(N) % 3, "b": range(N)}), Y)
+    assert numbers.columns_ == {"a": "category: 0, 1, 2", "b": "number"}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "frame", "error", "message"),
+    [
+        (["a"], FRAME, TypeError, "`column_kinds` must be a dict of names and kinds, or None; got list"),
+        (
+            {"bark": "colour"},
+            FRAME,
+            ValueError,
+            "must name kinds of number, category, date, text; got 'colour' for bark",
+        ),
+        ({"skin": "text"}, FRAME, ValueError, "`column_kinds` must name a feature of the table; got skin"),
+        ({"bark": "date"}, FRAME, ValueError, "`column_kinds` must name a column that holds a date; got bark"),
+        ({"x0": "category"}, np.eye(N), ValueError, "`column_kinds` must come with a data frame; got an array"),
+        (
+            None,
+            FRAME[["country", "empty"]],
+            ValueError,
+            "`X` must have a column of use; got country left out: constant",
+        ),
+    ],
+)
+def test_what_does_not_fit_gets_one_line(kinds: Any, frame: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=f"^ProtoNetClassifier: .*{message}"):
+        make(column_kinds=kinds).fit(frame, Y)
+
+
+def test_columns_of_one_name_are_refused() -> None:
+    """scikit-learn 1.9 and later do so themselves."""
+    with pytest.raises(ValueError, match=r"`X` must name each column once; got bark twice|'bark' 2 times"):
+        make().fit(FRAME[["bark", "height", "bark"]], Y)
+    frame = read_frame("fit", FRAME[["bark", "height", "bark"]])
+    assert frame is not None
+    with pytest.raises(ValueError, match=r"^fit: `X` must name each column once; got bark twice"):
+        take_frame("fit", frame, None)
+
+
+def test_samples_weights_and_groups_come_with_frames() -> None:
+    model = make().partial_fit(FRAME, Y)
+    np.testing.assert_array_equal(model.predict_proba(NEW), FITTED.predict_proba(NEW))
+    model.partial_fit(NEW[:4], ["yew"] * 4)
+    assert model.classes_.tolist() == [*KINDS, "yew"]
+    assert model.decision_function(NEW).shape == (N, 4)
+    kept = np.arange(N) % 4 > 0
+    weighed = make().fit(FRAME, Y, sample_weight=np.where(kept, 2.5, 0.0))
+    np.testing.assert_array_equal(weighed.predict_proba(NEW), make().fit(FRAME[kept], Y[kept]).predict_proba(NEW))
+    groups = np.arange(N) // 2
+    with sklearn.config_context(enable_metadata_routing=True):
+        routed = make().set_fit_request(groups=True, sample_weight=True).set_score_request(sample_weight=True)
+        params = {"groups": groups, "sample_weight": np.ones(N)}
+        found = cross_validate(routed, FRAME, Y, params=params, cv=GroupKFold(2))
+    assert found["test_score"].mean() > 0.7
+
+
+def test_frames_go_through_scikit_learns_tools() -> None:
+    assert cross_val_score(make(), FRAME, Y, cv=3).mean() > 0.7
+    searched = GridSearchCV(make(), {"column_kinds": [None, {"rings": "category"}]}, cv=2).fit(FRAME, Y)
+    assert searched.best_score_ > 0.7
+    assert searched.predict(NEW).shape == (N,)
+    numbers = FRAME[["height", "rings"]].astype(float)
+    piped = make_pipeline(SimpleImputer().set_output(transform="pandas"), make()).fit(numbers, Y)
+    assert piped[-1].columns_ == {"height": "number", "rings": "number"}
+    wide = make().set_output(transform="pandas").fit(FRAME, Y).transform(NEW)
+    assert list(wide.columns) == list(FITTED.get_feature_names_out())
+
+
+def test_what_is_saved_is_read_by_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, table, output = (str(tmp_path / name) for name in ("trees.safetensors", "new.csv", "out.csv"))
+    FITTED.save(model)
+    NEW.assign(kind=Y).to_csv(table, index=False)
+    assert main(["predict", model, table, "-o", output, "--proba", "-q"]) == 0
+    told = pd.read_csv(output)
+    assert told["class"].tolist() == FITTED.predict(NEW).tolist()
+    np.testing.assert_allclose(told[[f"P({kind})" for kind in KINDS]], FITTED.predict_proba(NEW), atol=1e-5)
+    capsys.readouterr()
+    assert main(["evaluate", model, table]) == 0
+    streams = capsys.readouterr()
+    assert f"new.csv: {100 * FITTED.score(NEW, Y):.2f} % of 36 rows right" in streams.out
+    assert streams.err == ""  # it knows the columns that are left out
+    assert main(["update", model, table, "--in-place"]) == 2
+    assert "`model` must hold what fit keeps for an update" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("columns", ["names", "numbers", "none", "gaps", "sparse"])
+def test_what_is_saved_comes_back(columns: str, tmp_path: Path) -> None:
+    path = tmp_path / "trees.safetensors"
+    x: Any = FRAME if columns == "names" else np.random.default_rng(0).normal(size=(N, 4)) + np.arange(N)[:, None] % 3
+    y = Y if columns == "names" else np.arange(N) % 3 + 7
+    if columns == "numbers":
+        x = pd.DataFrame(x, columns=list("abcd"))
+    elif columns == "gaps":
+        x[np.arange(N) % 5 == 0, 1] = np.nan
+    elif columns == "sparse":
+        x = scipy.sparse.csr_array(x)
+    saved = make(random_state=3).fit(x, y).partial_fit(x[:2], ["alder", "yew"] if columns == "names" else [-3, 100])
+    saved.save(path)
+    loaded = ProtoNetClassifier.load(path)
+    np.testing.assert_array_equal(loaded.classes_, saved.classes_)
+    np.testing.assert_allclose(loaded.predict_proba(x), saved.predict_proba(x), atol=1e-5)
+    np.testing.assert_array_equal(loaded.predict(x), saved.predict(x))
+    assert (loaded.columns_, loaded.n_features_in_) == (saved.columns_, saved.n_features_in_)
+    assert getattr(loaded, "feature_names_in_", np.empty(0)).tolist() == (
+        list(x) if isinstance(x, pd.DataFrame) else []
+    )
+    assert loaded.get_params() == saved.get_params()
+    again = tmp_path / "again.safetensors"
+    loaded.save(again)
+    np.testing.assert_array_equal(ProtoNetClassifier.load(again).predict_proba(x), loaded.predict_proba(x))
+    more = ["yew"] * 3 if columns == "names" else [100] * 3
+    grown = loaded.partial_fit(x[:3], more).predict_proba(x)
+    np.testing.assert_allclose(grown, saved.partial_fit(x[:3], more).predict_proba(x), atol=1e-5)
+    assert loaded.fit(x, y).score(x, y) > 0.7
+
+
+def test_a_saved_model_keeps_its_label_apart_from_its_columns(tmp_path: Path) -> None:
+    path = tmp_path / "trees.safetensors"
+    make().fit(FRAME.rename(columns={"rings": "label"}), Y).save(path)
+    assert load_model(path).metadata["label"] == "label_"
+    FITTED.save(path)
+    model = load_model(path)
+    odd = {"effort": ["fast"], "seed": -1, "label": 3, "features": {"height": "tall"}}
+    save_model(tmp_path / "odd.safetensors", model._replace(metadata=odd))
+    loaded = ProtoNetClassifier.load(tmp_path / "odd.safetensors")
+    assert loaded.get_params() == ProtoNetClassifier().get_params()
+    assert list(loaded.columns_) == loaded.feature_names_in_.tolist() == list(model.columns or ())
+    assert (model.metadata["label"], model.metadata["left_out"]) == ("kind", ["country", "empty"])
+    assert model.metadata["samples"] == [12, 12, 12]
+
+
+@pytest.mark.parametrize("labels", [np.arange(N) % 2 > 0, np.arange(N) % 3 + 0.5, np.array([1, "a", 2] * 12, object)])
+def test_classes_that_files_cannot_hold_are_refused(labels: Any, tmp_path: Path) -> None:
+    model = make().fit(np.arange(N, dtype=float)[:, None], labels if labels.dtype.kind == "b" else labels.astype(str))
+    model.classes_ = np.array(sorted(set(labels.tolist()), key=str), dtype=labels.dtype)
+    with pytest.raises(
+        ValueError, match=r"^ProtoNetClassifier: `classes_` must be all strings or all whole numbers to be"
+    ):
+        model.save(tmp_path / "trees.safetensors")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="load_model: `path` must be a model file"):
+        ProtoNetClassifier.load(tmp_path / "none.safetensors")
