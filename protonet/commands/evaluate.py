@@ -20,6 +20,7 @@ from protonet.commands.models import (
     map_blocks,
     number_classes,
     open_rows,
+    show_notes,
     want,
 )
 from protonet.commands.plots import draw_plot
@@ -68,6 +69,7 @@ def run(arguments: Sequence[str] | None) -> None:
         fail(PROG, "path", "hold a class that the model knows", got, remedy)
     report = judge(Path(options.table).name, model.classes, rows, numbers, strange)
     print(format_report(report), end="")
+    show_notes(table, quiet=options.quiet)
     if "json" in outputs:
         write_report(outputs["json"], report)
     if "plot" in outputs:

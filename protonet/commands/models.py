@@ -106,21 +106,20 @@ def want(model: Model, label: str | None, *, labelled: bool, beside: str | None 
 def open_rows(
     prog: str, options: argparse.Namespace, model: Model, wanted: Wanted, labels: Path | None = None
 ) -> Table:
-    """Open the table that the options name for a model, and say on stderr how it is read.
+    """Open the table that the options name for a model; its notes tell of cells that are not of their column's kind.
 
     Raises:
         MissingPackageError: As `open_table`.
         InputError: As `open_table`; or a column holds something else than in fit, as far as the first rows tell.
     """
     table = open_table(prog, Path(options.table), wanted, labels)
-    show_notes(table, quiet=options.quiet)
     first = next(table.blocks)
-    check_kinds(prog, table, first, model.encoding)
-    return table._replace(blocks=chain([first], table.blocks))
+    notes = check_kinds(prog, table, first, model.encoding)
+    return table._replace(blocks=chain([first], table.blocks), notes=(*table.notes, *notes))
 
 
 def show_notes(table: Table, *, quiet: bool) -> None:
-    """Say on stderr how a table is read, and which of its columns are not used."""
+    """Say on stderr what is to be known of a table, after the work: an error is one line, and comes alone."""
     names = list(table.unused)
     more = [f"{count(len(names), 'column')} of the table not used: {list_names(names)}"] if names else []
     for note in [*table.notes, *more] * (not quiet):

@@ -17,7 +17,7 @@ import torch
 
 from protonet._checks import InputError, fail
 from protonet._writing import write_whole
-from protonet.commands.models import check_paths, classify_block, make_parser, map_blocks, open_rows, want
+from protonet.commands.models import check_paths, classify_block, make_parser, map_blocks, open_rows, show_notes, want
 from protonet.files import Model, load_model
 from protonet.metrics import find_threshold, score_known
 from protonet.tables.table import Block, Table
@@ -62,11 +62,12 @@ def run(arguments: Sequence[str] | None) -> None:
 
     if "output" in outputs:
         write_whole(outputs["output"], write)
-        return
-    with tempfile.TemporaryFile() as file:  # a fault in the last row must not come after the others are printed
-        write(file)
-        file.seek(0)
-        copy_to_stdout(file)
+    else:
+        with tempfile.TemporaryFile() as file:  # a fault in the last row must not come after the others are printed
+            write(file)
+            file.seek(0)
+            copy_to_stdout(file)
+    show_notes(table, quiet=options.quiet)
 
 
 def copy_to_stdout(file: BinaryIO) -> None:

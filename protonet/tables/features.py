@@ -63,10 +63,11 @@ def choose_features(prog: str, table: Table, block: Block, kinds: Mapping[str, s
     if not used:
         fail(prog, "path", "have a column of use", "; ".join(notes)[:500], "Add features, or name them: --columns.")
     encoding = Encoding(tuple(used.values()))
-    pairs = zip(table.columns, block.columns, strict=True)
-    chosen = [read_once(used[name], cells) for name, cells in pairs if name in used]
+    own = [cells for name, cells in zip(table.columns, block.columns, strict=True) if name in used]
+    chosen = [read_once(column, cells) for column, cells in zip(used.values(), own, strict=True)]
     table, block = table._replace(columns=tuple(used)), block._replace(columns=chosen)
     notes += suspect(table, block, encoding)
+    notes += check_kinds(prog, table, block._replace(columns=own), encoding)
     left_out = tuple(name for name in verdicts if name not in used)
     return Features(encode_block(prog, table, block, encoding), encoding, tuple(used), left_out, tuple(notes))
 
@@ -141,17 +142,36 @@ def suspect(table: Table, block: Block, encoding: Encoding) -> list[str]:
     return notes
 
 
-def check_kinds(prog: str, table: Table, block: Block, encoding: Encoding | None, argument: str = "path") -> None:
-    """Raise an InputError if a column of some rows, the first ones of a table, holds something else than in fit."""
+def check_kinds(prog: str, table: Table, block: Block, encoding: Encoding | None, argument: str = "path") -> list[str]:
+    """Look for cells of numbers or dates that hold something else, and count as gaps.
+
+    Args:
+        prog: The command's name, for messages.
+        table: What the rows are of.
+        block: The rows, the first ones of a long table.
+        encoding: As in `encode_block`.
+        argument: The same.
+
+    Returns:
+        A line for each column that has some.
+
+    Raises:
+        InputError: Most cells of a column are something else than in fit.
+    """
+    notes = []
     for number, (column, cells) in enumerate(zip(encoding.columns if encoding else (), block.columns, strict=False)):
         if not isinstance(column, (Number, Date)) or (column.kind == "number" and cells.dtype.kind in "iuf"):
             continue
         strange = column.find_strange(cells)
+        if not strange.any():
+            continue
+        row, name = int(np.argmax(strange)), table.name_column(number)
+        first = f"{str(cells[row])[:50]!r} in {name}, {table.place.format(block.rows[row])}"
         if strange.mean() > MOST_STRANGE:
-            row = int(np.argmax(strange))
-            where = f"{table.name_column(number)}, {table.place.format(block.rows[row])}"
-            got = f"{str(cells[row])[:50]!r} in {where}, which held {column.tell()}"
+            got = f"{first}, which held {column.tell()}"
             fail(prog, argument, "have columns of the kind that they were of in fit", got, "Mend it, or fit again.")
+        notes.append(f"not a {column.kind}, taken for a gap: {first}, and {strange.sum() - 1} more cells")
+    return notes
 
 
 def encode_block(
