@@ -77,8 +77,12 @@ def library_files(root: Path = ROOT) -> dict[str, str]:
 
 
 def _imports(tree: ast.Module, package: str) -> Iterator[str]:
-    """Yield the absolute dotted name of everything that a module of ``package`` imports, at any depth."""
-    for node in ast.walk(tree):
+    """Yield the absolute dotted name of all that a module of ``package`` imports, at any depth, but for types."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        waiting += node.orelse if isinstance(node, ast.If) and for_types else ast.iter_child_nodes(node)
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -257,7 +257,7 @@ def _grow(
         row, group, member = row[open_pair], number[group[open_pair]], place[member[open_pair]]
         node, owner, count = node[mixed], number[owner[open_class]], count[open_class]
 
-        feature = _draw_features(varying, whole.blocks, (len(node), splits), generator)  # (nodes, splits)
+        feature = _draw_features(x, varying, whole.blocks, (len(node), splits), generator)  # (nodes, splits)
         share = torch.rand(feature.shape, generator=generator, dtype=x.dtype)
         values = x[row[:, None], feature[group]]
         threshold, right, score = _try_splits(values, shares[row], group, member, owner, count, share)
@@ -275,15 +275,17 @@ def _grow(
 
 
 def _draw_features(
-    varying: Tensor, blocks: Tensor | None, shape: tuple[int, int], generator: torch.Generator
+    x: Tensor, varying: Tensor, blocks: Tensor | None, shape: tuple[int, int], generator: torch.Generator
 ) -> Tensor:
-    """Return some of the varying features (m,), in ascending order: all blocks are alike, and all features in one."""
+    """Return some of the varying features (m,), in ascending order: blocks are alike, features in one by variance."""
     if blocks is None:
         return varying[torch.randint(len(varying), shape, generator=generator)]
-    sizes = blocks[varying].unique_consecutive(return_counts=True)[1]  # (blocks,) of the varying features
-    block = torch.randint(len(sizes), shape, generator=generator)
-    within = (torch.rand(shape, generator=generator) * sizes[block]).long()
-    return varying[(sizes.cumsum(dim=0) - sizes)[block] + within]
+    block = blocks[varying].unique_consecutive(return_inverse=True)[1]
+    variance = x[:, varying].var(dim=0, correction=0)
+    shares = (variance / torch.zeros_like(variance).index_add_(0, block, variance)[block]).double()
+    ends = torch.cumsum(shares, dim=0)  # one unit for each block
+    place = torch.rand(shape, generator=generator, dtype=torch.float64) * (int(block[-1]) + 1)
+    return varying[torch.searchsorted(ends, place).clamp_max(len(varying) - 1)]
 
 
 def _append_leaves(nodes: Nodes | None, more: int) -> Nodes:

@@ -15,6 +15,8 @@ from protonet.views.view import Graph, Stored, expect
 #: Days in each cycle that a date may be a part of, and the least span of dates that tell of it.
 CYCLES = {"day": 1.0, "week": 7.0, "year": 365.2425}
 LEAST_SPANS = {"day": 0.0, "week": 7.0, "year": 60.0}
+#: The radius of a cycle, next to a standard deviation of 1 of how late it is: most dates tell by that.
+CYCLE_SIZE = 0.4
 #: A cycle is told where dates are spread over it: 1 less the length of the mean of their directions is above this.
 LEAST_SPREAD = 0.01
 #: Dates that all lie on so few days of the month have weekdays by chance.
@@ -65,7 +67,7 @@ class Date:
         gaps = np.isnan(days)
         filled = np.where(gaps, self.median, days)
         angles = [2 * math.pi * filled / CYCLES[name] for name in self.cycles]
-        circles = [turn(angle) for angle in angles for turn in (np.cos, np.sin)]
+        circles = [CYCLE_SIZE * turn(angle) for angle in angles for turn in (np.cos, np.sin)]
         parts = [(filled - self.mean) / self.scale, *circles, *tell_gaps(gaps, self.missing)]
         return np.stack(parts, axis=1).astype(np.float32)
 
