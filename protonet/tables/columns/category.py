@@ -46,7 +46,7 @@ class Category:
         """Fit to cells (n,)."""
         levels, counts = np.unique(write_cells(cells).astype(str), return_counts=True)
         if len(levels) > CATEGORIES.few:
-            kept = np.flatnonzero(counts >= CATEGORIES.least)
+            kept = np.flatnonzero(counts >= min(CATEGORIES.least, counts.max()))
             kept = np.sort(kept[np.argsort(-counts[kept], kind="stable")[: CATEGORIES.most]])
             levels, counts = levels[kept], counts[kept]
         return cls(tuple(levels.tolist()), tuple(counts.tolist()), len(cells))
