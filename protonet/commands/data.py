@@ -128,13 +128,3 @@ def read_numbers(names: Sequence[str | int]) -> list[float]:
         return [float(name) for name in names]
     except ValueError:
         return []
-
-
-def tell_columns(data: Data) -> list[str]:
-    """Return a line for each kind of column: what it was taken for, and the names; none for numbers alone."""
-    if data.encoding is None or data.encoding.plain or data.columns is None:
-        return []
-    told: dict[str, list[str]] = {}
-    for name, column in zip(data.columns, data.encoding.columns, strict=True):
-        told.setdefault(column.tell(), []).append(show(name))
-    return [f"  {', '.join(names)}: {text}" for text, names in told.items()]

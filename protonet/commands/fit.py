@@ -14,7 +14,7 @@ from torch import Tensor
 
 from protonet._checks import show
 from protonet.commands.common import check_name, count, parse_number, parse_whole
-from protonet.commands.data import Data, add_options, read_data, tell_columns
+from protonet.commands.data import Data, add_options, read_data
 from protonet.commands.models import (
     MODELS,
     PLOTS,
@@ -25,7 +25,14 @@ from protonet.commands.models import (
     show_progress,
 )
 from protonet.commands.plots import draw_plot
-from protonet.commands.summary import describe_views, format_baselines, format_losses, format_pairs, format_views
+from protonet.commands.summary import (
+    describe_views,
+    format_baselines,
+    format_losses,
+    format_pairs,
+    format_views,
+    tell_columns,
+)
 from protonet.files import Model, save_model
 from protonet.fit.crossfit import Crossfit, crossfit, predict_baselines, predict_held
 from protonet.fit.search import EFFORTS
@@ -126,7 +133,7 @@ def summarise(name: str, data: Data, model: Model, solution: Solution) -> str:
     sizes += [count(len(data.group_names), "group")] * (data.groups is not None)
     several = "" if min(shots) == max(shots) else f" to {max(shots)}"
     lines = [f"{name}: {', '.join(sizes)}, {min(shots)}{several} per class"]
-    lines += [*tell_columns(data), *data.notes]
+    lines += [*(f"  {line}" for line in tell_columns(data.columns, data.encoding)), *data.notes]
     if solution.problem.repeated:
         rows = count(solution.problem.repeated, "row")
         lines.append(f"{rows} equal to others, or nearly: copies are held out together, and count as one where equal")

@@ -12,7 +12,7 @@ import torch
 from protonet._checks import show
 from protonet.commands.common import Parser, count, format_table
 from protonet.commands.report import MOST_CLASSES, list_names
-from protonet.commands.summary import format_accuracy, format_losses, format_views
+from protonet.commands.summary import format_accuracy, format_losses, format_views, tell_columns
 from protonet.files import Model, load_model, read_versions
 from protonet.metrics import Metrics
 
@@ -67,6 +67,7 @@ def describe_model(path: Path, model: Model) -> dict[str, Any]:
         "classes": [{"name": name, "samples": n} for name, n in zip(model.classes, samples, strict=True)],
         "features": network.encoder.input_dim,
         "columns": model.columns,
+        "held": tell_columns(model.columns, model.encoding),
         "left_out": left_out if isinstance(left_out, list) else None,
         **{name: metadata.get(name) for name in FIT},
         "groups": len(groups) if isinstance(groups, dict) else None,
@@ -98,7 +99,7 @@ def format_facts(facts: Mapping[str, Any]) -> str:
         *([count(facts["groups"], "group")] if facts["groups"] else []),
     ]
     of_fit = {heading: facts[name] for name, heading in FIT.items() if facts[name] is not None}
-    of_fit["columns"] = None if columns is None else list_names(columns, MOST_COLUMNS)
+    of_fit["columns"] = None if columns is None or facts["held"] else list_names(columns, MOST_COLUMNS)
     of_fit["left out"] = list_names(list(map(str, facts["left_out"] or ())), MOST_COLUMNS) or None
     of_fit["parameters"] = f"{facts['parameters']:,} trained, {facts['buffer_elements']:,} numbers in buffers"
     folds = f", with {count(facts['fold_models'], 'fold model')}" if facts["fold_models"] else ""
@@ -106,6 +107,7 @@ def format_facts(facts: Mapping[str, Any]) -> str:
     of_fit["version"] = f"{facts['version']} of the file, written by protonet {facts['library']}"
     lines = [f"{show(facts['file'])}: {', '.join(sizes)}"]
     lines += [f"  {heading:<15}{show(value)}" for heading, value in of_fit.items() if value is not None]
+    lines += [f"  {line}" for line in facts["held"]]
     rows = [[show(each["name"]), f"{each['samples']:,}"] for each in classes[:MOST_CLASSES]]
     lines += ["", format_table(["class", "samples"], rows).rstrip()]
     if len(classes) > MOST_CLASSES:

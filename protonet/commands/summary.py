@@ -12,6 +12,7 @@ from protonet._checks import show
 from protonet.commands.common import format_table
 from protonet.fit.search import Choice
 from protonet.metrics import NORMAL, Metrics, count_equal_rows, measure
+from protonet.tables.columns.encoding import Encoding
 
 #: Most pairs of classes that are named as confused.
 MOST_PAIRS = 5
@@ -27,6 +28,16 @@ def describe_views(choice: Choice) -> dict[str, float]:
 def format_views(views: Mapping[str, float]) -> str:
     """Return a table of the views and their weights."""
     return format_table(["view", "weight, %"], [[name, f"{100 * weight:.1f}"] for name, weight in views.items()])
+
+
+def tell_columns(names: Sequence[str] | None, encoding: Encoding | None) -> list[str]:
+    """Return a line for each kind of column: the names, and what they were taken for; none for numbers alone."""
+    if encoding is None or encoding.plain or names is None:
+        return []
+    told: dict[str, list[str]] = {}
+    for name, column in zip(names, encoding.columns, strict=True):
+        told.setdefault(column.tell(), []).append(show(name))
+    return [f"{', '.join(same)}: {text}" for text, same in told.items()]
 
 
 def format_baselines(

@@ -62,17 +62,21 @@ class Category:
         return len(self.levels) == 2 and sum(self.counts) == self.rows
 
     def _table(self) -> np.ndarray:
-        """Return the numbers (levels + 1, parts) float32 of each level, and of all others: the mean, 0."""
+        """Return the numbers (levels + 1, parts) float32 of each level, and of all others.
+
+        Others are none of the levels, where there were some in fit; where there were none, they are as the mean, 0.
+        """
         shares = np.array(self.counts) / self.rows
-        table = np.eye(len(shares)) - shares
+        hot = np.eye(len(shares) + 1, len(shares)) - shares
+        if sum(self.counts) == self.rows:
+            hot[-1] = 0.0
         variances = shares * (1 - shares)
         if self._pair:
-            table, variances = table[:, 1:], variances[1:]
-        table /= math.sqrt(variances.sum()) or 1.0
-        return np.concatenate([table, np.zeros((1, table.shape[1]))]).astype(np.float32)
+            hot, variances = hot[:, 1:], variances[1:]
+        return (hot / (math.sqrt(variances.sum()) or 1.0)).astype(np.float32)
 
     def encode(self, cells: np.ndarray) -> np.ndarray:
-        """Return (n, parts) float32; levels that have no number are as the mean of all rows."""
+        """Return (n, parts) float32."""
         numbers: np.ndarray = self._table()[self._find_places(cells)]
         return numbers
 
@@ -88,7 +92,8 @@ class Category:
     def tell(self) -> str:
         """Return the kind and its levels."""
         names = [show(level) if level else "missing" for level in self.levels[:4]]
-        return f"category: {', '.join(names)}{', ...' if len(self.levels) > 4 else ''}"
+        names += ["..."] * (len(self.levels) > 4) + ["others"] * (sum(self.counts) < self.rows)
+        return f"category: {', '.join(names)}"
 
     def describe(self) -> dict[str, Any]:
         """Return the levels and how many rows have each."""

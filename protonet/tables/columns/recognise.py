@@ -67,7 +67,8 @@ def recognise(cells: np.ndarray) -> Verdict:
     words = any(" " in cell for cell in distinct)
     digits = sum(any(map(str.isdigit, cell)) for cell in distinct) > RULES.digits * len(distinct)
     if len(distinct) == len(present) and not words and digits:
-        return Verdict(None, "a name for each row")
+        told = Category.fit(cells)  # whether there is one may tell something
+        return Verdict(told, "") if told.levels == ("",) else Verdict(None, "a name for each row")
     text = Text.fit(cells)
     return Verdict(text, "") if text.parts else Verdict(None, "text of which no two rows share a word")
 

@@ -146,7 +146,9 @@ class TestCategory:
         column = Category.fit(cells)
         assert "once" not in column.levels
         assert set(column.levels) == set(often)
-        assert not column.encode(objects("once")).any()
+        rare, new = column.encode(objects("once", "never seen"))
+        assert np.array_equal(rare, new)
+        np.testing.assert_allclose(column.encode(cells).mean(axis=0), 0, atol=1e-6)  # rare ones among them
 
     def test_there_are_no_more_than_the_rules_allow(self) -> None:
         cells = objects(*(f"c{n:04}" for n in range(CATEGORIES.most + 50)), *(f"c{n:04}" for n in range(60)))
