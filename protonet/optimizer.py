@@ -142,6 +142,8 @@ SHARED: dict[str, Any] = {
     "turns": 0,
     "skipped": 0,
 }
+#: What every parameter's state has after a step.
+STATE = {"step", "unit", "table", "inputs", "mean", "slow", "square", "last", "usual"}
 
 
 class Work(NamedTuple):
@@ -270,6 +272,9 @@ class CustomOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state: tensors come to the parameters' devices and keep at least float32, whatever those have."""
+        if any(not STATE <= entry.keys() for entry in state_dict["state"].values()):
+            got = "one of another optimizer, or of an older version"
+            raise ValueError(f"CustomOptimizer: `state_dict` must be of this optimizer; got {got}. Start without it.")
         super().load_state_dict(state_dict)
         numbers = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
         parameters = chain.from_iterable(group["params"] for group in self.param_groups)

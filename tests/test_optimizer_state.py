@@ -164,3 +164,14 @@ def test_a_state_of_earlier_versions_loads() -> None:
     other.load_state_dict(model.state_dict())
     fresh.load_state_dict(through_file(saved))
     assert same(train(other, fresh, 8, first=5), train(model, optimizer, 8, first=5))
+
+
+def test_a_state_of_another_optimizer_is_refused() -> None:
+    model = torch.nn.Linear(3, 2)
+    other = torch.optim.AdamW(model.parameters())
+    model(torch.ones(4, 3)).square().mean().backward()
+    other.step()
+    optimizer = CustomOptimizer(model.parameters())
+    with pytest.raises(ValueError, match=r"^CustomOptimizer: `state_dict` must be of this optimizer; got .*older"):
+        optimizer.load_state_dict(other.state_dict())
+    optimizer.step()  # as if nothing had been tried
