@@ -34,14 +34,6 @@ def count_equal_rows(weights: Tensor) -> float:
     return float(weights.sum().square() / weights.square().sum())
 
 
-def average(values: Tensor, weights: Tensor) -> tuple[float, float]:
-    """Return the mean of values (n,) float64 of weights (n,), and half of the width of its 95 % interval."""
-    shares = weights / weights.mean()
-    mean = float((shares * values).mean())
-    spread = math.sqrt(float((shares * (values - mean).square()).mean()))
-    return mean, NORMAL * spread / math.sqrt(count_equal_rows(weights))
-
-
 def measure(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Metrics:
     """Judge logits.
 

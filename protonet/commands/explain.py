@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import fail, show
+from protonet._checks import check_int, fail, show
 from protonet._writing import write_whole
 from protonet.commands.common import count, format_table, parse_whole
 from protonet.commands.importance import measure_columns, measure_support, plan_shuffles
@@ -53,7 +53,7 @@ def run(arguments: Sequence[str] | None) -> None:
     parser.add_argument("--seed", default="0", metavar="N", help="of what is drawn at random (default 0)")
     parser.add_argument("--json", metavar="FILE", help="all figures, of all columns, .json")
     options = parser.parse_args(arguments)
-    seed = parse_whole(PROG, "--seed", options.seed, low=0)
+    seed = check_int(PROG, "--seed", parse_whole(PROG, "--seed", options.seed, low=0), low=0, high=2**63 - 1)
     rows = None if options.rows is None else parse_rows(options.rows)
     if options.table is None and (rows is not None or options.label or options.labels):
         fail(PROG, "arguments", "name a table for --rows, --label and --labels", "none", "Pass it after the model.")

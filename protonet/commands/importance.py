@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from protonet.fit.crossfit import Crossfit, predict_held
 from protonet.fit.search import Progress, ignore
-from protonet.metrics import average
+from protonet.metrics import NORMAL
 from protonet.network import PrototypeNetwork
 
 #: Most shuffles of a column, and most predictions of all: with many columns and rows, shuffles are fewer, then rows.
@@ -55,21 +56,28 @@ def measure_columns(
         progress: Told which column begins, and the share of them that is over.
 
     Returns:
-        For each column, the mean over the shuffles; its interval is that over rows, each compared with itself.
+        For each column, the mean over the shuffles. Its interval is that over rows, each compared with itself: a row
+        counts by what another's cell costs it, and by what its own cell costs others, of which it is as much a sample.
+        (Of the first alone, 95 % intervals of 10 shuffles held the truth in 85 to 87 % of simulated tables.)
 
     Source: Breiman, "Random forests" (2001), sec. 10; Fisher, Rudin and Dominici, "All models are wrong, but many are
         useful" (2019), sec. 3.
     """
-    before, times = score_rows(judged), len(orders)
+    before, times, shares = score_rows(judged), len(orders), judged.weights / judged.weights.mean()
     repeated = judged._replace(labels=judged.labels.repeat(times), fold=judged.fold.repeat(times))
     found = []
     for number, features in enumerate(torch.arange(sum(sizes)).split(list(sizes))):
         progress(f"column {number + 1} of {len(sizes)}", number / len(sizes))
         x = judged.features.repeat(times, 1)
         x[:, features] = judged.features[:, features][orders.flatten()]
-        after = score_rows(repeated._replace(features=x)).unflatten(1, orders.shape).mean(dim=1)
-        (rise, width), (fall, points) = (average(cost, judged.weights) for cost in after - before)
-        found.append(Importance(rise, (rise - width, rise + width), fall, (fall - points, fall + points)))
+        after = score_rows(repeated._replace(features=x)).unflatten(1, orders.shape)
+        costs = shares * (after - before[:, None])  # (2, shuffles, judged)
+        mean = costs.mean(dim=(1, 2))
+        given = torch.zeros_like(before).index_add_(1, orders.flatten(), costs.flatten(1)) / times
+        influence = costs.mean(dim=1) - shares * mean[:, None] + given - mean[:, None]
+        half = NORMAL * influence.square().mean(dim=1).sqrt() / math.sqrt(len(shares))
+        (rise, fall), ends = mean.tolist(), torch.stack([mean - half, mean + half], dim=1).tolist()
+        found.append(Importance(rise, (ends[0][0], ends[0][1]), fall, (ends[1][0], ends[1][1])))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from protonet._checks import show
 from protonet.commands.common import format_table
 from protonet.fit.search import Choice
-from protonet.metrics import Metrics, average, measure
+from protonet.metrics import NORMAL, Metrics, count_equal_rows, measure
 
 #: Most pairs of classes that are named as confused.
 MOST_PAIRS = 5
@@ -41,11 +42,14 @@ def format_baselines(
     """
     right = (logits.argmax(dim=1) == labels).double()
     weights = torch.ones_like(right) if weights is None else weights
+    shares = weights / weights.mean()
     rows = []
     for name, scores in {"this model": logits, **baselines}.items():
         metrics = measure(scores, labels, weights)
         lead = right - (scores.argmax(dim=1) == labels).double()
-        mean, half = average(lead, weights)
+        mean = float((shares * lead).mean())
+        spread = math.sqrt(float((shares * (lead - mean).square()).mean()))
+        half = NORMAL * spread / math.sqrt(count_equal_rows(weights))
         difference = f"{100 * mean:+.2f} ±{100 * half:.2f}" if name in baselines else ""
         rows.append([name, *format_accuracy(metrics), difference])
     return format_table(["on rows held out", "right, %", "95 % interval", "this model's lead, points"], rows)
