@@ -18,12 +18,21 @@ from protonet._writing import write_whole
 from protonet.commands.common import count, format_table, parse_whole
 from protonet.commands.importance import measure_columns, measure_support, plan_shuffles
 from protonet.commands.labels import check_spellings
-from protonet.commands.models import check_paths, classify, make_parser, number_classes, show_notes, show_progress, want
+from protonet.commands.models import (
+    check_paths,
+    classify,
+    make_parser,
+    number_classes,
+    open_rows,
+    show_notes,
+    show_progress,
+    want,
+)
 from protonet.files import Model, load_model
 from protonet.fit.crossfit import Crossfit, predict_held, unpack
 from protonet.metrics import measure
-from protonet.tables.features import encode_block
-from protonet.tables.table import open_table, read_table
+from protonet.tables.features import check_kinds, encode_block
+from protonet.tables.table import Table, read_table
 
 PROG = "protonet explain"
 #: Most columns that are printed; a JSON file has all.
@@ -143,11 +152,11 @@ def read_judged(options: argparse.Namespace, model: Model) -> Crossfit:
     """
     wanted = want(model, options.label, labelled=True)
     table, block = read_table(PROG, Path(options.table), wanted, options.labels and Path(options.labels))
-    show_notes(table, quiet=options.quiet)
+    notes = check_kinds(PROG, table, block, model.encoding)
     check_spellings(PROG, block.labels.tolist(), model.classes, "Spell them in the table as the model does.")
     labels = number_classes(PROG, block.labels, model.classes)
     x = encode_block(PROG, table, block, model.encoding)
-    classify(PROG, model, x)  # no row may overflow
+    show_notes(table._replace(notes=(*table.notes, *notes)), quiet=options.quiet)
     weights, offset = torch.ones(len(x), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     fold, groups = torch.zeros_like(labels), torch.full_like(labels, -1)
     return Crossfit(model.network, (model.network,), torch.from_numpy(x), labels, weights, fold, groups, offset)
@@ -190,9 +199,11 @@ def explain_rows(
     Raises:
         InputError: A table that does not fit, or has no such row.
     """
-    x, cells = read_rows(options, model, rows)
+    table = open_rows(PROG, options, model, want(model, options.label, labelled=False))
+    x, cells = read_rows(table, model, rows)
     held, names = find_held(model), name_columns(model)
     ranked = classify(PROG, model, x).softmax(dim=1).sort(dim=1, descending=True, stable=True)
+    show_notes(table, quiet=options.quiet)
     told: list[dict[str, Any]] = []
     for row, shares, places in zip(rows, ranked.values.tolist(), ranked.indices.tolist(), strict=True):
         best = [{"name": model.classes[at], "probability": share} for at, share in zip(places, shares, strict=True)]
@@ -223,20 +234,22 @@ def explain_rows(
     return figures
 
 
-def read_rows(options: argparse.Namespace, model: Model, rows: Sequence[int]) -> tuple[np.ndarray, list[list[str]]]:
+def read_rows(table: Table, model: Model, rows: Sequence[int]) -> tuple[np.ndarray, list[list[str]]]:
     """Return the features (rows, dim) of some rows of a table, counted from 0, and the cells of each as text.
 
     Raises:
-        InputError: A table that does not fit, or has no such row.
+        InputError: The table has no such row, or one that does not fit.
     """
-    table = open_table(PROG, Path(options.table), want(model, options.label, labelled=False))
-    show_notes(table, quiet=options.quiet)
     found: dict[int, tuple[np.ndarray, list[str]]] = {}
     first = 0
     for block in table.blocks:
         here = [row for row in rows if first <= row < first + len(block.rows)]
-        x = encode_block(PROG, table, block, model.encoding) if here else np.empty(0)
-        found |= {row: (x[row - first], [str(cells[row - first]) for cells in block.columns]) for row in here}
+        if here:
+            places = [row - first for row in here]
+            columns = [cells[places] for cells in block.columns]
+            taken = block._replace(columns=columns, rows=[block.rows[place] for place in places])
+            features, cells = encode_block(PROG, table, taken, model.encoding), zip(*columns, strict=True)
+            found |= {row: (x, [*map(str, own)]) for row, x, own in zip(here, features, cells, strict=True)}
         first += len(block.rows)
     for row in rows:
         if row not in found:

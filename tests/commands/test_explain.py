@@ -319,8 +319,12 @@ def test_errors(numbers: str, bare: str, tmp_path: Path, capsys: pytest.CaptureF
     lacking = write(tmp_path / "l.csv", {name: cells for name, cells in fresh.items() if name != "x2"})
     strange = write(tmp_path / "s.csv", {**fresh, "kind": ["elk", *fresh["kind"][1:]]})
     spelled = write(tmp_path / "w.csv", {**fresh, "kind": ["ANT", *fresh["kind"][1:]]})
+    far = write(tmp_path / "f.csv", {**fresh, "x0": [3e38, *fresh["x0"][1:]], "x1": [-3e38, *fresh["x1"][1:]]})
     output = tmp_path / "t.json"
+    size = "`path` must hold numbers of the size that the model was fitted to; got "
     for arguments, message in (
+        ([numbers, far], f"{size}a row, as it is or shuffled, whose embedding overflows. Mend or drop rows"),
+        ([numbers, far, "--rows", "0"], f"{size}3e+38 as the largest of a row. "),
         ([numbers, table, "--rows", "3,48"], "`--rows` must name rows of the table; got 48 of 48 rows. Count from 0"),
         ([numbers, table, "--rows", "1,x"], "`--rows` must be a whole number >= 0; got 'x'. "),
         ([numbers, "--rows", "1"], "`arguments` must name a table for --rows, --label and --labels; got none. "),
