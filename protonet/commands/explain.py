@@ -113,7 +113,7 @@ def rank_columns(options: argparse.Namespace, model: Model, generator: torch.Gen
     Raises:
         InputError: A table that does not fit; without one, a model that has no row that was held out.
     """
-    judged = find_held(model) if options.table is None else read_judged(options, model)
+    table, judged = (None, find_held(model)) if options.table is None else read_judged(options, model)
     if judged is None:
         remedy = "Pass a table with classes, or fit it again, to two samples or more of some classes."
         fail(PROG, "model", "hold rows that fit held out, where no table is passed", "none", remedy)
@@ -123,11 +123,10 @@ def rank_columns(options: argparse.Namespace, model: Model, generator: torch.Gen
     with show_progress(quiet=options.quiet) as progress:
         found = measure_columns(judged, sizes, orders, progress)
     if not all(math.isfinite(each.log_loss_rise) for each in found):
-        got, remedy = (
-            "a row whose embedding overflows with a cell of another one",
-            "Mend or drop rows that are far out.",
-        )
+        got, remedy = "a row, as it is or shuffled, whose embedding overflows", "Mend or drop rows that are far out."
         fail(PROG, "path", "hold numbers of the size that the model was fitted to", got, remedy)
+    if table is not None:
+        show_notes(table, quiet=options.quiet)
     metrics = measure(predict_held(judged), judged.labels, judged.weights)
     columns: list[dict[str, Any]] = [
         {"name": name, "number": number, **each._asdict()}
@@ -144,8 +143,8 @@ def rank_columns(options: argparse.Namespace, model: Model, generator: torch.Gen
     }
 
 
-def read_judged(options: argparse.Namespace, model: Model) -> Crossfit:
-    """Return the rows of a table with classes, all judged by the network of all rows.
+def read_judged(options: argparse.Namespace, model: Model) -> tuple[Table, Crossfit]:
+    """Return a table with classes, and its rows, all judged by the network of all rows.
 
     Raises:
         InputError: A table that does not fit, or has classes that the model does not know.
@@ -156,10 +155,11 @@ def read_judged(options: argparse.Namespace, model: Model) -> Crossfit:
     check_spellings(PROG, block.labels.tolist(), model.classes, "Spell them in the table as the model does.")
     labels = number_classes(PROG, block.labels, model.classes)
     x = encode_block(PROG, table, block, model.encoding)
-    show_notes(table._replace(notes=(*table.notes, *notes)), quiet=options.quiet)
     weights, offset = torch.ones(len(x), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     fold, groups = torch.zeros_like(labels), torch.full_like(labels, -1)
-    return Crossfit(model.network, (model.network,), torch.from_numpy(x), labels, weights, fold, groups, offset)
+    features, networks = torch.from_numpy(x), (model.network,)
+    judged = Crossfit(model.network, networks, features, labels, weights, fold, groups, offset)
+    return table._replace(notes=(*table.notes, *notes)), judged
 
 
 def count_rows(judged: Crossfit) -> int:
