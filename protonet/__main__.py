@@ -16,6 +16,7 @@ COMMANDS = {
     "predict": "classify the rows of another one",
     "evaluate": "judge a model on a table with classes",
     "update": "add samples and classes to a model, without training",
+    "explain": "say which columns matter, and what spoke for the class of a row",
     "info": "say what is in a model",
     "export": "write a model as ONNX",
 }
@@ -24,6 +25,8 @@ EXAMPLES = """\
   python -m protonet predict model.safetensors new.csv -o predicted.csv --unknown 0.05
   python -m protonet evaluate model.safetensors test.csv
   python -m protonet update model.safetensors more.csv --in-place
+  python -m protonet explain model.safetensors
+  python -m protonet explain model.safetensors new.csv --rows 0,5
   python -m protonet info model.safetensors
   python -m protonet export model.safetensors --onnx model.onnx"""
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from protonet._checks import check_groups, fail, show
 from protonet.commands.common import Parser, check_name
+from protonet.commands.labels import suspect_spellings
 from protonet.fit.solver import Solution
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.recognise import NAMES
@@ -34,7 +35,7 @@ class Data(NamedTuple):
     groups: Tensor | None  #: (n,) int64, the place of the group's name.
     group_names: list[str]  #: In ascending order.
     left_out: list[str]  #: Columns that are no features.
-    notes: list[str]  #: What a person should know of the columns, a line each.
+    notes: list[str]  #: What a person should know of the columns and the classes, a line each.
 
     def number_groups(self, solution: Solution) -> dict[str, int]:
         """Return the number in the solution of each group's name."""
@@ -85,7 +86,8 @@ def read_data(prog: str, options: argparse.Namespace) -> Data:
     left_out = [*beside, *options.drop, *table.unused, *left]
     features = torch.from_numpy(np.ascontiguousarray(x))
     named = group_names.tolist()
-    return Data(features, labels, classes, columns, encoding, groups, named, left_out, [*table.notes, *notes])
+    told = [*table.notes, *notes, *suspect_spellings(classes)]
+    return Data(features, labels, classes, columns, encoding, groups, named, left_out, told)
 
 
 def parse_kinds(prog: str, texts: list[str]) -> dict[str, str]:

@@ -61,7 +61,8 @@ def run(arguments: Sequence[str] | None) -> None:
             numbers[torch.from_numpy(~strange)] = number_classes(PROG, block.labels[~strange], model.classes)
         return classify_block(PROG, model, table, block), numbers, names
 
-    logits, labels, names = zip(*map_blocks(judge_block, table.blocks, quiet=options.quiet), strict=True)
+    judged = map_blocks(judge_block, table.blocks, rows=table.rows, quiet=options.quiet)
+    logits, labels, names = zip(*judged, strict=True)
     rows, numbers, strange = torch.cat(logits), torch.cat(labels), dict(sum(names, Counter[str]()).most_common())
     known = numbers >= 0
     if not bool(known.any()):

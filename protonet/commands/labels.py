@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 
 import numpy as np
@@ -30,10 +30,21 @@ def find_spellings(names: Iterable[object], known: Sequence[str | int]) -> dict[
 
 def check_spellings(prog: str, names: Iterable[object], known: Sequence[str | int], remedy: str) -> None:
     """Raise an InputError, which names some of them, if names look like other spellings of known classes."""
-    found = [_compare(name, meant) for name, meant in find_spellings(names, known).items()]
-    if found:
-        got = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
-        fail(prog, "path", "spell known classes as the model does", got, remedy)
+    if found := find_spellings(names, known):
+        fail(prog, "path", "spell known classes as the model does", _list_spellings(found), remedy)
+
+
+def suspect_spellings(names: Sequence[str | int]) -> list[str]:
+    """Return a line, or none, about classes that look like other spellings of one among them."""
+    first = {_simplify(str(name)): name for name in reversed(names)}
+    found = find_spellings(names, [*first.values()])
+    return [f"look at: classes {_list_spellings(found)}; one class, spelled in two ways?"] if found else []
+
+
+def _list_spellings(found: Mapping[str, str]) -> str:
+    """Return some of `find_spellings`, and how many more there are."""
+    shown = [_compare(name, meant) for name, meant in found.items()]
+    return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
 
 
 def _compare(name: str, meant: str) -> str:

@@ -34,7 +34,9 @@ MOST_THREADS = 8
 Result = TypeVar("Result")
 
 
-def make_parser(prog: str, description: str, *, model: bool = False, label: str | None = None) -> Parser:
+def make_parser(
+    prog: str, description: str, *, model: bool = False, label: str | None = None, may_lack_table: bool = False
+) -> Parser:
     """Return a parser with what most commands take.
 
     Args:
@@ -42,12 +44,14 @@ def make_parser(prog: str, description: str, *, model: bool = False, label: str 
         description: One sentence.
         model: Whether a model comes before the table.
         label: Which column holds the classes by default; None if none are to be read.
+        may_lack_table: Whether there may be no table.
     """
     parser = Parser(prog, description)
     if model:
         parser.add_argument("model", help="a file that fit wrote")
     parser.add_argument("-q", "--quiet", action="store_true", help="show no progress and no notes on standard error")
-    parser.add_argument("table", help="CSV or Parquet with a header, NPZ with x and y, or NPY")
+    some = "?" if may_lack_table else None
+    parser.add_argument("table", nargs=some, help="CSV or Parquet with a header, NPZ with x and y, or NPY")
     if label is not None:
         parser.add_argument("--label", metavar="NAME", help=f"the column of the classes (default: {label})")
         parser.add_argument("--labels", metavar="FILE", help="the classes of an NPY table, an NPY file as well")
@@ -184,8 +188,12 @@ def show_progress(*, quiet: bool = False) -> Iterator[Progress]:
         yield show
 
 
-def map_blocks(work: Callable[[Block], Result], blocks: Iterable[Block], *, quiet: bool = False) -> Iterator[Result]:
+def map_blocks(
+    work: Callable[[Block], Result], blocks: Iterable[Block], *, rows: int | None = None, quiet: bool = False
+) -> Iterator[Result]:
     """Yield what ``work`` gives for each block, in order, and show on stderr how many rows are done if it takes long.
+
+    Where it is known how many ``rows`` there are, the bar says how long it will take yet.
 
     Every block has a thread of its own: threads that share one wait for each other at each of its small matrices, and
     that costs a factor of five where another process wants the core.
@@ -196,7 +204,8 @@ def map_blocks(work: Callable[[Block], Result], blocks: Iterable[Block], *, quie
     ahead = min(threads, MOST_THREADS)
     torch.set_num_threads(1)
     try:
-        bar = tqdm(unit="row", unit_scale=True, delay=1.0, dynamic_ncols=True, leave=False, disable=quiet)
+        look = {"unit": "row", "unit_scale": True, "dynamic_ncols": True}
+        bar = tqdm(total=rows, delay=1.0, leave=False, disable=quiet, **look)
         with bar, ThreadPoolExecutor(ahead) as pool:
             waiting: deque[Future[Result]] = deque()
             for block in blocks:

@@ -57,7 +57,7 @@ def run(arguments: Sequence[str] | None) -> None:
     def write(file: BinaryIO) -> None:
         file.write(format_header(first, model, everything=options.proba).encode())
         work = partial(format_predictions, model, table, threshold, options.proba)
-        for text in map_blocks(work, blocks, quiet=options.quiet):
+        for text in map_blocks(work, blocks, rows=table.rows, quiet=options.quiet):
             file.write(text.encode())
 
     if "output" in outputs:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from protonet._checks import fail, show
 from protonet.commands.common import count
-from protonet.commands.labels import check_spellings
+from protonet.commands.labels import check_spellings, suspect_spellings
 from protonet.commands.models import (
     MODELS,
     check_paths,
@@ -73,6 +73,7 @@ def run(arguments: Sequence[str] | None) -> None:
     new = classes[len(model.classes) :]
     named = f": {', '.join(map(show, new[:5]))}{' ...' if len(new) > 5 else ''}" if new else ""
     print(f"{output}: {count(len(x), 'sample')} more, {count(len(new), 'new class')}{named}")
+    print("".join(f"{line}\n" for line in suspect_spellings(new)), end="")
     print(compare(before, predict_held(crossed), crossed.labels, list(map(show, classes))), end="")
 
 

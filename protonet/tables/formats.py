@@ -50,6 +50,7 @@ class Source(NamedTuple):
     place: str  #: What a message calls a row.
     read: Callable[[Sequence[int]], Iterator[Raw]]  #: Returns blocks of rows, with the columns of these numbers. Once.
     notes: tuple[str, ...] = ()  #: What a person should be told about how the file was read.
+    rows: int | None = None  #: How many there are; None where only reading it tells.
 
 
 def open_source(prog: str, path: Path, labels: Path | None = None, *, labelled: bool = False) -> Source:
@@ -127,7 +128,7 @@ def open_arrays(prog: str, path: Path, labels: Path | None, *, labelled: bool) -
             chosen = [x[:, column] if column < width else taken[column - width] for column in columns]
             yield Raw(chosen, range(first, first + len(x)))
 
-    return Source(None, width, COUNTED, read)
+    return Source(None, width, COUNTED, read, rows=n)
 
 
 def to_numbers(values: np.ndarray) -> np.ndarray:
@@ -199,7 +200,7 @@ def open_parquet(prog: str, path: Path) -> Source:
             first += len(batch)
 
     names = ["" if re.fullmatch(r"__index_level_\d+__", name) else name.strip() for name in header]
-    return Source(names, len(header), COUNTED, read)
+    return Source(names, len(header), COUNTED, read, rows=file.metadata.num_rows)
 
 
 def from_arrow(values: pa.Array) -> np.ndarray:
@@ -277,7 +278,7 @@ def open_excel(prog: str, path: Path) -> Source:
             yield Raw([whole[at][first - 1 : first - 1 + step] for at in columns], places[first : first + step])
 
     notes = (f"sheet {names[0]!r} of {len(names)}",) if len(names) > 1 else ()
-    return Source(header, width, "row {}", read, notes)
+    return Source(header, width, "row {}", read, notes, max(0, len(places) - 1))
 
 
 def is_cell(cell: object) -> bool:

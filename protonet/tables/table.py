@@ -54,6 +54,7 @@ class Table(NamedTuple):
     place: str  #: What a message calls a row, with its number to be put in.
     unused: tuple[str, ...] = ()  #: Columns that are there, and not wanted.
     notes: tuple[str, ...] = ()  #: What a person should be told about how it is read.
+    rows: int | None = None  #: How many there are, those without a class among them; None where that is not known yet.
 
     def name_column(self, number: int) -> str:
         """Return what a message calls a column of features."""
@@ -104,7 +105,8 @@ def open_table(prog: str, path: Path, wanted: Wanted, labels: Path | None = None
     if first is None:
         fail(prog, "path", "have at least one row", f"none in {path}", "Add rows.")
     left = tuple(name for name in unused if name)
-    return Table(None if names is None else tuple(names), chain([first], blocks), source.place, left, tuple(notes))
+    columns = None if names is None else tuple(names)
+    return Table(columns, chain([first], blocks), source.place, left, tuple(notes), source.rows)
 
 
 def read_table(prog: str, path: Path, wanted: Wanted, labels: Path | None = None) -> tuple[Table, Block]:

@@ -12,6 +12,7 @@ import pytest
 
 from protonet.__main__ import main
 from protonet.commands import fit as fit_command
+from protonet.commands.labels import suspect_spellings
 from protonet.files import load_model
 
 RNG = np.random.default_rng(0)
@@ -175,3 +176,34 @@ def test_a_class_called_unknown_and_one_with_control_characters(
     odd = write(tmp_path / "o.csv", {**noise(), "kind": ["\x1b[31mno"] * 40})
     assert main(["evaluate", model, odd]) == 2
     assert "\x1b" not in capsys.readouterr().err
+
+
+def test_new_classes_that_look_alike_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kinds = ["cat", "CAT", "dog", "2", "2.0"]
+    table = write(tmp_path / "t.csv", {**noise(), "kind": [kinds[row % 5] for row in range(40)]})
+    model = str(tmp_path / "m.safetensors")
+    assert main(["fit", table, *FAST, "-o", model]) == 0
+    line = "look at: classes '2.0' for '2', 'cat' for 'CAT'; one class, spelled in two ways?\n"
+    assert line in capsys.readouterr().out
+    for names, expected in ((["elk", "Elk"], "'elk' for 'Elk'"), (["fox", "ox"], None)):
+        more = write(tmp_path / "more.csv", {**noise(np.arange(2)), "kind": names})
+        assert main(["update", model, more, "--in-place"]) == 0
+        said = capsys.readouterr().out
+        assert ("look at: classes" in said) == (expected is not None)
+        assert expected is None or f"look at: classes {expected}; one class, spelled in two ways?\n" in said
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ([], []),
+        (["a", "b"], []),
+        ([1, 2], []),
+        (["A", "a", "a "], ["'a' for 'A', 'a ' for 'A'"]),
+        (["1", "1.0", "1e0", "01", "1.00"], ["'01' for '1', '1.0' for '1', '1.00' for '1' and 1 more"]),
+    ],
+)
+def test_spellings_among_classes(names: list[str | int], expected: list[str]) -> None:
+    assert suspect_spellings(names) == [
+        f"look at: classes {each}; one class, spelled in two ways?" for each in expected
+    ]

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
 import torch
+from pyarrow import parquet
 
 from protonet.commands.models import map_blocks, show_progress
-from protonet.tables.table import Block
+from protonet.tables import formats
+from protonet.tables.table import Block, Wanted, open_table
 
 
 @pytest.mark.parametrize("quiet", [False, True])
@@ -55,3 +59,38 @@ def test_blocks_are_worked_on_in_order_and_a_few_at_a_time() -> None:
     with pytest.raises(ValueError, match="the last"):
         next(results)
     assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".npy", ".parquet", ".xlsx", ".csv"])
+def test_the_bar_of_rows_tells_what_is_left_where_it_is_known(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, x = tmp_path / f"t{suffix}", np.arange(8.0).reshape(4, 2)
+    if suffix == ".npz":
+        np.savez(path, x=x)
+    elif suffix == ".npy":
+        np.save(path, x)
+    elif suffix == ".parquet":
+        parquet.write_table(pyarrow.table({"a": x[:, 0], "b": x[:, 1]}), path)
+    elif suffix == ".xlsx":
+        book = pytest.importorskip("openpyxl").Workbook()
+        for row in [["a", "b"], *x.tolist()]:
+            book.worksheets[0].append(row)
+        book.save(path)
+    else:
+        path.write_text("a,b\n" + "\n".join(f"{a},{b}" for a, b in x.tolist()), encoding="utf-8")
+    monkeypatch.setattr(formats, "CELLS", 4)
+    now = [100.0]
+    monkeypatch.setattr("tqdm.std.time", lambda: now[0])
+    table = open_table("test", path, Wanted("kind", labelled=False))
+    assert table.rows == (None if suffix == ".csv" else 4)
+
+    def blocks() -> Iterator[Block]:
+        for block in table.blocks:
+            now[0] += 30
+            yield block
+
+    assert sum(map_blocks(lambda block: len(block.rows), blocks(), rows=table.rows)) == 4
+    said = capsys.readouterr().err
+    assert bool(re.search(r" 50%\|.*\| 2\.00/4\.00 \[00:30<00:30, ", said)) == (suffix != ".csv")
+    assert "2.00" in said

@@ -1,0 +1,289 @@
+"""``python -m protonet explain``: which columns matter, and what spoke for the class of a row."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protonet._checks import check_int, fail, show
+from protonet._writing import write_whole
+from protonet.commands.common import count, format_table, parse_whole
+from protonet.commands.importance import measure_columns, measure_support, plan_shuffles
+from protonet.commands.labels import check_spellings
+from protonet.commands.models import (
+    check_paths,
+    classify,
+    make_parser,
+    number_classes,
+    open_rows,
+    show_notes,
+    show_progress,
+    want,
+)
+from protonet.files import Model, load_model
+from protonet.fit.crossfit import Crossfit, predict_held, unpack
+from protonet.metrics import measure
+from protonet.tables.features import check_kinds, encode_block
+from protonet.tables.table import Table, read_table
+
+PROG = "protonet explain"
+#: Most columns that are printed; a JSON file has all.
+MOST_COLUMNS = 30
+#: Of each row: how many columns, and how many near rows, are told.
+COLUMNS, NEIGHBOURS = 5, 3
+#: Most characters of a cell that are shown.
+MOST_CELL = 40
+#: Rows of fit whose cells stand in for those of a row.
+SAMPLE = 50
+#: Rows that are embedded at a time.
+ROWS_AT_ONCE = 1024
+
+
+def run(arguments: Sequence[str] | None) -> None:
+    """Explain as the arguments say.
+
+    Raises:
+        MissingPackageError: A package that the table needs is missing.
+        InputError: Arguments, a model or a table that do not fit.
+    """
+    text = "Tell which columns matter: what is lost where a column's cells are shuffled among the rows of a table with"
+    text += " classes; without a table, among the rows that fit held out, each judged by a fit without its fold. With"
+    text += " --rows, tell what is near these rows of a table, and which columns spoke for their class."
+    parser = make_parser(PROG, text, model=True, label="the same as in fit", may_lack_table=True)
+    parser.add_argument("--rows", metavar="N,N", help="explain these rows of the table, counted from 0")
+    parser.add_argument("--seed", default="0", metavar="N", help="of what is drawn at random (default 0)")
+    parser.add_argument("--json", metavar="FILE", help="all figures, of all columns, .json")
+    options = parser.parse_args(arguments)
+    seed = check_int(PROG, "--seed", parse_whole(PROG, "--seed", options.seed, low=0), low=0, high=2**63 - 1)
+    rows = None if options.rows is None else parse_rows(options.rows)
+    if options.table is None and (rows is not None or options.label or options.labels):
+        fail(PROG, "arguments", "name a table for --rows, --label and --labels", "none", "Pass it after the model.")
+    inputs = [options.model, options.table, options.labels]
+    outputs = check_paths(PROG, options, {"json": (".json",)}, inputs)
+    model = load_model(options.model, held=True)
+    generator = torch.Generator().manual_seed(seed)
+    if rows is None:
+        figures = rank_columns(options, model, generator)
+        print(format_columns(figures), end="")
+    else:
+        figures = explain_rows(options, model, rows, generator)
+        print(format_rows(figures), end="")
+    if "json" in outputs:
+        content = json.dumps({"seed": seed, **figures}, indent=1, allow_nan=False) + "\n"
+        write_whole(outputs["json"], lambda file: file.write(content.encode()))
+
+
+def parse_rows(text: str) -> list[int]:
+    """Return the different numbers of rows that a list names, in its order."""
+    return list(dict.fromkeys(parse_whole(PROG, "--rows", number, low=0) for number in text.split(",")))
+
+
+def find_held(model: Model) -> Crossfit | None:
+    """Return the rows that fit held out, with the fold models, or None where the model has none."""
+    try:
+        crossed = unpack(model.network, model.metadata.get("folds"), model.held)
+    except ValueError:  # a fit that is stopped may keep a model without
+        return None
+    return crossed if len(crossed.labels) else None
+
+
+def find_sizes(model: Model) -> list[int]:
+    """Return how many features each column is."""
+    if model.encoding is not None:
+        return model.encoding.sizes
+    return [1] * len(model.network.encoder.get_buffer("origin"))
+
+
+def name_columns(model: Model) -> Sequence[str]:
+    """Return a name for each column, "column 3" for the fourth one of a table without names."""
+    return model.columns or [f"column {number}" for number in range(len(find_sizes(model)))]
+
+
+def rank_columns(options: argparse.Namespace, model: Model, generator: torch.Generator) -> dict[str, Any]:
+    """Return what shuffling each column costs, the costliest first, as JSON can hold it.
+
+    Raises:
+        InputError: A table that does not fit; without one, a model that has no row that was held out.
+    """
+    table, judged = (None, find_held(model)) if options.table is None else read_judged(options, model)
+    if judged is None:
+        remedy = "Pass a table with classes, or fit it again, to two samples or more of some classes."
+        fail(PROG, "model", "hold rows that fit held out, where no table is passed", "none", remedy)
+    sizes, whole = find_sizes(model), count_rows(judged)
+    judged, shuffles = plan_shuffles(judged, len(sizes), generator)
+    orders = torch.stack([torch.randperm(len(judged.labels), generator=generator) for _ in range(shuffles)])
+    with show_progress(quiet=options.quiet) as progress:
+        found = measure_columns(judged, sizes, orders, progress)
+    if not all(math.isfinite(each.log_loss_rise) for each in found):
+        got, remedy = "a row, as it is or shuffled, whose embedding overflows", "Mend or drop rows that are far out."
+        fail(PROG, "path", "hold numbers of the size that the model was fitted to", got, remedy)
+    if table is not None:
+        show_notes(table, quiet=options.quiet)
+    metrics = measure(predict_held(judged), judged.labels, judged.weights)
+    columns: list[dict[str, Any]] = [
+        {"name": name, "number": number, **each._asdict()}
+        for number, (name, each) in enumerate(zip(name_columns(model), found, strict=True))
+    ]
+    return {
+        "table": None if options.table is None else Path(options.table).name,
+        "rows": count_rows(judged),
+        "drawn_from": whole,
+        "accuracy": metrics.accuracy,
+        "log_loss": metrics.log_loss,
+        "shuffles": shuffles,
+        "columns": sorted(columns, key=lambda column: -column["log_loss_rise"]),
+    }
+
+
+def read_judged(options: argparse.Namespace, model: Model) -> tuple[Table, Crossfit]:
+    """Return a table with classes, and its rows, all judged by the network of all rows.
+
+    Raises:
+        InputError: A table that does not fit, or has classes that the model does not know.
+    """
+    wanted = want(model, options.label, labelled=True)
+    table, block = read_table(PROG, Path(options.table), wanted, options.labels and Path(options.labels))
+    notes = check_kinds(PROG, table, block, model.encoding)
+    check_spellings(PROG, block.labels.tolist(), model.classes, "Spell them in the table as the model does.")
+    labels = number_classes(PROG, block.labels, model.classes)
+    x = encode_block(PROG, table, block, model.encoding)
+    weights, offset = torch.ones(len(x), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    fold, groups = torch.zeros_like(labels), torch.full_like(labels, -1)
+    features, networks = torch.from_numpy(x), (model.network,)
+    judged = Crossfit(model.network, networks, features, labels, weights, fold, groups, offset)
+    return table._replace(notes=(*table.notes, *notes)), judged
+
+
+def count_rows(judged: Crossfit) -> int:
+    """Return how many rows there are, copies among them."""
+    return round(float(judged.weights.sum()))
+
+
+def format_columns(figures: Mapping[str, Any]) -> str:
+    """Return what `rank_columns` found, in lines."""
+    rows, columns = count(figures["rows"], "row"), figures["columns"]
+    drawn = f", drawn at random from {figures['drawn_from']:,}" if figures["rows"] < figures["drawn_from"] else ""
+    held = f"{rows} that fit held out{drawn}, each judged by a fit without its fold"
+    judged = held if figures["table"] is None else f"{rows} of {show(figures['table'])}{drawn}"
+    shuffles = count(figures["shuffles"], "shuffle")
+    lines = [
+        f"{judged}: {100 * figures['accuracy']:.2f} % right, log-loss {figures['log_loss']:.3f}",
+        f"what is lost where the cells of one column are shuffled among the rows, the mean of {shuffles}:",
+    ]
+    shown = []
+    for column in columns[:MOST_COLUMNS]:
+        rise, fall = column["log_loss_rise"], 100 * column["accuracy_fall"]
+        ends = "[{:+.3f}, {:+.3f}]".format(*column["log_loss_interval"])
+        points = "[{:+.2f}, {:+.2f}]".format(*(100 * share for share in column["accuracy_interval"]))
+        shown.append([show(column["name"]), f"{rise:+.3f}", ends, f"{fall:+.2f}", points])
+    header = ["column", "log-loss rises by", "95 % interval", "right falls by, points", "95 % interval"]
+    lines += ["", format_table(header, shown)]
+    if len(shown) < len(columns):
+        lines[-1] += f"{len(shown)} of {count(len(columns), 'column')} shown, the largest first; --json writes all\n"
+    return "\n".join(lines)
+
+
+def explain_rows(
+    options: argparse.Namespace, model: Model, rows: Sequence[int], generator: torch.Generator
+) -> dict[str, Any]:
+    """Return what the model says of some rows of a table, and why, as JSON can hold it.
+
+    Raises:
+        InputError: A table that does not fit, or has no such row.
+    """
+    table = open_rows(PROG, options, model, want(model, options.label, labelled=False))
+    x, cells = read_rows(table, model, rows)
+    held, names = find_held(model), name_columns(model)
+    ranked = classify(PROG, model, x).softmax(dim=1).sort(dim=1, descending=True, stable=True)
+    show_notes(table, quiet=options.quiet)
+    told: list[dict[str, Any]] = []
+    for row, shares, places in zip(rows, ranked.values.tolist(), ranked.indices.tolist(), strict=True):
+        best = [{"name": model.classes[at], "probability": share} for at, share in zip(places, shares, strict=True)]
+        told.append({"row": row, "classes": best[:2], "neighbours": None, "columns": None})
+    figures = {"table": Path(options.table).name, "sample": 0, "rows": told}
+    if held is None:
+        return figures
+    drawn = torch.randperm(len(held.labels), generator=generator)[:SAMPLE]
+    figures["sample"] = len(drawn)
+    sample, weights = held.features[drawn], held.weights[drawn]
+    with show_progress(quiet=options.quiet) as progress, torch.inference_mode():
+        features = torch.from_numpy(x)
+        cosines = embed(model, features) @ embed(model, held.features).T
+        nearest = cosines.topk(min(NEIGHBOURS, len(held.labels)), dim=1)
+        for at, each in enumerate(told):
+            progress(f"row {each['row']}", at / len(told))
+            pairs = zip(nearest.indices[at].tolist(), nearest.values[at].tolist(), strict=True)
+            each["neighbours"] = [
+                {"number": number, "class": model.classes[int(held.labels[number])], "cosine": cosine}
+                for number, cosine in pairs
+            ]
+            label = int(ranked.indices[at, 0])
+            support = measure_support(model.network, features[at], label, sample, weights, find_sizes(model))
+            each["columns"] = [
+                {"name": names[number], "number": number, "cell": cells[at][number], "support": float(support[number])}
+                for number in support.abs().argsort(descending=True, stable=True).tolist()
+            ]
+    return figures
+
+
+def read_rows(table: Table, model: Model, rows: Sequence[int]) -> tuple[np.ndarray, list[list[str]]]:
+    """Return the features (rows, dim) of some rows of a table, counted from 0, and the cells of each as text.
+
+    Raises:
+        InputError: The table has no such row, or one that does not fit.
+    """
+    found: dict[int, tuple[np.ndarray, list[str]]] = {}
+    first = 0
+    for block in table.blocks:
+        here = [row for row in rows if first <= row < first + len(block.rows)]
+        if here:
+            places = [row - first for row in here]
+            columns = [cells[places] for cells in block.columns]
+            taken = block._replace(columns=columns, rows=[block.rows[place] for place in places])
+            features, cells = encode_block(PROG, table, taken, model.encoding), zip(*columns, strict=True)
+            found |= {row: (x, [*map(str, own)]) for row, x, own in zip(here, features, cells, strict=True)}
+        first += len(block.rows)
+    for row in rows:
+        if row not in found:
+            remedy = "Count from 0, the header not among them."
+            fail(PROG, "--rows", "name rows of the table", f"{row} of {count(first, 'row')}", remedy)
+    return np.stack([found[row][0] for row in rows]), [found[row][1] for row in rows]
+
+
+def embed(model: Model, x: Tensor) -> Tensor:
+    """Return the embeddings (n, embedding_dim) of rows (n, dim)."""
+    return torch.cat([model.network.embed(some) for some in x.split(ROWS_AT_ONCE)])
+
+
+def format_rows(figures: Mapping[str, Any]) -> str:
+    """Return what `explain_rows` found, in lines."""
+    lines = []
+    for told in figures["rows"]:
+        shares = [f"{show(each['name'])} {100 * each['probability']:.2f} %" for each in told["classes"]]
+        lines.append(f"row {told['row']}: {', then '.join(shares)}")
+        if figures["sample"]:
+            near = [f"{each['number']} ({show(each['class'])}, {each['cosine']:.3f})" for each in told["neighbours"]]
+            lines.append(f"  nearest rows that fit held out: {', '.join(near)}")
+            lines += [
+                f"  {each['support']:<+9.2g} {show(each['name'])} = {show(each['cell'][:MOST_CELL])}"
+                for each in told["columns"][:COLUMNS]
+            ]
+    if figures["sample"]:
+        lines.append(
+            "in brackets: the class of a near row, and its cosine in the embedding; before a column: the class's"
+        )
+        rows = count(figures["sample"], "row")
+        lines.append(f"log-probability, less its mean where that cell is one of {rows} that fit held out")
+    else:
+        lines.append(
+            "the model holds no rows that fit held out: what is near these, and which columns spoke, is not known"
+        )
+    return "\n".join([*lines, ""])

@@ -1,0 +1,113 @@
+"""Which columns matter: what is lost where their cells are shuffled, and what each adds to the class of a row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from protonet.fit.crossfit import Crossfit, predict_held
+from protonet.fit.search import Progress, ignore
+from protonet.metrics import NORMAL
+from protonet.network import PrototypeNetwork
+
+#: Most shuffles of a column, and most predictions of all: with many columns and rows, shuffles are fewer, then rows.
+SHUFFLES, PREDICTIONS = 10, 500_000
+#: Rows that are never left out, however many columns there are.
+LEAST_ROWS = 100
+
+
+class Importance(NamedTuple):
+    """What shuffling one column costs, the mean over rows."""
+
+    log_loss_rise: float  #: In nats.
+    log_loss_interval: tuple[float, float]  #: Of the rise, 95 %.
+    accuracy_fall: float  #: A share of 1.
+    accuracy_interval: tuple[float, float]  #: Of the fall, 95 %.
+
+
+def plan_shuffles(judged: Crossfit, columns: int, generator: torch.Generator) -> tuple[Crossfit, int]:
+    """Return the rows, or as many drawn at random as are affordable, and how often to shuffle each column."""
+    rows = min(len(judged.labels), max(LEAST_ROWS, PREDICTIONS // columns))
+    drawn = torch.randperm(len(judged.labels), generator=generator)[:rows].sort().values
+    taken = {name: getattr(judged, name)[drawn] for name in ("features", "labels", "weights", "fold", "groups")}
+    return judged._replace(**taken), min(SHUFFLES, max(1, PREDICTIONS // (columns * rows)))
+
+
+def score_rows(judged: Crossfit) -> Tensor:
+    """Return the log-loss of each row, in nats, and whether it is wrong: (2, judged) float64."""
+    logits = predict_held(judged).double()
+    losses = -logits.log_softmax(dim=1).gather(1, judged.labels[:, None])[:, 0]
+    return torch.stack([losses, (logits.argmax(dim=1) != judged.labels).double()])
+
+
+def measure_columns(
+    judged: Crossfit, sizes: Sequence[int], orders: Tensor, progress: Progress = ignore
+) -> list[Importance]:
+    """Measure what is lost where the cells of one column are shuffled among the rows.
+
+    Args:
+        judged: The rows, each judged by the network of its fold. Weights count in the means, not in the shuffles.
+        sizes: How many features each column is; they are moved together.
+        orders: (shuffles, judged) int64: in each shuffle, the row whose cell each row gets.
+        progress: Told which column begins, and the share of them that is over.
+
+    Returns:
+        For each column, the mean over the shuffles. Its interval is that over rows, each compared with itself: a row
+        counts by what another's cell costs it, and by what its own cell costs others, of which it is as much a sample.
+        (Of the first alone, 95 % intervals of 10 shuffles held the truth in 85 to 87 % of simulated tables.)
+
+    Source: Breiman, "Random forests" (2001), sec. 10; Fisher, Rudin and Dominici, "All models are wrong, but many are
+        useful" (2019), sec. 3.
+    """
+    before, times, shares = score_rows(judged), len(orders), judged.weights / judged.weights.mean()
+    repeated = judged._replace(labels=judged.labels.repeat(times), fold=judged.fold.repeat(times))
+    found = []
+    for number, features in enumerate(torch.arange(sum(sizes)).split(list(sizes))):
+        progress(f"column {number + 1} of {len(sizes)}", number / len(sizes))
+        x = judged.features.repeat(times, 1)
+        x[:, features] = judged.features[:, features][orders.flatten()]
+        after = score_rows(repeated._replace(features=x)).unflatten(1, orders.shape)
+        costs = shares * (after - before[:, None])  # (2, shuffles, judged)
+        mean = costs.mean(dim=(1, 2))
+        given = torch.zeros_like(before).index_add_(1, orders.flatten(), costs.flatten(1)) / times
+        influence = costs.mean(dim=1) - shares * mean[:, None] + given - mean[:, None]
+        half = NORMAL * influence.square().mean(dim=1).sqrt() / math.sqrt(len(shares))
+        (rise, fall), ends = mean.tolist(), torch.stack([mean - half, mean + half], dim=1).tolist()
+        found.append(Importance(rise, (ends[0][0], ends[0][1]), fall, (ends[1][0], ends[1][1])))
+    return found
+
+
+@torch.no_grad()
+def measure_support(
+    network: PrototypeNetwork, row: Tensor, label: int, others: Tensor, weights: Tensor, sizes: Sequence[int]
+) -> Tensor:
+    """Return by how much each column raises the log-probability of a row's class: (columns,) float64, nats.
+
+    That is the log-probability less its mean where the cell is that of one of some other rows.
+
+    Args:
+        network: What classifies.
+        row: (dim,).
+        label: The number of the class.
+        others: (m, dim), m >= 1.
+        weights: (m,) > 0, of these rows.
+        sizes: How many features each column is.
+
+    Source: Robnik-Sikonja and Kononenko, "Explaining classifications for individual instances" (2008), sec. 3.
+    """
+
+    def score(x: Tensor) -> Tensor:
+        logits: Tensor = network(x)
+        return logits.double().log_softmax(dim=1)[:, label]
+
+    shares, known = weights / weights.sum(), score(row[None])[0]
+    support = []
+    for features in torch.arange(sum(sizes)).split(list(sizes)):
+        x = row.repeat(len(others), 1)
+        x[:, features] = others[:, features].to(x)
+        support.append(known - (shares * score(x)).sum())
+    return torch.stack(support)

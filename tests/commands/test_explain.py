@@ -1,0 +1,347 @@
+"""explain: its figures are scikit-learn's, columns move as one, and what it says of a row can be worked out by hand."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.inspection import permutation_importance
+from sklearn.metrics import accuracy_score, log_loss
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from protonet import solve
+from protonet.__main__ import main
+from protonet.commands import importance
+from protonet.commands.explain import MOST_COLUMNS
+from protonet.commands.importance import measure_columns
+from protonet.files import Model, load_model, save_model
+from protonet.fit.crossfit import Crossfit, predict_held, unpack
+from tests.strategies import blobs
+
+FIT = ("--label", "kind", "--effort", "fast", "-q")
+WORDS = {"ant": "small black worker", "bee": "yellow wild flyer", "cat": "soft furry sleeper"}
+
+
+def write(path: Path, columns: Mapping[str, Sequence[object]]) -> str:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+    return str(path)
+
+
+def telling(seed: int, n: int = 48) -> dict[str, Any]:
+    """Two classes that the second column alone tells."""
+    rng = np.random.default_rng(seed)
+    y = rng.permutation(n) % 2
+    x = rng.normal(size=(n, 4))
+    x[:, 1] += 2.5 * y
+    return {**{f"x{at}": column.tolist() for at, column in enumerate(x.T)}, "kind": [("ant", "bee")[at] for at in y]}
+
+
+def mixed(seed: int, n: int = 60) -> dict[str, Any]:
+    """Three classes told by words and, now and then, by a colour; a number is noise with gaps."""
+    rng = np.random.default_rng(seed)
+    kinds = [("ant", "bee", "cat")[at] for at in rng.permutation(n) % 3]
+    colours = [("red", "blue", "grey")[("ant", "bee", "cat").index(kind)] for kind in kinds]
+    spoken = ["red" if rng.random() < 0.4 else colour for colour in colours]
+    notes = [" ".join(rng.permutation(WORDS[kind].split())[:2]) + f" {rng.integers(10)}" for kind in kinds]
+    sizes = [f"{value:.3f}" if rng.random() < 0.8 else "" for value in rng.normal(size=n)]
+    return {"colour": spoken, "note": notes, "size": sizes, "kind": kinds}
+
+
+def fit(folder: Path, columns: Mapping[str, Sequence[object]], *options: str) -> str:
+    model = str(folder / "m.safetensors")
+    assert main(["fit", write(folder / "train.csv", columns), *FIT, *options, "-o", model]) == 0
+    return model
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return fit(tmp_path_factory.mktemp("numbers"), telling(0))
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> str:
+    options = ["--column", "colour=category", "note=text", "size=number"]
+    return fit(tmp_path_factory.mktemp("kinds"), mixed(0), *options)
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model of 40 columns without names, and without rows that were held out."""
+    path = tmp_path_factory.mktemp("bare") / "m.safetensors"
+    network = solve([blobs(0, classes=3, rows=4, dim=40)], effort="fast")
+    save_model(path, Model(network, (5, 6, 7), None, {}, {}))
+    return str(path)
+
+
+def unpacked(path: str) -> Crossfit:
+    model = load_model(path, held=True)
+    return unpack(model.network, model.metadata["folds"], model.held)
+
+
+def explain(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    capsys.readouterr()
+    assert main(["explain", *arguments]) == 0, capsys.readouterr().err
+    return capsys.readouterr().out
+
+
+def figures(capsys: pytest.CaptureFixture[str], path: Path, *arguments: str) -> tuple[dict[str, Any], str]:
+    said = explain(capsys, *arguments, "--json", str(path))
+    return json.loads(path.read_text(encoding="utf-8")), said
+
+
+class Wrapped(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A function from rows to probabilities, as scikit-learn wants it."""
+
+    def __init__(self, work: Callable[[Any], Tensor] | None = None, classes: int = 2) -> None:
+        self.work, self.classes_ = work, np.arange(classes)
+
+    def fit(self, x: Any, y: Any) -> Wrapped:
+        return self
+
+    def predict_proba(self, x: Any) -> np.ndarray:
+        assert self.work is not None
+        return np.asarray(self.work(x).detach().double().softmax(dim=1))
+
+    def predict(self, x: Any) -> np.ndarray:
+        return np.asarray(self.predict_proba(x).argmax(axis=1))
+
+
+def compare(found: Mapping[str, Any], names: Sequence[str], theirs: Any) -> None:
+    """Check that figures are within the errors of the shuffles of both."""
+    ours = {column["name"]: column for column in found["columns"]}
+    assert set(ours) == set(names)
+    for key, name in (("log_loss_rise", "neg_log_loss"), ("accuracy_fall", "accuracy")):
+        each = theirs[name]
+        error = each.importances_std * np.sqrt(1 / found["shuffles"] + 1 / each.importances.shape[1])
+        difference = np.array([ours[column][key] for column in names]) - each.importances_mean
+        assert (np.abs(difference) <= 4 * error + 1e-6).all(), (key, difference, error)
+
+
+@pytest.mark.parametrize("heavy", [False, True])
+def test_a_shuffle_costs_what_scikit_learn_says(heavy: bool, numbers: str) -> None:
+    crossed = unpacked(numbers)
+    generator = torch.Generator().manual_seed(1)
+    weights = torch.randint(1, 5, (len(crossed.labels),), generator=generator).double()
+    crossed = crossed._replace(weights=weights if heavy else crossed.weights)
+    n = len(crossed.labels)
+    orders = torch.stack([torch.randperm(n, generator=generator) for _ in range(3)])
+    found = measure_columns(crossed, [1, 2, 1], orders)
+    y, w = crossed.labels.numpy(), crossed.weights.numpy()
+
+    def judge(x: Tensor) -> tuple[list[float], np.ndarray]:
+        """Return log-loss and error rate, and both of each row (n, 2)."""
+        p = predict_held(crossed._replace(features=x)).double().softmax(dim=1).numpy()
+        wrong = p.argmax(axis=1) != y
+        rates = [log_loss(y, p, sample_weight=w), 1 - accuracy_score(y, p.argmax(axis=1), sample_weight=w)]
+        return rates, np.stack([-np.log(p[np.arange(n), y]), wrong], axis=1)
+
+    rates, rows = judge(crossed.features)
+    for features, each in zip(([0], [1, 2], [3]), found, strict=True):
+        means, influence = np.zeros(2), np.zeros((n, 2))
+        for order in orders:
+            x = crossed.features.clone()
+            for at in features:
+                x[:, at] = crossed.features[order, at]
+            shuffled, cost = judge(x)
+            means += (np.array(shuffled) - rates) / len(orders)
+            cost = w[:, None] * (cost - rows) / (w.mean() * len(orders))
+            influence += cost
+            influence[order.numpy()] += cost  # whose cell it is
+        influence -= means * (1 + w / w.mean())[:, None]
+        half = 1.96 * np.sqrt((influence**2).mean(axis=0) / n)
+        assert [each.log_loss_rise, each.accuracy_fall] == pytest.approx(means.tolist(), abs=1e-6)
+        assert each.log_loss_interval == pytest.approx((means[0] - half[0], means[0] + half[0]), abs=1e-6)
+        assert each.accuracy_interval == pytest.approx((means[1] - half[1], means[1] + half[1]), abs=1e-6)
+
+
+def test_rows_held_out_tell_the_column_that_matters(
+    numbers: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, said = figures(capsys, tmp_path / "new" / "t.json", numbers)
+    crossed = unpacked(numbers)
+    wrapped = Wrapped(lambda x: predict_held(crossed._replace(features=torch.from_numpy(x))))
+    x, y = crossed.features.numpy(), crossed.labels.numpy()
+    theirs = permutation_importance(wrapped, x, y, scoring=["neg_log_loss", "accuracy"], n_repeats=12, random_state=0)
+    compare(found, ["x0", "x1", "x2", "x3"], theirs)
+    first, *rest = found["columns"]
+    assert (first["name"], first["number"]) == ("x1", 1)
+    assert first["log_loss_interval"][0] > 0 < first["accuracy_interval"][0]
+    for column in rest:
+        for interval in (column["log_loss_interval"], column["accuracy_interval"]):
+            assert interval[0] <= 0 <= interval[1]
+    assert [found[name] for name in ("table", "rows", "drawn_from", "seed", "shuffles")] == [None, 48, 48, 0, 10]
+    right = f"{100 * found['accuracy']:.2f} % right, log-loss {found['log_loss']:.3f}"
+    assert said.startswith(f"48 rows that fit held out, each judged by a fit without its fold: {right}\n")
+    low, high = first["log_loss_interval"]
+    line = f"| x1     | {first['log_loss_rise']:+.3f}            | [{low:+.3f}, {high:+.3f}] |"
+    assert said.splitlines()[5].startswith(line)
+
+
+def test_all_features_of_a_column_move_together(kinds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fresh = mixed(1)
+    found, said = figures(capsys, tmp_path / "t.json", kinds, write(tmp_path / "fresh.csv", fresh))
+    model = load_model(kinds)
+    encoding, names = model.encoding, ["colour", "note", "size"]
+    assert encoding is not None
+    assert model.columns == tuple(names)
+    assert max(encoding.sizes) > 1
+
+    def work(cells: np.ndarray) -> Tensor:
+        features: Tensor = model.network(torch.from_numpy(encoding.encode(list(cells.T))))
+        return features
+
+    x = np.array([fresh[name] for name in names], dtype=object).T
+    y = np.array([model.classes.index(kind) for kind in fresh["kind"]])
+    theirs = permutation_importance(
+        Wrapped(work, 3), x, y, scoring=["neg_log_loss", "accuracy"], n_repeats=12, random_state=0
+    )
+    compare(found, names, theirs)
+    assert found["columns"][0]["name"] == "note"
+    assert said.startswith(f"60 rows of fresh.csv: {100 * found['accuracy']:.2f} % right, log-loss ")
+
+
+def test_a_seed_gives_the_same_again_and_the_order_of_rows_is_noise(
+    numbers: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fresh = telling(1)
+    table = write(tmp_path / "a.csv", fresh)
+    turned = write(tmp_path / "b.csv", {name: cells[::-1] for name, cells in fresh.items()})
+    said = explain(capsys, numbers, table)
+    assert explain(capsys, numbers, table, "--seed", "0") == said
+    assert explain(capsys, numbers, table, "--seed", "1") != said
+    one, other = (figures(capsys, tmp_path / "t.json", numbers, path)[0]["columns"] for path in (table, turned))
+    by_name = {column["name"]: column for column in other}
+    for column in one:
+        low, high = column["log_loss_interval"]
+        assert low <= by_name[column["name"]]["log_loss_rise"] <= high
+
+
+def test_many_columns_without_names_and_rows_drawn(
+    bare: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importance, "PREDICTIONS", 40 * 12)
+    monkeypatch.setattr(importance, "LEAST_ROWS", 10)
+    x, y = blobs(0, classes=3, rows=5, dim=40)
+    np.savez(tmp_path / "t.npz", x=x.numpy(), y=y.numpy() + 5)
+    found, said = figures(capsys, tmp_path / "t.json", bare, str(tmp_path / "t.npz"))
+    assert [found[name] for name in ("rows", "drawn_from", "shuffles")] == [12, 15, 1]
+    assert said.startswith("12 rows of t.npz, drawn at random from 15: ")
+    assert said.endswith("30 of 40 columns shown, the largest first; --json writes all\n")
+    rises = [column["log_loss_rise"] for column in found["columns"]]
+    assert rises == sorted(rises, reverse=True)
+    assert {column["name"] for column in found["columns"]} == {f"column {number}" for number in range(40)}
+    shown = [line for line in said.splitlines() if line.startswith("| column ")][1:]
+    assert len(shown) == MOST_COLUMNS
+    assert shown[0].startswith(f"| {found['columns'][0]['name']} ")
+
+
+def test_rows_are_explained_as_by_hand(kinds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fresh = mixed(1)
+    table = write(tmp_path / "t.csv", {name: cells for name, cells in fresh.items() if name != "kind"})
+    found, said = figures(capsys, tmp_path / "t.json", kinds, table, "--rows", "7,0,7", "--seed", "3")
+    model, held = load_model(kinds), unpacked(kinds)
+    encoding = model.encoding
+    assert encoding is not None
+    assert [each["row"] for each in found["rows"]] == [7, 0]
+    drawn = torch.randperm(len(held.labels), generator=torch.Generator().manual_seed(3))[:50]
+    assert found["sample"] == len(drawn)
+    ends = np.cumsum([0, *encoding.sizes])
+    for told in found["rows"]:
+        cells = [np.array([fresh[name][told["row"]]], dtype=object) for name in ("colour", "note", "size")]
+        x = torch.from_numpy(encoding.encode(cells))
+        log_p = model.network(x).double().log_softmax(dim=1)[0]
+        label = int(log_p.argmax())
+        first, second = told["classes"]
+        assert first == {"name": model.classes[label], "probability": pytest.approx(float(log_p.max().exp()), rel=1e-4)}
+        assert second["probability"] == pytest.approx(float(log_p.sort().values[-2].exp()), rel=1e-4)
+        cosines = cosine_similarity(model.network.embed(x), model.network.embed(held.features))
+        assert [each["cosine"] for each in told["neighbours"]] == pytest.approx(
+            cosines.sort(descending=True).values[:3].tolist(), abs=1e-5
+        )
+        for each in told["neighbours"]:
+            assert each["cosine"] == pytest.approx(float(cosines[each["number"]]), abs=1e-5)
+            assert each["class"] == model.classes[int(held.labels[each["number"]])]
+        for column in told["columns"]:
+            at = column["number"]
+            other = x.repeat(len(drawn), 1)
+            other[:, ends[at] : ends[at + 1]] = held.features[drawn, ends[at] : ends[at + 1]]
+            mean = torch.stack([model.network(row[None]).double().log_softmax(dim=1)[0, label] for row in other])
+            weights = held.weights[drawn]
+            expected = float(log_p[label] - (weights * mean).sum() / weights.sum())
+            assert column["support"] == pytest.approx(expected, abs=1e-5)
+            assert column["cell"] == fresh[column["name"]][told["row"]]
+        supports = [abs(column["support"]) for column in told["columns"]]
+        assert supports == sorted(supports, reverse=True)
+        share = f"{100 * first['probability']:.2f} %"
+        assert f"row {told['row']}: {first['name']} {share}, then {second['name']} " in said
+        assert f"nearest rows that fit held out: {told['neighbours'][0]['number']} ({first['name']}, " in said
+    assert re.search(r"^  [+-][\d.e-]+ +note = ", said, re.MULTILINE)
+
+
+def test_the_column_that_tells_speaks_for_the_class(
+    numbers: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fresh = telling(1)
+    table = write(tmp_path / "t.csv", fresh)
+    found, _ = figures(capsys, tmp_path / "t.json", numbers, table, "--rows", "0,1,2,3,4,5,6,7")
+    clear = [told for told in found["rows"] if abs(fresh["x1"][told["row"]] - 1.25) > 1]
+    assert clear
+    for told in clear:
+        assert told["columns"][0]["name"] == "x1"
+        assert told["columns"][0]["support"] > 0
+
+
+def test_a_model_without_rows_says_so(bare: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(tmp_path / "t.npy", blobs(0, classes=3, rows=2, dim=40)[0].numpy())
+    found, said = figures(capsys, tmp_path / "t.json", bare, str(tmp_path / "t.npy"), "--rows", "1")
+    assert [found["rows"][0][name] for name in ("row", "neighbours", "columns")] == [1, None, None]
+    first, last = said.splitlines()
+    assert first.startswith("row 1: ")
+    assert last.startswith("the model holds no rows that fit held out")
+
+
+def test_errors(numbers: str, bare: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fresh = telling(1)
+    table = write(tmp_path / "t.csv", fresh)
+    unlabelled = write(tmp_path / "u.csv", {name: cells for name, cells in fresh.items() if name != "kind"})
+    lacking = write(tmp_path / "l.csv", {name: cells for name, cells in fresh.items() if name != "x2"})
+    strange = write(tmp_path / "s.csv", {**fresh, "kind": ["elk", *fresh["kind"][1:]]})
+    spelled = write(tmp_path / "w.csv", {**fresh, "kind": ["ANT", *fresh["kind"][1:]]})
+    far = write(tmp_path / "f.csv", {**fresh, "x0": [3e38, *fresh["x0"][1:]], "x1": [-3e38, *fresh["x1"][1:]]})
+    output = tmp_path / "t.json"
+    size = "`path` must hold numbers of the size that the model was fitted to; got "
+    for arguments, message in (
+        ([numbers, far], f"{size}a row, as it is or shuffled, whose embedding overflows. Mend or drop rows"),
+        ([numbers, far, "--rows", "0"], f"{size}3e+38 as the largest of a row. "),
+        ([numbers, table, "--rows", "3,48"], "`--rows` must name rows of the table; got 48 of 48 rows. Count from 0"),
+        ([numbers, table, "--rows", "1,x"], "`--rows` must be a whole number >= 0; got 'x'. "),
+        ([numbers, "--rows", "1"], "`arguments` must name a table for --rows, --label and --labels; got none. "),
+        ([numbers, unlabelled], f"`path` must have a column kind; got {unlabelled} with x0, x1, x2, x3. "),
+        ([numbers, lacking], f"`path` must have the model's columns; got {lacking} without x2. "),
+        ([numbers, lacking, "--rows", "0"], f"`path` must have the model's columns; got {lacking} without x2. "),
+        ([numbers, strange], "`path` must hold classes that the model knows; got 'elk'. "),
+        ([numbers, spelled], "`path` must spell known classes as the model does; got 'ANT' for 'ant'. "),
+        ([bare], "`model` must hold rows that fit held out, where no table is passed; got none. Pass a table with cl"),
+        ([numbers, table, "--json", table], "`--json` must end in .json; got "),
+        ([numbers, "--seed", "9" * 30], "`--seed` must be a whole number in [0, 9223372036854775807]; got "),
+    ):
+        more = [] if "--json" in arguments else ["--json", str(output)]
+        capsys.readouterr()
+        assert main(["explain", *arguments, *more]) == 2, arguments
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert said.err.startswith(f"protonet explain: {message}"), said.err
+        assert len(said.err.splitlines()) == 1
+    assert not output.exists()
