@@ -272,7 +272,7 @@ class CustomOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state: tensors come to the parameters' devices and keep at least float32, whatever those have."""
-        if any(not STATE <= entry.keys() for entry in state_dict["state"].values()):
+        if any(not entry.keys() >= STATE for entry in state_dict["state"].values()):
             got = "one of another optimizer, or of an older version"
             raise ValueError(f"CustomOptimizer: `state_dict` must be of this optimizer; got {got}. Start without it.")
         super().load_state_dict(state_dict)

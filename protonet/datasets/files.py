@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 import tokenize
+import warnings
 import zipfile
 import zlib
 from pathlib import Path
@@ -98,7 +99,8 @@ def read_arrays(function: str, path: Path, names: set[str]) -> dict[str, np.ndar
     found: list[str] | None = None
     arrays: dict[str, np.ndarray] = {}
     try:
-        with path.open("rb") as opened:
+        with path.open("rb") as opened, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of headers that Python 2 wrote
             file = np.load(opened, allow_pickle=False)
             if isinstance(file, np.lib.npyio.NpzFile):  # else a single array
                 found = file.files

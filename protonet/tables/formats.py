@@ -150,7 +150,9 @@ def to_labels(names: np.ndarray) -> np.ndarray:
 def map_array(prog: str, argument: str, path: Path) -> np.ndarray:
     """Return the array of an NPY file, which stays on disk."""
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a header that Python 2 wrote
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
         if not isinstance(array, np.ndarray):
             raise ValueError("an archive")
     except (FileNotFoundError, IsADirectoryError):

@@ -43,7 +43,8 @@ class Block(NamedTuple):
     def take(self, rows: np.ndarray) -> Block:
         """Return the rows of these numbers (m,)."""
         columns, beside = [each[rows] for each in self.columns], tuple(each[rows] for each in self.beside)
-        return Block(columns, self.labels[rows], beside, [self.rows[row] for row in rows.tolist()])
+        labels = self.labels[rows] if len(self.labels) else self.labels
+        return Block(columns, labels, beside, [self.rows[row] for row in rows.tolist()])
 
 
 class Table(NamedTuple):
