@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from time import process_time
 from timeit import repeat
@@ -24,6 +25,7 @@ from protonet.files.model import load_model
 
 #: Rows, features and classes of the small table, of the large CSV, and of the rows that are predicted in blocks.
 SMALL, LARGE, STREAMED = (520, 16, 4), (100_000, 100, 10), (1_000_000, 384, 20)
+MIXED = 20  #: Columns of the table of mixed columns.
 FITTED, MULTIPLIED = 400, 65_536  #: Rows of the model that predicts in blocks, and of the bare products.
 #: Runs a command and prints its seconds and the peak of its memory, in a process that has no other child.
 MEASURE = """
@@ -59,6 +61,39 @@ def write_csv(path: Path, x: np.ndarray, labels: np.ndarray) -> None:
         file.write(",".join([*(f"x{column}" for column in range(x.shape[1])), "label"]) + "\n")
         for row, label in zip(x.tolist(), labels.tolist(), strict=True):
             file.write(",".join([*map("{:.6g}".format, row), f"class {label}"]) + "\n")
+
+
+def sample_columns(rows: int, seed: int, *, mixed: bool) -> dict[str, np.ndarray]:
+    """Return columns of four overlapping classes, and ``label``: numbers, or also categories, dates, money and gaps."""
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(0, 4, rows)
+    columns: dict[str, np.ndarray] = {}
+    for number in range(MIXED):
+        z = generator.standard_normal(rows) + 0.7 * ((labels + number) % 4 == 0)
+        kind = number % 10 if mixed else 0
+        if kind in {1, 2}:
+            columns[f"gaps {number}"] = np.where(generator.random(rows) < 0.05, np.nan, z)
+        elif kind in {3, 4, 5}:
+            columns[f"category {number}"] = np.array([f"level {at}" for at in range(12)])[
+                (z * 2 + 6).clip(0, 11).astype(int)
+            ]
+        elif kind == 6:
+            columns[f"yes or no {number}"] = np.array(["no", "yes"])[(z > 0).astype(int)]
+        elif kind == 7:
+            columns[f"date {number}"] = np.datetime64("2020-01-01", "s") + (z * 1e7).astype(np.int64)
+        elif kind == 8:
+            columns[f"money {number}"] = np.array([f"${value:,.2f}" for value in 1000 * np.exp(z)])
+        else:
+            columns[f"number {number}"] = z
+    return columns | {"label": np.array(["ant", "bee", "cat", "dog"])[labels]}
+
+
+def write_parquet(path: Path, rows: int, seed: int = 0, *, mixed: bool) -> None:
+    """Write such columns."""
+    import pyarrow  # noqa: PLC0415 - optional
+    from pyarrow import parquet  # noqa: PLC0415 - optional
+
+    parquet.write_table(pyarrow.table(sample_columns(rows, seed, mixed=mixed)), path)
 
 
 def write_rows(path: Path, rows: int, dim: int) -> None:
@@ -104,6 +139,14 @@ def run_commands(folder: Path, rows: int, tell: Callable[[str], None]) -> dict[s
     model = folder / "large.safetensors"
     note("fit, 400 rows x 100", "fit", folder / "part.csv", "-o", model, "--effort", "fast")
     note(f"predict, CSV of {LARGE[0]:,} x {LARGE[1]}", "predict", model, folder / "large.csv", "-o", folder / "out.csv")
+    if find_spec("pyarrow") is not None:
+        for what in ("numbers", "mixed"):
+            write_parquet(folder / f"{what}.parquet", FITTED, mixed=what == "mixed")
+            model = folder / f"{what}.safetensors"
+            note(f"fit, {FITTED} rows x {MIXED} {what}", "fit", folder / f"{what}.parquet", "-o", model)
+        write_parquet(folder / "many.parquet", rows, 1, mixed=True)
+        name = f"predict, Parquet of {rows:,} x {MIXED} mixed"
+        note(name, "predict", folder / "mixed.safetensors", folder / "many.parquet", "-o", folder / "out.csv")
     x, labels = sample_table(FITTED, *STREAMED[1:])
     np.savez(folder / "fit.npz", x=x, y=labels)
     write_rows(folder / "rows.npy", rows, STREAMED[1])

@@ -9,7 +9,17 @@ import numpy as np
 import pytest
 
 from analysis.commands.kills import count_wholes, run_for
-from analysis.commands.speed import measure, sample_table, tabulate, write_csv, write_rows
+from analysis.commands.speed import (
+    MIXED,
+    measure,
+    sample_columns,
+    sample_table,
+    tabulate,
+    write_csv,
+    write_parquet,
+    write_rows,
+)
+from protonet.tables.features import choose_features
 from protonet.tables.table import Wanted, read_table
 
 
@@ -21,6 +31,19 @@ def test_tables_are_read_back(tmp_path: Path) -> None:
     assert block.labels.tolist() == [f"class {label}" for label in labels]
     write_rows(tmp_path / "a.npy", 10, 3)
     assert np.load(tmp_path / "a.npy").shape == (10, 3)
+
+
+def test_mixed_columns_are_taken_for_what_they_are(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    write_parquet(tmp_path / "a.parquet", 80, mixed=True)
+    table, block = read_table("cmd", tmp_path / "a.parquet", Wanted("label"))
+    features = choose_features("cmd", table, block, {}, named=False)
+    assert features.encoding is not None
+    kinds = dict.fromkeys(column.kind for column in features.encoding.columns)
+    assert (len(features.encoding.columns), list(kinds)) == (MIXED, ["number", "category", "date"])
+    numbers = sample_columns(80, 0, mixed=False)
+    assert len(numbers) == MIXED + 1
+    assert {values.dtype.kind for name, values in numbers.items() if name != "label"} == {"f"}
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no module resource")
