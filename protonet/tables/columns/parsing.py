@@ -20,6 +20,8 @@ import numpy as np
 GAPS = frozenset({"", "?", "-", "--", ".", "na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "none", "missing"})
 #: The share of the cells of a column that have to fit its form; the others count as gaps.
 ENOUGH = 0.9
+#: Cells that are looked at before all are.
+SOME = 100
 SECONDS_PER_DAY = 86_400.0
 
 _EXPONENT = r"(?:[eE][-+]?\d+)?"
@@ -130,8 +132,11 @@ def find_number_form(cells: Iterable[str], *, codes: bool = False) -> str:
     if not codes and any(map(_CODE.fullmatch, zeros)) and len(set(map(len, cells))) == 1:
         return ""
 
-    def fits(read: Callable[[str], float]) -> bool:
-        return sum(not math.isnan(read(cell)) for cell in cells) >= ENOUGH * len(cells)
+    def share(read: Callable[[str], float], among: list[str]) -> float:
+        return sum(not math.isnan(read(cell)) for cell in among) / len(among)
+
+    def fits(read: Callable[[str], float]) -> bool:  # a few tell that a column of long texts is none
+        return share(read, cells[:SOME]) >= ENOUGH / 2 and share(read, cells) >= ENOUGH
 
     if np.isfinite(parse_numbers(np.array(cells, object), "plain")).all() or fits(read_plain):
         return "plain"
@@ -193,7 +198,7 @@ def parse_dates(values: np.ndarray, form: str) -> np.ndarray:
 def find_date_form(cells: Iterable[str]) -> str:
     """Return the form of dates that most of some distinct cells have; "" if there is none."""
     cells = list(cells)
-    few = [cell for cell in cells if any(map(str.isdigit, cell))][:20]
+    few = [cell for cell in cells if any(map(str.isdigit, cell))][:SOME]
     for form in DATE_FORMS:
         likely = any(not math.isnan(read_date(cell, form)) for cell in few)
         if likely and sum(not math.isnan(read_date(cell, form)) for cell in cells) >= ENOUGH * len(cells):
