@@ -252,7 +252,9 @@ def test_columns_are_what_the_caller_says() -> None:
     assert model.columns_["rings"].startswith("category: ")
     assert model.columns_["zone"] == "number"
     assert clone(model).get_params()["column_kinds"] == model.column_kinds
-    numbers = make(column_kinds={"a": "category"}).fit(pd.DataFrame({"a": np.arange(N) % 3, "b": range(N)}), Y)
+    numbers = make(column_kinds={"a": "category"}).fit(
+        pd.DataFrame({"a": np.arange(N) % 3, "b": [row % 7 for row in range(N)]}), Y
+    )
     assert numbers.columns_ == {"a": "category: 0, 1, 2", "b": "number"}
 
 
@@ -395,3 +397,23 @@ def test_classes_that_files_cannot_hold_are_refused(labels: Any, tmp_path: Path)
     assert not list(tmp_path.iterdir())
     with pytest.raises(ValueError, match="load_model: `path` must be a model file"):
         ProtoNetClassifier.load(tmp_path / "none.safetensors")
+
+
+def test_row_numbers_are_left_out_of_mixed_frames() -> None:
+    frame = FRAME.assign(id=np.arange(1001, 1001 + N))
+    assert make().fit(frame, Y).columns_["id"].startswith("left out: whole numbers that all differ")
+    assert make(column_kinds={"id": "number"}).fit(frame, Y).columns_["id"] == "number"
+
+
+def test_lists_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match="`X` must have columns of numbers, dates and text; got lists or the like in a"
+    ):
+        make().fit(pd.DataFrame({"a": [[row] for row in range(N)]}), Y)
+
+
+def test_a_category_is_read_row_by_row_as_in_a_batch() -> None:
+    frame = pd.DataFrame({"a": np.resize([1.0, 1.5, 2.0], N), "b": np.random.default_rng(0).standard_normal(N)})
+    model = make(column_kinds={"a": "category"}).fit(frame, Y)
+    alone = np.concatenate([model.predict_proba(frame[row : row + 1]) for row in range(6)])
+    np.testing.assert_allclose(alone, model.predict_proba(frame[:6]), rtol=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +23,8 @@ from protonet.tables.table import Wanted, list_names, read_table
 
 #: More classes than this with one row each are hardly classes.
 MOST_SINGLE = 20
+#: Classes of this form are numbers, also where a file holds text.
+_WHOLE = re.compile(r"0|-?[1-9]\d{0,17}")
 
 
 class Data(NamedTuple):
@@ -110,7 +113,10 @@ def check_classes(
         InputError: There is one class alone, or what looks like something else to be predicted than classes.
     """
     remedy = "Name a column of classes with --label; to predict a number is another task."
-    names, numbers = np.unique(labels if labels.dtype.kind in "iu" else labels.astype(str), return_inverse=True)
+    labels = labels if labels.dtype.kind in "iu" else labels.astype(str)
+    if labels.dtype.kind == "U" and all(map(_WHOLE.fullmatch, np.unique(labels).tolist())):
+        labels = labels.astype(np.int64)  # 2 comes before 10
+    names, numbers = np.unique(labels, return_inverse=True)
     classes = tuple(names.tolist() if names.dtype.kind in "iu" else map(str, names.tolist()))
     if len(classes) < 2:
         got = f"{list_names(list(map(str, classes))) if classes else 'no row'} alone in {show(label)}"

@@ -13,7 +13,7 @@ from protonet.tables.columns.date import Date
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.kind import Column
 from protonet.tables.columns.number import MOST, Number
-from protonet.tables.columns.parsing import parse_numbers, write_cells
+from protonet.tables.columns.parsing import parse_dates, parse_numbers, write_cells
 from protonet.tables.columns.recognise import Verdict, fit_named, recognise
 from protonet.tables.leaks import find_row_number, find_suspicion
 from protonet.tables.table import Block, Table
@@ -53,7 +53,7 @@ def choose_features(prog: str, table: Table, block: Block, kinds: Mapping[str, s
         x = encode_block(prog, table, block, encoding)
         return Features(x, encoding if gaps else None, None, (), tuple(notes))
     columns = dict(zip(table.columns, block.columns, strict=True))
-    verdicts = take_columns(prog, columns, kinds, row_numbers=named)
+    verdicts = take_columns(prog, columns, kinds, keep="" if named else "--columns keeps it")
     used = {name: verdict.column for name, verdict in verdicts.items() if verdict.column is not None}
     reasons: dict[str, list[str]] = {}
     for name, verdict in verdicts.items():
@@ -81,12 +81,7 @@ def read_once(column: Column, cells: np.ndarray) -> np.ndarray:
 
 
 def take_columns(
-    prog: str,
-    columns: Mapping[str, np.ndarray],
-    kinds: Mapping[str, str],
-    *,
-    row_numbers: bool,
-    argument: str = "--column",
+    prog: str, columns: Mapping[str, np.ndarray], kinds: Mapping[str, str], *, keep: str, argument: str = "--column"
 ) -> dict[str, Verdict]:
     """Take each column for something.
 
@@ -94,7 +89,7 @@ def take_columns(
         prog: In whose name errors are raised.
         columns: By name, the cells (n,).
         kinds: As in `choose_features`.
-        row_numbers: Whether columns that may be the rows' numbers are used.
+        keep: What a person is told to do to use a column that may be the rows' numbers; "" where it is used.
         argument: What gave the kinds.
 
     Raises:
@@ -109,10 +104,15 @@ def take_columns(
             verdicts[name] = Verdict(fit_named(prog, name, kinds[name], cells, argument), "")
             continue
         verdict = recognise(cells)
-        if isinstance(verdict.column, Number) and not row_numbers and not verdict.column.missing:
+        if isinstance(verdict.column, Number) and keep and not verdict.column.missing:
             reason = find_row_number(verdict.column.fill(cells).astype(np.float64))
-            verdict = Verdict(None, f"{reason} (--columns keeps it)") if reason else verdict
+            verdict = Verdict(None, f"{reason} ({keep})") if reason else verdict
         verdicts[name] = verdict
+    numbers = {name: each.column for name, each in verdicts.items() if isinstance(each.column, Number)}
+    if any(column.form == "comma" for column in numbers.values()):  # then "1.200" is not 1.2 either
+        for name, column in numbers.items():
+            if column.form in {"plain", "point"} and columns[name].dtype.kind == "O" and name not in kinds:
+                verdicts[name] = recognise(columns[name], comma=True)
     keep_constants(verdicts, columns)
     return verdicts
 
@@ -134,6 +134,8 @@ def suspect(table: Table, block: Block, encoding: Encoding) -> list[str]:
             values = column.fill(cells).astype(np.float64)
         elif isinstance(column, Category):
             values = np.unique(write_cells(cells).astype(str), return_inverse=True)[1].astype(np.float64)
+        elif isinstance(column, Date):
+            values = np.nan_to_num(parse_dates(cells, column.form), nan=column.median)
         else:
             continue
         if reason := find_suspicion(values, block.labels):
@@ -170,7 +172,7 @@ def check_kinds(prog: str, table: Table, block: Block, encoding: Encoding | None
         if strange.mean() > MOST_STRANGE:
             got = f"{first}, which held {column.tell()}"
             fail(prog, argument, "have columns of the kind that they were of in fit", got, "Mend it, or fit again.")
-        notes.append(f"not a {column.kind}, taken for a gap: {first}, and {strange.sum() - 1} more cells")
+        notes.append(f"not a {column.kind}, taken for a gap: {first}, and {strange.sum() - 1} more of {len(cells)}")
     return notes
 
 

@@ -114,7 +114,11 @@ def _from_pandas(prog: str, name: str, column: Any) -> np.ndarray:
         if kind == "f" or gaps.any():
             return np.asarray(column.to_numpy(np.float64, na_value=np.nan))
         return np.asarray(column.to_numpy(np.int64 if kind == "i" else np.uint64))
-    values = zip(column.astype(object).to_numpy().tolist(), gaps.tolist(), strict=True)
+    cells = column.astype(object).to_numpy()
+    if any(isinstance(cell, (list, tuple, dict, set, np.ndarray)) for cell in cells):
+        must = "have columns of numbers, dates and text"
+        fail(prog, "X", must, f"lists or the like in {show(name)}", "Leave that column out.")
+    values = zip(cells.tolist(), gaps.tolist(), strict=True)
     return to_text(("" if gap else str(value).strip() for value, gap in values), len(gaps))
 
 
@@ -132,8 +136,8 @@ def _from_arrow(prog: str, name: str, column: Any) -> np.ndarray:
 def take_frame(prog: str, frame: Frame, kinds: Mapping[str, str] | None) -> Taken:
     """Take each column of a frame for something, as `protonet.tables.features.choose_features` does.
 
-    All columns are used as they are where they are numbers without gaps, and in arrays; but for row numbers, which the
-    caller could have left out, the others are taken for what the columns of files are.
+    All columns are used as they are where they are numbers without gaps, and in arrays; others are taken for what the
+    columns of files are, and left out where they number the rows.
 
     Args:
         prog: In whose name errors are raised.
@@ -154,7 +158,9 @@ def take_frame(prog: str, frame: Frame, kinds: Mapping[str, str] | None) -> Take
             twice = next(name for name in frame.names if frame.names.count(name) > 1)
             fail(prog, "X", "name each column once", f"{show(twice)} twice", "Rename or drop one.")
         kinds = {name: "category" for name in frame.categorical if _repeats(columns[name])} | kinds
-        verdicts = list(take_columns(prog, columns, kinds, row_numbers=True, argument="column_kinds").values())
+        verdicts = list(
+            take_columns(prog, columns, kinds, keep="column_kinds keeps it", argument="column_kinds").values()
+        )
     found = [f"left out: {reason}" if column is None else column.tell() for column, reason in verdicts]
     told = {} if frame.native is None else dict(zip(frame.names, found, strict=True))
     places = [place for place, verdict in enumerate(verdicts) if verdict.column is not None]

@@ -71,6 +71,23 @@ def test_a_row_number_is_left_out_by_name(name: str, tmp_path: Path, capsys: pyt
     assert f"look at: {name} " in said
 
 
+def test_a_date_that_tells_the_class_by_the_order_of_the_rows_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    days = [str(np.datetime64("2024-01-01T08:00") + np.timedelta64(7 * row, "h")) for row in range(40)]
+    table = write(tmp_path / "t.csv", {"when": days, **noise(), "kind": SORTED})
+    assert main(["fit", table, *FAST]) == 0
+    assert "look at: when tells the class, as the order of the rows does" in capsys.readouterr().out
+
+
+def test_classes_that_are_whole_numbers_are_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = write(tmp_path / "t.csv", {**noise(), "kind": [(2, 10, 1, 9)[row % 4] for row in range(40)]})
+    model = str(tmp_path / "m.safetensors")
+    assert main(["fit", table, *FAST, "-o", model]) == 0
+    assert load_model(model).classes == (1, 2, 9, 10)
+    capsys.readouterr()
+
+
 def test_drop_columns_and_id(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = [f"row {number}" for number in range(40)]
     columns = {"name": names, "note": ["text"] * 40, **noise(), "kind": SORTED}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -24,6 +25,9 @@ class CategoryRules:
 
 
 CATEGORIES = CategoryRules()
+#: How an ONNX graph, which cannot fold case, expects a level or a gap to be spelled.
+SPELLINGS = (str, str.lower, str.upper, str.capitalize, str.title, lambda text: text.replace("nan", "NaN"))
+_WHOLE = re.compile(r"(?<=\d)\.0+$")
 
 
 @dataclass(frozen=True)
@@ -81,9 +85,12 @@ class Category:
         return numbers
 
     def _find_places(self, cells: np.ndarray) -> np.ndarray:
-        """Return the places (n,) of cells among the levels, -1 for others."""
-        places = {level: place for place, level in enumerate(self.levels)}
-        return np.fromiter((places.get(cell, -1) for cell in write_cells(cells)), np.int64, len(cells))
+        """Return the places (n,) of cells among the levels, in another spelling if need be, -1 for others."""
+        places = {_fold(level): place for place, level in reversed(list(enumerate(self.levels)))}
+        exact = {level: place for place, level in enumerate(self.levels)}
+        texts = write_cells(cells)
+        found = {cell: exact.get(cell, places.get(_fold(cell), -1)) for cell in set(texts)}
+        return np.fromiter((found[cell] for cell in texts), np.int64, len(cells))
 
     def find_strange(self, cells: np.ndarray) -> np.ndarray:
         """Return False: any cell may be a category, if one that is seen for the first time."""
@@ -115,10 +122,15 @@ class Category:
     def add_to_graph(self, graph: Graph, cells: str) -> str:
         """Add the column: of text, gaps being "" or what else `protonet.tables.columns.parsing.GAPS` lists."""
         table = self._table()
-        keys, places = list(self.levels), list(range(len(self.levels)))
-        if "" in self.levels:
-            spelled = {write(gap) for gap in GAPS - {""} for write in (str, str.upper, str.capitalize)}
-            keys += sorted(spelled)
-            places += [self.levels.index("")] * len(spelled)
+        known = {level: level for level in self.levels if level}
+        gaps = dict.fromkeys(GAPS, "") if "" in self.levels else {}
+        spelled = {write(text): level for text, level in (gaps | known).items() for write in SPELLINGS} | known
+        keys = list(spelled)
+        places = [self.levels.index(spelled[key]) for key in keys]
         place = graph.look_up(cells, keys, places, len(table) - 1)
         return graph.add("Gather", table, graph.add("Squeeze", place, np.array([1])), axis=0)
+
+
+def _fold(level: str) -> str:
+    """Return what spellings of a level have in common: letters of any case, and whole numbers with and without .0."""
+    return _WHOLE.sub("", level.casefold())

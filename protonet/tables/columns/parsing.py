@@ -12,6 +12,7 @@ import unicodedata
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -36,8 +37,8 @@ _INTERVAL = re.compile(
     r"\s*(?P<open>\+|and over|and more|and above|or more|or over)?",
     re.IGNORECASE,
 )
-_ISO = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,6})?)?(?:Z|[+-]\d{2}:?\d{2})?)?")
-_ZONE = re.compile(r"(?:Z|[+-]\d{2}:?\d{2})$")
+_ISO = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,9})?)?(?:Z|[+-]\d{2}(?::?\d{2})?)?)?")
+_ZONE = re.compile(r"(?:Z|[+-]\d{2}(?::?\d{2})?)$")
 _DAYS = (
     *("%Y/%m/%d", "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%m/%d/%y", "%d/%m/%y", "%d.%m.%y"),
     *("%d %b %Y", "%d %B %Y", "%b %d %Y", "%b %d, %Y", "%B %d, %Y", "%d-%b-%Y", "%d-%b-%y", "%b %Y", "%B %Y"),
@@ -56,14 +57,16 @@ def find_gaps(values: np.ndarray) -> np.ndarray:
 
 
 def write_cells(values: np.ndarray) -> np.ndarray:
-    """Return values (n,) of any kind of column as text, gaps as "", whole numbers without a fraction: (n,) object."""
+    """Return values (n,) of any kind of column as text, gaps as "", whole numbers without a fraction: (n,) object.
+
+    A cell is written in one way, whatever is beside it.
+    """
     gaps = find_gaps(values)
-    if values.dtype.kind == "O":
-        texts = values.copy()
-    else:
-        filled = np.where(gaps, values.dtype.type(0), values) if values.dtype.kind == "f" else values
-        whole = values.dtype.kind == "f" and bool((filled == np.rint(filled)).all() and (np.abs(filled) < 2**53).all())
-        texts = (filled.astype(np.int64) if whole else filled).astype(str).astype(object)
+    texts = values.astype(object) if values.dtype.kind == "O" else values.astype(str).astype(object)
+    if values.dtype.kind == "f":
+        whole = np.abs(values) < 2**53
+        whole[whole] = values[whole] == np.rint(values[whole])
+        texts[whole] = values[whole].astype(np.int64).astype(str)
     texts[gaps] = ""
     return texts
 
@@ -96,6 +99,8 @@ def read_written(cell: str, form: str) -> float:
         form: "point" for 2,688.64, "comma" for 2.688,64.
     """
     bare = _UNIT.sub("", cell)
+    if bare[:1] + bare[-1:] == "()":  # as accountants write what is below 0
+        bare = f"-{bare[1:-1]}"
     bare = "".join(
         "-" if sign == "−" else sign
         for sign in bare
@@ -122,29 +127,32 @@ def parse_numbers(values: np.ndarray, form: str) -> np.ndarray:
     return np.fromiter(map(read_plain, values), np.float64, len(values))
 
 
-def find_number_form(cells: Iterable[str], *, codes: bool = False) -> str:
-    """Return the form of numbers that most of some distinct cells have; "" if there is none.
+def find_number_form(cells: Iterable[str], *, codes: bool = False, comma: bool = False) -> str:
+    """Return the form of numbers that most of some distinct cells have; "" if few have any.
 
-    Cells of one length with zeros before them are codes, such as those of post.
+    Args:
+        cells: Without gaps.
+        codes: Take cells of one length with zeros before them, such as post codes, for numbers, too.
+        comma: Of forms that fit as many cells, the one with a decimal comma is meant; otherwise the plainest.
     """
     cells = list(cells)
     zeros = [cell for cell in cells if cell[0] == "0"]  # most columns have none: patterns are slow
     if not codes and any(map(_CODE.fullmatch, zeros)) and len(set(map(len, cells))) == 1:
         return ""
+    if not comma and np.isfinite(parse_numbers(np.array(cells, object), "plain")).all():
+        return "plain"
 
     def share(read: Callable[[str], float], among: list[str]) -> float:
         return sum(not math.isnan(read(cell)) for cell in among) / len(among)
 
-    def fits(read: Callable[[str], float]) -> bool:  # a few tell that a column of long texts is none
-        return share(read, cells[:SOME]) >= ENOUGH / 2 and share(read, cells) >= ENOUGH
-
-    if np.isfinite(parse_numbers(np.array(cells, object), "plain")).all() or fits(read_plain):
-        return "plain"
+    readers: dict[str, Callable[[str], float]] = {"plain": read_plain}
     if len({match.group(1) for cell in cells if (match := _UNIT.search(cell))}) <= 1:
-        for form in ("point", "comma"):
-            if fits(lambda cell, form=form: read_written(cell, form)):  # type: ignore[misc]
-                return form
-    return ""
+        readers |= {form: partial(read_written, form=form) for form in ("point", "comma")}
+    order = reversed(readers) if comma else readers
+    # A few tell that a column of long texts is none.
+    shares = {form: share(readers[form], cells) for form in order if share(readers[form], cells[:SOME]) >= ENOUGH / 2}
+    best = max(shares, key=lambda form: shares[form], default="")
+    return best if shares.get(best, 0.0) >= ENOUGH else ""
 
 
 def read_interval(cell: str) -> float:
@@ -175,8 +183,8 @@ def read_date(cell: str, form: str) -> float:
             if not _ISO.fullmatch(cell):
                 return math.nan
             bare, zone = (cell, "") if len(cell) < 17 else (_ZONE.sub("", cell), "".join(_ZONE.findall(cell)))
-            days = float(np.datetime64(bare, "us").astype(np.int64)) / (1e6 * SECONDS_PER_DAY)
-            minutes = 0 if zone in {"", "Z"} else int(zone[1:3]) * 60 + int(zone[-2:])
+            days = float(np.datetime64(bare[:26], "us").astype(np.int64)) / (1e6 * SECONDS_PER_DAY)
+            minutes = 0 if zone in {"", "Z"} else int(zone[1:3]) * 60 + int(zone[3:].strip(":") or 0)
             return days - (-minutes if zone[:1] == "-" else minutes) / 1440
         moment = datetime.strptime(cell, form)
     except (ValueError, OverflowError):
@@ -196,11 +204,15 @@ def parse_dates(values: np.ndarray, form: str) -> np.ndarray:
 
 
 def find_date_form(cells: Iterable[str]) -> str:
-    """Return the form of dates that most of some distinct cells have; "" if there is none."""
+    """Return the form of dates that most of some distinct cells have, of equal ones the first; "" if few have any."""
     cells = list(cells)
     few = [cell for cell in cells if any(map(str.isdigit, cell))][:SOME]
+    best, most = "", ENOUGH * len(cells)
     for form in DATE_FORMS:
-        likely = any(not math.isnan(read_date(cell, form)) for cell in few)
-        if likely and sum(not math.isnan(read_date(cell, form)) for cell in cells) >= ENOUGH * len(cells):
-            return form
-    return ""
+        if any(not math.isnan(read_date(cell, form)) for cell in few):
+            fitting = sum(not math.isnan(read_date(cell, form)) for cell in cells)
+            if fitting > most or (fitting == most and not best):
+                best, most = form, fitting
+            if fitting == len(cells):
+                break
+    return best

@@ -37,11 +37,12 @@ class Verdict(NamedTuple):
     reason: str  #: ... for this reason.
 
 
-def recognise(cells: np.ndarray) -> Verdict:
+def recognise(cells: np.ndarray, *, comma: bool = False) -> Verdict:
     """Take a column for what it most likely is, and fit it.
 
     Args:
         cells: (n,) text without spaces around it, as an array of objects; numbers; or datetime64.
+        comma: Whether numbers that may have a decimal comma have one.
 
     Returns:
         The column; or why it is left out: it is empty, constant, an identifier, or text without a common word.
@@ -56,7 +57,7 @@ def recognise(cells: np.ndarray) -> Verdict:
         return Verdict(Date.fit(cells), "")
     if cells.dtype.kind != "O":
         return Verdict(Number.fit(cells), "")
-    if form := find_number_form(distinct):
+    if form := find_number_form(distinct, comma=comma):
         return Verdict(Number.fit(cells, form), "")
     if are_intervals(distinct):
         return Verdict(Number.fit(cells, "interval"), "")

@@ -150,6 +150,13 @@ class TestCategory:
         assert np.array_equal(rare, new)
         np.testing.assert_allclose(column.encode(cells).mean(axis=0), 0, atol=1e-6)  # rare ones among them
 
+    def test_another_spelling_is_the_same_level(self) -> None:
+        column = Category.fit(objects(*["Male", "female", "1"] * 4))
+        expected = column.encode(objects("Male", "female", "1"))
+        assert np.array_equal(column.encode(objects("MALE", "Female", "1.0")), expected)
+        both = Category.fit(objects(*["cat", "CAT", "Cat"] * 4))
+        assert len({*map(tuple, both.encode(objects("cat", "CAT", "Cat")).tolist())}) == 3
+
     def test_there_are_no_more_than_the_rules_allow(self) -> None:
         cells = objects(*(f"c{n:04}" for n in range(CATEGORIES.most + 50)), *(f"c{n:04}" for n in range(60)))
         cells = np.concatenate([cells] * CATEGORIES.least)

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from protonet._checks import InputError
+from protonet.tables.columns.number import Number
 from protonet.tables.columns.recognise import NAMES, RULES, fit_named, recognise
+from protonet.tables.features import take_columns
 
 RNG = np.random.default_rng(0)
 N = 60
@@ -182,3 +184,28 @@ class TestNamed:
         message = rf"^cmd: `--column` must name a column that holds a {kind}; got price with cells such as {shown}\."
         with pytest.raises(InputError, match=message):
             fit_named("cmd", "price", kind, cells)
+
+
+def test_the_form_that_fits_most_cells_is_meant() -> None:
+    german = np.array(["1,234", "1,76", "12,5", *(f"{number},125" for number in range(20))], object)
+    found = recognise(german).column
+    assert isinstance(found, Number)
+    assert found.form == "comma"
+    assert found.fill(german[:2]).tolist() == [1.234, 1.76]
+    days = np.array([*(f"{day:02}/03/2024" for day in range(1, 13)), "13/03/2024"], object)
+    assert recognise(days).column.tell().startswith("date as %d/%m/%Y")  # type: ignore[union-attr]
+
+
+def test_a_decimal_comma_speaks_for_its_table() -> None:
+    columns = {
+        "dotted": np.array(["1.200", "950", "12.300"], object),
+        "comma": np.array(["1,5", "2,25", "3,75"], object),
+    }
+    verdicts = take_columns("fit", columns, {}, keep="")
+    for name, first in (("dotted", 1200.0), ("comma", 1.5)):
+        column = verdicts[name].column
+        assert isinstance(column, Number)
+        assert column.fill(columns[name])[0] == first
+    alone = take_columns("fit", {"dotted": columns["dotted"]}, {}, keep="")["dotted"].column
+    assert isinstance(alone, Number)
+    assert alone.fill(columns["dotted"])[0] == 1.2
