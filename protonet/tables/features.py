@@ -145,7 +145,7 @@ def suspect(table: Table, block: Block, encoding: Encoding) -> list[str]:
 
 
 def check_kinds(prog: str, table: Table, block: Block, encoding: Encoding | None, argument: str = "path") -> list[str]:
-    """Look for cells of numbers or dates that hold something else, and count as gaps.
+    """Look for cells of numbers or dates that hold something else, and count as gaps, and for unknown categories.
 
     Args:
         prog: The command's name, for messages.
@@ -162,17 +162,21 @@ def check_kinds(prog: str, table: Table, block: Block, encoding: Encoding | None
     """
     notes = []
     for number, (column, cells) in enumerate(zip(encoding.columns if encoding else (), block.columns, strict=False)):
-        if not isinstance(column, (Number, Date)) or (column.kind == "number" and cells.dtype.kind in "iuf"):
+        if isinstance(column, Number) and cells.dtype.kind in "iuf":
             continue
         strange = column.find_strange(cells)
         if not strange.any():
             continue
         row, name = int(np.argmax(strange)), table.name_column(number)
         first = f"{str(cells[row])[:50]!r} in {name}, {table.place.format(block.rows[row])}"
+        rest = f"{first}, and {strange.sum() - 1} more of {len(cells)}"
+        if isinstance(column, Category):
+            notes.append(f"a category that fit never saw: {rest}")
+            continue
         if strange.mean() > MOST_STRANGE:
             got = f"{first}, which held {column.tell()}"
             fail(prog, argument, "have columns of the kind that they were of in fit", got, "Mend it, or fit again.")
-        notes.append(f"not a {column.kind}, taken for a gap: {first}, and {strange.sum() - 1} more of {len(cells)}")
+        notes.append(f"not a {column.kind}, taken for a gap: {rest}")
     return notes
 
 

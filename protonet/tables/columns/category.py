@@ -93,8 +93,9 @@ class Category:
         return np.fromiter((found[cell] for cell in texts), np.int64, len(cells))
 
     def find_strange(self, cells: np.ndarray) -> np.ndarray:
-        """Return False: any cell may be a category, if one that is seen for the first time."""
-        return np.zeros(len(cells), bool)
+        """Return which cells (n,) fit never saw: none is known to be so where some levels have no number."""
+        all_known = sum(self.counts) == self.rows
+        return np.asarray((self._find_places(cells) < 0) & (write_cells(cells) != "") & all_known)
 
     def tell(self) -> str:
         """Return the kind and its levels."""

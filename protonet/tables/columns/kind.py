@@ -28,7 +28,7 @@ class Column(Protocol):
         """Return (n, parts) float32, of a total variance of about 1 over the rows of fit. Gaps are no error."""
 
     def find_strange(self, cells: np.ndarray) -> np.ndarray:
-        """Return which cells (n,) are neither gaps nor of this kind: they count as gaps."""
+        """Return which cells (n,) are no gaps, and nothing that fit has seen: another kind, an unknown category."""
 
     def tell(self) -> str:
         """Return what people read of it."""

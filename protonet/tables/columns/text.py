@@ -57,7 +57,8 @@ class Text:
     @classmethod
     def fit(cls, cells: np.ndarray) -> Text:
         """Fit to cells (n,); there may be no parts, where no two rows share a part of a word."""
-        cells = write_cells(cells[:: -(-len(cells) // TEXTS.rows)])
+        cells = np.sort(write_cells(cells))  # their order leaves no trace, also where directions are as wide as others
+        cells = cells[:: -(-len(cells) // TEXTS.rows)]
         rows_with = Counter(gram for cell in cells for gram in count_grams(cell))
         shared = [(-rows, gram) for gram, rows in rows_with.items() if TEXTS.least <= rows < len(cells)]
         grams = tuple(sorted(gram for _, gram in sorted(shared)[: TEXTS.most]))
