@@ -73,7 +73,12 @@ def read_data(prog: str, options: argparse.Namespace) -> Data:
             fail(prog, "arguments", "use the classes' column for nothing else", repr(name), "Name another one.")
     only = None if options.columns is None else tuple(options.columns)
     wanted = Wanted(
-        label, columns=only, beside=beside, ignored=tuple(options.drop), drop_unlabelled=options.drop_unlabelled
+        label,
+        columns=only,
+        beside=beside,
+        ignored=tuple(options.drop),
+        drop_unlabelled=options.drop_unlabelled,
+        typed=True,
     )
     table, block = read_table(prog, Path(options.table), wanted, options.labels and Path(options.labels))
     classes, labels = check_classes(prog, block.labels, label, one_shot=options.one_shot)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -30,6 +31,7 @@ class Wanted(NamedTuple):
     beside: tuple[str, ...] = ()  #: Columns that are read as text beside: a row's group, its name.
     ignored: tuple[str, ...] = ()  #: Columns that are no features, where the table has them.
     drop_unlabelled: bool = False  #: Are rows without a class left out? If not, they are an error.
+    typed: bool = False  #: Did a person name ``columns`` and ``ignored``? If not, they are a model's.
 
 
 class Block(NamedTuple):
@@ -87,8 +89,9 @@ def open_table(prog: str, path: Path, wanted: Wanted, labels: Path | None = None
         fail(prog, "--labels", "name the file of the classes", f"none beside {path}", "Save them with numpy.save.")
     source = open_source(prog, path, labels, labelled=wanted.labelled)
     if source.header is None:
-        if wanted.beside:
-            got = f"{path}, which names none, and {list_names(wanted.beside)}"
+        asked = (*wanted.beside, *((wanted.columns or ()) + wanted.ignored if wanted.typed else ()))
+        if asked:
+            got = f"{path}, which names none, and {list_names(asked)}"
             fail(prog, "path", "name its columns to choose among them", got, "Save it as CSV or Parquet.")
         _check_width(prog, path, source.width, wanted)
         names: list[str] | None = None
@@ -143,6 +146,9 @@ def _choose_columns(prog: str, path: Path, source: Source, wanted: Wanted) -> tu
             fail(prog, "path", f"have a column {name}", f"{path} with {list_names(header)}", "Name one that it has.")
     others = {"", wanted.label, *wanted.beside, *wanted.ignored}
     features = [name for name in header if name not in others]
+    if wanted.typed:
+        _check_typed(prog, "--columns", wanted.columns or (), path, features)
+        _check_typed(prog, "--drop", wanted.ignored, path, header)
     if wanted.columns is not None:
         missing = [name for name in wanted.columns if name not in set(features)]
         if missing:
@@ -153,6 +159,22 @@ def _choose_columns(prog: str, path: Path, source: Source, wanted: Wanted) -> tu
         fail(prog, "path", "have columns beside the classes", f"{path} with {list_names(header)}", "Add features.")
     used = {*features, *wanted.beside, *wanted.ignored, wanted.label}
     return features, [name for name in header if name not in used]
+
+
+def _check_typed(prog: str, argument: str, names: Sequence[str], path: Path, known: Sequence[str]) -> None:
+    """Raise an InputError that names the nearest of the known columns, if an option names one that is not known."""
+    if strange := [name for name in names if name not in known]:
+        got = f"{list_names(strange)}, and {path} has {list_names([name for name in known if name])}"
+        near = _find_near(strange[0], known)
+        remedy = f"Did you mean {show(near)}?" if near else "Name those that it has."
+        fail(prog, argument, "name columns of the table", got, remedy)
+
+
+def _find_near(name: str, known: Sequence[str]) -> str | None:
+    """Return the known name that is most like a name, whatever the case; None where none is."""
+    forms = {each.lower(): each for each in reversed(known)}
+    near = difflib.get_close_matches(name.lower(), forms, n=1)
+    return forms[near[0]] if near else None
 
 
 def _guess_label(source: Source) -> str:

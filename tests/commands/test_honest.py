@@ -87,12 +87,30 @@ def test_drop_columns_and_id(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert numbered == [[str(number), *row] for number, row in zip(["row", *range(40)], rows, strict=True)]
     for arguments, message in (
         (["--drop", "kind"], "`arguments` must use the classes' column for nothing else; got 'kind'"),
-        (["--columns", "x9"], "`path` must have the model's columns"),
+        (["--columns", "x0", "X9"], "`--columns` must name columns of the table; got X9, and "),
+        (["--columns", "Nam"], "t.csv has name, note, x0, x1, x2 and 2 more. Did you mean name?\n"),
+        (["--columns", "x0", "name", "--id", "name"], "`--columns` must name columns of the table; got name, and "),
+        (["--drop", "Note", "Nope"], "`--drop` must name columns of the table; got Note, Nope, and "),
+        (["--drop", "Note"], " and 3 more. Did you mean note?\n"),
+        (["--drop", "qqq"], " and 3 more. Name those that it has.\n"),
         (["--id", "nobody"], "`path` must have a column nobody"),
         (["--drop", "a", "--columns", "b"], "`arguments` must be as --help lists them"),
     ):
         assert main(["fit", table, *FAST, *arguments]) == 2
-        assert message in capsys.readouterr().err
+        error = capsys.readouterr().err
+        assert message in error
+        assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("option", ["--columns", "--drop"])
+def test_a_table_without_names_has_no_columns_to_name(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.savez(tmp_path / "t.npz", x=NOISE, y=np.array(SORTED))
+    assert main(["fit", str(tmp_path / "t.npz"), "--effort", "fast", option, "x0"]) == 2
+    said = capsys.readouterr()
+    assert "`path` must name its columns to choose among them; got " in said.err
+    assert len(said.err.splitlines()) == 1
 
 
 def test_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
