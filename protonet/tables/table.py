@@ -16,9 +16,14 @@ from protonet.tables.formats import Raw, Source, open_source
 #: What stands for no class, in lower case; "none" and "?" may be classes.
 NO_CLASS = frozenset({"", "na", "#n/a", "<na>", "nan", "null", "nat"})
 #: Names that a column of classes often has, in lower case.
-CLASS_NAMES = ("label", "class", "target", "y", "species", "category", "type", "outcome", "diagnosis")
-#: A column looks like one of classes if it has at most so many values, and each of them so many rows on average.
+CLASS_NAMES = frozenset(
+    {"label", "class", "target", "y", "species", "category", "type", "kind", "group", "outcome", "result", "status"}
+    | {"diagnosis", "survived", "quality", "grade", "churn", "default"}
+)
+#: A column without gaps looks like one of classes if it has at most so many values, of so many rows each on average.
 MOST_VALUES, LEAST_ROWS = 50, 3
+#: Columns that look like classes and are named, at the most.
+MOST_GUESSES = 4
 
 
 class Wanted(NamedTuple):
@@ -140,7 +145,13 @@ def _choose_columns(prog: str, path: Path, source: Source, wanted: Wanted) -> tu
         got = f"none for {header.count('')} columns of {path}"
         fail(prog, "path", "name every column", got, "Name them; one alone would be left out as an index.")
     if wanted.labelled and wanted.label not in header:
-        fail(prog, "path", f"have a column {wanted.label}", f"{path} with {list_names(header)}", _guess_label(source))
+        fail(
+            prog,
+            "path",
+            f"have a column {wanted.label}",
+            f"{path} with {list_names(header)}",
+            _guess_label(source, wanted.label),
+        )
     for name in wanted.beside:
         if name not in header:
             fail(prog, "path", f"have a column {name}", f"{path} with {list_names(header)}", "Name one that it has.")
@@ -177,18 +188,19 @@ def _find_near(name: str, known: Sequence[str]) -> str | None:
     return forms[near[0]] if near else None
 
 
-def _guess_label(source: Source) -> str:
-    """Return what to do about a missing column of classes: the columns that look like one."""
+def _guess_label(source: Source, wanted: str) -> str:
+    """Return what to do about a missing column of classes: the nearest name, and the columns that look like one."""
     header = source.header or []
+    near = _find_near(wanted, header)
     block = next(source.read(range(len(header))), None)
     likely = []
     for number, (name, cells) in enumerate(zip(header, block.columns if block else [], strict=False)):
-        values = set(cells.tolist())
-        if name and 2 <= len(values) <= min(MOST_VALUES, len(cells) / LEAST_ROWS):
-            known = name.lower() in CLASS_NAMES
-            likely.append((not known, cells.dtype.kind != "O", len(header) - number, name, len(values)))
-    found = ", ".join(f"{show(name)} ({count} values)" for *_, name, count in sorted(likely)[:3])
-    return f"Pass --label NAME; these look like classes: {found}." if found else "Pass --label NAME."
+        values = len(set(cells.tolist()))
+        if name and 2 <= values <= min(MOST_VALUES, len(cells) / LEAST_ROWS) and not read_labels(cells)[1].any():
+            likely.append((name != near, name.lower() not in CLASS_NAMES, values, -number, name))
+    found = ", ".join(f"{show(name)} ({values} values)" for *_, values, _, name in sorted(likely)[:MOST_GUESSES])
+    meant = f"Did you mean {show(near)}? " if near else ""
+    return f"{meant}Pass --label NAME{f'; these look like classes: {found}' if found else ''}."
 
 
 def _check_width(prog: str, path: Path, width: int, wanted: Wanted) -> None:
