@@ -225,3 +225,12 @@ def test_spellings_among_classes(names: list[str | int], expected: list[str]) ->
     assert suspect_spellings(names) == [
         f"look at: classes {each}; one class, spelled in two ways?" for each in expected
     ]
+
+
+@pytest.mark.parametrize("command", ["fit", "predict", "evaluate", "update", "explain"])
+def test_help_says_which_tables_are_read(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    kinds = "CSV, TSV or text with a header (also .gz, or - for standard input), Excel, Parquet, NPZ with x and y, NPY"
+    assert kinds in said
