@@ -20,8 +20,12 @@ from protonet.tables.columns.recognise import NAMES
 from protonet.tables.features import choose_features
 from protonet.tables.table import Wanted, list_names, read_table
 
-#: More classes than this with one row each are hardly classes.
+#: More classes than this with one row each are hardly classes, nor are as many fractions; see `_doubt_classes`.
 MOST_SINGLE = 20
+#: Most whole numbers have at most so many rows each where they are measured, such as an age, ...
+FEW_ROWS = 3
+#: ... and more than this share of the rows have a number of their own, or the numbers span so many times their count.
+LARGE_SHARE, WIDE_SPAN = 0.5, 2
 
 
 class Data(NamedTuple):
@@ -55,7 +59,7 @@ def add_options(parser: Parser) -> None:
     kinds = f"what columns hold, where it was not seen: {', '.join(NAMES)}"
     parser.add_argument("--column", nargs="+", metavar="NAME=KIND", default=[], help=kinds)
     parser.add_argument("--drop-unlabelled", action="store_true", help="leave out rows without a class")
-    parser.add_argument("--one-shot", action="store_true", help="the many classes of one row each are meant")
+    parser.add_argument("--one-shot", action="store_true", help="the many classes of a few rows each are meant")
 
 
 def read_data(prog: str, options: argparse.Namespace) -> Data:
@@ -114,19 +118,33 @@ def check_classes(
     Raises:
         InputError: There is one class alone, or what looks like something else to be predicted than classes.
     """
-    remedy = "Name a column of classes with --label; to predict a number is another task."
-    names, numbers = np.unique(labels if labels.dtype.kind in "iu" else labels.astype(str), return_inverse=True)
+    names, numbers, rows = np.unique(
+        labels if labels.dtype.kind in "iu" else labels.astype(str), return_inverse=True, return_counts=True
+    )
     classes = tuple(names.tolist() if names.dtype.kind in "iu" else map(str, names.tolist()))
     if len(classes) < 2:
         got = f"{list_names(list(map(str, classes))) if classes else 'no row'} alone in {show(label)}"
         fail(prog, "path", "have at least 2 classes", got, "Add another one.")
-    if len(classes) == len(labels) > MOST_SINGLE and not one_shot:
-        got = f"{len(classes)} classes in {show(label)}, 1 row per class"
-        fail(prog, "--label", "name a column of classes", got, f"{remedy} If they are meant, pass --one-shot.")
-    if len(classes) > MOST_SINGLE and not one_shot and any(number % 1 for number in read_numbers(classes)):
-        got = f"{len(classes)} numbers, such as {show(classes[-1])}, in {show(label)}"
-        fail(prog, "--label", "name a column of classes", got, f"{remedy} If they are meant, pass --one-shot.")
+    doubt = None if one_shot or len(classes) <= MOST_SINGLE else _doubt_classes(classes, rows, show(label))
+    if doubt:
+        remedy = "Name a column of classes with --label; to predict a number is another task."
+        fail(prog, "--label", "name a column of classes", doubt, f"{remedy} If they are meant, pass --one-shot.")
     return classes, torch.from_numpy(numbers)
+
+
+def _doubt_classes(classes: Sequence[str | int], rows: np.ndarray, label: str) -> str | None:
+    """Return what many classes of so many rows (classes,) each look like, or None where they may be classes."""
+    if rows.max() == 1:
+        return f"{len(classes)} classes in {label}, 1 row per class"
+    numbers = read_numbers(classes)
+    if not numbers:
+        return None
+    got = f"numbers, such as {show(classes[-1])}, in {label}"
+    if any(number % 1 for number in numbers):
+        return f"{len(classes)} {got}"
+    apart = max(numbers) - min(numbers) >= WIDE_SPAN * len(numbers) or len(numbers) > LARGE_SHARE * rows.sum()
+    few = np.median(rows) <= FEW_ROWS
+    return f"{len(classes)} whole {got}, most with {FEW_ROWS} rows or fewer" if apart and few else None
 
 
 def read_numbers(names: Sequence[str | int]) -> list[float]:

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from protonet.__main__ import main
+from protonet._checks import InputError
 from protonet.commands import fit as fit_command
+from protonet.commands.data import check_classes
 from protonet.commands.labels import suspect_spellings
 from protonet.files import load_model
 
@@ -234,3 +236,51 @@ def test_help_says_which_tables_are_read(command: str, capsys: pytest.CaptureFix
     said = " ".join(capsys.readouterr().out.split())
     kinds = "CSV, TSV or text with a header (also .gz, or - for standard input), Excel, Parquet, NPZ with x and y, NPY"
     assert kinds in said
+
+
+AGES = np.concatenate([np.arange(18, 90, 2), np.arange(30, 78, 2)])  # 36 of them in 60 rows
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        AGES,
+        AGES.astype(str),
+        np.concatenate([np.arange(36), np.arange(24)]),  # one after the other, but more than half of the rows
+        np.repeat(np.arange(0, 90, 3), 3),  # 30 that span 87
+        np.concatenate([np.repeat(np.arange(0, 90, 3), 2), np.zeros(50, int)]),  # one of them has many rows
+    ],
+)
+def test_whole_numbers_that_are_measured_are_no_classes(labels: np.ndarray) -> None:
+    said = (
+        r"^x: `--label` must name a column of classes; got \d\d whole numbers, such as \d\d, in age, most with 3 rows"
+    )
+    with pytest.raises(InputError, match=f"{said} or fewer.*--one-shot"):
+        check_classes("x", labels, "age", one_shot=False)
+    names, numbers = check_classes("x", labels, "age", one_shot=True)
+    assert [str(names[number]) for number in numbers.tolist()] == labels.astype(str).tolist()
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        np.repeat(np.arange(60), 5),
+        np.repeat(np.arange(0, 6000, 100), 5),  # codes far apart, of many rows
+        np.repeat(np.arange(60), 2),  # few rows, but one number after the other
+        np.repeat([f"c{number}" for number in range(0, 300, 10)], 2),
+        np.concatenate([np.arange(0, 90, 5), np.arange(2)]),  # 20 classes at most
+    ],
+)
+def test_classes_may_be_whole_numbers(labels: np.ndarray) -> None:
+    names, numbers = check_classes("x", labels, "kind", one_shot=False)
+    assert len(names) == len(set(labels.tolist()))
+    assert [str(names[number]) for number in numbers.tolist()] == labels.astype(str).tolist()
+
+
+def test_fit_takes_no_age_for_classes_unless_it_is_meant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = write(tmp_path / "t.csv", {**noise(np.arange(60) % 40), "age": AGES.tolist()})
+    assert main(["fit", table, "--label", "age", "--effort", "fast"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("protonet fit: `--label` must name a column of classes; got 36 whole numbers, such as ")
+    assert len(said.err.splitlines()) == 1
