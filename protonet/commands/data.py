@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -14,17 +13,19 @@ from torch import Tensor
 
 from protonet._checks import check_groups, fail, show
 from protonet.commands.common import Parser, check_name
-from protonet.commands.labels import suspect_spellings
+from protonet.commands.labels import read_whole, suspect_spellings
 from protonet.fit.solver import Solution
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.recognise import NAMES
 from protonet.tables.features import choose_features
 from protonet.tables.table import Wanted, list_names, read_table
 
-#: More classes than this with one row each are hardly classes.
+#: More classes than this with one row each are hardly classes, nor are as many fractions; see `_doubt_classes`.
 MOST_SINGLE = 20
-#: Classes of this form are numbers, also where a file holds text.
-_WHOLE = re.compile(r"0|-?[1-9]\d{0,17}")
+#: Most whole numbers have at most so many rows each where they are measured, such as an age, ...
+FEW_ROWS = 3
+#: ... and more than this share of the rows have a number of their own, or the numbers span so many times their count.
+LARGE_SHARE, WIDE_SPAN = 0.5, 2
 
 
 class Data(NamedTuple):
@@ -58,7 +59,7 @@ def add_options(parser: Parser) -> None:
     kinds = f"what columns hold, where it was not seen: {', '.join(NAMES)}"
     parser.add_argument("--column", nargs="+", metavar="NAME=KIND", default=[], help=kinds)
     parser.add_argument("--drop-unlabelled", action="store_true", help="leave out rows without a class")
-    parser.add_argument("--one-shot", action="store_true", help="the many classes of one row each are meant")
+    parser.add_argument("--one-shot", action="store_true", help="the many classes of a few rows each are meant")
 
 
 def read_data(prog: str, options: argparse.Namespace) -> Data:
@@ -76,7 +77,12 @@ def read_data(prog: str, options: argparse.Namespace) -> Data:
             fail(prog, "arguments", "use the classes' column for nothing else", repr(name), "Name another one.")
     only = None if options.columns is None else tuple(options.columns)
     wanted = Wanted(
-        label, columns=only, beside=beside, ignored=tuple(options.drop), drop_unlabelled=options.drop_unlabelled
+        label,
+        columns=only,
+        beside=beside,
+        ignored=tuple(options.drop),
+        drop_unlabelled=options.drop_unlabelled,
+        typed=True,
     )
     table, block = read_table(prog, Path(options.table), wanted, options.labels and Path(options.labels))
     classes, labels = check_classes(prog, block.labels, label, one_shot=options.one_shot)
@@ -112,22 +118,31 @@ def check_classes(
     Raises:
         InputError: There is one class alone, or what looks like something else to be predicted than classes.
     """
-    remedy = "Name a column of classes with --label; to predict a number is another task."
-    labels = labels if labels.dtype.kind in "iu" else labels.astype(str)
-    if labels.dtype.kind == "U" and all(map(_WHOLE.fullmatch, np.unique(labels).tolist())):
-        labels = labels.astype(np.int64)  # 2 comes before 10
-    names, numbers = np.unique(labels, return_inverse=True)
+    names, numbers, rows = np.unique(read_whole(labels), return_inverse=True, return_counts=True)
     classes = tuple(names.tolist() if names.dtype.kind in "iu" else map(str, names.tolist()))
     if len(classes) < 2:
         got = f"{list_names(list(map(str, classes))) if classes else 'no row'} alone in {show(label)}"
         fail(prog, "path", "have at least 2 classes", got, "Add another one.")
-    if len(classes) == len(labels) > MOST_SINGLE and not one_shot:
-        got = f"{len(classes)} classes in {show(label)}, 1 row per class"
-        fail(prog, "--label", "name a column of classes", got, f"{remedy} If they are meant, pass --one-shot.")
-    if len(classes) > MOST_SINGLE and not one_shot and any(number % 1 for number in read_numbers(classes)):
-        got = f"{len(classes)} numbers, such as {show(classes[-1])}, in {show(label)}"
-        fail(prog, "--label", "name a column of classes", got, f"{remedy} If they are meant, pass --one-shot.")
+    doubt = None if one_shot or len(classes) <= MOST_SINGLE else _doubt_classes(classes, rows, show(label))
+    if doubt:
+        remedy = "Name a column of classes with --label; to predict a number is another task."
+        fail(prog, "--label", "name a column of classes", doubt, f"{remedy} If they are meant, pass --one-shot.")
     return classes, torch.from_numpy(numbers)
+
+
+def _doubt_classes(classes: Sequence[str | int], rows: np.ndarray, label: str) -> str | None:
+    """Return what many classes of so many rows (classes,) each look like, or None where they may be classes."""
+    if rows.max() == 1:
+        return f"{len(classes)} classes in {label}, 1 row per class"
+    numbers = read_numbers(classes)
+    if not numbers:
+        return None
+    got = f"numbers, such as {show(classes[-1])}, in {label}"
+    if any(number % 1 for number in numbers):
+        return f"{len(classes)} {got}"
+    apart = max(numbers) - min(numbers) >= WIDE_SPAN * len(numbers) or len(numbers) > LARGE_SHARE * rows.sum()
+    few = np.median(rows) <= FEW_ROWS
+    return f"{len(classes)} whole {got}, most with {FEW_ROWS} rows or fewer" if apart and few else None
 
 
 def read_numbers(names: Sequence[str | int]) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
@@ -9,6 +10,17 @@ from decimal import Decimal, InvalidOperation
 import numpy as np
 
 from protonet._checks import fail
+
+#: Classes of this form are numbers, also where a file holds text.
+_WHOLE = re.compile(r"0|-?[1-9]\d{0,17}")
+
+
+def read_whole(labels: np.ndarray) -> np.ndarray:
+    """Return labels (n,) as whole numbers, of which 2 comes before 10, or as text where one is something else."""
+    if labels.dtype.kind in "iu":
+        return labels
+    texts = labels.astype(str)
+    return texts.astype(np.int64) if all(map(_WHOLE.fullmatch, np.unique(texts).tolist())) else texts
 
 
 def find_strange(labels: np.ndarray, known: Sequence[str | int]) -> np.ndarray:

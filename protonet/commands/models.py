@@ -51,7 +51,8 @@ def make_parser(
         parser.add_argument("model", help="a file that fit wrote")
     parser.add_argument("-q", "--quiet", action="store_true", help="show no progress and no notes on standard error")
     some = "?" if may_lack_table else None
-    parser.add_argument("table", nargs=some, help="CSV or Parquet with a header, NPZ with x and y, or NPY")
+    kinds = "CSV, TSV or text with a header (also .gz, or - for standard input), Excel, Parquet, NPZ with x and y, NPY"
+    parser.add_argument("table", nargs=some, help=kinds)
     if label is not None:
         parser.add_argument("--label", metavar="NAME", help=f"the column of the classes (default: {label})")
         parser.add_argument("--labels", metavar="FILE", help="the classes of an NPY table, an NPY file as well")

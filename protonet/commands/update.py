@@ -11,7 +11,7 @@ from torch import Tensor
 
 from protonet._checks import fail, show
 from protonet.commands.common import count
-from protonet.commands.labels import check_spellings, suspect_spellings
+from protonet.commands.labels import check_spellings, read_whole, suspect_spellings
 from protonet.commands.models import (
     MODELS,
     check_paths,
@@ -89,7 +89,7 @@ def open_crossfit(model: Model) -> Crossfit:
 def extend_classes(known: Sequence[str | int], labels: np.ndarray) -> tuple[str, ...] | tuple[int, ...]:
     """Return the known classes and those of labels (n,) that are new, as strings unless all are numbers."""
     texts = {str(name) for name in known}
-    names = [*known, *(name for name in np.unique(labels).tolist() if str(name) not in texts)]
+    names = [*known, *(name for name in np.unique(read_whole(labels)).tolist() if str(name) not in texts)]
     whole = tuple(name for name in names if type(name) is int)
     return whole if len(whole) == len(names) else tuple(map(str, names))
 

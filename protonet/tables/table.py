@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -15,9 +16,14 @@ from protonet.tables.formats import Raw, Source, open_source
 #: What stands for no class, in lower case; "none" and "?" may be classes.
 NO_CLASS = frozenset({"", "na", "#n/a", "<na>", "nan", "null", "nat"})
 #: Names that a column of classes often has, in lower case.
-CLASS_NAMES = ("label", "class", "target", "y", "species", "category", "type", "outcome", "diagnosis")
-#: A column looks like one of classes if it has at most so many values, and each of them so many rows on average.
+CLASS_NAMES = frozenset(
+    {"label", "class", "target", "y", "species", "category", "type", "kind", "group", "outcome", "result", "status"}
+    | {"diagnosis", "survived", "quality", "grade", "churn", "default"}
+)
+#: A column without gaps looks like one of classes if it has at most so many values, of so many rows each on average.
 MOST_VALUES, LEAST_ROWS = 50, 3
+#: Columns that look like classes and are named, at the most.
+MOST_GUESSES = 4
 
 
 class Wanted(NamedTuple):
@@ -30,6 +36,7 @@ class Wanted(NamedTuple):
     beside: tuple[str, ...] = ()  #: Columns that are read as text beside: a row's group, its name.
     ignored: tuple[str, ...] = ()  #: Columns that are no features, where the table has them.
     drop_unlabelled: bool = False  #: Are rows without a class left out? If not, they are an error.
+    typed: bool = False  #: Did a person name ``columns`` and ``ignored``? If not, they are a model's.
 
 
 class Block(NamedTuple):
@@ -87,8 +94,9 @@ def open_table(prog: str, path: Path, wanted: Wanted, labels: Path | None = None
         fail(prog, "--labels", "name the file of the classes", f"none beside {path}", "Save them with numpy.save.")
     source = open_source(prog, path, labels, labelled=wanted.labelled)
     if source.header is None:
-        if wanted.beside:
-            got = f"{path}, which names none, and {list_names(wanted.beside)}"
+        asked = (*wanted.beside, *((wanted.columns or ()) + wanted.ignored if wanted.typed else ()))
+        if asked:
+            got = f"{path}, which names none, and {list_names(asked)}"
             fail(prog, "path", "name its columns to choose among them", got, "Save it as CSV or Parquet.")
         _check_width(prog, path, source.width, wanted)
         names: list[str] | None = None
@@ -137,12 +145,21 @@ def _choose_columns(prog: str, path: Path, source: Source, wanted: Wanted) -> tu
         got = f"none for {header.count('')} columns of {path}"
         fail(prog, "path", "name every column", got, "Name them; one alone would be left out as an index.")
     if wanted.labelled and wanted.label not in header:
-        fail(prog, "path", f"have a column {wanted.label}", f"{path} with {list_names(header)}", _guess_label(source))
+        fail(
+            prog,
+            "path",
+            f"have a column {wanted.label}",
+            f"{path} with {list_names(header)}",
+            _guess_label(source, wanted.label),
+        )
     for name in wanted.beside:
         if name not in header:
             fail(prog, "path", f"have a column {name}", f"{path} with {list_names(header)}", "Name one that it has.")
     others = {"", wanted.label, *wanted.beside, *wanted.ignored}
     features = [name for name in header if name not in others]
+    if wanted.typed:
+        _check_typed(prog, "--columns", wanted.columns or (), path, features)
+        _check_typed(prog, "--drop", wanted.ignored, path, header)
     if wanted.columns is not None:
         missing = [name for name in wanted.columns if name not in set(features)]
         if missing:
@@ -155,18 +172,35 @@ def _choose_columns(prog: str, path: Path, source: Source, wanted: Wanted) -> tu
     return features, [name for name in header if name not in used]
 
 
-def _guess_label(source: Source) -> str:
-    """Return what to do about a missing column of classes: the columns that look like one."""
+def _check_typed(prog: str, argument: str, names: Sequence[str], path: Path, known: Sequence[str]) -> None:
+    """Raise an InputError that names the nearest of the known columns, if an option names one that is not known."""
+    if strange := [name for name in names if name not in known]:
+        got = f"{list_names(strange)}, and {path} has {list_names([name for name in known if name])}"
+        near = _find_near(strange[0], known)
+        remedy = f"Did you mean {show(near)}?" if near else "Name those that it has."
+        fail(prog, argument, "name columns of the table", got, remedy)
+
+
+def _find_near(name: str, known: Sequence[str]) -> str | None:
+    """Return the known name that is most like a name, whatever the case; None where none is."""
+    forms = {each.lower(): each for each in reversed(known)}
+    near = difflib.get_close_matches(name.lower(), forms, n=1)
+    return forms[near[0]] if near else None
+
+
+def _guess_label(source: Source, wanted: str) -> str:
+    """Return what to do about a missing column of classes: the nearest name, and the columns that look like one."""
     header = source.header or []
+    near = _find_near(wanted, header)
     block = next(source.read(range(len(header))), None)
     likely = []
     for number, (name, cells) in enumerate(zip(header, block.columns if block else [], strict=False)):
-        values = set(cells.tolist())
-        if name and 2 <= len(values) <= min(MOST_VALUES, len(cells) / LEAST_ROWS):
-            known = name.lower() in CLASS_NAMES
-            likely.append((not known, cells.dtype.kind != "O", len(header) - number, name, len(values)))
-    found = ", ".join(f"{show(name)} ({count} values)" for *_, name, count in sorted(likely)[:3])
-    return f"Pass --label NAME; these look like classes: {found}." if found else "Pass --label NAME."
+        values = len(set(cells.tolist()))
+        if name and 2 <= values <= min(MOST_VALUES, len(cells) / LEAST_ROWS) and not read_labels(cells)[1].any():
+            likely.append((name != near, name.lower() not in CLASS_NAMES, values, -number, name))
+    found = ", ".join(f"{show(name)} ({values} values)" for *_, values, _, name in sorted(likely)[:MOST_GUESSES])
+    meant = f"Did you mean {show(near)}? " if near else ""
+    return f"{meant}Pass --label NAME{f'; these look like classes: {found}' if found else ''}."
 
 
 def _check_width(prog: str, path: Path, width: int, wanted: Wanted) -> None:

@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 
 from protonet.__main__ import main
+from protonet._checks import InputError
 from protonet.commands import fit as fit_command
-from protonet.commands.labels import suspect_spellings
+from protonet.commands.data import check_classes
+from protonet.commands.labels import read_whole, suspect_spellings
+from protonet.commands.update import extend_classes
 from protonet.files import load_model
 
 RNG = np.random.default_rng(0)
@@ -104,12 +107,30 @@ def test_drop_columns_and_id(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert numbered == [[str(number), *row] for number, row in zip(["row", *range(40)], rows, strict=True)]
     for arguments, message in (
         (["--drop", "kind"], "`arguments` must use the classes' column for nothing else; got 'kind'"),
-        (["--columns", "x9"], "`path` must have the model's columns"),
+        (["--columns", "x0", "X9"], "`--columns` must name columns of the table; got X9, and "),
+        (["--columns", "Nam"], "t.csv has name, note, x0, x1, x2 and 2 more. Did you mean name?\n"),
+        (["--columns", "x0", "name", "--id", "name"], "`--columns` must name columns of the table; got name, and "),
+        (["--drop", "Note", "Nope"], "`--drop` must name columns of the table; got Note, Nope, and "),
+        (["--drop", "Note"], " and 3 more. Did you mean note?\n"),
+        (["--drop", "qqq"], " and 3 more. Name those that it has.\n"),
         (["--id", "nobody"], "`path` must have a column nobody"),
         (["--drop", "a", "--columns", "b"], "`arguments` must be as --help lists them"),
     ):
         assert main(["fit", table, *FAST, *arguments]) == 2
-        assert message in capsys.readouterr().err
+        error = capsys.readouterr().err
+        assert message in error
+        assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("option", ["--columns", "--drop"])
+def test_a_table_without_names_has_no_columns_to_name(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.savez(tmp_path / "t.npz", x=NOISE, y=np.array(SORTED))
+    assert main(["fit", str(tmp_path / "t.npz"), "--effort", "fast", option, "x0"]) == 2
+    said = capsys.readouterr()
+    assert "`path` must name its columns to choose among them; got " in said.err
+    assert len(said.err.splitlines()) == 1
 
 
 def test_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -224,3 +245,67 @@ def test_spellings_among_classes(names: list[str | int], expected: list[str]) ->
     assert suspect_spellings(names) == [
         f"look at: classes {each}; one class, spelled in two ways?" for each in expected
     ]
+
+
+@pytest.mark.parametrize("command", ["fit", "predict", "evaluate", "update", "explain"])
+def test_help_says_which_tables_are_read(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    kinds = "CSV, TSV or text with a header (also .gz, or - for standard input), Excel, Parquet, NPZ with x and y, NPY"
+    assert kinds in said
+
+
+AGES = np.concatenate([np.arange(18, 90, 2), np.arange(30, 78, 2)])  # 36 of them in 60 rows
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        AGES,
+        AGES.astype(str),
+        np.concatenate([np.arange(36), np.arange(24)]),  # one after the other, but more than half of the rows
+        np.repeat(np.arange(0, 90, 3), 3),  # 30 that span 87
+        np.concatenate([np.repeat(np.arange(0, 90, 3), 2), np.zeros(50, int)]),  # one of them has many rows
+    ],
+)
+def test_whole_numbers_that_are_measured_are_no_classes(labels: np.ndarray) -> None:
+    said = (
+        r"^x: `--label` must name a column of classes; got \d\d whole numbers, such as \d\d, in age, most with 3 rows"
+    )
+    with pytest.raises(InputError, match=f"{said} or fewer.*--one-shot"):
+        check_classes("x", labels, "age", one_shot=False)
+    names, numbers = check_classes("x", labels, "age", one_shot=True)
+    assert [str(names[number]) for number in numbers.tolist()] == labels.astype(str).tolist()
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        np.repeat(np.arange(60), 5),
+        np.repeat(np.arange(0, 6000, 100), 5),  # codes far apart, of many rows
+        np.repeat(np.arange(60), 2),  # few rows, but one number after the other
+        np.repeat([f"c{number}" for number in range(0, 300, 10)], 2),
+        np.concatenate([np.arange(0, 90, 5), np.arange(2)]),  # 20 classes at most
+    ],
+)
+def test_classes_may_be_whole_numbers(labels: np.ndarray) -> None:
+    names, numbers = check_classes("x", labels, "kind", one_shot=False)
+    assert len(names) == len(set(labels.tolist()))
+    assert [str(names[number]) for number in numbers.tolist()] == labels.astype(str).tolist()
+
+
+def test_fit_takes_no_age_for_classes_unless_it_is_meant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = write(tmp_path / "t.csv", {**noise(np.arange(60) % 40), "age": AGES.tolist()})
+    assert main(["fit", table, "--label", "age", "--effort", "fast"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("protonet fit: `--label` must name a column of classes; got 36 whole numbers, such as ")
+    assert len(said.err.splitlines()) == 1
+
+
+def test_new_classes_of_whole_numbers_stay_numbers() -> None:
+    assert extend_classes((1, 2), np.array(["10", "2", "9"])) == (1, 2, 9, 10)
+    assert extend_classes((1, 2), np.array(["ten"])) == ("1", "2", "ten")
+    assert extend_classes(("a",), np.array(["10", "9"])) == ("a", "9", "10")
+    assert read_whole(np.array(["01", "1"])).tolist() == ["01", "1"]  # two names of one number stay two

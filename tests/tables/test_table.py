@@ -219,12 +219,39 @@ def test_rows_without_a_class_are_left_out_where_that_is_meant(tmp_path: Path) -
             "Species,x,flag\n" + "".join(f"{'uvw'[n % 3]},{n}.5,{n % 2}\n" for n in range(12)),
             "Pass --label NAME; these look like classes: Species (3 values), flag (2 values).",
         ),
+        (  # a gap, the near name first, no more than four
+            "a,b,KIND1,c,d,e\n"
+            + "".join(f"{n // 4},{n % 3},{n % 4},{n % 2},{n % 2},{n % 3}\n" for n in range(12))
+            + 6 * ",,1,,1,1\n",
+            "Did you mean KIND1? Pass --label NAME; these look like classes: "
+            "KIND1 (4 values), d (2 values), e (3 values).",
+        ),
+        (
+            "a,b,c,d,e,kinds\n" + "".join(f"{n % 2},{n % 3},{n % 4},{n % 2},{n % 3},{n}.5\n" for n in range(12)),
+            "Did you mean kinds? Pass --label NAME; these look like classes: "
+            "d (2 values), a (2 values), e (3 values), b (3 values).",
+        ),
     ],
 )
 def test_columns_that_look_like_classes_are_named(tmp_path: Path, text: str, guess: str) -> None:
     with pytest.raises(InputError) as caught:
         read_table("cmd", write(tmp_path, text), KIND)
     assert str(caught.value).endswith(guess)
+
+
+@pytest.mark.parametrize(("asked", "meant"), [("label", ""), ("survive", "Did you mean Survived? ")])
+def test_who_survived_is_a_class_among_other_small_columns(tmp_path: Path, asked: str, meant: str) -> None:
+    lines = [
+        f"{n},{n % 5 // 3},{n % 3 + 1},{'mf'[n % 2]},{n % 40 or ''},{n % 4},{n % 7},{n / 8},{'SCQ'[n % 3] * (n > 0)}"
+        for n in range(120)
+    ]
+    path = write(tmp_path, "PassengerId,Survived,Pclass,Sex,Age,SibSp,Parch,Fare,Embarked\n" + "\n".join(lines))
+    with pytest.raises(InputError) as caught:
+        read_table("cmd", path, Wanted(asked))
+    assert str(caught.value).endswith(
+        f". {meant}Pass --label NAME; these look like classes: "
+        "Survived (2 values), Sex (2 values), Pclass (3 values), SibSp (4 values)."
+    )
 
 
 def test_one_column_without_a_name_is_left_out_and_said(tmp_path: Path) -> None:

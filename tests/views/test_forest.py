@@ -108,6 +108,33 @@ def test_of_many_rows_some_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(view.label.tolist()) == set(range(5))
 
 
+def count_roots(x: Tensor, blocks: Tensor | None, trees: int = 3000) -> Tensor:
+    """Return how many trees (dim,) look at each feature first; with two blocks, or two features, a node tries one."""
+    view = Forest(trees).fit(Rows(x, torch.arange(len(x)) % 2, 2, blocks=blocks))
+    return view.feature[view.root].bincount(minlength=x.shape[1]).double()
+
+
+def test_blocks_are_tried_alike_and_the_features_of_one_by_their_variance() -> None:
+    x = torch.randn(12, 6, generator=torch.Generator().manual_seed(0)) * torch.tensor([9.0, 1.0, 2.0, 0.0, 3.0, 4.0])
+    blocks = torch.tensor([0, 1, 1, 1, 1, 1])
+    variance = x.var(dim=0).double()
+    expected = 1500 * variance / torch.bincount(blocks, variance)[blocks]
+    torch.testing.assert_close(count_roots(x, blocks), expected, rtol=0, atol=110)  # 4 standard deviations
+    assert count_roots(x, blocks)[3] == 0
+
+
+def test_a_block_that_does_not_vary_is_never_tried() -> None:
+    x = torch.randn(12, 4, generator=torch.Generator().manual_seed(1)) * torch.tensor([1.0, 0.0, 0.0, 1.0])
+    for blocks in (torch.tensor([0, 1, 1, 2]), torch.tensor([0, 0, 1, 1])):
+        view = Forest(100).fit(Rows(x, torch.arange(12) % 2, 2, blocks=blocks))
+        assert set(view.feature[torch.isfinite(view.threshold)].tolist()) == {0, 3}
+
+
+def test_without_blocks_features_are_tried_alike_whatever_their_variance() -> None:
+    x = torch.randn(12, 2, generator=torch.Generator().manual_seed(2)) * torch.tensor([100.0, 1.0])
+    torch.testing.assert_close(count_roots(x, None), torch.full((2,), 1500.0).double(), rtol=0, atol=110)
+
+
 def test_everything_is_a_buffer() -> None:
     assert list(grow(*blobs(4)).parameters()) == []
 

@@ -120,6 +120,50 @@ def test_a_rotation_moves_views_along_that_do_not_scale_features(seed: int, scal
     torch.testing.assert_close(turned.square().mean(), torch.tensor(1.0), atol=1e-4, rtol=0)
 
 
+BLOCKS = torch.tensor([0, 0, 0, 1, 2, 2, 2, 3])
+
+
+def fit_blocks(scaling: str, blocks: torch.Tensor | None = BLOCKS) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the gains (8,) where features have many units and one of them is constant, and which ones vary."""
+    x, y = blobs(4, rows=41)
+    x = x * torch.tensor([1.0, 20.0, 0.1, 5.0, 1.0, 0.0, 30.0, 0.01])
+    return Linear(scaling).fit(Rows(x, y, 5, blocks=blocks)).map.gain.double(), x.amax(dim=0) > x.amin(dim=0)
+
+
+@pytest.mark.parametrize("scaling", ["standardised", "robust"])
+def test_features_of_one_block_keep_their_sizes_and_blocks_are_alike(scaling: str) -> None:
+    gain, varies = fit_blocks(scaling)
+    size = 1 / fit_blocks(scaling, None)[0]  # in the unit of each feature: what makes it alike alone
+    assert bool((gain[~varies] == 0).all())
+    total = torch.zeros(4, dtype=torch.float64)
+    for block in range(4):
+        own = (block == BLOCKS) & varies
+        torch.testing.assert_close(gain[own], gain[own][:1].expand(int(own.sum())))
+        total[block] = (gain[own] * size[own]).square().sum()
+    torch.testing.assert_close(total, total[:1].expand(4), rtol=1e-4, atol=0)
+
+
+def test_blocks_are_of_equal_variance_and_alone_they_change_nothing() -> None:
+    x, y = blobs(5, rows=40)
+    x = x * torch.logspace(-2, 2, 8)
+    z = Linear("standardised").fit(Rows(x, y, 5, blocks=BLOCKS)).map(x)
+    total = torch.bincount(BLOCKS, z.var(dim=0))
+    torch.testing.assert_close(total, total[:1].expand(4), rtol=1e-4, atol=0)
+    for scaling in SCALINGS:
+        each = Linear(scaling).fit(Rows(x, y, 5, blocks=torch.arange(8))).map
+        torch.testing.assert_close(each(x), fit(scaling, x, y).map(x))
+
+
+def test_relevance_comes_after_the_blocks() -> None:
+    varies = fit_blocks("relevant")[1]
+    together, alone = (
+        (fit_blocks("relevant", blocks)[0] / fit_blocks("standardised", blocks)[0])[varies] for blocks in (BLOCKS, None)
+    )
+    torch.testing.assert_close(together / together[0], alone / alone[0], rtol=1e-4, atol=0)
+    gain = fit_blocks("relevant")[0][varies] / alone
+    torch.testing.assert_close(gain[:3], gain[:1].expand(3), rtol=1e-4, atol=0)
+
+
 def try_scalings(labels: torch.Tensor) -> tuple[str, ...]:
     x = torch.randn(len(labels), 4, generator=torch.Generator().manual_seed(0))
     everything = torch.arange(len(labels))
