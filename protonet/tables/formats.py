@@ -10,16 +10,13 @@ from contextlib import contextmanager
 from datetime import date, datetime
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from protonet._checks import fail, optional_packages
 from protonet.datasets.delimited import read_rows
 from protonet.datasets.files import UNREADABLE, check_names, read_arrays
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 #: Cells that are read at a time.
 CELLS = 2**20
@@ -205,7 +202,7 @@ def open_parquet(prog: str, path: Path) -> Source:
     return Source(names, len(header), COUNTED, read, rows=file.metadata.num_rows)
 
 
-def from_arrow(values: pa.Array) -> np.ndarray:
+def from_arrow(values: Any) -> np.ndarray:
     """Return an Arrow array (b,) as `Raw` has it; raise an ArrowException for what is neither number, date nor text."""
     import pyarrow as pa  # noqa: PLC0415 - optional
 
@@ -237,14 +234,14 @@ def from_arrow(values: pa.Array) -> np.ndarray:
     return to_plain(values.cast(pa.timestamp("us"), safe=safe))
 
 
-def to_shared(texts: Iterable[str], places: pa.Array) -> np.ndarray:
+def to_shared(texts: Iterable[str], places: Any) -> np.ndarray:
     """Return the texts of some places (b,) among all, "" where the place is null."""
     known = [*texts, ""]
     at = places.cast("int64").fill_null(len(known) - 1)
     return np.asarray(to_text(known, len(known))[to_plain(at)])
 
 
-def to_plain(values: pa.Array) -> np.ndarray:
+def to_plain(values: Any) -> np.ndarray:
     """Return an Arrow array (b,) as numpy has it, nulls as NaN or NaT."""
     return np.asarray(values.to_numpy(zero_copy_only=False))
 
