@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
+from typing import Any
+
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
@@ -31,3 +35,12 @@ def judge_noise(held_out: int, reference: float) -> Judge:
     judge = Judge(Rows(x, y, 2), [Fold(torch.arange(60), torch.arange(60, n))], plan_encoder(4, 2, 0))
     judge.reference = torch.full((held_out,), reference, dtype=torch.float64)
     return judge
+
+
+def write_columns(path: Path, columns: dict[str, Any]) -> str:
+    """Write a CSV file of columns by name; return its path."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+    return str(path)

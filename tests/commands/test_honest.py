@@ -17,19 +17,12 @@ from protonet.commands.data import check_classes
 from protonet.commands.labels import read_whole, suspect_spellings
 from protonet.commands.update import extend_classes
 from protonet.files import load_model
+from tests.strategies import write_columns as write
 
 RNG = np.random.default_rng(0)
 NOISE = RNG.normal(size=(40, 5))
 SORTED = ["ant"] * 20 + ["bee"] * 20
 FAST = ("--label", "kind", "--effort", "fast")
-
-
-def write(path: Path, columns: dict[str, Any]) -> str:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        writer.writerows(zip(*columns.values(), strict=True))
-    return str(path)
 
 
 def noise(rows: Any = slice(None)) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from protonet.files import load_model
 from protonet.tables import formats
 from protonet.tables.features import encode_block
 from protonet.tables.table import Wanted, open_table, read_table
+from tests.strategies import write_columns as write
 
 EXAMPLES = int(os.environ.get("PROTONET_FUZZ", "100"))
 FAST = ("--label", "kind", "--effort", "fast")
@@ -50,14 +51,6 @@ def make_columns(n: int = 45, seed: int = 0) -> dict[str, list[str]]:
             columns[name][row] = "" if name != "price" else "NA"
     order = rng.permutation(n).tolist()
     return {name: [cells[row] for row in order] for name, cells in columns.items()}
-
-
-def write(path: Path, columns: dict[str, Any]) -> str:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        writer.writerows(zip(*columns.values(), strict=True))
-    return str(path)
 
 
 def read(text: str) -> list[list[str]]:

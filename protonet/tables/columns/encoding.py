@@ -39,7 +39,7 @@ class Encoding:
     @property
     def sizes(self) -> list[int]:
         """How many features each column becomes."""
-        return [1 if self.plain else len(column.parts) for column in self.columns]
+        return [1] * len(self.columns) if self.plain else [len(column.parts) for column in self.columns]
 
     @property
     def blocks(self) -> Tensor | None:
