@@ -61,6 +61,13 @@ def make_episodes(
     return Episodes(sample(support_labels), support_labels, sample(query_labels), n_way, base), query_labels
 
 
+def make_centred_episodes(shots: tuple[int, ...], *, with_base: bool) -> tuple[Episodes, torch.Tensor | float]:
+    """Make hard episodes, with or without base statistics, and what is to be taken off their rows: a mean, or 0."""
+    base = make_base()
+    episodes, _ = make_episodes(noise=1.5, shots=shots, n_queries=20, base=base if with_base else None)
+    return episodes, base.mean.double() if with_base else 0.0
+
+
 def run_easyfsl(classifier: Any, episodes: Episodes) -> torch.Tensor:
     """Return the outputs of one of easyfsl's classifiers, episode by episode: (episodes, n_queries, n_way)."""
     outputs = []

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.episodes.methods.bd_cspn import bd_cspn, find_unit_rows, rectify_prototypes
-from tests.episodes.cases import load_easyfsl, make_base, make_episodes, run_easyfsl
+from tests.episodes.cases import load_easyfsl, make_base, make_centred_episodes, make_episodes, run_easyfsl
 
 
 def rectify(support: Tensor, labels: Tensor, query: Tensor, n_way: int) -> tuple[Tensor, Tensor]:
@@ -27,9 +27,7 @@ def unit(rows: Tensor, centre: Tensor | float = 0.0) -> Tensor:
 @pytest.mark.parametrize("with_base", [False, True])
 @pytest.mark.parametrize("shots", [(1, 1, 1, 1), (3, 1, 2, 4)])
 def test_slow_loop(shots: tuple[int, ...], with_base: bool) -> None:
-    base = make_base()
-    episodes, _ = make_episodes(noise=1.5, shots=shots, n_queries=20, base=base if with_base else None)
-    centre = base.mean.double() if with_base else 0.0
+    episodes, centre = make_centred_episodes(shots, with_base=with_base)
     ours = bd_cspn(episodes)
     for number, (support, labels, query) in enumerate(zip(*episodes[:3], strict=True)):
         prototypes, _ = rectify(unit(support, centre), labels, unit(query, centre), 4)

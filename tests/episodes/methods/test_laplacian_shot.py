@@ -6,7 +6,7 @@ from sklearn.neighbors import kneighbors_graph
 from torch import Tensor
 
 from protonet.episodes.methods.laplacian_shot import _find_neighbours, laplacian_shot, laplacian_shot_dirichlet
-from tests.episodes.cases import load_easyfsl, make_base, make_episodes, run_easyfsl
+from tests.episodes.cases import load_easyfsl, make_centred_episodes, make_episodes, run_easyfsl
 from tests.episodes.methods.test_bd_cspn import rectify, unit
 
 
@@ -22,9 +22,7 @@ def assign(unary: Tensor, query: Tensor) -> Tensor:
 @pytest.mark.parametrize("with_base", [False, True])
 @pytest.mark.parametrize("shots", [(1, 1, 1, 1), (3, 1, 2, 4)])
 def test_slow_loop(shots: tuple[int, ...], with_base: bool) -> None:
-    base = make_base()
-    episodes, _ = make_episodes(noise=1.5, shots=shots, n_queries=20, base=base if with_base else None)
-    centre = base.mean.double() if with_base else 0.0
+    episodes, centre = make_centred_episodes(shots, with_base=with_base)
     ours, plain = laplacian_shot(episodes).softmax(dim=2), laplacian_shot_dirichlet(episodes).softmax(dim=2)
     for number, (support, labels, query) in enumerate(zip(*episodes[:3], strict=True)):
         rows, queries = unit(support, centre), unit(query, centre)
