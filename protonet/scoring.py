@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -124,7 +124,7 @@ def fit_temperature(
     return factor, losses
 
 
-def soft_weights(cosines: list[Tensor], losses: list[Tensor], prior: list[float], *, keep_last: bool) -> Tensor:
+def soft_weights(cosines: Sequence[Tensor], losses: Sequence[Tensor]) -> Tensor:
     """Weigh views by how well each does alone: ``exp(-excess loss / softness)``, in units of its own spread.
 
     Weights fitted to few out-of-fold rows over-fit them; these have nothing to fit but the scores.
@@ -132,22 +132,17 @@ def soft_weights(cosines: list[Tensor], losses: list[Tensor], prior: list[float]
     Args:
         cosines: Of each view, (n, num_classes), out of fold.
         losses: Of each view, (n,), at its own best temperature, from `fit_temperature`.
-        prior: Of each view, > 0: its weight before any row is seen.
-        keep_last: Leave the last one, the learned view, a share in any case.
 
     Returns:
-        (views,) float64, summing to 1. Views under ``WEIGHTS.least_share`` of the influence get 0, or, for one that
-        is kept, that share.
+        (views,) float64, summing to 1. Views under ``WEIGHTS.least_share`` of the influence get 0.
 
     Source: exponential weights, as in Dalalyan and Tsybakov, "Aggregation by exponential weighting" (2008).
     """
     means = torch.stack([loss.mean() for loss in losses])
     softness = max(WEIGHTS.softness, WEIGHTS.softness_in_all / len(losses[0]))
-    influence = torch.exp((means.min() - means) / softness) * means.new_tensor(prior)
+    influence = torch.exp((means.min() - means) / softness)
     least = WEIGHTS.least_share * influence.sum()
     influence = torch.where(influence >= least, influence, 0.0)
-    if keep_last:
-        influence[-1] = influence[-1].clamp_min(least)
     spread = torch.stack([each.var(dim=1, correction=0).mean(dtype=torch.float64).sqrt() for each in cosines])
     weights = torch.where(spread > 1e-9, influence / spread.clamp_min(1e-9), 0.0)
     if not bool(weights.sum() > 0):  # no view tells rows apart
@@ -156,7 +151,7 @@ def soft_weights(cosines: list[Tensor], losses: list[Tensor], prior: list[float]
 
 
 def fit_weights(
-    cosines: list[Tensor], labels: Tensor, seen: Tensor, start: Tensor, row_weights: Tensor | None = None
+    cosines: Sequence[Tensor], labels: Tensor, seen: Tensor, start: Tensor, row_weights: Tensor | None = None
 ) -> Tensor:
     """Fit the weights of views jointly to out-of-fold rows, held back to where they start.
 

@@ -51,32 +51,27 @@ def test_soft_weights_are_shares_that_fall_with_the_loss(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     cosines = [torch.rand(30, 4, generator=generator)] * 5  # one spread for all
     losses = [torch.rand(30, generator=generator, dtype=torch.float64) for _ in range(5)]
-    prior = [1.0, 2.0, 1.0, 1.0, 1.0]
-    weights = soft_weights(cosines, losses, prior, keep_last=False)
+    weights = soft_weights(cosines, losses)
     torch.testing.assert_close(weights.sum(), torch.tensor(1.0, dtype=torch.float64))
     means = torch.stack([loss.mean() for loss in losses])
-    expected = torch.exp(-means / WEIGHTS.softness) * torch.tensor(prior, dtype=torch.float64)
+    expected = torch.exp(-means / WEIGHTS.softness)
     torch.testing.assert_close(weights, expected / expected.sum())
 
 
-def test_a_view_that_is_far_worse_is_left_out_but_the_learned_one_is_kept() -> None:
-    cosines = [torch.eye(4)] * 3
+def test_a_view_that_is_far_worse_is_left_out() -> None:
     losses = [torch.full((4,), value, dtype=torch.float64) for value in (0.1, 9.0, 9.0)]
-    weights = soft_weights(cosines, losses, [1.0] * 3, keep_last=True)
-    assert float(weights[1]) == 0.0
-    assert float(weights[2]) == pytest.approx(WEIGHTS.least_share, rel=0.02)
-    assert soft_weights(cosines, losses, [1.0] * 3, keep_last=False).tolist() == [1.0, 0.0, 0.0]
+    assert soft_weights([torch.eye(4)] * 3, losses).tolist() == [1.0, 0.0, 0.0]
 
 
 def test_of_few_rows_the_weights_differ_less() -> None:
     losses = [torch.full((4,), value, dtype=torch.float64) for value in (0.0, 1.0)]
-    weights = soft_weights([torch.eye(4)] * 2, losses, [1.0] * 2, keep_last=False)
+    weights = soft_weights([torch.eye(4)] * 2, losses)
     assert float(weights[0] / weights[1]) == pytest.approx(math.exp(4 / WEIGHTS.softness_in_all))
 
 
 def test_a_view_of_small_cosines_gets_a_larger_weight_for_the_same_influence() -> None:
     losses = [torch.ones(4, dtype=torch.float64)] * 2
-    weights = soft_weights([torch.eye(4), 0.1 * torch.eye(4)], losses, [1.0] * 2, keep_last=True)
+    weights = soft_weights([torch.eye(4), 0.1 * torch.eye(4)], losses)
     torch.testing.assert_close(weights[1] / weights[0], torch.tensor(10.0, dtype=torch.float64))
 
 

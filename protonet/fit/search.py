@@ -14,21 +14,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from protonet.scoring import (
-    FOLDS,
-    WEIGHTS,
-    Fold,
-    fit_weights,
-    simplest_within_one_error,
-    soft_weights,
-    split_folds,
-    worse_by_one_error,
-)
+from protonet.fit.prior import Prior, gather_evidence, published
+from protonet.scoring import FOLDS, WEIGHTS, Fold, simplest_within_one_error, split_folds, worse_by_one_error
 from protonet.views import KINDS
 from protonet.views.judge import Candidate, Judge
 from protonet.views.linear import Linear, LinearKind
-from protonet.views.mlp import MLPKind, Plan
-from protonet.views.shifts import find_shifts
+from protonet.views.mlp import MLP, MLPKind, Plan
+from protonet.views.shifts import find_order
 from protonet.views.view import Kind, Rows, Specification
 
 #: What is always there, and never goes wrong.
@@ -44,20 +36,6 @@ def ignore(stage: str, share: float) -> None:
 
 
 @dataclass(frozen=True)
-class MixtureRules:
-    """What is believed before any row is seen; analysis/results/robustness.md has the sets that this was set on."""
-
-    shifted: float = 3.0
-    """Prior weight of a view of shifted rows, others' being 1: that features are in an order is evidence already."""
-    unjudged_raw: float = 3.0
-    """Prior weight of raw cosine, others' being 1, where no row can judge: it is what does not go wrong."""
-    unjudged_spread: float = 1.5  #: Standard deviation of the logits there.
-
-
-MIXTURE = MixtureRules()
-
-
-@dataclass(frozen=True)
 class Search:
     """What is tried. Change one with ``dataclasses.replace``, and a kind in it with `with_kind`."""
 
@@ -65,6 +43,7 @@ class Search:
     """The kinds of views, in the order of `protonet.views.KINDS`, each with what it tries."""
     folds: int = FOLDS.count  #: Folds to judge on; 0 for none.
     shifts: bool = True  #: Are rows shifted, where their features allow it?
+    prior: Prior | None = None  #: What weighs the views; None for the published one.
 
     def with_kind(self, kind: Kind) -> Search:
         """Return the search with another one of a kind that it has."""
@@ -94,6 +73,53 @@ class Choice(NamedTuple):
     """Mean out-of-fold log-loss of each candidate by its name, at its best temperature; "mixture" for the mixture's."""
 
 
+class Explored(NamedTuple):
+    """What was tried on a problem, for the mixture to be made of."""
+
+    rows: Rows  #: With their shifts.
+    judge: Judge  #: Of the rows that folds held out; without a judged row, of all rows, which views were fitted to.
+    candidates: list[Candidate]  #: Raw cosine first; of the learned ones the chosen one alone, the last.
+    losses: dict[str, float]  #: Mean log-loss of all that was tried, by name, at its best temperature.
+    judged: bool  #: Were rows held out?
+
+
+def explore(rows: Rows, plan: Plan, search: Search, progress: Progress = ignore) -> Explored | None:
+    """Try what there is to try on held-out folds; where those judge too few classes, what needs no judge.
+
+    Args:
+        rows: As in `select`, and so are the others.
+        plan: The same.
+        search: The same.
+        progress: The same.
+
+    Returns:
+        The candidates; None where there is nothing but raw cosine: one class, no budget to judge by, or no time.
+    """
+    generator = torch.Generator().manual_seed(rows.seed)
+    folds = split_folds(rows.labels, rows.num_classes, generator, most=search.folds, groups=rows.groups)
+    seen = int((torch.bincount(rows.labels) > 0).sum())
+    judged = len(rows.labels[torch.cat([fold.judge for fold in folds])].unique()) if folds else 0
+    unjudged = 2 * judged < seen  # most classes could not be judged
+    if seen < 2 or (unjudged and not plan.sizes) or time.monotonic() > rows.deadline:
+        return None
+    progress(search.kinds[0].stage, 0.0)
+    if plan.sizes and search.shifts and rows.blocks is None:  # features of several kinds are in no order
+        rows = rows._replace(**find_order(rows.features)._asdict())
+    if unjudged:
+        everything = torch.arange(len(rows.labels))
+        judge = Judge(rows, [Fold(everything, everything)], plan)
+        kinds = [reduced for reduced in (kind.unjudged() for kind in search.kinds) if reduced is not None]
+        found = [candidate for kind in kinds for candidate in kind.candidates(judge)]
+        return Explored(rows, judge, found, {}, judged=False)
+    judge = Judge(rows, folds, plan, generator)
+    if not plan.sizes:
+        return Explored(rows, judge, [next(LinearKind((RAW.scaling,)).candidates(judge))], {}, judged=True)
+    closed, learned = _try_kinds(judge, search.kinds, progress)
+    losses = {each.specification.name: each.loss for each in [*closed, *learned]}
+    chosen = [learned[simplest_within_one_error([each.losses for each in learned])]] if learned else []
+    return Explored(rows, judge, [*closed, *chosen], losses, judged=True)
+
+
 def select(rows: Rows, plan: Plan, *, search: Search | None = None, progress: Progress = ignore) -> Choice:
     """Decide views, the learned views' size and training, weights and temperature on held-out folds.
 
@@ -107,40 +133,32 @@ def select(rows: Rows, plan: Plan, *, search: Search | None = None, progress: Pr
         progress: Told which stage begins.
 
     Returns:
-        The choice. Where fewer than half of the classes have two rows, a fixed mixture; without time, raw cosine.
+        The choice. Where fewer than half of the classes have two rows, the mixture of what needs no judge; without
+        time, raw cosine.
     """
     search = search or Search()
-    generator = torch.Generator().manual_seed(rows.seed)
-    folds = split_folds(rows.labels, rows.num_classes, generator, most=search.folds, groups=rows.groups)
     smallest = next((kind.smallest(plan, RAW) for kind in search.kinds if isinstance(kind, MLPKind)), None)
     raw_alone = Choice(((smallest or RAW, 1.0),), 0.1)
-    seen = int((torch.bincount(rows.labels) > 0).sum())
-    judged = len(rows.labels[torch.cat([fold.judge for fold in folds])].unique()) if folds else 0
-    unjudged = 2 * judged < seen  # most classes could not be judged
-    if seen < 2 or (unjudged and not plan.sizes) or time.monotonic() > rows.deadline:
+    explored = explore(rows, plan, search, progress)
+    if explored is None:
         return raw_alone
-    progress(search.kinds[0].stage, 0.0)
-    if plan.sizes and search.shifts and rows.blocks is None:  # features of several kinds are in no order
-        rows = rows._replace(shifts=find_shifts(rows.features))
-    if unjudged:
-        return _mix_unjudged(rows, plan, search, raw_alone)
-
-    judge = Judge(rows, folds, plan, generator)
+    judge, (raw, *_) = explored.judge, explored.candidates
     if not plan.sizes:
-        raw = next(LinearKind((RAW.scaling,)).candidates(judge))
         return raw_alone._replace(temperature=_fit_temperature(judge, raw))
-    closed, learned = _try_kinds(judge, search.kinds, progress)
-    raw, chosen = closed[0], learned[:0]
-    if learned:
-        chosen = [learned[simplest_within_one_error([each.losses for each in learned])]]
-    mixture, losses = _mix(judge, closed, chosen)
-    tried = {each.specification.name: each.loss for each in [*closed, *learned]} | {"mixture": float(losses.mean())}
+    mixture, cosines = _mix(explored, search.prior or published())
+    if mixture is None:
+        return raw_alone
+    if not explored.judged:
+        views = tuple((smallest or RAW if each == RAW else each, weight) for each, weight in mixture.views)
+        return mixture._replace(views=views)
+    losses = judge.losses(cosines)
+    tried = explored.losses | {"mixture": float(losses.mean())}
     if not worse_by_one_error(raw.losses, losses, most=WEIGHTS.never_forgiven, margin=-WEIGHTS.mixture_prior):
         return raw_alone._replace(temperature=_fit_temperature(judge, raw), losses=tried)
-    for each in chosen:
+    for each in (each for each in explored.candidates if isinstance(each.specification, MLP)):
         if worse_by_one_error(losses, each.losses, margin=WEIGHTS.mixture_prior):
-            return Choice(((each.specification, 1.0),), _fit_temperature(judge, each), rows.shifts, tried)
-    return mixture._replace(shifts=rows.shifts, losses=tried)
+            return Choice(((each.specification, 1.0),), _fit_temperature(judge, each), explored.rows.shifts, tried)
+    return mixture._replace(losses=tried)
 
 
 def _try_kinds(judge: Judge, kinds: Sequence[Kind], progress: Progress) -> tuple[list[Candidate], list[Candidate]]:
@@ -159,43 +177,19 @@ def _try_kinds(judge: Judge, kinds: Sequence[Kind], progress: Progress) -> tuple
     return closed, learned
 
 
-def _mix(judge: Judge, closed: Sequence[Candidate], chosen: Sequence[Candidate]) -> tuple[Choice, Tensor]:
-    """Return the mixture of candidates, and its log-losses (judged,)."""
-    pieces = [*closed, *chosen]
-    cosines = [piece.cosines for piece in pieces]
-    prior = [MIXTURE.shifted if piece.specification.shifted else 1.0 for piece in closed] + [1.0] * len(chosen)
-    weights = soft_weights(cosines, [piece.losses for piece in pieces], prior, keep_last=bool(chosen))
-    if chosen:  # what takes no training takes no fitted weights either
-        weights = fit_weights(cosines, judge.labels, judge.seen, weights, judge.weights)
+def _mix(explored: Explored, prior: Prior) -> tuple[Choice | None, Tensor]:
+    """Return the mixture of what was tried, None if no view tells rows apart, and its cosines (judged, num_classes)."""
+    judge, candidates = explored.judge, explored.candidates
+    cosines = [each.cosines for each in candidates]
+    names = [each.specification.name for each in candidates]
+    labels = judge.labels if explored.judged else None
+    evidence = gather_evidence(explored.rows, names, cosines, labels, judge.weights)
+    weights, factor = prior.weigh(evidence)
     mixed = torch.zeros_like(cosines[0])
     for each, weight in zip(cosines, weights.tolist(), strict=True):
         mixed += weight * each
-    factor, losses = judge.fit_temperature(mixed)
-    views = [
-        (piece.specification, weight) for piece, weight in zip(pieces, weights.tolist(), strict=True) if weight > 0
-    ]
-    return Choice(tuple(views), _temperature(factor)), losses
-
-
-def _mix_unjudged(rows: Rows, plan: Plan, search: Search, raw_alone: Choice) -> Choice:
-    """Return the mixture of what needs no judge, where no row can be one."""
-    everything = torch.arange(len(rows.labels))
-    judge = Judge(rows, [Fold(everything, everything)], plan)
-    kinds = [reduced for reduced in (kind.unjudged() for kind in search.kinds) if reduced is not None]
-    pieces = [candidate for kind in kinds for candidate in kind.candidates(judge)]
-    spread = torch.stack([piece.cosines.var(dim=1, correction=0).mean().sqrt() for piece in pieces])
-    prior = torch.tensor([MIXTURE.unjudged_raw if piece.specification == RAW else 1.0 for piece in pieces])
-    weights = torch.where(spread > 1e-9, prior / spread.clamp_min(1e-9), 0.0)
-    if not bool(weights.sum() > 0):
-        return raw_alone
-    (raw, _), *_ = raw_alone.views
-    views = [
-        (raw if piece.specification == RAW else piece.specification, weight)
-        for piece, weight in zip(pieces, (weights / weights.sum()).tolist(), strict=True)
-        if weight > 0
-    ]
-    factor = MIXTURE.unjudged_spread * float(weights.sum() / prior.sum())
-    return Choice(tuple(views), _temperature(factor), rows.shifts)
+    views = [(each.specification, weight) for each, weight in zip(candidates, weights.tolist(), strict=True) if weight]
+    return Choice(tuple(views), _temperature(factor), explored.rows.shifts) if views else None, mixed
 
 
 def _fit_temperature(judge: Judge, candidate: Candidate) -> float:

@@ -141,27 +141,50 @@ def solve_problem(
     progress = progress or ignore
     with untouched_globals():
         features, labels, num_classes = read_loaders(train_loader, val_loader, metadata)
-        features, origin = centre_columns(features)
-        order = order_rows(features, labels)
-        features, labels = features[order], labels[order]
-        if weights is not None:
-            weights = check_weights("solve", "weights", weights, n=len(labels))[order]
-            weights = weights / weights.max()
-            weights = None if bool((weights == 1).all()) else weights / weights.mean()
-        if groups is not None:
-            groups = groups[order].unique(return_inverse=True)[1]
+        problem, joined = pose_problem(features, labels, num_classes, seed, weights, groups, blocks)
         plan = plan_encoder(features.shape[1], num_classes, metadata.get("param_limit", PARAM_LIMIT))
-        scale = float(torch.linalg.vector_norm(features, dtype=torch.float64)) / math.sqrt(features.numel()) or 1.0
-        features.div_(scale)  # in place: these rows are a copy
-        rows = Rows(features, labels, num_classes, seed=seed, weights=weights, groups=groups, blocks=blocks)
-        rows, repeated, joined = pool_copies(rows)
-        searched = rows._replace(deadline=started + SELECTION_SHARE * time_limit)
-        problem = Problem(rows, scale, origin, repeated)
+        searched = problem.rows._replace(deadline=started + SELECTION_SHARE * time_limit)
         with comparable("solve", "train_loader"):
             choice = select(searched, plan, search=search, progress=progress)
             progress("final fit", SEARCH_SHARE)
             network = fit_choice(problem, choice, started + time_limit)
         return Solution(network.to(metadata.get("device", "cpu")), choice, problem, joined)
+
+
+def pose_problem(
+    features: Tensor,
+    labels: Tensor,
+    num_classes: int,
+    seed: int = 0,
+    weights: Tensor | None = None,
+    groups: Tensor | None = None,
+    blocks: Tensor | None = None,
+) -> tuple[Problem, Tensor | None]:
+    """Return a problem of samples as they came, and the number (groups,) of each group that was given.
+
+    Args:
+        features: (n, dim) float32 or float64, finite.
+        labels: (n,) int64 in [0, num_classes).
+        num_classes: Number of classes.
+        seed: As in `solve_problem`, and so are the others.
+        weights: The same.
+        groups: The same.
+        blocks: The same.
+    """
+    features, origin = centre_columns(features)
+    order = order_rows(features, labels)
+    features, labels = features[order], labels[order]
+    if weights is not None:
+        weights = check_weights("solve", "weights", weights, n=len(labels))[order]
+        weights = weights / weights.max()
+        weights = None if bool((weights == 1).all()) else weights / weights.mean()
+    if groups is not None:
+        groups = groups[order].unique(return_inverse=True)[1]
+    scale = float(torch.linalg.vector_norm(features, dtype=torch.float64)) / math.sqrt(features.numel()) or 1.0
+    features.div_(scale)  # in place: these rows are a copy
+    rows = Rows(features, labels, num_classes, seed=seed, weights=weights, groups=groups, blocks=blocks)
+    rows, repeated, joined = pool_copies(rows)
+    return Problem(rows, scale, origin, repeated), joined
 
 
 def fit_choice(problem: Problem, choice: Choice, deadline: float = math.inf) -> PrototypeNetwork:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from protonet.views.forest import ForestKind, ForestView
 from protonet.views.linear import LinearKind, LinearView
 from protonet.views.mlp import MLPKind, MLPView
+from protonet.views.patterns import PatternKind, PatternView
 from protonet.views.radial import RadialKind, RadialView
 from protonet.views.view import Kind, View
 
@@ -13,6 +14,7 @@ from protonet.views.view import Kind, View
 KINDS: tuple[tuple[type[Kind], type[View]], ...] = (
     (LinearKind, LinearView),
     (RadialKind, RadialView),
+    (PatternKind, PatternView),
     (ForestKind, ForestView),
     (MLPKind, MLPView),
 )

@@ -119,8 +119,8 @@ class LinearKind:
         return cls()
 
     def unjudged(self) -> LinearKind:
-        """Return raw features alone."""
-        return LinearKind(("raw",))
+        """Return what one row per class allows."""
+        return LinearKind(tuple(each for each in self.scalings if not Linear(each).least_degrees))
 
     def candidates(self, judge: Judge) -> Iterator[Candidate]:
         """Judge each scaling; what others may read is kept."""

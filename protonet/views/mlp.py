@@ -24,7 +24,7 @@ from protonet.losses import CHUNK, class_means, cosine_cross_entropy, episodic_l
 from protonet.optimizer import StackOptimizer
 from protonet.sampling import index_classes, sample_episodes
 from protonet.scoring import simplest_within_one_error, worse_by_one_error
-from protonet.views.judge import Candidate, Judge
+from protonet.views.judge import PRUNING, Candidate, Judge
 from protonet.views.linear import Linear, LinearView
 from protonet.views.shifts import shift_rows
 from protonet.views.view import Graph, LinearMap, Rows, Stored, View, expect, need_source
@@ -183,7 +183,8 @@ class MLPKind:
         rows, plan = judge.rows, judge.plan
         readable = [each for each in judge.found if isinstance(each.specification, Linear)]
         base = readable[simplest_within_one_error([each.losses for each in readable])].specification
-        shifted = min(judge.found, key=lambda each: each.loss).specification.shifted
+        leader = min(judge.found, key=lambda each: each.loss)
+        shifted = leader.specification.shifted
         smallest = self.smallest(plan, cast(Linear, base))
         if smallest is None:
             return
@@ -197,21 +198,25 @@ class MLPKind:
             for source, fold in zip(sources, judge.folds, strict=True)
         ]
         dim = tasks[0].z.shape[1]
-        best, best_size = untrained, (0, 0)
-        for members, hidden in plan.sizes[: self.sizes]:
+        best, best_size, sizes = untrained, (0, 0), plan.sizes[: self.sizes]
+        for number, (members, hidden) in enumerate(sizes):
             if judge.late():
                 return
-            if members > 1 and best_size != (1, hidden):
-                break  # every number of hidden units is tried, but more members only of one that beat the others
+            # A larger one is tried only where the last one beat the others, and keeps up with the best view.
+            if number > 1 and (best_size != sizes[number - 1] or worse_by_one_error(best.losses, leader.losses)):
+                break
+            if number > 1 and len(judge.labels) < PRUNING.least_rows:
+                break  # so few rows do not tell sizes apart
             stack = ResidualMLPs(members * len(tasks), dim, hidden, plan.embedding_dim, judge.generator)
             repeated = [task for task in tasks for _ in range(members)]
             cost = len(repeated) * count_mlp_parameters(dim, hidden, plan.embedding_dim)
             best_of_size = untrained
+            wanted = self.steps if number else self.steps[:1]  # the least one is the linear view, and little more
             for steps, average in train(
                 stack,
                 repeated,
                 rows.num_classes,
-                steps=[steps for steps in self.steps if steps * cost <= self.work] or self.steps[:1],
+                steps=[steps for steps in wanted if steps * cost <= self.work] or wanted[:1],
                 generator=judge.generator,
                 deadline=rows.deadline,
                 recipe=self.recipe,

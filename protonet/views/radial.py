@@ -132,9 +132,8 @@ class RadialKind:
         return cls()
 
     def unjudged(self) -> RadialKind:
-        """Return the plain views and the shifted ones, with one bandwidth and ridge."""
-        plain = [view for view in self.views if view.shifted or (view.source == STANDARDISED and not view.squash)]
-        return RadialKind(tuple(plain), UNJUDGED[:1], UNJUDGED[1:])
+        """Return the same views, with one bandwidth and ridge."""
+        return RadialKind(self.views, UNJUDGED[:1], UNJUDGED[1:])
 
     def candidates(self, judge: Judge) -> Iterator[Candidate]:
         """Judge each view at its best setting, where the work allows two units per class; no more if it is late."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,8 +37,15 @@ class ShiftRules:
 SHIFTS = ShiftRules()
 
 
-def find_shifts(x: Tensor) -> tuple[int, ...]:
-    """Find the offsets, along the features, by which rows may be shifted.
+class Order(NamedTuple):
+    """The order that features are in."""
+
+    shifts: tuple[int, ...] = (0,)  #: Offsets by which rows may be shifted, 0 first.
+    width: int = 0  #: Features of a line of a picture, or of a whole series; 0 where they are in no order.
+
+
+def find_order(x: Tensor) -> Order:
+    """Find whether features are in an order, and the offsets, along them, by which rows may be shifted.
 
     Where features are alike at a distance of one, they are a series, shifted both ways by the distances that change
     it by ``SHIFTS.changes``. If they are alike again at a larger distance, that is the width of an image, shifted to
@@ -47,18 +55,18 @@ def find_shifts(x: Tensor) -> tuple[int, ...]:
         x: (n, dim) float32 features.
 
     Returns:
-        Offsets, 0 first, as many as leave no more than ``SHIFTS.most_rows`` rows; (0,) where features are in no order.
+        The order; as many offsets as leave no more than ``SHIFTS.most_rows`` rows, (0,) where features are in none.
 
     Source: virtual samples, as in Niyogi, Girosi and Poggio, "Incorporating prior information in machine learning by
         creating virtual examples" (1998).
     """
     n, dim = x.shape
     if n < 3:
-        return (0,)
+        return Order()
     rows = x[:: math.ceil(n / SHIFTS.rows_seen)]
     farthest = min(dim // 2, math.ceil(4 * math.sqrt(dim)), int(SHIFTS.work / rows.numel()))
     if farthest < 3:
-        return (0,)
+        return Order()
     rough, related = _compare_features(rows, farthest)
     alike = [r < SHIFTS.alike and q > SHIFTS.correlated for r, q in zip(rough, related, strict=True)]
     again = [
@@ -81,7 +89,9 @@ def find_shifts(x: Tensor) -> tuple[int, ...]:
         steps = []
     shifts = [0, *(sign * step for step in steps for sign in (1, -1))]
     most = SHIFTS.most_rows // n
-    return tuple(shifts[: most - 1 + most % 2]) if most >= 3 else (0,)  # both ways or not at all
+    both_ways = tuple(shifts[: most - 1 + most % 2]) if most >= 3 else (0,)
+    picture = period and dim % period == 0
+    return Order(both_ways, (period if picture else dim) if alike[1] else 0)
 
 
 def shift_rows(x: Tensor, shifts: tuple[int, ...]) -> Tensor:

@@ -31,6 +31,7 @@ class Rows(NamedTuple):
     num_classes: int  #: Number of classes.
     shifts: tuple[int, ...] = (0,)
     """Offsets of the copies that shifted views are fitted to, 0 first; see `protonet.views.shifts`."""
+    width: int = 0  #: Features of a line of a picture, or of a whole series; 0 where they are in no order.
     seed: int = 0  #: Of first weights and episodes.
     deadline: float = math.inf  #: ``time.monotonic()`` after which training takes no further step.
     weights: Tensor | None = None

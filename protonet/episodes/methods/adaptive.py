@@ -1,8 +1,7 @@
 """The solver's closed forms for batches of episodes: a mixture of views of the features, weighted by their losses.
 
 Views are judged by leaving out one support row at a time, which needs no further fits for class means and for kernel
-ridge regression. Where most classes have a single support row, none can be left out, and the mixture is fixed, as in
-`protonet.fit.search`.
+ridge regression. Where most classes have a single support row, none can be left out, and the mixture is fixed.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from torch import Tensor
 
 from protonet.episodes.batch import Episodes
 from protonet.episodes.methods.common import one_hot, squared_distances
-from protonet.fit.search import MIXTURE
 from protonet.scoring import WEIGHTS
 from protonet.views.linear import LINEAR
 from protonet.views.radial import UNJUDGED
@@ -34,6 +32,8 @@ class Settings:
     newton_steps: int = 12  #: Of the temperature's fit.
     most_change: float = 1.0  #: Of the logarithm of the temperature in one Newton step.
     judged_per_class: float = 0.5  #: Fewest support rows that can be left out, per class, for weights to be fitted.
+    unjudged_raw: float = 3.0  #: Weight of raw cosine where nothing can be left out, others' being 1 ...
+    unjudged_spread: float = 1.5  #: ... and the standard deviation of the logits there.
     least: float = 1e-6  #: Norms, standard deviations and weights are at least this.
     least_square: float = 1e-9  #: Distances up to this are between equal rows; mean squares are at least this.
     least_slope: float = 1e-12  #: Second derivatives in Newton steps are at least this.
@@ -77,7 +77,7 @@ def adaptive(episodes: Episodes) -> Tensor:
     with_bias = [F.pad(rows, (0, 1), value=LINEAR.bias) for rows in scaled]
     gaussian = [squared_distances(scaled[0], rows) for rows in scaled]
     laplacian = [torch.cdist(scaled[0], rows, p=1.0) for rows in scaled]
-    views = [_prototype_view((support, query), hot, unjudged=MIXTURE.unjudged_raw)]
+    views = [_prototype_view((support, query), hot, unjudged=SETTINGS.unjudged_raw)]
     views += [_prototype_view(centred, hot), _prototype_view(with_bias, hot)]
     views += _kernel_views(gaussian, hot) + _kernel_views(laplacian, hot)
     views += _linear_views(centred, hot) + _linear_views(scaled, hot)
@@ -96,7 +96,7 @@ def adaptive(episodes: Episodes) -> Tensor:
     weights = (weights / weights.sum(dim=1, keepdim=True))[:, :, None, None] / spread
     mixed = (weights * left_out).sum(dim=1, keepdim=True)
     factor, _ = _fit_temperature(mixed, hot[:, None], judged[:, None])
-    factor = torch.where(enough, factor, MIXTURE.unjudged_spread)[:, :, None]
+    factor = torch.where(enough, factor, SETTINGS.unjudged_spread)[:, :, None]
     scores = (weights * torch.stack([view.query for view in views], dim=1)).sum(dim=1)
     return factor * scores
 

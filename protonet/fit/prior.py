@@ -1,0 +1,262 @@
+"""What was learned from thousands of small problems: how much to believe of each view, and how sure to be.
+
+A small network, equivariant over views, turns what is seen of a problem and of each view on its held-out rows into the
+weights of the mixture and its temperature. It starts from the weights that the held-out rows alone suggest, and was
+trained episodically, a whole problem an episode, on the log-loss of rows to judge on: `python -m analysis prior`. Its
+numbers are data, buffers: nothing of a user's problem touches them.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from protonet.fit.prior_numbers import NUMBERS
+from protonet.scoring import WEIGHTS, fit_temperature, fit_weights, soft_weights
+from protonet.views.view import Rows
+
+#: What a view may be, as its name says; another word says nothing.
+WORDS = (
+    "raw",
+    "centred",
+    "standardised",
+    "relevant",
+    "robust",
+    "whitened",
+    "squashed",
+    "gaussian",
+    "laplacian",
+    "shifted",
+    "patterns",
+    "local",
+    "forest",
+    "learned",
+)
+VIEW_FEATURES, PROBLEM_FEATURES = 10, 23  #: Numbers that are seen of each view, and of the problem.
+HIDDEN = 32  #: Units of each layer.
+LEAST_SPREAD = 1e-6  #: Of a view's cosines; with less, it tells no rows apart.
+LEAST = -9.0  #: Logarithm of the least influence that is told apart from none.
+LEAST_FACTOR = 0.05  #: Of what multiplies the cosines over their spread.
+SPREAD = 1.5  #: Standard deviation of the logits where no row can judge, before what was learned.
+
+
+class Evidence(NamedTuple):
+    """What is seen of a problem and its views."""
+
+    views: Tensor  #: (views, view features) float32
+    words: Tensor  #: (views, words) float32, 0 or 1
+    problem: Tensor  #: (problem features,) float32
+    start: Tensor  #: (views,) float32: logarithms of the influences that held-out rows suggest
+    spread: Tensor  #: (views,) float64: standard deviation of each view's cosines over the classes of a row
+    factor: float  #: On the sum of the influences times the cosines over their spread: what held-out rows suggest.
+
+
+def spell(name: str) -> Tensor:
+    """Return which words (words,) a view's name has."""
+    said = set(name.replace(":", " ").replace(",", " ").split())
+    return torch.tensor([float(word in said) for word in WORDS])
+
+
+def describe_rows(rows: Rows) -> Tensor:
+    """Return what labelled rows look like, (problem features,) float32, whatever units their features have."""
+    x = rows.features
+    n, dim = x.shape
+    counts = torch.bincount(rows.labels, minlength=rows.num_classes)
+    counts = counts[counts > 0].double()
+    centred = (x - x.mean(dim=0)).double()
+    deviation = centred.square().mean(dim=0).sqrt()
+    varies = deviation > 1e-6 * deviation.max().clamp_min(1e-30)
+    deviation, centred = deviation[varies].clamp_min(1e-30), centred[:, varies]
+    if not len(deviation):
+        deviation, centred = torch.ones(1, dtype=torch.float64), centred.new_zeros(n, 1)
+    unit = centred / deviation
+    values = x[:, varies] if bool(varies.any()) else x
+    ordered = values.sort(dim=0).values
+    distinct = (ordered[1:] > ordered[:-1]).double().mean() if n > 1 else torch.tensor(1.0)
+    beside = (unit[:, 1:] * unit[:, :-1]).mean(dim=0).abs().mean() if unit.shape[1] > 1 else torch.tensor(0.0)
+    blocks = dim if rows.blocks is None else int(rows.blocks.max()) + 1
+    found = [
+        math.log(n),
+        math.log(dim),
+        math.log(len(counts)),
+        float(counts.log().mean()),
+        float(counts.min().log()),
+        math.log(n / dim),
+        float(rows.blocks is not None),
+        math.log(blocks / dim),
+        math.log(len(rows.shifts)),
+        math.log(_spread_of_spectrum(centred) / min(n, dim)),
+        math.log(_spread_of_spectrum(unit) / min(n, dim)),
+        float(deviation.log().std(correction=0)),
+        math.log1p(float(x.mean(dim=0).double().square().sum() / deviation.square().sum())),
+        math.log(float(unit.pow(4).mean()) + 0.1),
+        float(distinct),
+        float((x == 0).double().mean()),
+        float((x.amin(dim=0) >= 0).double().mean()),
+        float(beside),
+    ]
+    return torch.tensor(found, dtype=torch.float32).clamp(-12, 12)
+
+
+def _spread_of_spectrum(x: Tensor) -> float:
+    """Return over how many directions rows (n, dim) spread: the participation ratio of their eigenvalues, >= 1."""
+    gram = x @ x.T if len(x) < x.shape[1] else x.T @ x
+    square = float(gram.square().sum())
+    return max(1.0, float(gram.trace()) ** 2 / square) if square > 0 else 1.0
+
+
+def gather_evidence(
+    rows: Rows, names: Sequence[str], cosines: Sequence[Tensor], labels: Tensor | None, weights: Tensor | None = None
+) -> Evidence:
+    """Return the evidence on some views.
+
+    Args:
+        rows: The labelled rows, with their shifts.
+        names: Of the views, at least one.
+        cosines: Of each view, (n, num_classes), of rows held out; or of the labelled rows where none can be.
+        labels: (n,) of the rows held out; None where there are none: then only the cosines' spread is looked at.
+        weights: (n,) float64 of the rows held out, about 1; None for 1.
+    """
+    seen = torch.bincount(rows.labels, minlength=rows.num_classes) > 0
+    words = torch.stack([spell(name) for name in names])
+    stacked = torch.stack(list(cosines))[:, :, seen].double()  # (views, n, seen)
+    spread = stacked.var(dim=2, correction=0).mean(dim=1).sqrt()
+    size = (spread.clamp_min(LEAST_SPREAD) / spread.max().clamp_min(LEAST_SPREAD)).log()
+    columns = [size.clamp_min(LEAST), (spread < LEAST_SPREAD).double()]
+    problem = describe_rows(rows)
+    if labels is None:
+        start = torch.where(spread > LEAST_SPREAD, 0.0, LEAST)
+        columns += [torch.zeros(len(names), dtype=torch.float64)] * 8
+        problem, factor = torch.cat([problem, torch.zeros(5)]), SPREAD
+    else:
+        n, most = len(labels), math.log(max(2, int(seen.sum())))
+        losses = torch.stack([fit_temperature(each, labels, seen, weights)[1] for each in cosines])  # (views, n)
+        means = losses.mean(dim=1)
+        best = int(means.argmin())
+        error = (losses - losses[best]).std(dim=1, correction=0) / math.sqrt(n)
+        right = torch.stack([(each.argmax(dim=1) == labels).double().mean() for each in cosines])
+        soft = soft_weights(list(cosines), list(losses))
+        joint = fit_weights(list(cosines), labels, seen, soft, weights)
+        influences = [(each * spread / (each * spread).sum().clamp_min(1e-30)) for each in (soft, joint)]
+        start = influences[1].clamp_min(math.exp(LEAST)).log()
+        scaled = stacked / spread.clamp_min(LEAST_SPREAD)[:, None, None]
+        mixed = torch.tensordot(influences[1], scaled, dims=1)  # (n, seen)
+        places = (seen.cumsum(dim=0) - 1)[labels]
+        factor, own = fit_temperature(mixed, places, torch.ones(mixed.shape[1], dtype=torch.bool), weights)
+        wrong = (factor * mixed).softmax(dim=1) - F.one_hot(places, mixed.shape[1])
+        pull = factor * torch.einsum("nc,vnc->v", wrong, scaled) / n  # of the mixture's loss along each influence
+        flat = scaled - scaled.mean(dim=2, keepdim=True)
+        common = mixed - mixed.mean(dim=1, keepdim=True)
+        norms = flat.square().sum(dim=(1, 2)).sqrt() * common.square().sum().sqrt()
+        alike = torch.einsum("vnc,nc->v", flat, common) / norms.clamp_min(LEAST_SPREAD)
+        columns += [
+            (means - means[best]).clamp_max(3.0),
+            ((means - means[best]) / error.clamp_min(1e-3)).clamp_max(6.0),
+            means / most,
+            right - right.max(),
+            influences[0].clamp_min(math.exp(LEAST)).log(),
+            start,
+            (pull - (influences[1] * pull).sum()).clamp(-3, 3),
+            alike,
+        ]
+        mixed_right = float((mixed.argmax(dim=1) == places).double().mean())
+        held = [1.0, math.log(n), float(own.mean()) / most, mixed_right, math.log(max(factor, LEAST_FACTOR))]
+        problem = torch.cat([problem, torch.tensor(held)])
+    views = torch.stack(columns, dim=1).float()
+    return Evidence(views, words, problem.float(), start.float(), spread, max(factor, LEAST_FACTOR))
+
+
+class Prior(nn.Module):
+    """From evidence to influences and the temperature; untrained, what the held-out rows suggest."""
+
+    view_mean: Tensor
+    view_deviation: Tensor
+    problem_mean: Tensor
+    problem_deviation: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, size in (("view", VIEW_FEATURES), ("problem", PROBLEM_FEATURES)):
+            self.register_buffer(f"{name}_mean", torch.zeros(size))
+            self.register_buffer(f"{name}_deviation", torch.ones(size))
+        self.first = nn.Linear(VIEW_FEATURES + len(WORDS) + PROBLEM_FEATURES, HIDDEN)
+        self.second = nn.Linear(2 * HIDDEN, HIDDEN)
+        self.score = nn.Linear(HIDDEN, 1, bias=False)
+        self.belief = nn.Linear(HIDDEN + PROBLEM_FEATURES, HIDDEN)
+        self.size = nn.Linear(HIDDEN, 1)
+        self.trust = nn.Parameter(torch.zeros(1))  # in what the held-out rows suggest, a logarithm
+        for layer in (self.score, self.size):
+            nn.init.zeros_(layer.weight)
+        nn.init.zeros_(self.size.bias)
+
+    def forward(
+        self, views: Tensor, words: Tensor, problem: Tensor, start: Tensor, there: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the logarithms of the influences (tasks, views), and of what multiplies the factor (tasks,).
+
+        Args:
+            views: (tasks, views, view features).
+            words: (tasks, views, words).
+            problem: (tasks, problem features).
+            start: (tasks, views).
+            there: (tasks, views) bool: which views there are, at least one.
+        """
+        views = (views - self.view_mean) / self.view_deviation
+        problem = (problem - self.problem_mean) / self.problem_deviation
+        wide = problem[:, None].expand(-1, views.shape[1], -1)
+        hidden = F.gelu(self.first(torch.cat([views, words, wide], dim=2)))
+        share = start.masked_fill(~there, -torch.inf).softmax(dim=1)
+        context = (share[..., None] * hidden).sum(dim=1)  # (tasks, hidden)
+        both = torch.cat([hidden, context[:, None].expand_as(hidden)], dim=2)
+        second = F.gelu(self.second(both))
+        score = start * self.trust.exp() + self.score(second)[..., 0]
+        log_share = score.masked_fill(~there, -torch.inf).log_softmax(dim=1)
+        after = (log_share.exp()[..., None] * second).sum(dim=1)
+        size = self.size(F.gelu(self.belief(torch.cat([after, problem], dim=1))))[:, 0]
+        return log_share, size
+
+    @torch.no_grad()
+    def weigh(self, evidence: Evidence) -> tuple[Tensor, float]:
+        """Return the weights (views,) float64 of the views' cosines, summing to 1, and the factor on their mixture.
+
+        Views of less than ``WEIGHTS.least_share`` of the influence get 0, and so does any that tells no rows apart.
+        """
+        there = evidence.spread > LEAST_SPREAD
+        if not bool(there.any()):
+            return torch.zeros_like(evidence.spread), 0.0
+        given = (evidence.views, evidence.words, evidence.problem, evidence.start, there)
+        log_share, size = self(*(each[None] for each in given))
+        share = log_share[0].double().exp()
+        share = torch.where(share >= min(WEIGHTS.least_share, float(share.max())), share, 0.0)
+        weights = torch.where(there, share / share.sum() / evidence.spread.clamp_min(LEAST_SPREAD), 0.0)
+        return weights / weights.sum(), evidence.factor * float(size.exp() * weights.sum())
+
+
+def write_numbers(prior: Prior) -> str:
+    """Return the numbers of a prior as text: float16, little-endian, base64."""
+    every = torch.cat([value.flatten() for value in prior.state_dict().values()])
+    return base64.b64encode(every.to(torch.float16).numpy().astype("<f2").tobytes()).decode()
+
+
+def read_numbers(text: str) -> Prior:
+    """Return the prior that `write_numbers` wrote."""
+    prior = Prior()
+    numbers = torch.from_numpy(np.frombuffer(base64.b64decode(text), "<f2").astype(np.float32))
+    state = prior.state_dict()
+    parts = numbers.split([value.numel() for value in state.values()])
+    prior.load_state_dict({name: part.view(state[name].shape) for name, part in zip(state, parts, strict=True)})
+    return prior.requires_grad_(False)
+
+
+@functools.cache
+def published() -> Prior:
+    """Return the prior that comes with the library, trained on all tasks."""
+    return read_numbers("".join(NUMBERS))
