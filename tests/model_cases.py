@@ -10,6 +10,7 @@ from protonet.files.model import Model
 from protonet.views.forest import Forest
 from protonet.views.linear import Linear
 from protonet.views.mlp import MLPView, ResidualMLPs
+from protonet.views.patterns import Patterns
 from protonet.views.radial import Radial
 from protonet.views.view import Rows, View
 from tests.strategies import blobs
@@ -43,6 +44,7 @@ def make_network(*, learned: bool = True, raw: bool = False) -> PrototypeNetwork
         mlps = ResidualMLPs(2, 8, 3, 11, generator)
         torch.nn.init.normal_(mlps.last, generator=generator)
         views.append(MLPView(linear["raw"].map, mlps))
+    views += [Patterns(8, 2, 0.1).fit(rows), Patterns(4, 1, 0.1).fit(rows)]
     encoder = Encoder(views, torch.ones(len(views)), input_dim=8)
     network = PrototypeNetwork(encoder, embedding_dim=encoder.embedding_dim, num_classes=6, temperature=0.07)
     encoder.scale.fill_(1.5)

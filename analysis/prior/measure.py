@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,36 +12,48 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from analysis.prior.tasks import Task, draw_task
+from protonet._writing import write_whole
+from protonet.fit.prior import Evidence, gather_evidence
 from protonet.fit.search import Search, explore
-from protonet.fit.solver import PARAM_LIMIT, _fit_view, pose_problem, untouched_globals
+from protonet.fit.solver import PARAM_LIMIT, fit_view, pose_problem, untouched_globals
 from protonet.losses import class_means
 from protonet.views.mlp import plan_encoder
-from protonet.views.view import Specification, View
+from protonet.views.view import Rows, Specification, View
 
 
-def measure(task: Task, search: Search | None = None) -> dict[str, Any] | None:
-    """Return what is known of a task's views as arrays; None where nothing was tried.
+class Measured(NamedTuple):
+    """A task as the prior is trained on it."""
+
+    name: str
+    kin: str
+    judged: bool  #: Were rows held out?
+    evidence: Evidence
+    cosines: Tensor  #: (views, m, classes) float16, of rows to judge on
+    truth: Tensor  #: (m,) their classes
+
+
+def measure(task: Task) -> dict[str, np.ndarray]:
+    """Return what is known of a task's views as arrays; none where there is nothing but raw cosine.
 
     ``held`` (views, n, classes) are cosines out of fold, ``labels`` (n,) their classes; ``judged`` (views, m, classes)
-    those of the rows to judge on, ``truth`` (m,) their classes; ``views`` (views,) the names; ``x`` and ``y`` the
-    rows as views are fitted to them.
+    those of the rows to judge on, ``truth`` (m,) their classes; ``views`` (views,) the names; ``x``, ``y``, ``blocks``
+    and ``shifts`` the rows as views are fitted to them.
     """
     started = time.process_time()
     with untouched_globals():
         y = torch.from_numpy(task.y).long()
         num_classes = max(2, int(y.max()) + 1)
         problem, _ = pose_problem(torch.from_numpy(task.x.copy()), y, num_classes, blocks=task.blocks)
-        plan = plan_encoder(task.x.shape[1], num_classes, PARAM_LIMIT)
-        explored = explore(problem.rows, plan, search or Search())
+        explored = explore(problem.rows, plan_encoder(task.x.shape[1], num_classes, PARAM_LIMIT), Search())
         if explored is None:
-            return None
-        rows, fitted = explored.rows, {}
-        test = ((torch.from_numpy(task.test_x) - problem.origin) / problem.scale).float()
-        judged = torch.stack([_cosines(each.specification, rows, fitted, test) for each in explored.candidates])
+            return {}
+        fitted: dict[Specification, View] = {}
+        rows, test = explored.rows, ((torch.from_numpy(task.test_x) - problem.origin) / problem.scale).float()
+        judged = torch.stack([_classify(each.specification, rows, fitted, test) for each in explored.candidates])
     held = torch.stack([each.cosines for each in explored.candidates])
     return {
-        "name": task.name,
-        "kin": task.kin,
+        "name": np.array(task.name),
+        "kin": np.array(task.kin),
         "views": np.array([each.specification.name for each in explored.candidates]),
         "held": held.numpy().astype(np.float16),
         "labels": explored.judge.labels.numpy().astype(np.int16),
@@ -51,34 +63,47 @@ def measure(task: Task, search: Search | None = None) -> dict[str, Any] | None:
         "y": rows.labels.numpy().astype(np.int16),
         "blocks": np.zeros(0, np.int16) if rows.blocks is None else rows.blocks.numpy().astype(np.int16),
         "shifts": np.array(rows.shifts),
-        "was_judged": explored.judged,
-        "seconds": time.process_time() - started,
+        "was_judged": np.array(explored.judged),
+        "seconds": np.array(time.process_time() - started),
     }
 
 
-def _cosines(specification: Specification, rows: Any, fitted: dict[Specification, View], test: Tensor) -> Tensor:
-    """Return the cosines (m, classes) of rows to the prototypes of a view that is fitted to all rows."""
-    view = _fit_view(specification, rows, fitted)
+def _classify(specification: Specification, rows: Rows, fitted: dict[Specification, View], test: Tensor) -> Tensor:
+    """Return the cosines (m, classes) of rows (m, dim) to the prototypes of a view that is fitted to all rows."""
+    view = fit_view(specification, rows, fitted)
 
     def embed(x: Tensor) -> Tensor:
         parts: Tensor = view(x if view.source is None else view.source(x))
         return F.normalize(parts.unflatten(1, (len(view.sizes), -1)), dim=2)  # (n, parts, width)
 
     with torch.no_grad():
-        own = embed(rows.features).flatten(1)
-        means, _ = class_means(own, rows.labels, rows.num_classes, rows.weights)
+        means, _ = class_means(embed(rows.features).flatten(1), rows.labels, rows.num_classes, rows.weights)
         prototypes = F.normalize(means.unflatten(1, (len(view.sizes), -1)), dim=2)
         return torch.einsum("npw,cpw->nc", embed(test), prototypes) / len(view.sizes)
 
 
-def measure_all(numbers: list[int], folder: Path) -> None:
-    """Measure tasks by number, each into a file; those that are there are left alone."""
-    for number in numbers:
-        path = folder / f"{number:05d}.npz"
-        if path.exists():
-            continue
+def measure_number(folder: str, number: int) -> float:
+    """Measure a task by its number into a file of a folder, unless it is there; return the seconds that it took."""
+    path = Path(folder) / f"{number:05d}.npz"
+    started = time.process_time()
+    if not path.exists():
         found = measure(draw_task(number))
-        temporary = path.with_suffix(".tmp")
-        with temporary.open("wb") as file:
-            np.savez(file, **(found or {"views": np.zeros(0, str)}))
-        temporary.replace(path)
+        write_whole(path, lambda file: np.savez(file, **found))  # type: ignore[arg-type]
+    return time.process_time() - started
+
+
+def load_measured(path: Path) -> Measured | None:
+    """Load a measured task, and gather the evidence on its views; None where nothing was tried."""
+    with np.load(path) as stored:
+        if "views" not in stored:
+            return None
+        arrays = {name: stored[name] for name in stored.files}
+    whole = {name: torch.from_numpy(arrays[name].astype(np.int64)) for name in ("y", "labels", "truth", "blocks")}
+    held = torch.from_numpy(arrays["held"].astype(np.float32))
+    blocks = whole["blocks"] if len(whole["blocks"]) else None
+    shifts = tuple(arrays["shifts"].tolist())
+    rows = Rows(torch.from_numpy(arrays["x"]), whole["y"], held.shape[2], shifts=shifts, blocks=blocks)
+    names, judged = arrays["views"].tolist(), bool(arrays["was_judged"])
+    evidence = gather_evidence(rows, names, list(held), whole["labels"] if judged else None)
+    cosines = torch.from_numpy(arrays["judged"])
+    return Measured(str(arrays["name"]), str(arrays["kin"]), judged, evidence, cosines, whole["truth"])

