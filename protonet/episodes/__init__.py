@@ -3,7 +3,7 @@
 Evaluation, from below: `draws` numbers episodes, `batch` gathers their rows, `methods` classify them, with settings
 that `keywords` reads and `choice` applies; `evaluation` scores the methods, `state` keeps the scores, `statistics`
 compares them, `report` writes the result. `material` is what an evaluation needs (`sources`, `normalization`), `tuning`
-chooses settings, `experiment` is the whole evaluation, and `compare` that of several runs' files.
+chooses settings, `experiment` is the whole evaluation, `study` many of them, and `compare` is of several runs' files.
 Meta-training: `backbones` are trained on the `tasks` by the loop in `meta`, with `checkpoints`; `train` is the command.
 """
 

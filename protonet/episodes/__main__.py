@@ -1,6 +1,6 @@
 """Few-shot experiments: ``python -m protonet.episodes`` evaluates methods.
 
-``... train`` meta-trains an encoder; ``... compare`` compares files of several evaluations.
+``... train`` meta-trains an encoder; ``... compare`` compares files of several evaluations; ``... study`` runs many.
 
 Slow imports wait until the arguments are checked.
 """
@@ -45,6 +45,7 @@ transductive methods, which use all queries of an episode together:\n  {_wrap(TR
 other names:\n  {", ".join(f"{alias} for {name}" for alias, name in ALIASES.items())}
 meta-training:\n  python -m protonet.episodes train --help
 the --json files of two runs, compared by episode:\n  python -m protonet.episodes compare --help
+many runs from a TOML file, and sweeps:\n  python -m protonet.episodes study --help
 several processes, with the same results:\n  torchrun --nproc-per-node 2 -m protonet.episodes ..."""
     data = parser.add_argument_group("data")
     text = "glyphs (default), digits, synthetic:FAMILY, FEATURES.npz, TABLE.csv, a folder of images by class, "
@@ -201,12 +202,25 @@ def compare(arguments: Sequence[str] | None) -> None:
     run_compare(arguments)
 
 
+def study(arguments: Sequence[str] | None) -> None:
+    """Run the study that the arguments name."""
+    from protonet.episodes.study import run_study  # noqa: PLC0415 - as above
+
+    parser = Parser(f"{PROG} study", "Run all evaluations of a TOML file, and print a table of their accuracies.")
+    parser.epilog = "Further options are those of an evaluation; they are set for all of them."
+    parser.add_argument("file", metavar="STUDY.toml", help="options of an evaluation; lists of values are swept")
+    options, more = parser.parse_known_args(arguments)
+    names = [name.replace("_", "-") for name in vars(make_parser().parse_args([]))]
+    run_study(Path(options.file), names, more, run)
+
+
+COMMANDS = {"train": train, "compare": compare, "study": study}
+
+
 def main(arguments: Sequence[str]) -> int:
-    """Run the evaluation or, if it comes first, ``train`` or ``compare``; return the exit code."""
-    if arguments[:1] == ["train"]:
-        return run_command(f"{PROG} train", train, arguments[1:])
-    if arguments[:1] == ["compare"]:
-        return run_command(f"{PROG} compare", compare, arguments[1:])
+    """Run the evaluation or the one of ``COMMANDS`` that comes first; return the exit code."""
+    if arguments and arguments[0] in COMMANDS:
+        return run_command(f"{PROG} {arguments[0]}", COMMANDS[arguments[0]], arguments[1:])
     return run_command(PROG, run, arguments)
 
 

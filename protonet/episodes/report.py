@@ -146,16 +146,16 @@ def tabulate(summary: Summary) -> list[Table]:
     rows = []
     for name in order:
         own = methods[name]
-        row = [name, _percent(own["accuracy"], own["half_width"])]
+        row = [name, percent(own["accuracy"], own["half_width"])]
         row += _compare(summary, against or best, name, signed=against is not None) if several else []
         row += [f"{100 * own['calibration_error']:.1f}"] if calibrated else []
-        rows.append(row + ([_percent(own["auroc"], own["auroc_half_width"])] if opened else []))
+        rows.append(row + ([percent(own["auroc"], own["auroc_half_width"])] if opened else []))
     tables: list[Table] = [(header, rows)]
     shots = list(methods[best].get("by_shot", ()))
     if len(shots) > 1:
         rows = [[name] for name in order]
         for row in rows:
-            row += [_percent(each["accuracy"], each["half_width"]) for each in methods[row[0]]["by_shot"].values()]
+            row += [percent(each["accuracy"], each["half_width"]) for each in methods[row[0]]["by_shot"].values()]
         tables.append((["accuracy, %", *(f"{count}-shot" for count in shots)], rows))
     return tables
 
@@ -175,15 +175,15 @@ def write_tables(outputs: Mapping[str, Path], summary: Summary) -> None:
     """Write the tables of a summary to those paths of ``outputs`` that are under ``latex`` and ``markdown``."""
     for kind, form in (("latex", format_latex), ("markdown", format_table)):
         if kind in outputs:
-            _write_text(outputs[kind], "\n".join(form(*table) for table in tabulate(summary)))
+            write_text(outputs[kind], "\n".join(form(*table) for table in tabulate(summary)))
 
 
-def _write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
     """Write a text, whole or not at all."""
     write_whole(path, lambda file: file.write(text.encode()))
 
 
-def _percent(share: float | None, half: float | None) -> str:
+def percent(share: float | None, half: float | None) -> str:
     """Format a share and its half-width in percent, such as ``71.23 ±0.40``; None becomes an empty text."""
     return "" if share is None else f"{100 * share:.2f}" + ("" if half is None else f" ±{100 * half:.2f}")
 
@@ -194,7 +194,7 @@ def _compare(summary: Summary, best: str, name: str, *, signed: bool) -> tuple[s
         if {pair["first"], pair["second"]} == {best, name} and best != name:
             p_value = "<1e-300" if pair["p_holm"] < 1e-300 else f"{pair['p_holm']:.2g}"
             difference = pair["difference"] if signed else abs(pair["difference"])
-            text = ("+" if signed and difference >= 0 else "") + _percent(difference, pair["half_width"])
+            text = ("+" if signed and difference >= 0 else "") + percent(difference, pair["half_width"])
             return text, "" if pair["half_width"] is None else p_value
     return "", ""
 
@@ -228,7 +228,7 @@ def write_json(path: Path, summary: Summary) -> None:
     A list of whole numbers is one line.
     """
     text = json.dumps(summary, indent=1, allow_nan=False)
-    _write_text(path, re.sub(r"\[\n[\d\s,]+\]", lambda found: "".join(found[0].split()), text) + "\n")
+    write_text(path, re.sub(r"\[\n[\d\s,]+\]", lambda found: "".join(found[0].split()), text) + "\n")
 
 
 def write_plot(path: Path, summary: Summary, episode: Episodes, query_labels: torch.Tensor) -> None:

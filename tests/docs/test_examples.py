@@ -196,6 +196,16 @@ def test_the_commands_for_a_method_of_ones_own_run(
     assert (tmp_path / "table.tex").is_file()
 
 
+def test_the_study_of_the_guide_runs(tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(tables / "features.npz", tmp_path)
+    write_plugin(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (text,) = (b.text for b in read_blocks("docs/guide/few-shot.md") if b.text.startswith("# study.toml\n"))
+    (tmp_path / "study.toml").write_text(text.replace("1,1,1", "1,1,1:steps=2"), encoding="utf-8")
+    assert episodes.main(["study", "study.toml", "--episodes", "20"]) == 0
+    assert (tmp_path / "results" / "table.md").read_text(encoding="utf-8").count("±") == 18
+
+
 @cache
 def ask_for_help(module: str, arguments: tuple[str, ...]) -> str:
     """Return what ``python -m module ... --help`` prints."""
@@ -233,6 +243,8 @@ def test_every_command_is_one_that_exists(name: str, command: str) -> None:
             check_options("protonet", words[:1] if len(words) == 1 else words)
         case ["python", "-m", "protonet.episodes", "train", *words]:
             make_train_parser().parse_args(words)
+        case ["python", "-m", "protonet.episodes", "study", _, *words]:
+            episodes.make_parser().parse_args(words)
         case ["python", "-m", "protonet.episodes", "compare", *words]:
             make_compare_parser().parse_args(words)
         case ["python", "-m", "protonet.episodes", *words] | [
