@@ -70,8 +70,9 @@ def evaluate(
     Args:
         x: (n, dim) rows of any floating dtype.
         index: Rows by class, from `protonet.sampling.index_classes`.
-        methods: Methods by name, those of `protonet.episodes.methods` or any function from a batch of episodes to
-            logits. Functions of your own get a copy of each batch, which they may change, and may use gradients.
+        methods: Methods by name: those of `protonet.episodes.methods`, with settings from
+            `protonet.episodes.choice.choose_methods`, or any function from a batch of episodes to logits. Functions of
+            your own get a copy of each batch, which they may change, and may use gradients.
         setting: The kind of episodes.
         seed: Of the episodes, in [0, 2**63).
         n_episodes: Most episodes, >= 1.

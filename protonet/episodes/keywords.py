@@ -54,9 +54,13 @@ def list_keywords(method: Callable[..., object]) -> dict[str, Keyword]:
         hints = get_type_hints(method)
     except (NameError, TypeError):  # a type that is imported for type checkers alone; no function
         hints = {}
+    try:
+        parameters = inspect.signature(method).parameters
+    except ValueError:  # of a function of C, which tells nothing
+        return {}
     described = describe_arguments(method)
     found = {}
-    for name, parameter in inspect.signature(method).parameters.items():
+    for name, parameter in parameters.items():
         kind = hints.get(name, type(parameter.default))
         if parameter.kind is parameter.KEYWORD_ONLY and _is_known(kind):
             text = described.get(name, "")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
+from tqdm import tqdm
 
 from protonet._checks import fail
 from protonet.datasets import Dataset
 from protonet.episodes.choice import Choice
 from protonet.episodes.distributed import Group
-from protonet.episodes.evaluation import evaluate
+from protonet.episodes.evaluation import Scores, evaluate
 from protonet.episodes.material import PROG, Experiment, prepare
 from protonet.episodes.statistics import half_width, mean_of
 
@@ -69,17 +71,25 @@ def tune(data: Dataset, experiment: Experiment, group: Group) -> list[Tuning]:
     candidates = [choice for grid in experiment.tune for choice in grid]
     place = experiment._replace(side="validation", methods=candidates, every=False, interval="episodes")
     material = prepare(data, place)
+    n_episodes = min(experiment.n_episodes, MOST_EPISODES)
+    bar = tqdm(total=n_episodes, desc="tune", unit="episode", delay=1.0, dynamic_ncols=True, disable=group.rank != 0)
+
+    def show(batches: Sequence[Mapping[str, Scores]]) -> None:
+        bar.update(sum(len(batch[candidates[0].name].accuracy) for batch in batches) - bar.n)
+
     scores = evaluate(
         material.x,
         material.by_class,
         material.methods,
         experiment.setting,
         seed=experiment.seed,
-        n_episodes=min(experiment.n_episodes, MOST_EPISODES),
+        n_episodes=n_episodes,
         base=material.base,
         group=group,
+        progress=show,
         take=material.take,
     )
+    bar.close()
     tunings = []
     for grid in experiment.tune:
         accuracies = {choice.name: scores[choice.name].accuracy for choice in grid}

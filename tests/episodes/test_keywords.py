@@ -76,6 +76,7 @@ def test_a_function_of_ones_own() -> None:
     assert [each.kind for each in keywords.values()][1:] == ["a word", "a number"]
     assert find_source(own) == "A paper, on two lines."
     assert describe_arguments(lambda: None) == {}
+    assert list_keywords(max) == {}  # has no signature
     texts = {"needed": "1e-3", "pairs": "4,5", "word": "b=c"}
     found = parse_keywords("f", "own", own, texts)
     assert list(found.items()) == [("pairs", (4, 5)), ("word", "b=c"), ("needed", 0.001)]

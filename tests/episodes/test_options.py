@@ -208,3 +208,14 @@ def test_all_methods_that_can_run_and_more(capsys: pytest.CaptureFixture[str]) -
     found = accuracies(*few, "--base", "base.npy", dataset="plain.npz")
     assert list(found) == [*(name for name in METHODS if name != "distribution-calibration"), "soft-kmeans:steps=2"]
     assert "Without base classes, distribution-calibration is left out." in capsys.readouterr().out
+
+
+def test_an_encoder_embeds_base_rows_of_another_file_too(folder: Path) -> None:
+    encoder = ["--encoder", str(folder / "encoder.safetensors")]
+    training = ["train", "--dataset", "x.npz", "--backbone", "mlp", "--way", "3", "--steps", "1", "--query", "3"]
+    assert main([*training, "--output", encoder[1]]) == 0
+    for kind in ("none", "cl2"):
+        methods = ["--method", "simpleshot", "mine.py:centred", *encoder, "--normalize", kind]
+        expected = accuracies(*methods)
+        assert accuracies(*methods, "--base", "base.npz", dataset="plain.npz") == expected
+        assert expected != accuracies(*methods[:3], "--normalize", kind)
