@@ -139,7 +139,7 @@ def _find_method(key: str) -> Choice:
     if plugin := PLUGIN.fullmatch(key):
         return _load_file(key, Path(plugin["path"]), plugin["function"] or "")
     offered = _list_entry_points()
-    check_name(PROG, "--method", key, [*METHODS, *ALIASES, *offered, "all", "FILE.py:FUNCTION"])
+    check_name(PROG, "--method", key, [*METHODS, *ALIASES, *offered, "FILE.py:FUNCTION"])
     try:
         function = offered[key].load()
     except Exception as error:

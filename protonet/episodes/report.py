@@ -35,8 +35,10 @@ LATEX = {each: rf"\{each}" for each in "&%$#_{}"} | {
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "<": r"$<$",
-    "±": r"$\pm$ ",
+    "±": r"$\pm$",
 }
+#: A cell that is a number: with a sign, an exponent or a half-width, perhaps.
+NUMBER = re.compile(r"(?P<value>[<+-]?[\d.]+)(e(?P<sign>[+-])0*(?P<exponent>\d+))?( ±(?P<half_width>[\d.]+))?")
 #: What intervals and p-values speak of, by what they are over.
 SPEAKS = {
     "episodes": "Intervals and p-values speak of other episodes of these same classes; those of other classes differ "
@@ -164,11 +166,21 @@ def format_latex(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Format a table as LaTeX's ``tabular``, with the rules of the package booktabs, ending in a newline."""
 
     def line(cells: Sequence[str]) -> str:
-        return "  " + " & ".join("".join(LATEX.get(each, each) for each in cell) for cell in cells) + r" \\" + "\n"
+        return "  " + " & ".join(map(_write_latex, cells)) + r" \\" + "\n"
 
     begin = rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}" + "\n  \\toprule\n"
     body = "".join(map(line, rows))
     return f"{begin}{line(header)}  \\midrule\n{body}  \\bottomrule\n\\end{{tabular}}\n"
+
+
+def _write_latex(cell: str) -> str:
+    """Return a table's cell as LaTeX writes it, numbers as mathematics."""
+    found = NUMBER.fullmatch(cell)
+    if found is None:
+        return "".join(LATEX.get(each, each) for each in cell)
+    power = "" if found["sign"] is None else rf" \times 10^{{{found['sign'].strip('+')}{found['exponent']}}}"
+    half = "" if found["half_width"] is None else rf" \pm {found['half_width']}"
+    return f"${found['value']}{power}{half}$"
 
 
 def write_tables(outputs: Mapping[str, Path], summary: Summary) -> None:

@@ -124,6 +124,7 @@ def test_bad_plugins(mine: Path, content: str, text: str, message: str) -> None:
         ("tim:steps", "form name=value; got 'tim:steps'. Pass tim:name=value"),
         ("tim:steps=1:steps=2", "have each setting once"),
         ("", "must be one of protonet"),
+        ("all", "must be one of .*protonet"),
     ],
 )
 def test_errors(text: str, message: str) -> None:

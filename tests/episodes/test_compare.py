@@ -133,7 +133,7 @@ def test_tables_in_files(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
     markdown = (tmp_path / "a.md").read_text(encoding="utf-8")
     assert markdown in out
     latex = (tmp_path / "a.tex").read_text(encoding="utf-8")
-    assert latex.count(r"$\pm$") == markdown.count("±")
+    assert latex.count(r" \pm ") == markdown.count("±")
     assert latex.startswith(r"\begin{tabular}{lrrr}")
 
 

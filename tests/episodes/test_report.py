@@ -157,15 +157,19 @@ def test_one_method_against_the_others(tmp_path: Path) -> None:
 
 
 def test_latex() -> None:
-    text = format_latex(["a_b", "50 %"], [["x & y", "1.5 ±0.2"], ["<1e-300", "{\\}~^#$"]])
+    text = format_latex(
+        ["a_b", "50 %"], [["x & y", "-1.5 ±0.2"], ["<1e-300", "{\\}~^#$"], ["tim:a=1", "2.2e-07"], ["", "± <"]]
+    )
     assert (
         text
         == r"""\begin{tabular}{lr}
   \toprule
   a\_b & 50 \% \\
   \midrule
-  x \& y & 1.5 $\pm$ 0.2 \\
-  $<$1e-300 & \{\textbackslash{}\}\textasciitilde{}\textasciicircum{}\#\$ \\
+  x \& y & $-1.5 \pm 0.2$ \\
+  $<1 \times 10^{-300}$ & \{\textbackslash{}\}\textasciitilde{}\textasciicircum{}\#\$ \\
+  tim:a=1 & $2.2 \times 10^{-7}$ \\
+   & $\pm$ $<$ \\
   \bottomrule
 \end{tabular}
 """
