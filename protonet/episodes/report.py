@@ -137,10 +137,8 @@ def tabulate(summary: Summary) -> list[Table]:
     settings, best = summary["settings"], order[0]
     against, n_open = settings.get("against"), settings.get("open", 0)
     several = len(order) > 1
-    calibrated, opened = (
-        all("calibration_error" in methods[name] for name in order),
-        n_open and "auroc" in methods[best],
-    )
+    calibrated = all("calibration_error" in own for own in methods.values())
+    opened = n_open and "auroc" in methods[best]
     header = ["method", "accuracy, %"]
     header += [f"behind {best}" if against is None else f"{against} is ahead by", "p (Holm)"] if several else []
     header += ["calibration error, %"] if calibrated else []
