@@ -107,23 +107,21 @@ def prepare(data: Dataset, experiment: Experiment) -> Material:
         small = int((by_class.size < few).sum())
         note = f"{small} of {len(chosen)} classes have fewer rows than shot + query, "
         notes.append(f"{note}{len(chosen) - len(by_class.size)} too few to be drawn.")
-    centred = experiment.normalize == "cl2"
-    if not (centred or any(choice.key in USES_BASE or choice.origin for choice in methods.values())):
+    kind = experiment.normalize
+    if kind != "cl2" and not any(each.key in USES_BASE or each.origin is not None for each in methods.values()):
         base_ids = []
     if experiment.encoder is not None:
         notes += _compare_split(read_plan(experiment.encoder), experiment, side)
     rows = _open_rows(data, chosen + (base_ids if base_data is data else []), experiment.encoder)
-    base_rows = rows if base_data is data or not base_ids else _open_rows(base_data, base_ids, experiment.encoder)
-    base_index = (whole if base_data is data else index_classes(base_data.y)).take(torch.tensor(base_ids).long())
-    base_index = base_index._replace(rows=base_rows.places[base_index.rows])
-    base = summarize_base(base_rows.open(), base_index) if base_ids else None
-    if experiment.normalize != "none":
-        mean = base.mean if centred and base is not None else None
-        same = base_rows is rows
-        rows = rows.normalize(experiment.normalize, mean)
+    base = None
+    if base_ids:
+        base_rows = rows if base_data is data else _open_rows(base_data, base_ids, experiment.encoder)
+        base = _summarize(base_rows, base_data, base_ids)
+    if kind != "none":
+        mean = base.mean if kind == "cl2" and base is not None else None
+        rows = rows.normalize(kind, mean)
         if base is not None:
-            base_rows = rows if same else base_rows.normalize(experiment.normalize, mean)
-            base = summarize_base(base_rows.open(), base_index)
+            base = _summarize(rows if base_data is data else base_rows.normalize(kind, mean), base_data, base_ids)
     by_class = by_class._replace(rows=rows.places[by_class.rows])
     return Material(rows.x, rows.open(), by_class, names, base, side, methods, notes)
 
@@ -140,6 +138,12 @@ def _find_base(data: Dataset, side: str, experiment: Experiment) -> tuple[Datase
         remedy = "Pass --base FILE, --side novel of data with a split (--split-seed 0 makes one), or --normalize l2."
         fail(PROG, "--normalize", "find base classes to centre on", "cl2 without any", remedy)
     return data, found
+
+
+def _summarize(rows: Rows, data: Dataset, class_ids: Sequence[int]) -> Base:
+    """Return some classes of a data set, of which there are ``rows``, as base classes."""
+    index = index_classes(data.y).take(torch.tensor(class_ids))
+    return summarize_base(rows.open(), index._replace(rows=rows.places[index.rows]))
 
 
 def _open_rows(data: Dataset, class_ids: Sequence[int], encoder: str | None) -> Rows:

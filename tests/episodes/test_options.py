@@ -196,6 +196,9 @@ def test_base_rows_of_another_file(folder: Path) -> None:
     rows = ["--method", "simpleshot", "bd-cspn", "mine.py:centred", "--base", "base.npy"]
     found = accuracies(*rows, dataset="plain.npz")
     assert found == {name: expected[name] for name in found}
+    assert accuracies("--method", "protonet", "--base", "x.npz", dataset="plain.npz") == accuracies(
+        "--method", "protonet", dataset="plain.npz"
+    )  # which does not use the base classes, and they are more than the data
     data, base = map_npz(folder / "plain.npz"), map_npz(folder / "base.npz")
     own = summarize_base(take_from(base.x), index_classes(base.y))
     scores = evaluate(data.x, index_classes(data.y), {"a": METHODS["simpleshot"]}, SETTING, n_episodes=70, base=own)
