@@ -31,7 +31,7 @@ PLUGIN = re.compile(r"(?P<path>.+\.py)(:(?P<function>.*))?")
 
 
 @dataclass(frozen=True, eq=False)
-class Choice:
+class ChosenMethod:
     """A method with settings, which is a method itself."""
 
     name: str  #: As tables, files and messages call it: the method's name, then its settings.
@@ -64,7 +64,7 @@ def _wrap(error: BaseException, constraint: str, name: str) -> InputError:
     return InputError(describe(PROG, "method", constraint, got, "Mend it; --traceback shows where it comes from."))
 
 
-def choose_methods(texts: Iterable[str]) -> dict[str, Choice]:
+def choose_methods(texts: Iterable[str]) -> dict[str, ChosenMethod]:
     """Return the methods that texts name, by their names in tables.
 
     Args:
@@ -81,13 +81,13 @@ def choose_methods(texts: Iterable[str]) -> dict[str, Choice]:
     return {choice.name: choice for choice in chosen}
 
 
-def choose_method(text: str) -> Choice:
+def choose_method(text: str) -> ChosenMethod:
     """Return the method that a text names, see `choose_methods`."""
     choice, settings = _open_text(text)
     return _set(choice, {name: value for name, (value,) in settings.items()}) if settings else choice
 
 
-def choose_grid(text: str) -> list[Choice]:
+def choose_grid(text: str) -> list[ChosenMethod]:
     """Return the methods that a text of a method and several values of its settings names: all combinations.
 
     Args:
@@ -106,7 +106,7 @@ def choose_grid(text: str) -> list[Choice]:
     return list(found.values())
 
 
-def _open_text(text: str, *, several: bool = False) -> tuple[Choice, dict[str, list[str]]]:
+def _open_text(text: str, *, several: bool = False) -> tuple[ChosenMethod, dict[str, list[str]]]:
     """Return a text's method without settings, and the texts of the values of each setting."""
     parts = TEXT.fullmatch(text)
     key, rest = (parts["key"], parts["settings"]) if parts else (text, "")
@@ -124,18 +124,18 @@ def _open_text(text: str, *, several: bool = False) -> tuple[Choice, dict[str, l
     return choice, settings
 
 
-def _set(choice: Choice, texts: Mapping[str, str]) -> Choice:
+def _set(choice: ChosenMethod, texts: Mapping[str, str]) -> ChosenMethod:
     """Return a method with settings from texts."""
     keywords = parse_keywords(PROG, choice.key, choice.function, texts)
     name = ":".join([choice.name, *(f"{each.rstrip('_')}={show_value(value)}" for each, value in keywords.items())])
-    return Choice(name, choice.key, choice.function, keywords, choice.origin)
+    return ChosenMethod(name, choice.key, choice.function, keywords, choice.origin)
 
 
-def _find_method(key: str) -> Choice:
+def _find_method(key: str) -> ChosenMethod:
     """Return the method of a name, without settings: ours, a file's or an installed package's."""
     if key in METHODS or key in ALIASES:
         name = ALIASES.get(key, key)
-        return Choice(name, key, METHODS[name])
+        return ChosenMethod(name, key, METHODS[name])
     if plugin := PLUGIN.fullmatch(key):
         return _load_file(key, Path(plugin["path"]), plugin["function"] or "")
     offered = _list_entry_points()
@@ -146,7 +146,7 @@ def _find_method(key: str) -> Choice:
         raise _wrap(error, "load", key) from error
     package = offered[key].dist
     version = "" if package is None else f"{package.name} {package.version}"
-    return Choice(key, key, _check_callable(key, function), origin=version)
+    return ChosenMethod(key, key, _check_callable(key, function), origin=version)
 
 
 def _list_entry_points() -> dict[str, EntryPoint]:
@@ -154,7 +154,7 @@ def _list_entry_points() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=GROUP) if point.name not in METHODS}
 
 
-def _load_file(key: str, path: Path, function: str) -> Choice:
+def _load_file(key: str, path: Path, function: str) -> ChosenMethod:
     """Run a file, and return its function of that name as a method."""
     if not path.is_file():
         fail(PROG, "method", "be in a file that exists", str(path), "Pass FILE.py:FUNCTION.")
@@ -172,7 +172,7 @@ def _load_file(key: str, path: Path, function: str) -> Choice:
         own = [each for each, value in vars(module).items() if getattr(value, "__module__", "") == name]  # not imported
         remedy = f"It has {', '.join(own)}." if own else "It has none."
         fail(PROG, "method", "be a function of its file", repr(key), remedy)
-    return Choice(key, key, _check_callable(key, getattr(module, function)), origin=f"sha256 {origin}")
+    return ChosenMethod(key, key, _check_callable(key, getattr(module, function)), origin=f"sha256 {origin}")
 
 
 def _check_callable(key: str, function: object) -> Method:

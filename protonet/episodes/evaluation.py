@@ -13,7 +13,7 @@ from torch import Tensor
 
 from protonet._checks import check_int, check_number, fail, fail_type
 from protonet.episodes.batch import Base, Episodes, Part, Take, gather_episodes, split_draw, take_from
-from protonet.episodes.choice import Choice
+from protonet.episodes.choice import ChosenMethod
 from protonet.episodes.distributed import Group
 from protonet.episodes.draws import Draw, Setting, check_setting, draw_episodes
 from protonet.episodes.methods import METHODS, Method
@@ -158,7 +158,7 @@ def _split_span(begin: int, end: int) -> Iterator[tuple[int, int]]:
 
 def _call(method: Method, episodes: Episodes) -> object:
     """Return what a method gives for a batch; one that is not ours gets a copy of its own, and gradients."""
-    if (method.function if isinstance(method, Choice) else method) in METHODS.values():
+    if (method.function if isinstance(method, ChosenMethod) else method) in METHODS.values():
         return method(episodes)
     support, labels, query, n_way, base = episodes
     if base is not None:

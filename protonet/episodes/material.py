@@ -14,7 +14,7 @@ from protonet.datasets.dataset import SIDES
 from protonet.episodes.backbones import embed_rows
 from protonet.episodes.batch import Base, Take, summarize_base, take_from
 from protonet.episodes.checkpoints import load_encoder, read_plan
-from protonet.episodes.choice import Choice
+from protonet.episodes.choice import ChosenMethod
 from protonet.episodes.draws import Setting, check_setting
 from protonet.episodes.methods import ALIASES, CENTRED, METHODS, NEEDS_BASE, USES_BASE
 from protonet.episodes.normalization import CHUNK, normalize_rows
@@ -32,7 +32,7 @@ class Experiment(NamedTuple):
     split_seed: int | None  #: Split the classes at random with this seed; None keeps the data set's own split.
     encoder: str | None  #: The path of a checkpoint; None evaluates the features as they are.
     setting: Setting  #: The kind of episodes.
-    methods: Sequence[Choice]  #: In the order of the report.
+    methods: Sequence[ChosenMethod]  #: In the order of the report.
     n_episodes: int  #: Most episodes.
     until: float  #: Stop once the half-widths of all 95 % intervals are below this many percentage points; 0 for never.
     seed: int  #: Of the episodes.
@@ -41,8 +41,8 @@ class Experiment(NamedTuple):
     normalize: str = "none"  #: One of `protonet.episodes.normalization.NORMALIZATIONS`.
     base: str | None = None  #: Of whose rows the base statistics are, see `load_base`; None for the data set's own.
     #: For each method to tune, its settings; the best one on validation classes is evaluated with the others.
-    tune: Sequence[Sequence[Choice]] = ()
-    against: Choice | None = None  #: Compare this method with each other one; None compares all pairs.
+    tune: Sequence[Sequence[ChosenMethod]] = ()
+    against: ChosenMethod | None = None  #: Compare this method with each other one; None compares all pairs.
 
 
 class Material(NamedTuple):
@@ -50,16 +50,16 @@ class Material(NamedTuple):
 
     x: Tensor  #: (n, dim) floating, of which methods see what ``take`` returns.
     take: Take  #: Returns rows of ``x``, normalised, by number.
-    by_class: ClassIndex  #: Rows by class, of the classes to draw from.
+    by_class: ClassIndex  #: SourceRows by class, of the classes to draw from.
     class_names: tuple[str, ...]  #: One name per class of the side.
     base: Base | None  #: The base classes, if a method uses them.
     side: str  #: Of the split, or "all".
-    methods: dict[str, Choice]  #: By name.
+    methods: dict[str, ChosenMethod]  #: By name.
     notes: list[str]  #: Lines to print with the report.
 
 
-class Rows(NamedTuple):
-    """Rows of a data set, embedded or not."""
+class SourceRows(NamedTuple):
+    """SourceRows of a data set, embedded or not."""
 
     x: Tensor  #: (n, dim) floating.
     places: Tensor  #: (rows of the data set,) int64, where each is in ``x``; -1 for those that are not.
@@ -69,7 +69,7 @@ class Rows(NamedTuple):
         """Return a function that copies rows into memory of its own: a method may use two of them together."""
         return take_from(self.x) if self.read is None else self.read
 
-    def normalize(self, kind: str, mean: Tensor | None) -> Rows:
+    def normalize(self, kind: str, mean: Tensor | None) -> SourceRows:
         """Normalise the rows, those of a mapped file as they are read; arguments are as in `normalize_rows`."""
         if self.read is None:
             return self._replace(x=torch.cat([normalize_rows(x, kind, mean) for x in self.x.split(CHUNK)]))
@@ -140,24 +140,24 @@ def _find_base(data: Dataset, side: str, experiment: Experiment) -> tuple[Datase
     return data, found
 
 
-def _summarize(rows: Rows, data: Dataset, class_ids: Sequence[int]) -> Base:
+def _summarize(rows: SourceRows, data: Dataset, class_ids: Sequence[int]) -> Base:
     """Return some classes of a data set, of which there are ``rows``, as base classes."""
     index = index_classes(data.y).take(torch.tensor(class_ids))
     return summarize_base(rows.open(), index._replace(rows=rows.places[index.rows]))
 
 
-def _open_rows(data: Dataset, class_ids: Sequence[int], encoder: str | None) -> Rows:
+def _open_rows(data: Dataset, class_ids: Sequence[int], encoder: str | None) -> SourceRows:
     """Return a data set's rows; with an encoder, embed those of some classes, the only ones that are then there."""
     if encoder is None:
-        return Rows(data.x, torch.arange(len(data.x)), None if data.mapping is None else data.take_rows)
+        return SourceRows(data.x, torch.arange(len(data.x)), None if data.mapping is None else data.take_rows)
     module = load_encoder(encoder, dim=data.x.shape[1])
     take = take_from(data.x) if data.mapping is None else data.take_rows
     used = torch.isin(data.y, torch.tensor(class_ids)).nonzero().flatten()
     places = torch.full((len(data.x),), -1).index_copy_(0, used, torch.arange(len(used)))
-    return Rows(embed_rows(module, take, used), places)
+    return SourceRows(embed_rows(module, take, used), places)
 
 
-def _find_methods(experiment: Experiment, n_base: int) -> tuple[dict[str, Choice], list[str]]:
+def _find_methods(experiment: Experiment, n_base: int) -> tuple[dict[str, ChosenMethod], list[str]]:
     """Return an experiment's methods by name, where there are ``n_base`` base classes, and lines for the report.
 
     Base rows without classes, as of an NPY file, are one class; what needs base classes needs two.
@@ -166,7 +166,7 @@ def _find_methods(experiment: Experiment, n_base: int) -> tuple[dict[str, Choice
     missing = sorted(NEEDS_BASE) if n_base < 2 else []
     if experiment.every:
         notes += [f"Without base classes, {name} is left out." for name in missing]
-        choices = [Choice(name, name, METHODS[name]) for name in METHODS if name not in missing] + choices
+        choices = [ChosenMethod(name, name, METHODS[name]) for name in METHODS if name not in missing] + choices
     for choice in choices:
         if choice.key in missing:
             remedy = "Pass --side novel, of data with a split by class (--split-seed 0 makes one), or --base FILE.npz."

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from protonet._checks import fail
 from protonet.datasets import Dataset
-from protonet.episodes.choice import Choice
+from protonet.episodes.choice import ChosenMethod
 from protonet.episodes.distributed import Group
 from protonet.episodes.evaluation import Scores, evaluate
 from protonet.episodes.material import PROG, Experiment, prepare
@@ -22,7 +22,7 @@ MOST_EPISODES = 500  #: Settings are compared on as many episodes as are evaluat
 class Tuning(NamedTuple):
     """What settings of a method are worth on validation classes."""
 
-    chosen: Choice  #: The method with the settings of the highest mean accuracy, the first of equals.
+    chosen: ChosenMethod  #: The method with the settings of the highest mean accuracy, the first of equals.
     accuracies: dict[str, Tensor]  #: For each name of the method with settings (episodes,) float64.
     n_classes: int  #: Validation classes.
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from protonet._checks import InputError
-from protonet.episodes.choice import Choice, choose_grid, choose_method, choose_methods, list_methods
+from protonet.episodes.choice import ChosenMethod, choose_grid, choose_method, choose_methods, list_methods
 from protonet.episodes.methods import ALIASES, METHODS
 from protonet.episodes.methods.laplacian_shot import laplacian_shot
 from protonet.episodes.methods.tim import tim, tim_dirichlet
@@ -83,9 +83,9 @@ def test_an_error_of_ours_is_one_line_where_the_settings_are_ones_own() -> None:
 
     episodes, _ = make_episodes()
     with pytest.raises(RuntimeError, match=r"^0$"):  # a bug of ours
-        Choice("x", "x", cracked)(episodes)
+        ChosenMethod("x", "x", cracked)(episodes)
     with pytest.raises(InputError, match="got RuntimeError of x:a=1: 1 "):
-        Choice("x:a=1", "x", cracked, {"a": 1})(episodes)
+        ChosenMethod("x:a=1", "x", cracked, {"a": 1})(episodes)
     with pytest.raises(InputError, match=r"^distribution_calibration: `base` must be known"):
         choose_method("distribution-calibration:spread=1")(episodes)
 

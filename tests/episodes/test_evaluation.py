@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 
 from protonet.episodes import methods
 from protonet.episodes.batch import Episodes, gather_episodes, split_draw, take_from
-from protonet.episodes.choice import Choice
+from protonet.episodes.choice import ChosenMethod
 from protonet.episodes.distributed import Group
 from protonet.episodes.draws import Setting, draw_episodes
 from protonet.episodes.evaluation import CHUNK, ROUND, Scores, evaluate, join_batches, rate_open
@@ -217,7 +217,7 @@ def test_methods_of_ours_with_settings_get_what_they_get_without(monkeypatch: py
         return protonet(episodes)
 
     monkeypatch.setitem(methods.METHODS, "spy", spy)
-    both: dict[str, methods.Method] = {"spy": spy, "spy:a=1": Choice("spy:a=1", "spy", spy, {"a": 1})}
+    both: dict[str, methods.Method] = {"spy": spy, "spy:a=1": ChosenMethod("spy:a=1", "spy", spy, {"a": 1})}
     evaluate(X, INDEX, both, Setting(way=(3, 3), n_query=4), n_episodes=1)
     (_, batch, _), again = seen
     assert again == (1, batch, False)  # the batch itself, not a copy of it
