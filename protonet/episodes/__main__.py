@@ -1,4 +1,6 @@
-"""Few-shot experiments: ``python -m protonet.episodes`` evaluates methods, ``... train`` meta-trains an encoder.
+"""Few-shot experiments: ``python -m protonet.episodes`` evaluates methods.
+
+``... train`` meta-trains an encoder; ``... compare`` compares files of several evaluations; ``... study`` runs many.
 
 Slow imports wait until the arguments are checked.
 """
@@ -8,29 +10,42 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from protonet._checks import check_number, fail
-from protonet.commands.common import Parser, check_name, check_outputs, parse_whole, run_command
+from protonet._checks import InputError, check_number, fail
+from protonet.commands.common import Parser, check_outputs, parse_whole, run_command
 
 PROG = "protonet.episodes"
 DEFAULT_METHODS = ("protonet", "protonet-cosine", "simpleshot", "adaptive", "bd-cspn")
 PLOT_SUFFIXES = (".png", ".pdf", ".svg")
+#: The files to write.
+OUTPUTS = {
+    "json": "all metrics, and how many queries of each episode each method has right",
+    "csv": "one line per metric",
+    "plot": "a .png, .pdf or .svg file",
+    "latex": "the tables, for a paper",
+    "markdown": "the tables",
+}
 SIDES = ("novel", "validation", "base", "all")
 
 
 def make_parser() -> Parser:
     """Return the parser of the evaluation's arguments."""
     from protonet.episodes.methods import ALIASES, INDUCTIVE, TRANSDUCTIVE  # noqa: PLC0415 - torch takes a second
+    from protonet.episodes.normalization import NORMALIZATIONS  # noqa: PLC0415
 
+    defaults = " ".join(DEFAULT_METHODS)
     parser = Parser(PROG, "Evaluate few-shot methods on the same N-way K-shot episodes, with 95 % intervals.")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = f"""inductive methods:\n  {_wrap(INDUCTIVE)}
 transductive methods, which use all queries of an episode together:\n  {_wrap(TRANSDUCTIVE)}
 other names:\n  {", ".join(f"{alias} for {name}" for alias, name in ALIASES.items())}
 meta-training:\n  python -m protonet.episodes train --help
+the --json files of two runs, compared by episode:\n  python -m protonet.episodes compare --help
+many runs from a TOML file, and sweeps:\n  python -m protonet.episodes study --help
 several processes, with the same results:\n  torchrun --nproc-per-node 2 -m protonet.episodes ..."""
     data = parser.add_argument_group("data")
     text = "glyphs (default), digits, synthetic:FAMILY, FEATURES.npz, TABLE.csv, a folder of images by class, "
@@ -56,9 +71,20 @@ several processes, with the same results:\n  torchrun --nproc-per-node 2 -m prot
     episodes.add_argument("--seed", default="0", metavar="N", help="seed of the episodes (default 0)")
     text = "of 95 %% intervals and p-values: episodes (default) of these same classes, or other classes like them"
     parser.add_argument("--interval", choices=("episodes", "classes"), default="episodes", help=text)
-    text = f"names, or all (default: {' '.join(DEFAULT_METHODS)})"
-    parser.add_argument("--method", nargs="+", default=DEFAULT_METHODS, metavar="NAME", help=text)
-    for name, text in (("json", "all metrics"), ("csv", "one line per metric"), ("plot", "a .png, .pdf or .svg file")):
+    methods = parser.add_argument_group("methods")
+    text = f"names, with settings as in tim:weights=1,1,1:steps=100, FILE.py:FUNCTION, or all (default: {defaults})"
+    methods.add_argument("--method", nargs="+", default=DEFAULT_METHODS, metavar="NAME", help=text)
+    methods.add_argument("--methods", action="store_true", help="list methods and their settings, and do nothing else")
+    text = "add methods with the settings best on validation classes: METHOD:name=v1,v2 (v1/v2 where each is several)"
+    methods.add_argument("--tune", nargs="+", default=(), metavar="GRID", help=text)
+    text = "compare this method alone with each other one, not all pairs; the tuned one where --tune has it"
+    methods.add_argument("--against", metavar="NAME", help=text)
+    text = "of all rows, before any method: l2, to unit norm; cl2, less the base mean, then l2; z, each row's features "
+    methods.add_argument("--normalize", choices=NORMALIZATIONS, default="none", help=f"{text}to mean 0, variance 1")
+    text = "take the base classes of this data set, in place of the evaluated one's; also .npy, rows without classes"
+    methods.add_argument("--base", metavar="FILE", help=text)
+    methods.add_argument("--traceback", action="store_true", help="show where an error of a method comes from")
+    for name, text in OUTPUTS.items():
         parser.add_argument(f"--{name}", metavar="FILE", help=f"write {text}")
     text = "keep the scores of finished episodes in this new .npz file, every few seconds and after Ctrl-C"
     parser.add_argument("--state", metavar="FILE", help=text)
@@ -98,11 +124,27 @@ def parse_number(argument: str, text: str, *, strict: bool) -> float:
 def run(arguments: Sequence[str] | None) -> None:
     """Evaluate as the arguments say."""
     options = make_parser().parse_args(arguments)
-    from protonet.episodes.draws import Setting  # noqa: PLC0415
-    from protonet.episodes.methods import ALIASES, METHODS  # noqa: PLC0415 - as above
+    from protonet.episodes.choice import list_methods  # noqa: PLC0415 - as above
 
-    known = [*METHODS, *ALIASES, "all"]
-    names = list(dict.fromkeys(check_name(PROG, "--method", name, known) for name in options.method))
+    if options.methods:
+        print(list_methods(), end="")
+        return
+    try:
+        _evaluate(options)
+    except InputError as error:
+        if options.traceback and error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)
+        raise
+
+
+def _evaluate(options: argparse.Namespace) -> None:
+    """Evaluate as the options say."""
+    from protonet.episodes.choice import choose_grid, choose_method  # noqa: PLC0415 - torch, as above
+    from protonet.episodes.draws import Setting  # noqa: PLC0415
+
+    methods = [choose_method(text) for text in options.method if text != "all"]
+    grids = [choose_grid(text) for text in options.tune]
+    against = None if options.against is None else choose_method(options.against)
     setting = Setting(
         way=parse_span("--way", options.way, low=2),
         shot=parse_span("--shot", options.shot, low=1),
@@ -122,9 +164,12 @@ def run(arguments: Sequence[str] | None) -> None:
         fail(PROG, "--until", "be of intervals over episodes", got, "Leave one of the two out.")
     if options.resume and options.state is None:
         fail(PROG, "--resume", "come with the file to continue", "no --state", "Pass --state FILE.")
-    outputs = check_outputs(PROG, options, ("json", "csv", "plot", "state")) if is_main else {}
+    if options.base is not None and Path(options.base).resolve() == Path(options.dataset).resolve():
+        remedy = "Leave it out: the base classes of a split are taken anyway."
+        fail(PROG, "--base", "be another data set than --dataset", options.base, remedy)
+    outputs = check_outputs(PROG, options, (*OUTPUTS, "state")) if is_main else {}
     for name, path in outputs.items():
-        read = {Path(each or ".").resolve() for each in (options.dataset, options.encoder)}
+        read = {Path(each or ".").resolve() for each in (options.dataset, options.encoder, options.base)}
         if path.exists() and path.resolve() in read:
             fail(PROG, f"--{name}", "be another file than what is read", path, "Pass another path.")
     state = outputs.pop("state", None)
@@ -133,10 +178,12 @@ def run(arguments: Sequence[str] | None) -> None:
         fail(PROG, "--state", "be a new file", f"{state}, which exists", remedy)
     if "plot" in outputs and outputs["plot"].suffix.lower() not in PLOT_SUFFIXES:
         fail(PROG, "--plot", f"end in {', '.join(PLOT_SUFFIXES)}", outputs["plot"], "Pass a path such as out.png.")
-    from protonet.episodes.experiment import Experiment, run_experiment  # noqa: PLC0415 - once the arguments are checked
+    from protonet.episodes.experiment import run_experiment  # noqa: PLC0415 - once the arguments are checked
+    from protonet.episodes.material import Experiment  # noqa: PLC0415
 
     source = (options.dataset, options.side, split_seed, options.encoder)
-    experiment = Experiment(*source, setting, names, n_episodes, until, seed, options.interval)
+    every, more = "all" in options.method, (options.normalize, options.base, grids, against)
+    experiment = Experiment(*source, setting, methods, n_episodes, until, seed, options.interval, every, *more)
     state = None if options.state is None else Path(options.state)  # the other processes read it, too
     run_experiment(experiment, outputs, state=state, resume=options.resume)
 
@@ -148,10 +195,32 @@ def train(arguments: Sequence[str] | None) -> None:
     run_train(arguments)
 
 
+def compare(arguments: Sequence[str] | None) -> None:
+    """Compare the files of several runs as the arguments say."""
+    from protonet.episodes.compare import run_compare  # noqa: PLC0415 - as above
+
+    run_compare(arguments)
+
+
+def study(arguments: Sequence[str] | None) -> None:
+    """Run the study that the arguments name."""
+    from protonet.episodes.study import run_study  # noqa: PLC0415 - as above
+
+    parser = Parser(f"{PROG} study", "Run all evaluations of a TOML file, and print a table of their accuracies.")
+    parser.epilog = "Further options are those of an evaluation; they are set for all of them."
+    parser.add_argument("file", metavar="STUDY.toml", help="options of an evaluation; lists of values are swept")
+    options, more = parser.parse_known_args(arguments)
+    names = [name.replace("_", "-") for name in vars(make_parser().parse_args([]))]
+    run_study(Path(options.file), names, more, run)
+
+
+COMMANDS = {"train": train, "compare": compare, "study": study}
+
+
 def main(arguments: Sequence[str]) -> int:
-    """Run the evaluation or, if ``train`` comes first, the training; return the exit code."""
-    if arguments[:1] == ["train"]:
-        return run_command(f"{PROG} train", train, arguments[1:])
+    """Run the evaluation or the one of ``COMMANDS`` that comes first; return the exit code."""
+    if arguments and arguments[0] in COMMANDS:
+        return run_command(f"{PROG} {arguments[0]}", COMMANDS[arguments[0]], arguments[1:])
     return run_command(PROG, run, arguments)
 
 

@@ -18,6 +18,7 @@ from protonet.sampling import ClassIndex, draw_distinct
 #: Independent streams of random numbers, so that for example more queries do not change which classes are drawn.
 WAYS, CLASSES, SHOTS, QUERIES, ROWS = range(5)
 NO_ROW = -1  #: Stands in a `Draw` where there is no row.
+COUNTED = 1024  #: Episodes that are drawn at a time to count their queries.
 MOST = 10**6  #: The largest number of classes, and of rows per class: far beyond any use, far below any overflow.
 
 
@@ -144,6 +145,22 @@ def find_members(index: ClassIndex, setting: Setting, *, seed: int, n_episodes: 
     position = torch.arange(classes.shape[1])
     drawn = (position < way[:, None]) | (position >= setting.way[1])
     return torch.zeros(n_episodes, len(index.size), dtype=torch.bool).scatter_(1, classes, drawn)
+
+
+def count_queries(index: ClassIndex, setting: Setting, *, seed: int, n_episodes: int) -> Tensor:
+    """Count the queries of the first episodes of `draw_episodes` with the same arguments.
+
+    Returns:
+        (n_episodes,) int64, without the queries of open classes.
+    """
+    if not setting.allow_small:  # then no class has too few rows
+        return setting.n_query * _draw_classes(index, setting, seed, 0, n_episodes)[0]
+    counts = [torch.empty(0, dtype=torch.int64)]
+    for first in range(0, n_episodes, COUNTED):
+        some = min(COUNTED, n_episodes - first)
+        draw = draw_episodes(index, setting, seed=seed, first=first, n_episodes=some)
+        counts.append((draw.query >= 0).sum(dim=(1, 2)))
+    return torch.cat(counts)
 
 
 def _draw_classes(index: ClassIndex, setting: Setting, seed: int, first: int, n_episodes: int) -> tuple[Tensor, Tensor]:

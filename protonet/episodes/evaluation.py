@@ -13,6 +13,7 @@ from torch import Tensor
 
 from protonet._checks import check_int, check_number, fail, fail_type
 from protonet.episodes.batch import Base, Episodes, Part, Take, gather_episodes, split_draw, take_from
+from protonet.episodes.choice import ChosenMethod
 from protonet.episodes.distributed import Group
 from protonet.episodes.draws import Draw, Setting, check_setting, draw_episodes
 from protonet.episodes.methods import METHODS, Method
@@ -69,8 +70,9 @@ def evaluate(
     Args:
         x: (n, dim) rows of any floating dtype.
         index: Rows by class, from `protonet.sampling.index_classes`.
-        methods: Methods by name, those of `protonet.episodes.methods` or any function from a batch of episodes to
-            logits. Functions of your own get a copy of each batch, which they may change, and may use gradients.
+        methods: Methods by name: those of `protonet.episodes.methods`, with settings from
+            `protonet.episodes.choice.choose_methods`, or any function from a batch of episodes to logits. Functions of
+            your own get a copy of each batch, which they may change, and may use gradients.
         setting: The kind of episodes.
         seed: Of the episodes, in [0, 2**63).
         n_episodes: Most episodes, >= 1.
@@ -156,7 +158,7 @@ def _split_span(begin: int, end: int) -> Iterator[tuple[int, int]]:
 
 def _call(method: Method, episodes: Episodes) -> object:
     """Return what a method gives for a batch; one that is not ours gets a copy of its own, and gradients."""
-    if method in METHODS.values():
+    if (method.function if isinstance(method, ChosenMethod) else method) in METHODS.values():
         return method(episodes)
     support, labels, query, n_way, base = episodes
     if base is not None:

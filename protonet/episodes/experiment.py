@@ -6,58 +6,33 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
-from protonet._checks import fail, optional_packages
-from protonet.datasets import Dataset
-from protonet.datasets.dataset import SIDES
-from protonet.episodes.backbones import embed_rows
-from protonet.episodes.batch import Base, Take, gather_episodes, split_draw, summarize_base, take_from
-from protonet.episodes.checkpoints import load_encoder, read_plan
+from protonet._checks import optional_packages
+from protonet.episodes.batch import gather_episodes, split_draw
 from protonet.episodes.distributed import join_group
-from protonet.episodes.draws import Setting, check_setting, draw_episodes, find_members
+from protonet.episodes.draws import count_queries, draw_episodes, find_members
 from protonet.episodes.evaluation import Scores, evaluate, join_batches
-from protonet.episodes.methods import ALIASES, CENTRED, METHODS, NEEDS_BASE, USES_BASE
-from protonet.episodes.report import Summary, format_report, summarize, write_csv, write_json, write_plot
+from protonet.episodes.material import PROG, Experiment, Material, prepare
+from protonet.episodes.report import (
+    Summary,
+    format_report,
+    list_right,
+    summarize,
+    write_csv,
+    write_json,
+    write_plot,
+    write_tables,
+)
 from protonet.episodes.sources import load_source
-from protonet.episodes.state import describe_run, read_state, write_state
+from protonet.episodes.state import describe_run, find_versions, hash_rows, read_state, write_state
 from protonet.episodes.statistics import half_width, mean_of
-from protonet.sampling import ClassIndex, index_classes
+from protonet.episodes.tuning import Tuning, tune
 
-PROG = "protonet.episodes"  #: The command, for messages.
 SHOWN_EVERY, SAVED_EVERY = 0.5, 10.0  #: Seconds between two accuracies in the bar, and two writings of the state.
-
-
-class Experiment(NamedTuple):
-    """The settings of an evaluation."""
-
-    dataset: str  #: A data set by name or path, see `protonet.episodes.sources.load_source`.
-    side: str | None  #: Of the split by class, or "all"; None for "novel" if there is a split, otherwise "all".
-    split_seed: int | None  #: Split the classes at random with this seed; None keeps the data set's own split.
-    encoder: str | None  #: The path of a checkpoint; None evaluates the features as they are.
-    setting: Setting  #: The kind of episodes.
-    methods: list[str]  #: Names of methods, or "all".
-    n_episodes: int  #: Most episodes.
-    until: float  #: Stop once the half-widths of all 95 % intervals are below this many percentage points; 0 for never.
-    seed: int  #: Of the episodes.
-    interval: str = "episodes"  #: What intervals are over: "episodes" or "classes".
-
-
-class Material(NamedTuple):
-    """The data and methods of an evaluation, ready to use."""
-
-    x: Tensor  #: (n, dim) floating.
-    take: Take  #: Returns rows of ``x`` by number.
-    by_class: ClassIndex  #: Rows by class, of the classes to draw from.
-    class_names: tuple[str, ...]  #: One name per class of the side.
-    base: Base | None  #: The base classes, if a method uses them.
-    side: str  #: Of the split, or "all".
-    methods: list[str]  #: Their names.
-    notes: list[str]  #: Lines to print with the report.
 
 
 def run_experiment(
@@ -67,7 +42,8 @@ def run_experiment(
 
     Args:
         experiment: The settings.
-        outputs: The paths of the files to write, under ``json``, ``csv`` and ``plot``; each may be missing.
+        outputs: The paths of the files to write, under ``json``, ``csv``, ``plot``, ``latex`` and ``markdown``; each
+            may be missing.
         state: Where the scores of finished episodes are kept, every few seconds and at the end; None for nowhere.
         resume: Continue from the state, if there is one. The result is that of an uninterrupted run, to the byte.
 
@@ -81,14 +57,18 @@ def run_experiment(
             import matplotlib as _  # noqa: F401, PLC0415 - before the work, if it is missing
     with join_group() as group:
         data = load_source(experiment.dataset, split_seed=experiment.split_seed)
-        material = _prepare(data, experiment)
+        tunings = tune(data, experiment, group)
+        experiment = _choose(experiment, tunings)
+        material = prepare(data, experiment)
+        material.notes.extend(map(str, tunings))
         is_main = group.rank == 0  # the process that prints and writes
         settings = _describe(experiment, material.side)
         run: dict[str, Any] = {}
         earlier: dict[str, Scores] | None = None
         if state is not None:
-            scored = {name: value for name, value in settings.items() if name != "interval"}
-            run = describe_run(scored, material.methods, material.take, material.by_class, material.base)
+            scored = {name: value for name, value in settings.items() if name not in {"interval", "against"}}
+            scored["plugins"] = _list_plugins(material)
+            run = describe_run(scored, list(material.methods), material.take, material.by_class, material.base)
             earlier = read_state(state, run) if resume and state.exists() else None
         done = 0 if earlier is None else len(next(iter(earlier.values())).accuracy)
         bar = tqdm(
@@ -131,6 +111,8 @@ def run_experiment(
             if is_main:
                 summary = summarize(scores, experiment.setting.shot, settings, members)
                 print(_format_title(summary, material, experiment) + format_report(summary), end="", flush=True)
+                if "json" in outputs:
+                    write_json(outputs["json"], {**summary, **_detail(scores, material, experiment, tunings)})
                 _write_outputs(summary, outputs, material, experiment)
             return n_episodes
 
@@ -138,7 +120,7 @@ def run_experiment(
             scores = evaluate(
                 material.x,
                 material.by_class,
-                {name: METHODS[name] for name in material.methods},
+                material.methods,
                 experiment.setting,
                 seed=experiment.seed,
                 n_episodes=experiment.n_episodes,
@@ -167,87 +149,61 @@ def _count(batches: Sequence[Mapping[str, Scores]]) -> int:
     return sum(len(next(iter(batch.values())).accuracy) for batch in batches)
 
 
-def _prepare(data: Dataset, experiment: Experiment) -> Material:
-    """Select the rows and classes of an experiment's side, and embed them if there is an encoder."""
-    sides = data.sides or ("all",) * data.num_classes
-    side = experiment.side or ("all" if data.sides is None else "novel")
-    if side not in {"all", *sides}:
-        got = f"{side} of {', '.join(sorted(set(data.sides or ()))) or 'no split'}"
-        fail(PROG, "--side", "be a side that has classes", got, "Pass --side all, or --split-seed 0 for a split.")
-    with_base = side in SIDES[1:] and "base" in sides
-    methods, notes = _find_methods(experiment.methods, with_base=with_base)
-    chosen = [c for c, own in enumerate(sides) if side in ("all", own)]
-    names = tuple(data.class_names[c] for c in chosen)
-    whole = index_classes(data.y)
-    by_class = check_setting(PROG, whole.take(torch.tensor(chosen)), experiment.setting, names)
-    most = experiment.setting.way[1] + experiment.setting.n_open
-    if experiment.interval == "classes" and most >= len(by_class.size):
-        got = f"classes, with all {len(by_class.size)} classes in an episode"
-        fail(PROG, "--interval", "leave a class out of each episode", got, "Pass a smaller --way, or episodes.")
-    if experiment.setting.allow_small:
-        few = experiment.setting.shot[1] + experiment.setting.n_query
-        small = int((by_class.size < few).sum())
-        note = f"{small} of {len(chosen)} classes have fewer rows than shot + query, "
-        notes.append(f"{note}{len(chosen) - len(by_class.size)} too few to be drawn.")
-    base_ids = [c for c, own in enumerate(sides) if own == "base"] if with_base and USES_BASE & set(methods) else []
-    base_index = whole.take(torch.tensor(base_ids)) if base_ids else None
-    x, take = data.x, (take_from(data.x) if data.mapping is None else data.take_rows)
-    if experiment.encoder is not None:
-        notes += _compare_split(read_plan(experiment.encoder), experiment, side)
-        encoder = load_encoder(experiment.encoder, dim=x.shape[1])
-        used = torch.isin(data.y, torch.tensor(chosen + base_ids)).nonzero().flatten()
-        places = torch.full((len(x),), -1).index_copy_(0, used, torch.arange(len(used)))
-        x = embed_rows(encoder, take, used)
-        take, by_class = take_from(x), by_class._replace(rows=places[by_class.rows])
-        base_index = None if base_index is None else base_index._replace(rows=places[base_index.rows])
-    # Base rows are copied into memory of their own: a method may take them while it uses an episode's.
-    base_take = take if x is data.x and data.mapping is not None else take_from(x)
-    base = None if base_index is None else summarize_base(base_take, base_index)
-    return Material(x, take, by_class, names, base, side, methods, notes)
+def _choose(experiment: Experiment, tunings: Sequence[Tuning]) -> Experiment:
+    """Add to an experiment's methods those that were tuned, and the one that others are compared with.
 
-
-def _find_methods(names: Sequence[str], *, with_base: bool) -> tuple[list[str], list[str]]:
-    """Return the methods' names, "all" being every method that can run, and lines to print with the report."""
-    notes = []
-    if "all" in names:
-        missing = [] if with_base else sorted(NEEDS_BASE)
-        notes += [f"Without base classes, {name} is left out." for name in missing]
-        names = [name for name in METHODS if name not in missing]
-    for name in names:
-        if name in NEEDS_BASE and not with_base:
-            remedy = "Pass --side novel, of data with a split by class; --split-seed 0 makes one."
-            fail(PROG, "--method", "find base classes beside the evaluated ones", f"none for {name}", remedy)
-    notes += [f"{name} is {ALIASES[name]}." for name in names if name in ALIASES]
-    names = list(dict.fromkeys(ALIASES.get(name, name) for name in names))
-    if "simpleshot" in names and not with_base:
-        notes.append("Without base classes, simpleshot centres on each episode's own support rows.")
-    others = [name for name in names if name in CENTRED and name != "simpleshot"]
-    if others and not with_base:
-        notes.append(f"Without base classes, rows are scaled to unit norm without centring in {', '.join(others)}.")
-    return names, notes
-
-
-def _compare_split(plan: Mapping[str, Any], experiment: Experiment, side: str) -> list[str]:
-    """Check that an encoder was trained on the same split; note where it is evaluated on classes that it learned."""
-    if plan["dataset"] != experiment.dataset:
-        return []
-    if plan["split_seed"] != experiment.split_seed:
-        trained = "without one" if plan["split_seed"] is None else f"with {plan['split_seed']}"
-        got = f"{experiment.split_seed}; the encoder was trained {trained}"
-        constraint = "be the encoder's, or it would be judged on classes that it learned"
-        fail(PROG, "--split-seed", constraint, got, "Pass the encoder's.")
-    if side == "novel":
-        return []
-    return [f"The encoder was trained or chosen on classes of side {side}: this is no test of it."]
+    If that is a method without settings that was tuned, it is the tuned one.
+    """
+    methods = [*experiment.methods, *(tuning.chosen for tuning in tunings)]
+    against = experiment.against
+    if against is not None:
+        tuned = [tuning.chosen for tuning in tunings if tuning.chosen.key == against.key and not against.keywords]
+        against = (tuned or [against])[0]
+        methods.append(against)
+    return experiment._replace(methods=methods, against=against)
 
 
 def _describe(experiment: Experiment, side: str) -> dict[str, Any]:
     """Return the settings for the summary, under the names of the command line."""
-    dataset, _, split_seed, encoder, setting, _, n_episodes, until, seed, interval = experiment
     names = {"n_query": "query", "n_open": "open"}
-    kind = {names.get(name, name): value for name, value in setting._asdict().items()}
-    data = {"dataset": dataset, "side": side, "split_seed": split_seed, "encoder": encoder}
-    return {**data, **kind, "most_episodes": n_episodes, "until": until, "seed": seed, "interval": interval}
+    kind = {names.get(name, name): value for name, value in experiment.setting._asdict().items()}
+    return {
+        "dataset": experiment.dataset,
+        "side": side,
+        "split_seed": experiment.split_seed,
+        "encoder": experiment.encoder,
+        "normalize": experiment.normalize,
+        "base": experiment.base,
+        **kind,
+        "most_episodes": experiment.n_episodes,
+        "until": experiment.until,
+        "seed": experiment.seed,
+        "tune": [[choice.name for choice in grid] for grid in experiment.tune],
+        "interval": experiment.interval,
+        "against": None if experiment.against is None else experiment.against.name,
+    }
+
+
+def _list_plugins(material: Material) -> dict[str, str]:
+    """Return what tells the versions of plug-ins apart, by their names."""
+    return {choice.key: choice.origin for choice in material.methods.values() if choice.origin is not None}
+
+
+def _detail(
+    scores: Mapping[str, Scores], material: Material, experiment: Experiment, tunings: Sequence[Tuning]
+) -> dict[str, Any]:
+    """Return what the JSON file tells beside the summary: all that another run needs to be compared by episode."""
+    n_episodes = _count([scores])
+    queries = count_queries(material.by_class, experiment.setting, seed=experiment.seed, n_episodes=n_episodes)
+    return {
+        "tuning": [tuning.describe() for tuning in tunings],
+        "versions": find_versions(),
+        "plugins": _list_plugins(material),
+        "data": hash_rows(material.take, material.by_class),
+        "classes": len(material.by_class.size),
+        "queries": queries.tolist() if len(queries.unique()) > 1 else int(queries[0]),
+        "right": list_right(scores, queries),
+    }
 
 
 def _format_title(summary: Summary, material: Material, experiment: Experiment) -> str:
@@ -257,17 +213,17 @@ def _format_title(summary: Summary, material: Material, experiment: Experiment) 
     kind = "" if setting.imbalance is None else f", queries by Dirichlet shares of {setting.imbalance:g}"
     kind += f", {setting.n_open} open classes" if setting.n_open else ""
     features = f"{experiment.encoder}" if experiment.encoder else f"{material.x.shape[1]} features"
+    features += "" if experiment.normalize == "none" else f" ({experiment.normalize})"
     title = f"{experiment.dataset}, {len(material.class_names)} classes, {features}: {spans[0]}-way {spans[1]}-shot"
     title += f" {setting.n_query}-query{kind}, {summary['episodes']:,} episodes, seed {experiment.seed}"
     return "\n".join([f"{title}; 95 % intervals over {experiment.interval}", *material.notes]) + "\n\n"
 
 
 def _write_outputs(summary: Summary, outputs: Mapping[str, Path], material: Material, experiment: Experiment) -> None:
-    """Write the files among ``json``, ``csv`` and ``plot`` that are in ``outputs``."""
-    if "json" in outputs:
-        write_json(outputs["json"], summary)
+    """Write the files among ``csv``, ``latex``, ``markdown`` and ``plot`` that are in ``outputs``; name them all."""
     if "csv" in outputs:
         write_csv(outputs["csv"], summary)
+    write_tables(outputs, summary)
     if "plot" in outputs:
         index, setting = material.by_class, experiment.setting
         part = next(split_draw(draw_episodes(index, setting, seed=experiment.seed, first=0, n_episodes=1)))

@@ -5,14 +5,17 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from itertools import permutations
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from protonet._checks import optional_packages
+from protonet._writing import write_whole
 from protonet.commands.common import format_table
 from protonet.episodes.batch import Episodes
 from protonet.episodes.evaluation import Scores
@@ -25,6 +28,17 @@ if TYPE_CHECKING:
 
 PANEL = 4.6  #: Inches, the side of a plot.
 Summary = Mapping[str, Any]  #: An evaluation, from `summarize`.
+Table = tuple[Sequence[str], Sequence[Sequence[str]]]  #: A header and rows, of texts.
+#: How LaTeX writes characters that mean something else to it.
+LATEX = {each: rf"\{each}" for each in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"$<$",
+    "±": r"$\pm$",
+}
+#: A cell that is a number: with a sign, an exponent or a half-width, perhaps.
+NUMBER = re.compile(r"(?P<value>[<+-]?[\d.]+)(e(?P<sign>[+-])0*(?P<exponent>\d+))?( ±(?P<half_width>[\d.]+))?")
 #: What intervals and p-values speak of, by what they are over.
 SPEAKS = {
     "episodes": "Intervals and p-values speak of other episodes of these same classes; those of other classes differ "
@@ -36,7 +50,7 @@ SPEAKS = {
 def summarize(
     scores: Mapping[str, Scores],
     shot: tuple[int, int],
-    settings: Mapping[str, Any],
+    settings: Mapping[str, Any] = MappingProxyType({}),
     members: torch.Tensor | None = None,
 ) -> dict[str, Any]:
     """Summarise an evaluation in a form that JSON can write; all metrics are in [0, 1].
@@ -44,7 +58,7 @@ def summarize(
     Args:
         scores: Of each method, on the same episodes.
         shot: Least and most shots per class.
-        settings: The settings of the evaluation, passed on.
+        settings: The settings of the evaluation, passed on; ``against`` names the method to compare with each other.
         members: (episodes, classes) bool, for intervals over classes, see `protonet.episodes.statistics`; None for
             intervals over episodes.
 
@@ -55,26 +69,32 @@ def summarize(
     """
     methods = {}
     for name, (accuracy, by_shot, auroc, bins) in scores.items():
-        area = _rate(auroc, members)
+        area = rate(auroc, members)
         methods[name] = {
-            **_rate(accuracy, members),
+            **rate(accuracy, members),
             "calibration_error": calibration_error(bins),
             "auroc": area["accuracy"],
             "auroc_half_width": area["half_width"],
             "by_shot": {
-                str(n_shot): {**_rate(column, members), "episodes": int((~column.isnan()).sum())}
+                str(n_shot): {**rate(column, members), "episodes": int((~column.isnan()).sum())}
                 for n_shot, column in zip(range(shot[0], shot[1] + 1), by_shot.unbind(1), strict=True)
             },
         }
-    comparisons = [
-        pair._replace(half_width=_known(pair.half_width))._asdict()
-        for pair in compare_pairs({name: each.accuracy for name, each in scores.items()}, members)
-    ]
+    accuracies = {name: each.accuracy for name, each in scores.items()}
+    comparisons = compare(accuracies, members, settings.get("against"))
     n_episodes = len(next(iter(scores.values())).accuracy)
     return {"settings": dict(settings), "episodes": n_episodes, "methods": methods, "comparisons": comparisons}
 
 
-def _rate(values: torch.Tensor, members: torch.Tensor | None) -> dict[str, float | None]:
+def compare(
+    accuracies: Mapping[str, torch.Tensor], members: torch.Tensor | None, against: str | None
+) -> list[dict[str, Any]]:
+    """Return the comparisons of `compare_pairs` in a form that JSON can write."""
+    pairs = compare_pairs(accuracies, members, against)
+    return [pair._replace(half_width=_known(pair.half_width))._asdict() for pair in pairs]
+
+
+def rate(values: torch.Tensor, members: torch.Tensor | None) -> dict[str, float | None]:
     """Return the mean of those values that are not NaN and its half-width; None where there are too few."""
     return {"accuracy": _known(mean_of(values)), "half_width": _known(half_width(values, members))}
 
@@ -85,57 +105,113 @@ def _known(value: float) -> Any:
 
 
 def format_report(summary: Summary) -> str:
-    """Format a summary as Markdown tables for people.
+    """Format a summary as Markdown tables for people, with notes on what the numbers mean.
 
     Args:
         summary: From `summarize`.
-
-    Returns:
-        A table of the methods in percent, the best first; a table of the accuracy by shot where shots vary; and notes.
     """
-    methods = summary["methods"]
-    order = sorted(methods, key=lambda name: -methods[name]["accuracy"])
-    best, n_open = order[0], summary["settings"].get("open", 0)
-    several = len(order) > 1
-    header = ["method", "accuracy, %", *([f"behind {best}", "p (Holm)"] if several else []), "calibration error, %"]
-    header += ["AUROC of open classes, %"] if n_open else []
-    rows = []
-    for name in order:
-        own = methods[name]
-        row = [name, _percent(own["accuracy"], own["half_width"])]
-        row += [*(_compare(summary, best, name) if several else []), f"{100 * own['calibration_error']:.1f}"]
-        rows.append(row + ([_percent(own["auroc"], own["auroc_half_width"])] if n_open else []))
-    text = format_table(header, rows)
-    shots = list(methods[best]["by_shot"])
-    if len(shots) > 1:
-        rows = [[name] for name in order]
-        for row in rows:
-            row += [_percent(each["accuracy"], each["half_width"]) for each in methods[row[0]]["by_shot"].values()]
-        text += "\n" + format_table(["accuracy, %", *(f"{count}-shot" for count in shots)], rows)
-    pairs = len(summary["comparisons"])
+    text = "\n".join(format_table(*table) for table in tabulate(summary))
+    pairs, against = len(summary["comparisons"]), summary["settings"].get("against")
     if pairs:
         family = f"{pairs} pair{'s' * (pairs > 1)} of methods"
+        family = family if against is None else f"{pairs} comparison{'s' * (pairs > 1)} of {against} with another"
         text += f"\nDifferences are paired by episode; p-values are of paired t tests, adjusted by Holm for {family}.\n"
-    until = summary["settings"].get("until", 0)
-    if until and any(own["half_width"] is None or 100 * own["half_width"] >= until for own in methods.values()):
+    until, methods = summary["settings"].get("until", 0), summary["methods"].values()
+    if until and any(own["half_width"] is None or 100 * own["half_width"] >= until for own in methods):
         text += f"Intervals are not within {until:g} points yet: more episodes are needed.\n"
     over = summary["settings"].get("interval", "episodes")
     text += f"{SPEAKS[over]}\n"
+    if not all("calibration_error" in own for own in methods):
+        return text
     return text + "The calibration error is that of the method's own probabilities, the softmax of its logits.\n"
 
 
-def _percent(share: float | None, half: float | None) -> str:
+def tabulate(summary: Summary) -> list[Table]:
+    """Return the tables of a summary: the methods in percent, the best first; their accuracy by shot where shots vary.
+
+    Differences are those to the best method; with ``against`` among the settings, what that one is ahead by. Without
+    ``calibration_error`` of the methods, there is no column of it, and without ``by_shot``, no second table.
+    """
+    methods = summary["methods"]
+    order = sorted(methods, key=lambda name: -methods[name]["accuracy"])
+    settings, best = summary["settings"], order[0]
+    against, n_open = settings.get("against"), settings.get("open", 0)
+    several = len(order) > 1
+    calibrated = all("calibration_error" in own for own in methods.values())
+    opened = n_open and "auroc" in methods[best]
+    header = ["method", "accuracy, %"]
+    header += [f"behind {best}" if against is None else f"{against} is ahead by", "p (Holm)"] if several else []
+    header += ["calibration error, %"] if calibrated else []
+    header += ["AUROC of open classes, %"] if opened else []
+    rows = []
+    for name in order:
+        own = methods[name]
+        row = [name, percent(own["accuracy"], own["half_width"])]
+        row += _compare(summary, against or best, name, signed=against is not None) if several else []
+        row += [f"{100 * own['calibration_error']:.1f}"] if calibrated else []
+        rows.append(row + ([percent(own["auroc"], own["auroc_half_width"])] if opened else []))
+    tables: list[Table] = [(header, rows)]
+    shots = list(methods[best].get("by_shot", ()))
+    if len(shots) > 1:
+        rows = [[name] for name in order]
+        for row in rows:
+            row += [percent(each["accuracy"], each["half_width"]) for each in methods[row[0]]["by_shot"].values()]
+        tables.append((["accuracy, %", *(f"{count}-shot" for count in shots)], rows))
+    return tables
+
+
+def format_latex(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Format a table as LaTeX's ``tabular``, with the rules of the package booktabs, ending in a newline."""
+
+    def line(cells: Sequence[str]) -> str:
+        return "  " + " & ".join(map(_write_latex, cells)) + r" \\" + "\n"
+
+    begin = rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}" + "\n  \\toprule\n"
+    body = "".join(map(line, rows))
+    return f"{begin}{line(header)}  \\midrule\n{body}  \\bottomrule\n\\end{{tabular}}\n"
+
+
+def _write_latex(cell: str) -> str:
+    """Return a table's cell as LaTeX writes it, numbers as mathematics."""
+    found = NUMBER.fullmatch(cell)
+    if found is None:
+        return "".join(LATEX.get(each, each) for each in cell)
+    power = "" if found["sign"] is None else rf" \times 10^{{{found['sign'].strip('+')}{found['exponent']}}}"
+    half = "" if found["half_width"] is None else rf" \pm {found['half_width']}"
+    return f"${found['value']}{power}{half}$"
+
+
+def write_tables(outputs: Mapping[str, Path], summary: Summary) -> None:
+    """Write the tables of a summary to those paths of ``outputs`` that are under ``latex`` and ``markdown``."""
+    for kind, form in (("latex", format_latex), ("markdown", format_table)):
+        if kind in outputs:
+            write_text(outputs[kind], "\n".join(form(*table) for table in tabulate(summary)))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text, whole or not at all."""
+    write_whole(path, lambda file: file.write(text.encode()))
+
+
+def percent(share: float | None, half: float | None) -> str:
     """Format a share and its half-width in percent, such as ``71.23 ±0.40``; None becomes an empty text."""
     return "" if share is None else f"{100 * share:.2f}" + ("" if half is None else f" ±{100 * half:.2f}")
 
 
-def _compare(summary: Summary, best: str, name: str) -> tuple[str, str]:
-    """Format how much less accurate a method is than the best one, paired, and the adjusted p-value."""
+def _compare(summary: Summary, best: str, name: str, *, signed: bool) -> tuple[str, str]:
+    """Format how much less accurate a method is than another, paired, and the adjusted p-value."""
     for pair in summary["comparisons"]:
         if {pair["first"], pair["second"]} == {best, name} and best != name:
             p_value = "<1e-300" if pair["p_holm"] < 1e-300 else f"{pair['p_holm']:.2g}"
-            return _percent(abs(pair["difference"]), pair["half_width"]), "" if pair["half_width"] is None else p_value
+            difference = pair["difference"] if signed else abs(pair["difference"])
+            text = ("+" if signed and difference >= 0 else "") + percent(difference, pair["half_width"])
+            return text, "" if pair["half_width"] is None else p_value
     return "", ""
+
+
+def list_right(scores: Mapping[str, Scores], queries: torch.Tensor) -> dict[str, list[int]]:
+    """Return how many queries each method has right in each episode, of ``queries`` (episodes,) int64."""
+    return {name: (own.accuracy * queries).round().long().tolist() for name, own in scores.items()}
 
 
 def write_csv(path: Path, summary: Summary) -> None:
@@ -157,8 +233,12 @@ def write_csv(path: Path, summary: Summary) -> None:
 
 
 def write_json(path: Path, summary: Summary) -> None:
-    """Write a summary to ``path`` as JSON; the bytes do not depend on the number of processes."""
-    path.write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    """Write a summary to ``path`` as JSON, whole or not at all; the bytes do not depend on the number of processes.
+
+    A list of whole numbers is one line.
+    """
+    text = json.dumps(summary, indent=1, allow_nan=False)
+    write_text(path, re.sub(r"\[\n[\d\s,]+\]", lambda found: "".join(found[0].split()), text) + "\n")
 
 
 def write_plot(path: Path, summary: Summary, episode: Episodes, query_labels: torch.Tensor) -> None:
@@ -223,7 +303,10 @@ def _plot_differences(axes: Axes, summary: Summary) -> None:
     most = max(1.0, float(grid.abs().max()))
     image = axes.imshow(grid.numpy(), cmap="RdBu", vmin=-most, vmax=most, aspect="auto")
     axes.figure.colorbar(image, ax=axes, shrink=0.8, label="points")
+    known = {frozenset((pair["first"], pair["second"])) for pair in summary["comparisons"]}
     for row, column in permutations(range(len(names)), 2):
+        if {names[row], names[column]} not in known:  # --against compares one with each
+            continue
         text = f"{float(grid[row, column]):+.1f}{'*' * int(significant[row, column])}"
         dark = abs(float(grid[row, column])) > 0.6 * most
         axes.text(column, row, text, ha="center", va="center", fontsize=7, color="white" if dark else "black")

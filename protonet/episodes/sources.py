@@ -6,10 +6,14 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
 
+import numpy as np
+import torch
+
 from protonet import datasets
 from protonet._checks import fail
 from protonet.commands.common import check_name
-from protonet.datasets.dataset import Dataset, make_dataset, split_classes
+from protonet.datasets.dataset import Dataset, check_finite, make_dataset, split_classes
+from protonet.datasets.files import UNREADABLE
 from protonet.datasets.synthetic import FAMILIES, sample_family
 
 #: The size of the synthetic families: classes, rows per class, features per row.
@@ -46,6 +50,42 @@ def load_source(text: str, *, split_seed: int | None = None, label: str = "label
     """
     data = _load(text, label)
     return data if split_seed is None else split_classes(data, split_seed)
+
+
+def load_base(text: str, *, dim: int) -> Dataset:
+    """Load the data set whose rows are the base classes of another one.
+
+    Args:
+        text: As for `load_source`, or the path of an NPY file of rows without classes, ``*.npy``: they count as one.
+        dim: Features per row that it must have.
+
+    Returns:
+        The data set.
+
+    Raises:
+        MissingPackageError: A package that the data need is missing.
+        InputError: The data cannot be loaded, or have another number of features.
+    """
+    data = _load_rows(Path(text)) if text.lower().endswith(".npy") else _load(text, "label")
+    if data.x.shape[1] != dim:
+        got = f"{data.x.shape[1]} of {text}"
+        fail("load_base", "--base", f"have {dim} features per row, as the data", got, "Pass features of one backbone.")
+    return data
+
+
+def _load_rows(path: Path) -> Dataset:
+    """Load an NPY file of rows (n, ...) of real numbers, as a data set of one class."""
+    try:
+        x = np.load(path, allow_pickle=False)
+    except (ValueError, *UNREADABLE) as error:
+        got = f"{path} ({error if isinstance(error, OSError) else type(error).__name__})"
+        fail("load_base", "--base", "be an NPY file that can be read", got, "Save it again with numpy.save.")
+    if not isinstance(x, np.ndarray) or x.ndim < 2 or not len(x) or x.dtype.kind not in "fiub":
+        got = f"{getattr(x, 'dtype', 'several arrays')} of shape {getattr(x, 'shape', '?')}"
+        fail("load_base", "--base", "hold rows of numbers, (n, dim)", got, "Save features with numpy.save.")
+    rows = torch.from_numpy(x).flatten(1).float()
+    check_finite("load_base", "--base", rows)
+    return Dataset(rows, torch.zeros(len(rows), dtype=torch.int64), ("all",))
 
 
 def _load(text: str, label: str) -> Dataset:

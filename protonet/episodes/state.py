@@ -14,7 +14,7 @@ import torch
 
 from protonet._checks import fail, find_version, show
 from protonet._writing import write_whole
-from protonet.episodes.batch import Base, Take
+from protonet.episodes.batch import CHUNK, Base, Take
 from protonet.episodes.evaluation import Scores
 from protonet.sampling import ClassIndex
 
@@ -31,10 +31,28 @@ def describe_run(
     means = () if base is None else (base.mean, base.class_means)
     for tensor in (*by_class, take(sampled), *means):
         digest.update(tensor.contiguous().numpy().tobytes())
-    versions = {package: find_version(package) for package in ("protonet", "torch", "numpy")}
-    run = {**settings, "methods": list(methods), "data": digest.hexdigest(), **versions}
+    run = {**settings, "methods": list(methods), "data": digest.hexdigest(), **find_versions()}
     described: dict[str, Any] = json.loads(json.dumps(run))
     return described
+
+
+def find_versions() -> dict[str, str | None]:
+    """Return the versions that scores may depend on, by package."""
+    return {package: find_version(package) for package in ("protonet", "torch", "numpy")}
+
+
+def hash_rows(take: Take, by_class: ClassIndex) -> str:
+    """Return a hash of all rows, as methods see them, class by class: equal draws of equal hashes are equal episodes.
+
+    Args:
+        take: Returns rows by number.
+        by_class: The rows' numbers, which do not count, by class.
+    """
+    digest = hashlib.sha256(by_class.size.numpy().tobytes())
+    for start, size in zip(by_class.start.tolist(), by_class.size.tolist(), strict=True):
+        for rows in by_class.rows[start : start + size].split(CHUNK):
+            digest.update(take(rows).contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def write_state(path: Path, run: Mapping[str, Any], scores: Mapping[str, Scores]) -> None:

@@ -83,21 +83,26 @@ def mean_of(values: Tensor) -> float:
     return float(values.double().nanmean())
 
 
-def compare_pairs(accuracies: Mapping[str, Tensor], members: Tensor | None = None) -> list[Comparison]:
-    """Compare every two methods by their accuracies on the same episodes.
+def compare_pairs(
+    accuracies: Mapping[str, Tensor], members: Tensor | None = None, against: str | None = None
+) -> list[Comparison]:
+    """Compare every two methods, or one with each other one, by their accuracies on the same episodes.
 
     Args:
         accuracies: For each method's name (episodes,) float64 in [0, 1].
         members: As in `standard_error`.
+        against: The method to compare with each other one; None for all pairs.
 
     Returns:
-        One comparison per pair, in the order of the methods.
+        One comparison per pair, in the order of the methods; ``against`` is the first of each.
 
     Source: Student's paired t test; Holm, "A simple sequentially rejective multiple test procedure" (1979).
     """
     from scipy.special import stdtr  # noqa: PLC0415 - slow to import
 
     pairs = list(combinations(accuracies, 2))
+    if against is not None:
+        pairs = [(against, name) for name in accuracies if name != against]
     differences = [accuracies[first] - accuracies[second] for first, second in pairs]
     p_values = []
     for each in differences:

@@ -25,6 +25,7 @@ from sklearn.datasets import load_wine
 
 from protonet import __main__ as library
 from protonet.episodes import __main__ as episodes
+from protonet.episodes.compare import make_parser as make_compare_parser
 from protonet.episodes.train import make_parser as make_train_parser
 from tests.docs.blocks import NAMES, ROOT, Block, read_blocks, read_commands, read_extras
 
@@ -43,9 +44,20 @@ def run_blocks(name: str) -> dict[str, Any]:
     return names
 
 
+def write_plugin(folder: Path) -> None:
+    """Write the method of one's own that the guide shows."""
+    (text,) = (block.text for block in read_blocks("docs/guide/few-shot.md") if block.text.startswith("# mine.py\n"))
+    (folder / "mine.py").write_text(text, encoding="utf-8")
+
+
 @pytest.mark.parametrize("name", [name for name in PYTHON_PAGES if name != "README.md"])
-def test_the_python_blocks_of_a_page_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_python_blocks_of_a_page_run(
+    name: str, tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
+    if name == "docs/guide/few-shot.md":
+        shutil.copy(tables / "features.npz", tmp_path)
+        write_plugin(tmp_path)
     names = run_blocks(name)
     if name == "docs/guide/scikit-learn.md":
         assert names["model"].classes_.tolist() == ["barbera", "barolo", "grignolino", "unheard of"]
@@ -55,6 +67,7 @@ def test_the_python_blocks_of_a_page_run(name: str, tmp_path: Path, monkeypatch:
         assert 0.5 < float(names["accuracy"].mean()) < 1
         assert float(names["scores"]["city-block"].accuracy.mean()) > 0.5
         assert float(names["tuned"]["own"].accuracy.mean()) > 0.5
+        assert "Holm for 4 comparisons of mine.py:power_means with another" in capsys.readouterr().out
     if name == "docs/guide/python.md":
         assert names["stages"][-1] == ("done", 1.0)
     if name == "docs/guide/optimizer.md":
@@ -158,11 +171,39 @@ def test_the_command_for_episodes_of_ones_own_features_runs(
 ) -> None:
     shutil.copy(tables / "features.npz", tmp_path)
     monkeypatch.chdir(tmp_path)
-    (command,) = [c for c in read_commands("docs/guide/few-shot.md") if "--json" in c]
+    (command,) = [c for c in read_commands("docs/guide/few-shot.md") if "--json out.json" in c]
     code = episodes.main([*shlex.split(command)[3:], "--episodes", "20", "--allow-small", "--side", "all"])
     assert code == 0, capsys.readouterr().err
     assert (tmp_path / "out.json").is_file()
     assert (tmp_path / "out.png").is_file()
+
+
+def test_the_commands_for_a_method_of_ones_own_run(
+    tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(tables / "features.npz", tmp_path)
+    write_plugin(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    section = [c for c in read_commands("docs/guide/few-shot.md") if re.search("first.json|second.json|normalize", c)]
+    assert len(section) == 4
+    for command in section:
+        words = shlex.split(command)[3:]
+        few = [] if words[0] == "compare" else ["--episodes", "20", "--way", "3"]  # of 4 validation classes
+        assert episodes.main([*words, *few]) == 0, capsys.readouterr().err
+    out = capsys.readouterr().out
+    assert re.search(r"mine.py:power_means:power=\S+ is the best of 3 settings on 4 validation classes", out)
+    assert "comparisons of ridge with another" in out
+    assert (tmp_path / "table.tex").is_file()
+
+
+def test_the_study_of_the_guide_runs(tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(tables / "features.npz", tmp_path)
+    write_plugin(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (text,) = (b.text for b in read_blocks("docs/guide/few-shot.md") if b.text.startswith("# study.toml\n"))
+    (tmp_path / "study.toml").write_text(text.replace("1,1,1", "1,1,1:steps=2"), encoding="utf-8")
+    assert episodes.main(["study", "study.toml", "--episodes", "20"]) == 0
+    assert (tmp_path / "results" / "table.md").read_text(encoding="utf-8").count("±") == 18
 
 
 @cache
@@ -202,6 +243,10 @@ def test_every_command_is_one_that_exists(name: str, command: str) -> None:
             check_options("protonet", words[:1] if len(words) == 1 else words)
         case ["python", "-m", "protonet.episodes", "train", *words]:
             make_train_parser().parse_args(words)
+        case ["python", "-m", "protonet.episodes", "study", _, *words]:
+            episodes.make_parser().parse_args(words)
+        case ["python", "-m", "protonet.episodes", "compare", *words]:
+            make_compare_parser().parse_args(words)
         case ["python", "-m", "protonet.episodes", *words] | [
             "torchrun",
             "--nproc-per-node",

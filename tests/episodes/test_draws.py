@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from protonet.episodes.draws import NO_ROW, Draw, Setting, check_setting, draw_episodes, find_members
+from protonet.episodes.draws import NO_ROW, Draw, Setting, check_setting, count_queries, draw_episodes, find_members
 from protonet.sampling import index_classes
 from tests.strategies import seeds
 
@@ -168,3 +168,12 @@ def test_members_are_the_classes_of_the_rows(setting: Setting) -> None:
             [draw.support[number].flatten(), draw.query[number].flatten(), draw.open_query[number].flatten()]
         )
         assert set((labels[rows[rows >= 0]] // 10).tolist()) == set(members[number].nonzero().flatten().tolist())
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_queries_are_counted_as_they_are_drawn(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = labels_of([8, 9, 10, 8, 11])
+    monkeypatch.setattr("protonet.episodes.draws.COUNTED", 7)
+    index = check_setting("test", index_classes(labels), setting, tuple("abcde"))
+    expected = (numbered(labels, setting, seed=2).query >= 0).sum(dim=(1, 2))
+    assert torch.equal(count_queries(index, setting, seed=2, n_episodes=30), expected)

@@ -8,7 +8,9 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
+from protonet.episodes import methods
 from protonet.episodes.batch import Episodes, gather_episodes, split_draw, take_from
+from protonet.episodes.choice import ChosenMethod
 from protonet.episodes.distributed import Group
 from protonet.episodes.draws import Setting, draw_episodes
 from protonet.episodes.evaluation import CHUNK, ROUND, Scores, evaluate, join_batches, rate_open
@@ -205,6 +207,20 @@ def test_logits_that_are_none(change: Callable[[torch.Tensor], Any], message: st
     own = {"own": lambda episodes: change(protonet(episodes))}
     with pytest.raises((ValueError, TypeError), match=f"^evaluate: `method` must {message}"):
         evaluate(X, INDEX, own, SETTINGS[0], n_episodes=5)
+
+
+def test_methods_of_ours_with_settings_get_what_they_get_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def spy(episodes: Episodes, *, a: int = 0) -> torch.Tensor:
+        seen.append((a, episodes.query.data_ptr(), torch.is_grad_enabled()))
+        return protonet(episodes)
+
+    monkeypatch.setitem(methods.METHODS, "spy", spy)
+    both: dict[str, methods.Method] = {"spy": spy, "spy:a=1": ChosenMethod("spy:a=1", "spy", spy, {"a": 1})}
+    evaluate(X, INDEX, both, Setting(way=(3, 3), n_query=4), n_episodes=1)
+    (_, batch, _), again = seen
+    assert again == (1, batch, False)  # the batch itself, not a copy of it
 
 
 def test_logits_of_any_floats_will_do() -> None:

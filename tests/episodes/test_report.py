@@ -12,7 +12,17 @@ from protonet.episodes.batch import gather_episodes, split_draw, take_from
 from protonet.episodes.draws import Setting, draw_episodes
 from protonet.episodes.evaluation import Scores, evaluate
 from protonet.episodes.methods import METHODS
-from protonet.episodes.report import format_report, summarize, write_csv, write_json, write_plot
+from protonet.episodes.report import (
+    format_latex,
+    format_report,
+    list_right,
+    summarize,
+    tabulate,
+    write_csv,
+    write_json,
+    write_plot,
+    write_tables,
+)
 from protonet.sampling import index_classes
 
 LABELS = torch.arange(120) % 6
@@ -127,3 +137,55 @@ def test_one_episode_keeps_its_size_beside_many_methods(tmp_path: Path) -> None:
     part = next(split_draw(draw_episodes(index_classes(LABELS), setting, seed=0, first=0, n_episodes=1)))
     write_plot(tmp_path / "a.png", summary, gather_episodes(take_from(X), part), part.query_labels)
     assert imread(tmp_path / "a.png").shape[:2] == (1008, 2328)  # 8.4 inches, and 4.6 + 8.4 + 4.6 + 1.8
+
+
+def test_one_method_against_the_others(tmp_path: Path) -> None:
+    summary = summarize(score(Setting(way=(3, 3), n_query=4)), (1, 1), {"against": "ridge"})
+    assert [pair["second"] for pair in summary["comparisons"]] == ["protonet", "soft-kmeans"]
+    text = format_report(summary)
+    assert "| ridge is ahead by |" in text
+    assert "Holm for 2 comparisons of ridge with another" in text
+    (_, rows), own = tabulate(summary)[0], summary["methods"]
+    for row in rows:
+        if row[0] == "ridge":
+            assert row[2:4] == ["", ""]
+        else:
+            assert row[2].startswith(f"{100 * (own['ridge']['accuracy'] - own[row[0]]['accuracy']):+.2f} ±")
+    part = next(split_draw(draw_episodes(index_classes(LABELS), Setting((3, 3)), seed=0, first=0, n_episodes=1)))
+    write_plot(tmp_path / "a.png", summary, gather_episodes(take_from(X), part), part.query_labels)
+    assert (tmp_path / "a.png").stat().st_size > 0
+
+
+def test_latex() -> None:
+    text = format_latex(
+        ["a_b", "50 %"], [["x & y", "-1.5 ±0.2"], ["<1e-300", "{\\}~^#$"], ["tim:a=1", "2.2e-07"], ["", "± <"]]
+    )
+    assert (
+        text
+        == r"""\begin{tabular}{lr}
+  \toprule
+  a\_b & 50 \% \\
+  \midrule
+  x \& y & $-1.5 \pm 0.2$ \\
+  $<1 \times 10^{-300}$ & \{\textbackslash{}\}\textasciitilde{}\textasciicircum{}\#\$ \\
+  tim:a=1 & $2.2 \times 10^{-7}$ \\
+   & $\pm$ $<$ \\
+  \bottomrule
+\end{tabular}
+"""
+    )
+
+
+def test_tables_in_files(tmp_path: Path) -> None:
+    summary = summarize(score(Setting(way=(3, 3), shot=(1, 2), n_query=4)), (1, 2), {})
+    write_tables({"latex": tmp_path / "a.tex", "markdown": tmp_path / "a.md"}, summary)
+    assert format_report(summary).startswith((tmp_path / "a.md").read_text(encoding="utf-8"))
+    assert (tmp_path / "a.tex").read_text(encoding="utf-8").count(r"\begin{tabular}") == 2
+
+
+def test_right_queries_are_whole_numbers() -> None:
+    scores = score(Setting(way=(2, 4), n_query=7))
+    draw = draw_episodes(index_classes(LABELS), Setting(way=(2, 4), n_query=7), seed=0, first=0, n_episodes=40)
+    queries = (draw.query >= 0).sum(dim=(1, 2))
+    for name, right in list_right(scores, queries).items():
+        assert torch.allclose(torch.tensor(right) / queries, scores[name].accuracy.float())

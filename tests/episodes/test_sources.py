@@ -10,8 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
+from protonet._checks import InputError
 from protonet.datasets import FAMILIES, Dataset, load_digits, split_classes
-from protonet.episodes.sources import load_source
+from protonet.episodes.sources import load_base, load_source
 from tests.datasets.test_mini_imagenet import make_tree as make_mini_imagenet
 from tests.datasets.test_omniglot import make_tree as make_omniglot
 
@@ -134,3 +135,30 @@ class TestSplitClasses:
             split_classes(make_classes(["a", "b", "c"]), 0)
         with pytest.raises(ValueError, match=r"^split_classes: `seed` must be a whole number >= 0; got -1"):
             split_classes(make_classes(["a", "b", "c", "d"]), -1)
+
+
+def test_base_rows(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.eye(3), y=["a", "b", "b"])
+    assert load_base(str(tmp_path / "a.npz"), dim=3).num_classes == 2
+    np.save(tmp_path / "a.npy", np.arange(24).reshape(4, 2, 3))
+    rows = load_base(str(tmp_path / "a.npy"), dim=6)
+    assert torch.equal(rows.x, torch.arange(24.0).reshape(4, 6))
+    assert rows.y.tolist() == [0] * 4
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.eye(3), r"`--base` must have 2 features per row, as the data; got 3 of .*a.npy"),
+        (np.arange(4), r"must hold rows of numbers, \(n, dim\); got int64 of shape \(4,\)"),
+        (np.array([["a", "b"]]), "must hold rows of numbers"),
+        (np.array([[np.nan, 1]]), "must be finite"),
+        (np.array([[{}, 1]], object), "must be an NPY file that can be read"),
+        (None, "must be an NPY file that can be read; got .*a.npy"),
+    ],
+)
+def test_bad_base_rows(tmp_path: Path, array: np.ndarray | None, message: str) -> None:
+    if array is not None:
+        np.save(tmp_path / "a.npy", array, allow_pickle=True)
+    with pytest.raises(InputError, match=message):
+        load_base(str(tmp_path / "a.npy"), dim=2)

@@ -113,3 +113,16 @@ def test_no_interval_over_classes_that_every_episode_has() -> None:
     values = normal(10, 0)
     assert math.isnan(half_width(values, torch.ones(10, 5, dtype=torch.bool)))
     assert compare_pairs({"a": values, "b": normal(10, 1)}, torch.ones(10, 5, dtype=torch.bool))[0].p_value == 1.0
+
+
+def test_one_method_against_each_other_one() -> None:
+    accuracies = {name: normal(30, seed) for seed, name in enumerate("abcd")}
+    found, pairs = compare_pairs(accuracies, against="c"), compare_pairs(accuracies)
+    assert [each[:2] for each in found] == [("c", "a"), ("c", "b"), ("c", "d")]
+    alone = {frozenset(each[:2]): each for each in pairs}
+    for each in found:
+        same = alone[frozenset(each[:2])]
+        assert math.isclose(abs(each.difference), abs(same.difference))
+        assert (each.p_value, each.half_width) == (same.p_value, same.half_width)
+        assert each.p_holm <= same.p_holm  # of three comparisons, not of six
+    assert [each.p_holm for each in found] == adjust_holm([each.p_value for each in found])

@@ -17,7 +17,7 @@ CONVERGED = 1e-6  #: The updates end once no assignment changes by this much.
 def laplacian_shot(
     episodes: Episodes,
     *,
-    laplacian_weight: float = 0.7,
+    lambda_: float = 0.7,
     n_neighbours: int = 2,
     steps: int = 20,
     temperature: float = 0.1,
@@ -29,8 +29,8 @@ def laplacian_shot(
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; rows are centred on
             the base classes' mean, if there is one, and scaled to unit norm.
-        laplacian_weight: Weight of the agreement with neighbours, >= 0. The paper chooses it in [0.1, 1.5] by
-            validation; its authors' choice is 0.7 for most sets at 1-shot.
+        lambda_: Weight of the agreement with neighbours, >= 0. The paper chooses it in [0.1, 1.5] by validation; its
+            authors' choice is 0.7 for most sets at 1-shot.
         n_neighbours: Nearest queries of a query, without itself, >= 0. The authors' 3 counts it. As there, q may be a
             neighbour of p without p being one of q.
         steps: Most bound updates, >= 0; 20 in the authors' code (lshot_update.py). They end early once no assignment
@@ -57,7 +57,7 @@ def laplacian_shot(
     if rectify and not paper:
         unary += 2 * prototypes @ shift.transpose(1, 2)
     closeness = (query @ query.transpose(1, 2)).mul_(scale.transpose(1, 2))  # of unit rows to each column
-    affinity = _find_neighbours(closeness, n_neighbours, laplacian_weight)
+    affinity = _find_neighbours(closeness, n_neighbours, lambda_)
     logits = unary
     assigned = logits.softmax(dim=1)
     for _ in range(steps):

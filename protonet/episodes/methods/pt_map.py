@@ -26,7 +26,7 @@ OFFSET = 1e-6  #: Added to the absolute features before the power, as in eq. 1 o
 
 
 def pt_map(
-    episodes: Episodes, *, beta: float = 0.5, lam: float = 10.0, alpha: float = 0.2, n_epochs: int = 20
+    episodes: Episodes, *, beta: float = 0.5, lambda_: float = 10.0, alpha: float = 0.2, n_epochs: int = 20
 ) -> Tensor:
     """Classify by prototypes that move, step by step, towards the means of balanced assignments of the queries.
 
@@ -37,7 +37,7 @@ def pt_map(
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
         beta: The exponent of the power transform, > 0.
-        lam: The inverse of the transport's entropy regularisation, > 0.
+        lambda_: The inverse of the transport's entropy regularisation, > 0.
         alpha: The share of the way to the new means that prototypes move per step, in (0, 1].
         n_epochs: Steps, >= 0.
 
@@ -59,7 +59,7 @@ def pt_map(
     for epoch in range(n_epochs + 1):
         products = shares @ gram  # (episodes, n_way, rows)
         squares = (shares * products).sum(dim=2, keepdim=True)
-        logits = lam * (2 * products[..., n_support:] - squares)  # -lam * d^2, plus a constant for all classes
+        logits = lambda_ * (2 * products[..., n_support:] - squares)  # -lambda_ * d^2, plus a constant for all classes
         kernel = (logits - logits.amax(dim=1, keepdim=True)).clamp_min(SINKHORN.least_exponent).exp()
         scale = balance(kernel, mass, quota, scale)  # continues from the last epoch: far fewer iterations
         logits += scale.log()

@@ -56,7 +56,7 @@ def test_the_update_is_a_fixed_point() -> None:
 
 def test_a_single_query_has_no_neighbour() -> None:
     episodes, _ = make_episodes(n_queries=1)
-    assert torch.allclose(laplacian_shot(episodes), laplacian_shot(episodes, laplacian_weight=0))
+    assert torch.allclose(laplacian_shot(episodes), laplacian_shot(episodes, lambda_=0))
 
 
 def test_twins_are_neighbours_and_a_row_is_none_of_its_own() -> None:

@@ -116,7 +116,7 @@ def test_poor_features_give_finite_logits(dtype: torch.dtype, lam: float) -> Non
     episodes.query[2] = episodes.query[2, :1]
     episodes.support[3, :] = episodes.query[3, :2]
     before = episodes.support.clone(), episodes.query.clone()
-    logits = pt_map(episodes, lam=lam)
+    logits = pt_map(episodes, lambda_=lam)
     assert logits.dtype == dtype
     assert bool(logits.isfinite().all())
     assert torch.allclose(logits.exp().sum(dim=2), torch.ones(4, 10, dtype=dtype))

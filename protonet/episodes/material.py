@@ -1,0 +1,196 @@
+"""What an evaluation needs: its settings, and the rows, classes, base classes and methods that they name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from protonet._checks import fail
+from protonet.datasets import Dataset
+from protonet.datasets.dataset import SIDES
+from protonet.episodes.backbones import embed_rows
+from protonet.episodes.batch import Base, Take, summarize_base, take_from
+from protonet.episodes.checkpoints import load_encoder, read_plan
+from protonet.episodes.choice import ChosenMethod
+from protonet.episodes.draws import Setting, check_setting
+from protonet.episodes.methods import ALIASES, CENTRED, METHODS, NEEDS_BASE, USES_BASE
+from protonet.episodes.normalization import CHUNK, normalize_rows
+from protonet.episodes.sources import load_base
+from protonet.sampling import ClassIndex, index_classes
+
+PROG = "protonet.episodes"  #: The command, for messages.
+
+
+class Experiment(NamedTuple):
+    """The settings of an evaluation."""
+
+    dataset: str  #: A data set by name or path, see `protonet.episodes.sources.load_source`.
+    side: str | None  #: Of the split by class, or "all"; None for "novel" if there is a split, otherwise "all".
+    split_seed: int | None  #: Split the classes at random with this seed; None keeps the data set's own split.
+    encoder: str | None  #: The path of a checkpoint; None evaluates the features as they are.
+    setting: Setting  #: The kind of episodes.
+    methods: Sequence[ChosenMethod]  #: In the order of the report.
+    n_episodes: int  #: Most episodes.
+    until: float  #: Stop once the half-widths of all 95 % intervals are below this many percentage points; 0 for never.
+    seed: int  #: Of the episodes.
+    interval: str = "episodes"  #: What intervals are over: "episodes" or "classes".
+    every: bool = False  #: Evaluate all methods that can run, before ``methods``.
+    normalize: str = "none"  #: One of `protonet.episodes.normalization.NORMALIZATIONS`.
+    base: str | None = None  #: Of whose rows the base statistics are, see `load_base`; None for the data set's own.
+    #: For each method to tune, its settings; the best one on validation classes is evaluated with the others.
+    tune: Sequence[Sequence[ChosenMethod]] = ()
+    against: ChosenMethod | None = None  #: Compare this method with each other one; None compares all pairs.
+
+
+class Material(NamedTuple):
+    """The data and methods of an evaluation, ready to use."""
+
+    x: Tensor  #: (n, dim) floating, of which methods see what ``take`` returns.
+    take: Take  #: Returns rows of ``x``, normalised, by number.
+    by_class: ClassIndex  #: SourceRows by class, of the classes to draw from.
+    class_names: tuple[str, ...]  #: One name per class of the side.
+    base: Base | None  #: The base classes, if a method uses them.
+    side: str  #: Of the split, or "all".
+    methods: dict[str, ChosenMethod]  #: By name.
+    notes: list[str]  #: Lines to print with the report.
+
+
+class SourceRows(NamedTuple):
+    """SourceRows of a data set, embedded or not."""
+
+    x: Tensor  #: (n, dim) floating.
+    places: Tensor  #: (rows of the data set,) int64, where each is in ``x``; -1 for those that are not.
+    read: Take | None = None  #: Returns rows of ``x`` by number, where they are not in memory.
+
+    def open(self) -> Take:
+        """Return a function that copies rows into memory of its own: a method may use two of them together."""
+        return take_from(self.x) if self.read is None else self.read
+
+    def normalize(self, kind: str, mean: Tensor | None) -> SourceRows:
+        """Normalise the rows, those of a mapped file as they are read; arguments are as in `normalize_rows`."""
+        if self.read is None:
+            return self._replace(x=torch.cat([normalize_rows(x, kind, mean) for x in self.x.split(CHUNK)]))
+        read = self.read
+        return self._replace(read=lambda rows: normalize_rows(read(rows), kind, mean))
+
+
+def prepare(data: Dataset, experiment: Experiment) -> Material:
+    """Select the rows and classes of an experiment's side, and embed and normalise them as it says.
+
+    Args:
+        data: The data set that the experiment names.
+        experiment: The settings. Those of ``tune`` are not looked at.
+
+    Raises:
+        InputError: Data, side, encoder, base, setting and methods do not fit together.
+    """
+    sides = data.sides or ("all",) * data.num_classes
+    side = experiment.side or ("all" if data.sides is None else "novel")
+    if side not in {"all", *sides}:
+        got = f"{side} of {', '.join(sorted(set(data.sides or ()))) or 'no split'}"
+        fail(PROG, "--side", "be a side that has classes", got, "Pass --side all, or --split-seed 0 for a split.")
+    base_data, base_ids = _find_base(data, side, experiment)
+    methods, notes = _find_methods(experiment, len(base_ids))
+    chosen = [c for c, own in enumerate(sides) if side in ("all", own)]
+    names = tuple(data.class_names[c] for c in chosen)
+    whole = index_classes(data.y)
+    by_class = check_setting(PROG, whole.take(torch.tensor(chosen)), experiment.setting, names)
+    most = experiment.setting.way[1] + experiment.setting.n_open
+    if experiment.interval == "classes" and most >= len(by_class.size):
+        got = f"classes, with all {len(by_class.size)} classes in an episode"
+        fail(PROG, "--interval", "leave a class out of each episode", got, "Pass a smaller --way, or episodes.")
+    if experiment.setting.allow_small:
+        few = experiment.setting.shot[1] + experiment.setting.n_query
+        small = int((by_class.size < few).sum())
+        note = f"{small} of {len(chosen)} classes have fewer rows than shot + query, "
+        notes.append(f"{note}{len(chosen) - len(by_class.size)} too few to be drawn.")
+    kind = experiment.normalize
+    if kind != "cl2" and not any(each.key in USES_BASE or each.origin is not None for each in methods.values()):
+        base_ids = []
+    if experiment.encoder is not None:
+        notes += _compare_split(read_plan(experiment.encoder), experiment, side)
+    rows = _open_rows(data, chosen + (base_ids if base_data is data else []), experiment.encoder)
+    base = None
+    if base_ids:
+        base_rows = rows if base_data is data else _open_rows(base_data, base_ids, experiment.encoder)
+        base = _summarize(base_rows, base_data, base_ids)
+    if kind != "none":
+        mean = base.mean if kind == "cl2" and base is not None else None
+        rows = rows.normalize(kind, mean)
+        if base is not None:
+            base = _summarize(rows if base_data is data else base_rows.normalize(kind, mean), base_data, base_ids)
+    by_class = by_class._replace(rows=rows.places[by_class.rows])
+    return Material(rows.x, rows.open(), by_class, names, base, side, methods, notes)
+
+
+def _find_base(data: Dataset, side: str, experiment: Experiment) -> tuple[Dataset, list[int]]:
+    """Return the base classes: the data set that holds them, and their numbers, none where there are none."""
+    own = data.sides or ()
+    if experiment.base is not None:
+        data = load_base(experiment.base, dim=data.x.shape[1])
+        sides = data.sides or ("base",) * data.num_classes
+        return data, [c for c, each in enumerate(sides) if each == "base"] or list(range(data.num_classes))
+    found = [c for c, each in enumerate(own) if each == "base"] if side in SIDES[1:] else []
+    if experiment.normalize == "cl2" and not found:
+        remedy = "Pass --base FILE, --side novel of data with a split (--split-seed 0 makes one), or --normalize l2."
+        fail(PROG, "--normalize", "find base classes to centre on", "cl2 without any", remedy)
+    return data, found
+
+
+def _summarize(rows: SourceRows, data: Dataset, class_ids: Sequence[int]) -> Base:
+    """Return some classes of a data set, of which there are ``rows``, as base classes."""
+    index = index_classes(data.y).take(torch.tensor(class_ids))
+    return summarize_base(rows.open(), index._replace(rows=rows.places[index.rows]))
+
+
+def _open_rows(data: Dataset, class_ids: Sequence[int], encoder: str | None) -> SourceRows:
+    """Return a data set's rows; with an encoder, embed those of some classes, the only ones that are then there."""
+    if encoder is None:
+        return SourceRows(data.x, torch.arange(len(data.x)), None if data.mapping is None else data.take_rows)
+    module = load_encoder(encoder, dim=data.x.shape[1])
+    take = take_from(data.x) if data.mapping is None else data.take_rows
+    used = torch.isin(data.y, torch.tensor(class_ids)).nonzero().flatten()
+    places = torch.full((len(data.x),), -1).index_copy_(0, used, torch.arange(len(used)))
+    return SourceRows(embed_rows(module, take, used), places)
+
+
+def _find_methods(experiment: Experiment, n_base: int) -> tuple[dict[str, ChosenMethod], list[str]]:
+    """Return an experiment's methods by name, where there are ``n_base`` base classes, and lines for the report.
+
+    Base rows without classes, as of an NPY file, are one class; what needs base classes needs two.
+    """
+    notes, choices = [], list(experiment.methods)
+    missing = sorted(NEEDS_BASE) if n_base < 2 else []
+    if experiment.every:
+        notes += [f"Without base classes, {name} is left out." for name in missing]
+        choices = [ChosenMethod(name, name, METHODS[name]) for name in METHODS if name not in missing] + choices
+    for choice in choices:
+        if choice.key in missing:
+            remedy = "Pass --side novel, of data with a split by class (--split-seed 0 makes one), or --base FILE.npz."
+            fail(PROG, "--method", "find base classes beside the evaluated ones", f"none for {choice.name}", remedy)
+    notes += [f"{choice.key} is {choice.name}." for choice in choices if choice.key in ALIASES]
+    methods = {choice.name: choice for choice in choices}
+    centred = [name for name, choice in methods.items() if choice.key in CENTRED]
+    if "simpleshot" in centred and not n_base:
+        notes.append("Without base classes, simpleshot centres on each episode's own support rows.")
+    others = [name for name in centred if name != "simpleshot"]
+    if others and not n_base:
+        notes.append(f"Without base classes, rows are scaled to unit norm without centring in {', '.join(others)}.")
+    return methods, notes
+
+
+def _compare_split(plan: Mapping[str, Any], experiment: Experiment, side: str) -> list[str]:
+    """Check that an encoder was trained on the same split; note where it is evaluated on classes that it learned."""
+    if plan["dataset"] != experiment.dataset:
+        return []
+    if plan["split_seed"] != experiment.split_seed:
+        trained = "without one" if plan["split_seed"] is None else f"with {plan['split_seed']}"
+        got = f"{experiment.split_seed}; the encoder was trained {trained}"
+        constraint = "be the encoder's, or it would be judged on classes that it learned"
+        fail(PROG, "--split-seed", constraint, got, "Pass the encoder's.")
+    if side == "novel":
+        return []
+    return [f"The encoder was trained or chosen on classes of side {side}: this is no test of it."]
