@@ -23,6 +23,7 @@ STUDIES = {
     "ceiling": ("contest.ceiling", "how far covariance estimates can reach on correlated noise"),
     "robustness": ("real_data.robustness", "the solver, its parts and baselines on few-shot splits of real data"),
     "mixed": ("real_data.mixed", "the solver and seven pipelines on few rows of mixed tables"),
+    "prior": ("prior.study", "train the mixture's prior on thousands of tasks, and what it is worth on others"),
     "rejection": ("real_data.rejection", "how well rows of unknown classes are told from those of known ones"),
     "training": ("solver.training", "what each part of the training recipe is worth"),
     "scale": ("solver.scale", "time and memory of solve() as rows and classes grow, and of prediction"),

@@ -88,18 +88,18 @@ def _draw_real(rng: np.random.Generator) -> Task | None:
 def _change(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Return features as another instrument might give them: fewer, in another order, turned, or in other units."""
     dim, how = x.shape[1], rng.random()
+    changed = x
     if dim > MOST_FEATURES or how < 0.2:  # neighbours stay neighbours
         width = int(rng.integers(min(dim, 4) // 2, min(dim, MOST_FEATURES) + 1))
         start = int(rng.integers(dim - width + 1))
-        cut: np.ndarray = x[:, start : start + max(2, width)]
-        return cut
-    if how < 0.45:
-        return x[:, rng.permutation(dim)[: int(rng.integers(2, dim + 1))]]
-    if how < 0.55:
-        return x * np.exp(rng.normal(size=dim) * rng.uniform(0, 2))
-    if how < 0.6 and dim > 4:
-        return x @ rng.normal(size=(dim, max(2, dim // 2)))
-    return x
+        changed = x[:, start : start + max(2, width)]
+    elif how < 0.45:
+        changed = x[:, rng.permutation(dim)[: int(rng.integers(2, dim + 1))]]
+    elif how < 0.55:
+        changed = x * np.exp(rng.normal(size=dim) * rng.uniform(0, 2))
+    elif how < 0.6 and dim > 4:
+        changed = x @ rng.normal(size=(dim, max(2, dim // 2)))
+    return changed
 
 
 def _draw_table(rng: np.random.Generator) -> Task | None:

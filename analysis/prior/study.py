@@ -1,0 +1,180 @@
+"""Train the mixture's prior on measured tasks, and say what it is worth on tasks of kinds that it never saw.
+
+Tasks are measured once each, into a folder, by as many processes as --jobs says; an interrupted command goes on where
+it was, and a folder that is deleted is measured anew. Five priors, each trained without the tasks of a fifth of the
+kins, are judged on those. --write trains the published prior on all tasks, and one for each real set without its kin,
+for `robustness --methods left-out`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from analysis.prior.measure import Measured, load_measured, measure_number
+from analysis.prior.train import EPOCHS, Batch, collate, evaluate, train
+from analysis.real_data.mixed_sets import MIXED
+from analysis.real_data.sets import DATASETS
+from analysis.shared.journal import run_all
+from analysis.shared.runner import Report, StudyParser
+from analysis.shared.tables import format_mean
+from protonet._checks import fail
+from protonet._writing import write_whole
+from protonet.commands.common import format_table
+from protonet.fit.prior import WORDS, Prior, read_numbers, write_numbers
+from solution.pack import ROOT
+
+FOLDS, CURVE = 5, (5, 10, 20, 40, 80)
+#: What is trained on the same rows or frames as a set of `analysis.real_data.sets`.
+VOWELS = {"spectra", "JapaneseVowels"}
+KINS = {name: VOWELS if name in VOWELS else {name} for name in DATASETS}
+#: Tables of `analysis.real_data.mixed_sets`, under the names that other packages ship them by.
+MIXED_KINS = {Path(each.path).stem.lower().replace("-", "") for each in MIXED.values()} | {
+    "peng",
+    "penguinsraw",
+    "autompg",
+}
+NUMBERS = ROOT / "protonet/fit/prior_numbers.py"
+LEFT_OUT, MIXED_NAME = Path("build/prior-left-out"), "mixed"
+HEADER = (
+    '"""The numbers of the published prior, as `python -m analysis prior --write` makes them: float16, base64."""\n'
+)
+NOTE = """
+Mean over tasks of kinds that no task of was trained on, in nats and percent ± one standard error of the difference to
+the first line. "Judged" tasks have rows to hold out; of the others, one labelled row per class, only how rows look is
+known. The published prior is trained on all {tasks} tasks; `robustness` has, as "ours, left out", what it is worth on
+real sets when no task of the set's kin was trained on.
+"""
+
+
+def add_options(parser: StudyParser) -> None:
+    """Add how many tasks there are, and where."""
+    parser.add_whole("--tasks", 2000, "tasks, by their numbers from 0 on")
+    parser.add_whole("--epochs", EPOCHS, "passes over the tasks in training")
+    parser.add_whole("--jobs", 2, "processes that measure tasks")
+    parser.add_argument("--folder", default="build/prior", metavar="PATH", help="measured tasks (default: build/prior)")
+    parser.add_argument(
+        "--write", action="store_true", help="write the library's numbers, and those that leave a set out"
+    )
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Measure what is not there, train, and compare."""
+    folder = Path(options.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    runs = [(str(folder), number) for number in range(options.tasks)]
+    run_all(runs, _measure, folder / "journal.jsonl", lambda _: "", unit="task", jobs=options.jobs)
+    tasks = load_tasks(folder, options.tasks)
+    batch = collate(tasks)
+    rows = compare(tasks, batch, options.epochs)
+    if options.write:
+        write_prior(train(batch, epochs=options.epochs))
+        LEFT_OUT.mkdir(parents=True, exist_ok=True)
+        for name, kin in [*KINS.items(), (MIXED_NAME, MIXED_KINS)]:
+            kept = torch.tensor([each.kin not in kin for each in tasks]).nonzero()[:, 0]
+            prior = train(batch.take(kept), epochs=options.epochs)
+            (LEFT_OUT / name).write_text(write_numbers(prior), encoding="ascii")
+    return Report(rows, tabulate(rows) + NOTE.format(tasks=f"{len(tasks):,}"))
+
+
+def _measure(run: tuple[str, int]) -> float:
+    return measure_number(*run)
+
+
+def load_tasks(folder: Path, count: int) -> list[Measured]:
+    """Load the tasks below a number that there is something to learn from."""
+    paths = [folder / f"{number:05d}.npz" for number in range(count)]
+    found = (load_measured(path) for path in tqdm(paths, unit="task", desc="evidence", dynamic_ncols=True))
+    return [each for each in found if each is not None]
+
+
+def load_left_out(name: str) -> Prior:
+    """Load the prior that saw no task of a set's kin: a key of `DATASETS`, or ``MIXED_NAME`` for all mixed tables."""
+    path = LEFT_OUT / name
+    if not path.exists():
+        remedy = "Run python -m analysis prior --write first: it trains the priors that leave a set out."
+        fail("load_left_out", "name", "have a prior", str(path), remedy)
+    return read_numbers(path.read_text(encoding="ascii"))
+
+
+def write_prior(prior: Prior, path: Path = NUMBERS) -> None:
+    """Write a prior's numbers as the library's module of them."""
+    text = write_numbers(prior)
+    lines = "".join(f'    "{text[at : at + 108]}",\n' for at in range(0, len(text), 108))
+    whole = f"{HEADER}\nNUMBERS = (\n{lines})\n".encode()
+    write_whole(path, lambda file: file.write(whole))
+
+
+def compare(tasks: Sequence[Measured], batch: Batch, epochs: int) -> list[dict[str, Any]]:
+    """Return log-loss and accuracy on kins that were left out, of the prior and of what it is without its parts."""
+    kins = sorted({each.kin for each in tasks})
+    fold = dict(zip(np.random.default_rng(0).permutation(kins).tolist(), np.arange(len(kins)) % FOLDS, strict=True))
+    owner = torch.tensor([int(fold[each.kin]) for each in tasks])
+    judged = torch.tensor([each.judged for each in tasks])
+    made = torch.tensor([each.kin.startswith("synthetic ") for each in tasks])
+    half = torch.arange(len(tasks)) % 2 == 0
+    blind = batch._replace(words=torch.zeros(len(tasks), batch.words.shape[1], len(WORDS)))
+    unseen = batch._replace(problem=torch.zeros_like(batch.problem))
+    everything = torch.ones_like(made)
+    variants: list[tuple[str, Batch, torch.Tensor, int]] = [
+        ("learned", batch, everything, epochs),
+        ("learned, kinds of views not told", blind, everything, epochs),
+        ("learned, the problem not seen", unseen, everything, epochs),
+        ("learned on half of the tasks", batch, half, 2 * epochs),
+        ("learned on synthetic tasks alone", batch, made, 2 * epochs),
+        ("learned on real tasks alone", batch, ~made, epochs),
+        *((f"learned in {count} epochs", batch, everything, count) for count in CURVE),
+    ]
+    start = evaluate(Prior().eval(), batch)
+    rows = [_summarise("what held-out rows suggest", start, start, judged)]
+    for name, own, used, count in tqdm(variants, unit="variant", dynamic_ncols=True):
+        found = _cross(own, owner, used, lambda part, count=count: train(part, epochs=count))  # type: ignore[misc]
+        rows.append(_summarise(name, found, start, judged))
+    return rows
+
+
+def _cross(
+    batch: Batch, owner: torch.Tensor, used: torch.Tensor, fit: Callable[[Batch], Prior]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return log-loss and accuracy (tasks,), each by a prior that saw no task of its fold."""
+    losses, right = torch.zeros(len(owner)), torch.zeros(len(owner))
+    for fold in range(FOLDS):
+        out = (owner == fold).nonzero()[:, 0]
+        prior = fit(batch.take(((owner != fold) & used).nonzero()[:, 0]))
+        losses[out], right[out] = evaluate(prior, batch.take(out))
+    return losses, right
+
+
+def _summarise(
+    name: str, found: tuple[torch.Tensor, torch.Tensor], start: tuple[torch.Tensor, torch.Tensor], judged: torch.Tensor
+) -> dict[str, Any]:
+    row: dict[str, Any] = {"prior": name}
+    for title, which in (("judged", judged), ("unjudged", ~judged)):
+        row[title] = {
+            "tasks": int(which.sum()),
+            "log_loss": float(found[0][which].mean()),
+            "accuracy": 100 * float(found[1][which].mean()),
+            "gain": (100 * (found[1] - start[1])[which]).tolist(),
+        }
+    return row
+
+
+def tabulate(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the Markdown of what `compare` found."""
+    header = ["prior"]
+    for title in ("judged", "unjudged"):
+        header += [f"{rows[0][title]['tasks']} {title}: log-loss", "accuracy", "gain"]
+    lines = []
+    for row in rows:
+        line = [row["prior"]]
+        for title in ("judged", "unjudged"):
+            part = row[title]
+            line += [f"{part['log_loss']:.4f}", f"{part['accuracy']:.2f}", format_mean(part["gain"], sign=True)]
+        lines.append(line)
+    return format_table(header, lines)
