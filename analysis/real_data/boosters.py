@@ -33,6 +33,7 @@ from solution.pack import library_files
 
 PROG = "analysis boosters"
 WORKER = Path(__file__).with_name("booster_worker.py")
+INSTALL = 'Run PEERS/bin/pip install "autogluon.tabular[lightgbm,catboost,xgboost]": it brings all three.'
 NAMES = {"ours": "ours", "lightgbm": "LightGBM", "catboost": "CatBoost", "autogluon": "AutoGluon-Tabular"}
 #: CatBoost's time grows with classes x features x labelled rows; a fit of more is left out, for it takes a minute of
 #: CPU time and, on many classes of pixels, an hour.
@@ -95,16 +96,15 @@ def find_versions(peers: str | None, methods: Sequence[str]) -> dict[str, str]:
     """Return the versions of the peers' packages, or raise an InputError if one is not installed."""
     if not methods:
         return {}
-    install = f"Run PEERS/bin/pip install {' '.join(PACKAGES[method] for method in methods)}."
     if peers is None:
-        fail(PROG, "--peers", "be the interpreter of an environment with the peers", "none", install)
+        fail(PROG, "--peers", "be the interpreter of an environment with the peers", "none", INSTALL)
     ended = subprocess.run([peers, "-I", str(WORKER)], capture_output=True, text=True, check=False)
     if ended.returncode:
-        fail(PROG, "--peers", "be a Python with numpy", (ended.stderr.splitlines() or [peers])[-1], install)
+        fail(PROG, "--peers", "be a Python with numpy", (ended.stderr.splitlines() or [peers])[-1], INSTALL)
     versions = json.loads(ended.stdout)
     for method in methods:
         if versions[method] is None:
-            fail(PROG, "--peers", f"have {PACKAGES[method]}", "none installed", install)
+            fail(PROG, "--peers", f"have {PACKAGES[method]}", "none installed", INSTALL)
     return {method: versions[method] for method in methods}
 
 

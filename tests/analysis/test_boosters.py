@@ -15,6 +15,7 @@ from sklearn.metrics import log_loss
 from analysis.__main__ import main
 from analysis.real_data.booster_worker import FITS, PACKAGES, find_versions, measure_cpu, spread, work
 from analysis.real_data.boosters import (
+    INSTALL,
     MOST_VALUES,
     NAMES,
     TEN_ROWS,
@@ -166,8 +167,5 @@ def test_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: l
 def test_missing_package_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--methods", MISSING[0], "--peers", sys.executable, "--state", str(tmp_path / "state")]
     assert main([*FAST, *options]) == 2
-    package = PACKAGES[MISSING[0]]
-    line = (
-        f"analysis boosters: `--peers` must have {package}; got none installed. Run PEERS/bin/pip install {package}.\n"
-    )
+    line = f"analysis boosters: `--peers` must have {PACKAGES[MISSING[0]]}; got none installed. {INSTALL}\n"
     assert capsys.readouterr().err == line
