@@ -22,6 +22,7 @@ STUDIES = {
     "contest-draws": ("contest.draws", "the solver, baselines and the Bayes rule on new draws of the contest's data"),
     "ceiling": ("contest.ceiling", "how far covariance estimates can reach on correlated noise"),
     "robustness": ("real_data.robustness", "the solver, its parts and baselines on few-shot splits of real data"),
+    "boosters": ("real_data.boosters", "the solver beside LightGBM, CatBoost and AutoGluon-Tabular on real data"),
     "mixed": ("real_data.mixed", "the solver and seven pipelines on few rows of mixed tables"),
     "prior": ("prior.study", "train the mixture's prior on thousands of tasks, and what it is worth on others"),
     "rejection": ("real_data.rejection", "how well rows of unknown classes are told from those of known ones"),

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from analysis.contest.official import sample_official
-from analysis.shared.runner import BUILD, Report, StudyParser
+from analysis.shared.runner import BUILD, Report, StudyParser, check_python
 from protonet._checks import fail
 from protonet.commands.common import check_name, check_writable_file
 from protonet.datasets import Split
@@ -40,7 +40,7 @@ def add_options(parser: StudyParser) -> None:
     """Add what is judged, and on which data."""
     parser.add("--config", "official", "or agentics: 1 sample per class", partial(check_name, known=CONFIGS))
     parser.add_argument("--single-file", action="store_true", help="judge the single file")
-    parser.add("--python", sys.executable, "interpreter of the clean process", _check_python)
+    parser.add("--python", sys.executable, "interpreter of the clean process", check_python)
 
 
 def run(options: argparse.Namespace) -> Report:
@@ -109,10 +109,3 @@ def judge(
             fail("judge", "submission", "run in the contest's process", got, remedy)
         result: dict[str, Any] = json.loads((top / "result.json").read_text(encoding="utf-8"))
         return result
-
-
-def _check_python(prog: str, option: str, path: str) -> str:
-    """Return the path of an interpreter, or raise an InputError."""
-    if shutil.which(path) is None:
-        fail(prog, option, "be an interpreter", repr(path), "Pass its path.")
-    return path

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from analysis.real_data.sets import DATASETS, load_real, split_shots
 from analysis.shared.baselines import BASELINES, Fit, Outcome, Predictor
@@ -157,10 +158,15 @@ def run_method(run: Run) -> dict[str, float]:
     started = time.perf_counter()
     predictor = METHODS[run.method](split.train_x.double().numpy(), split.train_y.numpy())
     seconds = time.perf_counter() - started
-    predicted, log_probabilities = predictor(split.test_x.double().numpy())
-    result = {"accuracy": float((predicted == split.test_y.numpy()).mean()), "seconds": round(seconds, 4)}
+    return judge(predictor(split.test_x.double().numpy()), split.test_y) | {"seconds": round(seconds, 4)}
+
+
+def judge(outcome: Outcome, truth: Tensor) -> dict[str, float]:
+    """Return the accuracy of an outcome for classes (n,) and, if it has probabilities, how good they are."""
+    predicted, log_probabilities = outcome
+    result = {"accuracy": float((predicted == truth.numpy()).mean())}
     if log_probabilities is not None:
-        metrics = measure(torch.from_numpy(log_probabilities), split.test_y)
+        metrics = measure(torch.from_numpy(log_probabilities), truth)
         result |= {"log_loss": metrics.log_loss, "calibration_error": metrics.calibration_error}
     return result
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Sequence
@@ -24,7 +25,7 @@ from solution.pack import ROOT
 BUILD = Path("build")
 FORMATS = (".png", ".pdf", ".svg")
 #: Options of the machine, which the command that made a table is told without.
-UNSHOWN = ("baselines", "jobs", "python")
+UNSHOWN = ("baselines", "jobs", "peers", "python")
 
 
 class Report(NamedTuple):
@@ -122,6 +123,14 @@ def parse_names(prog: str, option: str, text: str, known: Collection[str]) -> li
 def parse_wholes(prog: str, option: str, text: str, *, low: int) -> list[int]:
     """Return the numbers of a list with commas, each once, or raise an InputError if one is no int >= low."""
     return list(dict.fromkeys(parse_whole(prog, option, number, low=low) for number in text.split(",")))
+
+
+def check_python(prog: str, option: str, path: str) -> str:
+    """Return the absolute path of an interpreter, or raise an InputError."""
+    found = shutil.which(path)
+    if found is None:
+        fail(prog, option, "be an interpreter", repr(path), "Pass its path.")
+    return str(Path(found).absolute())  # links are kept: an environment is known by its own
 
 
 def _check_plot(prog: str, option: str, path: str) -> str:
