@@ -14,7 +14,7 @@ from analysis.prior.measure import Measured
 from protonet.fit.prior import LEAST, LEAST_SPREAD, WORDS, Prior
 
 #: Passes over the tasks, tasks a step, the step size, and the decay of the weights.
-EPOCHS, BATCH, RATE, DECAY = 60, 64, 2e-3, 0.05
+EPOCHS, BATCH, RATE, DECAY = 40, 64, 2e-3, 0.05
 DROPPED = 0.15  #: Share of the views that an episode goes without.
 MOST_JUDGED = 120
 

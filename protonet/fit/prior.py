@@ -49,6 +49,7 @@ LEAST_SPREAD = 1e-6  #: Of a view's cosines; with less, it tells no rows apart.
 LEAST = -9.0  #: Logarithm of the least influence that is told apart from none.
 LEAST_FACTOR = 0.05  #: Of what multiplies the cosines over their spread.
 SPREAD = 1.5  #: Standard deviation of the logits where no row can judge, before what was learned.
+FEW = 8  #: Rows held out that say as much of the temperature as what was learned.
 
 
 class Evidence(NamedTuple):
@@ -227,19 +228,20 @@ class Prior(nn.Module):
 
     @torch.no_grad()
     def weigh(self, evidence: Evidence) -> tuple[Tensor, float]:
-        """Return the weights (views,) float64 of the views' cosines, summing to 1, and the factor on their mixture.
+        """Return the weights (views,) float64 of the views' cosines, summing to 1, and what multiplies the factor.
 
-        Views of less than ``WEIGHTS.least_share`` of the influence get 0, and so does any that tells no rows apart.
+        Views of less than ``WEIGHTS.least_share`` of the influence get 0, and so does any that tells no rows apart: all
+        of them, it may be.
         """
         there = evidence.spread > LEAST_SPREAD
         if not bool(there.any()):
-            return torch.zeros_like(evidence.spread), 0.0
+            return torch.zeros_like(evidence.spread), 1.0
         given = (evidence.views, evidence.words, evidence.problem, evidence.start, there)
         log_share, size = self(*(each[None] for each in given))
         share = log_share[0].double().exp()
         share = torch.where(share >= min(WEIGHTS.least_share, float(share.max())), share, 0.0)
-        weights = torch.where(there, share / share.sum() / evidence.spread.clamp_min(LEAST_SPREAD), 0.0)
-        return weights / weights.sum(), evidence.factor * float(size.exp() * weights.sum())
+        weights = torch.where(there, share / evidence.spread.clamp_min(LEAST_SPREAD), 0.0)
+        return weights / weights.sum(), float(size.exp())
 
 
 def write_numbers(prior: Prior) -> str:

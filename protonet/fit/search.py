@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from protonet.fit.prior import Prior, gather_evidence, published
+from protonet.fit.prior import FEW, SPREAD, Prior, gather_evidence, published
 from protonet.scoring import FOLDS, WEIGHTS, Fold, simplest_within_one_error, split_folds, worse_by_one_error
 from protonet.views import KINDS
 from protonet.views.judge import Candidate, Judge
@@ -145,13 +145,12 @@ def select(rows: Rows, plan: Plan, *, search: Search | None = None, progress: Pr
     judge, (raw, *_) = explored.judge, explored.candidates
     if not plan.sizes:
         return raw_alone._replace(temperature=_fit_temperature(judge, raw))
-    mixture, cosines = _mix(explored, search.prior or published())
+    mixture, losses = _mix(explored, search.prior or published())
     if mixture is None:
         return raw_alone
     if not explored.judged:
         views = tuple((smallest or RAW if each == RAW else each, weight) for each, weight in mixture.views)
         return mixture._replace(views=views)
-    losses = judge.losses(cosines)
     tried = explored.losses | {"mixture": float(losses.mean())}
     if not worse_by_one_error(raw.losses, losses, most=WEIGHTS.never_forgiven, margin=-WEIGHTS.mixture_prior):
         return raw_alone._replace(temperature=_fit_temperature(judge, raw), losses=tried)
@@ -178,18 +177,24 @@ def _try_kinds(judge: Judge, kinds: Sequence[Kind], progress: Progress) -> tuple
 
 
 def _mix(explored: Explored, prior: Prior) -> tuple[Choice | None, Tensor]:
-    """Return the mixture of what was tried, None if no view tells rows apart, and its cosines (judged, num_classes)."""
+    """Return the mixture of what was tried, None if no view tells rows apart, and the log-losses (judged,) of it."""
     judge, candidates = explored.judge, explored.candidates
     cosines = [each.cosines for each in candidates]
     names = [each.specification.name for each in candidates]
-    labels = judge.labels if explored.judged else None
-    evidence = gather_evidence(explored.rows, names, cosines, labels, judge.weights)
-    weights, factor = prior.weigh(evidence)
+    evidence = gather_evidence(explored.rows, names, cosines, judge.labels if explored.judged else None, judge.weights)
+    weights, size = prior.weigh(evidence)
     mixed = torch.zeros_like(cosines[0])
     for each, weight in zip(cosines, weights.tolist(), strict=True):
         mixed += weight * each
     views = [(each.specification, weight) for each, weight in zip(candidates, weights.tolist(), strict=True) if weight]
-    return Choice(tuple(views), _temperature(factor), explored.rows.shifts) if views else None, mixed
+    if not views:
+        return None, mixed[:, 0]
+    factor, losses = judge.fit_temperature(mixed)
+    if explored.judged:
+        factor *= size ** (FEW / (FEW + len(losses)))
+    else:
+        factor = size * SPREAD / float((weights * evidence.spread).sum())
+    return Choice(tuple(views), _temperature(factor), explored.rows.shifts), losses
 
 
 def _fit_temperature(judge: Judge, candidate: Candidate) -> float:

@@ -57,11 +57,9 @@ def test_untrained_it_gives_what_held_out_rows_suggest(seed: int) -> None:
     seen = torch.ones(5, dtype=torch.bool)
     start = soft_weights(cosines, [fit(each, labels, seen)[1] for each in cosines])
     joint = fit_weights(cosines, labels, seen, start)
-    weights, factor = Prior().weigh(gather_evidence(rows, NAMES, cosines, labels))
+    weights, size = Prior().weigh(gather_evidence(rows, NAMES, cosines, labels))
     torch.testing.assert_close(weights, joint, rtol=0.02, atol=0.02)  # the least ones are left out
-    mixed = sum(float(weight) * each for weight, each in zip(joint, cosines, strict=True))
-    assert isinstance(mixed, torch.Tensor)
-    assert factor == pytest.approx(fit(mixed, labels, seen)[0], rel=0.02)
+    assert size == 1.0
 
 
 @given(seed=seeds)
@@ -69,23 +67,23 @@ def test_the_order_of_views_does_not_matter(seed: int) -> None:
     rows, cosines, labels = draw(seed)
     order = torch.randperm(4, generator=torch.Generator().manual_seed(seed)).tolist()
     prior = jiggled(seed)
-    weights, factor = prior.weigh(gather_evidence(rows, NAMES, cosines, labels))
+    weights, size = prior.weigh(gather_evidence(rows, NAMES, cosines, labels))
     swapped = [NAMES[at] for at in order], [cosines[at] for at in order]
     others, other = prior.weigh(gather_evidence(rows, *swapped, labels))
     torch.testing.assert_close(others, weights[order], rtol=1e-3, atol=1e-5)
-    assert other == pytest.approx(factor, rel=1e-3)
+    assert other == pytest.approx(size, rel=1e-3)
 
 
 def test_weights_sum_to_one_and_small_ones_are_left_out() -> None:
     rows, cosines, labels = draw(3)
     for number in range(5):
         evidence = gather_evidence(rows, NAMES, cosines, labels)
-        weights, factor = jiggled(number).weigh(evidence)
+        weights, size = jiggled(number).weigh(evidence)
         assert float(weights.sum()) == pytest.approx(1)
         shares = weights * evidence.spread
         shares = shares / shares.sum()
         assert bool(((shares == 0) | (shares >= 0.99 * WEIGHTS.least_share)).all())
-        assert factor > 0
+        assert size > 0
 
 
 def test_a_view_that_tells_no_rows_apart_gets_nothing() -> None:
@@ -93,17 +91,15 @@ def test_a_view_that_tells_no_rows_apart_gets_nothing() -> None:
     cosines[1] = torch.full_like(cosines[1], 0.7)
     weights, _ = Prior().weigh(gather_evidence(rows, NAMES, cosines, labels))
     assert float(weights[1]) == 0
-    nothing, factor = Prior().weigh(gather_evidence(rows, NAMES[:1], cosines[1:2], labels))
+    nothing, _ = Prior().weigh(gather_evidence(rows, NAMES[:1], cosines[1:2], labels))
     assert nothing.tolist() == [0.0]
-    assert factor == 0.0
 
 
 def test_without_a_judge_only_the_spread_is_looked_at() -> None:
     rows, cosines, _ = draw(5)
-    weights, factor = Prior().weigh(gather_evidence(rows, NAMES, cosines, None))
+    weights, _ = Prior().weigh(gather_evidence(rows, NAMES, cosines, None))
     spread = torch.stack([each.double().var(dim=1, correction=0).mean().sqrt() for each in cosines])
     torch.testing.assert_close(weights, (1 / spread) / (1 / spread).sum())
-    assert factor == pytest.approx(1.5 * float((1 / spread / len(spread)).sum()))
 
 
 @given(seed=seeds)
