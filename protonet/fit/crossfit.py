@@ -64,7 +64,7 @@ def crossfit(solution: Solution, *, deadline: float = math.inf, progress: Progre
     """
     problem, choice = solution.problem, solution.choice
     rows, labels = problem.rows, problem.rows.labels
-    folds = _make_folds(rows)
+    folds = split_rows(problem)
     models: list[PrototypeNetwork] = []
     with untouched_globals(), comparable("crossfit", "solution"):
         for number, fold_rows in enumerate(folds):
@@ -82,8 +82,9 @@ def crossfit(solution: Solution, *, deadline: float = math.inf, progress: Progre
     return Crossfit(solution.network.cpu(), tuple(models), features, labels[judged], weights, fold, groups, offset)
 
 
-def _make_folds(rows: Rows) -> list[Fold]:
-    """Return the folds of a problem's rows."""
+def split_rows(problem: Problem) -> list[Fold]:
+    """Return the folds that `crossfit` holds out of a problem's rows, one after another."""
+    rows = problem.rows
     generator = torch.Generator().manual_seed(rows.seed + 1)
     return split_folds(rows.labels, rows.num_classes, generator, groups=rows.groups)
 
@@ -121,6 +122,22 @@ def predict_held(crossed: Crossfit) -> Tensor:
     return logits
 
 
+def number_held(problem: Problem) -> Tensor:
+    """Return the number, among the rows that `crossfit` holds out, of each row that came to the solver.
+
+    Args:
+        problem: As it was solved.
+
+    Returns:
+        (n,) int64 in the order of the loaders; -1 for a row that no fold model is judged on. Equal rows share one.
+    """
+    numbers = torch.full_like(problem.rows.labels, -1)
+    judged = [judge for _, judge in split_rows(problem)]
+    if judged:
+        numbers[torch.cat(judged)] = torch.arange(sum(map(len, judged)))
+    return numbers[problem.places]
+
+
 def predict_baselines(problem: Problem) -> dict[str, Tensor]:
     """Classify each held-out row by baselines that are fitted to the other folds.
 
@@ -132,7 +149,7 @@ def predict_baselines(problem: Problem) -> dict[str, Tensor]:
         order of `Crossfit.labels`. They have no temperature: only their order means anything. A baseline that these
         rows do not allow is left out.
     """
-    folds = _make_folds(problem.rows)
+    folds = split_rows(problem)
     scores: dict[str, Tensor] = {}
     for name, score in (("raw cosine", score_cosine), ("LDA", score_lda)) if folds else ():
         with suppress(FloatingPointError):
