@@ -51,7 +51,9 @@ class Browser:
     def __enter__(self) -> Browser:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         os.close(self._writing)
         os.close(self._reading)
         self._process.terminate()
@@ -85,7 +87,9 @@ class Browser:
         method, told = message.get("method"), message.get("params", {})
         if method == "Runtime.exceptionThrown":
             self.errors.append(json.dumps(told["exceptionDetails"]))
-        elif method == "Log.entryAdded" or (method == "Runtime.consoleAPICalled" and told["type"] in {"error", "warning"}):
+        elif method == "Log.entryAdded" or (
+            method == "Runtime.consoleAPICalled" and told["type"] in {"error", "warning"}
+        ):
             self.errors.append(json.dumps(told))
         elif method == "Network.requestWillBeSent" and not told["request"]["url"].startswith(("file:", "about:")):
             self.errors.append(f"a request to {told['request']['url'][:200]}")

@@ -24,7 +24,7 @@ from solution.pack import ROOT
 BUILD = Path("build")
 FORMATS = (".png", ".pdf", ".svg")
 #: Options of the machine, which the command that made a table is told without.
-UNSHOWN = ("baselines", "jobs", "python")
+UNSHOWN = ("baselines", "jobs", "peers", "python")
 
 
 class Report(NamedTuple):

@@ -128,4 +128,4 @@ def list_more(
     judged = judge_by_all(model, features[known], labels[known])
     importance = list_importance(judged, names, find_sizes(model), 0, math.inf, progress)
     every = Rows(logits, labels, range(len(labels)), places, None, names, cells)
-    return {"data": data, **list_sections(every.take(known.nonzero().flatten().tolist()), importance)}
+    return {"data": data, **list_sections(every.take(known.nonzero().flatten().tolist()), logits[known], importance)}

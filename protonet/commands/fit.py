@@ -41,7 +41,7 @@ from protonet.commands.summary import (
     tell_columns,
 )
 from protonet.files import Model, save_model
-from protonet.fit.crossfit import Crossfit, crossfit, number_held, predict_baselines, predict_held
+from protonet.fit.crossfit import Crossfit, crossfit, number_held, predict_baselines, predict_held, repeat_held
 from protonet.fit.search import EFFORTS, Progress
 from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
 from protonet.metrics import measure
@@ -207,13 +207,19 @@ def list_more(
     data: Data, model: Model, solution: Solution, crossed: Crossfit, seed: int, deadline: float, progress: Progress
 ) -> dict[str, Any]:
     """Return what only the report tells: of each held-out row, of the columns, and of more labels."""
-    names, sizes = name_columns(model), find_sizes(model)
-    held = number_held(solution.problem)
+    names, held = name_columns(model), number_held(solution.problem)
     judged = (held >= 0).nonzero().flatten()
+    parts = iter(range(3))
+
+    def stage() -> Progress:
+        """Return the progress of the next of the parts, of which each takes about as long."""
+        part = next(parts)
+        return lambda name, share: progress(name, (part + share) / 3)
+
+    importance = list_importance(crossed, names, find_sizes(model), seed, deadline, stage())
+    doubts = repeat_held(solution, crossed, deadline=deadline, progress=stage())
+    learning = list_learning(solution, crossed, deadline, stage())
     places = [data.place.format(row) for row in data.rows]
-    every = Rows(
-        predict_held(crossed)[held.clamp_min(0)], data.y, range(len(held)), places, data.ids, names, data.cells
-    )
-    importance = list_importance(crossed, names, sizes, seed, deadline, progress)
-    learning = list_learning(solution, crossed, deadline, progress)
-    return list_sections(every.take(judged.tolist()), importance) | {"learning": learning}
+    logits = predict_held(crossed)[held.clamp_min(0)]
+    every = Rows(logits, data.y, range(len(held)), places, data.ids, names, data.cells)
+    return list_sections(every.take(judged.tolist()), doubts[held[judged]], importance) | {"learning": learning}

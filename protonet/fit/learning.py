@@ -88,16 +88,17 @@ def thin_rows(labels: Tensor, rows: Tensor, share: float, generator: torch.Gener
     return order[rank < (share * count[labels[order]]).ceil()].sort().values
 
 
-def expect_more(curve: Curve, weights: Tensor, factor: float = 2.0) -> Outlook | None:
-    """Return what is expected of so many times the rows, if errors go on to fall as a power of their number.
+def expect_more(curve: Curve, weights: Tensor, per_class: float) -> Outlook | None:
+    """Return what is expected of more rows, if errors go on to fall as a power of their number.
 
     Args:
         curve: Of `draw_curve`.
         weights: (judged,) > 0: how many rows each stands for.
-        factor: How many times the rows of the last size.
+        per_class: How many rows there will be per class, the mean over classes.
 
     Returns:
-        The last size's error times a power of the factor, fitted to the logarithms; None of fewer than three sizes.
+        The last size's error times a power of how many times its rows these are, fitted to the logarithms; None of
+        fewer than three sizes.
 
     Source: Cortes, Jackel, Solla, Vapnik and Denker, "Learning curves: asymptotic values and rate of convergence"
         (1993). The interval: Efron, "Bootstrap methods: another look at the jackknife" (1979).
@@ -115,6 +116,6 @@ def expect_more(curve: Curve, weights: Tensor, factor: float = 2.0) -> Outlook |
     position = torch.tensor(curve.per_class, dtype=torch.float64).log()
     position = position - position.mean()
     slope = ((errors.log() @ position) / position.square().sum()).clamp_max(0)
-    expected = 1 - wrong[:, -1] / totals[:, 0] * factor**slope
+    expected = 1 - wrong[:, -1] / totals[:, 0] * (per_class / curve.per_class[-1]) ** slope
     low, high = expected[1:].quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
     return Outlook(float(expected[0]), (low, high))

@@ -11,7 +11,7 @@ from protonet.commands.page.markup import Markup, percent, tag
 #: Width and height of a chart with axes, and what its left and lower margins take, in pixels at a width of its own.
 WIDE, HIGH, LEFT, BELOW, EDGE = 340, 260, 46, 42, 12
 #: Side of the map, and the margin in it.
-MAP_WIDE, MAP_HIGH, MAP_EDGE = 640, 440, 14
+MAP_WIDE, MAP_HIGH, MAP_EDGE = 480, 360, 12
 #: Width of a bar in a table.
 BAR_WIDE, BAR_HIGH = 120, 14
 #: Colours and shapes of classes; colours come first.
@@ -116,7 +116,7 @@ def draw_learning(learning: Mapping[str, Any]) -> Markup:
     points, twice = learning["points"], learning["twice"]
     sizes = [float(point["per_class"]) for point in points]
     if twice is not None:
-        sizes.append(2 * sizes[-1])
+        sizes.append(float(twice["per_class"]))
     bottom = math.floor(10 * min(float(point["interval"][0]) for point in points)) / 10
     first, last = math.log(sizes[0]), math.log(sizes[-1])
 

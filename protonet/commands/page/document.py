@@ -143,13 +143,11 @@ def format_tiles(figures: Figures) -> list[Markup]:
         ("classes", f"{len(data['classes']):,}", None),
     ]
     if "each_row" in figures:
-        suspects = sum(each["suspicion"] > 0 for each in figures["suspects"])
-        more = "or more " * (suspects == len(figures["suspects"]))
         tiles = [
             ("right", percent(figures["accuracy"]), f"95 %: {span(figures['interval'])}"),
             ("log-loss", f"{figures['log_loss']:.3f}", "nats per row"),
             ("calibration error", f"{100 * figures['calibration_error']:.1f}", "points"),
-            ("rows to look at", f"{suspects:,}", f"{more}believed to be of another class"),
+            ("rows to look at", f"{figures['doubted']:,}", "believed to be of another class"),
             *tiles,
         ]
     shown = (

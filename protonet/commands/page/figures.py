@@ -17,7 +17,7 @@ from protonet.fit.crossfit import Crossfit
 from protonet.fit.learning import draw_curve, expect_more
 from protonet.fit.search import Progress
 from protonet.fit.solver import Solution
-from protonet.metrics import fill_bins, find_interval, suspect_labels
+from protonet.metrics import count_equal_rows, fill_bins, find_interval, suspect_labels
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.parsing import write_cells
 
@@ -78,13 +78,18 @@ def list_bins(rows: Rows) -> list[dict[str, Any]]:
     ]
 
 
-def list_suspects(rows: Rows) -> list[dict[str, Any]]:
+def list_suspects(rows: Rows, doubts: Tensor) -> list[dict[str, Any]]:
     """Return the rows that look most as if their label were wrong, the likeliest first.
 
-    Those whose ``suspicion`` is above 0 are believed to be of another class; after them come the hardest of the others,
-    with the class that they are nearly taken for.
+    Args:
+        rows: All of them.
+        doubts: (n, num_classes), logits as theirs that tell more of single rows; see `repeat_held`.
+
+    Returns:
+        Those whose ``suspicion`` is above 0 are believed to be of another class; after them come the hardest of the
+        others, with the class that they are nearly taken for.
     """
-    suspicion, p = suspect_labels(rows.logits, rows.labels), rows.logits.double().softmax(dim=1)
+    suspicion, p = suspect_labels(doubts, rows.labels), doubts.double().softmax(dim=1)
     other = p.scatter(1, rows.labels[:, None], -1.0).max(dim=1)
     order = suspicion.argsort(descending=True, stable=True)[:MOST_SUSPECTS].tolist()
     return [
@@ -154,25 +159,33 @@ def list_importance(
 
 
 def list_learning(solution: Solution, crossed: Crossfit, deadline: float, progress: Progress) -> dict[str, Any]:
-    """Return how often the model is right with fewer rows, and what is expected of twice as many."""
+    """Return how often the model is right with fewer rows, and what is expected of twice as many as there are."""
     limit = min(deadline, time.monotonic() + LEARNING_SECONDS)
-    curve = draw_curve(solution, crossed, deadline=limit, progress=progress)
-    shares, weights = curve.right.double() @ crossed.weights / crossed.weights.sum(), crossed.weights
-    rows = float(weights.sum().square() / weights.square().sum())
+    curve, weights = draw_curve(solution, crossed, deadline=limit, progress=progress), crossed.weights
+    shares = curve.right.double() @ weights / weights.sum()
     points = [
-        {"per_class": size, "accuracy": share, "interval": find_interval(share, rows)}
+        {"per_class": size, "accuracy": share, "interval": find_interval(share, count_equal_rows(weights))}
         for size, share in zip(curve.per_class, shares.tolist(), strict=True)
     ]
-    outlook = expect_more(curve, weights)
-    return {"points": points, "twice": None if outlook is None else outlook._asdict()}
+    rows = solution.problem.rows
+    twice = 2 * len(rows.labels) / rows.num_classes
+    outlook = expect_more(curve, weights, twice)
+    return {"points": points, "twice": None if outlook is None else {"per_class": twice, **outlook._asdict()}}
 
 
-def list_sections(rows: Rows, importance: dict[str, Any] | None) -> dict[str, Any]:
-    """Return what only the report tells of judged rows, given which columns matter, from `list_importance`."""
+def list_sections(rows: Rows, doubts: Tensor, importance: dict[str, Any] | None) -> dict[str, Any]:
+    """Return what only the report tells of judged rows.
+
+    Args:
+        rows: The rows.
+        doubts: As in `list_suspects`.
+        importance: Which columns matter, from `list_importance`.
+    """
     columns = range(len(rows.names)) if importance is None else [each["number"] for each in importance["columns"]]
     return {
         "reliability": list_bins(rows),
-        "suspects": list_suspects(rows),
+        "doubted": int((suspect_labels(doubts, rows.labels) > 0).sum()),
+        "suspects": list_suspects(rows, doubts),
         "importance": importance,
         "each_row": list_rows(rows, columns),
     }

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from protonet._checks import show
-from protonet.commands.common import count
+from protonet.commands.common import count, order_naturally
 from protonet.commands.page.charts import (
     draw_interval,
     draw_learning,
@@ -24,6 +24,8 @@ from protonet.commands.page.markup import Markup, join, name_class, percent, spa
 MOST_COLUMNS, MOST_SUSPECTS, MOST_CELLS = 100, 50, 4
 #: Most characters of a class's name beside the confusion.
 LONGEST = 18
+#: Most characters of a name in a list.
+LONG = 60
 #: Shades of the confusion's cells.
 SHADES = 5
 
@@ -47,18 +49,17 @@ def format_accuracy(figures: Figures) -> Markup:
     shown = figures.get("baselines") or [
         {"name": "this model", **{name: figures[name] for name in ("accuracy", "interval")}}
     ]
-    low = 0.0
     rows = []
     for each in shown:
         lead = f"{100 * each['lead']:+.1f} ±{100 * each['half_width']:.1f}" if "lead" in each else ""
-        bar = draw_interval(each["accuracy"], each["interval"], low, 1.0)
-        rows.append([each["name"], bar, percent(each["accuracy"]), span(each["interval"]), lead])
-    header = ["", "0 to 100 %", "right", "95 % interval", "this model's lead, points"]
+        bar = draw_interval(each["accuracy"], each["interval"], 0.0, 1.0)
+        rows.append([each["name"], percent(each["accuracy"]), span(each["interval"]), bar, lead])
+    header = ["", "right", "95 % interval", "0 to 100 %", "this model's lead, points"]
     several = len(shown) > 1
     if not several:
         header, rows = header[:-1], [row[:-1] for row in rows]
     said = f"How often predictions are right on {describe_rows(figures)}; the bar is the 95 % interval."
-    parts = [_say(said), table(header, rows, "Accuracy", numbers=2)]
+    parts = [_say(said), table(header, rows, "Accuracy", numbers=1)]
     if several:
         parts.append(
             _say("The lead is in pairs, row by row: where its interval holds 0, chance may have made it.", soft=True)
@@ -83,7 +84,7 @@ def _commas(names: Sequence[str] | Mapping[str, Any], most: int = 10) -> list[ob
     """Return the first names with commas between them."""
     parts: list[object] = []
     for name in list(names)[:most]:
-        parts += [", "] * bool(parts) + [name_class(name, longest=60)]
+        parts += [", "] * bool(parts) + [name_class(name, longest=LONG)]
     return [*parts, f" and {len(names) - most} more"] if len(names) > most else parts
 
 
@@ -95,39 +96,28 @@ def format_suspects(figures: Figures) -> Markup:
     shown = []
     for each in rows[:MOST_SUSPECTS]:
         at = place.get(each["row"])
-        cells = (
-            []
-            if at is None
-            else [
-                f"{show(name)} = {show(column[at]) or '(gap)'}"
-                for name, column in zip(every["columns"], every["cells"], strict=True)
-            ]
-        )
-        believed = tag("span", name_class(names[each["believed"]]), class_="wrongly" if each["suspicion"] > 0 else None)
-        where = (
-            each["place"]
-            if each["id"] is None
-            else join([name_class(each["id"]), tag("span", f" ({each['place']})", class_="unit")])
-        )
+        cells = [] if at is None else zip(every["columns"], every["cells"], strict=True)
+        texts = [f"{show(name)} = {show(column[at]) or '(gap)'}" for name, column in cells]
+        believed, where = name_class(names[each["believed"]], longest=LONG), [each["place"]]
+        if each["id"] is not None:
+            where = [name_class(each["id"], longest=LONG), tag("span", f" ({each['place']})", class_="unit")]
         shown.append(
             [
-                where,
-                name_class(names[each["label"]]),
+                join(where),
+                name_class(names[each["label"]], longest=LONG),
                 percent(each["given"]),
-                believed,
+                tag("span", believed, class_="wrongly" if each["suspicion"] > 0 else None),
                 percent(each["probability"]),
-                "; ".join(cells[:MOST_CELLS]),
+                tag("span", "; ".join(texts[:MOST_CELLS]), class_="cells"),
             ]
         )
-    doubted = sum(each["suspicion"] > 0 for each in rows)
     said = (
-        "Rows whose label the model, which did not see them, doubts most: first those that it takes for another class"
+        "Rows whose label the model, which did not see them, doubts most: first those that it believes to be of another"
     )
     said += (
-        " (in colour), then the hardest of the others. A label may be wrong, or the model: look at them in this order."
+        " class (in colour), then the hardest of the others. A label may be wrong, or the model: look at them in this"
     )
-    if not doubted:
-        said += " No row is taken for another class here."
+    said += " order." + " None is believed to be of another class." * (not figures["doubted"])
     wrong = figures["rows"] - sum(figures["confusion"][at][at] for at in range(len(names)))
     caution = f"The model is wrong, by the labels, in {wrong:,} of {count(figures['rows'], 'row')}: "
     caution += "the more these are, the more of its own mistakes are listed here."
@@ -160,18 +150,17 @@ def format_suspects(figures: Figures) -> Markup:
 def format_confusion(figures: Figures) -> Markup:
     """Return the confusion, of which each cell tells its rows."""
     names, confusion = [each["name"] for each in figures["classes"]], figures["confusion"]
-    head = tag(
-        "tr",
-        tag("th", "label ↓ taken for →", scope="col"),
-        *(tag("th", tag("span", name_class(name, longest=LONGEST)), scope="col", class_="name") for name in names),
-    )
+    order = order_naturally(names)
+    heads = (tag("span", name_class(names[number], longest=LONGEST)) for number in order)
+    head = tag("tr", tag("th", "label ↓ taken for →", scope="col"), *(tag("th", each, scope="col") for each in heads))
     body = []
-    for given, (name, taken) in enumerate(zip(names, confusion, strict=True)):
-        cells = []
-        for number, rows in enumerate(taken):
+    for given in order:
+        cells, taken = [], confusion[given]
+        for number in order:
+            rows = taken[number]
             if rows:
                 shade = f"h{max(1, round(SHADES * rows / sum(taken)))}"
-                said = f"{rows} of {show(name)} taken for {show(names[number])}"
+                said = f"{rows} of {show(names[given])} taken for {show(names[number])}"
                 button = tag(
                     "button",
                     rows,
@@ -185,12 +174,12 @@ def format_confusion(figures: Figures) -> Markup:
                 cells.append(tag("td", button))
             else:
                 cells.append(tag("td"))
-        body.append(tag("tr", tag("th", name_class(name, longest=LONGEST), scope="row"), *cells))
+        body.append(tag("tr", tag("th", name_class(names[given], longest=LONGEST), scope="row"), *cells))
     content = tag("table", tag("thead", head), tag("tbody", *body))
-    said = (
-        "How many rows of each class (down) are taken for which (across); a darker cell is a larger share of its class."
+    said = "How many rows of each class (down) are taken for which (across); a stronger colour is a larger share of a"
+    said += (
+        " class. A cell tells the rows behind it: click on it, or reach it with Tab and the arrow keys and press Enter."
     )
-    said += " A cell tells the rows behind it: click on it, or reach it with Tab and the arrow keys and press Enter."
     behind = tag("div", _say("No cell is chosen.", soft=True), id="behind", class_="told", aria_live="polite")
     grid = tag("div", content, class_="scroll confusion", role="region", aria_label="Confusion")
     return join([_say(said), grid, behind])
@@ -201,11 +190,11 @@ def format_classes(figures: Figures) -> Markup:
     there = [each for each in figures["classes"] if each["rows"] + each["predicted"]]
     rows = [
         [
-            name_class(each["name"], longest=80),
-            draw_share(each["f1"]),
+            name_class(each["name"], longest=LONG),
             *(percent(each[name]) for name in ("f1", "recall", "precision")),
             f"{each['rows']:,}",
             f"{each['predicted']:,}",
+            draw_share(each["f1"]),
         ]
         for each in sorted(there, key=lambda each: float(each["f1"]))
     ]
@@ -213,10 +202,10 @@ def format_classes(figures: Figures) -> Markup:
     rows.append(
         [
             f"mean of {len(there)}",
-            draw_share(mean["f1"]),
             *(percent(mean[name]) for name in ("f1", "recall", "precision")),
             f"{figures['rows']:,}",
             f"{figures['rows']:,}",
+            draw_share(mean["f1"]),
         ]
     )
     said = "Recall is the share of a class's rows that are taken for it, precision the share of those taken for it that"
@@ -224,7 +213,7 @@ def format_classes(figures: Figures) -> Markup:
     return join(
         [
             _say(said),
-            table(["class", "", "F1", "recall", "precision", "rows", "predicted"], rows, "Each class", numbers=2),
+            table(["class", "F1", "recall", "precision", "rows", "predicted", "F1"], rows, "Each class", numbers=1),
         ]
     )
 
@@ -232,7 +221,7 @@ def format_classes(figures: Figures) -> Markup:
 def format_map(figures: Figures) -> Markup:
     """Return the map, its legend, and where a row is told."""
     rows = figures["each_row"]
-    told, drawn_from = len(rows["row"]), rows["drawn_from"]
+    told, drawn_from, names = len(rows["row"]), rows["drawn_from"], [each["name"] for each in figures["classes"]]
     said = "Each mark is a row: near each other are rows that are about as near to the same classes. A ring is around"
     said += " those that are taken for another class. Point at a mark, or go there with Tab and the arrow keys; a class"
     said += " below shows its rows alone."
@@ -244,13 +233,13 @@ def format_map(figures: Figures) -> Markup:
             tag(
                 "button",
                 draw_mark(number),
-                name_class(each["name"], longest=40),
+                name_class(names[number], longest=LONG),
                 type="button",
                 data_number=number,
                 aria_pressed="false",
             ),
         )
-        for number, each in enumerate(figures["classes"])
+        for number in order_naturally(names)
     )
     box = tag("div", _say("No row is chosen.", soft=True), id="told", class_="told", aria_live="polite")
     method = "The two directions in which the rows' logits vary most; the axes mean nothing by themselves."
@@ -304,16 +293,16 @@ def format_importance(importance: Figures | None) -> Markup:
     high = max(1e-9, *(each["log_loss_interval"][1] for each in shown))
     rows = [
         [
-            name_class(each["name"], longest=80),
-            draw_interval(each["log_loss_rise"], each["log_loss_interval"], low, high),
+            name_class(each["name"], longest=LONG),
             f"{each['log_loss_rise']:+.3f}",
             "{:+.3f} to {:+.3f}".format(*each["log_loss_interval"]),
             f"{100 * each['accuracy_fall']:+.1f}",
+            draw_interval(each["log_loss_rise"], each["log_loss_interval"], low, high),
         ]
         for each in shown
     ]
-    header = ["column", "", "log-loss rises by", "95 % interval", "right falls by, points"]
-    parts = [_say(said), table(header, rows, "Which columns matter", numbers=2)]
+    header = ["column", "log-loss rises by", "95 % interval", "right falls by, points", "log-loss"]
+    parts = [_say(said), table(header, rows, "Which columns matter", numbers=1)]
     if len(shown) < len(columns):
         parts.append(
             _say(f"{len(shown)} of {count(len(columns), 'column')}, the largest first; --json has all.", soft=True)
@@ -333,11 +322,16 @@ def format_learning(learning: Figures) -> Markup:
     parts = [_say(said)]
     rows = [[f"{each['per_class']:.3g}", percent(each["accuracy"]), span(each["interval"])] for each in points]
     if twice is not None:
-        size = 2 * points[-1]["per_class"]
-        expected = f"With twice as many labels, {size:.3g} per class, about {percent(twice['accuracy'])} are expected"
-        expected += f" to be right ({span(twice['interval'])}), if errors go on to fall as they did; new rows may be of another kind."
+        size = twice["per_class"]
+        expected = f"With twice as many labels as the table has, {size:.3g} per class, about"
+        expected += (
+            f" {percent(twice['accuracy'])} are expected to be right ({span(twice['interval'])}), if errors go on"
+        )
+        expected += " to fall as they did."
         parts.append(_say(tag("strong", expected)))
         rows.append([f"{size:.3g}, expected", percent(twice["accuracy"]), span(twice["interval"])])
+    else:
+        parts.append(_say("Of fewer than three sizes, nothing is said of more rows.", soft=True))
     numbers = table(["rows per class", "right", "95 % interval"], rows, "Learning curve", numbers=1)
     return join([*parts, draw_learning(learning), tag("details", tag("summary", "The numbers"), numbers)])
 
@@ -345,13 +339,15 @@ def format_learning(learning: Figures) -> Markup:
 def format_data(figures: Figures) -> Markup:
     """Return what the table is: its columns, what they were taken for, their gaps, and its classes."""
     data = figures["data"]
-    sizes = count(data["rows"], "row"), count(len(data["columns"]), "column"), count(len(data["classes"]), "class")
-    said = f"{', '.join(sizes)}: what each column was taken for, how many of its cells are gaps, and how many rows each"
+    counts = count(data["rows"], "row"), count(len(data["columns"]), "column"), count(len(data["classes"]), "class")
+    said = (
+        f"{', '.join(counts)}: what each column was taken for, how many of its cells are gaps, and how many rows each"
+    )
     said += " class has."
     shown = data["columns"][:MOST_COLUMNS]
     columns = [
         [
-            name_class(each["name"], longest=80),
+            name_class(each["name"], longest=LONG),
             name_class(each["kind"], longest=200),
             f"{each['gaps']:,}",
             percent(each["gaps"] / data["rows"]),
@@ -368,10 +364,10 @@ def format_data(figures: Figures) -> Markup:
         parts.append(
             _say(f"The first {len(shown)} of {count(len(data['columns']), 'column')}; --json has all.", soft=True)
         )
-    most = max(each["rows"] for each in data["classes"])
-    classes = [
-        [name_class(each["name"], longest=80), draw_share(each["rows"] / most), f"{each['rows']:,}"]
-        for each in data["classes"]
+    most, classes = max(each["rows"] for each in data["classes"]), data["classes"]
+    sizes = [
+        [name_class(each["name"], longest=LONG), f"{each['rows']:,}", draw_share(each["rows"] / most)]
+        for each in (classes[number] for number in order_naturally([each["name"] for each in classes]))
     ]
-    parts.append(table(["class", "", "rows"], classes, "Classes", numbers=2))
+    parts.append(table(["class", "rows", ""], sizes, "Classes", numbers=1))
     return join(parts)
