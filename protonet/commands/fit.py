@@ -165,7 +165,7 @@ def draw(path: Path, crossed: Crossfit, x: Tensor, y: Tensor, classes: Sequence[
         draw_plot(path, predict_held(crossed), crossed.labels, classes, "rows held out")
     else:
         with torch.no_grad():
-            draw_plot(path, crossed.whole(x), y, classes, "the rows that it was fitted to")
+            draw_plot(path, crossed.whole(x), y, classes, "the rows that it was fitted to", judged=False)
 
 
 def compare(crossed: Crossfit, solution: Solution) -> list[dict[str, Any]]:
