@@ -88,6 +88,8 @@ def add_options(parser: StudyParser) -> None:
 
 def run(options: argparse.Namespace) -> Report:
     """Do every run, and average by data set."""
+    if options.peers is not None:
+        check_peers(options.peers)
     runs = list(list_runs(options.datasets or list(DATASETS), options.splits, options.effort, options.peers))
     if not runs:
         fail(PROG, "--datasets", f"have {SHOTS} rows per class and some more", "none", "Pass other data sets.")
@@ -139,16 +141,24 @@ def measure_run(run: Run) -> dict[str, float]:
     return {name: average_precision(score, wrong) for name, score in scores.items()}
 
 
+def check_peers(python: str) -> None:
+    """Raise an InputError, before the work, unless a Python has cleanlab."""
+    try:
+        ended = subprocess.run([python, "-c", "import cleanlab"], capture_output=True, text=True, check=False)
+        got = (ended.stderr.splitlines() or ["nothing"])[-1] if ended.returncode else None
+    except OSError as error:
+        got = f"{python} ({error.strerror})"
+    if got is not None:
+        fail(PROG, "--peers", "be a Python that has cleanlab", got, "Run pip install cleanlab there.")
+
+
 def ask_peers(python: str, once: Tensor, mean: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """Return the scores (n,) that cleanlab gives rows, by name, given their logits (n, classes) and labels (n,)."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "held.npz")
         shares = [each.double().softmax(dim=1).numpy() for each in (once, mean)]
         np.savez(path, y=labels.numpy(), once=shares[0], mean=shares[1])
-        ended = subprocess.run([python, "-c", PEERS, path], capture_output=True, text=True, check=False)
-    if ended.returncode:
-        got = (ended.stderr.splitlines() or ["nothing"])[-1]
-        fail(PROG, "--peers", "be a Python that has cleanlab", got, "Run pip install cleanlab there.")
+        ended = subprocess.run([python, "-c", PEERS, path], capture_output=True, text=True, check=True)
     found = json.loads(ended.stdout.splitlines()[-1])
     return {name: torch.tensor(score, dtype=torch.float64) for name, score in found.items()}
 
