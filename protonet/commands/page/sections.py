@@ -111,13 +111,10 @@ def format_suspects(figures: Figures) -> Markup:
                 tag("span", "; ".join(texts[:MOST_CELLS]), class_="cells"),
             ]
         )
-    said = (
-        "Rows whose label the model, which did not see them, doubts most: first those that it believes to be of another"
-    )
-    said += (
-        " class (in colour), then the hardest of the others. A label may be wrong, or the model: look at them in this"
-    )
-    said += " order." + " None is believed to be of another class." * (not figures["doubted"])
+    unseen = "which did not see them" if figures["command"] == "fit" else "if it was not fitted to them"
+    said = f"Rows whose label the model, {unseen}, doubts most: first those that it believes to be of another class (in"
+    said += " colour), then the hardest of the others. A label may be wrong, or the model: look at them in this order."
+    said += " None is believed to be of another class." * (not figures["doubted"])
     wrong = figures["rows"] - sum(figures["confusion"][at][at] for at in range(len(names)))
     caution = f"The model is wrong, by the labels, in {wrong:,} of {count(figures['rows'], 'row')}: "
     caution += "the more these are, the more of its own mistakes are listed here."
@@ -177,9 +174,8 @@ def format_confusion(figures: Figures) -> Markup:
         body.append(tag("tr", tag("th", name_class(names[given], longest=LONGEST), scope="row"), *cells))
     content = tag("table", tag("thead", head), tag("tbody", *body))
     said = "How many rows of each class (down) are taken for which (across); a stronger colour is a larger share of a"
-    said += (
-        " class. A cell tells the rows behind it: click on it, or reach it with Tab and the arrow keys and press Enter."
-    )
+    said += " class. A cell tells the rows behind it: click on it, or reach it with Tab and the arrow keys"
+    said += " and press Enter."
     behind = tag("div", _say("No cell is chosen.", soft=True), id="behind", class_="told", aria_live="polite")
     grid = tag("div", content, class_="scroll confusion", role="region", aria_label="Confusion")
     return join([_say(said), grid, behind])
@@ -257,12 +253,10 @@ def format_map(figures: Figures) -> Markup:
 def format_reliability(figures: Figures) -> Markup:
     """Return the diagram of reliability, and its numbers."""
     bins = figures["reliability"]
-    said = (
-        "How often predictions of about the same probability are right, with 95 % intervals: on the dashed line where"
-    )
-    said += (
-        " probabilities are honest, below it where they are too sure. A larger dot is of more rows. On average they are"
-    )
+    said = "How often predictions of about the same probability are right, with 95 % intervals: on the"
+    said += " dashed line where"
+    said += " probabilities are honest, below it where they are too sure. A larger dot is of more rows. On"
+    said += " average they are"
     said += f" {100 * figures['calibration_error']:.1f} points off (in 15 bins)."
     rows = [
         [
@@ -315,9 +309,8 @@ def format_learning(learning: Figures) -> Markup:
     points, twice = learning["points"], learning["twice"]
     if len(points) < 2:
         return _say("Too few rows per class, or too little time, to fit to fewer of them: nothing is known of more.")
-    said = (
-        "How often held-out rows are right where what was chosen is fitted again to fewer rows of each class, with 95 %"
-    )
+    said = "How often held-out rows are right where what was chosen is fitted again to fewer rows of each"
+    said += " class, with 95 %"
     said += " intervals."
     parts = [_say(said)]
     rows = [[f"{each['per_class']:.3g}", percent(each["accuracy"]), span(each["interval"])] for each in points]
@@ -340,9 +333,8 @@ def format_data(figures: Figures) -> Markup:
     """Return what the table is: its columns, what they were taken for, their gaps, and its classes."""
     data = figures["data"]
     counts = count(data["rows"], "row"), count(len(data["columns"]), "column"), count(len(data["classes"]), "class")
-    said = (
-        f"{', '.join(counts)}: what each column was taken for, how many of its cells are gaps, and how many rows each"
-    )
+    said = f"{', '.join(counts)}: what each column was taken for, how many of its cells are gaps, and how"
+    said += " many rows each"
     said += " class has."
     shown = data["columns"][:MOST_COLUMNS]
     columns = [
