@@ -34,6 +34,17 @@ def count_equal_rows(weights: Tensor) -> float:
     return float(weights.sum().square() / weights.square().sum())
 
 
+def find_interval(share: float, rows: float) -> tuple[float, float]:
+    """Return the 95 % interval of a share in [0, 1] of some rows of equal weight, > 0.
+
+    Source: Wilson, "Probable inference, the law of succession, and statistical inference" (1927).
+    """
+    spread = NORMAL**2 / rows
+    middle = (share + spread / 2) / (1 + spread)
+    half = math.sqrt(share * (1 - share) * spread + spread**2 / 4) / (1 + spread)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
 def measure(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Metrics:
     """Judge logits.
 
@@ -48,8 +59,7 @@ def measure(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Me
     Raises:
         InputError: Logits that give no probabilities.
 
-    Source: Wilson, "Probable inference, the law of succession, and statistical inference" (1927); calibration error,
-        Guo et al., "On calibration of modern neural networks" (2017), eq. 3.
+    Source: calibration error, Guo et al., "On calibration of modern neural networks" (2017), eq. 3.
     """
     n, num_classes = logits.shape
     log_p = logits.double().log_softmax(dim=1)
@@ -61,13 +71,11 @@ def measure(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Me
     confidence = log_p.amax(dim=1).exp()
     weights = torch.ones(n, dtype=torch.float64) if weights is None else weights
     shares = weights / weights.mean()
-    accuracy, spread = float((shares * right).mean()), NORMAL**2 / count_equal_rows(weights)
-    middle = (accuracy + spread / 2) / (1 + spread)
-    half = math.sqrt(accuracy * (1 - accuracy) * spread + spread**2 / 4) / (1 + spread)
+    accuracy = float((shares * right).mean())
     confusion = torch.bincount(labels * num_classes + predicted, weights, minlength=num_classes**2).round().long()
     return Metrics(
         accuracy,
-        (max(0.0, middle - half), min(1.0, middle + half)),
+        find_interval(accuracy, count_equal_rows(weights)),
         -float((shares * log_p.gather(1, labels[:, None])[:, 0]).mean()),
         calibration_error(fill_bins(confidence, right, weights=shares)),
         confusion.reshape(num_classes, num_classes),
@@ -121,6 +129,26 @@ def find_auroc(known: Tensor, unknown: Tensor) -> float:
     ordered = unknown.sort().values
     below, not_above = (torch.searchsorted(ordered, known, right=right) for right in (False, True))
     return float((below + not_above).double().mean()) / (2 * len(unknown))
+
+
+def suspect_labels(logits: Tensor, labels: Tensor) -> Tensor:
+    """Score how much each row looks as if its label were wrong.
+
+    Args:
+        logits: (n, num_classes) floating, by networks that did not see the rows.
+        labels: (n,) int64, as given.
+
+    Returns:
+        (n,) float64, in nats: the log-probability of the most likely other class, less that of the given one; above 0
+        where the other one is believed.
+
+    Source: the normalised margin of Northcutt, Jiang and Chuang, "Confident learning: estimating uncertainty in
+        dataset labels" (2021), sec. 3.2, as a ratio of probabilities.
+    """
+    given = labels[:, None]
+    log_p = logits.double().log_softmax(dim=1)
+    own = log_p.gather(1, given)[:, 0]
+    return log_p.scatter(1, given, -math.inf).amax(dim=1) - own
 
 
 #: Most scores that a threshold is found from.

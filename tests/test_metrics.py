@@ -7,9 +7,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import binomtest
 from sklearn.metrics import balanced_accuracy_score, classification_report, confusion_matrix, roc_auc_score
 
-from protonet.metrics import calibration_error, fill_bins, find_auroc, measure, measure_classes
+from protonet.metrics import (
+    calibration_error,
+    fill_bins,
+    find_auroc,
+    find_interval,
+    measure,
+    measure_classes,
+    suspect_labels,
+)
 from tests.strategies import seeds
 
 
@@ -95,3 +104,24 @@ def test_auroc_is_that_of_scikit_learn(seed: int, n: int, m: int, ties: bool) ->
     known = np.arange(n + m) < n
     ours = find_auroc(torch.from_numpy(scores[:n]), torch.from_numpy(scores[n:]))
     assert ours == pytest.approx(roc_auc_score(known, scores))
+
+
+@given(seed=seeds)
+def test_suspicion_is_the_slow_loops(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits, labels = 3 * torch.randn(8, 4, generator=generator), torch.randint(4, (8,), generator=generator)
+    found = suspect_labels(logits, labels)
+    for row, label, score in zip(logits.double(), labels.tolist(), found.tolist(), strict=True):
+        p = row.softmax(dim=0).tolist()
+        others = [share for number, share in enumerate(p) if number != label]
+        assert score == pytest.approx(math.log(max(others) / p[label]))
+        assert (score > 0) == (int(row.argmax()) != label)
+    order = torch.randperm(4, generator=generator)
+    renamed = torch.empty_like(order).index_copy_(0, order, torch.arange(4))
+    torch.testing.assert_close(suspect_labels(logits[:, order].double() + 7, renamed[labels]), found)
+
+
+@pytest.mark.parametrize(("share", "rows"), [(0.0, 7), (0.3, 40), (1.0, 12)])
+def test_interval_is_scipys(share: float, rows: int) -> None:
+    theirs = binomtest(round(share * rows), rows).proportion_ci(method="wilson")
+    assert find_interval(share, rows) == pytest.approx((theirs.low, theirs.high), abs=1e-4)

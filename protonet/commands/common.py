@@ -6,6 +6,7 @@ import argparse
 import difflib
 import math
 import os
+import re
 import sys
 import tempfile
 import traceback
@@ -176,6 +177,16 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
     rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|\n"
     return line(header) + rule + "".join(line(row) for row in rows)
+
+
+def order_naturally(names: Sequence[object]) -> list[int]:
+    """Return the places of names in the order in which people look for them: k2 before k10."""
+
+    def key(at: int) -> list[tuple[int, int, str]]:
+        parts = re.split(r"([0-9]+)", str(names[at]))
+        return [(0, int(part), part) if number % 2 else (1, 0, part.casefold()) for number, part in enumerate(parts)]
+
+    return sorted(range(len(names)), key=key)
 
 
 def count(n: int, noun: str) -> str:

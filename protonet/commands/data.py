@@ -16,6 +16,7 @@ from protonet.commands.common import Parser, check_name
 from protonet.commands.labels import read_whole, suspect_spellings
 from protonet.fit.solver import Solution
 from protonet.tables.columns.encoding import Encoding
+from protonet.tables.columns.parsing import count_gaps
 from protonet.tables.columns.recognise import NAMES
 from protonet.tables.features import choose_features
 from protonet.tables.table import Wanted, list_names, read_table
@@ -40,6 +41,11 @@ class Data(NamedTuple):
     group_names: list[str]  #: In ascending order.
     left_out: list[str]  #: Columns that are no features.
     notes: list[str]  #: What a person should know of the columns and the classes, a line each.
+    rows: Sequence[int]  #: Where in the file each row is, ...
+    place: str  #: ... and what a message calls that, with its number to be put in.
+    ids: list[str] | None  #: The name of each row, if a column holds them.
+    gaps: list[int]  #: How many cells of each column that is used are gaps.
+    cells: list[np.ndarray]  #: Of the columns that are used, (n,) each; none if only the features are wanted.
 
     def number_groups(self, solution: Solution) -> dict[str, int]:
         """Return the number in the solution of each group's name."""
@@ -62,8 +68,8 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--one-shot", action="store_true", help="the many classes of a few rows each are meant")
 
 
-def read_data(prog: str, options: argparse.Namespace) -> Data:
-    """Read the table that the options name, and take each of its columns for what it is.
+def read_data(prog: str, options: argparse.Namespace, *, keep_cells: bool = False) -> Data:
+    """Read the table that the options name, and take each of its columns for what it is; cells take memory.
 
     Raises:
         MissingPackageError: A package that the table needs is missing.
@@ -96,7 +102,14 @@ def read_data(prog: str, options: argparse.Namespace) -> Data:
     features = torch.from_numpy(np.ascontiguousarray(x))
     named = group_names.tolist()
     told = [*table.notes, *notes, *suspect_spellings(classes)]
-    return Data(features, labels, classes, columns, encoding, groups, named, left_out, told)
+    ids = None if options.id is None else block.beside[beside.index(options.id)].astype(str).tolist()
+    cells = [
+        each
+        for number, each in enumerate(block.columns)
+        if columns is None or table.columns is None or table.columns[number] in columns
+    ]
+    where = block.rows, table.place, ids, list(map(count_gaps, cells)), cells if keep_cells else []
+    return Data(features, labels, classes, columns, encoding, groups, named, left_out, told, *where)
 
 
 def parse_kinds(prog: str, texts: list[str]) -> dict[str, str]:

@@ -2,33 +2,54 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from protonet._checks import fail
+from protonet.commands.explain import find_sizes, judge_by_all, name_columns
 from protonet.commands.labels import check_spellings, find_strange
 from protonet.commands.models import (
+    FIGURES,
     PLOTS,
+    add_figures,
     check_packages,
     check_paths,
-    classify_block,
+    classify,
     make_parser,
     map_blocks,
     number_classes,
     open_rows,
     show_notes,
+    show_progress,
     want,
 )
+from protonet.commands.page.document import write_outputs
+from protonet.commands.page.figures import Rows, list_columns, list_importance, list_sections
 from protonet.commands.plots import draw_plot
-from protonet.commands.report import format_report, judge, list_names, write_report
-from protonet.files import load_model
-from protonet.tables.table import Block
+from protonet.commands.report import format_report, judge, list_names, list_report
+from protonet.files import Model, load_model
+from protonet.fit.search import Progress
+from protonet.tables.columns.parsing import count_gaps
+from protonet.tables.features import encode_block
+from protonet.tables.table import Block, Table
 
 PROG = "protonet evaluate"
+
+
+class Judged(NamedTuple):
+    """Some rows of the table."""
+
+    logits: Tensor  #: (b, num_classes).
+    labels: Tensor  #: (b,) int64: the number of each row's class, -1 for one that the model does not know.
+    strange: Counter[str]  #: The rows of each such class.
+    kept: tuple[Tensor, Block] | None  #: The features (b, dim), and the rows; None if there is no report.
 
 
 def run(arguments: Sequence[str] | None) -> None:
@@ -42,28 +63,30 @@ def run(arguments: Sequence[str] | None) -> None:
     text += " fit tells how well it does on its own rows, held out."
     parser = make_parser(PROG, text, model=True, label="the same as in fit")
     parser.add_argument("--plot", metavar="FILE", help="a plot, .png, .pdf or .svg: the embedding and the confusion")
-    parser.add_argument("--json", metavar="FILE", help="all figures, of all classes, .json")
+    add_figures(parser)
     options = parser.parse_args(arguments)
     inputs = [options.model, options.table, options.labels]
-    outputs = check_paths(PROG, options, {"plot": PLOTS, "json": (".json",)}, inputs)
+    outputs = check_paths(PROG, options, {"plot": PLOTS, **FIGURES}, inputs)
     check_packages(PROG, ["matplotlib"] * ("plot" in outputs), 'pip install "protonet[analysis]"')
     model = load_model(options.model)
     wanted = want(model, options.label, labelled=True)
     table = open_rows(PROG, options, model, wanted, options.labels and Path(options.labels))
 
-    def judge_block(block: Block) -> tuple[Tensor, Tensor, Counter[str]]:
-        """Return the logits, the number of each row's class, -1 for a strange one, and the rows of each such class."""
+    def judge_block(block: Block) -> Judged:
+        """Judge some rows, and keep them for the report."""
         strange = find_strange(block.labels, model.classes)
         names = Counter(block.labels[strange].astype(str).tolist())
         check_spellings(PROG, names, model.classes, "Spell them in the table as the model does.")
         numbers = torch.full((len(strange),), -1)
         if not strange.all():
             numbers[torch.from_numpy(~strange)] = number_classes(PROG, block.labels[~strange], model.classes)
-        return classify_block(PROG, model, table, block), numbers, names
+        x = encode_block(PROG, table, block, model.encoding)
+        kept = (torch.from_numpy(x), block) if "report" in outputs else None
+        return Judged(classify(PROG, model, x), numbers, names, kept)
 
-    judged = map_blocks(judge_block, table.blocks, rows=table.rows, quiet=options.quiet)
-    logits, labels, names = zip(*judged, strict=True)
-    rows, numbers, strange = torch.cat(logits), torch.cat(labels), dict(sum(names, Counter[str]()).most_common())
+    judged = list(map_blocks(judge_block, table.blocks, rows=table.rows, quiet=options.quiet))
+    rows, numbers = torch.cat([each.logits for each in judged]), torch.cat([each.labels for each in judged])
+    strange = dict(sum((each.strange for each in judged), Counter[str]()).most_common())
     known = numbers >= 0
     if not bool(known.any()):
         got, remedy = f"{list_names(list(map(repr, strange)))} alone", "Name the classes' column: --label."
@@ -71,7 +94,38 @@ def run(arguments: Sequence[str] | None) -> None:
     report = judge(Path(options.table).name, model.classes, rows, numbers, strange)
     print(format_report(report), end="")
     show_notes(table, quiet=options.quiet)
-    if "json" in outputs:
-        write_report(outputs["json"], report)
+    figures = {"command": "evaluate", **list_report(report)}
+    if "report" in outputs:
+        with show_progress(quiet=options.quiet) as progress:
+            figures |= list_more(model, table, rows, numbers, [each.kept for each in judged if each.kept], progress)
+    write_outputs(outputs, figures)
     if "plot" in outputs:
         draw_plot(outputs["plot"], rows[known], numbers[known], model.classes, f"rows of {report.name}")
+
+
+def list_more(
+    model: Model, table: Table, logits: Tensor, labels: Tensor, kept: Sequence[tuple[Tensor, Block]], progress: Progress
+) -> dict[str, Any]:
+    """Return what only the report tells: of the table, of each row of a known class, and of the columns.
+
+    Args:
+        model: What judged the rows.
+        table: What they are of.
+        logits: (n, num_classes).
+        labels: (n,) int64, -1 for a class that the model does not know.
+        kept: The features (b, dim) of each block, and the block.
+        progress: Told which column begins, and the share of them that is over.
+    """
+    names = name_columns(model)
+    cells = [np.concatenate(parts) for parts in zip(*(block.columns for _, block in kept), strict=True)]
+    places = [table.place.format(row) for _, block in kept for row in block.rows]
+    known = labels >= 0
+    rows = torch.bincount(labels[known], minlength=len(model.classes)).tolist()
+    classes = [{"name": name, "rows": own} for name, own in zip(model.classes, rows, strict=True)]
+    columns = list_columns(names, model.encoding, list(map(count_gaps, cells)))
+    data = {"rows": len(labels), "classes": classes, "columns": columns, "notes": list(table.notes)}
+    features = torch.cat([x for x, _ in kept])
+    judged = judge_by_all(model, features[known], labels[known])
+    importance = list_importance(judged, names, find_sizes(model), 0, math.inf, progress)
+    every = Rows(logits, labels, range(len(labels)), places, None, names, cells)
+    return {"data": data, **list_sections(every.take(known.nonzero().flatten().tolist()), logits[known], importance)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from torch import Tensor
 from protonet._checks import check_int, fail, show
 from protonet._writing import write_whole
 from protonet.commands.common import count, format_table, parse_whole
-from protonet.commands.importance import measure_columns, measure_support, plan_shuffles
+from protonet.commands.importance import measure_support, rank_columns
 from protonet.commands.labels import check_spellings
 from protonet.commands.models import (
     check_paths,
@@ -29,8 +28,7 @@ from protonet.commands.models import (
     want,
 )
 from protonet.files import Model, load_model
-from protonet.fit.crossfit import Crossfit, predict_held, unpack
-from protonet.metrics import measure
+from protonet.fit.crossfit import Crossfit, unpack
 from protonet.tables.features import check_kinds, encode_block
 from protonet.tables.table import Table, read_table
 
@@ -71,7 +69,7 @@ def run(arguments: Sequence[str] | None) -> None:
     model = load_model(options.model, held=True)
     generator = torch.Generator().manual_seed(seed)
     if rows is None:
-        figures = rank_columns(options, model, generator)
+        figures = judge_columns(options, model, generator)
         print(format_columns(figures), end="")
     else:
         figures = explain_rows(options, model, rows, generator)
@@ -107,7 +105,7 @@ def name_columns(model: Model) -> Sequence[str]:
     return model.columns or [f"column {number}" for number in range(len(find_sizes(model)))]
 
 
-def rank_columns(options: argparse.Namespace, model: Model, generator: torch.Generator) -> dict[str, Any]:
+def judge_columns(options: argparse.Namespace, model: Model, generator: torch.Generator) -> dict[str, Any]:
     """Return what shuffling each column costs, the costliest first, as JSON can hold it.
 
     Raises:
@@ -117,30 +115,15 @@ def rank_columns(options: argparse.Namespace, model: Model, generator: torch.Gen
     if judged is None:
         remedy = "Pass a table with classes, or fit it again, to two samples or more of some classes."
         fail(PROG, "model", "hold rows that fit held out, where no table is passed", "none", remedy)
-    sizes, whole = find_sizes(model), count_rows(judged)
-    judged, shuffles = plan_shuffles(judged, len(sizes), generator)
-    orders = torch.stack([torch.randperm(len(judged.labels), generator=generator) for _ in range(shuffles)])
-    with show_progress(quiet=options.quiet) as progress:
-        found = measure_columns(judged, sizes, orders, progress)
-    if not all(math.isfinite(each.log_loss_rise) for each in found):
-        got, remedy = "a row, as it is or shuffled, whose embedding overflows", "Mend or drop rows that are far out."
-        fail(PROG, "path", "hold numbers of the size that the model was fitted to", got, remedy)
+    try:
+        with show_progress(quiet=options.quiet) as progress:
+            found = rank_columns(judged, name_columns(model), find_sizes(model), generator, progress)
+    except FloatingPointError as error:
+        remedy = "Mend or drop rows that are far out."
+        fail(PROG, "path", "hold numbers of the size that the model was fitted to", error, remedy)
     if table is not None:
         show_notes(table, quiet=options.quiet)
-    metrics = measure(predict_held(judged), judged.labels, judged.weights)
-    columns: list[dict[str, Any]] = [
-        {"name": name, "number": number, **each._asdict()}
-        for number, (name, each) in enumerate(zip(name_columns(model), found, strict=True))
-    ]
-    return {
-        "table": None if options.table is None else Path(options.table).name,
-        "rows": count_rows(judged),
-        "drawn_from": whole,
-        "accuracy": metrics.accuracy,
-        "log_loss": metrics.log_loss,
-        "shuffles": shuffles,
-        "columns": sorted(columns, key=lambda column: -column["log_loss_rise"]),
-    }
+    return {"table": None if options.table is None else Path(options.table).name, **found}
 
 
 def read_judged(options: argparse.Namespace, model: Model) -> tuple[Table, Crossfit]:
@@ -155,20 +138,19 @@ def read_judged(options: argparse.Namespace, model: Model) -> tuple[Table, Cross
     check_spellings(PROG, block.labels.tolist(), model.classes, "Spell them in the table as the model does.")
     labels = number_classes(PROG, block.labels, model.classes)
     x = encode_block(PROG, table, block, model.encoding)
-    weights, offset = torch.ones(len(x), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
-    fold, groups = torch.zeros_like(labels), torch.full_like(labels, -1)
-    features, networks = torch.from_numpy(x), (model.network,)
-    judged = Crossfit(model.network, networks, features, labels, weights, fold, groups, offset)
+    judged = judge_by_all(model, torch.from_numpy(x), labels)
     return table._replace(notes=(*table.notes, *notes)), judged
 
 
-def count_rows(judged: Crossfit) -> int:
-    """Return how many rows there are, copies among them."""
-    return round(float(judged.weights.sum()))
+def judge_by_all(model: Model, features: Tensor, labels: Tensor) -> Crossfit:
+    """Return rows (n, dim) of known classes (n,), all judged by the network of all rows."""
+    weights, offset = torch.ones(len(labels), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    fold, groups = torch.zeros_like(labels), torch.full_like(labels, -1)
+    return Crossfit(model.network, (model.network,), features, labels, weights, fold, groups, offset)
 
 
 def format_columns(figures: Mapping[str, Any]) -> str:
-    """Return what `rank_columns` found, in lines."""
+    """Return what `judge_columns` found, in lines."""
     rows, columns = count(figures["rows"], "row"), figures["columns"]
     drawn = f", drawn at random from {figures['drawn_from']:,}" if figures["rows"] < figures["drawn_from"] else ""
     held = f"{rows} that fit held out{drawn}, each judged by a fit without its fold"

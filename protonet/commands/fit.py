@@ -15,17 +15,24 @@ from torch import Tensor
 from protonet._checks import show
 from protonet.commands.common import check_name, count, parse_number, parse_whole
 from protonet.commands.data import Data, add_options, read_data
+from protonet.commands.explain import find_sizes, name_columns
 from protonet.commands.models import (
+    FIGURES,
     MODELS,
     PLOTS,
+    add_figures,
     check_packages,
     check_paths,
     keep_crossfit,
     make_parser,
     show_progress,
 )
+from protonet.commands.page.document import write_outputs
+from protonet.commands.page.figures import Rows, list_columns, list_importance, list_learning, list_sections
 from protonet.commands.plots import draw_plot
+from protonet.commands.report import list_figures
 from protonet.commands.summary import (
+    compare_baselines,
     describe_views,
     format_baselines,
     format_losses,
@@ -34,12 +41,14 @@ from protonet.commands.summary import (
     tell_columns,
 )
 from protonet.files import Model, save_model
-from protonet.fit.crossfit import Crossfit, crossfit, predict_baselines, predict_held
-from protonet.fit.search import EFFORTS
+from protonet.fit.crossfit import Crossfit, crossfit, number_held, predict_baselines, predict_held, repeat_held
+from protonet.fit.search import EFFORTS, Progress
 from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
 from protonet.metrics import measure
 
 PROG = "protonet fit"
+#: Of a time limit, what is over as the report begins.
+HELD = 0.8
 #: Of the time, and of its limit, what the choice of views takes; the rest is fitting it again without each fold.
 SOLVING = 0.6
 
@@ -62,15 +71,17 @@ def run(arguments: Sequence[str] | None) -> None:
     time_help = f"of the fit and its folds (default: {TIME_LIMIT:.0f} for the fit, and what its folds take)"
     parser.add_argument("--time-limit", metavar="SECONDS", help=time_help)
     parser.add_argument("--plot", metavar="FILE", help="a plot, .png, .pdf or .svg: the embedding and the confusion")
+    add_figures(parser)
     add_options(parser)
     options = parser.parse_args(arguments)
     check_name(PROG, "--effort", options.effort, EFFORTS)
     seed = parse_whole(PROG, "--seed", options.seed, low=0)
     limit = None if options.time_limit is None else parse_number(PROG, "--time-limit", options.time_limit, low=0)
-    outputs = check_paths(PROG, options, {"output": MODELS, "plot": PLOTS}, [options.table, options.labels])
+    suffixes = {"output": MODELS, "plot": PLOTS, **FIGURES}
+    outputs = check_paths(PROG, options, suffixes, [options.table, options.labels])
     check_packages(PROG, ["safetensors"] * ("output" in outputs))
     check_packages(PROG, ["matplotlib"] * ("plot" in outputs), 'pip install "protonet[analysis]"')
-    data = read_data(PROG, options)
+    data = read_data(PROG, options, keep_cells="report" in outputs)
     shots = torch.bincount(data.y).tolist()
     metadata: dict[str, Any] = {"label": options.label or "label", "effort": options.effort, "seed": seed}
     metadata |= {"samples": shots, "group": options.group, "id": options.id, "left_out": data.left_out}
@@ -97,8 +108,9 @@ def run(arguments: Sequence[str] | None) -> None:
                 blocks=None if data.encoding is None else data.encoding.blocks,
                 progress=partial(tell, 0),
             )
-            crossed = crossfit(solution, deadline=deadline, progress=partial(tell, 1))
-            in_time = time.monotonic() < deadline
+            until = deadline if limit is None or "report" not in outputs else started + HELD * limit
+            crossed = crossfit(solution, deadline=until, progress=partial(tell, 1))
+            in_time = time.monotonic() < until
         model = keep_crossfit(make_model(solution), crossed, data.number_groups(solution))
         if "output" in outputs:
             save_model(outputs["output"], model)
@@ -111,11 +123,18 @@ def run(arguments: Sequence[str] | None) -> None:
         raise KeyboardInterrupt(f"stopped; {outputs['output']} is kept, without cross-validation") from None
     try:
         print(summarise(Path(options.table).name, data, model, solution))
-        print(report(crossed, predict_baselines(solution.problem), list(map(show, data.classes))), end="")
+        compared = compare(crossed, solution)
+        print(report(crossed, compared, list(map(show, data.classes))), end="")
         if not in_time and len(crossed.labels):
             print("the time was over before the last fold: the model may do better than its folds")
         if "plot" in outputs:
             draw(outputs["plot"], crossed, data.x, data.y, data.classes)
+        if "json" in outputs or "report" in outputs:
+            figures = list_fit(Path(options.table).name, data, model, crossed, compared)
+            if "report" in outputs and len(crossed.labels):
+                with show_progress(quiet=options.quiet) as progress:
+                    figures |= list_more(data, model, solution, crossed, seed, deadline, progress)
+            write_outputs(outputs, figures)
         if "output" in outputs:
             print(f"{outputs['output']}: {outputs['output'].stat().st_size / 1e6:.1f} MB")
     except KeyboardInterrupt:
@@ -146,21 +165,61 @@ def draw(path: Path, crossed: Crossfit, x: Tensor, y: Tensor, classes: Sequence[
         draw_plot(path, predict_held(crossed), crossed.labels, classes, "rows held out")
     else:
         with torch.no_grad():
-            draw_plot(path, crossed.whole(x), y, classes, "the rows that it was fitted to")
+            draw_plot(path, crossed.whole(x), y, classes, "the rows that it was fitted to", judged=False)
 
 
-def report(crossed: Crossfit, baselines: Mapping[str, Tensor], classes: Sequence[str | int]) -> str:
-    """Return what the held-out rows say of a model beside its baselines' scores of them."""
+def compare(crossed: Crossfit, solution: Solution) -> list[dict[str, Any]]:
+    """Return how often the model, and its baselines, are right on the held-out rows, if there are any."""
+    if not len(crossed.labels):
+        return []
+    baselines = predict_baselines(solution.problem)
+    return compare_baselines(predict_held(crossed), crossed.labels, baselines, crossed.weights)
+
+
+def report(crossed: Crossfit, compared: Sequence[Mapping[str, Any]], classes: Sequence[str | int]) -> str:
+    """Return what the held-out rows say of a model, compared with its baselines."""
     if not len(crossed.labels):
         return "no class has two samples, copies aside: none could be held out to judge by\n"
-    logits = predict_held(crossed)
-    metrics = measure(logits, crossed.labels, crossed.weights)
+    metrics = measure(predict_held(crossed), crossed.labels, crossed.weights)
     rows, folds = count(round(float(crossed.weights.sum())), "row"), count(len(crossed.folds), "fold")
     held = f"{rows} in {folds}, each judged by a fit without its fold"
     return "".join(
-        [
-            format_baselines(logits, crossed.labels, baselines, crossed.weights),
-            f"{held}: {format_losses(metrics)}",
-            format_pairs(metrics.confusion, classes),
-        ]
+        [format_baselines(compared), f"{held}: {format_losses(metrics)}", format_pairs(metrics.confusion, classes)]
     )
+
+
+def list_fit(
+    name: str, data: Data, model: Model, crossed: Crossfit, compared: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return all figures of the summary as JSON can hold them: of the table, and of the held-out rows, if any."""
+    rows = torch.bincount(data.y).tolist()
+    classes = [{"name": each, "rows": own} for each, own in zip(data.classes, rows, strict=True)]
+    columns = list_columns(name_columns(model), data.encoding, data.gaps)
+    table = {"rows": len(data.x), "classes": classes, "columns": columns, "notes": data.notes}
+    figures: dict[str, Any] = {"command": "fit", "table": name, "views": model.metadata["views"], "data": table}
+    if not len(crossed.labels):
+        return figures
+    metrics = measure(predict_held(crossed), crossed.labels, crossed.weights)
+    return figures | list_figures(name, data.classes, metrics) | {"baselines": compared}
+
+
+def list_more(
+    data: Data, model: Model, solution: Solution, crossed: Crossfit, seed: int, deadline: float, progress: Progress
+) -> dict[str, Any]:
+    """Return what only the report tells: of each held-out row, of the columns, and of more labels."""
+    names, held = name_columns(model), number_held(solution.problem)
+    judged = (held >= 0).nonzero().flatten()
+    parts = iter(range(3))
+
+    def stage() -> Progress:
+        """Return the progress of the next of the parts, of which each takes about as long."""
+        part = next(parts)
+        return lambda name, share: progress(name, (part + share) / 3)
+
+    importance = list_importance(crossed, names, find_sizes(model), seed, deadline, stage())
+    doubts = repeat_held(solution, crossed, deadline=deadline, progress=stage())
+    learning = list_learning(solution, crossed, deadline, stage())
+    places = [data.place.format(row) for row in data.rows]
+    logits = predict_held(crossed)[held.clamp_min(0)]
+    every = Rows(logits, data.y, range(len(held)), places, data.ids, names, data.cells)
+    return list_sections(every.take(judged.tolist()), doubts[held[judged]], importance) | {"learning": learning}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from protonet.fit.crossfit import Crossfit, predict_held
 from protonet.fit.search import Progress, ignore
-from protonet.metrics import NORMAL
+from protonet.metrics import NORMAL, measure
 from protonet.network import PrototypeNetwork
 
 #: Most shuffles of a column, and most predictions of all: with many columns and rows, shuffles are fewer, then rows.
@@ -29,12 +29,62 @@ class Importance(NamedTuple):
     accuracy_interval: tuple[float, float]  #: Of the fall, 95 %.
 
 
-def plan_shuffles(judged: Crossfit, columns: int, generator: torch.Generator) -> tuple[Crossfit, int]:
+def rank_columns(
+    judged: Crossfit,
+    names: Sequence[str],
+    sizes: Sequence[int],
+    generator: torch.Generator,
+    progress: Progress = ignore,
+    predictions: int | None = None,
+) -> dict[str, Any]:
+    """Return what shuffling each column costs, the costliest first, as JSON can hold it.
+
+    Args:
+        judged: The rows, each judged by the network of its fold.
+        names: Of the columns.
+        sizes: How many features each column is.
+        generator: Draws rows and shuffles.
+        progress: As in `measure_columns`.
+        predictions: About how many there may be at the most; None for `PREDICTIONS`.
+
+    Raises:
+        FloatingPointError: The embedding of a row, as it is or shuffled, overflows.
+    """
+    whole = count_rows(judged)
+    judged, shuffles = plan_shuffles(judged, len(sizes), generator, predictions)
+    orders = torch.stack([torch.randperm(len(judged.labels), generator=generator) for _ in range(shuffles)])
+    found = measure_columns(judged, sizes, orders, progress)
+    if not all(math.isfinite(each.log_loss_rise) for each in found):
+        raise FloatingPointError("a row, as it is or shuffled, whose embedding overflows")
+    metrics = measure(predict_held(judged), judged.labels, judged.weights)
+    columns: list[dict[str, Any]] = [
+        {"name": name, "number": number, **each._asdict()}
+        for number, (name, each) in enumerate(zip(names, found, strict=True))
+    ]
+    return {
+        "rows": count_rows(judged),
+        "drawn_from": whole,
+        "accuracy": metrics.accuracy,
+        "log_loss": metrics.log_loss,
+        "shuffles": shuffles,
+        "columns": sorted(columns, key=lambda column: -column["log_loss_rise"]),
+    }
+
+
+def count_rows(judged: Crossfit) -> int:
+    """Return how many rows there are, copies among them."""
+    return round(float(judged.weights.sum()))
+
+
+def plan_shuffles(
+    judged: Crossfit, columns: int, generator: torch.Generator, predictions: int | None = None
+) -> tuple[Crossfit, int]:
     """Return the rows, or as many drawn at random as are affordable, and how often to shuffle each column."""
-    rows = min(len(judged.labels), max(LEAST_ROWS, PREDICTIONS // columns))
+    predictions = PREDICTIONS if predictions is None else predictions
+    rows = min(len(judged.labels), max(LEAST_ROWS, predictions // columns))
     drawn = torch.randperm(len(judged.labels), generator=generator)[:rows].sort().values
     taken = {name: getattr(judged, name)[drawn] for name in ("features", "labels", "weights", "fold", "groups")}
-    return judged._replace(**taken), min(SHUFFLES, max(1, PREDICTIONS // (columns * rows)))
+    return judged._replace(**taken), min(SHUFFLES, max(1, predictions // (columns * rows)))
 
 
 def score_rows(judged: Crossfit) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from protonet._checks import show
 from protonet.commands.common import Parser, count, format_table
 from protonet.commands.report import MOST_CLASSES, list_names
-from protonet.commands.summary import format_accuracy, format_losses, format_views, tell_columns
+from protonet.commands.summary import format_losses, format_share, format_views, tell_columns
 from protonet.files import Model, load_model, read_versions
 from protonet.metrics import Metrics
 
@@ -124,6 +124,6 @@ def _format_figures(figures: Mapping[str, Any] | None) -> str:
     low, high = figures["interval"]
     losses = figures["log_loss"], figures["calibration_error"]
     metrics = Metrics(figures["accuracy"], (low, high), *losses, torch.empty(0, 0))
-    right, interval = format_accuracy(metrics)
+    right, interval = format_share(metrics.accuracy, metrics.interval)
     rows = count(figures["rows"], "row")
     return f"held out: {right} % of {rows} right, 95 % interval {interval}, {format_losses(metrics).rstrip()}"

@@ -6,7 +6,7 @@ import argparse
 import importlib
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import chain
@@ -28,6 +28,8 @@ from protonet.tables.table import Block, Table, Wanted, list_names, open_table
 
 #: What the name of a model, of a plot and of a table may end in.
 MODELS, PLOTS = (".safetensors",), (".png", ".pdf", ".svg")
+#: What the names of all figures, by option, may end in.
+FIGURES = {"json": (".json",), "report": (".html", ".htm")}
 #: Most blocks that are classified at a time.
 MOST_THREADS = 8
 
@@ -59,8 +61,14 @@ def make_parser(
     return parser
 
 
+def add_figures(parser: Parser) -> None:
+    """Add where all figures are written."""
+    parser.add_argument("--report", metavar="FILE", help="a report for the browser, .html: one file, without network")
+    parser.add_argument("--json", metavar="FILE", help="all figures, of all classes, .json; with --report, all of it")
+
+
 def check_paths(
-    prog: str, options: argparse.Namespace, suffixes: dict[str, Sequence[str]], inputs: Sequence[str | None]
+    prog: str, options: argparse.Namespace, suffixes: Mapping[str, Sequence[str]], inputs: Sequence[str | None]
 ) -> dict[str, Path]:
     """Return the paths to be written, by option, once it is known that they can be.
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from protonet._checks import show
 from protonet._writing import write_whole
 from protonet.commands.common import count, format_table
-from protonet.commands.summary import format_accuracy, format_losses, format_pairs
+from protonet.commands.summary import format_losses, format_pairs, format_share
 from protonet.metrics import ClassMetrics, Metrics, find_auroc, measure, measure_classes, score_known
 
 #: Most classes that are printed; a JSON file has all.
@@ -53,7 +53,7 @@ def judge(
 
 def format_report(report: Report) -> str:
     """Return what a person should know, in lines."""
-    right, interval = format_accuracy(report.metrics)
+    right, interval = format_share(report.metrics.accuracy, report.metrics.interval)
     rows = count(int(report.by_class.rows.sum()), "row")
     lines = [f"{report.name}: {right} % of {rows} right, 95 % interval {interval}"]
     if report.auroc is not None:
@@ -88,20 +88,29 @@ def list_names(names: Sequence[str], most: int = MOST_NAMES) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def write_report(path: Path, report: Report) -> None:
-    """Write all figures as JSON; shares of 1, as `protonet.metrics` gives them.
+def list_figures(name: str, classes: Sequence[str | int], metrics: Metrics) -> dict[str, Any]:
+    """Return all figures of judged rows as JSON can hold them; shares of 1, as `protonet.metrics` gives them."""
+    own = measure_classes(metrics.confusion)
+    by_class = [
+        {"name": each, **{field: getattr(own, field)[at].item() for field in ClassMetrics._fields}}
+        for at, each in enumerate(classes)
+    ]
+    figures: dict[str, Any] = {"table": name, "rows": int(own.rows.sum()), **metrics._asdict()}
+    figures |= {"confusion": metrics.confusion.tolist(), "balanced_accuracy": own.balanced_accuracy}
+    return figures | {"mean": own.macro, "classes": by_class}
+
+
+def list_report(report: Report) -> dict[str, Any]:
+    """Return all figures of a report, as `list_figures`, with the rows of classes that the model does not know."""
+    unknown = {"rows": sum(report.strange.values()), "classes": dict(report.strange), "auroc": report.auroc}
+    return {**list_figures(report.name, report.classes, report.metrics), "unknown": unknown}
+
+
+def write_figures(path: Path, figures: Mapping[str, Any]) -> None:
+    """Write figures as JSON.
 
     Raises:
         OSError: The file cannot be written.
     """
-    own = report.by_class
-    classes = [
-        {"name": name, **{field: getattr(own, field)[at].item() for field in ClassMetrics._fields}}
-        for at, name in enumerate(report.classes)
-    ]
-    unknown = {"rows": sum(report.strange.values()), "classes": dict(report.strange), "auroc": report.auroc}
-    figures: dict[str, Any] = {"table": report.name, "rows": int(own.rows.sum()), **report.metrics._asdict()}
-    figures |= {"confusion": report.metrics.confusion.tolist(), "balanced_accuracy": own.balanced_accuracy}
-    figures |= {"mean": own.macro, "classes": classes, "unknown": unknown}
     text = json.dumps(figures, indent=1, allow_nan=False) + "\n"
     write_whole(path, lambda file: file.write(text.encode()))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from protonet._checks import show
@@ -40,36 +40,51 @@ def tell_columns(names: Sequence[str] | None, encoding: Encoding | None) -> list
     return [f"{', '.join(same)}: {text}" for text, same in told.items()]
 
 
-def format_baselines(
-    logits: Tensor, labels: Tensor, baselines: Mapping[str, Tensor], weights: Tensor | None = None
-) -> str:
-    """Return a table of accuracies on the same rows, the baselines' differences in pairs.
+def compare_baselines(
+    logits: Tensor, labels: Tensor, baselines: Mapping[str, Tensor], weights: Tensor
+) -> list[dict[str, Any]]:
+    """Return how often the model, and each baseline, is right on the same rows, as JSON can hold it.
 
     Args:
         logits: (n, num_classes).
         labels: (n,) int64.
         baselines: By name, scores (n, num_classes).
         weights: (n,), as in `protonet.metrics.measure`.
+
+    Returns:
+        For "this model" and each baseline its accuracy, and the model's lead in pairs, with the half-width of its 95 %
+        interval, but for the model itself.
     """
-    right = (logits.argmax(dim=1) == labels).double()
-    weights = torch.ones_like(right) if weights is None else weights
-    shares = weights / weights.mean()
-    rows = []
+    right, shares = (logits.argmax(dim=1) == labels).double(), weights / weights.mean()
+    found = []
     for name, scores in {"this model": logits, **baselines}.items():
         metrics = measure(scores, labels, weights)
         lead = right - (scores.argmax(dim=1) == labels).double()
         mean = float((shares * lead).mean())
         spread = math.sqrt(float((shares * (lead - mean).square()).mean()))
         half = NORMAL * spread / math.sqrt(count_equal_rows(weights))
-        difference = f"{100 * mean:+.2f} ±{100 * half:.2f}" if name in baselines else ""
-        rows.append([name, *format_accuracy(metrics), difference])
+        own = {"name": name, "accuracy": metrics.accuracy, "interval": metrics.interval}
+        found.append({**own, "lead": mean, "half_width": half} if name in baselines else own)
+    return found
+
+
+def format_baselines(compared: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table of what `compare_baselines` found."""
+    rows = [
+        [
+            each["name"],
+            *format_share(each["accuracy"], each["interval"]),
+            f"{100 * each['lead']:+.2f} ±{100 * each['half_width']:.2f}" if "lead" in each else "",
+        ]
+        for each in compared
+    ]
     return format_table(["on rows held out", "right, %", "95 % interval", "this model's lead, points"], rows)
 
 
-def format_accuracy(metrics: Metrics) -> tuple[str, str]:
-    """Return an accuracy in per cent, and its interval."""
-    low, high = (100 * bound for bound in metrics.interval)
-    return f"{100 * metrics.accuracy:.2f}", f"[{low:.2f}, {high:.2f}]"
+def format_share(share: float, interval: Sequence[float]) -> tuple[str, str]:
+    """Return a share in per cent, and its interval."""
+    low, high = (100 * bound for bound in interval)
+    return f"{100 * share:.2f}", f"[{low:.2f}, {high:.2f}]"
 
 
 def format_losses(metrics: Metrics) -> str:

@@ -94,21 +94,21 @@ def _connect(groups: Tensor, pairs: Tensor) -> Tensor:
         groups = joined
 
 
-def pool_copies(rows: Rows) -> tuple[Rows, int, Tensor | None]:
+def pool_copies(rows: Rows) -> tuple[Rows, int, Tensor | None, Tensor]:
     """Make rows that are equal, and of one class, one row of their weight; group those that are nearly so.
 
     Args:
         rows: Sorted by class, then by their bytes. Their groups, if any, are numbers below n.
 
     Returns:
-        The rows; how many of them are equal to an earlier one, or nearly; and, of groups that were given, the number
-        (groups,) that each has now.
+        The rows; how many of them are equal to an earlier one, or nearly; of groups that were given, the number
+        (groups,) that each has now; and the number (n,) that each row has now.
     """
     copies, groups, numbers = find_copies(rows.features), rows.groups, None
     if groups is not None:
         numbers = torch.arange(int(groups.max()) + 1)
     if copies is None:
-        return rows, 0, numbers
+        return rows, 0, numbers, torch.arange(len(rows.labels))
     n, alone = len(copies), torch.arange(len(copies))
     repeated = n - len(copies.unique())
     if groups is not None and numbers is not None:  # copies join the groups that they are in
@@ -117,8 +117,9 @@ def pool_copies(rows: Rows) -> tuple[Rows, int, Tensor | None]:
         numbers = copies[first]
     same = (rows.features[1:] == rows.features[:-1]).all(dim=1) & (rows.labels[1:] == rows.labels[:-1])
     new = torch.cat([torch.tensor([True]), ~same])
-    weights = torch.bincount(new.cumsum(dim=0) - 1, rows.weights).to(torch.float64)
+    places = new.cumsum(dim=0) - 1
+    weights = torch.bincount(places, rows.weights).to(torch.float64)
     rows = rows._replace(groups=copies).take(new)
     if groups is None and len(copies.unique()) == len(rows.labels):  # what is equal is one row, and nothing is near it
         rows = rows._replace(groups=None)
-    return rows._replace(weights=weights), repeated, numbers
+    return rows._replace(weights=weights), repeated, numbers, places

@@ -7,6 +7,7 @@ on that fold: how often they are right, what rows of a known class look like to 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -27,6 +28,8 @@ from protonet.views.view import Rows, expect
 
 #: With fewer rows per class, a fold more or less is felt.
 FEW_ROWS = 20
+#: Crossfits of other folds that single rows are judged by; see analysis/results/mislabelled.md.
+REPEATS = 3
 
 
 class Crossfit(NamedTuple):
@@ -64,7 +67,7 @@ def crossfit(solution: Solution, *, deadline: float = math.inf, progress: Progre
     """
     problem, choice = solution.problem, solution.choice
     rows, labels = problem.rows, problem.rows.labels
-    folds = _make_folds(rows)
+    folds = split_rows(problem)
     models: list[PrototypeNetwork] = []
     with untouched_globals(), comparable("crossfit", "solution"):
         for number, fold_rows in enumerate(folds):
@@ -82,9 +85,10 @@ def crossfit(solution: Solution, *, deadline: float = math.inf, progress: Progre
     return Crossfit(solution.network.cpu(), tuple(models), features, labels[judged], weights, fold, groups, offset)
 
 
-def _make_folds(rows: Rows) -> list[Fold]:
-    """Return the folds of a problem's rows."""
-    generator = torch.Generator().manual_seed(rows.seed + 1)
+def split_rows(problem: Problem, number: int = 0) -> list[Fold]:
+    """Return the folds that `crossfit` holds out of a problem's rows, or others of another ``number``."""
+    rows = problem.rows
+    generator = torch.Generator().manual_seed(rows.seed + 1 + number)
     return split_folds(rows.labels, rows.num_classes, generator, groups=rows.groups)
 
 
@@ -121,6 +125,64 @@ def predict_held(crossed: Crossfit) -> Tensor:
     return logits
 
 
+def repeat_held(
+    solution: Solution,
+    crossed: Crossfit,
+    times: int = REPEATS,
+    *,
+    deadline: float = math.inf,
+    progress: Progress = ignore,
+) -> Tensor:
+    """Return what several crossfits, each of other folds, say of the held-out rows: for one row, less is up to chance.
+
+    Args:
+        solution: As `crossfit` had it.
+        crossed: What that made of it: the first one.
+        times: How many there are in all, >= 1. Of many rows, of which one part alone is held out, there is one.
+        deadline: ``time.monotonic()`` after which nothing more is fitted. A crossfit without all of its folds is left
+            out.
+        progress: Told which crossfit begins, and the share of them that is over.
+
+    Returns:
+        (judged, num_classes) float64: the logarithm of the mean probability.
+
+    Source: repeated cross-validation, Burman, "A comparative study of ordinary cross-validation, v-fold
+        cross-validation and the repeated learning-testing methods" (1989).
+    """
+    problem, places = solution.problem, [judge for _, judge in split_rows(solution.problem)]
+    total, count = predict_held(crossed).double().softmax(dim=1), 1
+    with untouched_globals(), comparable("repeat_held", "solution"):
+        for number in range(1, times if len(places) > 1 else 1):
+            progress(f"cross-fit {number + 1} of {times}", (number - 1) / (times - 1))
+            again = torch.full((len(problem.rows.labels), total.shape[1]), math.nan, dtype=torch.float64)
+            for fit, judge in split_rows(problem, number):
+                if time.monotonic() >= deadline:
+                    return (total / count).log()
+                network = fit_choice(problem._replace(rows=problem.rows.take(fit)), solution.choice, deadline)
+                with torch.no_grad():
+                    again[judge] = network(problem.features_as_they_came(judge)).double().softmax(dim=1)
+            again = again[torch.cat(places)]
+            total += torch.where(again.isnan(), total / count, again)  # a row that these folds never hold out
+            count += 1
+    return (total / count).log()
+
+
+def number_held(problem: Problem) -> Tensor:
+    """Return the number, among the rows that `crossfit` holds out, of each row that came to the solver.
+
+    Args:
+        problem: As it was solved.
+
+    Returns:
+        (n,) int64 in the order of the loaders; -1 for a row that no fold model is judged on. Equal rows share one.
+    """
+    numbers = torch.full_like(problem.rows.labels, -1)
+    judged = [judge for _, judge in split_rows(problem)]
+    if judged:
+        numbers[torch.cat(judged)] = torch.arange(sum(map(len, judged)))
+    return numbers[problem.places]
+
+
 def predict_baselines(problem: Problem) -> dict[str, Tensor]:
     """Classify each held-out row by baselines that are fitted to the other folds.
 
@@ -132,7 +194,7 @@ def predict_baselines(problem: Problem) -> dict[str, Tensor]:
         order of `Crossfit.labels`. They have no temperature: only their order means anything. A baseline that these
         rows do not allow is left out.
     """
-    folds = _make_folds(problem.rows)
+    folds = split_rows(problem)
     scores: dict[str, Tensor] = {}
     for name, score in (("raw cosine", score_cosine), ("LDA", score_lda)) if folds else ():
         with suppress(FloatingPointError):

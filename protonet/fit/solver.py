@@ -43,6 +43,7 @@ class Problem(NamedTuple):
     scale: float  #: Of the features as they came, less the origin.
     origin: Tensor  #: (dim,) float32; see `protonet.fit.loading.centre_columns`.
     repeated: int  #: How many of the rows that came are equal to another one, or nearly.
+    places: Tensor  #: (n,) int64: the number, in ``rows``, of each row that came, in the order of the loaders.
 
     def features_as_they_came(self, places: Tensor) -> Tensor:
         """Return the features (m, dim) of some rows (m,): float32, or float64 where that would lose digits."""
@@ -183,8 +184,8 @@ def pose_problem(
     scale = float(torch.linalg.vector_norm(features, dtype=torch.float64)) / math.sqrt(features.numel()) or 1.0
     features.div_(scale)  # in place: these rows are a copy
     rows = Rows(features, labels, num_classes, seed=seed, weights=weights, groups=groups, blocks=blocks)
-    rows, repeated, joined = pool_copies(rows)
-    return Problem(rows, scale, origin, repeated), joined
+    rows, repeated, joined, pooled = pool_copies(rows)
+    return Problem(rows, scale, origin, repeated, torch.empty_like(order).index_copy_(0, order, pooled)), joined
 
 
 def fit_choice(problem: Problem, choice: Choice, deadline: float = math.inf) -> PrototypeNetwork:

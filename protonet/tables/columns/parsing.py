@@ -56,6 +56,11 @@ def find_gaps(values: np.ndarray) -> np.ndarray:
     return np.asarray(np.isnat(values) if values.dtype.kind == "M" else np.isnan(values))
 
 
+def count_gaps(values: np.ndarray) -> int:
+    """Return how many of some values (n,) stand for nothing."""
+    return int(find_gaps(values).sum())
+
+
 def write_cells(values: np.ndarray) -> np.ndarray:
     """Return values (n,) of any kind of column as text, gaps as "", whole numbers without a fraction: (n,) object.
 

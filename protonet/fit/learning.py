@@ -1,0 +1,121 @@
+"""A learning curve: how often the model is right with fewer rows, and what more rows are expected to give."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from protonet.fit.crossfit import Crossfit, predict_held, split_rows
+from protonet.fit.search import Progress, ignore
+from protonet.fit.solver import Solution, comparable, fit_choice, untouched_globals
+
+#: How often the rows are halved at the most, and the fewest rows per class, on average, that are fitted to.
+HALVINGS, FEWEST = 3, 2.0
+#: How often rows are drawn again for the interval of what is expected.
+DRAWS = 500
+
+
+class Curve(NamedTuple):
+    """Sizes, ascending, and of each which held-out rows are right."""
+
+    per_class: list[float]  #: Rows per class that were fitted to, the mean over classes.
+    right: Tensor  #: (sizes, judged) bool.
+
+
+class Outlook(NamedTuple):
+    """What is expected of more rows of the same kind."""
+
+    accuracy: float  #: A share of 1.
+    interval: tuple[float, float]  #: 95 %, of which held-out rows there are; not of how far a power law holds.
+
+
+def draw_curve(
+    solution: Solution, crossed: Crossfit, *, deadline: float = math.inf, progress: Progress = ignore
+) -> Curve:
+    """Fit what was chosen again to a half, a quarter and an eighth of each fold's rows, and judge it on the fold.
+
+    Args:
+        solution: As `protonet.fit.crossfit.crossfit` had it.
+        crossed: What that made of it; at least one row was held out.
+        deadline: ``time.monotonic()`` after which nothing more is fitted. A size without all of its folds is left out.
+        progress: Told which size begins, and the share of the fits that is over.
+
+    Returns:
+        The curve, whose last size is the crossfit's own. What is switched on was chosen on all rows, at each size.
+    """
+    problem, folds = solution.problem, split_rows(solution.problem)
+    labels, classes = problem.rows.labels, problem.rows.num_classes
+    whole = sum(len(fold.fit) for fold in folds) / len(folds) / classes
+    found = {whole: predict_held(crossed).argmax(dim=1) == crossed.labels}
+    shares = [share for share in (0.5**halving for halving in range(1, HALVINGS + 1)) if share * whole >= FEWEST]
+    with untouched_globals(), comparable("draw_curve", "solution"):
+        for number, share in enumerate(shares):
+            progress(f"with {share:.1%} of the rows", number / len(shares))
+            generator, rows, right = torch.Generator().manual_seed(problem.rows.seed), 0, []
+            for fold in folds:
+                if time.monotonic() >= deadline:
+                    return Curve(sorted(found), torch.stack([found[size] for size in sorted(found)]))
+                some = thin_rows(labels, fold.fit, share, generator)
+                network = fit_choice(problem._replace(rows=problem.rows.take(some)), solution.choice, deadline)
+                with torch.no_grad():
+                    logits = network(problem.features_as_they_came(fold.judge))
+                right.append(logits.argmax(dim=1) == labels[fold.judge])
+                rows += len(some)
+            found[rows / len(folds) / classes] = torch.cat(right)
+    return Curve(sorted(found), torch.stack([found[size] for size in sorted(found)]))
+
+
+def thin_rows(labels: Tensor, rows: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """Return a share of each class's rows, drawn at random, at least one.
+
+    Args:
+        labels: (n,) int64.
+        rows: (m,) int64, the numbers of those to draw from.
+        share: In (0, 1].
+        generator: Draws them.
+
+    Returns:
+        (at most m,) int64, ascending.
+    """
+    order = rows[torch.randperm(len(rows), generator=generator)]
+    order = order[labels[order].argsort(stable=True)]
+    count = torch.bincount(labels[order])
+    rank = torch.arange(len(order)) - (count.cumsum(dim=0) - count)[labels[order]]
+    return order[rank < (share * count[labels[order]]).ceil()].sort().values
+
+
+def expect_more(curve: Curve, weights: Tensor, per_class: float) -> Outlook | None:
+    """Return what is expected of more rows, if errors go on to fall as a power of their number.
+
+    Args:
+        curve: Of `draw_curve`.
+        weights: (judged,) > 0: how many rows each stands for.
+        per_class: How many rows there will be per class, the mean over classes.
+
+    Returns:
+        The last size's error times a power of how many times its rows these are, fitted to the logarithms; None of
+        fewer than three sizes.
+
+    Source: Cortes, Jackel, Solla, Vapnik and Denker, "Learning curves: asymptotic values and rate of convergence"
+        (1993). The interval: Efron, "Bootstrap methods: another look at the jackknife" (1979).
+    """
+    sizes, judged = curve.right.shape
+    if sizes < 3:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randint(judged, (DRAWS, judged), generator=generator)
+    times = torch.stack([torch.ones(judged), *(torch.bincount(each, minlength=judged) for each in drawn)]).double()
+    times = times * weights  # (1 + draws, judged)
+    wrong = times @ (~curve.right).double().T  # (1 + draws, sizes)
+    totals = times.sum(dim=1, keepdim=True)
+    errors = (wrong + 0.5) / (totals + 1)  # none is 0
+    position = torch.tensor(curve.per_class, dtype=torch.float64).log()
+    position = position - position.mean()
+    slope = ((errors.log() @ position) / position.square().sum()).clamp_max(0)
+    expected = 1 - wrong[:, -1] / totals[:, 0] * (per_class / curve.per_class[-1]) ** slope
+    low, high = expected[1:].quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return Outlook(float(expected[0]), (low, high))

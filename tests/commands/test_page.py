@@ -1,0 +1,341 @@
+"""The report in the browser: its figures are those of --json, and nothing that came from outside is markup in it.
+
+In a real Chromium it works by keyboard, dark and light, on a phone, without network and without an error.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protonet.__main__ import main
+from protonet.commands.common import order_naturally
+from protonet.commands.page.figures import Rows, list_bins, list_rows, list_suspects
+from protonet.commands.page.markup import Markup, tag
+from tests.browser import CHROMIUM, Browser
+from tests.strategies import blobs
+
+EVIL = "<script>alert(1)</script>"
+NAMES = (EVIL, '"><img src=x onerror=alert(2)>', "\N{CJK UNIFIED IDEOGRAPH-9CE5}" * 30, "k10", "k2", "a b" * 60)
+SHOWN = [EVIL, NAMES[1], NAMES[2]]
+#: Every text on the page whose contrast is below what WCAG 2.2 asks for: 4.5, or 3 where it is large.
+CONTRAST = """
+(() => {
+  const light = (rgb) => rgb.map((v) => v / 255).map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, v, at) => sum + v * [0.2126, 0.7152, 0.0722][at], 0);
+  const parse = (text) => (text.match(/[\\d.]+/g) || [0, 0, 0, 0]).map(Number);
+  const behind = (element) => {
+    const layers = [];
+    for (let each = element; each; each = each.parentElement) {
+      layers.push(parse(getComputedStyle(each).backgroundColor));
+    }
+    const paint = (back, [r, g, b, a = 1]) => [r, g, b].map((v, at) => a * v + (1 - a) * back[at]);
+    return layers.reverse().reduce(paint, [255, 255, 255]);
+  };
+  const found = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let node; (node = walker.nextNode());) {
+    const element = node.parentElement, style = getComputedStyle(element);
+    if (!node.textContent.trim() || !element.getClientRects().length || element.closest("script, .skip")) continue;
+    const ink = parse(element instanceof SVGElement ? style.fill : style.color).slice(0, 3), back = behind(element);
+    const [low, high] = [light(ink), light(back)].sort((a, b) => a - b);
+    const large = parseFloat(style.fontSize) >= 24 || (parseFloat(style.fontSize) >= 18.66 && style.fontWeight >= 700);
+    if ((high + 0.05) / (low + 0.05) < (large ? 3 : 4.5)) found.push([node.textContent, ink, back]);
+  }
+  return found;
+})()
+"""
+
+
+def write_table(path: Path, rows: int = 8) -> str:
+    x, y = blobs(0, classes=len(NAMES), rows=rows, dim=4, noise=1.2)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["name", "a", EVIL, "c", "d", "kind"])
+        for number, (row, label) in enumerate(zip(x.tolist(), y.tolist(), strict=True)):
+            cells = ["" if number % 9 == 0 else f"{row[0]:.3g}", *(f"{value:.3g}" for value in row[1:])]
+            writer.writerow([f"<b>{number}</b>", *cells, NAMES[label]])
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the reports and the figures of a fit and of an evaluation."""
+    folder = tmp_path_factory.mktemp("page")
+    table, model = write_table(folder / "t.csv"), str(folder / "m.safetensors")
+
+    def outputs(name: str) -> list[str]:
+        return ["--report", str(folder / f"{name}.html"), "--json", str(folder / f"{name}.json")]
+
+    arguments = ["fit", table, "--label", "kind", "--id", "name", "--effort", "fast", "-o", model, *outputs("fit")]
+    assert main(arguments) == 0
+    more = folder / "more.csv"
+    more.write_text(Path(table).read_text(encoding="utf-8") + "<b>x</b>,1,2,3,4,<i>new</i>\n", encoding="utf-8")
+    assert main(["evaluate", model, str(more), *outputs("evaluate")]) == 0
+    return folder
+
+
+class Page(HTMLParser):
+    """What a reader of HTML makes of a report."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.texts: dict[str, str] = {}
+        self._open = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        self._open = dict(attrs).get("id") or tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts[self._open] = self.texts.get(self._open, "") + data
+
+
+@pytest.mark.parametrize("name", ["fit", "evaluate"])
+def test_page_is_inert_and_holds_the_figures(made: Path, name: str) -> None:
+    text = (made / f"{name}.html").read_text(encoding="utf-8")
+    page = Page(text)
+    assert json.loads(page.texts["figures"]) == json.loads((made / f"{name}.json").read_text(encoding="utf-8"))
+    assert page.tags.count("script") == 2
+    assert not {"img", "b", "i", "link", "iframe"} & set(page.tags)
+    assert not [key for key, _ in page.attributes if key.startswith("on") or key in {"src", "style"}]
+    links = [value or "" for key, value in page.attributes if key in {"href", "xlink:href"}]
+    assert all(re.match(r"#|data:text/csv;", link) for link in links)
+    policy = next(value for key, value in page.attributes if key == "content" and value and "default-src" in value)
+    assert policy.startswith("default-src 'none'; style-src 'sha256-")
+    assert "unsafe" not in policy
+    assert "alert(1)</script>" not in text.replace("&lt;", "<")[: text.index("<body")]
+
+
+def test_figures_of_fit(made: Path) -> None:
+    figures = json.loads((made / "fit.json").read_text(encoding="utf-8"))
+    classes, rows = [each["name"] for each in figures["classes"]], figures["each_row"]
+    with (made / "t.csv").open(encoding="utf-8", newline="") as file:
+        table = list(csv.DictReader(file))
+    assert [rows["id"][at] for at in range(3)] == ["<b>0</b>", "<b>1</b>", "<b>2</b>"]
+    assert [classes[label] for label in rows["label"]] == [row["kind"] for row in table]
+    assert rows["place"][0] == "line 2"
+    confusion = np.zeros((len(classes), len(classes)), int)
+    np.add.at(confusion, (rows["label"], rows["predicted"]), 1)
+    assert confusion.tolist() == figures["confusion"]
+    assert figures["accuracy"] == pytest.approx(np.trace(confusion) / len(table))
+    assert figures["accuracy"] == figures["baselines"][0]["accuracy"] == figures["learning"]["points"][-1]["accuracy"]
+    assert sum(each["rows"] for each in figures["reliability"]) == len(table)
+    assert sum(each["rows"] * each["accuracy"] for each in figures["reliability"]) == pytest.approx(np.trace(confusion))
+    assert figures["data"]["columns"][0] == {"name": "a", "kind": "number", "gaps": 6}
+    assert {each["name"] for each in figures["importance"]["columns"]} == {"a", EVIL, "c", "d"}
+    shown = dict(zip(rows["columns"], rows["cells"], strict=True))
+    assert shown["a"][1] == table[1]["a"]
+    for each in figures["suspects"]:
+        assert classes[each["label"]] == table[each["row"]]["kind"]
+        assert each["believed"] != each["label"]
+        assert (each["suspicion"] > 0) == (each["probability"] > each["given"])
+    scores = [each["suspicion"] for each in figures["suspects"]]
+    assert scores == sorted(scores, reverse=True)
+    assert figures["doubted"] == sum(score > 0 for score in scores)
+
+
+def test_figures_of_evaluate(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    figures = json.loads((made / "evaluate.json").read_text(encoding="utf-8"))
+    alone = made / "alone.json"
+    assert main(["evaluate", str(made / "m.safetensors"), str(made / "more.csv"), "--json", str(alone)]) == 0
+    for name, value in json.loads(alone.read_text(encoding="utf-8")).items():
+        assert figures[name] == value
+    assert figures["data"]["rows"] == len(figures["each_row"]["row"]) + 1 == 49
+    assert figures["unknown"]["classes"] == {"<i>new</i>": 1}
+
+
+def test_what_cannot_be_told_is_left_out(tmp_path: Path) -> None:
+    """One row per class: nothing can be held out; and a time limit that is over at once."""
+    table = write_table(tmp_path / "t.csv", rows=1)
+    report, figures = tmp_path / "r.html", tmp_path / "f.json"
+    outputs = ["--label", "kind", "--effort", "fast", "--report", str(report), "--json", str(figures)]
+    assert main(["fit", table, "--drop", "name", *outputs]) == 0
+    assert "none could be held out" in report.read_text(encoding="utf-8")
+    assert "accuracy" not in json.loads(figures.read_text(encoding="utf-8"))
+    table = write_table(tmp_path / "t.csv")
+    assert main(["fit", table, "--drop", "name", "--time-limit", "0.001", *outputs]) == 0
+    found = json.loads(figures.read_text(encoding="utf-8"))
+    assert found["importance"] is None
+    assert len(found["learning"]["points"]) == 1
+    assert "The time was over" in report.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("command", ["fit", "evaluate"])
+def test_a_report_that_cannot_be_written_is_an_error_before_the_work(
+    made: Path, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    first = ["fit", str(made / "t.csv"), "--label", "kind"]
+    arguments = first if command == "fit" else ["evaluate", str(made / "m.safetensors"), str(made / "t.csv")]
+    for path, said in (
+        (tmp_path / "file" / "r.html", r"`--report` must be a file that can be written"),
+        (tmp_path / "r.pdf", r"`--report` must end in \.html, \.htm"),
+    ):
+        assert main([*arguments, "--report", str(path)]) == 2
+        error = capsys.readouterr().err
+        assert re.match(rf"protonet {command}: {said}", error)
+        assert error.count("\n") == 1
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+@settings(max_examples=40)
+@given(st.text(), st.text())
+def test_text_is_never_markup(text: str, attribute: str) -> None:
+    class Seen(HTMLParser):
+        tags: list[str] = []  # noqa: RUF012 - of one test
+        found = ""
+
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            self.tags.append(tag)
+            assert [key for key, _ in attrs] == ["title"]
+
+        def handle_data(self, data: str) -> None:
+            self.found += data
+
+    seen = Seen()
+    seen.tags = []
+    seen.feed(tag("p", text, title=attribute))
+    seen.close()
+    assert seen.tags == ["p"]
+    assert seen.found == "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )
+
+
+def test_markup_is_kept_and_attributes_may_be_left_out() -> None:
+    assert tag("p", tag("b", "&"), None, 3, class_="x", hidden=True, title=None) == (
+        '<p class="x" hidden=""><b>&amp;</b>3</p>'
+    )
+    assert isinstance(tag("p"), Markup)
+
+
+def make_rows(n: int, classes: int = 3) -> Rows:
+    generator = torch.Generator().manual_seed(0)
+    logits, labels = 3 * torch.randn(n, classes, generator=generator), torch.arange(n) % classes
+    cells = [np.arange(n) * 1.5, np.array([f"t{number}" for number in range(n)], object)]
+    return Rows(logits, labels, range(n), [f"line {number + 2}" for number in range(n)], None, ["u", "v"], cells)
+
+
+def test_many_rows_are_drawn_the_doubtful_ones_first() -> None:
+    rows = make_rows(5000)
+    told, suspects = list_rows(rows, [1, 0]), list_suspects(rows, rows.logits)
+    assert told["drawn_from"] == 5000
+    assert len(told["row"]) <= 2000
+    assert told["row"] == sorted(set(told["row"]))
+    assert {each["row"] for each in suspects} <= set(told["row"])
+    assert told["columns"] == ["v", "u"]
+    assert told["cells"][0] == [f"t{number}" for number in told["row"]]
+    p = rows.logits.double().softmax(dim=1)
+    assert told["probability"] == pytest.approx(p.amax(dim=1)[told["row"]].tolist(), abs=1e-6)
+
+
+def test_bins_of_probability_are_those_of_a_loop() -> None:
+    rows = make_rows(300)
+    p, predicted = rows.logits.double().softmax(dim=1).max(dim=1)
+    for each in list_bins(rows):
+        inside = (p > each["low"]) & (p <= each["high"])
+        assert each["rows"] == int(inside.sum())
+        assert each["confidence"] == pytest.approx(float(p[inside].mean()))
+        assert each["accuracy"] == pytest.approx(float((predicted == rows.labels)[inside].double().mean()))
+
+
+def test_names_are_in_the_order_in_which_people_look_for_them() -> None:
+    names = ["k1", "k10", "k2", "K3", "b", "7", "70", "8"]
+    assert [names[at] for at in order_naturally(names)] == ["7", "8", "70", "b", "k1", "k2", "K3", "k10"]
+    assert order_naturally([10, 9, 8]) == [2, 1, 0]
+
+
+def every(selector: str, expression: str) -> str:
+    """JavaScript: what an expression is of each element."""
+    return f"[...document.querySelectorAll('{selector}')].map((each) => {expression})"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here")
+    with Browser(tmp_path_factory.mktemp("browser")) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("name", ["fit", "evaluate"])
+def test_looks_and_figures_in_a_browser(made: Path, browser: Browser, name: str) -> None:
+    figures: Any = json.loads((made / f"{name}.json").read_text(encoding="utf-8"))
+    for look in ({}, {"dark": True}, {"width": 375, "height": 700}):
+        browser.look(**look)
+        browser.open(made / f"{name}.html")
+        assert browser.ask(CONTRAST) == []
+        assert browser.ask("document.documentElement.scrollWidth <= innerWidth"), look
+    assert browser.errors == []
+    sections = ["sure", "suspects", "confusion", "classes", "map", "reliability", "columns", "learning", "data"]
+    found = browser.ask(every("main section", "[each.id, each.innerText.length]"))
+    assert [each for each, _ in found] == [each for each in sections if name == "fit" or each != "learning"]
+    assert min(size for _, size in found) > 100
+    assert browser.ask("document.querySelector('.tiles dd').innerText") == f"{100 * figures['accuracy']:.1f} %"
+    cells = every("#confusion td button", "[+each.dataset.given, +each.dataset.taken, +each.innerText]")
+    shown = np.zeros_like(np.array(figures["confusion"]))
+    for given_class, taken, rows in browser.ask(cells):
+        shown[given_class, taken] = rows
+    assert shown.tolist() == figures["confusion"]
+    assert browser.ask("document.querySelectorAll('#points path').length") == len(figures["each_row"]["row"])
+    told = browser.ask(every("#columns tbody tr", "[each.cells[0].innerText, each.cells[1].innerText]"))
+    assert told == [[each["name"], f"{each['log_loss_rise']:+.3f}"] for each in figures["importance"]["columns"]]
+    names = browser.ask(every(".legend button", "each.innerText"))
+    assert names[:2] == [NAMES[1], EVIL]
+    assert names.index("k2") < names.index("k10")
+
+
+def test_keyboard_in_a_browser(made: Path, browser: Browser) -> None:
+    browser.look()
+    browser.open(made / "fit.html")
+    figures = json.loads((made / "fit.json").read_text(encoding="utf-8"))
+    seen: list[str] = []
+    where = "document.activeElement.closest('section')?.id ?? document.activeElement.tagName"
+    for _ in range(60):
+        browser.press("Tab")
+        seen.append(browser.ask(where))
+        if seen[-1] == "BODY":
+            break
+    order = [each for each in seen if each not in {"A", "BODY"}]
+    places = browser.ask(every("main section", "each.id"))
+    assert list(dict.fromkeys(order)) == places  # as on the page, each section once
+    assert len(seen) < 40, "one stop for the confusion, one for the map, one for the legend"
+    outline = "getComputedStyle(document.activeElement).outlineStyle"
+    browser.ask("document.querySelector('#confusion td button').focus()")
+    browser.press("ArrowDown")
+    browser.press("ArrowRight")
+    cell = browser.ask("[+document.activeElement.dataset.given, +document.activeElement.dataset.taken]")
+    browser.press("Enter")
+    assert browser.ask(outline) != "none"
+    rows = figures["each_row"]
+    expected = [at for at in range(len(rows["row"])) if [rows["label"][at], rows["predicted"][at]] == cell]
+    listed = browser.ask(every("#behind li strong", "each.innerText"))
+    assert listed == [f"{rows['id'][at]} ({rows['place'][at]})" for at in expected]
+    assert len(listed) == figures["confusion"][cell[0]][cell[1]] > 0
+    browser.ask("document.getElementById('points').focus()")
+    browser.press("ArrowRight")
+    first = min(range(len(rows["x"])), key=lambda at: rows["x"][at])
+    assert browser.ask("document.getElementById('told').innerText").startswith(
+        f"{rows['id'][first]} ({rows['place'][first]})"
+    )
+    browser.ask("document.querySelector('.legend button').focus()")
+    browser.press("Enter")
+    chosen = browser.ask("+document.activeElement.dataset.number")
+    assert browser.ask("document.querySelectorAll('#points .on').length") == rows["label"].count(chosen)
+    assert browser.errors == []

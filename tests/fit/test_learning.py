@@ -1,0 +1,99 @@
+"""Learning curves, repeated crossfits, and which held-out row each row of the table is."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protonet.fit.crossfit import Crossfit, crossfit, number_held, predict_held, repeat_held, split_rows
+from protonet.fit.learning import Curve, draw_curve, expect_more, thin_rows
+from protonet.fit.solver import Solution, solve_problem
+from tests.strategies import blobs, seeds
+
+Solved = tuple[Solution, Crossfit]
+
+
+@pytest.fixture(scope="module")
+def solved() -> Solved:
+    x, y = blobs(0, classes=3, rows=12, dim=4, noise=2.0)
+    solution = solve_problem([(x, y)], effort="fast")
+    return solution, crossfit(solution)
+
+
+@pytest.mark.parametrize("copies", [0, 7])
+def test_each_row_is_told_by_its_own_number(copies: int) -> None:
+    x, y = blobs(0, classes=3, rows=8, dim=4)
+    x, y = torch.cat([x, x[:copies], torch.randn(1, 4)]), torch.cat([y, y[:copies], torch.tensor([3])])
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
+    solution = solve_problem([(x[order], y[order])], effort="fast")
+    crossed, held = crossfit(solution), number_held(solution.problem)
+    alone = y[order] == 3  # a class of one row is never held out
+    assert (held[alone] == -1).all()
+    assert (crossed.labels[held[~alone]] == y[order][~alone]).all()
+    torch.testing.assert_close(crossed.features[held[~alone]].float(), x[order][~alone])
+    assert torch.bincount(held[~alone]).tolist() == crossed.weights.tolist()
+
+
+def test_without_held_out_rows_there_is_none() -> None:
+    solution = solve_problem([(torch.eye(3), torch.arange(3))], effort="fast")
+    assert number_held(solution.problem).tolist() == [-1, -1, -1]
+
+
+def test_repeats_are_the_mean_of_crossfits(solved: Solved) -> None:
+    solution, crossed = solved
+    once = repeat_held(solution, crossed, 1).exp()
+    torch.testing.assert_close(once, predict_held(crossed).double().softmax(dim=1))
+    twice = repeat_held(solution, crossed, 2).exp()
+    torch.testing.assert_close(twice.sum(dim=1), torch.ones(len(twice), dtype=torch.float64))
+    again = 2 * twice - once  # that of the other folds alone
+    assert again.min() > -1e-9
+    assert not torch.allclose(again, once, atol=1e-3)
+    first, other = split_rows(solution.problem), split_rows(solution.problem, 1)
+    assert [fold.judge.tolist() for fold in first] != [fold.judge.tolist() for fold in other]
+    torch.testing.assert_close(repeat_held(solution, crossed, 3, deadline=-math.inf).exp(), once)
+
+
+@given(seeds, st.sampled_from([0.125, 0.3, 0.5, 1.0]))
+def test_thinned_rows_are_a_share_of_each_class(seed: int, share: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(4, (40,), generator=generator)
+    rows = torch.randperm(40, generator=generator)[:30]
+    some = thin_rows(labels, rows, share, generator)
+    assert torch.isin(some, rows).all()
+    assert some.tolist() == sorted(set(some.tolist()))
+    before, after = (torch.bincount(labels[each], minlength=4) for each in (rows, some))
+    assert after.tolist() == [math.ceil(share * n) for n in before.tolist()]
+
+
+def test_curve_ends_in_the_crossfit(solved: Solved) -> None:
+    solution, crossed = solved
+    curve = draw_curve(solution, crossed)
+    assert curve.per_class == sorted(curve.per_class)
+    assert curve.per_class[-1] == pytest.approx(sum(len(fold.fit) for fold in split_rows(solution.problem)) / 15)
+    assert curve.per_class[-2] == pytest.approx(curve.per_class[-1] / 2, abs=0.5)
+    assert curve.right.shape == (len(curve.per_class), len(crossed.labels))
+    assert (curve.right[-1] == (predict_held(crossed).argmax(dim=1) == crossed.labels)).all()
+    assert len(draw_curve(solution, crossed, deadline=-math.inf).per_class) == 1
+
+
+def test_what_is_expected_goes_on_as_the_power_law_did() -> None:
+    generator = torch.Generator().manual_seed(0)
+    sizes, rows = [4.0, 8.0, 16.0], 200_000
+    errors = [0.4 * (size / 4) ** -0.5 for size in sizes]
+    right = torch.stack([torch.rand(rows, generator=generator) > error for error in errors])
+    outlook = expect_more(Curve(sizes, right[:, :20_000]), torch.ones(20_000, dtype=torch.float64), 64.0)
+    assert outlook is not None
+    low, high = outlook.interval
+    assert outlook.accuracy == pytest.approx(1 - 0.1, abs=0.01)
+    assert low < outlook.accuracy < high < low + 0.03
+    assert expect_more(Curve(sizes[1:], right[1:, :9]), torch.ones(9, dtype=torch.float64), 64.0) is None
+    worse = expect_more(Curve(sizes, right.flip(0)[:, :9000]), torch.ones(9000, dtype=torch.float64), 64.0)
+    assert worse is not None  # errors that rise are not expected to go on rising
+    assert worse.accuracy == pytest.approx(float(right[0, :9000].double().mean()))
+    none_wrong = expect_more(Curve(sizes, torch.ones(3, 9, dtype=torch.bool)), torch.ones(9).double(), 64.0)
+    assert none_wrong is not None
+    assert none_wrong.accuracy == 1
