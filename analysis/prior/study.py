@@ -23,7 +23,7 @@ from analysis.real_data.mixed_sets import MIXED
 from analysis.real_data.sets import DATASETS
 from analysis.shared.journal import run_all
 from analysis.shared.runner import Report, StudyParser
-from analysis.shared.tables import format_mean
+from analysis.shared.tables import mean_and_error
 from protonet._checks import fail
 from protonet._writing import write_whole
 from protonet.commands.common import format_table
@@ -160,7 +160,7 @@ def _summarise(
             "tasks": int(which.sum()),
             "log_loss": float(found[0][which].mean()),
             "accuracy": 100 * float(found[1][which].mean()),
-            "gain": (100 * (found[1] - start[1])[which]).tolist(),
+            "gain": mean_and_error((100 * (found[1] - start[1])[which]).tolist()),
         }
     return row
 
@@ -175,6 +175,6 @@ def tabulate(rows: Sequence[dict[str, Any]]) -> str:
         line = [row["prior"]]
         for title in ("judged", "unjudged"):
             part = row[title]
-            line += [f"{part['log_loss']:.4f}", f"{part['accuracy']:.2f}", format_mean(part["gain"], sign=True)]
+            line += [f"{part['log_loss']:.4f}", f"{part['accuracy']:.2f}", "{:+.2f} ±{:.2f}".format(*part["gain"])]
         lines.append(line)
     return format_table(header, lines)

@@ -106,6 +106,8 @@ def _draw_table(rng: np.random.Generator) -> Task | None:
     import pandas as pd  # noqa: PLC0415 - optional
 
     paths = list_tables()
+    if not paths:
+        return None
     path = paths[int(rng.integers(len(paths)))]
     name = re.sub(r"[^a-z0-9]", "", path.name.split(".")[0].lower())
     if name in LEFT_OUT:
@@ -132,7 +134,7 @@ def _draw_table(rng: np.random.Generator) -> Task | None:
         others = [others[at] for at in rng.permutation(len(others))[: int(rng.integers(1, len(others) + 1))]]
     if split is None or not others:
         return None
-    frame = frame[others].convert_dtypes(convert_string=False, convert_integer=False, convert_boolean=False)
+    frame = frame[others]
     read = read_frame("tasks", frame.astype({each: object for each in others if frame[each].dtype == "category"}))
     if read is None:
         return None

@@ -178,6 +178,14 @@ def gather_evidence(
     return Evidence(views, words, problem.float(), start.float(), spread, max(factor, LEAST_FACTOR))
 
 
+def _make_layer(inputs: int, outputs: int) -> nn.Linear:
+    """Return a linear layer of zeros; `torch.nn.Linear` itself would draw from the global random state."""
+    layer: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, outputs)
+    for weight in layer.parameters():
+        nn.init.zeros_(weight)
+    return layer
+
+
 class Prior(nn.Module):
     """From evidence to influences and the temperature; untrained, what the held-out rows suggest."""
 
@@ -191,15 +199,12 @@ class Prior(nn.Module):
         for name, size in (("view", VIEW_FEATURES), ("problem", PROBLEM_FEATURES)):
             self.register_buffer(f"{name}_mean", torch.zeros(size))
             self.register_buffer(f"{name}_deviation", torch.ones(size))
-        self.first = nn.Linear(VIEW_FEATURES + len(WORDS) + PROBLEM_FEATURES, HIDDEN)
-        self.second = nn.Linear(2 * HIDDEN, HIDDEN)
-        self.score = nn.Linear(HIDDEN, 1, bias=False)
-        self.belief = nn.Linear(len(SIZED), HIDDEN)
-        self.size = nn.Linear(HIDDEN, 1)
+        self.first = _make_layer(VIEW_FEATURES + len(WORDS) + PROBLEM_FEATURES, HIDDEN)
+        self.second = _make_layer(2 * HIDDEN, HIDDEN)
+        self.score = _make_layer(HIDDEN, 1)
+        self.belief = _make_layer(len(SIZED), HIDDEN)
+        self.size = _make_layer(HIDDEN, 1)
         self.trust = nn.Parameter(torch.zeros(1))  # in what the held-out rows suggest, a logarithm
-        for layer in (self.score, self.size):
-            nn.init.zeros_(layer.weight)
-        nn.init.zeros_(self.size.bias)
 
     def forward(
         self, views: Tensor, words: Tensor, problem: Tensor, start: Tensor, there: Tensor

@@ -40,7 +40,7 @@ def draw(seed: int, n: int = 30) -> tuple[Rows, list[torch.Tensor], torch.Tensor
 def jiggled(seed: int) -> Prior:
     """Return a prior of random numbers."""
     prior, generator = Prior(), torch.Generator().manual_seed(seed)
-    for weight in prior.parameters():
+    for weight in prior.parameters():  # zeros before
         weight.data += 0.3 * torch.randn(weight.shape, generator=generator)
     return prior
 
@@ -123,7 +123,7 @@ def test_numbers_are_written_and_read() -> None:
     for one, other in zip(prior.parameters(), again.parameters(), strict=True):
         torch.testing.assert_close(one.data, other.data, rtol=1e-3, atol=1e-4)
     assert not any(weight.requires_grad for weight in again.parameters())
-    with pytest.raises(RuntimeError):
+    with pytest.raises((RuntimeError, ValueError), match=r"split|buffer"):
         read_numbers(write_numbers(prior)[:-40])
 
 

@@ -44,8 +44,8 @@ def slow_shares(bank: Bank, x: torch.Tensor, parts: int) -> torch.Tensor:
         responses = torch.zeros(len(x), count_kernels(), height, width)
         for row in range(height):
             for column in range(width):
-                for tap, (down, right) in enumerate(offsets):
-                    at = row + dilation * down, column + dilation * right
+                for tap, (lower, further) in enumerate(offsets):
+                    at = row + dilation * lower, column + dilation * further
                     if 0 <= at[0] < height and 0 <= at[1] < width:
                         value = x[:, at[0] * width + at[1]]
                         responses[:, :, row, column] += value[:, None] * make_kernels()[:, tap]

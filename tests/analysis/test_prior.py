@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from analysis.prior import study
+from analysis.prior.measure import load_measured, measure, measure_number
+from analysis.prior.synthetic import FAMILIES, draw
+from analysis.prior.tasks import MOST_FEATURES, MOST_JUDGED, MOST_LABELLED, Task, draw_task
+from analysis.prior.train import collate, evaluate, train
+from protonet import InputError, solve
+from protonet.fit.prior import Prior, read_numbers, write_numbers
+from protonet.fit.search import Search
+from protonet.network import PrototypeNetwork
+
+
+def make_task(seed: int, shots: int) -> Task:
+    """Return two noisy classes, of which one direction of four tells."""
+    rng = np.random.default_rng(seed)
+    y = np.repeat([0, 1], shots + 20)
+    x = rng.normal(size=(len(y), 4)) + np.outer(2 * y - 1, [1.5, 0, 0, 0])
+    train_rows = np.concatenate([np.arange(shots), np.arange(shots) + shots + 20])
+    test = np.setdiff1d(np.arange(len(y)), train_rows)
+    return Task(f"made {seed}", f"made {seed % 4}", x[train_rows], y[train_rows], None, x[test], y[test])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_draws_finite_features_of_several_classes(family: object) -> None:
+    assert callable(family)
+    x, y = family(200, np.random.default_rng(0))
+    again, _ = family(200, np.random.default_rng(0))
+    np.testing.assert_array_equal(x, again)
+    assert x.shape[0] == len(y) == 200
+    assert np.isfinite(x).all()
+    assert len(np.unique(y)) > 1
+
+
+def test_what_is_drawn_is_spoilt_but_finite() -> None:
+    for seed in range(30):
+        _, x, y = draw(100, np.random.default_rng(seed))
+        assert np.isfinite(x).all()
+        assert len(x) == len(y) == 100
+
+
+def test_a_task_is_the_same_whenever_it_is_drawn_and_within_bounds() -> None:
+    for number in (1, 3, 8):
+        task, again = draw_task(number), draw_task(number)
+        np.testing.assert_array_equal(task.x, again.x)
+        np.testing.assert_array_equal(task.test_y, again.test_y)
+        assert set(task.test_y) <= set(task.y) == set(range(task.y.max() + 1))
+        assert len(task.y) <= MOST_LABELLED
+        assert len(task.test_y) <= MOST_JUDGED
+        assert task.x.shape[1] == task.test_x.shape[1] <= MOST_FEATURES
+
+
+def test_measured_cosines_are_those_of_the_network_that_solve_fits() -> None:
+    task = make_task(0, 5)
+    found = measure(task)
+    network = solve((torch.from_numpy(task.x), torch.from_numpy(task.y)), effort=Search(prior=Prior().eval()))
+    assert isinstance(network, PrototypeNetwork)
+    with torch.no_grad():
+        logits = network(torch.from_numpy(task.test_x))
+    judged = torch.from_numpy(found["judged"].astype(np.float32))
+    assert judged.shape == (len(found["views"]), 40, 2)
+    # The network mixes some of the views: its logits are a positive combination of their cosines.
+    solution = torch.linalg.lstsq(judged.flatten(1).T.double(), logits.flatten().double()[:, None]).solution
+    residual = judged.flatten(1).T.double() @ solution - logits.flatten().double()[:, None]
+    assert float(residual.abs().max()) < 0.02 * float(logits.abs().max())
+
+
+def test_measured_tasks_are_kept_and_loaded(tmp_path: Path) -> None:
+    assert measure_number(str(tmp_path), 5) >= 0
+    written = (tmp_path / "00005.npz").read_bytes()
+    measure_number(str(tmp_path), 5)
+    assert (tmp_path / "00005.npz").read_bytes() == written
+    assert load_measured(tmp_path / "00005.npz") is not None
+    np.savez(tmp_path / "nothing.npz")
+    assert load_measured(tmp_path / "nothing.npz") is None
+
+
+def test_training_lowers_the_loss_and_is_the_same_each_time(tmp_path: Path) -> None:
+    tasks = []
+    for seed in range(6):
+        np.savez(tmp_path / "task.npz", **measure(make_task(seed, 1 + seed % 3)))  # type: ignore[arg-type]
+        loaded = load_measured(tmp_path / "task.npz")
+        assert loaded is not None
+        tasks.append(loaded)
+    batch = collate(tasks)
+    before, _ = evaluate(Prior().eval(), batch)
+    told: list[int] = []
+    prior = train(batch, epochs=20, progress=lambda epoch, _: told.append(epoch))
+    after, right = evaluate(prior, batch)
+    assert told == list(range(20))
+    assert float(after.mean()) < float(before.mean())
+    assert bool(((right >= 0) & (right <= 1)).all())
+    again = train(batch, epochs=20)
+    assert write_numbers(again) == write_numbers(prior)
+
+
+def test_a_prior_that_leaves_a_set_out_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(study, "LEFT_OUT", tmp_path)
+    with pytest.raises(InputError, match="must have a prior"):
+        study.load_left_out("iris")
+    (tmp_path / "iris").write_text(write_numbers(Prior()))
+    assert isinstance(study.load_left_out("iris"), Prior)
+
+
+def test_numbers_are_written_as_a_module(tmp_path: Path) -> None:
+    path = tmp_path / "numbers.py"
+    study.write_prior(Prior(), path)
+    scope: dict[str, tuple[str, ...]] = {}
+    exec(path.read_text(encoding="utf-8"), scope)
+    assert isinstance(read_numbers("".join(scope["NUMBERS"])), Prior)
+    assert max(map(len, path.read_text().splitlines())) <= 120
