@@ -24,6 +24,7 @@ STUDIES = {
     "robustness": ("real_data.robustness", "the solver, its parts and baselines on few-shot splits of real data"),
     "mixed": ("real_data.mixed", "the solver and seven pipelines on few rows of mixed tables"),
     "rejection": ("real_data.rejection", "how well rows of unknown classes are told from those of known ones"),
+    "ask": ("real_data.ask", "labels that it takes where the rows to label are chosen, by ours and by baselines"),
     "training": ("solver.training", "what each part of the training recipe is worth"),
     "scale": ("solver.scale", "time and memory of solve() as rows and classes grow, and of prediction"),
     "episodes": ("episodes.methods", "every few-shot method on glyphs, and with unbalanced queries"),

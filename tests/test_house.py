@@ -19,7 +19,7 @@ LEVELS = [
     {"views", "datasets"},
     {"encoder", "tables"},
     {"network"},
-    {"metrics", "files"},
+    {"metrics", "files", "active"},
     {"fit"},
     {"estimator", "commands"},
     {"episodes", "__main__"},
