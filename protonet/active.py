@@ -20,7 +20,8 @@ class AskRules:
     """What is asked, and how it is called; set on the developing half of analysis/results/ask.md."""
 
     bandwidth: float = 0.1
-    """Rows whose cosine is lower than 1 by this much are alike to exp(-1): about the temperature of most networks."""
+    """Rows whose cosine is lower than 1 by this much are alike to exp(-1), or by more where rows have fewer than ..."""
+    neighbours: int = 10  #: ... so many that are as near, in the median.
     most_rows: int = 4096
     """Rows that are compared with each other, all pairs of them: of more, so many are drawn, in proportion to their
     doubt."""
@@ -95,7 +96,10 @@ def suggest_rows(
         rows, drawn = space.embed(x[sample]).float(), len(sample) < len(x)
         weights = torch.ones(len(rows)) if drawn else doubt.float()  # those that are drawn have been weighed already
         known = rows[:0] if network is None else network.prototypes[network.seen].float()
-        bandwidth = find_bandwidth(rows, n) if network is None else RULES.bandwidth
+        if network is None:  # each may stand for its share of the rows
+            bandwidth = find_bandwidth(rows, math.ceil(len(rows) / n))
+        else:
+            bandwidth = max(RULES.bandwidth, find_bandwidth(rows, RULES.neighbours))
         chosen = sample[choose_covering(rows, weights, known, n, bandwidth)]
         return [
             Suggestion(row, reason)
@@ -169,14 +173,13 @@ def choose_covering(rows: Tensor, weights: Tensor, known: Tensor, n: int, bandwi
     return torch.tensor(chosen)
 
 
-def find_bandwidth(rows: Tensor, n: int) -> float:
-    """Return the bandwidth at which each of n chosen rows may stand for its share of the rows (m, dim).
+def find_bandwidth(rows: Tensor, neighbours: int) -> float:
+    """Return the bandwidth at which rows (m, dim) are alike to exp(-1) to so many others, or all, in the median.
 
-    It is the median, over up to 1,024 rows, of half the squared distance to the last of the m / n rows nearest to it.
+    The median is over up to 1,024 rows.
     """
     few = rows[:: math.ceil(len(rows) / 1024)]
-    share = min(len(rows), math.ceil(len(rows) / n) + 1)  # with itself
-    nearest = torch.cdist(few, rows).kthvalue(share, dim=1).values
+    nearest = torch.cdist(few, rows).kthvalue(min(len(rows), neighbours + 1), dim=1).values  # itself among them
     return max(float(nearest.square().median()) / 2, torch.finfo(torch.float32).eps)
 
 
@@ -207,7 +210,7 @@ def _explain(
     counts = _count_alike(space, x, chosen, bandwidth)
     farther = None if beliefs is None else beliefs.nearness.sort().values
     for row, count in zip(chosen.tolist(), counts.tolist(), strict=True):
-        typical = f"typical of {count:,} row{'s' * (count != 1)} that nobody labelled"
+        typical = f"typical of {count:,} rows that nobody labelled" if count > 1 else "like no other row"
         if beliefs is None or farther is None:
             yield typical
             continue

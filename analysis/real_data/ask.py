@@ -9,40 +9,24 @@ import argparse
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from analysis.real_data.asking import STRATEGIES, Pool
+from analysis.real_data.asking import OURS, SHOTS, STRATEGIES, TARGET, Run, run_strategy
 from analysis.real_data.robustness import DATA
 from analysis.real_data.sets import load_real
 from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser
 from analysis.shared.tables import mean_and_error
-from protonet import PrototypeNetwork, solve
 from protonet._checks import optional_packages
 from protonet.commands.common import count, format_table
-from protonet.fit.search import EFFORTS
-from protonet.views.forest import ForestKind
 from solution.pack import library_files
 
 PROG = "analysis ask"
 #: The sets that the strategy was chosen on, and those that chose nothing: every other one of those with rows enough.
 DEVELOPED = ("digits", "breast_cancer", "glyphs", "spectra", "ArrowHead", "ItalyPowerDemand")
 REPORTED = ("wine", "iris", "text", "OSULeaf", "GunPoint", "JapaneseVowels")
-#: Of a set at most so many classes are used, a third of the rows, and so many, to test, and so many per class to ask.
-MOST_CLASSES, MOST_TESTS, MOST_ASKED = 10, 1000, 60
-#: The random rows per class whose accuracy is to be reached, in so many draws; and batches until that is given up.
-SHOTS, DRAWS, BATCHES = 10, 3, 11
-#: What is fitted: the cheapest, without forests and shifts, since it is fitted a thousand times.
-EFFORT = replace(EFFORTS["fast"].without(ForestKind), shifts=False)
-#: The sources that decide a result, beside the data's and the solver's.
-SOURCES = ("analysis/real_data/ask.py", "analysis/real_data/asking.py", "protonet/active.py")
-#: The run that finds what is to be reached.
-TARGET = "target"
 NOTE = """
 Labels in percent of ten per class, at which the mean over {splits} of the test accuracy, made monotone, reaches that of
 ten random rows per class; {most:.0f} stands for those that did not get there within {labels} labels per class. In the
@@ -51,14 +35,6 @@ those of the second half chose nothing.
 """
 
 Row = dict[str, Any]
-
-
-class Run(NamedTuple):
-    """One strategy on one split."""
-
-    dataset: str
-    seed: int
-    strategy: str
 
 
 def add_options(parser: StudyParser) -> None:
@@ -89,48 +65,10 @@ def run(options: argparse.Namespace) -> Report:
     return Report(rows, tabulate(rows))
 
 
-def split_pool(name: str, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
-    """Return rows to ask for and their classes, rows to test and theirs, and the number of classes."""
-    data = load_real(name)
-    if data.num_classes > MOST_CLASSES:
-        data = data.take_classes(range(MOST_CLASSES))
-    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(data.y)))
-    tests = min(MOST_TESTS, len(order) // 3)
-    test, asked = order[:tests], order[tests:][: MOST_ASKED * data.num_classes]
-    return data.x[asked], data.y[asked], data.x[test], data.y[test], data.num_classes
-
-
-def draw_shots(y: Tensor, shots: int, generator: torch.Generator) -> list[int]:
-    """Return random rows of classes (n,), so many of each, or all where there are fewer."""
-    order = torch.randperm(len(y), generator=generator)
-    return torch.cat([order[y[order] == c][:shots] for c in y.unique()]).tolist()
-
-
-@torch.no_grad()
-def run_strategy(run: Run) -> list[float]:
-    """Return the test accuracy after each batch, the one row per class first; of the target, that of each draw."""
-    x, y, test_x, test_y, num_classes = split_pool(run.dataset, run.seed)
-    generator = torch.Generator().manual_seed(run.seed)
-    labelled = draw_shots(y, 1, generator)
-
-    def fit(rows: list[int]) -> tuple[PrototypeNetwork, float]:
-        network = solve([(x[rows], y[rows])], None, {"num_classes": num_classes}, effort=EFFORT)
-        return network, float((network(test_x).argmax(dim=1) == test_y).double().mean())
-
-    if run.strategy == TARGET:
-        return [fit(draw_shots(y, SHOTS, generator))[1] for _ in range(DRAWS)]
-    curve = []
-    for batch in range(BATCHES + 1):
-        network, accuracy = fit(labelled)
-        curve.append(accuracy)
-        left = torch.ones(len(y), dtype=torch.bool)
-        left[labelled] = False
-        rows = left.nonzero().flatten()
-        n = min(num_classes, len(rows))
-        if batch < BATCHES and n:
-            chosen = STRATEGIES[run.strategy](Pool(network, x[rows], x[labelled]), n, generator)
-            labelled = labelled + rows[chosen].tolist()
-    return curve
+def hash_code(strategy: str) -> str:
+    """Return a hash of the code that decides a strategy's results."""
+    own = ("protonet/active.py",) if strategy in OURS else ()
+    return hash_sources("analysis/real_data/asking.py", *own, *DATA, *library_files())
 
 
 def find_labels(curve: Sequence[float], target: float) -> float:

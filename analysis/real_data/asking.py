@@ -1,19 +1,40 @@
-"""Ways to choose the rows to label next, beside the library's: what the literature of active learning compares with."""
+"""Labels that come in batches, chosen by the library or by what the literature of active learning compares with."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from analysis.real_data.sets import load_real
+from protonet import solve
 from protonet.active import choose_covering, find_beliefs, suggest_rows
+from protonet.fit.search import EFFORTS
 from protonet.network import PrototypeNetwork
+from protonet.views.forest import ForestKind
 
+#: Of a set at most so many classes are used, a third of the rows, and so many, to test, and so many per class to ask.
+MOST_CLASSES, MOST_TESTS, MOST_ASKED = 10, 1000, 60
+#: The random rows per class whose accuracy is to be reached, in so many draws; and batches until that is given up.
+SHOTS, DRAWS, BATCHES = 10, 3, 11
+#: What is fitted: the cheapest, without forests and shifts, since it is fitted a thousand times.
+EFFORT = replace(EFFORTS["fast"].without(ForestKind), shifts=False)
+#: The run that finds what is to be reached.
+TARGET = "target"
 #: Rows whose mean distance makes a row typical, as in the paper.
 NEIGHBOURS = 20
+
+
+class Run(NamedTuple):
+    """One strategy on one split."""
+
+    dataset: str
+    seed: int
+    strategy: str
 
 
 class Pool(NamedTuple):
@@ -36,7 +57,8 @@ class Pool(NamedTuple):
     @property
     def probabilities(self) -> Tensor:
         """What the network gives the rows without a label, (n, num_classes)."""
-        return self.network(self.x).softmax(dim=1)
+        logits: Tensor = self.network(self.x)
+        return logits.softmax(dim=1)
 
 
 #: Chooses n rows of a pool, (n,) int64.
@@ -77,7 +99,8 @@ def choose_entropy(pool: Pool, n: int, generator: torch.Generator) -> Tensor:
 
     Source: Settles, "Active learning literature survey" (2009), sec. 3.1.
     """
-    return torch.special.entr(pool.probabilities).sum(dim=1).argsort(descending=True, stable=True)[:n]
+    entropies: Tensor = torch.special.entr(pool.probabilities).sum(dim=1)
+    return entropies.argsort(descending=True, stable=True)[:n]
 
 
 def choose_far(pool: Pool, n: int, generator: torch.Generator) -> Tensor:
@@ -157,3 +180,49 @@ STRATEGIES: dict[str, Strategy] = {
     "typiclust": choose_typical,
     "badge": choose_badge,
 }
+#: Those that the library's code decides.
+OURS = ("ours", "narrow", "wide", "no-doubt")
+
+
+def split_pool(name: str, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
+    """Return rows to ask for and their classes, rows to test and theirs, and the number of classes."""
+    data = load_real(name)
+    if data.num_classes > MOST_CLASSES:
+        data = data.take_classes(range(MOST_CLASSES))
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(data.y)))
+    tests = min(MOST_TESTS, len(order) // 3)
+    test, asked = order[:tests], order[tests:][: MOST_ASKED * data.num_classes]
+    return data.x[asked], data.y[asked], data.x[test], data.y[test], data.num_classes
+
+
+def draw_shots(y: Tensor, shots: int, generator: torch.Generator) -> list[int]:
+    """Return random rows of classes (n,), so many of each, or all where there are fewer."""
+    order = torch.randperm(len(y), generator=generator)
+    return torch.cat([order[y[order] == c][:shots] for c in y.unique()]).tolist()
+
+
+@torch.no_grad()
+def run_strategy(run: Run) -> list[float]:
+    """Return the test accuracy after each batch, the one row per class first; of the target, that of each draw."""
+    x, y, test_x, test_y, num_classes = split_pool(run.dataset, run.seed)
+    generator = torch.Generator().manual_seed(run.seed)
+    labelled = draw_shots(y, 1, generator)
+
+    def fit(rows: list[int]) -> tuple[PrototypeNetwork, float]:
+        network = solve([(x[rows], y[rows])], None, {"num_classes": num_classes}, effort=EFFORT)
+        return network, float((network(test_x).argmax(dim=1) == test_y).double().mean())
+
+    if run.strategy == TARGET:
+        return [fit(draw_shots(y, SHOTS, generator))[1] for _ in range(DRAWS)]
+    curve = []
+    for batch in range(BATCHES + 1):
+        network, accuracy = fit(labelled)
+        curve.append(accuracy)
+        left = torch.ones(len(y), dtype=torch.bool)
+        left[labelled] = False
+        rows = left.nonzero().flatten()
+        n = min(num_classes, len(rows))
+        if batch < BATCHES and n:
+            chosen = STRATEGIES[run.strategy](Pool(network, x[rows], x[labelled]), n, generator)
+            labelled = labelled + rows[chosen].tolist()
+    return curve
