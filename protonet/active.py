@@ -215,8 +215,8 @@ def _explain(
             yield typical
             continue
         (more, less), first, second = beliefs.shares[row].tolist(), int(beliefs.first[row]), int(beliefs.second[row])
-        nearer = 1 - float(torch.searchsorted(farther, beliefs.nearness[row])) / len(x)
-        if nearer > 1 - RULES.far and len(x) * RULES.far >= 1:
+        nearer = 1 - float(torch.searchsorted(farther, beliefs.nearness[row], right=True)) / len(x)
+        if nearer > 1 - RULES.far:
             yield f"unlike every class: {100 * nearer:.0f} % of the rows are nearer to one"
         elif first != second and more - less < RULES.between:
             yield f"between {names[first]} and {names[second]}: {100 * more:.0f} % and {100 * less:.0f} %"

@@ -78,12 +78,9 @@ class Answers:
 
     def _read(self, prog: str, path: Path, header: list[str], classes: Sequence[str]) -> None:
         """Take up the answers of a file, but for what was cut off at its end."""
-        try:
-            with path.open(encoding="utf-8", newline="") as file:
-                lines = file.readlines()
-        except UnicodeDecodeError:
-            _refuse(prog, path, "something else")
-        ends = list(accumulate(len(line.encode()) for line in lines))
+        with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:  # a letter may be cut in two
+            lines = file.readlines()
+        ends = list(accumulate(len(line.encode(errors="surrogateescape")) for line in lines))
         reader = csv.reader(lines)
         for row in reader:
             at_end = reader.line_num == len(lines)
