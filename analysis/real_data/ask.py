@@ -9,18 +9,19 @@ import argparse
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from analysis.real_data.asking import OURS, SHOTS, STRATEGIES, TARGET, Run, run_strategy
+from analysis.real_data.asking import FITTED, OURS, SHOTS, STRATEGIES, TARGET, Run, run_strategy
 from analysis.real_data.robustness import DATA
 from analysis.real_data.sets import load_real
 from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser
 from analysis.shared.tables import mean_and_error
 from protonet._checks import optional_packages
-from protonet.commands.common import count, format_table
+from protonet.commands.common import check_name, count, format_table
 from solution.pack import library_files
 
 PROG = "analysis ask"
@@ -41,6 +42,7 @@ def add_options(parser: StudyParser) -> None:
     """Add what to measure."""
     parser.add_names("--datasets", (*DEVELOPED, *REPORTED))
     parser.add_names("--strategies", STRATEGIES)
+    parser.add("--effort", "linear", f"of {', '.join(FITTED)}", partial(check_name, known=FITTED))
     parser.add_whole("--splits", 3, "splits of each data set")
     parser.add_state()
 
@@ -57,7 +59,8 @@ def run(options: argparse.Namespace) -> Report:
         except ImportError as error:
             print(f"{name} is left out: {error}", file=sys.stderr)
             continue
-        runs += [Run(name, seed, each) for seed in range(options.splits) for each in (TARGET, *strategies)]
+        pairs = [(seed, each) for seed in range(options.splits) for each in (TARGET, *strategies)]
+        runs += [Run(name, seed, each, options.effort) for seed, each in pairs]
     code = hash_sources(
         "analysis/real_data/ask.py", "analysis/real_data/asking.py", "protonet/active.py", *DATA, *library_files()
     )
