@@ -17,8 +17,8 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor
 
 from protonet._checks import check_groups, fail, show
-from protonet.active import Suggestion, suggest_rows
 from protonet.files import Model, load_model, save_model
+from protonet.fit.active import Suggestion, suggest_rows
 from protonet.fit.search import EFFORTS, Search
 from protonet.fit.solver import TIME_LIMIT, solve_problem
 from protonet.losses import CHUNK
@@ -162,7 +162,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
 
         Args:
             X: (rows, n_features): rows without a label.
-            n: How many to choose, at least 1, and at most as there are and as ``protonet.active.RULES.most_rows``.
+            n: How many to choose, at least 1, and at most as there are and as ``protonet.fit.active.RULES.most_rows``.
 
         Returns:
             The number of each row, from 0, and the reason, in words: the row to label first first. ``partial_fit``

@@ -19,7 +19,7 @@ LEVELS = [
     {"views", "datasets"},
     {"encoder", "tables"},
     {"network"},
-    {"metrics", "files", "active"},
+    {"metrics", "files"},
     {"fit"},
     {"estimator", "commands"},
     {"episodes", "__main__"},

@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> Report:
         pairs = [(seed, each) for seed in range(options.splits) for each in (TARGET, *strategies)]
         runs += [Run(name, seed, each, options.effort) for seed, each in pairs]
     code = hash_sources(
-        "analysis/real_data/ask.py", "analysis/real_data/asking.py", "protonet/active.py", *DATA, *library_files()
+        "analysis/real_data/ask.py", "analysis/real_data/asking.py", "protonet/fit/active.py", *DATA, *library_files()
     )
     rows = summarise(run_all(runs, run_strategy, options.state, lambda _: code))
     return Report(rows, tabulate(rows))
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> Report:
 
 def hash_code(strategy: str) -> str:
     """Return a hash of the code that decides a strategy's results."""
-    own = ("protonet/active.py",) if strategy in OURS else ()
+    own = ("protonet/fit/active.py",) if strategy in OURS else ()
     return hash_sources("analysis/real_data/asking.py", *own, *DATA, *library_files())
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from analysis.real_data.sets import load_real
 from protonet import solve
-from protonet.active import choose_covering, find_beliefs, suggest_rows
+from protonet.fit.active import choose_covering, find_beliefs, suggest_rows
 from protonet.fit.search import EFFORTS, Search
 from protonet.network import PrototypeNetwork
 

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from protonet._checks import fail, show
-from protonet.active import Suggestion
 from protonet.commands.answers import Answers
 from protonet.commands.common import count
 from protonet.commands.models import check_paths, make_parser, show_notes
 from protonet.commands.suggest import LABEL, Rows, check_table, name_label, read_cells, read_rows, suggest
 from protonet.files import Model, load_model
+from protonet.fit.active import Suggestion
 from protonet.fit.solver import solve_problem
 from protonet.network import PrototypeNetwork
 from protonet.tables.table import NO_CLASS

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from protonet._checks import InputError, fail, show
 from protonet._writing import write_whole
-from protonet.active import Suggestion, suggest_rows
 from protonet.commands.common import format_table, parse_whole
 from protonet.commands.models import check_paths, make_parser, open_rows, show_notes, want
 from protonet.files import Model, load_model
+from protonet.fit.active import Suggestion, suggest_rows
 from protonet.network import PrototypeNetwork
 from protonet.tables.features import choose_features, encode_block
 from protonet.tables.table import Table, Wanted, name_cells, open_table, read_table
@@ -108,7 +108,7 @@ def read_rows(prog: str, options: argparse.Namespace, model: Model | None, label
 
 
 def suggest(prog: str, network: PrototypeNetwork | None, x: Tensor, n: int, names: Sequence[str]) -> list[Suggestion]:
-    """Return `protonet.active.suggest_rows`, its errors in the name of a command."""
+    """Return `protonet.fit.active.suggest_rows`, its errors in the name of a command."""
     try:
         return suggest_rows(network, x, n, names)
     except InputError as error:

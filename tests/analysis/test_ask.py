@@ -31,7 +31,7 @@ from analysis.real_data.asking import (
     split_pool,
 )
 from protonet import solve
-from protonet.active import suggest_rows
+from protonet.fit.active import suggest_rows
 from tests.strategies import blobs
 
 

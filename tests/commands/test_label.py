@@ -210,7 +210,7 @@ class TestSession:
 
         def press(text: str) -> str:
             shown.append(text)
-            return keys[len(shown) - 1]
+            return str(keys[len(shown) - 1])
 
         with answers:
             ask(session, ["p", "q", "r", "s"], press)

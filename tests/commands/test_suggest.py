@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from protonet.__main__ import main
-from protonet.active import suggest_rows
 from protonet.commands.suggest import read_cells
 from protonet.estimator import ProtoNetClassifier
 from protonet.files import load_model
+from protonet.fit.active import suggest_rows
 from tests.strategies import blobs, write_columns
 
 NAMES = ("ant", "bee", "cat")

@@ -13,8 +13,9 @@ from hypothesis import given
 from scipy.spatial.distance import cdist
 from torch import Tensor
 
-from protonet import InputError, PrototypeNetwork, active, solve
-from protonet.active import (
+from protonet import InputError, PrototypeNetwork, solve
+from protonet.fit import active
+from protonet.fit.active import (
     RULES,
     choose_covering,
     draw_rows,
