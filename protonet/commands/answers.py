@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import sys
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -12,6 +13,9 @@ from typing import NoReturn
 
 from protonet._checks import fail
 from protonet.commands.suggest import format_csv
+
+if sys.platform != "win32":
+    import fcntl
 
 
 class Answers:
@@ -31,7 +35,7 @@ class Answers:
 
     Raises:
         OSError: The file cannot be written.
-        InputError: It holds something else.
+        InputError: It holds something else, or another command has it open.
     """
 
     def __init__(self, prog: str, path: Path, header: Sequence[str], classes: Sequence[str]) -> None:
@@ -39,6 +43,7 @@ class Answers:
         self._ends: list[int] = []  # of the header, and of each answer
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
         try:
+            _lock(prog, path, self._file)
             self._read(prog, path, list(header), classes)
             os.ftruncate(self._file, self._ends[-1] if self._ends else 0)
             if not self._ends:
@@ -94,6 +99,18 @@ class Answers:
             if self._ends:
                 self.rows.append(row)
             self._ends.append(ends[reader.line_num - 1])
+
+
+def _lock(prog: str, path: Path, file: int) -> None:
+    """Raise an InputError if another command has an open file of answers; be the one that has it."""
+    if sys.platform == "win32":
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        fail(prog, "--output", "be written by one command at a time", f"{path}, which another one writes", "End that.")
+    except OSError:  # a file system without locks
+        return
 
 
 def _refuse(prog: str, path: Path, got: str) -> NoReturn:

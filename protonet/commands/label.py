@@ -18,7 +18,7 @@ from protonet._checks import fail, show
 from protonet.commands.answers import Answers
 from protonet.commands.common import count
 from protonet.commands.models import check_paths, make_parser, show_notes
-from protonet.commands.suggest import LABEL, Rows, check_table, name_label, read_cells, read_rows, suggest
+from protonet.commands.suggest import LABEL, Unlabelled, check_table, name_label, read_cells, read_rows, suggest
 from protonet.files import Model, load_model
 from protonet.fit.active import Suggestion
 from protonet.fit.solver import solve_problem
@@ -123,7 +123,7 @@ class Session:
     """
 
     def __init__(
-        self, rows: Rows, cells: Sequence[list[str]], classes: list[str], model: Model | None, answers: Answers
+        self, rows: Unlabelled, cells: Sequence[list[str]], classes: list[str], model: Model | None, answers: Answers
     ) -> None:
         self.rows, self.cells, self.classes, self.answers = rows, cells, classes, answers
         self.names = classes if model is None else list(map(str, model.classes))

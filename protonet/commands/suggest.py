@@ -30,7 +30,7 @@ LABEL = "label"
 FIRST = ("row", "reason")
 
 
-class Rows(NamedTuple):
+class Unlabelled(NamedTuple):
     """A table without labels, as features."""
 
     x: Tensor  #: (n, dim) float32 or float64.
@@ -88,7 +88,7 @@ def name_label(option: str | None, model: Model | None) -> str:
     return option or (LABEL if model is None else str(model.metadata.get("label", LABEL)))
 
 
-def read_rows(prog: str, options: argparse.Namespace, model: Model | None, label: str) -> Rows:
+def read_rows(prog: str, options: argparse.Namespace, model: Model | None, label: str) -> Unlabelled:
     """Read the table that the options name, as features for a model, or as what its own columns are taken for.
 
     Raises:
@@ -99,12 +99,11 @@ def read_rows(prog: str, options: argparse.Namespace, model: Model | None, label
         table, block = read_table(prog, Path(options.table), Wanted(label, labelled=False))
         block = block._replace(labels=np.zeros(len(block.rows), np.int64))  # one class: no column can tell it
         features = choose_features(prog, table, block, {}, named=False)
-        table = table._replace(notes=(*table.notes, *features.notes))
         blocks = None if features.encoding is None else features.encoding.blocks
-        return Rows(torch.from_numpy(np.ascontiguousarray(features.x)), blocks, table)
+        return Unlabelled(torch.from_numpy(np.ascontiguousarray(features.x)), blocks, table)
     table = open_rows(prog, options, model, want(model, label, labelled=False))
     parts = [encode_block(prog, table, block, model.encoding) for block in table.blocks]
-    return Rows(torch.from_numpy(np.concatenate(parts)), None, table)
+    return Unlabelled(torch.from_numpy(np.concatenate(parts)), None, table)
 
 
 def suggest(prog: str, network: PrototypeNetwork | None, x: Tensor, n: int, names: Sequence[str]) -> list[Suggestion]:

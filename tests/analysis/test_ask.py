@@ -74,7 +74,7 @@ def test_the_farthest_are_chosen_by_a_slow_loop(pool: Pool) -> None:
 
 
 @torch.no_grad()
-def test_badge_begins_with_the_largest_gradient_and_never_repeats_one(pool: Pool) -> None:
+def test_badge_begins_with_the_largest_gradient(pool: Pool) -> None:
     p, rows = pool.probabilities, pool.rows
     errors = p - torch.nn.functional.one_hot(p.argmax(dim=1), p.shape[1])
     gradients = (errors[:, :, None] * rows[:, None, :]).flatten(1)
@@ -155,7 +155,7 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     state, table = ["--state", str(tmp_path / "state.jsonl")], tmp_path / "ask.md"
     assert main([*words, *state, "--markdown", str(table)]) == 0
     said = capsys.readouterr().out
-    made = "python -m analysis ask --datasets iris --strategies ours,random --splits 1"
+    made = "python -m analysis ask --datasets iris --strategies ours,random --effort linear --splits 1"
     assert table.read_text(encoding="utf-8") == f"{said}\nMade by `{made}`.\n"
     monkeypatch.setattr(ask, "run_strategy", None)  # all is in the journal
     assert main([*words, *state]) == 0

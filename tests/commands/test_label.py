@@ -22,7 +22,7 @@ from protonet import InputError, PrototypeNetwork
 from protonet.__main__ import main
 from protonet.commands.answers import Answers
 from protonet.commands.label import BATCH, KEYS, Session, ask, fit_answers, parse_classes
-from protonet.commands.suggest import Rows
+from protonet.commands.suggest import Unlabelled
 from protonet.files import Model
 from protonet.tables.table import Table
 from tests.strategies import blobs, write_columns
@@ -88,6 +88,15 @@ class TestAnswers:
             Answers("cmd", path, HEADER, CLASSES)
         assert path.read_bytes() == before
 
+    def test_one_command_at_a_time(self, tmp_path: Path) -> None:
+        message = "^cmd: `--output` must be written by one command at a time; got .*answers.csv, which another one"
+        with opened(tmp_path / "answers.csv") as answers:
+            with pytest.raises(InputError, match=message):
+                Answers("cmd", tmp_path / "answers.csv", HEADER, CLASSES)
+            answers.add(["1", "2"], "ant")
+        with opened(tmp_path / "answers.csv") as answers:
+            assert len(answers.rows) == 1
+
 
 def make_model(classes: tuple[str, ...]) -> Model:
     network = PrototypeNetwork(torch.nn.Identity(), embedding_dim=4, num_classes=len(classes))
@@ -132,7 +141,7 @@ def make_session(
 ) -> tuple[Session, Answers]:
     x, _, cells = table
     answers = Answers("cmd", path, ["p", "q", "r", "s", "label"], CLASSES)
-    rows = Rows(x, None, Table(("p", "q", "r", "s"), iter(()), "row {}"))
+    rows = Unlabelled(x, None, Table(("p", "q", "r", "s"), iter(()), "row {}"))
     return Session(rows, cells, CLASSES, model, answers), answers
 
 
@@ -195,7 +204,7 @@ class TestSession:
     def test_equal_rows_are_asked_for_once_each(self, tmp_path: Path) -> None:
         x = torch.tensor([[0.0], [1.0]]).repeat(3, 1)
         cells = [[f"{value:g}"] for value in x[:, 0].tolist()]
-        rows = Rows(x, None, Table(("p",), iter(()), "row {}"))
+        rows = Unlabelled(x, None, Table(("p",), iter(()), "row {}"))
         with Answers("cmd", tmp_path / "answers.csv", ["p", "label"], CLASSES) as answers:
             session = Session(rows, cells, CLASSES, None, answers)
             for row in (4, 2):
