@@ -128,7 +128,6 @@ class Session:
         self.rows, self.cells, self.classes, self.answers = rows, cells, classes, answers
         self.names = classes if model is None else list(map(str, model.classes))
         self.skipped: set[int] = set()
-        self.right: list[bool] = []  #: Of each answer since the start with something learned: was it expected?
         self._fitted, self._n_fitted = None if model is None else model.network, 0
         self._refits = model is None
         places: dict[tuple[str, ...], list[int]] = {}
@@ -140,14 +139,15 @@ class Session:
                 got = f"an answer {name!r} to a row that it has not"
                 fail(PROG, "path", "be the table that the answers are for", got, "Pass another --output.")
             self.done.append(places[tuple(own)].pop())
-        self.network: PrototypeNetwork | None = None
-        self.learn(anew=True)
+        self.right: list[bool | None] = [None] * len(self.done)
+        """Of each answer, whether it was expected; None where nothing was learned yet, or it is an earlier start's."""
+        self.network: PrototypeNetwork | None = None  #: What is learned so far, by `learn`.
 
     def learn(self, *, anew: bool = False) -> None:
         """Learn from the answers: a few more move the prototypes; without a model, all are fitted ``anew``."""
         x = self.rows.x[self.done]
         y = torch.tensor([self.names.index(row[-1]) for row in self.answers.rows], dtype=torch.int64)
-        if self._refits and (anew or len(y) < self._n_fitted):
+        if self._refits and (anew or self._fitted is None or len(y) < self._n_fitted):
             self._fitted, self._n_fitted = None, len(y)
             if len(y.unique()) > 1:
                 self._fitted = fit_answers(x, y, len(self.names), self.rows.blocks)
@@ -175,9 +175,8 @@ class Session:
     def answer(self, row: int, name: str) -> None:
         """Keep an answer, and learn from it."""
         self.answers.add(self.cells[row], name)
-        if self.network is not None:
-            guess = self.names[int(self.network(self.rows.x[[row]]).argmax())]
-            self.right.append(guess == name)
+        guess = None if self.network is None else self.names[int(self.network(self.rows.x[[row]]).argmax())]
+        self.right.append(None if guess is None else guess == name)
         self.done.append(row)
         self.learn()
 
@@ -186,7 +185,7 @@ class Session:
         if not self.done:
             return None
         self.answers.undo()
-        self.right = self.right[:-1]
+        self.right.pop()
         row = self.done.pop()
         self.learn()
         return row
@@ -202,8 +201,8 @@ class Session:
         some = left[:: math.ceil(len(left) / SAMPLE)]
         sure = float(self.network(self.rows.x[some]).softmax(dim=1).amax(dim=1).mean())
         text = f"{100 * sure:.0f} % sure of {count(len(left), 'row')} left, on average and by its own account"
-        if self.right:
-            latest = self.right[-LATEST:]
+        latest = [right for right in self.right if right is not None][-LATEST:]
+        if latest:
             text += f"; it would have said {sum(latest)} of your last {len(latest)}, which are among the hard ones"
         return text
 
