@@ -27,6 +27,7 @@ STUDIES = {
     "prior": ("prior.study", "train the mixture's prior on thousands of tasks, and what it is worth on others"),
     "rejection": ("real_data.rejection", "how well rows of unknown classes are told from those of known ones"),
     "mislabelled": ("real_data.mislabelled", "how well flipped labels are found, beside confident learning"),
+    "ask": ("real_data.ask", "labels that it takes where the rows to label are chosen, by ours and by baselines"),
     "training": ("solver.training", "what each part of the training recipe is worth"),
     "scale": ("solver.scale", "time and memory of solve() as rows and classes grow, and of prediction"),
     "episodes": ("episodes.methods", "every few-shot method on glyphs, and with unbalanced queries"),

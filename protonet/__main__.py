@@ -16,6 +16,8 @@ COMMANDS = {
     "predict": "classify the rows of another one",
     "evaluate": "judge a model on a table with classes",
     "update": "add samples and classes to a model, without training",
+    "suggest": "say which rows to label next, and why",
+    "label": "label rows in the terminal, the most telling ones first",
     "explain": "say which columns matter, and what spoke for the class of a row",
     "info": "say what is in a model",
     "export": "write a model as ONNX",
@@ -25,6 +27,8 @@ EXAMPLES = """\
   python -m protonet predict model.safetensors new.csv -o predicted.csv --unknown 0.05
   python -m protonet evaluate model.safetensors test.csv
   python -m protonet update model.safetensors more.csv --in-place
+  python -m protonet suggest model.safetensors rest.csv -n 10 -o ask.csv
+  python -m protonet label rest.csv --model model.safetensors -o labelled.csv
   python -m protonet explain model.safetensors
   python -m protonet explain model.safetensors new.csv --rows 0,5
   python -m protonet info model.safetensors

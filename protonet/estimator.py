@@ -18,6 +18,7 @@ from torch import Tensor
 
 from protonet._checks import check_groups, fail, show
 from protonet.files import Model, load_model, save_model
+from protonet.fit.active import Suggestion, suggest_rows
 from protonet.fit.search import EFFORTS, Search
 from protonet.fit.solver import TIME_LIMIT, solve_problem
 from protonet.losses import CHUNK
@@ -155,6 +156,24 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
     def transform(self, X: Any) -> np.ndarray:
         """Return unit-norm embeddings (n, embedding_dim) float64 of rows X (n, n_features)."""
         return self._compute(X, embed=True)
+
+    def suggest(self, X: Any, n: int) -> list[Suggestion]:
+        """Say which rows to label next, a batch of them at once, and why.
+
+        Args:
+            X: (rows, n_features): rows without a label.
+            n: How many to choose, at least 1, and at most as there are and as ``protonet.fit.active.RULES.most_rows``.
+
+        Returns:
+            The number of each row, from 0, and the reason, in words: the row to label first first. ``partial_fit``
+            takes their labels, or ``fit`` with the others'.
+
+        Raises:
+            InputError: As in ``predict``; or more rows asked for than there are.
+        """
+        check_is_fitted(self)
+        x = _make_dense(self._encode(self._check(X, reset=False)[0]))
+        return suggest_rows(self.network_, torch.from_numpy(x), n, self.classes_.tolist())
 
     def _compute(self, X: Any, *, embed: bool = False) -> np.ndarray:
         """Return logits, or embeddings, of rows X, in blocks that are made dense one at a time."""

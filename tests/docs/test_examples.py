@@ -160,7 +160,7 @@ def test_the_commands_for_a_file_run(
     monkeypatch.chdir(tmp_path)
     for command in read_commands(name):
         words = shlex.split(command)
-        if words[:3] == ["python", "-m", "protonet"] and len(words) > 3:
+        if words[:3] == ["python", "-m", "protonet"] and len(words) > 3 and words[3] != "label":  # it takes a terminal
             assert library.main([*words[3:], *["--effort", "fast"] * (words[3] == "fit")]) == 0, capsys.readouterr().err
     assert "% of 60 rows right" in capsys.readouterr().out
     assert len((tmp_path / "predicted.csv").read_text(encoding="utf-8").splitlines()) == 21

@@ -1,0 +1,136 @@
+"""How many labels it takes to know what ten random rows per class tell, where the rows to label are chosen.
+
+Labels come in batches of one per class, from one random row per class on; after each batch the solver is fitted again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from analysis.real_data.asking import FITTED, OURS, SHOTS, STRATEGIES, TARGET, Run, run_strategy
+from analysis.real_data.robustness import DATA
+from analysis.real_data.sets import load_real
+from analysis.shared.journal import hash_sources, run_all
+from analysis.shared.runner import Report, StudyParser
+from analysis.shared.tables import mean_and_error
+from protonet._checks import optional_packages
+from protonet.commands.common import check_name, count, format_table
+from solution.pack import library_files
+
+PROG = "analysis ask"
+#: The sets that the strategy was chosen on, and those that chose nothing: every other one of those with rows enough.
+DEVELOPED = ("digits", "breast_cancer", "glyphs", "spectra", "ArrowHead", "ItalyPowerDemand")
+REPORTED = ("wine", "iris", "text", "OSULeaf", "GunPoint", "JapaneseVowels")
+NOTE = """
+Labels in percent of ten per class, at which the mean over {splits} of the test accuracy, made monotone, reaches that of
+ten random rows per class; {most:.0f} stands for those that did not get there within {labels} labels per class. In the
+lines of means: ± one standard error over the sets. The sets of the first half chose the strategy and its bandwidth;
+those of the second half chose nothing.
+"""
+
+Row = dict[str, Any]
+
+
+def add_options(parser: StudyParser) -> None:
+    """Add what to measure."""
+    parser.add_names("--datasets", (*DEVELOPED, *REPORTED))
+    parser.add_names("--strategies", STRATEGIES)
+    parser.add("--effort", "linear", f"of {', '.join(FITTED)}", partial(check_name, known=FITTED))
+    parser.add_whole("--splits", 3, "splits of each data set")
+    parser.add_state()
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Do every run, and tell how many labels each strategy took."""
+    with optional_packages(PROG):
+        import sklearn.cluster  # noqa: F401, PLC0415 - TypiClust and the isotonic curves
+    strategies = options.strategies or list(STRATEGIES)
+    runs = []
+    for name in options.datasets or (*DEVELOPED, *REPORTED):
+        try:
+            load_real(name)
+        except ImportError as error:
+            print(f"{name} is left out: {error}", file=sys.stderr)
+            continue
+        pairs = [(seed, each) for seed in range(options.splits) for each in (TARGET, *strategies)]
+        runs += [Run(name, seed, each, options.effort) for seed, each in pairs]
+    code = hash_sources(
+        "analysis/real_data/ask.py", "analysis/real_data/asking.py", "protonet/fit/active.py", *DATA, *library_files()
+    )
+    rows = summarise(run_all(runs, run_strategy, options.state, lambda _: code))
+    return Report(rows, tabulate(rows))
+
+
+def hash_code(strategy: str) -> str:
+    """Return a hash of the code that decides a strategy's results."""
+    own = ("protonet/fit/active.py",) if strategy in OURS else ()
+    return hash_sources("analysis/real_data/asking.py", *own, *DATA, *library_files())
+
+
+def find_labels(curve: Sequence[float], target: float) -> float:
+    """Return how many labels per class it takes until a curve, which begins at one of each, reaches a target.
+
+    The curve is made monotone, and is straight between its points; one that does not reach it takes a batch more.
+
+    Source: isotonic regression, Barlow et al., "Statistical inference under order restrictions" (1972).
+    """
+    from sklearn.isotonic import isotonic_regression  # noqa: PLC0415 - optional
+
+    rising = isotonic_regression(np.asarray(curve, float))
+    if rising[-1] < target:
+        return len(curve) + 1.0
+    at = int(np.argmax(rising >= target))
+    before = rising[max(at - 1, 0)]
+    return 1.0 + at if at == 0 else at + float((target - before) / (rising[at] - before))
+
+
+def summarise(results: Mapping[Run, Sequence[float]]) -> list[Row]:
+    """Gather the results by data set: the target, and of each strategy the mean curve and the labels that it took."""
+    rows: dict[str, Row] = {}
+    gathered: dict[tuple[str, str], list[Sequence[float]]] = {}
+    for run, result in results.items():
+        gathered.setdefault((run.dataset, run.strategy), []).append(result)
+    for (name, strategy), curves in gathered.items():
+        row = rows.setdefault(name, {"dataset": name, "splits": len(curves), "curves": {}, "labels": {}})
+        mean = np.mean(curves, axis=0)
+        if strategy == TARGET:
+            row["target"] = float(mean.mean())
+        else:
+            row["curves"][strategy] = mean.round(5).tolist()
+            row["labels"][strategy] = find_labels(mean, row["target"])
+    return list(rows.values())
+
+
+def tabulate(rows: Sequence[Row]) -> str:
+    """Return the Markdown of what `summarise` gathered, in two halves with their means."""
+    strategies = list(rows[0]["labels"])
+    lines = []
+    for title, names in (("mean of the developing half", DEVELOPED), ("mean of the other half", REPORTED)):
+        half = [row for row in rows if row["dataset"] in names]
+        for row in half:
+            shares = [f"{100 * row['labels'][each] / SHOTS:.0f}" for each in strategies]
+            lines.append([row["dataset"], f"{100 * row['target']:.1f}", *shares])
+        if half:
+            lines.append([f"**{title}**", "", *(_format_share(half, each) for each in strategies)])
+    lines.append(["**mean of all**", "", *(_format_share(rows, each) for each in strategies)])
+    labels = len(rows[0]["curves"][strategies[0]])
+    note = NOTE.format(splits=count(rows[0]["splits"], "split"), most=100 * (labels + 1) / SHOTS, labels=labels)
+    text = format_table(["data set", "to be reached, %", *strategies], lines) + note
+    if "random" in strategies:
+        means = {each: statistics.fmean(row["labels"][each] for row in rows) for each in strategies}
+        shares = [f"{each} {100 * mean / means['random']:.0f} %" for each, mean in means.items()]
+        text += f"\nOf the labels that random rows took, in the mean of all sets: {', '.join(shares)}.\n"
+    return text
+
+
+def _format_share(rows: Sequence[Row], strategy: str) -> str:
+    """Return the mean labels of a strategy over sets, in percent of ten per class."""
+    mean, error = mean_and_error([100 * row["labels"][strategy] / SHOTS for row in rows])
+    return f"{mean:.0f}" if len(rows) == 1 else f"{mean:.0f} ±{error:.0f}"

@@ -1,0 +1,227 @@
+"""Labels that come in batches, chosen by the library or by what the literature of active learning compares with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from analysis.real_data.sets import load_real
+from protonet import solve
+from protonet.fit.active import choose_covering, find_beliefs, suggest_rows
+from protonet.fit.search import EFFORTS, Search
+from protonet.network import PrototypeNetwork
+
+#: Of a set at most so many classes are used, a third of the rows, and so many, to test, and so many per class to ask.
+MOST_CLASSES, MOST_TESTS, MOST_ASKED = 10, 1000, 60
+#: The random rows per class whose accuracy is to be reached, in so many draws; and batches until that is given up.
+SHOTS, DRAWS, BATCHES = 10, 3, 10
+#: What is fitted, a thousand times: linear views alone, at a third of the seconds of the cheapest effort; or that.
+FITTED = {"linear": Search((EFFORTS["fast"].kinds[0],), folds=3, shifts=False), "fast": EFFORTS["fast"]}
+#: The run that finds what is to be reached.
+TARGET = "target"
+#: Rows whose mean distance makes a row typical, as in the paper.
+NEIGHBOURS = 20
+
+
+class Run(NamedTuple):
+    """One strategy on one split."""
+
+    dataset: str
+    seed: int
+    strategy: str
+    effort: str = "linear"  #: Of `FITTED`.
+
+
+class Pool(NamedTuple):
+    """What there is to choose from."""
+
+    network: PrototypeNetwork  #: Fitted to the labelled rows.
+    x: Tensor  #: (n, dim) the rows without a label.
+    labelled: Tensor  #: (m, dim) those with one.
+
+    @property
+    def rows(self) -> Tensor:
+        """The embeddings (n, embedding_dim) of the rows without a label."""
+        return self.network.embed(self.x)
+
+    @property
+    def known(self) -> Tensor:
+        """The embeddings (m, embedding_dim) of the labelled rows."""
+        return self.network.embed(self.labelled)
+
+    @property
+    def probabilities(self) -> Tensor:
+        """What the network gives the rows without a label, (n, num_classes)."""
+        logits: Tensor = self.network(self.x)
+        return logits.softmax(dim=1)
+
+
+#: Chooses n rows of a pool, (n,) int64.
+Strategy = Callable[[Pool, int, torch.Generator], Tensor]
+
+
+def choose_ours(pool: Pool, n: int, generator: torch.Generator) -> Tensor:
+    """Choose as ``suggest`` does."""
+    return torch.tensor([each.row for each in suggest_rows(pool.network, pool.x, n, range(len(pool.network.counts)))])
+
+
+def choose_with(bandwidth: float, *, doubt: bool = True) -> Strategy:
+    """Return what chooses as ours does, with another bandwidth, or with all rows in equal doubt."""
+
+    def choose(pool: Pool, n: int, generator: torch.Generator) -> Tensor:
+        weights = find_beliefs(pool.network, pool.x).doubt if doubt else torch.ones(len(pool.x))
+        return choose_covering(pool.rows, weights, pool.network.prototypes[pool.network.seen], n, bandwidth)
+
+    return choose
+
+
+def choose_random(pool: Pool, n: int, generator: torch.Generator) -> Tensor:
+    """Choose at random."""
+    return torch.randperm(len(pool.x), generator=generator)[:n]
+
+
+def choose_margin(pool: Pool, n: int, generator: torch.Generator) -> Tensor:
+    """Choose where the two likeliest classes are nearest to each other.
+
+    Source: Scheffer, Decomain and Wrobel, "Active hidden Markov models for information extraction" (2001).
+    """
+    best = pool.probabilities.topk(2, dim=1).values
+    return (best[:, 0] - best[:, 1]).argsort(stable=True)[:n]
+
+
+def choose_entropy(pool: Pool, n: int, generator: torch.Generator) -> Tensor:
+    """Choose where the classes' probabilities have most entropy.
+
+    Source: Settles, "Active learning literature survey" (2009), sec. 3.1.
+    """
+    entropies: Tensor = torch.special.entr(pool.probabilities).sum(dim=1)
+    return entropies.argsort(descending=True, stable=True)[:n]
+
+
+def choose_far(pool: Pool, n: int, generator: torch.Generator) -> Tensor:
+    """Choose the row that is farthest from all that are labelled or chosen, one after the other: the core-set.
+
+    Source: Sener and Savarese, "Active learning for convolutional neural networks: a core-set approach" (2018), alg. 1.
+    """
+    rows = pool.rows
+    distances = torch.cdist(rows, pool.known).amin(dim=1)
+    chosen: list[int] = []
+    for _ in range(n):
+        chosen.append(int(distances.argmax()))
+        distances = torch.minimum(distances, torch.cdist(rows, rows[chosen[-1:]])[:, 0])
+        distances[chosen] = -1.0
+    return torch.tensor(chosen)
+
+
+def choose_typical(pool: Pool, n: int, generator: torch.Generator) -> Tensor:
+    """Choose the most typical row of the largest clusters without a label, of as many clusters as there will be labels.
+
+    Source: Hacohen, Dekel and Weinshall, "Active learning on a budget: opposite strategies suit high and low budgets"
+        (2022), alg. 1: TypiClust.
+    """
+    from sklearn.cluster import KMeans  # noqa: PLC0415 - optional
+
+    rows, known = pool.rows, pool.known
+    everything = torch.cat([rows, known]).numpy()
+    clusters = min(len(known) + n, len(everything))
+    found = KMeans(clusters, n_init=1, random_state=0).fit_predict(everything)
+    sizes, taken = np.bincount(found, minlength=clusters), np.bincount(found[len(rows) :], minlength=clusters)
+    chosen: list[int] = []
+    left = np.ones(len(rows), bool)
+    while len(chosen) < n:  # a cluster without a label first, then the largest; clusters of fewer rows come again
+        for cluster in np.lexsort((-sizes, taken)).tolist():
+            members = np.flatnonzero((found[: len(rows)] == cluster) & left)
+            if len(members) and len(chosen) < n:
+                own = rows[torch.from_numpy(members)]
+                near = torch.cdist(own, own).sort(dim=1).values[:, 1 : NEIGHBOURS + 1]
+                chosen.append(int(members[int(near.mean(dim=1).argmin())]) if near.shape[1] else int(members[0]))
+                left[chosen[-1]] = False
+    return torch.tensor(chosen)
+
+
+def choose_badge(pool: Pool, n: int, generator: torch.Generator) -> Tensor:
+    """Choose by k-means++ among the gradients of the prototypes, at the class that is thought likeliest.
+
+    A row's gradient is the product of what its probabilities lack and its embedding, so that gradients' inner products
+    are products of theirs.
+
+    Source: Ash, Zhang, Krishnamurthy, Langford and Agarwal, "Deep batch active learning by diverse, uncertain gradient
+        lower bounds" (2020), alg. 1: BADGE.
+    """
+    rows, errors = pool.rows, pool.probabilities.clone()
+    errors[torch.arange(len(rows)), errors.argmax(dim=1)] -= 1
+    squares = errors.square().sum(dim=1) * rows.square().sum(dim=1)
+    chosen = [int(squares.argmax())]
+    nearest = torch.full_like(squares, torch.inf)
+    while len(chosen) < n:
+        last = chosen[-1]
+        distances = squares + squares[last] - 2 * (errors @ errors[last]) * (rows @ rows[last])
+        nearest = torch.minimum(nearest, distances.clamp_min(1e-12))
+        nearest[chosen] = 0.0
+        chosen.append(int(torch.multinomial(nearest, 1, generator=generator)))
+    return torch.tensor(chosen)
+
+
+#: Every strategy by its name: ours, it with other settings, and the baselines.
+STRATEGIES: dict[str, Strategy] = {
+    "ours": choose_ours,
+    "narrow": choose_with(0.05),
+    "wide": choose_with(0.2),
+    "no-doubt": choose_with(0.1, doubt=False),
+    "random": choose_random,
+    "margin": choose_margin,
+    "entropy": choose_entropy,
+    "k-centre": choose_far,
+    "typiclust": choose_typical,
+    "badge": choose_badge,
+}
+#: Those that the library's code decides.
+OURS = ("ours", "narrow", "wide", "no-doubt")
+
+
+def split_pool(name: str, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
+    """Return rows to ask for and their classes, rows to test and theirs, and the number of classes."""
+    data = load_real(name)
+    if data.num_classes > MOST_CLASSES:
+        data = data.take_classes(range(MOST_CLASSES))
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(data.y)))
+    tests = min(MOST_TESTS, len(order) // 3)
+    test, asked = order[:tests], order[tests:][: MOST_ASKED * data.num_classes]
+    return data.x[asked], data.y[asked], data.x[test], data.y[test], data.num_classes
+
+
+def draw_shots(y: Tensor, shots: int, generator: torch.Generator) -> list[int]:
+    """Return random rows of classes (n,), so many of each, or all where there are fewer."""
+    order = torch.randperm(len(y), generator=generator)
+    return torch.cat([order[y[order] == c][:shots] for c in y.unique()]).tolist()
+
+
+@torch.no_grad()
+def run_strategy(run: Run) -> list[float]:
+    """Return the test accuracy after each batch, the one row per class first; of the target, that of each draw."""
+    x, y, test_x, test_y, num_classes = split_pool(run.dataset, run.seed)
+    generator = torch.Generator().manual_seed(run.seed)
+    labelled = draw_shots(y, 1, generator)
+
+    def fit(rows: list[int]) -> tuple[PrototypeNetwork, float]:
+        network = solve([(x[rows], y[rows])], None, {"num_classes": num_classes}, effort=FITTED[run.effort])
+        return network, float((network(test_x).argmax(dim=1) == test_y).double().mean())
+
+    if run.strategy == TARGET:
+        return [fit(draw_shots(y, SHOTS, generator))[1] for _ in range(DRAWS)]
+    curve = []
+    for batch in range(BATCHES + 1):
+        network, accuracy = fit(labelled)
+        curve.append(accuracy)
+        left = torch.ones(len(y), dtype=torch.bool)
+        left[labelled] = False
+        rows = left.nonzero().flatten()
+        n = min(num_classes, len(rows))
+        if batch < BATCHES and n:
+            chosen = STRATEGIES[run.strategy](Pool(network, x[rows], x[labelled]), n, generator)
+            labelled = labelled + rows[chosen].tolist()
+    return curve

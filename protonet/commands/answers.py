@@ -1,0 +1,119 @@
+"""The file of a person's answers: every one is on the disk before the next row is shown."""
+
+from __future__ import annotations
+
+import csv
+import os
+import sys
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn
+
+from protonet._checks import fail
+from protonet.commands.suggest import format_csv
+
+if sys.platform != "win32":
+    import fcntl
+
+
+class Answers:
+    """Rows with the classes that a person gave them, a line of CSV each, as ``fit`` and ``update`` read them.
+
+    A line is one write, which the disk has before `add` returns. What was cut off within a line, by a machine that lost
+    its power, was no answer yet, and is removed.
+
+    Args:
+        prog: In whose name errors are raised.
+        path: The file; what it holds already is taken up.
+        header: The names of the columns, that of the classes last.
+        classes: What may stand there.
+
+    Attributes:
+        rows: Each answer so far, in order: the cells, the class last.
+
+    Raises:
+        OSError: The file cannot be written.
+        InputError: It holds something else, or another command has it open.
+    """
+
+    def __init__(self, prog: str, path: Path, header: Sequence[str], classes: Sequence[str]) -> None:
+        self.rows: list[list[str]] = []
+        self._ends: list[int] = []  # of the header, and of each answer
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+        try:
+            _lock(prog, path, self._file)
+            self._read(prog, path, list(header), classes)
+            os.ftruncate(self._file, self._ends[-1] if self._ends else 0)
+            if not self._ends:
+                self._write(list(header))
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def __enter__(self) -> Answers:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        os.close(self._file)
+
+    def add(self, cells: Sequence[str], name: str) -> None:
+        """Put an answer on the disk: the cells of a row, and its class."""
+        self._write([*cells, name])
+        self.rows.append([*cells, name])
+
+    def undo(self) -> list[str]:
+        """Take the last answer back, from the disk as well; return it."""
+        self._ends.pop()
+        os.ftruncate(self._file, self._ends[-1])
+        os.fsync(self._file)
+        return self.rows.pop()
+
+    def _write(self, cells: list[str]) -> None:
+        """Append a line, and wait until the disk has it."""
+        line = format_csv([cells]).encode()
+        end = self._ends[-1] if self._ends else 0
+        os.lseek(self._file, end, os.SEEK_SET)
+        written = os.write(self._file, line)
+        while written < len(line):  # a disk that is nearly full
+            written += os.write(self._file, line[written:])
+        os.fsync(self._file)
+        self._ends.append(end + len(line))
+
+    def _read(self, prog: str, path: Path, header: list[str], classes: Sequence[str]) -> None:
+        """Take up the answers of a file, but for what was cut off at its end."""
+        with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:  # a letter may be cut in two
+            lines = file.readlines()
+        ends = list(accumulate(len(line.encode(errors="surrogateescape")) for line in lines))
+        reader = csv.reader(lines)
+        for row in reader:
+            at_end = reader.line_num == len(lines)
+            cut = at_end and (not lines[-1].endswith("\n") or (bool(self._ends) and len(row) != len(header)))
+            if not self._ends and not (cut and format_csv([header]).startswith("".join(lines))) and row != header:
+                _refuse(prog, path, f"columns {', '.join(row)[:200]}")
+            if cut:
+                return
+            if self._ends and (len(row) != len(header) or row[-1] not in classes):
+                _refuse(prog, path, f"{row[-1] if row else ''!r} as the class in line {reader.line_num}")
+            if self._ends:
+                self.rows.append(row)
+            self._ends.append(ends[reader.line_num - 1])
+
+
+def _lock(prog: str, path: Path, file: int) -> None:
+    """Raise an InputError if another command has an open file of answers; be the one that has it."""
+    if sys.platform == "win32":
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        fail(prog, "--output", "be written by one command at a time", f"{path}, which another one writes", "End that.")
+    except OSError:  # a file system without locks
+        return
+
+
+def _refuse(prog: str, path: Path, got: str) -> NoReturn:
+    """Raise an InputError: the file is another one."""
+    must = "be a new file, or one of answers for this table and these classes"
+    fail(prog, "--output", must, f"{path} with {got}", "Pass another path, or the table and classes of that file.")

@@ -1,0 +1,277 @@
+"""``python -m protonet label``: a person's answers in the terminal, the most telling rows first."""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from protonet._checks import fail, show
+from protonet.commands.answers import Answers
+from protonet.commands.common import count
+from protonet.commands.models import check_paths, make_parser, show_notes
+from protonet.commands.suggest import LABEL, Unlabelled, check_table, name_label, read_cells, read_rows, suggest
+from protonet.files import Model, load_model
+from protonet.fit.active import Suggestion
+from protonet.fit.solver import solve_problem
+from protonet.network import PrototypeNetwork
+from protonet.tables.table import NO_CLASS
+
+PROG = "protonet label"
+#: What is pressed for the classes, in their order, and what for something else.
+KEYS = "123456789abcdefghijklmnoprtvwxyz"
+SKIP, UNDO, LEAVE = "s", "u", "q"
+#: Rows that are chosen at a time: what to ask is decided anew after so many answers.
+BATCH = 5
+#: Rows per class that are asked for, typical and spread, before there is anything to be in doubt with.
+FIRST = 2
+#: Rows without an answer that tell how sure it is, at the most; and answers that tell how often it was right.
+SAMPLE, LATEST = 1024, 20
+#: Most characters of a cell that are shown.
+MOST_CELL = 300
+#: Seconds that learning from the answers may take.
+TIME_LIMIT = 5.0
+
+
+def run(arguments: Sequence[str] | None) -> None:
+    """Ask for the classes of rows until there is none left or the person leaves.
+
+    Raises:
+        MissingPackageError: A package that the table needs is missing.
+        KeyboardInterrupt: After Ctrl-C: every answer is kept.
+        OSError: The answers cannot be written.
+        InputError: Arguments, a model, a table or a file of answers that do not fit; no terminal.
+    """
+    text = "Label rows in the terminal, the most telling ones first. Every answer is on the disk at once; the same"
+    text += " command goes on where it was left. fit and update take the file of the answers as it is."
+    parser = make_parser(PROG, text)
+    parser.add_argument("--classes", metavar="NAME,NAME", help="the classes, with commas (default: the model's)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the answers, .csv (default: TABLE-labelled.csv)")
+    parser.add_argument("--model", metavar="FILE", help="a file that fit wrote, to begin with")
+    parser.add_argument("--label", metavar="NAME", help=f"the column of the answers (default: the model's, or {LABEL})")
+    options = parser.parse_args(arguments)
+    check_table(PROG, options)
+    if not (sys.stdin.isatty() and sys.stdout.isatty()) or sys.platform == "win32":
+        remedy = "Run it in one, without pipes; python -m protonet suggest writes the rows to a file."
+        fail(PROG, "arguments", "come from a terminal", "a pipe, a file or Windows", remedy)
+    if options.output is None:
+        table = Path(options.table)
+        options.output = str(table.with_name(f"{table.name.split('.')[0]}-labelled.csv"))
+    output = check_paths(PROG, options, {"output": (".csv",)}, [options.model, options.table])["output"]
+    model = None if options.model is None else load_model(options.model)
+    classes = parse_classes(options.classes, model)
+    label = name_label(options.label, model)
+    rows = read_rows(PROG, options, model, label)
+    header, cells = read_cells(PROG, Path(options.table), label)
+    show_notes(rows.table, quiet=options.quiet)
+    with Answers(PROG, output, [*header, label], classes) as answers:
+        session = Session(rows, cells, classes, model, answers)
+        try:
+            with open_keys() as ask_key:
+                ask(session, header, ask_key)
+        except KeyboardInterrupt:
+            kept = f"stopped; {count(len(answers.rows), 'answer')} kept in {output}. The same command goes on."
+            raise KeyboardInterrupt(kept) from None
+    print(f"{count(len(answers.rows), 'answer')} in {output}: the same command goes on, and fit and update take them")
+
+
+def parse_classes(text: str | None, model: Model | None) -> list[str]:
+    """Return the names of the classes; by default, the model's.
+
+    Raises:
+        InputError: There are none, one alone without a model, too many, one twice, one that a table has for a gap, or
+            one that the model does not know.
+    """
+    if text is None and model is None:
+        fail(PROG, "--classes", "name the classes", "none", "Pass --classes cat,dog, or --model with a model's file.")
+    known = [] if model is None else list(map(str, model.classes))
+    names = known if text is None else [name.strip() for name in text.split(",")]
+    least = 1 if known else 2
+    if not least <= len(names) <= len(KEYS):
+        fail(PROG, "--classes", f"be {least} to {len(KEYS)}, a key each", len(names), "Name others, with commas.")
+    for name in names:
+        if name.lower() in NO_CLASS or names.count(name) > 1:
+            must = "be different names, none of which means that there is no class"
+            fail(PROG, "--classes", must, repr(name), "Name others, with commas.")
+        if known and name not in known:
+            got = f"{name!r}, and it knows {', '.join(known[:10])}{' ...' if len(known) > 10 else ''}"
+            remedy = "Name those, or leave out --model: python -m protonet update adds classes to it afterwards."
+            fail(PROG, "--classes", "be classes that the model knows", got, remedy)
+    return names
+
+
+class Session:
+    """What is asked, what was answered, and what is learned from it.
+
+    Args:
+        rows: The rows, as features.
+        cells: Of each row, as the answers have them.
+        classes: The names that there are keys for.
+        model: What is known before; None for nothing.
+        answers: Those so far. One to a row of these cells is an answer to it, of equal ones to the first.
+
+    Raises:
+        InputError: An answer to a row that there is not.
+    """
+
+    def __init__(
+        self, rows: Unlabelled, cells: Sequence[list[str]], classes: list[str], model: Model | None, answers: Answers
+    ) -> None:
+        self.rows, self.cells, self.classes, self.answers = rows, cells, classes, answers
+        self.names = classes if model is None else list(map(str, model.classes))
+        self.skipped: set[int] = set()
+        self._fitted, self._n_fitted = None if model is None else model.network, 0
+        self._refits = model is None
+        places: dict[tuple[str, ...], list[int]] = {}
+        for row in range(len(cells) - 1, -1, -1):
+            places.setdefault(tuple(cells[row]), []).append(row)
+        self.done: list[int] = []  #: The row of each answer.
+        for *own, name in answers.rows:
+            if not places.get(tuple(own)):
+                got = f"an answer {name!r} to a row that it has not"
+                fail(PROG, "path", "be the table that the answers are for", got, "Pass another --output.")
+            self.done.append(places[tuple(own)].pop())
+        self.right: list[bool | None] = [None] * len(self.done)
+        """Of each answer, whether it was expected; None where nothing was learned yet, or it is an earlier start's."""
+        self.network: PrototypeNetwork | None = None  #: What is learned so far, by `learn`.
+
+    def learn(self, *, anew: bool = False) -> None:
+        """Learn from the answers: a few more move the prototypes; without a model, all are fitted ``anew``."""
+        x = self.rows.x[self.done]
+        y = torch.tensor([self.names.index(row[-1]) for row in self.answers.rows], dtype=torch.int64)
+        if self._refits and (anew or self._fitted is None or len(y) < self._n_fitted):
+            self._fitted, self._n_fitted = None, len(y)
+            if len(y.unique()) > 1:
+                self._fitted = fit_answers(x, y, len(self.names), self.rows.blocks)
+        self.network = deepcopy(self._fitted)
+        if self.network is not None and len(y) > self._n_fitted:
+            self.network.add_samples(x[self._n_fitted :], y[self._n_fitted :])
+
+    def list_left(self) -> Tensor:
+        """Return the rows (n,) int64 that are neither answered nor skipped."""
+        left = torch.ones(len(self.cells), dtype=torch.bool)
+        left[[*self.done, *self.skipped]] = False
+        return left.nonzero().flatten()
+
+    def choose(self) -> list[Suggestion]:
+        """Return what to ask next: the typical rows first, and then those that say most."""
+        left, first = self.list_left(), FIRST * len(self.classes) - len(self.done)
+        if not len(left):
+            return []
+        network = None if self._refits and first > 0 else self.network
+        n = min(len(left), BATCH if network is not None else max(BATCH, first))
+        chosen = suggest(PROG, network, self.rows.x[left], n, list(map(show, self.names)))
+        return [each._replace(row=int(left[each.row])) for each in chosen]
+
+    @torch.no_grad()
+    def answer(self, row: int, name: str) -> None:
+        """Keep an answer, and learn from it."""
+        self.answers.add(self.cells[row], name)
+        guess = None if self.network is None else self.names[int(self.network(self.rows.x[[row]]).argmax())]
+        self.right.append(None if guess is None else guess == name)
+        self.done.append(row)
+        self.learn()
+
+    def undo(self) -> int | None:
+        """Take the last answer back; return its row, or None where there is none."""
+        if not self.done:
+            return None
+        self.answers.undo()
+        self.right.pop()
+        row = self.done.pop()
+        self.learn()
+        return row
+
+    @torch.no_grad()
+    def tell(self) -> str:
+        """Say how sure it is by now of rows without an answer, and how often it was right."""
+        left = self.list_left()
+        if self.network is None:
+            return "nothing is learned yet: two classes need an answer"
+        if not len(left):
+            return "no row is left"
+        some = left[:: math.ceil(len(left) / SAMPLE)]
+        sure = float(self.network(self.rows.x[some]).softmax(dim=1).amax(dim=1).mean())
+        text = f"{100 * sure:.0f} % sure of {count(len(left), 'row')} left, on average and by its own account"
+        latest = [right for right in self.right if right is not None][-LATEST:]
+        if latest:
+            text += f"; it would have said {sum(latest)} of your last {len(latest)}, which are among the hard ones"
+        return text
+
+
+def fit_answers(x: Tensor, y: Tensor, num_classes: int, blocks: Tensor | None) -> PrototypeNetwork:
+    """Fit a network, of closed forms alone, to answers: rows (n, dim) of classes (n,), of two at least."""
+    metadata = {"num_classes": num_classes}
+    return solve_problem([(x, y)], None, metadata, TIME_LIMIT, "fast", blocks=blocks).network
+
+
+def ask(session: Session, header: Sequence[str], ask_key: Callable[[str], str]) -> None:
+    """Show rows and take answers until there is no row left or the person leaves."""
+    keys = dict(zip(KEYS, session.classes, strict=False))
+    listed = [f"{key} {show(name)}" for key, name in keys.items()]
+    choices = "  ".join([*listed, f"{SKIP} skip", f"{UNDO} undo", f"{LEAVE} leave"])
+    queue: list[Suggestion] = []
+    while True:
+        if not queue:
+            session.learn(anew=True)
+            queue = session.choose()
+        if not queue:
+            skipped = f"; {count(len(session.skipped), 'row')} skipped" if session.skipped else ""
+            print(f"\nno row is left{skipped}")
+            return
+        row, reason = queue[0]
+        lines = [f"\nrow {row} ({len(session.done)} answered): {reason}"]
+        for name, cell in zip(header, session.cells[row], strict=True):
+            lines.append(f"  {show(name)} = {show(cell[:MOST_CELL])}{' ...' if len(cell) > MOST_CELL else ''}")
+        key = ask_key("\n".join([*lines, choices]))
+        while key not in {*keys, SKIP, UNDO, LEAVE}:
+            key = ask_key("")
+        if key == LEAVE:
+            return
+        if key == UNDO:
+            back = session.undo()
+            queue = queue if back is None else [Suggestion(back, "taken back"), *queue]
+            continue
+        queue = queue[1:]
+        if key == SKIP:
+            session.skipped.add(row)
+            continue
+        session.answer(row, keys[key])
+        print(f"{show(keys[key])}. {session.tell()}")
+
+
+@contextmanager
+def open_keys() -> Iterator[Callable[[str], str]]:
+    """Yield what shows a text, waits for a key without Enter, and returns it: "" for keys that are no letter or digit.
+
+    What was pressed before the text was shown answers nothing. The end of the input is to leave.
+    """
+    import termios  # noqa: PLC0415 - not on Windows
+    import tty  # noqa: PLC0415
+
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+
+    def ask_key(text: str) -> str:
+        if text:
+            termios.tcflush(terminal, termios.TCIFLUSH)
+            print(text, flush=True)
+        pressed = os.read(terminal, 1)
+        if pressed == b"\x1b":  # an arrow, say: the rest of it follows at once
+            while select.select([terminal], [], [], 0.05)[0] and os.read(terminal, 64):
+                pass
+        return pressed.decode("ascii", "replace") if pressed.isalnum() else "" if pressed else LEAVE
+
+    try:
+        tty.setcbreak(terminal)
+        yield ask_key
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)

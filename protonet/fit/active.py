@@ -1,0 +1,234 @@
+"""Which rows to label next: those that doubtful rows are like, each far from the others and from what is known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from protonet._checks import check_features, check_int, fail
+from protonet.losses import CHUNK
+from protonet.network import PrototypeNetwork
+
+
+@dataclass(frozen=True)
+class AskRules:
+    """What is asked, and how it is called; set on the developing half of analysis/results/ask.md."""
+
+    bandwidth: float = 0.1
+    """Rows whose cosine is lower than 1 by this much are alike to exp(-1), or by more where rows have fewer than ..."""
+    neighbours: int = 10  #: ... so many that are as near, in the median.
+    most_rows: int = 4096
+    """Rows that are compared with each other, all pairs of them: of more, so many are drawn, in proportion to their
+    doubt."""
+    between: float = 0.5  #: A row is between two classes where the likelier is so little ahead, in probability.
+    far: float = 0.05  #: A row is unlike every class where so few rows, as a share, are farther from all of them.
+
+
+RULES = AskRules()
+
+
+class Suggestion(NamedTuple):
+    """A row to be labelled."""
+
+    row: int  #: Its number, from 0.
+    reason: str  #: Why, in words.
+
+
+class Beliefs(NamedTuple):
+    """What a network believes of rows."""
+
+    first: Tensor  #: (n,) int64, the likeliest class.
+    second: Tensor  #: (n,) int64, the next one; the first again where there is one class alone.
+    shares: Tensor  #: (n, 2) the probabilities of both.
+    nearness: Tensor  #: (n,) the highest logit.
+
+    @property
+    def doubt(self) -> Tensor:
+        """How near the two likeliest classes are, (n,) in [0, 1]: 1 less the margin between their probabilities."""
+        return 1 - (self.shares[:, 0] - self.shares[:, 1])
+
+
+def suggest_rows(
+    network: PrototypeNetwork | None, x: Tensor, n: int, names: Sequence[object] = (), *, seed: int = 0
+) -> list[Suggestion]:
+    """Say which rows to label next, a batch of them at once, and why.
+
+    A row's doubt is how near its two likeliest classes are. Rows are alike as exp((cosine - 1) / bandwidth) of their
+    embeddings; those that are chosen are so that every row, as far as it is in doubt, is like one of them or like a
+    prototype. Without a network no row is known, and all are in doubt: then the typical ones are chosen, spread over
+    the data.
+
+    Args:
+        network: What the labels so far gave; None where there are none.
+        x: (rows, dim) real, finite: rows without a label.
+        n: How many to choose, at least 1, and at most as there are and as ``AskRules.most_rows``.
+        names: Of the network's classes, for the reasons.
+        seed: Of the rows that are drawn where there are more than ``AskRules.most_rows``.
+
+    Returns:
+        The rows, the one to label first first; each once.
+
+    Raises:
+        InputTypeError: Not a tensor, or a number that is none.
+        InputError: Features that are not finite, of another width or too far out; more rows asked for than there are.
+
+    Source: generalised coverage, Bae et al., "Generalized coverage for more robust low-budget active learning" (2024),
+        with each row weighted by its doubt, as in Bae et al., "Uncertainty herding" (2025), eq. 3. Sampling in
+        proportion to weights without replacement: Efraimidis and Spirakis, "Weighted random sampling with a reservoir"
+        (2006).
+    """
+    width = None if network is None else getattr(network.encoder, "input_dim", None)
+    x = check_features("suggest_rows", "x", x, dim=width)
+    if not len(x):
+        fail("suggest_rows", "x", "have at least one row", "none", "Pass rows without a label.")
+    most = min(len(x), RULES.most_rows)
+    n = check_int("suggest_rows", "n", n, low=1, high=most, remedy=f"Ask for at most {most} of {len(x)} rows at once.")
+    with torch.no_grad():
+        space = _Standardised(x) if network is None else network
+        beliefs = None if network is None else find_beliefs(network, x)
+        doubt = torch.ones(len(x)) if beliefs is None else beliefs.doubt.clamp_min(torch.finfo(torch.float32).tiny)
+        sample = draw_rows(doubt, RULES.most_rows, seed)
+        rows, drawn = space.embed(x[sample]).float(), len(sample) < len(x)
+        weights = torch.ones(len(rows)) if drawn else doubt.float()  # those that are drawn have been weighed already
+        known = rows[:0] if network is None else network.prototypes[network.seen].float()
+        if network is None:  # each may stand for its share of the rows
+            bandwidth = find_bandwidth(rows, math.ceil(len(rows) / n))
+        else:
+            bandwidth = max(RULES.bandwidth, find_bandwidth(rows, RULES.neighbours))
+        chosen = sample[choose_covering(rows, weights, known, n, bandwidth)]
+        return [
+            Suggestion(row, reason)
+            for row, reason in zip(chosen.tolist(), _explain(space, x, chosen, beliefs, names, bandwidth), strict=True)
+        ]
+
+
+def find_beliefs(network: PrototypeNetwork, x: Tensor) -> Beliefs:
+    """Return what a network believes of rows (n, dim), a block at a time.
+
+    Raises:
+        InputError: A row is so far out that its embedding overflows.
+    """
+    parts: list[tuple[Tensor, ...]] = []
+    for block in x.split(CHUNK):
+        logits = network(block)
+        if not bool(logits.isfinite().all()):
+            remedy = "Mend or drop the row."
+            fail("suggest_rows", "x", "hold numbers of the size that the network was fitted to", "larger ones", remedy)
+        shares, classes = logits.softmax(dim=1).topk(min(2, logits.shape[1]), dim=1)
+        if shares.shape[1] == 1:  # one class is all that is known: nothing is certain
+            shares, classes = shares.expand(-1, 2), classes.expand(-1, 2)
+        parts.append((classes[:, 0], classes[:, 1], shares.float(), logits.amax(dim=1)))
+    first, second, shares, nearness = (torch.cat(each) for each in zip(*parts, strict=True))
+    return Beliefs(first, second, shares, nearness)
+
+
+def draw_rows(weights: Tensor, most: int, seed: int) -> Tensor:
+    """Draw rows in proportion to their weights (n,) > 0, each at most once: (min(n, most),) int64, in their order."""
+    if len(weights) <= most:
+        return torch.arange(len(weights))
+    noise = torch.empty(len(weights), dtype=torch.float64).exponential_(generator=torch.Generator().manual_seed(seed))
+    return (weights.double().log() - noise.log()).topk(most).indices.sort().values
+
+
+def measure_likeness(rows: Tensor, others: Tensor, bandwidth: float) -> Tensor:
+    """Return how alike rows (n, dim) are to others (m, dim): (n, m), exp(-squared distance / (2 bandwidth)).
+
+    Of unit rows that is exp((cosine - 1) / bandwidth).
+    """
+    squares = rows.square().sum(dim=1)[:, None] + others.square().sum(dim=1)
+    return torch.addmm(squares, rows, others.T, alpha=-2).clamp_(min=0).div_(-2 * bandwidth).exp_()
+
+
+def choose_covering(rows: Tensor, weights: Tensor, known: Tensor, n: int, bandwidth: float) -> Tensor:
+    """Choose rows, one after the other, so that what rows have in common with the nearest chosen one adds up to most.
+
+    Args:
+        rows: (m, dim) embeddings.
+        weights: (m,) >= 0: how much each row counts.
+        known: (k, dim) embeddings of what is as good as chosen already.
+        n: In [1, m].
+        bandwidth: > 0, of `measure_likeness`.
+
+    Returns:
+        (n,) int64, in the order of the choice. What they add up to is at least 1 - 1/e of the most that n rows can.
+
+    Source: Nemhauser, Wolsey and Fisher, "An analysis of approximations for maximizing submodular set functions"
+        (1978), sec. 4.
+    """
+    alike = measure_likeness(rows, rows, bandwidth)
+    covered = measure_likeness(rows, known, bandwidth).amax(dim=1) if len(known) else torch.zeros(len(rows))
+    chosen: list[int] = []
+    free = torch.ones(len(rows), dtype=torch.bool)
+    for _ in range(n):
+        gains = torch.cat([(block - covered).clamp_(min=0) @ weights for block in alike.split(CHUNK // 16)])
+        best = int(gains.masked_fill(~free, -1.0).argmax())
+        chosen.append(best)
+        free[best] = False
+        covered = torch.maximum(covered, alike[best])
+    return torch.tensor(chosen)
+
+
+def find_bandwidth(rows: Tensor, neighbours: int) -> float:
+    """Return the bandwidth at which rows (m, dim) are alike to exp(-1) to so many others, or all, in the median.
+
+    The median is over up to 1,024 rows.
+    """
+    few = rows[:: math.ceil(len(rows) / 1024)]
+    nearest = torch.cdist(few, rows).kthvalue(min(len(rows), neighbours + 1), dim=1).values  # itself among them
+    return max(float(nearest.square().median()) / 2, torch.finfo(torch.float32).eps)
+
+
+class _Standardised:
+    """An embedding without labels: columns less their mean, of equal variance, rows of a mean square of 1."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.mean = x.mean(dim=0, dtype=torch.float64)
+        squares = sum((block - self.mean).square().sum(dim=0) for block in x.split(CHUNK))
+        deviation = torch.as_tensor(squares / len(x)).sqrt()
+        varies = deviation > 1e-12 * self.mean.abs()
+        self.scale = torch.where(varies, deviation * math.sqrt(max(1, int(varies.sum()))), math.inf)
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Return embeddings (n, dim) float32 of rows (n, dim)."""
+        return ((x - self.mean) / self.scale).float()
+
+
+def _explain(
+    space: _Standardised | PrototypeNetwork,
+    x: Tensor,
+    chosen: Tensor,
+    beliefs: Beliefs | None,
+    names: Sequence[object],
+    bandwidth: float,
+) -> Iterator[str]:
+    """Yield why each chosen row (n,) is, in words."""
+    counts = _count_alike(space, x, chosen, bandwidth)
+    farther = None if beliefs is None else beliefs.nearness.sort().values
+    for row, count in zip(chosen.tolist(), counts.tolist(), strict=True):
+        typical = f"typical of {count:,} rows that nobody labelled" if count > 1 else "like no other row"
+        if beliefs is None or farther is None:
+            yield typical
+            continue
+        (more, less), first, second = beliefs.shares[row].tolist(), int(beliefs.first[row]), int(beliefs.second[row])
+        nearer = 1 - float(torch.searchsorted(farther, beliefs.nearness[row], right=True)) / len(x)
+        if nearer > 1 - RULES.far:
+            yield f"unlike every class: {100 * nearer:.0f} % of the rows are nearer to one"
+        elif first != second and more - less < RULES.between:
+            yield f"between {names[first]} and {names[second]}: {100 * more:.0f} % and {100 * less:.0f} %"
+        else:
+            yield typical
+
+
+def _count_alike(space: _Standardised | PrototypeNetwork, x: Tensor, chosen: Tensor, bandwidth: float) -> Tensor:
+    """Return for how many rows (n, dim) each chosen one (m,) is the nearest of them, and alike to exp(-1) or more."""
+    picked = space.embed(x[chosen]).float()
+    counts = torch.zeros(len(chosen), dtype=torch.int64)
+    for block in x.split(CHUNK):
+        alike, nearest = measure_likeness(space.embed(block).float(), picked, bandwidth).max(dim=1)
+        counts += torch.bincount(nearest[alike >= math.exp(-1)], minlength=len(chosen))
+    return counts

@@ -1,0 +1,162 @@
+"""The study of the labels that it takes: strategies against slow forms, the curve, the table, the command."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import entropy
+
+from analysis.__main__ import main
+from analysis.real_data import ask, asking
+from analysis.real_data.ask import DEVELOPED, REPORTED, find_labels, hash_code, summarise, tabulate
+from analysis.real_data.asking import (
+    OURS,
+    STRATEGIES,
+    TARGET,
+    Pool,
+    Run,
+    choose_badge,
+    choose_entropy,
+    choose_far,
+    choose_margin,
+    choose_ours,
+    choose_typical,
+    choose_with,
+    draw_shots,
+    run_strategy,
+    split_pool,
+)
+from protonet import solve
+from protonet.fit.active import suggest_rows
+from tests.strategies import blobs
+
+
+@pytest.fixture(scope="module")
+def pool() -> Pool:
+    x, y = blobs(0, classes=3, rows=15, dim=4, noise=1.0)
+    return Pool(solve([(x[:9], y[:9])], effort="fast"), x[9:], x[:9])
+
+
+def draw() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_each_strategy_chooses_different_rows_and_the_same_again(pool: Pool, name: str) -> None:
+    with torch.no_grad():
+        chosen = STRATEGIES[name](pool, 7, draw())
+        assert chosen.dtype == torch.int64
+        assert len(chosen.unique()) == 7
+        assert 0 <= int(chosen.min()) <= int(chosen.max()) < 36
+        assert torch.equal(chosen, STRATEGIES[name](pool, 7, draw()))
+        assert len(STRATEGIES[name](pool, 36, draw()).unique()) == 36
+
+
+@torch.no_grad()
+def test_margin_and_entropy_are_those_of_the_probabilities(pool: Pool) -> None:
+    p = pool.probabilities.double().numpy()
+    best = np.sort(p, axis=1)
+    assert choose_margin(pool, 5, draw()).tolist() == np.argsort(best[:, -1] - best[:, -2])[:5].tolist()
+    assert choose_entropy(pool, 5, draw()).tolist() == np.argsort(-entropy(p, axis=1))[:5].tolist()
+
+
+@torch.no_grad()
+def test_the_farthest_are_chosen_by_a_slow_loop(pool: Pool) -> None:
+    rows, taken = pool.rows.tolist(), pool.known.tolist()
+    for row in choose_far(pool, 4, draw()).tolist():
+        nearest = [min(math.dist(each, other) for other in taken) for each in rows]
+        assert nearest[row] == pytest.approx(max(nearest), abs=1e-3)
+        taken.append(rows[row])
+
+
+@torch.no_grad()
+def test_badge_begins_with_the_largest_gradient(pool: Pool) -> None:
+    p, rows = pool.probabilities, pool.rows
+    errors = p - torch.nn.functional.one_hot(p.argmax(dim=1), p.shape[1])
+    gradients = (errors[:, :, None] * rows[:, None, :]).flatten(1)
+    first = int(choose_badge(pool, 1, draw())[0])
+    assert float(gradients[first].norm()) == pytest.approx(float(gradients.norm(dim=1).max()), rel=1e-5)
+
+
+@torch.no_grad()
+def test_typical_rows_are_of_clusters_without_a_label() -> None:
+    centres = 10 * torch.eye(4)
+    x = centres.repeat_interleave(6, dim=0) + 0.01 * torch.randn(24, 4, generator=draw())
+    network = solve([(x[[0, 1, 6, 7]], torch.tensor([0, 0, 1, 1]))], effort="fast")
+    left = torch.tensor([row for row in range(24) if row not in {0, 6}])
+    chosen = left[choose_typical(Pool(network, x[left], x[[0, 6]]), 2, draw())]
+    assert {int(row) // 6 for row in chosen} == {2, 3}
+
+
+@torch.no_grad()
+def test_ours_is_what_the_library_suggests(pool: Pool) -> None:
+    expected = [each.row for each in suggest_rows(pool.network, pool.x, 5, range(3))]
+    assert choose_ours(pool, 5, draw()).tolist() == expected
+    assert choose_with(0.1, doubt=False)(pool, 5, draw()).tolist() != expected
+
+
+def test_the_curve_is_read_where_it_first_stays_above() -> None:
+    assert find_labels([0.5, 0.6, 0.8, 0.9], 0.7) == pytest.approx(2.5)
+    assert find_labels([0.5, 0.6, 0.8, 0.9], 0.4) == 1
+    assert find_labels([0.5, 0.6, 0.8, 0.9], 0.95) == 5
+    assert find_labels([0.5, 0.9, 0.5, 0.9], 0.7) == pytest.approx(2.0, abs=1)  # a lucky batch does not count in full
+    assert find_labels([0.5, 0.9, 0.5, 0.9], 0.7) > find_labels([0.5, 0.9, 0.9, 0.9], 0.7)
+
+
+def test_splits_do_not_overlap_and_draws_are_of_every_class() -> None:
+    x, y, test_x, test_y, num_classes = split_pool("iris", 0)
+    assert len(x) + len(test_x) == 150
+    assert num_classes == 3
+    assert len(test_y) == 50
+    rows = draw_shots(y, 4, draw())
+    assert torch.bincount(y[rows]).tolist() == [4, 4, 4]
+    assert len(set(rows)) == 12
+    assert split_pool("digits", 0)[4] == 10
+
+
+def test_codes() -> None:
+    assert hash_code("badge") == hash_code(TARGET) != hash_code("ours") == hash_code("wide")
+    assert set(OURS) < set(STRATEGIES)
+    assert not set(DEVELOPED) & set(REPORTED)
+
+
+def test_a_strategy_begins_with_one_row_of_each_class_as_the_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "BATCHES", 2)
+    curves = [run_strategy(Run("iris", 0, name)) for name in ("ours", "random")]
+    assert [len(curve) for curve in curves] == [3, 3]
+    assert curves[0][0] == curves[1][0]
+    assert len(run_strategy(Run("iris", 0, TARGET))) == asking.DRAWS
+
+
+def test_summary_and_table() -> None:
+    results = {
+        Run("iris", 0, TARGET): [0.8, 0.8],
+        Run("iris", 0, "ours"): [0.5, 0.7, 0.9],
+        Run("iris", 0, "random"): [0.5, 0.6, 0.7],
+        Run("digits", 0, TARGET): [0.9],
+        Run("digits", 0, "ours"): [0.7, 0.9, 0.9],
+        Run("digits", 0, "random"): [0.7, 0.8, 0.9],
+    }
+    rows = summarise(results)
+    assert [row["labels"] for row in rows] == [{"ours": 2.5, "random": 4.0}, {"ours": 2.0, "random": 3.0}]
+    text = tabulate(rows)
+    assert "| iris                            | 80.0             | 25    | 40     |" in text
+    assert "| **mean of all**                 |                  | 22 ±2 | 35 ±5  |" in text
+    assert "ours 64 %, random 100 %" in text
+
+
+def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(asking, "BATCHES", 1)
+    words = ["ask", "--datasets", "iris", "--strategies", "ours,random", "--splits", "1"]
+    state, table = ["--state", str(tmp_path / "state.jsonl")], tmp_path / "ask.md"
+    assert main([*words, *state, "--markdown", str(table)]) == 0
+    said = capsys.readouterr().out
+    made = "python -m analysis ask --datasets iris --strategies ours,random --effort linear --splits 1"
+    assert table.read_text(encoding="utf-8") == f"{said}\nMade by `{made}`.\n"
+    monkeypatch.setattr(ask, "run_strategy", None)  # all is in the journal
+    assert main([*words, *state]) == 0
+    assert main(["ask", "--strategies", "luck"]) == 2

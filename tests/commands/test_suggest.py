@@ -1,0 +1,126 @@
+"""The command ``suggest``: rows to label next, from a model and from nothing, and what can go wrong."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from protonet.__main__ import main
+from protonet.commands.suggest import read_cells
+from protonet.estimator import ProtoNetClassifier
+from protonet.files import load_model
+from protonet.fit.active import suggest_rows
+from tests.strategies import blobs, write_columns
+
+NAMES = ("ant", "bee", "cat")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, and a table of rows without classes."""
+    folder = tmp_path_factory.mktemp("suggest")
+    x, y = blobs(0, classes=3, rows=14, dim=4, noise=1.0)
+    columns = {f"c{number}": [f"{value:.3f}" for value in x[:, number].tolist()] for number in range(4)}
+    train = {name: cells[:12] for name, cells in columns.items()}
+    table = write_columns(folder / "train.csv", train | {"kind": [NAMES[c] for c in y[:12].tolist()]})
+    assert main(["fit", table, "--label", "kind", "--effort", "fast", "-o", str(folder / "model.safetensors")]) == 0
+    rest = {name: cells[12:] for name, cells in columns.items()}
+    write_columns(folder / "rest.csv", {"note": [f"no. {number}" for number in range(30)]} | rest)
+    return folder
+
+
+def test_the_rows_are_the_librarys_and_update_takes_them_once_labelled(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, asked = folder / "model.safetensors", tmp_path / "ask.csv"
+    assert main(["suggest", str(model), str(folder / "rest.csv"), "-n", "4", "-o", str(asked)]) == 0
+    said = capsys.readouterr()
+    header, *rows = csv.reader(asked.read_text(encoding="utf-8").splitlines())
+    assert header == ["row", "reason", "note", "c0", "c1", "c2", "c3", "kind"]
+    with (folder / "rest.csv").open(encoding="utf-8") as file:
+        rest = list(csv.reader(file))[1:]
+    x = torch.tensor([[float(cell) for cell in row[1:]] for row in rest])
+    expected = suggest_rows(load_model(model).network, x, 4, NAMES)
+    assert [(int(row[0]), row[1]) for row in rows] == expected
+    assert [row[2:-1] for row in rows] == [rest[each.row] for each in expected]
+    assert all(f"| {each.row} " in said.out and each.reason in said.out for each in expected)
+    assert "note: 1 column of the table not used: note" in said.err
+    asked.write_text(asked.read_text(encoding="utf-8").replace(",\n", ",bee\n"), encoding="utf-8")
+    assert main(["update", str(model), str(asked), "-o", str(tmp_path / "new.safetensors")]) == 0
+    assert "4 samples more, 0 new classes" in capsys.readouterr().out
+
+
+def test_without_a_model_the_first_rows_are_typical_and_spread(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    colours = ["red"] * 12 + ["green"] * 8 + ["blue"] * 4
+    sizes = [["1", "2", "3"][colour == "green"] if number % 5 else "" for number, colour in enumerate(colours)]
+    table = write_columns(tmp_path / "rest.csv", {"colour": colours, "size": sizes, "kind": [""] * 24})
+    assert main(["suggest", table, "-n", "3", "--label", "kind", "-o", str(tmp_path / "ask.csv")]) == 0
+    lines = list(csv.reader((tmp_path / "ask.csv").read_text(encoding="utf-8").splitlines()))
+    assert lines[0] == ["row", "reason", "colour", "size", "kind"]
+    assert {line[2] for line in lines[1:]} == set(colours)
+    assert "that nobody labelled" in capsys.readouterr().out
+
+
+def test_cells_are_found_in_any_block(tmp_path: Path) -> None:
+    table = tmp_path / "rest.npy"
+    np.save(table, np.arange(6.0).reshape(3, 2))
+    assert read_cells("cmd", table, "label", [2, 0]) == (["column 0", "column 1"], [["4", "5"], ["0", "1"]])
+    assert read_cells("cmd", table, "label")[1] == [["0", "1"], ["2", "3"], ["4", "5"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["model.safetensors", "rest.csv", "-n", "31"],
+            "protonet suggest: `-n` must be .*; got 31. Ask for at most 30",
+        ),
+        (["model.safetensors", "rest.csv", "-n", "0"], "`-n` must be a whole number >= 1"),
+        (["model.safetensors"], "`arguments` must name a table; got the model .* alone"),
+        (["model.safetensors", "-"], "`path` must be a file"),
+        (["model.safetensors", "other.csv"], "`path` must have the model's columns; got .* without c3"),
+        (["model.safetensors", "far.csv"], "`path` must have finite numbers; got 'inf' in c1, line 2"),
+        (["model.safetensors", "rest.csv", "-o", "ask.txt"], "`--output` must end in .csv"),
+        (["rest.csv", "-o", "rest.csv"], "`--output` must be another file than what is read"),
+        (["row.csv", "-n", "1", "-o", "ask.csv"], "`path` must have no column of the name of one of ours; got row"),
+        (["none.csv"], "`path` must be a file that exists"),
+    ],
+)
+def test_errors(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    message: str,
+) -> None:
+    for name in ("model.safetensors", "rest.csv"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    monkeypatch.chdir(tmp_path)
+    write_columns(tmp_path / "other.csv", {name: [1, 2] for name in ("c0", "c1", "c2")})
+    write_columns(tmp_path / "far.csv", {name: ["inf" if name == "c1" else 1, 2] for name in ("c0", "c1", "c2", "c3")})
+    write_columns(tmp_path / "row.csv", {"row": [3, 1, 3], "c": [1.5, 2.5, 9.5]})
+    assert main(["suggest", *words]) == 2
+    said = capsys.readouterr()
+    assert re.search(message, said.err), said.err
+    assert said.err.count("\n") == 1
+    assert not said.out
+    assert not (tmp_path / "ask.csv").exists()
+
+
+def test_the_estimator_suggests_what_the_library_does() -> None:
+    x, y = blobs(0, classes=3, rows=14, dim=4, noise=1.0)
+    model = ProtoNetClassifier(effort="fast").fit(x[:12].numpy(), np.array(NAMES)[y[:12]])
+    chosen = model.suggest(x[12:].numpy(), 5)
+    assert chosen == suggest_rows(model.network_, x[12:].double(), 5, model.classes_.tolist())
+    with pytest.raises(ValueError, match=r"`n` must be a whole number in \[1, 30\]; got 31\. Ask for at most 30"):
+        model.suggest(x[12:].numpy(), 31)
+    with pytest.raises(ValueError, match="contains NaN"):
+        model.suggest(np.full((3, 4), np.nan), 1)
