@@ -66,7 +66,7 @@ class Evidence(NamedTuple):
 def spell(name: str) -> Tensor:
     """Return which words (words,) a view's name has."""
     said = set(name.replace(":", " ").replace(",", " ").split())
-    return torch.tensor([float(word in said) for word in WORDS])
+    return torch.tensor([float(word in said) for word in WORDS], dtype=torch.float32)
 
 
 def describe_rows(rows: Rows) -> Tensor:
@@ -180,7 +180,7 @@ def gather_evidence(
 
 def _make_layer(inputs: int, outputs: int) -> nn.Linear:
     """Return a linear layer of zeros; `torch.nn.Linear` itself would draw from the global random state."""
-    layer: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, outputs)
+    layer: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, outputs, dtype=torch.float32)
     for weight in layer.parameters():
         nn.init.zeros_(weight)
     return layer
@@ -197,14 +197,14 @@ class Prior(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         for name, size in (("view", VIEW_FEATURES), ("problem", PROBLEM_FEATURES)):
-            self.register_buffer(f"{name}_mean", torch.zeros(size))
-            self.register_buffer(f"{name}_deviation", torch.ones(size))
+            self.register_buffer(f"{name}_mean", torch.zeros(size, dtype=torch.float32))
+            self.register_buffer(f"{name}_deviation", torch.ones(size, dtype=torch.float32))
         self.first = _make_layer(VIEW_FEATURES + len(WORDS) + PROBLEM_FEATURES, HIDDEN)
         self.second = _make_layer(2 * HIDDEN, HIDDEN)
         self.score = _make_layer(HIDDEN, 1)
         self.belief = _make_layer(len(SIZED), HIDDEN)
         self.size = _make_layer(HIDDEN, 1)
-        self.trust = nn.Parameter(torch.zeros(1))  # in what the held-out rows suggest, a logarithm
+        self.trust = nn.Parameter(torch.zeros(1, dtype=torch.float32))  # in what the held-out rows suggest, a logarithm
 
     def forward(
         self, views: Tensor, words: Tensor, problem: Tensor, start: Tensor, there: Tensor

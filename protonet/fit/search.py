@@ -19,7 +19,7 @@ from protonet.scoring import FOLDS, WEIGHTS, Fold, simplest_within_one_error, sp
 from protonet.views import KINDS
 from protonet.views.judge import Candidate, Judge
 from protonet.views.linear import Linear, LinearKind
-from protonet.views.mlp import MLP, MLPKind, Plan
+from protonet.views.mlp import MLPKind, Plan
 from protonet.views.shifts import find_order
 from protonet.views.view import Kind, Rows, Specification
 
@@ -123,7 +123,7 @@ def explore(rows: Rows, plan: Plan, search: Search, progress: Progress = ignore)
 def select(rows: Rows, plan: Plan, *, search: Search | None = None, progress: Progress = ignore) -> Choice:
     """Decide views, the learned views' size and training, weights and temperature on held-out folds.
 
-    The outcome is one of three: raw cosine, with the smallest MLP around it; a learned view alone; or a mixture.
+    The outcome is raw cosine, with the smallest MLP around it, or a mixture.
 
     Args:
         rows: In canonical order. Their ``seed`` is that of folds, first weights and episodes; after their ``deadline``
@@ -154,9 +154,6 @@ def select(rows: Rows, plan: Plan, *, search: Search | None = None, progress: Pr
     tried = explored.losses | {"mixture": float(losses.mean())}
     if not worse_by_one_error(raw.losses, losses, most=WEIGHTS.never_forgiven, margin=-WEIGHTS.mixture_prior):
         return raw_alone._replace(temperature=_fit_temperature(judge, raw), losses=tried)
-    for each in (each for each in explored.candidates if isinstance(each.specification, MLP)):
-        if worse_by_one_error(losses, each.losses, margin=WEIGHTS.mixture_prior):
-            return Choice(((each.specification, 1.0),), _fit_temperature(judge, each), explored.rows.shifts, tried)
     return mixture._replace(losses=tried)
 
 

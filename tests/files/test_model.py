@@ -183,7 +183,7 @@ def test_what_is_described_is_restored_and_trusts_nothing() -> None:
     assert again == structure
     assert parts.keys() == tensors.keys()
     kinds = [view["kind"] for view in structure["views"]]
-    assert kinds == ["linear", "radial", "radial", "radial", "forest", "linear", "mlp"]
+    assert kinds == ["linear", "radial", "radial", "radial", "forest", "linear", "mlp", "patterns", "patterns"]
     for name in tensors:
         with pytest.raises(ValueError, match="no tensor"):
             restore_network(structure, {key: value for key, value in tensors.items() if key != name})

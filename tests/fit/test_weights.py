@@ -29,8 +29,8 @@ def test_whole_weights_are_repeated_rows(effort: str) -> None:
     repeated = ProtoNetClassifier(effort=effort).fit(X[chosen], Y[chosen]).predict_proba(TEST_X)
     for unit in (1, 0.25):
         weighted = ProtoNetClassifier(effort=effort).fit(X, Y, unit * weights).predict_proba(TEST_X)
-        # the learned view's training lets differences of rounding grow
-        np.testing.assert_allclose(weighted, repeated, atol=1e-5 if effort == "fast" else 5e-3)
+        # the fit of joint weights and the learned view's training let differences of rounding grow
+        np.testing.assert_allclose(weighted, repeated, atol=5e-3)
     assert log_loss(TEST_Y, repeated) < log_loss(TEST_Y, np.full_like(repeated, 0.2))
 
 
