@@ -47,9 +47,10 @@ HEADER = (
 )
 NOTE = """
 Mean over tasks of kins that the prior was not trained on, in nats and percent ± one standard error of the difference to
-the first line, whose log-loss is large for one task in which cosines hardly differ. "Judged" tasks have rows to hold out; of the others, one labelled row per class, only how rows look is
-known. The published prior is trained on all {tasks} tasks; `robustness` has, as "ours, left out", what it is worth on
-real sets when no task of the set's kin was trained on.
+the first line, whose log-loss is large for one task in which cosines hardly differ. "Judged" tasks have rows to hold
+out; of the others, one labelled row per class, only how rows look is known. The published prior is trained on all
+{tasks} tasks; `robustness` has, as "ours, left out", what it is worth on real sets when no task of the set's kin was
+trained on.
 """
 
 
