@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> Report:
     tasks = load_tasks(folder, options.tasks)
     batch = collate(tasks)
     if options.write:
-        write_prior(train(batch, epochs=options.epochs))
+        write_prior(train(batch, epochs=options.epochs), HEADER.format(tasks=len(tasks), epochs=options.epochs))
         LEFT_OUT.mkdir(parents=True, exist_ok=True)
         for name, kin in [*KINS.items(), (MIXED_NAME, MIXED_KINS)]:
             kept = torch.tensor([each.kin not in kin for each in tasks]).nonzero()[:, 0]
@@ -104,11 +104,11 @@ def load_left_out(name: str) -> Prior:
     return read_numbers(path.read_text(encoding="ascii"))
 
 
-def write_prior(prior: Prior, path: Path = NUMBERS) -> None:
-    """Write a prior's numbers as the library's module of them."""
+def write_prior(prior: Prior, header: str, path: Path = NUMBERS) -> None:
+    """Write a prior's numbers as the library's module of them, below a docstring."""
     text = write_numbers(prior)
     lines = "".join(f'    "{text[at : at + 108]}",\n' for at in range(0, len(text), 108))
-    whole = f"{HEADER}\nNUMBERS = (\n{lines})\n".encode()
+    whole = f"{header}\nNUMBERS = (\n{lines})\n".encode()
     write_whole(path, lambda file: file.write(whole))
 
 

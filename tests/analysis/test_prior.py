@@ -110,7 +110,7 @@ def test_a_prior_that_leaves_a_set_out_is_asked_for(monkeypatch: pytest.MonkeyPa
 
 def test_numbers_are_written_as_a_module(tmp_path: Path) -> None:
     path = tmp_path / "numbers.py"
-    study.write_prior(Prior(), path)
+    study.write_prior(Prior(), study.HEADER.format(tasks=3, epochs=2), path)
     scope: dict[str, tuple[str, ...]] = {}
     exec(path.read_text(encoding="utf-8"), scope)
     assert isinstance(read_numbers("".join(scope["NUMBERS"])), Prior)
