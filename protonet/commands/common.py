@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import difflib
+import io
 import math
 import os
 import re
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -193,3 +195,10 @@ def count(n: int, noun: str) -> str:
     """Return a number and its noun: ``1 draw``, ``2,000 draws``, ``2 classes``."""
     plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
     return f"{n:,} {noun if n == 1 else plural}"
+
+
+def format_csv(lines: Iterable[Sequence[str]]) -> str:
+    """Return rows of cells as CSV."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue()

@@ -1,4 +1,4 @@
-"""A table as ``fit`` reads it: its columns taken for something, its classes checked."""
+"""A table as ``fit`` reads it, its columns taken for something, its classes checked; and one that lacks classes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ import torch
 from torch import Tensor
 
 from protonet._checks import check_groups, fail, show
-from protonet.commands.common import Parser, check_name
+from protonet.commands.common import Parser, check_name, count
 from protonet.commands.labels import read_whole, suspect_spellings
+from protonet.commands.models import open_rows, want
+from protonet.files import Model
 from protonet.fit.solver import Solution
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.parsing import count_gaps
 from protonet.tables.columns.recognise import NAMES
-from protonet.tables.features import choose_features
-from protonet.tables.table import Wanted, list_names, read_table
+from protonet.tables.features import choose_features, encode_block
+from protonet.tables.table import CLASS_NAMES, Table, Wanted, list_names, name_cells, open_table, read_table
 
 #: More classes than this with one row each are hardly classes, nor are as many fractions; see `_doubt_classes`.
 MOST_SINGLE = 20
@@ -51,6 +53,20 @@ class Data(NamedTuple):
         """Return the number in the solution of each group's name."""
         numbers = [] if solution.groups is None else solution.groups.tolist()
         return dict(zip(self.group_names, numbers, strict=True))
+
+
+class Unlabelled(NamedTuple):
+    """A table with rows that lack a class, as features."""
+
+    x: Tensor  #: (n, dim) float32 or float64.
+    blocks: Tensor | None  #: (dim,) int64: which column each feature comes from; None where each is one.
+    table: Table  #: With what a person should be told.
+    known: Tensor  #: (n,) bool: which rows have a class already, and are not asked for.
+
+    @property
+    def left(self) -> Tensor:
+        """The numbers (m,) int64 of the rows without a class."""
+        return (~self.known).nonzero().flatten()
 
 
 def add_options(parser: Parser) -> None:
@@ -164,3 +180,71 @@ def read_numbers(names: Sequence[str | int]) -> list[float]:
         return [float(name) for name in names]
     except ValueError:
         return []
+
+
+def check_table(prog: str, options: argparse.Namespace) -> None:
+    """Raise an InputError for a table that cannot be read twice, or for a model in its place."""
+    if options.table == "-":
+        fail(prog, "path", "be a file: it is read twice", "the standard input", "Save it, and name that file.")
+    if options.table.lower().endswith(".safetensors"):
+        fail(prog, "arguments", "name a table", f"the model {options.table} alone", "Pass the table after it.")
+
+
+def read_unlabelled(prog: str, options: argparse.Namespace, model: Model | None, label: str) -> Unlabelled:
+    """Read the table that the options name, as features for a model, or as what its own columns are taken for.
+
+    Raises:
+        MissingPackageError: A package that the table needs is missing.
+        InputError: A table that does not fit, or all of whose rows have a class.
+    """
+    blocks, notes = None, list[str]()
+    if model is None:
+        table, block = read_table(prog, Path(options.table), Wanted(label, labelled=False, partly=True))
+        labels = block.labels
+        block = block._replace(labels=np.zeros(len(block.rows), np.int64))  # one class: no column can tell it
+        features = choose_features(prog, table, block, {}, named=False)
+        x, blocks = features.x, None if features.encoding is None else features.encoding.blocks
+        likely = [name for name in table.columns or () if name.lower() in CLASS_NAMES and not len(labels)]
+        if likely:
+            notes.append(f"there is no column {label}; if {list_names(likely)} holds the classes, name it with --label")
+    else:
+        table = open_rows(prog, options, model, want(model, label, labelled=False)._replace(partly=True))
+        parts = [(encode_block(prog, table, block, model.encoding), block.labels) for block in table.blocks]
+        x, labels = map(np.concatenate, zip(*parts, strict=True))
+    known = labels != "" if len(labels) else np.zeros(len(x), bool)
+    if known.all():
+        got = f"one in {show(label)} for each of {count(len(x), 'row')}"
+        fail(prog, "path", "have rows without a class", got, "Add rows whose cell there is empty.")
+    if known.any():
+        verb = "has" if known.sum() == 1 else "have"
+        notes.append(f"{count(int(known.sum()), 'row')} {verb} a class in {show(label)} already: not asked for")
+    table = table._replace(notes=(*table.notes, *notes))
+    return Unlabelled(torch.from_numpy(np.ascontiguousarray(x)), blocks, table, torch.from_numpy(known))
+
+
+def read_cells(
+    prog: str, path: Path, label: str, rows: Sequence[int] | None = None
+) -> tuple[list[str], list[list[str]]]:
+    """Read all columns of a table as text, but for that of the classes and one without a name.
+
+    Args:
+        prog: The command's name, for messages.
+        path: Of the table.
+        label: The column of the classes, which need not be there.
+        rows: The numbers of the rows, in the order wanted; None for all.
+
+    Returns:
+        The columns' names, and the cells of each row.
+    """
+    table = open_table(prog, path, Wanted(label, labelled=False))
+    found: dict[int, list[str]] = {}
+    first = 0
+    for block in table.blocks:
+        places = range(len(block.rows)) if rows is None else [row - first for row in rows]
+        taken = np.array([place for place in places if 0 <= place < len(block.rows)], int)
+        columns = [name_cells(cells[taken]).tolist() for cells in block.columns]
+        found.update(zip((first + taken).tolist(), map(list, zip(*columns, strict=True)), strict=True))
+        first += len(block.rows)
+    width = len(next(iter(found.values())))
+    names = list(table.columns) if table.columns is not None else [f"column {number}" for number in range(width)]
+    return names, [found[row] for row in (found if rows is None else rows)]

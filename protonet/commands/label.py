@@ -17,8 +17,8 @@ from torch import Tensor
 from protonet._checks import fail, show
 from protonet.commands.answers import Answers
 from protonet.commands.common import count
-from protonet.commands.models import check_paths, make_parser, show_notes
-from protonet.commands.suggest import LABEL, Unlabelled, check_table, name_label, read_cells, read_rows, suggest
+from protonet.commands.data import Unlabelled, check_table, read_cells, read_unlabelled
+from protonet.commands.models import LABEL, check_paths, make_parser, name_label, show_notes, suggest
 from protonet.files import Model, load_model
 from protonet.fit.active import Suggestion
 from protonet.fit.solver import solve_problem
@@ -69,7 +69,7 @@ def run(arguments: Sequence[str] | None) -> None:
     model = None if options.model is None else load_model(options.model)
     classes = parse_classes(options.classes, model)
     label = name_label(options.label, model)
-    rows = read_rows(PROG, options, model, label)
+    rows = read_unlabelled(PROG, options, model, label)
     header, cells = read_cells(PROG, Path(options.table), label)
     show_notes(rows.table, quiet=options.quiet)
     with Answers(PROG, output, [*header, label], classes) as answers:
@@ -116,7 +116,8 @@ class Session:
         cells: Of each row, as the answers have them.
         classes: The names that there are keys for.
         model: What is known before; None for nothing.
-        answers: Those so far. One to a row of these cells is an answer to it, of equal ones to the first.
+        answers: Those so far. One to a row of these cells is an answer to it, of equal ones to the first, one
+            without a class before those with one.
 
     Raises:
         InputError: An answer to a row that there is not.
@@ -131,7 +132,7 @@ class Session:
         self._fitted, self._n_fitted = None if model is None else model.network, 0
         self._refits = model is None
         places: dict[tuple[str, ...], list[int]] = {}
-        for row in range(len(cells) - 1, -1, -1):
+        for row in sorted(range(len(cells)), key=lambda row: (bool(rows.known[row]), row), reverse=True):
             places.setdefault(tuple(cells[row]), []).append(row)
         self.done: list[int] = []  #: The row of each answer.
         for *own, name in answers.rows:
@@ -139,6 +140,7 @@ class Session:
                 got = f"an answer {name!r} to a row that it has not"
                 fail(PROG, "path", "be the table that the answers are for", got, "Pass another --output.")
             self.done.append(places[tuple(own)].pop())
+        self._steps = list(self.done)  # the rows that were answered or skipped, in the order of the keys
         self.right: list[bool | None] = [None] * len(self.done)
         """Of each answer, whether it was expected; None where nothing was learned yet, or it is an earlier start's."""
         self.network: PrototypeNetwork | None = None  #: What is learned so far, by `learn`.
@@ -156,8 +158,8 @@ class Session:
             self.network.add_samples(x[self._n_fitted :], y[self._n_fitted :])
 
     def list_left(self) -> Tensor:
-        """Return the rows (n,) int64 that are neither answered nor skipped."""
-        left = torch.ones(len(self.cells), dtype=torch.bool)
+        """Return the rows (n,) int64 without a class in the table that are neither answered nor skipped."""
+        left = ~self.rows.known
         left[[*self.done, *self.skipped]] = False
         return left.nonzero().flatten()
 
@@ -168,8 +170,7 @@ class Session:
             return []
         network = None if self._refits and first > 0 else self.network
         n = min(len(left), BATCH if network is not None else max(BATCH, first))
-        chosen = suggest(PROG, network, self.rows.x[left], n, list(map(show, self.names)))
-        return [each._replace(row=int(left[each.row])) for each in chosen]
+        return suggest(PROG, network, self.rows.x, n, list(map(show, self.names)), rows=left)
 
     @torch.no_grad()
     def answer(self, row: int, name: str) -> None:
@@ -178,17 +179,27 @@ class Session:
         guess = None if self.network is None else self.names[int(self.network(self.rows.x[[row]]).argmax())]
         self.right.append(None if guess is None else guess == name)
         self.done.append(row)
+        self._steps.append(row)
         self.learn()
 
-    def undo(self) -> int | None:
-        """Take the last answer back; return its row, or None where there is none."""
-        if not self.done:
+    def skip(self, row: int) -> None:
+        """Leave a row out until the next start."""
+        self.skipped.add(row)
+        self._steps.append(row)
+
+    def undo(self) -> Suggestion | None:
+        """Take the last answer or skip back; return its row, and what it was, or None where there is none."""
+        if not self._steps:
             return None
-        self.answers.undo()
+        row = self._steps.pop()
+        if row in self.skipped:
+            self.skipped.remove(row)
+            return Suggestion(row, "taken back: it was skipped")
+        *_, name = self.answers.undo()
         self.right.pop()
-        row = self.done.pop()
+        self.done.pop()
         self.learn()
-        return row
+        return Suggestion(row, f"taken back: it was {show(name)}")
 
     @torch.no_grad()
     def tell(self) -> str:
@@ -238,11 +249,11 @@ def ask(session: Session, header: Sequence[str], ask_key: Callable[[str], str]) 
             return
         if key == UNDO:
             back = session.undo()
-            queue = queue if back is None else [Suggestion(back, "taken back"), *queue]
+            queue = queue if back is None else [back, *queue]
             continue
         queue = queue[1:]
         if key == SKIP:
-            session.skipped.add(row)
+            session.skip(row)
             continue
         session.answer(row, keys[key])
         print(f"{show(keys[key])}. {session.tell()}")

@@ -17,12 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import fail, optional_packages
+from protonet._checks import InputError, fail, optional_packages
 from protonet.commands.common import Parser, check_outputs, count
 from protonet.files import INSTALL, Model
+from protonet.fit.active import Suggestion, suggest_rows
 from protonet.fit.crossfit import Crossfit, pack, predict_held
 from protonet.fit.search import Progress
 from protonet.metrics import calibrate, measure
+from protonet.network import PrototypeNetwork
 from protonet.tables.features import check_kinds, encode_block
 from protonet.tables.table import Block, Table, Wanted, list_names, open_table
 
@@ -30,6 +32,8 @@ from protonet.tables.table import Block, Table, Wanted, list_names, open_table
 MODELS, PLOTS = (".safetensors",), (".png", ".pdf", ".svg")
 #: What the names of all figures, by option, may end in.
 FIGURES = {"json": (".json",), "report": (".html", ".htm")}
+#: What the column of the classes is called where nothing else is said.
+LABEL = "label"
 #: Most blocks that are classified at a time.
 MOST_THREADS = 8
 
@@ -99,6 +103,11 @@ def check_packages(prog: str, packages: Sequence[str], install: str = INSTALL) -
             importlib.import_module(package)
 
 
+def name_label(option: str | None, model: Model | None) -> str:
+    """Return what the column of the classes is called: as an option says, or else as in fit."""
+    return option or (LABEL if model is None else str(model.metadata.get("label", LABEL)))
+
+
 def want(model: Model, label: str | None, *, labelled: bool, beside: str | None = None) -> Wanted:
     """Return what a model reads a table for.
 
@@ -108,12 +117,11 @@ def want(model: Model, label: str | None, *, labelled: bool, beside: str | None 
         labelled: Whether the classes are wanted.
         beside: A column that is wanted beside.
     """
-    name = label or str(model.metadata.get("label", "label"))
     left_out = model.metadata.get("left_out")
     ignored = tuple(map(str, left_out)) if isinstance(left_out, list) else ()
     named = () if beside is None else (beside,)
     width = model.network.encoder.input_dim if model.encoding is None else len(model.encoding.columns)
-    return Wanted(name, labelled, model.columns, width, named, ignored)  # type: ignore[arg-type]
+    return Wanted(name_label(label, model), labelled, model.columns, width, named, ignored)  # type: ignore[arg-type]
 
 
 def open_rows(
@@ -161,6 +169,29 @@ def classify_block(prog: str, model: Model, table: Table, block: Block) -> Tenso
         InputError: As `protonet.tables.features.encode_block` and `classify`.
     """
     return classify(prog, model, encode_block(prog, table, block, model.encoding))
+
+
+def suggest(
+    prog: str,
+    network: PrototypeNetwork | None,
+    x: Tensor,
+    n: int,
+    names: Sequence[str],
+    *,
+    rows: Tensor,
+    known: Tensor | None = None,
+) -> list[Suggestion]:
+    """Return `protonet.fit.active.suggest_rows` of some ``rows`` (m,) int64 of a table, with its numbers of rows.
+
+    Raises:
+        InputError: As there, in the name of a command.
+    """
+    try:
+        chosen = suggest_rows(network, x if len(rows) == len(x) else x[rows], n, names, known=known)
+    except InputError as error:
+        text = str(error).replace("suggest_rows: `n`", f"{prog}: `-n`").replace("suggest_rows: `x`", f"{prog}: `path`")
+        raise InputError(text) from None
+    return [each._replace(row=int(rows[each.row])) for each in chosen]
 
 
 @torch.inference_mode()

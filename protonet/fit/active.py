@@ -54,20 +54,26 @@ class Beliefs(NamedTuple):
 
 
 def suggest_rows(
-    network: PrototypeNetwork | None, x: Tensor, n: int, names: Sequence[object] = (), *, seed: int = 0
+    network: PrototypeNetwork | None,
+    x: Tensor,
+    n: int,
+    names: Sequence[object] = (),
+    *,
+    known: Tensor | None = None,
+    seed: int = 0,
 ) -> list[Suggestion]:
     """Say which rows to label next, a batch of them at once, and why.
 
     A row's doubt is how near its two likeliest classes are. Rows are alike as exp((cosine - 1) / bandwidth) of their
     embeddings; those that are chosen are so that every row, as far as it is in doubt, is like one of them or like a
-    prototype. Without a network no row is known, and all are in doubt: then the typical ones are chosen, spread over
-    the data.
+    prototype. Without a network all rows are in doubt: then the typical ones are chosen, spread over the data.
 
     Args:
         network: What the labels so far gave; None where there are none.
         x: (rows, dim) real, finite: rows without a label.
         n: How many to choose, at least 1, and at most as there are and as ``AskRules.most_rows``.
         names: Of the network's classes, for the reasons.
+        known: (k, dim) rows with a label that no network has learned from: as good as chosen already.
         seed: Of the rows that are drawn where there are more than ``AskRules.most_rows``.
 
     Returns:
@@ -84,23 +90,25 @@ def suggest_rows(
     """
     width = None if network is None else getattr(network.encoder, "input_dim", None)
     x = check_features("suggest_rows", "x", x, dim=width)
+    labelled = x[:0] if known is None else check_features("suggest_rows", "known", known, dim=x.shape[1])
     if not len(x):
         fail("suggest_rows", "x", "have at least one row", "none", "Pass rows without a label.")
     most = min(len(x), RULES.most_rows)
     n = check_int("suggest_rows", "n", n, low=1, high=most, remedy=f"Ask for at most {most} of {len(x)} rows at once.")
     with torch.no_grad():
-        space = _Standardised(x) if network is None else network
+        space = _Standardised(torch.cat([x, labelled]) if len(labelled) else x) if network is None else network
         beliefs = None if network is None else find_beliefs(network, x)
         doubt = torch.ones(len(x)) if beliefs is None else beliefs.doubt.clamp_min(torch.finfo(torch.float32).tiny)
         sample = draw_rows(doubt, RULES.most_rows, seed)
         rows, drawn = space.embed(x[sample]).float(), len(sample) < len(x)
         weights = torch.ones(len(rows)) if drawn else doubt.float()  # those that are drawn have been weighed already
-        known = rows[:0] if network is None else network.prototypes[network.seen].float()
+        parts = [] if network is None else [network.prototypes[network.seen].float()]
+        parts += [space.embed(block).float() for block in labelled.split(CHUNK) if len(block)]
         if network is None:  # each may stand for its share of the rows
             bandwidth = find_bandwidth(rows, math.ceil(len(rows) / n))
         else:
             bandwidth = max(RULES.bandwidth, find_bandwidth(rows, RULES.neighbours))
-        chosen = sample[choose_covering(rows, weights, known, n, bandwidth)]
+        chosen = sample[choose_covering(rows, weights, torch.cat([rows[:0], *parts]), n, bandwidth)]
         return [
             Suggestion(row, reason)
             for row, reason in zip(chosen.tolist(), _explain(space, x, chosen, beliefs, names, bandwidth), strict=True)
@@ -161,7 +169,9 @@ def choose_covering(rows: Tensor, weights: Tensor, known: Tensor, n: int, bandwi
         (1978), sec. 4.
     """
     alike = measure_likeness(rows, rows, bandwidth)
-    covered = measure_likeness(rows, known, bandwidth).amax(dim=1) if len(known) else torch.zeros(len(rows))
+    covered = torch.zeros(len(rows))
+    for block in known.split(CHUNK // 16) if len(known) else ():
+        covered = torch.maximum(covered, measure_likeness(rows, block, bandwidth).amax(dim=1))
     chosen: list[int] = []
     free = torch.ones(len(rows), dtype=torch.bool)
     for _ in range(n):

@@ -30,12 +30,13 @@ class Wanted(NamedTuple):
     """What a table is read for."""
 
     label: str  #: The name of the column of classes, in a file that names its columns.
-    labelled: bool = True  #: Are the classes wanted? If not, their column may be missing.
+    labelled: bool = True  #: Are the classes wanted? If not, their column may be missing, ...
     columns: tuple[str, ...] | None = None  #: The names of the features, in the order wanted; None for all.
     width: int | None = None  #: How many columns of features there must be; None for any number.
     beside: tuple[str, ...] = ()  #: Columns that are read as text beside: a row's group, its name.
     ignored: tuple[str, ...] = ()  #: Columns that are no features, where the table has them.
     drop_unlabelled: bool = False  #: Are rows without a class left out? If not, they are an error.
+    partly: bool = False  #: ... and if this is so, what a column of that name holds is read: text, "" for no class.
     typed: bool = False  #: Did a person name ``columns`` and ``ignored``? If not, they are a model's.
 
 
@@ -106,7 +107,7 @@ def open_table(prog: str, path: Path, wanted: Wanted, labels: Path | None = None
         names, unused = _choose_columns(prog, path, source, wanted)
         number = {name: column for column, name in enumerate(source.header)}
         features, beside = ([number[name] for name in some] for some in (names, wanted.beside))
-        label = number[wanted.label] if wanted.labelled else None
+        label = number[wanted.label] if wanted.labelled else number.get(wanted.label) if wanted.partly else None
     notes = [*source.notes, *(["the unnamed column is left out"] if "" in unused else [])]
     read = source.read([*features, *beside, *([] if label is None else [label])])
     blocks = _split_blocks(prog, source.place, read, len(features), len(beside), wanted)
@@ -221,7 +222,11 @@ def _split_blocks(
 ) -> Iterator[Block]:
     """Yield rows with features, classes and what is wanted beside; raise an InputError where a class is missing."""
     for columns, rows in blocks:
-        labels, missing = read_labels(columns[-1]) if wanted.labelled else (np.empty(0, np.str_), np.empty(0, bool))
+        labels, missing = np.empty(0, np.str_), np.empty(0, bool)
+        if len(columns) > features + beside:
+            labels, missing = read_labels(columns[-1])
+        if wanted.partly:
+            labels, missing = np.where(missing, "", labels.astype(np.str_)), missing[:0]
         if missing.any() and not wanted.drop_unlabelled:
             where = [place.format(rows[row]) for row in np.flatnonzero(missing)[:3].tolist()]
             more = f" and {missing.sum() - 3} more" if missing.sum() > 3 else ""

@@ -21,8 +21,8 @@ from torch import Tensor
 from protonet import InputError, PrototypeNetwork
 from protonet.__main__ import main
 from protonet.commands.answers import Answers
+from protonet.commands.data import Unlabelled
 from protonet.commands.label import BATCH, KEYS, Session, ask, fit_answers, parse_classes
-from protonet.commands.suggest import Unlabelled
 from protonet.files import Model
 from protonet.tables.table import Table
 from tests.strategies import blobs, write_columns
@@ -113,6 +113,7 @@ def make_model(classes: tuple[str, ...]) -> Model:
         (",".join(f"c{number}" for number in range(33)), (), "must be 2 to 32, a key each; got 33"),
         ("ant,ant", (), "`--classes` must be different names.*; got 'ant'"),
         ("ant,NA", (), "none of which means that there is no class; got 'NA'"),
+        ("bee,,ant", (), "none of which means that there is no class; got ''"),
         ("ant,", (), "none of which means that there is no class; got ''"),
         ("ant,cow", ("ant", "bee"), "must be classes that the model knows; got 'cow', and it knows ant, bee"),
     ],
@@ -141,7 +142,7 @@ def make_session(
 ) -> tuple[Session, Answers]:
     x, _, cells = table
     answers = Answers("cmd", path, ["p", "q", "r", "s", "label"], CLASSES)
-    rows = Unlabelled(x, None, Table(("p", "q", "r", "s"), iter(()), "row {}"))
+    rows = Unlabelled(x, None, Table(("p", "q", "r", "s"), iter(()), "row {}"), torch.zeros(len(x), dtype=torch.bool))
     return Session(rows, cells, CLASSES, model, answers), answers
 
 
@@ -161,8 +162,8 @@ class TestSession:
             torch.testing.assert_close(session.network.prototypes, expected.prototypes)
             sure = expected(x[session.list_left()]).softmax(dim=1).amax(dim=1).mean()
             assert session.tell().startswith(f"{100 * sure:.0f} % sure of 22 rows left")
-            assert session.undo() == 8
-            assert session.undo() == 3
+            assert session.undo() == (8, f"taken back: it was {CLASSES[int(y[8])]}")
+            assert session.undo() == (3, f"taken back: it was {CLASSES[int(y[3])]}")
             assert session.undo() is None
             torch.testing.assert_close(session.network.prototypes, before)
         assert torch.equal(model.network.prototypes, before)
@@ -204,12 +205,39 @@ class TestSession:
     def test_equal_rows_are_asked_for_once_each(self, tmp_path: Path) -> None:
         x = torch.tensor([[0.0], [1.0]]).repeat(3, 1)
         cells = [[f"{value:g}"] for value in x[:, 0].tolist()]
-        rows = Unlabelled(x, None, Table(("p",), iter(()), "row {}"))
+        rows = Unlabelled(x, None, Table(("p",), iter(()), "row {}"), torch.zeros(6, dtype=torch.bool))
         with Answers("cmd", tmp_path / "answers.csv", ["p", "label"], CLASSES) as answers:
             session = Session(rows, cells, CLASSES, None, answers)
             for row in (4, 2):
                 session.answer(row, "ant")
             assert Session(rows, cells, CLASSES, None, answers).done == [0, 2]
+            known = torch.tensor([True, False, False, True, False, False])
+            session = Session(rows._replace(known=known), cells, CLASSES, None, answers)
+            assert session.done == [2, 4]
+            assert session.list_left().tolist() == [1, 5]
+            assert {row for row, _ in session.choose()} == {1, 5}
+
+    def test_the_last_key_is_taken_back(
+        self, tmp_path: Path, table: tuple[Tensor, Tensor, list[list[str]]], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        session, answers = make_session(tmp_path / "answers.csv", table)
+        keys, shown = iter(["2", "s", "u", "s", "u", "u", "u", "q"]), list[str]()
+
+        def press(text: str) -> str:
+            shown.append(text.split("\n")[1])
+            kept.append(len((tmp_path / "answers.csv").read_text(encoding="utf-8").splitlines()) - 1)
+            return next(keys)
+
+        kept = list[int]()
+        with answers:
+            ask(session, ["p", "q", "r", "s"], press)
+        capsys.readouterr()
+        first, second = (re.findall(r"row \d+ ", text)[0] for text in shown[:2])
+        assert kept == [0, 1, 1, 1, 1, 1, 0, 0]
+        assert shown[3] == shown[5] == f"{second}(1 answered): taken back: it was skipped"
+        assert shown[6] == f"{first}(0 answered): taken back: it was bee"
+        assert shown[7] == shown[6]  # there is nothing more
+        assert not session.skipped
 
     def test_keys(
         self, tmp_path: Path, table: tuple[Tensor, Tensor, list[list[str]]], capsys: pytest.CaptureFixture[str]

@@ -81,6 +81,15 @@ def test_what_is_known_is_not_chosen_and_equal_rows_are_chosen_once() -> None:
     assert rows[choose_covering(rows, ones, torch.eye(3)[:1], 2, 0.1)].argmax(dim=1).tolist() == [1, 2]
 
 
+def test_rows_that_are_labelled_already_are_as_good_as_chosen() -> None:
+    x = torch.eye(3).repeat_interleave(torch.tensor([5, 3, 2]), dim=0)
+    assert [x[row].argmax() for row, _ in suggest_rows(None, x, 1)] == [0]
+    assert [x[row].argmax() for row, _ in suggest_rows(None, x, 2, known=x[:1])] == [1, 2]
+    assert suggest_rows(None, x, 3, known=x[:0]) == suggest_rows(None, x, 3)
+    with pytest.raises(InputError, match="suggest_rows: `known` must have"):
+        suggest_rows(None, x, 1, known=x[:, :2])
+
+
 def test_rows_are_drawn_in_proportion_to_their_weights() -> None:
     weights, n = torch.tensor([1.0, 2.0, 7.0]), 2000
     drawn = torch.cat([draw_rows(weights, 1, seed) for seed in range(n)])

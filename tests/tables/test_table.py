@@ -75,7 +75,12 @@ def test_columns_are_matched_by_name(tmp_path: Path) -> None:
     wanted = Wanted("kind", labelled=False, columns=("a", "b"), width=2)
     assert [numbers(block).tolist() for block in open_table("cmd", path, wanted).blocks] == [[[2, 1], [40, 3]]]
     assert read_table("cmd", path, KIND)[1].labels.tolist() == ["x", "y, z"]
+    partly = Wanted("kind", labelled=False, partly=True)
+    assert read_table("cmd", path, partly)[1].labels.tolist() == ["x", "y, z"]
+    gaps = write(tmp_path, "a,kind\n1,7\n2,\n3, NA\n")
+    assert read_table("cmd", gaps, partly)[1].labels.tolist() == ["7", "", ""]
     path = write(tmp_path, "\ufeffa,b\n1,2\n")
+    assert read_table("cmd", path, partly)[1].labels.tolist() == []
     assert [numbers(block).tolist() for block in open_table("cmd", path, wanted).blocks] == [[[1, 2]]]
 
 
