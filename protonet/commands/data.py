@@ -45,6 +45,7 @@ class Data(NamedTuple):
     notes: list[str]  #: What a person should know of the columns and the classes, a line each.
     rows: Sequence[int]  #: Where in the file each row is, ...
     place: str  #: ... and what a message calls that, with its number to be put in.
+    numbers: Sequence[int]  #: Of each row in the table, from 0, those that are left out counted as well.
     ids: list[str] | None  #: The name of each row, if a column holds them.
     gaps: list[int]  #: How many cells of each column that is used are gaps.
     cells: list[np.ndarray]  #: Of the columns that are used, (n,) each; none if only the features are wanted.
@@ -124,7 +125,7 @@ def read_data(prog: str, options: argparse.Namespace, *, keep_cells: bool = Fals
         for number, each in enumerate(block.columns)
         if columns is None or table.columns is None or table.columns[number] in columns
     ]
-    where = block.rows, table.place, ids, list(map(count_gaps, cells)), cells if keep_cells else []
+    where = block.rows, table.place, block.numbers, ids, list(map(count_gaps, cells)), cells if keep_cells else []
     return Data(features, labels, classes, columns, encoding, groups, named, left_out, told, *where)
 
 

@@ -100,7 +100,8 @@ def run(arguments: Sequence[str] | None) -> None:
             figures |= list_more(model, table, rows, numbers, [each.kept for each in judged if each.kept], progress)
     write_outputs(outputs, figures)
     if "plot" in outputs:
-        draw_plot(outputs["plot"], rows[known], numbers[known], model.classes, f"rows of {report.name}")
+        of = f"rows of {report.name}"
+        draw_plot(outputs["plot"], rows[known], numbers[known], model.classes, of, quiet=options.quiet)
 
 
 def list_more(

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from protonet._checks import show
 from protonet.commands.common import check_name, count, parse_number, parse_whole
@@ -128,7 +127,7 @@ def run(arguments: Sequence[str] | None) -> None:
         if not in_time and len(crossed.labels):
             print("the time was over before the last fold: the model may do better than its folds")
         if "plot" in outputs:
-            draw(outputs["plot"], crossed, data.x, data.y, data.classes)
+            draw(outputs["plot"], crossed, data, quiet=options.quiet)
         if "json" in outputs or "report" in outputs:
             figures = list_fit(Path(options.table).name, data, model, crossed, compared)
             if "report" in outputs and len(crossed.labels):
@@ -159,13 +158,14 @@ def summarise(name: str, data: Data, model: Model, solution: Solution) -> str:
     return "\n".join(lines) + "\n\n" + format_views(model.metadata["views"])
 
 
-def draw(path: Path, crossed: Crossfit, x: Tensor, y: Tensor, classes: Sequence[str | int]) -> None:
-    """Draw the rows that were held out, or, where there are none, those (n, dim) that the model was fitted to."""
+def draw(path: Path, crossed: Crossfit, data: Data, *, quiet: bool) -> None:
+    """Draw the rows that were held out, or, where there are none, those that the model was fitted to."""
     if len(crossed.labels):
-        draw_plot(path, predict_held(crossed), crossed.labels, classes, "rows held out")
+        draw_plot(path, predict_held(crossed), crossed.labels, data.classes, "rows held out", quiet=quiet)
     else:
         with torch.no_grad():
-            draw_plot(path, crossed.whole(x), y, classes, "the rows that it was fitted to", judged=False)
+            logits, rows = crossed.whole(data.x), "the rows that it was fitted to"
+        draw_plot(path, logits, data.y, data.classes, rows, judged=False, quiet=quiet)
 
 
 def compare(crossed: Crossfit, solution: Solution) -> list[dict[str, Any]]:
@@ -221,5 +221,5 @@ def list_more(
     learning = list_learning(solution, crossed, deadline, stage())
     places = [data.place.format(row) for row in data.rows]
     logits = predict_held(crossed)[held.clamp_min(0)]
-    every = Rows(logits, data.y, range(len(held)), places, data.ids, names, data.cells)
+    every = Rows(logits, data.y, data.numbers, places, data.ids, names, data.cells)
     return list_sections(every.take(judged.tolist()), doubts[held[judged]], importance) | {"learning": learning}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -30,9 +31,16 @@ MARKS = "os^Dv"
 
 
 def draw_plot(
-    path: Path, logits: Tensor, labels: Tensor, classes: Sequence[str | int], rows: str, *, judged: bool = True
+    path: Path,
+    logits: Tensor,
+    labels: Tensor,
+    classes: Sequence[str | int],
+    rows: str,
+    *,
+    judged: bool = True,
+    quiet: bool = False,
 ) -> None:
-    """Draw the embedding and the confusion of rows.
+    """Draw the embedding and the confusion of rows; say on stderr which classes have a number for a name.
 
     Args:
         path: Where to; a suffix that matplotlib knows, such as .png, .pdf or .svg.
@@ -41,25 +49,36 @@ def draw_plot(
         classes: Their names.
         rows: What the rows are, for the title.
         judged: Whether the model had not seen the rows; the confusion of others would say nothing, and is left out.
+        quiet: Say nothing.
 
     Raises:
         MissingPackageError: matplotlib is missing; the message says how to install it.
         OSError: The file cannot be written.
     """
     with optional_packages("draw_plot"):
-        figure = make_figure(logits, labels, classes, rows, judged=judged)
+        fonts = find_fonts(set("".join(map(show, classes)) + show(rows)))
+        figure = make_figure(logits, labels, classes, rows, fonts, judged=judged)
     write_whole(path, lambda file: figure.savefig(file, format=path.suffix[1:].lower(), dpi=120))
+    if not quiet and (note := tell_numbers(classes, fonts)):
+        print(f"note: {note}", file=sys.stderr)
 
 
-def make_figure(logits: Tensor, labels: Tensor, classes: Sequence[str | int], rows: str, *, judged: bool) -> Figure:
-    """Return the figure of `draw_plot`, classes in the order in which people look for them."""
+def make_figure(
+    logits: Tensor,
+    labels: Tensor,
+    classes: Sequence[str | int],
+    rows: str,
+    fonts: Mapping[str, frozenset[int]],
+    *,
+    judged: bool,
+) -> Figure:
+    """Return the figure of `draw_plot` in the fonts of `find_fonts`, classes in the order in which people look."""
     from matplotlib import rc_context  # noqa: PLC0415 - optional
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     size = min(12.0, max(4.6, 0.3 * len(classes)))  # inches
     order = order_naturally(classes)
-    fonts = find_fonts(set("".join(map(show, classes)) + show(rows)))
-    names = [name_class(classes[number], number, fonts) for number in order]
+    names = [name_class(classes[number], place, fonts) for place, number in enumerate(order, 1)]
     confusion, numbers = measure(logits, labels).confusion[order][:, order], torch.tensor(order).argsort()[labels]
     with rc_context({"font.family": list(fonts)}):
         figure = Figure(figsize=(2.2 * size if judged else 1.3 * size, size + 0.9), layout="constrained")
@@ -99,12 +118,23 @@ def find_fonts(characters: Iterable[str]) -> dict[str, frozenset[int]]:
     return fonts
 
 
-def name_class(name: str | int, number: int, fonts: Mapping[str, frozenset[int]]) -> str:
-    """Return a class's name as it is drawn: not too long, and its number where no font has its characters."""
+def name_class(name: str | int, place: int, fonts: Mapping[str, frozenset[int]]) -> str:
+    """Return a class's name as it is drawn: not too long, and its place, from 1, where no font has its characters."""
     text = show(name)
-    if not set(map(ord, text)) <= frozenset().union(*fonts.values()):
-        return f"(no. {number})"
+    if not _is_drawn(text, fonts):
+        return f"(no. {place})"
     return _write(text if len(text) <= MOST_NAME else text[: MOST_NAME - 1] + "…", fonts)
+
+
+def tell_numbers(classes: Sequence[str | int], fonts: Mapping[str, frozenset[int]]) -> str | None:
+    """Return which classes have their place in the plot for a name; None where each that is named has its own."""
+    texts = [show(classes[number]) for number in order_naturally(classes)] if len(classes) <= MOST_NAMES else []
+    lost = [f"no. {place} is {text}" for place, text in enumerate(texts, 1) if not _is_drawn(text, fonts)]
+    return f"no font here has the names of these classes: {', '.join(lost)}" if lost else None
+
+
+def _is_drawn(text: str, fonts: Mapping[str, frozenset[int]]) -> bool:
+    return set(map(ord, text)) <= frozenset().union(*fonts.values())
 
 
 def _write(text: str, fonts: Mapping[str, frozenset[int]]) -> str:

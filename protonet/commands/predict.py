@@ -105,11 +105,8 @@ def choose_threshold(model: Model, text: str) -> float:
 
 def number_rows(blocks: Iterable[Block]) -> Iterator[Block]:
     """Yield the blocks with the number of each row, from 0, as the first of the columns beside."""
-    start = 0
     for block in blocks:
-        numbers = np.arange(start, start + len(block.rows))
-        yield block._replace(beside=(numbers, *block.beside))
-        start += len(block.rows)
+        yield block._replace(beside=(np.array(block.numbers), *block.beside))
 
 
 def format_header(first: Sequence[str], model: Model, *, everything: bool) -> str:

@@ -46,7 +46,7 @@ def read_rows(function: str, path: Path, notes: list[str] | None = None) -> Iter
         notes: Takes what a person should be told about how the file is read, before the header is yielded.
 
     Yields:
-        The number of the (last) line, from 1, and the cells of each row.
+        The number of the line on which it begins, from 1, and the cells of each row.
 
     Raises:
         InputError: The file does not exist or cannot be read, a row has not as many cells as the header, or another
@@ -139,6 +139,7 @@ class _Text:
     def __init__(self, file: BinaryIO, start: int, encoding: str) -> None:
         self.file, self.start, self.encoding = file, start, encoding
         self.line = 0  #: The number of the last line that was read.
+        self.row = 0  #: The number of the line on which the last row begins.
         self._whole = True  #: Was that the end of a row? If not, the next line begins in a quoted cell.
 
     def read_lines(self, skipped: int = 0, *, comments: bool = False) -> Generator[str, None, None]:
@@ -152,7 +153,7 @@ class _Text:
                 if "\0" in line or len(line) > LONGEST:
                     raise csv.Error("binary data" if "\0" in line else "no end of the line")
                 if self.line > skipped and not (comments and self._whole and line[0] == "#"):
-                    self._whole = False
+                    self.row, self._whole = self.line if self._whole else self.row, False
                     yield line
         finally:
             text.detach()  # else it would close the file
@@ -218,14 +219,14 @@ def _check_rows(
     header = next(filter(_is_full, records), None)
     if header is None:
         return
-    yield text.line, header
+    yield text.row, header
     width, after_gap, numeric = len(header), False, None
 
     def refuse(what: str) -> NoReturn:
         fail(function, "path", "hold one table", f"{what} of {path}", "Save each table as a file of its own.")
 
     for cells in records:
-        line = text.line
+        line = text.row
         if len(cells) != width:
             if not _is_full(cells):
                 after_gap = True

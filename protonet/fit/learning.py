@@ -12,6 +12,7 @@ from torch import Tensor
 from protonet.fit.crossfit import Crossfit, predict_held, split_rows
 from protonet.fit.search import Progress, ignore
 from protonet.fit.solver import Solution, comparable, fit_choice, untouched_globals
+from protonet.metrics import count_equal_rows, find_interval
 
 #: How often the rows are halved at the most, and the fewest rows per class, on average, that are fitted to.
 HALVINGS, FEWEST = 3, 2.0
@@ -30,7 +31,9 @@ class Outlook(NamedTuple):
     """What is expected of more rows of the same kind."""
 
     accuracy: float  #: A share of 1.
-    interval: tuple[float, float]  #: 95 %, of which held-out rows there are; not of how far a power law holds.
+    #: 95 %, of which held-out rows there are; not of how far a power law holds. It holds that of a share of so many
+    #: rows: where none is wrong, drawing them again would make it a point.
+    interval: tuple[float, float]
 
 
 def draw_curve(
@@ -101,7 +104,8 @@ def expect_more(curve: Curve, weights: Tensor, per_class: float) -> Outlook | No
         fewer than three sizes.
 
     Source: Cortes, Jackel, Solla, Vapnik and Denker, "Learning curves: asymptotic values and rate of convergence"
-        (1993). The interval: Efron, "Bootstrap methods: another look at the jackknife" (1979).
+        (1993). The interval: Efron, "Bootstrap methods: another look at the jackknife" (1979),
+        and `protonet.metrics.find_interval`.
     """
     sizes, judged = curve.right.shape
     if sizes < 3:
@@ -118,4 +122,5 @@ def expect_more(curve: Curve, weights: Tensor, per_class: float) -> Outlook | No
     slope = ((errors.log() @ position) / position.square().sum()).clamp_max(0)
     expected = 1 - wrong[:, -1] / totals[:, 0] * (per_class / curve.per_class[-1]) ** slope
     low, high = expected[1:].quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    return Outlook(float(expected[0]), (low, high))
+    least, most = find_interval(float(expected[0]), count_equal_rows(weights))
+    return Outlook(float(expected[0]), (min(low, least), max(high, most)))

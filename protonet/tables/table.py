@@ -47,12 +47,14 @@ class Block(NamedTuple):
     labels: np.ndarray  #: The classes (b,), numbers or strings; (0,) for none.
     beside: tuple[np.ndarray, ...]  #: The columns that are wanted beside, strings (b,).
     rows: Sequence[int]  #: Where in the file each row is.
+    numbers: Sequence[int]  #: Of each row in the table, from 0, those that are left out counted as well.
 
     def take(self, rows: np.ndarray) -> Block:
         """Return the rows of these numbers (m,)."""
         columns, beside = [each[rows] for each in self.columns], tuple(each[rows] for each in self.beside)
         labels = self.labels[rows] if len(self.labels) else self.labels
-        return Block(columns, labels, beside, [self.rows[row] for row in rows.tolist()])
+        places, numbers = ([each[row] for row in rows.tolist()] for each in (self.rows, self.numbers))
+        return Block(columns, labels, beside, places, numbers)
 
 
 class Table(NamedTuple):
@@ -133,7 +135,8 @@ def read_table(prog: str, path: Path, wanted: Wanted, labels: Path | None = None
         for some in ([block.columns for block in blocks], [block.beside for block in blocks])
     )
     rows = [row for block in blocks for row in block.rows]
-    return table, Block(columns, np.concatenate([block.labels for block in blocks]), tuple(beside), rows)
+    numbers = [number for block in blocks for number in block.numbers]
+    return table, Block(columns, np.concatenate([block.labels for block in blocks]), tuple(beside), rows, numbers)
 
 
 def _choose_columns(prog: str, path: Path, source: Source, wanted: Wanted) -> tuple[list[str], list[str]]:
@@ -221,6 +224,7 @@ def _split_blocks(
     prog: str, place: str, blocks: Iterator[Raw], features: int, beside: int, wanted: Wanted
 ) -> Iterator[Block]:
     """Yield rows with features, classes and what is wanted beside; raise an InputError where a class is missing."""
+    first = 0
     for columns, rows in blocks:
         labels, missing = np.empty(0, np.str_), np.empty(0, bool)
         if len(columns) > features + beside:
@@ -233,7 +237,8 @@ def _split_blocks(
             got = f"none in {', '.join(where)}{more}"
             fail(prog, "path", "name the class of every row", got, "Fill it in, or pass --drop-unlabelled.")
         texts = tuple(name_cells(cells) for cells in columns[features : features + beside])
-        block = Block(columns[:features], labels, texts, rows)
+        block = Block(columns[:features], labels, texts, rows, range(first, first + len(rows)))
+        first += len(rows)
         yield block.take(np.flatnonzero(~missing)) if missing.any() else block
 
 

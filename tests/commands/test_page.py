@@ -176,6 +176,28 @@ def test_what_cannot_be_told_is_left_out(tmp_path: Path) -> None:
     assert "The time was over" in report.read_text(encoding="utf-8")
 
 
+def test_rows_are_the_tables_and_equal_ones_count_once(tmp_path: Path) -> None:
+    """Rows without a class are left out, and some stand twice: the rows that are told keep their numbers."""
+    table, page, figures = tmp_path / "t.csv", tmp_path / "r.html", tmp_path / "f.json"
+    header, *lines = Path(write_table(table)).read_text(encoding="utf-8").splitlines()
+    lines = [f"<b>x</b>,1,2,3,4,{end}" for end in ("", "NA")] + lines + lines[:12]
+    table.write_text("\n".join([header, *lines, ""]), encoding="utf-8")
+    outputs = ["--report", str(page), "--json", str(figures)]
+    some = ["--label", "kind", "--id", "name", "--drop-unlabelled", "--effort", "fast"]
+    assert main(["fit", str(table), *some, *outputs]) == 0
+    found = json.loads(figures.read_text(encoding="utf-8"))
+    names = [row["name"] for row in csv.DictReader(lines, header.split(","))]
+    rows = found["each_row"]
+    assert rows["row"] == list(range(2, len(lines)))
+    assert [names[row] for row in rows["row"]] == rows["id"]
+    assert [f"line {row + 2}" for row in rows["row"]] == rows["place"]
+    assert all(names[each["row"]] == each["id"] for each in found["suspects"])
+    distinct = len(set(lines[2:])) / len(NAMES)
+    assert found["learning"]["twice"]["per_class"] == 2 * distinct == 16
+    said = Page(page.read_text(encoding="utf-8")).texts["strong"]
+    assert said.startswith("With twice as many labels, 16 rows per class where equal rows count once, about")
+
+
 @pytest.mark.parametrize("command", ["fit", "evaluate"])
 def test_a_report_that_cannot_be_written_is_an_error_before_the_work(
     made: Path, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]

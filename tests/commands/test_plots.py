@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from protonet.commands.plots import MOST_NAME, draw_plot, find_fonts, make_figure, name_class, project
+from protonet.commands.plots import MOST_NAME, draw_plot, find_fonts, make_figure, name_class, project, tell_numbers
 
 pytest.importorskip("matplotlib")
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -31,7 +31,8 @@ def draw(classes: Sequence[str | int], *, judged: bool = True) -> tuple[Figure, 
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(5 * len(classes)) % len(classes)
     logits = torch.randn(len(labels), len(classes), generator=generator)
-    figure = make_figure(logits, labels, classes, "rows of a file with a long name " * 5 + BIRD, judged=judged)
+    rows = "rows of a file with a long name " * 5 + BIRD
+    figure = make_figure(logits, labels, classes, rows, find_fonts("".join(map(str, classes)) + rows), judged=judged)
     FigureCanvasAgg(figure).draw()  # type: ignore[no-untyped-call]
     return figure, logits
 
@@ -74,6 +75,28 @@ def test_characters_without_a_font_are_numbers_and_no_boxes() -> None:
     assert len(find_fonts("abc")) == 1
     assert name_class("x" * 99, 0, fonts) == "x" * (MOST_NAME - 1) + "…"
     assert name_class("$a$", 0, fonts) == r"\$a\$"
+
+
+def test_a_note_says_which_classes_the_numbers_are() -> None:
+    fonts = {"letters": frozenset(range(32, 127))}
+    classes = ["b10", BIRD, "b9", "\N{LATIN SMALL LETTER E WITH ACUTE}"]
+    order = ["b9", "b10", classes[3], BIRD]
+    assert [name_class(each, place, fonts) for place, each in enumerate(order, 1)][2:] == ["(no. 3)", "(no. 4)"]
+    assert (
+        tell_numbers(classes, fonts)
+        == f"no font here has the names of these classes: no. 3 is {order[2]}, no. 4 is {BIRD}"
+    )
+    assert tell_numbers(["a", 7], fonts) is None
+    assert tell_numbers([BIRD, *MANY], fonts) is None  # so many are not named
+
+
+def test_a_plot_is_written_with_one_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    classes = ["a", "\N{EGYPTIAN HIEROGLYPH A001}", "b"]
+    have = any(ord(classes[1]) in each for each in find_fonts(classes[1]).values())
+    for quiet in (False, True):
+        draw_plot(tmp_path / "p.png", torch.eye(3), torch.arange(3), classes, "rows", quiet=quiet)
+        said = f"note: no font here has the names of these classes: no. 3 is {classes[1]}\n"
+        assert capsys.readouterr().err == said * (not have and not quiet)
 
 
 def test_rows_that_were_fitted_to_have_no_confusion() -> None:

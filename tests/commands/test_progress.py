@@ -44,7 +44,7 @@ def test_blocks_are_worked_on_in_order_and_a_few_at_a_time() -> None:
     def blocks() -> Iterator[Block]:
         for number in range(40):
             taken.append(number)
-            yield Block([np.array([number])], np.empty(0, np.str_), (), [number])
+            yield Block([np.array([number])], np.empty(0, np.str_), (), [number], [number])
 
     def work(block: Block) -> int:
         if len(taken) == 40 and block.rows == [39]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from protonet.fit.crossfit import Crossfit, crossfit, number_held, predict_held, repeat_held, split_rows
 from protonet.fit.learning import Curve, draw_curve, expect_more, thin_rows
 from protonet.fit.solver import Solution, solve_problem
+from protonet.metrics import count_equal_rows, find_interval
 from tests.strategies import blobs, seeds
 
 Solved = tuple[Solution, Crossfit]
@@ -97,3 +98,14 @@ def test_what_is_expected_goes_on_as_the_power_law_did() -> None:
     none_wrong = expect_more(Curve(sizes, torch.ones(3, 9, dtype=torch.bool)), torch.ones(9).double(), 64.0)
     assert none_wrong is not None
     assert none_wrong.accuracy == 1
+
+
+@pytest.mark.parametrize("wrong", [(0, 0, 0), (2, 1, 0), (1, 1, 1), (5, 3, 1), (12, 8, 5)])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_what_is_expected_is_no_surer_than_so_many_rows_allow(wrong: tuple[int, ...], weighted: bool) -> None:
+    right = torch.stack([torch.arange(30) >= number for number in wrong])
+    weights = torch.ones(30, dtype=torch.float64) + weighted * (torch.arange(30) % 3)
+    outlook = expect_more(Curve([4.0, 8.0, 16.0], right), weights, 36.0)
+    assert outlook is not None
+    low, high = find_interval(outlook.accuracy, count_equal_rows(weights))
+    assert outlook.interval[0] <= low < high <= outlook.interval[1] <= 1

@@ -113,6 +113,15 @@ def test_which_lines_are_rows(text: str, header: str, rows: list[str], notes: li
         assert source.notes == tuple(notes)
 
 
+def test_a_row_is_where_it_begins(tmp_path: Path) -> None:
+    text = '# one\n"a\n\nx",b\n1,2\n\n# two\n"3\n# no comment\n",4\n5,"\n6"\n'
+    source = open_source("cmd", write(tmp_path, text))
+    assert source.header == ["a\n\nx", "b"]
+    assert read(source) == ([["1", "3\n# no comment", "5"], ["2", "4", "6"]], [5, 8, 11])
+    with pytest.raises(ValueError, match=r"have 2 cells per row; got 3 in line 2\."):
+        read(open_source("cmd", write(tmp_path, 'a,b\n1,"\n\n2",3\n4,5\n')))
+
+
 def test_old_encodings_are_said(tmp_path: Path) -> None:
     source = open_source("cmd", write(tmp_path, "größe;“b”\n1;Ä\n".encode("cp1252")))
     assert source.header == ["größe", "“b”"]

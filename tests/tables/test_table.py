@@ -56,6 +56,7 @@ def test_every_format_gives_the_same_rows_whatever_the_blocks(
     blocks = list(open_table("cmd", path, KIND._replace(labelled=False, width=2)).blocks)
     assert np.array_equal(np.concatenate([numbers(each) for each in blocks]), x)
     assert [row for each in blocks for row in each.rows] == list(block.rows)
+    assert [number for each in blocks for number in each.numbers] == list(block.numbers) == list(range(11))
     assert not any(len(each.labels) for each in blocks)
 
 
@@ -207,7 +208,7 @@ def test_rows_without_a_class_are_left_out_where_that_is_meant(tmp_path: Path) -
     path = write(tmp_path, "a,kind,id\n1,x,p\n2,,q\n3,NaN,r\n4,none,s\n")
     wanted = Wanted("kind", beside=("id",), drop_unlabelled=True)
     _, block = read_table("cmd", path, wanted)
-    assert (block.labels.tolist(), list(block.rows)) == (["x", "none"], [2, 5])
+    assert (block.labels.tolist(), list(block.rows), list(block.numbers)) == (["x", "none"], [2, 5], [0, 3])
     assert block.columns[0].tolist() == ["1", "4"]
     assert block.beside[0].tolist() == ["p", "s"]
 

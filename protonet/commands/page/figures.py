@@ -159,7 +159,7 @@ def list_importance(
 
 
 def list_learning(solution: Solution, crossed: Crossfit, deadline: float, progress: Progress) -> dict[str, Any]:
-    """Return how often the model is right with fewer rows, and what is expected of twice as many as there are."""
+    """Return how often the model is right with fewer rows, and of twice as many; of equal rows one counts."""
     limit = min(deadline, time.monotonic() + LEARNING_SECONDS)
     curve, weights = draw_curve(solution, crossed, deadline=limit, progress=progress), crossed.weights
     shares = curve.right.double() @ weights / weights.sum()

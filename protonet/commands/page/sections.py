@@ -66,14 +66,10 @@ def format_accuracy(figures: Figures) -> Markup:
         )
     unknown = figures.get("unknown")
     if unknown and unknown["rows"]:
-        names = join([*_commas(unknown["classes"])])
+        strange = f"{count(unknown['rows'], 'row')} more of {count(len(unknown['classes']), 'class')}"
+        nearer = f"A known row is more like a class than such a one in {percent(unknown['auroc'])} of pairs."
         parts.append(
-            _say(
-                f"{count(unknown['rows'], 'row')} more of {count(len(unknown['classes']), 'class')} that the model",
-                " does not know (",
-                names,
-                f"): a known row is more like a class than such a one in {percent(unknown['auroc'])} of pairs.",
-            )
+            _say(f"The model does not know the classes of {strange} (", *_commas(unknown["classes"]), f"). {nearer}")
         )
     balanced = percent(figures["balanced_accuracy"])
     parts.append(_say(f"Balanced accuracy, the mean over classes: {balanced}.", soft=True))
@@ -112,12 +108,17 @@ def format_suspects(figures: Figures) -> Markup:
             ]
         )
     unseen = "which did not see them" if figures["command"] == "fit" else "if it was not fitted to them"
-    said = f"Rows whose label the model, {unseen}, doubts most: first those that it believes to be of another class (in"
-    said += " colour), then the hardest of the others. A label may be wrong, or the model: look at them in this order."
-    said += " None is believed to be of another class." * (not figures["doubted"])
+    said = [
+        f"These are the rows whose label the model, {unseen}, doubts most.",
+        "First come those that it believes to be of another class (in colour), then the hardest of the others.",
+        *["None is believed to be of another class."] * (not figures["doubted"]),
+        "A label may be wrong, or the model: look at them in this order.",
+    ]
     wrong = figures["rows"] - sum(figures["confusion"][at][at] for at in range(len(names)))
-    caution = f"The model is wrong, by the labels, in {wrong:,} of {count(figures['rows'], 'row')}: "
-    caution += "the more these are, the more of its own mistakes are listed here."
+    caution = [
+        f"By the labels, the model is wrong in {wrong:,} of {count(figures['rows'], 'row')}.",
+        "The more these are, the more of its own mistakes are listed here.",
+    ]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["row", "place", "id", "label", "probability of it", "believed", "probability of that"])
@@ -141,7 +142,8 @@ def format_suspects(figures: Figures) -> Markup:
         download="rows-to-look-at.csv",
     )
     header = ["row", "label", "probability of it", "rather", "probability of that", "cells"]
-    return join([_say(said), table(header, shown, "Rows to look at"), _say(link), _say(caution, soft=True)])
+    told = table(header, shown, "Rows to look at")
+    return join([_say(" ".join(said)), told, _say(link), _say(" ".join(caution), soft=True)])
 
 
 def format_confusion(figures: Figures) -> Markup:
@@ -157,7 +159,7 @@ def format_confusion(figures: Figures) -> Markup:
             rows = taken[number]
             if rows:
                 shade = f"h{max(1, round(SHADES * rows / sum(taken)))}"
-                said = f"{rows} of {show(names[given])} taken for {show(names[number])}"
+                label = f"{rows} of {show(names[given])} taken for {show(names[number])}"
                 button = tag(
                     "button",
                     rows,
@@ -165,7 +167,7 @@ def format_confusion(figures: Figures) -> Markup:
                     class_=shade,
                     data_given=given,
                     data_taken=number,
-                    aria_label=said,
+                    aria_label=label,
                     aria_pressed="false",
                 )
                 cells.append(tag("td", button))
@@ -173,12 +175,14 @@ def format_confusion(figures: Figures) -> Markup:
                 cells.append(tag("td"))
         body.append(tag("tr", tag("th", name_class(names[given], longest=LONGEST), scope="row"), *cells))
     content = tag("table", tag("thead", head), tag("tbody", *body))
-    said = "How many rows of each class (down) are taken for which (across); a stronger colour is a larger share of a"
-    said += " class. A cell tells the rows behind it: click on it, or reach it with Tab and the arrow keys"
-    said += " and press Enter."
+    said = [
+        "How many rows of each class (down) are taken for which (across).",
+        "A stronger colour is a larger share of a class.",
+        "A cell tells the rows behind it: click on it, or reach it with Tab and the arrow keys and press Enter.",
+    ]
     behind = tag("div", _say("No cell is chosen.", soft=True), id="behind", class_="told", aria_live="polite")
     grid = tag("div", content, class_="scroll confusion", role="region", aria_label="Confusion")
-    return join([_say(said), grid, behind])
+    return join([_say(" ".join(said)), grid, behind])
 
 
 def format_classes(figures: Figures) -> Markup:
@@ -204,25 +208,26 @@ def format_classes(figures: Figures) -> Markup:
             draw_share(mean["f1"]),
         ]
     )
-    said = "Recall is the share of a class's rows that are taken for it, precision the share of those taken for it that"
-    said += " are of it, F1 their harmonic mean; the lowest F1 first."
-    return join(
-        [
-            _say(said),
-            table(["class", "F1", "recall", "precision", "rows", "predicted", "F1"], rows, "Each class", numbers=1),
-        ]
-    )
+    said = [
+        "Recall is the share of a class's rows that are taken for it.",
+        "Precision is the share of the rows taken for it that are of it.",
+        "F1 is their harmonic mean, the lowest first.",
+    ]
+    header = ["class", "F1", "recall", "precision", "rows", "predicted", "F1"]
+    return join([_say(" ".join(said)), table(header, rows, "Each class", numbers=1)])
 
 
 def format_map(figures: Figures) -> Markup:
     """Return the map, its legend, and where a row is told."""
     rows = figures["each_row"]
     told, drawn_from, names = len(rows["row"]), rows["drawn_from"], [each["name"] for each in figures["classes"]]
-    said = "Each mark is a row: near each other are rows that are about as near to the same classes. A ring is around"
-    said += " those that are taken for another class. Point at a mark, or go there with Tab and the arrow keys; a class"
-    said += " below shows its rows alone."
+    said = [
+        "Each mark is a row: near each other are rows that are about as near to the same classes.",
+        "A ring is around those that are taken for another class.",
+        "Point at a mark, or go there with Tab and the arrow keys; a class below shows its rows alone.",
+    ]
     if told < drawn_from:
-        said += f" {told:,} of {drawn_from:,} rows are drawn, the doubtful ones among them."
+        said.append(f"{told:,} of {drawn_from:,} rows are drawn, the doubtful ones among them.")
     legend = (
         tag(
             "li",
@@ -241,7 +246,7 @@ def format_map(figures: Figures) -> Markup:
     method = "The two directions in which the rows' logits vary most; the axes mean nothing by themselves."
     return join(
         [
-            _say(said),
+            _say(" ".join(said)),
             draw_map(rows),
             box,
             tag("ul", *legend, class_="legend", aria_label="Classes"),
@@ -253,11 +258,12 @@ def format_map(figures: Figures) -> Markup:
 def format_reliability(figures: Figures) -> Markup:
     """Return the diagram of reliability, and its numbers."""
     bins = figures["reliability"]
-    said = "How often predictions of about the same probability are right, with 95 % intervals: on the"
-    said += " dashed line where"
-    said += " probabilities are honest, below it where they are too sure. A larger dot is of more rows. On"
-    said += " average they are"
-    said += f" {100 * figures['calibration_error']:.1f} points off (in 15 bins)."
+    said = [
+        "How often predictions of about the same probability are right, with 95 % intervals.",
+        "Dots are on the dashed line where probabilities are honest, and below it where they are too sure.",
+        "A larger dot is of more rows.",
+        f"On average probabilities are {100 * figures['calibration_error']:.1f} points off (in 15 bins).",
+    ]
     rows = [
         [
             f"{100 * each['low']:.0f} to {100 * each['high']:.0f} %",
@@ -269,7 +275,7 @@ def format_reliability(figures: Figures) -> Markup:
         for each in bins
     ]
     numbers = table(["probability", "rows", "mean", "right", "95 % interval"], rows, "Reliability", numbers=1)
-    return join([_say(said), draw_reliability(bins), tag("details", tag("summary", "The numbers"), numbers)])
+    return join([_say(" ".join(said)), draw_reliability(bins), tag("details", tag("summary", "The numbers"), numbers)])
 
 
 def format_importance(importance: Figures | None) -> Markup:
@@ -277,15 +283,18 @@ def format_importance(importance: Figures | None) -> Markup:
     if importance is None:
         return _say("The time was over before this was measured: python -m protonet explain does it.")
     columns = importance["columns"]
-    drawn = f", drawn at random from {importance['drawn_from']:,}" * (importance["rows"] < importance["drawn_from"])
-    said = "By how much the log-loss rises, and how many points fewer rows are right, where the cells of one column are"
-    said += f" shuffled among {count(importance['rows'], 'row')}{drawn}: the mean of"
-    said += f" {count(importance['shuffles'], 'shuffle')}, with 95 % intervals. A column whose"
-    said += " interval holds 0 may be noise, or say what another one says too."
+    rows, shuffles = count(importance["rows"], "row"), count(importance["shuffles"], "shuffle")
+    said = [
+        "By how much the log-loss rises, and how many points fewer rows are right, where one column is shuffled.",
+        f"Its cells are shuffled among {rows}; the figures are the mean of {shuffles}, with 95 % intervals.",
+        "A column whose interval holds 0 may be noise, or say what another one says too.",
+    ]
+    if importance["rows"] < importance["drawn_from"]:
+        said.append(f"The rows are drawn at random from {importance['drawn_from']:,}.")
     shown = columns[:MOST_COLUMNS]
     low = min(0.0, *(each["log_loss_interval"][0] for each in shown))
     high = max(1e-9, *(each["log_loss_interval"][1] for each in shown))
-    rows = [
+    cells = [
         [
             name_class(each["name"], longest=LONG),
             f"{each['log_loss_rise']:+.3f}",
@@ -296,7 +305,7 @@ def format_importance(importance: Figures | None) -> Markup:
         for each in shown
     ]
     header = ["column", "log-loss rises by", "95 % interval", "right falls by, points", "log-loss"]
-    parts = [_say(said), table(header, rows, "Which columns matter", numbers=1)]
+    parts = [_say(" ".join(said)), table(header, cells, "Which columns matter", numbers=1)]
     if len(shown) < len(columns):
         parts.append(
             _say(f"{len(shown)} of {count(len(columns), 'column')}, the largest first; --json has all.", soft=True)
@@ -309,20 +318,18 @@ def format_learning(learning: Figures) -> Markup:
     points, twice = learning["points"], learning["twice"]
     if len(points) < 2:
         return _say("Too few rows per class, or too little time, to fit to fewer of them: nothing is known of more.")
-    said = "How often held-out rows are right where what was chosen is fitted again to fewer rows of each"
-    said += " class, with 95 %"
-    said += " intervals."
-    parts = [_say(said)]
+    parts = [
+        _say("How often held-out rows are right where what was chosen is fitted again to fewer rows of each class.")
+    ]
     rows = [[f"{each['per_class']:.3g}", percent(each["accuracy"]), span(each["interval"])] for each in points]
     if twice is not None:
-        size = twice["per_class"]
-        expected = f"With twice as many labels as the table has, {size:.3g} per class, about"
-        expected += (
-            f" {percent(twice['accuracy'])} are expected to be right ({span(twice['interval'])}), if errors go on"
+        size, right, interval = f"{twice['per_class']:.3g}", percent(twice["accuracy"]), span(twice["interval"])
+        labels = f"With twice as many labels, {size} rows per class where equal rows count once"
+        expected = (
+            f"{labels}, about {right} are expected to be right ({interval}), if errors go on to fall as they did."
         )
-        expected += " to fall as they did."
         parts.append(_say(tag("strong", expected)))
-        rows.append([f"{size:.3g}, expected", percent(twice["accuracy"]), span(twice["interval"])])
+        rows.append([f"{size}, expected", right, interval])
     else:
         parts.append(_say("Of fewer than three sizes, nothing is said of more rows.", soft=True))
     numbers = table(["rows per class", "right", "95 % interval"], rows, "Learning curve", numbers=1)
@@ -333,9 +340,7 @@ def format_data(figures: Figures) -> Markup:
     """Return what the table is: its columns, what they were taken for, their gaps, and its classes."""
     data = figures["data"]
     counts = count(data["rows"], "row"), count(len(data["columns"]), "column"), count(len(data["classes"]), "class")
-    said = f"{', '.join(counts)}: what each column was taken for, how many of its cells are gaps, and how"
-    said += " many rows each"
-    said += " class has."
+    told = "what each column was taken for, how many of its cells are gaps, and how many rows each class has"
     shown = data["columns"][:MOST_COLUMNS]
     columns = [
         [
@@ -346,7 +351,7 @@ def format_data(figures: Figures) -> Markup:
         ]
         for each in shown
     ]
-    parts = [_say(said)]
+    parts = [_say(f"{', '.join(counts)}: {told}.")]
     if "each_row" not in figures:
         parts.append(_say("No class has two rows, copies aside: none could be held out, and no more can be told."))
     if data["notes"]:
