@@ -108,7 +108,7 @@ def parse_number(prog: str, argument: str, text: str, *, low: float) -> float:
 def check_name(prog: str, argument: str, name: str, known: Collection[str]) -> str:
     """Return ``name`` if it is known, or raise an InputError that lists the known ones, the nearest first."""
     if name not in known:
-        near = difflib.get_close_matches(name.lower().replace("_", "-"), known, n=3, cutoff=0.4)
+        near = difflib.get_close_matches(name.lower().replace("_", "-"), known, n=3)
         listed = [*near, *(other for other in known if other not in near)]
         fail(
             prog,

@@ -29,6 +29,8 @@ OUTPUTS = {
     "latex": "the tables, for a paper",
     "markdown": "the tables",
 }
+#: Options that a study leaves to its runs, whose files lie in its folder, beside ``OUTPUTS``.
+KEPT = ("state", "resume", "methods")
 SIDES = ("novel", "validation", "base", "all")
 
 
@@ -144,7 +146,7 @@ def _evaluate(options: argparse.Namespace) -> None:
 
     methods = [choose_method(text) for text in options.method if text != "all"]
     grids = [choose_grid(text) for text in options.tune]
-    against = None if options.against is None else choose_method(options.against)
+    against = None if options.against is None else choose_method(options.against, "--against")
     setting = Setting(
         way=parse_span("--way", options.way, low=2),
         shot=parse_span("--shot", options.shot, low=1),
@@ -202,16 +204,22 @@ def compare(arguments: Sequence[str] | None) -> None:
     run_compare(arguments)
 
 
+def make_study_parser() -> Parser:
+    """Return the parser of a study's own arguments."""
+    parser = Parser(f"{PROG} study", "Run all evaluations of a TOML file, and print a table of their accuracies.")
+    parser.epilog = "Further options are those of an evaluation; they are set for all of them."
+    parser.add_argument("file", metavar="STUDY.toml", help="options of an evaluation; lists of values are swept")
+    parser.add_argument("--output", metavar="FOLDER", help="write into this folder, not the file's")
+    return parser
+
+
 def study(arguments: Sequence[str] | None) -> None:
     """Run the study that the arguments name."""
     from protonet.episodes.study import run_study  # noqa: PLC0415 - as above
 
-    parser = Parser(f"{PROG} study", "Run all evaluations of a TOML file, and print a table of their accuracies.")
-    parser.epilog = "Further options are those of an evaluation; they are set for all of them."
-    parser.add_argument("file", metavar="STUDY.toml", help="options of an evaluation; lists of values are swept")
-    options, more = parser.parse_known_args(arguments)
-    names = [name.replace("_", "-") for name in vars(make_parser().parse_args([]))]
-    run_study(Path(options.file), names, more, run)
+    options, more = make_study_parser().parse_known_args(arguments)
+    own = [name.replace("_", "-") for name in vars(make_parser().parse_args([])) if name not in {*OUTPUTS, *KEPT}]
+    run_study(Path(options.file), own, more, run, options.output)
 
 
 COMMANDS = {"train": train, "compare": compare, "study": study}

@@ -9,7 +9,7 @@ import re
 import sys
 import textwrap
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -56,11 +56,10 @@ class ChosenMethod:
 
 def _wrap(error: BaseException, constraint: str, name: str) -> InputError:
     """Return an InputError of one line for what somebody else's code raised, with where it did."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    where = (
-        "" if isinstance(error, SyntaxError) else f" ({Path(last.filename).name}, line {last.lineno})"
-    )  # it says where
-    got = f"{type(error).__name__} of {name}: {error}{where}"
+    got = f"{type(error).__name__} of {name}: {error}"
+    if not isinstance(error, SyntaxError):  # which says where itself
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        got += f" ({Path(last.filename).name}, line {last.lineno})"
     return InputError(describe(PROG, "method", constraint, got, "Mend it; --traceback shows where it comes from."))
 
 
@@ -81,9 +80,9 @@ def choose_methods(texts: Iterable[str]) -> dict[str, ChosenMethod]:
     return {choice.name: choice for choice in chosen}
 
 
-def choose_method(text: str) -> ChosenMethod:
-    """Return the method that a text names, see `choose_methods`."""
-    choice, settings = _open_text(text)
+def choose_method(text: str, option: str = "--method") -> ChosenMethod:
+    """Return the method that an option's text names, see `choose_methods`."""
+    choice, settings = _open_text(text, option)
     return _set(choice, {name: value for name, (value,) in settings.items()}) if settings else choice
 
 
@@ -96,7 +95,7 @@ def choose_grid(text: str) -> list[ChosenMethod]:
     Raises:
         InputError: As in `choose_methods`, or there are not two combinations.
     """
-    choice, settings = _open_text(text, several=True)
+    choice, settings = _open_text(text, "--tune", several=True)
     found = {}
     for values in itertools.product(*settings.values()):
         own = _set(choice, dict(zip(settings, values, strict=True)))
@@ -106,11 +105,11 @@ def choose_grid(text: str) -> list[ChosenMethod]:
     return list(found.values())
 
 
-def _open_text(text: str, *, several: bool = False) -> tuple[ChosenMethod, dict[str, list[str]]]:
+def _open_text(text: str, option: str, *, several: bool = False) -> tuple[ChosenMethod, dict[str, list[str]]]:
     """Return a text's method without settings, and the texts of the values of each setting."""
     parts = TEXT.fullmatch(text)
     key, rest = (parts["key"], parts["settings"]) if parts else (text, "")
-    choice = _find_method(key)
+    choice = _find_method(key, option)
     known, settings = list_keywords(choice.function), {}
     for part in rest.split(":")[1:]:
         name, equals, value = part.partition("=")
@@ -131,15 +130,15 @@ def _set(choice: ChosenMethod, texts: Mapping[str, str]) -> ChosenMethod:
     return ChosenMethod(name, choice.key, choice.function, keywords, choice.origin)
 
 
-def _find_method(key: str) -> ChosenMethod:
-    """Return the method of a name, without settings: ours, a file's or an installed package's."""
+def _find_method(key: str, option: str) -> ChosenMethod:
+    """Return the method of an option's name, without settings: ours, a file's or an installed package's."""
     if key in METHODS or key in ALIASES:
         name = ALIASES.get(key, key)
         return ChosenMethod(name, key, METHODS[name])
     if plugin := PLUGIN.fullmatch(key):
         return _load_file(key, Path(plugin["path"]), plugin["function"] or "")
     offered = _list_entry_points()
-    check_name(PROG, "--method", key, [*METHODS, *ALIASES, *offered, "FILE.py:FUNCTION"])
+    check_name(PROG, option, key, [*METHODS, *ALIASES, *offered, "FILE.py:FUNCTION"])
     try:
         function = offered[key].load()
     except Exception as error:
@@ -197,7 +196,7 @@ def list_methods() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _wrap_text(text: str, indent: int) -> Sequence[str]:
+def _wrap_text(text: str, indent: int) -> list[str]:
     """Return a text as lines of at most 100 characters, indented."""
     pad = " " * indent
     return textwrap.wrap(text, 100, initial_indent=pad, subsequent_indent=pad, break_on_hyphens=False)

@@ -19,7 +19,7 @@ from protonet.sampling import ClassIndex
 PROG = "protonet.episodes compare"
 REMEDY = "Write them with --json, of the same data, kind of episodes and seed."
 #: Settings that must be equal beside the data, for equal episodes; the others may differ between runs.
-SAME = ("way", "shot", "query", "unequal", "imbalance", "open", "allow_small", "seed", "normalize")
+SAME = ("way", "shot", "query", "unequal", "imbalance", "open", "allow_small", "seed")
 
 
 class Run(NamedTuple):
@@ -27,7 +27,7 @@ class Run(NamedTuple):
 
     path: Path  #: The file.
     settings: dict[str, Any]  #: Under the names of the command line.
-    data: str  #: A hash of the rows, as methods see them.
+    data: str  #: A hash of the data set's rows, before encoder and normalisation.
     n_classes: int  #: Classes that episodes are drawn from.
     versions: dict[str, Any]  #: Of packages.
     queries: Tensor  #: (episodes,) float64, of each episode.

@@ -12,6 +12,7 @@ import torch
 from tqdm import tqdm
 
 from protonet._checks import optional_packages
+from protonet.datasets import Dataset
 from protonet.episodes.batch import gather_episodes, split_draw
 from protonet.episodes.distributed import join_group
 from protonet.episodes.draws import count_queries, draw_episodes, find_members
@@ -21,6 +22,8 @@ from protonet.episodes.report import (
     Summary,
     format_report,
     list_right,
+    percent,
+    rate,
     summarize,
     write_csv,
     write_json,
@@ -29,7 +32,6 @@ from protonet.episodes.report import (
 )
 from protonet.episodes.sources import load_source
 from protonet.episodes.state import describe_run, find_versions, hash_rows, read_state, write_state
-from protonet.episodes.statistics import half_width, mean_of
 from protonet.episodes.tuning import Tuning, tune
 
 SHOWN_EVERY, SAVED_EVERY = 0.5, 10.0  #: Seconds between two accuracies in the bar, and two writings of the state.
@@ -92,8 +94,7 @@ def run_experiment(
             now, name = time.monotonic(), next(iter(batches[0]))
             if now - shown > SHOWN_EVERY:
                 accuracy = torch.cat([batch[name].accuracy for batch in batches])
-                text = f"{name} {100 * mean_of(accuracy):.2f} ±{100 * half_width(accuracy):.2f} %"
-                bar.set_postfix_str(text, refresh=False)
+                bar.set_postfix_str(f"{name} {percent(*rate(accuracy, None).values())} %", refresh=False)
                 shown = now
             bar.update(len(batches[-1][name].accuracy) if group.world_size == 1 else _count(batches) - bar.n)
             if now - saved > SAVED_EVERY:
@@ -112,7 +113,7 @@ def run_experiment(
                 summary = summarize(scores, experiment.setting.shot, settings, members)
                 print(_format_title(summary, material, experiment) + format_report(summary), end="", flush=True)
                 if "json" in outputs:
-                    write_json(outputs["json"], {**summary, **_detail(scores, material, experiment, tunings)})
+                    write_json(outputs["json"], {**summary, **_detail(scores, data, material, experiment, tunings)})
                 _write_outputs(summary, outputs, material, experiment)
             return n_episodes
 
@@ -190,7 +191,7 @@ def _list_plugins(material: Material) -> dict[str, str]:
 
 
 def _detail(
-    scores: Mapping[str, Scores], material: Material, experiment: Experiment, tunings: Sequence[Tuning]
+    scores: Mapping[str, Scores], data: Dataset, material: Material, experiment: Experiment, tunings: Sequence[Tuning]
 ) -> dict[str, Any]:
     """Return what the JSON file tells beside the summary: all that another run needs to be compared by episode."""
     n_episodes = _count([scores])
@@ -199,7 +200,7 @@ def _detail(
         "tuning": [tuning.describe() for tuning in tunings],
         "versions": find_versions(),
         "plugins": _list_plugins(material),
-        "data": hash_rows(material.take, material.by_class),
+        "data": hash_rows(data.take_rows, material.by_class._replace(rows=material.source_rows)),
         "classes": len(material.by_class.size),
         "queries": queries.tolist() if len(queries.unique()) > 1 else int(queries[0]),
         "right": list_right(scores, queries),

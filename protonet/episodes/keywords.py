@@ -23,8 +23,11 @@ KINDS: dict[Any, tuple[str, Callable[[str], Any]]] = {
     float: ("a number", float),
     str: ("a word", str),
 }
-#: The first bound that a description states: ``> 0``, ``>= 1`` or ``in (0, 1]``.
-BOUND = re.compile(r"(?P<sign>>=?) (?P<least>\d+)|[Ii]n (?P<left>[\[(])(?P<low>\d+), (?P<high>[^\])]+)(?P<right>[\])])")
+NUMBER = r"-?\d+(?:\.\d+)?(?:e-?\d+)?"
+#: The first bound that a description states: ``> 0.5``, ``>= 1`` or ``in (0, 1]``.
+BOUND = re.compile(
+    rf"(?P<sign>>=?) (?P<least>{NUMBER})|[Ii]n (?P<left>[\[(])(?P<low>{NUMBER}), (?P<high>[^\])]+)(?P<right>[\])])"
+)
 
 
 class Keyword(NamedTuple):
@@ -154,7 +157,7 @@ def _holds(bound: re.Match[str], value: Any) -> bool:
     if value is None or isinstance(value, str):
         return True
     least, strict = float(bound["least"] or bound["low"]), bound["sign"] == ">" or bound["left"] == "("
-    high = float(bound["high"]) if bound["high"] and re.fullmatch(r"[\d.]+", bound["high"]) else math.inf
+    high = float(bound["high"]) if bound["high"] and re.fullmatch(NUMBER, bound["high"]) else math.inf
     return (value > least if strict else value >= least) and (value < high or (value == high and bound["right"] == "]"))
 
 

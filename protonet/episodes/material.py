@@ -50,7 +50,8 @@ class Material(NamedTuple):
 
     x: Tensor  #: (n, dim) floating, of which methods see what ``take`` returns.
     take: Take  #: Returns rows of ``x``, normalised, by number.
-    by_class: ClassIndex  #: SourceRows by class, of the classes to draw from.
+    by_class: ClassIndex  #: Rows by class, of the classes to draw from.
+    source_rows: Tensor  #: (rows,) int64, the numbers in the data set of ``by_class.rows``.
     class_names: tuple[str, ...]  #: One name per class of the side.
     base: Base | None  #: The base classes, if a method uses them.
     side: str  #: Of the split, or "all".
@@ -59,7 +60,7 @@ class Material(NamedTuple):
 
 
 class SourceRows(NamedTuple):
-    """SourceRows of a data set, embedded or not."""
+    """Rows of a data set, embedded or not."""
 
     x: Tensor  #: (n, dim) floating.
     places: Tensor  #: (rows of the data set,) int64, where each is in ``x``; -1 for those that are not.
@@ -122,8 +123,8 @@ def prepare(data: Dataset, experiment: Experiment) -> Material:
         rows = rows.normalize(kind, mean)
         if base is not None:
             base = _summarize(rows if base_data is data else base_rows.normalize(kind, mean), base_data, base_ids)
-    by_class = by_class._replace(rows=rows.places[by_class.rows])
-    return Material(rows.x, rows.open(), by_class, names, base, side, methods, notes)
+    source_rows, by_class = by_class.rows, by_class._replace(rows=rows.places[by_class.rows])
+    return Material(rows.x, rows.open(), by_class, source_rows, names, base, side, methods, notes)
 
 
 def _find_base(data: Dataset, side: str, experiment: Experiment) -> tuple[Dataset, list[int]]:

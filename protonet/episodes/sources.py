@@ -16,6 +16,7 @@ from protonet.datasets.dataset import Dataset, check_finite, make_dataset, split
 from protonet.datasets.files import UNREADABLE
 from protonet.datasets.synthetic import FAMILIES, sample_family
 
+PROG = "protonet.episodes"  #: The command, for messages.
 #: The size of the synthetic families: classes, rows per class, features per row.
 SYNTHETIC = {"num_classes": 64, "n_train": 100, "dim": 64}
 IMAGE_SIZE = 28  #: The side that a folder's images are resized to, in pixels; as large as glyphs.
@@ -69,7 +70,7 @@ def load_base(text: str, *, dim: int) -> Dataset:
     data = _load_rows(Path(text)) if text.lower().endswith(".npy") else _load(text, "label")
     if data.x.shape[1] != dim:
         got = f"{data.x.shape[1]} of {text}"
-        fail("load_base", "--base", f"have {dim} features per row, as the data", got, "Pass features of one backbone.")
+        fail(PROG, "--base", f"have {dim} features per row, as the data", got, "Pass features of one backbone.")
     return data
 
 
@@ -79,12 +80,12 @@ def _load_rows(path: Path) -> Dataset:
         x = np.load(path, allow_pickle=False)
     except (ValueError, *UNREADABLE) as error:
         got = f"{path} ({error if isinstance(error, OSError) else type(error).__name__})"
-        fail("load_base", "--base", "be an NPY file that can be read", got, "Save it again with numpy.save.")
+        fail(PROG, "--base", "be an NPY file that can be read", got, "Save it again with numpy.save.")
     if not isinstance(x, np.ndarray) or x.ndim < 2 or not len(x) or x.dtype.kind not in "fiub":
         got = f"{getattr(x, 'dtype', 'several arrays')} of shape {getattr(x, 'shape', '?')}"
-        fail("load_base", "--base", "hold rows of numbers, (n, dim)", got, "Save features with numpy.save.")
+        fail(PROG, "--base", "hold rows of numbers, (n, dim)", got, "Save features with numpy.save.")
     rows = torch.from_numpy(x).flatten(1).float()
-    check_finite("load_base", "--base", rows)
+    check_finite(PROG, "--base", rows)
     return Dataset(rows, torch.zeros(len(rows), dtype=torch.int64), ("all",))
 
 

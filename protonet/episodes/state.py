@@ -42,7 +42,7 @@ def find_versions() -> dict[str, str | None]:
 
 
 def hash_rows(take: Take, by_class: ClassIndex) -> str:
-    """Return a hash of all rows, as methods see them, class by class: equal draws of equal hashes are equal episodes.
+    """Return a hash of all rows, class by class: equal draws of equal hashes are episodes of the same rows.
 
     Args:
         take: Returns rows by number.
@@ -88,8 +88,11 @@ def read_state(path: Path, run: Mapping[str, Any]) -> dict[str, Scores]:
             }
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         fail(PROG, "--state", "be a file that --state wrote", f"{path} ({error})", "Pass another path.")
-    for name in sorted(known.keys() | run.keys()):
+    hashed = ("plugins", "data")  # last: another setting may be why they differ, and hashes tell nothing
+    for name in (*sorted((known.keys() | run.keys()) - {*hashed}), *hashed):
         if known.get(name) != run.get(name):
             got = f"{name} {show(run.get(name))}, where {path} has {show(known.get(name))}"
-            fail(PROG, "--resume", "continue the same run", got, "Pass the same arguments, or another --state.")
+            got = f"other {name} than {path} has" if name in hashed else got
+            remedy = "Pass the same arguments, or another --state; for a study, another --output."
+            fail(PROG, "--resume", "continue the same run", got, remedy)
     return scores

@@ -23,7 +23,6 @@ from protonet.episodes.report import format_latex, percent, write_text
 
 PROG = "protonet.episodes study"
 LISTS = ("method", "tune")  #: Options that take several values in one run.
-KEPT = ("json", "state", "resume", "methods")  #: Options that every run has, in the folder of the output; or none.
 REMEDY = "Write option = value, or option = [value, value] to sweep it."
 
 
@@ -35,21 +34,28 @@ class Run(NamedTuple):
     arguments: list[str]  #: Of the command.
 
 
-def run_study(path: Path, options: Sequence[str], more: Sequence[str], run: Callable[[list[str]], None]) -> None:
+def run_study(
+    path: Path, options: Sequence[str], more: Sequence[str], run: Callable[[list[str]], None], output: str | None = None
+) -> None:
     """Run a study, print and write a table of the accuracies of all of its runs.
 
     Args:
         path: Of a TOML file.
-        options: The names of the command's options, without dashes.
+        options: The names of the command's options that a study may set, without dashes: none of files to write.
         more: Arguments of the command that are set for all runs, whatever the file says.
         run: Evaluates as arguments of the command say.
+        output: The folder of the results; None for the file's.
 
     Raises:
         MissingPackageError: Python is 3.10, and tomli is not installed.
         InputError: The file is no such TOML file, or as of the command.
     """
     settings = read_study(path, options)
-    folder = check_writable_folder(PROG, "output", settings.pop("output"))
+    for word in more:
+        if word.startswith("--"):
+            check_name(PROG, "an option of a study", word[2:].partition("=")[0], options)
+    kept = settings.pop("output")
+    folder = check_writable_folder(PROG, "output", output or kept)
     runs = plan_runs(settings, folder)
     for each in runs:
         if _is_main():
@@ -81,9 +87,8 @@ def read_study(path: Path, options: Sequence[str]) -> dict[str, Any]:
         settings: dict[str, Any] = toml.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         fail(PROG, "STUDY.toml", "be a TOML file", f"{path} ({error})", "See the guide on few-shot experiments.")
-    known = [*(name for name in options if name not in KEPT), "output"]
     for name, value in settings.items():
-        check_name(PROG, f"a key of {path}", name, known)
+        check_name(PROG, f"a key of {path}", name, [*options, "output"])
         values = value if isinstance(value, list) else [value]
         if not values or not all(isinstance(each, bool | int | float | str) for each in values):
             fail(PROG, "STUDY.toml", "have values that are texts, numbers or true", f"{name} = {value}", REMEDY)

@@ -89,7 +89,7 @@ def load_model(path: str | Path, *, held: bool = False) -> Model:
 
     remedy = "Pass a file that save_model wrote."
     try:
-        expect(Path(path).is_file(), "no file")  # to open a pipe would be to wait
+        expect(Path(path).resolve(strict=True).is_file(), "no file")  # to open a pipe would be to wait
         with safe_open(path, framework="pt") as file:
             header = _parse_header((file.metadata() or {}).get(FORMAT))
             if header["version"] != VERSION:
@@ -107,6 +107,8 @@ def load_model(path: str | Path, *, held: bool = False) -> Model:
         tensors |= {name: tensors[name].t() for name in names if name in columnwise}
         kept = {name[len(HELD) :]: tensors.pop(name) for name in names if name.startswith(HELD)}
         return _make_model(header, tensors, kept)
+    except FileNotFoundError:
+        fail("load_model", "path", "be a file that exists", path, remedy)
     except (OSError, RuntimeError, SafetensorError, ValueError) as error:
         fail("load_model", "path", f"be a model file of version {VERSION}", f"{path} ({error})", remedy)
 

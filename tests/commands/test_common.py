@@ -137,8 +137,9 @@ def test_check_name() -> None:
     assert check_name("cmd", "--method", "tim", known) == "tim"
     with pytest.raises(InputError, match=r"be one of pt-map, .*; got 'PT_MAP'\. Did you mean pt-map\?"):
         check_name("cmd", "--method", "PT_MAP", known)
-    with pytest.raises(InputError, match=r"be one of pt-map, protonet, tim; got '12'\. Pick a listed one\."):
-        check_name("cmd", "--method", "12", known)
+    for other in ("12", "nosuch", "mytip"):  # none of them, or little alike
+        with pytest.raises(InputError, match=rf"be one of pt-map, protonet, tim; got '{other}'\. Pick a listed one\."):
+            check_name("cmd", "--method", other, known)
 
 
 def test_outputs_are_different_files(tmp_path: Path) -> None:

@@ -235,8 +235,8 @@ def rows_of(text: str, n: int, **values: Sequence[str]) -> str:
     [
         (
             "x,kind\n" + rows_of("{n}.5,{k}", 30, k="ab"),
-            ("--column", "x=colour"),
-            r"`--column` must be one of category, .*; got .colour.\. Did you mean category",
+            ("--column", "x=categry"),
+            r"`--column` must be one of category, .*; got .categry.\. Did you mean category",
         ),
         ("x,kind\n" + rows_of("{n}.5,{k}", 30, k="ab"), ("--column", "x"), "`--column` must be NAME=KIND; got 'x'"),
         (

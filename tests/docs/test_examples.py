@@ -202,8 +202,13 @@ def test_the_study_of_the_guide_runs(tables: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     (text,) = (b.text for b in read_blocks("docs/guide/few-shot.md") if b.text.startswith("# study.toml\n"))
     (tmp_path / "study.toml").write_text(text.replace("1,1,1", "1,1,1:steps=2"), encoding="utf-8")
-    assert episodes.main(["study", "study.toml", "--episodes", "20"]) == 0
-    assert (tmp_path / "results" / "table.md").read_text(encoding="utf-8").count("±") == 18
+    commands = [shlex.split(c)[3:] for c in read_commands("docs/guide/few-shot.md") if "episodes study " in c]
+    assert len(commands) == 2
+    for words in commands:
+        assert episodes.main([*words, "--episodes", "20"]) == 0
+    written = [path.read_text(encoding="utf-8") for path in tmp_path.glob("*/table.md")]
+    assert [table.count("±") for table in written] == [18, 18]
+    assert written[0] != written[1]
 
 
 @cache
@@ -243,8 +248,8 @@ def test_every_command_is_one_that_exists(name: str, command: str) -> None:
             check_options("protonet", words[:1] if len(words) == 1 else words)
         case ["python", "-m", "protonet.episodes", "train", *words]:
             make_train_parser().parse_args(words)
-        case ["python", "-m", "protonet.episodes", "study", _, *words]:
-            episodes.make_parser().parse_args(words)
+        case ["python", "-m", "protonet.episodes", "study", *words]:
+            episodes.make_parser().parse_args(episodes.make_study_parser().parse_known_args(words)[1])
         case ["python", "-m", "protonet.episodes", "compare", *words]:
             make_compare_parser().parse_args(words)
         case ["python", "-m", "protonet.episodes", *words] | [

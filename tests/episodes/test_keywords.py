@@ -115,6 +115,28 @@ def test_errors(method: str, texts: dict[str, str], message: str) -> None:
         parse_keywords("f", method, METHODS[method], texts)
 
 
+@pytest.mark.parametrize(
+    ("text", "kept", "broken"),
+    [
+        ("> 0.5.", "0.51", "0.5"),
+        ("Some rate, >= 1e-3 and small.", "0.001", "0.0009"),
+        ("> -1.", "0", "-1"),
+        ("In [0.25, 0.75).", "0.25", "0.75"),
+        ("In (0, 1e3].", "1000", "1000.1"),
+        ("> 0.", "0.1", "0"),
+    ],
+)
+def test_bounds_of_any_number(text: str, kept: str, broken: str) -> None:
+    def method(episodes: Episodes, *, rate: float = 0.6) -> Tensor:
+        raise NotImplementedError
+
+    method.__doc__ = f"Do nothing.\n\nArgs:\n    rate: {text}\n"
+    method.__module__ = "protonet.episodes.methods"
+    assert parse_keywords("f", "own", method, {"rate": kept}) == {"rate": float(kept)}
+    with pytest.raises(InputError, match="must have settings within their bounds"):
+        parse_keywords("f", "own", method, {"rate": broken})
+
+
 def test_values_at_their_bounds() -> None:
     for method, texts in (
         ("linear-finetune", {"momentum": "0", "dampening": "1"}),

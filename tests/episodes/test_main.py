@@ -13,7 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tqdm import tqdm
 
+from protonet.episodes import experiment
 from protonet.episodes.__main__ import main
 from protonet.episodes.methods import ALIASES, METHODS
 
@@ -281,7 +283,8 @@ def test_a_state_is_of_one_run(features: Path, tmp_path: Path, capsys: pytest.Ca
     for changes, message in (
         (["--seed", "1"], "got seed 1, where .* has 0"),
         (["--method", "ridge"], r"got methods \['ridge'\], where .* has \['protonet'\]"),
-        (["--side", "all"], "got data "),
+        (["--side", "all"], "got side all, where .* has novel"),
+        (["--method", "simpleshot"], r"got methods \['simpleshot'\], where .* has \['protonet'\]"),  # with a base
     ):
         assert run(*arguments, "--resume", *changes) == 2
         assert re.search(f"`--resume` must continue the same run; {message}", capsys.readouterr().err)
@@ -290,7 +293,7 @@ def test_a_state_is_of_one_run(features: Path, tmp_path: Path, capsys: pytest.Ca
     before = features.read_bytes()
     np.savez(features, **changed)
     assert run(*arguments, "--resume") == 2
-    assert "`--resume` must continue the same run; got data " in capsys.readouterr().err
+    assert f"`--resume` must continue the same run; got other data than {state} has. Pass" in capsys.readouterr().err
     features.write_bytes(before)
     assert state.read_bytes() == kept
     assert run(*arguments, "--resume") == 0
@@ -317,6 +320,19 @@ def test_intervals_say_what_they_speak_of(features: Path, tmp_path: Path, capsys
         assert summary["settings"]["interval"] == over
         widths[over] = summary["methods"]["protonet"]["half_width"]
     assert widths["classes"] > widths["episodes"]
+
+
+def test_the_bar_of_one_episode_has_no_interval(
+    features: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(experiment, "SHOWN_EVERY", 0)
+    monkeypatch.setattr(experiment, "tqdm", lambda **settings: tqdm(**(settings | {"delay": 0})))  # shown at once
+    shown = []
+    for episodes in ("1", "2"):
+        assert run("--dataset", str(features), *FEW, "--episodes", episodes, "--method", "protonet") == 0
+        shown.append(capsys.readouterr().err)
+    assert re.search(r"protonet \d+\.\d\d %", shown[0])
+    assert re.search(r"protonet \d+\.\d\d ±\d+\.\d\d %", shown[1])
 
 
 def test_an_alias_is_evaluated_once(features: Path, capsys: pytest.CaptureFixture[str]) -> None:

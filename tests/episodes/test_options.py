@@ -85,7 +85,7 @@ def test_settings_and_plugins_stand_side_by_side(capsys: pytest.CaptureFixture[s
     Path("mine.py").write_text(f"{MINE}# changed\n", encoding="utf-8")
     capsys.readouterr()
     assert run(*again) == 2
-    assert "`--resume` must continue the same run; got plugins" in capsys.readouterr().err
+    assert "`--resume` must continue the same run; got other plugins than a.npz has. " in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("folder")
@@ -129,12 +129,17 @@ def test_tuning_is_by_accuracy_on_validation_classes(folder: Path, capsys: pytes
         (["--method", "mine.py:absent"], "It has city_block, centred, broken, flat"),
         (["--method", "mine.py:broken"], r"got ValueError of mine.py:broken: no such thing \(mine.py, line 12\)"),
         (["--method", "mine.py:flat"], "`method` must give logits of shape .* of mine.py:flat"),
-        (["--against", "nope"], "`--method` must be one of"),
+        (["--against", "nosuch"], "`--against` must be one of .*; got 'nosuch'. Pick a listed one"),
+        (["--against", "rigde"], "`--against` must be one of ridge, .*Did you mean ridge"),
+        (["--tune", "rigde:penalty=1,2"], "`--tune` must be one of ridge, "),
         (["--normalize", "l3"], "`arguments` must be as --help lists them"),
         (["--normalize", "cl2", "--side", "all"], "`--normalize` must find base classes to centre on; got cl2 without"),
         (["--base", "x.npz"], "`--base` must be another data set than --dataset"),
         (["--base", "absent.npz"], "absent.npz"),
-        (["--base", "wide.npy"], "`--base` must have 5 features per row, as the data; got 6 of wide.npy"),
+        (
+            ["--base", "wide.npy"],
+            "^protonet.episodes: `--base` must have 5 features per row, as the data; got 6 of wide.npy",
+        ),
         (["--base", "base.npy", "--method", "distribution-calibration"], "`--method` must find base classes beside"),
         (["--base", "base.npz", "--json", "base.npz"], "`--json` must be another file than what is read"),
         (["--latex", "/proc/none/a.tex"], "`--latex` must be a file that can be written"),

@@ -72,7 +72,24 @@ def test_a_study_goes_on_and_notices_other_settings(folder: Path, capsys: pytest
     assert {path.name: path.read_bytes() for path in (folder / "out").glob("*.json")}.items() <= before.items()
     capsys.readouterr()
     assert main(["study", "study.toml", "--seed", "9"]) == 2
-    assert "`--resume` must continue the same run; got seed 9" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "`--resume` must continue the same run; got seed 9" in error
+    assert error.endswith("Pass the same arguments, or another --state; for a study, another --output.\n")
+    assert main(["study", "study.toml", "--seed", "9", "--output", "more"]) == 0  # what the message says works
+    assert {path.name for path in (folder / "more").iterdir()} == before.keys()
+    assert (folder / "out" / "table.md").read_bytes() == before["table.md"] != (folder / "more/table.md").read_bytes()
+
+
+@pytest.mark.parametrize("option", ["json", "csv", "plot", "latex", "markdown", "state"])
+def test_no_run_writes_over_the_file_of_another(folder: Path, capsys: pytest.CaptureFixture[str], option: str) -> None:
+    assert main(["study", "study.toml", f"--{option}", "one.png"]) == 2
+    assert "`an option of a study` must be one of dataset, side, " in (error := capsys.readouterr().err)
+    assert f"got '{option}'" in error
+    (folder / "study.toml").write_text(f'{STUDY}{option} = "one.png"\n', encoding="utf-8")
+    assert main(["study", "study.toml"]) == 2
+    assert "`a key of study.toml` must be one of dataset, side, " in capsys.readouterr().err
+    assert not (folder / "one.png").exists()
+    assert not (folder / "out").exists()
 
 
 def test_arguments() -> None:

@@ -152,9 +152,11 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no tensors in here, but some words")
     save_file({"a": torch.zeros(1)}, tmp_path / "foreign")
     save_file({"a": torch.zeros(1)}, tmp_path / "other", {"protonet.episodes.train": "{}"})
-    for name in ("truncated", "longer", "empty", "text", "foreign", "other", "missing", "."):
+    for name in ("truncated", "longer", "empty", "text", "foreign", "other", "."):
         with pytest.raises(InputError, match=f"^{REFUSED}$"):
             load_model(tmp_path / name)
+    with pytest.raises(InputError, match=r"^load_model: `path` must be a file that exists; got .*missing\. Pass "):
+        load_model(tmp_path / "missing")
 
 
 @pytest.mark.parametrize(
