@@ -395,7 +395,7 @@ def test_classes_that_files_cannot_hold_are_refused(labels: Any, tmp_path: Path)
     ):
         model.save(tmp_path / "trees.safetensors")
     assert not list(tmp_path.iterdir())
-    with pytest.raises(ValueError, match="load_model: `path` must be a model file"):
+    with pytest.raises(ValueError, match="load_model: `path` must be a file that exists"):
         ProtoNetClassifier.load(tmp_path / "none.safetensors")
 
 

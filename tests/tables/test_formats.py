@@ -80,8 +80,8 @@ def test_text_as_pandas_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert source.notes == ("cells are separated by semicolons",)
     columns, places = read(source, 4, 0, 2)
     assert columns == [other[name].tolist() for name in ("text", "Unnamed: 0", "b")]
-    ends = np.cumsum(1 + (other["text"] == "two\nlines").to_numpy()) + 1  # a row is where it ends
-    assert places == ends.tolist()
+    lines = 1 + (other["text"] == "two\nlines").to_numpy()
+    assert places == (np.cumsum(lines) - lines + 2).tolist()  # a row is where it begins, below the header
 
 
 @pytest.mark.parametrize(
