@@ -124,7 +124,9 @@ def test_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["info", str(tmp_path / name)]) == 2
         said = capsys.readouterr()
         assert said.out == ""
-        assert re.fullmatch(r"load_model: `path` must be a (file that exists|model file of version \d+); got .*\n", said.err)
+        assert re.fullmatch(
+            r"load_model: `path` must be a (file that exists|model file of version \d+); got .*\n", said.err
+        )
     assert main(["info"]) == 2
     assert capsys.readouterr().err.startswith("protonet info: `arguments` must be as --help lists them; got ")
 
