@@ -261,7 +261,8 @@ def read_labels(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def name_cells(cells: np.ndarray) -> np.ndarray:
-    """Return cells (b,) of any kind as text (b,) to be shown: a row's name, its group."""
-    if cells.dtype.kind == "f":
-        cells = read_labels(cells)[0]
-    return cells.astype(np.str_)
+    """Return cells (b,) of any kind as text (b,) to be shown: a row's name, its group; a gap is empty."""
+    if cells.dtype.kind != "f":
+        return cells.astype(np.str_)
+    names, gaps = read_labels(cells)
+    return np.where(gaps, "", names.astype(np.str_))

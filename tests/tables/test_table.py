@@ -288,6 +288,7 @@ def test_classes_of_any_kind(cells: np.ndarray, labels: list[object], missing: l
 def test_names_of_rows_and_columns_for_people() -> None:
     assert name_cells(np.array([3.0, 4.0])).tolist() == ["3", "4"]
     assert name_cells(np.array([3.5])).tolist() == ["3.5"]
+    assert name_cells(np.array([3.0, np.nan, 0.0])).tolist() == ["3", "", "0"]  # a gap is no 0
     assert name_cells(np.array(["P 1", ""], object)).tolist() == ["P 1", ""]
     assert list_names([]) == "nothing"
     assert list_names(["a", "b c"]) == "a, 'b c'"
