@@ -47,7 +47,20 @@ napoleon_use_ivar = True
 # Every reference to a name of this project has to resolve. What lies outside it is not checked: the inventories of
 # Python, torch, NumPy and scikit-learn are on the network, and the site is built without it.
 nitpicky = True
-OUTSIDE = ("argparse", "collections", "mmap", "np", "numpy", "os", "pathlib", "scipy", "sklearn", "torch", "typing")
+OUTSIDE = (
+    "argparse",
+    "collections",
+    "matplotlib",
+    "mmap",
+    "np",
+    "numpy",
+    "os",
+    "pathlib",
+    "scipy",
+    "sklearn",
+    "torch",
+    "typing",
+)
 nitpick_ignore_regex = [
     (r"py:.*", rf"({'|'.join(OUTSIDE)})\..+"),
     (r"py:.*", r"Tensor|nn\.Module|Path|Callable(\[.*)?|Iterable|Iterator|Mapping|Sequence"),

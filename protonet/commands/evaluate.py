@@ -31,7 +31,7 @@ from protonet.commands.models import (
     want,
 )
 from protonet.commands.page.document import write_outputs
-from protonet.commands.page.figures import Rows, list_columns, list_importance, list_sections
+from protonet.commands.page.figures import JudgedRows, list_columns, list_importance, list_sections
 from protonet.commands.plots import draw_plot
 from protonet.commands.report import format_report, judge, list_names, list_report
 from protonet.files import Model, load_model
@@ -128,5 +128,5 @@ def list_more(
     features = torch.cat([x for x, _ in kept])
     judged = judge_by_all(model, features[known], labels[known])
     importance = list_importance(judged, names, find_sizes(model), 0, math.inf, progress)
-    every = Rows(logits, labels, range(len(labels)), places, None, names, cells)
+    every = JudgedRows(logits, labels, range(len(labels)), places, None, names, cells)
     return {"data": data, **list_sections(every.take(known.nonzero().flatten().tolist()), logits[known], importance)}

@@ -27,7 +27,7 @@ from protonet.commands.models import (
     show_progress,
 )
 from protonet.commands.page.document import write_outputs
-from protonet.commands.page.figures import Rows, list_columns, list_importance, list_learning, list_sections
+from protonet.commands.page.figures import JudgedRows, list_columns, list_importance, list_learning, list_sections
 from protonet.commands.plots import draw_plot
 from protonet.commands.report import list_figures
 from protonet.commands.summary import (
@@ -221,5 +221,5 @@ def list_more(
     learning = list_learning(solution, crossed, deadline, stage())
     places = [data.place.format(row) for row in data.rows]
     logits = predict_held(crossed)[held.clamp_min(0)]
-    every = Rows(logits, data.y, data.numbers, places, data.ids, names, data.cells)
+    every = JudgedRows(logits, data.y, data.numbers, places, data.ids, names, data.cells)
     return list_sections(every.take(judged.tolist()), doubts[held[judged]], importance) | {"learning": learning}

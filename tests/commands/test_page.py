@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from protonet.__main__ import main
 from protonet.commands.common import order_naturally
-from protonet.commands.page.figures import Rows, list_bins, list_rows, list_suspects
+from protonet.commands.page.figures import JudgedRows, list_bins, list_rows, list_suspects
 from protonet.commands.page.markup import Markup, tag
 from tests.browser import CHROMIUM, Browser
 from tests.strategies import blobs
@@ -247,11 +247,11 @@ def test_markup_is_kept_and_attributes_may_be_left_out() -> None:
     assert isinstance(tag("p"), Markup)
 
 
-def make_rows(n: int, classes: int = 3) -> Rows:
+def make_rows(n: int, classes: int = 3) -> JudgedRows:
     generator = torch.Generator().manual_seed(0)
     logits, labels = 3 * torch.randn(n, classes, generator=generator), torch.arange(n) % classes
     cells = [np.arange(n) * 1.5, np.array([f"t{number}" for number in range(n)], object)]
-    return Rows(logits, labels, range(n), [f"line {number + 2}" for number in range(n)], None, ["u", "v"], cells)
+    return JudgedRows(logits, labels, range(n), [f"line {number + 2}" for number in range(n)], None, ["u", "v"], cells)
 
 
 def test_many_rows_are_drawn_the_doubtful_ones_first() -> None:

@@ -31,7 +31,7 @@ MOST_CELLS, MOST_CELL = 6, 40
 PREDICTIONS, LEARNING_SECONDS = 100_000, 60.0
 
 
-class Rows(NamedTuple):
+class JudgedRows(NamedTuple):
     """Rows with a class, and what networks that did not see them say."""
 
     logits: Tensor  #: (n, num_classes).
@@ -42,13 +42,13 @@ class Rows(NamedTuple):
     names: Sequence[str]  #: Of the columns.
     cells: Sequence[np.ndarray]  #: Of the columns, (n,) each.
 
-    def take(self, places: Sequence[int]) -> Rows:
+    def take(self, places: Sequence[int]) -> JudgedRows:
         """Return some of the rows."""
         at = torch.tensor(places, dtype=torch.long)
         ids = None if self.ids is None else [self.ids[place] for place in places]
         numbers, where = [self.numbers[place] for place in places], [self.places[place] for place in places]
         cells = [each[at.numpy()] for each in self.cells]
-        return Rows(self.logits[at], self.labels[at], numbers, where, ids, self.names, cells)
+        return JudgedRows(self.logits[at], self.labels[at], numbers, where, ids, self.names, cells)
 
 
 def list_columns(names: Sequence[str], encoding: Encoding | None, gaps: Sequence[int]) -> list[dict[str, Any]]:
@@ -60,7 +60,7 @@ def list_columns(names: Sequence[str], encoding: Encoding | None, gaps: Sequence
     ]
 
 
-def list_bins(rows: Rows) -> list[dict[str, Any]]:
+def list_bins(rows: JudgedRows) -> list[dict[str, Any]]:
     """Return, of the rows whose class is believed to about the same degree, that degree and how many are right."""
     confidence, predicted = rows.logits.double().softmax(dim=1).max(dim=1)
     bins = fill_bins(confidence, predicted == rows.labels, BINS)
@@ -78,7 +78,7 @@ def list_bins(rows: Rows) -> list[dict[str, Any]]:
     ]
 
 
-def list_suspects(rows: Rows, doubts: Tensor) -> list[dict[str, Any]]:
+def list_suspects(rows: JudgedRows, doubts: Tensor) -> list[dict[str, Any]]:
     """Return the rows that look most as if their label were wrong, the likeliest first.
 
     Args:
@@ -107,7 +107,7 @@ def list_suspects(rows: Rows, doubts: Tensor) -> list[dict[str, Any]]:
     ]
 
 
-def list_rows(rows: Rows, order: Sequence[int]) -> dict[str, Any]:
+def list_rows(rows: JudgedRows, order: Sequence[int]) -> dict[str, Any]:
     """Return what is told of each row, by column; of many rows, the most suspicious, and others at equal distances.
 
     Args:
@@ -173,7 +173,7 @@ def list_learning(solution: Solution, crossed: Crossfit, deadline: float, progre
     return {"points": points, "twice": None if outlook is None else {"per_class": twice, **outlook._asdict()}}
 
 
-def list_sections(rows: Rows, doubts: Tensor, importance: dict[str, Any] | None) -> dict[str, Any]:
+def list_sections(rows: JudgedRows, doubts: Tensor, importance: dict[str, Any] | None) -> dict[str, Any]:
     """Return what only the report tells of judged rows.
 
     Args:
