@@ -118,7 +118,12 @@ def _spread_of_spectrum(x: Tensor) -> float:
 
 
 def gather_evidence(
-    rows: Rows, names: Sequence[str], cosines: Sequence[Tensor], labels: Tensor | None, weights: Tensor | None = None
+    rows: Rows,
+    names: Sequence[str],
+    cosines: Sequence[Tensor],
+    labels: Tensor | None,
+    weights: Tensor | None = None,
+    losses: Sequence[Tensor] | None = None,
 ) -> Evidence:
     """Return the evidence on some views.
 
@@ -128,6 +133,7 @@ def gather_evidence(
         cosines: Of each view, (n, num_classes), of rows held out; or of the labelled rows where none can be.
         labels: (n,) of the rows held out; None where there are none: then only the cosines' spread is looked at.
         weights: (n,) float64 of the rows held out, about 1; None for 1.
+        losses: Of each view, (n,), from `fit_temperature`; None to fit them here.
     """
     seen = torch.bincount(rows.labels, minlength=rows.num_classes) > 0
     words = torch.stack([spell(name) for name in names])
@@ -142,13 +148,15 @@ def gather_evidence(
         problem, factor = torch.cat([problem, torch.zeros(5)]), SPREAD
     else:
         n, most = len(labels), math.log(max(2, int(seen.sum())))
-        losses = torch.stack([fit_temperature(each, labels, seen, weights)[1] for each in cosines])  # (views, n)
-        means = losses.mean(dim=1)
+        if losses is None:
+            losses = [fit_temperature(each, labels, seen, weights)[1] for each in cosines]
+        stacked_losses = torch.stack(list(losses))  # (views, n)
+        means = stacked_losses.mean(dim=1)
         best = int(means.argmin())
-        error = (losses - losses[best]).std(dim=1, correction=0) / math.sqrt(n)
+        error = (stacked_losses - stacked_losses[best]).std(dim=1, correction=0) / math.sqrt(n)
         right = torch.stack([(each.argmax(dim=1) == labels).double().mean() for each in cosines])
-        soft = soft_weights(list(cosines), list(losses))
-        joint = fit_weights(list(cosines), labels, seen, soft, weights)
+        soft = soft_weights(cosines, losses)
+        joint = fit_weights(cosines, labels, seen, soft, weights)
         influences = [(each * spread / (each * spread).sum().clamp_min(1e-30)) for each in (soft, joint)]
         start = influences[1].clamp_min(math.exp(LEAST)).log()
         scaled = stacked / spread.clamp_min(LEAST_SPREAD)[:, None, None]

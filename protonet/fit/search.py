@@ -174,24 +174,26 @@ def _try_kinds(judge: Judge, kinds: Sequence[Kind], progress: Progress) -> tuple
 
 
 def _mix(explored: Explored, prior: Prior) -> tuple[Choice | None, Tensor]:
-    """Return the mixture of what was tried, None if no view tells rows apart, and the log-losses (judged,) of it."""
+    """Return the mixture of what was tried, None if no view tells rows apart, and its log-losses, of judged rows."""
     judge, candidates = explored.judge, explored.candidates
     cosines = [each.cosines for each in candidates]
     names = [each.specification.name for each in candidates]
-    evidence = gather_evidence(explored.rows, names, cosines, judge.labels if explored.judged else None, judge.weights)
+    labels, losses = judge.labels if explored.judged else None, [each.losses for each in candidates]
+    evidence = gather_evidence(explored.rows, names, cosines, labels, judge.weights, losses)
     weights, size = prior.weigh(evidence)
     mixed = torch.zeros_like(cosines[0])
     for each, weight in zip(cosines, weights.tolist(), strict=True):
         mixed += weight * each
     views = [(each.specification, weight) for each, weight in zip(candidates, weights.tolist(), strict=True) if weight]
+    own = mixed.new_zeros(0)
     if not views:
-        return None, mixed[:, 0]
-    factor, losses = judge.fit_temperature(mixed)
+        return None, own
     if explored.judged:
-        factor *= size ** (FEW / (FEW + len(losses)))
+        factor, own = judge.fit_temperature(mixed)
+        factor *= size ** (FEW / (FEW + len(own)))
     else:
         factor = size * SPREAD / float((weights * evidence.spread).sum())
-    return Choice(tuple(views), _temperature(factor), explored.rows.shifts), losses
+    return Choice(tuple(views), _temperature(factor), explored.rows.shifts), own
 
 
 def _fit_temperature(judge: Judge, candidate: Candidate) -> float:

@@ -78,7 +78,7 @@ class Patterns:
         """
         chosen = torch.linspace(0, len(rows.labels) - 1, min(len(rows.labels), PATTERNS.most_rows)).round().long()
         bank = Bank.fit(rows.features[chosen], self.width)
-        problem = _Problem(bank.shares(rows.features[chosen], self.parts), rows.take(chosen))
+        problem = _Problem(bank.shares(rows.features[chosen], self.parts)[0], rows.take(chosen))
         readout, offset = problem.solve(self.ridge)
         return PatternView(bank, self.parts, rows.features.shape[1], readout, offset)
 
@@ -114,8 +114,9 @@ class PatternKind:
                 return
             own = judge.take(fold)
             bank = Bank.fit(own.features, rows.width)
-            for each in parts:
-                problem = _Problem(bank.shares(own.features, each), own, bank.shares(rows.features[fold.judge], each))
+            fitted, judged = (bank.shares(x, *parts) for x in (own.features, rows.features[fold.judge]))
+            for each, shares, queries in zip(parts, fitted, judged, strict=True):
+                problem = _Problem(shares, own, queries)
                 for ridge in self.ridges:
                     found.setdefault(Patterns(rows.width, each, ridge), []).append(problem.cosines(ridge))
         for each in parts:
@@ -175,22 +176,27 @@ class Bank(torch.nn.Module):
             found.append(ordered[:, places] + margin[:, None])
         return cls(width, torch.stack(found))
 
-    def shares(self, x: Tensor, parts: int) -> Tensor:
-        """Return the shares of places above each threshold, (n, dilations * quantiles * kernels * parts or parts^2)."""
-        if not len(x):
-            x = x.new_zeros(1, x.shape[1])
-            return self.shares(x, parts)[:0]
-        at_once = max(1, int(PATTERNS.chunk / (x.shape[1] * count_kernels())))
-        pool = pooling(self.width, x.shape[1], parts).to(x)
-        return torch.cat([self._shares(rows, pool) for rows in x.split(at_once)])
+    def shares(self, x: Tensor, *parts: int) -> list[Tensor]:
+        """Return the shares of places above each threshold, for each number of parts.
 
-    def _shares(self, x: Tensor, pool: Tensor) -> Tensor:
-        columns = []
+        (n, dilations * quantiles * kernels * parts or parts^2) each; the responses are computed once for all.
+        """
+        if not len(x):
+            return [each[:0] for each in self.shares(x.new_zeros(1, x.shape[1]), *parts)]
+        at_once = max(1, int(PATTERNS.chunk / (x.shape[1] * count_kernels())))
+        pools = [pooling(self.width, x.shape[1], each).to(x) for each in parts]
+        pieces = [self._shares(rows, pools) for rows in x.split(at_once)]
+        return [torch.cat(each) for each in zip(*pieces, strict=True)]
+
+    def _shares(self, x: Tensor, pools: list[Tensor]) -> list[Tensor]:
+        columns: list[list[Tensor]] = [[] for _ in pools]
         for dilation, thresholds in zip(list_dilations(self.width, x.shape[1]), self.thresholds, strict=True):
             responses = _respond(x, self.width, dilation)  # (n, kernels, dim)
             for threshold in thresholds.T:
-                columns.append(((responses > threshold[:, None]).to(x.dtype) @ pool).flatten(1))
-        return torch.cat(columns, dim=1)
+                above = (responses > threshold[:, None]).to(x.dtype)
+                for own, pool in zip(columns, pools, strict=True):
+                    own.append((above @ pool).flatten(1))
+        return [torch.cat(each, dim=1) for each in columns]
 
 
 def _respond(x: Tensor, width: int, dilation: int) -> Tensor:
@@ -290,7 +296,7 @@ class PatternView(View):
 
     def forward(self, z: Tensor) -> Tensor:
         """Map features (n, input_dim) to class scores (n, num_classes)."""
-        return torch.addmm(self.offset.to(z), self.bank.shares(z, self.parts), self.readout.to(z))
+        return torch.addmm(self.offset.to(z), self.bank.shares(z, self.parts)[0], self.readout.to(z))
 
     def describe(self) -> dict[str, Any]:
         """Return the width of a line, and the parts."""
