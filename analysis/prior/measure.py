@@ -14,8 +14,9 @@ from torch import Tensor
 from analysis.prior.tasks import Task, draw_task
 from protonet._writing import write_whole
 from protonet.fit.prior import Evidence, gather_evidence
+from protonet.fit.problem import fit_view, pose_problem
 from protonet.fit.search import Search, explore
-from protonet.fit.solver import PARAM_LIMIT, fit_view, pose_problem, untouched_globals
+from protonet.fit.solver import PARAM_LIMIT, untouched_globals
 from protonet.losses import class_means
 from protonet.views.mlp import plan_encoder
 from protonet.views.view import Rows, Specification, View

@@ -19,8 +19,9 @@ from protonet.encoder import Encoder
 from protonet.files.model import describe_network, restore_network
 from protonet.fit.baselines import score_cosine, score_lda
 from protonet.fit.copies import find_copies
+from protonet.fit.problem import Problem, fit_choice
 from protonet.fit.search import Choice, Progress, ignore
-from protonet.fit.solver import Problem, Solution, comparable, fit_choice, untouched_globals
+from protonet.fit.solver import Solution, comparable, untouched_globals
 from protonet.metrics import score_known
 from protonet.network import PrototypeNetwork
 from protonet.scoring import Fold, split_folds

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from protonet.fit.crossfit import Crossfit, predict_held, split_rows
+from protonet.fit.problem import fit_choice
 from protonet.fit.search import Progress, ignore
-from protonet.fit.solver import Solution, comparable, fit_choice, untouched_globals
+from protonet.fit.solver import Solution, comparable, untouched_globals
 from protonet.metrics import count_equal_rows, find_interval
 
 #: How often the rows are halved at the most, and the fewest rows per class, on average, that are fitted to.

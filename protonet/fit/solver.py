@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 import random
 import time
 from collections.abc import Iterator, Mapping
@@ -14,15 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import check_int, check_number, check_weights, fail, fail_type
-from protonet.encoder import Encoder
-from protonet.fit.copies import pool_copies
-from protonet.fit.loading import Samples, centre_columns, order_rows, read_loaders
+from protonet._checks import check_int, check_number, fail, fail_type
+from protonet.fit.loading import Samples, read_loaders
+from protonet.fit.problem import Problem, fit_choice, pose_problem
 from protonet.fit.search import EFFORTS, RAW, SEARCH_SHARE, Choice, Progress, Search, ignore, select
 from protonet.network import PrototypeNetwork
 from protonet.views.linear import LinearKind
 from protonet.views.mlp import plan_encoder
-from protonet.views.view import Rows, Specification, View
 
 #: The contest's limit, used where the metadata names none.
 PARAM_LIMIT = 500_000
@@ -34,21 +31,6 @@ SELECTION_SHARE = 0.6
 
 #: What the metadata may name.
 METADATA = ("num_classes", "input_dim", "param_limit", "device")
-
-
-class Problem(NamedTuple):
-    """Labelled rows, as views are fitted to them."""
-
-    rows: Rows  #: In canonical order, of unit scale, equal ones once; with the seed of all that is drawn.
-    scale: float  #: Of the features as they came, less the origin.
-    origin: Tensor  #: (dim,) float32; see `protonet.fit.loading.centre_columns`.
-    repeated: int  #: How many of the rows that came are equal to another one, or nearly.
-    places: Tensor  #: (n,) int64: the number, in ``rows``, of each row that came, in the order of the loaders.
-
-    def features_as_they_came(self, places: Tensor) -> Tensor:
-        """Return the features (m, dim) of some rows (m,): float32, or float64 where that would lose digits."""
-        x = self.rows.features[places] * self.scale
-        return x.double() + self.origin if bool(self.origin.any()) else x
 
 
 class Solution(NamedTuple):
@@ -150,78 +132,6 @@ def solve_problem(
             progress("final fit", SEARCH_SHARE)
             network = fit_choice(problem, choice, started + time_limit)
         return Solution(network.to(metadata.get("device", "cpu")), choice, problem, joined)
-
-
-def pose_problem(
-    features: Tensor,
-    labels: Tensor,
-    num_classes: int,
-    seed: int = 0,
-    weights: Tensor | None = None,
-    groups: Tensor | None = None,
-    blocks: Tensor | None = None,
-) -> tuple[Problem, Tensor | None]:
-    """Return a problem of samples as they came, and the number (groups,) of each group that was given.
-
-    Args:
-        features: (n, dim) float32 or float64, finite.
-        labels: (n,) int64 in [0, num_classes).
-        num_classes: Number of classes.
-        seed: As in `solve_problem`, and so are the others.
-        weights: The same.
-        groups: The same.
-        blocks: The same.
-    """
-    features, origin = centre_columns(features)
-    order = order_rows(features, labels)
-    features, labels = features[order], labels[order]
-    if weights is not None:
-        weights = check_weights("solve", "weights", weights, n=len(labels))[order]
-        weights = weights / weights.max()
-        weights = None if bool((weights == 1).all()) else weights / weights.mean()
-    if groups is not None:
-        groups = groups[order].unique(return_inverse=True)[1]
-    scale = float(torch.linalg.vector_norm(features, dtype=torch.float64)) / math.sqrt(features.numel()) or 1.0
-    features.div_(scale)  # in place: these rows are a copy
-    rows = Rows(features, labels, num_classes, seed=seed, weights=weights, groups=groups, blocks=blocks)
-    rows, repeated, joined, pooled = pool_copies(rows)
-    return Problem(rows, scale, origin, repeated, torch.empty_like(order).index_copy_(0, order, pooled)), joined
-
-
-def fit_choice(problem: Problem, choice: Choice, deadline: float = math.inf) -> PrototypeNetwork:
-    """Fit the chosen views and train the chosen MLPs on all rows of a problem; call it within `untouched_globals`.
-
-    Args:
-        problem: The rows. Those that were chosen on, or some of them with every class among them.
-        choice: What `protonet.fit.search.select` decided.
-        deadline: ``time.monotonic()`` after which training ends, and no view is fitted but the one of most weight.
-
-    Returns:
-        The network in eval mode, on the CPU, for features as they came.
-    """
-    rows = problem.rows._replace(shifts=choice.shifts, deadline=deadline)
-    fitted: dict[Specification, View] = {}
-    for specification, _ in sorted(choice.views, key=lambda each: -each[1]):
-        if not fitted or time.monotonic() < deadline:
-            fit_view(specification, rows, fitted)
-    found = [(fitted[each], weight) for each, weight in choice.views if each in fitted]
-    weights = torch.tensor([weight for _, weight in found])
-    encoder = Encoder([view for view, _ in found], weights, input_dim=rows.features.shape[1])
-    network = PrototypeNetwork(
-        encoder, embedding_dim=encoder.embedding_dim, num_classes=rows.num_classes, temperature=choice.temperature
-    )
-    network.set_prototypes(rows.features, rows.labels, rows.weights)
-    encoder.scale.fill_(problem.scale)
-    encoder.origin.copy_(problem.origin)
-    return network.eval()
-
-
-def fit_view(specification: Specification, rows: Rows, fitted: dict[Specification, View]) -> View:
-    """Return a view fitted to rows, and what it reads before it, each once."""
-    if specification not in fitted:
-        source = None if specification.source is None else fit_view(specification.source, rows, fitted)
-        fitted[specification] = specification.fit(rows, source)
-    return fitted[specification]
 
 
 def _check_effort(effort: object) -> Search:

@@ -21,8 +21,9 @@ from protonet import PrototypeNetwork, solve
 from protonet._checks import InputError, InputTypeError
 from protonet.datasets import load_digits
 from protonet.encoder import Encoder
+from protonet.fit.problem import fit_choice
 from protonet.fit.search import EFFORTS, Search, select
-from protonet.fit.solver import fit_choice, solve_problem
+from protonet.fit.solver import solve_problem
 from protonet.losses import class_means
 from protonet.views.forest import ForestKind
 from protonet.views.linear import LinearKind
