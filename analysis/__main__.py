@@ -26,6 +26,7 @@ STUDIES = {
     "mixed": ("real_data.mixed", "the solver and seven pipelines on few rows of mixed tables"),
     "prior": ("prior.study", "train the mixture's prior on thousands of tasks, and what it is worth on others"),
     "rejection": ("real_data.rejection", "how well rows of unknown classes are told from those of known ones"),
+    "unlabelled": ("real_data.unlabelled", "what rows without a label are worth, beside scikit-learn's methods"),
     "mislabelled": ("real_data.mislabelled", "how well flipped labels are found, beside confident learning"),
     "ask": ("real_data.ask", "labels that it takes where the rows to label are chosen, by ours and by baselines"),
     "training": ("solver.training", "what each part of the training recipe is worth"),

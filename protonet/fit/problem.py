@@ -13,8 +13,11 @@ from protonet._checks import check_weights
 from protonet.encoder import Encoder
 from protonet.fit.copies import pool_copies
 from protonet.fit.loading import centre_columns, order_rows
-from protonet.fit.search import Choice
+from protonet.fit.search import Choice, Pooling
+from protonet.fit.unlabelled import Pool, pool_rows, spread_labels
+from protonet.losses import CHUNK
 from protonet.network import PrototypeNetwork
+from protonet.views.mlp import MLP
 from protonet.views.view import Rows, Specification, View
 
 
@@ -26,10 +29,23 @@ class Problem(NamedTuple):
     origin: Tensor  #: (dim,) float32; see `protonet.fit.loading.centre_columns`.
     repeated: int  #: How many of the rows that came are equal to another one, or nearly.
     places: Tensor  #: (n,) int64: the number, in ``rows``, of each row that came, in the order of the loaders.
+    pool: Pool | None = None  #: Rows without a label.
+
+    def add_pool(self, features: Tensor, places: Tensor, total: int) -> Problem:
+        """Return the problem with rows (m, dim) that have no label, given their numbers and how many came."""
+        scaled = ((features - self.origin) / self.scale).to(torch.float32)
+        return self._replace(pool=Pool(scaled, places, total))
 
     def features_as_they_came(self, places: Tensor) -> Tensor:
         """Return the features (m, dim) of some rows (m,): float32, or float64 where that would lose digits."""
-        x = self.rows.features[places] * self.scale
+        return self._undo(self.rows.features[places])
+
+    def show_pool(self) -> Tensor:
+        """Return the features (m, dim) of the pool, if there is one, as `features_as_they_came` does."""
+        return self._undo(self.rows.features[:0] if self.pool is None else self.pool.features)
+
+    def _undo(self, features: Tensor) -> Tensor:
+        x = features * self.scale
         return x.double() + self.origin if bool(self.origin.any()) else x
 
 
@@ -80,7 +96,19 @@ def fit_choice(problem: Problem, choice: Choice, deadline: float = math.inf) -> 
     Returns:
         The network in eval mode, on the CPU, for features as they came.
     """
-    rows = problem.rows._replace(shifts=choice.shifts, deadline=deadline)
+    network = fit_rows(problem.rows, choice, deadline)
+    if choice.pooling is not None and time.monotonic() < deadline:
+        network = fit_pooled(problem, choice, choice.pooling, network, deadline)
+    encoder = network.encoder
+    assert isinstance(encoder, Encoder)
+    encoder.scale.fill_(problem.scale)
+    encoder.origin.copy_(problem.origin)
+    return network
+
+
+def fit_rows(rows: Rows, choice: Choice, deadline: float = math.inf) -> PrototypeNetwork:
+    """Do what `fit_choice` does, to labelled rows alone; the network is for features in their units."""
+    rows = rows._replace(shifts=choice.shifts, deadline=deadline)
     fitted: dict[Specification, View] = {}
     for specification, _ in sorted(choice.views, key=lambda each: -each[1]):
         if not fitted or time.monotonic() < deadline:
@@ -92,9 +120,33 @@ def fit_choice(problem: Problem, choice: Choice, deadline: float = math.inf) -> 
         encoder, embedding_dim=encoder.embedding_dim, num_classes=rows.num_classes, temperature=choice.temperature
     )
     network.set_prototypes(rows.features, rows.labels, rows.weights)
-    encoder.scale.fill_(problem.scale)
-    encoder.origin.copy_(problem.origin)
     return network.eval()
+
+
+def fit_pooled(
+    problem: Problem, choice: Choice, pooling: Pooling, network: PrototypeNetwork, deadline: float = math.inf
+) -> PrototypeNetwork:
+    """Fit to labelled rows and to those without a label, given a network that was fitted to the labelled ones.
+
+    Args:
+        problem: With its pool.
+        choice: As in `fit_choice`. Learned views stay out, unless there is nothing else.
+        pooling: How the pool is used.
+        network: Of `fit_rows`.
+        deadline: As in `fit_choice`.
+
+    Returns:
+        The network, for features in the units of the problem's rows.
+    """
+    rows, pool = problem.rows, problem.pool
+    assert pool is not None
+    with torch.no_grad():
+        embedding = torch.cat([network.embed(part) for part in torch.cat([rows.features, pool.features]).split(CHUNK)])
+        believed = torch.cat([network(part) for part in pool.features.split(CHUNK)]).softmax(dim=1)
+    pooled = pool_rows(rows, pool.features, spread_labels(embedding, rows.labels, believed), pooling.known)
+    closed = tuple(view for view in choice.views if not isinstance(view[0], MLP))
+    choice = choice._replace(views=closed or choice.views, temperature=pooling.temperature)
+    return fit_rows(pooled, choice, deadline)
 
 
 def fit_view(specification: Specification, rows: Rows, fitted: dict[Specification, View]) -> View:

@@ -63,6 +63,13 @@ def _kinds(effort: str) -> tuple[Kind, ...]:
 EFFORTS = {"fast": Search(_kinds("fast"), folds=3), "default": Search(), "best": Search(_kinds("best"), folds=10)}
 
 
+class Pooling(NamedTuple):
+    """How rows without a label are learned from."""
+
+    known: Tensor  #: (m,) in [0, 1]: how much each row of the pool counts, next to a labelled one.
+    temperature: float  #: Divides the cosines of what is fitted to them, too.
+
+
 class Choice(NamedTuple):
     """What the folds decided."""
 
@@ -71,6 +78,7 @@ class Choice(NamedTuple):
     shifts: tuple[int, ...] = (0,)  #: Offsets of the copies that shifted views are fitted to.
     losses: dict[str, float] = {}  # noqa: RUF012 - never changed
     """Mean out-of-fold log-loss of each candidate by its name, at its best temperature; "mixture" for the mixture's."""
+    pooling: Pooling | None = None  #: None where rows without a label are not there, or not learned from.
 
 
 class Explored(NamedTuple):

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,8 +16,10 @@ from torch import Tensor
 
 from protonet._checks import check_int, check_number, fail, fail_type
 from protonet.fit.loading import Samples, read_loaders
+from protonet.fit.pooling import Pooled, decide_pooling
 from protonet.fit.problem import Problem, fit_choice, pose_problem
 from protonet.fit.search import EFFORTS, RAW, SEARCH_SHARE, Choice, Progress, Search, ignore, select
+from protonet.fit.unlabelled import SPREAD, Unlabelled, read_rows
 from protonet.network import PrototypeNetwork
 from protonet.views.linear import LinearKind
 from protonet.views.mlp import plan_encoder
@@ -27,6 +30,8 @@ PARAM_LIMIT = 500_000
 TIME_LIMIT = 900.0
 #: Of the time limit, what selection may use; the rest is for the final fit.
 SELECTION_SHARE = 0.6
+#: What is over as the final fit begins, for progress, where rows without a label are learned from.
+FINAL_SHARE = 0.9
 
 
 #: What the metadata may name.
@@ -42,6 +47,7 @@ class Solution(NamedTuple):
     groups: Tensor | None = None
     """(groups,) int64: the number, in the problem's rows, of each group that was given, in ascending order; groups that
     share a row, or nearly, are one."""
+    pooled: Pooled | None = None  #: What was made of rows without a label, if some came.
 
 
 def solve(
@@ -49,6 +55,7 @@ def solve(
     val_loader: Samples | None = None,
     metadata: Mapping[str, Any] | None = None,
     *,
+    unlabelled: Unlabelled | None = None,
     time_limit: float = TIME_LIMIT,
     effort: str | Search = "default",
     progress: Progress | None = None,
@@ -67,6 +74,9 @@ def solve(
         metadata: ``input_dim``, ``num_classes`` and ``param_limit`` are used where present; otherwise the width of
             the inputs, the largest label + 1 (at least 2) and 500,000. ``device`` moves the result. Other names are
             errors; None is legal.
+        unlabelled: Rows whose class is not known, to be learned from where held-out labelled rows do not speak against
+            it: a tensor or array (m, ...), or batches of inputs (b, ...), alone or with labels, which are not looked
+            at; read once. Of many, some thousands are drawn.
         time_limit: Seconds, >= 0, most of them for the search; what it found by then is fitted and returned.
         effort: "fast", "default" or "best"; or a `protonet.fit.search.Search` that says what is tried.
         progress: Called with the name of the stage that begins and the share of the stages before it, from 0 to 1;
@@ -82,7 +92,9 @@ def solve(
         InputError: No sample, non-finite features, labels outside [0, num_classes), another width than input_dim,
             num_classes < 2, metadata of another name, a negative or non-finite limit, an unknown effort.
     """
-    network = solve_problem(train_loader, val_loader, metadata, time_limit, effort, progress, seed).network
+    network = solve_problem(
+        train_loader, val_loader, metadata, time_limit, effort, progress, seed, unlabelled=unlabelled
+    ).network
     if progress is not None:
         progress("done", 1.0)
     return network
@@ -99,11 +111,12 @@ def solve_problem(
     weights: Tensor | None = None,
     groups: Tensor | None = None,
     blocks: Tensor | None = None,
+    unlabelled: Unlabelled | None = None,
 ) -> Solution:
     """Do what `solve` does, and also return what was chosen and the rows, for `fit_choice` to fit to some of them.
 
     Args:
-        train_loader: As in `solve`, and so are all but the last three.
+        train_loader: As in `solve`, and so are all but weights, groups and blocks.
         val_loader: The same.
         metadata: The same.
         time_limit: The same.
@@ -113,6 +126,7 @@ def solve_problem(
         weights: (n,) > 0 of the rows in the order of the loaders; only how they differ matters. None for equal ones.
         groups: (n,) int64 in the same order: rows of one group are held out together. None for each alone.
         blocks: (dim,) as in `protonet.views.view.Rows`.
+        unlabelled: As in `solve`.
     """
     started = time.monotonic()
     metadata = _check_metadata(metadata)
@@ -124,14 +138,25 @@ def solve_problem(
     progress = progress or ignore
     with untouched_globals():
         features, labels, num_classes = read_loaders(train_loader, val_loader, metadata)
+        most = min(SPREAD.limit, max(SPREAD.most_rows, SPREAD.per_class * num_classes))
+        pool = None if unlabelled is None else read_rows(unlabelled, features.shape[1], most)
         problem, joined = pose_problem(features, labels, num_classes, seed, weights, groups, blocks)
         plan = plan_encoder(features.shape[1], num_classes, metadata.get("param_limit", PARAM_LIMIT))
         searched = problem.rows._replace(deadline=started + SELECTION_SHARE * time_limit)
         with comparable("solve", "train_loader"):
             choice = select(searched, plan, search=search, progress=progress)
-            progress("final fit", SEARCH_SHARE)
+            pooled = None
+            if pool is not None and pool[2] and plan.sizes:
+                problem = problem.add_pool(*pool)
+                choice, pooled = decide_pooling(problem, choice, searched.deadline, partial(_tell_later, progress))
+            progress("final fit", SEARCH_SHARE if pooled is None else FINAL_SHARE)
             network = fit_choice(problem, choice, started + time_limit)
-        return Solution(network.to(metadata.get("device", "cpu")), choice, problem, joined)
+        return Solution(network.to(metadata.get("device", "cpu")), choice, problem, joined, pooled)
+
+
+def _tell_later(progress: Progress, stage: str, share: float) -> None:
+    """Tell the progress of what comes between the search and the final fit."""
+    progress(stage, SEARCH_SHARE + (FINAL_SHARE - SEARCH_SHARE) * share)
 
 
 def _check_effort(effort: object) -> Search:

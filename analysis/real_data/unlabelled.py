@@ -1,0 +1,234 @@
+"""Rows without a label: what they are worth to the solver, also where they mislead, beside scikit-learn's methods.
+
+Of real data, some labelled rows per class, and up to 60 per class without a label, on which all methods are judged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from analysis.real_data.robustness import DATA
+from analysis.real_data.sets import DATASETS, SPARE_ROWS, load_real
+from analysis.shared.journal import hash_sources, run_all
+from analysis.shared.runner import Report, StudyParser, parse_wholes
+from analysis.shared.tables import format_mean, mean_and_error
+from protonet._checks import fail
+from protonet.commands.common import check_name, format_table
+from protonet.datasets import Dataset
+from protonet.fit.search import EFFORTS
+from protonet.fit.solver import solve_problem
+from protonet.fit.strangers import group_strangers
+from protonet.network import PrototypeNetwork
+from solution.pack import library_files
+
+PROG = "analysis unlabelled"
+#: Of a set at most so many classes are used, and so many rows per class without a label, and to test on beside.
+MOST_CLASSES, MOST_ROWS, MOST_TESTS = 20, 60, 200
+#: The sets that what is learned from such rows was chosen on; the others chose nothing.
+CHOSEN_ON = ("digits", "wine", "glyphs", "spectra", "OSULeaf", "GunPoint", "BasicMotions", "JapaneseVowels")
+#: How the rows without a label are drawn.
+REGIMES = {
+    "alike": "as many of each class",
+    "shares": "shares of a Dirichlet distribution of concentration 1",
+    "strangers": "a third of them, or nearly, of classes that have no label",
+}
+PEERS = ("LabelSpreading", "LabelPropagation", "SelfTraining")
+NOTE = """
+Accuracy in percent on the rows without a label, of the classes that are known, ± one standard error over the splits;
+lead: with these rows, less without them, in points. "Fresh": the same on rows of the same classes that were in neither.
+Learned: in how many runs they were learned from. scikit-learn's methods have standardised columns, a kernel of 7
+neighbours, and logistic regression where one is to be trained on its own answers; the better of these columns and raw
+ones is shown. What ours learns was chosen on {chosen}; the other sets chose nothing. Ahead: of classes of their own
+that were found, in the mean of runs.
+
+Regimes: {regimes}. Effort {effort}.
+"""
+
+
+class Run(NamedTuple):
+    """One split."""
+
+    dataset: str
+    shots: int
+    seed: int
+    regime: str
+    effort: str
+    peers: bool  #: Are scikit-learn's methods asked, too?
+
+
+class Split(NamedTuple):
+    """Labelled rows, others whose labels are hidden, and fresh ones; classes from ``num_classes`` on are strangers."""
+
+    train: tuple[Tensor, Tensor]
+    hidden: tuple[Tensor, Tensor]
+    fresh: tuple[Tensor, Tensor]
+    num_classes: int
+
+
+def add_options(parser: StudyParser) -> None:
+    """Add what to measure."""
+    parser.add_names("--datasets", DATASETS)
+    parser.add_names("--regimes", REGIMES)
+    parser.add("--shots", "1,2,5,20", "labelled samples per class", partial(parse_wholes, low=1))
+    parser.add_whole("--splits", 3, "splits of each data set")
+    parser.add("--effort", "fast", "of the fit", partial(check_name, known=EFFORTS))
+    parser.add_argument("--peers", action="store_true", help="ask scikit-learn's methods, too, where classes are alike")
+    parser.add_state()
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Do every run, and average by data set."""
+    runs = list(list_runs(options))
+    if not runs:
+        fail(PROG, "--datasets", "have rows enough for a split", f"none at {options.shots} shots", "Pass fewer shots.")
+    code = hash_sources("analysis/real_data/unlabelled.py", *DATA, *library_files())
+    results = run_all(runs, measure_run, options.state, lambda _: code)
+    rows = [{**each._asdict(), **result} for each, result in results.items()]
+    return Report(rows, tabulate(rows, options.effort))
+
+
+def list_runs(options: argparse.Namespace) -> Iterator[Run]:
+    """Yield every run that there are rows for, split by split; on stderr, name the sets whose package is missing."""
+    for name in options.datasets or list(DATASETS):
+        try:
+            data = load_real(name)
+        except ImportError as error:
+            print(f"{name} is left out: {error}", file=sys.stderr)
+            continue
+        for shots in options.shots:
+            for regime in options.regimes or list(REGIMES):
+                peers = options.peers and regime == "alike"
+                for seed in range(options.splits):
+                    if split_rows(data, shots, seed, regime) is not None:
+                        yield Run(name, shots, seed, regime, options.effort, peers)
+
+
+def split_rows(data: Dataset, shots: int, seed: int, regime: str) -> Split | None:
+    """Split a data set; None where fewer than two classes, or three with strangers, have rows enough."""
+    random = np.random.default_rng([seed, 16])
+    y = data.y.numpy()
+    classes = [c for c in range(data.num_classes) if (y == c).sum() >= shots + SPARE_ROWS]
+    if len(classes) > MOST_CLASSES:
+        classes = sorted(random.permutation(classes)[:MOST_CLASSES].tolist())
+    if len(classes) < (3 if regime == "strangers" else 2):
+        return None
+    shares = random.dirichlet(np.ones(len(classes)))
+    known = max(2, -(-2 * len(classes) // 3)) if regime == "strangers" else len(classes)
+    parts: list[list[tuple[int, int]]] = [[], [], []]
+    for number, c in enumerate(classes):
+        order = random.permutation(np.flatnonzero(y == c)).tolist()
+        rest = order[shots:]
+        hidden = min(MOST_ROWS, len(rest))
+        beside = rest[hidden:][:MOST_TESTS]
+        if regime == "shares":
+            hidden = round(hidden * shares[number] / shares.max())
+        for part, rows in zip(parts, (order[:shots], rest[:hidden], beside), strict=True):
+            if number < known or part is parts[1]:
+                part += [(row, number) for row in rows]
+
+    def take(part: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+        return data.x[[row for row, _ in part]].float(), torch.tensor([label for _, label in part], dtype=torch.int64)
+
+    train, hidden_rows, fresh = map(take, parts)
+    return Split(train, hidden_rows, fresh, known)
+
+
+def measure_run(run: Run) -> dict[str, Any]:
+    """Return accuracies in percent, without the rows and with them, and what was found among them."""
+    split = split_rows(load_real(run.dataset), run.shots, run.seed, run.regime)
+    assert split is not None, "list_runs leaves these out"
+    labels, known = split.hidden[1], split.hidden[1] < split.num_classes
+    metadata = {"num_classes": split.num_classes}
+    found: dict[str, Any] = {}
+    for name, rows in (("without", None), ("with", split.hidden[0])):
+        started = time.process_time()
+        solution = solve_problem([split.train], None, metadata, effort=run.effort, unlabelled=rows)
+        found[f"{name}_seconds"] = time.process_time() - started
+        predicted = predict(solution.network, split.hidden[0])
+        found[name] = 100 * float((predicted == labels)[known].double().mean())
+        if len(split.fresh[1]):
+            right = predict(solution.network, split.fresh[0]) == split.fresh[1]
+            found[f"{name}_fresh"] = 100 * float(right.double().mean())
+    assert solution.pooled is not None
+    strangers = (~known).nonzero().flatten().tolist()
+    groups = group_strangers(solution)
+    listed = [row for group in groups for row in group]
+    found |= {"learned": solution.pooled.learned, "groups": len(groups), "unlike": len(listed)}
+    found["strangers"] = len(set(listed) & set(strangers))
+    return found | (ask_peers(split) if run.peers else {})
+
+
+def predict(network: PrototypeNetwork, x: Tensor) -> Tensor:
+    """Return the class (n,) of each row."""
+    with torch.no_grad():
+        classes: Tensor = network(x).argmax(dim=1)
+    return classes
+
+
+def ask_peers(split: Split) -> dict[str, float]:
+    """Return the accuracy in percent of each of scikit-learn's semi-supervised methods, the better of two scalings."""
+    from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - optional
+    from sklearn.semi_supervised import LabelPropagation, LabelSpreading, SelfTrainingClassifier  # noqa: PLC0415
+
+    methods = {
+        "LabelSpreading": LabelSpreading("knn", n_neighbors=7, max_iter=100),
+        "LabelPropagation": LabelPropagation("knn", n_neighbors=7, max_iter=1000),
+        "SelfTraining": SelfTrainingClassifier(LogisticRegression(max_iter=200)),
+    }
+    x = torch.cat([split.train[0], split.hidden[0]]).double().numpy()
+    y = torch.cat([split.train[1], torch.full_like(split.hidden[1], -1)]).numpy()
+    deviation = x.std(axis=0)
+    spaces = (x, (x - x.mean(axis=0)) / np.where(deviation > 0, deviation, 1))
+    found = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what does not converge is judged as it is
+        for name, method in methods.items():
+            hidden = [method.fit(space, y).predict(space)[len(split.train[1]) :] for space in spaces]
+            found[name] = max(100 * float((each == split.hidden[1].numpy()).mean()) for each in hidden)
+    return found
+
+
+def tabulate(rows: Sequence[Mapping[str, Any]], effort: str) -> str:
+    """Return a table of the sets, and one of the means, for each number of labels and each regime."""
+    told = []
+    cases = dict.fromkeys((row["shots"], row["regime"]) for row in rows)
+    summary = []
+    for shots, regime in cases:
+        some = [row for row in rows if (row["shots"], row["regime"]) == (shots, regime)]
+        names = sorted({row["dataset"] for row in some}, key=lambda name: (name not in CHOSEN_ON, name))
+        lines, leads = [], {}
+        for name in names:
+            own = [row for row in some if row["dataset"] == name]
+            lead = [row["with"] - row["without"] for row in own]
+            fresh = [row["with_fresh"] - row["without_fresh"] for row in own if "with_fresh" in row]
+            leads[name] = statistics.fmean(lead)
+            peers = [format_mean([row[peer] for row in own]) if peer in own[0] else "" for peer in PEERS]
+            learned = f"{sum(row['learned'] for row in own)} of {len(own)}"
+            means = [format_mean([row[part] for row in own]) for part in ("without", "with")]
+            lines.append([name, *means, format_mean(lead), format_mean(fresh) if fresh else "", learned, *peers])
+        columns = ["data set", "without", "with", "lead", "lead, fresh", "learned", *PEERS]
+        told.append(f"**{shots} per class, {regime}**\n\n{format_table(columns, lines)}")
+        halves = [[leads[name] for name in names if (name in CHOSEN_ON) == chosen] for chosen in (True, False)]
+        means = [f"{mean:+.2f} ± {error:.2f}" for mean, error in (mean_and_error(half) for half in halves if half)]
+        worst = min(leads, key=leads.__getitem__)
+        ahead = [
+            f"{statistics.fmean(row['with'] - row[peer] for row in some):+.1f}" if peer in some[0] else ""
+            for peer in PEERS
+        ]
+        seconds = statistics.fmean(row["with_seconds"] / row["without_seconds"] for row in some)
+        summary.append([f"{shots}, {regime}", *means, f"{worst} {leads[worst]:+.1f}", f"{seconds:.1f}", *ahead])
+    columns = ["per class, regime", "lead, sets that chose", "other sets", "worst", "times as long"]
+    told.append(f"**Means**\n\n{format_table([*columns, *(f'ahead of {peer}' for peer in PEERS)], summary)}")
+    regimes = "; ".join(f"{name}: {text}" for name, text in REGIMES.items())
+    return "\n".join(told) + NOTE.format(chosen=", ".join(CHOSEN_ON), regimes=regimes, effort=effort)

@@ -1,0 +1,98 @@
+"""Whether rows without a label are learned from, decided on held-out rows that have one."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from protonet.fit.problem import Problem, fit_pooled, fit_rows
+from protonet.fit.search import Choice, Pooling, Progress, ignore
+from protonet.fit.unlabelled import find_unlike
+from protonet.losses import CHUNK
+from protonet.metrics import score_known
+from protonet.network import PrototypeNetwork
+from protonet.scoring import fit_temperature, split_folds, worse_by_one_error
+
+
+@dataclass(frozen=True)
+class PoolingRules:
+    """How the decision is made."""
+
+    folds: int = 3  #: Folds to judge on: each takes two fits.
+
+
+POOLING = PoolingRules()
+
+
+class Pooled(NamedTuple):
+    """What was made of rows without a label."""
+
+    learned: bool  #: Are they learned from?
+    losses: tuple[float, float] | None  #: Mean log-loss of held-out rows without them and with them, if judged.
+    unlike: Tensor  #: (m,) bool: which rows of the problem's pool are unlike every class.
+
+
+def decide_pooling(
+    problem: Problem, choice: Choice, deadline: float = math.inf, progress: Progress = ignore
+) -> tuple[Choice, Pooled]:
+    """Decide on held-out labelled rows whether the rows without a label are learned from.
+
+    Rows that are unlike every class do not count. The others do, unless what is fitted to them is worse by one standard
+    error.
+
+    Args:
+        problem: With a pool.
+        choice: What was chosen on the labelled rows.
+        deadline: ``time.monotonic()`` after which nothing more is fitted, and nothing is learned from the pool.
+        progress: Told which fold begins.
+
+    Returns:
+        The choice, with its pooling if there is to be one, and what was found.
+    """
+    rows, pool = problem.rows, problem.pool
+    assert pool is not None
+    generator = torch.Generator().manual_seed(rows.seed + 1)
+    folds = split_folds(rows.labels, rows.num_classes, generator, most=POOLING.folds, groups=rows.groups)
+    networks, held, scores = (
+        [],
+        [torch.zeros(0, rows.num_classes)],
+        torch.zeros(len(pool.features), dtype=torch.float64),
+    )
+    for number, fold in enumerate(folds):
+        progress(f"unlabelled rows, fold {number + 1} of {len(folds)}", number / (2 * len(folds)))
+        networks.append(fit_rows(rows.take(fold.fit), choice, deadline))
+        held.append(predict(networks[-1], rows.features[fold.judge]))
+        scores += score_known(predict(networks[-1], pool.features)) / len(folds)
+    alone, judged = torch.cat(held), torch.cat([rows.labels[:0], *(fold.judge for fold in folds)])
+    unlike = find_unlike(score_known(alone), scores)
+    known = (~unlike).double()
+    seen = torch.bincount(rows.labels, minlength=rows.num_classes) > 0
+    weights = None if rows.weights is None else rows.weights[judged] / rows.weights[judged].mean()
+    pooling, losses = Pooling(known, choice.temperature), None
+    if folds:
+        held = []
+        for number, (fold, network) in enumerate(zip(folds, networks, strict=True)):
+            progress(f"unlabelled rows, fold {number + 1} of {len(folds)}", 0.5 + number / (2 * len(folds)))
+            part = problem._replace(rows=rows.take(fold.fit))
+            held.append(predict(fit_pooled(part, choice, pooling, network, deadline), rows.features[fold.judge]))
+        labels = rows.labels[judged]
+        own, before = fit_temperature(alone, labels, seen, weights)
+        factor, after = fit_temperature(torch.cat(held), labels, seen, weights)
+        losses = float(before.mean()), float(after.mean())
+        learned = factor > 0 and own > 0 and not worse_by_one_error(after, before)
+        pooling = pooling._replace(temperature=choice.temperature * own / factor if learned else choice.temperature)
+    else:
+        learned = True
+    learned = learned and bool(known.any()) and time.monotonic() < deadline
+    return (choice._replace(pooling=pooling) if learned else choice), Pooled(learned, losses, unlike)
+
+
+@torch.no_grad()
+def predict(network: PrototypeNetwork, features: Tensor) -> Tensor:
+    """Return logits (n, num_classes) of features (n, dim)."""
+    return torch.cat([network(part) for part in features.split(CHUNK)])
