@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from protonet.fit.problem import Problem, fit_pooled, fit_rows
+from protonet.fit.problem import Problem, believe, fit_pooled, fit_rows
 from protonet.fit.search import Choice, Pooling, Progress, ignore
 from protonet.fit.unlabelled import find_unlike
 from protonet.losses import CHUNK
@@ -58,16 +58,16 @@ def decide_pooling(
     assert pool is not None
     generator = torch.Generator().manual_seed(rows.seed + 1)
     folds = split_folds(rows.labels, rows.num_classes, generator, most=POOLING.folds, groups=rows.groups)
-    networks, held, scores = (
-        [],
-        [torch.zeros(0, rows.num_classes)],
-        torch.zeros(len(pool.features), dtype=torch.float64),
-    )
+    beliefs, held = [], [torch.zeros(0, rows.num_classes)]
+    scores = torch.zeros(len(pool.features), dtype=torch.float64)
     for number, fold in enumerate(folds):
         progress(f"unlabelled rows, fold {number + 1} of {len(folds)}", number / (2 * len(folds)))
-        networks.append(fit_rows(rows.take(fold.fit), choice, deadline))
-        held.append(predict(networks[-1], rows.features[fold.judge]))
-        scores += score_known(predict(networks[-1], pool.features)) / len(folds)
+        part = problem._replace(rows=rows.take(fold.fit))
+        network = fit_rows(part.rows, choice, deadline)
+        held.append(predict(network, rows.features[fold.judge]))
+        likely, logits = believe(part, network)
+        beliefs.append(likely)
+        scores += score_known(logits) / len(folds)
     alone, judged = torch.cat(held), torch.cat([rows.labels[:0], *(fold.judge for fold in folds)])
     unlike = find_unlike(score_known(alone), scores)
     known = (~unlike).double()
@@ -76,10 +76,10 @@ def decide_pooling(
     pooling, losses = Pooling(known, choice.temperature), None
     if folds:
         held = []
-        for number, (fold, network) in enumerate(zip(folds, networks, strict=True)):
+        for number, (fold, likely) in enumerate(zip(folds, beliefs, strict=True)):
             progress(f"unlabelled rows, fold {number + 1} of {len(folds)}", 0.5 + number / (2 * len(folds)))
             part = problem._replace(rows=rows.take(fold.fit))
-            held.append(predict(fit_pooled(part, choice, pooling, network, deadline), rows.features[fold.judge]))
+            held.append(predict(fit_pooled(part, choice, pooling, likely, deadline), rows.features[fold.judge]))
         labels = rows.labels[judged]
         own, before = fit_temperature(alone, labels, seen, weights)
         factor, after = fit_temperature(torch.cat(held), labels, seen, weights)

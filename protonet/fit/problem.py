@@ -20,6 +20,9 @@ from protonet.network import PrototypeNetwork
 from protonet.views.mlp import MLP
 from protonet.views.view import Rows, Specification, View
 
+#: Of the weight of the views that are not trained, what those have that are fitted to rows without a label, too.
+POOLED_SHARE = 0.9
+
 
 class Problem(NamedTuple):
     """Labelled rows, as views are fitted to them."""
@@ -98,7 +101,7 @@ def fit_choice(problem: Problem, choice: Choice, deadline: float = math.inf) -> 
     """
     network = fit_rows(problem.rows, choice, deadline)
     if choice.pooling is not None and time.monotonic() < deadline:
-        network = fit_pooled(problem, choice, choice.pooling, network, deadline)
+        network = fit_pooled(problem, choice, choice.pooling, believe(problem, network)[0], deadline)
     encoder = network.encoder
     assert isinstance(encoder, Encoder)
     encoder.scale.fill_(problem.scale)
@@ -124,29 +127,52 @@ def fit_rows(rows: Rows, choice: Choice, deadline: float = math.inf) -> Prototyp
 
 
 def fit_pooled(
-    problem: Problem, choice: Choice, pooling: Pooling, network: PrototypeNetwork, deadline: float = math.inf
+    problem: Problem, choice: Choice, pooling: Pooling, beliefs: Tensor, deadline: float = math.inf
 ) -> PrototypeNetwork:
-    """Fit to labelled rows and to those without a label, given a network that was fitted to the labelled ones.
+    """Fit to labelled rows and to those without a label.
 
     Args:
         problem: With its pool.
-        choice: As in `fit_choice`. Learned views stay out, unless there is nothing else.
+        choice: As in `fit_choice`. Learned views stay out, unless there is nothing else; so do those of little weight.
         pooling: How the pool is used.
-        network: Of `fit_rows`.
+        beliefs: Of the pool, from `believe`.
         deadline: As in `fit_choice`.
 
     Returns:
         The network, for features in the units of the problem's rows.
     """
-    rows, pool = problem.rows, problem.pool
-    assert pool is not None
-    with torch.no_grad():
-        embedding = torch.cat([network.embed(part) for part in torch.cat([rows.features, pool.features]).split(CHUNK)])
-        believed = torch.cat([network(part) for part in pool.features.split(CHUNK)]).softmax(dim=1)
-    pooled = pool_rows(rows, pool.features, spread_labels(embedding, rows.labels, believed), pooling.known)
-    closed = tuple(view for view in choice.views if not isinstance(view[0], MLP))
-    choice = choice._replace(views=closed or choice.views, temperature=pooling.temperature)
-    return fit_rows(pooled, choice, deadline)
+    assert problem.pool is not None
+    choice = choice._replace(views=_leave_out(choice.views), temperature=pooling.temperature)
+    return fit_rows(pool_rows(problem.rows, problem.pool.features, beliefs, pooling.known), choice, deadline)
+
+
+@torch.no_grad()
+def believe(problem: Problem, network: PrototypeNetwork) -> tuple[Tensor, Tensor]:
+    """Return what the rows of a problem's pool are likely to be, (m, num_classes) that sum to 1, and their logits.
+
+    Args:
+        problem: With its pool.
+        network: Of `fit_rows`, fitted to the problem's rows.
+    """
+    assert problem.pool is not None
+    rows = torch.cat([problem.rows.features, problem.pool.features])
+    embedding = torch.cat([network.embed(part) for part in rows.split(CHUNK)])
+    logits = (embedding[len(problem.rows.labels) :] @ network.prototypes.T) / network.temperature
+    logits = logits.masked_fill(~network.seen, torch.finfo(logits.dtype).min)
+    return spread_labels(embedding, problem.rows.labels, logits.softmax(dim=1)), logits
+
+
+def _leave_out(views: tuple[tuple[Specification, float], ...]) -> tuple[tuple[Specification, float], ...]:
+    """Return the views that are fitted to many rows: none that is trained, and none that hardly counts."""
+    closed = [view for view in views if not isinstance(view[0], MLP)] or list(views)
+    ordered = sorted(closed, key=lambda view: -view[1])
+    total, kept = sum(weight for _, weight in ordered), 0.0
+    chosen = []
+    for view in ordered:
+        if kept < POOLED_SHARE * total:
+            chosen.append(view)
+            kept += view[1]
+    return tuple(view for view in closed if view in chosen)
 
 
 def fit_view(specification: Specification, rows: Rows, fitted: dict[Specification, View]) -> View:
