@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from scipy import sparse
 from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils import check_consistent_length, check_random_state, check_X_y, column_or_1d
+from sklearn.utils import _safe_indexing, check_consistent_length, check_random_state, check_X_y, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
@@ -21,6 +22,7 @@ from protonet.files import Model, load_model, save_model
 from protonet.fit.active import Suggestion, suggest_rows
 from protonet.fit.search import EFFORTS, Search
 from protonet.fit.solver import TIME_LIMIT, solve_problem
+from protonet.fit.strangers import group_strangers
 from protonet.losses import CHUNK
 from protonet.network import PrototypeNetwork
 from protonet.tables.columns.encoding import Encoding
@@ -53,6 +55,10 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         encoding_: The `protonet.tables.columns.encoding.Encoding` that makes features of the columns that are used;
             None for arrays without gaps, which are their features.
         network_: The `protonet.PrototypeNetwork`, in float64, its classes in the order of ``classes_``.
+        learned_unlabelled_: Whether ``fit`` learned from rows without a label: only where rows that have one, held out,
+            do not speak against it.
+        strangers_: Groups of rows that look like classes of their own: their numbers among the rows without a label,
+            those in X first.
 
     Sample weights are in the losses, the prototypes and the statistics; only how those of one call differ matters, so
     that equal weights are none. Whole weights do what repeated rows do, but in the encoding. Rows of weight 0 are left
@@ -77,28 +83,47 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         self.random_state = random_state
         self.column_kinds = column_kinds
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> ProtoNetClassifier:
-        """Fit to labelled rows; the same rows in any order give the same network.
+    def fit(
+        self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None, unlabelled: Any = None
+    ) -> ProtoNetClassifier:
+        """Fit to labelled rows, and to rows without a label; the same rows in any order give the same network.
 
         Args:
             X: (n, n_features): an array of numbers, NaN for gaps; a sparse matrix (which is made dense) without; or a
                 data frame of pandas, Polars or anything with the Arrow PyCapsule interface (which takes pyarrow), whose
                 columns may hold numbers, categories, booleans, dates, text, and gaps.
-            y: (n,) labels, of any type that can be sorted.
-            sample_weight: (n,) >= 0, or None for 1.
+            y: (n,) labels, of any type that can be sorted. Rows of None or NaN have none, and so have those of -1 where
+                all other labels are whole numbers from 0 on, and two at least, as scikit-learn's semi-supervised
+                estimators have it.
+            sample_weight: (n,) >= 0, or None for 1; rows without a label have none.
             groups: (n,) of any type that can be sorted: what is decided on rows held out, the probabilities'
                 temperature too, is decided with none of a row's group among those fitted to. None for each row alone.
                 With metadata routing, ``set_fit_request(groups=True)`` passes them on.
+            unlabelled: (m, n_features) more rows without a label, of the same kind as X.
 
         Returns:
             The estimator.
 
         Raises:
-            InputError: What scikit-learn's estimators reject; an infinite number; no column of use; column_kinds that
-                do not fit; no row of positive weight; a group that holds a whole class; an unknown effort.
+            InputError: No row with a label; what scikit-learn rejects; an infinite number; no column of use;
+                column_kinds that do not fit; no row of positive weight; a group that holds a whole class; an unknown
+                effort.
             MissingPackageError: A data frame is not of pandas, and pyarrow is missing.
         """
-        self._fit(*self._read(X, y, sample_weight, groups, reset=True))
+        places, labels = find_unlabelled(y)
+        rest = [] if unlabelled is None else [unlabelled]
+        if len(places):
+            labelled = np.flatnonzero(~np.isin(np.arange(len(labels)), places))
+            check_consistent_length(X, labels)
+            if not len(labelled):
+                fail(NAME, "y", "have rows with a label", "none", "Label some; protonet suggest names the first ones.")
+            rest.insert(0, _safe_indexing(X, places))
+            X, y = _safe_indexing(X, labelled), labels[labelled].tolist()
+            sample_weight, groups = (
+                None if each is None else _safe_indexing(each, labelled) for each in (sample_weight, groups)
+            )
+        rows = self._read(X, y, sample_weight, groups, reset=True)
+        self._fit(*rows, [self._encode(self._check(part, reset=False)[0]) for part in rest])
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> ProtoNetClassifier:
@@ -247,20 +272,32 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             None if groups is None else torch.from_numpy(groups),
         )
 
-    def _fit(self, rows: Tensor, labels: np.ndarray, weights: Tensor | None, groups: Tensor | None) -> None:
-        """Fit to rows (n, n_features), labels, weights and groups (n,)."""
+    def _fit(
+        self,
+        rows: Tensor,
+        labels: np.ndarray,
+        weights: Tensor | None,
+        groups: Tensor | None,
+        unlabelled: Sequence[Any] = (),
+    ) -> None:
+        """Fit to rows (n, n_features), labels, weights and groups (n,), and to others without a label."""
         classes = np.unique(labels)
         seed = check_random_state(self.random_state).randint(2**31 - 1)
         numbers = _number(labels, classes)
         metadata = {"num_classes": max(2, len(classes))}
         blocks = None if self.encoding_ is None else self.encoding_.blocks
-        network = solve_problem(
-            [(rows, numbers)], None, metadata, self.time_limit, self.effort, None, seed, weights, groups, blocks
-        ).network
+        pool = [block for part in unlabelled for block in _split_dense(part)] if len(unlabelled) else None
+        solution = solve_problem(
+            [(rows, numbers)], None, metadata, self.time_limit, self.effort, None, seed, weights, groups, blocks, pool
+        )
+        network = solution.network
+        self.learned_unlabelled_ = solution.pooled is not None and solution.pooled.learned
+        self.strangers_ = group_strangers(solution)
         network.arrange_classes(torch.arange(len(classes)))  # solve has two at the least
         # In float64, a row's probabilities are its own to the last digits, whatever else is in the batch.
         self.network_ = network.double()
-        self.network_.set_prototypes(rows, numbers, weights)
+        if not self.learned_unlabelled_:
+            self.network_.set_prototypes(rows, numbers, weights)
         self.classes_ = classes
 
     @property
@@ -347,6 +384,29 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = tags.input_tags.allow_nan = True
         return tags
+
+
+def find_unlabelled(y: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return which rows (m,) int64 have no label, and all labels (n,); see `ProtoNetClassifier.fit`."""
+    labels = np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y)
+    if labels.ndim != 1:
+        return np.empty(0, np.int64), labels
+    if labels.dtype.kind in "iuf" and len(labels):
+        others = np.unique(labels[labels != -1])
+        if np.isnan(others).any():  # gaps; what they leave is as read as text or floats
+            return np.flatnonzero(np.isnan(labels)), labels
+        whole = len(others) != 1 and bool((others >= 0).all()) and bool((others == np.rint(others)).all())
+        return (np.flatnonzero(labels == -1) if whole else np.empty(0, np.int64)), labels
+    if labels.dtype.kind != "O":
+        return np.empty(0, np.int64), labels
+    missing = [each is None or (isinstance(each, float) and math.isnan(each)) for each in labels.tolist()]
+    return np.flatnonzero(missing), labels
+
+
+def _split_dense(part: Any) -> Iterator[Tensor]:
+    """Yield rows of an array or a sparse matrix as tensors, a block at a time."""
+    for first in range(0, part.shape[0], CHUNK):
+        yield torch.from_numpy(_make_dense(part[first : first + CHUNK]))
 
 
 def _number(labels: np.ndarray, classes: np.ndarray) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.parsing import count_gaps
 from protonet.tables.columns.recognise import NAMES
 from protonet.tables.features import choose_features, encode_block
-from protonet.tables.table import CLASS_NAMES, Table, Wanted, list_names, name_cells, open_table, read_table
+from protonet.tables.table import CLASS_NAMES, Block, Table, Wanted, list_names, name_cells, open_table, read_table
 
 #: More classes than this with one row each are hardly classes, nor are as many fractions; see `_doubt_classes`.
 MOST_SINGLE = 20
@@ -49,6 +49,8 @@ class Data(NamedTuple):
     ids: list[str] | None  #: The name of each row, if a column holds them.
     gaps: list[int]  #: How many cells of each column that is used are gaps.
     cells: list[np.ndarray]  #: Of the columns that are used, (n,) each; none if only the features are wanted.
+    rest: Tensor | None  #: (m, dim) rows without a class, if there are any.
+    rest_rows: Sequence[int]  #: Where in the file each of them is.
 
     def number_groups(self, solution: Solution) -> dict[str, int]:
         """Return the number in the solution of each group's name."""
@@ -81,7 +83,8 @@ def add_options(parser: Parser) -> None:
     some.add_argument("--drop", nargs="+", metavar="NAME", default=[], help="columns that are no features")
     kinds = f"what columns hold, where it was not seen: {', '.join(NAMES)}"
     parser.add_argument("--column", nargs="+", metavar="NAME=KIND", default=[], help=kinds)
-    parser.add_argument("--drop-unlabelled", action="store_true", help="leave out rows without a class")
+    parser.add_argument("--unlabelled", metavar="FILE", help="more rows, without a class, to be learned from")
+    parser.add_argument("--drop-unlabelled", action="store_true", help="leave out the table's rows without a class")
     parser.add_argument("--one-shot", action="store_true", help="the many classes of a few rows each are meant")
 
 
@@ -99,15 +102,13 @@ def read_data(prog: str, options: argparse.Namespace, *, keep_cells: bool = Fals
         if name == label:
             fail(prog, "arguments", "use the classes' column for nothing else", repr(name), "Name another one.")
     only = None if options.columns is None else tuple(options.columns)
-    wanted = Wanted(
-        label,
-        columns=only,
-        beside=beside,
-        ignored=tuple(options.drop),
-        drop_unlabelled=options.drop_unlabelled,
-        typed=True,
-    )
-    table, block = read_table(prog, Path(options.table), wanted, options.labels and Path(options.labels))
+    wanted = Wanted(label, columns=only, beside=beside, ignored=tuple(options.drop), partly=True, typed=True)
+    table, every = read_table(prog, Path(options.table), wanted, options.labels and Path(options.labels))
+    missing = every.labels == ""
+    block, rest = every, None
+    if missing.any():
+        block = every.take(np.flatnonzero(~missing))
+        rest = None if options.drop_unlabelled else every.take(np.flatnonzero(missing))
     classes, labels = check_classes(prog, block.labels, label, one_shot=options.one_shot)
     groups, group_names = None, np.empty(0, np.str_)
     if options.group is not None:
@@ -126,7 +127,59 @@ def read_data(prog: str, options: argparse.Namespace, *, keep_cells: bool = Fals
         if columns is None or table.columns is None or table.columns[number] in columns
     ]
     where = block.rows, table.place, block.numbers, ids, list(map(count_gaps, cells)), cells if keep_cells else []
-    return Data(features, labels, classes, columns, encoding, groups, named, left_out, told, *where)
+    others = (None, []) if rest is None else (_encode_rest(prog, table, rest, columns, encoding), rest.rows)
+    return Data(features, labels, classes, columns, encoding, groups, named, left_out, told, *where, *others)
+
+
+def _encode_rest(
+    prog: str, table: Table, rest: Block, columns: tuple[str, ...] | None, encoding: Encoding | None
+) -> Tensor:
+    """Return the features (m, dim) of the rows of a table that have no class."""
+    if columns is not None and table.columns is not None:
+        used = [cells for name, cells in zip(table.columns, rest.columns, strict=True) if name in columns]
+        table, rest = table._replace(columns=columns), rest._replace(columns=used)
+    return torch.from_numpy(np.ascontiguousarray(encode_block(prog, table, rest, encoding)))
+
+
+class Rest:
+    """The rows that have no class, a block of features at a time: those of the table itself, and those of another one.
+
+    Args:
+        prog: The command's name, for messages.
+        data: What is fitted to.
+        path: Of the other table, or None. It has the columns of the first one, and perhaps one of classes, which is not
+            looked at.
+        label: That column.
+
+    Raises:
+        MissingPackageError: A package that the table needs is missing.
+        InputError: A table that does not fit; as it is read, a number that does not.
+    """
+
+    def __init__(self, prog: str, data: Data, path: Path | None, label: str) -> None:
+        self.prog, self.data, self.path = prog, data, path
+        self.rows = list(data.rest_rows)  #: Where in its file each row is that has been read.
+        if path is not None:
+            width = data.x.shape[1] if data.encoding is None else len(data.encoding.columns)
+            wanted = Wanted(label, labelled=False, columns=data.columns, width=width, ignored=tuple(data.left_out))
+            self.table = open_table(prog, path, wanted)
+
+    def __bool__(self) -> bool:
+        return self.path is not None or self.data.rest is not None
+
+    def __iter__(self) -> Iterator[Tensor]:
+        if self.data.rest is not None:
+            yield self.data.rest
+        for block in () if self.path is None else self.table.blocks:
+            self.rows += block.rows
+            x = encode_block(self.prog, self.table, block, self.data.encoding, "--unlabelled")
+            yield torch.from_numpy(np.ascontiguousarray(x))
+
+    def name(self, row: int) -> str:
+        """Return what a message calls a row, given its number among those that were read."""
+        own = row < len(self.data.rest_rows)
+        place = self.data.place if own else self.table.place
+        return place.format(self.rows[row]) + ("" if own or self.path is None else f" of {show(self.path.name)}")
 
 
 def parse_kinds(prog: str, texts: list[str]) -> dict[str, str]:

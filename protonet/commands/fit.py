@@ -13,7 +13,7 @@ import torch
 
 from protonet._checks import show
 from protonet.commands.common import check_name, count, parse_number, parse_whole
-from protonet.commands.data import Data, add_options, read_data
+from protonet.commands.data import Data, Rest, add_options, read_data
 from protonet.commands.explain import find_sizes, name_columns
 from protonet.commands.models import (
     FIGURES,
@@ -43,11 +43,14 @@ from protonet.files import Model, save_model
 from protonet.fit.crossfit import Crossfit, crossfit, number_held, predict_baselines, predict_held, repeat_held
 from protonet.fit.search import EFFORTS, Progress
 from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
+from protonet.fit.strangers import group_strangers
 from protonet.metrics import measure
 
 PROG = "protonet fit"
 #: Of a time limit, what is over as the report begins.
 HELD = 0.8
+#: Groups of strangers that are told of, and rows of each that are named, at the most.
+MOST_GROUPS, SHOWN = 5, 5
 #: Of the time, and of its limit, what the choice of views takes; the rest is fitting it again without each fold.
 SOLVING = 0.6
 
@@ -77,10 +80,11 @@ def run(arguments: Sequence[str] | None) -> None:
     seed = parse_whole(PROG, "--seed", options.seed, low=0)
     limit = None if options.time_limit is None else parse_number(PROG, "--time-limit", options.time_limit, low=0)
     suffixes = {"output": MODELS, "plot": PLOTS, **FIGURES}
-    outputs = check_paths(PROG, options, suffixes, [options.table, options.labels])
+    outputs = check_paths(PROG, options, suffixes, [options.table, options.labels, options.unlabelled])
     check_packages(PROG, ["safetensors"] * ("output" in outputs))
     check_packages(PROG, ["matplotlib"] * ("plot" in outputs), 'pip install "protonet[analysis]"')
     data = read_data(PROG, options, keep_cells="report" in outputs)
+    rest = Rest(PROG, data, options.unlabelled and Path(options.unlabelled), options.label or "label")
     shots = torch.bincount(data.y).tolist()
     metadata: dict[str, Any] = {"label": options.label or "label", "effort": options.effort, "seed": seed}
     metadata |= {"samples": shots, "group": options.group, "id": options.id, "left_out": data.left_out}
@@ -106,6 +110,7 @@ def run(arguments: Sequence[str] | None) -> None:
                 groups=data.groups,
                 blocks=None if data.encoding is None else data.encoding.blocks,
                 progress=partial(tell, 0),
+                unlabelled=rest or None,
             )
             until = deadline if limit is None or "report" not in outputs else started + HELD * limit
             crossed = crossfit(solution, deadline=until, progress=partial(tell, 1))
@@ -118,10 +123,10 @@ def run(arguments: Sequence[str] | None) -> None:
             raise
         model = make_model(solution)
         save_model(outputs["output"], model)
-        print(summarise(Path(options.table).name, data, model, solution), end="")
+        print(summarise(Path(options.table).name, data, model, solution, rest), end="")
         raise KeyboardInterrupt(f"stopped; {outputs['output']} is kept, without cross-validation") from None
     try:
-        print(summarise(Path(options.table).name, data, model, solution))
+        print(summarise(Path(options.table).name, data, model, solution, rest))
         compared = compare(crossed, solution)
         print(report(crossed, compared, list(map(show, data.classes))), end="")
         if not in_time and len(crossed.labels):
@@ -129,7 +134,7 @@ def run(arguments: Sequence[str] | None) -> None:
         if "plot" in outputs:
             draw(outputs["plot"], crossed, data, quiet=options.quiet)
         if "json" in outputs or "report" in outputs:
-            figures = list_fit(Path(options.table).name, data, model, crossed, compared)
+            figures = list_fit(Path(options.table).name, data, model, crossed, compared) | list_rest(solution)
             if "report" in outputs and len(crossed.labels):
                 with show_progress(quiet=options.quiet) as progress:
                     figures |= list_more(data, model, solution, crossed, seed, deadline, progress)
@@ -142,7 +147,7 @@ def run(arguments: Sequence[str] | None) -> None:
         raise KeyboardInterrupt(f"stopped; {outputs['output']} is kept") from None
 
 
-def summarise(name: str, data: Data, model: Model, solution: Solution) -> str:
+def summarise(name: str, data: Data, model: Model, solution: Solution, rest: Rest) -> str:
     """Return what a person should know of the table, and the views that were chosen."""
     shots = torch.bincount(data.y).tolist()
     sizes = [count(len(data.classes), "class"), count(len(data.x), "sample"), count(data.x.shape[1], "feature")]
@@ -155,7 +160,29 @@ def summarise(name: str, data: Data, model: Model, solution: Solution) -> str:
     if solution.problem.repeated:
         rows = count(solution.problem.repeated, "row")
         lines.append(f"{rows} equal to others, or nearly: copies are held out together, and count as one where equal")
+    lines += tell_rest(solution, rest)
     return "\n".join(lines) + "\n\n" + format_views(model.metadata["views"])
+
+
+def tell_rest(solution: Solution, rest: Rest) -> list[str]:
+    """Return lines about the rows without a class: whether they are learned from, and which ones are strangers."""
+    pool, pooled = solution.problem.pool, solution.pooled
+    if pool is None or pooled is None:
+        return []
+    rows, what = f"{count(pool.total, 'row')} without a class", "learned from" if pooled.learned else "not learned from"
+    drawn = "" if len(pool.features) == pool.total else f", {len(pool.features):,} of which were drawn"
+    losses = "no row could be held out to judge by"
+    if pooled.losses is not None:
+        before, after = pooled.losses
+        losses = f"log-loss on held-out rows {before:.3f} without them, {after:.3f} with them"
+    lines, groups = [f"{rows}{drawn}: {what} ({losses})"], group_strangers(solution)
+    if groups:
+        sizes = [str(len(group)) for group in groups[:MOST_GROUPS]]
+        listed = ", ".join(sizes[:-1]) + " and " * (len(sizes) > 1) + sizes[-1]
+        verb = "looks" if len(groups) == 1 else "look"
+        lines.append(f"{count(len(groups), 'group')} of {listed} rows {verb} like classes of their own:")
+        lines += [f"  {', '.join(map(rest.name, group[:SHOWN]))}, ..." for group in groups[:MOST_GROUPS]]
+    return lines
 
 
 def draw(path: Path, crossed: Crossfit, data: Data, *, quiet: bool) -> None:
@@ -201,6 +228,17 @@ def list_fit(
         return figures
     metrics = measure(predict_held(crossed), crossed.labels, crossed.weights)
     return figures | list_figures(name, data.classes, metrics) | {"baselines": compared}
+
+
+def list_rest(solution: Solution) -> dict[str, Any]:
+    """Return what was made of the rows without a class, if there are any, as JSON can hold it."""
+    pool, pooled = solution.problem.pool, solution.pooled
+    if pool is None or pooled is None:
+        return {}
+    without, learned = (None, None) if pooled.losses is None else pooled.losses
+    found = {"rows": pool.total, "drawn": len(pool.features), "learned": pooled.learned}
+    losses = {"log_loss_without": without, "log_loss_with": learned}
+    return {"unlabelled": found | losses | {"strangers": group_strangers(solution)}}
 
 
 def list_more(

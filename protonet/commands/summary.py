@@ -10,6 +10,7 @@ from torch import Tensor
 
 from protonet._checks import show
 from protonet.commands.common import format_table
+from protonet.fit.problem import leave_out
 from protonet.fit.search import Choice
 from protonet.metrics import NORMAL, Metrics, count_equal_rows, measure
 from protonet.tables.columns.encoding import Encoding
@@ -19,9 +20,10 @@ MOST_PAIRS = 5
 
 
 def describe_views(choice: Choice) -> dict[str, float]:
-    """Return the weight of each view that was chosen, the largest first."""
-    total = sum(weight for _, weight in choice.views)
-    ordered = sorted(choice.views, key=lambda view: -view[1])
+    """Return the weight of each view that the network has, the largest first."""
+    views = choice.views if choice.pooling is None else leave_out(choice.views)
+    total = sum(weight for _, weight in views)
+    ordered = sorted(views, key=lambda view: -view[1])
     return {specification.name: weight / total for specification, weight in ordered}
 
 

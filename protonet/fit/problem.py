@@ -142,7 +142,7 @@ def fit_pooled(
         The network, for features in the units of the problem's rows.
     """
     assert problem.pool is not None
-    choice = choice._replace(views=_leave_out(choice.views), temperature=pooling.temperature)
+    choice = choice._replace(views=leave_out(choice.views), temperature=pooling.temperature)
     return fit_rows(pool_rows(problem.rows, problem.pool.features, beliefs, pooling.known), choice, deadline)
 
 
@@ -162,7 +162,7 @@ def believe(problem: Problem, network: PrototypeNetwork) -> tuple[Tensor, Tensor
     return spread_labels(embedding, problem.rows.labels, logits.softmax(dim=1)), logits
 
 
-def _leave_out(views: tuple[tuple[Specification, float], ...]) -> tuple[tuple[Specification, float], ...]:
+def leave_out(views: tuple[tuple[Specification, float], ...]) -> tuple[tuple[Specification, float], ...]:
     """Return the views that are fitted to many rows: none that is trained, and none that hardly counts."""
     closed = [view for view in views if not isinstance(view[0], MLP)] or list(views)
     ordered = sorted(closed, key=lambda view: -view[1])

@@ -35,8 +35,7 @@ class Wanted(NamedTuple):
     width: int | None = None  #: How many columns of features there must be; None for any number.
     beside: tuple[str, ...] = ()  #: Columns that are read as text beside: a row's group, its name.
     ignored: tuple[str, ...] = ()  #: Columns that are no features, where the table has them.
-    drop_unlabelled: bool = False  #: Are rows without a class left out? If not, they are an error.
-    partly: bool = False  #: ... and if this is so, what a column of that name holds is read: text, "" for no class.
+    partly: bool = False  #: May rows lack a class? Then a column of that name is read as text, "" for no class.
     typed: bool = False  #: Did a person name ``columns`` and ``ignored``? If not, they are a model's.
 
 
@@ -231,15 +230,15 @@ def _split_blocks(
             labels, missing = read_labels(columns[-1])
         if wanted.partly:
             labels, missing = np.where(missing, "", labels.astype(np.str_)), missing[:0]
-        if missing.any() and not wanted.drop_unlabelled:
+        if missing.any():
             where = [place.format(rows[row]) for row in np.flatnonzero(missing)[:3].tolist()]
             more = f" and {missing.sum() - 3} more" if missing.sum() > 3 else ""
             got = f"none in {', '.join(where)}{more}"
-            fail(prog, "path", "name the class of every row", got, "Fill it in, or pass --drop-unlabelled.")
+            fail(prog, "path", "name the class of every row", got, "Fill it in, or leave the row out.")
         texts = tuple(name_cells(cells) for cells in columns[features : features + beside])
         block = Block(columns[:features], labels, texts, rows, range(first, first + len(rows)))
         first += len(rows)
-        yield block.take(np.flatnonzero(~missing)) if missing.any() else block
+        yield block
 
 
 def read_labels(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
