@@ -96,7 +96,7 @@ def suggest_rows(
     most = min(len(x), RULES.most_rows)
     n = check_int("suggest_rows", "n", n, low=1, high=most, remedy=f"Ask for at most {most} of {len(x)} rows at once.")
     with torch.no_grad():
-        space = _Standardised(torch.cat([x, labelled]) if len(labelled) else x) if network is None else network
+        space = Standardised(torch.cat([x, labelled]) if len(labelled) else x) if network is None else network
         beliefs = None if network is None else find_beliefs(network, x)
         doubt = torch.ones(len(x)) if beliefs is None else beliefs.doubt.clamp_min(torch.finfo(torch.float32).tiny)
         sample = draw_rows(doubt, RULES.most_rows, seed)
@@ -193,7 +193,7 @@ def find_bandwidth(rows: Tensor, neighbours: int) -> float:
     return max(float(nearest.square().median()) / 2, torch.finfo(torch.float32).eps)
 
 
-class _Standardised:
+class Standardised:
     """An embedding without labels: columns less their mean, of equal variance, rows of a mean square of 1."""
 
     def __init__(self, x: Tensor) -> None:
@@ -209,7 +209,7 @@ class _Standardised:
 
 
 def _explain(
-    space: _Standardised | PrototypeNetwork,
+    space: Standardised | PrototypeNetwork,
     x: Tensor,
     chosen: Tensor,
     beliefs: Beliefs | None,
@@ -234,7 +234,7 @@ def _explain(
             yield typical
 
 
-def _count_alike(space: _Standardised | PrototypeNetwork, x: Tensor, chosen: Tensor, bandwidth: float) -> Tensor:
+def _count_alike(space: Standardised | PrototypeNetwork, x: Tensor, chosen: Tensor, bandwidth: float) -> Tensor:
     """Return for how many rows (n, dim) each chosen one (m,) is the nearest of them, and alike to exp(-1) or more."""
     picked = space.embed(x[chosen]).float()
     counts = torch.zeros(len(chosen), dtype=torch.int64)

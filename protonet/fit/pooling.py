@@ -12,7 +12,7 @@ from torch import Tensor
 
 from protonet.fit.problem import Problem, believe, fit_pooled, fit_rows
 from protonet.fit.search import Choice, Pooling, Progress, ignore
-from protonet.fit.unlabelled import find_unlike
+from protonet.fit.unlabelled import find_unlike, rank_scores
 from protonet.losses import CHUNK
 from protonet.metrics import score_known
 from protonet.network import PrototypeNetwork
@@ -34,7 +34,9 @@ class Pooled(NamedTuple):
 
     learned: bool  #: Are they learned from?
     losses: tuple[float, float] | None  #: Mean log-loss of held-out rows without them and with them, if judged.
-    unlike: Tensor  #: (m,) bool: which rows of the problem's pool are unlike every class.
+    ranks: Tensor
+    """(m,) float64: of each row of the problem's pool, which share of rows of known classes, held out, is less like a
+    class; 0 where none could be held out."""
 
 
 def decide_pooling(
@@ -69,8 +71,8 @@ def decide_pooling(
         beliefs.append(likely)
         scores += score_known(logits) / len(folds)
     alone, judged = torch.cat(held), torch.cat([rows.labels[:0], *(fold.judge for fold in folds)])
-    unlike = find_unlike(score_known(alone), scores)
-    known = (~unlike).double()
+    ranks = rank_scores(score_known(alone), scores)
+    known = (~find_unlike(ranks, len(alone))).double()
     seen = torch.bincount(rows.labels, minlength=rows.num_classes) > 0
     weights = None if rows.weights is None else rows.weights[judged] / rows.weights[judged].mean()
     pooling, losses = Pooling(known, choice.temperature), None
@@ -89,7 +91,7 @@ def decide_pooling(
     else:
         learned = True
     learned = learned and bool(known.any()) and time.monotonic() < deadline
-    return (choice._replace(pooling=pooling) if learned else choice), Pooled(learned, losses, unlike)
+    return (choice._replace(pooling=pooling) if learned else choice), Pooled(learned, losses, ranks)
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Classes that have no label yet: rows that are unlike every class, and like each other."""
+"""Classes that have no label yet: rows that are like each other, and unlike every class."""
 
 from __future__ import annotations
 
@@ -6,66 +6,75 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from scipy.cluster.hierarchy import fcluster, linkage
 from torch import Tensor
 
-from protonet.fit.solver import Solution
-from protonet.fit.unlabelled import UNLIKE_RATE
+from protonet.fit.active import Standardised
+from protonet.fit.problem import fit_rows
+from protonet.fit.solver import Solution, untouched_globals
 from protonet.losses import CHUNK
 
 
 @dataclass(frozen=True)
 class GroupRules:
-    """Which rows make a group."""
+    """Which rows make a group; analysis/results/unlabelled.md has how often they are one."""
 
     smallest: int = 5  #: Rows of a group.
-    by_chance: float = 2.0  #: So many times the rows that chance takes for unlike ones make no group.
+    apart: float = 0.7  #: The quantile of the distances between labelled rows of one class that cuts groups apart.
+    least: float = 0.15  #: The median rank of a group's rows, of `protonet.fit.pooling.Pooled`, below which it is one.
 
 
 GROUPS = GroupRules()
 
 
-@torch.no_grad()
 def group_strangers(solution: Solution) -> list[list[int]]:
-    """Group the rows without a label that are unlike every class.
+    """Group the rows without a label that look like classes of their own.
+
+    All rows are clustered, in what the labels make of them and in standardised features, side by side: the labels know
+    nothing of what tells other classes apart. A cluster without a labelled row, whose rows are less like a class than
+    most rows of known classes are, is a group.
 
     Returns:
-        Of each group, the largest first, the numbers of its rows among those that came, in ascending order; rows that
-        are like no others are in none.
-    """
-    problem, pooled = solution.problem, solution.pooled
-    if pooled is None or problem.pool is None:
-        return []
-    rows = torch.cat([problem.features_as_they_came(torch.arange(len(problem.rows.labels))), problem.show_pool()])
-    network = solution.network.cpu()
-    embedding = torch.cat([network.embed(part) for part in rows.split(CHUNK)])
-    groups = group_rows(embedding, problem.rows.labels, pooled.unlike)
-    return [sorted(problem.pool.places[group].tolist()) for group in groups]
-
-
-def group_rows(embedding: Tensor, labels: Tensor, unlike: Tensor) -> list[list[int]]:
-    """Group rows that are unlike every class: those nearer to each other, on average, than rows of one class.
-
-    Args:
-        embedding: (n + m, dim) unit rows: n labelled ones, then m others.
-        labels: (n,) int64.
-        unlike: (m,) bool.
-
-    Returns:
-        Numbers among the others of the rows of each group, the largest first; of rows that expect to be taken for
-        unlike ones by chance, none.
+        Of each group, the largest first, the numbers of its rows among those that came, in ascending order.
 
     Source: average linkage, Sokal and Michener, "A statistical method for evaluating systematic relationships" (1958).
     """
-    n, m = len(labels), len(unlike)
-    places = unlike.nonzero().flatten()
-    same = labels[:, None] == labels
-    same.fill_diagonal_(False)
-    if len(places) <= max(GROUPS.smallest, GROUPS.by_chance * UNLIKE_RATE * m) or not bool(same.any()):
+    problem, pooled = solution.problem, solution.pooled
+    if pooled is None or problem.pool is None or pooled.losses is None:
         return []
-    own = embedding[:n]
-    reach = float((1 - own @ own.T)[same].median())
-    rows = embedding[n:][places].double().numpy()
-    numbers = fcluster(linkage(rows, "average", "cosine"), reach, "distance")
-    groups = [places[torch.from_numpy(numbers == number)].tolist() for number in np.unique(numbers)]
-    return sorted((each for each in groups if len(each) >= GROUPS.smallest), key=lambda each: (-len(each), each))
+    rows = torch.cat([problem.rows.features, problem.pool.features])
+    with untouched_globals(), torch.no_grad():
+        network = fit_rows(problem.rows, solution.choice)
+        embedding = torch.cat([network.embed(part) for part in rows.split(CHUNK)])
+        plain = Standardised(rows).embed(rows)
+        joint = torch.cat([embedding, F.normalize(plain - plain.mean(dim=0), dim=1)], dim=1)
+    groups = group_rows(joint, problem.rows.labels, pooled.ranks)
+    return [sorted(problem.pool.places[group].tolist()) for group in groups]
+
+
+def group_rows(embedding: Tensor, labels: Tensor, ranks: Tensor) -> list[list[int]]:
+    """Group rows.
+
+    Args:
+        embedding: (n + m, dim): n labelled ones, then m others.
+        labels: (n,) int64.
+        ranks: (m,) as `protonet.fit.pooling.Pooled` has them.
+
+    Returns:
+        Numbers among the others of the rows of each group, the largest first.
+    """
+    n = len(labels)
+    same = (labels[:, None] == labels).triu(diagonal=1)
+    if not bool(same.any()):
+        return []
+    reach = float(torch.cdist(embedding[:n], embedding[:n])[same].quantile(GROUPS.apart))
+    numbers = fcluster(linkage(embedding.double().numpy(), "average"), reach, "distance")
+    taken = set(numbers[:n].tolist())
+    groups = []
+    for number in np.unique(numbers[n:]).tolist():
+        rows = np.flatnonzero(numbers[n:] == number)
+        strange = number not in taken and float(ranks[torch.from_numpy(rows)].median()) < GROUPS.least
+        if strange and len(rows) >= GROUPS.smallest:
+            groups.append(rows.tolist())
+    return sorted(groups, key=lambda group: (-len(group), group))

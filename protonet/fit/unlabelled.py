@@ -246,12 +246,12 @@ def pool_rows(rows: Rows, features: Tensor, beliefs: Tensor, known: Tensor) -> R
     )
 
 
-def find_unlike(held: Tensor, scores: Tensor) -> Tensor:
-    """Return which rows (m,) are unlike every class, given scores of rows (n,) of known classes, and theirs (m,).
+def rank_scores(held: Tensor, scores: Tensor) -> Tensor:
+    """Return which share of rows of known classes, held out, has lower scores (n,) than each of others (m,) has."""
+    places = torch.searchsorted(held.sort().values, scores.contiguous())
+    return places.double() / max(1, len(held))
 
-    None where there are too few known ones to tell.
-    """
-    if len(held) < FEWEST_HELD:
-        return torch.zeros(len(scores), dtype=torch.bool)
-    place = int(UNLIKE_RATE * len(held))
-    return scores < held.sort().values[place]
+
+def find_unlike(ranks: Tensor, held: int) -> Tensor:
+    """Return which rows (m,) are unlike every class, given their ranks among so many rows: none where these are few."""
+    return (ranks < UNLIKE_RATE) & (held >= FEWEST_HELD)

@@ -1,0 +1,220 @@
+"""Rows without a label: how labels spread, what is drawn, when they are learned from, and which are strangers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_wine
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from protonet import solve
+from protonet._checks import InputError, InputTypeError
+from protonet.fit.crossfit import crossfit, predict_held
+from protonet.fit.solver import Solution, solve_problem
+from protonet.fit.strangers import group_strangers
+from protonet.fit.unlabelled import (
+    FEWEST_HELD,
+    SPREAD,
+    even_shares,
+    find_unlike,
+    link_neighbours,
+    pool_rows,
+    rank_scores,
+    read_rows,
+    spread_labels,
+)
+from protonet.metrics import measure
+from protonet.views.view import Rows
+
+
+def unit(n: int, dim: int = 4, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.nn.functional.normalize(torch.randn(n, dim, generator=generator), dim=1)
+
+
+def dense(n: int, rows: Tensor, others: Tensor, weights: Tensor) -> Tensor:
+    return torch.zeros(n, n, dtype=torch.float64).index_put_((rows, others), weights)
+
+
+def test_graph_is_that_of_a_slow_transcription() -> None:
+    x, k = unit(40), 5
+    distance = 1 - (x @ x.T).double()
+    wanted = torch.zeros(40, 40, dtype=torch.float64)
+    nearest = [sorted((float(distance[i, j]), j) for j in range(40) if j != i)[:k] for i in range(40)]
+    for i in range(40):
+        for d, j in nearest[i]:
+            wanted[i, j] = wanted[j, i] = np.exp(-4 * d / np.sqrt(nearest[i][-1][0] * nearest[j][-1][0]))
+    degrees = wanted.sum(dim=1).sqrt()
+    wanted /= degrees[:, None] * degrees
+    torch.testing.assert_close(dense(40, *link_neighbours(x, k)), wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_labels_spread_as_the_linear_system_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, labels = unit(60), torch.tensor([0, 1, 2, 0, 1, 2])
+    believed = torch.rand(54, 3, generator=torch.Generator().manual_seed(1)).softmax(dim=1)
+    graph = dense(60, *link_neighbours(x, SPREAD.neighbours))
+    start = torch.cat([torch.nn.functional.one_hot(labels, 3), believed]).double()
+    solved = torch.linalg.solve(torch.eye(60, dtype=torch.float64) - SPREAD.keep * graph, start)[6:]
+    wanted = even_shares(solved / solved.sum(dim=1, keepdim=True))
+    torch.testing.assert_close(spread_labels(x, labels, believed).double(), wanted, rtol=0, atol=2e-3)
+
+
+def test_a_chain_of_neighbours_carries_a_label_further_than_distance_would() -> None:
+    angles = torch.linspace(0, 1.5, 40)
+    arcs = torch.stack([angles.cos(), angles.sin(), torch.zeros(40)], dim=1)
+    others = torch.stack([angles.cos(), angles.sin(), torch.full((40,), 0.4)], dim=1)
+    x = torch.nn.functional.normalize(torch.cat([arcs[:1], others[-1:], arcs[1:], others[:-1]]), dim=1)
+    found = spread_labels(x, torch.tensor([0, 1]), torch.full((78, 2), 0.5)).argmax(dim=1)
+    assert (found[:39] == 0).all()
+    assert (found[39:] == 1).all()
+
+
+def test_shares_that_differ_little_become_equal_and_others_less_so() -> None:
+    little = torch.tensor([[0.8, 0.2], [0.7, 0.3], [0.3, 0.7], [0.6, 0.4]], dtype=torch.float64)
+    evened = even_shares(little)
+    torch.testing.assert_close(evened.mean(dim=0), torch.full((2,), 0.5, dtype=torch.float64), rtol=0, atol=1e-3)
+    torch.testing.assert_close(evened.sum(dim=1), torch.ones(4, dtype=torch.float64))
+    far = torch.tensor([[0.95, 0.05]] * 9 + [[0.1, 0.9]], dtype=torch.float64)
+    assert far.mean(dim=0)[0] - 0.1 < even_shares(far).mean(dim=0)[0] < far.mean(dim=0)[0]
+
+
+def test_what_is_drawn_depends_on_the_rows_alone() -> None:
+    x = torch.randn(5000, 3, generator=torch.Generator().manual_seed(0))
+    kept, places, total = read_rows(x, 3, 100)
+    assert (len(kept), total) == (100, 5000)
+    torch.testing.assert_close(x[places], kept, rtol=0, atol=0)
+    order = torch.randperm(5000, generator=torch.Generator().manual_seed(1))
+    loader = DataLoader(TensorDataset(x[order], torch.zeros(5000)), batch_size=37)
+    for source in (x[order].numpy(), loader, TensorDataset(x[order]), (part for part in x[order].split(1700))):
+        again, numbers, _ = read_rows(source, 3, 100)
+        torch.testing.assert_close(again, kept, rtol=0, atol=0)
+        torch.testing.assert_close(order[numbers], places)
+
+
+def test_of_few_rows_all_are_kept_with_their_digits() -> None:
+    x = torch.tensor([[1e9 + 1, 2.0], [1e9 + 2, 3.0]], dtype=torch.float64)
+    kept, places, _ = read_rows(x, 2, 10)
+    torch.testing.assert_close(kept, x[places], rtol=0, atol=0)
+    assert read_rows([], 2, 10)[2] == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "message"),
+    [
+        (torch.ones(4, 3), InputError, "must have 2 features per row, as the labelled rows have"),
+        (torch.ones(4), InputError, r"got shape \(4,\) in batch 0"),
+        (torch.tensor([[1.0, torch.nan]]), InputError, "must be finite; got NaN, infinity or more .* in 1 of 1 rows"),
+        ([["a"]], InputTypeError, "must hold rows of real numbers; got str in batch 0"),
+        (3, InputTypeError, "must be rows or batches of rows; got int"),
+    ],
+    ids=["width", "no rows", "NaN", "text", "a number"],
+)
+def test_rows_that_are_none(source: object, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        read_rows(source, 2, 10)
+
+
+def test_a_row_counts_once_for_each_likely_class_and_not_where_it_is_a_stranger() -> None:
+    rows = Rows(torch.zeros(2, 1), torch.tensor([0, 1]), 3)
+    beliefs = torch.tensor([[0.05, 0.6, 0.35], [0.95, 0.04, 0.01], [0.4, 0.3, 0.3]])
+    pooled = pool_rows(rows, torch.tensor([[1.0], [2.0], [3.0]]), beliefs, torch.tensor([1.0, 1.0, 0.0]).double())
+    assert pooled.features.flatten().tolist() == [0, 0, 1, 1, 2]
+    assert pooled.labels.tolist() == [0, 1, 1, 2, 0]
+    wanted = torch.tensor([1, 1, 0.6, 0.35, 0.95], dtype=torch.float64)
+    torch.testing.assert_close(pooled.weights, wanted, rtol=0, atol=1e-6)
+
+
+def test_few_held_out_rows_do_not_tell_what_is_unlike() -> None:
+    held, scores = torch.arange(FEWEST_HELD, dtype=torch.float64).flip(0), torch.tensor([-1.0, 0.5, 9.5]).double()
+    ranks = rank_scores(held, scores)
+    assert ranks.tolist() == [0, 1 / FEWEST_HELD, 10 / FEWEST_HELD]
+    assert find_unlike(ranks, FEWEST_HELD).tolist() == [True, False, False]
+    assert not find_unlike(ranks, FEWEST_HELD - 1).any()
+
+
+def moons(n: int, seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    angle, y = torch.rand(n, generator=generator) * torch.pi, torch.arange(n) % 2
+    x = torch.stack([angle.cos() + y, angle.sin() * (1 - 2 * y) + 0.4 * y], dim=1)
+    return x + 0.05 * torch.randn(n, 2, generator=generator), y
+
+
+def wine() -> tuple[Tensor, Tensor, Tensor]:
+    """Return all rows, their classes, and the numbers of five rows per class."""
+    table = load_wine()
+    order = np.random.default_rng(0).permutation(len(table.target))
+    x, y = torch.from_numpy(table.data[order]).float(), torch.from_numpy(table.target[order])
+    return x, y, torch.cat([(y == label).nonzero()[:5, 0] for label in range(3)])
+
+
+@pytest.fixture(scope="module")
+def solved() -> Solution:
+    x, y, few = wine()
+    return solve_problem([(x[few], y[few])], effort="fast", unlabelled=x)
+
+
+def test_rows_without_a_label_help() -> None:
+    (x, y), (hidden, truth) = moons(12, 2), moons(300, 1)
+    solution = solve_problem([(x, y)], effort="fast", unlabelled=hidden)
+    assert solution.pooled is not None
+    assert solution.pooled.learned
+    assert solution.pooled.losses is not None
+    assert solution.pooled.losses[1] < solution.pooled.losses[0]
+    alone = solve([(x, y)], effort="fast")
+    right = [float((network(hidden).argmax(dim=1) == truth).double().mean()) for network in (alone, solution.network)]
+    assert right[1] > right[0] + 0.02
+
+
+def test_each_row_is_classified_alone_and_order_leaves_no_trace(solved: Solution) -> None:
+    x, y, few = wine()
+    network = solved.network
+    with torch.no_grad():
+        torch.testing.assert_close(network(x[7:8]), network(x)[7:8], rtol=1e-4, atol=1e-4)
+        again = solve([(x[few].flip(0), y[few].flip(0))], effort="fast", unlabelled=[x[90:], x[:90]])
+        torch.testing.assert_close(again(x), network(x))
+
+
+def test_folds_of_a_crossfit_learn_from_them_too(solved: Solution) -> None:
+    crossed = crossfit(solved)
+    assert all(int(network.counts.sum()) > 100 for network in crossed.folds)
+    assert measure(predict_held(crossed), crossed.labels).accuracy > 0.9
+
+
+def test_rows_that_mislead_are_not_learned_from() -> None:
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(40) % 2
+    x = torch.randn(40, 2, generator=generator) * torch.tensor([0.2, 1.0])
+    x[:, 0] += y - 0.5  # the classes differ along one axis, and the other rows lie in clusters along the other one
+    others = torch.randn(400, 2, generator=generator) * torch.tensor([1.0, 0.05])
+    others[:, 1] += 3 * torch.where(torch.arange(400) % 2 == 0, 1.0, -1.0)
+    fresh = torch.randn(400, 2, generator=generator) * torch.tensor([0.2, 1.0])
+    fresh[:, 0] += torch.arange(400) % 2 - 0.5
+    alone, pooled = (solve([(x, y)], effort="fast", unlabelled=rows) for rows in (None, others))
+    right = [
+        float((network(fresh).argmax(dim=1) == torch.arange(400) % 2).double().mean()) for network in (alone, pooled)
+    ]
+    assert right[1] >= right[0] - 0.01
+
+
+def test_none_and_no_rows_change_nothing() -> None:
+    x, y = moons(20, 0)
+    networks = [solve([(x, y)], effort="fast", unlabelled=rows) for rows in (None, [], torch.empty(0, 2))]
+    for network in networks[1:]:
+        torch.testing.assert_close(network(x), networks[0](x), rtol=0, atol=0)
+
+
+def test_a_class_without_a_label_is_found_as_a_group() -> None:
+    generator = torch.Generator().manual_seed(0)
+    centres = 4 * torch.eye(6)[:4]
+    x = [centre + 0.5 * torch.randn(60, 6, generator=generator) for centre in centres]
+    train = [(torch.cat([part[:10] for part in x[:3]]), torch.arange(3).repeat_interleave(10))]
+    hidden = torch.cat([part[10:] for part in x])  # the last 50 of them are of the fourth class
+    solution = solve_problem(train, effort="fast", unlabelled=hidden)
+    (group,) = group_strangers(solution)
+    assert len(set(group) & set(range(150, 200))) >= 45
+    assert len(group) <= 52
+    known = solve_problem(train, effort="fast", unlabelled=hidden[:150])
+    assert group_strangers(known) == []
+    assert group_strangers(solve_problem(train, effort="fast")) == []
