@@ -11,7 +11,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from protonet import solve
 from protonet._checks import InputError, InputTypeError
+from protonet.datasets import load_digits
 from protonet.fit.crossfit import crossfit, predict_held
+from protonet.fit.search import EFFORTS
 from protonet.fit.solver import Solution, solve_problem
 from protonet.fit.strangers import group_strangers
 from protonet.fit.unlabelled import (
@@ -26,6 +28,8 @@ from protonet.fit.unlabelled import (
     spread_labels,
 )
 from protonet.metrics import measure
+from protonet.views.forest import ForestKind
+from protonet.views.patterns import PatternKind
 from protonet.views.view import Rows
 
 
@@ -156,14 +160,17 @@ def solved() -> Solution:
 
 
 def test_rows_without_a_label_help() -> None:
-    (x, y), (hidden, truth) = moons(12, 2), moons(300, 1)
-    solution = solve_problem([(x, y)], effort="fast", unlabelled=hidden)
+    digits = load_digits()
+    rows = torch.cat([(digits.y == label).nonzero()[:60, 0] for label in range(6)]).view(6, 60)
+    few, hidden = rows[:, :3].flatten(), rows[:, 3:].flatten()
+    train, search = [(digits.x[few], digits.y[few])], EFFORTS["fast"].without(PatternKind).without(ForestKind)
+    solution = solve_problem(train, effort=search, unlabelled=digits.x[hidden])
     assert solution.pooled is not None
     assert solution.pooled.learned
     assert solution.pooled.losses is not None
     assert solution.pooled.losses[1] < solution.pooled.losses[0]
-    alone = solve([(x, y)], effort="fast")
-    right = [float((network(hidden).argmax(dim=1) == truth).double().mean()) for network in (alone, solution.network)]
+    networks = solve(train, effort=search), solution.network
+    right = [float((each(digits.x[hidden]).argmax(dim=1) == digits.y[hidden]).double().mean()) for each in networks]
     assert right[1] > right[0] + 0.02
 
 
