@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import sklearn
 import torch
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
-from sklearn.datasets import load_iris
+from sklearn.datasets import load_iris, load_wine
 from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_score, cross_validate
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
@@ -20,6 +21,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from protonet import solve
+from protonet._checks import InputError
 from protonet.estimator import ProtoNetClassifier
 from protonet.fit.search import EFFORTS
 from protonet.views.forest import ForestKind
@@ -172,3 +174,57 @@ def test_one_sample_a_class_and_one_class_work() -> None:
 def test_bad_arguments_get_one_line(change: dict[str, Any], weights: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make().set_params(**change).fit(X, NAMES, sample_weight=weights)
+
+
+def wine_of_few(each: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return all rows, their classes, and the numbers of a few rows of each class."""
+    x, y = load_wine(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(y))
+    x, y = x[order], y[order]
+    return x, y, np.concatenate([np.flatnonzero(y == label)[:each] for label in range(3)])
+
+
+def test_rows_without_a_label_may_be_marked_in_any_way() -> None:
+    x, y, few = wine_of_few(5)
+    rest = np.setdiff1d(np.arange(len(y)), few)
+    model = ProtoNetClassifier("fast").fit(x[few], y[few], unlabelled=x[rest])
+    wanted = model.predict_proba(x)
+    assert model.learned_unlabelled_
+    minus, none, gaps = np.full(len(y), -1), np.full(len(y), None), np.full(len(y), np.nan)
+    for marked in (minus, none, gaps):
+        marked[few] = y[few]
+        again = ProtoNetClassifier("fast").fit(x, marked)
+        np.testing.assert_array_equal(again.classes_, [0, 1, 2])
+        np.testing.assert_allclose(again.predict_proba(x), wanted, atol=1e-6)
+    half = ProtoNetClassifier("fast").fit(x[: len(x) // 2], minus[: len(x) // 2], unlabelled=x[len(x) // 2 :])
+    assert half.learned_unlabelled_
+    alone = ProtoNetClassifier("fast").fit(x[few], y[few])
+    assert not alone.learned_unlabelled_
+    assert alone.strangers_ == []
+
+
+def test_minus_one_is_a_class_where_it_can_be_no_mark() -> None:
+    x, y, _ = wine_of_few(5)
+    for labels in (np.where(y == 0, -1, 1), np.where(y == 0, -1, 0), y - 2, np.array(["-1", "0", "1"])[y]):
+        model = ProtoNetClassifier("fast").fit(x, labels)
+        np.testing.assert_array_equal(model.classes_, np.unique(labels))
+
+
+def test_saved_and_loaded_it_keeps_what_it_learned_without_labels(tmp_path: Path) -> None:
+    x, y, few = wine_of_few(5)
+    model = ProtoNetClassifier("fast").fit(x[few], y[few], unlabelled=x)
+    model.save(tmp_path / "m.safetensors")
+    loaded = ProtoNetClassifier.load(tmp_path / "m.safetensors")
+    np.testing.assert_allclose(loaded.predict_proba(x), model.predict_proba(x), atol=1e-4)
+
+
+def test_unlabelled_rows_that_do_not_fit() -> None:
+    x, y, few = wine_of_few(5)
+    with pytest.raises(InputError, match="`y` must have rows with a label; got none"):
+        ProtoNetClassifier("fast").fit(x, np.full(len(y), None))
+    with pytest.raises(ValueError, match="X has 5 features, but ProtoNetClassifier is expecting 13"):
+        ProtoNetClassifier("fast").fit(x[few], y[few], unlabelled=x[:, :5])
+    gap = x.copy()
+    gap[3, 2] = np.nan
+    with pytest.raises(ValueError, match="contains NaN"):
+        ProtoNetClassifier("fast").fit(x[few], y[few], unlabelled=gap)

@@ -254,11 +254,7 @@ def rows_of(text: str, n: int, **values: Sequence[str]) -> str:
             ("--column", "kind=text"),
             "`arguments` must use the classes' column for",
         ),
-        (
-            "x,kind\n1.5,a\n2.5,\n3.5,b\n",
-            (),
-            "`path` must name the class of every row; got none in line 3. .*--drop-unlabelled",
-        ),
+        ("x,kind\n1.5,a\n2.5,\n3.5,\n", (), "`path` must have at least 2 classes; got a alone in kind"),
         (
             "x,kind\n" + rows_of("{n}.5,{n}.25", 30),
             (),

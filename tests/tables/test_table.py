@@ -97,7 +97,7 @@ def test_columns_are_matched_by_name(tmp_path: Path) -> None:
         (",a,,kind\n0,1,2,x\n", "name every column; got none for 2 columns of .*; one alone would be left out"),
         ("a,kind\n", "have at least one row; got none in "),
         ("a,kind\n1,x\n2\n", "have 2 cells per row; got 1 in line 3"),
-        ("a,kind\n1,x\n2, \n", r"name the class of every row; got none in line 3\. Fill it in, or pass --drop-un"),
+        ("a,kind\n1,x\n2, \n", r"name the class of every row; got none in line 3\. Fill it in, or leave"),
         ("a,kind\n" + 5 * "1,NA\n", "name the class of every row; got none in line 2, line 3, line 4 and 2 more"),
         ("a,kind\n1,x\n\nb,c,d\n1,2,3\n", "hold one table; got rows of 2 cells, and of 3 from line 4 of"),
         ("a,kind\n1,x\n\nb,kinds\n2,y\n", "hold one table; got another header after an empty line in line 4"),
@@ -204,13 +204,12 @@ def test_cells_of_any_kind_are_kept_as_the_file_has_them(tmp_path: Path) -> None
     assert table._replace(columns=None).name_column(1) == "column 1"
 
 
-def test_rows_without_a_class_are_left_out_where_that_is_meant(tmp_path: Path) -> None:
+def test_rows_may_lack_a_class_where_that_is_meant(tmp_path: Path) -> None:
     path = write(tmp_path, "a,kind,id\n1,x,p\n2,,q\n3,NaN,r\n4,none,s\n")
-    wanted = Wanted("kind", beside=("id",), drop_unlabelled=True)
-    _, block = read_table("cmd", path, wanted)
-    assert (block.labels.tolist(), list(block.rows), list(block.numbers)) == (["x", "none"], [2, 5], [0, 3])
-    assert block.columns[0].tolist() == ["1", "4"]
-    assert block.beside[0].tolist() == ["p", "s"]
+    _, block = read_table("cmd", path, Wanted("kind", beside=("id",), partly=True))
+    assert block.labels.tolist() == ["x", "", "", "none"]
+    with pytest.raises(InputError, match="must name the class of every row; got none in line 3, line 4"):
+        read_table("cmd", path, Wanted("kind", beside=("id",)))
 
 
 @pytest.mark.parametrize(
