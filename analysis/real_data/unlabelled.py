@@ -22,7 +22,7 @@ from analysis.real_data.robustness import DATA
 from analysis.real_data.sets import DATASETS, SPARE_ROWS, load_real
 from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser, parse_wholes
-from analysis.shared.tables import format_mean, mean_and_error
+from analysis.shared.tables import format_mean
 from protonet._checks import fail
 from protonet.commands.common import check_name, format_table
 from protonet.datasets import Dataset
@@ -49,8 +49,9 @@ Accuracy in percent on the rows without a label, of the classes that are known, 
 lead: with these rows, less without them, in points. "Fresh": the same on rows of the same classes that were in neither.
 Learned: in how many runs they were learned from. scikit-learn's methods have standardised columns, a kernel of 7
 neighbours, and logistic regression where one is to be trained on its own answers; the better of these columns and raw
-ones is shown. What ours learns was chosen on {chosen}; the other sets chose nothing. Ahead: of classes of their own
-that were found, in the mean of runs.
+ones is shown. What ours learns was chosen on {chosen}; the other sets
+chose nothing. Where there are strangers, "found" counts the rows that `group_strangers` lists, how many of them are
+strangers, and how many strangers there were, over all runs.
 
 Regimes: {regimes}. Effort {effort}.
 """
@@ -165,7 +166,7 @@ def measure_run(run: Run) -> dict[str, Any]:
     groups = group_strangers(solution)
     listed = [row for group in groups for row in group]
     found |= {"learned": solution.pooled.learned, "groups": len(groups), "unlike": len(listed)}
-    found["strangers"] = len(set(listed) & set(strangers))
+    found |= {"strangers": len(set(listed) & set(strangers)), "all_strangers": len(strangers)}
     return found | (ask_peers(split) if run.peers else {})
 
 
@@ -220,15 +221,16 @@ def tabulate(rows: Sequence[Mapping[str, Any]], effort: str) -> str:
         columns = ["data set", "without", "with", "lead", "lead, fresh", "learned", *PEERS]
         told.append(f"**{shots} per class, {regime}**\n\n{format_table(columns, lines)}")
         halves = [[leads[name] for name in names if (name in CHOSEN_ON) == chosen] for chosen in (True, False)]
-        means = [f"{mean:+.2f} ± {error:.2f}" for mean, error in (mean_and_error(half) for half in halves if half)]
+        means = [format_mean(half, sign=True) if half else "" for half in halves]
         worst = min(leads, key=leads.__getitem__)
         ahead = [
             f"{statistics.fmean(row['with'] - row[peer] for row in some):+.1f}" if peer in some[0] else ""
             for peer in PEERS
         ]
         seconds = statistics.fmean(row["with_seconds"] / row["without_seconds"] for row in some)
-        summary.append([f"{shots}, {regime}", *means, f"{worst} {leads[worst]:+.1f}", f"{seconds:.1f}", *ahead])
-    columns = ["per class, regime", "lead, sets that chose", "other sets", "worst", "times as long"]
+        found = " / ".join(str(sum(row[part] for row in some)) for part in ("unlike", "strangers", "all_strangers"))
+        summary.append([f"{shots}, {regime}", *means, f"{worst} {leads[worst]:+.1f}", f"{seconds:.1f}", found, *ahead])
+    columns = ["per class, regime", "lead, sets that chose", "other sets", "worst", "times as long", "found"]
     told.append(f"**Means**\n\n{format_table([*columns, *(f'ahead of {peer}' for peer in PEERS)], summary)}")
     regimes = "; ".join(f"{name}: {text}" for name, text in REGIMES.items())
     return "\n".join(told) + NOTE.format(chosen=", ".join(CHOSEN_ON), regimes=regimes, effort=effort)
