@@ -123,10 +123,11 @@ def run(arguments: Sequence[str] | None) -> None:
             raise
         model = make_model(solution)
         save_model(outputs["output"], model)
-        print(summarise(Path(options.table).name, data, model, solution, rest), end="")
+        print(summarise(Path(options.table).name, data, model, solution, rest, []), end="")
         raise KeyboardInterrupt(f"stopped; {outputs['output']} is kept, without cross-validation") from None
     try:
-        print(summarise(Path(options.table).name, data, model, solution, rest))
+        strangers = group_strangers(solution)
+        print(summarise(Path(options.table).name, data, model, solution, rest, strangers))
         compared = compare(crossed, solution)
         print(report(crossed, compared, list(map(show, data.classes))), end="")
         if not in_time and len(crossed.labels):
@@ -134,7 +135,9 @@ def run(arguments: Sequence[str] | None) -> None:
         if "plot" in outputs:
             draw(outputs["plot"], crossed, data, quiet=options.quiet)
         if "json" in outputs or "report" in outputs:
-            figures = list_fit(Path(options.table).name, data, model, crossed, compared) | list_rest(solution)
+            figures = list_fit(Path(options.table).name, data, model, crossed, compared) | list_rest(
+                solution, strangers
+            )
             if "report" in outputs and len(crossed.labels):
                 with show_progress(quiet=options.quiet) as progress:
                     figures |= list_more(data, model, solution, crossed, seed, deadline, progress)
@@ -147,8 +150,10 @@ def run(arguments: Sequence[str] | None) -> None:
         raise KeyboardInterrupt(f"stopped; {outputs['output']} is kept") from None
 
 
-def summarise(name: str, data: Data, model: Model, solution: Solution, rest: Rest) -> str:
-    """Return what a person should know of the table, and the views that were chosen."""
+def summarise(
+    name: str, data: Data, model: Model, solution: Solution, rest: Rest, strangers: Sequence[Sequence[int]]
+) -> str:
+    """Return what a person should know of the table, of strangers in it, and the views that were chosen."""
     shots = torch.bincount(data.y).tolist()
     sizes = [count(len(data.classes), "class"), count(len(data.x), "sample"), count(data.x.shape[1], "feature")]
     if data.encoding is not None and not data.encoding.plain:
@@ -160,12 +165,12 @@ def summarise(name: str, data: Data, model: Model, solution: Solution, rest: Res
     if solution.problem.repeated:
         rows = count(solution.problem.repeated, "row")
         lines.append(f"{rows} equal to others, or nearly: copies are held out together, and count as one where equal")
-    lines += tell_rest(solution, rest)
+    lines += tell_rest(solution, rest, strangers)
     return "\n".join(lines) + "\n\n" + format_views(model.metadata["views"])
 
 
-def tell_rest(solution: Solution, rest: Rest) -> list[str]:
-    """Return lines about the rows without a class: whether they are learned from, and which ones are strangers."""
+def tell_rest(solution: Solution, rest: Rest, groups: Sequence[Sequence[int]]) -> list[str]:
+    """Return lines about the rows without a class: whether they are learned from, and the groups of strangers."""
     pool, pooled = solution.problem.pool, solution.pooled
     if pool is None or pooled is None:
         return []
@@ -175,7 +180,7 @@ def tell_rest(solution: Solution, rest: Rest) -> list[str]:
     if pooled.losses is not None:
         before, after = pooled.losses
         losses = f"log-loss on held-out rows {before:.3f} without them, {after:.3f} with them"
-    lines, groups = [f"{rows}{drawn}: {what} ({losses})"], group_strangers(solution)
+    lines = [f"{rows}{drawn}: {what} ({losses})"]
     if groups:
         sizes = [str(len(group)) for group in groups[:MOST_GROUPS]]
         listed = ", ".join(sizes[:-1]) + " and " * (len(sizes) > 1) + sizes[-1]
@@ -230,7 +235,7 @@ def list_fit(
     return figures | list_figures(name, data.classes, metrics) | {"baselines": compared}
 
 
-def list_rest(solution: Solution) -> dict[str, Any]:
+def list_rest(solution: Solution, strangers: list[list[int]]) -> dict[str, Any]:
     """Return what was made of the rows without a class, if there are any, as JSON can hold it."""
     pool, pooled = solution.problem.pool, solution.pooled
     if pool is None or pooled is None:
@@ -238,7 +243,7 @@ def list_rest(solution: Solution) -> dict[str, Any]:
     without, learned = (None, None) if pooled.losses is None else pooled.losses
     found = {"rows": pool.total, "drawn": len(pool.features), "learned": pooled.learned}
     losses = {"log_loss_without": without, "log_loss_with": learned}
-    return {"unlabelled": found | losses | {"strangers": group_strangers(solution)}}
+    return {"unlabelled": found | losses | {"strangers": strangers}}
 
 
 def list_more(

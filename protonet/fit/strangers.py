@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
-from scipy.cluster.hierarchy import fcluster, linkage
 from torch import Tensor
 
 from protonet.fit.active import Standardised
@@ -64,6 +63,8 @@ def group_rows(embedding: Tensor, labels: Tensor, ranks: Tensor) -> list[list[in
     Returns:
         Numbers among the others of the rows of each group, the largest first.
     """
+    from scipy.cluster.hierarchy import fcluster, linkage  # noqa: PLC0415 - slow to import, and seldom wanted
+
     n = len(labels)
     same = (labels[:, None] == labels).triu(diagonal=1)
     if not bool(same.any()):
