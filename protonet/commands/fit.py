@@ -135,9 +135,8 @@ def run(arguments: Sequence[str] | None) -> None:
         if "plot" in outputs:
             draw(outputs["plot"], crossed, data, quiet=options.quiet)
         if "json" in outputs or "report" in outputs:
-            figures = list_fit(Path(options.table).name, data, model, crossed, compared) | list_rest(
-                solution, strangers
-            )
+            figures = list_fit(Path(options.table).name, data, model, crossed, compared)
+            figures |= list_rest(solution, strangers)
             if "report" in outputs and len(crossed.labels):
                 with show_progress(quiet=options.quiet) as progress:
                     figures |= list_more(data, model, solution, crossed, seed, deadline, progress)
