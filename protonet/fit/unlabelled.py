@@ -1,7 +1,7 @@
 """Rows without a label: what they are likely to be, and which of them are unlike every class.
 
-Labels spread over the graph of nearest neighbours in an embedding. The rows, each with its likeliest classes, are then
-pooled with the labelled ones, and the views fitted to all of them.
+Labels spread over the graph of nearest neighbours in an embedding. The rows, each as its likeliest class, are then pooled with
+the labelled ones, and the views fitted to all of them.
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ class SpreadRules:
     """Variance of the classes' shares, in units of the mean share, that is put down to errors: up to it the classes are
     taken for equally frequent, beyond it less and less."""
     balancing: int = 30  #: Steps that bring shares to what they are taken for.
-    classes: int = 2  #: The likeliest classes of a row, of which it is learned ...
-    least: float = 0.1  #: ... where one has this probability at least.
 
 
 SPREAD = SpreadRules()
@@ -223,7 +221,9 @@ def even_shares(beliefs: Tensor) -> Tensor:
 
 
 def pool_rows(rows: Rows, features: Tensor, beliefs: Tensor, known: Tensor) -> Rows:
-    """Return labelled rows and others together, each of the others once for each class that it is likely to be.
+    """Return labelled rows and others together, each of the others as its likeliest class, at that one's probability.
+
+    A second class of each row would add more wrong rows to a rare class than it has right ones.
 
     Args:
         rows: The labelled ones.
@@ -234,14 +234,14 @@ def pool_rows(rows: Rows, features: Tensor, beliefs: Tensor, known: Tensor) -> R
     Returns:
         The rows, in no groups.
     """
-    shares, classes = beliefs.topk(min(SPREAD.classes, beliefs.shape[1]), dim=1)
-    weights = shares.double() * known[:, None]
-    row, place = ((shares > SPREAD.least) & (weights > 0)).nonzero(as_tuple=True)
+    shares, classes = beliefs.max(dim=1)
+    weights = shares.double() * known
+    used = weights > 0
     own = torch.ones(len(rows.labels), dtype=torch.float64) if rows.weights is None else rows.weights
     return rows._replace(
-        features=torch.cat([rows.features, features[row]]),
-        labels=torch.cat([rows.labels, classes[row, place]]),
-        weights=torch.cat([own, weights[row, place]]),
+        features=torch.cat([rows.features, features[used]]),
+        labels=torch.cat([rows.labels, classes[used]]),
+        weights=torch.cat([own, weights[used]]),
         groups=None,
     )
 
