@@ -36,12 +36,19 @@ class RadialRules:
     median_rows: int = 4 * CHUNK  #: Rows that the median distance is taken of, at the most.
     same: float = 1e-12  #: A distance below this is that of a unit to its own sample.
     halving_rows: int = 16  #: A fold with this many held-out rows halves the bandwidths and ridges that are tried.
+    terms: tuple[int, ...] = (16, 8, 4)
+    """Whole numbers of 16 bits of which so many are added without overflow: fewer may be larger, that is finer, ..."""
+    rounding: float = 0.002
+    """... and the first are taken that leave a class score, of about 1, a standard error of at most this."""
+    tile: int = 2**19  #: Whole numbers of 16 bits that are compared at once: they stay in the processor's cache.
     hope: float = 0.8
     """The share of the middle bandwidth's log-loss that the best one may be expected to leave. Where that would still
     be clearly worse than the best linear view, no other bandwidth is tried (only on folds that settle the settings)."""
 
 
 RADIAL = RadialRules()
+#: The largest whole number of 16 bits.
+LARGEST = 2**15 - 1
 
 
 @dataclass(frozen=True)
@@ -225,9 +232,22 @@ class RadialView(View):
         # Large read-outs cancel: in float32 a score near zero would depend on how the batch is rounded.
         large = bool(self.readout.abs().sum(dim=0).max() > RADIAL.single)
         dtype = torch.float64 if large else torch.promote_types(z.dtype, torch.float32)
-        given, z = z.dtype, (torch.tanh(z) if self.squash else z).to(dtype)
+        given, z = z.dtype, torch.tanh(z) if self.squash else z
         landmarks, readout, bandwidth = (each.to(dtype) for each in (self.landmarks, self.readout, self.bandwidth))
-        return (torch.exp(distances(z, landmarks, self.norm) / -bandwidth) @ readout).to(given)
+        terms = None if z.dtype == torch.float64 or z.requires_grad or self.norm != 1 else self._count_terms()
+        if terms is None:
+            apart = distances(z.to(dtype), landmarks, self.norm)
+        else:
+            apart = round_distances(z.to(torch.float32), self.landmarks, terms).to(dtype)
+        kernel = torch.exp(apart / -bandwidth) if apart.requires_grad else apart.div_(-bandwidth).exp_()
+        return (kernel @ readout).to(given)
+
+    def _count_terms(self) -> int | None:
+        """Return how coarsely `round_distances` may round; None where even its finest is too coarse."""
+        step = float((self.landmarks.amax(dim=0) - self.landmarks.amin(dim=0)).max())
+        noise = step * math.sqrt(self.landmarks.shape[1] / 6) / float(self.bandwidth)  # of a kernel, by steps
+        noise *= float(torch.linalg.vector_norm(self.readout, dim=0).max())
+        return next((each for each in RADIAL.terms if noise / (LARGEST // each) <= RADIAL.rounding), None)
 
     def describe(self) -> dict[str, Any]:
         """Return how distance is measured."""
@@ -268,6 +288,35 @@ def distances(z: Tensor, landmarks: Tensor, norm: int) -> Tensor:
         return torch.cdist(z, landmarks, p=1.0)
     squares = landmarks.square().sum(dim=1) - 2 * (z @ landmarks.T)
     return (squares + z.square().sum(dim=1, keepdim=True)).clamp_min(0)
+
+
+def round_distances(z: Tensor, landmarks: Tensor, terms: int) -> Tensor:
+    """Return (n, units) sums of absolute differences of coordinates rounded to whole steps; torch.cdist takes 15 times.
+
+    The sum of |a - b| is that of 2 max(a, b) - a - b. Between the least and the largest landmark a coordinate is a
+    whole number of steps, such that ``terms`` of them add up in 16 bits; what lies beyond is added as it is. A row's
+    distances do not depend on the others.
+
+    Args:
+        z: (n, dim) float32.
+        landmarks: (units, dim) float32.
+        terms: Coordinates that are added at a time, in `RadialRules.terms`.
+    """
+    low, high = landmarks.amin(dim=0), landmarks.amax(dim=0)
+    step = (high - low).max().clamp_min(torch.finfo(z.dtype).tiny) / (LARGEST // terms)
+    inside = z.clamp(low, high)
+    rows, units = (((each - low) / step).round_().to(torch.int16).T.contiguous() for each in (inside, landmarks))
+    sums = [each.sum(dim=0, dtype=torch.int32) for each in (rows, units)]
+    larger = torch.zeros(len(z), len(landmarks), dtype=z.dtype, device=z.device)
+    size = max(1, RADIAL.tile // (terms * len(landmarks)))
+    tile, part = (units.new_empty(some, size, len(landmarks)) for some in (terms, 1))  # written to again and again
+    for block, columns in zip(larger.split(size), rows.split(size, dim=1), strict=True):
+        for some, others in zip(columns.split(terms), units.split(terms), strict=True):
+            pairs, added = tile[: len(some), : len(block)], part[0, : len(block)]
+            torch.maximum(some[:, :, None], others[:, None], out=pairs)
+            block.add_(torch.sum(pairs, dim=0, dtype=torch.int16, out=added))
+    larger.mul_(2).sub_(sums[0][:, None]).sub_(sums[1])
+    return larger.mul_(step).add_((z - inside).abs_().sum(dim=1, keepdim=True))
 
 
 class _Problem:
