@@ -50,8 +50,8 @@ COLUMNS = {
 NOTE = """
 {rows:,} rows of {dim} features in {files} files of {each:,}, of {gibibytes:.1f} GiB in all; a model of {fitted} rows of
 {classes} classes. Every process has one thread. Of a second of the CPU, not of the clock, as other processes shared the
-machine's {cores} cores (load {load}); the start of the processes is included. All files of one process and of several
-are the same, byte by byte.
+machine's {cores} cores (load {load}); the start of the processes is included. All files of one
+process and of several are the same, byte by byte.
 """
 
 

@@ -178,11 +178,11 @@ def _run_here(prog: str, work: Work, parts: Sequence[Part], jobs: int, tick: Tic
 
 def _begin_process(rows: Any, stop: Any) -> None:
     """Prepare a process: one thread; Ctrl-C is for the command, which says when to stop; it ends with the command."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     import pyarrow  # noqa: PLC0415 - optional
     import torch  # noqa: PLC0415 - with the work
 
     _SHARED.update(rows=rows, stop=stop)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     pyarrow.set_cpu_count(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
