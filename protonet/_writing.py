@@ -43,6 +43,13 @@ def write_whole(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
             temporary.unlink(missing_ok=True)
 
 
+def clear_folder(folder: Path) -> None:
+    """Remove what killed writers left in a folder and those in it, but for folders where somebody is writing."""
+    for temporary in folder.rglob(f".*.{'[0-9a-f]' * 8}.tmp"):
+        with _enter_folder(temporary.with_name(temporary.name[1:-13])):
+            pass
+
+
 @contextmanager
 def _enter_folder(path: Path) -> Iterator[None]:
     """Remove what killed writers of the file left, be one of its living writers, and settle its name on the disk.

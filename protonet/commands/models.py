@@ -139,11 +139,16 @@ def open_rows(
     return table._replace(blocks=chain([first], table.blocks), notes=(*table.notes, *notes))
 
 
-def show_notes(table: Table, *, quiet: bool) -> None:
-    """Say on stderr what is to be known of a table, after the work: an error is one line, and comes alone."""
+def list_notes(table: Table) -> list[str]:
+    """Return what is to be known of a table, a line each."""
     names = list(table.unused)
     more = [f"{count(len(names), 'column')} of the table not used: {list_names(names)}"] if names else []
-    for note in [*table.notes, *more] * (not quiet):
+    return [*table.notes, *more]
+
+
+def show_notes(table: Table, *, quiet: bool) -> None:
+    """Say on stderr what is to be known of a table, after the work: an error is one line, and comes alone."""
+    for note in list_notes(table) * (not quiet):
         print(f"note: {note}", file=sys.stderr)
 
 

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
+import hashlib
 import io
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
-from typing import BinaryIO
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
 
 from protonet._checks import InputError, fail
-from protonet._writing import write_whole
-from protonet.commands.models import check_paths, classify_block, make_parser, map_blocks, open_rows, show_notes, want
+from protonet._writing import clear_folder, write_whole
+from protonet.commands.common import check_writable_folder, parse_whole
+from protonet.commands.folder import Part, Tick, claim_folder, list_parts, name_file, run_parts
+from protonet.commands.models import (
+    check_paths,
+    classify_block,
+    list_notes,
+    make_parser,
+    map_blocks,
+    open_rows,
+    show_notes,
+    want,
+)
 from protonet.files import Model, load_model
 from protonet.metrics import find_threshold, score_known
 from protonet.tables.table import Block, Table
@@ -29,34 +43,50 @@ UNKNOWN = "unknown"
 ROW = "row"
 
 
+class Asked(NamedTuple):
+    """What is wanted of a model."""
+
+    threshold: float | None  #: Rows of no higher score than this are unknown, and have no probability; None if none.
+    everything: bool  #: Add the probabilities of all classes, in the model's order.
+    numbered: bool  #: Begin with the number of each row, from 0.
+
+
 def run(arguments: Sequence[str] | None) -> None:
-    """Classify a table block by block, and write all of it or nothing.
+    """Classify a table block by block, and write all of it or nothing; of a folder, each file so.
 
     Raises:
         MissingPackageError: A package that the table needs is missing.
         OSError: The predictions cannot be written.
         InputError: Arguments, a model or a table that do not fit.
     """
-    parser = make_parser(PROG, "Classify the rows of a table, in its order.", model=True)
-    parser.add_argument("-o", "--output", metavar="FILE", help="the predictions, .csv (default: standard output)")
+    parser = make_parser(PROG, "Classify the rows of a table, or of a folder of Parquet files, in order.", model=True)
+    output = "the predictions, .csv (default: standard output); of a folder, a folder"
+    parser.add_argument("-o", "--output", metavar="FILE", help=output)
     rate = "call rows unlike every class unknown, so many that this share of those of known classes would be"
     parser.add_argument("--unknown", metavar="RATE", help=f"{rate}, such as 0.05")
     parser.add_argument(
         "--proba", "--probabilities", dest="proba", action="store_true", help="write the probabilities of all classes"
     )
-    parser.add_argument("--row-numbers", action="store_true", help="write the number of each row, from 0, first")
+    numbers = "write the number of each row in its file, from 0, first"
+    parser.add_argument("--row-numbers", action="store_true", help=numbers)
+    some = parser.add_mutually_exclusive_group()
+    some.add_argument("--jobs", metavar="N", help="of a folder: processes, of one thread each (default: one a core)")
+    some.add_argument("--dask", metavar="ADDRESS", help="of a folder: the Dask scheduler whose workers do it instead")
     options = parser.parse_args(arguments)
+    if Path(options.table).is_dir():
+        predict_folder(options)
+        return
+    for name in ("jobs", "dask"):
+        if getattr(options, name) is not None:
+            fail(PROG, f"--{name}", "come with a folder", options.table, "Leave it out, or pass a folder.")
     outputs = check_paths(PROG, options, {"output": (".csv",)}, [options.model, options.table])
     model = load_model(options.model)
-    threshold = None if options.unknown is None else choose_threshold(model, options.unknown)
-    row_id = model.metadata.get("id")
-    table = open_rows(PROG, options, model, want(model, None, labelled=False, beside=row_id))
-    blocks = number_rows(table.blocks) if options.row_numbers else table.blocks
-    first = [ROW] * options.row_numbers + [str(row_id)] * (row_id is not None)
+    asked = ask(model, options)
+    table, blocks = open_blocks(model, asked, options)
+    work = partial(format_predictions, model, table, asked)
 
     def write(file: BinaryIO) -> None:
-        file.write(format_header(first, model, everything=options.proba).encode())
-        work = partial(format_predictions, model, table, threshold, options.proba)
+        file.write(format_header(model, asked).encode())
         for text in map_blocks(work, blocks, rows=table.rows, quiet=options.quiet):
             file.write(text.encode())
 
@@ -68,6 +98,91 @@ def run(arguments: Sequence[str] | None) -> None:
             file.seek(0)
             copy_to_stdout(file)
     show_notes(table, quiet=options.quiet)
+
+
+def predict_folder(options: argparse.Namespace) -> None:
+    """Classify the rows of the files of a folder; what was finished before is left as it is.
+
+    Raises:
+        MissingPackageError: As in `run`.
+        InputError: As in `run`, `list_parts`, `claim_folder` and `run_parts`.
+    """
+    jobs = count_cores() if options.jobs is None else parse_whole(PROG, "--jobs", options.jobs, low=1)
+    if options.output is None:
+        fail(PROG, "--output", "name a folder", "none", "Pass -o FOLDER: every file there gets one of its name.")
+    model, path = load_model(options.model), Path(options.model).resolve()
+    asked, digest = ask(model, options), hash_file(path)
+    output = check_writable_folder(PROG, "--output", options.output)
+    parts = list_parts(PROG, Path(options.table), output)
+    claim_folder(PROG, output, {"model": digest, **asked._asdict()})
+    work = partial(predict_part, str(path), digest, asked)
+    try:
+        notes = run_parts(PROG, work, parts, jobs=jobs, scheduler=options.dask, quiet=options.quiet)
+    finally:
+        clear_folder(output)  # of what those had in work that were killed
+    for note in notes * (not options.quiet):
+        print(f"note: {note}", file=sys.stderr)
+
+
+def predict_part(path: str, digest: str, asked: Asked, part: Part, tick: Tick) -> list[str]:
+    """Classify one file of a folder on one thread, as `run` does; return what a person should be told.
+
+    Args:
+        path: Of the model.
+        digest: What the file must hold.
+        asked: What is wanted of it.
+        part: The file.
+        tick: Told how many rows are done further.
+    """
+    torch.set_num_threads(1)
+    model = load_once(path, digest)
+    notes: list[str] = []
+
+    def write(file: BinaryIO) -> None:
+        file.write(format_header(model, asked).encode())
+        if part.rows:
+            table, blocks = open_blocks(model, asked, argparse.Namespace(table=str(part.table)))
+            for block in blocks:
+                file.write(format_predictions(model, table, asked, block).encode())
+                tick(len(block.rows))
+            notes.extend(list_notes(table))
+
+    try:
+        write_whole(part.output, write)
+    except InputError as error:
+        raise name_file(error, part) from None
+    return notes
+
+
+@lru_cache(maxsize=1)
+def load_once(path: str, digest: str) -> Model:
+    """Return a model that is read once per process; raise an InputError where its file holds another one by now."""
+    model = load_model(path)
+    if hash_file(Path(path)) != digest:
+        fail(PROG, "model", "stay as it was", path, "Leave it alone until the folder is done.")
+    return model
+
+
+def hash_file(path: Path) -> str:
+    """Return what tells a file's content from any other."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def count_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def ask(model: Model, options: argparse.Namespace) -> Asked:
+    """Return what the options want of a model."""
+    threshold = None if options.unknown is None else choose_threshold(model, options.unknown)
+    return Asked(threshold, options.proba, options.row_numbers)
+
+
+def open_blocks(model: Model, asked: Asked, options: argparse.Namespace) -> tuple[Table, Iterable[Block]]:
+    """Open the table that the options name; return it, and its rows with what comes before their classes."""
+    table = open_rows(PROG, options, model, want(model, None, labelled=False, beside=model.metadata.get("id")))
+    return table, number_rows(table.blocks) if asked.numbered else table.blocks
 
 
 def copy_to_stdout(file: BinaryIO) -> None:
@@ -109,31 +224,25 @@ def number_rows(blocks: Iterable[Block]) -> Iterator[Block]:
         yield block._replace(beside=(np.array(block.numbers), *block.beside))
 
 
-def format_header(first: Sequence[str], model: Model, *, everything: bool) -> str:
-    """Return the names of the columns as a line of CSV, of which ``first`` come before the class."""
-    more = [f"P({name})" for name in model.classes] if everything else []
+def format_header(model: Model, asked: Asked) -> str:
+    """Return the names of the columns as a line of CSV."""
+    row_id: Any = model.metadata.get("id")
+    first = [ROW] * asked.numbered + [str(row_id)] * (row_id is not None)
+    more = [f"P({name})" for name in model.classes] if asked.everything else []
     return ",".join(map(quote, [*first, "class", "probability", *more])) + "\n"
 
 
-def format_predictions(model: Model, table: Table, threshold: float | None, everything: bool, block: Block) -> str:
-    """Return CSV: the class of each row and how likely it is.
-
-    Args:
-        model: What predicts.
-        table: What the rows are of.
-        threshold: Rows of no higher score than this are unknown, and have no probability; None if none are.
-        everything: Add the probabilities of all classes, in the model's order.
-        block: The rows.
-    """
+def format_predictions(model: Model, table: Table, asked: Asked, block: Block) -> str:
+    """Return CSV: the class of each row of a table's block and how likely it is."""
     names = list(map(quote, model.classes))
     logits = classify_block(PROG, model, table, block)
     probabilities = logits.softmax(dim=1)
     best, places = (each.tolist() for each in probabilities.max(dim=1))
     lines = [f"{names[place]},{share:.6g}" for place, share in zip(places, best, strict=True)]
-    if threshold is not None:
-        for row in (score_known(logits) <= threshold).nonzero().flatten().tolist():
+    if asked.threshold is not None:
+        for row in (score_known(logits) <= asked.threshold).nonzero().flatten().tolist():
             lines[row] = f"{UNKNOWN},"
-    if everything:
+    if asked.everything:
         rows = ["".join(f",{share:.6g}" for share in row) for row in probabilities.tolist()]
         lines = list(map(str.__add__, lines, rows))
     for column in reversed(block.beside):

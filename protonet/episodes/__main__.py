@@ -20,7 +20,7 @@ from protonet.commands.common import Parser, check_outputs, parse_whole, run_com
 
 PROG = "protonet.episodes"
 DEFAULT_METHODS = ("protonet", "protonet-cosine", "simpleshot", "adaptive", "bd-cspn")
-PLOT_SUFFIXES = (".png", ".pdf", ".svg")
+PLOT_SUFFIXES, PAGE_SUFFIXES = (".png", ".pdf", ".svg"), (".html", ".htm")
 #: The files to write.
 OUTPUTS = {
     "json": "all metrics, and how many queries of each episode each method has right",
@@ -28,6 +28,7 @@ OUTPUTS = {
     "plot": "a .png, .pdf or .svg file",
     "latex": "the tables, for a paper",
     "markdown": "the tables",
+    "report": "a report for the browser, .html: one file, without network; with it, --json has its figures as well",
 }
 #: Options that a study leaves to its runs, whose files lie in its folder, beside ``OUTPUTS``.
 KEPT = ("state", "resume", "methods")
@@ -180,6 +181,8 @@ def _evaluate(options: argparse.Namespace) -> None:
         fail(PROG, "--state", "be a new file", f"{state}, which exists", remedy)
     if "plot" in outputs and outputs["plot"].suffix.lower() not in PLOT_SUFFIXES:
         fail(PROG, "--plot", f"end in {', '.join(PLOT_SUFFIXES)}", outputs["plot"], "Pass a path such as out.png.")
+    if "report" in outputs and outputs["report"].suffix.lower() not in PAGE_SUFFIXES:
+        fail(PROG, "--report", f"end in {', '.join(PAGE_SUFFIXES)}", outputs["report"], "Rename it.")
     from protonet.episodes.experiment import run_experiment  # noqa: PLC0415 - once the arguments are checked
     from protonet.episodes.material import Experiment  # noqa: PLC0415
 
@@ -210,6 +213,7 @@ def make_study_parser() -> Parser:
     parser.epilog = "Further options are those of an evaluation; they are set for all of them."
     parser.add_argument("file", metavar="STUDY.toml", help="options of an evaluation; lists of values are swept")
     parser.add_argument("--output", metavar="FOLDER", help="write into this folder, not the file's")
+    parser.add_argument("--reports", action="store_true", help="write a report for the browser of each run, too")
     return parser
 
 
@@ -219,7 +223,7 @@ def study(arguments: Sequence[str] | None) -> None:
 
     options, more = make_study_parser().parse_known_args(arguments)
     own = [name.replace("_", "-") for name in vars(make_parser().parse_args([])) if name not in {*OUTPUTS, *KEPT}]
-    run_study(Path(options.file), own, more, run, options.output)
+    run_study(Path(options.file), own, more, run, options.output, reports=options.reports)
 
 
 COMMANDS = {"train": train, "compare": compare, "study": study}

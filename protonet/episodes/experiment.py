@@ -18,6 +18,7 @@ from protonet.episodes.distributed import join_group
 from protonet.episodes.draws import count_queries, draw_episodes, find_members
 from protonet.episodes.evaluation import Scores, evaluate, join_batches
 from protonet.episodes.material import PROG, Experiment, Material, prepare
+from protonet.episodes.page import list_classes, write_page
 from protonet.episodes.report import (
     Summary,
     format_report,
@@ -44,7 +45,8 @@ def run_experiment(
 
     Args:
         experiment: The settings.
-        outputs: The paths of the files to write, under ``json``, ``csv``, ``plot``, ``latex`` and ``markdown``; each
+        outputs: The paths of the files to write, under ``json``, ``csv``, ``plot``, ``latex``, ``markdown`` and
+            ``report``; each
             may be missing.
         state: Where the scores of finished episodes are kept, every few seconds and at the end; None for nowhere.
         resume: Continue from the state, if there is one. The result is that of an uninterrupted run, to the byte.
@@ -104,16 +106,22 @@ def run_experiment(
         def report(scores: Mapping[str, Scores]) -> int:
             bar.close()
             n_episodes = _count([scores])
-            members = None
-            if experiment.interval == "classes":
+            members, over_classes = None, experiment.interval == "classes"
+            if over_classes or "report" in outputs:
                 members = find_members(
                     material.by_class, experiment.setting, seed=experiment.seed, n_episodes=n_episodes
                 )
             if is_main:
-                summary = summarize(scores, experiment.setting.shot, settings, members)
-                print(_format_title(summary, material, experiment) + format_report(summary), end="", flush=True)
-                if "json" in outputs:
-                    write_json(outputs["json"], {**summary, **_detail(scores, data, material, experiment, tunings)})
+                summary = summarize(scores, experiment.setting.shot, settings, members if over_classes else None)
+                title = _format_title(summary, material, experiment)
+                print("\n".join([title, *material.notes]) + "\n\n" + format_report(summary), end="", flush=True)
+                if "json" in outputs or "report" in outputs:
+                    figures = {**summary, **_detail(scores, data, material, experiment, tunings)}
+                    if "report" in outputs and members is not None:
+                        figures["by_class"] = list_classes(scores, members, _name_classes(data, material))
+                        write_page(outputs["report"], title, material.notes, figures)
+                    if "json" in outputs:
+                        write_json(outputs["json"], figures)
                 _write_outputs(summary, outputs, material, experiment)
             return n_episodes
 
@@ -190,6 +198,12 @@ def _list_plugins(material: Material) -> dict[str, str]:
     return {choice.key: choice.origin for choice in material.methods.values() if choice.origin is not None}
 
 
+def _name_classes(data: Dataset, material: Material) -> list[str]:
+    """Return the names of the classes that episodes are drawn from: small ones may have been left out."""
+    labels = data.y[material.source_rows[material.by_class.start]]
+    return [data.class_names[label] for label in labels.tolist()]
+
+
 def _detail(
     scores: Mapping[str, Scores], data: Dataset, material: Material, experiment: Experiment, tunings: Sequence[Tuning]
 ) -> dict[str, Any]:
@@ -208,7 +222,7 @@ def _detail(
 
 
 def _format_title(summary: Summary, material: Material, experiment: Experiment) -> str:
-    """Format the lines above the table: what was evaluated, and the notes."""
+    """Format the line above the table: what was evaluated."""
     setting = experiment.setting
     spans = ["-".join(map(str, dict.fromkeys(span))) for span in (setting.way, setting.shot)]
     kind = "" if setting.imbalance is None else f", queries by Dirichlet shares of {setting.imbalance:g}"
@@ -217,7 +231,7 @@ def _format_title(summary: Summary, material: Material, experiment: Experiment) 
     features += "" if experiment.normalize == "none" else f" ({experiment.normalize})"
     title = f"{experiment.dataset}, {len(material.class_names)} classes, {features}: {spans[0]}-way {spans[1]}-shot"
     title += f" {setting.n_query}-query{kind}, {summary['episodes']:,} episodes, seed {experiment.seed}"
-    return "\n".join([f"{title}; 95 % intervals over {experiment.interval}", *material.notes]) + "\n\n"
+    return f"{title}; 95 % intervals over {experiment.interval}"
 
 
 def _write_outputs(summary: Summary, outputs: Mapping[str, Path], material: Material, experiment: Experiment) -> None:

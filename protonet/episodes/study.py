@@ -35,7 +35,13 @@ class Run(NamedTuple):
 
 
 def run_study(
-    path: Path, options: Sequence[str], more: Sequence[str], run: Callable[[list[str]], None], output: str | None = None
+    path: Path,
+    options: Sequence[str],
+    more: Sequence[str],
+    run: Callable[[list[str]], None],
+    output: str | None = None,
+    *,
+    reports: bool = False,
 ) -> None:
     """Run a study, print and write a table of the accuracies of all of its runs.
 
@@ -45,6 +51,7 @@ def run_study(
         more: Arguments of the command that are set for all runs, whatever the file says.
         run: Evaluates as arguments of the command say.
         output: The folder of the results; None for the file's.
+        reports: Write a report for the browser beside each JSON file.
 
     Raises:
         MissingPackageError: Python is 3.10, and tomli is not installed.
@@ -60,7 +67,8 @@ def run_study(
     for each in runs:
         if _is_main():
             print(f"\n{each.name}\n", flush=True)
-        run([*each.arguments, *more])
+        page = ["--report", str(each.path.with_suffix(".html"))] if reports else []
+        run([*each.arguments, *page, *more])
     if _is_main():
         summaries = {each.name: json.loads(each.path.read_text(encoding="utf-8")) for each in runs}
         header, rows = tabulate_runs(summaries)

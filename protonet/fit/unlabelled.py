@@ -1,7 +1,7 @@
 """Rows without a label: what they are likely to be, and which of them are unlike every class.
 
-Labels spread over the graph of nearest neighbours in an embedding. The rows, each as its likeliest class, are then pooled
-with the labelled ones, and the views fitted to all of them.
+Labels spread over the graph of nearest neighbours in an embedding. Each row, as its likeliest class, is then pooled
+with the labelled ones, and the views are fitted to all of them.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from protonet import PrototypeNetwork, solve
 from protonet._checks import InputError, InputTypeError
 from protonet.files import Model, export_onnx
+from protonet.views import radial
 from tests.model_cases import make_model
 from tests.strategies import blobs
 
@@ -60,6 +62,15 @@ def test_large_read_outs_cancel_as_they_do_in_the_network(tmp_path: Path) -> Non
     model = make_model()
     views: Any = model.network.encoder.views
     views[1].readout *= 1e5  # of nearly equal rows with a small ridge
+    export_onnx(tmp_path / "x", model)
+    check(start(tmp_path / "x"), model.network, X)
+
+
+def test_rounded_distances_are_the_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model()
+    exact = model.network(X)
+    monkeypatch.setattr(radial, "RADIAL", replace(radial.RADIAL, exact=0))
+    assert not torch.equal(model.network(X), exact)
     export_onnx(tmp_path / "x", model)
     check(start(tmp_path / "x"), model.network, X)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from protonet.views import radial
 from protonet.views.linear import Linear
-from protonet.views.radial import RADIAL, VIEWS, Radial, RadialKind, RadialView, distances
+from protonet.views.radial import RADIAL, VIEWS, Radial, RadialKind, RadialView, distances, round_distances
 from protonet.views.view import Rows
 from tests.strategies import blobs, judge_noise
 
@@ -37,6 +37,74 @@ def score(view: RadialView, x: Tensor) -> Tensor:
 def test_distances_are_scipys(norm: int, metric: str) -> None:
     x, other = blobs(0)[0].double(), blobs(1)[0].double()
     torch.testing.assert_close(distances(x, other, norm), torch.from_numpy(cdist(x.numpy(), other.numpy(), metric)))
+
+
+@pytest.mark.parametrize("terms", RADIAL.terms)
+def test_rounded_distances_are_scipys_but_for_half_a_step(terms: int) -> None:
+    x, landmarks = 3 * blobs(0)[0], blobs(1)[0]
+    step = float((landmarks.amax(dim=0) - landmarks.amin(dim=0)).max()) / (32767 // terms)
+    x[0], x[1] = 50.0, -1e6  # far beyond all landmarks
+    expected = torch.from_numpy(cdist(x.double().numpy(), landmarks.double().numpy(), "cityblock"))
+    found = round_distances(x, landmarks, terms).double()
+    assert float((found - expected)[2:].abs().max()) <= step * x.shape[1] * 1.001
+    torch.testing.assert_close(found[:2], expected[:2], rtol=1e-5, atol=step * x.shape[1])
+
+
+def test_rounded_distances_of_whole_steps_are_exact_whatever_the_batch() -> None:
+    """Landmarks from 0 to 2047 have steps of 1; every tile and every group of terms is cut in the middle once."""
+    generator = torch.Generator().manual_seed(0)
+    whole = torch.randint(0, 2048, (60, 37), generator=generator).float()
+    x, landmarks = whole[:43], torch.cat([whole[43:], torch.zeros(1, 37), torch.full((1, 37), 2047.0)])
+    expected = (x[:, None] - landmarks).abs().sum(dim=2)
+    assert torch.equal(round_distances(x, landmarks, 16), expected)
+    parts = torch.cat([round_distances(part, landmarks, 16) for part in x.split(5)])
+    assert torch.equal(parts, expected)
+
+
+def test_rounded_distances_of_no_row_of_one_landmark_and_of_nan() -> None:
+    x = torch.tensor([[1.0, 2.0], [torch.nan, 0.0], [torch.inf, 0.0]])
+    assert round_distances(x[:0], x[:1], 16).shape == (0, 1)
+    found = round_distances(x, x[:1], 16)
+    assert found[0] == 0
+    assert found[1].isnan()
+    assert found[2].isinf()
+
+
+def test_rounding_keeps_the_class_of_held_out_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = blobs(5, rows=80, dim=64, noise=3.0)
+    queries = blobs(6, rows=400, dim=64, noise=3.0)[0]
+    views = [view for view in VIEWS if view.norm == 1 and not view.shifted]
+    for bandwidth in (0.5, 8.0):
+        fitted = [fit(replace(view, bandwidth=bandwidth, ridge=0.01), x, y) for view in views]
+        rounded = [score(view, queries) for view in fitted]
+        with monkeypatch.context() as patched:
+            patched.setattr(radial, "RADIAL", replace(RADIAL, rounding=0.0))
+            exact = [score(view, queries) for view in fitted]
+        for ours, theirs in zip(rounded, exact, strict=True):
+            assert not torch.equal(ours, theirs)
+            assert float((ours - theirs).abs().mean()) < RADIAL.rounding
+            assert float((ours.argmax(dim=1) == theirs.argmax(dim=1)).double().mean()) >= 0.995
+
+
+def test_large_read_outs_are_rounded_finer_or_not_at_all() -> None:
+    x, y = blobs(7, rows=80, dim=64)
+    view = fit(Radial(Linear("standardised"), 1, bandwidth=2.0, ridge=0.1), x, y)
+    found = []
+    for factor in (0.01, 1.0, 10.0, 1e6):
+        view.readout.mul_(factor)
+        found.append(view._count_terms())
+        view.readout.div_(factor)
+    assert found[0] == max(RADIAL.terms)
+    assert found[-1] is None
+    assert [each or 0 for each in found] == sorted([each or 0 for each in found], reverse=True)
+
+
+def test_gradients_flow_through_exact_distances() -> None:
+    x, y = blobs(8)
+    view = fit(Radial(Linear("standardised"), 1), x, y)
+    assert view.source is not None
+    z = view.source(x[:3]).double().requires_grad_(True)
+    assert torch.autograd.gradcheck(view, z, eps=1e-4, atol=1e-3)
 
 
 def test_scores_are_scikit_learns_kernel_ridge() -> None:

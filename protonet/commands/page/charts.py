@@ -14,6 +14,8 @@ WIDE, HIGH, LEFT, BELOW, EDGE = 340, 260, 46, 42, 12
 MAP_WIDE, MAP_HIGH, MAP_EDGE = 480, 360, 12
 #: Width of a bar in a table.
 BAR_WIDE, BAR_HIGH = 120, 14
+#: Width, height and number of the bars of a distribution in a table.
+SPREAD_WIDE, SPREAD_HIGH, SPREAD_BARS = 240, 40, 40
 #: Colours and shapes of classes; colours come first.
 COLOURS = 10
 SHAPES = (
@@ -64,6 +66,23 @@ def draw_share(share: float) -> Markup:
     full = tag("rect", x=0, y=3, width=BAR_WIDE, height=8, class_="track")
     part = tag("rect", x=0, y=3, width=round(BAR_WIDE * share, 1), height=8, class_="part")
     return tag("svg", full, part, class_="bar", viewBox=f"0 0 {BAR_WIDE} {BAR_HIGH}", aria_hidden="true")
+
+
+def draw_spread(shares: Sequence[float], mean: float) -> Markup:
+    """Return how often each of some shares of 1 occurs, as bars from 0 to 1, and their mean, for a cell of a table."""
+    counts = [0] * SPREAD_BARS
+    for share in shares:
+        counts[min(int(share * SPREAD_BARS), SPREAD_BARS - 1)] += 1
+    step, high = SPREAD_WIDE / SPREAD_BARS, SPREAD_HIGH - 4
+    most = max(counts)
+    parts = [tag("path", d=f"M0,{SPREAD_HIGH - 1}H{SPREAD_WIDE}", class_="grid")]
+    for at, number in enumerate(counts):
+        if number:
+            tall = max(1.0, round(high * number / most, 1))
+            place = {"x": round(at * step + 0.5, 1), "y": SPREAD_HIGH - 1 - tall}
+            parts.append(tag("rect", **place, width=round(step - 1, 1), height=tall, class_="part"))
+    parts.append(tag("path", d=f"M{round(SPREAD_WIDE * mean, 1)},0V{SPREAD_HIGH}", class_="mean"))
+    return tag("svg", *parts, class_="spread", viewBox=f"0 0 {SPREAD_WIDE} {SPREAD_HIGH}", aria_hidden="true")
 
 
 def _frame(

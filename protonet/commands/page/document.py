@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -25,6 +25,11 @@ from protonet.commands.page.sections import (
     format_suspects,
 )
 from protonet.commands.report import write_figures
+
+#: A figure that people ask for first: its name, its value, and what it is of.
+Tile = tuple[str, str, str | None]
+#: The name, the heading and the content of a section.
+Section = tuple[str, str, Markup]
 
 
 def write_outputs(outputs: Mapping[str, Path], figures: Figures) -> None:
@@ -54,14 +59,33 @@ def write_page(path: Path, figures: Figures) -> None:
 
 
 def format_page(figures: Figures) -> str:
-    """Return the report: no text of the figures is taken for markup, and the page may load nothing and send nothing."""
+    """Return the report of a fit or an evaluation."""
+    title = f"{figures['table']}: {'a fit' if figures['command'] == 'fit' else 'an evaluation'}"
+    sections = [each for each in list_sections(figures) if each is not None]
+    return format_document(title, list_tiles(figures), sections, figures, f"protonet {figures['command']}")
+
+
+def format_document(
+    title: str, tiles: Sequence[Tile], sections: Sequence[Section], figures: Figures, maker: str
+) -> str:
+    """Return a page: no text of the figures is taken for markup, and it may load nothing and send nothing.
+
+    Args:
+        title: Of the page.
+        tiles: What people ask for first.
+        sections: In their order.
+        figures: What the page holds as JSON.
+        maker: The command.
+    """
     room = resources.files("protonet.commands.page")
     style, script = (Markup((room / f"page.{kind}").read_text(encoding="utf-8")) for kind in ("css", "js"))
     rules = f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'"
     rules += "; form-action 'none'"
-    title = f"{figures['table']}: {'a fit' if figures['command'] == 'fit' else 'an evaluation'}"
-    sections = [each for each in list_sections(figures) if each is not None]
     links = (tag("li", tag("a", heading, href=f"#{name}")) for name, heading, _ in sections)
+    shown = (
+        tag("div", tag("dt", name), tag("dd", value), more and tag("dd", more, class_="more"))
+        for name, value, more in tiles
+    )
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -77,7 +101,7 @@ def format_page(figures: Figures) -> str:
         tag(
             "header",
             tag("h1", name_class(title)),
-            *format_tiles(figures),
+            tag("dl", *shown, class_="tiles"),
             tag("nav", tag("ul", *links), aria_label="Sections"),
         ),
         tag(
@@ -90,13 +114,7 @@ def format_page(figures: Figures) -> str:
             ),
             id="main",
         ),
-        tag(
-            "footer",
-            tag(
-                "p",
-                f"Made by protonet {figures['command']}. This file needs no network, and holds its figures as JSON.",
-            ),
-        ),
+        tag("footer", tag("p", f"Made by {maker}. This file needs no network, and holds its figures as JSON.")),
         tag("script", embed(figures), type="application/json", id="figures"),
         tag("script", script),
     )
@@ -116,7 +134,7 @@ def embed(figures: Figures) -> Markup:
     return Markup(text)
 
 
-def list_sections(figures: Figures) -> list[tuple[str, str, Markup] | None]:
+def list_sections(figures: Figures) -> list[Section | None]:
     """Return the name, the heading and the content of each section; None for one that there are no figures for."""
     judged, fitted = "each_row" in figures, figures["command"] == "fit"
     if not judged:
@@ -135,23 +153,19 @@ def list_sections(figures: Figures) -> list[tuple[str, str, Markup] | None]:
     ]
 
 
-def format_tiles(figures: Figures) -> list[Markup]:
+def list_tiles(figures: Figures) -> list[Tile]:
     """Return the figures that people ask for first."""
     data = figures["data"]
-    tiles = [
+    tiles: list[Tile] = [
         ("rows", f"{data['rows']:,}", count(len(data["columns"]), "column")),
         ("classes", f"{len(data['classes']):,}", None),
     ]
-    if "each_row" in figures:
-        tiles = [
-            ("right", percent(figures["accuracy"]), f"95 %: {span(figures['interval'])}"),
-            ("log-loss", f"{figures['log_loss']:.3f}", "nats per row"),
-            ("calibration error", f"{100 * figures['calibration_error']:.1f}", "points"),
-            ("rows to look at", f"{figures['doubted']:,}", "believed to be of another class"),
-            *tiles,
-        ]
-    shown = (
-        tag("div", tag("dt", name), tag("dd", value), more and tag("dd", more, class_="more"))
-        for name, value, more in tiles
-    )
-    return [tag("dl", *shown, class_="tiles")]
+    if "each_row" not in figures:
+        return tiles
+    return [
+        ("right", percent(figures["accuracy"]), f"95 %: {span(figures['interval'])}"),
+        ("log-loss", f"{figures['log_loss']:.3f}", "nats per row"),
+        ("calibration error", f"{100 * figures['calibration_error']:.1f}", "points"),
+        ("rows to look at", f"{figures['doubted']:,}", "believed to be of another class"),
+        *tiles,
+    ]

@@ -32,7 +32,7 @@ SHADES = 5
 Figures = Mapping[str, Any]
 
 
-def _say(*parts: object, soft: bool = False) -> Markup:
+def say(*parts: object, soft: bool = False) -> Markup:
     """Return a paragraph."""
     return tag("p", *parts, class_="soft" if soft else None)
 
@@ -59,20 +59,20 @@ def format_accuracy(figures: Figures) -> Markup:
     if not several:
         header, rows = header[:-1], [row[:-1] for row in rows]
     said = f"How often predictions are right on {describe_rows(figures)}; the bar is the 95 % interval."
-    parts = [_say(said), table(header, rows, "Accuracy", numbers=1)]
+    parts = [say(said), table(header, rows, "Accuracy", numbers=1)]
     if several:
         parts.append(
-            _say("The lead is in pairs, row by row: where its interval holds 0, chance may have made it.", soft=True)
+            say("The lead is in pairs, row by row: where its interval holds 0, chance may have made it.", soft=True)
         )
     unknown = figures.get("unknown")
     if unknown and unknown["rows"]:
         strange = f"{count(unknown['rows'], 'row')} more of {count(len(unknown['classes']), 'class')}"
         nearer = f"A known row is more like a class than such a one in {percent(unknown['auroc'])} of pairs."
         parts.append(
-            _say(f"The model does not know the classes of {strange} (", *_commas(unknown["classes"]), f"). {nearer}")
+            say(f"The model does not know the classes of {strange} (", *_commas(unknown["classes"]), f"). {nearer}")
         )
     balanced = percent(figures["balanced_accuracy"])
-    parts.append(_say(f"Balanced accuracy, the mean over classes: {balanced}.", soft=True))
+    parts.append(say(f"Balanced accuracy, the mean over classes: {balanced}.", soft=True))
     return join(parts)
 
 
@@ -143,7 +143,7 @@ def format_suspects(figures: Figures) -> Markup:
     )
     header = ["row", "label", "probability of it", "rather", "probability of that", "cells"]
     told = table(header, shown, "Rows to look at")
-    return join([_say(" ".join(said)), told, _say(link), _say(" ".join(caution), soft=True)])
+    return join([say(" ".join(said)), told, say(link), say(" ".join(caution), soft=True)])
 
 
 def format_confusion(figures: Figures) -> Markup:
@@ -180,9 +180,9 @@ def format_confusion(figures: Figures) -> Markup:
         "A stronger colour is a larger share of a class.",
         "A cell tells the rows behind it: click on it, or reach it with Tab and the arrow keys and press Enter.",
     ]
-    behind = tag("div", _say("No cell is chosen.", soft=True), id="behind", class_="told", aria_live="polite")
+    behind = tag("div", say("No cell is chosen.", soft=True), id="behind", class_="told", aria_live="polite")
     grid = tag("div", content, class_="scroll confusion", role="region", aria_label="Confusion")
-    return join([_say(" ".join(said)), grid, behind])
+    return join([say(" ".join(said)), grid, behind])
 
 
 def format_classes(figures: Figures) -> Markup:
@@ -214,7 +214,7 @@ def format_classes(figures: Figures) -> Markup:
         "F1 is their harmonic mean, the lowest first.",
     ]
     header = ["class", "F1", "recall", "precision", "rows", "predicted", "F1"]
-    return join([_say(" ".join(said)), table(header, rows, "Each class", numbers=1)])
+    return join([say(" ".join(said)), table(header, rows, "Each class", numbers=1)])
 
 
 def format_map(figures: Figures) -> Markup:
@@ -242,15 +242,15 @@ def format_map(figures: Figures) -> Markup:
         )
         for number in order_naturally(names)
     )
-    box = tag("div", _say("No row is chosen.", soft=True), id="told", class_="told", aria_live="polite")
+    box = tag("div", say("No row is chosen.", soft=True), id="told", class_="told", aria_live="polite")
     method = "The two directions in which the rows' logits vary most; the axes mean nothing by themselves."
     return join(
         [
-            _say(" ".join(said)),
+            say(" ".join(said)),
             draw_map(rows),
             box,
             tag("ul", *legend, class_="legend", aria_label="Classes"),
-            _say(method, soft=True),
+            say(method, soft=True),
         ]
     )
 
@@ -275,13 +275,13 @@ def format_reliability(figures: Figures) -> Markup:
         for each in bins
     ]
     numbers = table(["probability", "rows", "mean", "right", "95 % interval"], rows, "Reliability", numbers=1)
-    return join([_say(" ".join(said)), draw_reliability(bins), tag("details", tag("summary", "The numbers"), numbers)])
+    return join([say(" ".join(said)), draw_reliability(bins), tag("details", tag("summary", "The numbers"), numbers)])
 
 
 def format_importance(importance: Figures | None) -> Markup:
     """Return what is lost where each column is shuffled."""
     if importance is None:
-        return _say("The time was over before this was measured: python -m protonet explain does it.")
+        return say("The time was over before this was measured: python -m protonet explain does it.")
     columns = importance["columns"]
     rows, shuffles = count(importance["rows"], "row"), count(importance["shuffles"], "shuffle")
     said = [
@@ -305,10 +305,10 @@ def format_importance(importance: Figures | None) -> Markup:
         for each in shown
     ]
     header = ["column", "log-loss rises by", "95 % interval", "right falls by, points", "log-loss"]
-    parts = [_say(" ".join(said)), table(header, cells, "Which columns matter", numbers=1)]
+    parts = [say(" ".join(said)), table(header, cells, "Which columns matter", numbers=1)]
     if len(shown) < len(columns):
         parts.append(
-            _say(f"{len(shown)} of {count(len(columns), 'column')}, the largest first; --json has all.", soft=True)
+            say(f"{len(shown)} of {count(len(columns), 'column')}, the largest first; --json has all.", soft=True)
         )
     return join(parts)
 
@@ -317,9 +317,9 @@ def format_learning(learning: Figures) -> Markup:
     """Return the learning curve, and what is expected of twice the rows."""
     points, twice = learning["points"], learning["twice"]
     if len(points) < 2:
-        return _say("Too few rows per class, or too little time, to fit to fewer of them: nothing is known of more.")
+        return say("Too few rows per class, or too little time, to fit to fewer of them: nothing is known of more.")
     parts = [
-        _say("How often held-out rows are right where what was chosen is fitted again to fewer rows of each class.")
+        say("How often held-out rows are right where what was chosen is fitted again to fewer rows of each class.")
     ]
     rows = [[f"{each['per_class']:.3g}", percent(each["accuracy"]), span(each["interval"])] for each in points]
     if twice is not None:
@@ -328,10 +328,10 @@ def format_learning(learning: Figures) -> Markup:
         expected = (
             f"{labels}, about {right} are expected to be right ({interval}), if errors go on to fall as they did."
         )
-        parts.append(_say(tag("strong", expected)))
+        parts.append(say(tag("strong", expected)))
         rows.append([f"{size}, expected", right, interval])
     else:
-        parts.append(_say("Of fewer than three sizes, nothing is said of more rows.", soft=True))
+        parts.append(say("Of fewer than three sizes, nothing is said of more rows.", soft=True))
     numbers = table(["rows per class", "right", "95 % interval"], rows, "Learning curve", numbers=1)
     return join([*parts, draw_learning(learning), tag("details", tag("summary", "The numbers"), numbers)])
 
@@ -351,15 +351,15 @@ def format_data(figures: Figures) -> Markup:
         ]
         for each in shown
     ]
-    parts = [_say(f"{', '.join(counts)}: {told}.")]
+    parts = [say(f"{', '.join(counts)}: {told}.")]
     if "each_row" not in figures:
-        parts.append(_say("No class has two rows, copies aside: none could be held out, and no more can be told."))
+        parts.append(say("No class has two rows, copies aside: none could be held out, and no more can be told."))
     if data["notes"]:
         parts.append(tag("ul", *(tag("li", note) for note in data["notes"]), class_="notes"))
     parts.append(table(["column", "taken for", "gaps", "of rows"], columns, "Columns", numbers=2))
     if len(shown) < len(data["columns"]):
         parts.append(
-            _say(f"The first {len(shown)} of {count(len(data['columns']), 'column')}; --json has all.", soft=True)
+            say(f"The first {len(shown)} of {count(len(data['columns']), 'column')}; --json has all.", soft=True)
         )
     most, classes = max(each["rows"] for each in data["classes"]), data["classes"]
     sizes = [

@@ -1,0 +1,278 @@
+"""A folder of Parquet files: what each file gives alone, by processes here and by a Dask cluster, whoever is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from protonet.__main__ import main
+from protonet.commands.folder import Part, _run_here, list_parts
+from protonet.files import load_model, save_model
+
+pa = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+FILES, ROWS = 6, 10_000
+COLUMNS = [f"x{column}" for column in range(6)]
+
+
+def write_rows(path: Path, rows: int, seed: int, names: list[str] = COLUMNS) -> None:
+    x = np.random.default_rng(seed).standard_normal((rows, len(names))).astype(np.float32)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pa.table(dict(zip(names, x.T, strict=True))), path)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    generator = np.random.default_rng(0)
+    labels = np.arange(60) % 3
+    x = generator.standard_normal((60, 6)) + 2 * np.eye(3, 6)[labels]
+    columns = dict(zip(COLUMNS, x.T, strict=True)) | {"label": np.array(["ant", "bee", "cat"])[labels]}
+    parquet.write_table(pa.table(columns), folder / "train.parquet")
+    assert main(["fit", str(folder / "train.parquet"), "-o", str(folder / "m.safetensors"), "--effort", "fast"]) == 0
+    return folder / "m.safetensors"
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files in two folders, one of them without a row, and what holds none."""
+    folder = tmp_path_factory.mktemp("rows")
+    for number in range(FILES):
+        write_rows(folder / f"day={number % 2}" / f"part-{number}.parquet", ROWS, number)
+    write_rows(folder / "none.parquet", 0, 0, COLUMNS[::-1])
+    (folder / "_temporary").mkdir()
+    (folder / "_temporary" / "half.parquet").write_bytes(b"PAR1")
+    (folder / "_SUCCESS").touch()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(model: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """What each file gives alone, by the name of its output."""
+    output, found = tmp_path_factory.mktemp("alone") / "out.csv", {}
+    for path in rows.glob("day=*/*.parquet"):
+        assert main(["predict", str(model), str(path), "-o", str(output), "--unknown", "0.1"]) == 0
+        found[str(path.relative_to(rows).with_suffix(".csv"))] = output.read_bytes()
+    return found | {"none.csv": b"class,probability\n"}
+
+
+def begin(model: Path, rows: Path, output: Path, *more: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "protonet", "predict", str(model), str(rows), "-o", str(output)]
+    end = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    return subprocess.Popen([*command, "--unknown", "0.1", *more], **end)  # type: ignore[call-overload,no-any-return]
+
+
+def found_in(output: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(output)): path.read_bytes() for path in output.rglob("*.csv")}
+
+
+def wait_for(holds: Callable[[], Any], what: str) -> Any:
+    for _ in range(1200):
+        if found := holds():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(what)
+
+
+def list_children(process: int) -> list[int]:
+    path = Path(f"/proc/{process}/task/{process}/children")
+    return list(map(int, path.read_text().split())) if path.exists() else []
+
+
+def is_working(process: int) -> bool:
+    """Has a process come so far that it has read torch's threads, and not just been begun?"""
+    path = Path(f"/proc/{process}/cmdline")
+    return path.exists() and b"spawn_main" in path.read_bytes()
+
+
+def lives(process: int) -> bool:
+    path = Path(f"/proc/{process}/stat")
+    return path.exists() and path.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
+
+
+def test_every_file_gives_what_it_gives_alone_and_what_is_finished_stays(
+    model: Path, rows: Path, alone: dict[str, bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["predict", str(model), str(rows), "-o", str(tmp_path / "out"), "--unknown", "0.1", "--jobs", "2"]
+    assert main(arguments) == 0
+    assert found_in(tmp_path / "out") == alone
+    capsys.readouterr()
+    gone, old = (tmp_path / "out" / f"day=0/part-{number}.csv" for number in (0, 2))
+    kept = tmp_path / "out" / "day=1" / "part-1.csv"
+    gone.unlink()
+    os.utime(old, ns=(0, 0))  # the file was written anew since then
+    before = kept.stat().st_mtime_ns
+    assert main(arguments) == 0
+    assert found_in(tmp_path / "out") == alone
+    assert kept.stat().st_mtime_ns == before
+    assert old.stat().st_mtime_ns > 0
+    assert capsys.readouterr().err.splitlines()[-1] == "note: 5 files of 7 had been finished before"
+    assert main([*arguments, "--proba"]) == 2
+    assert "must be a new folder, or one of this model and these options" in capsys.readouterr().err
+
+
+@needs_proc
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGINT])
+def test_a_command_that_is_ended_goes_on(
+    blow: signal.Signals, model: Path, rows: Path, alone: dict[str, bytes], tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    process = begin(model, rows, output, "--jobs", "2")
+    wait_for(lambda: found_in(output).keys() - {"none.csv"}, "no file was finished")
+    children = list_children(process.pid)
+    os.killpg(process.pid, blow) if blow == signal.SIGINT else process.kill()
+    _, said = process.communicate()
+    assert process.returncode == (130 if blow == signal.SIGINT else -signal.SIGKILL), said
+    wait_for(lambda: not any(map(lives, children)), "a process goes on without its command")
+    partly = found_in(output)
+    assert all(alone[name] == content for name, content in partly.items())
+    assert blow == signal.SIGKILL or not list(output.rglob("*.tmp"))
+    process = begin(model, rows, output, "--jobs", "2")
+    assert process.wait() == 0, process.communicate()
+    process.communicate()
+    assert found_in(output) == alone
+    assert not list(output.rglob("*.tmp"))
+
+
+@needs_proc
+def test_a_process_that_is_killed_is_told_of(model: Path, rows: Path, tmp_path: Path) -> None:
+    process = begin(model, rows, tmp_path / "out", "--jobs", "2")
+    wait_for(lambda: found_in(tmp_path / "out"), "no file was finished")
+    working = [child for child in list_children(process.pid) if is_working(child)]
+    os.kill(working[0], signal.SIGKILL)
+    _, said = process.communicate()
+    assert process.returncode == 2
+    assert said.splitlines()[-1].endswith(
+        "`--jobs` must be no more than there is memory for; got 2, of which one was killed. "
+        "Run it again with fewer: finished files are kept."
+    )
+    assert not list((tmp_path / "out").rglob("*.tmp"))
+
+
+def test_parts_are_in_the_order_of_names_and_hidden_ones_are_none(rows: Path, tmp_path: Path) -> None:
+    parts = list_parts("cmd", rows, tmp_path)
+    assert [part.table for part in parts] == sorted([*rows.glob("day=*/*.parquet"), rows / "none.parquet"])
+    assert [part.output.relative_to(tmp_path) for part in parts[:1]] == [Path("day=0/part-0.csv")]
+    assert [part.rows for part in parts] == [ROWS] * FILES + [0]
+    assert list(_run_here("cmd", lambda part, tick: [], [], 1, lambda rows: None)) == []
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (COLUMNS[:-2], "b.parquet without x4, x5, unlike a.parquet"),
+        ([*COLUMNS[:-1], "y"], "b.parquet without x5 and with y, unlike a.parquet"),
+    ],
+)
+def test_files_that_differ_in_columns_are_named(
+    names: list[str], said: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, columns in (("a", COLUMNS), ("b", names), ("c", COLUMNS[:1])):
+        write_rows(tmp_path / "in" / f"{name}.parquet", 3, 0, columns)
+    assert main(["predict", str(model), str(tmp_path / "in"), "-o", str(tmp_path / "out")]) == 2
+    assert f"files with the same columns; got {said}. Move it" in capsys.readouterr().err
+    assert not any((tmp_path / "out").iterdir())
+
+
+def test_a_fault_in_a_file_is_one_line_that_names_it(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_rows(tmp_path / "in" / "a.parquet", 3, 0)
+    x = np.full((6, 3), 1e38)
+    parquet.write_table(pa.table(dict(zip(COLUMNS, x, strict=True))), tmp_path / "in" / "b.parquet")
+    assert main(["predict", str(model), str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--jobs", "1"]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("protonet predict: ")
+    assert said.endswith("In b.parquet.")
+    assert list(found_in(tmp_path / "out")) == ["a.csv"]
+
+
+def test_arguments_that_do_not_fit(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rows(tmp_path / "in" / "a.parquet", 3, 0)
+    (tmp_path / "none").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "a.parquet").write_bytes(b"PAR1")
+    (tmp_path / "file").touch()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "x.csv").touch()
+    output = ["-o", str(tmp_path / "out")]
+    for arguments, text in (
+        (["in"], "`--output` must name a folder; got none."),
+        (["in/a.parquet", "--jobs", "2"], "`--jobs` must come with a folder"),
+        (["in/a.parquet", "--dask", "tcp://localhost:1"], "`--dask` must come with a folder"),
+        (["in", *output, "--jobs", "0"], "`--jobs` must be a whole number >= 1"),
+        (["in", "-o", str(tmp_path / "file")], "`--output` must be a folder that can be written"),
+        (["in", "-o", str(tmp_path / "other")], "`--output` must be a new folder"),
+        (["none", *output], "must be a folder of Parquet files; got none in "),
+        (["broken", *output], "must be a folder of Parquet files that can be read; got a.parquet (ArrowInvalid)"),
+    ):
+        assert main(["predict", str(model), str(tmp_path / arguments[0]), *arguments[1:]]) == 2, text
+        assert text in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Two workers, each a process with one thread and a nurse that begins it anew."""
+    distributed = pytest.importorskip("distributed")
+    path = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).resolve().parents[2]), path])
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+        yield cluster
+    os.environ["PYTHONPATH"] = path
+
+
+class TestDask:
+    @pytest.mark.filterwarnings("default")
+    def test_a_worker_that_is_killed_loses_and_doubles_nothing(
+        self, cluster: Any, model: Path, rows: Path, alone: dict[str, bytes], tmp_path: Path
+    ) -> None:
+        process = begin(model, rows, tmp_path / "out", "--dask", cluster.scheduler_address)
+        wait_for(lambda: found_in(tmp_path / "out").keys() - {"none.csv"}, "no file was finished")
+        os.kill(next(iter(cluster.workers.values())).pid, signal.SIGKILL)
+        _, said = process.communicate()
+        assert process.returncode == 0, said
+        assert found_in(tmp_path / "out") == alone
+        assert not list((tmp_path / "out").rglob("*.tmp"))
+
+    @pytest.mark.filterwarnings("default")
+    def test_a_fault_in_a_file_is_one_line(self, cluster: Any, model: Path, tmp_path: Path) -> None:
+        write_rows(tmp_path / "in" / "a.parquet", 3, 0)
+        x = np.full((6, 3), 1e38)
+        parquet.write_table(pa.table(dict(zip(COLUMNS, x, strict=True))), tmp_path / "in" / "b.parquet")
+        process = begin(model, tmp_path / "in", tmp_path / "out", "-q", "--dask", cluster.scheduler_address)
+        _, said = process.communicate()
+        assert (process.returncode, len(said.splitlines())) == (2, 1), said
+        assert said.endswith("In b.parquet.\n")
+
+    def test_a_cluster_that_is_not_there_is_one_line(self, model: Path, rows: Path, tmp_path: Path) -> None:
+        pytest.importorskip("distributed")
+        process = begin(model, rows, tmp_path / "out", "-q", "--dask", "tcp://127.0.0.1:9")
+        _, said = process.communicate()
+        assert (process.returncode, len(said.splitlines())) == (2, 1), said
+        assert "`--dask` must be the address of a Dask scheduler that answers; got tcp://127.0.0.1:9" in said
+
+
+def test_a_model_that_changes_is_refused(model: Path, rows: Path, tmp_path: Path) -> None:
+    from protonet._checks import InputError
+    from protonet.commands.predict import Asked, hash_file, predict_part
+
+    other, digest = tmp_path / "m.safetensors", hash_file(model)
+    save_model(other, load_model(model)._replace(metadata={}))
+    assert load_file(other).keys() <= load_file(model).keys()
+    part = Part(rows / "none.parquet", tmp_path / "none.csv", 0)
+    with pytest.raises(InputError, match="`model` must stay as it was"):
+        predict_part(str(other), digest, Asked(None, everything=False, numbered=False), part, lambda rows: None)
