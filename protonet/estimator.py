@@ -254,9 +254,9 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         numbers = _number(labels, classes)
         metadata = {"num_classes": max(2, len(classes))}
         blocks = None if self.encoding_ is None else self.encoding_.blocks
-        network = solve_problem(
-            [(rows, numbers)], None, metadata, self.time_limit, self.effort, None, seed, weights, groups, blocks
-        ).network
+        spans = () if self.encoding_ is None else self.encoding_.spans
+        given = [(rows, numbers)], None, metadata, self.time_limit, self.effort, None
+        network = solve_problem(*given, seed, weights, groups, blocks, spans).network
         network.arrange_classes(torch.arange(len(classes)))  # solve has two at the least
         # In float64, a row's probabilities are its own to the last digits, whatever else is in the batch.
         self.network_ = network.double()

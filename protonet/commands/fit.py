@@ -105,6 +105,7 @@ def run(arguments: Sequence[str] | None) -> None:
                 seed=seed,
                 groups=data.groups,
                 blocks=None if data.encoding is None else data.encoding.blocks,
+                spans=() if data.encoding is None else data.encoding.spans,
                 progress=partial(tell, 0),
             )
             until = deadline if limit is None or "report" not in outputs else started + HELD * limit

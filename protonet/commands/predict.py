@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
@@ -17,9 +18,20 @@ import torch
 
 from protonet._checks import InputError, fail
 from protonet._writing import write_whole
-from protonet.commands.models import check_paths, classify_block, make_parser, map_blocks, open_rows, show_notes, want
-from protonet.files import Model, load_model
+from protonet.commands.models import (
+    check_paths,
+    classify_block,
+    make_parser,
+    map_blocks,
+    open_model,
+    open_rows,
+    show_notes,
+    want,
+)
+from protonet.files import Model
 from protonet.metrics import find_threshold, score_known
+from protonet.tables.formats import PICTURE
+from protonet.tables.pictures.reading import are_pictures
 from protonet.tables.table import Block, Table
 
 PROG = "protonet predict"
@@ -47,12 +59,15 @@ def run(arguments: Sequence[str] | None) -> None:
     parser.add_argument("--row-numbers", action="store_true", help="write the number of each row, from 0, first")
     options = parser.parse_args(arguments)
     outputs = check_paths(PROG, options, {"output": (".csv",)}, [options.model, options.table])
-    model = load_model(options.model)
+    model = open_model(PROG, options)
     threshold = None if options.unknown is None else choose_threshold(model, options.unknown)
     row_id = model.metadata.get("id")
+    pictured = row_id is None and are_pictures(Path(options.table))
     table = open_rows(PROG, options, model, want(model, None, labelled=False, beside=row_id))
     blocks = number_rows(table.blocks) if options.row_numbers else table.blocks
-    first = [ROW] * options.row_numbers + [str(row_id)] * (row_id is not None)
+    if pictured:
+        blocks = name_pictures(blocks, (model.columns or ()).index(PICTURE))
+    first = [ROW] * options.row_numbers + [str(row_id)] * (row_id is not None) + [PICTURE] * pictured
 
     def write(file: BinaryIO) -> None:
         file.write(format_header(first, model, everything=options.proba).encode())
@@ -107,6 +122,12 @@ def number_rows(blocks: Iterable[Block]) -> Iterator[Block]:
     """Yield the blocks with the number of each row, from 0, as the first of the columns beside."""
     for block in blocks:
         yield block._replace(beside=(np.array(block.numbers), *block.beside))
+
+
+def name_pictures(blocks: Iterable[Block], column: int) -> Iterator[Block]:
+    """Yield the blocks with the paths of the pictures of a column as the last of the columns beside."""
+    for block in blocks:
+        yield block._replace(beside=(*block.beside, block.columns[column]))
 
 
 def format_header(first: Sequence[str], model: Model, *, everything: bool) -> str:
