@@ -25,6 +25,7 @@ STUDIES = {
     "boosters": ("real_data.boosters", "the solver beside LightGBM, CatBoost and AutoGluon-Tabular on real data"),
     "mixed": ("real_data.mixed", "the solver and seven pipelines on few rows of mixed tables"),
     "prior": ("prior.study", "train the mixture's prior on thousands of tasks, and what it is worth on others"),
+    "pictures": ("pictures.study", "pictures in folders: our features, raw pixels, and HOG with an SVM"),
     "rejection": ("real_data.rejection", "how well rows of unknown classes are told from those of known ones"),
     "mislabelled": ("real_data.mislabelled", "how well flipped labels are found, beside confident learning"),
     "ask": ("real_data.ask", "labels that it takes where the rows to label are chosen, by ours and by baselines"),

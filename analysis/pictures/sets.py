@@ -1,7 +1,7 @@
 """Sets of pictures in folders that can be had offline: digits, glyphs, faces, crops of photographs, and made ones.
 
-Each is written once as a folder per class, in PNG or JPEG, and read as a person's own would be. Photographs and textures
-come with scikit-learn, matplotlib and scikit-image, whose files alone are read (``pip install --no-deps scikit-image``).
+Each is written once as a folder per class, in PNG, and read as a person's own would be. Photographs and textures come
+with scikit-learn, matplotlib and scikit-image, whose files alone are read (``pip install --no-deps scikit-image``).
 """
 
 from __future__ import annotations
@@ -67,9 +67,8 @@ def cut(names: tuple[str, ...], side: int, *, mode: str) -> Drawn:
         while min(picture.size) >= 640:
             picture = picture.reduce(2)
         own = side if (picture.width // side) * (picture.height // side) >= PER_CLASS // 2 + 10 else side // 2
-        boxes = [
-            (x, y) for y in range(0, picture.height - own + 1, own) for x in range(0, picture.width - own + 1, own)
-        ]
+        lines, columns = (range(0, size - own + 1, own) for size in (picture.height, picture.width))
+        boxes = [(x, y) for y in lines for x in columns]
         order = np.random.default_rng(len(boxes)).permutation(len(boxes))[:PER_CLASS]
         crops = [picture.crop((*boxes[at], boxes[at][0] + own, boxes[at][1] + own)) for at in order]
         found[Path(name.rpartition(":")[2]).stem] = crops
@@ -177,10 +176,8 @@ def make_outline(name: str, turn: float) -> list[tuple[float, float]]:
     if name == "moon":
         t = np.linspace(0.3 * math.pi, 1.7 * math.pi, 24)
         outer = [(math.cos(turn + a), math.sin(turn + a)) for a in t]
-        inner = [
-            (0.45 * math.cos(turn) + 0.75 * math.cos(turn + a), 0.45 * math.sin(turn) + 0.75 * math.sin(turn + a))
-            for a in t[::-1]
-        ]
+        x, y = 0.45 * math.cos(turn), 0.45 * math.sin(turn)
+        inner = [(x + 0.75 * math.cos(turn + a), y + 0.75 * math.sin(turn + a)) for a in t[::-1]]
         return outer + inner
     forms: dict[str, tuple[int, list[float]]] = {
         "circle": (48, [1.0]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,7 +61,7 @@ class Encoding:
         for column, size in zip(self.columns, self.sizes, strict=True):
             own = column.sizes if isinstance(column, Picture) and column.preprocessing is None else ()
             ends = [first + sum(own[:place]) for place in range(len(own) + 1)]
-            found += zip(ends, ends[1:], strict=False)
+            found += itertools.pairwise(ends)
             first += size
         return found
 

@@ -1,4 +1,4 @@
-"""Backbones that a person brings: ONNX, torch.export or any callable, and the embeddings of pictures by them, cached."""
+"""Backbones that a person brings: ONNX, torch.export or any callable; the embeddings of pictures by them, cached."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ class Backbone:
         found: dict[str, np.ndarray] = {}
         with _open_cache(self.cache, self.preprocessing) as store:
             found |= store.read(set(digests), self.width)
-            missing = list({digest: path for digest, path in zip(digests, paths, strict=True) if digest not in found})
-            first = {digest: path for digest, path in zip(reversed(digests), reversed(paths), strict=True)}
+            missing = [digest for digest in dict.fromkeys(digests) if digest not in found]
+            first = dict(zip(reversed(digests), reversed(paths), strict=True))
             step = 8 * AT_ONCE
             for start in range(0, len(missing), step):
                 part = missing[start : start + step]
