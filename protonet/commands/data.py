@@ -153,13 +153,13 @@ def take_pictures(prog: str, options: argparse.Namespace, kinds: Mapping[str, st
     given = [f"--{name}" for name, value in chosen.items() if value is not None]
     if given and "picture" not in kinds.values():
         fail(prog, given[0], "come with pictures", "a table", "Leave it out, or pass --column NAME=picture.")
-    if given and chosen["backbone"] is None:
+    if given and options.backbone is None:
         fail(prog, given[0], "come with a backbone", "none", "Pass --backbone FILE, or leave it out.")
     column = Picture(shown=not options.quiet)
     if given:
         size, mean, std = (parse_numbers(prog, f"--{name}", chosen[name]) for name in ("size", "mean", "std"))
         own = None if size is None else (int(size[0]), int(size[-1]))
-        opened = open_backbone(chosen["backbone"], size=own, mean=mean, std=std, cache=options.cache)
+        opened = open_backbone(options.backbone, size=own, mean=mean, std=std, cache=options.cache)
         column = Picture.of(opened, shown=not options.quiet)
     return {name: column if kind == "picture" else kind for name, kind in kinds.items()}
 

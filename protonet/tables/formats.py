@@ -81,6 +81,8 @@ def open_source(
     name = path.name.lower()
     if are_pictures(path):
         return open_pictures(prog, path, label, labelled=labelled, skip_broken=skip_broken)
+    if not path.suffix and path != Path("-") and not path.exists():
+        fail(prog, "path", "be a table or a folder that exists", path, "Pass another path.")
     if path != Path("-") and not name.endswith(SUFFIXES):
         fail(prog, "path", f"end in {', '.join(SUFFIXES)}", path, "Save the table as one of these.")
     if name.endswith((".npz", ".npy")):

@@ -96,8 +96,8 @@ def open_table(prog: str, path: Path, wanted: Wanted, labels: Path | None = None
         fail(prog, "--labels", "come with an NPY file of rows", path, "Leave it out: that file holds its classes.")
     if wanted.labelled and labels is None and path.suffix.lower() == ".npy":
         fail(prog, "--labels", "name the file of the classes", f"none beside {path}", "Save them with numpy.save.")
-    how = {"labelled": wanted.labelled, "skip_broken": wanted.skip_broken}
-    source = open_source(prog, path, labels, label=wanted.label, **how)  # type: ignore[arg-type]
+    labelled, skip_broken = wanted.labelled, wanted.skip_broken
+    source = open_source(prog, path, labels, label=wanted.label, labelled=labelled, skip_broken=skip_broken)
     if source.header is None:
         asked = (*wanted.beside, *((wanted.columns or ()) + wanted.ignored if wanted.typed else ()))
         if asked:

@@ -57,7 +57,8 @@ class Encoding:
     @property
     def spans(self) -> list[tuple[int, int]]:
         """The first feature of each of a picture's own parts, and the one behind the last."""
-        found, first = [], 0
+        found: list[tuple[int, int]] = []
+        first = 0
         for column, size in zip(self.columns, self.sizes, strict=True):
             own = column.sizes if isinstance(column, Picture) and column.preprocessing is None else ()
             ends = [first + sum(own[:place]) for place in range(len(own) + 1)]

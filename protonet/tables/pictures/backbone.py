@@ -20,13 +20,15 @@ from torch import Tensor
 from protonet._checks import check_int, fail, optional_packages
 from protonet.datasets._cache import cache_folder
 from protonet.tables.columns.kind import take_numbers
-from protonet.tables.pictures.reading import AT_ONCE, map_pictures, need_pillow, refuse
+from protonet.tables.pictures.reading import map_pictures, need_pillow, refuse, show_pictures
 from protonet.views.view import Stored, expect
 
 FUNCTION = "embed_pictures"
 INSTALL = 'pip install "protonet[onnx,pictures]"'
 #: What the name of a backbone's file may end in.
 SUFFIXES = (".onnx", ".pt2")
+#: Pictures whose embeddings are kept at once: an interruption costs no more.
+AT_ONCE = 256
 #: From pictures (b, channels, height, width) float32 to embeddings (b, width), or (b, width, 1, 1).
 Network = Callable[[Tensor], Any]
 
@@ -97,19 +99,19 @@ class Backbone:
         digests = [hash_file(path) for path in paths]
         found: dict[str, np.ndarray] = {}
         with _open_cache(self.cache, self.preprocessing) as store:
-            found |= store.read(set(digests), self.width)
+            found |= store.read(digests, self.width)
             missing = [digest for digest in dict.fromkeys(digests) if digest not in found]
             first = dict(zip(reversed(digests), reversed(paths), strict=True))
-            step = 8 * AT_ONCE
-            for start in range(0, len(missing), step):
-                part = missing[start : start + step]
-                own = self._compute([first[digest] for digest in part], shown=shown)
-                for digest, row in zip(part, own, strict=True):
-                    found[digest] = row
-                store.write(part, own)
+            with show_pictures(len(missing), shown=shown) as bar:
+                for start in range(0, len(missing), AT_ONCE):
+                    part = missing[start : start + AT_ONCE]
+                    own = self._compute([first[digest] for digest in part])
+                    found |= dict(zip(part, own, strict=True))
+                    store.write(part, own)
+                    bar.update(len(part))
         return np.stack([found[digest] for digest in digests])
 
-    def _compute(self, paths: Sequence[Path], *, shown: bool = False) -> np.ndarray:
+    def _compute(self, paths: Sequence[Path]) -> np.ndarray:
         """Return the embeddings (n, width) of pictures."""
         settings = self.preprocessing
         mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (settings.mean, settings.std))
@@ -120,7 +122,7 @@ class Backbone:
             return torch.cat(parts)
 
         grey = settings.channels == 1
-        found = map_pictures(paths, settings.height, settings.width, work, grey=grey, shown=shown).numpy()
+        found = map_pictures(paths, settings.height, settings.width, work, grey=grey).numpy()
         if not np.isfinite(found).all():
             at = int(np.flatnonzero(~np.isfinite(found).all(axis=1))[0])
             remedy = "Mend the backbone, or --mean and --std."
@@ -346,13 +348,15 @@ class _Store:
     def __init__(self, connection: sqlite3.Connection | None) -> None:
         self.connection = connection
 
-    def read(self, digests: set[str], width: int) -> dict[str, np.ndarray]:
+    def read(self, digests: Sequence[str], width: int) -> dict[str, np.ndarray]:
         """Return those that there are."""
-        if self.connection is None:
-            return {}
-        rows = self.connection.execute("SELECT picture, embedding FROM embeddings")
-        kept = {name: np.frombuffer(own, np.float32) for name, own in rows if name in digests}
-        return {name: row for name, row in kept.items() if len(row) == width}
+        found: dict[str, np.ndarray] = {}
+        for digest in set(digests) if self.connection is not None else ():
+            assert self.connection is not None
+            row = self.connection.execute("SELECT embedding FROM embeddings WHERE picture = ?", (digest,)).fetchone()
+            if row is not None and len(row[0]) == 4 * width:
+                found[digest] = np.frombuffer(row[0], "<f4")
+        return found
 
     def write(self, digests: Sequence[str], rows: np.ndarray) -> None:
         """Add some at once; where that fails, they are not kept."""

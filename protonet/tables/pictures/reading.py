@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -152,7 +152,6 @@ def map_pictures(
     Raises:
         InputError: One cannot be read.
     """
-    from tqdm import tqdm  # noqa: PLC0415 - slow to import
 
     def do(part: Sequence[Path]) -> Tensor:
         pixels = np.stack([read_pixels(path, height, width, grey=grey) for path in part])
@@ -160,9 +159,8 @@ def map_pictures(
             return work(torch.from_numpy(pixels))
 
     parts = [paths[first : first + AT_ONCE] for first in range(0, len(paths), AT_ONCE)]
-    bar = tqdm(total=len(paths), unit="picture", delay=1.0, leave=False, disable=not shown, dynamic_ncols=True)
     found = []
-    with bar, _use_threads() as pool:
+    with show_pictures(len(paths), shown=shown) as bar, _use_threads() as pool:
         results = pool.map(do, parts) if pool else map(do, parts)
         try:
             for part, result in zip(parts, results, strict=True):
@@ -173,6 +171,13 @@ def map_pictures(
                 pool.shutdown(wait=False, cancel_futures=True)
             raise
     return torch.cat(found)
+
+
+def show_pictures(count: int, *, shown: bool) -> Any:
+    """Return a bar of so many pictures on stderr, which says how long it will take yet; there is none if not shown."""
+    from tqdm import tqdm  # noqa: PLC0415 - slow to import
+
+    return tqdm(total=count, unit="picture", delay=1.0, leave=False, disable=not shown, dynamic_ncols=True)
 
 
 @contextmanager
