@@ -26,6 +26,7 @@ STUDIES = {
     "mixed": ("real_data.mixed", "the solver and seven pipelines on few rows of mixed tables"),
     "prior": ("prior.study", "train the mixture's prior on thousands of tasks, and what it is worth on others"),
     "pictures": ("pictures.study", "pictures in folders: our features, raw pixels, and HOG with an SVM"),
+    "picture-speed": ("pictures.speed", "time and memory of the features of pictures on the disk"),
     "rejection": ("real_data.rejection", "how well rows of unknown classes are told from those of known ones"),
     "mislabelled": ("real_data.mislabelled", "how well flipped labels are found, beside confident learning"),
     "ask": ("real_data.ask", "labels that it takes where the rows to label are chosen, by ours and by baselines"),

@@ -28,12 +28,16 @@ PER_CLASS = 40
 CROP, MADE = 64, 48
 Drawn = dict[str, list[Image.Image]]
 
-COLOUR_PHOTOGRAPHS = {
-    "tuned": ("skimage:coffee.png", "skimage:chelsea.png", "sklearn:china.jpg", "skimage:ihc.png"),
-    "other": ("skimage:astronaut.png", "skimage:rocket.jpg", "sklearn:flower.jpg", "skimage:motorcycle_left.png"),
+COLOUR_PHOTOGRAPHS: dict[str, tuple[str, ...]] = {
+    "tuned": (
+        *("skimage:coffee.png", "skimage:chelsea.png", "sklearn:china.jpg", "skimage:ihc.png"),
+        "skimage:retina.jpg",
+    ),
+    "other": (
+        *("skimage:astronaut.png", "skimage:rocket.jpg", "sklearn:flower.jpg", "skimage:motorcycle_left.png"),
+        *("skimage:hubble_deep_field.jpg", "matplotlib:grace_hopper.jpg"),
+    ),
 }
-COLOUR_PHOTOGRAPHS["tuned"] += ("skimage:retina.jpg",)
-COLOUR_PHOTOGRAPHS["other"] += ("skimage:hubble_deep_field.jpg", "matplotlib:grace_hopper.jpg")
 GREY_PHOTOGRAPHS = {
     "tuned": ("brick.png", "camera.png", "coins.png", "cell.png"),
     "other": ("grass.png", "gravel.png", "moon.png", "page.png", "text.png"),
@@ -175,9 +179,9 @@ def make_outline(name: str, turn: float) -> list[tuple[float, float]]:
         return [(float(a), float(b)) for a, b in points]
     if name == "moon":
         t = np.linspace(0.3 * math.pi, 1.7 * math.pi, 24)
-        outer = [(math.cos(turn + a), math.sin(turn + a)) for a in t]
-        x, y = 0.45 * math.cos(turn), 0.45 * math.sin(turn)
-        inner = [(x + 0.75 * math.cos(turn + a), y + 0.75 * math.sin(turn + a)) for a in t[::-1]]
+        outer = [(math.cos(turn + a), math.sin(turn + a)) for a in t.tolist()]
+        left, up = 0.45 * math.cos(turn), 0.45 * math.sin(turn)
+        inner = [(left + 0.75 * math.cos(turn + a), up + 0.75 * math.sin(turn + a)) for a in t[::-1].tolist()]
         return outer + inner
     forms: dict[str, tuple[int, list[float]]] = {
         "circle": (48, [1.0]),
@@ -267,7 +271,7 @@ def make_texture(name: str, random: np.random.Generator) -> np.ndarray:
         "lines": lambda: (np.sin(u) > 0.8).astype(float),
         "grid": lambda: np.maximum(np.sin(u) > 0.85, np.sin(v) > 0.85).astype(float),
     }
-    return made[name]()
+    return np.asarray(made[name]())
 
 
 def draw_textures(names: tuple[str, ...]) -> Drawn:

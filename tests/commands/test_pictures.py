@@ -197,5 +197,5 @@ def test_a_column_of_pictures_is_read_from_a_file_that_is_not_trusted(fitted: Pa
 
 def test_views_of_some_columns_are_saved_and_read(fitted: Path) -> None:
     network = load_model(fitted / "m.safetensors").network
-    sources = network.encoder.list_sources()  # type: ignore[operator, union-attr]
+    sources = network.encoder.list_sources()  # type: ignore[operator]
     assert any(source.columns is not None for source in sources)

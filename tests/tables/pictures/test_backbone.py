@@ -30,7 +30,8 @@ class Small(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Embed."""
-        return self.pool(x).flatten(1) * torch.arange(1.0, 13.0)
+        pooled: Tensor = self.pool(x)
+        return pooled.flatten(1) * torch.arange(1.0, 13.0)
 
 
 def export(network: nn.Module, path: Path, *shape: int, fixed: bool = False, **said: str) -> Path:

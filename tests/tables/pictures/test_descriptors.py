@@ -21,7 +21,8 @@ def read(kind: str, number: int) -> Tensor:
 
 def take(features: Tensor, name: str) -> Tensor:
     names = list(PARTS)
-    return features.split(list(list_sizes().values()), dim=1)[names.index(name)]
+    part: Tensor = features.split(list(list_sizes().values()), dim=1)[names.index(name)]
+    return part
 
 
 def test_each_picture_has_its_own_features_whatever_the_batch() -> None:
