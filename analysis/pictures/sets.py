@@ -271,7 +271,8 @@ def make_texture(name: str, random: np.random.Generator) -> np.ndarray:
         "lines": lambda: (np.sin(u) > 0.8).astype(float),
         "grid": lambda: np.maximum(np.sin(u) > 0.85, np.sin(v) > 0.85).astype(float),
     }
-    return np.asarray(made[name]())
+    height: np.ndarray = made[name]()
+    return height
 
 
 def draw_textures(names: tuple[str, ...]) -> Drawn:
@@ -305,10 +306,10 @@ TUNED: dict[str, Callable[[], Drawn]] = {
 #: ... and what they were not.
 OTHERS: dict[str, Callable[[], Drawn]] = {
     "digits": draw_digits,
-    "more photographs": partial(cut, COLOUR_PHOTOGRAPHS["other"], CROP, mode="RGB"),
-    "more surfaces": partial(cut, GREY_PHOTOGRAPHS["other"], CROP, mode="L"),
-    "coloured shapes": partial(draw_coloured, OTHER_SHAPES, {"red": 0.0, "green": 0.35}),
-    "more textures": partial(draw_textures, OTHER_TEXTURES),
+    "more-photographs": partial(cut, COLOUR_PHOTOGRAPHS["other"], CROP, mode="RGB"),
+    "more-surfaces": partial(cut, GREY_PHOTOGRAPHS["other"], CROP, mode="L"),
+    "coloured-shapes": partial(draw_coloured, OTHER_SHAPES, {"red": 0.0, "green": 0.35}),
+    "more-textures": partial(draw_textures, OTHER_TEXTURES),
     "typefaces": draw_typefaces,
     "faces": draw_faces,
 }
@@ -325,7 +326,7 @@ class Pictures(NamedTuple):
 @cache
 def write_set(name: str, folder: Path) -> Pictures:
     """Write a set into a folder of its own, a folder per class, if it is not there yet; return its pictures."""
-    root = folder / name.replace(" ", "_")
+    root = folder / name
     if not (root / ".whole").exists():
         shutil.rmtree(root, ignore_errors=True)
         for own, pictures in SETS[name]().items():
