@@ -255,7 +255,8 @@ def make_texture(name: str, random: np.random.Generator) -> np.ndarray:
     def smooth(radius: float) -> np.ndarray:
         raw = Image.fromarray(noise.astype(np.float32) * 40 + 128).convert("L")
         found = np.asarray(raw.filter(ImageFilter.GaussianBlur(radius)), float)
-        return (found - found.min()) / max(1e-9, np.ptp(found))
+        scaled: np.ndarray = (found - found.min()) / max(1e-9, np.ptp(found))
+        return scaled
 
     made: dict[str, Callable[[], np.ndarray]] = {
         "stripes": lambda: 0.5 + 0.5 * np.sin(u),
@@ -271,8 +272,7 @@ def make_texture(name: str, random: np.random.Generator) -> np.ndarray:
         "lines": lambda: (np.sin(u) > 0.8).astype(float),
         "grid": lambda: np.maximum(np.sin(u) > 0.85, np.sin(v) > 0.85).astype(float),
     }
-    height: np.ndarray = made[name]()
-    return height
+    return made[name]()
 
 
 def draw_textures(names: tuple[str, ...]) -> Drawn:
