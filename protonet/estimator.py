@@ -43,7 +43,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         random_state: Of folds, initial weights and episodes: an int, a ``RandomState``, or None for another one each
             time.
         column_kinds: What columns of a data frame hold, where that is not seen from their cells, by name: "number",
-            "category", "date" or "text". None leaves all to the cells.
+            "category", "date", "text" or "picture" (paths). None leaves all to the cells.
 
     Attributes:
         classes_: (n_classes,) the labels, in ascending order.

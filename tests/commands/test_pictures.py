@@ -189,7 +189,7 @@ def test_a_column_of_pictures_is_read_from_a_file_that_is_not_trusted(fitted: Pa
     assert encoding is not None
     described, tensors = encoding.describe()
     assert Encoding.restore(json.loads(json.dumps(described)), tensors) == encoding == Encoding((Picture(),))
-    spoiled = {"sizes": [3], "side": 8, "kind": 1, "backbone": {"file": 3}}
+    spoiled = {"sizes": [3], "side": 8, "version": 0, "kind": 1, "backbone": {"file": 3}}
     for name, value in spoiled.items():
         with pytest.raises(ValueError, match=r"\w"):
             Encoding.restore([described[0] | {name: value}], tensors)

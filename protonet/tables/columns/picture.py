@@ -15,6 +15,10 @@ from protonet.tables.pictures.reading import map_pictures, need_pillow
 from protonet.views.view import Graph, Stored, expect
 
 
+#: Of the features; to be raised whenever `protonet.tables.pictures.descriptors` gives other ones.
+VERSION = 1
+
+
 @dataclass(frozen=True)
 class Picture:
     """A column of pictures.
@@ -104,7 +108,7 @@ class Picture:
     def describe(self) -> dict[str, Any]:
         """Return sizes and settings."""
         own = None if self.preprocessing is None else self.preprocessing.describe()
-        return {"sizes": list(self.sizes), "side": self.side, "backbone": own}
+        return {"sizes": list(self.sizes), "side": self.side, "version": VERSION, "backbone": own}
 
     def tensors(self) -> dict[str, np.ndarray]:
         """Return none."""
@@ -117,7 +121,8 @@ class Picture:
         expect(bool(sizes) and all(type(each) is int and 0 < each < 2**24 for each in sizes), "no sizes of pictures")
         described = stored.description.get("backbone")
         if described is None:
-            expect(tuple(sizes) == tuple(list_sizes().values()) and side == RULES.side, "features of another version")
+            same = tuple(sizes) == tuple(list_sizes().values()) and side == RULES.side
+            expect(same and stored.entry("version", int) == VERSION, "features of pictures of another version")
             return cls(tuple(sizes), side)
         expect(len(sizes) == 1 and side == 0, "a backbone beside features")
         return cls(tuple(sizes), 0, Preprocessing.restore(Stored(described, {})))

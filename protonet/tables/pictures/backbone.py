@@ -159,7 +159,7 @@ def open_backbone(
     """Open a backbone.
 
     Args:
-        backbone: A file, ``.onnx`` or ``.pt2`` (`torch.export.save`, which runs code of the file: open your own alone),
+        backbone: A file, ``.onnx`` or ``.pt2`` (`torch.export.save`, which may run code of the file: open your own),
             whose first input is pictures (n, channels, height, width) or flat grey ones (n, height * width), and whose
             first output embeddings (n, width); or a callable of such tensors.
         size: Height and width in pixels, or both as one; None for what the file says.
