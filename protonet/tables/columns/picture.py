@@ -14,7 +14,6 @@ from protonet.tables.pictures.descriptors import RULES, describe_pictures, list_
 from protonet.tables.pictures.reading import map_pictures, need_pillow
 from protonet.views.view import Graph, Stored, expect
 
-
 #: Of the features; to be raised whenever `protonet.tables.pictures.descriptors` gives other ones.
 VERSION = 1
 
