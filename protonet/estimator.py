@@ -45,7 +45,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         random_state: Of folds, initial weights and episodes: an int, a ``RandomState``, or None for another one each
             time.
         column_kinds: What columns of a data frame hold, where that is not seen from their cells, by name: "number",
-            "category", "date" or "text". None leaves all to the cells.
+            "category", "date", "text" or "picture" (paths). None leaves all to the cells.
 
     Attributes:
         classes_: (n_classes,) the labels, in ascending order.
@@ -286,10 +286,10 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         numbers = _number(labels, classes)
         metadata = {"num_classes": max(2, len(classes))}
         blocks = None if self.encoding_ is None else self.encoding_.blocks
+        spans = () if self.encoding_ is None else self.encoding_.spans
         pool = [block for part in unlabelled for block in _split_dense(part)] if len(unlabelled) else None
-        solution = solve_problem(
-            [(rows, numbers)], None, metadata, self.time_limit, self.effort, None, seed, weights, groups, blocks, pool
-        )
+        given = [(rows, numbers)], None, metadata, self.time_limit, self.effort, None
+        solution = solve_problem(*given, seed, weights, groups, blocks, spans, pool)
         network = solution.network
         self.learned_unlabelled_ = solution.pooled is not None and solution.pooled.learned
         self.strangers_ = group_strangers(solution)

@@ -266,7 +266,7 @@ def test_columns_are_what_the_caller_says() -> None:
             {"bark": "colour"},
             FRAME,
             ValueError,
-            "must name kinds of number, category, date, text; got 'colour' for bark",
+            "must name kinds of number, category, date, text, picture; got 'colour' for bark",
         ),
         ({"skin": "text"}, FRAME, ValueError, "`column_kinds` must name a feature of the table; got skin"),
         ({"bark": "date"}, FRAME, ValueError, "`column_kinds` must name a column that holds a date; got bark"),

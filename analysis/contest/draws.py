@@ -56,7 +56,7 @@ class Cell(NamedTuple):
     dim: int
     method: str
     limit: int | None
-    unlabelled: bool  #: Does the solver see the test rows, without their labels?
+    unlabelled: bool = False  #: Does the solver see the test rows, without their labels?
 
 
 def add_options(parser: StudyParser) -> None:
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> Report:
     cells = []
     for family in options.family:
         methods = options.methods or [name for name in METHODS if name != "logistic" or family != "isotropic"]
-        pairs = [*((method, None, False) for method in methods)]
+        pairs: list[tuple[str, int | None, bool]] = [(method, None, False) for method in methods]
         pairs += [(OURS, limit, options.unlabelled) for limit in options.limits]
         for n_train, n_val in options.shots:
             for seed in range(options.first_seed, options.first_seed + options.draws):

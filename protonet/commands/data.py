@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,9 +19,14 @@ from protonet.commands.models import open_rows, want
 from protonet.files import Model
 from protonet.fit.solver import Solution
 from protonet.tables.columns.encoding import Encoding
+from protonet.tables.columns.kind import Column
 from protonet.tables.columns.parsing import count_gaps
+from protonet.tables.columns.picture import Picture
 from protonet.tables.columns.recognise import NAMES
 from protonet.tables.features import choose_features, encode_block
+from protonet.tables.formats import PICTURE
+from protonet.tables.pictures.backbone import open_backbone
+from protonet.tables.pictures.reading import are_pictures
 from protonet.tables.table import CLASS_NAMES, Block, Table, Wanted, list_names, name_cells, open_table, read_table
 
 #: More classes than this with one row each are hardly classes, nor are as many fractions; see `_doubt_classes`.
@@ -83,6 +89,10 @@ def add_options(parser: Parser) -> None:
     some.add_argument("--drop", nargs="+", metavar="NAME", default=[], help="columns that are no features")
     kinds = f"what columns hold, where it was not seen: {', '.join(NAMES)}"
     parser.add_argument("--column", nargs="+", metavar="NAME=KIND", default=[], help=kinds)
+    parser.add_argument("--size", metavar="N", help="pixels that the backbone takes, HEIGHTxWIDTH or both as one")
+    for name, otherwise in (("mean", 0), ("std", 1)):
+        scaled = f"of the backbone's input, from 0 to 1 (default: as its metadata say, or {otherwise})"
+        parser.add_argument(f"--{name}", metavar="R,G,B", help=scaled)
     parser.add_argument("--unlabelled", metavar="FILE", help="more rows, without a class, to be learned from")
     parser.add_argument("--drop-unlabelled", action="store_true", help="leave out the table's rows without a class")
     parser.add_argument("--one-shot", action="store_true", help="the many classes of a few rows each are meant")
@@ -96,20 +106,29 @@ def read_data(prog: str, options: argparse.Namespace, *, keep_cells: bool = Fals
         InputError: Options or a table that do not fit.
     """
     label = options.label or "label"
-    kinds = parse_kinds(prog, options.column)
+    kinds = take_pictures(prog, options, parse_kinds(prog, options.column))
     beside = tuple(name for name in (options.group, options.id) if name is not None)
     for name in (*beside, *options.drop, *(options.columns or ()), *kinds):
         if name == label:
             fail(prog, "arguments", "use the classes' column for nothing else", repr(name), "Name another one.")
     only = None if options.columns is None else tuple(options.columns)
-    wanted = Wanted(label, columns=only, beside=beside, ignored=tuple(options.drop), partly=True, typed=True)
+    wanted = Wanted(
+        label,
+        columns=only,
+        beside=beside,
+        ignored=tuple(options.drop),
+        partly=True,
+        skip_broken=options.skip_broken,
+        typed=True,
+    )
     table, every = read_table(prog, Path(options.table), wanted, options.labels and Path(options.labels))
     missing = every.labels == ""
     block, rest = every, None
     if missing.any():
         block = every.take(np.flatnonzero(~missing))
         rest = None if options.drop_unlabelled else every.take(np.flatnonzero(missing))
-    classes, labels = check_classes(prog, block.labels, label, one_shot=options.one_shot)
+    one_shot = options.one_shot or are_pictures(Path(options.table))  # whoever makes folders means classes
+    classes, labels = check_classes(prog, block.labels, label, one_shot=one_shot)
     groups, group_names = None, np.empty(0, np.str_)
     if options.group is not None:
         check_groups(prog, "--group", block.beside[0].tolist(), block.labels.tolist())
@@ -180,6 +199,42 @@ class Rest:
         own = row < len(self.data.rest_rows)
         place = self.data.place if own else self.table.place
         return place.format(self.rows[row]) + ("" if own or self.path is None else f" of {show(self.path.name)}")
+
+
+def take_pictures(prog: str, options: argparse.Namespace, kinds: Mapping[str, str]) -> dict[str, str | Column]:
+    """Return what columns hold, by name, with the column for those of pictures, by the backbone that the options name.
+
+    Raises:
+        InputError: A backbone, or what it takes, without pictures; or as `open_backbone`.
+    """
+    if are_pictures(Path(options.table)):
+        kinds = {PICTURE: "picture"}
+    chosen = {name: getattr(options, name, None) for name in ("backbone", "size", "mean", "std")}
+    given = [f"--{name}" for name, value in chosen.items() if value is not None]
+    if given and "picture" not in kinds.values():
+        fail(prog, given[0], "come with pictures", "a table", "Leave it out, or pass --column NAME=picture.")
+    if given and options.backbone is None:
+        fail(prog, given[0], "come with a backbone", "none", "Pass --backbone FILE, or leave it out.")
+    column = Picture(shown=not options.quiet)
+    if given:
+        size, mean, std = (parse_numbers(prog, f"--{name}", chosen[name]) for name in ("size", "mean", "std"))
+        own = None if size is None else (int(size[0]), int(size[-1]))
+        opened = open_backbone(options.backbone, size=own, mean=mean, std=std, cache=options.cache)
+        column = Picture.of(opened, shown=not options.quiet)
+    return {name: column if kind == "picture" else kind for name, kind in kinds.items()}
+
+
+def parse_numbers(prog: str, option: str, text: str | None) -> list[float] | None:
+    """Return the numbers of an option, up to three; None for none."""
+    if text is None:
+        return None
+    try:
+        found = [float(each) for each in text.lower().replace("x", ",").split(",")]
+    except ValueError:
+        found = []
+    if not 1 <= len(found) <= 3 or not all(map(math.isfinite, found)):
+        fail(prog, option, "be one to three numbers", repr(text), f"Pass {option} 224, say.")
+    return found
 
 
 def parse_kinds(prog: str, texts: list[str]) -> dict[str, str]:
@@ -253,10 +308,11 @@ def read_unlabelled(prog: str, options: argparse.Namespace, model: Model | None,
     """
     blocks, notes = None, list[str]()
     if model is None:
-        table, block = read_table(prog, Path(options.table), Wanted(label, labelled=False, partly=True))
+        wanted = Wanted(label, labelled=False, partly=True, skip_broken=options.skip_broken)
+        table, block = read_table(prog, Path(options.table), wanted)
         labels = block.labels
         block = block._replace(labels=np.zeros(len(block.rows), np.int64))  # one class: no column can tell it
-        features = choose_features(prog, table, block, {}, named=False)
+        features = choose_features(prog, table, block, take_pictures(prog, options, {}), named=False)
         x, blocks = features.x, None if features.encoding is None else features.encoding.blocks
         likely = [name for name in table.columns or () if name.lower() in CLASS_NAMES and not len(labels)]
         if likely:
@@ -277,7 +333,7 @@ def read_unlabelled(prog: str, options: argparse.Namespace, model: Model | None,
 
 
 def read_cells(
-    prog: str, path: Path, label: str, rows: Sequence[int] | None = None
+    prog: str, path: Path, label: str, rows: Sequence[int] | None = None, *, skip_broken: bool = False
 ) -> tuple[list[str], list[list[str]]]:
     """Read all columns of a table as text, but for that of the classes and one without a name.
 
@@ -286,11 +342,12 @@ def read_cells(
         path: Of the table.
         label: The column of the classes, which need not be there.
         rows: The numbers of the rows, in the order wanted; None for all.
+        skip_broken: As in `Wanted`.
 
     Returns:
         The columns' names, and the cells of each row.
     """
-    table = open_table(prog, path, Wanted(label, labelled=False))
+    table = open_table(prog, path, Wanted(label, labelled=False, skip_broken=skip_broken))
     found: dict[int, list[str]] = {}
     first = 0
     for block in table.blocks:

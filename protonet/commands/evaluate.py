@@ -25,6 +25,7 @@ from protonet.commands.models import (
     make_parser,
     map_blocks,
     number_classes,
+    open_model,
     open_rows,
     show_notes,
     show_progress,
@@ -34,7 +35,7 @@ from protonet.commands.page.document import write_outputs
 from protonet.commands.page.figures import JudgedRows, list_columns, list_importance, list_sections
 from protonet.commands.plots import draw_plot
 from protonet.commands.report import format_report, judge, list_names, list_report
-from protonet.files import Model, load_model
+from protonet.files import Model
 from protonet.fit.search import Progress
 from protonet.tables.columns.parsing import count_gaps
 from protonet.tables.features import encode_block
@@ -68,7 +69,7 @@ def run(arguments: Sequence[str] | None) -> None:
     inputs = [options.model, options.table, options.labels]
     outputs = check_paths(PROG, options, {"plot": PLOTS, **FIGURES}, inputs)
     check_packages(PROG, ["matplotlib"] * ("plot" in outputs), 'pip install "protonet[analysis]"')
-    model = load_model(options.model)
+    model = open_model(PROG, options)
     wanted = want(model, options.label, labelled=True)
     table = open_rows(PROG, options, model, wanted, options.labels and Path(options.labels))
 

@@ -22,12 +22,13 @@ from protonet.commands.models import (
     classify,
     make_parser,
     number_classes,
+    open_model,
     open_rows,
     show_notes,
     show_progress,
     want,
 )
-from protonet.files import Model, load_model
+from protonet.files import Model
 from protonet.fit.crossfit import Crossfit, unpack
 from protonet.tables.features import check_kinds, encode_block
 from protonet.tables.table import Table, read_table
@@ -66,7 +67,7 @@ def run(arguments: Sequence[str] | None) -> None:
         fail(PROG, "arguments", "name a table for --rows, --label and --labels", "none", "Pass it after the model.")
     inputs = [options.model, options.table, options.labels]
     outputs = check_paths(PROG, options, {"json": (".json",)}, inputs)
-    model = load_model(options.model, held=True)
+    model = open_model(PROG, options, held=True)
     generator = torch.Generator().manual_seed(seed)
     if rows is None:
         figures = judge_columns(options, model, generator)
@@ -132,7 +133,7 @@ def read_judged(options: argparse.Namespace, model: Model) -> tuple[Table, Cross
     Raises:
         InputError: A table that does not fit, or has classes that the model does not know.
     """
-    wanted = want(model, options.label, labelled=True)
+    wanted = want(model, options.label, labelled=True)._replace(skip_broken=options.skip_broken)
     table, block = read_table(PROG, Path(options.table), wanted, options.labels and Path(options.labels))
     notes = check_kinds(PROG, table, block, model.encoding)
     check_spellings(PROG, block.labels.tolist(), model.classes, "Spell them in the table as the model does.")

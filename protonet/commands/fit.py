@@ -109,6 +109,7 @@ def run(arguments: Sequence[str] | None) -> None:
                 seed=seed,
                 groups=data.groups,
                 blocks=None if data.encoding is None else data.encoding.blocks,
+                spans=() if data.encoding is None else data.encoding.spans,
                 progress=partial(tell, 0),
                 unlabelled=rest or None,
             )

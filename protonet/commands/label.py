@@ -18,8 +18,8 @@ from protonet._checks import fail, show
 from protonet.commands.answers import Answers
 from protonet.commands.common import count
 from protonet.commands.data import Unlabelled, check_table, read_cells, read_unlabelled
-from protonet.commands.models import LABEL, check_paths, make_parser, name_label, show_notes, suggest
-from protonet.files import Model, load_model
+from protonet.commands.models import LABEL, check_paths, make_parser, name_label, open_model, show_notes, suggest
+from protonet.files import Model
 from protonet.fit.active import Suggestion
 from protonet.fit.solver import solve_problem
 from protonet.network import PrototypeNetwork
@@ -66,11 +66,11 @@ def run(arguments: Sequence[str] | None) -> None:
         table = Path(options.table)
         options.output = str(table.with_name(f"{table.name.split('.')[0]}-labelled.csv"))
     output = check_paths(PROG, options, {"output": (".csv",)}, [options.model, options.table])["output"]
-    model = None if options.model is None else load_model(options.model)
+    model = None if options.model is None else open_model(PROG, options)
     classes = parse_classes(options.classes, model)
     label = name_label(options.label, model)
     rows = read_unlabelled(PROG, options, model, label)
-    header, cells = read_cells(PROG, Path(options.table), label)
+    header, cells = read_cells(PROG, Path(options.table), label, skip_broken=options.skip_broken)
     show_notes(rows.table, quiet=options.quiet)
     with Answers(PROG, output, [*header, label], classes) as answers:
         session = Session(rows, cells, classes, model, answers)

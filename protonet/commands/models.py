@@ -19,13 +19,16 @@ from torch import Tensor
 
 from protonet._checks import InputError, fail, optional_packages
 from protonet.commands.common import Parser, check_outputs, count
-from protonet.files import INSTALL, Model
+from protonet.files import INSTALL, Model, load_model
 from protonet.fit.active import Suggestion, suggest_rows
 from protonet.fit.crossfit import Crossfit, pack, predict_held
 from protonet.fit.search import Progress
 from protonet.metrics import calibrate, measure
 from protonet.network import PrototypeNetwork
+from protonet.tables.columns.encoding import Encoding
+from protonet.tables.columns.picture import Picture
 from protonet.tables.features import check_kinds, encode_block
+from protonet.tables.pictures.reading import are_pictures
 from protonet.tables.table import Block, Table, Wanted, list_names, open_table
 
 #: What the name of a model, of a plot and of a table may end in.
@@ -58,7 +61,11 @@ def make_parser(
     parser.add_argument("-q", "--quiet", action="store_true", help="show no progress and no notes on standard error")
     some = "?" if may_lack_table else None
     kinds = "CSV, TSV or text with a header (also .gz, or - for standard input), Excel, Parquet, NPZ with x and y, NPY"
-    parser.add_argument("table", nargs=some, help=kinds)
+    parser.add_argument("table", nargs=some, help=f"{kinds}; a folder of pictures")
+    parser.add_argument("--skip-broken", action="store_true", help="leave out pictures that cannot be read")
+    backbone = "what embeds pictures, .onnx or .pt2" + (": the one of fit" if model else " (default: our own features)")
+    parser.add_argument("--backbone", metavar="FILE", help=backbone)
+    parser.add_argument("--cache", metavar="FOLDER", help="where the backbone's embeddings are kept")
     if label is not None:
         parser.add_argument("--label", metavar="NAME", help=f"the column of the classes (default: {label})")
         parser.add_argument("--labels", metavar="FILE", help="the classes of an NPY table, an NPY file as well")
@@ -103,6 +110,39 @@ def check_packages(prog: str, packages: Sequence[str], install: str = INSTALL) -
             importlib.import_module(package)
 
 
+def open_model(prog: str, options: argparse.Namespace, *, held: bool = False) -> Model:
+    """Read the model that the options name, with the backbone that embeds its pictures, if it has any.
+
+    Raises:
+        InputError: As `load_model`; another backbone than in fit, or none; pictures for a model of tables, or the other
+            way round.
+    """
+    model = load_model(options.model, held=held)
+    table = None if options.table is None else Path(options.table)
+    if model.encoding is None or not has_pictures(model):
+        if options.backbone is not None:
+            fail(prog, "--backbone", "come with a model of pictures", "one of a table", "Leave it out.")
+        if table is not None and are_pictures(table):
+            got = f"the pictures {table}"
+            fail(prog, "path", "be a table, as the model was fitted to", got, "Pass a table, or fit to pictures.")
+        return model
+    if table is None:
+        return model
+    if table.suffix.lower() in {".npy", ".npz"}:
+        remedy = "Pass a folder of them, or a table with their paths in that column."
+        fail(prog, "path", "hold pictures, as the model was fitted to", table, remedy)
+    found = [
+        each.attach(prog, options.backbone, options.cache) if isinstance(each, Picture) else each
+        for each in model.encoding.columns
+    ]
+    return model._replace(encoding=Encoding(tuple(found)))
+
+
+def has_pictures(model: Model) -> bool:
+    """Return whether a model was fitted to pictures, or to a table with some."""
+    return model.encoding is not None and any(isinstance(column, Picture) for column in model.encoding.columns)
+
+
 def name_label(option: str | None, model: Model | None) -> str:
     """Return what the column of the classes is called: as an option says, or else as in fit."""
     return option or (LABEL if model is None else str(model.metadata.get("label", LABEL)))
@@ -133,7 +173,7 @@ def open_rows(
         MissingPackageError: As `open_table`.
         InputError: As `open_table`; or a column holds something else than in fit, as far as the first rows tell.
     """
-    table = open_table(prog, Path(options.table), wanted, labels)
+    table = open_table(prog, Path(options.table), wanted._replace(skip_broken=options.skip_broken), labels)
     first = next(table.blocks)
     notes = check_kinds(prog, table, first, model.encoding)
     return table._replace(blocks=chain([first], table.blocks), notes=(*table.notes, *notes))

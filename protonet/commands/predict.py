@@ -25,15 +25,19 @@ from protonet.commands.folder import Part, Tick, claim_folder, list_parts, name_
 from protonet.commands.models import (
     check_paths,
     classify_block,
+    has_pictures,
     list_notes,
     make_parser,
     map_blocks,
+    open_model,
     open_rows,
     show_notes,
     want,
 )
 from protonet.files import Model, load_model
 from protonet.metrics import find_threshold, score_known
+from protonet.tables.formats import PICTURE
+from protonet.tables.pictures.reading import are_pictures
 from protonet.tables.table import Block, Table
 
 PROG = "protonet predict"
@@ -49,6 +53,7 @@ class Asked(NamedTuple):
     threshold: float | None  #: Rows of no higher score than this are unknown, and have no probability; None if none.
     everything: bool  #: Add the probabilities of all classes, in the model's order.
     numbered: bool  #: Begin with the number of each row, from 0.
+    pictured: bool = False  #: Name each row's picture, before its class.
 
 
 def run(arguments: Sequence[str] | None) -> None:
@@ -73,15 +78,16 @@ def run(arguments: Sequence[str] | None) -> None:
     some.add_argument("--jobs", metavar="N", help="of a folder: processes, of one thread each (default: one a core)")
     some.add_argument("--dask", metavar="ADDRESS", help="of a folder: the Dask scheduler whose workers do it instead")
     options = parser.parse_args(arguments)
-    if Path(options.table).is_dir():
+    if Path(options.table).is_dir() and not has_pictures(load_model(options.model)):
         predict_folder(options)
         return
     for name in ("jobs", "dask"):
         if getattr(options, name) is not None:
-            fail(PROG, f"--{name}", "come with a folder", options.table, "Leave it out, or pass a folder.")
+            fail(PROG, f"--{name}", "come with a folder of tables", options.table, "Leave it out, or pass one.")
     outputs = check_paths(PROG, options, {"output": (".csv",)}, [options.model, options.table])
-    model = load_model(options.model)
-    asked = ask(model, options)
+    model = open_model(PROG, options)
+    pictured = model.metadata.get("id") is None and are_pictures(Path(options.table))
+    asked = ask(model, options)._replace(pictured=pictured)
     table, blocks = open_blocks(model, asked, options)
     work = partial(format_predictions, model, table, asked)
 
@@ -141,7 +147,7 @@ def predict_part(path: str, digest: str, asked: Asked, part: Part, tick: Tick) -
     def write(file: BinaryIO) -> None:
         file.write(format_header(model, asked).encode())
         if part.rows:
-            table, blocks = open_blocks(model, asked, argparse.Namespace(table=str(part.table)))
+            table, blocks = open_blocks(model, asked, argparse.Namespace(table=str(part.table), skip_broken=False))
             for block in blocks:
                 file.write(format_predictions(model, table, asked, block).encode())
                 tick(len(block.rows))
@@ -182,7 +188,8 @@ def ask(model: Model, options: argparse.Namespace) -> Asked:
 def open_blocks(model: Model, asked: Asked, options: argparse.Namespace) -> tuple[Table, Iterable[Block]]:
     """Open the table that the options name; return it, and its rows with what comes before their classes."""
     table = open_rows(PROG, options, model, want(model, None, labelled=False, beside=model.metadata.get("id")))
-    return table, number_rows(table.blocks) if asked.numbered else table.blocks
+    blocks: Iterable[Block] = number_rows(table.blocks) if asked.numbered else table.blocks
+    return table, name_pictures(blocks, (model.columns or ()).index(PICTURE)) if asked.pictured else blocks
 
 
 def copy_to_stdout(file: BinaryIO) -> None:
@@ -224,10 +231,16 @@ def number_rows(blocks: Iterable[Block]) -> Iterator[Block]:
         yield block._replace(beside=(np.array(block.numbers), *block.beside))
 
 
+def name_pictures(blocks: Iterable[Block], column: int) -> Iterator[Block]:
+    """Yield the blocks with the paths of the pictures of a column as the last of the columns beside."""
+    for block in blocks:
+        yield block._replace(beside=(*block.beside, block.columns[column]))
+
+
 def format_header(model: Model, asked: Asked) -> str:
     """Return the names of the columns as a line of CSV."""
     row_id: Any = model.metadata.get("id")
-    first = [ROW] * asked.numbered + [str(row_id)] * (row_id is not None)
+    first = [ROW] * asked.numbered + [str(row_id)] * (row_id is not None) + [PICTURE] * asked.pictured
     more = [f"P({name})" for name in model.classes] if asked.everything else []
     return ",".join(map(quote, [*first, "class", "probability", *more])) + "\n"
 

@@ -9,8 +9,7 @@ from protonet._checks import show
 from protonet._writing import write_whole
 from protonet.commands.common import format_csv, format_table, parse_whole
 from protonet.commands.data import check_table, read_cells, read_unlabelled
-from protonet.commands.models import LABEL, check_paths, make_parser, name_label, show_notes, suggest
-from protonet.files import load_model
+from protonet.commands.models import LABEL, check_paths, make_parser, name_label, open_model, show_notes, suggest
 
 PROG = "protonet suggest"
 
@@ -34,14 +33,16 @@ def run(arguments: Sequence[str] | None) -> None:
     n = parse_whole(PROG, "-n", options.n, low=1)
     check_table(PROG, options)
     outputs = check_paths(PROG, options, {"output": (".csv",)}, [options.model, options.table])
-    model = None if options.model is None else load_model(options.model)
+    model = None if options.model is None else open_model(PROG, options)
     label = name_label(options.label, model)
     rows = read_unlabelled(PROG, options, model, label)
     names = [] if model is None else [show(name) for name in model.classes]
     network, known = (None, rows.x[rows.known]) if model is None else (model.network, None)
     chosen = suggest(PROG, network, rows.x, n, names, rows=rows.left, known=known)
     if "output" in outputs:
-        header, cells = read_cells(PROG, Path(options.table), label, [each.row for each in chosen])
+        header, cells = read_cells(
+            PROG, Path(options.table), label, [each.row for each in chosen], skip_broken=options.skip_broken
+        )
         lines = [[*header, label], *([*own, ""] for own in cells)]
         write_whole(outputs["output"], lambda file: file.write(format_csv(lines).encode()))
     show_notes(rows.table, quiet=options.quiet)

@@ -19,10 +19,11 @@ from protonet.commands.models import (
     keep_crossfit,
     make_parser,
     number_classes,
+    open_model,
     show_notes,
     want,
 )
-from protonet.files import Model, load_model, save_model
+from protonet.files import Model, save_model
 from protonet.fit.crossfit import Crossfit, predict_held, unpack, update
 from protonet.tables.features import check_kinds, encode_block
 from protonet.tables.table import read_table
@@ -51,10 +52,11 @@ def run(arguments: Sequence[str] | None) -> None:
             fail(PROG, "arguments", "say where the new model goes", "neither -o nor --in-place", remedy)
         options.output = options.model
     output = check_paths(PROG, options, {"output": MODELS}, [options.table, options.labels])["output"]
-    model = load_model(options.model, held=True)
+    model = open_model(PROG, options, held=True)
     crossed = open_crossfit(model)
     group = model.metadata.get("group")
     wanted = want(model, options.label, labelled=True, beside=None if group is None else str(group))
+    wanted = wanted._replace(skip_broken=options.skip_broken)
     table, block = read_table(PROG, Path(options.table), wanted, options.labels and Path(options.labels))
     notes = check_kinds(PROG, table, block, model.encoding)
     x, labels, beside = encode_block(PROG, table, block, model.encoding), block.labels, block.beside

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 #: Files with other suffixes are ignored.
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
 
+#: What Pillow raises for a file that is no image, or damaged; and for one with too many pixels, by `open_plain`.
+UNREADABLE_IMAGE = (OSError, SyntaxError, ValueError)
+
 
 def list_folders(folder: Path) -> list[Path]:
     """List the folders in a folder in sorted order, without hidden ones; none if there is no such folder."""
@@ -39,9 +42,8 @@ def read_image(function: str, argument: str, path: Path, *, size: int | None, co
     with optional_packages(function, "pip install pillow"):
         from PIL import Image  # noqa: PLC0415 - optional
     try:
-        with Image.open(path) as image:
-            pixels = _make_plain(image).convert("RGB" if colour else "L")
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # what Pillow raises
+        pixels = open_plain(path).convert("RGB" if colour else "L")
+    except UNREADABLE_IMAGE as error:
         got = f"{path} ({type(error).__name__})"
         fail(function, argument, "hold images that can be read", got, "Replace that file.")
     if size is not None:
@@ -49,12 +51,30 @@ def read_image(function: str, argument: str, path: Path, *, size: int | None, co
     return np.asarray(pixels, np.uint8)
 
 
+def open_plain(path: Path, least: int | None = None) -> Image:
+    """Open and decode an image, the way up that its camera says, of 8 bits per channel, without transparency.
+
+    A JPEG of more than twice ``least`` pixels per side may come smaller, which is read faster. What Pillow raises for a
+    file that is no image, or damaged, is one of ``UNREADABLE_IMAGE``.
+    """
+    from PIL import Image, ImageOps  # noqa: PLC0415 - optional
+
+    try:
+        with Image.open(path) as image:
+            if least is not None:
+                image.draft(None, (least, least))
+            return _make_plain(ImageOps.exif_transpose(image))
+    except Image.DecompressionBombError as error:
+        raise ValueError("too many pixels") from error
+
+
 def _make_plain(image: Image) -> Image:
-    """Return an image of 8 bits per channel, without transparency unless it had 16 bits of grey."""
+    """Return a decoded image of 8 bits per channel, without transparency unless it had 16 bits of grey."""
     from PIL import Image  # noqa: PLC0415 - optional
 
     if image.mode.startswith("I"):  # 16 bits of grey, which convert would clip
         return Image.fromarray((np.asarray(image) / 257).round().clip(0, 255).astype(np.uint8))
     if "A" in image.getbands() or "transparency" in image.info:
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
+    image.load()
     return image

@@ -1,8 +1,9 @@
-"""Model files and ONNX."""
+"""Model files, ONNX, and the embeddings of pictures' files."""
 
 from __future__ import annotations
 
 from protonet.files.model import INSTALL, Model, load_model, read_versions, save_model
 from protonet.files.onnx import export_onnx
+from protonet.tables.pictures.backbone import embed_pictures
 
-__all__ = ["INSTALL", "Model", "export_onnx", "load_model", "read_versions", "save_model"]
+__all__ = ["INSTALL", "Model", "embed_pictures", "export_onnx", "load_model", "read_versions", "save_model"]

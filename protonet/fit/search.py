@@ -20,6 +20,7 @@ from protonet.views import KINDS
 from protonet.views.judge import Candidate, Judge
 from protonet.views.linear import Linear, LinearKind
 from protonet.views.mlp import MLPKind, Plan
+from protonet.views.radial import RadialKind
 from protonet.views.shifts import find_order
 from protonet.views.view import Kind, Rows, Specification
 
@@ -48,6 +49,11 @@ class Search:
     def with_kind(self, kind: Kind) -> Search:
         """Return the search with another one of a kind that it has."""
         return replace(self, kinds=tuple(kind if type(each) is type(kind) else each for each in self.kinds))
+
+    def with_spans(self, spans: Sequence[tuple[int, int]]) -> Search:
+        """Return the search with views of some spans of neighbouring features alone: (first, behind the last) each."""
+        kinds = (kind.with_spans(spans) if isinstance(kind, RadialKind) else kind for kind in self.kinds)
+        return replace(self, kinds=tuple(kinds)) if spans else self
 
     def without(self, kind: type[Kind]) -> Search:
         """Return the search without a kind."""

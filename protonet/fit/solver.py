@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -111,12 +111,13 @@ def solve_problem(
     weights: Tensor | None = None,
     groups: Tensor | None = None,
     blocks: Tensor | None = None,
+    spans: Sequence[tuple[int, int]] = (),
     unlabelled: Unlabelled | None = None,
 ) -> Solution:
     """Do what `solve` does, and also return what was chosen and the rows, for `fit_choice` to fit to some of them.
 
     Args:
-        train_loader: As in `solve`, and so are all but weights, groups and blocks.
+        train_loader: As in `solve`, and so are all but weights, groups, blocks and spans.
         val_loader: The same.
         metadata: The same.
         time_limit: The same.
@@ -126,13 +127,14 @@ def solve_problem(
         weights: (n,) > 0 of the rows in the order of the loaders; only how they differ matters. None for equal ones.
         groups: (n,) int64 in the same order: rows of one group are held out together. None for each alone.
         blocks: (dim,) as in `protonet.views.view.Rows`.
+        spans: As in `protonet.fit.search.Search.with_spans`.
         unlabelled: As in `solve`.
     """
     started = time.monotonic()
     metadata = _check_metadata(metadata)
     time_limit = check_number("solve", "time_limit", time_limit, low=0)
     seed = check_int("solve", "seed", seed, low=0, high=2**63 - 1)
-    search = _check_effort(effort)
+    search = _check_effort(effort).with_spans(spans)
     if progress is not None and not callable(progress):
         fail_type("solve", "progress", "be a function of a stage and a share", type(progress).__name__, "Pass None.")
     progress = progress or ignore

@@ -32,14 +32,17 @@ class Features(NamedTuple):
     notes: tuple[str, ...]  #: What a person should know of them, a line each.
 
 
-def choose_features(prog: str, table: Table, block: Block, kinds: Mapping[str, str], *, named: bool) -> Features:
+def choose_features(
+    prog: str, table: Table, block: Block, kinds: Mapping[str, str | Column], *, named: bool
+) -> Features:
     """Take each column of a table for something, and leave out what is of no use or none for new rows.
 
     Args:
         prog: The command's name, for messages.
         table: The table.
         block: All of its rows, with classes.
-        kinds: By a column's name, what a person says that it holds, of `protonet.tables.columns.recognise.NAMES`.
+        kinds: By a column's name, what a person says that it holds, of `protonet.tables.columns.recognise.NAMES`; or
+            the column itself, which takes no fitting.
         named: Whether a person has named the columns: then none is taken for a row's number.
 
     Raises:
@@ -81,7 +84,12 @@ def read_once(column: Column, cells: np.ndarray) -> np.ndarray:
 
 
 def take_columns(
-    prog: str, columns: Mapping[str, np.ndarray], kinds: Mapping[str, str], *, keep: str, argument: str = "--column"
+    prog: str,
+    columns: Mapping[str, np.ndarray],
+    kinds: Mapping[str, str | Column],
+    *,
+    keep: str,
+    argument: str = "--column",
 ) -> dict[str, Verdict]:
     """Take each column for something.
 
@@ -100,8 +108,10 @@ def take_columns(
             fail(prog, argument, "name a feature of the table", show(name), "Look at its header.")
     verdicts: dict[str, Verdict] = {}
     for name, cells in columns.items():
-        if name in kinds:
-            verdicts[name] = Verdict(fit_named(prog, name, kinds[name], cells, argument), "")
+        kind = kinds.get(name)
+        if kind is not None:
+            fitted = fit_named(prog, name, kind, cells, argument) if isinstance(kind, str) else kind
+            verdicts[name] = Verdict(fitted, "")
             continue
         verdict = recognise(cells)
         if isinstance(verdict.column, Number) and keep and not verdict.column.missing:

@@ -17,6 +17,7 @@ import numpy as np
 from protonet._checks import fail, optional_packages
 from protonet.datasets.delimited import read_rows
 from protonet.datasets.files import UNREADABLE, check_names, read_arrays
+from protonet.tables.pictures.reading import MOST_NAMED, are_pictures, find_broken, list_pictures
 
 #: Cells that are read at a time.
 CELLS = 2**20
@@ -27,6 +28,8 @@ SUFFIXES = (*TEXTS, *(f"{suffix}.gz" for suffix in TEXTS), ".npz", ".npy", ".par
 #: What Excel shows where there is no value.
 ERRORS = {"#N/A", "#DIV/0!", "#NAME?", "#NULL!", "#NUM!", "#REF!", "#VALUE!"}
 COUNTED = "row {} (counted from 0)"
+#: The column of the paths of pictures in folders, and how many of them are a block.
+PICTURE, PICTURES_AT_ONCE = "picture", 256
 
 
 class Raw(NamedTuple):
@@ -50,20 +53,36 @@ class Source(NamedTuple):
     rows: int | None = None  #: How many there are; None where only reading it tells.
 
 
-def open_source(prog: str, path: Path, labels: Path | None = None, *, labelled: bool = False) -> Source:
+def open_source(
+    prog: str,
+    path: Path,
+    labels: Path | None = None,
+    *,
+    label: str = "label",
+    labelled: bool = False,
+    skip_broken: bool = False,
+) -> Source:
     """Open a file by what its name ends in; "-" is a table of text from the standard input.
+
+    A folder of pictures, or one picture, is a table of their paths.
 
     Args:
         prog: The command's name, for messages.
         path: The file.
         labels: An NPY file of the classes (n,), beside one of rows.
-        labelled: Must an NPZ file hold classes?
+        label: What the column of the classes of pictures in folders is called.
+        labelled: Must an NPZ file or a folder hold classes?
+        skip_broken: Leave out pictures that cannot be decoded.
 
     Raises:
         MissingPackageError: The file is Parquet or Excel, and the package that reads it is missing.
         InputError: There is no such file, or it cannot be read; the message says where.
     """
     name = path.name.lower()
+    if are_pictures(path):
+        return open_pictures(prog, path, label, labelled=labelled, skip_broken=skip_broken)
+    if not path.suffix and path != Path("-") and not path.exists():
+        fail(prog, "path", "be a table or a folder that exists", path, "Pass another path.")
     if path != Path("-") and not name.endswith(SUFFIXES):
         fail(prog, "path", f"end in {', '.join(SUFFIXES)}", path, "Save the table as one of these.")
     if name.endswith((".npz", ".npy")):
@@ -71,6 +90,38 @@ def open_source(prog: str, path: Path, labels: Path | None = None, *, labelled: 
     if name.endswith(".parquet"):
         return open_parquet(prog, path)
     return open_excel(prog, path) if name.endswith(".xlsx") else open_csv(prog, path)
+
+
+def open_pictures(prog: str, path: Path, label: str, *, labelled: bool, skip_broken: bool) -> Source:
+    """Open a folder of pictures, or one picture: a column of their paths and, if there are classes, one of these."""
+    paths, classes, notes = list_pictures(prog, path, labelled=labelled)
+    if skip_broken:
+        broken = find_broken(prog, paths)
+        lost = [str(each) for each, own in zip(paths, broken, strict=True) if own]
+        kept = [number for number, own in enumerate(broken) if not own]
+        if lost:
+            more = f" and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
+            notes.append(f"{len(lost)} of {len(paths)} pictures cannot be read: {', '.join(lost[:MOST_NAMED])}{more}")
+        if not kept:
+            fail(prog, "path", "hold pictures that can be read", f"none of {len(paths)} in {path}", "Look at them.")
+        if classes is not None:
+            gone = set(classes) - {classes[number] for number in kept} if labelled else set()
+            if gone:
+                remedy = "Add one, or remove the folder."
+                got = f"broken ones alone in {path / min(gone)}"
+                fail(prog, "path", "have a picture in every class folder", got, remedy)
+            classes = [classes[number] for number in kept]
+        paths = [paths[number] for number in kept]
+
+    columns = [list(map(str, paths))] + ([] if classes is None else [classes])
+
+    def read(places: Sequence[int]) -> Iterator[Raw]:
+        for first in range(0, len(paths), PICTURES_AT_ONCE):
+            rows = range(first, min(first + PICTURES_AT_ONCE, len(paths)))
+            yield Raw([to_text(columns[at][rows.start : rows.stop], len(rows)) for at in places], rows)
+
+    header = [PICTURE, label][: len(columns)]
+    return Source(header, len(header), "picture {} (counted from 0)", read, tuple(notes), len(paths))
 
 
 def open_csv(prog: str, path: Path) -> Source:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from protonet._checks import fail, show
-from protonet.tables.formats import Raw, Source, open_source
+from protonet.tables.formats import PICTURE, Raw, Source, open_source
 
 #: What stands for no class, in lower case; "none" and "?" may be classes.
 NO_CLASS = frozenset({"", "na", "#n/a", "<na>", "nan", "null", "nat"})
@@ -36,6 +36,7 @@ class Wanted(NamedTuple):
     beside: tuple[str, ...] = ()  #: Columns that are read as text beside: a row's group, its name.
     ignored: tuple[str, ...] = ()  #: Columns that are no features, where the table has them.
     partly: bool = False  #: May rows lack a class? Then a column of that name is read as text, "" for no class.
+    skip_broken: bool = False  #: Are pictures that cannot be decoded left out? If not, they are an error.
     typed: bool = False  #: Did a person name ``columns`` and ``ignored``? If not, they are a model's.
 
 
@@ -94,7 +95,8 @@ def open_table(prog: str, path: Path, wanted: Wanted, labels: Path | None = None
         fail(prog, "--labels", "come with an NPY file of rows", path, "Leave it out: that file holds its classes.")
     if wanted.labelled and labels is None and path.suffix.lower() == ".npy":
         fail(prog, "--labels", "name the file of the classes", f"none beside {path}", "Save them with numpy.save.")
-    source = open_source(prog, path, labels, labelled=wanted.labelled)
+    labelled, skip_broken = wanted.labelled, wanted.skip_broken
+    source = open_source(prog, path, labels, label=wanted.label, labelled=labelled, skip_broken=skip_broken)
     if source.header is None:
         asked = (*wanted.beside, *((wanted.columns or ()) + wanted.ignored if wanted.typed else ()))
         if asked:
@@ -167,6 +169,8 @@ def _choose_columns(prog: str, path: Path, source: Source, wanted: Wanted) -> tu
         missing = [name for name in wanted.columns if name not in set(features)]
         if missing:
             remedy = "Name the columns as in the table that the model was fitted to."
+            if missing == [PICTURE]:
+                remedy = "The model was fitted to pictures: pass a folder of them."
             fail(prog, "path", "have the model's columns", f"{path} without {list_names(missing)}", remedy)
         features = list(wanted.columns)
     if not features:

@@ -54,16 +54,18 @@ class Linear:
 
     Args:
         scaling: One of ``SCALINGS``.
+        span: The first column that is read, and the one behind the last; None for all.
     """
 
     scaling: str
+    span: tuple[int, int] | None = None
     source: ClassVar[Specification | None] = None
     shifted: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
-        """The scaling."""
-        return self.scaling
+        """The scaling, and which columns it is of."""
+        return self.scaling if self.span is None else f"{self.scaling} {self.span[0]}-{self.span[1] - 1}"
 
     @property
     def least_degrees(self) -> int:
@@ -75,6 +77,9 @@ class Linear:
 
         Source: standardised and whitened views as in Snell et al. 2017 (cosine prototypes) after LDA's sphering.
         """
+        seen = rows.features
+        if self.span is not None:
+            rows = rows.take_columns(*self.span)
         features, shares = rows.features, rows.shares
         dim, scaling = features.shape[1], self.scaling
         shift = torch.zeros(dim, dtype=torch.float64)
@@ -97,8 +102,8 @@ class Linear:
                 gain *= _relevance(rows)
         if scaling == "whitened":
             gain, basis, coefficient = _whitening(rows)
-        affine = LinearMap(shift, gain, basis, coefficient)
-        size = affine(features[:CHUNK]).square().mean().sqrt().clamp_min(LINEAR.tiny)
+        affine = LinearMap(shift, gain, basis, coefficient, None if self.span is None else self.span[0])
+        size = affine(seen[:CHUNK]).square().mean().sqrt().clamp_min(LINEAR.tiny)
         affine.gain /= size
         affine.coefficient /= size
         return LinearView(affine, bias=0.0 if scaling in {"raw", "centred"} else LINEAR.bias)

@@ -139,6 +139,11 @@ class RadialKind:
             return cls(tuple(view for view in VIEWS if view.source != RELEVANT), (1.0, 4.0), (1e-2, 1e-1))
         return cls()
 
+    def with_spans(self, spans: Sequence[tuple[int, int]]) -> RadialKind:
+        """Return the same, and Gaussian views of each of some spans of columns alone."""
+        own = [Radial(Linear("standardised", span), 2) for span in spans]
+        return replace(self, views=(*self.views, *own))
+
     def unjudged(self) -> RadialKind:
         """Return the same views, with one bandwidth and ridge."""
         return RadialKind(self.views, UNJUDGED[:1], UNJUDGED[1:])
@@ -260,7 +265,7 @@ class RadialView(View):
     def restore(cls, stored: Stored, source: LinearMap | None, input_dim: int) -> RadialView:
         """Build the view again."""
         norm, squash = stored.whole("norm", 2, low=1), stored.entry("squash", bool)
-        landmarks = stored.take("landmarks", None, input_dim)
+        landmarks = stored.take("landmarks", None, need_source(source).dim)
         readout, bandwidth = stored.take("readout", len(landmarks), None), float(stored.take("bandwidth"))
         expect(bandwidth > 0 and readout.shape[1] > 0, "a bandwidth that is not positive, or scores of no class")
         return cls(need_source(source), landmarks, readout, bandwidth, norm=norm, squash=squash)

@@ -58,6 +58,11 @@ class Rows(NamedTuple):
         x, labels = self.features[places], self.labels[places]
         return self._replace(features=x, labels=labels, weights=weights, groups=groups)
 
+    def take_columns(self, first: int, stop: int) -> Rows:
+        """Return the rows with some neighbouring features alone."""
+        blocks = None if self.blocks is None else self.blocks[first:stop] - self.blocks[first]
+        return self._replace(features=self.features[:, first:stop], blocks=blocks)
+
 
 class Stored:
     """A part of a model file, which may say anything: whatever is taken from it is checked.
@@ -157,6 +162,7 @@ class LinearMap(nn.Module):
         gain: (dim,) the diagonal part.
         basis: (dim, rank) orthonormal columns; rank may be 0.
         coefficient: (rank,) what is added to the diagonal along each column.
+        first: The first of the ``dim`` columns that are read; None where these are all that there are.
     """
 
     shift: Tensor
@@ -164,15 +170,20 @@ class LinearMap(nn.Module):
     basis: Tensor
     coefficient: Tensor
 
-    def __init__(self, shift: Tensor, gain: Tensor, basis: Tensor, coefficient: Tensor) -> None:
+    def __init__(
+        self, shift: Tensor, gain: Tensor, basis: Tensor, coefficient: Tensor, first: int | None = None
+    ) -> None:
         super().__init__()
         self.dim = len(shift)
         for name, value in (("shift", shift), ("gain", gain), ("basis", basis), ("coefficient", coefficient)):
             self.register_buffer(name, value.to(torch.float32).clone())
+        self.columns = None if first is None else slice(first, first + self.dim)
+        if first is not None:
+            self.register_buffer("first", torch.tensor(first))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map features (n, dim) to (n, dim)."""
-        centred = x - self.shift  # (n, dim)
+        """Map features (n, input_dim) to (n, dim)."""
+        centred = (x if self.columns is None else x[:, self.columns]) - self.shift  # (n, dim)
         if not self.basis.shape[1]:
             return centred.mul_(self.gain)
         return torch.addmm(centred * self.gain, (centred @ self.basis).mul_(self.coefficient), self.basis.T)
@@ -180,12 +191,17 @@ class LinearMap(nn.Module):
     @classmethod
     def restore(cls, stored: Stored, dim: int) -> LinearMap:
         """Build the map again from tensors that may be anything, for ``dim`` features."""
-        shift, coefficient = stored.take("shift", dim), stored.take("coefficient", None)
-        gain = stored.take("gain", len(shift))
-        return cls(shift, gain, stored.take("basis", len(shift), len(coefficient)), coefficient)
+        first = int(stored.take("first", dtype=torch.int64)) if stored.prefix + "first" in stored.tensors else None
+        shift = stored.take("shift", dim if first is None else None)
+        expect(first is None or 0 <= first <= dim - len(shift), "a map of columns that are not there")
+        coefficient, gain = stored.take("coefficient", None), stored.take("gain", len(shift))
+        return cls(shift, gain, stored.take("basis", len(shift), len(coefficient)), coefficient, first)
 
     def add_to_graph(self, graph: Graph, x: str) -> str:
         """Add the map of the value ``x`` to an ONNX graph, and return the name of what it gives."""
+        if self.columns is not None:
+            ends = (np.array([each]) for each in (self.columns.start, self.columns.stop, 1))
+            x = graph.add("Slice", x, *ends)
         centred = graph.add("Sub", x, graph.array(self.shift))
         z = graph.add("Mul", centred, graph.array(self.gain))
         if not self.basis.shape[1]:

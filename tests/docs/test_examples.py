@@ -30,9 +30,11 @@ from protonet.episodes import __main__ as episodes
 from protonet.episodes.compare import make_parser as make_compare_parser
 from protonet.episodes.train import make_parser as make_train_parser
 from tests.docs.blocks import NAMES, ROOT, Block, read_blocks, read_commands, read_extras
+from tests.tables.pictures.cases import write_folders
 
 PYTHON_PAGES = [name for name in NAMES if any(block.language == "python" for block in read_blocks(name))]
 COMMANDS = [(name, command) for name in NAMES for command in read_commands(name)]
+PICTURES = "docs/guide/pictures.md"
 #: Commands that only those who work on the project give, and that are not ours.
 OTHERS = {"pip install pre-commit", "pre-commit install"}
 
@@ -156,7 +158,28 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if any("protonet fit" in c for c in read_commands(name))])
+FITTED = [name for name in NAMES if any("protonet fit" in c for c in read_commands(name)) and name != PICTURES]
+
+
+def test_the_commands_for_pictures_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate(("pictures", "new", "test")):
+        write_folders(tmp_path / name, first=10 * number)
+    shutil.rmtree(tmp_path / "new" / "disc")
+    for path in (tmp_path / "new" / "cross").iterdir():
+        path.rename(tmp_path / "new" / path.name)
+    (tmp_path / "new" / "cross").rmdir()
+    for command in read_commands(PICTURES):
+        words = shlex.split(command)
+        if words[:3] == ["python", "-m", "protonet"]:
+            assert library.main([*words[3:], *["--effort", "fast"] * (words[3] == "fit")]) == 0, capsys.readouterr().err
+    assert "% of 10 rows right" in capsys.readouterr().out
+    assert len((tmp_path / "predicted.csv").read_text(encoding="utf-8").splitlines()) == 6
+
+
+@pytest.mark.parametrize("name", FITTED)
 def test_the_commands_for_a_file_run(
     name: str, tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from protonet import PrototypeNetwork, solve
 from protonet._checks import InputError, InputTypeError
-from protonet.files import Model, export_onnx
+from protonet.files import Model, export_onnx, load_model, save_model
+from protonet.fit.solver import solve_problem
 from protonet.views import radial
 from tests.model_cases import make_model
 from tests.strategies import blobs
@@ -56,6 +57,17 @@ def test_what_solve_gives(tmp_path: Path, limit: int) -> None:
     network = solve([(100 * X, Y)], None, {"param_limit": limit, "num_classes": 7}, effort="fast")
     export_onnx(str(tmp_path / "x"), Model(network, tuple(range(7)), None, {}, {}))
     check(start(tmp_path / "x"), network, 100 * X)
+
+
+def test_views_of_some_columns(tmp_path: Path) -> None:
+    network = solve_problem((X, Y), effort="fast", spans=[(0, 3), (3, X.shape[1])]).network
+    assert any("first" in name for name in network.state_dict())
+    model = Model(network, tuple(range(len(network.prototypes))), None, {}, {})
+    export_onnx(tmp_path / "x.onnx", model)
+    check(start(tmp_path / "x.onnx"), network, X)
+    save_model(tmp_path / "x.safetensors", model)
+    with torch.no_grad():
+        torch.testing.assert_close(load_model(tmp_path / "x.safetensors").network(X), network(X), rtol=0, atol=0)
 
 
 def test_large_read_outs_cancel_as_they_do_in_the_network(tmp_path: Path) -> None:

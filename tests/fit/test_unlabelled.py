@@ -19,6 +19,7 @@ from protonet.fit.strangers import group_strangers
 from protonet.fit.unlabelled import (
     FEWEST_HELD,
     SPREAD,
+    Unlabelled,
     even_shares,
     find_unlike,
     link_neighbours,
@@ -206,7 +207,8 @@ def test_rows_that_mislead_are_not_learned_from() -> None:
 
 def test_none_and_no_rows_change_nothing() -> None:
     x, y = moons(20, 0)
-    networks = [solve([(x, y)], effort="fast", unlabelled=rows) for rows in (None, [], torch.empty(0, 2))]
+    given: list[Unlabelled | None] = [None, [], torch.empty(0, 2)]
+    networks = [solve([(x, y)], effort="fast", unlabelled=rows) for rows in given]
     for network in networks[1:]:
         torch.testing.assert_close(network(x), networks[0](x), rtol=0, atol=0)
 

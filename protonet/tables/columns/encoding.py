@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +15,12 @@ from protonet.tables.columns.category import Category
 from protonet.tables.columns.date import Date
 from protonet.tables.columns.kind import Column
 from protonet.tables.columns.number import Number
+from protonet.tables.columns.picture import Picture
 from protonet.tables.columns.text import Text
 from protonet.views.view import Stored, expect
 
 #: Every kind of column, by its name in model files.
-KINDS: dict[str, type[Column]] = {kind.kind: kind for kind in (Number, Category, Date, Text)}
+KINDS: dict[str, type[Column]] = {kind.kind: kind for kind in (Number, Category, Date, Text, Picture)}
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,26 @@ class Encoding:
 
     @property
     def blocks(self) -> Tensor | None:
-        """Which column each feature (dim,) comes from, for `protonet.views.view.Rows`; None where each is one."""
-        sizes = torch.tensor(self.sizes)
-        return None if int(sizes.max()) == 1 else torch.repeat_interleave(torch.arange(len(sizes)), sizes)
+        """Which column each feature (dim,) comes from, for `protonet.views.view.Rows`; None where each is one.
+
+        A picture's parts count as columns of their own, and so does each number of a backbone.
+        """
+        sizes = [1] * len(self.columns) if self.plain else []
+        for column in () if self.plain else self.columns:
+            sizes += column.blocks if isinstance(column, Picture) else [len(column.parts)]
+        return None if max(sizes) == 1 else torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """The first feature of each of a picture's own parts, and the one behind the last."""
+        found: list[tuple[int, int]] = []
+        first = 0
+        for column, size in zip(self.columns, self.sizes, strict=True):
+            own = column.sizes if isinstance(column, Picture) and column.preprocessing is None else ()
+            ends = [first + sum(own[:place]) for place in range(len(own) + 1)]
+            found += itertools.pairwise(ends)
+            first += size
+        return found
 
     def name_features(self, names: Sequence[str]) -> list[str]:
         """Return a name for each feature, given those of the columns."""

@@ -84,6 +84,14 @@ def take_number(stored: Stored, name: str, low: float = -math.inf, high: float =
     return number
 
 
+def take_numbers(stored: Stored, name: str, count: int) -> tuple[float, ...]:
+    """Take a list of so many finite floats out of a description."""
+    numbers = stored.entry(name, list)
+    sound = all(type(each) is float and math.isfinite(each) for each in numbers) and len(numbers) == count
+    expect(sound, f"no usable entry {name}")
+    return tuple(numbers)
+
+
 def take_names(stored: Stored, name: str) -> tuple[str, ...]:
     """Take a list of different strings out of a description."""
     names = stored.entry(name, list)

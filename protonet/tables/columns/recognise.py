@@ -13,6 +13,7 @@ from protonet.tables.columns.date import Date
 from protonet.tables.columns.kind import Column
 from protonet.tables.columns.number import Number
 from protonet.tables.columns.parsing import are_intervals, find_date_form, find_gaps, find_number_form, write_cells
+from protonet.tables.columns.picture import Picture
 from protonet.tables.columns.text import Text
 
 
@@ -27,7 +28,7 @@ class RecogniseRules:
 
 RULES = RecogniseRules()
 #: The kinds that a person may name.
-NAMES = ("number", "category", "date", "text")
+NAMES = ("number", "category", "date", "text", "picture")
 
 
 class Verdict(NamedTuple):
@@ -84,6 +85,8 @@ def fit_named(prog: str, name: str, kind: str, cells: np.ndarray, argument: str 
     distinct = list(dict.fromkeys(present.tolist()))
     got = f"{name} with cells such as {str(distinct[0])[:50]!r}" if distinct else f"{name}, which is empty"
     text = write_cells(cells)
+    if distinct and kind == "picture" and cells.dtype.kind == "O":
+        return Picture()
     if distinct and kind == "category":
         return Category.fit(cells)
     if distinct and kind == "text" and (fitted := Text.fit(text)).parts:

@@ -1,0 +1,407 @@
+"""Backbones that a person brings: ONNX, torch.export or any callable; the embeddings of pictures by them, cached."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import sqlite3
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protonet._checks import check_int, fail, optional_packages
+from protonet.datasets._cache import cache_folder
+from protonet.tables.columns.kind import take_numbers
+from protonet.tables.pictures.reading import map_pictures, need_pillow, refuse, show_pictures
+from protonet.views.view import Stored, expect
+
+FUNCTION = "embed_pictures"
+INSTALL = 'pip install "protonet[onnx,pictures]"'
+#: What the name of a backbone's file may end in.
+SUFFIXES = (".onnx", ".pt2")
+#: Pictures whose embeddings are kept at once: an interruption costs no more.
+AT_ONCE = 256
+#: From pictures (b, channels, height, width) float32 to embeddings (b, width), or (b, width, 1, 1).
+Network = Callable[[Tensor], Any]
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """What decides a picture's embedding, beside the picture."""
+
+    file: str  #: The name of the backbone's file.
+    digest: str  #: Of its bytes, SHA-256, hexadecimal; "" for a callable.
+    height: int  #: Pixels.
+    width: int
+    channels: int  #: 3, red, green and blue; or 1, grey.
+    mean: tuple[float, ...]  #: By channel, of values in [0, 1]; it is subtracted, ...
+    std: tuple[float, ...]  #: ... and this divided by.
+
+    def tell(self) -> str:
+        """Return what people read of it."""
+        return f"{self.file} ({self.digest[:8]}), {self.width} x {self.height}, mean {self.mean}, std {self.std}"
+
+    def describe(self) -> dict[str, Any]:
+        """Return the fields."""
+        return asdict(self) | {"mean": list(self.mean), "std": list(self.std)}
+
+    @classmethod
+    def restore(cls, stored: Stored) -> Preprocessing:
+        """Build it again from a description that may say anything."""
+        channels = stored.whole("channels", 3, low=1)
+        height, width = (stored.whole(name, 2**15, low=1) for name in ("height", "width"))
+        mean, std = (take_numbers(stored, name, channels) for name in ("mean", "std"))
+        expect(all(each > 0 for each in std), "a backbone's std that is not positive")
+        return cls(stored.entry("file", str), stored.entry("digest", str), height, width, channels, mean, std)
+
+
+class _Opened(NamedTuple):
+    """A backbone's file."""
+
+    network: Network
+    shape: tuple[int | None, ...]  #: Of its input, None for any size.
+    settings: dict[str, str]  #: What its metadata say of size, mean and std.
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A network that embeds pictures, and how they are brought to it.
+
+    Args:
+        network: It.
+        preprocessing: How.
+        width: Of an embedding.
+        batch: How many pictures it takes at a time; None for any number.
+        cache: The folder of embeddings, or None for none.
+    """
+
+    network: Network
+    preprocessing: Preprocessing
+    width: int
+    batch: int | None = None
+    cache: Path | None = None
+
+    def embed(self, paths: Sequence[Path], *, shown: bool = False) -> np.ndarray:
+        """Return the embeddings (n, width) float32 of pictures, each by itself; those that are cached are read.
+
+        Raises:
+            InputError: A picture cannot be read, or an embedding is not finite.
+        """
+        need_pillow(FUNCTION)
+        digests = [hash_file(path) for path in paths]
+        found: dict[str, np.ndarray] = {}
+        with _open_cache(self.cache, self.preprocessing) as store:
+            found |= store.read(digests, self.width)
+            missing = [digest for digest in dict.fromkeys(digests) if digest not in found]
+            first = dict(zip(reversed(digests), reversed(paths), strict=True))
+            with show_pictures(len(missing), shown=shown) as bar:
+                for start in range(0, len(missing), AT_ONCE):
+                    part = missing[start : start + AT_ONCE]
+                    own = self._compute([first[digest] for digest in part])
+                    found |= dict(zip(part, own, strict=True))
+                    store.write(part, own)
+                    bar.update(len(part))
+        return np.stack([found[digest] for digest in digests])
+
+    def _compute(self, paths: Sequence[Path]) -> np.ndarray:
+        """Return the embeddings (n, width) of pictures."""
+        settings = self.preprocessing
+        mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (settings.mean, settings.std))
+
+        def work(pixels: Tensor) -> Tensor:
+            x = (pixels.float() / 255 - mean) / std
+            parts = [_run(self.network, part, self.preprocessing.file) for part in x.split(self.batch or len(x))]
+            return torch.cat(parts)
+
+        grey = settings.channels == 1
+        found = map_pictures(paths, settings.height, settings.width, work, grey=grey).numpy()
+        if not np.isfinite(found).all():
+            at = int(np.flatnonzero(~np.isfinite(found).all(axis=1))[0])
+            remedy = "Mend the backbone, or --mean and --std."
+            fail(FUNCTION, "backbone", "give finite numbers", f"others for {paths[at]}", remedy)
+        return found
+
+
+def _run(network: Network, x: Tensor, name: str) -> Tensor:
+    """Return the embeddings (b, width) float32 of pictures (b, channels, height, width)."""
+    try:
+        found = network(x)
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        got = f"{name} with {tuple(x.shape)}: {reason}"
+        fail(FUNCTION, "backbone", "take pictures of that size", got, "Pass --size as it was trained.")
+    rows = torch.as_tensor(found[0] if isinstance(found, (tuple, list)) else found).detach().float()
+    if rows.ndim > 2 and math.prod(rows.shape[2:]) == 1:
+        rows = rows.flatten(1)
+    if rows.ndim != 2 or len(rows) != len(x):
+        got = f"{tuple(rows.shape)} for {len(x)} by {name}"
+        remedy = "Export it with its pooling, without its map of places."
+        fail(FUNCTION, "backbone", "give an embedding (n, width) of n pictures", got, remedy)
+    return rows
+
+
+def open_backbone(
+    backbone: str | Path | Network,
+    *,
+    size: int | tuple[int, int] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    cache: str | Path | None = None,
+) -> Backbone:
+    """Open a backbone.
+
+    Args:
+        backbone: A file, ``.onnx`` or ``.pt2`` (`torch.export.save`, which may run code of the file: open your own),
+            whose first input is pictures (n, channels, height, width) or flat grey ones (n, height * width), and whose
+            first output embeddings (n, width); or a callable of such tensors.
+        size: Height and width in pixels, or both as one; None for what the file says.
+        mean: By channel, of values in [0, 1]; None for what the file's metadata say, or else 0.
+        std: The same, or else 1.
+        cache: A folder to keep embeddings in; None for ``pictures`` in the cache's folder. Those of a callable are not
+            kept.
+
+    Raises:
+        MissingPackageError: ONNX Runtime is missing.
+        InputError: No such file, or none of these; another size than it takes; an output of another rank.
+    """
+    digest, path = "", None
+    if callable(backbone):
+        opened = _Opened(backbone, (None, 3, None, None), {})
+        name = getattr(backbone, "__name__", type(backbone).__name__)
+    else:
+        path = Path(backbone)
+        if path.suffix.lower() not in SUFFIXES or not path.is_file():
+            fail(FUNCTION, "backbone", f"be a file that ends in {' or '.join(SUFFIXES)}", path, "Export it as one.")
+        digest, name = hash_file(path), path.name
+        opened = _open_onnx(path) if path.suffix.lower() == ".onnx" else _open_exported(path)
+    network, shape, settings = opened
+    height, width = _choose_size(name, shape, size, settings.get("size"))
+    channels = 1 if len(shape) == 2 else shape[1]
+    if channels not in {1, 3}:
+        fail(FUNCTION, "backbone", "take pictures of 1 or 3 channels", f"{name} with {shape}", "Export it so.")
+    mean, std = (
+        _choose_numbers(given, argument, settings.get(argument), otherwise, channels)
+        for given, argument, otherwise in ((mean, "mean", 0.0), (std, "std", 1.0))
+    )
+    if not all(each > 0 for each in std):
+        fail(FUNCTION, "std", "be above 0", std, "Pass what the backbone was trained with.")
+    flat = network
+    if len(shape) == 2:
+        network = lambda x: flat(x.flatten(1))  # noqa: E731 - a function of one line
+    preprocessing = Preprocessing(name, digest, height, width, channels, tuple(mean), tuple(std))
+    batch = shape[0]
+    trial = _run(network, torch.zeros(batch or 1, channels, height, width), name)
+    folder = None if path is None else Path(cache) if cache is not None else cache_folder() / "pictures"
+    return Backbone(network, preprocessing, trial.shape[1], batch, folder)
+
+
+def embed_pictures(
+    paths: Sequence[str | Path],
+    backbone: str | Path | Network,
+    *,
+    size: int | tuple[int, int] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    cache: str | Path | None = None,
+    shown: bool = False,
+) -> np.ndarray:
+    """Embed pictures by a backbone: what the command ``fit --backbone`` gives the solver.
+
+    Args:
+        paths: Of the pictures, at least one.
+        backbone: As in `open_backbone`, and so are the others.
+        size: The same.
+        mean: The same.
+        std: The same.
+        cache: The same.
+        shown: Show progress on stderr.
+
+    Returns:
+        (n, width) float32.
+
+    Raises:
+        MissingPackageError: Pillow or ONNX Runtime is missing.
+        InputError: As `open_backbone`; no path; a picture that cannot be read.
+    """
+    if not len(paths):
+        fail(FUNCTION, "paths", "name a picture", "none", "Pass paths.")
+    opened = open_backbone(backbone, size=size, mean=mean, std=std, cache=cache)
+    return opened.embed(list(map(Path, paths)), shown=shown)
+
+
+def _open_onnx(path: Path) -> _Opened:
+    """Open an ONNX file."""
+    with optional_packages(FUNCTION, INSTALL):
+        import onnxruntime  # noqa: PLC0415 - optional
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1  # each thread of ours computes alone
+    options.log_severity_level = 4
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        _refuse_file(path, error)
+    inputs, output = session.get_inputs(), session.get_outputs()[0].name
+    shape = _check_inputs(path, [tuple(each.shape) for each in inputs])
+
+    def run(x: Tensor) -> Tensor:
+        (found,) = session.run([output], {inputs[0].name: x.numpy()})
+        return torch.from_numpy(np.ascontiguousarray(found))
+
+    return _Opened(run, shape, dict(session.get_modelmeta().custom_metadata_map))
+
+
+def _open_exported(path: Path) -> _Opened:
+    """Open a file of `torch.export.save`."""
+    extra = dict.fromkeys(("size", "mean", "std"), "")
+    try:
+        program = torch.export.load(path, extra_files=extra)
+        names = set(program.graph_signature.user_inputs)
+        nodes = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
+        shapes = [tuple(node.meta["val"].shape) for node in nodes]
+        network = program.module()
+    except Exception as error:
+        _refuse_file(path, error)
+    return _Opened(network, _check_inputs(path, shapes), {name: text for name, text in extra.items() if text})
+
+
+def _refuse_file(path: Path, error: Exception) -> NoReturn:
+    """Raise an InputError: a file is no backbone."""
+    reason = type(error).__name__
+    fail(FUNCTION, "backbone", "be a network that can be opened", f"{path} ({reason})", "Export it again.")
+
+
+def _check_inputs(path: Path, shapes: list[tuple[Any, ...]]) -> tuple[int | None, ...]:
+    """Return the shape of the only input, None for what may be of any size."""
+    if len(shapes) != 1 or len(shapes[0]) not in {2, 4}:
+        got = f"{path} with inputs of {shapes}"
+        fail(FUNCTION, "backbone", "take pictures (n, channels, height, width) alone", got, "Export it so.")
+    return tuple(each if type(each) is int else None for each in shapes[0])
+
+
+def _choose_size(
+    name: str, shape: tuple[int | None, ...], size: int | tuple[int, int] | None, said: str | None
+) -> tuple[int, int]:
+    """Return height and width: as asked for, as the file has it, or as its metadata say."""
+    own: tuple[int | None, int | None] = (None, None)
+    if len(shape) == 4:
+        own = shape[2], shape[3]
+    elif shape[1] is not None and size is None and math.isqrt(shape[1]) ** 2 == shape[1]:
+        own = (math.isqrt(shape[1]),) * 2
+    if size is None and None in own and said is not None:
+        found = _parse(said)
+        size = (int(found[0]), int(found[-1])) if found else None
+    if size is None:
+        if own[0] is None or own[1] is None:
+            got = f"none, and {name} takes any"
+            fail(FUNCTION, "--size", "say how large pictures have to be", got, "Pass --size as it was trained.")
+        return own[0], own[1]
+    asked = (size, size) if isinstance(size, int) else tuple(size)
+    height, width = (check_int(FUNCTION, "--size", each, low=1, high=2**15) for each in asked)
+    fits = all(has in {None, wanted} for has, wanted in zip(own, (height, width), strict=True))
+    if not fits or (len(shape) == 2 and shape[1] not in {None, height * width}):
+        got = f"{height} x {width}, and {name} takes {shape}"
+        fail(FUNCTION, "--size", "be what the backbone takes", got, "Leave it out, or export the backbone anew.")
+    return height, width
+
+
+def _choose_numbers(
+    given: Sequence[float] | None, argument: str, said: str | None, otherwise: float, channels: int
+) -> tuple[float, ...]:
+    """Return a number for each channel: as asked for, as the file's metadata say, or another one."""
+    found = list(map(float, given)) if given is not None else _parse(said) if said else [otherwise]
+    if len(found) == 1:
+        found *= channels
+    if len(found) != channels or not all(map(math.isfinite, found)):
+        got, must = f"{given if given is not None else said!r}", f"be {channels} finite numbers, or one"
+        fail(FUNCTION, f"--{argument}", must, got, "Pass what the backbone was trained with.")
+    return tuple(found)
+
+
+def _parse(text: str) -> list[float]:
+    """Return the numbers of a text, with commas or spaces, or as a JSON list; none if it is none."""
+    try:
+        return [float(each) for each in text.strip("[]() ").replace(",", " ").split()]
+    except ValueError:
+        return []
+
+
+def hash_file(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        refuse(path, error)
+
+
+class _Store:
+    """Embeddings in a file, by the digest of the picture; each part is there whole or not at all."""
+
+    def __init__(self, connection: sqlite3.Connection | None) -> None:
+        self.connection = connection
+
+    def read(self, digests: Sequence[str], width: int) -> dict[str, np.ndarray]:
+        """Return those that there are."""
+        found: dict[str, np.ndarray] = {}
+        for digest in set(digests) if self.connection is not None else ():
+            assert self.connection is not None
+            row = self.connection.execute("SELECT embedding FROM embeddings WHERE picture = ?", (digest,)).fetchone()
+            if row is not None and len(row[0]) == 4 * width:
+                found[digest] = np.frombuffer(row[0], "<f4")
+        return found
+
+    def write(self, digests: Sequence[str], rows: np.ndarray) -> None:
+        """Add some at once; where that fails, they are not kept."""
+        if self.connection is None:
+            return
+        pairs = [(digest, row.astype("<f4").tobytes()) for digest, row in zip(digests, rows, strict=True)]
+        try:
+            with self.connection:
+                self.connection.executemany("INSERT OR REPLACE INTO embeddings VALUES (?, ?)", pairs)
+        except sqlite3.Error as error:
+            print(f"protonet: embeddings are not kept: {error}", file=sys.stderr)
+            self.connection = None
+
+
+@contextmanager
+def _open_cache(folder: Path | None, preprocessing: Preprocessing) -> Iterator[_Store]:
+    """Open the embeddings of a backbone with its settings; a damaged file is made again, with a line on stderr."""
+    if folder is None or not preprocessing.digest:
+        yield _Store(None)
+        return
+    settings = replace(preprocessing, file="").describe()
+    key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+    path = folder / f"{key}.sqlite"
+    create = "CREATE TABLE IF NOT EXISTS embeddings (picture TEXT PRIMARY KEY, embedding BLOB)"
+    connection = None
+    for last in (False, True):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            connection = sqlite3.connect(path, timeout=60, check_same_thread=False)
+            connection.execute(create)
+            connection.execute("SELECT COUNT(*) FROM embeddings").fetchone()
+            break
+        except (sqlite3.Error, OSError) as error:
+            if connection is not None:
+                connection.close()
+                connection = None
+            damaged = isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
+            if damaged and not last:
+                print(f"protonet: {path} is made again: {error}", file=sys.stderr)
+                path.unlink(missing_ok=True)
+                continue
+            print(f"protonet: {path} is not kept: {error}", file=sys.stderr)
+            break
+    if connection is None:
+        yield _Store(None)
+        return
+    with closing(connection):
+        yield _Store(connection)

@@ -1,0 +1,201 @@
+"""The commands on pictures in folders, in real files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from protonet.__main__ import main
+from protonet.episodes.backbones import make_backbone
+from protonet.files import load_model
+from protonet.tables.columns.encoding import Encoding
+from protonet.tables.columns.picture import Picture
+from protonet.tables.pictures.reading import read_pixels
+from tests.tables.pictures.cases import draw, write_folders
+from tests.tables.pictures.test_backbone import Small, export
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
+
+
+def read_table(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> str:
+    """Run a command; return what it printed, or its one line of error."""
+    found = main([*map(str, arguments), "-q"] if arguments[0] != "info" else list(map(str, arguments)))
+    out, err = capsys.readouterr()
+    assert found == code, err
+    if code:
+        assert err.count("\n") == 1
+        assert not out
+        return err
+    return out
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with pictures to learn from, others, and a model."""
+    root = tmp_path_factory.mktemp("pictures")
+    write_folders(root / "train", each=6)
+    write_folders(root / "test", each=4, first=20)
+    arguments = ["fit", root / "train", "-o", root / "m.safetensors", "--effort", "fast", "-q"]
+    assert main(list(map(str, arguments))) == 0
+    return root
+
+
+def test_a_folder_is_fitted_and_others_are_predicted_and_judged(
+    fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = fitted / "m.safetensors"
+    rows = read_table(run(capsys, "predict", model, fitted / "test"))
+    assert [Path(row["picture"]).parent.name for row in rows] == ["cross"] * 4 + ["disc"] * 4
+    right = [row["class"] == Path(row["picture"]).parent.name for row in rows]
+    assert sum(right) >= 7
+    single = read_table(run(capsys, "predict", model, fitted / "test/disc/20.jpg"))
+    assert single[0]["class"] == rows[4]["class"]
+    assert len(single) == 1
+    figures = tmp_path / "figures.json"
+    run(capsys, "evaluate", model, fitted / "test", "--json", figures)
+    assert json.loads(figures.read_text())["accuracy"] == pytest.approx(sum(right) / 8)
+    told = run(capsys, "info", model)
+    assert "picture: pictures, 1,458 features of 64 x 64 pixels" in told
+
+
+def test_a_table_of_paths_is_the_same_as_the_folder(
+    fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = tmp_path / "ask.csv"
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for number in range(5):
+        draw("disc", 30 + number).save(flat / f"{number}.png")
+    chosen = run(capsys, "suggest", fitted / "m.safetensors", flat, "-n", 2, "-o", asked)
+    assert chosen.count("\n") == 4
+    lines = asked.read_text().splitlines()
+    assert lines[0] == "picture,label"
+    assert all(line.endswith(",") for line in lines[1:])
+    asked.write_text("\n".join([lines[0], *(f"{line}disc" for line in lines[1:])]) + "\n")
+    updated = run(capsys, "update", fitted / "m.safetensors", asked, "-o", tmp_path / "new.safetensors")
+    assert "2 samples more, 0 new class" in updated
+    by_path = read_table(run(capsys, "predict", fitted / "m.safetensors", asked))
+    by_folder = {row["picture"]: row for row in read_table(run(capsys, "predict", fitted / "m.safetensors", flat))}
+    for line, row in zip(lines[1:], by_path, strict=True):
+        assert row["class"] == by_folder[line.rstrip(",")]["class"]
+    assert run(capsys, "suggest", flat, "-n", 2).count("\n") == 4  # without a model, too
+    explained = run(capsys, "explain", fitted / "m.safetensors", fitted / "test")
+    assert "| picture |" in explained
+
+
+def test_a_column_of_a_table_may_hold_pictures(
+    fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = sorted((fitted / "train").rglob("*.*"))
+    table = tmp_path / "table.csv"
+    lines = [f"{path},{number % 3}.5,{path.parent.name}" for number, path in enumerate(paths)]
+    table.write_text("\n".join(["photo,size,kind", *lines]) + "\n")
+    model = tmp_path / "m.safetensors"
+    run(capsys, "fit", table, "--label", "kind", "--column", "photo=picture", "-o", model, "--effort", "fast")
+    assert load_model(model).columns == ("photo", "size")
+    rows = read_table(run(capsys, "predict", model, table))
+    assert [row["class"] for row in rows] == [path.parent.name for path in paths]
+
+
+@pytest.mark.parametrize("fault", ["cut", "text"])
+def test_a_broken_picture_is_named_or_left_out(
+    fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], fault: str
+) -> None:
+    write_folders(tmp_path / "some", each=4)
+    broken = tmp_path / "some/cross/1.png"
+    broken.write_bytes(broken.read_bytes()[:100] if fault == "cut" else b"no picture")
+    model = tmp_path / "m.safetensors"
+    error = run(capsys, "fit", tmp_path / "some", "-o", model, code=2)
+    assert str(broken) in error
+    assert "--skip-broken" in error
+    assert not model.exists()
+    told = run(capsys, "fit", tmp_path / "some", "-o", model, "--skip-broken", "--effort", "fast")
+    assert f"1 of 8 pictures cannot be read: {broken}" in told
+    assert "7 samples" in told
+    output = tmp_path / "out.csv"
+    run(capsys, "predict", model, tmp_path / "some", "-o", output, code=2)
+    assert not output.exists()
+    rows = read_table(run(capsys, "predict", model, tmp_path / "some", "--skip-broken"))
+    assert len(rows) == 7
+    assert str(broken) not in {row["picture"] for row in rows}
+
+
+def test_what_does_not_fit_is_one_line(fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, table = fitted / "m.safetensors", tmp_path / "t.csv"
+    table.write_text("a,b,label\n" + "".join(f"{n},{n % 3},{'xy'[n % 2]}\n" for n in range(12)))
+    np.save(tmp_path / "x.npy", np.zeros((3, 4)))
+    own = tmp_path / "table.safetensors"
+    run(capsys, "fit", table, "-o", own, "--effort", "fast")
+    one = tmp_path / "one" / "only"
+    one.mkdir(parents=True)
+    draw("disc", 0).save(one / "0.png")
+    cases = {
+        ("fit", fitted / "train/disc"): "must hold one folder for each class",
+        ("fit", tmp_path / "one"): "must have at least 2 classes",
+        ("fit", tmp_path / "nowhere"): "must be a table or a folder that exists",
+        ("predict", model, table): "The model was fitted to pictures: pass a folder of them",
+        ("predict", model, tmp_path / "x.npy"): "must hold pictures, as the model was fitted to",
+        ("predict", own, fitted / "test"): "must be a table, as the model was fitted to",
+        ("predict", own, table, "--backbone", "x.onnx"): "`--backbone` must come with a model of pictures",
+        ("predict", model, fitted / "test", "--backbone", "x.onnx"): "`--backbone` must be left out",
+        ("fit", fitted / "train", "--backbone", "x.onnx"): "must be a file that ends in .onnx or .pt2",
+        ("fit", fitted / "train", "--size", "32"): "`--size` must come with a backbone",
+        ("fit", table, "--backbone", "x.onnx"): "`--backbone` must come with pictures",
+    }
+    for arguments, message in cases.items():
+        assert message in run(capsys, *arguments, code=2), arguments
+
+
+def test_the_meta_trained_network_is_as_its_embeddings_from_an_array(
+    fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = make_backbone("conv", 784, torch.Generator().manual_seed(0)).eval()
+    exported = export(network, tmp_path / "conv.pt2", 2, 784)
+    for name in ("train", "test"):
+        paths = sorted((fitted / name).rglob("*.*"), key=lambda path: (path.parent.name, path))
+        pixels = np.stack([read_pixels(path, 28, 28, grey=True).reshape(-1) for path in paths])
+        with torch.no_grad():
+            rows = network(torch.from_numpy(pixels.astype(np.float32) / 255)).numpy()
+        np.savez(tmp_path / f"{name}.npz", x=rows, y=np.array([path.parent.name for path in paths]))
+    by_picture, by_array = tmp_path / "p.safetensors", tmp_path / "a.safetensors"
+    run(capsys, "fit", fitted / "train", "--backbone", exported, "-o", by_picture, "--effort", "fast")
+    run(capsys, "fit", tmp_path / "train.npz", "-o", by_array, "--effort", "fast")
+    pictures = run(capsys, "predict", by_picture, fitted / "test", "--backbone", exported)
+    arrays = run(capsys, "predict", by_array, tmp_path / "test.npz")
+    assert [row["class"] for row in read_table(pictures)] == [row["class"] for row in read_table(arrays)]
+    other = export(Small(), tmp_path / "other.pt2", 2, 3, 8, 8)
+    error = run(capsys, "predict", by_picture, fitted / "test", "--backbone", other, code=2)
+    assert "must be that of fit, conv.pt2" in error
+    assert "other.pt2" in error
+    error = run(capsys, "predict", by_picture, fitted / "test", code=2)
+    assert "Pass --backbone conv.pt2" in error
+
+
+def test_a_column_of_pictures_is_read_from_a_file_that_is_not_trusted(fitted: Path) -> None:
+    encoding = load_model(fitted / "m.safetensors").encoding
+    assert encoding is not None
+    described, tensors = encoding.describe()
+    assert Encoding.restore(json.loads(json.dumps(described)), tensors) == encoding == Encoding((Picture(),))
+    spoiled = {"sizes": [3], "side": 8, "version": 0, "kind": 1, "backbone": {"file": 3}}
+    for name, value in spoiled.items():
+        with pytest.raises(ValueError, match=r"\w"):
+            Encoding.restore([described[0] | {name: value}], tensors)
+
+
+def test_views_of_some_columns_are_saved_and_read(fitted: Path) -> None:
+    network = load_model(fitted / "m.safetensors").network
+    sources = network.encoder.list_sources()  # type: ignore[operator]
+    assert any(source.columns is not None for source in sources)

@@ -1,0 +1,190 @@
+"""Backbones: files of two kinds and callables, what they are refused for, and the cache of embeddings."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from protonet import InputError
+from protonet.episodes.backbones import make_backbone
+from protonet.tables.pictures import backbone as backbones
+from protonet.tables.pictures.backbone import embed_pictures, open_backbone
+from protonet.tables.pictures.reading import read_pixels
+from tests.tables.pictures.cases import write_folders
+
+pytest.importorskip("onnxruntime")
+
+
+class Small(nn.Module):
+    """Means of colours by place, weighed: (n, 3, 8, 8) to (n, 12)."""
+
+    def __init__(self, places: int = 2) -> None:
+        super().__init__()
+        self.pool = nn.AdaptiveAvgPool2d(places)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Embed."""
+        pooled: Tensor = self.pool(x)
+        return pooled.flatten(1) * torch.arange(1.0, 13.0)
+
+
+def export(network: nn.Module, path: Path, *shape: int, fixed: bool = False, **said: str) -> Path:
+    """Write a network as torch.export has it, of any number of rows unless that is fixed."""
+    sizes = None if fixed else ({0: torch.export.Dim("n")},)
+    program = torch.export.export(network.eval(), (torch.zeros(*shape),), dynamic_shapes=sizes)
+    torch.export.save(program, path, extra_files=said or None)
+    return path
+
+
+def write_onnx(path: Path, shape: list[int | str], *, axes: list[int] | None = None, **said: str) -> Path:
+    """Write a graph that takes means of pictures over some axes."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    axes = axes or [2, 3]
+    nodes = [helper.make_node("ReduceMean", ["x", "axes"], ["y"], keepdims=0)]
+    constant = helper.make_tensor("axes", TensorProto.INT64, [len(axes)], axes)
+    ends = (
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )
+    graph = helper.make_graph(nodes, "means", *ends, [constant])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    helper.set_model_props(model, said)
+    onnx.save(model, str(path))
+    return path
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> list[Path]:
+    return sorted(write_folders(tmp_path / "pictures", each=3).rglob("*.*"))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "pictures"
+
+
+def test_all_kinds_of_backbones_give_what_the_network_gives(tmp_path: Path, paths: list[Path]) -> None:
+    pixels = torch.from_numpy(np.stack([read_pixels(path, 8, 8) for path in paths])).float() / 255
+    mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
+    x = (pixels - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+    settings: dict[str, Any] = {"mean": mean, "std": std}
+    exported = export(Small(), tmp_path / "net.pt2", 2, 3, 8, 8)
+    for backbone in (exported, Small().eval()):
+        own = settings | ({} if isinstance(backbone, Path) else {"size": 8})
+        np.testing.assert_allclose(embed_pictures(paths, backbone, **own), Small()(x).numpy(), rtol=1e-5, atol=1e-6)
+    onnx = write_onnx(tmp_path / "net.onnx", ["n", 3, 8, 8], mean="0.5, 0.4, 0.3", std="[0.2, 0.3, 0.4]")
+    np.testing.assert_allclose(embed_pictures(paths, onnx), x.mean(dim=(2, 3)).numpy(), rtol=1e-5, atol=1e-6)
+    loose = write_onnx(tmp_path / "loose.onnx", ["n", 3, "h", "w"], size="8", mean="0.5 0.4 0.3", std="1")
+    found = open_backbone(loose).preprocessing
+    assert (found.height, found.width, found.mean, found.std) == (8, 8, (0.5, 0.4, 0.3), (1.0, 1.0, 1.0))
+
+
+def test_a_backbone_of_one_picture_at_a_time_gives_the_same(tmp_path: Path, paths: list[Path]) -> None:
+    single = export(Small(), tmp_path / "single.pt2", 1, 3, 8, 8, fixed=True)
+    several = export(Small(), tmp_path / "several.pt2", 2, 3, 8, 8)
+    np.testing.assert_array_equal(embed_pictures(paths, single), embed_pictures(paths, several))
+
+
+def test_the_meta_trained_network_takes_grey_pictures_row_by_row(tmp_path: Path, paths: list[Path]) -> None:
+    network = make_backbone("conv", 784, torch.Generator().manual_seed(0)).eval()
+    exported = export(network, tmp_path / "conv.pt2", 2, 784)
+    rows = np.stack([read_pixels(path, 28, 28, grey=True).reshape(-1) for path in paths]).astype(np.float32) / 255
+    with torch.no_grad():
+        expected = network(torch.from_numpy(rows)).numpy()
+    np.testing.assert_allclose(embed_pictures(paths, exported), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_embeddings_are_kept_by_content_and_by_settings(
+    tmp_path: Path, paths: list[Path], own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exported = export(Small(), tmp_path / "net.pt2", 2, 3, 8, 8)
+    counted: list[int] = []
+    compute = backbones.Backbone._compute
+
+    def count(self: Any, own: Any, **options: Any) -> Any:
+        counted.append(len(own))
+        return compute(self, own, **options)
+
+    monkeypatch.setattr(backbones.Backbone, "_compute", count)
+    first = embed_pictures([*paths, paths[0]], exported)
+    assert counted == [6]
+    assert len(list(own_cache.iterdir())) == 1
+    np.testing.assert_array_equal(first[0], first[-1])
+    copy = tmp_path / "copy.png"
+    copy.write_bytes(paths[1].read_bytes())
+    np.testing.assert_array_equal(embed_pictures([copy, *paths], exported), first[[1, 0, 1, 2, 3, 4, 5]])
+    assert counted == [6]
+    embed_pictures(paths, exported, mean=[0.5])
+    assert counted == [6, 6]
+    assert len(list(own_cache.iterdir())) == 2
+    embed_pictures(paths, exported, cache=tmp_path / "other")
+    assert counted == [6, 6, 6]
+    assert len(list((tmp_path / "other").iterdir())) == 1
+
+
+def test_an_interrupted_run_keeps_what_was_done_and_a_damaged_cache_is_made_again(
+    tmp_path: Path,
+    paths: list[Path],
+    own_cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    exported = export(Small(), tmp_path / "net.pt2", 2, 3, 8, 8)
+    monkeypatch.setattr(backbones, "AT_ONCE", 2)
+    broken = paths[4].read_bytes()
+    paths[4].write_text("no picture")
+    with pytest.raises(InputError, match=paths[4].name):
+        embed_pictures(paths, exported)
+    (file,) = own_cache.iterdir()
+    with sqlite3.connect(file) as connection:
+        assert connection.execute("SELECT COUNT(*) FROM embeddings").fetchone() == (4,)
+    connection.close()
+    paths[4].write_bytes(broken)
+    whole = embed_pictures(paths, exported)
+    file.write_bytes(b"no such file" * 400)
+    np.testing.assert_array_equal(embed_pictures(paths, exported), whole)
+    assert "is made again" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("made", "options", "message"),
+    [
+        ("none", {}, r"must be a file that ends in \.onnx or \.pt2"),
+        ("text", {}, "must be a network that can be opened"),
+        ("map", {}, r"must give an embedding \(n, width\) of n pictures; got \(1, 3, 8\)"),
+        ("loose", {}, "`--size` must say how large pictures have to be"),
+        ("means", {"size": 9}, r"`--size` must be what the backbone takes; got 9 x 9"),
+        ("means", {"mean": [1.0, 2.0]}, "`--mean` must be 3 finite numbers, or one"),
+        ("means", {"std": [0.0]}, "`std` must be above 0"),
+        ("five", {}, "must take pictures of 1 or 3 channels"),
+        ("flat", {}, "must take pictures"),
+    ],
+)
+def test_a_backbone_that_does_not_fit_is_refused(
+    tmp_path: Path, made: str, options: dict[str, Any], message: str
+) -> None:
+    path = tmp_path / f"{made}.onnx"
+    if made == "text":
+        path.write_text("no network")
+    shapes: dict[str, list[int | str]] = {"map": ["n", 3, 8, 8], "loose": ["n", 3, "h", "w"], "means": ["n", 3, 8, 8]}
+    shapes |= {"five": ["n", 5, 8, 8], "flat": ["n", 3, 8]}
+    if made in shapes:
+        write_onnx(path, shapes[made], axes=[3] if made == "map" else [2] if made == "flat" else None)
+    with pytest.raises(InputError, match=message):
+        open_backbone(path, **options)
+
+
+def test_embeddings_that_are_not_finite_are_refused(paths: list[Path]) -> None:
+    with pytest.raises(InputError, match="`backbone` must give finite numbers"):
+        embed_pictures(paths, lambda x: x.flatten(1) * torch.nan, size=4)
+    with pytest.raises(InputError, match="`paths` must name a picture"):
+        embed_pictures([], lambda x: x, size=4)

@@ -1,0 +1,81 @@
+"""Views of some neighbouring columns alone: they are those of a table that has no others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from protonet.fit.search import EFFORTS
+from protonet.fit.solver import solve_problem
+from protonet.views.linear import SCALINGS, Linear, LinearView
+from protonet.views.radial import Radial, RadialKind
+from protonet.views.view import LinearMap, Rows, Stored
+
+SPAN = (3, 8)
+
+
+def draw_rows() -> Rows:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(24) % 3
+    x = torch.randn(24, 10, generator=generator)
+    x[:, 3:8] += 2 * torch.randn(3, 5, generator=generator)[labels]
+    return Rows(x, labels, 3, blocks=torch.tensor([0, 0, 1, 1, 1, 2, 2, 3, 3, 4]))
+
+
+def cut(rows: Rows) -> Rows:
+    blocks = None if rows.blocks is None else rows.blocks[slice(*SPAN)] - 1
+    return rows._replace(features=rows.features[:, slice(*SPAN)], blocks=blocks)
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_a_linear_view_of_a_span_is_that_of_its_columns(scaling: str) -> None:
+    rows = draw_rows()
+    some, alone = Linear(scaling, SPAN).fit(rows), Linear(scaling).fit(cut(rows))
+    torch.testing.assert_close(some.map(rows.features), alone.map(cut(rows).features))
+    torch.testing.assert_close(some(some.map(rows.features)), alone(alone.map(cut(rows).features)))
+    assert Linear(scaling, SPAN).name == f"{scaling} 3-7"
+
+
+def test_a_radial_view_of_a_span_is_that_of_its_columns() -> None:
+    rows = draw_rows()
+    found = []
+    for own, span in ((rows, SPAN), (cut(rows), None)):
+        source = Linear("standardised", span)
+        fitted = source.fit(own)
+        assert isinstance(fitted, LinearView)
+        view = Radial(source, 2).fit(own, fitted)
+        found.append(view(fitted.map(own.features)))
+    torch.testing.assert_close(*found)
+
+
+def test_the_search_has_a_view_for_each_span() -> None:
+    search = EFFORTS["fast"].with_spans([(0, 3), SPAN])
+    (kind,) = (each for each in search.kinds if isinstance(each, RadialKind))
+    assert [view.source.span for view in kind.views[-2:]] == [(0, 3), SPAN]
+    assert EFFORTS["fast"].with_spans([]) is EFFORTS["fast"]
+
+
+def test_noise_beside_a_span_is_seen_through() -> None:
+    generator = torch.Generator().manual_seed(1)
+    labels = torch.arange(120) % 3
+    x = torch.randn(120, 200, generator=generator)
+    x[:, 50:56] += 1.5 * torch.randn(3, 6, generator=generator)[labels]
+    right = []
+    for spans in ([], [(0, 50), (50, 56), (56, 200)]):
+        search = replace(EFFORTS["fast"], shifts=False)
+        solution = solve_problem((x[:30], labels[:30]), effort=search, spans=spans)
+        with torch.no_grad():
+            right.append(float((solution.network(x[30:]).argmax(dim=1) == labels[30:]).double().mean()))
+    assert right[1] > right[0] + 0.05
+
+
+def test_a_map_of_columns_that_are_not_there_is_refused() -> None:
+    tensors = {"shift": torch.zeros(5), "gain": torch.ones(5), "basis": torch.zeros(5, 0)}
+    tensors |= {"coefficient": torch.zeros(0), "first": torch.tensor(3)}
+    restored = LinearMap.restore(Stored({}, dict(tensors)), 8)
+    torch.testing.assert_close(restored(torch.arange(16.0).view(2, 8)), torch.arange(16.0).view(2, 8)[:, 3:])
+    for first, dim in ((4, 8), (-1, 8), (0, 4)):
+        with pytest.raises(ValueError, match="columns that are not there"):
+            LinearMap.restore(Stored({}, {**tensors, "first": torch.tensor(first)}), dim)
