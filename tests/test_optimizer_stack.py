@@ -89,7 +89,7 @@ def test_a_stack_is_its_members(members: int, change: Change) -> None:
         optimizer.step(gradients)
     for member, own in enumerate(alone):
         assert all(torch.equal(p, weight[member]) for p, weight in zip(own, stack, strict=True))
-    runs = [run for _, part, _ in optimizer.parts for run in part]
+    runs = [run for _, part, *_ in optimizer.parts for run in part]
     assert [run["skipped"] for run in runs] == [each.skipped for each in optimizers]
     assert [run["rate"] for run in runs] == [each.param_groups[0]["rate"] for each in optimizers]
 
