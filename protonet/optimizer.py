@@ -32,13 +32,13 @@ class Sides:
     longest: int = 512  #: Length, in rows or columns: a longer side is not turned.
     longer: int = 8  #: Ratio of a side to the other one: above it, the longer side is not turned.
     #: Multiplications per step that turning may cost, over all parameters that start together ...
-    budget: float = 400e6
-    element_budget: float = 380  #: ... or this many for each element of theirs, if that is more.
+    budget: float = 320e6
+    element_budget: float = 1100  #: ... or this many for each element of theirs, if that is more.
     room: float = 4e6  #: Numbers that bases and statistics may keep, over all parameters that start together ...
     element_room: float = 4  #: ... or this many for each element: the whole state is then at most four times Adam's.
-    #: Multiplications of a QR decomposition, spread over the steps between two: times length**3 ...
-    decomposition: float = 0.2
-    overhead: float = 64  #: ... and what small ones cost more than they multiply, times length**2.
+    #: What a QR decomposition and the products with it cost, times length**3 ...
+    decomposition: float = 4.6
+    overhead: float = 400  #: ... and what small ones cost more than they multiply, times length**2.
     kept: float = 2  #: Numbers that a side of length n keeps, in units of n**2: statistics and basis.
 
 
@@ -52,6 +52,8 @@ class Bases:
     often: int = 2  #: Steps between two updates of a basis at first ...
     settled: int = 20  #: ... for this many steps ...
     seldom: int = 8  #: ... and after them.
+    #: Each length of this many adds the same again to all three, and to the steps between two gradients that count.
+    length: int = 64
 
 
 @dataclass(frozen=True)
@@ -622,9 +624,7 @@ def _choose_sides(states: list[dict[str, Any]], stacked: bool) -> None:
     sides.sort(key=lambda side: (side[0], side[1] == "left"))  # inputs' sides first: they gain more
     for (length, side), group in groupby(sides, itemgetter(0, 1)):
         chosen = [state for *_, state in group]
-        # products at every step, and now and then a QR decomposition, which is slow where it is small
-        own = SIDES.decomposition * length**3 + SIDES.overhead * length**2
-        budget -= sum(length * math.prod(state["mean"].shape[int(stacked) :]) + own for state in chosen)
+        budget -= sum(_price(length, state["mean"].shape[int(stacked) :].numel()) for state in chosen)
         room -= SIDES.kept * length**2 * len(chosen)
         if min(budget, room) < 0:
             break
@@ -634,6 +634,13 @@ def _choose_sides(states: list[dict[str, Any]], stacked: bool) -> None:
                 state[name] = state["mean"].new_zeros(*runs, length, length)
             for name in ("factors", "slopes"):
                 state[f"{side}_{name}"] = state["mean"].new_zeros(*runs, length)
+
+
+def _price(length: int, elements: int) -> float:
+    """Return the multiplications per step that a side of a matrix costs."""
+    pace, own = _pace(length), length * elements
+    decomposition = SIDES.decomposition * length**3 + SIDES.overhead * length**2
+    return 2 * own + own / pace + (4 * own + decomposition) / (pace * BASES.seldom)  # there and back, and now and then
 
 
 def _adapt_factors(stack: dict[str, Tensor], uphill: Tensor, step: int) -> Tensor:
@@ -695,15 +702,21 @@ def _read(bundle: Bundle, stack: dict[str, Tensor]) -> tuple[Tensor, Tensor | No
     for item in bundle.items:
         item.state["step"] = step
     for side in filter(stack.__contains__, NAMES):
-        own = gradient if side == "left" else gradient.mT
-        stack[side].lerp_(_times(own, own.mT), 1 - BASES.decay)
+        own, pace = gradient if side == "left" else gradient.mT, _pace(stack[side].shape[1])
+        if step == 1 or step % pace == 0:
+            stack[side].lerp_(_times(own, own.mT), 1 - BASES.decay**pace)
         if step == 1:
             stack[f"{side}_basis"].copy_(_each(_eigenbases, stack[side]))
+        elif step % (pace * (BASES.often if step <= pace * BASES.settled else BASES.seldom)) == 0:
+            turned = _refresh(stack, turned, side)
     if step == 1:
         turned = _turn(gradient, stack)
-    elif step % (BASES.often if step <= BASES.settled else BASES.seldom) == 0:
-        turned = _refresh(stack, turned)
     return turned, slope
+
+
+def _pace(length: int) -> int:
+    """Return how many steps a side takes for what a short one does at each: turning long ones costs more."""
+    return -(-length // BASES.length)
 
 
 def _eigenbases(statistics: Tensor) -> Tensor:
@@ -735,21 +748,19 @@ def _orthonormalise(matrices: Tensor) -> Tensor:
     return torch.linalg.householder_product(*torch.geqrf(matrices))
 
 
-def _refresh(stack: dict[str, Tensor], turned: Tensor) -> Tensor:
-    """Let the bases follow the statistics by a power step, and the averages turn along; return the gradient, turned."""
-    for side in filter(stack.__contains__, NAMES):
-        left, statistics, old = side == "left", stack[side], stack[f"{side}_basis"]
-        power = _times(statistics, old).addcmul_(old, BASES.damping * _trace(statistics))
-        new = _each(_orthonormalise, power)
-        turn = _times(new.mT, old)
-        shares = turn.square()  # of each old direction in each new one
-        old.copy_(new)
-        for name in (f"{side}_factors", f"{side}_slopes"):
-            stack[name].copy_((shares * stack[name][:, None]).sum(-1))
-        for name, by in (("mean", turn), ("slow", turn), ("square", shares)):
-            stack[name].copy_(_times(by, stack[name]) if left else _times(stack[name], by.mT))
-        turned = _times(turn, turned) if left else _times(turned, turn.mT)
-    return turned
+def _refresh(stack: dict[str, Tensor], turned: Tensor, side: str) -> Tensor:
+    """Let a side's bases follow its statistics by a power step, and the averages turn along; return the gradient."""
+    left, statistics, old = side == "left", stack[side], stack[f"{side}_basis"]
+    power = _times(statistics, old).addcmul_(old, BASES.damping * _trace(statistics))
+    new = _each(_orthonormalise, power)
+    turn = _times(new.mT, old)
+    shares = turn.square()  # of each old direction in each new one
+    old.copy_(new)
+    for name in (f"{side}_factors", f"{side}_slopes"):
+        stack[name].copy_((shares * stack[name][:, None]).sum(-1))
+    for name, by in (("mean", turn), ("slow", turn), ("square", shares)):
+        stack[name].copy_(_times(by, stack[name]) if left else _times(stack[name], by.mT))
+    return _times(turn, turned) if left else _times(turned, turn.mT)
 
 
 def _move(bundle: Bundle, stack: dict[str, Tensor], turned: Tensor, rates: list[float]) -> None:
