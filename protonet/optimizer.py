@@ -32,7 +32,7 @@ class Sides:
     longest: int = 512  #: Length, in rows or columns: a longer side is not turned.
     longer: int = 8  #: Ratio of a side to the other one: above it, the longer side is not turned.
     #: Multiplications per step that turning may cost, over all parameters that start together ...
-    budget: float = 320e6
+    budget: float = 350e6
     element_budget: float = 1100  #: ... or this many for each element of theirs, if that is more.
     room: float = 4e6  #: Numbers that bases and statistics may keep, over all parameters that start together ...
     element_room: float = 4  #: ... or this many for each element: the whole state is then at most four times Adam's.
@@ -52,7 +52,7 @@ class Bases:
     often: int = 2  #: Steps between two updates of a basis at first ...
     settled: int = 20  #: ... for this many steps ...
     seldom: int = 8  #: ... and after them.
-    #: Each length of this many adds the same again to all three, and to the steps between two gradients that count.
+    #: Beyond twice this, every such length adds the same again to all three, and skips a gradient in the statistics.
     length: int = 64
 
 
@@ -203,15 +203,15 @@ def take_step(runs: Sequence[dict[str, Any]], work: Sequence[Work], stacks: Stac
             run["skipped"] += 1
         return True
     going = [bundle for bundle in bundles if bundle.items[0].state]
-    fresh = []
+    fresh: list[tuple[Bundle, bool]] = []
     for bundle in bundles:
-        (item, *_), kinds = bundle.items, set(map(bool, bundle.norms))
+        item, kinds = bundle.items[0], set(map(bool, bundle.norms))
         if item.state or kinds == {False}:
             continue
         tables = set(_find_tables(item.gradient))
         if len(kinds) > 1 or len(tables) > 1:
             return False
-        fresh.append((bundle, *tables))
+        fresh.append((bundle, tables.pop()))
     for bundle, table in fresh:
         _start(bundle, table=table, stacked=stacked)
     _choose_sides([bundle.items[0].state for bundle, _ in fresh], stacked)
@@ -716,7 +716,7 @@ def _read(bundle: Bundle, stack: dict[str, Tensor]) -> tuple[Tensor, Tensor | No
 
 def _pace(length: int) -> int:
     """Return how many steps a side takes for what a short one does at each: turning long ones costs more."""
-    return -(-length // BASES.length)
+    return max(1, length // BASES.length - 1)
 
 
 def _eigenbases(statistics: Tensor) -> Tensor:
@@ -724,12 +724,14 @@ def _eigenbases(statistics: Tensor) -> Tensor:
     ties = torch.linspace(1, 0, statistics.shape[1], dtype=torch.float64, device=statistics.device)
     traces = _trace(statistics.double())
     damped = statistics.double() + BASES.damping * traces * torch.diag(ties)
-    return torch.linalg.eigh(damped)[1].flip(2).to(statistics)
+    vectors: Tensor = torch.linalg.eigh(damped)[1]
+    return vectors.flip(2).to(statistics)
 
 
 def _trace(matrices: Tensor) -> Tensor:
     """Return the traces (shares, 1, 1) of matrices."""
-    return matrices.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
+    traces: Tensor = matrices.diagonal(dim1=1, dim2=2).sum(1)
+    return traces[:, None, None]
 
 
 def _turn(gradient: Tensor, stack: dict[str, Tensor], *, back: bool = False) -> Tensor:
@@ -745,7 +747,8 @@ def _turn(gradient: Tensor, stack: dict[str, Tensor], *, back: bool = False) -> 
 
 def _orthonormalise(matrices: Tensor) -> Tensor:
     """Return the Q of matrices' QR decompositions."""
-    return torch.linalg.householder_product(*torch.geqrf(matrices))
+    q: Tensor = torch.linalg.householder_product(*torch.geqrf(matrices))
+    return q
 
 
 def _refresh(stack: dict[str, Tensor], turned: Tensor, side: str) -> Tensor:
