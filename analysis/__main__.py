@@ -42,6 +42,7 @@ STUDIES = {
     "optimizer-tune": ("optimizer_bench.tune", "tune AdamW on each workload: the bench's baselines"),
     "optimizer-bench": ("optimizer_bench.bench", "the steps that optimizers need to the loss of tuned AdamW"),
     "optimizer-screen": ("optimizer_bench.screen", "rank variants of an optimizer on a few cheap workloads"),
+    "optimizer-time": ("optimizer_bench.step_time", "the time of an optimizer's step beside AdamW's"),
 }
 
 

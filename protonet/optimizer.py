@@ -14,8 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -33,13 +32,13 @@ class Sides:
     longest: int = 512  #: Length, in rows or columns: a longer side is not turned.
     longer: int = 8  #: Ratio of a side to the other one: above it, the longer side is not turned.
     #: Multiplications per step that turning may cost, over all parameters that start together ...
-    budget: float = 400e6
-    element_budget: float = 380  #: ... or this many for each element of theirs, if that is more.
+    budget: float = 350e6
+    element_budget: float = 1100  #: ... or this many for each element of theirs, if that is more.
     room: float = 4e6  #: Numbers that bases and statistics may keep, over all parameters that start together ...
     element_room: float = 4  #: ... or this many for each element: the whole state is then at most four times Adam's.
-    #: Multiplications of a QR decomposition, spread over the steps between two: times length**3 ...
-    decomposition: float = 0.2
-    overhead: float = 64  #: ... and what small ones cost more than they multiply, times length**2.
+    #: What a QR decomposition and the products with it cost, times length**3 ...
+    decomposition: float = 4.6
+    overhead: float = 400  #: ... and what small ones cost more than they multiply, times length**2.
     kept: float = 2  #: Numbers that a side of length n keeps, in units of n**2: statistics and basis.
 
 
@@ -53,6 +52,8 @@ class Bases:
     often: int = 2  #: Steps between two updates of a basis at first ...
     settled: int = 20  #: ... for this many steps ...
     seldom: int = 8  #: ... and after them.
+    #: Beyond twice this, every such length adds the same again to all three, and skips a gradient in the statistics.
+    length: int = 64
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,8 @@ class Limits:
     #: Least root of a second moment, relative to the gradient's usual size: silent directions are not blown up.
     floor: float = 1e-2
     spike: float = 10.0  #: A gradient is scaled down to this many times its usual size.
+    least: float = 1e-30  #: Added to second moments: no number is divided by zero.
+    plain: float = 1e-15  #: Norms between this and its inverse are computed without scaling.
     largest: float = 1e15  #: Largest gradient, in units of the first one: squares do not overflow in float32.
     step: float = 0.1  #: Longest step per element, before the directions' factors, in units of the weights.
 
@@ -155,54 +158,76 @@ class Work(NamedTuple):
     group: dict[str, Any]
 
 
-def take_step(runs: Sequence[dict[str, Any]], work: Sequence[Work], *, stacked: bool = False) -> bool:
+class Bundle(NamedTuple):
+    """Parameters that are alike and take a step together; a share is one parameter's in one run."""
+
+    items: Sequence[Work]
+    gradient: Tensor  #: (shares, ...), of at least single precision.
+    norms: list[float]  #: The gradient's, of each share.
+    lengths: list[float]  #: The weights' norm, of each share, where it is needed.
+
+
+class Stack(NamedTuple):
+    """The states of parameters that are alike, on top of each other."""
+
+    tensors: dict[str, Tensor]  #: (shares, ...), of which the tensors of the states are views.
+    means: list[Tensor]  #: These views of the first one: they tell whether a state still is the one that it was.
+
+
+Stacks = dict[tuple[int, ...], Stack]
+
+
+def take_step(runs: Sequence[dict[str, Any]], work: Sequence[Work], stacks: Stacks, *, stacked: bool = False) -> bool:
     """Take one step of a run, or of several runs whose parameters are stacked along a first dimension.
 
     Args:
         runs: Of each run, what its parameters share: a copy of ``SHARED`` at first, changed in place.
         work: Parameters of any shape, or (runs, ...) if stacked; they and their states are changed in place. Within a
             state, tensors have the same first dimension, and numbers that differ by run are lists, one per run.
+        stacks: What this function left there at the step before; empty at first, or if that is lost.
         stacked: Does the first dimension of parameters and gradients count the runs?
 
     Returns:
         False if the runs do not go alike: gradients that are not finite, that are zero so far, or that make a table,
         in some of the runs alone. Nothing has changed then, and each run has to take its step apart. True otherwise.
     """
-    sizes = [_largest(item.gradient, stacked) for item in work]  # of each parameter in each run
-    finite = {all(map(math.isfinite, column)) for column in zip(*sizes, strict=True)}
+    if not stacked:
+        work = [Work(p[None], gradient[None], state, group) for p, gradient, state, group in work]
+    bundles = _bundle(work)
+    norms = list(chain.from_iterable(bundle.norms for bundle in bundles))  # run after run, for each parameter
+    finite = {all(map(math.isfinite, norms[number :: len(runs)])) for number in range(len(runs))}
     if len(finite) > 1:
         return False
     if False in finite:
         for run in runs:
             run["skipped"] += 1
         return True
-    starts = []  # of each parameter, whether it starts now (None: its gradient is zero so far) and as a table
-    for item, row in zip(work, sizes, strict=True):
-        kinds = {False} if item.state else {bool(size) or None for size in row}
-        tables = set(_find_tables(item.gradient, stacked)) if kinds == {True} else {False}
+    going = [bundle for bundle in bundles if bundle.items[0].state]
+    fresh: list[tuple[Bundle, bool]] = []
+    for bundle in bundles:
+        item, kinds = bundle.items[0], set(map(bool, bundle.norms))
+        if item.state or kinds == {False}:
+            continue
+        tables = set(_find_tables(item.gradient))
         if len(kinds) > 1 or len(tables) > 1:
             return False
-        starts.append((*kinds, *tables))
-    live, fresh = [], []
-    for item, (start, table) in zip(work, starts, strict=True):
-        if start is None:
-            continue
-        gradient = item.gradient.to(torch.promote_types(item.parameter.dtype, torch.float32))
-        live.append((item, gradient))
-        if start:
-            _start(item.parameter, gradient, item.state, table=table, stacked=stacked)
-            fresh.append(item.state)
-    _choose_sides(fresh, stacked)
-    read = [_read(item.state, gradient, stacked) for item, gradient in live]
-    lr = max((_first_rate(item.group) for item, _ in live), default=0.0)
-    _adapt(runs, [slope for _, slope in read if slope is not None], lr or 1.0)
+        fresh.append((bundle, tables.pop()))
+    for bundle, table in fresh:
+        _start(bundle, table=table, stacked=stacked)
+    _choose_sides([bundle.items[0].state for bundle, _ in fresh], stacked)
+    going += _join([bundle for bundle, _ in fresh])
+    kept = [_find_stack(bundle, stacks, stacked) for bundle in going]
+    stacks.clear()
+    stacks.update((_name(bundle.items), stack) for bundle, stack in zip(going, kept, strict=True))
+    read = [_read(bundle, stack.tensors) for bundle, stack in zip(going, kept, strict=True)]
+    _adapt(runs, [(bundle, slope) for bundle, (_, slope) in zip(going, read, strict=True) if slope is not None])
     # No wind-up: where every step stands at its limit, the rate goes no further, and so comes back at once.
-    most = max((_largest_rate(item) for item, _ in live), default=math.inf)
+    most = max((_largest_rate(bundle.items[0]) for bundle in going), default=math.inf)
     for run in runs:
         run["rate"] = min(run["rate"], most)
     rates = [run["rate"] for run in runs]
-    for (item, _), (turned, _) in zip(live, read, strict=True):
-        _move(item.parameter, item.state, turned, item.group, rates, stacked)
+    for bundle, stack, (turned, _) in zip(going, kept, read, strict=True):
+        _move(bundle, stack.tensors, turned, rates)
     return True
 
 
@@ -267,7 +292,8 @@ class CustomOptimizer(torch.optim.Optimizer):
         if any(p.grad.is_sparse for _, p in there):
             raise ValueError("CustomOptimizer: `params` must have dense gradients; got a sparse one. Densify it.")
         if there:
-            take_step(self.param_groups[:1], [Work(p, p.grad, self.state[p], group) for group, p in there])
+            stacks: Stacks = self.__dict__.setdefault("stacks", {})  # copies and pickles go without
+            take_step(self.param_groups[:1], [Work(p, p.grad, self.state[p], group) for group, p in there], stacks)
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -311,7 +337,8 @@ class StackOptimizer:
         ]
         members = len(self.weights[0][0])
         states: list[dict[str, Any]] = [{} for _ in self.weights]
-        self.parts = [(slice(0, members), [dict(SHARED) for _ in range(members)], states)]
+        stacks: Stacks = {}
+        self.parts = [(slice(0, members), [dict(SHARED) for _ in range(members)], states, stacks)]
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor]) -> None:
@@ -322,17 +349,17 @@ class StackOptimizer:
         """
         waiting, self.parts = self.parts, []
         while waiting:
-            members, runs, states = waiting.pop(0)
+            members, runs, states, stacks = waiting.pop(0)
             work = [
                 Work(weight[members], gradient[members], state, group)
                 for (weight, group), gradient, state in zip(self.weights, gradients, states, strict=True)
             ]
-            if take_step(runs, work, stacked=True):
-                self.parts.append((members, runs, states))
+            if take_step(runs, work, stacks, stacked=True):
+                self.parts.append((members, runs, states, stacks))
                 continue
             for number, run in enumerate(runs):
                 own = slice(members.start + number, members.start + number + 1)
-                waiting.append((own, [run], [_take_member(state, number) for state in states]))
+                waiting.append((own, [run], [_take_member(state, number) for state in states], {}))
 
 
 def _take_member(state: dict[str, Any], number: int) -> dict[str, Any]:
@@ -369,56 +396,141 @@ def _convert(state: dict[str, Any], saved: dict[str, Any], like: Tensor) -> None
             state[name] = [value] if isinstance(value, float) else value  # earlier versions had numbers, not lists
 
 
-def _each(function: Callable[..., tuple[Tensor, ...]], *stacks: Tensor) -> Sequence[Tensor]:
-    """Return what a function of tensors returns, of the matrices of one run or of each run's share of stacks of them.
+def _bundle(work: Sequence[Work]) -> list[Bundle]:
+    """Return parameters (runs, ...) with their norms, together where they are alike; without a state, one by one."""
+    alike: dict[tuple[Any, ...], list[Work]] = {}
+    for number, item in enumerate(work):
+        alike.setdefault(_describe(item) if item.state else (number,), []).append(item)
+    groups = list(alike.values())
+    gradients = [_pile([item.gradient for item in items], items[0].parameter) for items in groups]
+    decaying = [_needs_length(items[0]) for items in groups]
+    weights = [
+        _pile([_find_weight(item) for item in items], gradient)
+        for items, gradient, needed in zip(groups, gradients, decaying, strict=True)
+        if needed
+    ]
+    measured = iter(_measure([*weights, *gradients]))
+    lengths = [next(measured) if needed else [] for needed in decaying]
+    norms = list(measured)
+    return [Bundle(*parts) for parts in zip(groups, gradients, norms, lengths, strict=True)]
 
-    Shares are as aligned in memory as tensors of their own: BLAS rounds otherwise where they are not, and a run's steps
-    must not depend on its place in the stack.
+
+def _describe(item: Work) -> tuple[Any, ...]:
+    """Return what is the same of parameters that are alike."""
+    p, state, group = item.parameter, item.state, item.group
+    kinds = (state["step"], state["table"], "left_basis" in state, "right_basis" in state, "share" in state)
+    settings = (_first_rate(group), float(group["lr"]), *map(float, group["betas"]), float(group["eps"]))
+    return (p.shape, p.dtype, p.device, *kinds, *settings, float(group["weight_decay"]))
+
+
+def _join(bundles: Sequence[Bundle]) -> list[Bundle]:
+    """Return bundles of one item each, together where they have become alike."""
+    alike: dict[tuple[Any, ...], list[Bundle]] = {}
+    for bundle in bundles:
+        alike.setdefault(_describe(bundle.items[0]), []).append(bundle)
+    joined = []
+    for parts in alike.values():
+        items, gradients, norms, lengths = zip(*parts, strict=True)
+        together = gradients[0] if len(parts) == 1 else torch.cat(gradients)
+        joined.append(Bundle([*chain(*items)], together, [*chain(*norms)], [*chain(*lengths)]))
+    return joined
+
+
+def _pile(tensors: Sequence[Tensor], like: Tensor) -> Tensor:
+    """Return tensors (runs, ...) as one (shares, ...), of at least single precision."""
+    together = tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
+    return together.to(torch.promote_types(like.dtype, torch.float32))
+
+
+def _find_weight(item: Work) -> Tensor:
+    """Return a parameter (runs, ...), or a finer copy, in which steps too small for its precision add up."""
+    weight = item.state.get("weight")
+    return item.parameter if weight is None else weight.view(item.parameter.shape)
+
+
+def _needs_length(item: Work) -> bool:
+    """Return whether weight decay needs the norm of a parameter (runs, ...), which is found anew now and then."""
+    if item.parameter.ndim < 3 or not item.group["weight_decay"]:
+        return False
+    return "share" not in item.state or item.state["step"] % BASES.seldom == 0
+
+
+def _measure(stacks: Sequence[Tensor]) -> list[list[float]]:
+    """Return the norms of tensors' shares; those of any finite numbers are finite, and 0 only if all of these are."""
+    flat = [stack.reshape(len(stack), -1) for stack in stacks]
+    found = _fetch([torch.linalg.vector_norm(each, dim=1) for each in flat])
+    for number, (each, norms) in enumerate(zip(flat, found, strict=True)):
+        if not all(LIMITS.plain < norm < 1 / LIMITS.plain for norm in norms):  # squares may under- or overflow
+            largest = each.abs().amax(1)
+            unit = largest.clamp(min=torch.finfo(each.dtype).tiny)
+            scaled = torch.linalg.vector_norm(each / unit[:, None], dim=1)
+            found[number] = [a * b for a, b in zip(*_fetch([unit, scaled]), strict=True)]
+    return found
+
+
+def _fetch(rows: Sequence[Tensor]) -> list[list[float]]:
+    """Return the numbers of tensors (n,), which are waited for once."""
+    numbers = iter(torch.cat([row.to(rows[0].device) for row in rows]).tolist() if rows else [])
+    return [list(islice(numbers, len(row))) for row in rows]
+
+
+def _name(items: Sequence[Work]) -> tuple[int, ...]:
+    """Return what a stack of parameters' states is called."""
+    return tuple(id(item.state) for item in items)
+
+
+def _find_stack(bundle: Bundle, stacks: Stacks, stacked: bool) -> Stack:
+    """Return a bundle's states on top of each other; they become views of it, unless they are already."""
+    states, like = [item.state for item in bundle.items], bundle.gradient
+    for state in states:
+        if state["mean"].dtype != like.dtype or state["mean"].device != like.device:
+            _convert(state, state, like)
+    known = stacks.get(_name(bundle.items))
+    if known and all(state["mean"] is mean for state, mean in zip(states, known.means, strict=True)):
+        return known
+    tensors = {}
+    for name in [name for name, value in states[0].items() if isinstance(value, Tensor) and name != "weight"]:
+        parts = [state[name] if stacked else state[name][None] for state in states]
+        tensors[name] = parts[0].contiguous() if len(parts) == 1 else torch.cat(parts)
+        for state, own in zip(states, tensors[name].chunk(len(states)), strict=True):
+            state[name] = own if stacked else own[0]
+    return Stack(tensors, [state["mean"] for state in states])
+
+
+def _aligned(*stacks: Tensor) -> bool:
+    """Return whether all shares of stacks are aligned in memory as tensors of their own are.
+
+    BLAS rounds otherwise where they are not, and a run's steps would depend on the runs beside it.
     """
-    if stacks[0].ndim == 2:
+    return all(len(stack) == 1 or math.prod(stack.shape[1:]) * stack.itemsize % ALIGNMENT == 0 for stack in stacks)
+
+
+def _each(function: Callable[..., Tensor], *stacks: Tensor) -> Tensor:
+    """Return what a function of stacks of matrices returns, share by share where these are not aligned."""
+    if _aligned(*stacks):
         return function(*stacks)
-    if len(stacks[0]) == 1:
-        return [result[None] for result in function(*(stack[0] for stack in stacks))]
-    results = [function(*shares) for shares in zip(*map(_align, stacks), strict=True)]
-    return [torch.stack(parts) for parts in zip(*results, strict=True)]
+    shares = zip(*(stack.split(1) for stack in stacks), strict=True)
+    return torch.cat([function(*(share.clone() for share in own)) for own in shares])
 
 
-def _align(stack: Tensor) -> Sequence[Tensor]:
-    """Return each run's share of a stack, copied where it is not aligned."""
-    shares = stack.unbind()
-    return shares if stack.stride(0) * stack.itemsize % ALIGNMENT == 0 else [share.clone() for share in shares]
+def _times(left: Tensor, right: Tensor) -> Tensor:
+    """Return the products of two stacks of matrices."""
+    return _each(torch.bmm, left, right)
 
 
-def _dims(tensor: Tensor, stacked: bool) -> tuple[int, ...]:
-    """Return the dimensions of one run's share."""
-    return tuple(range(int(stacked), tensor.ndim))
+def _spread(like: Tensor, values: Sequence[float]) -> Any:
+    """Return what combines one number per share with a stack: the number itself where there is but one."""
+    if all(value == values[0] for value in values):
+        return values[0]
+    return like.new_tensor(values).view(-1, *[1] * (like.ndim - 1))
 
 
-def _numbers(values: Tensor) -> list[float]:
-    """Return one number per run, from a 0-d tensor or (runs,)."""
-    numbers: list[float] = values.reshape(-1).tolist()
-    return numbers
-
-
-def _spread(like: Tensor, *rows: list[float]) -> Any:
-    """Return, for each row of one number per run, what combines it with a tensor: the number itself for one run."""
-    if len(rows[0]) == 1:
-        return [row[0] for row in rows]
-    return like.new_tensor(rows).view(len(rows), -1, *[1] * (like.ndim - 1)).unbind()
-
-
-def _largest(gradient: Tensor, stacked: bool) -> list[float]:
-    """Return the largest absolute value in each run's share of a gradient; NaN and infinity count."""
-    return _numbers(torch.linalg.vector_norm(gradient, math.inf, _dims(gradient, stacked)))
-
-
-def _find_tables(gradient: Tensor, stacked: bool) -> list[bool]:
-    """Return for each run whether the parameter is a table, by its shape and first gradient."""
-    shape = gradient.shape[int(stacked) :]
+def _find_tables(gradient: Tensor) -> list[bool]:
+    """Return for each run whether the parameter (runs, ...) is a table, by its shape and first gradient."""
+    shape = gradient.shape[1:]
     if len(shape) != 2 or shape[0] < TABLES.tall * shape[1]:
         return [False]
-    untouched = (gradient == 0).all(-1).float().mean(-1)
-    return [bool(each) for each in (untouched > TABLES.untouched).reshape(-1)]
+    return [bool(each) for each in (gradient == 0).all(-1).float().mean(-1) > TABLES.untouched]
 
 
 def _first_rate(group: dict[str, Any]) -> float:
@@ -432,13 +544,16 @@ def _largest_rate(item: Work) -> float:
     return most / (_first_rate(item.group) or 1.0)
 
 
-def _adapt(runs: Sequence[dict[str, Any]], slopes: list[Tensor], lr: float) -> None:
-    """Move each run's rate, in units of ``lr``, by the slope along its last step."""
-    if not slopes:
+def _adapt(runs: Sequence[dict[str, Any]], read: Sequence[tuple[Bundle, Tensor]]) -> None:
+    """Move each run's rate by the slope along its last step, of which each bundle has that of its shares."""
+    if not read:
         return
-    together = torch.stack([slope.double() for slope in slopes]).reshape(len(slopes), -1)  # (parameters, runs)
-    for run, column in zip(runs, together.T.tolist(), strict=True):
-        downhill = -sum(column) / run["rate"]  # a slope is that of a step as long as the rate
+    lr = max(_first_rate(bundle.items[0].group) for bundle, _ in read) or 1.0
+    slopes = _fetch([slope for _, slope in read])
+    units = (chain.from_iterable(item.state["unit"] for item in bundle.items) for bundle, _ in read)
+    parts = [a * b for own, unit in zip(slopes, units, strict=True) for a, b in zip(own, unit, strict=True)]
+    for number, run in enumerate(runs):
+        downhill = -math.fsum(parts[number :: len(runs)]) / run["rate"]  # a slope is that of a step as long as the rate
         if downhill == 0 or not math.isfinite(downhill):
             continue
         run["slopes"] += 1
@@ -473,23 +588,24 @@ def _follow_slope(run: dict[str, Any], own: float, lr: float) -> None:
     run["rate"] = max(least, run["rate"] * math.exp(gain * own - fall))
 
 
-def _start(p: Tensor, gradient: Tensor, state: dict[str, Any], *, table: bool, stacked: bool) -> None:
-    """Fill a parameter's state: what it is, by its shape and first gradient, and empty averages."""
-    runs, shape = p.shape[: int(stacked)], p.shape[int(stacked) :]
-    dims = _dims(gradient, stacked)
-    largest = gradient.abs().amax(dims, keepdim=True)
-    units = largest.reshape(runs) * (gradient / largest).square().mean(dims).sqrt()
-    state["step"] = 0
-    state["unit"] = [max(unit, torch.finfo(torch.float32).tiny) for unit in _numbers(units)]
+def _start(bundle: Bundle, *, table: bool, stacked: bool) -> None:
+    """Fill the state of a bundle's only item: what it is, by its shape and first gradient, and empty averages."""
+    (item,), gradient = bundle.items, bundle.gradient
+    state, shape = item.state, item.parameter.shape[1:]
+    usual = [norm / math.sqrt(math.prod(shape)) for norm in bundle.norms]
     columns = math.prod(shape[1:])
     matrix = len(shape) >= 2 and min(shape[0], columns) > 1
-    gradient = gradient.reshape((*runs, shape[0], columns) if matrix else p.shape)
+    state["step"] = 0
+    state["unit"] = [max(own, torch.finfo(torch.float32).tiny) for own in usual]
+    state["usual"] = [0.0 for _ in usual]
     state["table"] = table
     state["inputs"] = columns if matrix and not table else INPUTS.reference
+    runs = gradient.shape[: int(stacked)]
     for name in ("mean", "slow", "square", "last"):
-        state[name] = torch.zeros_like(gradient)
-    if p.dtype.itemsize < 4:
-        state["weight"] = p.to(gradient.dtype)
+        state[name] = gradient.new_zeros((*runs, shape[0], columns) if matrix else (*runs, *shape))
+    if item.parameter.dtype.itemsize < 4:
+        weight = item.parameter if stacked else item.parameter[0]
+        state["weight"] = weight.to(gradient.dtype)
 
 
 def _choose_sides(states: list[dict[str, Any]], stacked: bool) -> None:
@@ -508,160 +624,192 @@ def _choose_sides(states: list[dict[str, Any]], stacked: bool) -> None:
     sides.sort(key=lambda side: (side[0], side[1] == "left"))  # inputs' sides first: they gain more
     for (length, side), group in groupby(sides, itemgetter(0, 1)):
         chosen = [state for *_, state in group]
-        # products at every step, and now and then a QR decomposition, which is slow where it is small
-        own = SIDES.decomposition * length**3 + SIDES.overhead * length**2
-        budget -= sum(length * math.prod(state["mean"].shape[int(stacked) :]) + own for state in chosen)
+        budget -= sum(_price(length, state["mean"].shape[int(stacked) :].numel()) for state in chosen)
         room -= SIDES.kept * length**2 * len(chosen)
         if min(budget, room) < 0:
             break
         for state in chosen:
             runs = state["mean"].shape[: int(stacked)]
-            state[side] = state["mean"].new_zeros(*runs, length, length)
+            for name in (side, f"{side}_basis"):
+                state[name] = state["mean"].new_zeros(*runs, length, length)
             for name in ("factors", "slopes"):
                 state[f"{side}_{name}"] = state["mean"].new_zeros(*runs, length)
 
 
-def _adapt_factors(state: dict[str, Any], uphill: Tensor) -> None:
-    """Move the directions' factors by each one's slope along the last step, relative to each other."""
-    memory = 1 - SLOPES.memory ** state["step"]
-    gain = SLOPES.direction_gain + SLOPES.direction_hurry / state["step"]
-    for side in filter(state.__contains__, NAMES):
+def _price(length: int, elements: int) -> float:
+    """Return the multiplications per step that a side of a matrix costs."""
+    pace, own = _pace(length), length * elements
+    decomposition = SIDES.decomposition * length**3 + SIDES.overhead * length**2
+    return 2 * own + own / pace + (4 * own + decomposition) / (pace * BASES.seldom)  # there and back, and now and then
+
+
+def _adapt_factors(stack: dict[str, Tensor], uphill: Tensor, step: int) -> Tensor:
+    """Move the directions' factors by each one's slope along the last step, relative to each other.
+
+    Returns:
+        The sum of the slopes, of each share.
+    """
+    memory = 1 - SLOPES.memory**step
+    gain = SLOPES.direction_gain + SLOPES.direction_hurry / step
+    slope = None
+    for side in filter(stack.__contains__, NAMES):
         slope = uphill.sum(-1 if side == "left" else -2)
-        usual = (state[f"{side}_slopes"].lerp_(slope**2, 1 - SLOPES.memory) / memory).sqrt()
-        alive = usual > SLOPES.negligible * usual.amax(-1, keepdim=True)
-        moves = torch.where(alive, slope / usual, 0.0).clamp(-1, 1) * gain
-        moves -= alive * (moves.sum(-1, keepdim=True) / alive.sum(-1, keepdim=True).clamp(min=1))
-        state[f"{side}_factors"].sub_(moves).clamp_(-SLOPES.furthest, SLOPES.furthest)
+        usual = stack[f"{side}_slopes"].lerp_(slope.square(), 1 - SLOPES.memory)
+        alive = usual > SLOPES.negligible**2 * usual.amax(-1, keepdim=True)
+        moves = torch.where(alive, slope * usual.rsqrt().mul_(math.sqrt(memory)), 0.0).clamp_(-1, 1)
+        mean = moves.sum(-1, keepdim=True) / alive.sum(-1, keepdim=True).clamp_(min=1)
+        moves.sub_(alive * mean)
+        stack[f"{side}_factors"].sub_(moves, alpha=gain).clamp_(-SLOPES.furthest, SLOPES.furthest)
+    return (uphill.reshape(len(uphill), -1) if slope is None else slope).sum(1)
 
 
-def _limit(gradient: Tensor, usual: list[float], stacked: bool) -> None:
-    """Scale each run's share of a gradient down, in place, where it is far over its usual size."""
-    norms = _numbers(torch.linalg.vector_norm(gradient, dim=_dims(gradient, stacked)))
-    for number, (norm, own) in enumerate(zip(norms, usual, strict=True)):
-        most = min(LIMITS.spike * own, LIMITS.largest)
-        share = gradient[number] if stacked else gradient
-        if norm / math.sqrt(share.numel()) > most:
-            share.clamp_(-LIMITS.largest, LIMITS.largest)
-            share *= most / (float(torch.linalg.vector_norm(share)) / math.sqrt(share.numel()))
+def _limit(bundle: Bundle) -> list[float]:
+    """Return each share's factor on a gradient: to units of the first one, and down to what is usual, which follows."""
+    item = bundle.items[0]
+    decay, step = _second_decay(item), item.state["step"]
+    root = math.sqrt(math.prod(item.parameter.shape[1:]))
+    usual = chain.from_iterable(each.state["usual"] for each in bundle.items)
+    units = chain.from_iterable(each.state["unit"] for each in bundle.items)
+    factors, sizes = [], []
+    for norm, unit, own in zip(bundle.norms, units, usual, strict=True):
+        size = norm / unit / root
+        most = min(LIMITS.spike * own, LIMITS.largest) if step else size
+        factors.append(1 / unit if size <= most else most / norm * root)
+        mean = decay * (1 - decay**step) * own**2 + (1 - decay) * min(size, most) ** 2
+        sizes.append(math.sqrt(mean / (1 - decay ** (step + 1))))
+    runs = len(item.parameter)
+    for number, each in enumerate(bundle.items):
+        each.state["usual"] = sizes[number * runs : (number + 1) * runs]
+    return factors
 
 
-def _read(state: dict[str, Any], gradient: Tensor, stacked: bool) -> tuple[Tensor, Tensor | None]:
-    """Return a gradient in its parameter's basis, and its slope along the last step, if there was one."""
-    if state["mean"].dtype != gradient.dtype or state["mean"].device != gradient.device:
-        _convert(state, state, gradient)
-    gradient = gradient.reshape(state["mean"].shape)
-    (unit,) = _spread(gradient, state["unit"])
-    gradient = gradient / unit
-    first, slope = state["step"] == 0, None
-    turned = gradient
-    if not first:
-        _limit(gradient, state["usual"], stacked)
-        turned = _turn(gradient, state)
-        uphill = state["last"] * turned
-        slope = uphill.sum(_dims(uphill, stacked)) * (unit.reshape(-1) if isinstance(unit, Tensor) else unit)
-        _adapt_factors(state, uphill)
-    state["step"] += 1
-    for side in filter(state.__contains__, NAMES):
-        (square,) = _each(lambda own: (own @ own.T,), gradient if side == "left" else gradient.mT)
-        state[side].lerp_(square, 1 - BASES.decay)
-        if first:
-            state[f"{side}_basis"] = _each(_eigenbasis, state[side])[0].mT
-    if first:
-        turned = _turn(gradient, state)
-    elif state["step"] % (BASES.often if state["step"] <= BASES.settled else BASES.seldom) == 0:
-        turned = _refresh(state, turned)
+def _second_decay(item: Work) -> float:
+    """Return the decay of a parameter's second moments."""
+    second = float(item.group["betas"][1])
+    return max(second, TABLES.beta) if item.state["table"] else second
+
+
+def _read(bundle: Bundle, stack: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Return gradients in their parameters' bases, and their slopes along the last step, if there was one."""
+    step = bundle.items[0].state["step"]
+    gradient = bundle.gradient.reshape(stack["mean"].shape)
+    gradient = gradient * _spread(gradient, _limit(bundle))
+    slope = None
+    if step:
+        turned = _turn(gradient, stack)
+        slope = _adapt_factors(stack, stack["last"] * turned, step)
+    step += 1
+    for item in bundle.items:
+        item.state["step"] = step
+    for side in filter(stack.__contains__, NAMES):
+        own, pace = gradient if side == "left" else gradient.mT, _pace(stack[side].shape[1])
+        if step == 1 or step % pace == 0:
+            stack[side].lerp_(_times(own, own.mT), 1 - BASES.decay**pace)
+        if step == 1:
+            stack[f"{side}_basis"].copy_(_each(_eigenbases, stack[side]))
+        elif step % (pace * (BASES.often if step <= pace * BASES.settled else BASES.seldom)) == 0:
+            turned = _refresh(stack, turned, side)
+    if step == 1:
+        turned = _turn(gradient, stack)
     return turned, slope
 
 
-def _eigenbasis(statistics: Tensor) -> tuple[Tensor]:
-    """Return a matrix's eigenvectors as rows (n, n), by falling eigenvalue; ties in the coordinates' order."""
-    ties = torch.linspace(1, 0, len(statistics), dtype=torch.float64, device=statistics.device)
-    damped = statistics.double() + BASES.damping * statistics.trace() * torch.diag(ties)
-    return (torch.linalg.eigh(damped)[1].flip(1).to(statistics).T,)
+def _pace(length: int) -> int:
+    """Return how many steps a side takes for what a short one does at each: turning long ones costs more."""
+    return max(1, length // BASES.length - 1)
 
 
-def _turn(gradient: Tensor, state: dict[str, Any], *, back: bool = False) -> Tensor:
-    """Return a matrix in the eigenbases of its sides, or back from there."""
-    left, right = (state.get(f"{side}_basis") for side in NAMES)
-    factors = [gradient]
-    if left is not None:
-        factors.insert(0, left if back else left.mT)
-    if right is not None:
-        factors.append(right.mT if back else right)
-    return gradient if len(factors) == 1 else _each(lambda *own: (reduce(torch.matmul, own),), *factors)[0]
+def _eigenbases(statistics: Tensor) -> Tensor:
+    """Return matrices' eigenvectors as columns (shares, n, n), by falling eigenvalue; ties as coordinates are."""
+    ties = torch.linspace(1, 0, statistics.shape[1], dtype=torch.float64, device=statistics.device)
+    traces = _trace(statistics.double())
+    damped = statistics.double() + BASES.damping * traces * torch.diag(ties)
+    vectors: Tensor = torch.linalg.eigh(damped)[1]
+    return vectors.flip(2).to(statistics)
 
 
-def _follow(
-    statistics: Tensor, old: Tensor, factors: Tensor, slopes: Tensor, *averages: Tensor, left: bool
-) -> tuple[Tensor, ...]:
-    """Let a side's basis (n, n) follow its statistics by one power step; return it, its columns as rows.
-
-    Along with it: the directions' factors and slopes (n,), the means, the squares and the gradient, all of them turned.
-    """
-    power = statistics @ old + BASES.damping * statistics.trace() * old
-    new = torch.linalg.householder_product(*torch.geqrf(power))  # the Q of its QR decomposition
-    turn = new.T @ old
-    shares = turn**2  # of each old direction in each new one
-    turns = (turn, turn, shares, turn)
-    turned = [each @ own if left else own @ each.T for each, own in zip(turns, averages, strict=True)]
-    return new.T, shares @ factors, shares @ slopes, *turned
+def _trace(matrices: Tensor) -> Tensor:
+    """Return the traces (shares, 1, 1) of matrices."""
+    traces: Tensor = matrices.diagonal(dim1=1, dim2=2).sum(1)
+    return traces[:, None, None]
 
 
-def _refresh(state: dict[str, Any], turned: Tensor) -> Tensor:
-    """Let the bases follow the statistics, and the averages turn along; return the gradient, turned."""
-    for side in filter(state.__contains__, NAMES):
-        names = (f"{side}_basis", f"{side}_factors", f"{side}_slopes", "mean", "slow", "square")
-        follow = partial(_follow, left=side == "left")
-        *kept, turned = _each(follow, state[side], *(state[name] for name in names), turned)
-        state.update(zip(names, kept, strict=True))
-        state[f"{side}_basis"] = state[f"{side}_basis"].mT
-    return turned
+def _turn(gradient: Tensor, stack: dict[str, Tensor], *, back: bool = False) -> Tensor:
+    """Return matrices in the eigenbases of their sides, or back from there."""
+    if "left" in stack:
+        basis = stack["left_basis"]
+        gradient = _times(basis if back else basis.mT, gradient)
+    if "right" in stack:
+        basis = stack["right_basis"]
+        gradient = _times(gradient, basis.mT if back else basis)
+    return gradient
 
 
-def _share(p: Tensor, state: dict[str, Any], stacked: bool) -> list[float]:
-    """Return the most weight decay of each run's share of a parameter; found anew now and then."""
-    if state["step"] % BASES.seldom == 1:
-        sizes = _numbers(torch.linalg.vector_norm(state.get("weight", p), dim=_dims(p, stacked)))
-        count = p.numel() // len(sizes)
-        state["share"] = [LIMITS.decay * math.sqrt(count) / size if size else math.inf for size in sizes]
-    found: list[float] = state["share"]
-    return found
+def _orthonormalise(matrices: Tensor) -> Tensor:
+    """Return the Q of matrices' QR decompositions."""
+    q: Tensor = torch.linalg.householder_product(*torch.geqrf(matrices))
+    return q
 
 
-def _move(
-    p: Tensor, state: dict[str, Any], turned: Tensor, group: dict[str, Any], rates: list[float], stacked: bool
-) -> None:
-    """Move a parameter by one step, along a gradient in its basis."""
-    first, second = group["betas"]
+def _refresh(stack: dict[str, Tensor], turned: Tensor, side: str) -> Tensor:
+    """Let a side's bases follow its statistics by a power step, and the averages turn along; return the gradient."""
+    left, statistics, old = side == "left", stack[side], stack[f"{side}_basis"]
+    power = _times(statistics, old).addcmul_(old, BASES.damping * _trace(statistics))
+    new = _each(_orthonormalise, power)
+    turn = _times(new.mT, old)
+    shares = turn.square()  # of each old direction in each new one
+    old.copy_(new)
+    for name in (f"{side}_factors", f"{side}_slopes"):
+        stack[name].copy_((shares * stack[name][:, None]).sum(-1))
+    for name, by in (("mean", turn), ("slow", turn), ("square", shares)):
+        stack[name].copy_(_times(by, stack[name]) if left else _times(stack[name], by.mT))
+    return _times(turn, turned) if left else _times(turned, turn.mT)
+
+
+def _move(bundle: Bundle, stack: dict[str, Tensor], turned: Tensor, rates: list[float]) -> None:
+    """Move parameters by one step, along a gradient in their bases."""
+    item, runs = bundle.items[0], len(rates)
+    state, group, step = item.state, item.group, item.state["step"]
+    first, second = float(group["betas"][0]), _second_decay(item)
     inputs = (INPUTS.reference / state["inputs"]) ** INPUTS.power
     sizes = [min(LIMITS.step, float(group["lr"]) * rate) * inputs for rate in rates]
-    decays = [
-        min(group["weight_decay"], share) if p.ndim - stacked >= 2 else 0.0 for share in _share(p, state, stacked)
-    ]
     if state["table"]:
-        second = max(second, TABLES.beta)
         sizes = [min(TABLES.most, TABLES.rate * size) for size in sizes]
-        decays = [TABLES.decay * decay for decay in decays]
-    mean = state["mean"].lerp_(turned, 1 - first)
-    square = state["square"].mul_(second).addcmul_(turned, turned, value=1 - second)
-    correction = 1 - second ** state["step"]
-    means = _numbers(square.mean(_dims(square, stacked)))
-    state["usual"] = [math.sqrt(each / correction) for each in means]
-    floors = [(LIMITS.floor * usual) ** 2 for usual in state["usual"]]
-    floor, along = _spread(square, floors, [-size for size in sizes])
-    root = (square / correction).add_(floor).sqrt_().add_(group["eps"])
-    ahead = torch.lerp(turned, mean, first).div_(1 - first ** (state["step"] + 1))
-    slow = state["slow"].lerp_(turned, AVERAGES.window / (state["step"] + AVERAGES.window - 1))
-    ahead.lerp_(slow, AVERAGES.share)
-    state["last"] = ahead.div_(root).mul_(along)
-    for side in filter(state.__contains__, NAMES):
-        factors = state[f"{side}_factors"].exp()
-        state["last"] *= factors[..., None] if side == "left" else factors[..., None, :]
-    step = _turn(state["last"], state, back=True).reshape(p.shape)
-    weight = state.get("weight", p)  # a finer copy, in which steps too small for the parameter's precision add up
+    correction = 1 - second**step
+    usual = chain.from_iterable(each.state["usual"] for each in bundle.items)
+    floors = [correction * ((LIMITS.floor * own) ** 2 + float(group["eps"]) ** 2) + LIMITS.least for own in usual]
+    mean = stack["mean"].lerp_(turned, 1 - first)
+    slow = stack["slow"].lerp_(turned, AVERAGES.window / (step + AVERAGES.window - 1))
+    square = stack["square"].mul_(second).addcmul_(turned, turned, value=1 - second)
+    # the means' shares of the step; what they and the root have in common is in its length
+    weight = (1 - AVERAGES.share) / (1 - first ** (step + 1))
+    last = torch.lerp(turned, mean, first, out=stack["last"]).add_(slow, alpha=AVERAGES.share / weight)
+    last.mul_((square + _spread(square, floors)).rsqrt_())
+    along: Any = [-size * weight * math.sqrt(correction) for size in sizes] * len(bundle.items)
+    along = _spread(square, along)
+    for side in filter(stack.__contains__, NAMES):
+        factors = stack[f"{side}_factors"].exp()
+        last.mul_((factors[..., None] if side == "left" else factors[..., None, :]) * along)
+        along = 1.0
+    if not {"left", "right"} & stack.keys():
+        last.mul_(along)
+    steps = _turn(last, stack, back=True)
+    for number, (each, own) in enumerate(zip(bundle.items, steps.split(runs), strict=True)):
+        _add(each, own, sizes, bundle.lengths[number * runs : (number + 1) * runs])
+
+
+def _add(item: Work, step: Tensor, sizes: list[float], lengths: list[float]) -> None:
+    """Add a step to a parameter, and let weights decay that are matrices."""
+    p, state, weight = item.parameter, item.state, _find_weight(item)
     if weight is not p and not torch.equal(weight.to(p.dtype), p):
         weight.copy_(p)
-    (kept,) = _spread(weight, [1 - size * decay for size, decay in zip(sizes, decays, strict=True)])
-    weight.mul_(kept).add_(step)
+    if lengths:
+        most = LIMITS.decay * math.sqrt(math.prod(p.shape[1:]))
+        state["share"] = [most / length if length else math.inf for length in lengths]
+    decay = item.group["weight_decay"] * (TABLES.decay if state["table"] else 1.0)
+    if decay and p.ndim > 2:
+        shares = [share * (TABLES.decay if state["table"] else 1.0) for share in state["share"]]
+        weight.mul_(_spread(weight, [1 - size * min(decay, own) for size, own in zip(sizes, shares, strict=True)]))
+    weight.add_(step.reshape(weight.shape))
     if weight is not p:
         p.copy_(weight)

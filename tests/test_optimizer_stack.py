@@ -89,7 +89,7 @@ def test_a_stack_is_its_members(members: int, change: Change) -> None:
         optimizer.step(gradients)
     for member, own in enumerate(alone):
         assert all(torch.equal(p, weight[member]) for p, weight in zip(own, stack, strict=True))
-    runs = [run for _, part, _ in optimizer.parts for run in part]
+    runs = [run for _, part, *_ in optimizer.parts for run in part]
     assert [run["skipped"] for run in runs] == [each.skipped for each in optimizers]
     assert [run["rate"] for run in runs] == [each.param_groups[0]["rate"] for each in optimizers]
 
@@ -131,3 +131,26 @@ print("torch._dynamo" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "True"]
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (5, 7), (9,), (4, 3, 2, 2)], ids=str)
+def test_parameters_that_are_alike_go_together_and_as_if_they_were_alone(shape: tuple[int, ...]) -> None:
+    """Settings that differ by nothing that counts keep them apart; one that misses a step goes on by itself."""
+    ends: list[list[Tensor]] = []
+    for together in (True, False):
+        generator = torch.Generator().manual_seed(0)
+        own = [nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64)) for _ in range(3)]
+        groups = (
+            [{"params": own}] if together else [{"params": [p], "eps": 1e-8 + n * 1e-12} for n, p in enumerate(own)]
+        )
+        optimizer = CustomOptimizer(groups)
+        for step in range(STEPS):
+            for number, p in enumerate(own):
+                noise = torch.randn(shape, generator=generator, dtype=torch.float64)
+                p.grad = None if (step, number) == (5, 1) else p.detach() + 0.3 * noise
+            optimizer.step()
+            stores = {optimizer.state[p]["mean"].untyped_storage().data_ptr() for p in own}
+            assert len(stores) == (3 if not together else 1 if step < 5 else 2)
+        ends.append([p.detach() for p in own])
+    for one, other in zip(*ends, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
