@@ -11,19 +11,24 @@ from torch import Tensor
 
 from protonet.episodes.batch import Episodes
 from protonet.episodes.methods.adaptive import adaptive
+from protonet.episodes.methods.baseline_pp import baseline_pp
 from protonet.episodes.methods.bd_cspn import bd_cspn
 from protonet.episodes.methods.calibration import distribution_calibration
 from protonet.episodes.methods.ilpc import ilpc
+from protonet.episodes.methods.knn import nearest_neighbours
 from protonet.episodes.methods.laplacian_shot import laplacian_shot, laplacian_shot_dirichlet
 from protonet.episodes.methods.linear_finetune import linear_finetune
+from protonet.episodes.methods.linear_probe import linear_probe
 from protonet.episodes.methods.logistic import logistic_regression
 from protonet.episodes.methods.mahalanobis import mahalanobis
 from protonet.episodes.methods.matching import matching_networks
+from protonet.episodes.methods.metaopt import metaopt_svm
 from protonet.episodes.methods.prototypes import protonet, protonet_cosine
 from protonet.episodes.methods.pt_map import pt_map
 from protonet.episodes.methods.ridge import ridge_regression
 from protonet.episodes.methods.simpleshot import simpleshot_cl2n, simpleshot_l2n
 from protonet.episodes.methods.soft_kmeans import soft_kmeans
+from protonet.episodes.methods.svm import linear_svm
 from protonet.episodes.methods.tim import alpha_tim, tim, tim_dirichlet
 from protonet.episodes.methods.transductive_finetune import transductive_finetune
 
@@ -36,11 +41,16 @@ INDUCTIVE: dict[str, Method] = {
     "simpleshot": simpleshot_cl2n,
     "simpleshot-l2n": simpleshot_l2n,
     "matching-networks": matching_networks,
+    "knn": nearest_neighbours,
     "ridge": ridge_regression,
     "logistic": logistic_regression,
+    "linear-probe": linear_probe,
+    "linear-svm": linear_svm,
+    "metaopt-svm": metaopt_svm,
     "mahalanobis": mahalanobis,
     "distribution-calibration": distribution_calibration,
     "linear-finetune": linear_finetune,
+    "baseline++": baseline_pp,
     "adaptive": adaptive,
 }
 #: Methods that classify all queries of an episode together.
