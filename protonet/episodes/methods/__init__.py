@@ -23,6 +23,8 @@ from protonet.episodes.methods.logistic import logistic_regression
 from protonet.episodes.methods.mahalanobis import mahalanobis
 from protonet.episodes.methods.matching import matching_networks
 from protonet.episodes.methods.metaopt import metaopt_svm
+from protonet.episodes.methods.oslo import oslo
+from protonet.episodes.methods.paddle import paddle
 from protonet.episodes.methods.prototypes import protonet, protonet_cosine
 from protonet.episodes.methods.pt_map import pt_map
 from protonet.episodes.methods.ridge import ridge_regression
@@ -30,6 +32,7 @@ from protonet.episodes.methods.simpleshot import simpleshot_cl2n, simpleshot_l2n
 from protonet.episodes.methods.soft_kmeans import soft_kmeans
 from protonet.episodes.methods.svm import linear_svm
 from protonet.episodes.methods.tim import alpha_tim, tim, tim_dirichlet
+from protonet.episodes.methods.tim_adm import tim_adm
 from protonet.episodes.methods.transductive_finetune import transductive_finetune
 
 Method = Callable[[Episodes], Tensor]
@@ -61,9 +64,12 @@ TRANSDUCTIVE: dict[str, Method] = {
     "laplacian-shot-dirichlet": laplacian_shot_dirichlet,
     "tim": tim,
     "tim-dirichlet": tim_dirichlet,
+    "tim-adm": tim_adm,
     "alpha-tim": alpha_tim,
     "pt-map": pt_map,
     "ilpc": ilpc,
+    "paddle": paddle,
+    "oslo": oslo,
     "transductive-finetune": transductive_finetune,
 }
 METHODS = INDUCTIVE | TRANSDUCTIVE
