@@ -31,6 +31,7 @@ STUDIES = {
     "training": ("solver.training", "what each part of the training recipe is worth"),
     "scale": ("solver.scale", "time and memory of solve() as rows and classes grow, and of prediction"),
     "episodes": ("episodes.methods", "every few-shot method on glyphs, and with unbalanced queries"),
+    "episode-authors": ("episodes.authors", "few-shot methods beside their authors' code, on the same episodes"),
     "episode-speed": ("episodes.speed", "few-shot episodes per second against easyfsl, in the same run"),
     "command-speed": ("commands.speed", "time and memory of python -m protonet"),
     "command-kills": ("commands.kills", "kill -9 at random moments of fit and update"),

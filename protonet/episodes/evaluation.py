@@ -12,7 +12,17 @@ import torch
 from torch import Tensor
 
 from protonet._checks import check_int, check_number, fail, fail_type
-from protonet.episodes.batch import Base, Episodes, Part, Take, gather_episodes, split_draw, take_from
+from protonet.episodes.batch import (
+    Base,
+    Episodes,
+    Part,
+    Take,
+    Texts,
+    gather_episodes,
+    number_rows,
+    split_draw,
+    take_from,
+)
 from protonet.episodes.choice import ChosenMethod
 from protonet.episodes.distributed import Group
 from protonet.episodes.draws import Draw, Setting, check_setting, draw_episodes
@@ -57,6 +67,7 @@ def evaluate(
     n_episodes: int = 2000,
     until: float = 0.0,
     base: Base | None = None,
+    texts: Tensor | None = None,
     group: Group | None = None,
     progress: Progress | None = None,
     take: Take | None = None,
@@ -79,6 +90,7 @@ def evaluate(
         until: Stop once the half-widths of all methods' 95 % intervals over episodes are below this many percentage
             points, >= 0; 0 for never.
         base: The base classes, for methods that use them.
+        texts: (classes of ``index``, dim) floating, a text's embedding of each class, for methods that use them.
         group: The processes that share the work, including this one; None for this one alone.
         progress: Called after each batch of episodes; with several processes, after each exchange.
         take: Returns rows of ``x`` by number; `protonet.datasets.Dataset.take_rows` for a mapped file.
@@ -90,12 +102,13 @@ def evaluate(
 
     Raises:
         InputTypeError: ``seed``, ``n_episodes`` or ``until`` is not a number, or a method gives no tensor of floats.
-        InputError: A number is outside its range, there are too few classes, a class is too small, or a method's logits
-            have another shape or are not finite.
+        InputError: A number is outside its range, there are too few classes, a class is too small, texts are not one
+            of each class in as many features, or a method's logits have another shape or are not finite.
     """
     seed = check_int("evaluate", "seed", seed, low=0, high=2**63 - 1)
     n_episodes = check_int("evaluate", "n_episodes", n_episodes, low=1)
     until = check_number("evaluate", "until", until, low=0)
+    named = None if texts is None else Texts(_check_texts(texts, index, x), number_rows(index, len(x)))
     index = check_setting("evaluate", index, setting, tuple(map(str, range(len(index.size)))))
     group, take = group or Group(), take or take_from(x)
     finished: list[dict[str, Scores]] = [] if earlier is None else [dict(earlier)]
@@ -115,7 +128,7 @@ def evaluate(
             for start in range(0, len(part.numbers), size):
                 block = Part._make([*(tensor[start : start + size] for tensor in part[:-1]), part.n_way])
                 numbers.append(block.numbers)
-                episodes = gather_episodes(take, block, base)
+                episodes = gather_episodes(take, block, base, named)
                 for name, method in methods.items():
                     logits = _check_logits(name, _call(method, episodes), block, first)
                     scored[name].append(_score_logits(logits, block, setting.shot))
@@ -148,6 +161,15 @@ def evaluate(
     return join_batches(finished)
 
 
+def _check_texts(texts: Tensor, index: ClassIndex, x: Tensor) -> Tensor:
+    """Return texts, once there is one of each class in as many features as rows have."""
+    shape = (len(index.size), x.shape[1])
+    if texts.shape != shape or not texts.is_floating_point():
+        got = f"{texts.dtype} of shape {tuple(texts.shape)}"
+        fail("evaluate", "texts", f"be floats of shape (classes, dim), {shape} here", got, "Pass one row per class.")
+    return texts
+
+
 def _split_span(begin: int, end: int) -> Iterator[tuple[int, int]]:
     """Yield the first and last, exclusive, of the chunks that the episodes ``begin`` to ``end - 1`` fall into."""
     while begin < end:
@@ -160,11 +182,11 @@ def _call(method: Method, episodes: Episodes) -> object:
     """Return what a method gives for a batch; one that is not ours gets a copy of its own, and gradients."""
     if (method.function if isinstance(method, ChosenMethod) else method) in METHODS.values():
         return method(episodes)
-    support, labels, query, n_way, base = episodes
+    support, labels, query, n_way, base, texts = episodes
     if base is not None:
         base = base._replace(mean=base.mean.clone(), class_means=base.class_means.clone())
     with torch.enable_grad():
-        return method(Episodes(support.clone(), labels.clone(), query.clone(), n_way, base))
+        return method(Episodes(support.clone(), labels.clone(), query.clone(), n_way, base, texts))
 
 
 def _check_logits(name: str, logits: object, part: Part, first: int) -> Tensor:

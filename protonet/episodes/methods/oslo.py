@@ -10,13 +10,7 @@ from protonet.episodes.batch import Episodes
 from protonet.episodes.methods.common import cosines, one_hot
 
 
-def oslo(
-    episodes: Episodes,
-    *,
-    steps: int = 2,
-    inlier_temperature: float = 0.05,
-    temperature: float = 0.1,
-) -> Tensor:
+def oslo(episodes: Episodes, *, steps: int = 2, inlier_temperature: float = 0.05, temperature: float = 0.1) -> Tensor:
     """Classify by the cosine to prototypes in which queries count as far as they seem to belong to any class.
 
     Made for episodes with open classes: the highest logit of a query is the logit of how much it is an inlier.
@@ -35,7 +29,8 @@ def oslo(
         query.
 
     Source: Boudiaf et al., "Open-set likelihood maximization for few-shot learning" (2023), eqs. 4 to 7 and alg. 1,
-        https://arxiv.org/abs/2301.08390, with the settings and the centring of its code (configs/detectors.yaml, Makefile).
+        https://arxiv.org/abs/2301.08390, with the settings and the centring of its code
+        (configs/detectors.yaml, Makefile).
     """
     rows = torch.cat([episodes.support, episodes.query], dim=1)
     rows = F.normalize(rows - rows.mean(dim=1, keepdim=True), dim=2)
