@@ -65,11 +65,11 @@ PAIRS = (
 )
 TITLE = f"""# Our methods beside their authors' code
 
-{WAY}-way, {QUERIES} queries per class, {{n}} episodes (where others, in brackets), seed 0, float32. Accuracy of the authors'
-code in percent, then ours less theirs on the same episodes, in points, with the half-width of its 95 % interval, and in
-brackets the share of episodes in which both have as many right. ReLU features: Gaussian classes of 640 features behind
-a ReLU; pixels and the conv embedding are of alphabets that no encoder saw. An empty place: their code takes powers of
-negative features, which are no numbers.
+{WAY}-way, {QUERIES} queries per class, {{n}} episodes (where others, in brackets), seed 0, float32. Accuracy of the
+authors' code in percent, then ours less theirs on the same episodes, in points, with the half-width of its 95 %
+interval, and in brackets the share of episodes in which both have as many right. ReLU features: Gaussian classes of 640
+features behind a ReLU; pixels and the conv embedding are of alphabets that no encoder saw. An empty place: their code
+takes powers of negative features, which are no numbers.
 
 """
 

@@ -87,6 +87,7 @@ the better of the two plain prototypes, `{plain}`, and in bold what loses to it 
 def add_options(parser: StudyParser) -> None:
     """Add how many episodes there are."""
     parser.add_whole("--episodes", 2000, "episodes of each experiment", low=2)
+    parser.add_names("--methods", EVALUATED)
     parser.add_state()
 
 
@@ -96,10 +97,14 @@ def run(options: argparse.Namespace) -> Report:
     for backbone, path in ENCODERS.items():
         train_encoder(backbone, ROOT / path)
     fixed = "--episodes", str(options.episodes), "--method"
-    runs = [(each.title, (*each.arguments, *fixed, *each.methods)) for each in (*ACCURACY, *UNBALANCED)]
+    rows = EVALUATED if options.methods is None else tuple(options.methods)
+    runs = [
+        (each.title, (*each.arguments, *fixed, *(name for name in each.methods if name in {*rows, *PLAIN})))
+        for each in (*ACCURACY, *UNBALANCED)
+    ]
     results = run_all(runs, run_experiment, options.state, lambda _: hash_sources("protonet"), unit="experiment")
     summaries = {title: summary for (title, _), summary in results.items()}
-    return Report(summaries, tabulate(summaries, options.episodes))
+    return Report(summaries, tabulate(summaries, options.episodes, rows))
 
 
 def train_encoder(backbone: str, path: Path) -> None:
@@ -122,8 +127,8 @@ def run_experiment(run: tuple[str, tuple[str, ...]]) -> dict[str, Any]:
     return summary
 
 
-def tabulate(summaries: Mapping[str, Mapping[str, Any]], n_episodes: int) -> str:
-    """Return both tables in Markdown; summaries by the experiments' titles."""
+def tabulate(summaries: Mapping[str, Mapping[str, Any]], n_episodes: int, rows: Sequence[str] = EVALUATED) -> str:
+    """Return both tables in Markdown, of some methods; summaries by the experiments' titles."""
 
     def show(experiments: Sequence[Experiment], methods: Iterable[str]) -> str:
         header = ["method", *(each.title for each in experiments)]
@@ -133,8 +138,10 @@ def tabulate(summaries: Mapping[str, Mapping[str, Any]], n_episodes: int) -> str
 
     first = TITLE.format(
         n=n_episodes, first=next(iter(TRANSDUCTIVE)), uses="`, `".join(name for name in EVALUATED if name in USES_BASE)
-    ) + show(ACCURACY, EVALUATED)
-    return first + SECOND.format(plain="`, `".join(PLAIN)) + show(UNBALANCED, COMPARED)
+    ) + show(ACCURACY, rows)
+    return (
+        first + SECOND.format(plain="`, `".join(PLAIN)) + show(UNBALANCED, [name for name in COMPARED if name in rows])
+    )
 
 
 def _show(each: Experiment, summaries: Mapping[str, Mapping[str, Any]], name: str) -> str:
