@@ -40,7 +40,7 @@ SHOTS = (1, 5)
 SPREAD = 0.2  #: Of the classes' centres of the ReLU features, in standard deviations of their rows.
 BASE_CLASSES = 40  #: Of the 64 classes of ReLU features; the others are novel.
 WORKER = "analysis/episodes/authors_worker.py"
-AT_ONCE = 50  #: Episodes that ours and theirs see together.
+AT_ONCE = 150  #: Episodes that ours and theirs see together.
 
 
 class Pair(NamedTuple):

@@ -134,7 +134,7 @@ def run_proto_lp(case: Case, file: str) -> Any:
 
 ENTROPIES: dict[str, Any] = {"entropies": ["Shannon", "Alpha", "Alpha"], "alpha_values": [5.0, 5.0, 5.0]}
 COMMON: dict[str, Any] = {"temp": 15, "loss_weights": [1.0, 1.0, 1.0], "iter": 1000, "use_tuned_alpha_values": True}
-LAPLACIAN: dict[str, Any] = {"knn": 3, "lmd": 0.7, "use_tuned_lmd": False, "proto_rect": True, "iter": 20}
+LAPLACIAN: dict[str, Any] = {"knn": 3, "lmd": [0.7], "use_tuned_lmd": False, "proto_rect": True, "iter": 20}
 MANIFOLD: dict[str, Any] = {"phi": "mus+G+Wb", "K": 20, "alpha": 0.8, "lr_lp": 1e-4, "PLC": False}
 #: What each name runs, with the settings of the repository's own configuration.
 RUNS: dict[str, Callable[[Case], Any]] = {
