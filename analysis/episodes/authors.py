@@ -1,19 +1,20 @@
 """Our few-shot methods beside the code of their authors, on the same episodes.
 
-``--authors DIR`` is a folder of their public repositories, each under its own name (TIM, PADDLE, protoLP, AM,
-Realistic_Transductive_Few_Shot). None of their code is ours to keep: what is not there is left out.
+``--authors DIR`` is a folder of their public repositories, each under its own name (TIM, LaplacianShot, PADDLE,
+protoLP, AM, Realistic_Transductive_Few_Shot). None of their code is ours to keep: what is not there is left out.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -57,7 +58,7 @@ PAIRS = (
     Pair("TIM-ADM", "TIM", "tim-adm"),
     Pair("alpha-TIM", "Realistic_Transductive_Few_Shot", "alpha-tim", 0.1),
     Pair("BD-CSPN", "Realistic_Transductive_Few_Shot", "bd-cspn"),
-    Pair("LaplacianShot", "Realistic_Transductive_Few_Shot", "laplacian-shot"),
+    Pair("LaplacianShot", "LaplacianShot", "laplacian-shot"),
     Pair("PT-MAP", "Realistic_Transductive_Few_Shot", "pt-map"),
     Pair("PADDLE", "PADDLE", "paddle"),
     Pair("protoLP", "protoLP", "proto-lp"),
@@ -136,38 +137,52 @@ def run(options: argparse.Namespace) -> Report:
     there = [pair for pair in chosen if (folder / pair.folder).is_dir()]
     if not there:
         fail(PROG, "--authors", f"hold {', '.join(sorted({pair.folder for pair in chosen}))}", folder, "Name them so.")
-    by_name = {pair.name: pair for pair in there}
-    runs = [(name, kind, shot, options.episodes) for name in by_name for kind in KINDS for shot in SHOTS]
+    folders = dict.fromkeys(pair.folder for pair in there)
+    runs = [(each, kind, options.episodes) for kind in KINDS for each in folders]
     code = hash_sources("protonet", "analysis/episodes")
 
-    def do(run: tuple[str, str, int, int]) -> list[list[float]]:
-        return compare(folder, by_name[run[0]], *run[1:])
+    def do(run: tuple[str, str, int]) -> dict[str, list[list[float]]]:
+        return compare(folder / run[0], [pair for pair in there if pair.folder == run[0]], *run[1:])
 
-    results = run_all(runs, do, options.state, lambda _: code, unit="comparison")
-    found = {f"{name}, {kind}, {shot}-shot": value for (name, kind, shot, _), value in results.items()}
-    return Report(found, tabulate(list(by_name), found, options.episodes))
+    results = run_all(runs, do, options.state, lambda _: code, unit="repository")
+    found = {name: value for each in results.values() for name, value in each.items()}
+    return Report(found, tabulate([pair.name for pair in there], found, options.episodes))
 
 
-def compare(folder: Path, pair: Pair, kind: str, shot: int, n_episodes: int) -> list[list[float]]:
-    """Return the accuracies of our method and of their code, episode by episode; NaN where theirs has none."""
+def compare(folder: Path, pairs: Sequence[Pair], kind: str, n_episodes: int) -> dict[str, list[list[float]]]:
+    """Return the accuracies of our methods and of a repository's, episode by episode; NaN where theirs has none."""
     take, index, base = KINDS[kind]()
-    total = round(n_episodes * pair.share)
-    method = choose_method(pair.ours)
-    ours, theirs = [], []
-    draw = draw_episodes(index, make_setting(shot), seed=0, first=0, n_episodes=total)
-    part = next(iter(split_draw(draw)))  # all are of one kind
-    for first in range(0, total, AT_ONCE):
-        some = part._replace(**{name: getattr(part, name)[first : first + AT_ONCE] for name in part._fields[:-1]})
-        episodes = gather_episodes(take, some, base)
-        with torch.no_grad():
-            right = method(episodes).argmax(dim=2) == some.query_labels
-        ours += right.double().mean(dim=1).tolist()
-        rows = [
-            interleave(each, labels).numpy()
-            for each, labels in ((episodes.support, some.support_labels), (episodes.query, some.query_labels))
-        ]
-        theirs += run_theirs(folder / pair.folder, pair.name, *rows, base.mean.numpy())
-    return [ours, theirs]
+    ours: dict[str, list[float]] = {}
+    theirs: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        jobs: list[tuple[str, str, Path, Path]] = []
+        for pair, shot in itertools.product(pairs, SHOTS):
+            name = f"{pair.name}, {kind}, {shot}-shot"
+            ours[name], theirs[name] = [], []
+            method, total = choose_method(pair.ours), round(n_episodes * pair.share)
+            draw = draw_episodes(index, make_setting(shot), seed=0, first=0, n_episodes=total)
+            part = next(iter(split_draw(draw)))  # all are of one kind
+            for first in range(0, total, AT_ONCE):
+                some = part._replace(
+                    **{each: getattr(part, each)[first : first + AT_ONCE] for each in part._fields[:-1]}
+                )
+                episodes = gather_episodes(take, some, base)
+                with torch.no_grad():
+                    right = method(episodes).argmax(dim=2) == some.query_labels
+                ours[name] += right.double().mean(dim=1).tolist()
+                path = Path(scratch, f"{len(jobs)}.npz")
+                rows = interleave(episodes.support, some.support_labels), interleave(episodes.query, some.query_labels)
+                np.savez(path, support=rows[0].numpy(), query=rows[1].numpy(), mean=base.mean.numpy())
+                jobs.append((name, pair.name, path, path.with_suffix(".npy")))
+        command = [sys.executable, str(ROOT / WORKER), str(folder)]
+        command += [str(each) for job in jobs for each in job[1:]]
+        ended = subprocess.run(command, check=False, capture_output=True, text=True, start_new_session=True)
+        if ended.returncode:
+            last = (ended.stderr.splitlines() or ["nothing on stderr"])[-1]
+            fail(PROG, "--authors", f"hold {folder.name} as it was published", last, "See that message.")
+        for name, _, _, out in jobs:
+            theirs[name] += np.load(out).tolist()
+    return {name: [ours[name], theirs[name]] for name in ours}
 
 
 def interleave(rows: Tensor, labels: Tensor) -> Tensor:
@@ -175,20 +190,6 @@ def interleave(rows: Tensor, labels: Tensor) -> Tensor:
     by_class = labels.argsort(dim=1, stable=True)
     order = by_class.unflatten(1, (WAY, -1)).transpose(1, 2).flatten(1)
     return rows.gather(1, order[..., None].expand(-1, -1, rows.shape[2]))
-
-
-def run_theirs(folder: Path, name: str, support: Any, query: Any, mean: Any) -> list[float]:
-    """Return the accuracies of their code, from a process of its own."""
-    with tempfile.TemporaryDirectory() as scratch:
-        episodes, out = Path(scratch, "episodes.npz"), Path(scratch, "out.npy")
-        np.savez(episodes, support=support, query=query, mean=mean)
-        command = [sys.executable, str(ROOT / WORKER), str(folder), name, str(episodes), str(out)]
-        ended = subprocess.run(command, check=False, capture_output=True, text=True, start_new_session=True)
-        if ended.returncode:
-            last = (ended.stderr.splitlines() or ["nothing on stderr"])[-1]
-            fail(PROG, "--authors", f"hold {folder.name} as it was published", last, "See that message.")
-        found: list[float] = np.load(out).tolist()
-    return found
 
 
 def tabulate(names: Sequence[str], found: Mapping[str, Sequence[Sequence[float]]], n_episodes: int) -> str:

@@ -1,6 +1,6 @@
 """Run the code of a method's authors on episodes from a file, in a process of its own.
 
-``python authors_worker.py FOLDER NAME EPISODES.npz OUT.npy``: all of these repositories call their
+``python authors_worker.py FOLDER NAME EPISODES.npz OUT.npy ...``: all of these repositories call their
 package ``src``, and so two cannot be imported together. Their code is read from the folder and stays there. What only
 their training needs, and is not installed, is replaced by modules that do nothing; their GPU by this processor.
 """
@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 #: Packages that these repositories import for training, plots and logs alone.
-UNUSED = ("requests", "sacred", "seaborn", "torchvision", "torchvision.transforms", "visdom_logger")
+UNUSED = ("configargparse", "requests", "sacred", "seaborn", "torchvision", "torchvision.transforms", "visdom_logger")
 WAY = 5  #: Classes per episode: some of the code has it written into it.
 
 
@@ -79,12 +79,36 @@ class Ingredient:
         return filled
 
 
+class _Whatever(type):
+    """The type of a class that has any attribute."""
+
+    def __getattr__(cls, name: str) -> type[Nothing]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Nothing
+
+
+class Nothing(metaclass=_Whatever):
+    """What stands for anything in a package that is not there: a class, a function, a module."""
+
+    def __init__(self, *arguments: Any, **given: Any) -> None:
+        del arguments, given
+
+
+def _find(name: str) -> type[Ingredient | Nothing]:
+    """Return what stands for a name in a package that is not there."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return Ingredient if name == "Ingredient" else Nothing
+
+
 def stand_in() -> None:
     """Replace the packages that are not there by modules that do nothing, and the GPU by the processor."""
     for name in UNUSED:
         if "." in name or importlib.util.find_spec(name) is None:
             module = sys.modules.setdefault(name, types.ModuleType(name))
-            module.__getattr__ = lambda _: Ingredient  # type: ignore[method-assign]
+            module.__getattr__ = _find  # type: ignore[method-assign]
+    vars(np)["float"] = float  # what NumPy called it then
     torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[assignment,method-assign]
 
 
@@ -100,15 +124,28 @@ def run_tim(case: Case, name: str, **settings: Any) -> Any:
     return theirs.get_logs()["acc"][:, -1]
 
 
-def run_task(case: Case, name: str, **settings: Any) -> Any:
+def run_task(case: Case, name: str, module: str = "src.methods", **settings: Any) -> Any:
     """Run a class of the repositories that grew from TIM's: alpha-TIM's, PADDLE's and AM's."""
     args = Namespace(n_ways=WAY, batch_size=len(case.support), n_query=case.query.shape[1] // WAY, **settings)
     args.shots, args.balanced, args.dataset, args.arch = [case.shot], "balanced", "mini", "resnet18"
-    theirs = getattr(importlib.import_module("src.methods"), name)
+    theirs = getattr(importlib.import_module(module), name)
     task = {"x_s": case.support.clone(), "x_q": case.query.clone(), "train_mean": case.mean}
     task |= {"y_s": case.label(case.support)[..., None], "y_q": case.label(case.query)[..., None]}
     logs = theirs(model=Model(), device="cpu", log_file=os.devnull, args=args).run_task(task_dic=task, shot=case.shot)
     return logs["acc"][:, -1]
+
+
+def run_laplacian_shot(case: Case) -> list[float]:
+    """Run LaplacianShot's own repository, whose rows come class by class."""
+    sys.path.insert(0, str(Path("src").resolve()))
+    theirs = importlib.import_module("train_lshot")
+    settings = {"proto_rect": True, "meta_val_way": WAY, "lshot": True, "lmd": 0.7, "knn": 3, "num_NN": 1}
+    theirs.args = Namespace(**settings, plot_converge=False)  # type: ignore[attr-defined]  # a global there
+    rows = case.support.unflatten(1, (case.shot, WAY)).transpose(1, 2).flatten(1, 2).numpy()
+    labels = np.arange(WAY).repeat(case.shot)
+    mean, of_query = case.mean.numpy(), case.label(case.query)[0].numpy()
+    pairs = zip(rows, case.query.numpy(), strict=True)
+    return [theirs.metric_class_type(*pair, labels, of_query, case.shot, train_mean=mean) for pair in pairs]
 
 
 def run_proto_lp(case: Case, file: str) -> Any:
@@ -134,7 +171,6 @@ def run_proto_lp(case: Case, file: str) -> Any:
 
 ENTROPIES: dict[str, Any] = {"entropies": ["Shannon", "Alpha", "Alpha"], "alpha_values": [5.0, 5.0, 5.0]}
 COMMON: dict[str, Any] = {"temp": 15, "loss_weights": [1.0, 1.0, 1.0], "iter": 1000, "use_tuned_alpha_values": True}
-LAPLACIAN: dict[str, Any] = {"knn": 3, "lmd": [0.7], "use_tuned_lmd": False, "proto_rect": True, "iter": 20}
 MANIFOLD: dict[str, Any] = {"phi": "mus+G+Wb", "K": 20, "alpha": 0.8, "lr_lp": 1e-4, "PLC": False}
 #: What each name runs, with the settings of the repository's own configuration.
 RUNS: dict[str, Callable[[Case], Any]] = {
@@ -142,24 +178,24 @@ RUNS: dict[str, Callable[[Case], Any]] = {
     "TIM-ADM": lambda case: run_tim(case, "TIM_ADM", iter=150),
     "alpha-TIM": lambda case: run_task(case, "ALPHA_TIM", lr_alpha_tim=1e-4, **COMMON, **ENTROPIES),
     "BD-CSPN": lambda case: run_task(case, "BDCSPN", num_NN=1, norm_type="CL2N"),
-    "LaplacianShot": lambda case: run_task(case, "LaplacianShot", norm_type="CL2N", **LAPLACIAN),
+    "LaplacianShot": run_laplacian_shot,
     "PT-MAP": lambda case: run_task(case, "PT_MAP", beta=0.5, lam=10, alpha=0.2, n_epochs=20),
     "PADDLE": lambda case: run_task(case, "PADDLE", iter=100, alpha=case.query.shape[1]),
     "protoLP": lambda case: run_proto_lp(case, "test_standard_GSSL_lapshot.py"),
-    "alpha-AM": lambda case: run_task(case, "ALPHA_AM", **MANIFOLD, **COMMON, **ENTROPIES),
+    "alpha-AM": lambda case: run_task(case, "ALPHA_AM", "src.methods.AM", **MANIFOLD, **COMMON, **ENTROPIES),
 }
 
 
-def main(folder: str, name: str, episodes: str, out: str) -> None:
-    """Write the accuracy of each episode."""
+def main(folder: str, *jobs: str) -> None:
+    """Write the accuracy of each episode, for each name, file of episodes and file to write."""
     torch.set_num_threads(1)
-    with np.load(episodes) as arrays:
-        case = Case(*(torch.from_numpy(arrays[each]) for each in Case._fields))
-    target = Path(out).resolve()
     stand_in()
     os.chdir(folder)
     sys.path[0] = str(Path.cwd())
-    np.save(target, np.asarray(RUNS[name](case), dtype=np.float64))
+    for name, episodes, out in zip(jobs[::3], jobs[1::3], jobs[2::3], strict=True):
+        with np.load(episodes) as arrays:
+            case = Case(*(torch.from_numpy(arrays[each]) for each in Case._fields))
+        np.save(out, np.asarray(RUNS[name](case), dtype=np.float64))
 
 
 if __name__ == "__main__":
