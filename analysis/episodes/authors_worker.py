@@ -109,7 +109,7 @@ def stand_in() -> None:
             module = sys.modules.setdefault(name, types.ModuleType(name))
             module.__getattr__ = _find  # type: ignore[method-assign]
     vars(np)["float"] = float  # what NumPy called it then
-    torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[assignment,method-assign]
+    torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
 
 
 def run_tim(case: Case, name: str, **settings: Any) -> Any:

@@ -69,7 +69,7 @@ def alpha_am(
         Logits (episodes, n_queries, n_way), the dtype of the query rows.
 
     Source: Lazarou, Avrithis and Stathaki, "Adaptive manifold for imbalanced transductive few-shot learning" (2024),
-        eqs. 2 to 12. https://arxiv.org/abs/2304.14281. From the authors' code alone: distances in units of their
+        sec. 3. https://arxiv.org/abs/2304.14281. From the authors' code alone: distances in units of their
         standard deviation, and centroids that have no neighbours of their own.
     """
     late = episodes.support.shape[1] / episodes.n_way >= TUNED.few

@@ -40,8 +40,8 @@ def metaopt_svm(episodes: Episodes, *, inverse_penalty: float = 0.1, ridge: floa
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows.
 
-    Source: Lee, Maji, Ravichandran and Soatto, "Meta-learning with differentiable convex optimization" (2019), eqs. 6
-        to 9. https://arxiv.org/abs/1904.03758
+    Source: Lee, Maji, Ravichandran and Soatto, "Meta-learning with differentiable convex optimization" (2019), sec.
+        3.3. https://arxiv.org/abs/1904.03758
     """
     support, query = episodes.support.double(), episodes.query
     # Where rows are much larger than 1, the program is the same one of smaller rows, ridge and penalty.

@@ -28,7 +28,7 @@ def oslo(episodes: Episodes, *, steps: int = 2, inlier_temperature: float = 0.05
         Logits (episodes, n_queries, n_way), the dtype of the query rows: cosines over the temperature, shifted per
         query.
 
-    Source: Boudiaf et al., "Open-set likelihood maximization for few-shot learning" (2023), eqs. 4 to 7 and alg. 1,
+    Source: Boudiaf et al., "Open-set likelihood maximization for few-shot learning" (2023), sec. 4,
         https://arxiv.org/abs/2301.08390, with the settings and the centring of its code
         (configs/detectors.yaml, Makefile).
     """

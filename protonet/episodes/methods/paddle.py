@@ -36,7 +36,7 @@ def paddle(
         Logits (episodes, n_queries, n_way), the dtype of the query rows; their softmax is the last assignment.
 
     Source: Martin et al., "Towards practical few-shot query sets: transductive minimum description length inference"
-        (2022), eqs. 5 to 10 and alg. 1, https://arxiv.org/abs/2210.14545, with the scaling of its code (paddle.py).
+        (2022), sec. 3, https://arxiv.org/abs/2210.14545, with the scaling of its code (paddle.py).
     """
     n_queries = episodes.query.shape[1]
     weight = 1.0 if lambda_ is None else lambda_ / n_queries

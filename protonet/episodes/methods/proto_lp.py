@@ -39,14 +39,14 @@ def proto_lp(
         alpha: Share of the way to the new means that prototypes move per step, in (0, 1].
         n_epochs: Steps, >= 0.
         balanced: Each class has as many queries; false leaves assignments and labels as they are, for other queries.
-        paper: Take the Laplacian of the paper's eq. 9, as the authors' test_standard_GSSL_lapshot_full.py does with
+        paper: Take the Laplacian of the paper, as the authors' test_standard_GSSL_lapshot_full.py does with
             gamma 0.05, share 0.7 and 50 steps.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows: logarithms of the last assignments.
 
     Source: Zhu and Koniusz, "Transductive few-shot learning with prototype-based label propagation by iterative graph
-        refinement" (2023), eqs. 6 to 11 and alg. 1. https://arxiv.org/abs/2304.11598. From the authors' code alone: the
+        refinement" (2023), sec. 3. https://arxiv.org/abs/2304.11598. From the authors' code alone: the
         transform, the singular vectors, the Laplacian I - W of prototypes, and the weight of both kinds of labels.
     """
     rows = _transform(torch.cat([episodes.support, episodes.query], dim=1), beta, n_dims)

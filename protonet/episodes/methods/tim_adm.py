@@ -20,7 +20,7 @@ def tim_adm(
 ) -> Tensor:
     """Classify by prototypes that maximise the mutual information of queries and labels, by alternating directions.
 
-    A step labels the queries in part (eq. 7), then moves the prototypes (eq. 8). Defaults are those of the authors'
+    A step labels the queries in part, then moves the prototypes. Defaults are those of the authors'
     code for balanced queries (src/tim.py, scripts/evaluate/tim_adm).
 
     Args:
@@ -35,9 +35,9 @@ def tim_adm(
         Logits (episodes, n_queries, n_way), the dtype of the query rows: minus half the squared distances to the
         prototypes over the temperature, up to a constant that all queries and classes share.
 
-    Source: Boudiaf et al., "Transductive information maximization for few-shot learning" (2020), eqs. 5 to 8 and prop.
-        1, https://arxiv.org/abs/2008.11297, with the exponents of its code: 1 + the conditional entropy's weight, and
-        the marginal one's over itself plus 1.
+    Source: Boudiaf et al., "Transductive information maximization for few-shot learning" (2020), prop. 1,
+        https://arxiv.org/abs/2008.11297, with the exponents of its code: 1 + the conditional entropy's weight, and the
+        marginal one's over itself plus 1.
     """
     cross, marginal, conditional = weights
     n_support, n_queries = episodes.support.shape[1], episodes.query.shape[1]

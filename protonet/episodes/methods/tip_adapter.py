@@ -28,7 +28,7 @@ def tip_adapter(episodes: Episodes, *, alpha: float = 1.17, beta: float = 1.0, t
     Raises:
         InputError: There are no texts.
 
-    Source: Zhang et al., "Tip-Adapter: training-free adaption of CLIP for few-shot classification" (2022), eqs. 3 to 6.
+    Source: Zhang et al., "Tip-Adapter: training-free adaption of CLIP for few-shot classification" (2022), sec. 3.
         https://arxiv.org/abs/2207.09519
     """
     take_texts("tip_adapter", episodes)

@@ -14,7 +14,7 @@ def entropy(p: Tensor, alpha: float) -> Tensor:
 
 
 def spread_labels(nodes: Tensor, bandwidth: Tensor, weight: Tensor, k: int, share: float) -> Tensor:
-    """Eqs. 2 to 7 edge by edge: what reaches each node from the first four, the centroids."""
+    """The graph edge by edge: what reaches each node from the first four, the centroids."""
     n = len(nodes)
     distances = ((nodes[:, None] - nodes).square().sum(dim=2) + 1e-16).sqrt() * (1 - torch.eye(n))
     distances = distances / distances.std()
@@ -35,7 +35,7 @@ def spread_labels(nodes: Tensor, bandwidth: Tensor, weight: Tensor, k: int, shar
 def run_autograd(
     support: Tensor, labels: Tensor, query: Tensor, alpha: float, weights: tuple[float, ...], k: int, share: float
 ) -> Tensor:
-    """Five rounds in the order of alg. 1, by torch's own Adam, at a learning rate at which they matter."""
+    """Five rounds as in the code, by torch's own Adam, at a learning rate at which they matter."""
     support, query = F.normalize(support, dim=1), F.normalize(query, dim=1)
     means = torch.stack([support[labels == c].mean(dim=0) for c in range(4)]).requires_grad_()
     n = 4 + len(support) + len(query)

@@ -12,7 +12,7 @@ from tests.episodes.cases import make_episodes
 
 
 def run_slowly(support: Tensor, labels: Tensor, query: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """Alg. 1 row by row: the queries' probabilities at the end, and their inlier scores."""
+    """The updates row by row: the queries' probabilities at the end, and their inlier scores."""
     centre = torch.cat([support, query]).mean(dim=0)
     support, query = F.normalize(support - centre, dim=1), F.normalize(query - centre, dim=1)
     means = [support[labels == c].mean(dim=0) for c in range(4)]

@@ -24,7 +24,7 @@ def transport(plan: Array) -> Array:
 
 
 def run_slowly(support: Array, labels: Array, query: Array, *, dims: int, balanced: bool, paper: bool) -> Array:
-    """Six steps of alg. 1, with the code's transform, in the rows' own coordinates: the assignments."""
+    """Six steps with the code's transform, in the rows' own coordinates: the assignments."""
     rows = np.sqrt(np.concatenate([support, query]) + 1e-6)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     _, _, directions = np.linalg.svd(rows, full_matrices=False)
