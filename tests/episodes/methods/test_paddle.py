@@ -10,7 +10,7 @@ from tests.episodes.cases import make_episodes
 
 
 def run_slowly(support: Tensor, labels: Tensor, query: Tensor, weight: float, steps: int) -> Tensor:
-    """The updates of the code, entry by entry, after each feature is divided by its range over the queries: the assignments."""
+    """The code's updates, entry by entry, after features are divided by their range over queries: the assignments."""
     spread = query.max(dim=0).values - query.min(dim=0).values
     support, query = support / spread, query / spread
     means = [support[labels == c].mean(dim=0) for c in range(4)]
