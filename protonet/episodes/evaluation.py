@@ -40,6 +40,7 @@ FEATURES_AT_ONCE = 2**21
 #: Floats in just under 32 MiB. Freeing an array of this size once makes glibc keep later arrays instead of returning
 #: them to the system.
 KEPT = 2**23 - 2**12
+ROUNDING = 1e-9  #: Shares of numbers of queries above a whole number by less are that number.
 
 
 class Scores(NamedTuple):
@@ -50,6 +51,12 @@ class Scores(NamedTuple):
     #: (episodes,) float64 in [0, 1], the area under the ROC curve of known against open queries by their highest logit;
     #: NaN without open queries.
     auroc: Tensor
+    #: (episodes,) float64 in [0, 1], the share of open queries that are taken for known where 95 % of the known are;
+    #: NaN without open queries.
+    fpr95: Tensor
+    #: (episodes,) float64 in [0, 1], the area under the rate of right known queries over that of open queries taken for
+    #: known; NaN without open queries.
+    oscr: Tensor
     bins: Tensor  #: (n_bins, 3) float64, queries by confidence, from `protonet.metrics.fill_bins`.
 
 
@@ -230,31 +237,60 @@ def _score_logits(logits: Tensor, part: Part, shot: tuple[int, int]) -> Scores:
         counts = (part.query_shots[:, :n_known, None] == shots).double()  # (episodes, n_known, shots)
         by_shot = (counts * right[..., None]).sum(dim=1) / counts.sum(dim=1)
     none_open = n_known == logits.shape[2]
-    auroc = torch.full_like(accuracy, math.nan) if none_open else rate_open(logits.amax(dim=1), n_known)
-    return Scores(accuracy, by_shot, auroc, fill_bins(known.softmax(dim=1).amax(dim=1), right))
+    nothing, highest = torch.full_like(accuracy, math.nan), logits.amax(dim=1)
+    auroc = nothing if none_open else rate_open(highest, n_known)
+    fpr95 = nothing if none_open else find_false_rate(highest, n_known)
+    oscr = nothing if none_open else rate_open(highest, n_known, right)
+    return Scores(accuracy, by_shot, auroc, fpr95, oscr, fill_bins(known.softmax(dim=1).amax(dim=1), right))
 
 
-def rate_open(scores: Tensor, n_known: int) -> Tensor:
+def rate_open(scores: Tensor, n_known: int, right: Tensor | None = None) -> Tensor:
     """Compute how often a known query scores higher than an open one; ties count half.
+
+    With ``right``, known queries that are taken for another class never do.
 
     Args:
         scores: (episodes, n_queries) floating, known queries first.
         n_known: How many queries are known, >= 1; the others, at least one, are open.
+        right: (episodes, n_known) bool, the known queries that are classified right; None for AUROC.
 
     Returns:
-        (episodes,) float64 in [0, 1], the area under the ROC curve.
+        (episodes,) float64 in [0, 1], the area under the ROC curve; with ``right`` that under the open-set
+        classification rate (OSCR).
 
     Source: Hanley and McNeil, "The meaning and use of the area under a receiver operating characteristic (ROC) curve"
-        (1982), which equates the area with Mann and Whitney's statistic.
+        (1982), which equates the area with Mann and Whitney's statistic; for ``right`` Dhamija, Günther and Boult,
+        "Reducing network agnostophobia" (2018). https://arxiv.org/abs/1811.04110
     """
     difference = scores[:, :n_known, None] - scores[:, None, n_known:]  # (episodes, n_known, n_open_queries)
-    return 0.5 + 0.5 * difference.sign().mean(dim=(1, 2), dtype=torch.float64)
+    if right is None:
+        return 0.5 + 0.5 * difference.sign().mean(dim=(1, 2), dtype=torch.float64)
+    return 0.5 * ((1 + difference.sign()) * right[..., None]).mean(dim=(1, 2), dtype=torch.float64)
+
+
+def find_false_rate(scores: Tensor, n_known: int, share: float = 0.95) -> Tensor:
+    """Compute the share of open queries that are taken for known where a ``share`` of the known ones is.
+
+    Args:
+        scores: As in `rate_open`.
+        n_known: As in `rate_open`.
+        share: Of the known queries, in (0, 1]: at least as many score as high as the threshold.
+
+    Returns:
+        (episodes,) float64 in [0, 1]; open queries at the threshold count as taken for known.
+
+    Source: Liang, Li and Srikant, "Enhancing the reliability of out-of-distribution image detection" (2018).
+        https://arxiv.org/abs/1706.02690
+    """
+    place = math.ceil(share * n_known - ROUNDING) - 1
+    threshold = scores[:, :n_known].sort(dim=1, descending=True).values[:, place, None]
+    return (scores[:, n_known:] >= threshold).double().mean(dim=1)
 
 
 def join_scores(parts: Sequence[Scores], order: Tensor | slice = slice(None)) -> Scores:
     """Join the scores of several batches of episodes, then put the episodes into ``order``."""
-    accuracy, by_shot, auroc, bins = zip(*parts, strict=True)
-    joined = [torch.cat(each)[order] for each in (accuracy, by_shot, auroc)]
+    *by_episode, bins = zip(*parts, strict=True)
+    joined = [torch.cat(each)[order] for each in by_episode]
     # One after another, so that sums of sums are the same numbers.
     return Scores._make([*joined, reduce(torch.add, bins)])
 
