@@ -68,7 +68,7 @@ TITLE = f"""# Our methods beside their authors' code
 
 {WAY}-way, {QUERIES} queries per class, {{n}} episodes (where others, in brackets), seed 0, float32. Accuracy of the
 authors' code in percent, then ours less theirs on the same episodes, in points, with the half-width of its 95 %
-interval, and in brackets the share of episodes in which both have as many right. ReLU features: Gaussian classes of 640
+interval, and in brackets the share of episodes in which both have as many right. relu: Gaussian classes of 640
 features behind a ReLU; pixels and the conv embedding are of alphabets that no encoder saw. An empty place: their code
 takes powers of negative features, which are no numbers.
 
@@ -107,7 +107,7 @@ def load_glyphs(backbone: str | None) -> Source:
 
 
 KINDS: dict[str, Callable[[], Source]] = {
-    "ReLU features": cache(load_relu),
+    "relu": cache(load_relu),
     "pixels": cache(lambda: load_glyphs(None)),
     "conv": cache(lambda: load_glyphs("conv")),
 }
@@ -123,6 +123,7 @@ def add_options(parser: StudyParser) -> None:
     parser.add_argument("--authors", metavar="DIR", help="folder of the authors' repositories")
     parser.add_whole("--episodes", 300, "episodes of each comparison", low=20)
     parser.add_names("--only", [pair.name for pair in PAIRS])
+    parser.add_names("--kinds", list(KINDS))
     parser.add_state()
 
 
@@ -138,7 +139,8 @@ def run(options: argparse.Namespace) -> Report:
     if not there:
         fail(PROG, "--authors", f"hold {', '.join(sorted({pair.folder for pair in chosen}))}", folder, "Name them so.")
     folders = dict.fromkeys(pair.folder for pair in there)
-    runs = [(each, kind, options.episodes) for kind in KINDS for each in folders]
+    kinds = list(KINDS) if options.kinds is None else options.kinds
+    runs = [(each, kind, options.episodes) for kind in kinds for each in folders]
     code = hash_sources("protonet", "analysis/episodes")
 
     def do(run: tuple[str, str, int]) -> dict[str, list[list[float]]]:
@@ -146,7 +148,7 @@ def run(options: argparse.Namespace) -> Report:
 
     results = run_all(runs, do, options.state, lambda _: code, unit="repository")
     found = {name: value for each in results.values() for name, value in each.items()}
-    return Report(found, tabulate([pair.name for pair in there], found, options.episodes))
+    return Report(found, tabulate([pair.name for pair in there], kinds, found, options.episodes))
 
 
 def compare(folder: Path, pairs: Sequence[Pair], kind: str, n_episodes: int) -> dict[str, list[list[float]]]:
@@ -192,9 +194,11 @@ def interleave(rows: Tensor, labels: Tensor) -> Tensor:
     return rows.gather(1, order[..., None].expand(-1, -1, rows.shape[2]))
 
 
-def tabulate(names: Sequence[str], found: Mapping[str, Sequence[Sequence[float]]], n_episodes: int) -> str:
+def tabulate(
+    names: Sequence[str], kinds: Sequence[str], found: Mapping[str, Sequence[Sequence[float]]], n_episodes: int
+) -> str:
     """Return the table in Markdown."""
-    columns = [f"{kind}, {shot}-shot" for kind in KINDS for shot in SHOTS]
+    columns = [f"{kind}, {shot}-shot" for kind in kinds for shot in SHOTS]
     rows = []
     for name in names:
         count = len(found[f"{name}, {columns[0]}"][0])

@@ -71,11 +71,12 @@ def test_the_table_leaves_out_what_is_no_number() -> None:
     places = [f"{kind}, {shot}-shot" for kind in authors.KINDS for shot in (1, 5)]
     found = {f"{pair.name}, {place}": [[0.5, 0.7], [0.6, 0.7]] for pair in PAIRS for place in places}
     found["PT-MAP, conv, 1-shot"] = [[0.5, 0.7], [float("nan"), 0.7]]
-    lines = tabulate([pair.name for pair in PAIRS], found, 2).splitlines()
+    lines = tabulate([pair.name for pair in PAIRS], list(authors.KINDS), found, 2).splitlines()
     row = next(line for line in lines if line.startswith("| PT-MAP "))
     assert row.count("65.00, -5.00 ±63.53 (50 %)") == 5
-    lines = tabulate(["TIM-GD"], found, 20).splitlines()
+    lines = tabulate(["TIM-GD"], ["pixels"], found, 20).splitlines()
     assert lines[-1].startswith("| TIM-GD (2) ")
+    assert lines[-1].count("%") == 2
 
 
 @pytest.mark.parametrize(
