@@ -151,6 +151,8 @@ def run_laplacian_shot(case: Case) -> list[float]:
 def run_proto_lp(case: Case, file: str) -> Any:
     """Run protoLP's script as its own main part does; 10,000 episodes and the GPU are written into it."""
     n = len(case.support)
+    if bool((case.support < 0).any() | (case.query < 0).any()):  # whose powers are no numbers, which its SVD refuses
+        return np.full(n, np.nan)
     text = Path(file).read_text(encoding="utf-8").replace("repeat(10000", f"repeat({n}").replace("'cuda'", "'cpu'")
     labels = torch.cat([case.label(case.support), case.label(case.query)], dim=1)
     n_support, n_queries = case.support.shape[1], case.query.shape[1]
