@@ -151,8 +151,6 @@ def run_laplacian_shot(case: Case) -> list[float]:
 def run_proto_lp(case: Case, file: str) -> Any:
     """Run protoLP's script as its own main part does; 10,000 episodes and the GPU are written into it."""
     n = len(case.support)
-    if bool((case.support < 0).any() | (case.query < 0).any()):  # whose powers are no numbers, which its SVD refuses
-        return np.full(n, np.nan)
     text = Path(file).read_text(encoding="utf-8").replace("repeat(10000", f"repeat({n}").replace("'cuda'", "'cpu'")
     labels = torch.cat([case.label(case.support), case.label(case.query)], dim=1)
     n_support, n_queries = case.support.shape[1], case.query.shape[1]
@@ -188,6 +186,10 @@ RUNS: dict[str, Callable[[Case], Any]] = {
 }
 
 
+#: Those that take powers of features; of negative ones these are no numbers, which would count as the first class.
+POWERS = {"PT-MAP", "protoLP"}
+
+
 def main(folder: str, *jobs: str) -> None:
     """Write the accuracy of each episode, for each name, file of episodes and file to write."""
     torch.set_num_threads(1)
@@ -197,7 +199,9 @@ def main(folder: str, *jobs: str) -> None:
     for name, episodes, out in zip(jobs[::3], jobs[1::3], jobs[2::3], strict=True):
         with np.load(episodes) as arrays:
             case = Case(*(torch.from_numpy(arrays[each]) for each in Case._fields))
-        np.save(out, np.asarray(RUNS[name](case), dtype=np.float64))
+        negative = bool((case.support < 0).any() | (case.query < 0).any())
+        found = np.nan if negative and name in POWERS else RUNS[name](case)
+        np.save(out, np.broadcast_to(np.asarray(found, dtype=np.float64), len(case.support)))
 
 
 if __name__ == "__main__":
