@@ -19,12 +19,14 @@ from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import BUILD, Report, StudyParser, run_python
 from protonet._checks import fail
 from protonet.commands.common import check_writable_folder, format_table
-from protonet.episodes.methods import METHODS, TRANSDUCTIVE, USES_BASE
+from protonet.episodes.methods import METHODS, NEEDS_TEXTS, SLOW, TRANSDUCTIVE, USES_BASE
 from protonet.episodes.statistics import Comparison
 from solution.pack import ROOT
 
 PROG = "analysis episodes"
 ENCODERS = {"mlp": BUILD / "mlp.safetensors", "conv": BUILD / "conv.safetensors"}
+#: Those that need no texts and take less than a tenth of a second an episode.
+EVALUATED = tuple(name for name in METHODS if name not in NEEDS_TEXTS | SLOW)
 PLAIN = ("protonet", "protonet-cosine")
 DIRICHLET = ["--imbalance", "2.0"]
 
@@ -37,7 +39,7 @@ class Experiment(NamedTuple):
     methods: tuple[str, ...]
 
 
-def glyphs(title: str, backbone: str | None, *arguments: str, methods: Sequence[str] = tuple(METHODS)) -> Experiment:
+def glyphs(title: str, backbone: str | None, *arguments: str, methods: Sequence[str] = EVALUATED) -> Experiment:
     """Return an experiment on novel alphabets, of pixels or of an encoder's embedding."""
     encoder = () if backbone is None else ("--encoder", str(ENCODERS[backbone]))
     return Experiment(title, ("--dataset", "glyphs", *encoder, *arguments), tuple(methods))
@@ -50,7 +52,7 @@ ACCURACY = (
     glyphs("pixels, 5-shot", None, "--shot", "5"),
     glyphs("conv, 5-shot", "conv", "--shot", "5"),
 )
-COMPARED = (*PLAIN, *TRANSDUCTIVE)
+COMPARED = (*PLAIN, *(name for name in EVALUATED if name in TRANSDUCTIVE))
 WARPED = ("--dataset", "synthetic:warped", "--shot", "5")
 #: Pairs of experiments, balanced and by Dirichlet shares, on the same numbers of queries.
 UNBALANCED = (
@@ -85,6 +87,7 @@ the better of the two plain prototypes, `{plain}`, and in bold what loses to it 
 def add_options(parser: StudyParser) -> None:
     """Add how many episodes there are."""
     parser.add_whole("--episodes", 2000, "episodes of each experiment", low=2)
+    parser.add_names("--methods", EVALUATED)
     parser.add_state()
 
 
@@ -94,10 +97,14 @@ def run(options: argparse.Namespace) -> Report:
     for backbone, path in ENCODERS.items():
         train_encoder(backbone, ROOT / path)
     fixed = "--episodes", str(options.episodes), "--method"
-    runs = [(each.title, (*each.arguments, *fixed, *each.methods)) for each in (*ACCURACY, *UNBALANCED)]
+    rows = EVALUATED if options.methods is None else tuple(options.methods)
+    runs = [
+        (each.title, (*each.arguments, *fixed, *(name for name in each.methods if name in {*rows, *PLAIN})))
+        for each in (*ACCURACY, *UNBALANCED)
+    ]
     results = run_all(runs, run_experiment, options.state, lambda _: hash_sources("protonet"), unit="experiment")
     summaries = {title: summary for (title, _), summary in results.items()}
-    return Report(summaries, tabulate(summaries, options.episodes))
+    return Report(summaries, tabulate(summaries, options.episodes, rows))
 
 
 def train_encoder(backbone: str, path: Path) -> None:
@@ -120,8 +127,8 @@ def run_experiment(run: tuple[str, tuple[str, ...]]) -> dict[str, Any]:
     return summary
 
 
-def tabulate(summaries: Mapping[str, Mapping[str, Any]], n_episodes: int) -> str:
-    """Return both tables in Markdown; summaries by the experiments' titles."""
+def tabulate(summaries: Mapping[str, Mapping[str, Any]], n_episodes: int, rows: Sequence[str] = EVALUATED) -> str:
+    """Return both tables in Markdown, of some methods; summaries by the experiments' titles."""
 
     def show(experiments: Sequence[Experiment], methods: Iterable[str]) -> str:
         header = ["method", *(each.title for each in experiments)]
@@ -130,9 +137,11 @@ def tabulate(summaries: Mapping[str, Mapping[str, Any]], n_episodes: int) -> str
         )
 
     first = TITLE.format(
-        n=n_episodes, first=next(iter(TRANSDUCTIVE)), uses="`, `".join(name for name in METHODS if name in USES_BASE)
-    ) + show(ACCURACY, METHODS)
-    return first + SECOND.format(plain="`, `".join(PLAIN)) + show(UNBALANCED, COMPARED)
+        n=n_episodes, first=next(iter(TRANSDUCTIVE)), uses="`, `".join(name for name in EVALUATED if name in USES_BASE)
+    ) + show(ACCURACY, rows)
+    return (
+        first + SECOND.format(plain="`, `".join(PLAIN)) + show(UNBALANCED, [name for name in COMPARED if name in rows])
+    )
 
 
 def _show(each: Experiment, summaries: Mapping[str, Mapping[str, Any]], name: str) -> str:

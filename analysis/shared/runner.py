@@ -25,7 +25,7 @@ from solution.pack import ROOT
 BUILD = Path("build")
 FORMATS = (".png", ".pdf", ".svg")
 #: Options of the machine, which the command that made a table is told without.
-UNSHOWN = ("baselines", "jobs", "peers", "python")
+UNSHOWN = ("authors", "baselines", "jobs", "peers", "python")
 
 
 class Report(NamedTuple):

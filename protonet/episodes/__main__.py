@@ -86,6 +86,8 @@ several processes, with the same results:\n  torchrun --nproc-per-node 2 -m prot
     methods.add_argument("--normalize", choices=NORMALIZATIONS, default="none", help=f"{text}to mean 0, variance 1")
     text = "take the base classes of this data set, in place of the evaluated one's; also .npy, rows without classes"
     methods.add_argument("--base", metavar="FILE", help=text)
+    text = "embeddings of texts by class, such as CLIP's: .npz of x and y, the names of the data set's classes"
+    methods.add_argument("--texts", metavar="FILE", help=text)
     methods.add_argument("--traceback", action="store_true", help="show where an error of a method comes from")
     for name, text in OUTPUTS.items():
         parser.add_argument(f"--{name}", metavar="FILE", help=f"write {text}")
@@ -172,7 +174,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         fail(PROG, "--base", "be another data set than --dataset", options.base, remedy)
     outputs = check_outputs(PROG, options, (*OUTPUTS, "state")) if is_main else {}
     for name, path in outputs.items():
-        read = {Path(each or ".").resolve() for each in (options.dataset, options.encoder, options.base)}
+        read = {Path(each or ".").resolve() for each in (options.dataset, options.encoder, options.base, options.texts)}
         if path.exists() and path.resolve() in read:
             fail(PROG, f"--{name}", "be another file than what is read", path, "Pass another path.")
     state = outputs.pop("state", None)
@@ -189,6 +191,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     source = (options.dataset, options.side, split_seed, options.encoder)
     every, more = "all" in options.method, (options.normalize, options.base, grids, against)
     experiment = Experiment(*source, setting, methods, n_episodes, until, seed, options.interval, every, *more)
+    experiment = experiment._replace(texts=options.texts)
     state = None if options.state is None else Path(options.state)  # the other processes read it, too
     run_experiment(experiment, outputs, state=state, resume=options.resume)
 

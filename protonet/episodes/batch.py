@@ -35,6 +35,8 @@ class Episodes(NamedTuple):
     query: Tensor  #: (episodes, n_queries, dim), the dtype of ``support``, the query rows of all classes.
     n_way: int  #: Classes per episode.
     base: Base | None = None  #: The base classes, or None where there are none.
+    #: (episodes, n_way, dim), the dtype of ``support``: a text's embedding of each class, or None where there is none.
+    texts: Tensor | None = None
 
 
 class Part(NamedTuple):
@@ -97,13 +99,35 @@ def take_from(x: Tensor) -> Take:
     return take
 
 
-def gather_episodes(take: Take, part: Part, base: Base | None = None) -> Episodes:
+class Texts(NamedTuple):
+    """The embeddings of texts that name the classes, such as CLIP's."""
+
+    rows: Tensor  #: (classes, dim) floating.
+    class_of: Tensor  #: (rows of the data,) int64, which class each is of; -1 for those of other classes.
+
+    def find(self, part: Part, dtype: torch.dtype) -> Tensor:
+        """Return the embeddings (episodes, n_way, dim) of the classes of a part's episodes."""
+        classes = torch.zeros(len(part.support), part.n_way, dtype=torch.int64)
+        classes.scatter_(1, part.support_labels, self.class_of[part.support])
+        return self.rows[classes].to(dtype)
+
+
+def number_rows(index: ClassIndex, n_rows: int) -> Tensor:
+    """Return the class of each of ``n_rows`` rows, (n_rows,) int64; -1 for those that are in none of the index."""
+    found = torch.full((n_rows,), -1)
+    for number, (start, size) in enumerate(zip(index.start.tolist(), index.size.tolist(), strict=True)):
+        found[index.rows[start : start + size]] = number
+    return found
+
+
+def gather_episodes(take: Take, part: Part, base: Base | None = None, texts: Texts | None = None) -> Episodes:
     """Gather the features of a part's episodes by ``take``: float64 if its rows are, otherwise float32."""
     rows = torch.cat([part.support, part.query], dim=1)  # (episodes, n_support + n_queries)
     features = take(rows.flatten()).unflatten(0, rows.shape)
     features = features if features.dtype == torch.float64 else features.float()
     n_support = part.support.shape[1]
-    return Episodes(features[:, :n_support], part.support_labels, features[:, n_support:], part.n_way, base)
+    named = None if texts is None else texts.find(part, features.dtype)
+    return Episodes(features[:, :n_support], part.support_labels, features[:, n_support:], part.n_way, base, named)
 
 
 def summarize_base(take: Take, by_class: ClassIndex) -> Base:

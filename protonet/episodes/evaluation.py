@@ -12,7 +12,17 @@ import torch
 from torch import Tensor
 
 from protonet._checks import check_int, check_number, fail, fail_type
-from protonet.episodes.batch import Base, Episodes, Part, Take, gather_episodes, split_draw, take_from
+from protonet.episodes.batch import (
+    Base,
+    Episodes,
+    Part,
+    Take,
+    Texts,
+    gather_episodes,
+    number_rows,
+    split_draw,
+    take_from,
+)
 from protonet.episodes.choice import ChosenMethod
 from protonet.episodes.distributed import Group
 from protonet.episodes.draws import Draw, Setting, check_setting, draw_episodes
@@ -30,6 +40,7 @@ FEATURES_AT_ONCE = 2**21
 #: Floats in just under 32 MiB. Freeing an array of this size once makes glibc keep later arrays instead of returning
 #: them to the system.
 KEPT = 2**23 - 2**12
+ROUNDING = 1e-9  #: Shares of numbers of queries above a whole number by less are that number.
 
 
 class Scores(NamedTuple):
@@ -40,6 +51,12 @@ class Scores(NamedTuple):
     #: (episodes,) float64 in [0, 1], the area under the ROC curve of known against open queries by their highest logit;
     #: NaN without open queries.
     auroc: Tensor
+    #: (episodes,) float64 in [0, 1], the share of open queries that are taken for known where 95 % of the known are;
+    #: NaN without open queries.
+    fpr95: Tensor
+    #: (episodes,) float64 in [0, 1], the area under the rate of right known queries over that of open queries taken for
+    #: known; NaN without open queries.
+    oscr: Tensor
     bins: Tensor  #: (n_bins, 3) float64, queries by confidence, from `protonet.metrics.fill_bins`.
 
 
@@ -57,6 +74,7 @@ def evaluate(
     n_episodes: int = 2000,
     until: float = 0.0,
     base: Base | None = None,
+    texts: Tensor | None = None,
     group: Group | None = None,
     progress: Progress | None = None,
     take: Take | None = None,
@@ -79,6 +97,7 @@ def evaluate(
         until: Stop once the half-widths of all methods' 95 % intervals over episodes are below this many percentage
             points, >= 0; 0 for never.
         base: The base classes, for methods that use them.
+        texts: (classes of ``index``, dim) floating, a text's embedding of each class, for methods that use them.
         group: The processes that share the work, including this one; None for this one alone.
         progress: Called after each batch of episodes; with several processes, after each exchange.
         take: Returns rows of ``x`` by number; `protonet.datasets.Dataset.take_rows` for a mapped file.
@@ -90,12 +109,13 @@ def evaluate(
 
     Raises:
         InputTypeError: ``seed``, ``n_episodes`` or ``until`` is not a number, or a method gives no tensor of floats.
-        InputError: A number is outside its range, there are too few classes, a class is too small, or a method's logits
-            have another shape or are not finite.
+        InputError: A number is outside its range, there are too few classes, a class is too small, texts are not one
+            of each class in as many features, or a method's logits have another shape or are not finite.
     """
     seed = check_int("evaluate", "seed", seed, low=0, high=2**63 - 1)
     n_episodes = check_int("evaluate", "n_episodes", n_episodes, low=1)
     until = check_number("evaluate", "until", until, low=0)
+    named = None if texts is None else Texts(_check_texts(texts, index, x), number_rows(index, len(x)))
     index = check_setting("evaluate", index, setting, tuple(map(str, range(len(index.size)))))
     group, take = group or Group(), take or take_from(x)
     finished: list[dict[str, Scores]] = [] if earlier is None else [dict(earlier)]
@@ -115,7 +135,7 @@ def evaluate(
             for start in range(0, len(part.numbers), size):
                 block = Part._make([*(tensor[start : start + size] for tensor in part[:-1]), part.n_way])
                 numbers.append(block.numbers)
-                episodes = gather_episodes(take, block, base)
+                episodes = gather_episodes(take, block, base, named)
                 for name, method in methods.items():
                     logits = _check_logits(name, _call(method, episodes), block, first)
                     scored[name].append(_score_logits(logits, block, setting.shot))
@@ -148,6 +168,15 @@ def evaluate(
     return join_batches(finished)
 
 
+def _check_texts(texts: Tensor, index: ClassIndex, x: Tensor) -> Tensor:
+    """Return texts, once there is one of each class in as many features as rows have."""
+    shape = (len(index.size), x.shape[1])
+    if texts.shape != shape or not texts.is_floating_point():
+        got = f"{texts.dtype} of shape {tuple(texts.shape)}"
+        fail("evaluate", "texts", f"be floats of shape (classes, dim), {shape} here", got, "Pass one row per class.")
+    return texts
+
+
 def _split_span(begin: int, end: int) -> Iterator[tuple[int, int]]:
     """Yield the first and last, exclusive, of the chunks that the episodes ``begin`` to ``end - 1`` fall into."""
     while begin < end:
@@ -160,11 +189,11 @@ def _call(method: Method, episodes: Episodes) -> object:
     """Return what a method gives for a batch; one that is not ours gets a copy of its own, and gradients."""
     if (method.function if isinstance(method, ChosenMethod) else method) in METHODS.values():
         return method(episodes)
-    support, labels, query, n_way, base = episodes
+    support, labels, query, n_way, base, texts = episodes
     if base is not None:
         base = base._replace(mean=base.mean.clone(), class_means=base.class_means.clone())
     with torch.enable_grad():
-        return method(Episodes(support.clone(), labels.clone(), query.clone(), n_way, base))
+        return method(Episodes(support.clone(), labels.clone(), query.clone(), n_way, base, texts))
 
 
 def _check_logits(name: str, logits: object, part: Part, first: int) -> Tensor:
@@ -208,31 +237,60 @@ def _score_logits(logits: Tensor, part: Part, shot: tuple[int, int]) -> Scores:
         counts = (part.query_shots[:, :n_known, None] == shots).double()  # (episodes, n_known, shots)
         by_shot = (counts * right[..., None]).sum(dim=1) / counts.sum(dim=1)
     none_open = n_known == logits.shape[2]
-    auroc = torch.full_like(accuracy, math.nan) if none_open else rate_open(logits.amax(dim=1), n_known)
-    return Scores(accuracy, by_shot, auroc, fill_bins(known.softmax(dim=1).amax(dim=1), right))
+    nothing, highest = torch.full_like(accuracy, math.nan), logits.amax(dim=1)
+    auroc = nothing if none_open else rate_open(highest, n_known)
+    fpr95 = nothing if none_open else find_false_rate(highest, n_known)
+    oscr = nothing if none_open else rate_open(highest, n_known, right)
+    return Scores(accuracy, by_shot, auroc, fpr95, oscr, fill_bins(known.softmax(dim=1).amax(dim=1), right))
 
 
-def rate_open(scores: Tensor, n_known: int) -> Tensor:
+def rate_open(scores: Tensor, n_known: int, right: Tensor | None = None) -> Tensor:
     """Compute how often a known query scores higher than an open one; ties count half.
+
+    With ``right``, known queries that are taken for another class never do.
 
     Args:
         scores: (episodes, n_queries) floating, known queries first.
         n_known: How many queries are known, >= 1; the others, at least one, are open.
+        right: (episodes, n_known) bool, the known queries that are classified right; None for AUROC.
 
     Returns:
-        (episodes,) float64 in [0, 1], the area under the ROC curve.
+        (episodes,) float64 in [0, 1], the area under the ROC curve; with ``right`` that under the open-set
+        classification rate (OSCR).
 
     Source: Hanley and McNeil, "The meaning and use of the area under a receiver operating characteristic (ROC) curve"
-        (1982), which equates the area with Mann and Whitney's statistic.
+        (1982), which equates the area with Mann and Whitney's statistic; for ``right`` Dhamija, Günther and Boult,
+        "Reducing network agnostophobia" (2018). https://arxiv.org/abs/1811.04110
     """
     difference = scores[:, :n_known, None] - scores[:, None, n_known:]  # (episodes, n_known, n_open_queries)
-    return 0.5 + 0.5 * difference.sign().mean(dim=(1, 2), dtype=torch.float64)
+    if right is None:
+        return 0.5 + 0.5 * difference.sign().mean(dim=(1, 2), dtype=torch.float64)
+    return 0.5 * ((1 + difference.sign()) * right[..., None]).mean(dim=(1, 2), dtype=torch.float64)
+
+
+def find_false_rate(scores: Tensor, n_known: int, share: float = 0.95) -> Tensor:
+    """Compute the share of open queries that are taken for known where a ``share`` of the known ones is.
+
+    Args:
+        scores: As in `rate_open`.
+        n_known: As in `rate_open`.
+        share: Of the known queries, in (0, 1]: at least as many score as high as the threshold.
+
+    Returns:
+        (episodes,) float64 in [0, 1]; open queries at the threshold count as taken for known.
+
+    Source: Liang, Li and Srikant, "Enhancing the reliability of out-of-distribution image detection" (2018).
+        https://arxiv.org/abs/1706.02690
+    """
+    place = math.ceil(share * n_known - ROUNDING) - 1
+    threshold = scores[:, :n_known].sort(dim=1, descending=True).values[:, place, None]
+    return (scores[:, n_known:] >= threshold).double().mean(dim=1)
 
 
 def join_scores(parts: Sequence[Scores], order: Tensor | slice = slice(None)) -> Scores:
     """Join the scores of several batches of episodes, then put the episodes into ``order``."""
-    accuracy, by_shot, auroc, bins = zip(*parts, strict=True)
-    joined = [torch.cat(each)[order] for each in (accuracy, by_shot, auroc)]
+    *by_episode, bins = zip(*parts, strict=True)
+    joined = [torch.cat(each)[order] for each in by_episode]
     # One after another, so that sums of sums are the same numbers.
     return Scores._make([*joined, reduce(torch.add, bins)])
 

@@ -72,7 +72,9 @@ def run_experiment(
         if state is not None:
             scored = {name: value for name, value in settings.items() if name not in {"interval", "against"}}
             scored["plugins"] = _list_plugins(material)
-            run = describe_run(scored, list(material.methods), material.take, material.by_class, material.base)
+            means = () if material.base is None else (material.base.mean, material.base.class_means)
+            texts = () if material.texts is None else (material.texts,)
+            run = describe_run(scored, list(material.methods), material.take, material.by_class, [*means, *texts])
             earlier = read_state(state, run) if resume and state.exists() else None
         done = 0 if earlier is None else len(next(iter(earlier.values())).accuracy)
         bar = tqdm(
@@ -135,6 +137,7 @@ def run_experiment(
                 n_episodes=experiment.n_episodes,
                 until=experiment.until,
                 base=material.base,
+                texts=material.texts,
                 group=group,
                 progress=show,
                 take=material.take,
@@ -183,6 +186,7 @@ def _describe(experiment: Experiment, side: str) -> dict[str, Any]:
         "encoder": experiment.encoder,
         "normalize": experiment.normalize,
         "base": experiment.base,
+        "texts": experiment.texts,
         **kind,
         "most_episodes": experiment.n_episodes,
         "until": experiment.until,

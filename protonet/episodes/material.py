@@ -16,9 +16,9 @@ from protonet.episodes.batch import Base, Take, summarize_base, take_from
 from protonet.episodes.checkpoints import load_encoder, read_plan
 from protonet.episodes.choice import ChosenMethod
 from protonet.episodes.draws import Setting, check_setting
-from protonet.episodes.methods import ALIASES, CENTRED, METHODS, NEEDS_BASE, USES_BASE
+from protonet.episodes.methods import ALIASES, CENTRED, METHODS, NEEDS_BASE, NEEDS_TEXTS, SLOW, USES_BASE
 from protonet.episodes.normalization import CHUNK, normalize_rows
-from protonet.episodes.sources import load_base
+from protonet.episodes.sources import load_base, load_texts
 from protonet.sampling import ClassIndex, index_classes
 
 PROG = "protonet.episodes"  #: The command, for messages.
@@ -43,6 +43,7 @@ class Experiment(NamedTuple):
     #: For each method to tune, its settings; the best one on validation classes is evaluated with the others.
     tune: Sequence[Sequence[ChosenMethod]] = ()
     against: ChosenMethod | None = None  #: Compare this method with each other one; None compares all pairs.
+    texts: str | None = None  #: The embeddings of texts that name the classes, see `load_texts`.
 
 
 class Material(NamedTuple):
@@ -54,6 +55,7 @@ class Material(NamedTuple):
     source_rows: Tensor  #: (rows,) int64, the numbers in the data set of ``by_class.rows``.
     class_names: tuple[str, ...]  #: One name per class of the side.
     base: Base | None  #: The base classes, if a method uses them.
+    texts: Tensor | None  #: (classes of ``by_class``, dim) float32, embeddings of texts that name them.
     side: str  #: Of the split, or "all".
     methods: dict[str, ChosenMethod]  #: By name.
     notes: list[str]  #: Lines to print with the report.
@@ -123,8 +125,12 @@ def prepare(data: Dataset, experiment: Experiment) -> Material:
         rows = rows.normalize(kind, mean)
         if base is not None:
             base = _summarize(rows if base_data is data else base_rows.normalize(kind, mean), base_data, base_ids)
+    texts = None
+    if experiment.texts is not None:
+        own = data.y[by_class.rows[by_class.start]].tolist()
+        texts = load_texts(experiment.texts, dim=rows.x.shape[1], names=[data.class_names[c] for c in own])
     source_rows, by_class = by_class.rows, by_class._replace(rows=rows.places[by_class.rows])
-    return Material(rows.x, rows.open(), by_class, source_rows, names, base, side, methods, notes)
+    return Material(rows.x, rows.open(), by_class, source_rows, names, base, texts, side, methods, notes)
 
 
 def _find_base(data: Dataset, side: str, experiment: Experiment) -> tuple[Dataset, list[int]]:
@@ -165,10 +171,17 @@ def _find_methods(experiment: Experiment, n_base: int) -> tuple[dict[str, Chosen
     """
     notes, choices = [], list(experiment.methods)
     missing = sorted(NEEDS_BASE) if n_base < 2 else []
+    unnamed = sorted(NEEDS_TEXTS) if experiment.texts is None else []
     if experiment.every:
         notes += [f"Without base classes, {name} is left out." for name in missing]
-        choices = [ChosenMethod(name, name, METHODS[name]) for name in METHODS if name not in missing] + choices
+        notes += [f"Without texts, {' and '.join(unnamed)} are left out."] if unnamed else []
+        notes.append(f"{' and '.join(sorted(SLOW))} take long, and are left out of 'all': name them, too.")
+        left = {*missing, *unnamed, *SLOW}
+        choices = [ChosenMethod(name, name, METHODS[name]) for name in METHODS if name not in left] + choices
     for choice in choices:
+        if choice.key in unnamed:
+            remedy = "Pass --texts FILE.npz, whose y are the names of the classes."
+            fail(PROG, "--method", "find texts that name the classes", f"none for {choice.name}", remedy)
         if choice.key in missing:
             remedy = "Pass --side novel, of data with a split by class (--split-seed 0 makes one), or --base FILE.npz."
             fail(PROG, "--method", "find base classes beside the evaluated ones", f"none for {choice.name}", remedy)

@@ -39,6 +39,8 @@ LATEX = {each: rf"\{each}" for each in "&%$#_{}"} | {
 }
 #: A cell that is a number: with a sign, an exponent or a half-width, perhaps.
 NUMBER = re.compile(r"(?P<value>[<+-]?[\d.]+)(e(?P<sign>[+-])0*(?P<exponent>\d+))?( ±(?P<half_width>[\d.]+))?")
+#: How well queries of open classes are told: the fields of `Scores`, and the headings of their columns.
+OPEN = {"auroc": "AUROC of open classes, %", "fpr95": "FPR at 95 %, %", "oscr": "OSCR, %"}
 #: What intervals and p-values speak of, by what they are over.
 SPEAKS = {
     "episodes": "Intervals and p-values speak of other episodes of these same classes; those of other classes differ "
@@ -63,21 +65,21 @@ def summarize(
             intervals over episodes.
 
     Returns:
-        ``settings``; ``episodes``, their number; ``methods``, for each the accuracy, the calibration error and the area
-        under the ROC curve of open classes, with half-widths of 95 % intervals, and the accuracy by shot; and
+        ``settings``; ``episodes``, their number; ``methods``, for each the accuracy, the calibration error and how well
+        open classes are told (``OPEN``), with half-widths of 95 % intervals, and the accuracy by shot; and
         ``comparisons``, one per pair of methods. None stands for what does not exist.
     """
     methods = {}
-    for name, (accuracy, by_shot, auroc, bins) in scores.items():
-        area = rate(auroc, members)
+    for name, own in scores.items():
+        told = {measure: rate(getattr(own, measure), members) for measure in OPEN}
         methods[name] = {
-            **rate(accuracy, members),
-            "calibration_error": calibration_error(bins),
-            "auroc": area["accuracy"],
-            "auroc_half_width": area["half_width"],
+            **rate(own.accuracy, members),
+            "calibration_error": calibration_error(own.bins),
+            **{measure: found["accuracy"] for measure, found in told.items()},
+            **{f"{measure}_half_width": found["half_width"] for measure, found in told.items()},
             "by_shot": {
                 str(n_shot): {**rate(column, members), "episodes": int((~column.isnan()).sum())}
-                for n_shot, column in zip(range(shot[0], shot[1] + 1), by_shot.unbind(1), strict=True)
+                for n_shot, column in zip(range(shot[0], shot[1] + 1), own.by_shot.unbind(1), strict=True)
             },
         }
     accuracies = {name: each.accuracy for name, each in scores.items()}
@@ -138,18 +140,18 @@ def tabulate(summary: Summary) -> list[Table]:
     against, n_open = settings.get("against"), settings.get("open", 0)
     several = len(order) > 1
     calibrated = all("calibration_error" in own for own in methods.values())
-    opened = n_open and "auroc" in methods[best]
+    opened = [measure for measure in OPEN if n_open and measure in methods[best]]
     header = ["method", "accuracy, %"]
     header += [f"behind {best}" if against is None else f"{against} is ahead by", "p (Holm)"] if several else []
     header += ["calibration error, %"] if calibrated else []
-    header += ["AUROC of open classes, %"] if opened else []
+    header += [OPEN[measure] for measure in opened]
     rows = []
     for name in order:
         own = methods[name]
         row = [name, percent(own["accuracy"], own["half_width"])]
         row += _compare(summary, against or best, name, signed=against is not None) if several else []
         row += [f"{100 * own['calibration_error']:.1f}"] if calibrated else []
-        rows.append(row + ([percent(own["auroc"], own["auroc_half_width"])] if opened else []))
+        rows.append(row + [percent(own[measure], own[f"{measure}_half_width"]) for measure in opened])
     tables: list[Table] = [(header, rows)]
     shots = list(methods[best].get("by_shot", ()))
     if len(shots) > 1:
@@ -222,8 +224,9 @@ def write_csv(path: Path, summary: Summary) -> None:
         for name, own in summary["methods"].items():
             writer.writerow([name, "accuracy", "", own["accuracy"], own["half_width"]])
             writer.writerow([name, "calibration_error", "", own["calibration_error"], ""])
-            if own["auroc"] is not None:
-                writer.writerow([name, "auroc", "", own["auroc"], own["auroc_half_width"]])
+            for measure in OPEN:
+                if own[measure] is not None:
+                    writer.writerow([name, measure, "", own[measure], own[f"{measure}_half_width"]])
             for n_shot, each in own["by_shot"].items():
                 writer.writerow([name, "accuracy", n_shot, each["accuracy"], each["half_width"]])
         for pair in summary["comparisons"]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from protonet import datasets
 from protonet._checks import fail
@@ -15,6 +16,7 @@ from protonet.commands.common import check_name
 from protonet.datasets.dataset import Dataset, check_finite, make_dataset, split_classes
 from protonet.datasets.files import UNREADABLE
 from protonet.datasets.synthetic import FAMILIES, sample_family
+from protonet.sampling import index_classes
 
 PROG = "protonet.episodes"  #: The command, for messages.
 #: The size of the synthetic families: classes, rows per class, features per row.
@@ -72,6 +74,36 @@ def load_base(text: str, *, dim: int) -> Dataset:
         got = f"{data.x.shape[1]} of {text}"
         fail(PROG, "--base", f"have {dim} features per row, as the data", got, "Pass features of one backbone.")
     return data
+
+
+def load_texts(text: str, *, dim: int, names: Sequence[str]) -> torch.Tensor:
+    """Load the embeddings of texts that name classes: each class's mean of unit rows, scaled to unit norm.
+
+    Args:
+        text: As for `load_source`: rows are embeddings, and their classes' names are those of the data set. A class may
+            have several, of several prompts.
+        dim: Features per row that it must have.
+        names: Of the classes.
+
+    Returns:
+        (names, dim) float32.
+
+    Raises:
+        InputError: The file cannot be loaded, has another number of features, or none of a class.
+    """
+    data = _load(text, "label")
+    if data.x.shape[1] != dim:
+        got = f"{data.x.shape[1]} of {text}"
+        fail(PROG, "--texts", f"have {dim} features per row, as the data", got, "Pass texts of the images' backbone.")
+    missing = [name for name in names if name not in data.class_names]
+    if missing:
+        got = f"none for {len(missing)} of {len(names)}, such as {missing[0]!r}"
+        fail(PROG, "--texts", "have a text of each class, by name", got, "Name them as the data does.")
+    index = index_classes(data.y)
+    numbers = torch.tensor([data.class_names.index(name) for name in names])
+    starts, sizes = index.start[numbers].tolist(), index.size[numbers].tolist()
+    rows = (data.take_rows(index.rows[start : start + size]).clone() for start, size in zip(starts, sizes, strict=True))
+    return F.normalize(torch.stack([F.normalize(each.float(), dim=1).mean(dim=0) for each in rows]), dim=1)
 
 
 def _load_rows(path: Path) -> Dataset:

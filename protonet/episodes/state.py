@@ -11,25 +11,28 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from protonet._checks import fail, find_version, show
 from protonet._writing import write_whole
-from protonet.episodes.batch import CHUNK, Base, Take
+from protonet.episodes.batch import CHUNK, Take
 from protonet.episodes.evaluation import Scores
 from protonet.sampling import ClassIndex
 
-PROG, FORMAT, VERSION = "protonet.episodes", "protonet.episodes", 1
+PROG, FORMAT, VERSION = "protonet.episodes", "protonet.episodes", 2
 
 
 def describe_run(
-    settings: Mapping[str, Any], methods: Sequence[str], take: Take, by_class: ClassIndex, base: Base | None
+    settings: Mapping[str, Any], methods: Sequence[str], take: Take, by_class: ClassIndex, more: Sequence[Tensor]
 ) -> dict[str, Any]:
-    """Describe, in a form that JSON can write, all that the scores depend on: settings, methods, data and versions."""
+    """Describe, in a form that JSON can write, all that the scores depend on: settings, methods, data and versions.
+
+    ``more`` are tensors that methods see beside the rows: means of base classes, texts.
+    """
     digest = hashlib.sha256()
     places = torch.cat([by_class.start, by_class.start + by_class.size // 2])
     sampled = by_class.rows[places]  # two rows of each class tell the data from others
-    means = () if base is None else (base.mean, base.class_means)
-    for tensor in (*by_class, take(sampled), *means):
+    for tensor in (*by_class, take(sampled), *more):
         digest.update(tensor.contiguous().numpy().tobytes())
     run = {**settings, "methods": list(methods), "data": digest.hexdigest(), **find_versions()}
     described: dict[str, Any] = json.loads(json.dumps(run))

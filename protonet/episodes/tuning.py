@@ -85,6 +85,7 @@ def tune(data: Dataset, experiment: Experiment, group: Group) -> list[Tuning]:
         seed=experiment.seed,
         n_episodes=n_episodes,
         base=material.base,
+        texts=material.texts,
         group=group,
         progress=show,
         take=material.take,

@@ -9,8 +9,7 @@ import pytest
 
 from analysis.__main__ import main
 from analysis.episodes import methods as episodes
-from analysis.episodes.methods import ACCURACY, COMPARED, UNBALANCED, tabulate
-from protonet.episodes.methods import METHODS
+from analysis.episodes.methods import ACCURACY, COMPARED, EVALUATED, UNBALANCED, tabulate
 
 
 def summary(methods: tuple[str, ...], **accuracies: float) -> dict[str, Any]:
@@ -30,7 +29,7 @@ def test_tables() -> None:
     text = tabulate(summaries, 10)
     first, second = text.split("## Queries")
     assert next(line for line in first.splitlines() if line.startswith("| ridge")).count("75.00 ±0.20") == len(ACCURACY)
-    assert sum(line.startswith("| ") for line in first.splitlines()) == len(METHODS) + 1
+    assert sum(line.startswith("| ") for line in first.splitlines()) == len(EVALUATED) + 1
     lines = {line.split("|")[1].strip(): line for line in second.splitlines() if line.startswith("| ")}
     assert lines["tim"].count("(**-10.00 ±1.00**)") == 3
     assert lines["ilpc"].count("(+10.00 ±1.00)") == 3

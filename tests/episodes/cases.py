@@ -10,7 +10,7 @@ from analysis.episodes.peers import load_easyfsl
 from protonet.episodes.batch import Base, Episodes, summarize_base, take_from
 from protonet.sampling import index_classes
 
-__all__ = ["load_easyfsl", "make_base", "make_episodes", "run_easyfsl"]
+__all__ = ["load_easyfsl", "make_base", "make_episodes", "make_texts", "run_easyfsl", "texts_of"]
 
 
 def make_base(*, dim: int = 12, seed: int = 0, dtype: torch.dtype = torch.float64) -> Base:
@@ -58,7 +58,21 @@ def make_episodes(
         means = centres.gather(1, labels[..., None].expand(-1, -1, dim))
         return (means + noise * torch.randn(means.shape, generator=generator, dtype=dtype)).abs() + 0.1
 
-    return Episodes(sample(support_labels), support_labels, sample(query_labels), n_way, base), query_labels
+    episodes = Episodes(sample(support_labels), support_labels, sample(query_labels), n_way, base)
+    return episodes._replace(texts=make_texts(episodes)), query_labels
+
+
+def make_texts(episodes: Episodes) -> torch.Tensor:
+    """Make a text of each class, (episodes, n_way, dim), near the mean of its support rows."""
+    hot = torch.nn.functional.one_hot(episodes.support_labels, episodes.n_way).to(episodes.support.dtype)
+    means = (hot / hot.sum(dim=1, keepdim=True)).transpose(1, 2) @ episodes.support
+    return means + 0.1 * means.roll(1, dims=2)
+
+
+def texts_of(episodes: Episodes) -> torch.Tensor:
+    """Return the texts of episodes that have them."""
+    assert episodes.texts is not None
+    return episodes.texts
 
 
 def make_centred_episodes(shots: tuple[int, ...], *, with_base: bool) -> tuple[Episodes, torch.Tensor | float]:

@@ -64,7 +64,7 @@ def test_counts_are_those_of_the_accuracies(folder: Path) -> None:
         assert set(held["versions"]) == {"protonet", "torch", "numpy"}
     assert len(set(read(folder, "ways")["queries"])) > 1
     assert '"queries": 12' in (folder / "a.json").read_text(encoding="utf-8")
-    assert (folder / "a.json").read_text(encoding="utf-8").count("\n") < 80  # counts are a line for each method
+    assert (folder / "a.json").read_text(encoding="utf-8").count("\n") < 100  # counts are a line for each method
 
 
 def test_runs_of_the_same_episodes_are_paired(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

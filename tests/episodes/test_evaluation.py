@@ -1,19 +1,20 @@
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 import torch
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import roc_auc_score, roc_curve
 
 from protonet.episodes import methods
 from protonet.episodes.batch import Episodes, gather_episodes, split_draw, take_from
 from protonet.episodes.choice import ChosenMethod
 from protonet.episodes.distributed import Group
 from protonet.episodes.draws import Setting, draw_episodes
-from protonet.episodes.evaluation import CHUNK, ROUND, Scores, evaluate, join_batches, rate_open
+from protonet.episodes.evaluation import CHUNK, ROUND, Scores, evaluate, find_false_rate, join_batches, rate_open
 from protonet.episodes.methods.common import support_means
 from protonet.episodes.methods.prototypes import protonet, protonet_cosine
 from protonet.episodes.statistics import half_width
@@ -38,6 +39,15 @@ def equal(a: dict[str, Scores], b: dict[str, Scores]) -> bool:
     )
 
 
+def area_slowly(scores: torch.Tensor, known: torch.Tensor, right: torch.Tensor) -> float:
+    """The area under the rate of right known queries over that of open ones, threshold by threshold."""
+    points = [(0.0, 0.0)]
+    for threshold in scores.unique().flip(0):
+        taken = scores >= threshold
+        points.append((float(taken[~known].double().mean()), float((taken & right)[known].double().mean())))
+    return sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in itertools.pairwise(points))
+
+
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_slow_loop(setting: Setting) -> None:
     scores = evaluate(X, INDEX, METHODS, setting, seed=3, n_episodes=9)
@@ -56,8 +66,12 @@ def test_slow_loop(setting: Setting) -> None:
         highest = logits.max(dim=1).values
         if setting.n_open:
             assert math.isclose(scores["euclidean"].auroc[number], roc_auc_score(known.numpy(), highest.numpy()))
+            false, true, _ = roc_curve(known.numpy(), highest.numpy(), drop_intermediate=False)
+            assert math.isclose(scores["euclidean"].fpr95[number], false[true >= 0.95].min())
+            assert math.isclose(scores["euclidean"].oscr[number], area_slowly(highest, known, right), rel_tol=1e-9)
         else:
-            assert math.isnan(scores["euclidean"].auroc[number])
+            own = scores["euclidean"]
+            assert all(math.isnan(each[number]) for each in (own.auroc, own.fpr95, own.oscr))
         confidences += logits.softmax(dim=1).max(dim=1).values[known].tolist()
         hits += right[known].tolist()
     error = 0.0
@@ -250,3 +264,20 @@ def test_errors() -> None:
         (argument,) = changes
         with pytest.raises(ValueError, match=f"^evaluate: `{argument}` must be a"):
             evaluate(X, INDEX, METHODS, SETTINGS[0], **changes)
+
+
+def test_open_queries_at_the_threshold_are_taken_for_known() -> None:
+    scores = torch.tensor([[3.0, 2.0, 1.0, 1.0, 2.0, 0.0], [1.0, 1.0, 1.0, 1.0, 1.0, 1.0]])
+    assert find_false_rate(scores, 4).tolist() == [0.5, 1.0]
+    assert find_false_rate(scores, 4, share=0.5).tolist() == [0.5, 1.0]
+    assert find_false_rate(scores, 4, share=0.25).tolist() == [0.0, 1.0]
+    twenty = torch.cat([torch.arange(20.0), torch.tensor([0.5])])[None]
+    assert find_false_rate(twenty, 20).tolist() == [0.0]  # 19 of 20 are 95 %
+    assert find_false_rate(twenty, 20, share=1.0).tolist() == [1.0]
+
+
+def test_wrong_queries_do_not_count_in_the_open_set_classification_rate() -> None:
+    scores = torch.tensor([[3.0, 2.0, 1.0, 0.0]])
+    assert rate_open(scores, 3, torch.tensor([[True, True, True]])).tolist() == [1.0]
+    assert math.isclose(float(rate_open(scores, 3, torch.tensor([[True, False, True]]))), 2 / 3)
+    assert float(rate_open(scores.flip(1), 3, torch.tensor([[True, True, True]]))) == 0.0

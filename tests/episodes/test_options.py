@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from protonet._checks import InputError
 from protonet.datasets import map_npz
 from protonet.episodes.__main__ import main
 from protonet.episodes.batch import summarize_base, take_from
 from protonet.episodes.draws import Setting
 from protonet.episodes.evaluation import evaluate
-from protonet.episodes.methods import METHODS
+from protonet.episodes.methods import METHODS, NEEDS_BASE, NEEDS_TEXTS, SLOW
 from protonet.sampling import index_classes
 
 KIND = ["--way", "2", "--query", "4", "--episodes", "70"]
@@ -141,12 +143,18 @@ def test_tuning_is_by_accuracy_on_validation_classes(folder: Path, capsys: pytes
             "^protonet.episodes: `--base` must have 5 features per row, as the data; got 6 of wide.npy",
         ),
         (["--base", "base.npy", "--method", "distribution-calibration"], "`--method` must find base classes beside"),
+        (["--method", "tip-adapter"], "`--method` must find texts that name the classes; got none for tip-adapter"),
+        (["--method", "tip-adapter", "--texts", "base.npz"], "must have a text of each class, by name; got none for 4"),
+        (["--texts", "wide.npz"], "`--texts` must have 5 features per row, as the data; got 6 of wide.npz"),
+        (["--texts", "absent.npz"], "absent.npz"),
+        (["--texts", "base.npz", "--json", "base.npz"], "`--json` must be another file than what is read"),
         (["--base", "base.npz", "--json", "base.npz"], "`--json` must be another file than what is read"),
         (["--latex", "/proc/none/a.tex"], "`--latex` must be a file that can be written"),
     ],
 )
 def test_errors(folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
     np.save(folder / "wide.npy", np.ones((3, 6)))
+    np.savez(folder / "wide.npz", x=np.ones((3, 6)), y=np.arange(3))
     assert run("--method", "protonet", *arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -210,11 +218,35 @@ def test_base_rows_of_another_file(folder: Path) -> None:
     assert float(scores["a"].accuracy.mean()) == expected["simpleshot"]
 
 
+def test_texts_by_name(folder: Path) -> None:
+    """Two prompts of each class, not in the classes' order: a class's text is the mean of its unit rows."""
+    with np.load(folder / "x.npz") as arrays:
+        x, y = arrays["x"], arrays["y"]
+    means = np.stack([x[y == c].mean(axis=0) for c in range(10)])
+    means /= np.linalg.norm(means, axis=1, keepdims=True)
+    away = np.random.default_rng(2).normal(size=means.shape)
+    away -= (away * means).sum(axis=1, keepdims=True) * means
+    order = np.array([3, 1, 9, 6, 0, 2, 8, 7, 5, 4])
+    prompts = np.concatenate([3 * (means + 0.1 * away)[order], (means - 0.1 * away)[order]])
+    np.savez(folder / "texts.npz", x=prompts.astype(np.float32), y=np.concatenate([order, order]))
+    found = accuracies("--method", "clip-zero-shot", "tip-adapter:alpha=0", "protonet", "--texts", "texts.npz")
+    assert found["clip-zero-shot"] == found["tip-adapter:alpha=0"] > found["protonet"]
+    novel = map_npz(folder / "x.npz")
+    index = index_classes(novel.y).take(torch.tensor([c for c, side in enumerate(SIDES) if side == "novel"]))
+    texts = torch.from_numpy(means[[side == "novel" for side in SIDES]]).float()
+    methods = {"a": METHODS["clip-zero-shot"]}
+    scores = evaluate(novel.x, index, methods, SETTING, n_episodes=70, texts=texts)
+    assert float(scores["a"].accuracy.mean()) == found["clip-zero-shot"]
+    with pytest.raises(InputError, match=r"^evaluate: `texts` must be floats of shape \(classes, dim\), \(4, 5\) here"):
+        evaluate(novel.x, index, methods, SETTING, n_episodes=70, texts=texts[:3])
+
+
 @pytest.mark.usefixtures("folder")
 def test_all_methods_that_can_run_and_more(capsys: pytest.CaptureFixture[str]) -> None:
     few = ["--episodes", "2", "--method", "all", "soft-kmeans:steps=2"]
     found = accuracies(*few, "--base", "base.npy", dataset="plain.npz")
-    assert list(found) == [*(name for name in METHODS if name != "distribution-calibration"), "soft-kmeans:steps=2"]
+    left = NEEDS_BASE | NEEDS_TEXTS | SLOW
+    assert list(found) == [*(name for name in METHODS if name not in left), "soft-kmeans:steps=2"]
     assert "Without base classes, distribution-calibration is left out." in capsys.readouterr().out
 
 

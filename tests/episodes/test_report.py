@@ -43,7 +43,9 @@ def test_summary_is_of_the_scores() -> None:
     own = summary["methods"]["ridge"]
     assert math.isclose(own["accuracy"], float(scores["ridge"].accuracy.mean()))
     assert math.isclose(own["by_shot"]["2"]["accuracy"], float(scores["ridge"].by_shot[:, 1].nanmean()))
-    assert math.isclose(own["auroc"], float(scores["ridge"].auroc.mean()))
+    for measure in ("auroc", "fpr95", "oscr"):
+        assert math.isclose(own[measure], float(getattr(scores["ridge"], measure).mean()))
+    assert own["oscr"] < own["auroc"]
     assert len(summary["comparisons"]) == 3
 
 
@@ -68,7 +70,7 @@ def test_table() -> None:
 def test_table_by_shot_and_of_open_classes() -> None:
     summary = summarize(score(Setting(way=(3, 3), shot=(1, 3), n_query=4, n_open=1)), (1, 3), {"open": 1})
     first, second, _ = format_report(summary).split("\n\n")
-    assert "AUROC of open classes, %" in first.splitlines()[0]
+    assert "| AUROC of open classes, % | FPR at 95 %, % | OSCR, % " in first.splitlines()[0]
     assert "| 1-shot" in second
     assert second.count("±") == 9
 
