@@ -95,7 +95,7 @@ def test_names_of_classes(name: str) -> None:
     assert close(changed[:, :, renamed], METHODS[name](episodes))
 
 
-@pytest.mark.parametrize("name", INDUCTIVE.keys() & METHODS)
+@pytest.mark.parametrize("name", sorted(INDUCTIVE.keys() & METHODS))
 def test_inductive_methods_see_one_query_at_a_time(name: str) -> None:
     episodes = case()
     fewer = episodes._replace(query=episodes.query[:, 3:5])
