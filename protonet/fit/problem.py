@@ -101,7 +101,10 @@ def fit_choice(problem: Problem, choice: Choice, deadline: float = math.inf) -> 
     """
     network = fit_rows(problem.rows, choice, deadline)
     if choice.pooling is not None and time.monotonic() < deadline:
-        network = fit_pooled(problem, choice, choice.pooling, believe(problem, network)[0], deadline)
+        pooled = fit_pooled(problem, choice, choice.pooling, believe(problem, network)[0], deadline)
+        # Prototypes are means of all, but count as the labelled rows: samples that come with a label move them as ever.
+        pooled.set_sums(pooled.sums * (network.counts / pooled.counts.clamp_min(1))[:, None], network.counts)
+        network = pooled
     encoder = network.encoder
     assert isinstance(encoder, Encoder)
     encoder.scale.fill_(problem.scale)
@@ -162,14 +165,19 @@ def believe(problem: Problem, network: PrototypeNetwork) -> tuple[Tensor, Tensor
     return spread_labels(embedding, problem.rows.labels, logits.softmax(dim=1)), logits
 
 
-def leave_out(views: tuple[tuple[Specification, float], ...]) -> tuple[tuple[Specification, float], ...]:
-    """Return the views that are fitted to many rows: none that is trained, and none that hardly counts."""
+def leave_out(
+    views: tuple[tuple[Specification, float], ...], share: float = POOLED_SHARE
+) -> tuple[tuple[Specification, float], ...]:
+    """Return the views that are fitted to many rows: none that is trained, and those that hold a share of the weight.
+
+    Where all are trained, these count.
+    """
     closed = [view for view in views if not isinstance(view[0], MLP)] or list(views)
     ordered = sorted(closed, key=lambda view: -view[1])
     total, kept = sum(weight for _, weight in ordered), 0.0
     chosen = []
     for view in ordered:
-        if kept < POOLED_SHARE * total:
+        if kept < share * total:
             chosen.append(view)
             kept += view[1]
     return tuple(view for view in closed if view in chosen)

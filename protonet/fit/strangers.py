@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.fit.active import Standardised
-from protonet.fit.problem import fit_rows
+from protonet.fit.problem import fit_rows, leave_out
 from protonet.fit.solver import Solution, untouched_globals
 from protonet.losses import CHUNK
 
@@ -43,8 +43,9 @@ def group_strangers(solution: Solution) -> list[list[int]]:
     if pooled is None or problem.pool is None or pooled.losses is None:
         return []
     rows = torch.cat([problem.rows.features, problem.pool.features])
-    with untouched_globals(), torch.no_grad():
-        network = fit_rows(problem.rows, solution.choice)
+    with untouched_globals():
+        network = fit_rows(problem.rows, solution.choice._replace(views=leave_out(solution.choice.views, 1.0)))
+    with torch.no_grad():
         embedding = torch.cat([network.embed(part) for part in rows.split(CHUNK)])
         plain = Standardised(rows).embed(rows)
         joint = torch.cat([embedding, F.normalize(plain - plain.mean(dim=0), dim=1)], dim=1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,7 @@ from protonet import solve
 from protonet._checks import InputError, InputTypeError
 from protonet.datasets import load_digits
 from protonet.fit.crossfit import crossfit, predict_held
-from protonet.fit.search import EFFORTS
+from protonet.fit.search import EFFORTS, RAW
 from protonet.fit.solver import Solution, solve_problem
 from protonet.fit.strangers import group_strangers
 from protonet.fit.unlabelled import (
@@ -30,6 +32,7 @@ from protonet.fit.unlabelled import (
 )
 from protonet.metrics import measure
 from protonet.views.forest import ForestKind
+from protonet.views.mlp import MLPKind, plan_encoder
 from protonet.views.patterns import PatternKind
 from protonet.views.view import Rows
 
@@ -185,8 +188,22 @@ def test_each_row_is_classified_alone_and_order_leaves_no_trace(solved: Solution
 
 def test_folds_of_a_crossfit_learn_from_them_too(solved: Solution) -> None:
     crossed = crossfit(solved)
-    assert all(int(network.counts.sum()) > 100 for network in crossed.folds)
+    alone = crossfit(solved._replace(choice=solved.choice._replace(pooling=None)))
+    for one, other in zip(crossed.folds, alone.folds, strict=True):
+        assert one.counts.tolist() == other.counts.tolist()
+        assert not torch.equal(one.prototypes, other.prototypes)
     assert measure(predict_held(crossed), crossed.labels).accuracy > 0.9
+
+
+def test_samples_with_a_label_move_prototypes_as_ever(solved: Solution) -> None:
+    x, y, _ = wine()
+    network = copy.deepcopy(solved.network)
+    assert network.counts.tolist() == [5, 5, 5]
+    before = network.sums / network.counts[:, None]
+    embedding = network.embed(x[:1])
+    network.add_samples(x[:1], y[:1])
+    own = int(y[0])
+    torch.testing.assert_close(network.sums[own] / 6, (5 * before[own] + embedding[0]) / 6)
 
 
 def test_rows_that_mislead_are_not_learned_from() -> None:
@@ -225,4 +242,9 @@ def test_a_class_without_a_label_is_found_as_a_group() -> None:
     assert len(group) <= 52
     known = solve_problem(train, effort="fast", unlabelled=hidden[:150])
     assert group_strangers(known) == []
+    learned = MLPKind().smallest(plan_encoder(6, 3, 1000), RAW)
+    assert learned is not None
+    trained = solution._replace(choice=solution.choice._replace(views=((learned, 1.0),)))
+    with torch.no_grad():
+        assert [set(each) & set(range(150, 200)) for each in group_strangers(trained)] != []
     assert group_strangers(solve_problem(train, effort="fast")) == []
