@@ -40,7 +40,7 @@ class Encoder(nn.Module):
         parts = [
             weight / len(view.sizes) for view, weight in zip(views, weights.tolist(), strict=True) for _ in view.sizes
         ]
-        shares = torch.tensor(parts)
+        shares = torch.tensor(parts, dtype=torch.float32)
         self.register_buffer("weights", (shares / shares.sum()).to(torch.float32))
         self.register_buffer("origin", torch.zeros(input_dim, dtype=torch.float32))
         self.register_buffer("scale", torch.tensor(1.0, dtype=torch.float32))

@@ -37,7 +37,7 @@ from protonet.commands.models import (
 from protonet.files import Model, load_model
 from protonet.metrics import find_threshold, score_known
 from protonet.tables.formats import PICTURE
-from protonet.tables.pictures.reading import are_pictures
+from protonet.tables.pictures.reading import are_pictures, hold_pictures
 from protonet.tables.table import Block, Table
 
 PROG = "protonet predict"
@@ -78,7 +78,9 @@ def run(arguments: Sequence[str] | None) -> None:
     some.add_argument("--jobs", metavar="N", help="of a folder: processes, of one thread each (default: one a core)")
     some.add_argument("--dask", metavar="ADDRESS", help="of a folder: the Dask scheduler whose workers do it instead")
     options = parser.parse_args(arguments)
-    if Path(options.table).is_dir() and not has_pictures(load_model(options.model)):
+    if Path(options.table).is_dir() and not (
+        has_pictures(load_model(options.model)) or hold_pictures(Path(options.table))
+    ):
         predict_folder(options)
         return
     for name in ("jobs", "dask"):

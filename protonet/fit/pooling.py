@@ -60,7 +60,7 @@ def decide_pooling(
     assert pool is not None
     generator = torch.Generator().manual_seed(rows.seed + 1)
     folds = split_folds(rows.labels, rows.num_classes, generator, most=POOLING.folds, groups=rows.groups)
-    beliefs, held = [], [torch.zeros(0, rows.num_classes)]
+    beliefs, held = [], [torch.zeros(0, rows.num_classes, dtype=torch.float32)]
     scores = torch.zeros(len(pool.features), dtype=torch.float64)
     for number, fold in enumerate(folds):
         progress(f"unlabelled rows, fold {number + 1} of {len(folds)}", number / (2 * len(folds)))

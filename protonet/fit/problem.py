@@ -120,7 +120,7 @@ def fit_rows(rows: Rows, choice: Choice, deadline: float = math.inf) -> Prototyp
         if not fitted or time.monotonic() < deadline:
             fit_view(specification, rows, fitted)
     found = [(fitted[each], weight) for each, weight in choice.views if each in fitted]
-    weights = torch.tensor([weight for _, weight in found])
+    weights = torch.tensor([weight for _, weight in found], dtype=torch.float32)
     encoder = Encoder([view for view, _ in found], weights, input_dim=rows.features.shape[1])
     network = PrototypeNetwork(
         encoder, embedding_dim=encoder.embedding_dim, num_classes=rows.num_classes, temperature=choice.temperature

@@ -19,9 +19,9 @@ from protonet.losses import CHUNK
 class GroupRules:
     """Which rows make a group; analysis/results/unlabelled.md has how often they are one."""
 
-    smallest: int = 5  #: Rows of a group.
-    apart: float = 0.7  #: The quantile of the distances between labelled rows of one class that cuts groups apart.
-    least: float = 0.15  #: The median rank of a group's rows, of `protonet.fit.pooling.Pooled`, below which it is one.
+    smallest: int = 8  #: Rows of a group.
+    apart: float = 0.8  #: The quantile of the distances between labelled rows of one class that cuts groups apart.
+    least: float = 0.1  #: The median rank of a group's rows, of `protonet.fit.pooling.Pooled`, below which it is one.
 
 
 GROUPS = GroupRules()

@@ -71,7 +71,7 @@ def read_rows(source: object, dim: int, most: int) -> tuple[Tensor, Tensor, int]
         InputTypeError: No rows of numbers.
         InputError: Another width, or a number that is not finite.
     """
-    kept, keys, places = [torch.empty(0, dim)], np.empty(0, np.int64), np.empty(0, np.int64)
+    kept, keys, places = [torch.empty(0, dim, dtype=torch.float32)], np.empty(0, np.int64), np.empty(0, np.int64)
     total = 0
     for number, batch in enumerate(_open(source)):
         rows = _read_batch(batch, number, dim)

@@ -136,7 +136,8 @@ def test_a_command_that_is_ended_goes_on(
     children = list_children(process.pid)
     os.killpg(process.pid, blow) if blow == signal.SIGINT else process.kill()
     _, said = process.communicate()
-    assert process.returncode == (130 if blow == signal.SIGINT else -signal.SIGKILL), said
+    if found_in(output) != alone:  # else the machine was quicker than the blow
+        assert process.returncode == (130 if blow == signal.SIGINT else -signal.SIGKILL), said
     wait_for(lambda: not any(map(lives, children)), "a process goes on without its command")
     partly = found_in(output)
     assert all(alone[name] == content for name, content in partly.items())

@@ -36,6 +36,12 @@ def are_pictures(path: Path) -> bool:
     return path.is_dir() or path.suffix.lower() in SUFFIXES
 
 
+def hold_pictures(folder: Path) -> bool:
+    """Return whether there is a picture, by its name, anywhere in a folder, and no Parquet file."""
+    suffixes = {path.suffix.lower() for path in folder.rglob("*")}
+    return bool(suffixes & SUFFIXES) and ".parquet" not in suffixes
+
+
 def list_pictures(prog: str, path: Path, *, labelled: bool) -> Listing:
     """List the pictures of a folder with a folder for each class, of a folder without, or a single one.
 
