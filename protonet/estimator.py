@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -20,6 +19,7 @@ from torch import Tensor
 from protonet._checks import check_groups, fail, show
 from protonet.files import Model, load_model, save_model
 from protonet.fit.active import Suggestion, suggest_rows
+from protonet.fit.marks import find_unlabelled
 from protonet.fit.search import EFFORTS, Search
 from protonet.fit.solver import TIME_LIMIT, solve_problem
 from protonet.fit.strangers import group_strangers
@@ -55,8 +55,8 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         encoding_: The `protonet.tables.columns.encoding.Encoding` that makes features of the columns that are used;
             None for arrays without gaps, which are their features.
         network_: The `protonet.PrototypeNetwork`, in float64, its classes in the order of ``classes_``.
-        learned_unlabelled_: Whether ``fit`` learned from rows without a label: only where rows that have one, held out,
-            do not speak against it.
+        learned_unlabelled_: Whether ``fit`` learned from rows without a label: not where rows that have one, held out,
+            speak against it. With one row per class nobody can.
         strangers_: Groups of rows that look like classes of their own: their numbers among the rows without a label,
             those in X first.
 
@@ -95,7 +95,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             y: (n,) labels, of any type that can be sorted. Rows of None or NaN have none, and so have those of -1 where
                 all other labels are whole numbers from 0 on, and two at least, as scikit-learn's semi-supervised
                 estimators have it.
-            sample_weight: (n,) >= 0, or None for 1; rows without a label have none.
+            sample_weight: (n,) >= 0, or None for 1; neither these nor groups are looked at where there is no label.
             groups: (n,) of any type that can be sorted: what is decided on rows held out, the probabilities'
                 temperature too, is decided with none of a row's group among those fitted to. None for each row alone.
                 With metadata routing, ``set_fit_request(groups=True)`` passes them on.
@@ -110,15 +110,18 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
                 effort.
             MissingPackageError: A data frame is not of pandas, and pyarrow is missing.
         """
+        rest = [] if unlabelled is None or not _count_rows(unlabelled) else [unlabelled]
         places, labels = find_unlabelled(y)
-        rest = [] if unlabelled is None else [unlabelled]
         if len(places):
-            labelled = np.flatnonzero(~np.isin(np.arange(len(labels)), places))
-            check_consistent_length(X, labels)
+            if np.isscalar(sample_weight):
+                sample_weight = np.full(len(labels), sample_weight)
+            check_consistent_length(X, labels, sample_weight, groups)
+            labelled = np.setdiff1d(np.arange(len(labels)), places)
             if not len(labelled):
                 fail(NAME, "y", "have rows with a label", "none", "Label some; protonet suggest names the first ones.")
-            rest.insert(0, _safe_indexing(X, places))
-            X, y = _safe_indexing(X, labelled), labels[labelled].tolist()
+            every = X.tocsr() if sparse.issparse(X) else X
+            rest.insert(0, _safe_indexing(every, places))
+            X, y = _safe_indexing(every, labelled), labels[labelled].tolist()
             sample_weight, groups = (
                 None if each is None else _safe_indexing(each, labelled) for each in (sample_weight, groups)
             )
@@ -386,21 +389,9 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         return tags
 
 
-def find_unlabelled(y: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return which rows (m,) int64 have no label, and all labels (n,); see `ProtoNetClassifier.fit`."""
-    labels = np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y)
-    if labels.ndim != 1:
-        return np.empty(0, np.int64), labels
-    if labels.dtype.kind in "iuf" and len(labels):
-        others = np.unique(labels[labels != -1])
-        if np.isnan(others).any():  # gaps; what they leave is as read as text or floats
-            return np.flatnonzero(np.isnan(labels)), labels
-        whole = len(others) != 1 and bool((others >= 0).all()) and bool((others == np.rint(others)).all())
-        return (np.flatnonzero(labels == -1) if whole else np.empty(0, np.int64)), labels
-    if labels.dtype.kind != "O":
-        return np.empty(0, np.int64), labels
-    missing = [each is None or (isinstance(each, float) and math.isnan(each)) for each in labels.tolist()]
-    return np.flatnonzero(missing), labels
+def _count_rows(part: Any) -> int:
+    """Return how many rows there are."""
+    return int(part.shape[0]) if hasattr(part, "shape") else len(part)
 
 
 def _split_dense(part: Any) -> Iterator[Tensor]:

@@ -196,6 +196,8 @@ def test_rows_without_a_label_may_be_marked_in_any_way() -> None:
         again = ProtoNetClassifier("fast").fit(x, marked)
         np.testing.assert_array_equal(again.classes_, [0, 1, 2])
         np.testing.assert_allclose(again.predict_proba(x), wanted, atol=1e-6)
+    sparse = ProtoNetClassifier("fast").fit(scipy.sparse.coo_matrix(x), minus, unlabelled=x[:0])
+    np.testing.assert_allclose(sparse.predict_proba(x), wanted, atol=1e-6)
     half = ProtoNetClassifier("fast").fit(x[: len(x) // 2], minus[: len(x) // 2], unlabelled=x[len(x) // 2 :])
     assert half.learned_unlabelled_
     alone = ProtoNetClassifier("fast").fit(x[few], y[few])
@@ -224,6 +226,11 @@ def test_unlabelled_rows_that_do_not_fit() -> None:
         ProtoNetClassifier("fast").fit(x, np.full(len(y), None))
     with pytest.raises(ValueError, match="X has 5 features, but ProtoNetClassifier is expecting 13"):
         ProtoNetClassifier("fast").fit(x[few], y[few], unlabelled=x[:, :5])
+    marked = np.full(len(y), -1)
+    marked[few] = y[few]
+    for given in ({"sample_weight": np.ones(15)}, {"groups": list(range(15))}):
+        with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+            ProtoNetClassifier("fast").fit(x, marked, **given)
     gap = x.copy()
     gap[3, 2] = np.nan
     with pytest.raises(ValueError, match="contains NaN"):

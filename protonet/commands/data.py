@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import check_groups, fail, show
+from protonet._checks import InputError, check_groups, fail, show
 from protonet.commands.common import Parser, check_name, count
 from protonet.commands.labels import read_whole, suspect_spellings
 from protonet.commands.models import open_rows, want
@@ -181,7 +181,10 @@ class Rest:
         if path is not None:
             width = data.x.shape[1] if data.encoding is None else len(data.encoding.columns)
             wanted = Wanted(label, labelled=False, columns=data.columns, width=width, ignored=tuple(data.left_out))
-            self.table = open_table(prog, path, wanted)
+            try:
+                self.table = open_table(prog, path, wanted)
+            except InputError as error:
+                raise InputError(str(error).replace("`path`", "`--unlabelled`", 1)) from None
 
     def __bool__(self) -> bool:
         return self.path is not None or self.data.rest is not None

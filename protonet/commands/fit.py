@@ -137,7 +137,7 @@ def run(arguments: Sequence[str] | None) -> None:
             draw(outputs["plot"], crossed, data, quiet=options.quiet)
         if "json" in outputs or "report" in outputs:
             figures = list_fit(Path(options.table).name, data, model, crossed, compared)
-            figures |= list_rest(solution, strangers)
+            figures |= list_rest(solution, rest, strangers)
             if "report" in outputs and len(crossed.labels):
                 with show_progress(quiet=options.quiet) as progress:
                     figures |= list_more(data, model, solution, crossed, seed, deadline, progress)
@@ -235,7 +235,7 @@ def list_fit(
     return figures | list_figures(name, data.classes, metrics) | {"baselines": compared}
 
 
-def list_rest(solution: Solution, strangers: list[list[int]]) -> dict[str, Any]:
+def list_rest(solution: Solution, rest: Rest, strangers: Sequence[Sequence[int]]) -> dict[str, Any]:
     """Return what was made of the rows without a class, if there are any, as JSON can hold it."""
     pool, pooled = solution.problem.pool, solution.pooled
     if pool is None or pooled is None:
@@ -243,7 +243,7 @@ def list_rest(solution: Solution, strangers: list[list[int]]) -> dict[str, Any]:
     without, learned = (None, None) if pooled.losses is None else pooled.losses
     found = {"rows": pool.total, "drawn": len(pool.features), "learned": pooled.learned}
     losses = {"log_loss_without": without, "log_loss_with": learned}
-    return {"unlabelled": found | losses | {"strangers": strangers}}
+    return {"unlabelled": found | losses | {"strangers": [[rest.name(row) for row in group] for group in strangers]}}
 
 
 def list_more(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import hashlib
 import io
 import os
 import shutil
@@ -37,6 +36,7 @@ from protonet.commands.models import (
 from protonet.files import Model, load_model
 from protonet.metrics import find_threshold, score_known
 from protonet.tables.formats import PICTURE
+from protonet.tables.pictures.backbone import hash_file
 from protonet.tables.pictures.reading import are_pictures, hold_pictures
 from protonet.tables.table import Block, Table
 
@@ -169,11 +169,6 @@ def load_once(path: str, digest: str) -> Model:
     if hash_file(Path(path)) != digest:
         fail(PROG, "model", "stay as it was", path, "Leave it alone until the folder is done.")
     return model
-
-
-def hash_file(path: Path) -> str:
-    """Return what tells a file's content from any other."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def count_cores() -> int:

@@ -60,38 +60,42 @@ def decide_pooling(
     assert pool is not None
     generator = torch.Generator().manual_seed(rows.seed + 1)
     folds = split_folds(rows.labels, rows.num_classes, generator, most=POOLING.folds, groups=rows.groups)
-    beliefs, held = [], [torch.zeros(0, rows.num_classes, dtype=torch.float32)]
+    beliefs, alone = [], [torch.zeros(0, rows.num_classes, dtype=torch.float32)]
     scores = torch.zeros(len(pool.features), dtype=torch.float64)
+    given_up = choice, Pooled(False, None, torch.zeros_like(scores))
     for number, fold in enumerate(folds):
         progress(f"unlabelled rows, fold {number + 1} of {len(folds)}", number / (2 * len(folds)))
         part = problem._replace(rows=rows.take(fold.fit))
         network = fit_rows(part.rows, choice, deadline)
-        held.append(predict(network, rows.features[fold.judge]))
+        if time.monotonic() >= deadline:
+            return given_up
+        alone.append(predict(network, rows.features[fold.judge]))
         likely, logits = believe(part, network)
         beliefs.append(likely)
         scores += score_known(logits) / len(folds)
-    alone, judged = torch.cat(held), torch.cat([rows.labels[:0], *(fold.judge for fold in folds)])
-    ranks = rank_scores(score_known(alone), scores)
-    known = (~find_unlike(ranks, len(alone))).double()
-    seen = torch.bincount(rows.labels, minlength=rows.num_classes) > 0
+    without = torch.cat(alone)
+    ranks = rank_scores(score_known(without), scores)
+    pooling = Pooling((~find_unlike(ranks, len(without))).double(), choice.temperature)
+    if not folds:  # with one row per class nobody can judge
+        return choice._replace(pooling=pooling), Pooled(True, None, ranks)
+    pooled = []
+    for number, (fold, likely) in enumerate(zip(folds, beliefs, strict=True)):
+        progress(f"unlabelled rows, fold {number + 1} of {len(folds)}", 0.5 + number / (2 * len(folds)))
+        part = problem._replace(rows=rows.take(fold.fit))
+        network = fit_pooled(part, choice, pooling, likely, deadline)
+        if time.monotonic() >= deadline:
+            return given_up
+        pooled.append(predict(network, rows.features[fold.judge]))
+    judged = torch.cat([fold.judge for fold in folds])
+    labels, seen = rows.labels[judged], torch.bincount(rows.labels, minlength=rows.num_classes) > 0
     weights = None if rows.weights is None else rows.weights[judged] / rows.weights[judged].mean()
-    pooling, losses = Pooling(known, choice.temperature), None
-    if folds:
-        held = []
-        for number, (fold, likely) in enumerate(zip(folds, beliefs, strict=True)):
-            progress(f"unlabelled rows, fold {number + 1} of {len(folds)}", 0.5 + number / (2 * len(folds)))
-            part = problem._replace(rows=rows.take(fold.fit))
-            held.append(predict(fit_pooled(part, choice, pooling, likely, deadline), rows.features[fold.judge]))
-        labels = rows.labels[judged]
-        own, before = fit_temperature(alone, labels, seen, weights)
-        factor, after = fit_temperature(torch.cat(held), labels, seen, weights)
-        losses = float(before.mean()), float(after.mean())
-        learned = factor > 0 and own > 0 and not worse_by_one_error(after, before)
-        pooling = pooling._replace(temperature=choice.temperature * own / factor if learned else choice.temperature)
-    else:
-        learned = True
-    learned = learned and bool(known.any()) and time.monotonic() < deadline
-    return (choice._replace(pooling=pooling) if learned else choice), Pooled(learned, losses, ranks)
+    own, before = fit_temperature(without, labels, seen, weights)
+    factor, after = fit_temperature(torch.cat(pooled), labels, seen, weights)
+    learned = own > 0 and factor > 0 and bool(pooling.known.any()) and not worse_by_one_error(after, before)
+    found = Pooled(learned, (float(before.mean()), float(after.mean())), ranks)
+    if learned:
+        choice = choice._replace(pooling=pooling._replace(temperature=choice.temperature * own / factor))
+    return choice, found
 
 
 @torch.no_grad()

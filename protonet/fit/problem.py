@@ -22,6 +22,8 @@ from protonet.views.view import Rows, Specification, View
 
 #: Of the weight of the views that are not trained, what those have that are fitted to rows without a label, too.
 POOLED_SHARE = 0.9
+#: Labelled rows that labels spread from, at the most.
+MOST_SEEDS = 4096
 
 
 class Problem(NamedTuple):
@@ -104,7 +106,7 @@ def fit_choice(problem: Problem, choice: Choice, deadline: float = math.inf) -> 
         pooled = fit_pooled(problem, choice, choice.pooling, believe(problem, network)[0], deadline)
         # Prototypes are means of all, but count as the labelled rows: samples that come with a label move them as ever.
         pooled.set_sums(pooled.sums * (network.counts / pooled.counts.clamp_min(1))[:, None], network.counts)
-        network = pooled
+        network = pooled if time.monotonic() < deadline else network
     encoder = network.encoder
     assert isinstance(encoder, Encoder)
     encoder.scale.fill_(problem.scale)
@@ -158,11 +160,13 @@ def believe(problem: Problem, network: PrototypeNetwork) -> tuple[Tensor, Tensor
         network: Of `fit_rows`, fitted to the problem's rows.
     """
     assert problem.pool is not None
-    rows = torch.cat([problem.rows.features, problem.pool.features])
+    n = len(problem.rows.labels)
+    some = problem.rows.take(torch.arange(0, n, -(-n // MOST_SEEDS)))  # rows are in the order of their labels
+    rows = torch.cat([some.features, problem.pool.features])
     embedding = torch.cat([network.embed(part) for part in rows.split(CHUNK)])
-    logits = (embedding[len(problem.rows.labels) :] @ network.prototypes.T) / network.temperature
+    logits = (embedding[len(some.labels) :] @ network.prototypes.T) / network.temperature
     logits = logits.masked_fill(~network.seen, torch.finfo(logits.dtype).min)
-    return spread_labels(embedding, problem.rows.labels, logits.softmax(dim=1)), logits
+    return spread_labels(embedding, some.labels, logits.softmax(dim=1)), logits
 
 
 def leave_out(

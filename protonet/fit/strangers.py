@@ -19,6 +19,7 @@ from protonet.losses import CHUNK
 class GroupRules:
     """Which rows make a group; analysis/results/unlabelled.md has how often they are one."""
 
+    most: int = 2048  #: Labelled rows that are looked at: all pairs of rows are compared.
     smallest: int = 8  #: Rows of a group.
     apart: float = 0.8  #: The quantile of the distances between labelled rows of one class that cuts groups apart.
     least: float = 0.1  #: The median rank of a group's rows, of `protonet.fit.pooling.Pooled`, below which it is one.
@@ -42,14 +43,16 @@ def group_strangers(solution: Solution) -> list[list[int]]:
     problem, pooled = solution.problem, solution.pooled
     if pooled is None or problem.pool is None or pooled.losses is None:
         return []
-    rows = torch.cat([problem.rows.features, problem.pool.features])
+    n = len(problem.rows.labels)
+    some = problem.rows.take(torch.arange(0, n, -(-n // GROUPS.most)))  # rows are in the order of their labels
+    rows = torch.cat([some.features, problem.pool.features])
     with untouched_globals():
         network = fit_rows(problem.rows, solution.choice._replace(views=leave_out(solution.choice.views, 1.0)))
     with torch.no_grad():
         embedding = torch.cat([network.embed(part) for part in rows.split(CHUNK)])
         plain = Standardised(rows).embed(rows)
         joint = torch.cat([embedding, F.normalize(plain - plain.mean(dim=0), dim=1)], dim=1)
-    groups = group_rows(joint, problem.rows.labels, pooled.ranks)
+    groups = group_rows(joint, some.labels, pooled.ranks)
     return [sorted(problem.pool.places[group].tolist()) for group in groups]
 
 

@@ -15,6 +15,7 @@ from protonet import solve
 from protonet._checks import InputError, InputTypeError
 from protonet.datasets import load_digits
 from protonet.fit.crossfit import crossfit, predict_held
+from protonet.fit.problem import believe, fit_rows
 from protonet.fit.search import EFFORTS, RAW
 from protonet.fit.solver import Solution, solve_problem
 from protonet.fit.strangers import group_strangers
@@ -248,3 +249,33 @@ def test_a_class_without_a_label_is_found_as_a_group() -> None:
     with torch.no_grad():
         assert [set(each) & set(range(150, 200)) for each in group_strangers(trained)] != []
     assert group_strangers(solve_problem(train, effort="fast")) == []
+
+
+def test_without_time_nothing_is_learned_from_them() -> None:
+    x, y, few = wine()
+    solution = solve_problem([(x[few], y[few])], effort="fast", unlabelled=x, time_limit=0.0)
+    assert solution.pooled is not None
+    assert not solution.pooled.learned
+    assert solution.choice.pooling is None
+    assert group_strangers(solution) == []
+
+
+def test_with_one_row_per_class_nobody_judges() -> None:
+    x, y, few = wine()
+    one = few[::5]
+    solution = solve_problem([(x[one], y[one])], effort="fast", unlabelled=x)
+    assert solution.pooled is not None
+    assert solution.pooled.learned
+    assert solution.pooled.losses is None
+    assert group_strangers(solution) == []
+
+
+def test_of_many_labelled_rows_some_spread_their_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y, few = wine()
+    solution = solve_problem([(x[few], y[few])], effort="fast", unlabelled=x)
+    network = fit_rows(solution.problem.rows, solution.choice)
+    wanted, logits = believe(solution.problem, network)
+    monkeypatch.setattr("protonet.fit.problem.MOST_SEEDS", 5)
+    found, same = believe(solution.problem, network)
+    torch.testing.assert_close(same, logits, rtol=1e-4, atol=1e-4)
+    assert float((found.argmax(dim=1) == wanted.argmax(dim=1)).double().mean()) > 0.8
