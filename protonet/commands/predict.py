@@ -78,11 +78,13 @@ def run(arguments: Sequence[str] | None) -> None:
     some.add_argument("--jobs", metavar="N", help="of a folder: processes, of one thread each (default: one a core)")
     some.add_argument("--dask", metavar="ADDRESS", help="of a folder: the Dask scheduler whose workers do it instead")
     options = parser.parse_args(arguments)
-    if Path(options.table).is_dir() and not (
-        has_pictures(load_model(options.model)) or hold_pictures(Path(options.table))
-    ):
-        predict_folder(options)
-        return
+    if Path(options.table).is_dir():
+        held, pictured = hold_pictures(Path(options.table)), has_pictures(load_model(options.model))
+        if pictured and held is False:
+            fail(PROG, "path", "hold pictures, as the model was fitted to", f"the tables of {options.table}", "")
+        if not pictured and not held:
+            predict_folder(options)
+            return
     for name in ("jobs", "dask"):
         if getattr(options, name) is not None:
             fail(PROG, f"--{name}", "come with a folder of tables", options.table, "Leave it out, or pass one.")

@@ -315,7 +315,7 @@ def find_steps(landmarks: Tensor, terms: int) -> tuple[Tensor, Tensor, Tensor]:
 def round_distances(z: Tensor, landmarks: Tensor, terms: int) -> Tensor:
     """Return (n, units) sums of absolute differences of coordinates rounded to whole steps; torch.cdist takes 15 times.
 
-    The sum of |a - b| is that of 2 max(a, b) - a - b. Between the least and the largest landmark a coordinate is a
+    The sum of ``|a - b|`` is that of 2 max(a, b) - a - b. Between the least and the largest landmark a coordinate is a
     whole number of steps, such that ``terms`` of them add up in 16 bits; what lies beyond is added as it is. A row's
     distances do not depend on the others.
 

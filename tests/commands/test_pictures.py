@@ -139,6 +139,9 @@ def test_what_does_not_fit_is_one_line(fitted: Path, tmp_path: Path, capsys: pyt
     np.save(tmp_path / "x.npy", np.zeros((3, 4)))
     own = tmp_path / "table.safetensors"
     run(capsys, "fit", table, "-o", own, "--effort", "fast")
+    tables = tmp_path / "tables"
+    tables.mkdir()
+    (tables / "a.parquet").touch()
     one = tmp_path / "one" / "only"
     one.mkdir(parents=True)
     draw("disc", 0).save(one / "0.png")
@@ -149,6 +152,7 @@ def test_what_does_not_fit_is_one_line(fitted: Path, tmp_path: Path, capsys: pyt
         ("predict", model, table): "The model was fitted to pictures: pass a folder of them",
         ("predict", model, tmp_path / "x.npy"): "must hold pictures, as the model was fitted to",
         ("predict", own, fitted / "test"): "must be a table, as the model was fitted to",
+        ("predict", model, tables, "-o", tmp_path / "out"): "must hold pictures, as the model was fitted to",
         ("predict", own, table, "--backbone", "x.onnx"): "`--backbone` must come with a model of pictures",
         ("predict", model, fitted / "test", "--backbone", "x.onnx"): "`--backbone` must be left out",
         ("fit", fitted / "train", "--backbone", "x.onnx"): "must be a file that ends in .onnx or .pt2",

@@ -36,10 +36,12 @@ def are_pictures(path: Path) -> bool:
     return path.is_dir() or path.suffix.lower() in SUFFIXES
 
 
-def hold_pictures(folder: Path) -> bool:
-    """Return whether there is a picture, by its name, anywhere in a folder, and no Parquet file."""
+def hold_pictures(folder: Path) -> bool | None:
+    """Return whether there is a picture, by its name, anywhere in a folder, and no Parquet file; None for neither."""
     suffixes = {path.suffix.lower() for path in folder.rglob("*")}
-    return bool(suffixes & SUFFIXES) and ".parquet" not in suffixes
+    if ".parquet" in suffixes:
+        return False
+    return True if suffixes & SUFFIXES else None
 
 
 def list_pictures(prog: str, path: Path, *, labelled: bool) -> Listing:
