@@ -207,14 +207,15 @@ def even_shares(beliefs: Tensor) -> Tensor:
 
     Source: shrinkage by the ratio of variances, as James and Stein, "Estimation with quadratic loss" (1961).
     """
-    classes = beliefs.shape[1]
-    shares = beliefs.mean(dim=0) * classes
+    believed = beliefs.sum(dim=0) > 0  # the others are classes without a sample
+    shares = beliefs.mean(dim=0)[believed] * int(believed.sum())
     pull = min(1.0, SPREAD.even / max(float((shares - 1).square().mean()), 1e-12))
     wanted = (1 - pull) * shares + pull
-    factors = torch.ones_like(shares)
+    factors = torch.ones_like(beliefs[0])
     weighed = beliefs
     for _ in range(SPREAD.balancing):
-        factors = factors * (wanted / (weighed.mean(dim=0) * classes).clamp_min(1e-9)).sqrt()
+        found = weighed.mean(dim=0)[believed] * len(shares)
+        factors[believed] *= (wanted / found.clamp_min(1e-9)).sqrt()
         weighed = beliefs * factors
         weighed = weighed / weighed.sum(dim=1, keepdim=True)
     return weighed

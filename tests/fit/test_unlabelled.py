@@ -89,6 +89,16 @@ def test_shares_that_differ_little_become_equal_and_others_less_so() -> None:
     assert far.mean(dim=0)[0] - 0.1 < even_shares(far).mean(dim=0)[0] < far.mean(dim=0)[0]
 
 
+def test_classes_without_a_sample_stay_without_a_share() -> None:
+    evened = even_shares(torch.tensor([[0.8, 0.2, 0.0], [0.4, 0.6, 0.0], [0.3, 0.7, 0.0]], dtype=torch.float64))
+    torch.testing.assert_close(evened.sum(dim=1), torch.ones(3, dtype=torch.float64))
+    assert evened[:, 2].tolist() == [0, 0, 0]
+    x, y, few = wine()
+    network = solve([(x[few], y[few])], None, {"num_classes": 6}, effort="fast", unlabelled=x)
+    assert set(network(x).argmax(dim=1).tolist()) == {0, 1, 2}
+    assert network.seen.tolist() == [True] * 3 + [False] * 3
+
+
 def test_what_is_drawn_depends_on_the_rows_alone() -> None:
     x = torch.randn(5000, 3, generator=torch.Generator().manual_seed(0))
     kept, places, total = read_rows(x, 3, 100)
