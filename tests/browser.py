@@ -22,6 +22,33 @@ FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--remote-debugging-pipe"),
 )
+#: Every text on the page whose contrast is below what WCAG 2.2 asks for: 4.5, or 3 where it is large.
+CONTRAST = """
+(() => {
+  const light = (rgb) => rgb.map((v) => v / 255).map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, v, at) => sum + v * [0.2126, 0.7152, 0.0722][at], 0);
+  const parse = (text) => (text.match(/[\\d.]+/g) || [0, 0, 0, 0]).map(Number);
+  const behind = (element) => {
+    const layers = [];
+    for (let each = element; each; each = each.parentElement) {
+      layers.push(parse(getComputedStyle(each).backgroundColor));
+    }
+    const paint = (back, [r, g, b, a = 1]) => [r, g, b].map((v, at) => a * v + (1 - a) * back[at]);
+    return layers.reverse().reduce(paint, [255, 255, 255]);
+  };
+  const found = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let node; (node = walker.nextNode());) {
+    const element = node.parentElement, style = getComputedStyle(element);
+    if (!node.textContent.trim() || !element.getClientRects().length || element.closest("script, .skip")) continue;
+    const ink = parse(element instanceof SVGElement ? style.fill : style.color).slice(0, 3), back = behind(element);
+    const [low, high] = [light(ink), light(back)].sort((a, b) => a - b);
+    const large = parseFloat(style.fontSize) >= 24 || (parseFloat(style.fontSize) >= 18.66 && style.fontWeight >= 700);
+    if ((high + 0.05) / (low + 0.05) < (large ? 3 : 4.5)) found.push([node.textContent, ink, back]);
+  }
+  return found;
+})()
+"""
 
 
 class Browser:
@@ -134,3 +161,18 @@ class Browser:
         clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
         taken = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
         path.write_bytes(base64.b64decode(taken["data"]))
+
+
+def every(selector: str, expression: str) -> str:
+    """JavaScript: what an expression is of each element."""
+    return f"[...document.querySelectorAll('{selector}')].map((each) => {expression})"
+
+
+def check_looks(browser: Browser, page: Path) -> None:
+    """Open a page light, dark and on a phone: text has contrast, nothing is too wide, nothing goes wrong."""
+    for look in ({}, {"dark": True}, {"width": 375, "height": 700}):
+        browser.look(**look)
+        browser.open(page)
+        assert browser.ask(CONTRAST) == []
+        assert browser.ask("document.documentElement.scrollWidth <= innerWidth"), look
+    assert browser.errors == []

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
 import torch
 from hypothesis import settings
+
+from tests.browser import CHROMIUM, Browser
 
 torch.set_num_threads(1)  # the matrices are small: two threads cost more than they bring
 settings.register_profile("protonet", deadline=None, derandomize=True)
 settings.load_profile("protonet")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here")
+    with Browser(tmp_path_factory.mktemp("browser")) as opened:
+        yield opened

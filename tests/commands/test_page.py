@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -23,39 +22,12 @@ from protonet.__main__ import main
 from protonet.commands.common import order_naturally
 from protonet.commands.page.figures import JudgedRows, list_bins, list_rows, list_suspects
 from protonet.commands.page.markup import Markup, tag
-from tests.browser import CHROMIUM, Browser
+from tests.browser import Browser, check_looks, every
 from tests.strategies import blobs
 
 EVIL = "<script>alert(1)</script>"
 NAMES = (EVIL, '"><img src=x onerror=alert(2)>', "\N{CJK UNIFIED IDEOGRAPH-9CE5}" * 30, "k10", "k2", "a b" * 60)
 SHOWN = [EVIL, NAMES[1], NAMES[2]]
-#: Every text on the page whose contrast is below what WCAG 2.2 asks for: 4.5, or 3 where it is large.
-CONTRAST = """
-(() => {
-  const light = (rgb) => rgb.map((v) => v / 255).map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
-    .reduce((sum, v, at) => sum + v * [0.2126, 0.7152, 0.0722][at], 0);
-  const parse = (text) => (text.match(/[\\d.]+/g) || [0, 0, 0, 0]).map(Number);
-  const behind = (element) => {
-    const layers = [];
-    for (let each = element; each; each = each.parentElement) {
-      layers.push(parse(getComputedStyle(each).backgroundColor));
-    }
-    const paint = (back, [r, g, b, a = 1]) => [r, g, b].map((v, at) => a * v + (1 - a) * back[at]);
-    return layers.reverse().reduce(paint, [255, 255, 255]);
-  };
-  const found = [];
-  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  for (let node; (node = walker.nextNode());) {
-    const element = node.parentElement, style = getComputedStyle(element);
-    if (!node.textContent.trim() || !element.getClientRects().length || element.closest("script, .skip")) continue;
-    const ink = parse(element instanceof SVGElement ? style.fill : style.color).slice(0, 3), back = behind(element);
-    const [low, high] = [light(ink), light(back)].sort((a, b) => a - b);
-    const large = parseFloat(style.fontSize) >= 24 || (parseFloat(style.fontSize) >= 18.66 && style.fontWeight >= 700);
-    if ((high + 0.05) / (low + 0.05) < (large ? 3 : 4.5)) found.push([node.textContent, ink, back]);
-  }
-  return found;
-})()
-"""
 
 
 def write_table(path: Path, rows: int = 8) -> str:
@@ -283,28 +255,10 @@ def test_names_are_in_the_order_in_which_people_look_for_them() -> None:
     assert order_naturally([10, 9, 8]) == [2, 1, 0]
 
 
-def every(selector: str, expression: str) -> str:
-    """JavaScript: what an expression is of each element."""
-    return f"[...document.querySelectorAll('{selector}')].map((each) => {expression})"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("no Chromium here")
-    with Browser(tmp_path_factory.mktemp("browser")) as opened:
-        yield opened
-
-
 @pytest.mark.parametrize("name", ["fit", "evaluate"])
 def test_looks_and_figures_in_a_browser(made: Path, browser: Browser, name: str) -> None:
     figures: Any = json.loads((made / f"{name}.json").read_text(encoding="utf-8"))
-    for look in ({}, {"dark": True}, {"width": 375, "height": 700}):
-        browser.look(**look)
-        browser.open(made / f"{name}.html")
-        assert browser.ask(CONTRAST) == []
-        assert browser.ask("document.documentElement.scrollWidth <= innerWidth"), look
-    assert browser.errors == []
+    check_looks(browser, made / f"{name}.html")
     sections = ["sure", "suspects", "confusion", "classes", "map", "reliability", "columns", "learning", "data"]
     found = browser.ask(every("main section", "[each.id, each.innerText.length]"))
     assert [each for each, _ in found] == [each for each in sections if name == "fit" or each != "learning"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,7 @@ import torch
 from protonet.episodes.__main__ import main
 from protonet.episodes.evaluation import Scores
 from protonet.episodes.page import list_classes
-from tests.browser import CHROMIUM, Browser
-from tests.commands.test_page import CONTRAST, every
+from tests.browser import Browser, check_looks, every
 
 EVIL = "<img src=x onerror=alert(1)>"
 PLAIN = ("--way", "3", "--query", "4", "--episodes", "60", "--method", "protonet", "simpleshot", "bd-cspn")
@@ -116,23 +114,10 @@ def test_a_study_has_a_report_of_each_run(made: Path, tmp_path: Path) -> None:
         assert json.loads(Script(page.read_text(encoding="utf-8")).figures) == own
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("no Chromium here")
-    with Browser(tmp_path_factory.mktemp("browser")) as opened:
-        yield opened
-
-
 @pytest.mark.parametrize("name", ["plain", "more"])
 def test_looks_and_figures_in_a_browser(made: Path, browser: Browser, name: str) -> None:
     figures: Any = json.loads((made / f"{name}.json").read_text(encoding="utf-8"))
-    for look in ({}, {"dark": True}, {"width": 375, "height": 700}):
-        browser.look(**look)
-        browser.open(made / f"{name}.html")
-        assert browser.ask(CONTRAST) == []
-        assert browser.ask("document.documentElement.scrollWidth <= innerWidth"), look
-    assert browser.errors == []
+    check_looks(browser, made / f"{name}.html")
     sections = ["methods", "pairs", "episodes", "shots", "classes", "sampled", "data"]
     found = browser.ask(every("main section", "[each.id, each.innerText.length]"))
     assert [each for each, _ in found] == [each for each in sections if name == "more" or each != "shots"]
