@@ -13,7 +13,7 @@ from scipy import sparse
 from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import _safe_indexing, check_consistent_length, check_random_state, check_X_y, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, _num_samples, check_is_fitted, validate_data
 from torch import Tensor
 
 from protonet._checks import check_groups, fail, show
@@ -110,7 +110,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
                 effort.
             MissingPackageError: A data frame is not of pandas, and pyarrow is missing.
         """
-        rest = [] if unlabelled is None or not _count_rows(unlabelled) else [unlabelled]
+        rest = [] if unlabelled is None or not _num_samples(unlabelled) else [unlabelled]
         places, labels = find_unlabelled(y)
         if len(places):
             if np.isscalar(sample_weight):
@@ -290,7 +290,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         metadata = {"num_classes": max(2, len(classes))}
         blocks = None if self.encoding_ is None else self.encoding_.blocks
         spans = () if self.encoding_ is None else self.encoding_.spans
-        pool = [block for part in unlabelled for block in _split_dense(part)] if len(unlabelled) else None
+        pool = (block for part in unlabelled for block in _split_dense(part)) if unlabelled else None
         given = [(rows, numbers)], None, metadata, self.time_limit, self.effort, None
         solution = solve_problem(*given, seed, weights, groups, blocks, spans, pool)
         network = solution.network
@@ -387,11 +387,6 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = tags.input_tags.allow_nan = True
         return tags
-
-
-def _count_rows(part: Any) -> int:
-    """Return how many rows there are."""
-    return int(part.shape[0]) if hasattr(part, "shape") else len(part)
 
 
 def _split_dense(part: Any) -> Iterator[Tensor]:

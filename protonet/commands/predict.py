@@ -79,11 +79,12 @@ def run(arguments: Sequence[str] | None) -> None:
     some.add_argument("--dask", metavar="ADDRESS", help="of a folder: the Dask scheduler whose workers do it instead")
     options = parser.parse_args(arguments)
     if Path(options.table).is_dir():
-        held, pictured = hold_pictures(Path(options.table)), has_pictures(load_model(options.model))
+        model = load_model(options.model)
+        held, pictured = hold_pictures(Path(options.table)), has_pictures(model)
         if pictured and held is False:
             fail(PROG, "path", "hold pictures, as the model was fitted to", f"the tables of {options.table}", "")
         if not pictured and not held:
-            predict_folder(options)
+            predict_folder(model, options)
             return
     for name in ("jobs", "dask"):
         if getattr(options, name) is not None:
@@ -110,7 +111,7 @@ def run(arguments: Sequence[str] | None) -> None:
     show_notes(table, quiet=options.quiet)
 
 
-def predict_folder(options: argparse.Namespace) -> None:
+def predict_folder(model: Model, options: argparse.Namespace) -> None:
     """Classify the rows of the files of a folder; what was finished before is left as it is.
 
     Raises:
@@ -120,7 +121,7 @@ def predict_folder(options: argparse.Namespace) -> None:
     jobs = count_cores() if options.jobs is None else parse_whole(PROG, "--jobs", options.jobs, low=1)
     if options.output is None:
         fail(PROG, "--output", "name a folder", "none", "Pass -o FOLDER: every file there gets one of its name.")
-    model, path = load_model(options.model), Path(options.model).resolve()
+    path = Path(options.model).resolve()
     asked, digest = ask(model, options), hash_file(path)
     output = check_writable_folder(PROG, "--output", options.output)
     parts = list_parts(PROG, Path(options.table), output)

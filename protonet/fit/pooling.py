@@ -13,9 +13,7 @@ from torch import Tensor
 from protonet.fit.problem import Problem, believe, fit_pooled, fit_rows
 from protonet.fit.search import Choice, Pooling, Progress, ignore
 from protonet.fit.unlabelled import find_unlike, rank_scores
-from protonet.losses import CHUNK
 from protonet.metrics import score_known
-from protonet.network import PrototypeNetwork
 from protonet.scoring import fit_temperature, split_folds, worse_by_one_error
 
 
@@ -69,7 +67,7 @@ def decide_pooling(
         network = fit_rows(part.rows, choice, deadline)
         if time.monotonic() >= deadline:
             return given_up
-        alone.append(predict(network, rows.features[fold.judge]))
+        alone.append(network(rows.features[fold.judge]).detach())
         likely, logits = believe(part, network)
         beliefs.append(likely)
         scores += score_known(logits) / len(folds)
@@ -85,7 +83,7 @@ def decide_pooling(
         network = fit_pooled(part, choice, pooling, likely, deadline)
         if time.monotonic() >= deadline:
             return given_up
-        pooled.append(predict(network, rows.features[fold.judge]))
+        pooled.append(network(rows.features[fold.judge]).detach())
     judged = torch.cat([fold.judge for fold in folds])
     labels, seen = rows.labels[judged], torch.bincount(rows.labels, minlength=rows.num_classes) > 0
     weights = None if rows.weights is None else rows.weights[judged] / rows.weights[judged].mean()
@@ -96,9 +94,3 @@ def decide_pooling(
     if learned:
         choice = choice._replace(pooling=pooling._replace(temperature=choice.temperature * own / factor))
     return choice, found
-
-
-@torch.no_grad()
-def predict(network: PrototypeNetwork, features: Tensor) -> Tensor:
-    """Return logits (n, num_classes) of features (n, dim)."""
-    return torch.cat([network(part) for part in features.split(CHUNK)])
