@@ -1,8 +1,8 @@
 """CustomOptimizer: one optimizer for every workload, which finds its own step size.
 
 The direction is Adam's in the eigenbasis of the gradients' second moments (SOAP), half of it along a mean of many more
-steps. Step sizes are found from below: they grow until the slope that the new gradient sees along the step before turns
-uphill. From then on they follow that slope, less and less, and fall with the number of steps. There is one size for
+steps. The step size is searched for: it grows until the slope that the new gradient sees along the step before turns
+uphill. From then on it follows that slope, less and less, and falls with the number of steps. There is one size for
 everything, and a factor for each direction of the eigenbases.
 
 The arithmetic is `take_step`, a function on plain state. `CustomOptimizer` wraps it as a `torch.optim.Optimizer`;
@@ -87,7 +87,6 @@ class Tables:
 class Search:
     """How the rate, the step size of a matrix of 64 inputs, is found in the first steps."""
 
-    below: float = 0.1  #: Where it starts, in units of the learning rate.
     growth: float = 0.4  #: Growth of its logarithm per step.
     usual: float = 0.01  #: Up to here it grows unless there is evidence against it, beyond if there is evidence for it.
     uphill: float = 0.5  #: Evidence against it: the trend of slopes, in [0, 1].
@@ -137,7 +136,7 @@ SEARCH, SLOPES, AVERAGES = Search(), Slopes(), Averages()
 ALIGNMENT = 64
 #: What all parameters of a run share, at its start; CustomOptimizer keeps it in the first group.
 SHARED: dict[str, Any] = {
-    "rate": SEARCH.below,  #: In units of the learning rate.
+    "rate": 1.0,  #: In units of the learning rate.
     "found": 0.0,  #: The rate at the end of the search; 0 during it.
     "slopes": 0,
     "slope_size": 0.0,  #: The slopes' mean size.
@@ -236,8 +235,8 @@ class CustomOptimizer(torch.optim.Optimizer):
 
     Args:
         params: Parameters or groups of them, real and dense; groups may have settings of their own.
-        lr: >= 0; the search for the step size starts at a tenth of it and finds nearly the same from others. A step is
-            always a multiple of it, so that schedulers work.
+        lr: >= 0; its changes and its ratios between groups scale the steps, so that schedulers work. Itself it does not
+            matter: the search for the step size starts at 0.01.
         betas: Two decays in [0, 1), of the gradients' mean and of their squares.
         weight_decay: >= 0, decoupled, times the step size; of matrices alone.
         eps: >= 0, in units of the first gradient's root mean square.
@@ -260,7 +259,8 @@ class CustomOptimizer(torch.optim.Optimizer):
         eps: float = 1e-8,
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "eps": eps})
-        self.param_groups[0].update(SHARED)
+        first = max(float(group["lr"]) for group in self.param_groups) or 1.0
+        self.param_groups[0].update(SHARED, rate=SEARCH.usual / first)
 
     @property
     def skipped(self) -> int:
@@ -319,7 +319,7 @@ class StackOptimizer:
     Args:
         groups: Weights (members, ...) and their weight decay, >= 0; each member's share of a weight has at least one
             dimension.
-        lr: >= 0, a tenth of which is where the search for the step size starts.
+        start: > 0, where the search for the step size starts.
         betas: Those of `CustomOptimizer`.
         eps: That of `CustomOptimizer`.
     """
@@ -327,11 +327,11 @@ class StackOptimizer:
     def __init__(
         self,
         groups: Sequence[tuple[Sequence[Tensor], float]],
-        lr: float = 1e-2,
+        start: float = SEARCH.usual,
         betas: tuple[float, float] = (0.9, 0.98),
         eps: float = 1e-8,
     ) -> None:
-        settings = {"lr": lr, "betas": betas, "eps": eps}
+        settings = {"lr": start, "betas": betas, "eps": eps}
         self.weights = [
             (weight.detach(), {**settings, "weight_decay": decay}) for weights, decay in groups for weight in weights
         ]
@@ -782,8 +782,9 @@ def _move(bundle: Bundle, stack: dict[str, Tensor], turned: Tensor, rates: list[
     slow = stack["slow"].lerp_(turned, AVERAGES.window / (step + AVERAGES.window - 1))
     square = stack["square"].mul_(second).addcmul_(turned, turned, value=1 - second)
     # the means' shares of the step; what they and the root have in common is in its length
-    weight = (1 - AVERAGES.share) / (1 - first ** (step + 1))
-    last = torch.lerp(turned, mean, first, out=stack["last"]).add_(slow, alpha=AVERAGES.share / weight)
+    share = 0.0 if state["table"] else AVERAGES.share  # a row that is seldom seen has a slow mean of long ago
+    weight = (1 - share) / (1 - first ** (step + 1))
+    last = torch.lerp(turned, mean, first, out=stack["last"]).add_(slow, alpha=share / weight)
     last.mul_((square + _spread(square, floors)).rsqrt_())
     along: Any = [-size * weight * math.sqrt(correction) for size in sizes] * len(bundle.items)
     along = _spread(square, along)

@@ -192,6 +192,13 @@ def test_the_scale_of_the_loss_changes_no_more_than_rounding(
     assert distance(model, trained(30, dtype)) < tolerance
 
 
+@pytest.mark.parametrize("lr", [1e-5, 1e-3, 1.0])
+def test_the_learning_rate_itself_does_not_matter(lr: float) -> None:
+    model = make_model(torch.float64)
+    train(model, CustomOptimizer(model.parameters(), lr=lr), 30)
+    assert distance(model, trained(30, torch.float64)) < 1e-6
+
+
 @pytest.mark.parametrize("factor", [0.01, 0.1, 1.0, 10.0, 100.0])
 @pytest.mark.parametrize("shape", [(16,), (4, 4)], ids=str)
 def test_an_ill_conditioned_quadratic_converges_from_any_rate(factor: float, shape: tuple[int, ...]) -> None:

@@ -74,10 +74,10 @@ def test_a_stack_is_its_members(members: int, change: Change) -> None:
     targets = [torch.randn((members, *shape), generator=generator) for shape in SHAPES]
     alone = [[nn.Parameter(weight[member].clone()) for weight in stack] for member in range(members)]
     optimizers = [
-        CustomOptimizer([{"params": own[:3], "weight_decay": 0.15}, {"params": own[3:], "weight_decay": 0.0}], lr=0.02)
+        CustomOptimizer([{"params": own[:3], "weight_decay": 0.15}, {"params": own[3:], "weight_decay": 0.0}])
         for own in alone
     ]
-    optimizer = StackOptimizer([(stack[:3], 0.15), (stack[3:], 0.0)], lr=0.02)
+    optimizer = StackOptimizer([(stack[:3], 0.15), (stack[3:], 0.0)])
     for step in range(STEPS):
         noise = [0.3 * torch.randn(weight.shape, generator=generator) for weight in stack]
         gradients = [weight - target + own for weight, target, own in zip(stack, targets, noise, strict=True)]
@@ -109,7 +109,7 @@ def test_training_with_an_optimizer_for_each_member_is_the_same() -> None:
     generator = torch.Generator().manual_seed(0)
     tasks = [Task(torch.randn(30, 5, generator=generator), torch.arange(30) % 3) for _ in range(MEMBERS)]
     ends = []
-    for recipe in (Recipe(), Recipe(optimizer=CustomOptimizer)):
+    for recipe in (Recipe(learning_rate=0.01), Recipe(learning_rate=0.01, optimizer=CustomOptimizer)):
         stack = ResidualMLPs(MEMBERS, 5, 8, 12, torch.Generator().manual_seed(1))
         for _, average in train(stack, tasks, 3, steps=[25], generator=torch.Generator().manual_seed(2), recipe=recipe):
             ends.append(average)

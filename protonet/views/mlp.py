@@ -43,7 +43,7 @@ class Recipe(NamedTuple):
     optimizer: Callable[..., torch.optim.Optimizer] | None = None
     """Makes an optimizer of each member from groups of parameters and ``lr``; None: all members' steps at once, as
     `CustomOptimizer` takes them, without torch.optim, the first use of which imports torch's compiler."""
-    learning_rate: float = 1e-2  #: Where the search for the step size starts.
+    learning_rate: float = 1e-3  #: Where the search for the step size starts.
     weight_decay: float = 0.15  #: Of the MLPs' matrices, decoupled, in units of the step size.
     temperature: float = 0.1  #: Divides the cosines in both losses.
     smoothing: float = 0.1  #: Label smoothing, in [0, 1).
@@ -422,7 +422,7 @@ def _make_step(recipe: Recipe, weights: Sequence[Tensor]) -> Callable[[Sequence[
     """
     if recipe.optimizer is None:
         groups = [(weights[:-1], recipe.weight_decay), (weights[-1:], 0.0)]
-        return StackOptimizer(groups, lr=recipe.learning_rate).step
+        return StackOptimizer(groups, start=recipe.learning_rate).step
     shares = [[nn.Parameter(share) for share in member] for member in zip(*(w.detach() for w in weights), strict=True)]
     optimizers = [
         recipe.optimizer(
