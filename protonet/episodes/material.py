@@ -184,7 +184,7 @@ def _find_methods(
         notes += [f"Without an encoder of their objectives, {', '.join(others)} are left out."] if others else []
         notes += [f"Without base classes, {name} is left out." for name in missing]
         notes += [f"Without texts, {' and '.join(unnamed)} are left out."] if unnamed else []
-        notes.append(f"{' and '.join(sorted(SLOW))} take long, and are left out of 'all': name them, too.")
+        notes.append(f"{', '.join(sorted(SLOW))} take long, and are left out of 'all': name them, too.")
         left = {*missing, *unnamed, *untrained, *SLOW}
         choices = [ChosenMethod(name, name, METHODS[name]) for name in METHODS if name not in left] + choices
     for choice in choices:

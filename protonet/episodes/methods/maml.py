@@ -16,8 +16,8 @@ from protonet.episodes.methods.trained import find_trained
 from protonet.episodes.networks import lead_by
 
 Weights = Mapping[str, Tensor]
-#: Numbers of images' pixels, or of other features, that are adapted to at a time: bounds the memory.
-PIXELS_AT_ONCE = 2**21
+#: Features of rows, and weights of networks, that are adapted at a time: bounds the memory.
+ROWS_AT_ONCE, WEIGHTS_AT_ONCE = 2**21, 2**22
 
 
 class InnerLoop(NamedTuple):
@@ -132,7 +132,8 @@ def classify_adapted(
         logits: Tensor = functional_call(network, dict(adapted), rows)
         return logits[-len(query) :]
 
-    at_once = max(1, PIXELS_AT_ONCE // (support[0].numel() + query[0].numel()))
+    n_weights = sum(weight.numel() for weight in weights.values())
+    at_once = min(ROWS_AT_ONCE // (support[0].numel() + query[0].numel()), WEIGHTS_AT_ONCE // n_weights)
     with lead_by(encoder, support.shape[1]) as has_statistics:
-        logits: Tensor = vmap(classify, randomness="different", chunk_size=at_once)(support, labels, query)
+        logits: Tensor = vmap(classify, randomness="different", chunk_size=max(1, at_once))(support, labels, query)
     return logits
