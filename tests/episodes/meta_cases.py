@@ -35,8 +35,8 @@ def save_data(path: Path, *, dim: int = 64) -> Path:
 
 def make_plan(backbone: str = "mlp", *, dim: int = 64) -> Plan:
     """Make a plan of small episodes."""
-    sizes = {"way": 4, "shot": 2, "query": 3, "episodes_per_step": 4, "steps": 10, "eval_every": 5, "patience": 3}
-    return Plan("tiny", None, dim, 5, backbone, **sizes, seed=1)
+    sizes = (4, 2, 3, 4, 10, 5, 3)  # way, shot, query, episodes per step, steps, steps between validations, patience
+    return Plan("tiny", None, dim, 5, backbone, *sizes, seed=1)
 
 
 def make_trained(objective: str, *, dim: int = 6, n_rows: int = 40, backbone: str = "mlp") -> Trained:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,8 @@ import torch.nn.functional as F
 
 from protonet.episodes import networks
 from protonet.episodes.distributed import Group
-from protonet.episodes.meta import RECIPE, Run, begin_run, keep_best, pack_run, take_step, unpack_run
+from protonet.episodes.meta import Run, begin_run, keep_best, pack_run, take_step, unpack_run
+from protonet.episodes.objectives import RECIPE, Learner
 from protonet.episodes.tasks import Plan, Score, draw_batch, take_side
 from tests.episodes.meta_cases import make_data, make_plan
 
@@ -31,6 +33,7 @@ def smoothed(cosines: torch.Tensor, target: int) -> torch.Tensor:
 
 def test_the_losses_are_the_slow_loops() -> None:
     run = begin_run(make_plan(), "cpu")
+    assert isinstance(run.learner, Learner)
     x, targets = draw_batch(take_side("f", "data", make_data(), "base"), run.plan, 0, Group())
     episodic, cross_entropy = [], []
     for episode, labels in zip(x, targets, strict=True):
@@ -64,7 +67,7 @@ def test_steps_reduce_the_losses_and_average_the_weights() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-SMALL = {"way": 3, "query": 1, "shot": 1, "episodes_per_step": 2, "inner_steps": 2, "inner_rate": 0.1}
+SMALL: dict[str, Any] = {"way": 3, "query": 1, "shot": 1, "episodes_per_step": 2, "inner_steps": 2, "inner_rate": 0.1}
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,8 @@ def test_feats_losses_are_the_slow_loops() -> None:
     encoder, head, (x, targets) = make_encoder("group"), make_head_of("feat", 5).eval(), make_batch()
     assert isinstance(head, SetTransformer)
     learner = FeatLearner(encoder, head, torch.rand(5, 5, generator=torch.Generator().manual_seed(3)).double())
-    episodic, contrastive = [], []
+    episodic: list[Tensor] = []
+    contrastive: list[Tensor] = []
     for episode in encoder(x.flatten(0, 2)).unflatten(0, x.shape[:3]):
         adapted = attend(head, episode[:, :N_SHOT].mean(dim=1)[None])[0]
         centres = torch.stack([attend(head, rows[None])[0].mean(dim=0) for rows in episode])

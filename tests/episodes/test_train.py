@@ -22,7 +22,7 @@ from protonet.episodes.distributed import Group
 from protonet.episodes.draws import Setting
 from protonet.episodes.evaluation import evaluate
 from protonet.episodes.methods import METHODS
-from protonet.episodes.objectives import make_learner
+from protonet.episodes.objectives import LOSSES, RECIPE, make_learner
 from protonet.episodes.tasks import Plan, Score, Side, complete_plan, draw_batch, score_encoder, take_side
 from protonet.episodes.train import choose_backbone, run_train
 from protonet.sampling import index_classes
@@ -82,7 +82,7 @@ def test_the_closing_line(data: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take few validation episodes, and few rows to measure batch normalisation on."""
     monkeypatch.setattr(tasks, "VALIDATION", replace(tasks.VALIDATION, n_episodes=20, n_slow=4))
-    monkeypatch.setattr(meta, "RECIPE", replace(meta.RECIPE, measured_rows=40))
+    monkeypatch.setattr("protonet.episodes.meta.RECIPE", replace(RECIPE, measured_rows=40))
 
 
 @pytest.mark.parametrize(("step", "objective"), [(4, "prototypes"), (7, "prototypes"), (7, "feat"), (7, "anil")])
@@ -125,7 +125,7 @@ def test_the_method_of_an_objective_has_the_accuracy_of_the_validation(data: Pat
     assert float(accuracy.mean()) == pytest.approx(best[1], abs=1e-9)
     assert read_plan(path)["objective"] == objective
     entries = read_log(data.with_name("log"))
-    assert entries[-1].keys() & set(meta.LOSSES) == set(make_learner(Plan(**read_plan(path)), GENERATOR).losses)
+    assert entries[-1].keys() & set(LOSSES) == set(make_learner(Plan(**read_plan(path)), GENERATOR).losses)
 
 
 def test_batch_normalisation_is_measured_with_the_averaged_weights(tmp_path: Path, quick: None) -> None:
@@ -328,6 +328,6 @@ def test_two_processes_follow_the_path_of_one(data: Path) -> None:
     assert len(one) == 4
     for ours, theirs in zip(one, two, strict=True):
         assert ours.keys() == theirs.keys()
-        for name in ours.keys() & {"step", *meta.LOSSES}:
+        for name in ours.keys() & {"step", *LOSSES}:
             assert theirs[name] == pytest.approx(ours[name], rel=1e-3)
         assert theirs["accuracy"] == pytest.approx(ours["accuracy"], abs=0.02)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from protonet.episodes import meta, tasks
+from protonet.episodes import tasks
 from protonet.episodes.__main__ import main
 from protonet.episodes.backbones import embed_rows
 from protonet.episodes.batch import Episodes
@@ -20,6 +20,7 @@ from protonet.episodes.choice import choose_methods
 from protonet.episodes.draws import Setting
 from protonet.episodes.evaluation import Scores, evaluate, join_batches
 from protonet.episodes.methods import NEEDS_ENCODER
+from protonet.episodes.objectives import RECIPE
 from protonet.sampling import index_classes
 from tests.episodes.meta_cases import SIDES, make_data, make_trained, save_data
 
@@ -41,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "mine.py").write_text(MINE, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tasks, "VALIDATION", replace(tasks.VALIDATION, n_episodes=10, n_slow=2))
-    monkeypatch.setattr(meta, "RECIPE", replace(meta.RECIPE, measured_rows=40))
+    monkeypatch.setattr("protonet.episodes.meta.RECIPE", replace(RECIPE, measured_rows=40))
     return tmp_path
 
 

@@ -88,7 +88,8 @@ def finetune(
             return support
         if is_image:
             maps = draw_maps(n_support, generator, flip=shape is not None and shape[0] == 3).to(support.device)
-            return warp_images(support.flatten(0, 1), maps.repeat(len(support), 1, 1)).unflatten(0, support.shape[:2])
+            changed: Tensor = warp_images(support.flatten(0, 1), maps.repeat(len(support), 1, 1))
+            return changed.reshape(support.shape)
         noise = torch.randn(n_support, dim, generator=generator).to(support.device)
         return support + AUGMENTATION.noise * support.std(dim=1, correction=0, keepdim=True) * noise
 

@@ -29,7 +29,8 @@ def slow_logits(episodes: Episodes, number: int, steps: int = 3) -> Tensor:
         optimizer.zero_grad()
         F.cross_entropy(network(support), episodes.support_labels[number]).backward()
         optimizer.step()
-    return network(query).detach()
+    logits: Tensor = network(query).detach()
+    return logits
 
 
 @pytest.mark.parametrize("steps", [None, 1, 0])
