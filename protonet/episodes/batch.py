@@ -60,6 +60,13 @@ class Episodes(NamedTuple):
     texts: Tensor | None = None
     trained: Trained | None = None  #: The encoder whose embeddings the rows are, or None where there is none.
 
+    def take_queries(self, queries: slice) -> Episodes:
+        """Return the same episodes with some of their queries alone."""
+        trained = self.trained
+        if trained is not None and trained.query is not None:
+            trained = trained._replace(query=trained.query[:, queries])
+        return self._replace(query=self.query[:, queries], trained=trained)
+
 
 class Part(NamedTuple):
     """Those episodes of a draw that have equal sizes: classes, support rows, queries and open queries."""

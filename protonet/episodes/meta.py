@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import re
 import signal
 import threading
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from protonet._checks import fail
 from protonet.episodes.checkpoints import BEST, HEAD, split_head, take_prefix, write_checkpoint
 from protonet.episodes.distributed import Group
 from protonet.episodes.networks import measure_statistics
@@ -156,6 +158,7 @@ def train(run: Run, base: Side, validation: Side, group: Group, outputs: Outputs
 
     Raises:
         KeyboardInterrupt: After Ctrl-C, once the checkpoint is written.
+        InputError: A loss is not finite.
     """
     from tqdm import tqdm  # noqa: PLC0415 - used here alone
 
@@ -186,6 +189,9 @@ def train(run: Run, base: Side, validation: Side, group: Group, outputs: Outputs
             losses, asked = zip(*group.gather((own_losses, interrupted())), strict=True)
             stop = any(asked)
             run.losses.append(_average_losses(losses))
+            if not math.isfinite(sum(run.losses[-1])):
+                remedy = "Lower --learning-rate, or --inner-rate; --resume goes on from the last validation."
+                fail("train", "loss", "stay finite", f"{sum(run.losses[-1])} in step {run.step}", remedy)
             text = f"loss {sum(run.losses[-1]):.3f}, best {100 * run.best.accuracy:.2f} %"
             bar.set_postfix_str(text, refresh=False)
             bar.update()

@@ -164,8 +164,8 @@ def score_encoder(
     rows = (validation.classes >= 0).nonzero().flatten()
     index = index_classes(validation.classes[rows])
     objective = "prototypes" if plan is None else plan.objective
-    n_way = min(VALIDATION.n_way, int((index.size > 1).sum()))
     n_shot = VALIDATION.n_shot if plan is None or objective == "prototypes" else plan.shot
+    n_way = min(VALIDATION.n_way, int((index.size > n_shot).sum()))
     setting = Setting((n_way, n_way), (n_shot, n_shot), VALIDATION.n_query, allow_small=True)
     index = check_setting("validation", index, setting, ())
     embeddings = embed_rows(encoder, validation.take, rows)
@@ -173,7 +173,7 @@ def score_encoder(
     if plan is not None and head is not None:
         trained = Trained(encoder, head, plan._asdict(), lambda numbers: validation.take(rows[numbers]))
     n_episodes = VALIDATION.n_slow if objective == "maml" else VALIDATION.n_episodes
-    method = {"method": METHODS.get(objective, protonet_cosine)}
+    method = {objective: METHODS.get(objective, protonet_cosine)}
     scores = evaluate(embeddings, index, method, setting, n_episodes=n_episodes, trained=trained, group=group)
-    accuracy = scores["method"].accuracy
+    accuracy = scores[objective].accuracy
     return Score(step, mean_of(accuracy), half_width(accuracy))

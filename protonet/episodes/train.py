@@ -116,6 +116,8 @@ def run_train(arguments: Sequence[str] | None) -> None:
             fail(PROG, "--episodes-per-step", bound, numbers["episodes_per_step"], "Pass another number.")
         outputs = _check_outputs(options) if group.rank == 0 else Outputs()
         stored = read_checkpoint(PROG, "--output", options.output) if options.resume else None
+        if options.start is not None and stored is None:
+            read_checkpoint(PROG, "--start", options.start)  # before the work, if it is missing
         from protonet.episodes.sources import load_source  # noqa: PLC0415 - needed once the arguments are right
 
         data = load_source(options.dataset, split_seed=split_seed)
@@ -126,7 +128,7 @@ def run_train(arguments: Sequence[str] | None) -> None:
         if more["dropblock"] and backbone != "resnet12":
             fail(PROG, "--dropblock", "be of the backbone resnet12", f"that of {backbone}", "Leave it out.")
         plan = Plan(options.dataset, split_seed, dim, len(base.names), backbone, **numbers, **more)
-        _check_rows(base, plan)
+        _check_rows(base, validation, plan)
         if stored is not None:
             _check_same_plan(plan, complete_plan(stored[1]["plan"]))
         run = begin_run(plan, device, None if stored is not None else _load_start(plan))
@@ -224,12 +226,16 @@ def _check_device(device: str) -> None:
         fail(PROG, "--device", "be one that torch has here", got, "Leave it out.")
 
 
-def _check_rows(base: Side, plan: Plan) -> None:
-    """Raise an InputError that names the smallest base class if it has too few rows for an episode."""
+def _check_rows(base: Side, validation: Side, plan: Plan) -> None:
+    """Raise an InputError if a base class or too many validation classes have too few rows for an episode."""
     needed, worst = plan.shot + plan.query, int(base.by_class.size.argmin())
     if (size := int(base.by_class.size[worst])) < needed:
         limit = f"have {needed} rows per base class (--shot + --query)"
         fail(PROG, "--dataset", limit, f"class {base.names[worst]!r} with {size}", "Ask for fewer rows.")
+    usable = int((validation.by_class.size > plan.shot).sum())
+    if plan.objective != "prototypes" and usable < 2:  # which is validated with as many rows as it trains with
+        limit = f"have at least 2 validation classes with {plan.shot + 1} rows (--shot + 1)"
+        fail(PROG, "--dataset", limit, usable, "Ask for fewer rows.")
 
 
 def _check_same_plan(plan: Plan, stored: dict[str, Any]) -> None:

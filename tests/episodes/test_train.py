@@ -26,7 +26,7 @@ from protonet.episodes.objectives import LOSSES, RECIPE, make_learner
 from protonet.episodes.tasks import Plan, Score, Side, complete_plan, draw_batch, score_encoder, take_side
 from protonet.episodes.train import choose_backbone, run_train
 from protonet.sampling import index_classes
-from tests.episodes.meta_cases import make_data, save_data
+from tests.episodes.meta_cases import SIDES, make_data, save_data
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATOR = torch.Generator()
@@ -153,6 +153,22 @@ def test_a_run_begins_at_another_ones_encoder(data: Path, capsys: pytest.Capture
     assert "mlp by anil, 1 steps" in capsys.readouterr().out
     first.unlink()
     run_train(arguments(data, second.name, "--start", str(first), "--objective", "anil", "--steps", "1", "--resume"))
+
+
+def test_validation_classes_that_are_too_small_for_the_shots(data: Path) -> None:
+    tiny = make_data()
+    kept = (tiny.y != 3) | (torch.arange(72) < 20)  # few rows of a validation class
+    np.savez(data, x=tiny.x[kept].numpy(), y=tiny.y[kept].numpy(), split=np.array(SIDES)[tiny.y[kept]])
+    more = ["--objective", "anil", "--shot", "6", "--query", "1"]
+    said = r"`--dataset` must have at least 2 validation classes with 7 rows \(--shot \+ 1\); got 1\. Ask for fewer"
+    with pytest.raises(ValueError, match=said):
+        run_train(arguments(data, "a.safetensors", *more))
+
+
+def test_losses_that_are_not_finite(data: Path, quick: None) -> None:
+    said = r"^train: `loss` must stay finite; got nan in step 1\. Lower --learning-rate, or --inner-rate; --resume goes"
+    with pytest.raises(ValueError, match=said):
+        run_train(arguments(data, "a.safetensors", "--objective", "maml", "--inner-rate", "1e30"))
 
 
 def test_a_run_begins_at_an_encoder_of_its_backbone(data: Path) -> None:

@@ -19,10 +19,10 @@ from protonet.episodes.checkpoints import load_encoder, load_trained
 from protonet.episodes.choice import choose_methods
 from protonet.episodes.draws import Setting
 from protonet.episodes.evaluation import Scores, evaluate, join_batches
-from protonet.episodes.methods import NEEDS_ENCODER
+from protonet.episodes.methods import METHODS, NEEDS_ENCODER
 from protonet.episodes.objectives import RECIPE
 from protonet.sampling import index_classes
-from tests.episodes.meta_cases import SIDES, make_data, make_trained, save_data
+from tests.episodes.meta_cases import SIDES, make_data, make_trained, make_trained_episodes, save_data
 
 SETTING = Setting((2, 2), n_query=3)
 FEW = ["--way", "2", "--query", "3", "--episodes", "5"]
@@ -149,6 +149,15 @@ def test_rows_of_whole_numbers_are_scaled() -> None:
     images = torch.randint(256, (40, 6), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
     own = trained._replace(take=lambda rows: images[rows], support=torch.tensor([[3]]), query=torch.tensor([[4]]))
     assert torch.equal(own.gather()[0], images[None, 3:4].float() / 255)
+
+
+@pytest.mark.parametrize("name", sorted(NEEDS_ENCODER))
+def test_some_of_the_queries_are_classified_as_all(name: str) -> None:
+    episodes, _ = make_trained_episodes(make_trained(NEEDS_ENCODER[name] or "prototypes"))
+    method, queries = METHODS[name], slice(3, 8)
+    torch.testing.assert_close(
+        method(episodes.take_queries(queries)), method(episodes)[:, queries], atol=1e-4, rtol=1e-3
+    )
 
 
 def test_episodes_have_no_encoder_unless_there_is_one() -> None:
