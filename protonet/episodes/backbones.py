@@ -1,4 +1,4 @@
-"""The backbones of meta-training: an MLP for rows of any kind, a small convolutional network for grey images."""
+"""The backbones of meta-training: an MLP for rows of any kind, and convolutional networks for images."""
 
 from __future__ import annotations
 
@@ -8,27 +8,34 @@ import torch
 from torch import Tensor, nn
 
 from protonet._checks import fail
-from protonet.episodes.batch import Take
+from protonet.episodes.augmentation import find_shape
+from protonet.episodes.batch import Take, scale_rows
+from protonet.episodes.networks import BatchNorm, make_conv4, make_resnet12
 
-BACKBONES = ("mlp", "conv")
+#: The backbones for square images, with the least side in pixels that their strides and pools leave a pixel of.
+IMAGES = {"conv": 8, "conv4": 16, "resnet12": 16}
+BACKBONES = ("mlp", *IMAGES)
 CHUNK = 1024  #: Rows that `embed_rows` embeds at a time.
 
 
-def make_backbone(name: str, dim: int, generator: torch.Generator) -> nn.Sequential:
+def make_backbone(name: str, dim: int, generator: torch.Generator, *, dropblock: float = 0.0) -> nn.Sequential:
     """Make an untrained backbone.
 
-    It normalises each row alone (layer and group normalisation), so that no row's embedding depends on other rows.
+    No row's embedding depends on other rows: "mlp" and "conv" normalise each row alone (layer and group normalisation),
+    and the others do so in evaluation mode, see `protonet.episodes.networks.BatchNorm`.
 
     Args:
-        name: "mlp" for rows of any kind, or "conv" for square grey images, given row by row of their pixels.
-        dim: Features per row; for "conv" the square of the image's side, which is at least 8.
+        name: "mlp" for rows of any kind; "conv" for square grey images; "conv4" and "resnet12" for square images, grey
+            or RGB. Images are given channel by channel, row by row of their pixels.
+        dim: Features per row; of images the square of the side, times 3 for RGB.
         generator: Draws the weights.
+        dropblock: The rate of DropBlock in "resnet12", in [0, 1).
 
     Returns:
         A module on the CPU that maps rows (n, dim) float32 to (n, embedding_dim) float32.
 
     Raises:
-        InputError: The name is unknown, or the rows cannot be square images.
+        InputError: The name is unknown, or the rows cannot be square images, or are too small ones.
 
     Source: "conv" follows Snell, Swersky and Zemel, "Prototypical networks for few-shot learning" (2017), sec. 3.1,
         https://arxiv.org/abs/1703.05175, with a stride in the first layer, for speed. Weights: He et al., "Delving deep
@@ -37,18 +44,27 @@ def make_backbone(name: str, dim: int, generator: torch.Generator) -> nn.Sequent
     """
     if name not in BACKBONES:
         fail("make_backbone", "name", f"be one of {', '.join(BACKBONES)}", repr(name), "Pick one of them.")
-    side = math.isqrt(dim)
-    if name == "conv" and (side * side != dim or side < 8):
-        remedy = "Use the mlp, or square grey images."
-        fail("make_backbone", "dim", "be the square of a side of 8 pixels or more", dim, remedy)
+    channels, side, _ = shape = find_shape(dim) or (0, 0, 0)
+    if name in IMAGES and (side < IMAGES[name] or (name == "conv" and channels > 1)):
+        wanted = f"be the square of a side of {IMAGES[name]} pixels or more"
+        wanted, kind = (wanted, "grey") if name == "conv" else (f"{wanted}, or three times that", "grey or RGB")
+        fail("make_backbone", "dim", wanted, dim, f"Use the mlp, or square {kind} images.")
+    makers = {
+        "mlp": lambda: _make_mlp(dim),
+        "conv": lambda: _make_conv(side),
+        "conv4": lambda: make_conv4(shape),
+        "resnet12": lambda: make_resnet12(shape, dropblock),
+    }
     with torch.device("meta"):  # torch's own initial weights would come from its global generator
-        backbone = _make_conv(side) if name == "conv" else _make_mlp(dim)
+        backbone = makers[name]()
     backbone = backbone.to_empty(device="cpu")
     with torch.no_grad():
-        for layer in backbone:
+        for layer in backbone.modules():
             if isinstance(layer, nn.Conv2d | nn.Linear):
                 layer.weight.normal_(0, math.sqrt(2 / layer.weight[0].numel()), generator=generator)
-            elif isinstance(layer, nn.GroupNorm | nn.LayerNorm):
+                if layer.bias is not None:
+                    layer.bias.zero_()
+            elif isinstance(layer, nn.GroupNorm | nn.LayerNorm | BatchNorm):
                 layer.reset_parameters()
     return backbone
 
@@ -75,7 +91,8 @@ def _make_conv(side: int) -> nn.Sequential:
 def embed_rows(encoder: nn.Module, take: Take, rows: Tensor) -> Tensor:
     """Embed the rows of some numbers (n,) int64, a chunk at a time: (n, embedding_dim) float32 on the CPU.
 
-    The encoder maps (n, dim) float32 to (n, embedding_dim), on any device; ``take`` returns rows by number.
+    The encoder maps (n, dim) float32 to (n, embedding_dim), on any device; ``take`` returns rows by number, see
+    `scale_rows`.
     """
     device = next(encoder.parameters()).device
-    return torch.cat([encoder(take(chunk).float().to(device)).cpu() for chunk in rows.split(CHUNK)])
+    return torch.cat([encoder(scale_rows(take(chunk)).to(device)).cpu() for chunk in rows.split(CHUNK)])

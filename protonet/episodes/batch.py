@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from protonet.episodes.draws import Draw
 from protonet.sampling import ClassIndex
@@ -27,6 +27,27 @@ class Base(NamedTuple):
     class_means: Tensor  #: (base classes, dim) float32.
 
 
+class Trained(NamedTuple):
+    """What was meta-trained, and the rows as they were before its encoder embedded them."""
+
+    encoder: nn.Module  #: Maps rows (n, dim) float32 to embeddings, in evaluation mode, without gradients.
+    head: nn.Module  #: What its objective trained beside the encoder, see `protonet.episodes.heads`.
+    plan: Mapping[str, Any]  #: The fields of the `protonet.episodes.tasks.Plan`, by name.
+    take: Take  #: Returns rows that are not embedded, by number.
+    support: Tensor | None = None  #: (episodes, n_support) int64 row numbers, of the episodes that have it.
+    query: Tensor | None = None  #: (episodes, n_queries) int64 row numbers.
+
+    def gather(self) -> tuple[Tensor, Tensor]:
+        """Return the episodes' support and query rows, (episodes, rows, dim) float32, on the encoder's device."""
+        assert self.support is not None
+        assert self.query is not None
+        numbers = torch.cat([self.support, self.query], dim=1)
+        rows = scale_rows(self.take(numbers.flatten())).to(next(self.encoder.parameters()).device)
+        n_support = self.support.shape[1]
+        support, query = rows.unflatten(0, numbers.shape).split([n_support, numbers.shape[1] - n_support], dim=1)
+        return support, query
+
+
 class Episodes(NamedTuple):
     """A batch of episodes of equal sizes, without the queries' labels."""
 
@@ -37,6 +58,14 @@ class Episodes(NamedTuple):
     base: Base | None = None  #: The base classes, or None where there are none.
     #: (episodes, n_way, dim), the dtype of ``support``: a text's embedding of each class, or None where there is none.
     texts: Tensor | None = None
+    trained: Trained | None = None  #: The encoder whose embeddings the rows are, or None where there is none.
+
+    def take_queries(self, queries: slice) -> Episodes:
+        """Return the same episodes with some of their queries alone."""
+        trained = self.trained
+        if trained is not None and trained.query is not None:
+            trained = trained._replace(query=trained.query[:, queries])
+        return self._replace(query=self.query[:, queries], trained=trained)
 
 
 class Part(NamedTuple):
@@ -120,14 +149,23 @@ def number_rows(index: ClassIndex, n_rows: int) -> Tensor:
     return found
 
 
-def gather_episodes(take: Take, part: Part, base: Base | None = None, texts: Texts | None = None) -> Episodes:
+def scale_rows(rows: Tensor) -> Tensor:
+    """Return rows of any dtype as float32: whole numbers of 8 bits, as of images, in [0, 1], others as they are."""
+    return rows.float().div_(255) if rows.dtype == torch.uint8 else rows.float()
+
+
+def gather_episodes(
+    take: Take, part: Part, base: Base | None = None, texts: Texts | None = None, trained: Trained | None = None
+) -> Episodes:
     """Gather the features of a part's episodes by ``take``: float64 if its rows are, otherwise float32."""
     rows = torch.cat([part.support, part.query], dim=1)  # (episodes, n_support + n_queries)
     features = take(rows.flatten()).unflatten(0, rows.shape)
     features = features if features.dtype == torch.float64 else features.float()
     n_support = part.support.shape[1]
     named = None if texts is None else texts.find(part, features.dtype)
-    return Episodes(features[:, :n_support], part.support_labels, features[:, n_support:], part.n_way, base, named)
+    support, query = features[:, :n_support], features[:, n_support:]
+    trained = None if trained is None else trained._replace(support=part.support, query=part.query)
+    return Episodes(support, part.support_labels, query, part.n_way, base, named, trained)
 
 
 def summarize_base(take: Take, by_class: ClassIndex) -> Base:

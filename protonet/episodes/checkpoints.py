@@ -12,11 +12,15 @@ from torch import Tensor, nn
 from protonet._checks import fail, find_version, optional_packages
 from protonet._writing import write_whole
 from protonet.episodes.backbones import make_backbone
+from protonet.episodes.batch import Take, Trained
+from protonet.episodes.heads import make_head
+from protonet.episodes.tasks import complete_plan
 
 FORMAT = "protonet.episodes.train"  #: The entry of the file's header that holds our metadata, as JSON.
 VERSION = 2  #: Increased whenever the format changes; files of later versions are not read.
 INSTALL = 'pip install "protonet[train]"'
 BEST = "best."  #: What the names of the encoder's best weights begin with.
+HEAD = "head."  #: What follows it in the names of weights that are trained beside the encoder.
 
 
 def write_checkpoint(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
@@ -65,16 +69,22 @@ def take_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def load_encoder(path: str | Path, *, dim: int | None = None) -> nn.Module:
-    """Load the encoder of a checkpoint, with the weights that were best on the validation classes.
+def split_head(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Split weights by name into the encoder's and the head's."""
+    return {name: each for name, each in tensors.items() if not name.startswith(HEAD)}, take_prefix(tensors, HEAD)
+
+
+def load_trained(path: str | Path, take: Take, *, dim: int | None = None) -> Trained:
+    """Load what a checkpoint's run trained, with the weights that were best on the validation classes.
 
     Args:
         path: A file that ``python -m protonet.episodes train`` wrote.
+        take: Returns rows of data by number, for methods that adapt the encoder.
         dim: The features per row that the encoder must take, or None for any number.
 
     Returns:
-        A module in eval mode, on the CPU, without gradients, that maps rows (n, dim) float32 to (n, embedding_dim)
-        float32.
+        The encoder and the head, in evaluation mode, on the CPU, without gradients; the encoder maps rows (n, dim)
+        float32 to (n, embedding_dim) float32.
 
     Raises:
         MissingPackageError: safetensors is missing.
@@ -86,11 +96,20 @@ def load_encoder(path: str | Path, *, dim: int | None = None) -> nn.Module:
         remedy = "Pass data like those that it was trained on."
         fail("load_encoder", "path", f"hold an encoder of {dim} features per row", own, remedy)
     encoder = make_backbone(**metadata["backbone"], generator=torch.Generator())
-    encoder.load_state_dict(take_prefix(tensors, BEST))
-    return encoder.eval().requires_grad_(False)
+    of_encoder, of_head = split_head(take_prefix(tensors, BEST))
+    encoder.load_state_dict(of_encoder)
+    encoder.eval().requires_grad_(False)
+    plan = complete_plan(metadata["plan"])
+    head = make_head(plan["objective"], encoder(torch.zeros(1, own)).shape[1], torch.Generator())
+    head.load_state_dict(of_head)
+    return Trained(encoder, head.eval().requires_grad_(False), plan, take)
+
+
+def load_encoder(path: str | Path, *, dim: int | None = None) -> nn.Module:
+    """Load the encoder of a checkpoint alone, as `load_trained` does."""
+    return load_trained(path, torch.clone, dim=dim).encoder
 
 
 def read_plan(path: str | Path) -> dict[str, Any]:
     """Read the fields of a checkpoint's `protonet.episodes.tasks.Plan` by name; errors are as in `read_checkpoint`."""
-    plan: dict[str, Any] = read_checkpoint("read_plan", "path", path)[1]["plan"]
-    return plan
+    return complete_plan(read_checkpoint("read_plan", "path", path)[1]["plan"])

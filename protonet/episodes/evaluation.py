@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -18,6 +19,7 @@ from protonet.episodes.batch import (
     Part,
     Take,
     Texts,
+    Trained,
     gather_episodes,
     number_rows,
     split_draw,
@@ -75,6 +77,7 @@ def evaluate(
     until: float = 0.0,
     base: Base | None = None,
     texts: Tensor | None = None,
+    trained: Trained | None = None,
     group: Group | None = None,
     progress: Progress | None = None,
     take: Take | None = None,
@@ -98,6 +101,8 @@ def evaluate(
             points, >= 0; 0 for never.
         base: The base classes, for methods that use them.
         texts: (classes of ``index``, dim) floating, a text's embedding of each class, for methods that use them.
+        trained: The encoder that the rows are embeddings of, with its rows by the same numbers, for methods that adapt
+            it; None where there is none.
         group: The processes that share the work, including this one; None for this one alone.
         progress: Called after each batch of episodes; with several processes, after each exchange.
         take: Returns rows of ``x`` by number; `protonet.datasets.Dataset.take_rows` for a mapped file.
@@ -135,7 +140,7 @@ def evaluate(
             for start in range(0, len(part.numbers), size):
                 block = Part._make([*(tensor[start : start + size] for tensor in part[:-1]), part.n_way])
                 numbers.append(block.numbers)
-                episodes = gather_episodes(take, block, base, named)
+                episodes = gather_episodes(take, block, base, named, trained)
                 for name, method in methods.items():
                     logits = _check_logits(name, _call(method, episodes), block, first)
                     scored[name].append(_score_logits(logits, block, setting.shot))
@@ -189,11 +194,14 @@ def _call(method: Method, episodes: Episodes) -> object:
     """Return what a method gives for a batch; one that is not ours gets a copy of its own, and gradients."""
     if (method.function if isinstance(method, ChosenMethod) else method) in METHODS.values():
         return method(episodes)
-    support, labels, query, n_way, base, texts = episodes
+    own = {name: getattr(episodes, name).clone() for name in ("support", "support_labels", "query")}
+    base, trained = episodes.base, episodes.trained
     if base is not None:
         base = base._replace(mean=base.mean.clone(), class_means=base.class_means.clone())
+    if trained is not None:
+        trained = trained._replace(encoder=copy.deepcopy(trained.encoder), head=copy.deepcopy(trained.head))
     with torch.enable_grad():
-        return method(Episodes(support.clone(), labels.clone(), query.clone(), n_way, base, texts))
+        return method(episodes._replace(**own, base=base, trained=trained))
 
 
 def _check_logits(name: str, logits: object, part: Part, first: int) -> Tensor:

@@ -74,7 +74,8 @@ def run_experiment(
             scored["plugins"] = _list_plugins(material)
             means = () if material.base is None else (material.base.mean, material.base.class_means)
             texts = () if material.texts is None else (material.texts,)
-            run = describe_run(scored, list(material.methods), material.take, material.by_class, [*means, *texts])
+            more = [*means, *texts, *(() if material.trained is None else material.trained.head.state_dict().values())]
+            run = describe_run(scored, list(material.methods), material.take, material.by_class, more)
             earlier = read_state(state, run) if resume and state.exists() else None
         done = 0 if earlier is None else len(next(iter(earlier.values())).accuracy)
         bar = tqdm(
@@ -138,6 +139,7 @@ def run_experiment(
                 until=experiment.until,
                 base=material.base,
                 texts=material.texts,
+                trained=material.trained,
                 group=group,
                 progress=show,
                 take=material.take,

@@ -12,11 +12,11 @@ from protonet._checks import fail
 from protonet.datasets import Dataset
 from protonet.datasets.dataset import SIDES
 from protonet.episodes.backbones import embed_rows
-from protonet.episodes.batch import Base, Take, summarize_base, take_from
-from protonet.episodes.checkpoints import load_encoder, read_plan
+from protonet.episodes.batch import Base, Take, Trained, summarize_base, take_from
+from protonet.episodes.checkpoints import load_trained, read_plan
 from protonet.episodes.choice import ChosenMethod
 from protonet.episodes.draws import Setting, check_setting
-from protonet.episodes.methods import ALIASES, CENTRED, METHODS, NEEDS_BASE, NEEDS_TEXTS, SLOW, USES_BASE
+from protonet.episodes.methods import ALIASES, CENTRED, METHODS, NEEDS_BASE, NEEDS_ENCODER, NEEDS_TEXTS, SLOW, USES_BASE
 from protonet.episodes.normalization import CHUNK, normalize_rows
 from protonet.episodes.sources import load_base, load_texts
 from protonet.sampling import ClassIndex, index_classes
@@ -59,6 +59,7 @@ class Material(NamedTuple):
     side: str  #: Of the split, or "all".
     methods: dict[str, ChosenMethod]  #: By name.
     notes: list[str]  #: Lines to print with the report.
+    trained: Trained | None  #: The encoder that ``x`` is embedded by, with the rows before it by the numbers of ``x``.
 
 
 class SourceRows(NamedTuple):
@@ -67,6 +68,7 @@ class SourceRows(NamedTuple):
     x: Tensor  #: (n, dim) floating.
     places: Tensor  #: (rows of the data set,) int64, where each is in ``x``; -1 for those that are not.
     read: Take | None = None  #: Returns rows of ``x`` by number, where they are not in memory.
+    trained: Trained | None = None  #: As in `Material`.
 
     def open(self) -> Take:
         """Return a function that copies rows into memory of its own: a method may use two of them together."""
@@ -96,7 +98,8 @@ def prepare(data: Dataset, experiment: Experiment) -> Material:
         got = f"{side} of {', '.join(sorted(set(data.sides or ()))) or 'no split'}"
         fail(PROG, "--side", "be a side that has classes", got, "Pass --side all, or --split-seed 0 for a split.")
     base_data, base_ids = _find_base(data, side, experiment)
-    methods, notes = _find_methods(experiment, len(base_ids))
+    plan = None if experiment.encoder is None else read_plan(experiment.encoder)
+    methods, notes = _find_methods(experiment, len(base_ids), None if plan is None else plan["objective"])
     chosen = [c for c, own in enumerate(sides) if side in ("all", own)]
     names = tuple(data.class_names[c] for c in chosen)
     whole = index_classes(data.y)
@@ -113,8 +116,8 @@ def prepare(data: Dataset, experiment: Experiment) -> Material:
     kind = experiment.normalize
     if kind != "cl2" and not any(each.key in USES_BASE or each.origin is not None for each in methods.values()):
         base_ids = []
-    if experiment.encoder is not None:
-        notes += _compare_split(read_plan(experiment.encoder), experiment, side)
+    if plan is not None:
+        notes += _compare_split(plan, experiment, side)
     rows = _open_rows(data, chosen + (base_ids if base_data is data else []), experiment.encoder)
     base = None
     if base_ids:
@@ -130,7 +133,7 @@ def prepare(data: Dataset, experiment: Experiment) -> Material:
         own = data.y[by_class.rows[by_class.start]].tolist()
         texts = load_texts(experiment.texts, dim=rows.x.shape[1], names=[data.class_names[c] for c in own])
     source_rows, by_class = by_class.rows, by_class._replace(rows=rows.places[by_class.rows])
-    return Material(rows.x, rows.open(), by_class, source_rows, names, base, texts, side, methods, notes)
+    return Material(rows.x, rows.open(), by_class, source_rows, names, base, texts, side, methods, notes, rows.trained)
 
 
 def _find_base(data: Dataset, side: str, experiment: Experiment) -> tuple[Dataset, list[int]]:
@@ -157,31 +160,42 @@ def _open_rows(data: Dataset, class_ids: Sequence[int], encoder: str | None) -> 
     """Return a data set's rows; with an encoder, embed those of some classes, the only ones that are then there."""
     if encoder is None:
         return SourceRows(data.x, torch.arange(len(data.x)), None if data.mapping is None else data.take_rows)
-    module = load_encoder(encoder, dim=data.x.shape[1])
     take = take_from(data.x) if data.mapping is None else data.take_rows
     used = torch.isin(data.y, torch.tensor(class_ids)).nonzero().flatten()
     places = torch.full((len(data.x),), -1).index_copy_(0, used, torch.arange(len(used)))
-    return SourceRows(embed_rows(module, take, used), places)
+    trained = load_trained(encoder, lambda rows: take(used[rows]), dim=data.x.shape[1])
+    return SourceRows(embed_rows(trained.encoder, take, used), places, trained=trained)
 
 
-def _find_methods(experiment: Experiment, n_base: int) -> tuple[dict[str, ChosenMethod], list[str]]:
+def _find_methods(
+    experiment: Experiment, n_base: int, objective: str | None
+) -> tuple[dict[str, ChosenMethod], list[str]]:
     """Return an experiment's methods by name, where there are ``n_base`` base classes, and lines for the report.
 
-    Base rows without classes, as of an NPY file, are one class; what needs base classes needs two.
+    Base rows without classes, as of an NPY file, are one class; what needs base classes needs two. ``objective`` is the
+    encoder's, None without one.
     """
     notes, choices = [], list(experiment.methods)
     missing = sorted(NEEDS_BASE) if n_base < 2 else []
     unnamed = sorted(NEEDS_TEXTS) if experiment.texts is None else []
+    untrained = [name for name, own in NEEDS_ENCODER.items() if objective is None or own not in (None, objective)]
     if experiment.every:
+        others = [name for name in untrained if name not in SLOW]
+        notes += [f"Without an encoder of their objectives, {', '.join(others)} are left out."] if others else []
         notes += [f"Without base classes, {name} is left out." for name in missing]
         notes += [f"Without texts, {' and '.join(unnamed)} are left out."] if unnamed else []
-        notes.append(f"{' and '.join(sorted(SLOW))} take long, and are left out of 'all': name them, too.")
-        left = {*missing, *unnamed, *SLOW}
+        notes.append(f"{', '.join(sorted(SLOW))} take long, and are left out of 'all': name them, too.")
+        left = {*missing, *unnamed, *untrained, *SLOW}
         choices = [ChosenMethod(name, name, METHODS[name]) for name in METHODS if name not in left] + choices
     for choice in choices:
         if choice.key in unnamed:
             remedy = "Pass --texts FILE.npz, whose y are the names of the classes."
             fail(PROG, "--method", "find texts that name the classes", f"none for {choice.name}", remedy)
+        if choice.key in untrained:
+            own = NEEDS_ENCODER[choice.key]
+            wanted = "find an encoder" if own is None else f"find an encoder of train --objective {own}"
+            got = f"none for {choice.name}" if objective is None else f"one of {objective} for {choice.name}"
+            fail(PROG, "--method", wanted, got, "Pass --encoder FILE, of such a run.")
         if choice.key in missing:
             remedy = "Pass --side novel, of data with a split by class (--split-seed 0 makes one), or --base FILE.npz."
             fail(PROG, "--method", "find base classes beside the evaluated ones", f"none for {choice.name}", remedy)

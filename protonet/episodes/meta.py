@@ -1,4 +1,4 @@
-"""Meta-training: an encoder that learns to tell apart the classes of episodes, and all base classes at once.
+"""Meta-training: an encoder, and what an objective trains beside it, learn from episodes of base classes.
 
 First what a step is, then the run that takes them, its checkpoints, and the loop with its log.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import re
 import signal
 import threading
@@ -17,67 +18,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from protonet.episodes.backbones import make_backbone
-from protonet.episodes.checkpoints import BEST, take_prefix, write_checkpoint
+from protonet._checks import fail
+from protonet.episodes.checkpoints import BEST, HEAD, split_head, take_prefix, write_checkpoint
 from protonet.episodes.distributed import Group
-from protonet.episodes.tasks import Plan, Score, Side, draw_batch, score_encoder
-from protonet.losses import cosine_cross_entropy, episodic_loss
+from protonet.episodes.networks import measure_statistics
+from protonet.episodes.objectives import LOSSES, RECIPE, AdaptedLearner, FeatLearner, Learner, make_learner
+from protonet.episodes.tasks import Plan, Score, Side, describe_plan, draw_batch, score_encoder
 
-
-@dataclass(frozen=True)
-class Recipe:
-    """How the encoder is trained. All values are our own choice."""
-
-    learning_rate: float = 3e-3  #: AdamW's.
-    weight_decay: float = 1e-2  #: AdamW's, of the encoder's weights; the proxies have none.
-    temperature: float = 0.1  #: Divides the cosines in both losses.
-    smoothing: float = 0.1  #: Label smoothing in both losses, in [0, 1).
-    average_decay: float = 0.99  #: Decay per step of the average of the weights, which is what is validated and kept.
-    average_delay: int = 9  #: In step t the decay is at most t / (t + this), to forget the initial weights soon.
-
-
-RECIPE = Recipe()
 #: What the names of a checkpoint's tensors begin with, beside those of the best weights.
 LEARNER, AVERAGED, OPTIMIZER = "learner.", "average.", "optimizer."
-LOSSES = ("episodic_loss", "cross_entropy")  #: The names of a step's two losses in the log.
-
-
-class Learner(nn.Module):
-    """An encoder and one proxy per base class, with their two losses.
-
-    Args:
-        encoder: Maps rows (n, dim) to (n, embedding_dim).
-        proxies: (classes, embedding_dim) float32.
-    """
-
-    def __init__(self, encoder: nn.Module, proxies: Tensor) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.proxies = nn.Parameter(proxies)
-
-    def forward(self, x: Tensor, targets: Tensor, n_shot: int) -> Tensor:
-        """Compute the episodic loss and the cross-entropy.
-
-        Args:
-            x: (episodes, n_way, n_shot + n_query, dim) float32, support first.
-            targets: (episodes, n_way, n_shot + n_query) int64, the rows' base classes.
-            n_shot: Support rows per class.
-
-        Returns:
-            (2,) float32, in nats.
-        """
-        embeddings = F.normalize(self.encoder(x.flatten(0, 2)), dim=1)  # (rows of all episodes, embedding_dim)
-        episodes = embeddings.unflatten(0, x.shape[:3])  # (episodes, n_way, n_shot + n_query, embedding_dim)
-        temperature, smoothing = RECIPE.temperature, RECIPE.smoothing
-        episodic = episodic_loss(episodes, n_shot=n_shot, temperature=temperature, smoothing=smoothing)
-        labels = targets.flatten()
-        entropy = cosine_cross_entropy(embeddings, labels, self.proxies, temperature=temperature, smoothing=smoothing)
-        return torch.stack([episodic, entropy])
 
 
 @dataclass
@@ -85,13 +39,14 @@ class Run:
     """A run between two steps: everything that the next steps depend on."""
 
     plan: Plan  #: The settings.
-    learner: Learner  #: The encoder and the proxies being trained.
+    learner: Learner | FeatLearner | AdaptedLearner  #: The encoder, and what is trained beside it.
     optimizer: torch.optim.AdamW  #: Of the learner's parameters.
-    average: nn.Module  #: The encoder with averaged weights.
+    average: nn.Module  #: The encoder with averaged weights, in evaluation mode.
+    head: nn.Module  #: The learner's head with averaged weights.
     kept: dict[str, Tensor]  #: The averaged weights of the best validation.
     best: Score  #: The best validation.
     step: int  #: Steps taken.
-    losses: list[list[float]]  #: The two losses of each step since the last validation.
+    losses: list[list[float]]  #: The losses of each step since the last validation.
 
     @property
     def finished(self) -> bool:
@@ -100,18 +55,26 @@ class Run:
         return self.step >= self.plan.steps or since >= self.plan.patience * self.plan.eval_every
 
 
-def begin_run(plan: Plan, device: str) -> Run:
-    """Make a run before its first step, with all tensors on ``device``."""
-    generator = torch.Generator().manual_seed(plan.seed)
-    encoder = make_backbone(plan.backbone, plan.dim, generator)
-    embedding_dim = encoder(torch.zeros(1, plan.dim)).shape[1]
-    proxies = torch.randn(plan.classes, embedding_dim, generator=generator) / embedding_dim**0.5
-    learner = Learner(encoder, proxies).to(device)
-    proxy_group: dict[str, Any] = {"params": [learner.proxies], "weight_decay": 0.0}
-    groups = [{"params": list(encoder.parameters())}, proxy_group]
-    optimizer = torch.optim.AdamW(groups, lr=RECIPE.learning_rate, weight_decay=RECIPE.weight_decay)
-    average = copy.deepcopy(learner.encoder).requires_grad_(False)
-    return Run(plan, learner, optimizer, average, copy.deepcopy(average.state_dict()), Score(0, 0.0, 0.0), 0, [])
+def begin_run(plan: Plan, device: str, start: nn.Module | None = None) -> Run:
+    """Make a run before its first step, with all tensors on ``device``; ``start`` is an encoder to begin at."""
+    learner = make_learner(plan, torch.Generator().manual_seed(plan.seed))
+    encoder = learner.encoder
+    if start is not None:
+        encoder.load_state_dict(start.state_dict())
+    learner.to(device)
+    beside = [parameter for name, parameter in learner.named_parameters() if not name.startswith("encoder.")]
+    beside_group: dict[str, Any] = {"params": beside, "weight_decay": 0.0}
+    groups = [{"params": list(encoder.parameters())}, beside_group]
+    optimizer = torch.optim.AdamW(groups, lr=plan.learning_rate, weight_decay=RECIPE.weight_decay)
+    average, head = (copy.deepcopy(each).requires_grad_(False).eval() for each in (encoder, learner.head))
+    run = Run(plan, learner, optimizer, average, head, {}, Score(0, 0.0, 0.0), 0, [])
+    run.kept = copy.deepcopy(_pack_average(run))
+    return run
+
+
+def _pack_average(run: Run) -> dict[str, Tensor]:
+    """Return the averaged weights of the encoder and of the head by name."""
+    return run.average.state_dict() | {HEAD + name: tensor for name, tensor in run.head.state_dict().items()}
 
 
 def take_step(run: Run, model: nn.Module, x: Tensor, targets: Tensor) -> Tensor:
@@ -124,41 +87,47 @@ def take_step(run: Run, model: nn.Module, x: Tensor, targets: Tensor) -> Tensor:
         targets: (episodes, n_way, n_shot + n_query) int64, the rows' base classes.
 
     Returns:
-        (2,) float32, the episodic loss and the cross-entropy before the step, in nats.
+        (losses,) float32, before the step, in nats, see the learner's ``losses``.
 
     Source: averaging, Polyak and Juditsky, "Acceleration of stochastic approximation by averaging" (1992).
     """
-    device = run.learner.proxies.device
-    losses: Tensor = model(x.to(device), targets.to(device), run.plan.shot)
+    device = next(run.learner.parameters()).device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):  # for dropout, the same when resumed
+        seed = np.random.SeedSequence([run.plan.seed, run.step, 1]).generate_state(1, np.uint64)
+        torch.manual_seed(int(seed[0]))
+        losses: Tensor = model(x.to(device), targets.to(device), run.plan.shot)
     run.optimizer.zero_grad(set_to_none=True)
     losses.sum().backward()
     run.optimizer.step()
     run.step += 1
     decay = min(RECIPE.average_decay, run.step / (run.step + RECIPE.average_delay))
-    for kept, weight in zip(run.average.parameters(), run.learner.encoder.parameters(), strict=True):
-        kept.lerp_(weight.detach(), 1 - decay)
+    for average, learned in ((run.average, run.learner.encoder), (run.head, run.learner.head)):
+        for kept, weight in zip(average.parameters(), learned.parameters(), strict=True):
+            kept.lerp_(weight.detach(), 1 - decay)
     return losses.detach()
 
 
 def keep_best(run: Run, score: Score) -> None:
     """Keep the averaged weights if their score is the best so far."""
     if score.accuracy > run.best.accuracy:
-        run.best, run.kept = score, copy.deepcopy(run.average.state_dict())
+        run.best, run.kept = score, copy.deepcopy(_pack_average(run))
 
 
 def pack_run(run: Run) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return a run as tensors by name and metadata, for `protonet.episodes.checkpoints.write_checkpoint`."""
-    states = {LEARNER: run.learner.state_dict(), AVERAGED: run.average.state_dict(), BEST: run.kept}
+    states = {LEARNER: run.learner.state_dict(), AVERAGED: _pack_average(run), BEST: run.kept}
     states |= {f"{OPTIMIZER}{number}.": state for number, state in run.optimizer.state_dict()["state"].items()}
     tensors = {prefix + name: tensor for prefix, state in states.items() for name, tensor in state.items()}
-    backbone, plan = {"name": run.plan.backbone, "dim": run.plan.dim}, run.plan._asdict()
+    backbone, plan = {"name": run.plan.backbone, "dim": run.plan.dim}, describe_plan(run.plan)
     return tensors, {"step": run.step, "best": run.best, "losses": run.losses, "plan": plan, "backbone": backbone}
 
 
 def unpack_run(run: Run, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
     """Bring a run, in place, to the state of one of the same plan, from what `pack_run` returned, on any device."""
     run.learner.load_state_dict(take_prefix(tensors, LEARNER))
-    run.average.load_state_dict(take_prefix(tensors, AVERAGED))
+    encoder, head = split_head(take_prefix(tensors, AVERAGED))
+    run.average.load_state_dict(encoder)
+    run.head.load_state_dict(head)
     run.kept = take_prefix(tensors, BEST)
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in take_prefix(tensors, OPTIMIZER).items():
@@ -189,6 +158,7 @@ def train(run: Run, base: Side, validation: Side, group: Group, outputs: Outputs
 
     Raises:
         KeyboardInterrupt: After Ctrl-C, once the checkpoint is written.
+        InputError: A loss is not finite.
     """
     from tqdm import tqdm  # noqa: PLC0415 - used here alone
 
@@ -200,9 +170,10 @@ def train(run: Run, base: Side, validation: Side, group: Group, outputs: Outputs
         started = time.monotonic() - before
 
         def validate() -> None:
-            score = score_encoder(run.average, validation, run.step, group)
+            measure_statistics(run.average, _draw_measured(run, base))
+            score = score_encoder(run.average, validation, run.step, group, plan, run.head)
             keep_best(run, score)
-            means = dict(zip(LOSSES, _average_losses(run.losses), strict=True)) if run.losses else {}
+            means = dict(zip(run.learner.losses, _average_losses(run.losses), strict=True)) if run.losses else {}
             run.losses.clear()
             seconds = round(time.monotonic() - started, 1)
             log({**score._asdict(), **means, "best_accuracy": run.best.accuracy, "seconds": seconds})
@@ -218,6 +189,9 @@ def train(run: Run, base: Side, validation: Side, group: Group, outputs: Outputs
             losses, asked = zip(*group.gather((own_losses, interrupted())), strict=True)
             stop = any(asked)
             run.losses.append(_average_losses(losses))
+            if not math.isfinite(sum(run.losses[-1])):
+                remedy = "Lower --learning-rate, or --inner-rate; --resume goes on from the last validation."
+                fail("train", "loss", "stay finite", f"{sum(run.losses[-1])} in step {run.step}", remedy)
             text = f"loss {sum(run.losses[-1]):.3f}, best {100 * run.best.accuracy:.2f} %"
             bar.set_postfix_str(text, refresh=False)
             bar.update()
@@ -230,9 +204,17 @@ def train(run: Run, base: Side, validation: Side, group: Group, outputs: Outputs
                 raise KeyboardInterrupt(f"stopped at step {run.step:,}; run again with --resume")
 
 
-def _average_losses(pairs: Sequence[Sequence[float]]) -> list[float]:
-    """Average pairs of losses, (n, 2) with n >= 1, into one pair."""
-    means: list[float] = torch.tensor(pairs, dtype=torch.float64).mean(dim=0).tolist()
+def _draw_measured(run: Run, base: Side) -> Iterator[Tensor]:
+    """Yield the rows (n, dim) of as many of the run's first batches as batch normalisation is measured on."""
+    plan, device = run.plan, next(run.average.parameters()).device
+    rows = plan.episodes_per_step * plan.way * (plan.shot + plan.query)
+    for step in range(-(-RECIPE.measured_rows // rows)):
+        yield draw_batch(base, plan, step, Group())[0].flatten(0, 2).to(device)
+
+
+def _average_losses(losses: Sequence[Sequence[float]]) -> list[float]:
+    """Average losses (n, losses), with n >= 1, over the first axis."""
+    means: list[float] = torch.tensor(losses, dtype=torch.float64).mean(dim=0).tolist()
     return means
 
 

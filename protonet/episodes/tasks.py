@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protonet._checks import fail
 from protonet.datasets.dataset import Dataset
-from protonet.episodes.backbones import embed_rows
-from protonet.episodes.batch import Take
+from protonet.episodes.augmentation import AUGMENTATION, augment_rows
+from protonet.episodes.backbones import IMAGES, embed_rows
+from protonet.episodes.batch import Take, Trained, scale_rows
 from protonet.episodes.distributed import Group
 from protonet.episodes.draws import Setting, check_setting, draw_episodes
 from protonet.episodes.evaluation import evaluate
+from protonet.episodes.methods import METHODS
 from protonet.episodes.methods.prototypes import protonet_cosine
 from protonet.episodes.statistics import half_width, mean_of
 from protonet.sampling import ClassIndex, index_classes
-
-
-@dataclass(frozen=True)
-class Augmentation:
-    """How far training rows are changed at random. All values are our own choice."""
-
-    rotation: float = math.pi / 12  #: Largest rotation of an image to either side, in radians.
-    stretch: float = 0.2  #: Largest logarithm of an image's scale along either axis, and its largest shear.
-    shift: float = 0.15  #: Largest shift of an image along either axis, in halves of its side.
-    noise: float = 0.3  #: Standard deviation of the noise on rows that are not images, in that of each feature.
-    n_sampled: int = 4096  #: Rows that the features' standard deviations are estimated from, at most about.
 
 
 @dataclass(frozen=True)
@@ -39,12 +29,15 @@ class Validation:
     """The validation episodes. All values are our own choice."""
 
     n_episodes: int = 600  #: Episodes, always the same ones.
+    n_slow: int = 200  #: Episodes where each adapts the whole network.
     n_way: int = 5  #: Classes per episode; all validation classes if they are fewer.
-    n_shot: int = 1  #: Support rows per class.
+    n_shot: int = (
+        1  #: Support rows per class for prototypes; other objectives are judged with as many as they train with.
+    )
     n_query: int = 15  #: Query rows per class; all that are left if they are fewer.
 
 
-AUGMENTATION, VALIDATION = Augmentation(), Validation()
+VALIDATION = Validation()
 
 
 class Plan(NamedTuple):
@@ -63,6 +56,24 @@ class Plan(NamedTuple):
     eval_every: int  #: Steps from one validation to the next.
     patience: int  #: Validations without a new best score after which the run ends.
     seed: int  #: Of the initial weights, the episodes and the augmentation, in [0, 2**63).
+    objective: str = "prototypes"  #: One of `protonet.episodes.objectives.OBJECTIVES`.
+    learning_rate: float = 3e-3  #: AdamW's, > 0. The default is our own choice.
+    inner_steps: int = 0  #: Of MAML and ANIL: gradient steps on an episode's support.
+    inner_rate: float = 0.0  #: The rate of these steps.
+    first_order: bool = False  #: Whether no gradient flows through these steps' gradients.
+    dropblock: float = 0.0  #: The rate of DropBlock in ResNet-12, in [0, 1).
+    start: str | None = None  #: The checkpoint that the encoder's weights begin at; None for new ones.
+
+
+def describe_plan(plan: Plan) -> dict[str, Any]:
+    """Return a plan's fields by name, without those that have a default and its value: as files of version 2 began."""
+    defaults = Plan._field_defaults
+    return {name: own for name, own in plan._asdict().items() if name not in defaults or own != defaults[name]}
+
+
+def complete_plan(described: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all fields of a plan by name, from what `describe_plan` returned."""
+    return {**Plan._field_defaults, **described}
 
 
 class Score(NamedTuple):
@@ -101,7 +112,7 @@ def take_side(function: str, argument: str, data: Dataset, side: str) -> Side:
     classes = numbers[data.y]  # (n,)
     rows = (classes >= 0).nonzero().flatten()
     sampled = rows[:: -(-len(rows) // AUGMENTATION.n_sampled)]
-    spread = data.take_rows(sampled).float().std(dim=0, correction=0)
+    spread = scale_rows(data.take_rows(sampled)).std(dim=0, correction=0)
     return Side(data.take_rows, classes, index, tuple(data.class_names[c] for c in class_ids.tolist()), spread)
 
 
@@ -123,66 +134,46 @@ def draw_batch(base: Side, plan: Plan, step: int, group: Group) -> tuple[Tensor,
     setting = Setting((plan.way, plan.way), (plan.shot, plan.shot), plan.query)
     draw = draw_episodes(base.by_class, setting, seed=plan.seed, first=first, n_episodes=share)
     rows = torch.cat([draw.support, draw.query], dim=2)  # (episodes, n_way, n_shot + n_query)
-    x = base.take(rows.flatten()).float()
+    x = scale_rows(base.take(rows.flatten()))
     seed = np.random.SeedSequence([plan.seed, step]).generate_state(1, np.uint64)
     generator = torch.Generator().manual_seed(int(seed[0]))
     # Every process draws the random numbers of all of them and uses its own.
-    all_rows, own = len(x) * group.world_size, slice(group.rank * len(x), (group.rank + 1) * len(x))
-    if plan.backbone == "conv":
-        x = warp_images(x, draw_maps(all_rows, generator)[own])
-    else:
-        x = x + AUGMENTATION.noise * base.spread * torch.randn(all_rows, plan.dim, generator=generator)[own]
+    spread = None if plan.backbone in IMAGES else base.spread
+    x = augment_rows(x, spread, generator, n=len(x) * group.world_size, first=group.rank * len(x))
     return x.unflatten(0, rows.shape), base.classes[rows]
 
 
-def score_encoder(encoder: nn.Module, validation: Side, step: int, group: Group) -> Score:
-    """Measure the accuracy of the nearest prototype by cosine on the validation episodes, the same in every process.
+def score_encoder(
+    encoder: nn.Module,
+    validation: Side,
+    step: int,
+    group: Group,
+    plan: Plan | None = None,
+    head: nn.Module | None = None,
+) -> Score:
+    """Measure the accuracy on the validation episodes, the same in every process.
 
     Args:
-        encoder: Maps rows (n, dim) to (n, embedding_dim).
+        encoder: Maps rows (n, dim) to (n, embedding_dim), in evaluation mode.
         validation: The validation classes.
         step: The steps taken so far, for the score.
         group: The processes that share the episodes.
+        plan: Its objective is the method that classifies; None, as "prototypes", for the nearest prototype by cosine.
+        head: What the objective trains beside the encoder.
     """
     rows = (validation.classes >= 0).nonzero().flatten()
     index = index_classes(validation.classes[rows])
-    n_way, n_shot = min(VALIDATION.n_way, int((index.size > 1).sum())), VALIDATION.n_shot
+    objective = "prototypes" if plan is None else plan.objective
+    n_shot = VALIDATION.n_shot if plan is None or objective == "prototypes" else plan.shot
+    n_way = min(VALIDATION.n_way, int((index.size > n_shot).sum()))
     setting = Setting((n_way, n_way), (n_shot, n_shot), VALIDATION.n_query, allow_small=True)
     index = check_setting("validation", index, setting, ())
-    embeddings, methods = embed_rows(encoder, validation.take, rows), {"cosine": protonet_cosine}
-    scores = evaluate(embeddings, index, methods, setting, n_episodes=VALIDATION.n_episodes, group=group)
-    accuracy = scores["cosine"].accuracy
+    embeddings = embed_rows(encoder, validation.take, rows)
+    trained = None
+    if plan is not None and head is not None:
+        trained = Trained(encoder, head, plan._asdict(), lambda numbers: validation.take(rows[numbers]))
+    n_episodes = VALIDATION.n_slow if objective == "maml" else VALIDATION.n_episodes
+    method = {objective: METHODS.get(objective, protonet_cosine)}
+    scores = evaluate(embeddings, index, method, setting, n_episodes=n_episodes, trained=trained, group=group)
+    accuracy = scores[objective].accuracy
     return Score(step, mean_of(accuracy), half_width(accuracy))
-
-
-def draw_maps(n: int, generator: torch.Generator) -> Tensor:
-    """Draw affine maps of images: a rotation, a scale along either axis, a shear and a shift, each uniform around none.
-
-    They are (n, 2, 3) float32, from the output's coordinates to the input's, which are -1 and 1 at an image's edges.
-    """
-    limits = AUGMENTATION
-    angle, shear, *scales, right, down = (2 * torch.rand(6, n, generator=generator) - 1).unbind()
-    cos, sin = (limits.rotation * angle).cos(), (limits.rotation * angle).sin()
-    rotation = torch.stack([cos, -sin, sin, cos], dim=1).reshape(n, 2, 2)  # (n, 2, 2)
-    ones = torch.ones(n)
-    slant = torch.stack([ones, limits.stretch * shear, 0 * ones, ones], dim=1).reshape(n, 2, 2)  # (n, 2, 2)
-    linear = rotation @ slant * (limits.stretch * torch.stack(scales, dim=1)).exp()[:, None]
-    return torch.cat([linear, limits.shift * torch.stack([right, down], dim=1)[..., None]], dim=2)
-
-
-def warp_images(x: Tensor, maps: Tensor) -> Tensor:
-    """Move the pixels of square images by bilinear interpolation; outside the image all is 0.
-
-    Args:
-        x: (n, side * side) float32, row by row of the pixels.
-        maps: (n, 2, 3) float32, from `draw_maps`.
-
-    Returns:
-        (n, side * side) float32.
-
-    Source: Jaderberg et al., "Spatial transformer networks" (2015), eqs. 1 and 5. https://arxiv.org/abs/1506.02025
-    """
-    side = math.isqrt(x.shape[1])
-    images = x.reshape(-1, 1, side, side)  # (n, 1, side, side)
-    grid = F.affine_grid(maps, list(images.shape), align_corners=False)
-    return F.grid_sample(images, grid, align_corners=False).flatten(1)

@@ -86,6 +86,7 @@ def tune(data: Dataset, experiment: Experiment, group: Group) -> list[Tuning]:
         n_episodes=n_episodes,
         base=material.base,
         texts=material.texts,
+        trained=material.trained,
         group=group,
         progress=show,
         take=material.take,

@@ -15,6 +15,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,11 @@ from sklearn.datasets import load_wine
 
 from protonet import __main__ as library
 from protonet.episodes import __main__ as episodes
+from protonet.episodes import tasks
 from protonet.episodes.compare import make_parser as make_compare_parser
 from protonet.episodes.train import make_parser as make_train_parser
 from tests.docs.blocks import NAMES, ROOT, Block, read_blocks, read_commands, read_extras
+from tests.episodes.meta_cases import save_data
 from tests.tables.pictures.cases import write_folders
 
 PYTHON_PAGES = [name for name in NAMES if any(block.language == "python" for block in read_blocks(name))]
@@ -239,6 +242,21 @@ def test_the_study_of_the_guide_runs(tables: Path, tmp_path: Path, monkeypatch: 
     written = [path.read_text(encoding="utf-8") for path in tmp_path.glob("*/table.md")]
     assert [table.count("±") for table in written] == [18, 18]
     assert written[0] != written[1]
+
+
+def test_the_commands_of_meta_training_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_data(tmp_path / "tiny.npz")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tasks, "VALIDATION", replace(tasks.VALIDATION, n_episodes=10, n_slow=2))
+    (block,) = (b for b in read_blocks("docs/guide/few-shot.md") if "--objective maml" in b.text)
+    few = {True: "--way 3 --query 2 --steps 1 --backbone mlp", False: "--way 2 --query 3 --episodes 2"}
+    for line in block.text.splitlines():
+        words = shlex.split(line)[3:]
+        more = ["--dataset", "tiny.npz", *few[words[0] == "train"].split()]
+        assert episodes.main([*words, *more]) == 0, capsys.readouterr().err
+    assert "| maml:steps=10 " in capsys.readouterr().out
 
 
 @cache

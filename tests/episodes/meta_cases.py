@@ -6,8 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 
 from protonet.datasets import Dataset
+from protonet.episodes.backbones import make_backbone
+from protonet.episodes.batch import Episodes, Trained, take_from
+from protonet.episodes.heads import make_head
 from protonet.episodes.tasks import Plan
 
 SIDES = ("base", "novel", "base", "validation", "base", "validation", "base", "base", "novel")
@@ -22,14 +26,45 @@ def make_data(*, dim: int = 64) -> Dataset:
     return Dataset(x, y, tuple("abcdefghi"), SIDES)
 
 
-def save_data(path: Path) -> Path:
+def save_data(path: Path, *, dim: int = 64) -> Path:
     """Write the data as an NPZ file."""
-    data = make_data()
+    data = make_data(dim=dim)
     np.savez(path, x=data.x.numpy(), y=data.y.numpy(), split=np.array(SIDES)[data.y.numpy()])
     return path
 
 
 def make_plan(backbone: str = "mlp", *, dim: int = 64) -> Plan:
     """Make a plan of small episodes."""
-    sizes = {"way": 4, "shot": 2, "query": 3, "episodes_per_step": 4, "steps": 10, "eval_every": 5, "patience": 3}
-    return Plan("tiny", None, dim, 5, backbone, **sizes, seed=1)
+    sizes = (4, 2, 3, 4, 10, 5, 3)  # way, shot, query, episodes per step, steps, steps between validations, patience
+    return Plan("tiny", None, dim, 5, backbone, *sizes, seed=1)
+
+
+def make_trained(objective: str, *, dim: int = 6, n_rows: int = 40, backbone: str = "mlp") -> Trained:
+    """Make a small encoder with the head of an objective, and rows that classes (number modulo 4) tell apart.
+
+    The encoder is that of ``backbone``, but for "mlp", which is a smaller one.
+    """
+    generator = torch.Generator().manual_seed(0)
+    if backbone == "mlp":
+        encoder = nn.Sequential(nn.utils.skip_init(nn.Linear, dim, 8), nn.Tanh())
+        encoder.load_state_dict({"0.weight": torch.randn(8, dim, generator=generator), "0.bias": torch.zeros(8)})
+    else:
+        encoder = make_backbone(backbone, dim, generator)
+    encoder.eval().requires_grad_(False)
+    head = make_head(objective, encoder(torch.zeros(1, dim)).shape[1], generator).eval().requires_grad_(False)
+    centres = torch.rand(4, dim, generator=generator)
+    x = centres.repeat(n_rows // 4, 1) + 0.3 * torch.rand(n_rows, dim, generator=generator)
+    plan = make_plan(backbone, dim=dim)._replace(objective=objective, inner_steps=3, inner_rate=0.5)
+    return Trained(encoder, head, plan._asdict(), take_from(x))
+
+
+def make_trained_episodes(trained: Trained, *, n_episodes: int = 3, n_shot: int = 2) -> tuple[Episodes, torch.Tensor]:
+    """Make 4-way episodes of the rows that `make_trained` made, support in random order; and the queries' labels."""
+    generator = torch.Generator().manual_seed(1)
+    draws = [torch.randperm(10, generator=generator)[:, None] * 4 + torch.arange(4) for _ in range(n_episodes)]
+    numbers = torch.stack(draws)  # (episodes, rows of a class, 4)
+    order = torch.rand(n_episodes, 4 * n_shot, generator=generator).argsort(dim=1)
+    support, query = numbers[:, :n_shot].flatten(1).gather(1, order), numbers[:, n_shot : n_shot + 3].flatten(1)
+    trained = trained._replace(support=support, query=query)
+    rows = [trained.encoder(each.flatten(0, 1)).unflatten(0, each.shape[:2]) for each in trained.gather()]
+    return Episodes(rows[0], support % 4, rows[1], 4, trained=trained), query % 4

@@ -6,7 +6,7 @@ import torch
 from scipy.signal import correlate
 from torch import nn
 
-from protonet.episodes.backbones import embed_rows, make_backbone
+from protonet.episodes.backbones import BACKBONES, embed_rows, make_backbone
 from protonet.episodes.batch import take_from
 
 
@@ -55,16 +55,23 @@ def test_a_row_does_not_see_the_others(name: str) -> None:
     torch.testing.assert_close(backbone(x), alone, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["mlp", "conv"])
+@pytest.mark.parametrize("name", BACKBONES)
 def test_same_seed_same_weights_and_no_global_state(name: str) -> None:
     before = torch.get_rng_state()
-    first, same, other = make(name, 64), make(name, 64), make(name, 64, seed=1)
+    dim = 256 if name in ("conv4", "resnet12") else 64
+    first, same, other = make(name, dim).eval(), make(name, dim).eval(), make(name, dim, seed=1).eval()
     assert torch.equal(torch.get_rng_state(), before)
-    x = rows(3, 64)
+    x = rows(3, dim)
     assert torch.equal(first(x), same(x))
     assert not torch.allclose(first(x), other(x))
     weights = torch.cat([p.flatten() * (p[0].numel() / 2) ** 0.5 for p in first.parameters() if p.ndim > 1])
     assert abs(float(weights.detach().std()) - 1) < 0.02
+
+
+def test_whole_numbers_of_images_are_scaled() -> None:
+    encoder, x = make("mlp", 8), (256 * rows(20, 8)).to(torch.uint8)
+    embedded = embed_rows(encoder, take_from(x), torch.arange(20))
+    torch.testing.assert_close(embedded, encoder(x.float() / 255).detach())
 
 
 def test_embed_rows_in_chunks() -> None:
@@ -78,7 +85,9 @@ def test_embed_rows_in_chunks() -> None:
 
 
 def test_errors() -> None:
-    with pytest.raises(ValueError, match=r"^make_backbone: `name` must be one of mlp, conv; got 'cnn'\."):
+    with pytest.raises(
+        ValueError, match=r"^make_backbone: `name` must be one of mlp, conv, conv4, resnet12; got 'cnn'\."
+    ):
         make("cnn", 64)
     for dim in (65, 49):
         with pytest.raises(ValueError, match=rf"`dim` must be the square of a side of 8 pixels or more; got {dim}\."):

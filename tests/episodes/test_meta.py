@@ -1,18 +1,22 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 
+from protonet.episodes import networks
 from protonet.episodes.distributed import Group
-from protonet.episodes.meta import RECIPE, Run, begin_run, keep_best, pack_run, take_step, unpack_run
-from protonet.episodes.tasks import Score, draw_batch, take_side
+from protonet.episodes.meta import Run, begin_run, keep_best, pack_run, take_step, unpack_run
+from protonet.episodes.objectives import RECIPE, Learner
+from protonet.episodes.tasks import Plan, Score, draw_batch, take_side
 from tests.episodes.meta_cases import make_data, make_plan
 
 
 def advance(run: Run, steps: int) -> list[torch.Tensor]:
-    base = take_side("f", "data", make_data(), "base")
+    base = take_side("f", "data", make_data(dim=run.plan.dim), "base")
     return [take_step(run, run.learner, *draw_batch(base, run.plan, run.step, Group())) for _ in range(steps)]
 
 
@@ -29,6 +33,7 @@ def smoothed(cosines: torch.Tensor, target: int) -> torch.Tensor:
 
 def test_the_losses_are_the_slow_loops() -> None:
     run = begin_run(make_plan(), "cpu")
+    assert isinstance(run.learner, Learner)
     x, targets = draw_batch(take_side("f", "data", make_data(), "base"), run.plan, 0, Group())
     episodic, cross_entropy = [], []
     for episode, labels in zip(x, targets, strict=True):
@@ -62,19 +67,48 @@ def test_steps_reduce_the_losses_and_average_the_weights() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_packed_run_continues_to_the_same() -> None:
-    for backbone in ("mlp", "conv"):
-        whole, first, second = (begin_run(make_plan(backbone), "cpu") for _ in range(3))
-        advance(whole, 5)
-        advance(first, 3)
-        keep_best(first, Score(3, 0.5, 0.1))
-        first.losses = [[0.1, 1 / 3]]
-        unpack_run(second, *copy.deepcopy(pack_run(first)))
-        assert same(first, second)
-        advance(second, 2)
-        whole.kept, whole.best, whole.losses = second.kept, second.best, [[0.1, 1 / 3]]
-        assert same(second, whole)
-        assert not same(second, first)
+SMALL: dict[str, Any] = {"way": 3, "query": 1, "shot": 1, "episodes_per_step": 2, "inner_steps": 2, "inner_rate": 0.1}
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        make_plan(),
+        make_plan("conv"),
+        make_plan("conv4", dim=256)._replace(objective="feat", **SMALL),
+        make_plan("conv")._replace(objective="maml", **SMALL),
+        make_plan("conv4", dim=256)._replace(objective="anil", **SMALL),
+        make_plan("resnet12", dim=256)._replace(dropblock=0.2, **SMALL),
+    ],
+    ids=lambda plan: f"{plan.objective} {plan.backbone}",
+)
+def test_a_packed_run_continues_to_the_same(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(networks, "CHANNELS", (4, 6, 8, 8))  # a small ResNet-12
+    whole, first, second = (begin_run(plan, "cpu") for _ in range(3))
+    advance(whole, 3)
+    advance(first, 2)
+    keep_best(first, Score(2, 0.5, 0.1))
+    first.losses = [[0.1, 1 / 3]]
+    unpack_run(second, *copy.deepcopy(pack_run(first)))
+    assert same(first, second)
+    advance(second, 1)
+    whole.kept, whole.best, whole.losses = second.kept, second.best, [[0.1, 1 / 3]]
+    assert same(second, whole)
+    assert not same(second, first)
+
+
+def test_heads_are_averaged_and_kept_with_the_encoder() -> None:
+    run = begin_run(make_plan()._replace(objective="anil", **SMALL), "cpu")
+    before = run.head.state_dict()["weight"].clone()
+    advance(run, 1)
+    decay = min(RECIPE.average_decay, 1 / (1 + RECIPE.average_delay))
+    after = dict(run.learner.head.named_parameters())["weight"].detach()
+    expected = decay * before + (1 - decay) * after
+    assert not torch.equal(before, after)
+    torch.testing.assert_close(run.head.state_dict()["weight"], expected)
+    keep_best(run, Score(1, 0.5, 0.1))
+    assert torch.equal(run.kept["head.weight"], run.head.state_dict()["weight"])
+    assert run.kept.keys() == {*run.average.state_dict(), "head.weight"}
 
 
 def test_the_best_is_kept_until_there_is_a_better_one() -> None:

@@ -1,31 +1,18 @@
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from scipy.ndimage import map_coordinates
 from torch import nn
 
 from protonet.datasets import Dataset, map_npz
 from protonet.episodes.distributed import Group
 from protonet.episodes.draws import Setting, draw_episodes
-from protonet.episodes.tasks import (
-    AUGMENTATION,
-    VALIDATION,
-    draw_batch,
-    draw_maps,
-    score_encoder,
-    take_side,
-    warp_images,
-)
+from protonet.episodes.tasks import VALIDATION, draw_batch, score_encoder, take_side
 from protonet.sampling import index_classes
 from tests.episodes.meta_cases import SIDES, make_data, make_plan, save_data
-
-#: Per side of an image.
-PIXELS = 9
 
 
 class Scale(nn.Module):
@@ -127,44 +114,3 @@ def test_data_without_sides_to_draw_from() -> None:
         said = rf"^f: `data` must have at least 2 validation classes with 2 rows; got {got}\. Add classes"
         with pytest.raises(ValueError, match=said):
             take_side("f", "data", few, "validation")
-
-
-def generator() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
-
-
-def images(n: int) -> torch.Tensor:
-    return torch.rand(n, PIXELS * PIXELS, generator=generator())
-
-
-def test_warped_images_are_scipys() -> None:
-    x, maps = images(6), draw_maps(6, generator())
-    centres = (2 * torch.arange(PIXELS).double() + 1) / PIXELS - 1
-    down, right = torch.meshgrid(centres, centres, indexing="ij")
-    for image, matrix, warped in zip(x, maps.double(), warp_images(x, maps), strict=True):
-        source = matrix @ torch.stack([right, down, torch.ones_like(right)]).flatten(1)  # (2, pixels)
-        places = ((source + 1) * PIXELS - 1) / 2
-        slow = map_coordinates(
-            image.reshape(PIXELS, PIXELS).numpy(), places.flip(0).numpy(), order=1, mode="grid-constant"
-        )
-        torch.testing.assert_close(warped, torch.from_numpy(slow).float(), atol=1e-5, rtol=0)
-
-
-def test_no_map_no_change() -> None:
-    x = images(3)
-    torch.testing.assert_close(warp_images(x, torch.eye(2, 3).expand(3, -1, -1)), x)
-
-
-def test_each_image_has_its_own_map() -> None:
-    x, maps = images(4), draw_maps(4, generator())
-    torch.testing.assert_close(warp_images(x[2:], maps[2:]), warp_images(x, maps)[2:])
-
-
-def test_maps_are_small() -> None:
-    maps = draw_maps(5000, generator())
-    assert float(maps[..., 2].abs().max()) <= AUGMENTATION.shift
-    areas = torch.linalg.det(maps[..., :2]).log()
-    assert 0.9 * 2 * AUGMENTATION.stretch < float(areas.abs().max()) <= 2 * AUGMENTATION.stretch + 1e-6
-    turns = torch.atan2(maps[:, 1, 0], maps[:, 0, 0])
-    assert 0.99 * AUGMENTATION.rotation < float(turns.abs().max()) <= AUGMENTATION.rotation + 1e-6
-    assert abs(float(turns.mean())) < 4 * AUGMENTATION.rotation / math.sqrt(3 * 5000)

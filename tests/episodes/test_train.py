@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +14,22 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from protonet.episodes import meta
-from protonet.episodes.backbones import embed_rows
+from protonet.episodes import meta, tasks
+from protonet.episodes.backbones import embed_rows, make_backbone
 from protonet.episodes.batch import take_from
-from protonet.episodes.checkpoints import load_encoder, read_checkpoint
+from protonet.episodes.checkpoints import load_encoder, load_trained, read_checkpoint, read_plan, take_prefix
 from protonet.episodes.distributed import Group
-from protonet.episodes.tasks import Plan, Score, Side, draw_batch, score_encoder, take_side
+from protonet.episodes.draws import Setting
+from protonet.episodes.evaluation import evaluate
+from protonet.episodes.methods import METHODS
+from protonet.episodes.objectives import LOSSES, RECIPE, make_learner
+from protonet.episodes.tasks import Plan, Score, Side, complete_plan, draw_batch, score_encoder, take_side
 from protonet.episodes.train import choose_backbone, run_train
-from tests.episodes.meta_cases import make_data, save_data
+from protonet.sampling import index_classes
+from tests.episodes.meta_cases import SIDES, make_data, save_data
 
 ROOT = Path(__file__).resolve().parents[2]
+GENERATOR = torch.Generator()
 
 
 @pytest.fixture
@@ -66,29 +73,121 @@ def test_the_best_encoder_is_kept(data: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_the_closing_line(data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(meta, "score_encoder", lambda _encoder, _side, step, _group: Score(step, step / 10, 0.1))
+    monkeypatch.setattr(meta, "score_encoder", lambda _encoder, _side, step, *_: Score(step, step / 10, 0.1))
     run_train(arguments(data, "a.safetensors"))
     assert capsys.readouterr().out.endswith(": mlp, 10 steps, 100.00 ±10.00 % on validation classes after step 10\n")
 
 
-@pytest.mark.parametrize("step", [4, 7])
-def test_an_interrupted_run_ends_in_the_same_tensors(data: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take few validation episodes, and few rows to measure batch normalisation on."""
+    monkeypatch.setattr(tasks, "VALIDATION", replace(tasks.VALIDATION, n_episodes=20, n_slow=4))
+    monkeypatch.setattr("protonet.episodes.meta.RECIPE", replace(RECIPE, measured_rows=40))
+
+
+@pytest.mark.parametrize(("step", "objective"), [(4, "prototypes"), (7, "prototypes"), (7, "feat"), (7, "anil")])
+def test_an_interrupted_run_ends_in_the_same_tensors(
+    data: Path, monkeypatch: pytest.MonkeyPatch, quick: None, step: int, objective: str
+) -> None:
+    more = ["--objective", objective]
     logs = [data.with_name(f"{name}.jsonl") for name in ("whole", "parts")]
-    run_train(arguments(data, "whole.safetensors", "--log", str(logs[0])))
+    run_train(arguments(data, "whole.safetensors", *more, "--log", str(logs[0])))
     with monkeypatch.context() as patch:
         interrupt_at(step, patch)
         handler = signal.getsignal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt, match=rf"^stopped at step {step}; run again with --resume$"):
-            run_train(arguments(data, "parts.safetensors", "--log", str(logs[1])))
+            run_train(arguments(data, "parts.safetensors", *more, "--log", str(logs[1])))
         assert signal.getsignal(signal.SIGINT) is handler
     assert read_checkpoint("f", "path", data.with_name("parts.safetensors"))[1]["step"] == step
     with logs[1].open("a", encoding="utf-8") as file:
         file.write('{"step": 8, "accuracy": 0.5}\n{"step": 10, "accu')  # of a crash after the checkpoint
-    run_train(arguments(data, "parts.safetensors", "--resume", "--log", str(logs[1])))
+    run_train(arguments(data, "parts.safetensors", *more, "--resume", "--log", str(logs[1])))
     whole, parts = (load_file(data.with_name(f"{name}.safetensors")) for name in ("whole", "parts"))
     assert whole.keys() == parts.keys()
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
     assert read_log(logs[0]) == read_log(logs[1])
+
+
+@pytest.mark.parametrize("objective", ["feat", "maml", "anil"])
+def test_the_method_of_an_objective_has_the_accuracy_of_the_validation(data: Path, quick: None, objective: str) -> None:
+    path = data.with_name("a.safetensors")
+    more = ["--objective", objective, "--log", str(data.with_name("log"))]
+    run_train(arguments(data, "a.safetensors", *more, "--steps", "2"))
+    best = read_checkpoint("f", "path", path)[1]["best"]
+    validation = make_data()
+    index = index_classes(validation.y).take(torch.tensor([3, 5]))
+    trained = load_trained(path, validation.take_rows, dim=64)
+    x = embed_rows(trained.encoder, validation.take_rows, torch.arange(72))
+    setting = Setting((2, 2), (1, 1), 7)
+    n_episodes = 4 if objective == "maml" else 20
+    methods = {objective: METHODS[objective]}
+    accuracy = evaluate(x, index, methods, setting, n_episodes=n_episodes, trained=trained)[objective].accuracy
+    assert float(accuracy.mean()) == pytest.approx(best[1], abs=1e-9)
+    assert read_plan(path)["objective"] == objective
+    entries = read_log(data.with_name("log"))
+    assert entries[-1].keys() & set(LOSSES) == set(make_learner(Plan(**read_plan(path)), GENERATOR).losses)
+
+
+def test_batch_normalisation_is_measured_with_the_averaged_weights(tmp_path: Path, quick: None) -> None:
+    data = save_data(tmp_path / "tiny.npz", dim=256)
+    run_train(arguments(data, "a.safetensors", "--backbone", "conv4", "--steps", "2"))
+    tensors, metadata = read_checkpoint("f", "path", tmp_path / "a.safetensors")
+    plan = Plan(**complete_plan(metadata["plan"]))
+    encoder = make_backbone("conv4", 256, GENERATOR)
+    encoder.load_state_dict(take_prefix(tensors, meta.AVERAGED))
+    measured = encoder[2].running_mean
+    base = take_side("f", "data", make_data(dim=256), "base")
+    batches = [draw_batch(base, plan, step, Group())[0].flatten(0, 2) for step in range(2)]  # 48 rows
+    means = torch.stack([encoder[1](encoder[0](rows)).mean(dim=(0, 2, 3)) for rows in batches]).mean(dim=0)
+    torch.testing.assert_close(measured, means.detach(), atol=1e-5, rtol=1e-4)
+    assert all(tensor.isfinite().all() for tensor in tensors.values())
+
+
+def test_a_run_begins_at_another_ones_encoder(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = (data.with_name(f"{name}.safetensors") for name in "ab")
+    run_train(arguments(data, first.name))
+    run_train(arguments(data, second.name, "--start", str(first), "--objective", "anil", "--steps", "1"))
+    learned = take_prefix(read_checkpoint("f", "path", first)[0], "best.")
+    started = take_prefix(read_checkpoint("f", "path", second)[0], "best.")
+    assert all(float((started[name] - learned[name]).abs().max()) < 0.02 for name in learned)
+    assert "mlp by anil, 1 steps" in capsys.readouterr().out
+    first.unlink()
+    run_train(arguments(data, second.name, "--start", str(first), "--objective", "anil", "--steps", "1", "--resume"))
+
+
+def test_validation_classes_that_are_too_small_for_the_shots(data: Path) -> None:
+    tiny = make_data()
+    kept = (tiny.y != 3) | (torch.arange(72) < 20)  # few rows of a validation class
+    np.savez(data, x=tiny.x[kept].numpy(), y=tiny.y[kept].numpy(), split=np.array(SIDES)[tiny.y[kept]])
+    more = ["--objective", "anil", "--shot", "6", "--query", "1"]
+    said = r"`--dataset` must have at least 2 validation classes with 7 rows \(--shot \+ 1\); got 1\. Ask for fewer"
+    with pytest.raises(ValueError, match=said):
+        run_train(arguments(data, "a.safetensors", *more))
+
+
+def test_losses_that_are_not_finite(data: Path, quick: None) -> None:
+    said = r"^train: `loss` must stay finite; got nan in step 1\. Lower --learning-rate, or --inner-rate; --resume goes"
+    with pytest.raises(ValueError, match=said):
+        run_train(arguments(data, "a.safetensors", "--objective", "maml", "--inner-rate", "1e30"))
+
+
+def test_a_run_begins_at_an_encoder_of_its_backbone(data: Path) -> None:
+    run_train(arguments(data, "a.safetensors"))
+    start = ["--start", str(data.with_name("a.safetensors")), "--backbone", "conv"]
+    with pytest.raises(
+        ValueError, match=r"`--start` must hold an encoder of conv and 64 features per row; got mlp and 64"
+    ):
+        run_train(arguments(data, "b.safetensors", *start))
+
+
+def test_files_of_before_the_objectives_are_the_same(data: Path) -> None:
+    run_train(arguments(data, "a.safetensors"))
+    stored = read_checkpoint("f", "path", data.with_name("a.safetensors"))[1]["plan"]
+    fields = {"dataset", "split_seed", "dim", "classes", "backbone", "way", "shot", "query", "episodes_per_step"}
+    assert stored.keys() == fields | {"steps", "eval_every", "patience", "seed"}
+    plan = read_plan(data.with_name("a.safetensors"))
+    assert plan["objective"] == "prototypes"
+    assert plan == Plan(**stored)._asdict()
 
 
 def test_seconds_go_on_where_they_stopped(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +223,7 @@ def test_a_finished_run_is_reported_again(data: Path, capsys: pytest.CaptureFixt
 
 
 def test_patience_ends_a_run(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meta, "score_encoder", lambda _encoder, _side, step, _group: Score(step, 0.5, 0.1))
+    monkeypatch.setattr(meta, "score_encoder", lambda _encoder, _side, step, *_: Score(step, 0.5, 0.1))
     run_train(arguments(data, "a.safetensors", "--steps", "99", "--patience", "2"))
     assert read_checkpoint("f", "path", data.with_name("a.safetensors"))[1]["step"] == 8
 
@@ -161,10 +260,12 @@ def test_resuming_with_other_data(data: Path) -> None:
 
 
 def test_the_backbone_by_default(tmp_path: Path) -> None:
-    for dataset in ("glyphs", "omniglot:root", str(tmp_path)):
-        assert choose_backbone(dataset) == "conv"
-    for dataset in ("digits", "synthetic:warped", "mini-imagenet:root", str(tmp_path / "f.npz")):
-        assert choose_backbone(dataset) == "mlp"
+    for dataset in ("glyphs", "omniglot:root", "mini-imagenet:root", str(tmp_path)):
+        assert choose_backbone(dataset, 784) == "conv"
+        assert choose_backbone(dataset, 3 * 84 * 84) == "conv4"
+        assert choose_backbone(dataset, 640) == "mlp"
+    for dataset in ("digits", "synthetic:warped", str(tmp_path / "f.npz")):
+        assert choose_backbone(dataset, 784) == "mlp"
 
 
 def test_outputs_are_checked_first(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +292,10 @@ def test_outputs_are_checked_first(data: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--backbone", "cnov"], r"`--backbone` must be one of conv, mlp; got 'cnov'\. Did you mean conv\?"),
+        (
+            ["--backbone", "cnov"],
+            r"`--backbone` must be one of conv, conv4, mlp, resnet12; got 'cnov'\. Did you mean conv\?",
+        ),
         (["--steps", "0"], r"`--steps` must be a whole number >= 1; got '0'"),
         (["--query", "9" * 20], r"`--query` must be a whole number in \[1, 1000000\]; got 9{20}\."),
         (
@@ -240,6 +344,6 @@ def test_two_processes_follow_the_path_of_one(data: Path) -> None:
     assert len(one) == 4
     for ours, theirs in zip(one, two, strict=True):
         assert ours.keys() == theirs.keys()
-        for name in ours.keys() & {"step", *meta.LOSSES}:
+        for name in ours.keys() & {"step", *LOSSES}:
             assert theirs[name] == pytest.approx(ours[name], rel=1e-3)
         assert theirs["accuracy"] == pytest.approx(ours["accuracy"], abs=0.02)

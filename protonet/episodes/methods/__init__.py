@@ -12,10 +12,13 @@ from torch import Tensor
 from protonet.episodes.batch import Episodes
 from protonet.episodes.methods.adaptive import adaptive
 from protonet.episodes.methods.alpha_am import alpha_am
+from protonet.episodes.methods.anil import anil
 from protonet.episodes.methods.baseline_pp import baseline_pp
 from protonet.episodes.methods.bd_cspn import bd_cspn
 from protonet.episodes.methods.calibration import distribution_calibration
 from protonet.episodes.methods.clip import clip_zero_shot
+from protonet.episodes.methods.feat import feat
+from protonet.episodes.methods.finetune import finetune
 from protonet.episodes.methods.ilpc import ilpc
 from protonet.episodes.methods.knn import nearest_neighbours
 from protonet.episodes.methods.laplacian_shot import laplacian_shot, laplacian_shot_dirichlet
@@ -23,6 +26,7 @@ from protonet.episodes.methods.linear_finetune import linear_finetune
 from protonet.episodes.methods.linear_probe import linear_probe
 from protonet.episodes.methods.logistic import logistic_regression
 from protonet.episodes.methods.mahalanobis import mahalanobis
+from protonet.episodes.methods.maml import maml
 from protonet.episodes.methods.matching import matching_networks
 from protonet.episodes.methods.metaopt import metaopt_svm
 from protonet.episodes.methods.oslo import oslo
@@ -61,6 +65,10 @@ INDUCTIVE: dict[str, Method] = {
     "baseline++": baseline_pp,
     "clip-zero-shot": clip_zero_shot,
     "tip-adapter": tip_adapter,
+    "feat": feat,
+    "maml": maml,
+    "anil": anil,
+    "finetune": finetune,
     "adaptive": adaptive,
     "solver": solver,
 }
@@ -91,5 +99,7 @@ USES_BASE = frozenset({*CENTRED, "distribution-calibration"})
 NEEDS_BASE = frozenset({"distribution-calibration"})
 #: Methods that need texts that name the classes.
 NEEDS_TEXTS = frozenset({"clip-zero-shot", "tip-adapter"})
+#: Methods that need a meta-trained encoder, and of which objective; None for any.
+NEEDS_ENCODER = {"feat": "feat", "maml": "maml", "anil": "anil", "finetune": None}
 #: Methods that take a tenth of a second an episode or much more: evaluated where they are named, not by "all".
-SLOW = frozenset({"alpha-am", "solver"})
+SLOW = frozenset({"alpha-am", "finetune", "solver"})

@@ -9,13 +9,15 @@ import torch
 
 from protonet.episodes import methods
 from protonet.episodes.batch import Episodes, summarize_base, take_from
-from protonet.episodes.methods import INDUCTIVE, NEEDS_BASE, TRANSDUCTIVE, USES_BASE, Method
+from protonet.episodes.methods import INDUCTIVE, NEEDS_BASE, NEEDS_ENCODER, TRANSDUCTIVE, USES_BASE, Method
 from protonet.episodes.methods.alpha_am import alpha_am
 from tests.episodes.cases import make_base, make_episodes, texts_of
 
 #: Fewer steps of what takes long. What the solver does with an episode, test_solver.py says.
 METHODS: dict[str, Method] = methods.METHODS | {"alpha-am": partial(alpha_am, steps=20)}
 METHODS.pop("solver")
+for _name in NEEDS_ENCODER:  # of which each has a test of its own
+    METHODS.pop(_name)
 every = pytest.mark.parametrize("name", METHODS)
 #: These draw random numbers for the support rows or the classes, which depend on their places.
 DRAWN = {"distribution-calibration", "linear-finetune", "baseline++"}

@@ -1,0 +1,95 @@
+"""Random changes of training rows: images are moved and turned, other rows get noise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """How far training rows are changed at random. All values are our own choice."""
+
+    rotation: float = math.pi / 12  #: Largest rotation of an image to either side, in radians.
+    stretch: float = 0.2  #: Largest logarithm of an image's scale along either axis, and its largest shear.
+    shift: float = 0.15  #: Largest shift of an image along either axis, in halves of its side.
+    noise: float = 0.3  #: Standard deviation of the noise on rows that are not images, in that of each feature.
+    n_sampled: int = 4096  #: Rows that the features' standard deviations are estimated from, at most about.
+
+
+AUGMENTATION = Augmentation()
+
+
+def find_shape(dim: int) -> tuple[int, int, int] | None:
+    """Return the axes (channels, side, side) of square images of ``dim`` numbers, grey or RGB; None for no such.
+
+    No number is both a square and three times one.
+    """
+    for channels in (1, 3):
+        side = math.isqrt(dim // channels)
+        if channels * side * side == dim:
+            return channels, side, side
+    return None
+
+
+def draw_maps(n: int, generator: torch.Generator, *, flip: bool = False) -> Tensor:
+    """Draw affine maps of images: a rotation, a scale along either axis, a shear and a shift, each uniform around none.
+
+    With ``flip``, every second one at random also swaps left and right, as photographs stand. They are (n, 2, 3)
+    float32, from the output's coordinates to the input's, which are -1 and 1 at an image's edges.
+    """
+    limits = AUGMENTATION
+    angle, shear, *scales, right, down = (2 * torch.rand(6, n, generator=generator) - 1).unbind()
+    cos, sin = (limits.rotation * angle).cos(), (limits.rotation * angle).sin()
+    rotation = torch.stack([cos, -sin, sin, cos], dim=1).reshape(n, 2, 2)  # (n, 2, 2)
+    ones = torch.ones(n)
+    slant = torch.stack([ones, limits.stretch * shear, 0 * ones, ones], dim=1).reshape(n, 2, 2)  # (n, 2, 2)
+    linear = rotation @ slant * (limits.stretch * torch.stack(scales, dim=1)).exp()[:, None]
+    if flip:
+        signs = 1 - 2 * torch.randint(2, (n, 1), generator=generator).float()
+        linear = torch.stack([signs * linear[..., 0], linear[..., 1]], dim=2)  # (n, 2, 2)
+    return torch.cat([linear, limits.shift * torch.stack([right, down], dim=1)[..., None]], dim=2)
+
+
+def warp_images(x: Tensor, maps: Tensor) -> Tensor:
+    """Move the pixels of square images by bilinear interpolation; outside the image all is 0.
+
+    Args:
+        x: (n, channels * side * side) float32, grey or RGB, channel by channel, row by row of the pixels.
+        maps: (n, 2, 3) float32, from `draw_maps`.
+
+    Returns:
+        The same shape, float32.
+
+    Source: Jaderberg et al., "Spatial transformer networks" (2015), eqs. 1 and 5. https://arxiv.org/abs/1506.02025
+    """
+    shape = find_shape(x.shape[1])
+    assert shape is not None, "the backbone takes no other rows"
+    images = x.reshape(-1, *shape)  # (n, channels, side, side)
+    grid = F.affine_grid(maps, list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, align_corners=False).flatten(1)
+
+
+def augment_rows(x: Tensor, spread: Tensor | None, generator: torch.Generator, *, n: int, first: int = 0) -> Tensor:
+    """Change rows at random: those numbered ``first``, ``first + 1``, ... of ``n``, for which all numbers are drawn.
+
+    Args:
+        x: (k, dim) float32, k <= n.
+        spread: (dim,) the standard deviation of each feature, for noise; None for images, which are warped, and flipped
+            if they are RGB.
+        generator: Of the random numbers; what it draws does not depend on ``first`` and k.
+        n: Rows of all processes.
+        first: The number of the first row.
+
+    Returns:
+        (k, dim) float32.
+    """
+    own = slice(first, first + len(x))
+    if spread is not None:
+        return x + AUGMENTATION.noise * spread * torch.randn(n, x.shape[1], generator=generator)[own]
+    shape = find_shape(x.shape[1])
+    return warp_images(x, draw_maps(n, generator, flip=shape is not None and shape[0] == 3)[own])

@@ -1,0 +1,164 @@
+"""Methods that use a meta-trained encoder, from the command line and from Python: real files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from protonet.episodes import tasks
+from protonet.episodes.__main__ import main
+from protonet.episodes.backbones import embed_rows
+from protonet.episodes.batch import Episodes
+from protonet.episodes.checkpoints import load_encoder, load_trained
+from protonet.episodes.choice import choose_methods
+from protonet.episodes.draws import Setting
+from protonet.episodes.evaluation import Scores, evaluate, join_batches
+from protonet.episodes.methods import METHODS, NEEDS_ENCODER
+from protonet.episodes.objectives import RECIPE
+from protonet.sampling import index_classes
+from tests.episodes.meta_cases import SIDES, make_data, make_trained, make_trained_episodes, save_data
+
+SETTING = Setting((2, 2), n_query=3)
+FEW = ["--way", "2", "--query", "3", "--episodes", "5"]
+MINE = """
+def own(episodes):
+    for weight in episodes.trained.encoder.parameters():
+        weight.data.zero_()  # of a copy
+    rows, _ = episodes.trained.gather()
+    assert rows.shape == (len(rows), 2, 64)
+    return -((episodes.query[:, :, None] - episodes.support[:, None]) ** 2).sum(dim=3)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    save_data(tmp_path / "tiny.npz")
+    (tmp_path / "mine.py").write_text(MINE, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tasks, "VALIDATION", replace(tasks.VALIDATION, n_episodes=10, n_slow=2))
+    monkeypatch.setattr("protonet.episodes.meta.RECIPE", replace(RECIPE, measured_rows=40))
+    return tmp_path
+
+
+def train(objective: str, name: str, *more: str) -> list[str]:
+    small = "--way 3 --query 2 --episodes-per-step 2 --steps 1 --backbone mlp --device cpu"
+    assert main(["train", "--objective", objective, "--dataset", "tiny.npz", *small.split(), *more, "-o", name]) == 0
+    return ["--dataset", "tiny.npz", *FEW, "--encoder", name]
+
+
+@pytest.mark.parametrize("objective", ["feat", "maml", "anil"])
+def test_an_objective_is_trained_and_its_method_evaluated(folder: Path, objective: str) -> None:
+    arguments = train(objective, "a.safetensors")
+    methods = ["protonet", objective, "finetune:steps=1", "mine.py:own"]
+    assert main([*arguments, "--method", *methods, "--json", "out.json"]) == 0
+    found = json.loads((folder / "out.json").read_text(encoding="utf-8"))["methods"]
+    assert found.keys() == set(methods)
+    data = make_data()
+    trained = load_trained(folder / "a.safetensors", data.take_rows, dim=64)
+    x = embed_rows(trained.encoder, data.take_rows, torch.arange(72))
+    index = index_classes(data.y).take(torch.tensor([c for c, side in enumerate(SIDES) if side == "novel"]))
+    scores = evaluate(x, index, choose_methods(methods), SETTING, n_episodes=5, trained=trained)
+    for name in methods:
+        assert found[name]["accuracy"] == pytest.approx(float(scores[name].accuracy.mean()), abs=1e-9)
+    assert found["mine.py:own"]["accuracy"] == found["protonet"]["accuracy"]  # of one shot
+
+
+def test_all_leaves_out_methods_of_other_objectives(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = train("feat", "a.safetensors", "--backbone", "conv")
+    assert main([*arguments, "--side", "all", "--method", "all"]) == 0
+    out = capsys.readouterr().out
+    assert "Without an encoder of their objectives, maml, anil are left out." in out
+    assert "| feat " in out
+    assert all(f"| {name} " not in out for name in NEEDS_ENCODER if name != "feat")
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (
+            ["--method", "maml"],
+            "find an encoder of train --objective maml; got one of feat for maml. Pass --encoder FILE",
+        ),
+        (["--method", "finetune:head=tree"], "finetune: `head` must be one of prototypes, linear; got 'tree'."),
+        (["--method", "finetune:learning-rate=-1"], "have settings within their bounds, >= 0 here; got '-1'"),
+        (["--method", "feat:temperature=0"], "have settings within their bounds, > 0 here; got '0'"),
+        (["--dataset", "other.npz", "--method", "feat"], "`path` must hold an encoder of 9 features per row; got 64."),
+    ],
+)
+def test_bad_input(folder: Path, capsys: pytest.CaptureFixture[str], more: list[str], said: str) -> None:
+    arguments = train("feat", "a.safetensors")
+    other = make_data(dim=9)
+    np.savez("other.npz", x=other.x.numpy(), y=other.y.numpy(), split=np.array(SIDES)[other.y.numpy()])
+    capsys.readouterr()
+    assert main([*arguments, *more]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(("method", "wanted"), [("feat", " of train --objective feat"), ("finetune", "")])
+def test_without_an_encoder(folder: Path, capsys: pytest.CaptureFixture[str], method: str, wanted: str) -> None:
+    assert main(["--dataset", "tiny.npz", *FEW, "--method", method]) == 2
+    said = f"`--method` must find an encoder{wanted}; got none for {method}. Pass --encoder FILE, of such a run."
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("objective", ["maml", "anil", "feat", "prototypes"])
+def test_a_resumed_evaluation_is_the_same(objective: str) -> None:
+    trained = make_trained(objective)
+    take, labels = trained.take, torch.arange(40) % 4
+    x = embed_rows(trained.encoder, take, torch.arange(40))
+    methods = choose_methods(["finetune:steps=2" if objective == "prototypes" else objective])
+    kept: list[Mapping[str, Scores]] = []
+
+    def keep(batches: Sequence[Mapping[str, Scores]]) -> None:
+        if len(batches) == 2:  # 1 and 3 episodes
+            kept.append(join_batches(batches))
+
+    arguments = (x, index_classes(labels), methods, Setting((3, 3), n_query=4))
+    whole = evaluate(*arguments, n_episodes=20, trained=trained, progress=keep)
+    resumed = evaluate(*arguments, n_episodes=20, trained=trained, earlier=kept[0])
+    for name in methods:
+        assert torch.equal(whole[name].accuracy, resumed[name].accuracy)
+        assert torch.equal(whole[name].bins, resumed[name].bins)
+
+
+def test_what_is_trained_is_loaded(folder: Path) -> None:
+    train("feat", "a.safetensors")
+    rows = make_data().x
+    trained = load_trained("a.safetensors", lambda numbers: rows[numbers])
+    assert trained.plan["objective"] == "feat"
+    assert not trained.encoder.training
+    assert not trained.head.training
+    assert not any(weight.requires_grad for weight in [*trained.encoder.parameters(), *trained.head.parameters()])
+    assert torch.equal(load_encoder("a.safetensors")(rows), trained.encoder(rows))
+    numbers = torch.tensor([[5, 1, 7]])
+    support, query = trained._replace(support=numbers[:, :2], query=numbers[:, 2:]).gather()
+    assert torch.equal(support, rows[None, [5, 1]])
+    assert torch.equal(query, rows[None, [7]])
+
+
+def test_rows_of_whole_numbers_are_scaled() -> None:
+    trained = make_trained("maml")
+    images = torch.randint(256, (40, 6), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    own = trained._replace(take=lambda rows: images[rows], support=torch.tensor([[3]]), query=torch.tensor([[4]]))
+    assert torch.equal(own.gather()[0], images[None, 3:4].float() / 255)
+
+
+@pytest.mark.parametrize("name", sorted(NEEDS_ENCODER))
+def test_some_of_the_queries_are_classified_as_all(name: str) -> None:
+    episodes, _ = make_trained_episodes(make_trained(NEEDS_ENCODER[name] or "prototypes"))
+    method, queries = METHODS[name], slice(3, 8)
+    torch.testing.assert_close(
+        method(episodes.take_queries(queries)), method(episodes)[:, queries], atol=1e-4, rtol=1e-3
+    )
+
+
+def test_episodes_have_no_encoder_unless_there_is_one() -> None:
+    assert Episodes(torch.zeros(1, 2, 3), torch.tensor([[0, 1]]), torch.zeros(1, 1, 3), 2).trained is None
