@@ -156,9 +156,9 @@ def _summarize(rows: SourceRows, data: Dataset, class_ids: Sequence[int]) -> Bas
 def _open_rows(data: Dataset, class_ids: Sequence[int], encoder: str | None) -> SourceRows:
     """Return a data set's rows; with an encoder, embed those of some classes, the only ones that are then there."""
     if encoder is None:
-        return SourceRows(data.x, torch.arange(len(data.x)), None if data.mapping is None else data.take_rows)
+        return SourceRows(data.x, torch.arange(len(data.x)), None if data.is_plain else data.take_rows)
     module = load_encoder(encoder, dim=data.x.shape[1])
-    take = take_from(data.x) if data.mapping is None else data.take_rows
+    take = take_from(data.x) if data.is_plain else data.take_rows
     used = torch.isin(data.y, torch.tensor(class_ids)).nonzero().flatten()
     places = torch.full((len(data.x),), -1).index_copy_(0, used, torch.arange(len(used)))
     return SourceRows(embed_rows(module, take, used), places)
