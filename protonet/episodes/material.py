@@ -44,6 +44,7 @@ class Experiment(NamedTuple):
     tune: Sequence[Sequence[ChosenMethod]] = ()
     against: ChosenMethod | None = None  #: Compare this method with each other one; None compares all pairs.
     texts: str | None = None  #: The embeddings of texts that name the classes, see `load_texts`.
+    image_size: int | None = None  #: Pixels per side of pictures, see `protonet.episodes.sources.load_source`.
 
 
 class Material(NamedTuple):
@@ -137,7 +138,7 @@ def _find_base(data: Dataset, side: str, experiment: Experiment) -> tuple[Datase
     """Return the base classes: the data set that holds them, and their numbers, none where there are none."""
     own = data.sides or ()
     if experiment.base is not None:
-        data = load_base(experiment.base, dim=data.x.shape[1])
+        data = load_base(experiment.base, dim=data.x.shape[1], image_size=experiment.image_size)
         sides = data.sides or ("base",) * data.num_classes
         return data, [c for c, each in enumerate(sides) if each == "base"] or list(range(data.num_classes))
     found = [c for c, each in enumerate(own) if each == "base"] if side in SIDES[1:] else []

@@ -82,12 +82,13 @@ def load_source(
     return data if split_seed is None else split_classes(data, split_seed)
 
 
-def load_base(text: str, *, dim: int) -> Dataset:
+def load_base(text: str, *, dim: int, image_size: int | None = None) -> Dataset:
     """Load the data set whose rows are the base classes of another one.
 
     Args:
         text: As for `load_source`, or the path of an NPY file of rows without classes, ``*.npy``: they count as one.
         dim: Features per row that it must have.
+        image_size: As for `load_source`.
 
     Returns:
         The data set.
@@ -96,7 +97,7 @@ def load_base(text: str, *, dim: int) -> Dataset:
         MissingPackageError: A package that the data need is missing.
         InputError: The data cannot be loaded, or have another number of features.
     """
-    data = _load_rows(Path(text)) if text.lower().endswith(".npy") else _load(text, "label")
+    data = _load_rows(Path(text)) if text.lower().endswith(".npy") else _load(text, "label", image_size)
     if data.x.shape[1] != dim:
         got = f"{data.x.shape[1]} of {text}"
         fail(PROG, "--base", f"have {dim} features per row, as the data", got, "Pass features of one backbone.")

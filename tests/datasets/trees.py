@@ -19,7 +19,7 @@ PER_CLASS = 2
 
 def colour(label: str, number: int) -> np.ndarray:
     """Return the colour of a class's picture: (3,) uint8."""
-    return np.array([ord(label[0]), ord(label[1]), 50 + 100 * number], np.uint8)
+    return np.array([ord(label[0]), ord(label[1]), (50 + 100 * number) % 256], np.uint8)
 
 
 def paint(label: str, number: int, size: int = 20) -> np.ndarray:
