@@ -70,15 +70,8 @@ def load_pictures(found: Found, size: int | None = None) -> Dataset:
     """
     side = found.size if size is None else check_int(found.name, "size", size, low=1)
     shape = (1 if found.grey else 3, side, side)
-    digest = hashlib.sha256(f"{VERSION} {side} {found.grey}\n".encode())
-    for path in found.files:
-        try:
-            state = path.stat()
-        except OSError as error:
-            fail(found.name, "root", "hold its pictures", f"no {path} ({error.strerror})", "Unpack all of them.")
-        name = os.fsencode(path).removeprefix(os.fsencode(found.root))
-        digest.update(b"%b\0%d\0%d\n" % (name, state.st_size, state.st_mtime_ns))
-    stamp, place = digest.hexdigest(), hashlib.sha256(os.fsencode(found.root.resolve())).hexdigest()[:16]
+    stamp = hash_state(found, f"{VERSION} {side}")
+    place = hashlib.sha256(os.fsencode(found.root.resolve())).hexdigest()[:16]
     path = cache_folder() / f"{found.name.removeprefix('load_')}-{side}-{place}.npz"
     if path.exists():
         kept = _read(path, stamp, shape)
@@ -87,7 +80,24 @@ def load_pictures(found: Found, size: int | None = None) -> Dataset:
     return _make(found, shape, path, stamp)
 
 
-def open_picture(function: str, picture: Picture) -> Image:
+def hash_state(found: Found, more: str) -> str:
+    """Return a hash of some text and of the names, sizes and times of a set's files, in their order.
+
+    Raises:
+        InputError: A file is missing.
+    """
+    digest = hashlib.sha256(f"{more}\n".encode())
+    for path in found.files:
+        try:
+            state = path.stat()
+        except OSError as error:
+            fail(found.name, "root", "hold its pictures", f"no {path} ({error.strerror})", "Unpack all of them.")
+        name = os.fsencode(path).removeprefix(os.fsencode(found.root))
+        digest.update(b"%b\0%d\0%d\n" % (name, state.st_size, state.st_mtime_ns))
+    return digest.hexdigest()
+
+
+def open_picture(function: str, picture: Picture, least: int | None = None) -> Image:
     """Open and decode a picture, as `open_plain` does.
 
     Raises:
@@ -98,7 +108,7 @@ def open_picture(function: str, picture: Picture) -> Image:
     if isinstance(picture, np.ndarray):
         return Image.fromarray(picture)
     try:
-        return open_plain(picture if isinstance(picture, Path) else io.BytesIO(picture))
+        return open_plain(picture if isinstance(picture, Path) else io.BytesIO(picture), least)
     except UNREADABLE_IMAGE as error:
         got = f"{picture if isinstance(picture, Path) else 'one of a file of many'} ({type(error).__name__})"
         fail(function, "root", "hold images that can be read", got, "Replace that file.")

@@ -1,6 +1,7 @@
 """Few-shot experiments: ``python -m protonet.episodes`` evaluates methods.
 
-``... train`` meta-trains an encoder; ``... compare`` compares files of several evaluations; ``... study`` runs many.
+``... train`` meta-trains an encoder; ``... compare`` compares files of several evaluations; ``... study`` runs many;
+``... extract`` embeds pictures.
 
 Slow imports wait until the arguments are checked.
 """
@@ -49,6 +50,7 @@ other names:\n  {", ".join(f"{alias} for {name}" for alias, name in ALIASES.item
 meta-training:\n  python -m protonet.episodes train --help
 the --json files of two runs, compared by episode:\n  python -m protonet.episodes compare --help
 many runs from a TOML file, and sweeps:\n  python -m protonet.episodes study --help
+features of pictures, by a network:\n  python -m protonet.episodes extract --help
 several processes, with the same results:\n  torchrun --nproc-per-node 2 -m protonet.episodes ..."""
     data = parser.add_argument_group("data")
     text = (
@@ -235,7 +237,14 @@ def study(arguments: Sequence[str] | None) -> None:
     run_study(Path(options.file), own, more, run, options.output, reports=options.reports)
 
 
-COMMANDS = {"train": train, "compare": compare, "study": study}
+def extract(arguments: Sequence[str] | None) -> None:
+    """Embed pictures as the arguments say."""
+    from protonet.episodes.extract import run_extract  # noqa: PLC0415 - as above
+
+    run_extract(arguments)
+
+
+COMMANDS = {"train": train, "compare": compare, "study": study, "extract": extract}
 
 
 def main(arguments: Sequence[str]) -> int:
