@@ -118,7 +118,7 @@ def _open_timm(name: str, file: Path | None, device: torch.device) -> Extractor:
         heads = model.pretrained_cfg.get("classifier") or ()
         _load(model, weights, (heads,) if isinstance(heads, str) else tuple(heads))
     else:
-        settings = timm.get_pretrained_cfg(name)
+        settings = _make(name, lambda: timm.get_pretrained_cfg(name))
         hub = None if settings is None else settings.hf_hub_id
         names = [settings.hf_hub_filename] if hub and settings.hf_hub_filename else ["model.safetensors"]
         command = f"import timm; timm.create_model('{name}', pretrained=True)"
