@@ -157,6 +157,8 @@ def _make(found: Found, shape: tuple[int, int, int], path: Path, stamp: str) -> 
     resample = Image.Resampling.BOX if found.grey else Image.Resampling.LANCZOS
 
     def decode(picture: Picture) -> np.ndarray:
+        if isinstance(picture, np.ndarray) and picture.shape[:2] == (side, side) and not found.grey:
+            return picture.transpose(2, 0, 1)
         image = open_picture(found.name, picture).convert("L" if found.grey else "RGB")
         pixels = np.asarray(image if image.size == (side, side) else image.resize((side, side), resample), np.uint8)
         return 255 - pixels[None] if found.grey else pixels.transpose(2, 0, 1)  # the paper is white
