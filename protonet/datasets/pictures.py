@@ -17,7 +17,7 @@ import torch
 from protonet._checks import check_int, fail, optional_packages
 from protonet._writing import write_whole
 from protonet.datasets._cache import cache_folder
-from protonet.datasets._images import UNREADABLE_IMAGE, open_plain
+from protonet.datasets._images import SUFFIXES, UNREADABLE_IMAGE, open_plain
 from protonet.datasets.dataset import SIDES, Dataset, assign_sides, make_dataset
 from protonet.datasets.files import UNREADABLE
 from protonet.datasets.mapped import map_rows, write_npz
@@ -46,10 +46,16 @@ class Found(NamedTuple):
 
     name: str  #: Of the function that looks for it, for messages.
     root: Path  #: Where it was found.
-    files: Sequence[Path]  #: All that it is made of; their names, sizes and times tell one state of it from another.
+    #: All that it is made of, pictures last; their names, sizes and times tell one state of it from another.
+    files: Sequence[Path]
     read: Callable[[], Pictures]  #: Reads lists, and files that hold many pictures.
     size: int  #: Pixels per side that its authors take.
     grey: bool = False  #: Whether it has one channel, 1 being ink, and not red, green and blue.
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether its pictures are in files of many."""
+        return self.files[-1].suffix.lower() not in SUFFIXES
 
 
 def load_pictures(found: Found, size: int | None = None) -> Dataset:

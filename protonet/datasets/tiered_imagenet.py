@@ -21,7 +21,8 @@ def load_tiered_imagenet(root: str | Path, *, size: int | None = None) -> Datase
         size: Pixels per side to resize pictures to, >= 1; None for the 84 of the papers.
 
     Returns:
-        As `protonet.datasets.pictures.load_pictures`: 16.5 GB on the disk at 84 x 84, and hardly any in memory.
+        As `protonet.datasets.pictures.load_pictures`: 16.5 GB on the disk at 84 x 84, and hardly any in memory, but
+        for the first time, where pickles are read whole.
 
     Raises:
         MissingPackageError: Pillow is missing.

@@ -58,12 +58,12 @@ several processes, with the same results:\n  torchrun --nproc-per-node 2 -m prot
     )
     text += "by class, or KIND:ROOT, of mini-imagenet, tiered-imagenet, cub, cifar-fs, fc100 and omniglot"
     data.add_argument("--dataset", default="glyphs", help=text)
-    text = "pixels per side of pictures (default: as their authors take them; 28, and grey, for a folder by class)"
-    data.add_argument("--image-size", metavar="N", help=text)
     text = "side of the split by class: novel (default if there is a split), validation, base or all"
     data.add_argument("--side", choices=SIDES, help=text)
     text = "split the classes at random: 60 %% base, 15 %% validation, 25 %% novel"
     data.add_argument("--split-seed", metavar="N", help=text)
+    text = "pixels per side of pictures (default: as their authors take them; 28, and grey, for a folder by class)"
+    data.add_argument("--image-size", metavar="N", help=text)
     data.add_argument("--encoder", metavar="FILE", help="file from 'train'; without it, features are used as they are")
     episodes = parser.add_argument_group("episodes")
     episodes.add_argument("--way", default="5", metavar="N[-M]", help="classes per episode (default 5)")

@@ -16,7 +16,7 @@ from torch import Tensor
 from protonet._checks import check_number, fail, optional_packages
 from protonet.commands.common import Parser, check_writable_file, parse_whole
 from protonet.datasets.dataset import Dataset
-from protonet.datasets.pictures import INSTALL, Found, Picture, hash_state, open_picture
+from protonet.datasets.pictures import INSTALL, Found, Picture, hash_state, load_pictures, open_picture
 from protonet.episodes.backbones import CHUNK
 from protonet.episodes.checkpoints import load_encoder
 from protonet.episodes.embeddings import Job, write_embeddings
@@ -119,32 +119,51 @@ def run_extract(arguments: Sequence[str] | None) -> None:
     print(f"{output}: {len(job.labels):,} rows of {dim} features, {len(set(job.labels))} classes")
 
 
-def _plan_pictures(found: Found, data: str, extractor: Extractor, batch: int) -> Job:
-    """Return the job of embedding pictures."""
-    listed = found.read()
+def _plan_pictures(found: Found, text: str, extractor: Extractor, batch: int) -> Job:
+    """Return the job of embedding pictures: of their files, or of pixels that are mapped from the cache."""
+    files: list[str] | None = None
+    labels: Sequence[str]
+    sides: Sequence[str] | None
+    if found.is_packed:
+        data = load_pictures(found)
+        labels, sides = _name_rows(data)
+
+        def take(start: int) -> Sequence[Picture]:
+            pixels = data.x[start : start + batch].unflatten(1, data.shape or ()).permute(0, 2, 3, 1).numpy().copy()
+            data.release()
+            return list(pixels)
+    else:
+        pictures, labels, sides = found.read()
+        files = [os.path.relpath(each, found.root) for each in pictures if isinstance(each, Path)]
+
+        def take(start: int) -> Sequence[Picture]:
+            return pictures[start : start + batch]
 
     def prepare(picture: Picture) -> Tensor:
         return extractor.prepare(open_picture(PROG, picture, extractor.least).convert("RGB"))
 
     def embed(first: int) -> Iterator[np.ndarray]:
         waiting: deque[list[Future[Tensor]]] = deque()
-        starts = iter(range(first, len(listed.pictures), batch))
+        starts = iter(range(first, len(labels), batch))
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             try:
                 while True:
                     while len(waiting) <= AHEAD and (start := next(starts, None)) is not None:
-                        waiting.append([pool.submit(prepare, each) for each in listed.pictures[start : start + batch]])
+                        waiting.append([pool.submit(prepare, each) for each in take(start)])
                     if not waiting:
                         return
                     yield extractor.embed(torch.stack([each.result() for each in waiting.popleft()])).numpy()
             finally:
                 pool.shutdown(cancel_futures=True)
 
-    root = os.fspath(found.root)
-    paths = [os.fspath(each).removeprefix(root).lstrip("/\\") for each in listed.pictures if isinstance(each, Path)]
-    files = paths if len(paths) == len(listed.pictures) else None
-    made = {"data": data, **extractor.made}
-    return Job(listed.labels, listed.sides, files, embed, batch, made, hash_state(found, ""))
+    return Job(labels, sides, files, embed, batch, {"data": text, **extractor.made}, hash_state(found, ""))
+
+
+def _name_rows(data: Dataset) -> tuple[list[str], list[str] | None]:
+    """Return the class and the side of each row, None without a split."""
+    labels = data.y.tolist()
+    sides = None if data.sides is None else [data.sides[label] for label in labels]
+    return [data.class_names[label] for label in labels], sides
 
 
 def _plan_rows(data: Dataset, text: str, path: str, device: str) -> Job:
@@ -156,8 +175,7 @@ def _plan_rows(data: Dataset, text: str, path: str, device: str) -> Job:
             with torch.no_grad():
                 yield encoder(data.take_rows(rows).float().to(device)).cpu().numpy()
 
-    labels = [data.class_names[label] for label in data.y.tolist()]
-    sides = None if data.sides is None else [data.sides[label] for label in data.y.tolist()]
+    labels, sides = _name_rows(data)
     digest = hash_rows(data.take_rows, index_classes(data.y))
     made = {"data": text, "backbone": path, "weights": hash_file(Path(path))}
     return Job(labels, sides, None, embed, CHUNK, made, digest)
@@ -170,7 +188,10 @@ def _plan_texts(data: str, extractor: Extractor, templates: Sequence[str], names
         got = extractor.made["backbone"]
         fail(PROG, "--texts", "come with --backbone open_clip:NAME:TAG", got, "Pass a network of pictures and texts.")
     found = find_pictures(data) if Path(data).is_dir() or ":" in data else None
-    classes = sorted(set(found.read().labels)) if found else list(load_source(data).class_names)
+    if found is None or found.is_packed:
+        classes = list((load_source(data) if found is None else load_pictures(found)).class_names)
+    else:
+        classes = sorted(set(found.read().labels))
     words = find_words(classes, names)
     texts = [template.replace("{}", word) for word in words for template in templates]
 

@@ -79,6 +79,9 @@ def load_source(
         InputError: The text is none of these, or the data cannot be loaded or split.
     """
     data = _load(text, label, image_size)
+    if image_size is not None and (data.shape is None or data.shape[1:] != (image_size, image_size)):
+        got = f"{image_size} for {text}"
+        fail("load_source", "image_size", "come with pictures to resize", got, "Leave --image-size out.")
     return data if split_seed is None else split_classes(data, split_seed)
 
 

@@ -72,6 +72,13 @@ def test_folders_in_colour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         load_source(str(root / "train"))
 
 
+def test_a_size_without_pictures_is_one_line(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.eye(2), y=["a", "b"])
+    for text in (str(tmp_path / "a.npz"), "digits"):
+        with pytest.raises(ValueError, match=r"^load_source: `image_size` must come with pictures .*; got 84 for"):
+            load_source(text, image_size=84)
+
+
 def test_features_of_others(tmp_path: Path) -> None:
     with (tmp_path / "output.plk").open("wb") as file:
         pickle.dump({0: [np.zeros(3)], 1: [np.ones(3)]}, file)
