@@ -137,6 +137,36 @@ def find_json(name: str, root: Path) -> Layout | None:
     return _give(join_sides(parts), *lists)
 
 
+def find_class_lists(folder: str, pattern: str) -> Callable[[str, Path], Layout | None]:
+    """Return a layout: a folder of all classes, and a list of the classes of each side.
+
+    Args:
+        folder: The name of the folder, which holds ``CLASS/*.png``.
+        pattern: A list's name, with ``{}`` for the side's; the class is what comes before the first comma of a line.
+    """
+
+    def find(name: str, root: Path) -> Layout | None:
+        lists = [root / pattern.format(part) for part in PARTS]
+        if not lists[0].is_file() or not (root / folder).is_dir():
+            return None
+        parts = []
+        for path in lists:
+            try:
+                lines = path.read_text(encoding="utf-8").splitlines()
+            except (OSError, UnicodeDecodeError) as error:
+                refuse_list(name, path, type(error).__name__)
+            classes = [line.split(",")[0].strip() for line in lines if line.strip()]
+            missing = [label for label in classes if not (root / folder / label).is_dir()]
+            if missing or not classes:
+                refuse_list(name, path, f"no folder {root / folder / missing[0]}" if missing else "empty")
+            own = {label: list_images(name, "root", root / folder / label) for label in classes}
+            labels = [label for label, images in own.items() for _ in images]
+            parts.append(Pictures([image for images in own.values() for image in images], labels, None))
+        return _give(join_sides(parts), *lists)
+
+    return find
+
+
 def find_pickles(pattern: str, *names: str) -> Callable[[str, Path], Layout | None]:
     """Return a layout: a pickle for each side, of pictures and their classes.
 

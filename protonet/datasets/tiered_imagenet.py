@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from protonet.datasets.dataset import Dataset
-from protonet.datasets.layouts import choose_layout, find_folders, find_tiered
+from protonet.datasets.layouts import choose_layout, find_class_lists, find_folders, find_tiered
 from protonet.datasets.pictures import Found, load_pictures
 
 
@@ -13,8 +13,9 @@ def load_tiered_imagenet(root: str | Path, *, size: int | None = None) -> Datase
     """Load tiered-ImageNet, in one of the forms that it is published in.
 
     They are ``root/train_images_png.pkl`` or ``train_images.npz``, with ``train_labels.pkl``, and the same of ``val``
-    and ``test``; or folders of classes in ``root/train``, ``val`` and ``test``. Their classes are base, validation and
-    novel. Pixels of NPZ files are taken in the order of colours that they are in: blue first where OpenCV wrote them.
+    and ``test``; folders of classes in ``root/train``, ``val`` and ``test``; or ImageNet's own ``root/train/SYNSET``
+    with the authors' ``root/train.csv``, ``val.csv`` and ``test.csv``. Their classes are base, validation and novel.
+    Pixels of NPZ files are taken in the order of colours that they are in: blue first where OpenCV wrote them.
 
     Args:
         root: The folder.
@@ -37,5 +38,8 @@ def load_tiered_imagenet(root: str | Path, *, size: int | None = None) -> Datase
 
 def find_tiered_imagenet(root: str | Path) -> Found:
     """Find tiered-ImageNet's pictures; errors are as in `load_tiered_imagenet`."""
-    wanted = "train_images_png.pkl or train_images.npz, with train_labels.pkl, or folders train, val and test"
-    return choose_layout("load_tiered_imagenet", root, 84, (find_tiered, find_folders), wanted)
+    wanted = (
+        "train_images_png.pkl or train_images.npz, with train_labels.pkl, folders train, val and test, or train.csv"
+    )
+    layouts = (find_tiered, find_folders, find_class_lists("train", "{}.csv"))
+    return choose_layout("load_tiered_imagenet", root, 84, layouts, wanted)

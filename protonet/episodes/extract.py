@@ -97,11 +97,16 @@ def run_extract(arguments: Sequence[str] | None) -> None:
         got = f"{device} ({str(error).splitlines()[0]})"
         fail(PROG, "--device", "be one that torch has here", got, "Leave it out.")
     if Path(options.backbone).suffix.lower() == CHECKPOINT:
-        if options.texts:
-            fail(PROG, "--texts", "come with --backbone open_clip:NAME:TAG", options.backbone, "Pass one.")
+        given = [name for name in ("texts", "weights", "size", "mean", "std") if getattr(options, name)]
+        if given:
+            got = f"--{given[0]} with {options.backbone}"
+            fail(PROG, "--backbone", "be another than a checkpoint of ours, to take this", got, "Leave it out.")
         data = load_source(options.data, image_size=sizes["image_size"])
         job = _plan_rows(data, options.data, options.backbone, device)
     else:
+        if sizes["image_size"] is not None:
+            got = f"--backbone {options.backbone}"
+            fail(PROG, "--image-size", "come with a checkpoint of ours", got, "Leave it out; others say their size.")
         with optional_packages(PROG, INSTALL):
             import PIL.Image as _  # noqa: F401, PLC0415 - optional
         found = None if options.texts else find_pictures(options.data)
@@ -156,6 +161,8 @@ def _plan_pictures(found: Found, text: str, extractor: Extractor, batch: int) ->
             finally:
                 pool.shutdown(cancel_futures=True)
 
+    if len(set(labels)) < 2:
+        fail(PROG, "data", "have at least 2 classes", len(set(labels)), "Add a folder of another class.")
     return Job(labels, sides, files, embed, batch, {"data": text, **extractor.made}, hash_state(found, ""))
 
 

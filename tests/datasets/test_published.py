@@ -29,6 +29,7 @@ LAYOUTS: dict[str, tuple[Callable[..., Dataset], Callable[[Path], Path], int, li
         84,
         ["base 0", "base 1", "2", "validation 0", "validation 1", "novel 0", "novel 1"],
     ),
+    "tiered, lists": (load_tiered_imagenet, trees.make_imagenet, 84, NAMES),
     "tiered, folders": (load_tiered_imagenet, trees.make_folders, 84, NAMES),
     "CUB, JSON": (
         load_cub,
@@ -143,6 +144,9 @@ def test_bad_lists_of_cifar_fs(root: Path) -> None:
     path = trees.make_cifar_fs(root) / "cifar100" / "splits" / "bertinetto" / "val.txt"
     path.write_text("owl\n")
     with pytest.raises(ValueError, match=r"^load_cifar_fs: .*val\.txt \(no folder .*owl\)"):
+        load_cifar_fs(root)
+    path.write_text("\n")
+    with pytest.raises(ValueError, match=r"val\.txt \(empty\)"):
         load_cifar_fs(root)
     path.unlink()
     with pytest.raises(ValueError, match=r"val\.txt \(FileNotFoundError\)"):

@@ -123,6 +123,15 @@ def make_tiered(root: Path, *, png: bool) -> Path:
     return root
 
 
+def make_imagenet(root: Path) -> Path:
+    """Make ImageNet's training pictures, and the lists of tiered-ImageNet of Ren et al."""
+    for name, labels in CLASSES.items():
+        draw_classes(root / "train", labels, ".JPEG")
+        (root / f"{name}.csv").write_text("".join(f"{label},n0{k}\n" for k, label in enumerate(labels)) + "\n")
+    (root / "val").mkdir()
+    return root
+
+
 def make_cub(root: Path, split: str = "") -> Path:
     """Make CUB-200-2011 with its lists, and those of Chen et al. ("json") or of Boudiaf et al. ("csv")."""
     home = root / "CUB_200_2011"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -182,9 +183,14 @@ def test_ctrl_c_and_then_resume(
         ),
         (
             ["{root}", "--backbone", "a.safetensors", "-o", "{out}", "--texts"],
-            r"`--texts` must come with --backbone open",
+            "`--backbone` must be another than a checkpoint of ours, to take this; got --texts with",
         ),
         (["{root}", "--backbone", "a.safetensors", "-o", "{out}"], "must be a checkpoint of protonet.episodes train"),
+        (["{root}", "--backbone", "a.safetensors", "-o", "{out}", "--size", "3"], "got --size with a.safetensors"),
+        (
+            ["{root}", "--backbone", "{net}", "-o", "{out}", "--image-size", "9"],
+            "`--image-size` must come with a checkpoint",
+        ),
         (["{root}", "--backbone", "{net}"], "arguments"),
     ],
 )
@@ -220,6 +226,9 @@ def test_a_picture_that_cannot_be_read_and_a_file_that_is_there(
     capsys.readouterr()
     assert extract(*arguments) == 2
     assert "`--output` must be a new file; got " in capsys.readouterr().err
+    shutil.rmtree(root / "disc")
+    assert extract(root, "--backbone", net, "-o", tmp_path / "b.npz") == 2
+    assert "`data` must have at least 2 classes; got 1" in capsys.readouterr().err
 
 
 def test_memory_is_that_of_a_few_batches(tmp_path: Path) -> None:
