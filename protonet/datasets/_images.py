@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
@@ -26,7 +27,9 @@ def list_folders(folder: Path) -> list[Path]:
 
 def list_images(function: str, argument: str, folder: Path) -> list[Path]:
     """List the images in a class's folder in sorted order, without hidden ones; raise an InputError without any."""
-    paths = sorted(path for path in folder.glob("[!.]*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    with os.scandir(folder) as entries:  # a million pictures: a Path for each question takes ten times as long
+        names = sorted(entry.name for entry in entries if entry.is_file() and not entry.name.startswith("."))
+    paths = [path for path in map(folder.joinpath, names) if path.suffix.lower() in SUFFIXES]
     if not paths:
         fail(function, argument, "have an image in every class", f"none in {folder}", "Add one or remove it.")
     return paths
@@ -51,8 +54,8 @@ def read_image(function: str, argument: str, path: Path, *, size: int | None, co
     return np.asarray(pixels, np.uint8)
 
 
-def open_plain(path: Path, least: int | None = None) -> Image:
-    """Open and decode an image, the way up that its camera says, of 8 bits per channel, without transparency.
+def open_plain(path: Path | BinaryIO, least: int | None = None) -> Image:
+    """Open and decode an image's file, the way up that its camera says, of 8 bits per channel, without transparency.
 
     A JPEG of more than twice ``least`` pixels per side may come smaller, which is read faster. What Pillow raises for a
     file that is no image, or damaged, is one of ``UNREADABLE_IMAGE``.

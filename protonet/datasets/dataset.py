@@ -26,16 +26,25 @@ ROWS_AT_ONCE = 32
 class Dataset(NamedTuple):
     """Labelled rows."""
 
-    x: Tensor  #: Features (n, dim), float32; of a mapped file (see `map_npz`) any floating dtype, not to be written to.
+    #: Features (n, dim), float32; of a mapped file (see `map_npz`) any floating dtype, not to be written to. Those of
+    #: pictures may be uint8, in 255ths: `take_rows` returns them as they are meant.
+    x: Tensor
     y: Tensor  #: Labels (n,), int64, in [0, num_classes); every class has a row.
     class_names: tuple[str, ...]  #: One name per class.
     sides: tuple[str, ...] | None = None  #: For each class one of ``SIDES``; None without a split by class.
     mapping: mmap.mmap | None = None  #: The file that ``x`` is mapped from, or None.
+    #: Of pictures: channels, height and width, the axes that a row's features are in the order of; None for other rows.
+    shape: tuple[int, int, int] | None = None
 
     @property
     def num_classes(self) -> int:
         """The number of classes."""
         return len(self.class_names)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether ``x`` is in memory and holds what `take_rows` returns."""
+        return self.mapping is None and self.x.is_floating_point()
 
     def take_classes(self, class_ids: Sequence[int]) -> Dataset:
         """Copy the rows of some classes, which are numbered 0, 1, ... in the order given.
@@ -57,7 +66,7 @@ class Dataset(NamedTuple):
         rows = renumbered[self.y] >= 0  # (n,)
         sides = None if self.sides is None else tuple(self.sides[c] for c in class_ids)
         names = tuple(self.class_names[c] for c in class_ids)
-        return Dataset(self.x[rows], renumbered[self.y[rows]], names, sides)
+        return Dataset(self.x[rows], renumbered[self.y[rows]], names, sides, shape=self.shape)
 
     def take_side(self, side: str) -> Dataset:
         """Copy the rows of the classes on one side of the split.
@@ -83,15 +92,16 @@ class Dataset(NamedTuple):
             rows: (k,) int64 in [0, n), in any order.
 
         Returns:
-            (k, dim), the dtype of ``x``.
+            (k, dim), the dtype of ``x``; of uint8 float32 in [0, 1].
         """
-        if self.mapping is None:
+        if self.is_plain:
             return self.x.index_select(0, rows)
-        taken = self.x.new_empty(len(rows), self.x.shape[1])
+        dtype = self.x.dtype if self.x.is_floating_point() else torch.float32
+        taken = self.x.new_empty(len(rows), self.x.shape[1], dtype=dtype)
         for piece, place in zip(rows.split(ROWS_AT_ONCE), taken.split(ROWS_AT_ONCE), strict=True):
             place.copy_(self.x.index_select(0, piece))
             self.release()
-        return taken
+        return taken if self.x.is_floating_point() else taken.div_(255)
 
     def release(self) -> None:
         """Free the memory of a mapped file's pages, which are read again when needed; otherwise do nothing."""

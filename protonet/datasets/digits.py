@@ -23,4 +23,5 @@ def load_digits() -> Dataset:
     with optional_packages("load_digits"):
         from sklearn import datasets  # noqa: PLC0415 - optional
     x, y = datasets.load_digits(return_X_y=True)
-    return Dataset(torch.from_numpy(x).float() / 16, torch.from_numpy(y).long(), tuple(map(str, range(10))))
+    rows, names = torch.from_numpy(x).float() / 16, tuple(map(str, range(10)))
+    return Dataset(rows, torch.from_numpy(y).long(), names, shape=(1, 8, 8))

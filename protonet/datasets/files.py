@@ -34,7 +34,7 @@ def load_images(folder: str | Path, *, size: int | None = None, colour: bool = F
         colour: Keep red, green and blue; otherwise images are turned grey.
 
     Returns:
-        Rows of ``height * width`` (times 3, channels last) values in [0, 1], classes and files in sorted order.
+        Rows of ``height * width`` (times 3, channels first) values in [0, 1], classes and files in sorted order.
 
     Raises:
         MissingPackageError: Pillow is missing.
@@ -59,9 +59,10 @@ def load_images(folder: str | Path, *, size: int | None = None, colour: bool = F
             if width_height != shape:
                 got = f"{width_height} in {path} after {shape}"
                 fail("load_images", "folder", "hold images of one size", got, "Pass size=28 to resize them.")
-            rows.append(pixels.reshape(-1))  # (dim,)
+            rows.append(pixels.reshape(*width_height[::-1], -1).transpose(2, 0, 1))  # (channels, height, width)
             labels.append(entry.name)
-    return make_dataset("load_images", "folder", torch.from_numpy(np.stack(rows)).float().div_(255), labels)
+    x = torch.from_numpy(np.stack(rows)).float().div_(255)  # (n, channels, height, width)
+    return make_dataset("load_images", "folder", x, labels)._replace(shape=rows[0].shape)
 
 
 def load_npz(path: str | Path) -> Dataset:

@@ -116,7 +116,9 @@ def load_glyphs(
         remedy = "Pass more characters, more fonts or a smaller min_faces."
         fail("load_glyphs", "characters", f"hold at least 2 that {min_faces} faces draw", got, remedy)
     x = torch.from_numpy(arrays["images"]).float().div_(255)  # (n, 784)
-    return Dataset(x, torch.from_numpy(arrays["y"]), names, split_alphabets(names))
+    return Dataset(
+        x, torch.from_numpy(arrays["y"]), names, split_alphabets(names), shape=(1, RENDERING.size, RENDERING.size)
+    )
 
 
 def alphabet_of(character: str) -> str:

@@ -7,7 +7,9 @@ import mmap
 import struct
 import warnings
 import zipfile
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -17,6 +19,7 @@ from torch import Tensor
 from protonet.datasets.dataset import Dataset, assign_sides, check_finite, make_dataset
 from protonet.datasets.files import UNREADABLE, load_npz, read_arrays
 
+FLOATING = ("float16", "float32", "float64")
 #: Readers of an array's header, by its version.
 READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
@@ -38,7 +41,7 @@ def map_npz(path: str | Path) -> Dataset:
         InputError: As in `load_npz`.
     """
     path = Path(path)
-    x, mapping = _map_features(path) or (None, None)
+    x, mapping = map_rows(path) or (None, None)
     if x is None:
         return load_npz(path)
     arrays = read_arrays("map_npz", path, {"y", "split"})
@@ -48,11 +51,11 @@ def map_npz(path: str | Path) -> Dataset:
     return data
 
 
-def _map_features(path: Path) -> tuple[Tensor, mmap.mmap] | None:
-    """Return the rows (n, dim) of an NPZ file and their mapping, or None where they cannot be mapped."""
+def map_rows(path: Path, dtypes: Sequence[str] = FLOATING, name: str = "x") -> tuple[Tensor, mmap.mmap] | None:
+    """Return the rows (n, dim) of an NPZ file's array and their mapping, or None where they cannot be mapped."""
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
-            member = archive.getinfo("x.npy")
+            member = archive.getinfo(f"{name}.npy")
             with archive.open(member) as opened:
                 shape, fortran_order, dtype = READERS[npy.read_magic(opened)](opened)
                 header = opened.tell()
@@ -61,7 +64,7 @@ def _map_features(path: Path) -> tuple[Tensor, mmap.mmap] | None:
             count = math.prod(shape)
             plain = member.compress_type == zipfile.ZIP_STORED and not fortran_order and dtype.isnative
             whole = header + count * dtype.itemsize == member.file_size
-            if not (plain and whole and dtype.name in {"float16", "float32", "float64"} and len(shape) > 1 and count):
+            if not (plain and whole and dtype.name in dtypes and len(shape) > 1 and count):
                 return None
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (ValueError, *UNREADABLE):
@@ -71,3 +74,35 @@ def _map_features(path: Path) -> tuple[Tensor, mmap.mmap] | None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
         return torch.from_numpy(values), mapping
+
+
+def write_npz(
+    file: BinaryIO, shape: tuple[int, ...], dtype: str, rows: Iterable[np.ndarray], more: Mapping[str, np.ndarray]
+) -> None:
+    """Write an NPZ file that `map_rows` maps, with rows that do not fit into memory together.
+
+    Args:
+        file: To write to.
+        shape: Of ``x``, the rows (n, ...).
+        dtype: Of the rows, such as "float32".
+        rows: Some of them at a time, (k, ...), in their order.
+        more: Further arrays by name, without objects.
+
+    Raises:
+        ValueError: The rows are not as many as ``shape`` says.
+    """
+    left = shape[0]
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        with archive.open("x.npy", "w", force_zip64=True) as member:
+            header = {"descr": npy.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape}
+            npy.write_array_header_1_0(member, header)
+            for block in rows:
+                if block.shape[1:] != shape[1:] or block.dtype != np.dtype(dtype):
+                    raise ValueError(f"rows of {block.shape[1:]}, {block.dtype}")
+                left -= len(block)
+                member.write(np.ascontiguousarray(block).data)
+            if left:
+                raise ValueError(f"{left} rows too few")
+        for name, array in more.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                npy.write_array(member, array, allow_pickle=False)

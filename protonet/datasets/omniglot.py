@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-import torch
-
-from protonet._checks import check_int, fail
-from protonet.datasets._images import list_folders, list_images, read_image
-from protonet.datasets.dataset import Dataset, make_dataset
+from protonet._checks import fail
+from protonet.datasets._images import list_folders, list_images
+from protonet.datasets.dataset import Dataset
+from protonet.datasets.pictures import Found, Pictures, load_pictures
 
 BACKGROUND, EVALUATION = "images_background", "images_evaluation"
 VALIDATION_SHARE = 0.2  #: The least share of the background's characters that are for validation. Our own choice.
 
 
-def load_omniglot(root: str | Path, *, size: int = 28) -> Dataset:
+def load_omniglot(root: str | Path, *, size: int | None = None) -> Dataset:
     """Load Omniglot: ``root/images_background/ALPHABET/character01/*.png`` and ``root/images_evaluation/...``.
 
     The background's alphabets are base, except for the last ones by name: as many of these as are needed for a fifth
@@ -23,10 +21,10 @@ def load_omniglot(root: str | Path, *, size: int = 28) -> Dataset:
 
     Args:
         root: The folder with both folders, or with a folder ``omniglot-py`` that has them.
-        size: Pixels per side to resize the drawings of 105 x 105 pixels to, >= 1.
+        size: Pixels per side to resize the drawings of 105 x 105 pixels to, >= 1; None for the 28 of the papers.
 
     Returns:
-        Rows of ``size * size`` grey values in [0, 1], ink being 1, and classes "ALPHABET/characterNN".
+        As `protonet.datasets.pictures.load_pictures`, one channel, ink being 1, and classes "ALPHABET/characterNN".
 
     Raises:
         MissingPackageError: Pillow is missing.
@@ -36,8 +34,12 @@ def load_omniglot(root: str | Path, *, size: int = 28) -> Dataset:
     Source: Lake, Salakhutdinov and Tenenbaum, "Human-level concept learning through probabilistic program induction"
         (2015). https://github.com/brendenlake/omniglot
     """
+    return load_pictures(find_omniglot(root), size)
+
+
+def find_omniglot(root: str | Path) -> Found:
+    """Find Omniglot's drawings; errors are as in `load_omniglot`."""
     root = Path(root)
-    size = check_int("load_omniglot", "size", size, low=1)
     home = root / "omniglot-py" if (root / "omniglot-py").is_dir() else root
     background, evaluation = (_list_characters(home / part) for part in (BACKGROUND, EVALUATION))
     side_of = dict.fromkeys(background, "base") | dict.fromkeys(evaluation, "novel")
@@ -48,14 +50,14 @@ def load_omniglot(root: str | Path, *, size: int = 28) -> Dataset:
         characters = [folder for folder in background if folder.parent == alphabet]
         side_of |= dict.fromkeys(characters, "validation")
         n_validation += len(characters)
-    rows, labels, sides = [], [], []
+    paths: list[Path] = []
+    labels, sides = [], []
     for folder, side in side_of.items():
-        for path in list_images("load_omniglot", "root", folder):
-            rows.append(read_image("load_omniglot", "root", path, size=size, colour=False).reshape(-1))  # (dim,)
-            labels.append(f"{folder.parent.name}/{folder.name}")
-            sides.append(side)
-    x = torch.from_numpy(255 - np.stack(rows)).float().div_(255)  # (n, dim): the paper is white
-    return make_dataset("load_omniglot", "root", x, labels, sides)
+        own = list_images("load_omniglot", "root", folder)
+        paths += own
+        labels += [f"{folder.parent.name}/{folder.name}"] * len(own)
+        sides += [side] * len(own)
+    return Found("load_omniglot", home, paths, lambda: Pictures(paths, labels, sides), size=28, grey=True)
 
 
 def _list_characters(folder: Path) -> list[Path]:

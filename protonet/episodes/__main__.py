@@ -1,6 +1,7 @@
 """Few-shot experiments: ``python -m protonet.episodes`` evaluates methods.
 
-``... train`` meta-trains an encoder; ``... compare`` compares files of several evaluations; ``... study`` runs many.
+``... train`` meta-trains an encoder; ``... compare`` compares files of several evaluations; ``... study`` runs many;
+``... extract`` embeds pictures.
 
 Slow imports wait until the arguments are checked.
 """
@@ -49,14 +50,20 @@ other names:\n  {", ".join(f"{alias} for {name}" for alias, name in ALIASES.item
 meta-training:\n  python -m protonet.episodes train --help
 the --json files of two runs, compared by episode:\n  python -m protonet.episodes compare --help
 many runs from a TOML file, and sweeps:\n  python -m protonet.episodes study --help
+features of pictures, by a network:\n  python -m protonet.episodes extract --help
 several processes, with the same results:\n  torchrun --nproc-per-node 2 -m protonet.episodes ..."""
     data = parser.add_argument_group("data")
-    text = "glyphs (default), digits, synthetic:FAMILY, FEATURES.npz, TABLE.csv, a folder of images by class, "
-    data.add_argument("--dataset", default="glyphs", help=f"{text}omniglot:ROOT or mini-imagenet:ROOT")
+    text = (
+        "glyphs (default), digits, synthetic:FAMILY, FEATURES.npz (or .npy, .pt, .plk), TABLE.csv, a folder of images "
+    )
+    text += "by class, or KIND:ROOT, of mini-imagenet, tiered-imagenet, cub, cifar-fs, fc100 and omniglot"
+    data.add_argument("--dataset", default="glyphs", help=text)
     text = "side of the split by class: novel (default if there is a split), validation, base or all"
     data.add_argument("--side", choices=SIDES, help=text)
     text = "split the classes at random: 60 %% base, 15 %% validation, 25 %% novel"
     data.add_argument("--split-seed", metavar="N", help=text)
+    text = "pixels per side of pictures (default: as their authors take them; 28, and grey, for a folder by class)"
+    data.add_argument("--image-size", metavar="N", help=text)
     data.add_argument("--encoder", metavar="FILE", help="file from 'train'; without it, features are used as they are")
     episodes = parser.add_argument_group("episodes")
     episodes.add_argument("--way", default="5", metavar="N[-M]", help="classes per episode (default 5)")
@@ -163,6 +170,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     until = parse_number("--until", options.until, strict=False)
     seed = parse_whole(PROG, "--seed", options.seed, low=0)
     split_seed = None if options.split_seed is None else parse_whole(PROG, "--split-seed", options.split_seed, low=0)
+    image_size = None if options.image_size is None else parse_whole(PROG, "--image-size", options.image_size, low=1)
     is_main = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts, the first one writes
     if until and options.interval == "classes":
         got = "--interval classes, whose intervals more episodes do not narrow"
@@ -191,7 +199,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     source = (options.dataset, options.side, split_seed, options.encoder)
     every, more = "all" in options.method, (options.normalize, options.base, grids, against)
     experiment = Experiment(*source, setting, methods, n_episodes, until, seed, options.interval, every, *more)
-    experiment = experiment._replace(texts=options.texts)
+    experiment = experiment._replace(texts=options.texts, image_size=image_size)
     state = None if options.state is None else Path(options.state)  # the other processes read it, too
     run_experiment(experiment, outputs, state=state, resume=options.resume)
 
@@ -229,7 +237,14 @@ def study(arguments: Sequence[str] | None) -> None:
     run_study(Path(options.file), own, more, run, options.output, reports=options.reports)
 
 
-COMMANDS = {"train": train, "compare": compare, "study": study}
+def extract(arguments: Sequence[str] | None) -> None:
+    """Embed pictures as the arguments say."""
+    from protonet.episodes.extract import run_extract  # noqa: PLC0415 - as above
+
+    run_extract(arguments)
+
+
+COMMANDS = {"train": train, "compare": compare, "study": study, "extract": extract}
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from protonet._checks import fail
 from protonet.episodes.augmentation import find_shape
-from protonet.episodes.batch import Take, scale_rows
+from protonet.episodes.batch import Take
 from protonet.episodes.networks import BatchNorm, make_conv4, make_resnet12
 
 #: The backbones for square images, with the least side in pixels that their strides and pools leave a pixel of.
@@ -91,8 +91,8 @@ def _make_conv(side: int) -> nn.Sequential:
 def embed_rows(encoder: nn.Module, take: Take, rows: Tensor) -> Tensor:
     """Embed the rows of some numbers (n,) int64, a chunk at a time: (n, embedding_dim) float32 on the CPU.
 
-    The encoder maps (n, dim) float32 to (n, embedding_dim), on any device; ``take`` returns rows by number, see
-    `scale_rows`.
+    The encoder maps (n, dim) float32 to (n, embedding_dim), on any device; ``take`` returns rows by
+    number.
     """
     device = next(encoder.parameters()).device
-    return torch.cat([encoder(scale_rows(take(chunk)).to(device)).cpu() for chunk in rows.split(CHUNK)])
+    return torch.cat([encoder(take(chunk).float().to(device)).cpu() for chunk in rows.split(CHUNK)])

@@ -42,7 +42,7 @@ class Trained(NamedTuple):
         assert self.support is not None
         assert self.query is not None
         numbers = torch.cat([self.support, self.query], dim=1)
-        rows = scale_rows(self.take(numbers.flatten())).to(next(self.encoder.parameters()).device)
+        rows = self.take(numbers.flatten()).float().to(next(self.encoder.parameters()).device)
         n_support = self.support.shape[1]
         support, query = rows.unflatten(0, numbers.shape).split([n_support, numbers.shape[1] - n_support], dim=1)
         return support, query
@@ -147,11 +147,6 @@ def number_rows(index: ClassIndex, n_rows: int) -> Tensor:
     for number, (start, size) in enumerate(zip(index.start.tolist(), index.size.tolist(), strict=True)):
         found[index.rows[start : start + size]] = number
     return found
-
-
-def scale_rows(rows: Tensor) -> Tensor:
-    """Return rows of any dtype as float32: whole numbers of 8 bits, as of images, in [0, 1], others as they are."""
-    return rows.float().div_(255) if rows.dtype == torch.uint8 else rows.float()
 
 
 def gather_episodes(

@@ -60,7 +60,7 @@ def run_experiment(
         with optional_packages(PROG):
             import matplotlib as _  # noqa: F401, PLC0415 - before the work, if it is missing
     with join_group() as group:
-        data = load_source(experiment.dataset, split_seed=experiment.split_seed)
+        data = load_source(experiment.dataset, split_seed=experiment.split_seed, image_size=experiment.image_size)
         tunings = tune(data, experiment, group)
         experiment = _choose(experiment, tunings)
         material = prepare(data, experiment)
@@ -184,6 +184,7 @@ def _describe(experiment: Experiment, side: str) -> dict[str, Any]:
     return {
         "dataset": experiment.dataset,
         "side": side,
+        "image_size": experiment.image_size,
         "split_seed": experiment.split_seed,
         "encoder": experiment.encoder,
         "normalize": experiment.normalize,

@@ -44,6 +44,7 @@ class Experiment(NamedTuple):
     tune: Sequence[Sequence[ChosenMethod]] = ()
     against: ChosenMethod | None = None  #: Compare this method with each other one; None compares all pairs.
     texts: str | None = None  #: The embeddings of texts that name the classes, see `load_texts`.
+    image_size: int | None = None  #: Pixels per side of pictures, see `protonet.episodes.sources.load_source`.
 
 
 class Material(NamedTuple):
@@ -140,7 +141,7 @@ def _find_base(data: Dataset, side: str, experiment: Experiment) -> tuple[Datase
     """Return the base classes: the data set that holds them, and their numbers, none where there are none."""
     own = data.sides or ()
     if experiment.base is not None:
-        data = load_base(experiment.base, dim=data.x.shape[1])
+        data = load_base(experiment.base, dim=data.x.shape[1], image_size=experiment.image_size)
         sides = data.sides or ("base",) * data.num_classes
         return data, [c for c, each in enumerate(sides) if each == "base"] or list(range(data.num_classes))
     found = [c for c, each in enumerate(own) if each == "base"] if side in SIDES[1:] else []
@@ -159,8 +160,8 @@ def _summarize(rows: SourceRows, data: Dataset, class_ids: Sequence[int]) -> Bas
 def _open_rows(data: Dataset, class_ids: Sequence[int], encoder: str | None) -> SourceRows:
     """Return a data set's rows; with an encoder, embed those of some classes, the only ones that are then there."""
     if encoder is None:
-        return SourceRows(data.x, torch.arange(len(data.x)), None if data.mapping is None else data.take_rows)
-    take = take_from(data.x) if data.mapping is None else data.take_rows
+        return SourceRows(data.x, torch.arange(len(data.x)), None if data.is_plain else data.take_rows)
+    take = take_from(data.x) if data.is_plain else data.take_rows
     used = torch.isin(data.y, torch.tensor(class_ids)).nonzero().flatten()
     places = torch.full((len(data.x),), -1).index_copy_(0, used, torch.arange(len(used)))
     trained = load_trained(encoder, lambda rows: take(used[rows]), dim=data.x.shape[1])

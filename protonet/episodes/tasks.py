@@ -14,7 +14,7 @@ from protonet._checks import fail
 from protonet.datasets.dataset import Dataset
 from protonet.episodes.augmentation import AUGMENTATION, augment_rows
 from protonet.episodes.backbones import IMAGES, embed_rows
-from protonet.episodes.batch import Take, Trained, scale_rows
+from protonet.episodes.batch import Take, Trained
 from protonet.episodes.distributed import Group
 from protonet.episodes.draws import Setting, check_setting, draw_episodes
 from protonet.episodes.evaluation import evaluate
@@ -112,7 +112,7 @@ def take_side(function: str, argument: str, data: Dataset, side: str) -> Side:
     classes = numbers[data.y]  # (n,)
     rows = (classes >= 0).nonzero().flatten()
     sampled = rows[:: -(-len(rows) // AUGMENTATION.n_sampled)]
-    spread = scale_rows(data.take_rows(sampled)).std(dim=0, correction=0)
+    spread = data.take_rows(sampled).float().std(dim=0, correction=0)
     return Side(data.take_rows, classes, index, tuple(data.class_names[c] for c in class_ids.tolist()), spread)
 
 
@@ -134,7 +134,7 @@ def draw_batch(base: Side, plan: Plan, step: int, group: Group) -> tuple[Tensor,
     setting = Setting((plan.way, plan.way), (plan.shot, plan.shot), plan.query)
     draw = draw_episodes(base.by_class, setting, seed=plan.seed, first=first, n_episodes=share)
     rows = torch.cat([draw.support, draw.query], dim=2)  # (episodes, n_way, n_shot + n_query)
-    x = scale_rows(base.take(rows.flatten()))
+    x = base.take(rows.flatten()).float()
     seed = np.random.SeedSequence([plan.seed, step]).generate_state(1, np.uint64)
     generator = torch.Generator().manual_seed(int(seed[0]))
     # Every process draws the random numbers of all of them and uses its own.

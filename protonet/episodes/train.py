@@ -47,9 +47,11 @@ RATES = {"prototypes": 3e-3, "feat": 1e-3, "maml": 1e-3, "anil": 1e-3}  #: AdamW
 def make_parser() -> Parser:
     """Return the parser of the training's arguments."""
     parser = Parser(PROG, "Meta-train an encoder on base classes; the weights best on validation classes are kept.")
-    data = "glyphs (default), digits, synthetic:FAMILY, FEATURES.npz, TABLE.csv, a folder of images by class, "
-    data += "omniglot:ROOT or mini-imagenet:ROOT"
+    data = "glyphs (default), digits, synthetic:FAMILY, FEATURES.npz, TABLE.csv, a folder of images by class, or "
+    data += "KIND:ROOT, of mini-imagenet, tiered-imagenet, cub, cifar-fs, fc100 and omniglot"
     parser.add_argument("--dataset", default="glyphs", help=data)
+    size = "pixels per side of pictures (default: as their authors take them; 28, and grey, for a folder by class)"
+    parser.add_argument("--image-size", metavar="N", help=size)
     split = "split the classes at random: 60 %% base, 15 %% validation, 25 %% novel"
     parser.add_argument("--split-seed", metavar="N", help=split)
     backbone = (
@@ -108,6 +110,7 @@ def run_train(arguments: Sequence[str] | None) -> None:
         numbers[key] = check_int(PROG, f"--{name}", number, low=low, high=high)
     more = _parse_objective(options, objective)
     split_seed = None if options.split_seed is None else parse_whole(PROG, "--split-seed", options.split_seed, low=0)
+    size = None if options.image_size is None else parse_whole(PROG, "--image-size", options.image_size, low=1)
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     _check_device(device)
     with join_group(device) as group:
@@ -120,7 +123,7 @@ def run_train(arguments: Sequence[str] | None) -> None:
             read_checkpoint(PROG, "--start", options.start)  # before the work, if it is missing
         from protonet.episodes.sources import load_source  # noqa: PLC0415 - needed once the arguments are right
 
-        data = load_source(options.dataset, split_seed=split_seed)
+        data = load_source(options.dataset, split_seed=split_seed, image_size=size)
         base, validation = (take_side(PROG, "--dataset", data, side) for side in ("base", "validation"))
         numbers["way"] = min(numbers["way"], len(base.names))
         dim = data.x.shape[1]

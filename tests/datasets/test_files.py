@@ -32,8 +32,10 @@ class TestImages:
         assert data.class_names == ("cat", "dog")
         assert data.y.tolist() == [0, 1, 1]
         pixels = np.asarray(Image.open(tmp_path / "dog" / "1.png"), np.float32) / 255
-        torch.testing.assert_close(data.x[2], torch.from_numpy(pixels.reshape(-1)))
-        assert tuple(load_images(str(tmp_path)).x.shape) == (3, 12)
+        torch.testing.assert_close(data.x[2], torch.from_numpy(pixels.transpose(2, 0, 1)).reshape(-1))
+        assert data.shape == (3, 4, 3)
+        grey = load_images(str(tmp_path))
+        assert (tuple(grey.x.shape), grey.shape) == ((3, 12), (1, 4, 3))
 
     def test_resize(self, tmp_path: Path) -> None:
         write_images(tmp_path, {"a": [(4, 4)], "b": [(8, 6)]})
@@ -54,8 +56,8 @@ class TestImages:
             Image.fromarray(pixels).save(tmp_path / name / f"1.{suffix}")
         expected = torch.from_numpy(pixels / 65535).reshape(-1)
         for colour in (False, True):
-            x = load_images(tmp_path, colour=colour).x[0].reshape(6, -1)
-            torch.testing.assert_close(x.double(), expected[:, None].expand_as(x), rtol=0, atol=0.51 / 255)
+            x = load_images(tmp_path, colour=colour).x[0].reshape(-1, 6)
+            torch.testing.assert_close(x.double(), expected.expand_as(x), rtol=0, atol=0.51 / 255)
 
     @pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "L"])
     def test_transparent_is_white(self, tmp_path: Path, mode: str) -> None:

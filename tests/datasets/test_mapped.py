@@ -13,6 +13,7 @@ import torch
 
 from protonet.datasets import dataset as dataset_module
 from protonet.datasets import load_npz, map_npz
+from protonet.datasets.mapped import write_npz
 
 
 def make_rows(n: int = 12, *, dtype: str = "float32", shape: tuple[int, ...] = (5,)) -> np.ndarray:
@@ -175,3 +176,30 @@ def test_memory_is_given_back(tmp_path: Path) -> None:
     assert read_resident() - before < 2**22
     data.take_rows(torch.arange(len(x)).flip(0))
     assert read_resident() - before < 2**22
+
+
+def test_rows_are_written_a_few_at_a_time(tmp_path: Path) -> None:
+    x = np.arange(60, dtype=np.float32).reshape(10, 3, 2)
+    more = {"y": np.arange(10) // 5, "split": np.array(["base"] * 5 + ["novel"] * 5)}
+    with (tmp_path / "a.npz").open("wb") as file:
+        write_npz(file, x.shape, "float32", (x[start : start + 3] for start in range(0, 10, 3)), more)
+    with np.load(tmp_path / "a.npz") as found:
+        assert found["x"].tolist() == x.tolist()
+        assert (found["x"].dtype, found["split"].tolist()) == (np.float32, more["split"].tolist())
+    data = map_npz(tmp_path / "a.npz")
+    assert data.mapping is not None
+    assert torch.equal(data.x, torch.from_numpy(x).flatten(1))
+    assert data.sides == ("base", "novel")
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([np.zeros((2, 3))], "rows of"),
+        ([np.zeros((2, 4), "f4")], "rows of"),
+        ([np.zeros((1, 3), "f4")], "1 rows too few"),
+    ],
+)
+def test_rows_that_are_not_as_they_were_said_to_be(tmp_path: Path, rows: list[np.ndarray], message: str) -> None:
+    with (tmp_path / "a.npz").open("wb") as file, pytest.raises(ValueError, match=message):
+        write_npz(file, (2, 3), "float32", rows, {})

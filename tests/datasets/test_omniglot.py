@@ -31,11 +31,17 @@ def make_tree(root: Path) -> Path:
     return root
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
+
+
 @pytest.mark.parametrize("home", ["", "omniglot-py"])
 def test_rows_names_and_sides(tmp_path: Path, home: str) -> None:
     make_tree(tmp_path / home)
     data = load_omniglot(str(tmp_path), size=7)
-    assert (tuple(data.x.shape), data.x.dtype) == ((24, 49), torch.float32)
+    assert (tuple(data.x.shape), data.x.dtype, data.shape) == ((24, 49), torch.uint8, (1, 7, 7))
+    x = data.take_rows(torch.arange(24))
     assert data.class_names[:3] == ("Alpha/character01", "Alpha/character02", "Alpha/character03")
     assert data.sides is not None
     side_of = {name.split("/")[0]: side for name, side in zip(data.class_names, data.sides, strict=True)}
@@ -43,7 +49,7 @@ def test_rows_names_and_sides(tmp_path: Path, home: str) -> None:
     expected = {"Alpha": "base", "Beta": "base", "Delta": "base", "Gamma": "validation", "Omega": "novel"}
     assert side_of == expected
     for name, number in (("Alpha/character01", 1), ("Gamma/character02", 17), ("Omega/character02", 23)):
-        first = data.x[data.y == data.class_names.index(name)][0].reshape(7, 7)
+        first = x[data.y == data.class_names.index(name)][0].reshape(7, 7)
         inked = torch.tensor([min(1.0, max(0.0, (4 * number - 15 * row) / 15)) for row in range(7)])
         torch.testing.assert_close(first[:, 0], inked, rtol=0, atol=1.01 / 255)
         assert float(first[:, 1:].abs().max()) == 0  # paper

@@ -30,10 +30,13 @@ from protonet import __main__ as library
 from protonet.episodes import __main__ as episodes
 from protonet.episodes import tasks
 from protonet.episodes.compare import make_parser as make_compare_parser
+from protonet.episodes.extract import make_parser as make_extract_parser
 from protonet.episodes.train import make_parser as make_train_parser
+from tests.datasets import trees
 from tests.docs.blocks import NAMES, ROOT, Block, read_blocks, read_commands, read_extras
 from tests.episodes.meta_cases import save_data
 from tests.tables.pictures.cases import write_folders
+from tests.tables.pictures.test_backbone import write_onnx
 
 PYTHON_PAGES = [name for name in NAMES if any(block.language == "python" for block in read_blocks(name))]
 COMMANDS = [(name, command) for name in NAMES for command in read_commands(name)]
@@ -229,6 +232,24 @@ def test_the_commands_for_a_method_of_ones_own_run(
     assert (tmp_path / "table.tex").is_file()
 
 
+def test_the_commands_for_pictures_and_features_of_others_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
+    trees.make_csv(tmp_path / "mini")
+    trees.make_cub(tmp_path, "json")
+    rng = np.random.default_rng(0)
+    trees.dump(tmp_path / "output.plk", {label: list(rng.standard_normal((20, 4))) for label in range(6)})
+    write_onnx(tmp_path / "net.onnx", ["n", 3, 8, 8])
+    (block,) = (b.text for b in read_blocks("docs/guide/few-shot.md") if "extract cub:" in b.text)
+    for line in block.splitlines():
+        words = shlex.split(line, comments=True)[3:]
+        few = [] if words[0] == "extract" else ["--episodes", "20", "--method", "protonet"]
+        assert episodes.main([*words, *few]) == 0, capsys.readouterr().err
+    assert "cub.npz: 14 rows of 3 features, 7 classes" in capsys.readouterr().out
+
+
 def test_the_study_of_the_guide_runs(tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copy(tables / "features.npz", tmp_path)
     write_plugin(tmp_path)
@@ -298,6 +319,8 @@ def test_every_command_is_one_that_exists(name: str, command: str) -> None:
             make_train_parser().parse_args(words)
         case ["python", "-m", "protonet.episodes", "study", *words]:
             episodes.make_parser().parse_args(episodes.make_study_parser().parse_known_args(words)[1])
+        case ["python", "-m", "protonet.episodes", "extract", *words]:
+            make_extract_parser().parse_args(words)
         case ["python", "-m", "protonet.episodes", "compare", *words]:
             make_compare_parser().parse_args(words)
         case ["python", "-m", "protonet.episodes", *words] | [

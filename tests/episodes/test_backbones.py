@@ -68,12 +68,6 @@ def test_same_seed_same_weights_and_no_global_state(name: str) -> None:
     assert abs(float(weights.detach().std()) - 1) < 0.02
 
 
-def test_whole_numbers_of_images_are_scaled() -> None:
-    encoder, x = make("mlp", 8), (256 * rows(20, 8)).to(torch.uint8)
-    embedded = embed_rows(encoder, take_from(x), torch.arange(20))
-    torch.testing.assert_close(embedded, encoder(x.float() / 255).detach())
-
-
 def test_embed_rows_in_chunks() -> None:
     encoder, x = make("mlp", 8), rows(2500, 8)
     whole = encoder(x).detach()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from PIL import Image
 from protonet._checks import InputError
 from protonet.datasets import FAMILIES, Dataset, load_digits, split_classes
 from protonet.episodes.sources import load_base, load_source
-from tests.datasets.test_mini_imagenet import make_tree as make_mini_imagenet
 from tests.datasets.test_omniglot import make_tree as make_omniglot
+from tests.datasets.trees import make_csv as make_mini_imagenet
+from tests.datasets.trees import make_folders
 
 
 def make_classes(names: list[str]) -> Dataset:
@@ -36,7 +38,8 @@ def test_synthetic(family: str) -> None:
     assert torch.equal(load_source(f"synthetic:{family}").x, data.x)
 
 
-def test_paths(tmp_path: Path) -> None:
+def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
     np.savez(tmp_path / "a.npz", x=np.eye(2), y=["a", "b"])
     assert load_source(str(tmp_path / "a.npz")).mapping is not None
     (tmp_path / "a.csv").write_text("kind,v\nx,1\ny,2\n")
@@ -49,6 +52,38 @@ def test_paths(tmp_path: Path) -> None:
         (tmp_path / kind).mkdir()
         data = load_source(f"{kind}:{make(tmp_path / kind)}")
         assert set(data.sides or ()) == {"base", "validation", "novel"}
+    assert load_source(f"mini-imagenet:{tmp_path / 'mini-imagenet'}", image_size=5).shape == (3, 5, 5)
+
+
+def test_folders_in_colour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
+    root = make_folders(tmp_path / "split")
+    data = load_source(str(root))  # with a split
+    assert (data.shape, data.x.dtype, set(data.sides or ())) == (
+        (3, 84, 84),
+        torch.uint8,
+        {"base", "validation", "novel"},
+    )
+    data = load_source(str(root / "train"), image_size=6)
+    assert (data.shape, data.sides, data.class_names) == ((3, 6, 6), None, ("ant", "bee", "cat"))
+    assert load_source(str(root / "train")).shape == (1, 28, 28)
+    (root / "train" / "train").mkdir()  # classes of such names are no sides
+    with pytest.raises(ValueError, match=r"have an image in every class; got none in .*train/train"):
+        load_source(str(root / "train"))
+
+
+def test_a_size_without_pictures_is_one_line(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.eye(2), y=["a", "b"])
+    for text in (str(tmp_path / "a.npz"), "digits"):
+        with pytest.raises(ValueError, match=r"^load_source: `image_size` must come with pictures .*; got 84 for"):
+            load_source(text, image_size=84)
+
+
+def test_features_of_others(tmp_path: Path) -> None:
+    with (tmp_path / "output.plk").open("wb") as file:
+        pickle.dump({0: [np.zeros(3)], 1: [np.ones(3)]}, file)
+    assert load_source(str(tmp_path / "output.plk")).x.tolist() == [[0, 0, 0], [1, 1, 1]]
+    assert load_base(str(tmp_path / "output.plk"), dim=3).num_classes == 2
 
 
 def test_split_seed(tmp_path: Path) -> None:
@@ -70,7 +105,7 @@ def test_split_seed(tmp_path: Path) -> None:
         ("", r"be one of glyphs, digits, .*; got ''\. Pass a listed name"),
         (
             "a/b/c",
-            r"be one of glyphs, digits, .* \*\.npz, \*\.csv or a folder of images .*; got 'a/b/c'\. Pass a listed name",
+            r"be one of glyphs, digits, .*<root>, \*\.npz, \*\.npy, .*\*\.csv or a folder .*; got 'a/b/c'\. Pass",
         ),
     ],
 )

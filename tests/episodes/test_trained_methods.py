@@ -144,13 +144,6 @@ def test_what_is_trained_is_loaded(folder: Path) -> None:
     assert torch.equal(query, rows[None, [7]])
 
 
-def test_rows_of_whole_numbers_are_scaled() -> None:
-    trained = make_trained("maml")
-    images = torch.randint(256, (40, 6), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
-    own = trained._replace(take=lambda rows: images[rows], support=torch.tensor([[3]]), query=torch.tensor([[4]]))
-    assert torch.equal(own.gather()[0], images[None, 3:4].float() / 255)
-
-
 @pytest.mark.parametrize("name", sorted(NEEDS_ENCODER))
 def test_some_of_the_queries_are_classified_as_all(name: str) -> None:
     episodes, _ = make_trained_episodes(make_trained(NEEDS_ENCODER[name] or "prototypes"))

@@ -111,15 +111,20 @@ class Backbone:
                     bar.update(len(part))
         return np.stack([found[digest] for digest in digests])
 
+    def run(self, x: Tensor) -> Tensor:
+        """Return the embeddings (n, width) float32 of prepared pictures (n, channels, height, width)."""
+        short = -len(x) % (self.batch or 1)  # a network of a fixed number of pictures gets the last one again
+        filled = torch.cat([x, x[-1:].expand(short, -1, -1, -1)]) if short else x
+        parts = filled.split(self.batch or len(x))
+        return torch.cat([run_network(self.network, part, self.preprocessing.file) for part in parts])[: len(x)]
+
     def _compute(self, paths: Sequence[Path]) -> np.ndarray:
         """Return the embeddings (n, width) of pictures."""
         settings = self.preprocessing
         mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (settings.mean, settings.std))
 
         def work(pixels: Tensor) -> Tensor:
-            x = (pixels.float() / 255 - mean) / std
-            parts = [_run(self.network, part, self.preprocessing.file) for part in x.split(self.batch or len(x))]
-            return torch.cat(parts)
+            return self.run((pixels.float() / 255 - mean) / std)
 
         grey = settings.channels == 1
         found = map_pictures(paths, settings.height, settings.width, work, grey=grey).numpy()
@@ -130,7 +135,7 @@ class Backbone:
         return found
 
 
-def _run(network: Network, x: Tensor, name: str) -> Tensor:
+def run_network(network: Network, x: Tensor, name: str) -> Tensor:
     """Return the embeddings (b, width) float32 of pictures (b, channels, height, width)."""
     try:
         found = network(x)
@@ -198,7 +203,7 @@ def open_backbone(
         network = lambda x: flat(x.flatten(1))  # noqa: E731 - a function of one line
     preprocessing = Preprocessing(name, digest, height, width, channels, tuple(mean), tuple(std))
     batch = shape[0]
-    trial = _run(network, torch.zeros(batch or 1, channels, height, width), name)
+    trial = run_network(network, torch.zeros(batch or 1, channels, height, width), name)
     folder = None if path is None else Path(cache) if cache is not None else cache_folder() / "pictures"
     return Backbone(network, preprocessing, trial.shape[1], batch, folder)
 

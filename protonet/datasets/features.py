@@ -1,0 +1,166 @@
+"""Features as others save them: NPY beside its labels, torch's files, and pickles of rows by class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import torch
+
+from protonet._checks import fail
+from protonet.datasets.dataset import Dataset, assign_sides, make_dataset
+from protonet.datasets.files import UNREADABLE, check_names
+from protonet.datasets.unpickling import load_pickle
+
+FUNCTION = "load_features"
+#: What features, and their labels, are called in files of several things.
+FEATURES = ("x", "features", "feats", "embeddings", "concat_features", "data")
+LABELS = ("y", "labels", "targets", "concat_labels")
+#: Names of the files of labels beside ``NAME.npy``, in the same folder.
+BESIDE = ("{}.labels.npy", "{}_labels.npy", "labels.npy", "y.npy")
+
+
+class Rows(NamedTuple):
+    """Features, and a label of each."""
+
+    x: np.ndarray  #: (n, ...).
+    y: np.ndarray  #: (n,) integers, strings or bytes.
+    split: np.ndarray | None = None  #: (n,) strings.
+
+
+def load_features(path: str | Path) -> Dataset:
+    """Load features from a file of another program. Nothing in it is run.
+
+    Args:
+        path: One of
+
+            - ``NAME.npy``: rows (n, ...), with ``NAME.labels.npy``, ``NAME_labels.npy``, ``labels.npy`` or ``y.npy``
+              beside it, one label per row;
+            - ``*.pt``, ``*.pth``: what ``torch.save`` wrote, read with ``weights_only``;
+            - ``*.plk``, ``*.pkl``, ``*.pickle``: a pickle of arrays, tensors, text and containers (`load_pickle`).
+
+            The two last hold a pair of features and labels; a dictionary of them, under one of the names ``FEATURES``
+            and ``LABELS``, perhaps with ``split``; or a dictionary from classes to their rows, as the ``output.plk`` of
+            S2M2, PT-MAP and others, alone or, as LaplacianShot's, behind the means of base classes.
+
+    Returns:
+        The rows, flattened and not scaled. Integer classes are numbered in ascending order.
+
+    Raises:
+        InputError: There is no such file, it holds something else or nothing that is read, there is NaN, labels and
+            rows are not as many, or a class is on two sides.
+    """
+    path = Path(path)
+    suffix = path.suffix.lower()
+    if suffix not in READERS:
+        fail(FUNCTION, "path", f"end in {', '.join(READERS)}", path, "Rename it.")
+    rows = READERS[suffix](path)
+    if rows.x.dtype.kind not in "biuf" or rows.x.ndim < 2:
+        got = f"{rows.x.dtype} {rows.x.shape}"
+        fail(FUNCTION, "path", "hold real features of shape (n, dim)", got, "Save them as floats.")
+    x = torch.from_numpy(np.array(rows.x, np.float32))
+    data = make_dataset(FUNCTION, "path", x, check_names(FUNCTION, "path", rows.y))
+    return (
+        data if rows.split is None else assign_sides(FUNCTION, "path", data, check_names(FUNCTION, "path", rows.split))
+    )
+
+
+def _read_npy(path: Path) -> Rows:
+    """Read an NPY file and the one of labels beside it."""
+    names = [name.format(path.stem) for name in BESIDE]
+    beside = [path.with_name(name) for name in names if path.with_name(name).is_file() and name != path.name]
+    if not path.is_file():
+        fail(FUNCTION, "path", "be a file that exists", path, "")
+    if not beside:
+        remedy = "Save one label per row there, or numpy.savez(path, x=x, y=y)."
+        fail(FUNCTION, "path", f"have its labels beside it, in {names[0]} or {names[1]}", f"{path} alone", remedy)
+    return Rows(*(_load_npy(each) for each in (path, beside[0])))
+
+
+def _load_npy(path: Path) -> np.ndarray:
+    """Load an NPY file without objects."""
+    try:
+        with path.open("rb") as file:
+            found = np.load(file, allow_pickle=False)
+    except (ValueError, *UNREADABLE) as error:
+        reason = "objects, which would be unpickled" if "Object arrays" in str(error) else type(error).__name__
+        fail(FUNCTION, "path", "be an NPY file of numbers or text", f"{path} ({reason})", "Save it with numpy.save.")
+    if not isinstance(found, np.ndarray):
+        fail(FUNCTION, "path", "be an NPY file", path, "Rename it to .npz.")
+    return found
+
+
+def _read_torch(path: Path) -> Rows:
+    """Read a file of ``torch.save``."""
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (FileNotFoundError, IsADirectoryError):
+        fail(FUNCTION, "path", "be a file that exists", path, "")
+    except Exception as error:  # torch raises anything of a damaged file
+        got, remedy = f"{path} ({type(error).__name__})", "Save it with torch.save((features, labels), path)."
+        fail(FUNCTION, "path", "be a file of torch.save, of tensors and containers alone", got, remedy)
+    return _interpret(path, content)
+
+
+def _read_pickle(path: Path) -> Rows:
+    """Read a pickle."""
+    return _interpret(path, load_pickle(FUNCTION, "path", path))
+
+
+#: What reads a file, by how its name ends.
+READERS: Mapping[str, Callable[[Path], Rows]] = {
+    ".npy": _read_npy,
+    **dict.fromkeys((".pt", ".pth"), _read_torch),
+    **dict.fromkeys((".plk", ".pkl", ".pickle"), _read_pickle),
+}
+
+
+def _interpret(path: Path, content: Any) -> Rows:
+    """Return features and labels, in whatever form they are."""
+    if isinstance(content, (list, tuple)) and len(content) == 4 and isinstance(content[2], dict):
+        content = content[2]  # means and scores beside it
+    if isinstance(content, (list, tuple)) and len(content) == 2:
+        return Rows(_as_array(path, content[0]), _as_array(path, content[1]))
+    if not isinstance(content, dict):
+        _refuse(path, f"a {type(content).__name__}")
+    x, y = (next((content[name] for name in names if name in content), None) for names in (FEATURES, LABELS))
+    if x is not None and y is not None:
+        split = content.get("split")
+        return Rows(_as_array(path, x), _as_array(path, y), None if split is None else _as_array(path, split))
+    rows = all(isinstance(value, (list, tuple, np.ndarray, torch.Tensor)) for value in content.values())
+    if not rows or not content or {"image_data", "class_dict"} & content.keys():
+        _refuse(path, f"a dictionary of {', '.join(map(str, list(content)[:4])) or 'nothing'}")
+    return _join_classes(path, content)
+
+
+def _join_classes(path: Path, by_class: Mapping[Any, Any]) -> Rows:
+    """Return the rows of a dictionary from classes to rows."""
+    arrays = {key: _as_array(path, value) for key, value in by_class.items()}
+    rows = {key: value for key, value in arrays.items() if value.size}
+    if len({each.shape[1:] for each in rows.values()}) != 1:
+        _refuse(path, "classes whose rows are of several shapes")
+    keys = [key.item() if isinstance(key, (torch.Tensor, np.generic)) else key for key in rows]
+    labels = np.repeat(np.array(keys), [len(each) for each in rows.values()])
+    return Rows(np.concatenate(list(rows.values())), labels)
+
+
+def _as_array(path: Path, value: Any) -> np.ndarray:
+    """Return a tensor, an array or a list of these or of numbers or text as an array."""
+    if isinstance(value, torch.Tensor):
+        value = value.detach()
+        value = value.float() if value.is_floating_point() else value  # NumPy has no bfloat16
+        return np.asarray(value.numpy())
+    try:
+        if isinstance(value, Sequence) and len(value) and isinstance(value[0], torch.Tensor):
+            return _as_array(path, torch.stack(list(value)))
+        return np.asarray(value)
+    except (ValueError, RuntimeError, TypeError, AttributeError) as error:
+        _refuse(path, f"rows that are no array ({type(error).__name__})")
+
+
+def _refuse(path: Path, got: str) -> NoReturn:
+    """Raise an InputError: a file holds no features."""
+    remedy = "Save it with numpy.savez(path, x=x, y=y); pictures are read as KIND:FOLDER."
+    fail(FUNCTION, "path", "hold features and labels, or rows by class", f"{got} in {path}", remedy)

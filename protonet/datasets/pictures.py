@@ -1,0 +1,210 @@
+"""Sets of pictures: found on the disk, decoded once, kept as uint8 in the cache and mapped from there."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+
+from protonet._checks import check_int, fail, optional_packages
+from protonet._writing import write_whole
+from protonet.datasets._cache import cache_folder
+from protonet.datasets._images import SUFFIXES, UNREADABLE_IMAGE, open_plain
+from protonet.datasets.dataset import SIDES, Dataset, assign_sides, make_dataset
+from protonet.datasets.files import UNREADABLE
+from protonet.datasets.mapped import map_rows, write_npz
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+#: A picture: its file, the bytes of such a file, or its pixels (height, width, 3) uint8.
+Picture = Path | bytes | np.ndarray
+INSTALL = 'pip install "protonet[pictures]"'
+VERSION = 1  #: Increased whenever pixels change: what is cached is made again.
+AT_ONCE = 256  #: Pictures that are decoded before they are written.
+MOST_THREADS = 8  #: That decode, at most.
+
+
+class Pictures(NamedTuple):
+    """Pictures with their classes."""
+
+    pictures: Sequence[Picture]
+    labels: Sequence[str]  #: The name of each one's class.
+    sides: Sequence[str] | None  #: For each one of `protonet.datasets.dataset.SIDES`, or None without a split.
+
+
+class Found(NamedTuple):
+    """A set of pictures that was found on the disk, not yet read."""
+
+    name: str  #: Of the function that looks for it, for messages.
+    root: Path  #: Where it was found.
+    #: All that it is made of, pictures last; their names, sizes and times tell one state of it from another.
+    files: Sequence[Path]
+    read: Callable[[], Pictures]  #: Reads lists, and files that hold many pictures.
+    size: int  #: Pixels per side that its authors take.
+    grey: bool = False  #: Whether it has one channel, 1 being ink, and not red, green and blue.
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether its pictures are in files of many."""
+        return self.files[-1].suffix.lower() not in SUFFIXES
+
+
+def load_pictures(found: Found, size: int | None = None) -> Dataset:
+    """Load a set of pictures: as it was kept by an earlier call, where nothing changed since.
+
+    Args:
+        found: The set.
+        size: Pixels per side to resize pictures to, without regard to their shape; None for that of its authors.
+
+    Returns:
+        uint8 rows in the order of channels, height and width, mapped from a file of the cache's folder; see
+        `Dataset.take_rows`. Where that cannot be written, they are in memory.
+
+    Raises:
+        MissingPackageError: Pillow is missing.
+        InputTypeError: The size is not a number.
+        InputError: A file is missing, is no picture, or there are fewer than two classes.
+    """
+    side = found.size if size is None else check_int(found.name, "size", size, low=1)
+    shape = (1 if found.grey else 3, side, side)
+    stamp = hash_state(found, f"{VERSION} {side}")
+    place = hashlib.sha256(os.fsencode(found.root.resolve())).hexdigest()[:16]
+    path = cache_folder() / f"{found.name.removeprefix('load_')}-{side}-{place}.npz"
+    if path.exists():
+        kept = _read(path, stamp, shape)
+        if kept is not None:
+            return kept
+    return _make(found, shape, path, stamp)
+
+
+def hash_state(found: Found, more: str) -> str:
+    """Return a hash of some text and of the names, sizes and times of a set's files, in their order.
+
+    Raises:
+        InputError: A file is missing.
+    """
+    digest = hashlib.sha256(f"{more}\n".encode())
+    for path in found.files:
+        try:
+            state = path.stat()
+        except OSError as error:
+            fail(found.name, "root", "hold its pictures", f"no {path} ({error.strerror})", "Unpack all of them.")
+        name = os.fsencode(path).removeprefix(os.fsencode(found.root))
+        digest.update(b"%b\0%d\0%d\n" % (name, state.st_size, state.st_mtime_ns))
+    return digest.hexdigest()
+
+
+def open_picture(function: str, picture: Picture, least: int | None = None) -> Image:
+    """Open and decode a picture, as `open_plain` does.
+
+    Raises:
+        InputError: It is none, or damaged.
+    """
+    from PIL import Image  # noqa: PLC0415 - optional
+
+    if isinstance(picture, np.ndarray):
+        return Image.fromarray(picture)
+    try:
+        return open_plain(picture if isinstance(picture, Path) else io.BytesIO(picture), least)
+    except UNREADABLE_IMAGE as error:
+        got = f"{picture if isinstance(picture, Path) else 'one of a file of many'} ({type(error).__name__})"
+        fail(function, "root", "hold images that can be read", got, "Replace that file.")
+
+
+def map_in_threads(work: Callable[[Picture], np.ndarray], pictures: Sequence[Picture]) -> Iterator[np.ndarray]:
+    """Yield what ``work`` gives for pictures, in their order, ``AT_ONCE`` of them stacked; several threads work."""
+    with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as pool:
+        try:
+            for start in range(0, len(pictures), AT_ONCE):
+                yield np.stack(list(pool.map(work, pictures[start : start + AT_ONCE])))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _read(path: Path, stamp: str, shape: tuple[int, int, int]) -> Dataset | None:
+    """Return the pictures of a file of the cache; None where it is of another state of them, or damaged."""
+    try:
+        with path.open("rb") as opened:
+            file = np.load(opened, allow_pickle=False)
+            if str(file["stamp"]) != stamp:
+                return None
+            y, names, sides = (file[name] for name in ("y", "names", "sides"))
+        x, mapping = map_rows(path, ("uint8",)) or (None, None)
+        if x is not None and x.shape == (len(y), int(np.prod(shape))):
+            own = tuple(map(str, sides)) if len(sides) else None
+            return Dataset(x, torch.from_numpy(y), tuple(map(str, names)), own, mapping, shape)
+        reason = "it is not as it was written"
+    except (ValueError, *UNREADABLE) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+    print(f"protonet: {path} is made again: {reason}", file=sys.stderr)
+    return None
+
+
+def _make(found: Found, shape: tuple[int, int, int], path: Path, stamp: str) -> Dataset:
+    """Decode pictures and keep them in a file of the cache, from which they are mapped."""
+    from tqdm import tqdm  # noqa: PLC0415 - slow to import
+
+    with optional_packages(found.name, INSTALL):
+        from PIL import Image  # noqa: PLC0415 - optional
+    pictures, labels, sides = found.read()
+    data = make_dataset(found.name, "root", torch.empty(len(pictures), 0), labels)
+    data = assign_sides(found.name, "root", data, sides)._replace(shape=shape)
+    side = shape[1]
+    resample = Image.Resampling.BOX if found.grey else Image.Resampling.LANCZOS
+
+    def decode(picture: Picture) -> np.ndarray:
+        if isinstance(picture, np.ndarray) and picture.shape[:2] == (side, side) and not found.grey:
+            return picture.transpose(2, 0, 1)
+        image = open_picture(found.name, picture).convert("L" if found.grey else "RGB")
+        pixels = np.asarray(image if image.size == (side, side) else image.resize((side, side), resample), np.uint8)
+        return 255 - pixels[None] if found.grey else pixels.transpose(2, 0, 1)  # the paper is white
+
+    def decode_all() -> Iterator[np.ndarray]:
+        with tqdm(total=len(pictures), unit="picture", delay=1.0, leave=False, dynamic_ncols=True) as bar:
+            for block in map_in_threads(decode, pictures):
+                yield block
+                bar.update(len(block))
+
+    more = {"stamp": np.array(stamp), "y": data.y.numpy(), "names": np.array(data.class_names)}
+    more["sides"] = np.array(data.sides or (), str)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, lambda file: write_npz(file, (len(pictures), *shape), "uint8", decode_all(), more))
+    except OSError as error:
+        print(f"protonet: {path} is not kept: {error.strerror}", file=sys.stderr)
+    else:
+        kept = _read(path, stamp, shape)
+        if kept is not None:
+            return kept
+    rows = np.empty((len(pictures), *shape), np.uint8)
+    place = 0
+    for block in decode_all():
+        rows[place : place + len(block)] = block
+        place += len(block)
+    return data._replace(x=torch.from_numpy(rows).flatten(1))
+
+
+def join_sides(parts: Sequence[Pictures | None]) -> Pictures:
+    """Join the pictures of the base, validation and novel classes, each of which may be missing, with their sides.
+
+    Classes that are numbers in files of their own may have the same number on several sides; these get the side's name.
+    """
+    given = [(side, part) for side, part in zip(SIDES, parts, strict=True) if part is not None]
+    names = [set(part.labels) for _, part in given]
+    several = {name for k, own in enumerate(names) for other in names[:k] for name in own & other}
+    pictures, labels, sides = [], [], []
+    for side, part in given:
+        pictures += list(part.pictures)
+        labels += [f"{side} {name}" if name in several and name.isdecimal() else name for name in part.labels]
+        sides += [side] * len(part.labels)
+    return Pictures(pictures, labels, sides)

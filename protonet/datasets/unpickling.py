@@ -1,0 +1,140 @@
+"""Pickles that others published, read without running anything of theirs.
+
+A pickle is a program: it may name any function and call it. Here it may name NumPy's arrays, dtypes and numbers,
+torch's tensors, and Python's containers, and nothing else; what builds the arrays is our own code, which checks what it
+is given.
+"""
+
+from __future__ import annotations
+
+import collections
+import io
+import pickle
+import re
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+from protonet._checks import fail, show
+
+#: Dtypes of fixed size without pointers: numbers, bytes and text.
+PLAIN = re.compile(r"[biufSU]\d+")
+
+
+class RefusedError(pickle.UnpicklingError):
+    """A pickle asks for something that is not read."""
+
+
+class _Dtype:
+    """A dtype as a pickle describes it, of those in ``PLAIN``."""
+
+    def __init__(self, text: str, *_: object) -> None:
+        if not isinstance(text, str) or not PLAIN.fullmatch(text):
+            raise RefusedError(f"an array of dtype {show(text)!s:.40}")
+        self.dtype = np.dtype(text)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        if any(each is not None for each in state[2:5]):  # a part of another array, or fields
+            raise RefusedError("an array with fields")
+        self.dtype = self.dtype.newbyteorder(state[1])
+
+
+class _Array(np.ndarray[Any, Any]):
+    """An array that is still to be filled."""
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, shape, kind, fortran, raw = state
+        raw = raw.encode("latin1") if isinstance(raw, str) else raw  # Python 2's
+        filled = _fill(raw, kind, shape, "C")
+        checked: Any = (1, filled.shape, filled.dtype, bool(fortran), bytes(raw))
+        super().__setstate__(checked)
+
+
+def _fill(raw: bytes, kind: _Dtype, shape: tuple[int, ...], order: str) -> np.ndarray:
+    """Return the array of some bytes; whatever does not fit together raises an exception."""
+    if not isinstance(kind, _Dtype):
+        raise RefusedError("an array without a dtype")
+    if not isinstance(raw, (bytes, bytearray)):
+        raise RefusedError("an array of objects")
+    return np.frombuffer(raw, kind.dtype).reshape(shape, order="F" if order == "F" else "C")
+
+
+def _begin_array(subtype: object, *_: object) -> np.ndarray:
+    if subtype is not np.ndarray:
+        raise RefusedError("a subclass of an array")
+    return np.ndarray.__new__(_Array, (0,), np.int8)
+
+
+def _make_scalar(kind: _Dtype, raw: bytes | str) -> Any:
+    return _fill(raw.encode("latin1") if isinstance(raw, str) else raw, kind, (1,), "C")[0]
+
+
+def _encode(text: str, encoding: str = "latin1") -> bytes:
+    if encoding != "latin1":
+        raise RefusedError(f"text in {encoding}")
+    return text.encode("latin1")
+
+
+def _load_storage(raw: bytes) -> Any:
+    return torch.load(io.BytesIO(raw), weights_only=True)
+
+
+#: What a pickle may name, by module and name.
+_NAMES: dict[tuple[str, str], Any] = {
+    **{
+        ("builtins", each.__name__): each
+        for each in (bytes, bytearray, dict, list, set, frozenset, int, float, complex)
+    },
+    ("collections", "OrderedDict"): collections.OrderedDict,
+    ("collections", "defaultdict"): collections.defaultdict,
+    ("_codecs", "encode"): _encode,
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): _Dtype,
+    **{
+        ("numpy.core.multiarray", name): each
+        for name, each in (("_reconstruct", _begin_array), ("scalar", _make_scalar))
+    },
+    ("numpy.core.numeric", "_frombuffer"): _fill,
+    ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,
+    ("torch.storage", "_load_from_bytes"): _load_storage,
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads a pickle that names nothing but ``_NAMES``."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        module = {"__builtin__": "builtins"}.get(module, module).replace("numpy._core", "numpy.core")
+        if (module, name) not in _NAMES:
+            raise RefusedError(f"{module}.{name}")
+        return _NAMES[module, name]
+
+
+def load_pickle(function: str, argument: str, path: str | Path) -> Any:
+    """Load a pickle of arrays, tensors, numbers, text and containers; text of Python 2 is taken for Latin-1.
+
+    Args:
+        function: The public function's name, for the message.
+        argument: The argument's name, for the message.
+        path: The file.
+
+    Raises:
+        InputError: There is no such file, it is no pickle, or holds anything else: nothing of that is run.
+
+    Source: Python's documentation of pickle, "Restricting globals".
+    """
+
+    def refuse(got: str, remedy: str) -> NoReturn:
+        fail(function, argument, "be a pickle of arrays, numbers, text and containers alone", f"{path} {got}", remedy)
+
+    try:
+        with Path(path).open("rb") as file:
+            return _Unpickler(file, encoding="latin1").load()
+    except (FileNotFoundError, IsADirectoryError):
+        fail(function, argument, "be a file that exists", str(path), "")
+    except RefusedError as error:
+        refuse(f"with {error}, which is not loaded", "Save features with numpy.savez(path, x=x, y=y).")
+    except Exception as error:  # a damaged pickle raises anything
+        refuse(f"({type(error).__name__})", "It is damaged or none: get it again.")

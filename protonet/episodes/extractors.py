@@ -1,0 +1,367 @@
+"""What embeds pictures: a file, or a network of timm, torchvision or open_clip. Nothing is downloaded."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from urllib.parse import urlparse
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from protonet._checks import fail, find_version, optional_packages
+from protonet.tables.pictures.backbone import Network, hash_file, open_backbone, run_network
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+PROG = "protonet.episodes extract"
+INSTALL = 'pip install "protonet[backbones]"'
+#: Variables that tell the hub's clients to stay off the network.
+OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+#: Entries of a checkpoint that hold the network's weights, and what the names of these may begin with.
+WRAPPERS, PREFIXES = ("state_dict", "model", "params"), ("module.", "_orig_mod.")
+#: What torchvision's networks call the part that ends in the classifier.
+HEADS = ("fc", "classifier", "head", "heads")
+
+
+class Extractor(NamedTuple):
+    """A network that embeds pictures, or the texts that name classes."""
+
+    prepare: Callable[[Image], Tensor]  #: From an RGB picture to what the network takes, (channels, height, width).
+    embed: Callable[[Tensor], Tensor]  #: From those of several pictures (b, ...) to embeddings (b, dim) float32.
+    made: dict[str, Any]  #: What decides the embeddings, in a form that JSON can write.
+    embed_texts: Callable[[Sequence[str]], Tensor] | None = None  #: From texts to (texts, dim) float32.
+    least: int | None = None  #: Pixels per side below which a JPEG may not come smaller; None for its own size.
+
+
+class Weights(NamedTuple):
+    """The weights of a network."""
+
+    path: Path
+    tag: str | None  #: What their library calls them; None for a file that a person names.
+
+
+def open_extractor(
+    backbone: str,
+    *,
+    weights: str | Path | None = None,
+    device: str = "cpu",
+    size: int | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> Extractor:
+    """Open a network that embeds pictures.
+
+    Args:
+        backbone: A file, as `protonet.files.embed_pictures` takes; or ``timm:NAME``, ``torchvision:NAME`` or
+            ``open_clip:NAME``, whose own preprocessing is used, and whose classifier is left out. A name may end in a
+            tag of weights: ``timm:resnet18.a1_in1k``, ``torchvision:resnet18:IMAGENET1K_V1``,
+            ``open_clip:ViT-B-32:laion2b_s34b_b79k``.
+        weights: A file of the named network's weights, ``.safetensors``, or of ``torch.save``, read with
+            ``weights_only``; None for those in the user's cache.
+        device: Where a named network computes.
+        size: Of a file alone, and so are the others: as in `embed_pictures`.
+        mean: The same.
+        std: The same.
+
+    Raises:
+        MissingPackageError: The library, Pillow or ONNX Runtime is missing.
+        InputError: There is no such network, its weights are not in the cache or do not fit, or as in `embed_pictures`.
+    """
+    library, colon, name = backbone.partition(":")
+    if not colon or library not in LIBRARIES:
+        if weights is not None:
+            remedy = f"Leave it out, or pass --backbone {'|'.join(f'{each}:NAME' for each in LIBRARIES)}."
+            fail(PROG, "--weights", "come with the name of a network", f"--backbone {backbone}", remedy)
+        return _open_file(backbone, size, mean, std)
+    if (size, mean, std) != (None, None, None):
+        got = f"--size, --mean or --std with {backbone}"
+        fail(PROG, "--backbone", "be a file, to be told its preprocessing", got, "Leave these out.")
+    with _stay_offline(), warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")  # of what the libraries think of each other
+        return LIBRARIES[library](name, None if weights is None else Path(weights), torch.device(device))
+
+
+def _open_file(backbone: str, size: int | None, mean: Sequence[float] | None, std: Sequence[float] | None) -> Extractor:
+    """Open an ONNX file or one of torch.export."""
+    opened = open_backbone(backbone, size=size, mean=mean, std=std)
+    settings = opened.preprocessing
+    centre, scale = (torch.tensor(each).view(-1, 1, 1) for each in (settings.mean, settings.std))
+
+    def prepare(image: Image) -> Tensor:
+        image = image.convert("L") if settings.channels == 1 else image
+        pixels = np.asarray(image.resize((settings.width, settings.height)), np.uint8)  # bicubic
+        x = torch.from_numpy(pixels.copy()).reshape(settings.height, settings.width, -1).permute(2, 0, 1)
+        return (x.float() / 255 - centre) / scale
+
+    made = {"backbone": backbone, "weights": settings.digest, "preprocessing": settings.describe()}
+    return Extractor(prepare, opened.run, made, least=max(settings.height, settings.width))
+
+
+def _open_timm(name: str, file: Path | None, device: torch.device) -> Extractor:
+    """Open a network of timm."""
+    with _import("timm"):
+        import timm  # noqa: PLC0415 - optional
+
+    if not timm.is_model(name):
+        _refuse_name("timm", name, timm.list_models())
+    if file is not None:
+        weights = Weights(file, None)
+        model = _make(name, lambda: timm.create_model(name, pretrained=False, num_classes=0))
+        heads = model.pretrained_cfg.get("classifier") or ()
+        _load(model, weights, (heads,) if isinstance(heads, str) else tuple(heads))
+    else:
+        settings = _make(name, lambda: timm.get_pretrained_cfg(name))
+        hub = None if settings is None else settings.hf_hub_id
+        names = [settings.hf_hub_filename] if hub and settings.hf_hub_filename else ["model.safetensors"]
+        command = f"import timm; timm.create_model('{name}', pretrained=True)"
+        found = _find_cached(hub, [*names, "pytorch_model.bin"], settings.url if settings else None, _torch_folder())
+        weights = Weights(found or _refuse_weights("timm", name, command), settings.tag or name)
+        overlay = {"state_dict": _read_weights(weights.path)}
+        model = _make(name, lambda: timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay))
+        model.reset_classifier(0)
+    transform = timm.data.create_transform(**timm.data.resolve_data_config({}, model=model), is_training=False)
+    return _finish("timm", name, model, model, transform, weights, device)
+
+
+def _open_torchvision(text: str, file: Path | None, device: torch.device) -> Extractor:
+    """Open a network of torchvision."""
+    with _import("torchvision"):
+        from torchvision import models  # noqa: PLC0415 - optional
+
+    name, _, tag = text.partition(":")
+    known = models.list_models(module=models)
+    if name not in known:
+        _refuse_name("torchvision", name, known)
+    choices = {each.name: each for each in models.get_model_weights(name)}
+    choice = choices.get(tag or "DEFAULT", None if tag else models.get_model_weights(name).DEFAULT)
+    if choice is None:
+        fail(PROG, "--backbone", f"name weights of {', '.join(choices)}", repr(tag), "Pick a listed one.")
+    if file is None:
+        command = f"import torchvision; torchvision.models.get_model('{name}', weights='{choice.name}')"
+        found = _find_cached(None, [], choice.url, _torch_folder())
+        weights = Weights(found or _refuse_weights("torchvision", name, command), choice.name)
+        model = _make(name, lambda: models.get_model(name, weights=choice))
+    else:
+        weights = Weights(file, None)
+        model = _make(name, lambda: models.get_model(name, weights=None))
+    heads = [part for part in HEADS if hasattr(model, part)]
+    linear = [key for key, module in model.named_modules() if isinstance(module, nn.Linear)]
+    if not heads or not linear or linear[-1].split(".")[0] not in heads:
+        fail(PROG, "--backbone", "end in a linear classifier, to be left out", text, "Pass another network.")
+    parent, _, last = linear[-1].rpartition(".")
+    setattr(model.get_submodule(parent), last, nn.Identity())
+    if file is not None:
+        _load(model, weights, (linear[-1],))
+    return _finish("torchvision", name, model, model, choice.transforms(), weights, device)
+
+
+def _open_clip(text: str, file: Path | None, device: torch.device) -> Extractor:
+    """Open a network of open_clip, which embeds texts, too."""
+    with _import("open_clip"):
+        import open_clip  # noqa: PLC0415 - optional
+        from open_clip.transform import PreprocessCfg, image_transform_v2  # noqa: PLC0415
+
+    name, _, tag = text.partition(":")
+    if name not in open_clip.list_models():
+        _refuse_name("open_clip", name, open_clip.list_models())
+    tags = open_clip.list_pretrained_tags_by_model(name)
+    if (tag and tag not in tags) or not (tag or file):
+        got = repr(tag) if tag else f"none for {name}"
+        remedy = f"Pass open_clip:{name}:TAG, or --weights FILE."
+        fail(PROG, "--backbone", f"name weights of {', '.join(tags) or 'a file'}", got, remedy)
+    settings: Mapping[str, Any] = open_clip.get_pretrained_cfg(name, tag) if tag else {}
+    weights = Weights(Path() if file is None else file, tag or None)
+    if file is None:
+        hub, _, own = settings.get("hf_hub", "").rpartition("/")
+        own = own or "open_clip_pytorch_model.bin"
+        names = [own.rpartition(".")[0] + ".safetensors", "open_clip_model.safetensors", own]
+        command = f"import open_clip; open_clip.create_model('{name}', pretrained='{tag}')"
+        found = _find_cached(hub or None, names, settings.get("url"), Path.home() / ".cache" / "clip")
+        weights = weights._replace(path=found or _refuse_weights("open_clip", name, command))
+    fields = {key: settings[key] for key in ("mean", "std", "interpolation", "resize_mode") if key in settings}
+    _check_file(weights.path)
+    model = _make(
+        name,
+        lambda: open_clip.create_model(
+            name,
+            pretrained=str(weights.path),
+            force_quick_gelu=bool(settings.get("quick_gelu")),
+            force_preprocess_cfg=fields,
+            weights_only=True,
+        ),
+    )
+    transform = image_transform_v2(PreprocessCfg(**model.visual.preprocess_cfg), is_train=False)
+
+    def embed_texts(texts: Sequence[str]) -> Tensor:
+        with _stay_offline():
+            tokenizer = _make(f"the tokenizer of {name}", lambda: open_clip.get_tokenizer(name))
+        with torch.no_grad():
+            found: Tensor = model.encode_text(tokenizer(list(texts)).to(device))
+        return found.float().cpu()
+
+    extractor = _finish("open_clip", name, model, model.encode_image, transform, weights, device)
+    return extractor._replace(embed_texts=embed_texts)
+
+
+#: What opens a network of a library.
+LIBRARIES: Mapping[str, Callable[[str, Path | None, torch.device], Extractor]] = {
+    "timm": _open_timm,
+    "torchvision": _open_torchvision,
+    "open_clip": _open_clip,
+}
+
+
+def _finish(
+    library: str, name: str, model: nn.Module, run: Network, transform: Any, weights: Weights, device: torch.device
+) -> Extractor:
+    """Return a network of a library as an extractor."""
+    model.eval().requires_grad_(False).to(device)
+    made = {
+        "backbone": f"{library}:{name}",
+        "weights": hash_file(weights.path),
+        "tag": weights.tag or weights.path.name,
+        "preprocessing": " ".join(str(transform).split()),
+        "version": find_version({"open_clip": "open_clip_torch"}.get(library, library)),
+    }
+
+    def embed(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return run_network(run, x.to(device), name).cpu()
+
+    return Extractor(transform, embed, made)
+
+
+@contextmanager
+def _import(package: str) -> Iterator[None]:
+    """Say in one line what is wrong with a package that cannot be imported."""
+    try:
+        with optional_packages(PROG, INSTALL):
+            yield
+    except RuntimeError as error:  # torchvision with another torch than its own
+        got = f"one that cannot be imported ({(str(error).splitlines() or [''])[0]})"
+        fail(PROG, package, "be the release that fits torch", got, f"Run {INSTALL}.")
+
+
+@contextmanager
+def _stay_offline() -> Iterator[None]:
+    """Keep the hub's clients off the network, those that are imported already, too."""
+    try:
+        from huggingface_hub import constants  # noqa: PLC0415 - optional
+    except ImportError:
+        constants = None
+    was = getattr(constants, "HF_HUB_OFFLINE", None)
+    before = {name: os.environ.get(name) for name in OFFLINE}
+    os.environ.update(dict.fromkeys(OFFLINE, "1"))
+    try:
+        if constants is not None:
+            constants.HF_HUB_OFFLINE = True
+        yield
+    finally:
+        if constants is not None:
+            constants.HF_HUB_OFFLINE = was
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _torch_folder() -> Path:
+    """Return where torch keeps weights that it downloaded."""
+    return Path(torch.hub.get_dir()) / "checkpoints"
+
+
+def _find_cached(hub: str | None, names: Sequence[str], url: str | None, folder: Path) -> Path | None:
+    """Return a file of weights from the hub's cache, or from a folder of those that were downloaded by address."""
+    if hub:
+        with _import("huggingface_hub"):
+            from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - optional
+
+        for name in names:
+            found = try_to_load_from_cache(hub, name)
+            if isinstance(found, str):
+                return Path(found)
+    if url:
+        path = folder / Path(urlparse(url).path).name
+        if path.is_file():
+            return path
+    return None
+
+
+def _make(name: str, make: Callable[[], Any]) -> Any:
+    """Return what a library makes; say in one line why it does not."""
+    try:
+        return make()
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        remedy = "Pass weights of that network, or another one."
+        fail(PROG, "--backbone", "be a network that can be made of its weights", f"{name}: {reason}", remedy)
+
+
+def _check_file(path: Path) -> None:
+    """Raise an InputError where there is no file of weights."""
+    if not path.is_file():
+        fail(PROG, "--weights", "be a file that exists", path, "")
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    """Read a file of weights by name; nothing in it is run."""
+    _check_file(path)
+    try:
+        if path.suffix.lower() == ".safetensors":
+            with optional_packages(PROG, INSTALL):
+                from safetensors.torch import load_file  # noqa: PLC0415 - optional
+            content: Any = load_file(path)
+        else:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except ImportError:
+        raise
+    except Exception as error:  # torch and safetensors raise anything of a damaged file
+        got, remedy = f"{path} ({type(error).__name__})", "Save it with torch.save(network.state_dict(), path)."
+        fail(PROG, "--weights", "be a file of tensors by name", got, remedy)
+    for wrapper in WRAPPERS:
+        if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
+            content = content[wrapper]
+    if not isinstance(content, dict) or not all(isinstance(each, Tensor) for each in content.values()):
+        remedy = "Save it with torch.save(network.state_dict(), path)."
+        fail(PROG, "--weights", "be a file of tensors by name", f"{path} of something else", remedy)
+    for prefix in PREFIXES:
+        if content and all(key.startswith(prefix) for key in content):
+            content = {key[len(prefix) :]: value for key, value in content.items()}
+    return dict(content)
+
+
+def _load(model: nn.Module, weights: Weights, heads: Sequence[str]) -> None:
+    """Load a file of weights into a network without its classifier, whose weights the file may have."""
+    content = _read_weights(weights.path)
+    content = {key: value for key, value in content.items() if not key.startswith(tuple(f"{each}." for each in heads))}
+    own = model.state_dict()
+    wrong = [key for key, value in own.items() if key not in content or content[key].shape != value.shape]
+    wrong += [key for key in content if key not in own]
+    if wrong:
+        got = f"{weights.path}, where {len(wrong)} differ or are missing, such as {wrong[0]}"
+        fail(PROG, "--weights", "have the weights of the network", got, "Pass those of the same network.")
+    model.load_state_dict(content)
+
+
+def _refuse_name(library: str, name: str, known: Sequence[str]) -> NoReturn:
+    """Raise an InputError: a library has no such network."""
+    near = get_close_matches(name, known)
+    remedy = f"Did you mean {near[0]}?" if near else f"{library} lists its names: {library}.list_models()."
+    fail(PROG, "--backbone", f"name a network of {library}", repr(name), remedy.replace("torchvision.l", "models.l"))
+
+
+def _refuse_weights(library: str, name: str, command: str) -> NoReturn:
+    """Raise an InputError: weights are not in the user's cache, and nothing is downloaded here."""
+    remedy = f'Fetch them once with python -c "{command}", or pass --weights FILE.'
+    fail(
+        PROG, "--backbone", "have its weights in the cache", f"none of {library}:{name}; none are fetched here", remedy
+    )

@@ -1,0 +1,166 @@
+"""Features of other programs: each form that they come in, and the one line for what is none."""
+
+from __future__ import annotations
+
+import collections
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from protonet.datasets import load_features
+
+X = np.arange(24, dtype=np.float32).reshape(6, 4)
+Y = np.array([3, 1, 1, 7, 3, 1])
+ORDER = [np.flatnonzero(label == Y) for label in (3, 1, 7)]  # as classes are met
+BY_CLASS = {int(Y[rows[0]]): X[rows] for rows in ORDER}
+
+
+def save_pickle(path: Path, content: Any) -> None:
+    path.write_bytes(pickle.dumps(content))
+
+
+def save_npy(path: Path, content: Any) -> None:
+    np.save(path, content[0])
+    np.save(path.with_name(f"{path.stem}_labels.npy"), content[1])
+
+
+#: For each form: the file's suffix, what saves it, what it holds, and whether its rows are class by class.
+FORMS: dict[str, tuple[str, Callable[[Path, Any], None], Any, bool]] = {
+    "NPY": (".npy", save_npy, (X, Y), False),
+    "torch, a pair": (
+        ".pt",
+        lambda path, content: torch.save(content, path),
+        (torch.tensor(X), torch.tensor(Y)),
+        False,
+    ),
+    "torch, by name": (
+        ".pth",
+        lambda path, content: torch.save(content, path),
+        {"features": torch.tensor(X).bfloat16(), "labels": Y.tolist(), "epoch": 3},
+        False,
+    ),
+    "torch, by class": (
+        ".pt",
+        lambda path, content: torch.save(content, path),
+        {label: list(torch.tensor(rows)) for label, rows in BY_CLASS.items()},
+        True,
+    ),
+    "pickle of S2M2": (
+        ".plk",
+        save_pickle,
+        collections.defaultdict(list, {label: list(rows) for label, rows in BY_CLASS.items()}),
+        True,
+    ),
+    "pickle of LaplacianShot": (".plk", save_pickle, [X.mean(0), -1, BY_CLASS, {3: [None]}], True),
+    "pickle of TIM": (
+        ".plk",
+        save_pickle,
+        {"concat_features": torch.tensor(X), "concat_labels": torch.tensor(Y)},
+        False,
+    ),
+    "pickle of tensors by class": (
+        ".pickle",
+        save_pickle,
+        {torch.tensor(label): torch.tensor(rows) for label, rows in BY_CLASS.items()},
+        True,
+    ),
+    "pickle, a pair": (".pkl", save_pickle, [X.tolist(), Y.tolist()], False),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_forms(tmp_path: Path, name: str) -> None:
+    suffix, save, content, by_class = FORMS[name]
+    path = tmp_path / f"a{suffix}"
+    save(path, content)
+    data = load_features(str(path))
+    order = np.concatenate(ORDER) if by_class else np.arange(6)
+    assert data.class_names == ("1", "3", "7")
+    assert [int(data.class_names[label]) for label in data.y.tolist()] == Y[order].tolist()
+    assert torch.equal(data.x, torch.tensor(X[order]))
+    assert (data.sides, data.mapping, data.shape) == (None, None, None)
+
+
+@pytest.mark.parametrize("name", ["{}.labels.npy", "{}_labels.npy", "labels.npy", "y.npy"])
+def test_labels_beside_an_npy_file(tmp_path: Path, name: str) -> None:
+    np.save(tmp_path / "train.npy", X.reshape(6, 2, 2).astype(np.float16))
+    np.save(tmp_path / name.format("train"), np.array([b"b", b"a", b"a", b"c", b"b", b"a"]))
+    data = load_features(tmp_path / "train.npy")
+    assert data.class_names == ("a", "b", "c")
+    assert torch.equal(data.x, torch.tensor(X))
+
+
+def test_a_split(tmp_path: Path) -> None:
+    content = {"x": X, "y": list("baacba"), "split": ["val", "train", "train", "Test", "val", "train"]}
+    save_pickle(tmp_path / "a.pkl", content)
+    assert load_features(tmp_path / "a.pkl").sides == ("base", "validation", "novel")
+    save_pickle(tmp_path / "a.pkl", content | {"split": ["train"] * 5 + ["val"]})
+    with pytest.raises(ValueError, match=r"^load_features: `path` must keep every class on one side; got class a on"):
+        load_features(tmp_path / "a.pkl")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"a": 1, "b": 2}, r"rows by class; got a dictionary of a, b in .*a\.pkl\. Save it with numpy\.savez"),
+        ({}, "got a dictionary of nothing"),
+        (3, "got a int in"),
+        ({"image_data": X, "class_dict": {}}, r"got a dictionary of image_data, .*pictures are read as KIND:FOLDER"),
+        ({"a": [X[0], X[1, :2]], "b": [X[0]]}, r"got rows that are no array \(ValueError\)"),
+        ({"a": [X[0]], "b": [X[0, :2]]}, "got classes whose rows are of several shapes"),
+        ([X, Y[:5]], "have one label per row; got 5 for 6 rows"),
+        ([X[:, 0], Y], r"hold real features of shape \(n, dim\); got float32 \(6,\)"),
+        ([X.astype(str), Y], r"hold real features of shape \(n, dim\); got <U"),
+        ([np.where(X == 5, np.nan, X), Y], r"be finite; got NaN or infinity in 1 of 6 rows: 1"),
+        ([X, Y / 2], "be integers or strings; got float64"),
+        ([X, np.ones(6)[None].astype(int)[:, :5]], "one label per row"),
+        ({0: X}, "have at least 2 classes; got 1"),
+    ],
+)
+def test_what_is_none(tmp_path: Path, content: object, message: str) -> None:
+    save_pickle(tmp_path / "a.pkl", content)
+    with pytest.raises(ValueError, match=rf"^load_features: `\w+` must .*{message}"):
+        load_features(tmp_path / "a.pkl")
+
+
+class Hostile:
+    def __reduce__(self) -> Any:
+        return exec, ("raise SystemExit('it was run')",)
+
+
+def test_nothing_in_a_file_is_run(tmp_path: Path) -> None:
+    save_pickle(tmp_path / "a.plk", {0: Hostile()})
+    with pytest.raises(ValueError, match=r"got .*a\.plk with builtins\.exec, which is not loaded"):
+        load_features(tmp_path / "a.plk")
+    torch.save({"x": Hostile()}, tmp_path / "a.pt")
+    with pytest.raises(ValueError, match=r"of tensors and containers alone; got .*a\.pt \(\w+\)"):
+        load_features(tmp_path / "a.pt")
+    np.save(tmp_path / "a.npy", np.array([Hostile()], object), allow_pickle=True)
+    np.save(tmp_path / "y.npy", Y)
+    with pytest.raises(ValueError, match=r"got .*a\.npy \(objects, which would be unpickled\)"):
+        load_features(tmp_path / "a.npy")
+
+
+def test_files_that_are_damaged_or_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^load_features: `path` must end in \.npy, \.pt, .*; got .*a\.mat\. Rename"):
+        load_features(tmp_path / "a.mat")
+    for name in ("a.npy", "a.pt", "a.pkl"):
+        with pytest.raises(ValueError, match=rf"^load_features: `path` must be a file that exists; got .*{name}"):
+            load_features(tmp_path / name)
+        (tmp_path / name).write_bytes(b"nothing")
+    with pytest.raises(ValueError, match=r"have its labels beside it, in a\.labels\.npy or .*; got .*a\.npy alone"):
+        load_features(tmp_path / "a.npy")
+    np.save(tmp_path / "labels.npy", Y)
+    with pytest.raises(ValueError, match=r"be an NPY file of numbers or text; got .*a\.npy \(ValueError\)"):
+        load_features(tmp_path / "a.npy")
+    with pytest.raises(ValueError, match=r"be a file of torch\.save, .*; got .*a\.pt \(\w+\)"):
+        load_features(tmp_path / "a.pt")
+    np.savez(tmp_path / "b.npz", x=X)
+    (tmp_path / "b.npz").rename(tmp_path / "a.npy")
+    with pytest.raises(ValueError, match=r"be an NPY file; got .*a\.npy\. Rename it to \.npz"):
+        load_features(tmp_path / "a.npy")

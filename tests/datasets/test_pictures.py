@@ -1,0 +1,157 @@
+"""Sets of pictures: decoded once, mapped from the cache, made again when anything changes."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from protonet.datasets import load_mini_imagenet
+from protonet.datasets.layouts import find_class_folders
+from protonet.datasets.pictures import Found, Pictures, join_sides, load_pictures, map_in_threads, open_picture
+from tests.datasets.trees import draw_classes, make_folders, paint
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return make_folders(tmp_path / "data")
+
+
+def find(root: Path, size: int = 6) -> Found:
+    return Found("load_some", root, *find_class_folders("load_some", root), size)
+
+
+def test_pixels_are_those_of_pillow(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    for name, shape in (("a", (30, 40, 3)), ("b", (90, 70, 3))):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        Image.fromarray(generator.integers(0, 256, shape, np.uint8)).save(tmp_path / "data" / name / "1.png")
+    Image.new("L", (5, 5), 7).save(tmp_path / "data" / "b" / "2.png")  # grey is RGB, too
+    data = load_pictures(find(tmp_path / "data"), 12)
+    assert (data.shape, data.class_names, data.y.tolist(), data.sides) == ((3, 12, 12), ("a", "b"), [0, 1, 1], None)
+    for row, name in zip(data.x, ("a/1.png", "b/1.png", "b/2.png"), strict=True):
+        picture = Image.open(tmp_path / "data" / name).convert("RGB").resize((12, 12), Image.Resampling.LANCZOS)
+        assert row.reshape(3, 12, 12).permute(1, 2, 0).numpy().tolist() == np.asarray(picture).tolist()
+
+
+def test_rows_are_mapped_and_scaled_where_they_are_taken(root: Path, cache: Path) -> None:
+    data = load_mini_imagenet(root, size=8)
+    assert data.mapping is not None
+    assert not data.is_plain
+    rows = torch.tensor([13, 0, 13])
+    assert torch.equal(data.take_rows(rows), data.x[rows].float() / 255)
+    (kept,) = cache.iterdir()
+    assert kept.name.startswith("mini_imagenet-8-")
+    novel = data.take_side("novel")  # a copy in memory
+    assert (novel.x.dtype, novel.shape, novel.mapping) == (torch.uint8, (3, 8, 8), None)
+    assert torch.equal(novel.take_rows(torch.arange(4)), data.take_rows(torch.arange(10, 14)))
+
+
+def test_the_same_pictures_are_not_decoded_again(root: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = load_mini_imagenet(root, size=8)
+    (kept,) = cache.iterdir()
+    written = kept.stat().st_mtime_ns
+    again = load_mini_imagenet(f"{root}/../data", size=8)
+    assert kept.stat().st_mtime_ns == written
+    assert torch.equal(first.x, again.x)
+    assert (first.class_names, first.sides, first.y.tolist()) == (again.class_names, again.sides, again.y.tolist())
+    Image.fromarray(paint("zz", 0)).save(root / "test" / "fox" / "fox0.png")
+    changed = load_mini_imagenet(root, size=8)  # in the same file of the cache
+    assert [path.name for path in cache.iterdir()] == [kept.name]
+    assert changed.take_rows(torch.tensor([10]))[0, 0] == ord("z") / 255
+    os.utime(root / "val" / "dog" / "dog0.png", ns=(1, 1))
+    assert torch.equal(load_mini_imagenet(root, size=8).x, changed.x)
+    (root / "val" / "dog" / "dog0.png").unlink()
+    assert len(load_mini_imagenet(root, size=8).y) == 13
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("damage", ["cut", "other", "nothing"])
+def test_a_damaged_file_is_made_again(root: Path, cache: Path, damage: str, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = load_mini_imagenet(root, size=8).x.clone()
+    (kept,) = cache.iterdir()
+    if damage == "cut":
+        kept.write_bytes(kept.read_bytes()[:-200])
+    elif damage == "other":
+        np.savez(kept, x=np.zeros(3))
+    else:
+        kept.write_bytes(b"")
+    assert torch.equal(load_mini_imagenet(root, size=8).x, expected)
+    assert "is made again: " in capsys.readouterr().err
+    assert load_mini_imagenet(root, size=8).mapping is not None
+
+
+def test_without_a_cache_rows_are_in_memory(root: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = load_mini_imagenet(root, size=8)
+    (kept,) = cache.iterdir()
+    kept.unlink()
+    cache.rmdir()
+    cache.write_text("a file")
+    found = load_mini_imagenet(root, size=8)
+    assert "is not kept: " in capsys.readouterr().err
+    assert (found.mapping, found.shape) == (None, (3, 8, 8))
+    rows = torch.arange(14)
+    assert torch.equal(found.take_rows(rows), expected.take_rows(rows))
+
+
+def test_an_interruption_leaves_nothing(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("protonet.datasets.pictures.open_picture", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        load_mini_imagenet(root, size=8)
+    assert list(cache.iterdir()) == []
+
+
+def test_pictures_are_decoded_in_their_order_a_few_at_a_time() -> None:
+    pictures = [np.full((2, 2, 3), number % 256, np.uint8) for number in range(600)]
+    blocks = list(map_in_threads(lambda picture: np.asarray(picture)[0, 0, :1], pictures))
+    assert [len(block) for block in blocks] == [256, 256, 88]
+    assert np.concatenate(blocks)[:, 0].tolist() == [number % 256 for number in range(600)]
+
+
+def test_pictures_of_every_kind_are_opened(tmp_path: Path) -> None:
+    pixels = paint("ab", 0, 4)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    (tmp_path / "a.png").write_bytes(file.getvalue())
+    for picture in (pixels, file.getvalue(), tmp_path / "a.png"):
+        assert np.array_equal(np.asarray(open_picture("f", picture)), pixels)
+    with pytest.raises(ValueError, match=r"^f: `root` must hold images that can be read; got one of a file of many \("):
+        open_picture("f", b"nothing")
+    with pytest.raises(ValueError, match=r"got .*absent\.png \(FileNotFoundError\)"):
+        open_picture("f", tmp_path / "absent.png")
+
+
+def test_numbers_of_classes_on_several_sides_get_the_sides_names() -> None:
+    part = Pictures([b"", b""], ["0", "a"], None)
+    joined = join_sides([part, None, Pictures([b""], ["0"], None)])
+    assert joined == Pictures([b"", b"", b""], ["base 0", "a", "novel 0"], ["base", "base", "novel"])
+
+
+def test_errors(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    with pytest.raises(ValueError, match=r"^load_some: `root` must hold one folder per class; got .*data without any"):
+        find(tmp_path / "data")
+    draw_classes(tmp_path / "data", ["ant"])
+    with pytest.raises(ValueError, match=r"^load_some: `root` must have at least 2 classes; got 1"):
+        load_pictures(find(tmp_path / "data"))
+    found = find(tmp_path / "data")
+    for size, error in ((0, ValueError), ("x", TypeError)):
+        with pytest.raises(error, match=r"^load_some: `size` must be a whole number >= 1"):
+            load_pictures(found, size)  # type: ignore[arg-type]
+    (tmp_path / "data" / "ant" / "ant0.png").unlink()
+    with pytest.raises(ValueError, match=r"^load_some: `root` must hold its pictures; got no .*ant0\.png \(No such"):
+        load_pictures(found)

@@ -1,0 +1,215 @@
+"""Data sets of pictures in their authors' layouts: rows, classes and sides, and the one line for what is wrong."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from protonet.datasets import Dataset, load_cifar_fs, load_cub, load_fc100, load_mini_imagenet, load_tiered_imagenet
+from tests.datasets import trees
+
+NAMES = [label for labels in trees.CLASSES.values() for label in labels]
+SIDES = ["base"] * 3 + ["validation"] * 2 + ["novel"] * 2
+#: For each layout: the loader, what makes it, the side of its pictures, and the names of the classes.
+LAYOUTS: dict[str, tuple[Callable[..., Dataset], Callable[[Path], Path], int, list[str]]] = {
+    "mini, lists": (load_mini_imagenet, trees.make_csv, 84, NAMES),
+    "mini, pickles of rows by class": (load_mini_imagenet, trees.make_cache, 84, NAMES),
+    "mini, pickles of labels": (load_mini_imagenet, trees.make_phases, 84, list("0123456")),
+    "mini, folders": (load_mini_imagenet, trees.make_folders, 84, NAMES),
+    "tiered, PNG": (load_tiered_imagenet, lambda root: trees.make_tiered(root, png=True), 84, NAMES),
+    "tiered, NPZ": (
+        load_tiered_imagenet,
+        lambda root: trees.make_tiered(root, png=False),
+        84,
+        ["base 0", "base 1", "2", "validation 0", "validation 1", "novel 0", "novel 1"],
+    ),
+    "tiered, lists": (load_tiered_imagenet, trees.make_imagenet, 84, NAMES),
+    "tiered, folders": (load_tiered_imagenet, trees.make_folders, 84, NAMES),
+    "CUB, JSON": (
+        load_cub,
+        lambda root: trees.make_cub(root, "json"),
+        84,
+        [f"{k:03}.{n}" for k, n in enumerate(NAMES, 1)],
+    ),
+    "CUB, CSV": (
+        load_cub,
+        lambda root: trees.make_cub(root, "csv"),
+        84,
+        [f"{k:03}.{n}" for k, n in enumerate(NAMES, 1)],
+    ),
+    "CUB, folders": (load_cub, trees.make_folders, 84, NAMES),
+    "CIFAR-FS, lists": (load_cifar_fs, trees.make_cifar_fs, 32, NAMES),
+    "CIFAR-FS, pickles": (
+        load_cifar_fs,
+        lambda root: trees.make_numbered(root, "CIFAR_FS_{}.pickle"),
+        32,
+        list("0123456"),
+    ),
+    "CIFAR-FS, folders": (
+        load_cifar_fs,
+        lambda root: trees.make_folders(root, ("meta-train", "meta-val", "meta-test")),
+        32,
+        NAMES,
+    ),
+    "FC100, pickles": (load_fc100, lambda root: trees.make_numbered(root, "FC100_{}.pickle"), 32, list("0123456")),
+    "FC100, folders": (load_fc100, trees.make_folders, 32, NAMES),
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "data").mkdir()
+    return tmp_path / "data"
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_rows_classes_and_sides(name: str, root: Path) -> None:
+    load, make, side, names = LAYOUTS[name]
+    data = load(make(root))
+    assert (data.shape, data.x.dtype) == ((3, side, side), torch.uint8)
+    assert data.x.shape == (14, 3 * side * side)
+    assert dict(zip(data.class_names, data.sides or (), strict=True)) == dict(zip(names, SIDES, strict=True))
+    for number, (own, label) in enumerate(zip(names, NAMES, strict=True)):
+        rows = (data.y == data.class_names.index(own)).nonzero().flatten()
+        found = data.take_rows(rows).unflatten(1, (3, side, side))
+        for k, picture in enumerate(found):
+            assert picture.dtype == torch.float32
+            expected = torch.from_numpy(trees.colour(label, k))[:, None, None].expand_as(picture)
+            # JPEG is off by a little; all else is what it was.
+            torch.testing.assert_close(255 * picture, expected.float(), rtol=0, atol=3, msg=f"{own}, {number}")
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_side_of_pictures_is_the_one_that_is_asked_for(name: str, root: Path) -> None:
+    load, make, _, _ = LAYOUTS[name]
+    assert load(str(make(root)), size=5).shape == (3, 5, 5)
+    with pytest.raises(TypeError, match=r"^load_\w+: `size` must be a whole number >= 1"):
+        load(root, size="x")
+
+
+@pytest.mark.parametrize("load", [load_mini_imagenet, load_tiered_imagenet, load_cub, load_cifar_fs, load_fc100])
+def test_a_folder_of_something_else_is_one_line(load: Callable[..., Dataset], root: Path) -> None:
+    with pytest.raises(ValueError, match=r"^load_\w+: `root` must hold .*; got .*data with nothing\. Pass the folder"):
+        load(root)
+    (root / "train").mkdir()
+    with pytest.raises(ValueError, match="data with train"):
+        load(root)
+    with pytest.raises(ValueError, match=r"got no folder .*absent"):
+        load(root / "absent")
+
+
+def test_without_lists_cub_is_split_by_the_rule_of_chen_et_al(root: Path) -> None:
+    data = load_cub(trees.make_cub(root))
+    assert data.sides == ("base", "validation", "base", "novel", "base", "validation", "base")
+    assert data.class_names[:2] == ("001.ant", "002.bee")
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("images.txt", "1\n", r"images\.txt \(a line without a number and a value\)"),
+        ("images.txt", "", r"images\.txt \(empty\)"),
+        ("image_class_labels.txt", "1 1\n", r"image_class_labels\.txt \(1 labels of 14 pictures\)"),
+        (
+            "image_class_labels.txt",
+            "\n".join(f"{k} {k}" for k in range(1, 15)),
+            r"\(folder 001\.ant of classes 1 and 2\)",
+        ),
+        ("base.json", "{}", r"base\.json \(KeyError\)"),
+        ("base.json", '{"image_names": ["a"]}', r"base\.json \(ValueError\)"),
+        ("base.json", "?", r"base\.json \(JSONDecodeError\)"),
+    ],
+)
+def test_bad_lists_of_cub(root: Path, file: str, text: str, message: str) -> None:
+    (trees.make_cub(root) / "CUB_200_2011" / file).write_text(text)
+    with pytest.raises(
+        ValueError, match=f"^load_cub: `root` must hold lists and pictures that can be read; .*{message}"
+    ):
+        load_cub(root)
+
+
+def test_bad_lists_of_cifar_fs(root: Path) -> None:
+    path = trees.make_cifar_fs(root) / "cifar100" / "splits" / "bertinetto" / "val.txt"
+    path.write_text("owl\n")
+    with pytest.raises(ValueError, match=r"^load_cifar_fs: .*val\.txt \(no folder .*owl\)"):
+        load_cifar_fs(root)
+    path.write_text("\n")
+    with pytest.raises(ValueError, match=r"val\.txt \(empty\)"):
+        load_cifar_fs(root)
+    path.unlink()
+    with pytest.raises(ValueError, match=r"val\.txt \(FileNotFoundError\)"):
+        load_cifar_fs(root)
+
+
+class Hostile:
+    def __reduce__(self) -> Any:
+        return exec, ("raise SystemExit('it was run')",)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"data": Hostile()}, r"got .*_val\.pickle with builtins\.exec, which is not loaded"),
+        ({"data": np.zeros((2, 32, 32, 3)), "labels": [1, 2]}, r"\(n, height, width, 3\) uint8; got float64 \(2, 32"),
+        ({"data": np.zeros((2, 32, 32, 3), np.uint8)}, r"a label of each of 2 pictures; got none"),
+        ({"data": np.zeros((2, 32, 32, 3), np.uint8), "labels": [1]}, r"a label of each of 2 pictures; got 1 in"),
+        ({"image_data": np.zeros((2, 9, 9, 3), np.uint8), "class_dict": {"a": [0]}}, r"\(picture 1 in no class\)"),
+        ({"image_data": np.zeros((2, 9, 9, 3), np.uint8), "class_dict": {"a": [2]}}, r"\(picture 2 of 2\)"),
+        ([1], "hold pictures"),
+        ({"data": np.zeros((1, 32, 32, 3), np.uint8), "labels": ["0"]}, None),
+    ],
+)
+def test_bad_pickles(root: Path, content: object, message: str | None) -> None:
+    trees.dump(trees.make_numbered(root, "FC100_{}.pickle") / "FC100_val.pickle", content)
+    if message is None:  # class 0 of the base classes is another one
+        assert load_fc100(root).class_names[-2:] == ("base 0", "validation 0")
+        return
+    with pytest.raises(ValueError, match=f"^load_fc100: `root` must .*{message}"):
+        load_fc100(root)
+    (root / "FC100_val.pickle").unlink()
+    with pytest.raises(ValueError, match=r"got no .*FC100_val\.pickle\. Get all of them"):
+        load_fc100(root)
+
+
+def test_synsets_of_the_same_words_are_two_classes(root: Path) -> None:
+    trees.make_tiered(root, png=True)
+    labels = pickle.loads((root / "train_labels.pkl").read_bytes()) | {"label_specific_str": ["crane", "crane", "cat"]}
+    trees.dump(root / "train_labels.pkl", labels)
+    assert load_tiered_imagenet(root).class_names[:3] == ("cat", "crane 0", "crane 1")
+
+
+@pytest.mark.parametrize("kind", ["compressed", "other", "damaged", "list"])
+def test_bad_files_of_tiered_imagenet(root: Path, kind: str) -> None:
+    trees.make_tiered(root, png=kind == "list")
+    path = root / "val_images.npz"
+    images = np.zeros((4, 84, 84, 3), np.uint8)
+    if kind == "compressed":  # it is read whole
+        np.savez_compressed(path, images=images)
+        assert int(load_tiered_imagenet(root).x[6:10].max()) == 0
+        return
+    if kind == "other":
+        np.savez(path, x=images)
+        message = r"hold pictures, .* got none in .*val_images\.npz"
+    elif kind == "damaged":
+        path.write_bytes(b"PK")
+        message = r"val_images\.npz \((BadZipFile|ValueError)\)"
+    else:
+        trees.dump(root / "val_images_png.pkl", {})
+        message = "a dict, not a list of PNG files"
+    with pytest.raises(ValueError, match=f"^load_tiered_imagenet: `root` must .*{message}"):
+        load_tiered_imagenet(root)
+    (root / "val_labels.pkl").unlink()
+    with pytest.raises(ValueError, match=r"got no .*val_labels\.pkl"):
+        load_tiered_imagenet(root)

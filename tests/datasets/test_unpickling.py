@@ -1,0 +1,174 @@
+"""Pickles: what they hold comes as pickle itself would load it, and what they would run does not run."""
+
+from __future__ import annotations
+
+import collections
+import pickle
+import pickletools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from protonet.datasets.unpickling import load_pickle
+
+BY_CLASS = collections.defaultdict(list, {0: [np.arange(3, dtype=np.float32)], 1: [np.ones(3, np.float32)] * 2})
+CONTENTS: dict[str, Any] = {
+    "rows by class": BY_CLASS,
+    "in columns": np.asfortranarray(np.arange(6).reshape(2, 3)),
+    "big-endian": np.arange(3, dtype=">i2"),
+    "text": np.array(["a", "längst"]),
+    "bytes": np.array([b"a", b"\xff"]),
+    "scalars": [np.float32(0.5), np.int64(-1), np.bool_(True)],
+    "empty": np.zeros((0, 2, 3)),
+    "one number": np.array(3.5),
+    "builtins": {"a": (1, 2.5, None, True), "b": {1, 2}, "c": frozenset("x"), "d": b"\x00\xff", "e": bytearray(b"y")},
+    "ordered": collections.OrderedDict(b=1, a=2),
+    "tensors": {"x": torch.arange(6.0).reshape(2, 3), "y": torch.tensor([1, 0])},
+    "tensors as keys": {torch.tensor(3): torch.ones(2, 3)},
+}
+
+
+def write(path: Path, content: object, protocol: int) -> Path:
+    path.write_bytes(pickle.dumps(content, protocol))
+    return path
+
+
+def same(found: Any, expected: Any) -> bool:
+    if isinstance(expected, (np.ndarray, np.generic)):
+        found = np.asarray(found)
+        return (found.dtype, found.shape) == (expected.dtype, expected.shape) and found.tolist() == expected.tolist()
+    if isinstance(expected, torch.Tensor):
+        return torch.equal(found, expected) and found.dtype == expected.dtype
+    if isinstance(expected, dict):
+        pairs = zip(found.items(), expected.items(), strict=True)
+        return type(found) is type(expected) and all(same(a, c) and same(b, d) for (a, b), (c, d) in pairs)
+    if isinstance(expected, (list, tuple)):
+        return type(found) is type(expected) and all(same(a, b) for a, b in zip(found, expected, strict=True))
+    return type(found) is type(expected) and bool(found == expected)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("name", CONTENTS)
+def test_what_is_loaded_is_what_pickle_loads(tmp_path: Path, name: str, protocol: int) -> None:
+    path = write(tmp_path / "a.pkl", CONTENTS[name], protocol)
+    assert same(load_pickle("f", "path", path), pickle.loads(path.read_bytes()))
+
+
+@settings(max_examples=60)
+@given(
+    array=hnp.arrays(
+        st.one_of(hnp.boolean_dtypes(), hnp.integer_dtypes(), hnp.floating_dtypes(), hnp.unicode_string_dtypes()),
+        hnp.array_shapes(min_dims=0, min_side=0, max_side=3),
+        fill=st.nothing(),
+    ),
+    protocol=st.integers(0, 5),
+)
+def test_arrays_are_the_same_to_the_bit(
+    tmp_path_factory: pytest.TempPathFactory, array: np.ndarray, protocol: int
+) -> None:
+    path = write(tmp_path_factory.mktemp("pickle") / "a.pkl", array, protocol)
+    found, expected = load_pickle("f", "path", str(path)), pickle.loads(path.read_bytes())
+    assert (found.dtype, found.shape, found.tobytes()) == (expected.dtype, array.shape, expected.tobytes())
+
+
+def test_pickles_of_python_2_are_text_in_latin_1(tmp_path: Path) -> None:
+    # {'labels': ['\xe9'], 'data': array([1, 255], uint8)}, as Python 2 and its NumPy wrote it.
+    text = b"(dp0\nS'labels'\np1\n(lp2\nS'\\xe9'\np3\nasS'data'\np4\ncnumpy.core.multiarray\n_reconstruct\np5\n"
+    text += b"(cnumpy\nndarray\np6\n(I0\ntp7\nS'b'\np8\ntp9\nRp10\n(I1\n(I2\ntp11\ncnumpy\ndtype\np12\n"
+    text += (
+        b"(S'u1'\np13\nI0\nI1\ntp14\nRp15\n(I3\nS'|'\np16\nNNNI-1\nI-1\nI0\ntp17\nbI00\nS'\\x01\\xff'\np18\ntp19\nbs."
+    )
+    (tmp_path / "a.pkl").write_bytes(text)
+    found = load_pickle("f", "path", tmp_path / "a.pkl")
+    assert found["labels"] == ["é"]
+    assert (found["data"].tolist(), found["data"].dtype) == ([1, 255], np.dtype(np.uint8))
+
+
+class Call:
+    """A pickle of a call."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+class Sub(np.ndarray[Any, Any]):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (Call(exec, "raise SystemExit('it was run')"), r"builtins\.exec"),
+        (Call(eval, "1"), r"builtins\.eval"),
+        (Call(getattr, {}, "get"), r"builtins\.getattr"),
+        (Call(Path, "x"), r"pathlib\S*\.\w*Path"),
+        (Call(torch.load, "x"), r"torch\.serialization\.load"),
+        (np.load, r"numpy\S*\.load"),
+        (Path.unlink, r"builtins\.getattr|pathlib\S*\.Path\S*"),
+        (np.array([{}], object), "an array of dtype O8"),
+        (np.zeros(2, "i4,f4"), "an array of dtype V8"),
+        (np.array(["2020"], "M8[D]"), "an array of dtype M8"),
+        (np.ma.zeros(3), r"numpy\.ma"),
+        (np.zeros(3).view(Sub), r"tests\.datasets\.test_unpickling\.Sub"),
+        (torch.nn.Linear(1, 1), r"torch\.nn"),
+    ],
+)
+@pytest.mark.parametrize("protocol", [2, 5])
+def test_what_it_names_beside_is_refused_in_one_line(
+    tmp_path: Path, content: object, named: str, protocol: int
+) -> None:
+    path = write(tmp_path / "a.pkl", [1, content], protocol)
+    message = (
+        rf"^f: `path` must be a pickle of arrays.* alone; got .*a\.pkl with ({named})\S*, which is not loaded\. Save"
+    )
+    with pytest.raises(ValueError, match=message) as caught:
+        load_pickle("f", "path", path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        (1, (2,), np.dtype("i4"), False, b"1234"),  # fewer bytes than the shape says
+        (1, (2,), np.dtype("i4"), False, [1, 2]),
+        (1, (2,), "O", False, b"0" * 16),
+        (1, (1 << 62,), np.dtype("i4"), False, b"1234"),
+        ((2,), np.dtype("i4"), False, b"12345678"),
+    ],
+)
+def test_an_array_that_does_not_fit_together_is_refused(tmp_path: Path, state: Any) -> None:
+    class Forged:
+        def __reduce__(self) -> Any:
+            return np.zeros(0).__reduce__()[0], (np.ndarray, (0,), b"b"), state
+
+    with pytest.raises(ValueError, match="must be a pickle of arrays"):
+        load_pickle("f", "path", write(tmp_path / "a.pkl", Forged(), 2))
+
+
+def test_a_dtype_that_says_of_objects_that_they_are_none_is_refused(tmp_path: Path) -> None:
+    class Forged:
+        def __reduce__(self) -> Any:
+            return np.dtype, ("O8", False, True), (3, "|", None, None, None, -1, -1, 0)  # no flag of a reference
+
+    path = write(tmp_path / "a.pkl", Forged(), 2)
+    assert any(code.name == "BUILD" for code, _, _ in pickletools.genops(path.read_bytes()))
+    with pytest.raises(ValueError, match="an array of dtype O8"):
+        load_pickle("f", "path", path)
+
+
+@pytest.mark.parametrize("content", [b"", b"no pickle", pickle.dumps(np.zeros(9))[:-20], b"\x80\x05R.", b"I1\n"])
+def test_a_damaged_file_is_one_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.pkl").write_bytes(content)
+    with pytest.raises(ValueError, match=r"a\.pkl \(\w+\)\. It is damaged or none: get it again\."):
+        load_pickle("f", "path", tmp_path / "a.pkl")
+    with pytest.raises(ValueError, match=r"^f: `path` must be a file that exists; got .*absent"):
+        load_pickle("f", "path", tmp_path / "absent")
