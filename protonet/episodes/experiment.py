@@ -15,9 +15,8 @@ from protonet._checks import optional_packages
 from protonet.datasets import Dataset
 from protonet.episodes.batch import gather_episodes, split_draw
 from protonet.episodes.distributed import join_group
-from protonet.episodes.draws import count_queries, draw_episodes, find_members
 from protonet.episodes.evaluation import Scores, evaluate, join_batches
-from protonet.episodes.material import PROG, Experiment, Material, prepare
+from protonet.episodes.material import PROG, Experiment, Material, load_data, prepare
 from protonet.episodes.page import list_classes, write_page
 from protonet.episodes.report import (
     Summary,
@@ -31,7 +30,6 @@ from protonet.episodes.report import (
     write_plot,
     write_tables,
 )
-from protonet.episodes.sources import load_source
 from protonet.episodes.state import describe_run, find_versions, hash_rows, read_state, write_state
 from protonet.episodes.tuning import Tuning, tune
 
@@ -60,13 +58,13 @@ def run_experiment(
         with optional_packages(PROG):
             import matplotlib as _  # noqa: F401, PLC0415 - before the work, if it is missing
     with join_group() as group:
-        data = load_source(experiment.dataset, split_seed=experiment.split_seed)
+        data, experiment = load_data(experiment)
         tunings = tune(data, experiment, group)
         experiment = _choose(experiment, tunings)
         material = prepare(data, experiment)
         material.notes.extend(map(str, tunings))
         is_main = group.rank == 0  # the process that prints and writes
-        settings = _describe(experiment, material.side)
+        settings = _describe(experiment, material)
         run: dict[str, Any] = {}
         earlier: dict[str, Scores] | None = None
         if state is not None:
@@ -110,11 +108,9 @@ def run_experiment(
             n_episodes = _count([scores])
             members, over_classes = None, experiment.interval == "classes"
             if over_classes or "report" in outputs:
-                members = find_members(
-                    material.by_class, experiment.setting, seed=experiment.seed, n_episodes=n_episodes
-                )
+                members = material.setting.find_members(material.by_class, seed=experiment.seed, n_episodes=n_episodes)
             if is_main:
-                summary = summarize(scores, experiment.setting.shot, settings, members if over_classes else None)
+                summary = summarize(scores, material.setting.shot, settings, members if over_classes else None)
                 title = _format_title(summary, material, experiment)
                 print("\n".join([title, *material.notes]) + "\n\n" + format_report(summary), end="", flush=True)
                 if "json" in outputs or "report" in outputs:
@@ -132,7 +128,7 @@ def run_experiment(
                 material.x,
                 material.by_class,
                 material.methods,
-                experiment.setting,
+                material.setting,
                 seed=experiment.seed,
                 n_episodes=experiment.n_episodes,
                 until=experiment.until,
@@ -175,19 +171,19 @@ def _choose(experiment: Experiment, tunings: Sequence[Tuning]) -> Experiment:
     return experiment._replace(methods=methods, against=against)
 
 
-def _describe(experiment: Experiment, side: str) -> dict[str, Any]:
+def _describe(experiment: Experiment, material: Material) -> dict[str, Any]:
     """Return the settings for the summary, under the names of the command line."""
-    names = {"n_query": "query", "n_open": "open"}
-    kind = {names.get(name, name): value for name, value in experiment.setting._asdict().items()}
     return {
         "dataset": experiment.dataset,
-        "side": side,
+        "test": experiment.test,
+        "side": material.side,
         "split_seed": experiment.split_seed,
         "encoder": experiment.encoder,
         "normalize": experiment.normalize,
         "base": experiment.base,
         "texts": experiment.texts,
-        **kind,
+        "hierarchy": experiment.hierarchy,
+        **material.setting.describe(),
         "most_episodes": experiment.n_episodes,
         "until": experiment.until,
         "seed": experiment.seed,
@@ -213,7 +209,7 @@ def _detail(
 ) -> dict[str, Any]:
     """Return what the JSON file tells beside the summary: all that another run needs to be compared by episode."""
     n_episodes = _count([scores])
-    queries = count_queries(material.by_class, experiment.setting, seed=experiment.seed, n_episodes=n_episodes)
+    queries = material.setting.count_queries(material.by_class, seed=experiment.seed, n_episodes=n_episodes)
     return {
         "tuning": [tuning.describe() for tuning in tunings],
         "versions": find_versions(),
@@ -227,14 +223,10 @@ def _detail(
 
 def _format_title(summary: Summary, material: Material, experiment: Experiment) -> str:
     """Format the line above the table: what was evaluated."""
-    setting = experiment.setting
-    spans = ["-".join(map(str, dict.fromkeys(span))) for span in (setting.way, setting.shot)]
-    kind = "" if setting.imbalance is None else f", queries by Dirichlet shares of {setting.imbalance:g}"
-    kind += f", {setting.n_open} open classes" if setting.n_open else ""
     features = f"{experiment.encoder}" if experiment.encoder else f"{material.x.shape[1]} features"
     features += "" if experiment.normalize == "none" else f" ({experiment.normalize})"
-    title = f"{experiment.dataset}, {len(material.class_names)} classes, {features}: {spans[0]}-way {spans[1]}-shot"
-    title += f" {setting.n_query}-query{kind}, {summary['episodes']:,} episodes, seed {experiment.seed}"
+    title = f"{experiment.dataset}, {len(material.class_names)} classes, {features}: "
+    title += f"{material.setting.title()}, {summary['episodes']:,} episodes, seed {experiment.seed}"
     return f"{title}; 95 % intervals over {experiment.interval}"
 
 
@@ -244,8 +236,7 @@ def _write_outputs(summary: Summary, outputs: Mapping[str, Path], material: Mate
         write_csv(outputs["csv"], summary)
     write_tables(outputs, summary)
     if "plot" in outputs:
-        index, setting = material.by_class, experiment.setting
-        part = next(split_draw(draw_episodes(index, setting, seed=experiment.seed, first=0, n_episodes=1)))
+        part = next(split_draw(material.setting.draw(material.by_class, seed=experiment.seed, first=0, n_episodes=1)))
         write_plot(outputs["plot"], summary, gather_episodes(material.take, part), part.query_labels)
     for path in outputs.values():
         print(f"wrote {path}", file=sys.stderr)

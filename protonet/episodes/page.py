@@ -15,7 +15,7 @@ from protonet.commands.page.document import Section, Tile, format_document
 from protonet.commands.page.markup import Markup, join, name_class, percent, span, table, tag
 from protonet.commands.page.sections import LONG, say
 from protonet.episodes.evaluation import Scores
-from protonet.episodes.report import SPEAKS, write_text
+from protonet.episodes.report import tell_intervals, write_text
 
 #: Classes that are shown, at the most, the hardest first; the JSON has all.
 MOST_CLASSES = 100
@@ -130,7 +130,7 @@ def format_methods(figures: Figures) -> Markup:
         "The calibration error is that of the method's own probabilities, the softmax of its logits.",
     ]
     parts = [say(" ".join(said)), table(header + ["AUROC of open classes"] * opened, rows, "Methods", numbers=1)]
-    return join([*parts, say(SPEAKS[figures["settings"]["interval"]], soft=True)])
+    return join([*parts, say(tell_intervals(figures["settings"]), soft=True)])
 
 
 def format_pairs(figures: Figures) -> Markup:
@@ -233,6 +233,12 @@ def format_classes(figures: Figures) -> Markup:
 def format_sampling(figures: Figures) -> Markup:
     """Return how episodes were drawn, in words."""
     settings = figures["settings"]
+    if "kind" in settings:
+        lines = [
+            f"{figures['episodes']:,} episodes are drawn with the seed {settings['seed']}: {settings['kind']}.",
+            "They are the same for all methods, and again with the same seed, data and setting.",
+        ]
+        return tag("ul", *(tag("li", line) for line in lines), class_="notes")
     shared = "as many of each" if settings["imbalance"] is None else f"by Dirichlet shares of {settings['imbalance']:g}"
     queries, (least, most) = figures["queries"], settings["shot"]
     told = f"{queries}" if isinstance(queries, int) else f"{min(queries)} to {max(queries)}"

@@ -19,7 +19,7 @@ from protonet.episodes.batch import CHUNK, Take
 from protonet.episodes.evaluation import Scores
 from protonet.sampling import ClassIndex
 
-PROG, FORMAT, VERSION = "protonet.episodes", "protonet.episodes", 2
+PROG, FORMAT, VERSION = "protonet.episodes", "protonet.episodes", 3
 
 
 def describe_run(

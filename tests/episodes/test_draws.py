@@ -37,7 +37,7 @@ SETTINGS = [
 def test_rows_are_distinct_and_of_the_right_classes(setting: Setting) -> None:
     labels = labels_of([8, 9, 10, 8, 11])
     drawn = numbered(labels, setting)
-    for support, query, outside in zip(*drawn, strict=True):
+    for support, query, outside in zip(*drawn[:3], strict=True):
         rows = torch.cat([support.flatten(), query.flatten(), outside.flatten()])
         rows = rows[rows >= 0]
         assert len(rows.unique()) == len(rows)
