@@ -38,7 +38,7 @@ SHOWN_EVERY, SAVED_EVERY = 0.5, 10.0  #: Seconds between two accuracies in the b
 
 def run_experiment(
     experiment: Experiment, outputs: Mapping[str, Path], *, state: Path | None = None, resume: bool = False
-) -> None:
+) -> dict[str, Any]:
     """Evaluate, print the report and write the outputs.
 
     Args:
@@ -48,6 +48,9 @@ def run_experiment(
             may be missing.
         state: Where the scores of finished episodes are kept, every few seconds and at the end; None for nowhere.
         resume: Continue from the state, if there is one. The result is that of an uninterrupted run, to the byte.
+
+    Returns:
+        What ``json`` holds; nothing in other processes than the first.
 
     Raises:
         KeyboardInterrupt: After Ctrl-C, once the report and the files of the finished episodes are written.
@@ -103,8 +106,9 @@ def run_experiment(
                 save()
                 saved = time.monotonic()
 
-        def report(scores: Mapping[str, Scores]) -> int:
+        def report(scores: Mapping[str, Scores]) -> dict[str, Any]:
             bar.close()
+            figures: dict[str, Any] = {}
             n_episodes = _count([scores])
             members, over_classes = None, experiment.interval == "classes"
             if over_classes or "report" in outputs:
@@ -113,15 +117,14 @@ def run_experiment(
                 summary = summarize(scores, material.setting.shot, settings, members if over_classes else None)
                 title = _format_title(summary, material, experiment)
                 print("\n".join([title, *material.notes]) + "\n\n" + format_report(summary), end="", flush=True)
-                if "json" in outputs or "report" in outputs:
-                    figures = {**summary, **_detail(scores, data, material, experiment, tunings)}
-                    if "report" in outputs and members is not None:
-                        figures["by_class"] = list_classes(scores, members, _name_classes(data, material))
-                        write_page(outputs["report"], title, material.notes, figures)
-                    if "json" in outputs:
-                        write_json(outputs["json"], figures)
+                figures = {**summary, **_detail(scores, data, material, experiment, tunings)}
+                if "report" in outputs and members is not None:
+                    figures["by_class"] = list_classes(scores, members, _name_classes(data, material))
+                    write_page(outputs["report"], title, material.notes, figures)
+                if "json" in outputs:
+                    write_json(outputs["json"], figures)
                 _write_outputs(summary, outputs, material, experiment)
-            return n_episodes
+            return figures
 
         try:
             scores = evaluate(
@@ -144,12 +147,12 @@ def run_experiment(
             if not latest:
                 raise
             save()
-            done = report(join_batches(latest))
-            text = f"stopped after {done:,} of {experiment.n_episodes:,} episodes"
+            report(join_batches(latest))
+            text = f"stopped after {_count(latest):,} of {experiment.n_episodes:,} episodes"
             raise KeyboardInterrupt(text + ("" if state is None else "; run again with --resume")) from None
         latest[:] = [scores]
         save()
-        report(scores)
+        return report(scores)
 
 
 def _count(batches: Sequence[Mapping[str, Scores]]) -> int:

@@ -70,11 +70,21 @@ def run_study(
         page = ["--report", str(each.path.with_suffix(".html"))] if reports else []
         run([*each.arguments, *page, *more])
     if _is_main():
-        summaries = {each.name: json.loads(each.path.read_text(encoding="utf-8")) for each in runs}
+        summaries = read_runs(runs)
         header, rows = tabulate_runs(summaries)
         for name, form in (("table.md", format_table), ("table.tex", format_latex)):
             write_text(folder / name, form(header, rows))
         print(f"\n{format_table(header, rows)}", end="")
+
+
+def read_runs(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return what ``--json`` wrote of runs, by their names; of one that has several evaluations, each of these."""
+    summaries: dict[str, Any] = {}
+    for run in runs:
+        held = json.loads(run.path.read_text(encoding="utf-8"))
+        several = {f"{run.name} {name}": each for name, each in held.get("runs", {}).items()}
+        summaries |= several or {run.name: held}
+    return summaries
 
 
 def _is_main() -> bool:

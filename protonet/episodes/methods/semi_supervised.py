@@ -41,7 +41,8 @@ def semi_kmeans_cluster(
 
     Args:
         episodes: As in `semi_kmeans`.
-        radius: Of the distractors' cluster, > 0, where classes have 1. The paper learns it.
+        radius: Of the distractors' cluster, > 0, where classes have 1. The authors learn it, from 100 on; 1 is our own
+            choice.
         temperature: > 0, divides the squared distances. The paper: 1, in a space that is learned so.
         steps: As in `semi_kmeans`.
         centred: Put the cluster at the mean of the prototypes, not at the origin, where the paper has it in the space
@@ -53,14 +54,15 @@ def semi_kmeans_cluster(
     Raises:
         InputError: There are no unlabelled rows.
 
-    Source: Ren et al. (2018), sec. 3.1.2, eqs. 5 and 6. https://arxiv.org/abs/1803.00676
+    Source: Ren et al. (2018), sec. 3.1.2, eqs. 5 and 6, with the factor 1/2 on distances over squared radii that their
+        code has and the paper has not. https://arxiv.org/abs/1803.00676
     """
     rows, prototypes = take_unlabelled("semi_kmeans_cluster", episodes), support_means(episodes)
     place = prototypes.mean(dim=1, keepdim=True) * float(centred)  # (episodes, 1, dim)
     radii = prototypes.new_tensor([*[1.0] * episodes.n_way, radius])
     for _ in range(steps):
         distances = squared_distances(rows, torch.cat([prototypes, place], dim=1)) / temperature
-        shares = (-distances / radii**2 - radii.log()).softmax(dim=2)  # A(r) without its constant
+        shares = (-distances / (2 * radii**2) - radii.log()).softmax(dim=2)
         prototypes = _refine(episodes, rows, shares[..., :-1])
     return -squared_distances(episodes.query, prototypes) / temperature
 
@@ -84,7 +86,8 @@ def semi_kmeans_masked(
     Raises:
         InputError: There are no unlabelled rows.
 
-    Source: Ren et al. (2018), sec. 3.1.3, eqs. 7 to 9. https://arxiv.org/abs/1803.00676
+    Source: Ren et al. (2018), sec. 3.1.3, eqs. 7 to 9; their code multiplies by the mask twice.
+        https://arxiv.org/abs/1803.00676
     """
     rows, prototypes = take_unlabelled("semi_kmeans_masked", episodes), support_means(episodes)
     for _ in range(steps):
