@@ -26,7 +26,7 @@ from protonet.episodes.batch import (
 from protonet.episodes.choice import ChosenMethod
 from protonet.episodes.distributed import Group
 from protonet.episodes.draws import Draw, Sampler
-from protonet.episodes.methods import INDUCTIVE, METHODS, Method
+from protonet.episodes.methods import INDUCTIVE, METHODS, TAKES_MEANS, Method
 from protonet.episodes.statistics import half_width
 from protonet.metrics import fill_bins
 from protonet.sampling import ClassIndex
@@ -37,8 +37,9 @@ ROUND = 256  #: Episodes that one process draws and scores between two exchanges
 CHUNK = 64
 #: Features of episodes that are processed at a time: enough for few calls, and still within the processor's caches.
 FEATURES_AT_ONCE = 2**21
-#: Products of queries with support rows and classes that inductive methods make at a time; and the least queries.
-BLOCK, QUERIES_AT_ONCE = 2**26, 1024
+#: Products of queries with classes and support rows that inductive methods make at a time; and the least queries.
+BLOCK, QUERIES_AT_ONCE = 2**27, 1024
+MEANS = {METHODS[name] for name in TAKES_MEANS}  #: Methods that make products of queries with classes alone.
 #: Floats in just under 32 MiB. Freeing an array of this size once makes glibc keep later arrays instead of returning
 #: them to the system.
 KEPT = 2**23 - 2**12
@@ -201,10 +202,12 @@ def _call(method: Method, episodes: Episodes) -> object:
     function = method.function if isinstance(method, ChosenMethod) else method
     if function in METHODS.values():
         n_episodes, n_queries = episodes.query.shape[:2]
-        most = max(QUERIES_AT_ONCE, BLOCK // (n_episodes * (episodes.support.shape[1] + episodes.n_way)))
+        products = episodes.n_way + (0 if function in MEANS else episodes.support.shape[1])  # of a query
+        most = max(QUERIES_AT_ONCE, BLOCK // (n_episodes * products))
         if n_queries <= most or function not in INDUCTIVE.values():
             return method(episodes)
-        return torch.cat([method(episodes._replace(query=part)) for part in episodes.query.split(most, dim=1)], dim=1)
+        parts = (method(episodes._replace(query=part)) for part in episodes.query.split(most, dim=1))
+        return torch.cat([part.transpose(1, 2) for part in parts], dim=2).transpose(1, 2)
     base = episodes.base
     if base is not None:
         base = base._replace(mean=base.mean.clone(), class_means=base.class_means.clone())

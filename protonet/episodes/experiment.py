@@ -113,8 +113,9 @@ def run_experiment(
             members, over_classes = None, experiment.interval == "classes"
             if over_classes or "report" in outputs:
                 members = material.setting.find_members(material.by_class, seed=experiment.seed, n_episodes=n_episodes)
+            varied = members[:, material.setting.n_base :] if over_classes and members is not None else None
             if is_main:
-                summary = summarize(scores, material.setting.shot, settings, members if over_classes else None)
+                summary = summarize(scores, material.setting.shot, settings, varied)
                 title = _format_title(summary, material, experiment)
                 print("\n".join([title, *material.notes]) + "\n\n" + format_report(summary), end="", flush=True)
                 figures = {**summary, **_detail(scores, data, material, experiment, tunings)}

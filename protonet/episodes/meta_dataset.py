@@ -227,7 +227,7 @@ def _span(path: Path, children: Mapping[str, Sequence[str]], numbers: Mapping[st
     """Return the numbers of the classes at and below each node."""
     below: dict[str, set[int]] = {}
     open_nodes: set[str] = set()
-    for root in {*children, *numbers}:
+    for root in (*children, *numbers):
         stack = [root]
         while stack:
             node = stack[-1]
