@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from protonet._checks import fail, optional_packages
 from protonet.commands.common import check_name, check_writable_folder, format_table
+from protonet.episodes.distributed import join_group
 from protonet.episodes.report import format_latex, percent, write_text
 
 PROG = "protonet.episodes study"
@@ -64,11 +65,12 @@ def run_study(
     kept = settings.pop("output")
     folder = check_writable_folder(PROG, "output", output or kept)
     runs = plan_runs(settings, folder)
-    for each in runs:
-        if _is_main():
-            print(f"\n{each.name}\n", flush=True)
-        page = ["--report", str(each.path.with_suffix(".html"))] if reports else []
-        run([*each.arguments, *page, *more])
+    with join_group():
+        for each in runs:
+            if _is_main():
+                print(f"\n{each.name}\n", flush=True)
+            page = ["--report", str(each.path.with_suffix(".html"))] if reports else []
+            run([*each.arguments, *page, *more])
     if _is_main():
         summaries = read_runs(runs)
         header, rows = tabulate_runs(summaries)

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from protonet._checks import fail
 from protonet.commands.common import format_table
+from protonet.episodes.distributed import join_group
 from protonet.episodes.experiment import run_experiment
-from protonet.episodes.material import PROG, Experiment
+from protonet.episodes.material import PROG, Experiment, load_data, prepare
 from protonet.episodes.report import Table, format_latex, percent, write_json, write_text
 from protonet.episodes.statistics import compare_pairs
 
@@ -53,11 +54,15 @@ def run_suite(runs: Sequence[Run], outputs: Mapping[str, Path], *, state: Path |
         if path is not None and path.exists():
             remedy = "Continue its run with --resume, or pass another path."
             fail(PROG, "--state", "be new files", f"{path}, which exists", remedy)
+    for run in runs:  # all are looked at before the first is evaluated
+        if run.experiment.encoder is None:  # which would embed all rows
+            prepare(*load_data(run.experiment._replace(tune=())))
     found = []
-    for run, path in zip(runs, states, strict=True):
-        found.append(run_experiment(run.experiment, {}, state=path, resume=resume))
-        if is_main:
-            print(flush=True)
+    with join_group():
+        for run, path in zip(runs, states, strict=True):
+            found.append(run_experiment(run.experiment, {}, state=path, resume=resume))
+            if is_main:
+                print(flush=True)
     if not is_main:
         return
     shots = list(dict.fromkeys(run.shot for run in runs))

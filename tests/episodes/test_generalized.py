@@ -25,7 +25,7 @@ ROWS, INDEX, SOURCES = join_base("test", take_from(X), BASE, NOVEL, ("a", "b", "
 
 def test_every_fifth_base_row_is_a_query_and_not_in_its_mean() -> None:
     for own in range(3):
-        mine = X[LABELS == own]
+        mine = X[own == LABELS]
         asked = torch.arange(len(mine)) % 5 == 4
         rows = ROWS[INDEX.start[own] : INDEX.start[own] + INDEX.size[own]]
         assert torch.allclose(rows[0], mine[~asked].mean(dim=0), atol=1e-6)
@@ -39,13 +39,14 @@ def test_a_base_class_of_two_rows_has_a_mean_and_a_query() -> None:
     labels = torch.tensor([0, 0, 1, 1, 1])
     x = torch.arange(10.0).reshape(5, 2)
     index = index_classes(labels)
-    rows, joined, _ = join_base("test", take_from(x), index.take(torch.tensor([0])), index.take(torch.tensor([1])), "a")
+    base, novel = (index.take(torch.tensor([c])) for c in (0, 1))
+    rows, joined, _ = join_base("test", take_from(x), base, novel, ("a",))
     assert torch.equal(rows[:2], x[:2])
     assert joined.size.tolist() == [2, 3]
     with pytest.raises(
         InputError, match="`base classes` must have 2 rows, to learn from and to ask for; got class 'a'"
     ):
-        join_base("test", take_from(x[1:]), index_classes(labels[1:]), index.take(torch.tensor([1])), ("a", "b"))
+        join_base("test", take_from(x[1:]), index_classes(labels[1:]), novel, ("a", "b"))
 
 
 @given(seed=seeds, first=st.integers(0, 10**9), n=st.integers(1, 4))

@@ -37,7 +37,7 @@ def describe_slowly(setting: MetaDataset, seed: int, number: int) -> tuple[list[
     for place in uniform(CLASSES, 50)[:way]:
         classes.append(left.pop(int(place * len(left))))
     images = [int(SIZE[c]) for c in classes]
-    n_query = min(10, min(count // 2 for count in images))
+    n_query = min(10, *(count // 2 for count in images))
     remaining = [count - n_query for count in images]
     beta = uniform(SHOTS)[0]
     total = min(500, sum(math.floor(beta * min(100, count) + 1) for count in remaining))
