@@ -43,7 +43,7 @@ class Sampler(Protocol):
 
     @property
     def n_drawn(self) -> int:
-        """The most classes that an episode has something of, open ones and distractors too."""
+        """How many classes there must be: where that is all there are, each episode has all of them."""
 
     @property
     def n_base(self) -> int:
@@ -92,7 +92,7 @@ class Setting(NamedTuple):
 
     @property
     def n_drawn(self) -> int:
-        """The most classes that an episode has something of."""
+        """The most classes that an episode has something of, open ones and distractors too."""
         return self.way[1] + self.n_open + self.n_distractors
 
     @property

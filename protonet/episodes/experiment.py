@@ -17,6 +17,7 @@ from protonet.episodes.batch import gather_episodes, split_draw
 from protonet.episodes.distributed import join_group
 from protonet.episodes.evaluation import Scores, evaluate, join_batches
 from protonet.episodes.material import PROG, Experiment, Material, load_data, prepare
+from protonet.episodes.meta_dataset import MetaDataset
 from protonet.episodes.page import list_classes, write_page
 from protonet.episodes.report import (
     Summary,
@@ -74,8 +75,8 @@ def run_experiment(
             scored = {name: value for name, value in settings.items() if name not in {"interval", "against"}}
             scored["plugins"] = _list_plugins(material)
             means = () if material.base is None else (material.base.mean, material.base.class_means)
-            texts = () if material.texts is None else (material.texts,)
-            run = describe_run(scored, list(material.methods), material.take, material.by_class, [*means, *texts])
+            seen = [*means, *(() if material.texts is None else (material.texts,)), *_list_groups(material)]
+            run = describe_run(scored, list(material.methods), material.take, material.by_class, seen)
             earlier = read_state(state, run) if resume and state.exists() else None
         done = 0 if earlier is None else len(next(iter(earlier.values())).accuracy)
         bar = tqdm(
@@ -195,6 +196,12 @@ def _describe(experiment: Experiment, material: Material) -> dict[str, Any]:
         "interval": experiment.interval,
         "against": None if experiment.against is None else experiment.against.name,
     }
+
+
+def _list_groups(material: Material) -> list[torch.Tensor]:
+    """Return the classes of the groups of a hierarchy, which the settings know by its name alone."""
+    groups = material.setting.groups if isinstance(material.setting, MetaDataset) else ()
+    return [torch.tensor(own) for own in groups]
 
 
 def _list_plugins(material: Material) -> dict[str, str]:

@@ -42,8 +42,8 @@ class MetaDataset(NamedTuple):
 
     @property
     def n_drawn(self) -> int:
-        """The most classes of an episode, in data of many."""
-        return MOST_WAY if not self.groups else min(MOST_WAY, max(map(len, self.groups)))
+        """How many classes there must be."""
+        return LEAST_WAY
 
     @property
     def n_base(self) -> int:

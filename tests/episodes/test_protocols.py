@@ -116,7 +116,18 @@ def test_all_ways_and_a_fixed_test_split(folder: Path, capsys: pytest.CaptureFix
     assert (held["queries"], held["classes"], held["episodes"]) == (48, 12, 10)
     assert held["settings"]["protocol"] == "fixed-split"
     assert "queries of a fixed test split" in (folder / "page.html").read_text(encoding="utf-8")
-    assert read("--dataset", "a.npz", "--test", "a-test.npz", "--shot", "99", "--allow-small")["methods"]
+    split = ["--dataset", "a.npz", "--test", "a-test.npz"]
+    assert read(*split, "--shot", "99", "--allow-small")["methods"]
+    x, y = sample(9, 1)
+    np.savez("texts.npz", x=x, y=y)
+    named = read(*split, "--texts", "texts.npz", "--method", "clip-zero-shot", "tip-adapter", "tip-adapter:beta=5")
+    assert all(own["accuracy"] > 0.3 for own in named["methods"].values())
+    assert named["methods"]["clip-zero-shot"]["half_width"] == 0  # the support does not matter, and queries are fixed
+    assert run(*split, "--method", "protonet", "--state", "s.npz") == 0
+    x, y = sample(8, 4)
+    np.savez("a-test.npz", x=x, y=y)
+    assert run(*split, "--method", "protonet", "--state", "s.npz", "--resume") == 2
+    assert "got other data than s.npz has" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("folder")
@@ -125,11 +136,21 @@ def test_meta_dataset_of_superclasses(capsys: pytest.CaptureFixture[str]) -> Non
     assert "Meta-Dataset's ways and shots, 2 superclasses, 30 episodes" in capsys.readouterr().out
     assert {queries % 5 for queries in held["queries"]} == {0}  # 5 or 6 ways of 5 queries
     assert held["settings"]["groups"] == 2
+    lines = [f"{'low' if c < 6 else 'high'} {'odd' if c % 2 else 'even'}/{c}" for c in range(12)]
+    Path("tree.txt").write_text("\n".join(lines), encoding="utf-8")
+    arguments = [*KINDS["meta-dataset"], "--hierarchy", "tree.txt", "--method", "protonet", "--episodes", "9"]
+    assert run(*arguments, "--state", "s.npz") == 0
+    assert "2 nodes of a hierarchy" in capsys.readouterr().out
+    assert run(*arguments, "--state", "s.npz", "--resume") == 0
+    Path("tree.txt").write_text("\n".join([*lines, "low even/10"]), encoding="utf-8")
+    assert run(*arguments, "--state", "s.npz", "--resume") == 2
+    assert "got other data than s.npz has" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("folder")
 def test_base_beside_novel_classes(capsys: pytest.CaptureFixture[str]) -> None:
-    held = read(*KINDS["generalized"], "--episodes", "40", "--method", "all")
+    held = read(*KINDS["generalized"], "--episodes", "40", "--method", "all", "--report", "page.html")
+    assert "harmonic mean" in Path("page.html").read_text(encoding="utf-8")
     out = capsys.readouterr().out
     assert "Methods that need rows of all classes are left out: base classes have means." in out
     assert set(held["methods"]) == TAKES_MEANS - {"clip-zero-shot"}
