@@ -20,7 +20,7 @@ FIVE_WAY = {"way": "5", "shot": "1,5", "query": "15"}
 PRESETS = {
     "mini-imagenet": Preset(
         "5-way, 1 and 5 shots, 15 queries, 600 episodes: mini-ImageNet, CUB and their likes",
-        "Ravi and Larochelle (2017); Chen et al., A closer look at few-shot classification (2019), sec. 4.1",
+        "Ravi and Larochelle, Optimization as a model for few-shot learning (2017), sec. 5.1",
         {**FIVE_WAY, "episodes": "600"},
     ),
     "metaopt": Preset(
@@ -34,8 +34,8 @@ PRESETS = {
         {**FIVE_WAY, "episodes": "10000"},
     ),
     "omniglot": Preset(
-        "5-way and 1, 5 shots, 1,000 episodes; --way 20 is the other half",
-        "Snell et al., Prototypical networks for few-shot learning (2017), sec. 3.1",
+        "5-way, 1 and 5 shots, 15 queries, 1,000 episodes; --way 20 is the other half",
+        "Snell et al., Prototypical networks for few-shot learning (2017), sec. 3.1 and its code",
         {**FIVE_WAY, "episodes": "1000"},
     ),
     "dirichlet": Preset(
@@ -44,9 +44,9 @@ PRESETS = {
         {**FIVE_WAY, "shot": "1,5,10,20", "imbalance": "2", "episodes": "10000"},
     ),
     "open-set": Preset(
-        "5-way, 1 and 5 shots, 15 queries of each class and of 5 open ones, 1,000 episodes",
-        "Boudiaf et al., Open-set likelihood maximization for few-shot learning (2023), sec. 5",
-        {**FIVE_WAY, "open": "5", "episodes": "1000"},
+        "5-way, 1 and 5 shots, 15 queries of each class and of 5 open ones, 500 episodes",
+        "Boudiaf et al., Open-set likelihood maximization for few-shot learning (2023), its code's inference.py",
+        {**FIVE_WAY, "open": "5", "episodes": "500"},
     ),
     "bscd-fsl": Preset(
         "5-way, 5, 20 and 50 shots, 15 queries, 600 episodes: CropDiseases, EuroSAT, ISIC, ChestX",
