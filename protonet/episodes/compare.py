@@ -85,6 +85,9 @@ def read_run(path: Path) -> Run:
         settings = known | {name: kind[name] if plain else kind.get(name) for name in SAME}
         run = Run(path, settings, held["data"], int(held["classes"]), dict(held["versions"]), queries, right)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        if isinstance(error, KeyError) and "runs" in held:
+            got = f"{path} of {', '.join(held['runs'])}"
+            fail(PROG, "FILE.json", "be of one evaluation", got, "Run them one by one, or by a study.")
         fail(PROG, "FILE.json", "be a file that --json wrote", f"{path} ({type(error).__name__}: {error})", REMEDY)
     for name, counts in right.items():
         if counts.shape != queries.shape or not bool(((counts >= 0) & (counts <= queries)).all()):

@@ -199,6 +199,12 @@ def test_several_data_sets_and_shots(folder: Path, capsys: pytest.CaptureFixture
     assert (folder / "table.tex").read_text(encoding="utf-8").count("toprule") == 3
     alone = read("--dataset", "a.npz", "--way", "2", "--query", "2", "--shot", "2", *arguments[-6:])
     assert alone["right"] == held["runs"]["a.npz 2-shot"]["right"]
+    assert read(*arguments, "--state", "s.npz", "--resume") == held
+    capsys.readouterr()
+    assert run("compare", "out.json") == 2
+    assert (
+        "`FILE.json` must be of one evaluation; got out.json of a.npz 1-shot, a.npz 2-shot, " in capsys.readouterr().err
+    )
     assert run(*arguments, "--state", "s.npz") == 2
     assert "`--state` must be new files; got s-1.npz, which exists" in capsys.readouterr().err
 
