@@ -19,14 +19,23 @@ from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import BUILD, Report, StudyParser, run_python
 from protonet._checks import fail
 from protonet.commands.common import check_writable_folder, format_table
-from protonet.episodes.methods import METHODS, NEEDS_ENCODER, NEEDS_TEXTS, SLOW, TRANSDUCTIVE, USES_BASE
+from protonet.episodes.methods import (
+    METHODS,
+    NEEDS_ENCODER,
+    NEEDS_TEXTS,
+    NEEDS_UNLABELLED,
+    SLOW,
+    TRANSDUCTIVE,
+    USES_BASE,
+)
 from protonet.episodes.statistics import Comparison
 from solution.pack import ROOT
 
 PROG = "analysis episodes"
 ENCODERS = {"mlp": BUILD / "mlp.safetensors", "conv": BUILD / "conv.safetensors"}
 #: Those that need no texts and take less than a tenth of a second an episode.
-EVALUATED = tuple(name for name in METHODS if name not in NEEDS_ENCODER.keys() | NEEDS_TEXTS | SLOW)
+LEFT_OUT = NEEDS_ENCODER.keys() | NEEDS_TEXTS | NEEDS_UNLABELLED | SLOW
+EVALUATED = tuple(name for name in METHODS if name not in LEFT_OUT)
 PLAIN = ("protonet", "protonet-cosine")
 DIRICHLET = ["--imbalance", "2.0"]
 

@@ -3,7 +3,9 @@
 Evaluation, from below: `draws` numbers episodes, `batch` gathers their rows, `methods` classify them, with settings
 that `keywords` reads and `choice` applies; `evaluation` scores the methods, `state` keeps the scores, `statistics`
 compares them, `report` writes the result. `material` is what an evaluation needs (`sources`, `normalization`), `tuning`
-chooses settings, `experiment` is the whole evaluation, `study` many of them, and `compare` is of several runs' files.
+chooses settings, `experiment` is the whole evaluation, `suite` and `study` are many of them, and `compare` is of
+several runs' files. `kinds` reads which episodes the command's options ask for, `presets` has those of papers; other
+protocols than `draws` are `fixed_split`, `meta_dataset` and `generalized`.
 Meta-training: `backbones`, some of them the papers' `networks`, learn for one of the `objectives`, perhaps with one of
 the `heads`, on the `tasks`, whose rows `augmentation` changes, by the loop in `meta`, with `checkpoints`; `train` is
 the command. Methods that adapt an encoder find it, and the rows before it, in `batch.Trained`.

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from protonet._checks import InputError, check_number, fail
-from protonet.commands.common import Parser, check_outputs, parse_whole, run_command
+from protonet._checks import InputError, fail
+from protonet.commands.common import Parser, check_name, check_outputs, parse_whole, run_command
 
 PROG = "protonet.episodes"
 DEFAULT_METHODS = ("protonet", "protonet-cosine", "simpleshot", "adaptive", "bd-cspn")
@@ -32,7 +32,8 @@ OUTPUTS = {
     "report": "a report for the browser, .html: one file, without network; with it, --json has its figures as well",
 }
 #: Options that a study leaves to its runs, whose files lie in its folder, beside ``OUTPUTS``.
-KEPT = ("state", "resume", "methods")
+KEPT = ("state", "resume", "methods", "presets")
+PROTOCOLS = ("episodes", "generalized", "meta-dataset")
 SIDES = ("novel", "validation", "base", "all")
 
 
@@ -56,8 +57,13 @@ several processes, with the same results:\n  torchrun --nproc-per-node 2 -m prot
     text = (
         "glyphs (default), digits, synthetic:FAMILY, FEATURES.npz (or .npy, .pt, .plk), TABLE.csv, a folder of images "
     )
-    text += "by class, or KIND:ROOT, of mini-imagenet, tiered-imagenet, cub, cifar-fs, fc100 and omniglot"
-    data.add_argument("--dataset", default="glyphs", help=text)
+    text += (
+        "by class, or KIND:ROOT, of mini-imagenet, tiered-imagenet, cub, cifar-fs, fc100 and omniglot; several for a "
+    )
+    text += "table of all, with average ranks"
+    data.add_argument("--dataset", nargs="+", default=["glyphs"], metavar="DATASET", help=text)
+    text = "test rows of each --dataset, of the same classes: episodes are all-way draws of the support"
+    data.add_argument("--test", nargs="+", metavar="DATASET", help=text)
     text = "side of the split by class: novel (default if there is a split), validation, base or all"
     data.add_argument("--side", choices=SIDES, help=text)
     text = "split the classes at random: 60 %% base, 15 %% validation, 25 %% novel"
@@ -66,16 +72,29 @@ several processes, with the same results:\n  torchrun --nproc-per-node 2 -m prot
     data.add_argument("--image-size", metavar="N", help=text)
     data.add_argument("--encoder", metavar="FILE", help="file from 'train'; without it, features are used as they are")
     episodes = parser.add_argument_group("episodes")
+    text = "set the options of a paper's evaluation; what is given beside it wins"
+    episodes.add_argument("--preset", metavar="NAME", help=text)
+    episodes.add_argument("--presets", action="store_true", help="list presets, and do nothing else")
+    text = "episodes (default); generalized: base classes beside novel ones; meta-dataset: its ways and shots"
+    episodes.add_argument("--protocol", choices=PROTOCOLS, default="episodes", help=text)
     episodes.add_argument("--way", default="5", metavar="N[-M]", help="classes per episode (default 5)")
-    episodes.add_argument("--shot", default="1", metavar="N[-M]", help="support rows per class (default 1)")
+    text = "support rows per class (default 1); 1,5 evaluates both"
+    episodes.add_argument("--shot", default="1", metavar="N[-M]", help=text)
     episodes.add_argument("--query", default="15", metavar="N", help="query rows per class (default 15)")
     episodes.add_argument("--unequal", action="store_true", help="draw the number of shots for each class alone")
     text = "share queries by a Dirichlet distribution of this concentration, such as 2.0 (default: equally)"
     episodes.add_argument("--imbalance", metavar="A", help=text)
     episodes.add_argument("--open", default="0", metavar="N", help="classes outside the episode, with queries")
+    text = "unlabelled rows of each class, for methods that learn from them"
+    episodes.add_argument("--unlabelled", default="0", metavar="N", help=text)
+    text = "classes outside the episode, with as many unlabelled rows"
+    episodes.add_argument("--distractors", default="0", metavar="N", help=text)
+    text = "of meta-dataset: names (superclass/class), or a file of lines 'parent child', such as wordnet.is_a.txt"
+    episodes.add_argument("--hierarchy", metavar="FILE", help=text)
     text = "accept classes with few rows, with fewer queries; with --imbalance, that balances queries somewhat"
     episodes.add_argument("--allow-small", action="store_true", help=text)
-    episodes.add_argument("--episodes", default="2000", metavar="N", help="most episodes (default 2000)")
+    text = "most episodes (default 2000; with --test 10, draws of the support)"
+    episodes.add_argument("--episodes", metavar="N", help=text)
     text = "stop once every 95 %% interval over episodes is within ±P points (default: never)"
     episodes.add_argument("--until", default="0", metavar="P", help=text)
     episodes.add_argument("--seed", default="0", metavar="N", help="seed of the episodes (default 0)")
@@ -112,61 +131,37 @@ def _wrap(names: Mapping[str, Any]) -> str:
     return "\n  ".join(textwrap.wrap(", ".join(names), 90, break_on_hyphens=False))
 
 
-def parse_span(argument: str, text: str, *, low: int) -> tuple[int, int]:
-    """Parse ``5`` as (5, 5) and ``5-20`` as (5, 20); raise an InputError for anything else."""
-    first, dash, last = text.partition("-")
-    if not first or (dash and not last):
-        fail(PROG, argument, "be a number or a span such as 5-20", repr(text), f"Pass a number >= {low}.")
-    least = parse_whole(PROG, argument, first, low=low)
-    most = parse_whole(PROG, argument, last, low=low) if dash else least
-    if most < least:
-        fail(PROG, argument, "be a number or a span such as 5-20", repr(text), "Write the smaller number first.")
-    return least, most
-
-
-def parse_number(argument: str, text: str, *, strict: bool) -> float:
-    """Parse a finite float >= 0 (> 0 if ``strict``); raise an InputError for anything else."""
-    try:
-        value: Any = float(text)
-    except ValueError:
-        value = text
-    return check_number(PROG, argument, value, low=0, strict=strict)
-
-
 def run(arguments: Sequence[str] | None) -> None:
     """Evaluate as the arguments say."""
-    options = make_parser().parse_args(arguments)
+    parser = make_parser()
+    options = parser.parse_args(arguments)
     from protonet.episodes.choice import list_methods  # noqa: PLC0415 - as above
+    from protonet.episodes.presets import PRESETS, list_presets  # noqa: PLC0415 - as above
 
-    if options.methods:
-        print(list_methods(), end="")
+    if options.methods or options.presets:
+        print(list_methods() if options.methods else list_presets(), end="")
         return
+    if options.preset is not None:
+        parser.set_defaults(**PRESETS[check_name(PROG, "--preset", options.preset, PRESETS)].options)
+        options = parser.parse_args(arguments)
     try:
-        _evaluate(options)
+        _evaluate(options, vars(parser.parse_args([])))
     except InputError as error:
         if options.traceback and error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
         raise
 
 
-def _evaluate(options: argparse.Namespace) -> None:
-    """Evaluate as the options say."""
+def _evaluate(options: argparse.Namespace, defaults: Mapping[str, Any]) -> None:
+    """Evaluate as the options say; ``defaults`` are those of all options."""
     from protonet.episodes.choice import choose_grid, choose_method  # noqa: PLC0415 - torch, as above
-    from protonet.episodes.draws import Setting  # noqa: PLC0415
+    from protonet.episodes.kinds import parse_number, read_samplers  # noqa: PLC0415
 
     methods = [choose_method(text) for text in options.method if text != "all"]
     grids = [choose_grid(text) for text in options.tune]
     against = None if options.against is None else choose_method(options.against, "--against")
-    setting = Setting(
-        way=parse_span("--way", options.way, low=2),
-        shot=parse_span("--shot", options.shot, low=1),
-        n_query=parse_whole(PROG, "--query", options.query, low=1),
-        unequal=options.unequal,
-        imbalance=None if options.imbalance is None else parse_number("--imbalance", options.imbalance, strict=True),
-        n_open=parse_whole(PROG, "--open", options.open, low=0),
-        allow_small=options.allow_small,
-    )
-    n_episodes = parse_whole(PROG, "--episodes", options.episodes, low=1)
+    samplers = read_samplers(options, defaults)
+    n_episodes = parse_whole(PROG, "--episodes", options.episodes or ("10" if options.test else "2000"), low=1)
     until = parse_number("--until", options.until, strict=False)
     seed = parse_whole(PROG, "--seed", options.seed, low=0)
     split_seed = None if options.split_seed is None else parse_whole(PROG, "--split-seed", options.split_seed, low=0)
@@ -177,12 +172,20 @@ def _evaluate(options: argparse.Namespace) -> None:
         fail(PROG, "--until", "be of intervals over episodes", got, "Leave one of the two out.")
     if options.resume and options.state is None:
         fail(PROG, "--resume", "come with the file to continue", "no --state", "Pass --state FILE.")
-    if options.base is not None and Path(options.base).resolve() == Path(options.dataset).resolve():
+    tests = options.test or [None] * len(options.dataset)
+    if len(tests) != len(options.dataset):
+        got = f"{len(tests)} for {len(options.dataset)}"
+        fail(PROG, "--test", "be one for each --dataset, in their order", got, "Name as many.")
+    if len(set(options.dataset)) < len(options.dataset):
+        fail(PROG, "--dataset", "name each data set once", " ".join(options.dataset), "Leave one out.")
+    paths = [Path(each).resolve() for each in options.dataset]
+    if options.base is not None and Path(options.base).resolve() in paths:
         remedy = "Leave it out: the base classes of a split are taken anyway."
         fail(PROG, "--base", "be another data set than --dataset", options.base, remedy)
     outputs = check_outputs(PROG, options, (*OUTPUTS, "state")) if is_main else {}
     for name, path in outputs.items():
-        read = {Path(each or ".").resolve() for each in (options.dataset, options.encoder, options.base, options.texts)}
+        read = {Path(each or ".").resolve() for each in (*tests, options.encoder, options.base, options.texts)}
+        read |= {*paths}
         if path.exists() and path.resolve() in read:
             fail(PROG, f"--{name}", "be another file than what is read", path, "Pass another path.")
     state = outputs.pop("state", None)
@@ -195,13 +198,21 @@ def _evaluate(options: argparse.Namespace) -> None:
         fail(PROG, "--report", f"end in {', '.join(PAGE_SUFFIXES)}", outputs["report"], "Rename it.")
     from protonet.episodes.experiment import run_experiment  # noqa: PLC0415 - once the arguments are checked
     from protonet.episodes.material import Experiment  # noqa: PLC0415
+    from protonet.episodes.suite import Run, run_suite  # noqa: PLC0415
 
-    source = (options.dataset, options.side, split_seed, options.encoder)
-    every, more = "all" in options.method, (options.normalize, options.base, grids, against)
-    experiment = Experiment(*source, setting, methods, n_episodes, until, seed, options.interval, every, *more)
-    experiment = experiment._replace(texts=options.texts, image_size=image_size)
     state = None if options.state is None else Path(options.state)  # the other processes read it, too
-    run_experiment(experiment, outputs, state=state, resume=options.resume)
+    every, more = "all" in options.method, (options.normalize, options.base, grids, against)
+    runs = []
+    for dataset, test in zip(options.dataset, tests, strict=True):
+        for shot, setting in samplers.items():
+            source = (dataset, options.side, split_seed, options.encoder)
+            known = Experiment(*source, setting, methods, n_episodes, until, seed, options.interval, every, *more)
+            known = known._replace(texts=options.texts, image_size=image_size, test=test, hierarchy=options.hierarchy)
+            runs.append(Run(dataset, shot, known))
+    if len(runs) == 1:
+        run_experiment(runs[0].experiment, outputs, state=state, resume=options.resume)
+    else:
+        run_suite(runs, outputs, state=state, resume=options.resume)
 
 
 def train(arguments: Sequence[str] | None) -> None:

@@ -58,6 +58,9 @@ class Episodes(NamedTuple):
     base: Base | None = None  #: The base classes, or None where there are none.
     #: (episodes, n_way, dim), the dtype of ``support``: a text's embedding of each class, or None where there is none.
     texts: Tensor | None = None
+    #: (episodes, n_unlabelled, dim), the dtype of ``support``: rows to learn from, of the episode's classes and perhaps
+    #: of others, the distractors; None where there are none.
+    unlabelled: Tensor | None = None
     trained: Trained | None = None  #: The encoder whose embeddings the rows are, or None where there is none.
 
     def take_queries(self, queries: slice) -> Episodes:
@@ -77,6 +80,7 @@ class Part(NamedTuple):
     query: Tensor  #: (episodes, n_queries) int64 row numbers; queries of open classes come last.
     query_labels: Tensor  #: (episodes, n_queries) int64, -1 for queries of open classes.
     query_shots: Tensor  #: (episodes, n_queries) int64, support rows of the query's class, 0 for open classes.
+    unlabelled: Tensor  #: (episodes, n_unlabelled) int64 row numbers.
     n_way: int  #: Classes per episode.
 
 
@@ -101,7 +105,9 @@ def split_draw(draw: Draw) -> Iterator[Part]:
         of_support = [each[numbers].gather(1, slots) for each in (support, support_labels)]
         slots = _find_present(query[numbers], n_query)
         of_query = [each[numbers].gather(1, slots) for each in (query, query_labels, query_shots)]
-        yield Part._make([numbers, *of_support, *of_query, n_way])
+        more = draw.unlabelled[numbers].flatten(1)  # as many as there are classes, in each
+        more = more.gather(1, _find_present(more, int((more[0] >= 0).sum())))
+        yield Part._make([numbers, *of_support, *of_query, more, n_way])
 
 
 def _find_present(rows: Tensor, count: int) -> Tensor:
@@ -153,14 +159,15 @@ def gather_episodes(
     take: Take, part: Part, base: Base | None = None, texts: Texts | None = None, trained: Trained | None = None
 ) -> Episodes:
     """Gather the features of a part's episodes by ``take``: float64 if its rows are, otherwise float32."""
-    rows = torch.cat([part.support, part.query], dim=1)  # (episodes, n_support + n_queries)
+    rows = torch.cat([part.support, part.query, part.unlabelled], dim=1)
     features = take(rows.flatten()).unflatten(0, rows.shape)
     features = features if features.dtype == torch.float64 else features.float()
     n_support = part.support.shape[1]
     named = None if texts is None else texts.find(part, features.dtype)
-    support, query = features[:, :n_support], features[:, n_support:]
+    support, query, more = features.tensor_split([n_support, n_support + part.query.shape[1]], dim=1)
     trained = None if trained is None else trained._replace(support=part.support, query=part.query)
-    return Episodes(support, part.support_labels, query, part.n_way, base, named, trained)
+    unlabelled = more if more.shape[1] else None
+    return Episodes(support, part.support_labels, query, part.n_way, base, named, unlabelled, trained)
 
 
 def summarize_base(take: Take, by_class: ClassIndex) -> Base:

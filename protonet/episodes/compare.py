@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,8 @@ PROG = "protonet.episodes compare"
 REMEDY = "Write them with --json, of the same data, kind of episodes and seed."
 #: Settings that must be equal beside the data, for equal episodes; the others may differ between runs.
 SAME = ("way", "shot", "query", "unequal", "imbalance", "open", "allow_small", "seed")
+#: Likewise, of which files of earlier versions and of some protocols have nothing.
+SAME_IF_KNOWN = {"protocol": "episodes", "unlabelled": 0, "distractors": 0, "hierarchy": None, "base_classes": 0}
 
 
 class Run(NamedTuple):
@@ -77,9 +79,15 @@ def read_run(path: Path) -> Run:
         n = held["episodes"]
         queries = torch.tensor(held["queries"], dtype=torch.float64).expand(n)
         right = {name: torch.tensor(counts, dtype=torch.float64) for name, counts in held["right"].items()}
-        settings = {name: held["settings"][name] for name in SAME}
+        kind = held["settings"]
+        known = {name: kind.get(name, value) for name, value in SAME_IF_KNOWN.items()}
+        plain = known["protocol"] == "episodes"
+        settings = known | {name: kind[name] if plain else kind.get(name) for name in SAME}
         run = Run(path, settings, held["data"], int(held["classes"]), dict(held["versions"]), queries, right)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        if isinstance(error, KeyError) and "runs" in held:
+            got = f"{path} of {', '.join(held['runs'])}"
+            fail(PROG, "FILE.json", "be of one evaluation", got, "Run them one by one, or by a study.")
         fail(PROG, "FILE.json", "be a file that --json wrote", f"{path} ({type(error).__name__}: {error})", REMEDY)
     for name, counts in right.items():
         if counts.shape != queries.shape or not bool(((counts >= 0) & (counts <= queries)).all()):
@@ -97,7 +105,7 @@ def check_same(runs: Sequence[Run]) -> None:
     """
     first = runs[0]
     for other in runs[1:]:
-        for name in SAME:
+        for name in (*SAME, *SAME_IF_KNOWN):
             here, there = first.settings[name], other.settings[name]
             if here != there:
                 got = f"{name} {show(here)} in {first.path} and {show(there)} in {other.path}"
@@ -150,11 +158,12 @@ def join_runs(
 
 def _find_members(run: Run, n_episodes: int) -> Tensor:
     """Draw the classes of a run's episodes again: (episodes, classes) bool."""
-    names = {"query": "n_query", "open": "n_open"}
-    kind: Mapping[str, Any] = {names.get(name, name): value for name, value in run.settings.items()}
+    kind = run.settings
+    if kind["protocol"] != "episodes":
+        fail(PROG, "--interval", "be episodes, of this protocol", f"classes of {kind['protocol']}", "Pass episodes.")
     spans = {name: tuple(kind[name]) for name in ("way", "shot")}
-    setting = Setting(**{name: spans.get(name, kind[name]) for name in Setting._fields})
-    if setting.way[1] + setting.n_open >= run.n_classes:
+    setting = Setting(**{name: spans.get(name, kind[name.removeprefix("n_")]) for name in Setting._fields})
+    if setting.n_drawn >= run.n_classes:
         got = f"classes, with all {run.n_classes} classes in an episode"
         fail(PROG, "--interval", "leave a class out of each episode", got, "Pass episodes.")
     classes = torch.arange(run.n_classes)

@@ -32,15 +32,20 @@ def join_group(device: str = "cpu") -> Iterator[Group]:
     """Join the processes that torchrun started, by gloo on a CPU and nccl on a GPU; without torchrun, be alone.
 
     ``device`` is where the tensors are that the processes exchange, such as "cpu" or "cuda". Yields the group, which is
-    left at the end.
+    left at the end, once all processes are there; within a group that is joined, that one: a group cannot be left and
+    joined again while other processes may still read from it.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield Group()
+        return
+    if torch.distributed.is_initialized():
+        yield Group(torch.distributed.get_rank(), torch.distributed.get_world_size())
         return
     if device.startswith("cuda"):
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     torch.distributed.init_process_group("nccl" if device.startswith("cuda") else "gloo")
     try:
         yield Group(torch.distributed.get_rank(), torch.distributed.get_world_size())
+        torch.distributed.barrier()
     finally:
         torch.distributed.destroy_process_group()

@@ -27,8 +27,8 @@ from protonet.episodes.batch import (
 )
 from protonet.episodes.choice import ChosenMethod
 from protonet.episodes.distributed import Group
-from protonet.episodes.draws import Draw, Setting, check_setting, draw_episodes
-from protonet.episodes.methods import METHODS, Method
+from protonet.episodes.draws import Draw, Sampler
+from protonet.episodes.methods import INDUCTIVE, METHODS, TAKES_MEANS, Method
 from protonet.episodes.statistics import half_width
 from protonet.metrics import fill_bins
 from protonet.sampling import ClassIndex
@@ -39,6 +39,9 @@ ROUND = 256  #: Episodes that one process draws and scores between two exchanges
 CHUNK = 64
 #: Features of episodes that are processed at a time: enough for few calls, and still within the processor's caches.
 FEATURES_AT_ONCE = 2**21
+#: Products of queries with classes and support rows that inductive methods make at a time; and the least queries.
+BLOCK, QUERIES_AT_ONCE = 2**27, 1024
+MEANS = {METHODS[name] for name in TAKES_MEANS}  #: Methods that make products of queries with classes alone.
 #: Floats in just under 32 MiB. Freeing an array of this size once makes glibc keep later arrays instead of returning
 #: them to the system.
 KEPT = 2**23 - 2**12
@@ -59,6 +62,11 @@ class Scores(NamedTuple):
     #: (episodes,) float64 in [0, 1], the area under the rate of right known queries over that of open queries taken for
     #: known; NaN without open queries.
     oscr: Tensor
+    #: (episodes,) float64 in [0, 1], the accuracy on queries of base classes among an episode's classes, that on novel
+    #: ones, and the harmonic mean of both, 0 where one of them is; NaN without base classes.
+    base: Tensor
+    novel: Tensor
+    harmonic: Tensor
     bins: Tensor  #: (n_bins, 3) float64, queries by confidence, from `protonet.metrics.fill_bins`.
 
 
@@ -70,7 +78,7 @@ def evaluate(
     x: Tensor,
     index: ClassIndex,
     methods: Mapping[str, Method],
-    setting: Setting,
+    setting: Sampler,
     *,
     seed: int = 0,
     n_episodes: int = 2000,
@@ -94,7 +102,7 @@ def evaluate(
         methods: Methods by name: those of `protonet.episodes.methods`, with settings from
             `protonet.episodes.choice.choose_methods`, or any function from a batch of episodes to logits. Functions of
             your own get a copy of each batch, which they may change, and may use gradients.
-        setting: The kind of episodes.
+        setting: The kind of episodes: a `protonet.episodes.draws.Setting` or another sampler.
         seed: Of the episodes, in [0, 2**63).
         n_episodes: Most episodes, >= 1.
         until: Stop once the half-widths of all methods' 95 % intervals over episodes are below this many percentage
@@ -121,7 +129,7 @@ def evaluate(
     n_episodes = check_int("evaluate", "n_episodes", n_episodes, low=1)
     until = check_number("evaluate", "until", until, low=0)
     named = None if texts is None else Texts(_check_texts(texts, index, x), number_rows(index, len(x)))
-    index = check_setting("evaluate", index, setting, tuple(map(str, range(len(index.size)))))
+    index = setting.check("evaluate", index, tuple(map(str, range(len(index.size)))))
     group, take = group or Group(), take or take_from(x)
     finished: list[dict[str, Scores]] = [] if earlier is None else [dict(earlier)]
     done = 0 if earlier is None else len(next(iter(earlier.values())).accuracy)
@@ -135,7 +143,8 @@ def evaluate(
         numbers: list[Tensor] = []
         scored: dict[str, list[Scores]] = {name: [] for name in methods}
         for part in split_draw(draw):
-            features = (part.support.shape[1] + part.query.shape[1]) * x.shape[1]  # of one episode
+            rows = (part.support, part.query, part.unlabelled)
+            features = sum(each.shape[1] for each in rows) * x.shape[1]  # of one episode
             size = max(1, FEATURES_AT_ONCE // features)
             for start in range(0, len(part.numbers), size):
                 block = Part._make([*(tensor[start : start + size] for tensor in part[:-1]), part.n_way])
@@ -143,7 +152,7 @@ def evaluate(
                 episodes = gather_episodes(take, block, base, named, trained)
                 for name, method in methods.items():
                     logits = _check_logits(name, _call(method, episodes), block, first)
-                    scored[name].append(_score_logits(logits, block, setting.shot))
+                    scored[name].append(_score_logits(logits, block, setting.shot, setting.n_base))
         order = torch.cat(numbers).argsort()
         return {name: join_scores(parts, order) for name, parts in scored.items()}
 
@@ -158,7 +167,7 @@ def evaluate(
             end = min((first + group.rank + 1) * ROUND, n_episodes)
             own: list[dict[str, Scores]] = []
             if begin < end:
-                draw = draw_episodes(index, setting, seed=seed, first=begin, n_episodes=end - begin)
+                draw = setting.draw(index, seed=seed, first=begin, n_episodes=end - begin)
             for start, stop in _split_span(begin, end):
                 own.append(score_chunk(Draw(*(rows[start - begin : stop - begin] for rows in draw)), start))
                 if progress is not None and group.world_size == 1:
@@ -191,17 +200,29 @@ def _split_span(begin: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _call(method: Method, episodes: Episodes) -> object:
-    """Return what a method gives for a batch; one that is not ours gets a copy of its own, and gradients."""
-    if (method.function if isinstance(method, ChosenMethod) else method) in METHODS.values():
-        return method(episodes)
+    """Return what a method gives for a batch; one that is not ours gets a copy of its own, and gradients.
+
+    An inductive one of ours gets many queries in blocks, so that what it makes of each and every class stays small.
+    """
+    function = method.function if isinstance(method, ChosenMethod) else method
+    if function in METHODS.values():
+        n_episodes, n_queries = episodes.query.shape[:2]
+        products = episodes.n_way + (0 if function in MEANS else episodes.support.shape[1])  # of a query
+        most = max(QUERIES_AT_ONCE, BLOCK // (n_episodes * products))
+        if n_queries <= most or function not in INDUCTIVE.values():
+            return method(episodes)
+        parts = (method(episodes.take_queries(slice(at, at + most))) for at in range(0, n_queries, most))
+        return torch.cat([part.transpose(1, 2) for part in parts], dim=2).transpose(1, 2)
+    base, trained, unlabelled = episodes.base, episodes.trained, episodes.unlabelled
     own = {name: getattr(episodes, name).clone() for name in ("support", "support_labels", "query")}
-    base, trained = episodes.base, episodes.trained
     if base is not None:
         base = base._replace(mean=base.mean.clone(), class_means=base.class_means.clone())
     if trained is not None:
         trained = trained._replace(encoder=copy.deepcopy(trained.encoder), head=copy.deepcopy(trained.head))
+    if unlabelled is not None:
+        unlabelled = unlabelled.clone()
     with torch.enable_grad():
-        return method(episodes._replace(**own, base=base, trained=trained))
+        return method(episodes._replace(**own, base=base, trained=trained, unlabelled=unlabelled))
 
 
 def _check_logits(name: str, logits: object, part: Part, first: int) -> Tensor:
@@ -232,8 +253,11 @@ def _check_logits(name: str, logits: object, part: Part, first: int) -> Tensor:
     return logits
 
 
-def _score_logits(logits: Tensor, part: Part, shot: tuple[int, int]) -> Scores:
-    """Score the logits (episodes, n_queries, n_way) of a part's episodes; ``shot`` is the range of scores by shot."""
+def _score_logits(logits: Tensor, part: Part, shot: tuple[int, int], n_base: int) -> Scores:
+    """Score the logits (episodes, n_queries, n_way) of a part's episodes.
+
+    ``shot`` is the range of scores by shot; the first ``n_base`` classes are base classes.
+    """
     n_known = int((part.query_labels[0] >= 0).sum())
     logits = logits.transpose(1, 2).contiguous()  # (episodes, n_way, n_queries): ten times as fast, as classes are few
     known = logits[..., :n_known]
@@ -249,7 +273,26 @@ def _score_logits(logits: Tensor, part: Part, shot: tuple[int, int]) -> Scores:
     auroc = nothing if none_open else rate_open(highest, n_known)
     fpr95 = nothing if none_open else find_false_rate(highest, n_known)
     oscr = nothing if none_open else rate_open(highest, n_known, right)
-    return Scores(accuracy, by_shot, auroc, fpr95, oscr, fill_bins(known.softmax(dim=1).amax(dim=1), right))
+    base, novel, harmonic = rate_sides(right, part.query_labels[:, :n_known] < n_base) if n_base else [nothing] * 3
+    bins = fill_bins(known.softmax(dim=1).amax(dim=1), right)
+    return Scores(accuracy, by_shot, auroc, fpr95, oscr, base, novel, harmonic, bins)
+
+
+def rate_sides(right: Tensor, is_base: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the accuracies on queries of base and of novel classes, and their harmonic mean.
+
+    Args:
+        right: (episodes, n_known) bool, the queries that are classified right.
+        is_base: (episodes, n_known) bool, those of base classes; each episode has both.
+
+    Returns:
+        Three tensors (episodes,) float64 in [0, 1]; the harmonic mean is 0 where either is.
+
+    Source: Ye, Hu and Zhan, "Learning adaptive classifiers synthesis for generalized few-shot learning" (2021), sec. 5.
+        https://arxiv.org/abs/1906.02944
+    """
+    base, novel = ((right & own).sum(dim=1).double() / own.sum(dim=1) for own in (is_base, ~is_base))
+    return base, novel, 2 * base * novel / (base + novel).clamp_min(ROUNDING)
 
 
 def rate_open(scores: Tensor, n_known: int, right: Tensor | None = None) -> Tensor:

@@ -15,9 +15,9 @@ from protonet._checks import optional_packages
 from protonet.datasets import Dataset
 from protonet.episodes.batch import gather_episodes, split_draw
 from protonet.episodes.distributed import join_group
-from protonet.episodes.draws import count_queries, draw_episodes, find_members
 from protonet.episodes.evaluation import Scores, evaluate, join_batches
-from protonet.episodes.material import PROG, Experiment, Material, prepare
+from protonet.episodes.material import PROG, Experiment, Material, load_data, prepare
+from protonet.episodes.meta_dataset import MetaDataset
 from protonet.episodes.page import list_classes, write_page
 from protonet.episodes.report import (
     Summary,
@@ -31,7 +31,6 @@ from protonet.episodes.report import (
     write_plot,
     write_tables,
 )
-from protonet.episodes.sources import load_source
 from protonet.episodes.state import describe_run, find_versions, hash_rows, read_state, write_state
 from protonet.episodes.tuning import Tuning, tune
 
@@ -40,7 +39,7 @@ SHOWN_EVERY, SAVED_EVERY = 0.5, 10.0  #: Seconds between two accuracies in the b
 
 def run_experiment(
     experiment: Experiment, outputs: Mapping[str, Path], *, state: Path | None = None, resume: bool = False
-) -> None:
+) -> dict[str, Any]:
     """Evaluate, print the report and write the outputs.
 
     Args:
@@ -51,6 +50,9 @@ def run_experiment(
         state: Where the scores of finished episodes are kept, every few seconds and at the end; None for nowhere.
         resume: Continue from the state, if there is one. The result is that of an uninterrupted run, to the byte.
 
+    Returns:
+        What ``json`` holds; nothing in other processes than the first.
+
     Raises:
         KeyboardInterrupt: After Ctrl-C, once the report and the files of the finished episodes are written.
         MissingPackageError: A package that the data or an output needs is missing.
@@ -60,13 +62,13 @@ def run_experiment(
         with optional_packages(PROG):
             import matplotlib as _  # noqa: F401, PLC0415 - before the work, if it is missing
     with join_group() as group:
-        data = load_source(experiment.dataset, split_seed=experiment.split_seed, image_size=experiment.image_size)
+        data, experiment = load_data(experiment)
         tunings = tune(data, experiment, group)
         experiment = _choose(experiment, tunings)
         material = prepare(data, experiment)
         material.notes.extend(map(str, tunings))
         is_main = group.rank == 0  # the process that prints and writes
-        settings = _describe(experiment, material.side)
+        settings = _describe(experiment, material)
         run: dict[str, Any] = {}
         earlier: dict[str, Scores] | None = None
         if state is not None:
@@ -74,8 +76,9 @@ def run_experiment(
             scored["plugins"] = _list_plugins(material)
             means = () if material.base is None else (material.base.mean, material.base.class_means)
             texts = () if material.texts is None else (material.texts,)
-            more = [*means, *texts, *(() if material.trained is None else material.trained.head.state_dict().values())]
-            run = describe_run(scored, list(material.methods), material.take, material.by_class, more)
+            head = () if material.trained is None else material.trained.head.state_dict().values()
+            seen = [*means, *texts, *_list_groups(material), *head]
+            run = describe_run(scored, list(material.methods), material.take, material.by_class, seen)
             earlier = read_state(state, run) if resume and state.exists() else None
         done = 0 if earlier is None else len(next(iter(earlier.values())).accuracy)
         bar = tqdm(
@@ -106,34 +109,33 @@ def run_experiment(
                 save()
                 saved = time.monotonic()
 
-        def report(scores: Mapping[str, Scores]) -> int:
+        def report(scores: Mapping[str, Scores]) -> dict[str, Any]:
             bar.close()
+            figures: dict[str, Any] = {}
             n_episodes = _count([scores])
             members, over_classes = None, experiment.interval == "classes"
             if over_classes or "report" in outputs:
-                members = find_members(
-                    material.by_class, experiment.setting, seed=experiment.seed, n_episodes=n_episodes
-                )
+                members = material.setting.find_members(material.by_class, seed=experiment.seed, n_episodes=n_episodes)
+            varied = members[:, material.setting.n_base :] if over_classes and members is not None else None
             if is_main:
-                summary = summarize(scores, experiment.setting.shot, settings, members if over_classes else None)
+                summary = summarize(scores, material.setting.shot, settings, varied)
                 title = _format_title(summary, material, experiment)
                 print("\n".join([title, *material.notes]) + "\n\n" + format_report(summary), end="", flush=True)
-                if "json" in outputs or "report" in outputs:
-                    figures = {**summary, **_detail(scores, data, material, experiment, tunings)}
-                    if "report" in outputs and members is not None:
-                        figures["by_class"] = list_classes(scores, members, _name_classes(data, material))
-                        write_page(outputs["report"], title, material.notes, figures)
-                    if "json" in outputs:
-                        write_json(outputs["json"], figures)
+                figures = {**summary, **_detail(scores, data, material, experiment, tunings)}
+                if "report" in outputs and members is not None:
+                    figures["by_class"] = list_classes(scores, members, _name_classes(data, material))
+                    write_page(outputs["report"], title, material.notes, figures)
+                if "json" in outputs:
+                    write_json(outputs["json"], figures)
                 _write_outputs(summary, outputs, material, experiment)
-            return n_episodes
+            return figures
 
         try:
             scores = evaluate(
                 material.x,
                 material.by_class,
                 material.methods,
-                experiment.setting,
+                material.setting,
                 seed=experiment.seed,
                 n_episodes=experiment.n_episodes,
                 until=experiment.until,
@@ -150,12 +152,12 @@ def run_experiment(
             if not latest:
                 raise
             save()
-            done = report(join_batches(latest))
-            text = f"stopped after {done:,} of {experiment.n_episodes:,} episodes"
+            report(join_batches(latest))
+            text = f"stopped after {_count(latest):,} of {experiment.n_episodes:,} episodes"
             raise KeyboardInterrupt(text + ("" if state is None else "; run again with --resume")) from None
         latest[:] = [scores]
         save()
-        report(scores)
+        return report(scores)
 
 
 def _count(batches: Sequence[Mapping[str, Scores]]) -> int:
@@ -177,20 +179,20 @@ def _choose(experiment: Experiment, tunings: Sequence[Tuning]) -> Experiment:
     return experiment._replace(methods=methods, against=against)
 
 
-def _describe(experiment: Experiment, side: str) -> dict[str, Any]:
+def _describe(experiment: Experiment, material: Material) -> dict[str, Any]:
     """Return the settings for the summary, under the names of the command line."""
-    names = {"n_query": "query", "n_open": "open"}
-    kind = {names.get(name, name): value for name, value in experiment.setting._asdict().items()}
     return {
         "dataset": experiment.dataset,
-        "side": side,
+        "test": experiment.test,
+        "side": material.side,
         "image_size": experiment.image_size,
         "split_seed": experiment.split_seed,
         "encoder": experiment.encoder,
         "normalize": experiment.normalize,
         "base": experiment.base,
         "texts": experiment.texts,
-        **kind,
+        "hierarchy": experiment.hierarchy,
+        **material.setting.describe(),
         "most_episodes": experiment.n_episodes,
         "until": experiment.until,
         "seed": experiment.seed,
@@ -198,6 +200,12 @@ def _describe(experiment: Experiment, side: str) -> dict[str, Any]:
         "interval": experiment.interval,
         "against": None if experiment.against is None else experiment.against.name,
     }
+
+
+def _list_groups(material: Material) -> list[torch.Tensor]:
+    """Return the classes of the groups of a hierarchy, which the settings know by its name alone."""
+    groups = material.setting.groups if isinstance(material.setting, MetaDataset) else ()
+    return [torch.tensor(own) for own in groups]
 
 
 def _list_plugins(material: Material) -> dict[str, str]:
@@ -216,7 +224,7 @@ def _detail(
 ) -> dict[str, Any]:
     """Return what the JSON file tells beside the summary: all that another run needs to be compared by episode."""
     n_episodes = _count([scores])
-    queries = count_queries(material.by_class, experiment.setting, seed=experiment.seed, n_episodes=n_episodes)
+    queries = material.setting.count_queries(material.by_class, seed=experiment.seed, n_episodes=n_episodes)
     return {
         "tuning": [tuning.describe() for tuning in tunings],
         "versions": find_versions(),
@@ -230,14 +238,10 @@ def _detail(
 
 def _format_title(summary: Summary, material: Material, experiment: Experiment) -> str:
     """Format the line above the table: what was evaluated."""
-    setting = experiment.setting
-    spans = ["-".join(map(str, dict.fromkeys(span))) for span in (setting.way, setting.shot)]
-    kind = "" if setting.imbalance is None else f", queries by Dirichlet shares of {setting.imbalance:g}"
-    kind += f", {setting.n_open} open classes" if setting.n_open else ""
     features = f"{experiment.encoder}" if experiment.encoder else f"{material.x.shape[1]} features"
     features += "" if experiment.normalize == "none" else f" ({experiment.normalize})"
-    title = f"{experiment.dataset}, {len(material.class_names)} classes, {features}: {spans[0]}-way {spans[1]}-shot"
-    title += f" {setting.n_query}-query{kind}, {summary['episodes']:,} episodes, seed {experiment.seed}"
+    title = f"{experiment.dataset}, {len(material.class_names)} classes, {features}: "
+    title += f"{material.setting.title()}, {summary['episodes']:,} episodes, seed {experiment.seed}"
     return f"{title}; 95 % intervals over {experiment.interval}"
 
 
@@ -247,8 +251,7 @@ def _write_outputs(summary: Summary, outputs: Mapping[str, Path], material: Mate
         write_csv(outputs["csv"], summary)
     write_tables(outputs, summary)
     if "plot" in outputs:
-        index, setting = material.by_class, experiment.setting
-        part = next(split_draw(draw_episodes(index, setting, seed=experiment.seed, first=0, n_episodes=1)))
+        part = next(split_draw(material.setting.draw(material.by_class, seed=experiment.seed, first=0, n_episodes=1)))
         write_plot(outputs["plot"], summary, gather_episodes(material.take, part), part.query_labels)
     for path in outputs.values():
         print(f"wrote {path}", file=sys.stderr)

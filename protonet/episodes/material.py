@@ -15,10 +15,24 @@ from protonet.episodes.backbones import embed_rows
 from protonet.episodes.batch import Base, Take, Trained, summarize_base, take_from
 from protonet.episodes.checkpoints import load_trained, read_plan
 from protonet.episodes.choice import ChosenMethod
-from protonet.episodes.draws import Setting, check_setting
-from protonet.episodes.methods import ALIASES, CENTRED, METHODS, NEEDS_BASE, NEEDS_ENCODER, NEEDS_TEXTS, SLOW, USES_BASE
+from protonet.episodes.draws import Sampler, Setting
+from protonet.episodes.fixed_split import FixedSplit, join_split
+from protonet.episodes.generalized import Generalized, join_base
+from protonet.episodes.meta_dataset import MetaDataset, read_groups
+from protonet.episodes.methods import (
+    ALIASES,
+    CENTRED,
+    METHODS,
+    NEEDS_BASE,
+    NEEDS_ENCODER,
+    NEEDS_TEXTS,
+    NEEDS_UNLABELLED,
+    SLOW,
+    TAKES_MEANS,
+    USES_BASE,
+)
 from protonet.episodes.normalization import CHUNK, normalize_rows
-from protonet.episodes.sources import load_base, load_texts
+from protonet.episodes.sources import load_base, load_source, load_texts
 from protonet.sampling import ClassIndex, index_classes
 
 PROG = "protonet.episodes"  #: The command, for messages.
@@ -31,7 +45,7 @@ class Experiment(NamedTuple):
     side: str | None  #: Of the split by class, or "all"; None for "novel" if there is a split, otherwise "all".
     split_seed: int | None  #: Split the classes at random with this seed; None keeps the data set's own split.
     encoder: str | None  #: The path of a checkpoint; None evaluates the features as they are.
-    setting: Setting  #: The kind of episodes.
+    setting: Sampler  #: The kind of episodes, as far as it is known without the data.
     methods: Sequence[ChosenMethod]  #: In the order of the report.
     n_episodes: int  #: Most episodes.
     until: float  #: Stop once the half-widths of all 95 % intervals are below this many percentage points; 0 for never.
@@ -45,6 +59,8 @@ class Experiment(NamedTuple):
     against: ChosenMethod | None = None  #: Compare this method with each other one; None compares all pairs.
     texts: str | None = None  #: The embeddings of texts that name the classes, see `load_texts`.
     image_size: int | None = None  #: Pixels per side of pictures, see `protonet.episodes.sources.load_source`.
+    test: str | None = None  #: The test rows of a `FixedSplit`, a data set by name or path.
+    hierarchy: str | None = None  #: Which classes belong together for `MetaDataset`, see `read_groups`.
 
 
 class Material(NamedTuple):
@@ -60,6 +76,7 @@ class Material(NamedTuple):
     side: str  #: Of the split, or "all".
     methods: dict[str, ChosenMethod]  #: By name.
     notes: list[str]  #: Lines to print with the report.
+    setting: Sampler  #: The kind of episodes, of these data.
     trained: Trained | None  #: The encoder that ``x`` is embedded by, with the rows before it by the numbers of ``x``.
 
 
@@ -83,6 +100,21 @@ class SourceRows(NamedTuple):
         return self._replace(read=lambda rows: normalize_rows(read(rows), kind, mean))
 
 
+def load_data(experiment: Experiment) -> tuple[Dataset, Experiment]:
+    """Load the data set that an experiment names, with its test split where it names one, which its setting then knows.
+
+    Raises:
+        MissingPackageError: A package that the data need is missing.
+        InputError: The data cannot be loaded, or both splits do not fit together.
+    """
+    data = load_source(experiment.dataset, split_seed=experiment.split_seed, image_size=experiment.image_size)
+    if experiment.test is None or not isinstance(experiment.setting, FixedSplit):
+        return data, experiment
+    names = (experiment.dataset, experiment.test)
+    data, n_train = join_split(PROG, data, load_source(experiment.test, image_size=experiment.image_size), names)
+    return data, experiment._replace(setting=experiment.setting._replace(n_train=n_train))
+
+
 def prepare(data: Dataset, experiment: Experiment) -> Material:
     """Select the rows and classes of an experiment's side, and embed and normalise them as it says.
 
@@ -104,18 +136,23 @@ def prepare(data: Dataset, experiment: Experiment) -> Material:
     chosen = [c for c, own in enumerate(sides) if side in ("all", own)]
     names = tuple(data.class_names[c] for c in chosen)
     whole = index_classes(data.y)
-    by_class = check_setting(PROG, whole.take(torch.tensor(chosen)), experiment.setting, names)
-    most = experiment.setting.way[1] + experiment.setting.n_open
-    if experiment.interval == "classes" and most >= len(by_class.size):
+    setting = experiment.setting
+    if isinstance(setting, MetaDataset) and experiment.hierarchy is not None:
+        groups, all_of_group = read_groups(experiment.hierarchy, names)
+        setting = setting._replace(groups=groups, whole=all_of_group)
+    novel = setting.novel if isinstance(setting, Generalized) else setting
+    by_class = novel.check(PROG, whole.take(torch.tensor(chosen)), names)
+    if experiment.interval == "classes" and novel.n_drawn >= len(by_class.size):
         got = f"classes, with all {len(by_class.size)} classes in an episode"
         fail(PROG, "--interval", "leave a class out of each episode", got, "Pass a smaller --way, or episodes.")
-    if experiment.setting.allow_small:
-        few = experiment.setting.shot[1] + experiment.setting.n_query
+    if isinstance(setting, Setting) and setting.allow_small:
+        few = setting.shot[1] + setting.n_query
         small = int((by_class.size < few).sum())
         note = f"{small} of {len(chosen)} classes have fewer rows than shot + query, "
         notes.append(f"{note}{len(chosen) - len(by_class.size)} too few to be drawn.")
     kind = experiment.normalize
-    if kind != "cl2" and not any(each.key in USES_BASE or each.origin is not None for each in methods.values()):
+    uses_base = any(each.key in USES_BASE or each.origin is not None for each in methods.values())
+    if kind != "cl2" and not uses_base and not isinstance(setting, Generalized):
         base_ids = []
     if plan is not None:
         notes += _compare_split(plan, experiment, side)
@@ -129,12 +166,25 @@ def prepare(data: Dataset, experiment: Experiment) -> Material:
         rows = rows.normalize(kind, mean)
         if base is not None:
             base = _summarize(rows if base_data is data else base_rows.normalize(kind, mean), base_data, base_ids)
+    source_rows, by_class = by_class.rows, by_class._replace(rows=rows.places[by_class.rows])
+    x, take = rows.x, rows.open()
+    if isinstance(setting, Generalized):
+        novel_index, base_index = (whole.take(torch.tensor(ids)) for ids in (chosen, base_ids))
+        names = tuple(data.class_names[c] for c in (*base_ids, *chosen))
+        place = rows.places
+        x, by_class, sources = join_base(PROG, lambda numbers: take(place[numbers]), base_index, novel_index, names)
+        source_rows = sources.rows
+        take = take_from(x)
+        setting = setting._replace(n_base=len(base_ids))
+        by_class = setting.check(PROG, by_class, names)
+        if experiment.encoder is not None:
+            notes.append("The encoder may have learned from the queries of base classes: their accuracy flatters it.")
     texts = None
     if experiment.texts is not None:
-        own = data.y[by_class.rows[by_class.start]].tolist()
-        texts = load_texts(experiment.texts, dim=rows.x.shape[1], names=[data.class_names[c] for c in own])
-    source_rows, by_class = by_class.rows, by_class._replace(rows=rows.places[by_class.rows])
-    return Material(rows.x, rows.open(), by_class, source_rows, names, base, texts, side, methods, notes, rows.trained)
+        own = data.y[source_rows[by_class.start]].tolist()
+        texts = load_texts(experiment.texts, dim=x.shape[1], names=[data.class_names[c] for c in own])
+    trained = None if isinstance(setting, Generalized) else rows.trained  # its rows have other numbers
+    return Material(x, take, by_class, source_rows, names, base, texts, side, methods, notes, setting, trained)
 
 
 def _find_base(data: Dataset, side: str, experiment: Experiment) -> tuple[Dataset, list[int]]:
@@ -180,13 +230,23 @@ def _find_methods(
     missing = sorted(NEEDS_BASE) if n_base < 2 else []
     unnamed = sorted(NEEDS_TEXTS) if experiment.texts is None else []
     untrained = [name for name, own in NEEDS_ENCODER.items() if objective is None or own not in (None, objective)]
+    setting = experiment.setting
+    n_unlabelled = setting.n_unlabelled if isinstance(setting, Setting) else 0
+    unlabelled = sorted(NEEDS_UNLABELLED) if not n_unlabelled else []
+    means = isinstance(setting, Generalized)
+    if means and not n_base:
+        remedy = "Pass --side novel, of data with a split by class (--split-seed 0 makes one)."
+        fail(PROG, "--protocol", "find base classes, to be generalized", "none", remedy)
     if experiment.every:
         others = [name for name in untrained if name not in SLOW]
         notes += [f"Without an encoder of their objectives, {', '.join(others)} are left out."] if others else []
         notes += [f"Without base classes, {name} is left out." for name in missing]
         notes += [f"Without texts, {' and '.join(unnamed)} are left out."] if unnamed else []
+        notes += [f"Without unlabelled rows, {', '.join(unlabelled)} are left out."] if unlabelled else []
         notes.append(f"{', '.join(sorted(SLOW))} take long, and are left out of 'all': name them, too.")
-        left = {*missing, *unnamed, *untrained, *SLOW}
+        means_alone = METHODS.keys() - TAKES_MEANS if means else set()
+        left = {*missing, *unnamed, *unlabelled, *untrained, *SLOW, *means_alone}
+        notes += ["Methods that need rows of all classes are left out: base classes have means."] if means else []
         choices = [ChosenMethod(name, name, METHODS[name]) for name in METHODS if name not in left] + choices
     for choice in choices:
         if choice.key in unnamed:
@@ -197,11 +257,20 @@ def _find_methods(
             wanted = "find an encoder" if own is None else f"find an encoder of train --objective {own}"
             got = f"none for {choice.name}" if objective is None else f"one of {objective} for {choice.name}"
             fail(PROG, "--method", wanted, got, "Pass --encoder FILE, of such a run.")
+        if choice.key in unlabelled:
+            remedy = "Pass --unlabelled 5, with --distractors 5 for rows of other classes."
+            fail(PROG, "--method", "find unlabelled rows", f"none for {choice.name}", remedy)
+        if means and choice.key in METHODS and choice.key not in TAKES_MEANS:
+            constraint = "know a class by its mean, which is all that there is of base classes"
+            fail(PROG, "--method", constraint, choice.name, f"Pass some of {', '.join(sorted(TAKES_MEANS))}.")
         if choice.key in missing:
             remedy = "Pass --side novel, of data with a split by class (--split-seed 0 makes one), or --base FILE.npz."
             fail(PROG, "--method", "find base classes beside the evaluated ones", f"none for {choice.name}", remedy)
     notes += [f"{choice.key} is {choice.name}." for choice in choices if choice.key in ALIASES]
     methods = {choice.name: choice for choice in choices}
+    blind = [name for name, choice in methods.items() if choice.key in METHODS and choice.key not in NEEDS_UNLABELLED]
+    if n_unlabelled and blind:
+        notes.append(f"Unlabelled rows are not looked at by {', '.join(blind)}.")
     centred = [name for name, choice in methods.items() if choice.key in CENTRED]
     if "simpleshot" in centred and not n_base:
         notes.append("Without base classes, simpleshot centres on each episode's own support rows.")

@@ -15,7 +15,7 @@ from protonet.commands.page.document import Section, Tile, format_document
 from protonet.commands.page.markup import Markup, join, name_class, percent, span, table, tag
 from protonet.commands.page.sections import LONG, say
 from protonet.episodes.evaluation import Scores
-from protonet.episodes.report import SPEAKS, write_text
+from protonet.episodes.report import SIDES, tell_intervals, write_text
 
 #: Classes that are shown, at the most, the hardest first; the JSON has all.
 MOST_CLASSES = 100
@@ -114,6 +114,7 @@ def draw_half(value: float, half_width: float | None, low: float, high: float) -
 def format_methods(figures: Figures) -> Markup:
     """Return accuracy, calibration and open classes of each method."""
     methods, opened = figures["methods"], bool(figures["settings"]["open"])
+    sides = [side for side in SIDES if side in next(iter(methods.values()))]
     ends = [(own["accuracy"], own["half_width"] or 0.0) for own in methods.values()]
     low, high = max(0.0, min(a - half for a, half in ends)), min(1.0, max(a + half for a, half in ends))
     rows = []
@@ -123,14 +124,16 @@ def format_methods(figures: Figures) -> Markup:
         interval = "" if half is None else span((own["accuracy"] - half, own["accuracy"] + half), 2)
         row = [name_class(name, longest=LONG), percent(own["accuracy"], 2), interval]
         row += [draw_half(own["accuracy"], own["half_width"], low, high), percent(own["calibration_error"])]
-        rows.append(row + ([percent(own["auroc"], 2) + tell_half(own["auroc_half_width"])] if opened else []))
+        told = ["auroc"] * opened + sides
+        rows.append(row + [percent(own[each], 2) + tell_half(own[f"{each}_half_width"]) for each in told])
     header = ["method", "right", "95 % interval", f"{percent(low)} to {percent(high)}", "calibration error"]
+    header += ["AUROC of open classes"] * opened + [SIDES[side].removesuffix(", %") for side in sides]
     said = [
         "The share of queries that each method has right, the mean over episodes, the most accurate method first.",
         "The calibration error is that of the method's own probabilities, the softmax of its logits.",
     ]
-    parts = [say(" ".join(said)), table(header + ["AUROC of open classes"] * opened, rows, "Methods", numbers=1)]
-    return join([*parts, say(SPEAKS[figures["settings"]["interval"]], soft=True)])
+    parts = [say(" ".join(said)), table(header, rows, "Methods", numbers=1)]
+    return join([*parts, say(tell_intervals(figures["settings"]), soft=True)])
 
 
 def format_pairs(figures: Figures) -> Markup:
@@ -233,6 +236,12 @@ def format_classes(figures: Figures) -> Markup:
 def format_sampling(figures: Figures) -> Markup:
     """Return how episodes were drawn, in words."""
     settings = figures["settings"]
+    if "kind" in settings:
+        lines = [
+            f"{figures['episodes']:,} episodes are drawn with the seed {settings['seed']}: {settings['kind']}.",
+            "They are the same for all methods, and again with the same seed, data and setting.",
+        ]
+        return tag("ul", *(tag("li", line) for line in lines), class_="notes")
     shared = "as many of each" if settings["imbalance"] is None else f"by Dirichlet shares of {settings['imbalance']:g}"
     queries, (least, most) = figures["queries"], settings["shot"]
     told = f"{queries}" if isinstance(queries, int) else f"{min(queries)} to {max(queries)}"

@@ -41,11 +41,16 @@ LATEX = {each: rf"\{each}" for each in "&%$#_{}"} | {
 NUMBER = re.compile(r"(?P<value>[<+-]?[\d.]+)(e(?P<sign>[+-])0*(?P<exponent>\d+))?( ±(?P<half_width>[\d.]+))?")
 #: How well queries of open classes are told: the fields of `Scores`, and the headings of their columns.
 OPEN = {"auroc": "AUROC of open classes, %", "fpr95": "FPR at 95 %, %", "oscr": "OSCR, %"}
+#: Likewise, of queries of base and of novel classes beside each other.
+SIDES = {"base": "of base classes, %", "novel": "of novel classes, %", "harmonic": "harmonic mean, %"}
+MEASURES = OPEN | SIDES
+MOST_SHOTS = 20  #: Columns of a table by shot; there is none of more.
 #: What intervals and p-values speak of, by what they are over.
 SPEAKS = {
     "episodes": "Intervals and p-values speak of other episodes of these same classes; those of other classes differ "
     "more (--interval classes).",
     "classes": "Intervals and p-values speak of episodes of other classes of the same kind (jackknife over classes).",
+    "supports": "Intervals and p-values speak of other draws of the support, of the same test split.",
 }
 
 
@@ -66,12 +71,14 @@ def summarize(
 
     Returns:
         ``settings``; ``episodes``, their number; ``methods``, for each the accuracy, the calibration error and how well
-        open classes are told (``OPEN``), with half-widths of 95 % intervals, and the accuracy by shot; and
-        ``comparisons``, one per pair of methods. None stands for what does not exist.
+        open classes (``OPEN``) and, where there are some, base and novel ones (``SIDES``) are told, with half-widths of
+        95 % intervals, and the accuracy by shot; and ``comparisons``, one per pair of methods. None stands for what
+        does not exist.
     """
     methods = {}
     for name, own in scores.items():
-        told = {measure: rate(getattr(own, measure), members) for measure in OPEN}
+        measures = MEASURES if not own.harmonic.isnan().any() else OPEN
+        told = {measure: rate(getattr(own, measure), members) for measure in measures}
         methods[name] = {
             **rate(own.accuracy, members),
             "calibration_error": calibration_error(own.bins),
@@ -121,11 +128,15 @@ def format_report(summary: Summary) -> str:
     until, methods = summary["settings"].get("until", 0), summary["methods"].values()
     if until and any(own["half_width"] is None or 100 * own["half_width"] >= until for own in methods):
         text += f"Intervals are not within {until:g} points yet: more episodes are needed.\n"
-    over = summary["settings"].get("interval", "episodes")
-    text += f"{SPEAKS[over]}\n"
+    text += f"{tell_intervals(summary['settings'])}\n"
     if not all("calibration_error" in own for own in methods):
         return text
     return text + "The calibration error is that of the method's own probabilities, the softmax of its logits.\n"
+
+
+def tell_intervals(settings: Mapping[str, Any]) -> str:
+    """Return what the intervals of a run with these settings speak of."""
+    return SPEAKS["supports" if settings.get("protocol") == "fixed-split" else settings.get("interval", "episodes")]
 
 
 def tabulate(summary: Summary) -> list[Table]:
@@ -137,24 +148,24 @@ def tabulate(summary: Summary) -> list[Table]:
     methods = summary["methods"]
     order = sorted(methods, key=lambda name: -methods[name]["accuracy"])
     settings, best = summary["settings"], order[0]
-    against, n_open = settings.get("against"), settings.get("open", 0)
+    against = settings.get("against")
     several = len(order) > 1
     calibrated = all("calibration_error" in own for own in methods.values())
-    opened = [measure for measure in OPEN if n_open and measure in methods[best]]
+    told = [measure for measure in MEASURES if methods[best].get(measure) is not None]
     header = ["method", "accuracy, %"]
     header += [f"behind {best}" if against is None else f"{against} is ahead by", "p (Holm)"] if several else []
     header += ["calibration error, %"] if calibrated else []
-    header += [OPEN[measure] for measure in opened]
+    header += [MEASURES[measure] for measure in told]
     rows = []
     for name in order:
         own = methods[name]
         row = [name, percent(own["accuracy"], own["half_width"])]
         row += _compare(summary, against or best, name, signed=against is not None) if several else []
         row += [f"{100 * own['calibration_error']:.1f}"] if calibrated else []
-        rows.append(row + [percent(own[measure], own[f"{measure}_half_width"]) for measure in opened])
+        rows.append(row + [percent(own[measure], own[f"{measure}_half_width"]) for measure in told])
     tables: list[Table] = [(header, rows)]
     shots = list(methods[best].get("by_shot", ()))
-    if len(shots) > 1:
+    if 1 < len(shots) <= MOST_SHOTS:
         rows = [[name] for name in order]
         for row in rows:
             row += [percent(each["accuracy"], each["half_width"]) for each in methods[row[0]]["by_shot"].values()]
@@ -224,8 +235,8 @@ def write_csv(path: Path, summary: Summary) -> None:
         for name, own in summary["methods"].items():
             writer.writerow([name, "accuracy", "", own["accuracy"], own["half_width"]])
             writer.writerow([name, "calibration_error", "", own["calibration_error"], ""])
-            for measure in OPEN:
-                if own[measure] is not None:
+            for measure in MEASURES:
+                if own.get(measure) is not None:
                     writer.writerow([name, measure, "", own[measure], own[f"{measure}_half_width"]])
             for n_shot, each in own["by_shot"].items():
                 writer.writerow([name, "accuracy", n_shot, each["accuracy"], each["half_width"]])

@@ -19,7 +19,7 @@ from protonet.episodes.batch import CHUNK, Take
 from protonet.episodes.evaluation import Scores
 from protonet.sampling import ClassIndex
 
-PROG, FORMAT, VERSION = "protonet.episodes", "protonet.episodes", 2
+PROG, FORMAT, VERSION = "protonet.episodes", "protonet.episodes", 3
 
 
 def describe_run(
@@ -30,8 +30,8 @@ def describe_run(
     ``more`` are tensors that methods see beside the rows: means of base classes, texts.
     """
     digest = hashlib.sha256()
-    places = torch.cat([by_class.start, by_class.start + by_class.size // 2])
-    sampled = by_class.rows[places]  # two rows of each class tell the data from others
+    places = torch.cat([by_class.start + offset for offset in (0, by_class.size // 2, by_class.size - 1)])
+    sampled = by_class.rows[places]  # three rows of each class tell the data from others
     for tensor in (*by_class, take(sampled), *more):
         digest.update(tensor.contiguous().numpy().tobytes())
     run = {**settings, "methods": list(methods), "data": digest.hexdigest(), **find_versions()}

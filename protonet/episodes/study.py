@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from protonet._checks import fail, optional_packages
 from protonet.commands.common import check_name, check_writable_folder, format_table
+from protonet.episodes.distributed import join_group
 from protonet.episodes.report import format_latex, percent, write_text
 
 PROG = "protonet.episodes study"
@@ -64,17 +65,28 @@ def run_study(
     kept = settings.pop("output")
     folder = check_writable_folder(PROG, "output", output or kept)
     runs = plan_runs(settings, folder)
-    for each in runs:
-        if _is_main():
-            print(f"\n{each.name}\n", flush=True)
-        page = ["--report", str(each.path.with_suffix(".html"))] if reports else []
-        run([*each.arguments, *page, *more])
+    with join_group():
+        for each in runs:
+            if _is_main():
+                print(f"\n{each.name}\n", flush=True)
+            page = ["--report", str(each.path.with_suffix(".html"))] if reports else []
+            run([*each.arguments, *page, *more])
     if _is_main():
-        summaries = {each.name: json.loads(each.path.read_text(encoding="utf-8")) for each in runs}
+        summaries = read_runs(runs)
         header, rows = tabulate_runs(summaries)
         for name, form in (("table.md", format_table), ("table.tex", format_latex)):
             write_text(folder / name, form(header, rows))
         print(f"\n{format_table(header, rows)}", end="")
+
+
+def read_runs(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return what ``--json`` wrote of runs, by their names; of one that has several evaluations, each of these."""
+    summaries: dict[str, Any] = {}
+    for run in runs:
+        held = json.loads(run.path.read_text(encoding="utf-8"))
+        several = {f"{run.name} {name}": each for name, each in held.get("runs", {}).items()}
+        summaries |= several or {run.name: held}
+    return summaries
 
 
 def _is_main() -> bool:

@@ -64,7 +64,7 @@ def tune(data: Dataset, experiment: Experiment, group: Group) -> list[Tuning]:
     if evaluated in {"validation", "all"}:
         remedy = "Pass --side novel, of data with a split; --split-seed 0 makes one."
         fail(PROG, "--tune", "choose on other classes than the evaluated ones", f"--side {evaluated}", remedy)
-    needed, found = experiment.setting.way[1] + experiment.setting.n_open, sides.count("validation")
+    needed, found = experiment.setting.n_drawn, sides.count("validation")
     if found < needed:
         remedy = "Pass --split-seed 0 for a split with validation classes, or ask for fewer classes."
         fail(PROG, "--tune", f"find {needed} validation classes (--way and --open)", found, remedy)
@@ -81,7 +81,7 @@ def tune(data: Dataset, experiment: Experiment, group: Group) -> list[Tuning]:
         material.x,
         material.by_class,
         material.methods,
-        experiment.setting,
+        material.setting,
         seed=experiment.seed,
         n_episodes=n_episodes,
         base=material.base,

@@ -250,6 +250,27 @@ def test_the_commands_for_pictures_and_features_of_others_run(
     assert "cub.npz: 14 rows of 3 features, 7 classes" in capsys.readouterr().out
 
 
+def test_the_protocols_of_the_guide_run(
+    tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with np.load(shutil.copy(tables / "features.npz", tmp_path)) as held:
+        x, y = held["x"], held["y"]
+    np.savez("other.npz", x=x + np.float32(1), y=y)
+    np.savez("train.npz", x=x[:500], y=y[:500])
+    np.savez("test.npz", x=x[500:], y=y[500:])
+    commands = read_commands("docs/guide/few-shot.md")
+    first = next(at for at, command in enumerate(commands) if command.endswith(" --presets"))
+    for command in commands[first : first + 8]:
+        words = shlex.split(command)[3:]
+        few = [] if "--episodes" in words else ["--episodes", "6"]
+        assert episodes.main([*words, *few]) == 0, capsys.readouterr().err
+    out = capsys.readouterr().out
+    assert "simpleshot" in out.rpartition("95 % intervals over episodes\n")[2]  # the last of them
+    for told in ("average rank", "harmonic mean, %", "AUROC of open classes, %", "queries of a fixed test split"):
+        assert told in out
+
+
 def test_the_study_of_the_guide_runs(tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copy(tables / "features.npz", tmp_path)
     write_plugin(tmp_path)

@@ -59,6 +59,7 @@ def make_episodes(
         return (means + noise * torch.randn(means.shape, generator=generator, dtype=dtype)).abs() + 0.1
 
     episodes = Episodes(sample(support_labels), support_labels, sample(query_labels), n_way, base)
+    episodes = episodes._replace(unlabelled=sample(query_labels))
     return episodes._replace(texts=make_texts(episodes)), query_labels
 
 

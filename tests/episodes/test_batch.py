@@ -21,6 +21,7 @@ INDEX = index_classes(LABELS)
         Setting(way=(3, 3), shot=(2, 2), n_query=2),
         Setting(way=(3, 3), shot=(1, 2), n_query=2, imbalance=1.0),
         Setting(way=(2, 3), shot=(5, 5), n_query=9, n_open=2, allow_small=True),
+        Setting(way=(2, 3), shot=(1, 2), n_query=2, n_unlabelled=2, n_distractors=2),
     ],
 )
 def test_parts_hold_each_episode_once_and_whole(setting: Setting, seed: int) -> None:
@@ -41,6 +42,8 @@ def test_parts_hold_each_episode_once_and_whole(setting: Setting, seed: int) -> 
                 assert list(found) == pairs
             outside = part.query[position][part.query_labels[position] < 0].tolist()
             assert outside == [row for row in draw.open_query[number].flatten().tolist() if row != NO_ROW]
+            more = draw.unlabelled[number].flatten()
+            assert part.unlabelled[position].tolist() == more[more != NO_ROW].tolist()
             shots = torch.bincount(part.support_labels[position], minlength=part.n_way).tolist()
             labels_of = part.query_labels[position].tolist()
             assert part.query_shots[position].tolist() == [shots[c] if c >= 0 else 0 for c in labels_of]
@@ -58,6 +61,7 @@ def test_gather(dtype: torch.dtype) -> None:
         (part,) = split_draw(draw)
         episodes = gather_episodes(take, part)
         assert torch.equal(episodes.support, x[part.support].to(episodes.support.dtype))
+        assert episodes.unlabelled is None
         assert torch.equal(episodes.query, x[part.query].to(episodes.support.dtype))
         assert episodes.support.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
 
@@ -67,3 +71,14 @@ def test_base() -> None:
     base = summarize_base(take_from(x), INDEX.take(torch.tensor([3, 1])))
     assert torch.allclose(base.class_means, torch.stack([x[LABELS == 3].mean(dim=0), x[LABELS == 1].mean(dim=0)]))
     assert torch.allclose(base.mean, x[(LABELS == 1) | (LABELS == 3)].mean(dim=0))
+
+
+def test_gather_unlabelled_rows() -> None:
+    x = torch.arange(100.0).reshape(50, 2)
+    setting = Setting(way=(3, 3), n_query=2, n_unlabelled=3, n_distractors=1)
+    (part,) = split_draw(draw_episodes(INDEX, setting, seed=0, first=0, n_episodes=4))
+    episodes = gather_episodes(take_from(x), part)
+    assert episodes.unlabelled is not None
+    assert episodes.unlabelled.shape == (4, 12, 2)
+    assert torch.equal(episodes.unlabelled, x[part.unlabelled])
+    assert torch.equal(episodes.query, x[part.query])

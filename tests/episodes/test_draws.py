@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+from protonet._checks import InputError
 from protonet.episodes.draws import NO_ROW, Draw, Setting, check_setting, count_queries, draw_episodes, find_members
 from protonet.sampling import index_classes
 from tests.strategies import seeds
@@ -37,7 +38,7 @@ SETTINGS = [
 def test_rows_are_distinct_and_of_the_right_classes(setting: Setting) -> None:
     labels = labels_of([8, 9, 10, 8, 11])
     drawn = numbered(labels, setting)
-    for support, query, outside in zip(*drawn, strict=True):
+    for support, query, outside in zip(*drawn[:3], strict=True):
         rows = torch.cat([support.flatten(), query.flatten(), outside.flatten()])
         rows = rows[rows >= 0]
         assert len(rows.unique()) == len(rows)
@@ -177,3 +178,72 @@ def test_queries_are_counted_as_they_are_drawn(setting: Setting, monkeypatch: py
     index = check_setting("test", index_classes(labels), setting, tuple("abcde"))
     expected = (numbered(labels, setting, seed=2).query >= 0).sum(dim=(1, 2))
     assert torch.equal(count_queries(index, setting, seed=2, n_episodes=30), expected)
+
+
+UNLABELLED = [
+    Setting(way=(2, 4), shot=(1, 3), n_query=2, n_unlabelled=3),
+    Setting(way=(3, 3), shot=(1, 2), n_query=2, unequal=True, n_unlabelled=2, n_distractors=2),
+    Setting(way=(2, 3), shot=(2, 2), n_query=9, n_open=1, allow_small=True, n_unlabelled=4, n_distractors=1),
+    Setting(way=(2, 2), shot=(1, 2), n_query=1, imbalance=1.0, n_unlabelled=4, n_distractors=2),
+]
+
+
+@pytest.mark.parametrize("setting", UNLABELLED)
+@given(seed=seeds)
+def test_unlabelled_rows_are_others_of_the_same_classes_and_of_distractors(setting: Setting, seed: int) -> None:
+    labels = labels_of([8, 9, 10, 8, 11])
+    drawn = numbered(labels, setting, seed)
+    members = find_members(index_classes(labels), setting, seed=seed, n_episodes=30)
+    assert drawn.unlabelled.shape == (30, setting.way[1] + setting.n_distractors, setting.n_unlabelled)
+    for number, (support, query, outside, more) in enumerate(zip(*drawn, strict=True)):
+        rows = torch.cat([each.flatten() for each in (support, query, outside, more)])
+        rows = rows[rows >= 0]
+        assert len(rows.unique()) == len(rows)
+        way = int((support[:, 0] >= 0).sum())
+        assert bool((more[way : setting.way[1]] == NO_ROW).all())
+        classes = labels[support[:way, 0]]
+        assert torch.equal(labels[more[:way]], classes[:, None].expand(-1, setting.n_unlabelled))
+        distractors = labels[more[setting.way[1] :]]
+        assert bool((distractors == distractors[:, :1]).all())
+        others = [*classes.tolist(), *labels[outside[:, 0]].tolist(), *distractors[:, 0].tolist()]
+        assert len(set(others)) == len(others)
+        assert sorted(others) == (10 * members[number].nonzero().flatten()).tolist()
+
+
+@pytest.mark.parametrize("setting", UNLABELLED)
+@given(seed=seeds, first=st.integers(0, 10**12))
+def test_unlabelled_rows_change_nothing_else_and_depend_only_on_the_number(
+    setting: Setting, seed: int, first: int
+) -> None:
+    labels = labels_of([20, 21, 22, 20, 23])
+    whole = numbered(labels, setting, seed, first, 6)
+    without = numbered(labels, setting._replace(n_unlabelled=0, n_distractors=0), seed, first, 6)
+    assert all(torch.equal(own, other) for own, other in zip(whole[:3], without[:3], strict=True))
+    assert torch.equal(numbered(labels, setting, seed, first + 2, 3).unlabelled, whole.unlabelled[2:5])
+
+
+def test_every_row_is_as_likely_to_be_unlabelled() -> None:
+    labels = torch.arange(3).repeat_interleave(6)
+    setting = Setting(way=(2, 2), n_query=2, n_unlabelled=2, n_distractors=1)
+    found = numbered(labels, setting, n_episodes=3000).unlabelled
+    counts = torch.bincount(found.flatten(), minlength=18).tolist()
+    assert chisquare(counts).pvalue > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (
+            Setting((2, 2), n_query=3, n_distractors=1),
+            "`n_distractors` must be 0 where there are no unlabelled rows; got",
+        ),
+        (
+            Setting((2, 2), n_query=3, n_unlabelled=9),
+            r"`classes` must have 13 rows \(shot \+ query \+ unlabelled\); got",
+        ),
+        (Setting((4, 4), n_query=3, n_unlabelled=1, n_distractors=2), r"classes \(5 beside 2 distractors\); got 4"),
+    ],
+)
+def test_unlabelled_rows_that_there_are_not(setting: Setting, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        numbered(labels_of([8, 9, 10, 8, 11]), setting)

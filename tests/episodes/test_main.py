@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from protonet.episodes import experiment
 from protonet.episodes.__main__ import main
-from protonet.episodes.methods import ALIASES, METHODS, NEEDS_ENCODER, NEEDS_TEXTS, SLOW
+from protonet.episodes.methods import ALIASES, METHODS, NEEDS_ENCODER, NEEDS_TEXTS, NEEDS_UNLABELLED, SLOW
 
 FEW = ["--way", "3", "--query", "4", "--episodes", "300"]
 
@@ -153,8 +153,10 @@ def test_all_methods(features: Path, capsys: pytest.CaptureFixture[str]) -> None
     few = ["--way", "3", "--query", "4", "--episodes", "2"]
     assert run("--dataset", str(features), *few, "--method", "all") == 0
     out = capsys.readouterr().out
-    assert all((f"| {name} " in out) == (name not in {*NEEDS_ENCODER, *NEEDS_TEXTS, *SLOW}) for name in METHODS)
+    left = {*NEEDS_ENCODER, *NEEDS_TEXTS, *NEEDS_UNLABELLED, *SLOW}
+    assert all((f"| {name} " in out) == (name not in left) for name in METHODS)
     assert "Without texts, clip-zero-shot and tip-adapter are left out." in out
+    assert "Without unlabelled rows, semi-kmeans, semi-kmeans-cluster, semi-kmeans-masked are left out." in out
     assert "alpha-am, finetune, solver take long, and are left out of 'all': name them, too." in out
     assert run("--dataset", str(features), *few, "--side", "all", "--method", "all") == 0
     out = capsys.readouterr().out

@@ -17,7 +17,7 @@ from protonet.episodes.__main__ import main
 from protonet.episodes.batch import summarize_base, take_from
 from protonet.episodes.draws import Setting
 from protonet.episodes.evaluation import evaluate
-from protonet.episodes.methods import METHODS, NEEDS_BASE, NEEDS_ENCODER, NEEDS_TEXTS, SLOW
+from protonet.episodes.methods import METHODS, NEEDS_BASE, NEEDS_ENCODER, NEEDS_TEXTS, NEEDS_UNLABELLED, SLOW
 from protonet.sampling import index_classes
 
 KIND = ["--way", "2", "--query", "4", "--episodes", "70"]
@@ -245,7 +245,7 @@ def test_texts_by_name(folder: Path) -> None:
 def test_all_methods_that_can_run_and_more(capsys: pytest.CaptureFixture[str]) -> None:
     few = ["--episodes", "2", "--method", "all", "soft-kmeans:steps=2"]
     found = accuracies(*few, "--base", "base.npy", dataset="plain.npz")
-    left = NEEDS_BASE | NEEDS_ENCODER.keys() | NEEDS_TEXTS | SLOW
+    left = NEEDS_BASE | NEEDS_ENCODER.keys() | NEEDS_TEXTS | NEEDS_UNLABELLED | SLOW
     assert list(found) == [*(name for name in METHODS if name not in left), "soft-kmeans:steps=2"]
     assert "Without base classes, distribution-calibration is left out." in capsys.readouterr().out
 

@@ -67,7 +67,8 @@ def test_the_page_holds_the_figures_and_no_name_is_markup(made: Path, name: str)
 def test_classes_are_those_of_a_loop() -> None:
     accuracy = torch.tensor([0.5, 1.0, 0.0], dtype=torch.float64)
     members = torch.tensor([[1, 1, 0, 0], [0, 1, 1, 0], [1, 0, 1, 0]], dtype=torch.bool)
-    scores = {"m": Scores(accuracy, accuracy[:, None], accuracy, accuracy, accuracy, torch.zeros(15, 3))}
+    others = dict.fromkeys(Scores._fields[2:-1], accuracy)
+    scores = {"m": Scores(accuracy=accuracy, by_shot=accuracy[:, None], **others, bins=torch.zeros(15, 3))}
     assert list_classes(scores, members, ["a", "b", "c", "d"]) == [
         {"name": "a", "episodes": 2, "accuracy": {"m": 0.25}},
         {"name": "b", "episodes": 2, "accuracy": {"m": 0.75}},

@@ -35,6 +35,7 @@ from protonet.episodes.methods.proto_lp import proto_lp
 from protonet.episodes.methods.prototypes import protonet, protonet_cosine
 from protonet.episodes.methods.pt_map import pt_map
 from protonet.episodes.methods.ridge import ridge_regression
+from protonet.episodes.methods.semi_supervised import semi_kmeans, semi_kmeans_cluster, semi_kmeans_masked
 from protonet.episodes.methods.simpleshot import simpleshot_cl2n, simpleshot_l2n
 from protonet.episodes.methods.soft_kmeans import soft_kmeans
 from protonet.episodes.methods.solver import solver
@@ -69,6 +70,9 @@ INDUCTIVE: dict[str, Method] = {
     "maml": maml,
     "anil": anil,
     "finetune": finetune,
+    "semi-kmeans": semi_kmeans,
+    "semi-kmeans-cluster": semi_kmeans_cluster,
+    "semi-kmeans-masked": semi_kmeans_masked,
     "adaptive": adaptive,
     "solver": solver,
 }
@@ -101,5 +105,11 @@ NEEDS_BASE = frozenset({"distribution-calibration"})
 NEEDS_TEXTS = frozenset({"clip-zero-shot", "tip-adapter"})
 #: Methods that need a meta-trained encoder, and of which objective; None for any.
 NEEDS_ENCODER = {"feat": "feat", "maml": "maml", "anil": "anil", "finetune": None}
+#: Methods that need unlabelled rows; no other method looks at them.
+NEEDS_UNLABELLED = frozenset({"semi-kmeans", "semi-kmeans-cluster", "semi-kmeans-masked"})
+#: Methods that know a class by its mean alone, which is all that there is of base classes beside novel ones.
+TAKES_MEANS = frozenset(
+    {"protonet", "protonet-cosine", "simpleshot", "simpleshot-l2n", "soft-kmeans", "clip-zero-shot"}
+)
 #: Methods that take a tenth of a second an episode or much more: evaluated where they are named, not by "all".
 SLOW = frozenset({"alpha-am", "finetune", "solver"})

@@ -57,7 +57,9 @@ def test_an_episode_does_not_depend_on_the_batch(name: str) -> None:
     for number in (0, 3):
         only = slice(number, number + 1)
         support, labels, query, texts = (each[only] for each in (*episodes[:3], texts_of(episodes)))
-        alone = Episodes(support, labels, query, episodes.n_way, episodes.base, texts)
+        assert episodes.unlabelled is not None
+        more = episodes.unlabelled[only]
+        alone = Episodes(support, labels, query, episodes.n_way, episodes.base, texts, more)
         assert close(METHODS[name](alone)[0], together[number])
 
 
@@ -129,7 +131,7 @@ def test_hard_features(name: str, kind: str) -> None:
             support, query = support * factor, query * factor
         elif kind == "signed":
             support, query = support - 1.0, query - 1.0
-        logits = METHODS[name](episodes._replace(support=support, query=query))
+        logits = METHODS[name](episodes._replace(support=support, query=query, unlabelled=query))
         assert torch.isfinite(logits).all()
 
 
@@ -148,7 +150,7 @@ def test_float32_is_enough(name: str, change: tuple[float, float]) -> None:
         base = summarize_base(take_from(x.to(dtype)), base.by_class)
         episodes = make_episodes(n_episodes=8, dim=40, base=base)[0]
         support, query = ((factor * rows + offset).to(dtype) for rows in (episodes.support, episodes.query))
-        own = episodes._replace(support=support, query=query, texts=texts_of(episodes).to(dtype))
+        own = episodes._replace(support=support, query=query, texts=texts_of(episodes).to(dtype), unlabelled=query)
         predictions.append(METHODS[name](own).argmax(dim=2))
     assert float((predictions[0] == predictions[1]).double().mean()) > 0.97
 
