@@ -132,13 +132,15 @@ def evaluate(
         for part in split_draw(draw):
             features = (part.support.shape[1] + part.query.shape[1]) * x.shape[1]  # of one episode
             size = max(1, FEATURES_AT_ONCE // features)
+            numbers.append(part.numbers)
+            logits: dict[str, list[Tensor]] = {name: [] for name in methods}
             for start in range(0, len(part.numbers), size):
                 block = Part._make([*(tensor[start : start + size] for tensor in part[:-1]), part.n_way])
-                numbers.append(block.numbers)
                 episodes = gather_episodes(take, block, base, named)
                 for name, method in methods.items():
-                    logits = _check_logits(name, _call(method, episodes), block, first)
-                    scored[name].append(_score_logits(logits, block, setting.shot))
+                    logits[name].append(_check_logits(name, _call(method, episodes), block, first))
+            for name, each in logits.items():
+                scored[name].append(_score_logits(torch.cat(each), part, setting.shot))
         order = torch.cat(numbers).argsort()
         return {name: join_scores(parts, order) for name, parts in scored.items()}
 
