@@ -36,7 +36,7 @@ ROUND = 256  #: Episodes that one process draws and scores between two exchanges
 #: that slow methods are heard of soon. The sizes are fixed, because a batch of another size could round differently.
 CHUNK = 64
 #: Features of episodes that are processed at a time: enough for few calls, and still within the processor's caches.
-FEATURES_AT_ONCE = 2**21
+FEATURES_AT_ONCE = 2**22
 #: Floats in just under 32 MiB. Freeing an array of this size once makes glibc keep later arrays instead of returning
 #: them to the system.
 KEPT = 2**23 - 2**12

@@ -173,9 +173,8 @@ def _find_methods(experiment: Experiment, n_base: int) -> tuple[dict[str, Chosen
     missing = sorted(NEEDS_BASE) if n_base < 2 else []
     unnamed = sorted(NEEDS_TEXTS) if experiment.texts is None else []
     if experiment.every:
-        notes += [f"Without base classes, {name} is left out." for name in missing]
         notes += [f"Without texts, {' and '.join(unnamed)} are left out."] if unnamed else []
-        notes.append(f"{' and '.join(sorted(SLOW))} take long, and are left out of 'all': name them, too.")
+        notes.append(f"{', '.join(sorted(SLOW))} take long, and are left out of 'all': name them, too.")
         left = {*missing, *unnamed, *SLOW}
         choices = [ChosenMethod(name, name, METHODS[name]) for name in METHODS if name not in left] + choices
     for choice in choices:

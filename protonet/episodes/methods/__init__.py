@@ -92,4 +92,4 @@ NEEDS_BASE = frozenset({"distribution-calibration"})
 #: Methods that need texts that name the classes.
 NEEDS_TEXTS = frozenset({"clip-zero-shot", "tip-adapter"})
 #: Methods that take a tenth of a second an episode or much more: evaluated where they are named, not by "all".
-SLOW = frozenset({"alpha-am", "solver"})
+SLOW = frozenset({"alpha-am", "distribution-calibration", "solver"})

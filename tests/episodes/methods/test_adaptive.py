@@ -61,7 +61,7 @@ def test_temperature_is_the_solvers() -> None:
         scores.argmax(dim=2),
         torch.randint(4, (5, 30), generator=generator),
     )
-    factors, losses = module._fit_temperature(scores, hot_of(labels), torch.ones(5, 30, dtype=torch.float64))
+    factors, losses = module._fit_temperature(scores.mT, hot_of(labels).mT, torch.ones(5, 30, dtype=torch.float64))
     for own, target, factor, loss in zip(scores, labels, factors, losses, strict=True):
         expected, each = fit_temperature(own, target, torch.ones(4, dtype=torch.bool))
         assert abs(float(factor) - expected) < 1e-2 * expected
