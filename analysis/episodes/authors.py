@@ -65,7 +65,7 @@ PAIRS = (
     Pair("PADDLE", "PADDLE", "paddle"),
     Pair("protoLP", "protoLP", "proto-lp"),
     Pair("alpha-AM", "AM", "alpha-am", 0.04),
-    Pair("iLPC", "iLPC", "ilpc", 0.1),
+    Pair("iLPC", "iLPC", "ilpc", 0.02),
     Pair("MetaOptNet", "MetaOptNet", "metaopt-svm"),
     Pair(CALIBRATION, "Few_Shot_Distribution_Calibration", "distribution-calibration", 0.04),
 )
@@ -164,7 +164,6 @@ def compare(folder: Path, pairs: Sequence[Pair], kind: str, n_episodes: int) -> 
     if any(pair.name == CALIBRATION for pair in pairs):
         base = _limit(base)
         base_rows, base_labels = _take_all(base)
-    of_base = {"base": base_rows.numpy(), "base_labels": base_labels.numpy()}
     ours: dict[str, list[float]] = {}
     theirs: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as scratch:
@@ -185,7 +184,14 @@ def compare(folder: Path, pairs: Sequence[Pair], kind: str, n_episodes: int) -> 
                 ours[name] += right.double().mean(dim=1).tolist()
                 path = Path(scratch, f"{len(jobs)}.npz")
                 rows = interleave(episodes.support, some.support_labels), interleave(episodes.query, some.query_labels)
-                np.savez(path, support=rows[0].numpy(), query=rows[1].numpy(), mean=base.mean.numpy(), **of_base)
+                np.savez(
+                    path,
+                    support=rows[0].numpy(),
+                    query=rows[1].numpy(),
+                    mean=base.mean.numpy(),
+                    base=base_rows.numpy(),
+                    base_labels=base_labels.numpy(),
+                )
                 jobs.append((name, pair.name, path, path.with_suffix(".npy")))
         command = [sys.executable, str(ROOT / WORKER), str(folder)]
         command += [str(each) for job in jobs for each in job[1:]]

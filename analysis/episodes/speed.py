@@ -163,11 +163,12 @@ def compare_authors(classes: str, file: Path, repeats: int) -> dict[str, Any]:
     index, take = index_classes(labels), take_from(x)
     part = next(split_draw(draw_episodes(index, SETTING, seed=0, first=0, n_episodes=TOGETHER)))
     episodes = gather_episodes(take, part)
-    turned = (
+    support, query = (
         rows.unflatten(1, (SETTING.way[0], -1)).transpose(1, 2).flatten(1, 2)
         for rows in (episodes.support, episodes.query)
     )
-    case = Case(*turned, torch.empty(0), torch.empty(0), torch.empty(0, dtype=torch.int64))
+    nothing = torch.empty(0)
+    case = Case(support, query, nothing, nothing, nothing.long())
     seconds, theirs = [], 0.0
     for _ in range(repeats):
         started = time.process_time()

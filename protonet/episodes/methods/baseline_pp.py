@@ -68,7 +68,9 @@ def baseline_pp(
         for batch in torch.randperm(n_support, generator=generator).split(batch_size):
             norm = (direction * products).sum(dim=1, keepdim=True).sqrt_()
             cosine = products.index_select(1, batch) / norm  # (n_way, rows, episodes)
-            error = (scale * length * cosine).softmax(dim=0).sub_(target.index_select(1, batch)).mul_(scale / len(batch))
+            error = (
+                (scale * length * cosine).softmax(dim=0).sub_(target.index_select(1, batch)).mul_(scale / len(batch))
+            )
             of_length = (error * cosine).sum(dim=1, keepdim=True)
             # What changes the direction is the gradient of the weight, less its part along the direction.
             shrink = kept * (weight_decay - of_length * length / norm.square())
