@@ -66,7 +66,7 @@ PAIRS = (
     Pair("protoLP", "protoLP", "proto-lp"),
     Pair("alpha-AM", "AM", "alpha-am", 0.04),
     Pair("iLPC", "iLPC", "ilpc", 0.02),
-    Pair("MetaOptNet", "MetaOptNet", "metaopt-svm"),
+    Pair("MetaOptNet", "MetaOptNet", "metaopt-svm", 0.5),
     Pair(CALIBRATION, "Few_Shot_Distribution_Calibration", "distribution-calibration", 0.04),
 )
 TITLE = f"""# Our methods beside their authors' code
