@@ -110,8 +110,8 @@ def _find(name: str) -> type[Ingredient | Nothing]:
 def stand_in() -> None:
     """Replace the packages that are not there by modules that do nothing, and the GPU by the processor."""
     for name in UNUSED:
-        if "." in name or importlib.util.find_spec(name) is None:
-            module = sys.modules.setdefault(name, types.ModuleType(name))
+        if name not in sys.modules and ("." in name or importlib.util.find_spec(name) is None):
+            module = sys.modules[name] = types.ModuleType(name)
             module.__getattr__ = _find  # type: ignore[method-assign]
     vars(np).update(float=float, in1d=np.isin)  # what NumPy called them then
     torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
