@@ -64,10 +64,10 @@ PAIRS = (
     Pair("PT-MAP", "Realistic_Transductive_Few_Shot", "pt-map"),
     Pair("PADDLE", "PADDLE", "paddle"),
     Pair("protoLP", "protoLP", "proto-lp"),
-    Pair("alpha-AM", "AM", "alpha-am", 0.04),
-    Pair("iLPC", "iLPC", "ilpc", 0.02),
+    Pair("alpha-AM", "AM", "alpha-am", 0.05),
+    Pair("iLPC", "iLPC", "ilpc", 0.05),
     Pair("MetaOptNet", "MetaOptNet", "metaopt-svm", 0.5),
-    Pair(CALIBRATION, "Few_Shot_Distribution_Calibration", "distribution-calibration", 0.04),
+    Pair(CALIBRATION, "Few_Shot_Distribution_Calibration", "distribution-calibration", 0.05),
 )
 TITLE = f"""# Our methods beside their authors' code
 
