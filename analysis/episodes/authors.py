@@ -1,7 +1,7 @@
 """Our few-shot methods beside the code of their authors, on the same episodes.
 
-``--authors DIR`` is a folder of their public repositories, each under its own name (TIM, LaplacianShot, PADDLE,
-protoLP, AM, Realistic_Transductive_Few_Shot). None of their code is ours to keep: what is not there is left out.
+``--authors DIR`` is a folder of their public repositories, each under its own name: those of ``PAIRS``, and for
+MetaOptNet qpth, its solver. None of their code is ours to keep: what is not there is left out.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ SPREAD = 0.2  #: Of the classes' centres of the ReLU features, in standard devia
 BASE_CLASSES = 40  #: Of the 64 classes of ReLU features; the others are novel.
 WORKER = "analysis/episodes/authors_worker.py"
 AT_ONCE = 150  #: Episodes that ours and theirs see together.
+CALIBRATION = "distribution calibration"
+MOST_BASE = 40  #: Base classes that distribution calibration sees: its code copies all covariances for each row.
 
 
 class Pair(NamedTuple):
@@ -62,7 +64,10 @@ PAIRS = (
     Pair("PT-MAP", "Realistic_Transductive_Few_Shot", "pt-map"),
     Pair("PADDLE", "PADDLE", "paddle"),
     Pair("protoLP", "protoLP", "proto-lp"),
-    Pair("alpha-AM", "AM", "alpha-am", 0.04),
+    Pair("alpha-AM", "AM", "alpha-am", 0.05),
+    Pair("iLPC", "iLPC", "ilpc", 0.05),
+    Pair("MetaOptNet", "MetaOptNet", "metaopt-svm", 0.5),
+    Pair(CALIBRATION, "Few_Shot_Distribution_Calibration", "distribution-calibration", 0.05),
 )
 TITLE = f"""# Our methods beside their authors' code
 
@@ -70,7 +75,8 @@ TITLE = f"""# Our methods beside their authors' code
 authors' code in percent, then ours less theirs on the same episodes, in points, with the half-width of its 95 %
 interval, and in brackets the share of episodes in which both have as many right. relu: Gaussian classes of 640
 features behind a ReLU; pixels and the conv embedding are of alphabets that no encoder saw. An empty place: their code
-takes powers of negative features, which are no numbers.
+takes powers of negative features, which are no numbers. Distribution calibration samples at random, other numbers in
+theirs than in ours, and sees {MOST_BASE} base classes; iLPC's code starts from random weights.
 
 """
 
@@ -154,6 +160,10 @@ def run(options: argparse.Namespace) -> Report:
 def compare(folder: Path, pairs: Sequence[Pair], kind: str, n_episodes: int) -> dict[str, list[list[float]]]:
     """Return the accuracies of our methods and of a repository's, episode by episode; NaN where theirs has none."""
     take, index, base = KINDS[kind]()
+    base_rows, base_labels = torch.empty(0), torch.empty(0, dtype=torch.int64)
+    if any(pair.name == CALIBRATION for pair in pairs):
+        base = _limit(base)
+        base_rows, base_labels = _take_all(base)
     ours: dict[str, list[float]] = {}
     theirs: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as scratch:
@@ -174,7 +184,14 @@ def compare(folder: Path, pairs: Sequence[Pair], kind: str, n_episodes: int) -> 
                 ours[name] += right.double().mean(dim=1).tolist()
                 path = Path(scratch, f"{len(jobs)}.npz")
                 rows = interleave(episodes.support, some.support_labels), interleave(episodes.query, some.query_labels)
-                np.savez(path, support=rows[0].numpy(), query=rows[1].numpy(), mean=base.mean.numpy())
+                np.savez(
+                    path,
+                    support=rows[0].numpy(),
+                    query=rows[1].numpy(),
+                    mean=base.mean.numpy(),
+                    base=base_rows.numpy(),
+                    base_labels=base_labels.numpy(),
+                )
                 jobs.append((name, pair.name, path, path.with_suffix(".npy")))
         command = [sys.executable, str(ROOT / WORKER), str(folder)]
         command += [str(each) for job in jobs for each in job[1:]]
@@ -185,6 +202,19 @@ def compare(folder: Path, pairs: Sequence[Pair], kind: str, n_episodes: int) -> 
         for name, _, _, out in jobs:
             theirs[name] += np.load(out).tolist()
     return {name: [ours[name], theirs[name]] for name in ours}
+
+
+def _limit(base: Base) -> Base:
+    """Return the first of the base classes, at most ``MOST_BASE``."""
+    few = torch.arange(min(MOST_BASE, len(base.by_class.size)))
+    return summarize_base(base.take, base.by_class.take(few))
+
+
+def _take_all(base: Base) -> tuple[Tensor, Tensor]:
+    """Return all rows (n, dim) float32 of base classes, and their classes (n,)."""
+    starts, sizes = base.by_class.start.tolist(), base.by_class.size.tolist()
+    rows = torch.cat([base.by_class.rows[start : start + size] for start, size in zip(starts, sizes, strict=True)])
+    return base.take(rows).float().clone(), torch.arange(len(sizes)).repeat_interleave(base.by_class.size)
 
 
 def interleave(rows: Tensor, labels: Tensor) -> Tensor:

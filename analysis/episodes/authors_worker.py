@@ -25,7 +25,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 #: Packages that these repositories import for training, plots and logs alone.
-UNUSED = ("configargparse", "requests", "sacred", "seaborn", "torchvision", "torchvision.transforms", "visdom_logger")
+UNUSED = (
+    *("configargparse", "cvxpy", "faiss", "matplotlib", "matplotlib.pyplot", "requests", "sacred", "seaborn"),
+    *("torchvision", "torchvision.transforms", "visdom_logger"),
+)
 WAY = 5  #: Classes per episode: some of the code has it written into it.
 
 
@@ -35,6 +38,8 @@ class Case(NamedTuple):
     support: Tensor  #: (episodes, shots * WAY, dim) float32.
     query: Tensor  #: (episodes, queries per class * WAY, dim) float32.
     mean: Tensor  #: (dim,) float32, of the base classes.
+    base: Tensor  #: (rows, dim) float32, of some base classes; none where no method needs them.
+    base_labels: Tensor  #: (rows,) int64.
 
     @property
     def shot(self) -> int:
@@ -105,10 +110,10 @@ def _find(name: str) -> type[Ingredient | Nothing]:
 def stand_in() -> None:
     """Replace the packages that are not there by modules that do nothing, and the GPU by the processor."""
     for name in UNUSED:
-        if "." in name or importlib.util.find_spec(name) is None:
-            module = sys.modules.setdefault(name, types.ModuleType(name))
+        if name not in sys.modules and ("." in name or importlib.util.find_spec(name) is None):
+            module = sys.modules[name] = types.ModuleType(name)
             module.__getattr__ = _find  # type: ignore[method-assign]
-    vars(np)["float"] = float  # what NumPy called it then
+    vars(np).update(float=float, in1d=np.isin)  # what NumPy called them then
     torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
 
 
@@ -169,6 +174,105 @@ def run_proto_lp(case: Case, file: str) -> Any:
     return right.where(found.isfinite().flatten(1).all(dim=1), torch.nan).numpy()
 
 
+def run_pt_map(case: Case, file: Path) -> float:
+    """Run PT-MAP's own script as its main part does, all episodes at once, and return the mean accuracy."""
+    n, n_support, n_queries = len(case.support), case.support.shape[1], case.query.shape[1]
+    labels = torch.cat([case.label(case.support), case.label(case.query)], dim=1)
+    theirs: dict[str, Any] = {"__name__": "theirs", "labels": labels, "n_lsamples": n_support, "n_usamples": n_queries}
+    theirs |= {"n_runs": n, "n_shot": case.shot, "n_ways": WAY, "n_queries": n_queries // WAY}
+    exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), theirs)
+    rows = theirs["QRreduction"](torch.pow(torch.cat([case.support, case.query], dim=1) + 1e-6, 0.5))
+    theirs["n_nfeat"] = rows.shape[2]
+    theirs["ndatas"] = theirs["centerDatas"](theirs["scaleEachUnitaryDatas"](rows))
+    model = theirs["GaussianModel"](WAY, 10)
+    model.initFromLabelledDatas()
+    return float(theirs["MAP"](0.2).loop(model, 20)[0])
+
+
+class Index:
+    """What iLPC uses of faiss: the nearest rows by inner product."""
+
+    def __init__(self, *_: Any) -> None:
+        self.rows = np.empty(0)
+
+    @property
+    def ntotal(self) -> int:
+        """How many rows there are."""
+        return len(self.rows)
+
+    def add(self, rows: Any) -> None:
+        """Search these rows."""
+        self.rows = rows
+
+    def search(self, queries: Any, k: int) -> tuple[Any, Any]:
+        """Return the ``k`` largest products of each query, and which rows they are with."""
+        products = queries @ self.rows.T
+        found = np.argsort(-products, axis=1, kind="stable")[:, :k]
+        return np.take_along_axis(products, found, axis=1), found
+
+
+def scale_rows(rows: Any) -> None:
+    """Scale rows to unit norm in place, as faiss does."""
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def run_ilpc(case: Case) -> list[float]:
+    """Run iLPC as its transductive script does; a solver of SciPy has another name for its tolerance by now."""
+    import scipy.sparse.linalg  # noqa: PLC0415 - few need it
+
+    faiss: Any = importlib.import_module("faiss")
+    faiss.GpuIndexFlatIP, faiss.normalize_L2 = Index, scale_rows
+    theirs = importlib.import_module("iterative_graph_functions")
+    solve = scipy.sparse.linalg.cg
+    if "tol" not in inspect.signature(solve).parameters:
+        scipy.sparse.linalg.cg = lambda *rest, tol, maxiter: solve(*rest, rtol=tol, maxiter=maxiter)
+    rows = torch.cat([case.support, case.query], dim=1)
+    rows = (rows.abs() + 1e-6).sqrt() * rows.sign().where(rows != 0, 1)
+    rows = rows / rows.norm(dim=2, keepdim=True)
+    rows = rows - rows.mean(dim=1, keepdim=True)
+    rows = rows / rows.norm(dim=2, keepdim=True)
+    n_support, n_queries = case.support.shape[1], case.query.shape[1]
+    settings = {"K": 15, "alpha": 0.8, "T": 3, "sinkhorn_iter": 1, "denoising_iterations": 1000, "best_samples": 3}
+    found = []
+    for own in rows:
+        torch.manual_seed(0)
+        opt = Namespace(**settings, unbalanced=False, no_samples=np.repeat(n_queries / WAY, WAY))
+        labels = case.label(case.support)[0], case.label(case.query)[0]
+        pairs = own[:n_support], labels[0], own[n_support:], labels[1]
+        of_query, guess = theirs.iter_balanced_trans(opt, *pairs, n_support)
+        found.append(float(np.mean(np.asarray(of_query) == np.asarray(guess))))
+    return found
+
+
+def run_calibration(case: Case) -> list[float]:
+    """Run the function of distribution calibration as its script does; what it samples is random."""
+    from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - few need it
+
+    theirs = importlib.import_module("evaluate_DC")
+    classes = [case.base[case.base_labels == each].numpy() for each in case.base_labels.unique()]
+    means, covariances = [each.mean(axis=0) for each in classes], [np.cov(each.T) for each in classes]
+    generator, found = np.random.RandomState(0), []
+    labels = case.label(case.support)[0].numpy()
+    for support, query in zip(case.support.sqrt().numpy(), case.query.sqrt().numpy(), strict=True):
+        count = 750 // case.shot
+        rows = [support]
+        for row in support:
+            mean, covariance = theirs.distribution_calibration(row, means, covariances, k=2)
+            rows.append(generator.multivariate_normal(mean=mean, cov=covariance, size=count))
+        fitted = LogisticRegression(max_iter=1000).fit(np.concatenate(rows), [*labels, *labels.repeat(count)])
+        found.append(float(np.mean(fitted.predict(query) == case.label(case.query)[0].numpy())))
+    return found
+
+
+def run_metaopt(case: Case) -> Any:
+    """Run MetaOptNet's head, with the solver that it imports from a folder beside it."""
+    sys.path.insert(1, str(Path("../qpth").resolve()))
+    theirs = importlib.import_module("models.classification_heads")
+    labels = case.label(case.support)
+    logits = theirs.MetaOptNetHead_SVM_CS(case.query, case.support, labels, WAY, case.shot)
+    return (logits.argmax(dim=2) == case.label(case.query)).float().mean(dim=1).numpy()
+
+
 ENTROPIES: dict[str, Any] = {"entropies": ["Shannon", "Alpha", "Alpha"], "alpha_values": [5.0, 5.0, 5.0]}
 COMMON: dict[str, Any] = {"temp": 15, "loss_weights": [1.0, 1.0, 1.0], "iter": 1000, "use_tuned_alpha_values": True}
 MANIFOLD: dict[str, Any] = {"phi": "mus+G+Wb", "K": 20, "alpha": 0.8, "lr_lp": 1e-4, "PLC": False}
@@ -182,12 +286,15 @@ RUNS: dict[str, Callable[[Case], Any]] = {
     "PT-MAP": lambda case: run_task(case, "PT_MAP", beta=0.5, lam=10, alpha=0.2, n_epochs=20),
     "PADDLE": lambda case: run_task(case, "PADDLE", iter=100, alpha=case.query.shape[1]),
     "protoLP": lambda case: run_proto_lp(case, "test_standard_GSSL_lapshot.py"),
+    "iLPC": run_ilpc,
+    "distribution calibration": run_calibration,
+    "MetaOptNet": run_metaopt,
     "alpha-AM": lambda case: run_task(case, "ALPHA_AM", "src.methods.AM", **MANIFOLD, **COMMON, **ENTROPIES),
 }
 
 
 #: Those that take powers of features; of negative ones these are no numbers, which would count as the first class.
-POWERS = {"PT-MAP", "protoLP"}
+POWERS = {"PT-MAP", "protoLP", "distribution calibration"}
 
 
 def main(folder: str, *jobs: str) -> None:

@@ -1,6 +1,8 @@
-"""Episodes per second, ours against easyfsl's in the same run.
+"""Episodes per second, ours against easyfsl's in the same run, and PT-MAP against its authors' code.
 
-Both sample the episodes, classify the queries and rate the accuracy, in turn, on one thread.
+Both sample the episodes, classify the queries and rate the accuracy, in turn, on one thread. The lean loop is around
+easyfsl's classifiers alone: it gathers rows that are drawn beforehand. ``--authors DIR`` is a folder of PT-MAP's
+repository, under that name.
 """
 
 from __future__ import annotations
@@ -8,26 +10,30 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from analysis.contest.worker import measure_peak_memory
+from analysis.episodes.authors_worker import Case, run_pt_map, stand_in
 from analysis.episodes.peers import load_easyfsl, make_loader
 from analysis.shared.journal import run_all
 from analysis.shared.runner import Report, StudyParser, call_alone, parse_wholes
 from analysis.shared.tables import format_columns
-from protonet._checks import find_version
-from protonet.episodes.batch import Base, summarize_base, take_from
-from protonet.episodes.draws import Setting, check_setting
+from protonet._checks import fail, find_version
+from protonet.episodes.batch import Base, Part, gather_episodes, split_draw, summarize_base, take_from
+from protonet.episodes.draws import Setting, check_setting, draw_episodes
 from protonet.episodes.evaluation import evaluate
 from protonet.episodes.methods import METHODS, Method
 from protonet.episodes.methods.tim import tim
 from protonet.sampling import ClassIndex, index_classes
 
+PROG = "analysis episode-speed"
 CLASSES, ROWS, DIM = 64, 600, 640
 SETTING = Setting(way=(5, 5), shot=(5, 5), n_query=15)
 
@@ -50,12 +56,12 @@ UNIT: dict[str, Any] = {"feature_normalization": 2.0}
 MEAN = torch.full((DIM,), 0.4)  # of standard normal numbers behind a ReLU: what both centre on
 CENTRE: dict[str, Any] = {"feature_centering": MEAN}
 PAIRS = (
-    Pair("ProtoNet", METHODS["protonet"], "methods.prototypical_networks", "PrototypicalNetworks", 10),
-    Pair("SimpleShot, L2N", METHODS["simpleshot-l2n"], "methods.simple_shot", "SimpleShot", 10, UNIT),
-    Pair("SimpleShot, CL2N", METHODS["simpleshot"], "methods.simple_shot", "SimpleShot", 10, UNIT | CENTRE),
-    Pair("BD-CSPN", METHODS["bd-cspn"], "methods.bd_cspn", "BDCSPN", 8, UNIT | CENTRE),
-    Pair("LaplacianShot", METHODS["laplacian-shot"], "methods.laplacian_shot", "LaplacianShot", 8, UNIT | CENTRE),
-    Pair("TIM, 50 steps", partial(tim, steps=50), "methods.tim", "TIM", 10, UNIT, 512, 10),
+    Pair("ProtoNet", METHODS["protonet"], "methods.prototypical_networks", "PrototypicalNetworks", 20),
+    Pair("SimpleShot, L2N", METHODS["simpleshot-l2n"], "methods.simple_shot", "SimpleShot", 20, UNIT),
+    Pair("SimpleShot, CL2N", METHODS["simpleshot"], "methods.simple_shot", "SimpleShot", 20, UNIT | CENTRE),
+    Pair("BD-CSPN", METHODS["bd-cspn"], "methods.bd_cspn", "BDCSPN", 15, UNIT | CENTRE),
+    Pair("LaplacianShot", METHODS["laplacian-shot"], "methods.laplacian_shot", "LaplacianShot", 12, UNIT | CENTRE),
+    Pair("TIM, 50 steps", partial(tim, steps=50), "methods.tim", "TIM", 20, UNIT, 512, 10),
     Pair("PT-MAP, overlapping", METHODS["pt-map"], "methods.pt_map", "PTMAP", 150, {}, 512, 3),
     Pair("PT-MAP, separable", METHODS["pt-map"], "methods.pt_map", "PTMAP", 150, {}, 512, 3, 1.0),
     Pair("PT-MAP, unit rows", METHODS["pt-map"], "methods.pt_map", "PTMAP", 50, UNIT, 512, 3),
@@ -67,10 +73,23 @@ COLUMNS = {
     "ours, episodes per second": "{per_second:,.0f}",
     "times faster": "{ratio:.1f}",
     "bar": "{bar:g}",
+    "lean loop, µs": "{lean_us:,.0f}",
+    "times": "{lean_ratio:.1f}",
 }
+AUTHORS = "PT-MAP beside its authors, {}"
+AUTHORS_COLUMNS = {
+    "PT-MAP": "{classes}",
+    "ours, µs per episode": "{ours_us:,.0f}",
+    "its authors', µs": "{theirs_us:,.0f}",
+    "times faster": "{ratio:.1f}",
+    "bar": "4",
+    "accuracy, ours and theirs": "{ours:.4f}, {theirs:.4f}",
+}
+SPREADS = {"overlapping": 0.15, "separable": 1.0}
+TOGETHER = 256  #: Episodes that their code classifies at once; its script takes all 10,000.
 GROWTH_COLUMNS = {
     "episodes": "{episodes:,.0f}",
-    "seconds": "{seconds:.2f}",
+    "CPU seconds": "{seconds:.2f}",
     "µs per episode": "{each_us:.0f}",
     "before MiB": "{before_mib:,.0f}",
     "peak MiB": "{peak_mib:,.0f}",
@@ -81,7 +100,12 @@ float32, one thread; CPU time, medians of {{repeats}} alternating runs. Ours rat
 easyfsl {{version}} draws, loads and classifies one episode after another, its random numbers Python's own. It is set to
 scale and centre rows where ours does; its TIM takes cosines where ours takes distances; its PT-MAP neither scales nor
 centres rows, and takes 1,000 Sinkhorn steps but where rows are scaled before ("unit rows"). How many ours takes depends
-on how separable the classes are.
+on how separable the classes are. The lean loop gathers rows drawn beforehand and calls easyfsl's classifier, no more.
+"""
+AUTHORS_NOTE = f"""
+Ours draws and gathers episodes and rates them, in evaluations of {TOGETHER * 8:,}; theirs gets {TOGETHER} gathered ones
+at once, less than its script's 10,000. CPU time, medians of {{repeats}} alternating runs, on one thread; accuracies on
+the first {TOGETHER} episodes.
 """
 GROWTH_NOTE = """
 `protonet.episodes.evaluation.evaluate` with ProtoNet on the same data, a process for each number of episodes.
@@ -120,33 +144,85 @@ def time_theirs(classifier: Any, loader: Any) -> float:
     return (time.process_time() - started) / n
 
 
+def time_lean(classifier: Any, x: Tensor, part: Part) -> float:
+    """Return the CPU seconds per episode of a loop that gathers rows already drawn, and classifies them."""
+    rows = zip(part.support, part.support_labels, part.query, part.query_labels, strict=True)
+    started, right = time.process_time(), 0
+    with torch.no_grad():
+        for support, support_labels, query, query_labels in rows:
+            classifier.process_support_set(x[support], support_labels)
+            right += int((classifier(x[query]).argmax(dim=1) == query_labels).sum())
+    assert right <= part.query.numel()
+    return (time.process_time() - started) / len(part.support)
+
+
+def compare_authors(classes: str, file: Path, repeats: int) -> dict[str, Any]:
+    """Return the median microseconds per episode of our PT-MAP and of its authors', in alternating runs."""
+    stand_in()
+    x, labels = make_data(SPREADS[classes])
+    index, take = index_classes(labels), take_from(x)
+    part = next(split_draw(draw_episodes(index, SETTING, seed=0, first=0, n_episodes=TOGETHER)))
+    episodes = gather_episodes(take, part)
+    support, query = (
+        rows.unflatten(1, (SETTING.way[0], -1)).transpose(1, 2).flatten(1, 2)
+        for rows in (episodes.support, episodes.query)
+    )
+    nothing = torch.empty(0)
+    case = Case(support, query, nothing, nothing, nothing.long())
+    seconds, theirs = [], 0.0
+    for _ in range(repeats):
+        started = time.process_time()
+        scores = evaluate(x, index, {"pt-map": METHODS["pt-map"]}, SETTING, n_episodes=TOGETHER * 8)["pt-map"]
+        ours = (time.process_time() - started) / (TOGETHER * 8)
+        started = time.process_time()
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what torch has renamed since
+            theirs = run_pt_map(case, file)
+        seconds.append((ours, (time.process_time() - started) / TOGETHER))
+    ours_us, theirs_us = (1e6 * statistics.median(side) for side in zip(*seconds, strict=True))
+    found = {"classes": classes, "ours_us": ours_us, "theirs_us": theirs_us, "ratio": theirs_us / ours_us}
+    return {**found, "ours": float(scores.accuracy[:TOGETHER].mean()), "theirs": theirs}
+
+
 def compare(pair: Pair, repeats: int) -> dict[str, Any]:
-    """Return the median microseconds per episode of both sides of a pair, in alternating runs, and their ratio."""
+    """Return the median microseconds per episode of all sides of a pair, in alternating runs, and their ratios."""
     x, labels = make_data(pair.spread)
     index = index_classes(labels)
     base = summarize_base(take_from(x), index)._replace(mean=MEAN)
     classifier = getattr(load_easyfsl(pair.module), pair.classifier)(**pair.settings)
     sizes = {"n_way": SETTING.way[0], "n_shot": SETTING.shot[0], "n_query": SETTING.n_query}
     loader = make_loader(x, labels, **sizes, n_tasks=pair.n_theirs)
-    seconds = [(time_ours(x, index, base, pair, seed), time_theirs(classifier, loader)) for seed in range(repeats)]
-    ours, theirs = (1e6 * statistics.median(side) for side in zip(*seconds, strict=True))
-    return {"method": pair.name, "ours_us": ours, "easyfsl_us": theirs, "ratio": theirs / ours, "bar": pair.bar}
+    part = next(split_draw(draw_episodes(index, SETTING, seed=0, first=0, n_episodes=pair.n_theirs)))
+    seconds = [
+        (time_ours(x, index, base, pair, seed), time_theirs(classifier, loader), time_lean(classifier, x, part))
+        for seed in range(repeats)
+    ]
+    ours, theirs, lean = (1e6 * statistics.median(side) for side in zip(*seconds, strict=True))
+    found = {"method": pair.name, "ours_us": ours, "easyfsl_us": theirs, "ratio": theirs / ours, "bar": pair.bar}
+    return {**found, "lean_us": lean, "lean_ratio": lean / ours}
 
 
 def measure_growth(n_episodes: int) -> dict[str, float]:
-    """Return seconds and memory of ``n_episodes`` episodes of ProtoNet, of this process."""
+    """Return CPU seconds and memory of ``n_episodes`` episodes of ProtoNet, of this process."""
     x, labels = make_data()
-    index = check_setting("analysis episode-speed", index_classes(labels), SETTING, tuple(map(str, range(CLASSES))))
-    before, started = measure_peak_memory(), time.perf_counter()
+    index = check_setting(PROG, index_classes(labels), SETTING, tuple(map(str, range(CLASSES))))
+    before, started = measure_peak_memory(), time.process_time()
     evaluate(x, index, {"protonet": METHODS["protonet"]}, SETTING, n_episodes=n_episodes)
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started
     return {"episodes": n_episodes, "seconds": seconds, "before_mib": before, "peak_mib": measure_peak_memory()}
 
 
-def tabulate(pairs: Sequence[Mapping[str, Any]], growth: Sequence[Mapping[str, float]], repeats: int) -> str:
-    """Return both tables in Markdown, with what explains them."""
+def tabulate(
+    pairs: Sequence[Mapping[str, Any]],
+    authors: Sequence[Mapping[str, Any]],
+    growth: Sequence[Mapping[str, float]],
+    repeats: int,
+) -> str:
+    """Return the tables in Markdown, with what explains them."""
     text = format_columns(COLUMNS, [{**pair, "per_second": 1e6 / pair["ours_us"]} for pair in pairs])
     text += NOTE.format(repeats=repeats, version=find_version("easyfsl"))
+    if authors:
+        text += f"\n{format_columns(AUTHORS_COLUMNS, authors)}{AUTHORS_NOTE.format(repeats=repeats)}"
     rows = [{**size, "each_us": 1e6 * size["seconds"] / size["episodes"]} for size in growth]
     return text + (f"\n{format_columns(GROWTH_COLUMNS, rows)}{GROWTH_NOTE}" if growth else "")
 
@@ -155,18 +231,27 @@ def add_options(parser: StudyParser) -> None:
     """Add how often and how long is measured."""
     parser.add_whole("--repeats", 5, "alternating runs of each method")
     parser.add("--growth", "1000,10000,100000", "numbers of episodes", partial(parse_wholes, low=1))
+    parser.add_argument("--authors", metavar="DIR", help="folder of PT-MAP's repository")
     parser.add_state()
 
 
 def run(options: argparse.Namespace) -> Report:
     """Compare, and measure growth."""
     by_name = {pair.name: pair for pair in PAIRS}
+    file = Path(options.authors or "", "PT-MAP", "test_standard.py").absolute()
+    if options.authors is not None and not file.is_file():
+        fail(PROG, "--authors", "hold PT-MAP/test_standard.py", options.authors, "Put its repository there.")
+    beside = {} if options.authors is None else {AUTHORS.format(classes): classes for classes in SPREADS}
 
     def do(run: tuple[str, int]) -> dict[str, Any]:
         name, n = run
+        if name in beside:
+            return compare_authors(beside[name], file, n)
         return compare(by_name[name], n) if name in by_name else call_alone(measure_growth, n)
 
-    runs = [*((name, options.repeats) for name in by_name), *(("growth", n) for n in options.growth)]
+    runs = [*((name, options.repeats) for name in (*by_name, *beside)), *(("growth", n) for n in options.growth)]
     results = list(run_all(runs, do, options.state).values())
-    pairs, growth = results[: len(PAIRS)], results[len(PAIRS) :]
-    return Report({"pairs": pairs, "growth": growth}, tabulate(pairs, growth, options.repeats))
+    pairs, authors = results[: len(PAIRS)], results[len(PAIRS) : len(PAIRS) + len(beside)]
+    growth = results[len(PAIRS) + len(beside) :]
+    found = {"pairs": pairs, "authors": authors, "growth": growth}
+    return Report(found, tabulate(pairs, authors, growth, options.repeats))

@@ -37,8 +37,9 @@ ROUND = 256  #: Episodes that one process draws and scores between two exchanges
 #: Most episodes that are scored between two calls of ``progress``. The first calls come after 1, 4 and 16 episodes, so
 #: that slow methods are heard of soon. The sizes are fixed, because a batch of another size could round differently.
 CHUNK = 64
-#: Features of episodes that are processed at a time: enough for few calls, and still within the processor's caches.
-FEATURES_AT_ONCE = 2**21
+#: Features of episodes that are processed at a time: methods of many small steps take half the time on four times as
+#: many episodes; those that read the features a few times are fastest while these are within the processor's caches.
+FEATURES_AT_ONCE = 2**22
 #: Products of queries with classes and support rows that inductive methods make at a time; and the least queries.
 BLOCK, QUERIES_AT_ONCE = 2**27, 1024
 MEANS = {METHODS[name] for name in TAKES_MEANS}  #: Methods that make products of queries with classes alone.
@@ -146,13 +147,15 @@ def evaluate(
             rows = (part.support, part.query, part.unlabelled)
             features = sum(each.shape[1] for each in rows) * x.shape[1]  # of one episode
             size = max(1, FEATURES_AT_ONCE // features)
+            numbers.append(part.numbers)
+            logits: dict[str, list[Tensor]] = {name: [] for name in methods}
             for start in range(0, len(part.numbers), size):
                 block = Part._make([*(tensor[start : start + size] for tensor in part[:-1]), part.n_way])
-                numbers.append(block.numbers)
                 episodes = gather_episodes(take, block, base, named, trained)
                 for name, method in methods.items():
-                    logits = _check_logits(name, _call(method, episodes), block, first)
-                    scored[name].append(_score_logits(logits, block, setting.shot, setting.n_base))
+                    logits[name].append(_check_logits(name, _call(method, episodes), block, first))
+            for name, each in logits.items():
+                scored[name].append(_score_logits(torch.cat(each), part, setting.shot, setting.n_base))
         order = torch.cat(numbers).argsort()
         return {name: join_scores(parts, order) for name, parts in scored.items()}
 

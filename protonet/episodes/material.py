@@ -240,12 +240,11 @@ def _find_methods(
     if experiment.every:
         others = [name for name in untrained if name not in SLOW]
         notes += [f"Without an encoder of their objectives, {', '.join(others)} are left out."] if others else []
-        notes += [f"Without base classes, {name} is left out." for name in missing]
         notes += [f"Without texts, {' and '.join(unnamed)} are left out."] if unnamed else []
         notes += [f"Without unlabelled rows, {', '.join(unlabelled)} are left out."] if unlabelled else []
         notes.append(f"{', '.join(sorted(SLOW))} take long, and are left out of 'all': name them, too.")
         means_alone = METHODS.keys() - TAKES_MEANS if means else set()
-        left = {*missing, *unnamed, *unlabelled, *untrained, *SLOW, *means_alone}
+        left = {*unnamed, *unlabelled, *untrained, *SLOW, *means_alone}
         notes += ["Methods that need rows of all classes are left out: base classes have means."] if means else []
         choices = [ChosenMethod(name, name, METHODS[name]) for name in METHODS if name not in left] + choices
     for choice in choices:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from analysis.__main__ import main
 from analysis.episodes import speed
 from analysis.episodes.peers import load_easyfsl, make_loader
-from analysis.episodes.speed import PAIRS, compare, measure_growth, tabulate
+from analysis.episodes.speed import PAIRS, compare, compare_authors, measure_growth, tabulate
 
 
 def test_easyfsls_loader_draws_episodes() -> None:
@@ -30,10 +32,47 @@ def test_both_sides_run(monkeypatch: pytest.MonkeyPatch) -> None:
     results = [compare(pair, 1) for pair in pairs]
     assert [each["method"] for each in results] == [pair.name for pair in pairs]
     assert all(each["ratio"] == each["easyfsl_us"] / each["ours_us"] > 0 for each in results)
+    assert all(each["lean_ratio"] == each["lean_us"] / each["ours_us"] > 0 for each in results)
     growth = [{"episodes": 10, "seconds": 0.5, "before_mib": 100.0, "peak_mib": 1100.0}]
-    text = tabulate(results, growth, 1)
+    text = tabulate(results, [], growth, 1)
     assert "| LaplacianShot" in text
     assert "| 0.50    | 50000          | 100        | 1,100    |" in text
+
+
+#: A script of the names that PT-MAP's has, which classifies by the nearest mean.
+THEIRS = """
+def same(rows):
+    return rows
+
+QRreduction = centerDatas = scaleEachUnitaryDatas = same
+
+class GaussianModel:
+    def __init__(self, n_ways, lam):
+        self.n_ways = n_ways
+
+    def initFromLabelledDatas(self):
+        self.mus = ndatas.reshape(n_runs, n_shot + n_queries, n_ways, n_nfeat)[:, :n_shot].mean(1)
+
+class MAP:
+    def __init__(self, alpha):
+        self.alpha = alpha
+
+    def loop(self, model, n_epochs):
+        nearest = (ndatas[:, :, None] - model.mus[:, None]).square().sum(dim=3).argmin(dim=2)
+        right = (nearest == labels)[:, n_lsamples:].float()
+        assert right.shape[1] == n_usamples
+        return right.mean().item(), 0.0
+"""
+
+
+def test_pt_maps_script_runs_beside_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "ROWS", 25)
+    monkeypatch.setattr(speed, "TOGETHER", 4)
+    (tmp_path / "test_standard.py").write_text(THEIRS, encoding="utf-8")
+    found = compare_authors("separable", tmp_path / "test_standard.py", 1)
+    assert found["theirs"] == found["ours"] == 1.0
+    assert found["ratio"] == found["theirs_us"] / found["ours_us"] > 0
+    assert "| separable | " in tabulate([], [found], [], 1)
 
 
 def test_growth(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,3 +85,5 @@ def test_growth(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_errors(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["episode-speed", "--repeats", "0"]) == 2
     assert "`--repeats` must be a whole number >= 1; got '0'" in capsys.readouterr().err
+    assert main(["episode-speed", "--authors", "absent"]) == 2
+    assert "`--authors` must hold PT-MAP/test_standard.py; got absent" in capsys.readouterr().err

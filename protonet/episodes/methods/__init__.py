@@ -112,4 +112,4 @@ TAKES_MEANS = frozenset(
     {"protonet", "protonet-cosine", "simpleshot", "simpleshot-l2n", "soft-kmeans", "clip-zero-shot"}
 )
 #: Methods that take a tenth of a second an episode or much more: evaluated where they are named, not by "all".
-SLOW = frozenset({"alpha-am", "finetune", "solver"})
+SLOW = frozenset({"alpha-am", "distribution-calibration", "finetune", "solver"})

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.episodes.batch import Episodes
-from protonet.episodes.methods.common import one_hot, squared_distances
+from protonet.episodes.methods.common import city_block_distances, one_hot, squared_distances
 from protonet.scoring import WEIGHTS
 from protonet.views.linear import LINEAR
 from protonet.views.radial import UNJUDGED
@@ -76,16 +76,18 @@ def adaptive(episodes: Episodes) -> Tensor:
     scaled = centred[0] * inverse, centred[1] * inverse
     with_bias = [F.pad(rows, (0, 1), value=LINEAR.bias) for rows in scaled]
     gaussian = [squared_distances(scaled[0], rows) for rows in scaled]
-    laplacian = [torch.cdist(scaled[0], rows, p=1.0) for rows in scaled]
+    laplacian = [city_block_distances(scaled[0], rows) for rows in scaled]
     views = [_prototype_view((support, query), hot, unjudged=SETTINGS.unjudged_raw)]
     views += [_prototype_view(centred, hot), _prototype_view(with_bias, hot)]
     views += _kernel_views(gaussian, hot) + _kernel_views(laplacian, hot)
     views += _linear_views(centred, hot) + _linear_views(scaled, hot)
     # 1 for the support rows (episodes, n_support) whose class has another one: these can be left out.
     judged = (hot.sum(dim=1, keepdim=True) > 1).to(hot.dtype).mul(hot).sum(dim=2)
-    left_out = torch.stack([view.left_out for view in views], dim=1)  # (episodes, views, n_support, n_way)
+    # Classes come before rows: sums over the last of few numbers take many times as long.
+    left_out = torch.stack([view.left_out.transpose(1, 2) for view in views], dim=1)
+    true = hot.transpose(1, 2)[:, None]  # (episodes, 1, n_way, n_support); left_out has views there
     spread = _spread(left_out, torch.ones_like(judged)[:, None])
-    factor, losses = _fit_temperature(left_out / spread, hot[:, None], judged[:, None])
+    factor, losses = _fit_temperature(left_out / spread, true, judged[:, None])
     count = judged.sum(dim=1, keepdim=True)
     softness = (WEIGHTS.softness_in_all / count.clamp_min(1)).clamp_min(WEIGHTS.softness)
     prior = torch.tensor([view.prior for view in views], dtype=hot.dtype)
@@ -95,7 +97,7 @@ def adaptive(episodes: Episodes) -> Tensor:
     weights = torch.where(enough, fitted, unjudged)
     weights = (weights / weights.sum(dim=1, keepdim=True))[:, :, None, None] / spread
     mixed = (weights * left_out).sum(dim=1, keepdim=True)
-    factor, _ = _fit_temperature(mixed, hot[:, None], judged[:, None])
+    factor, _ = _fit_temperature(mixed, true, judged[:, None])
     factor = torch.where(enough, factor, SETTINGS.unjudged_spread)[:, :, None]
     scores = (weights * torch.stack([view.query for view in views], dim=1)).sum(dim=1)
     return factor * scores
@@ -138,28 +140,30 @@ def _linear_views(rows: Sequence[Tensor], hot: Tensor) -> list[View]:
 def _ridge_view(kernel: Tensor, right: Tensor, ridge: float, hot: Tensor, prior: float, unjudged: float = 0.0) -> View:
     """Return kernel ridge regression, from the kernels between support rows and of these with queries (``right``)."""
     targets = hot - 1 / hot.shape[2]
-    inverse = torch.linalg.inv(kernel + ridge * torch.eye(kernel.shape[1], dtype=kernel.dtype))
+    eye = torch.eye(kernel.shape[1], dtype=kernel.dtype, device=kernel.device)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(kernel + ridge * eye))
     coefficients = inverse @ targets  # (episodes, n_support, n_way)
     left_out = targets - coefficients / inverse.diagonal(dim1=1, dim2=2)[..., None]
     return View(left_out, right.transpose(1, 2) @ coefficients, prior, unjudged)
 
 
 def _spread(scores: Tensor, rows: Tensor) -> Tensor:
-    """Return the standard deviation (..., 1, 1) of a row's scores (..., n, n_way), over rows of weights (..., n)."""
-    variance = (scores.var(dim=-1, correction=0) * rows).sum(dim=-1) / rows.sum(dim=-1)
+    """Return the standard deviation (..., 1, 1) of a row's scores (..., n_way, n), over rows of weights (..., n)."""
+    variance = (scores - scores.mean(dim=-2, keepdim=True)).square().mean(dim=-2)
+    variance = (variance * rows).sum(dim=-1) / rows.sum(dim=-1)
     return variance.sqrt().clamp_min(SETTINGS.least)[..., None, None]
 
 
 def _fit_temperature(scores: Tensor, hot: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Fit the inverse temperature (...) with the least log-loss, as `protonet.scoring.fit_temperature` does.
 
-    It is fitted to the scores (..., n, n_way) of those ``rows`` (..., n) that are 1, not 0; their mean log-loss (...)
+    It is fitted to the scores (..., n_way, n) of those ``rows`` (..., n) that are 1, not 0; their mean log-loss (...)
     is returned, too, in nats.
     """
     count = rows.sum(dim=-1).clamp_min(1)
     spread = _spread(scores, rows.clamp_min(SETTINGS.least))[..., 0, 0]
     ridge = spread.square() / (WEIGHTS.logit_scale**2 * count)
-    true = (scores * hot).sum(dim=-1)
+    true = (scores * hot).sum(dim=-2)
 
     def mean(values: Tensor) -> Tensor:
         return (values * rows).sum(dim=-1) / count
@@ -167,12 +171,13 @@ def _fit_temperature(scores: Tensor, hot: Tensor, rows: Tensor) -> tuple[Tensor,
     log_factor = -spread.log()
     for _ in range(SETTINGS.newton_steps):  # in the logarithm, with limited steps, on a convex problem
         factor = log_factor.exp()
-        p = (factor[..., None, None] * scores).softmax(dim=-1)
-        average = (p * scores).sum(dim=-1)
+        p = (factor[..., None, None] * scores).softmax(dim=-2)
+        weighted = p * scores
+        average = weighted.sum(dim=-2)
         slope = mean(average - true) + ridge * factor
-        curvature = mean((p * scores.square()).sum(dim=-1) - average.square()) + ridge
+        curvature = mean(weighted.mul_(scores).sum(dim=-2) - average.square()) + ridge
         change = slope / (curvature * factor).clamp_min(SETTINGS.least_slope)
         log_factor = log_factor - change.clamp(-SETTINGS.most_change, SETTINGS.most_change)
     factor = log_factor.exp()
-    losses = -((factor[..., None, None] * scores).log_softmax(dim=-1) * hot).sum(dim=-1)
+    losses = -((factor[..., None, None] * scores).log_softmax(dim=-2) * hot).sum(dim=-2)
     return factor, mean(losses)

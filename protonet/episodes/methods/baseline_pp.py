@@ -52,29 +52,36 @@ def baseline_pp(
     generator = torch.Generator().manual_seed(seed)
     drawn = 2 * torch.rand(n_way, dim, generator=generator, dtype=torch.float64) - 1  # as torch.nn.Linear starts
     start = (drawn / dim**0.5).to(rows.dtype).expand(len(rows), -1, -1)
-    target = one_hot(episodes.support_labels, n_way, rows.dtype).transpose(1, 2)  # (episodes, n_way, n_support)
     basis = torch.cat([rows, start], dim=1)  # (episodes, n_support + n_way, dim): what directions are made of
-    gram = basis @ basis.transpose(1, 2)
-    direction = F.pad(torch.eye(n_way, dtype=rows.dtype), (n_support, 0)).expand(len(rows), -1, -1).clone()
-    length = torch.linalg.vector_norm(start, dim=2, keepdim=True).clone()  # (episodes, n_way, 1)
+    inner = basis @ basis.transpose(1, 2)
+    # Episodes come last in memory: steps on a few rows of many small matrices are then steps on whole runs of numbers.
+    target = one_hot(episodes.support_labels, n_way, rows.dtype).permute(2, 1, 0).contiguous()
+    gram = inner.permute(1, 2, 0).contiguous()  # (n_support + n_way, n_support + n_way, episodes)
+    direction = F.pad(torch.eye(n_way, dtype=rows.dtype), (n_support, 0))[..., None].expand(-1, -1, len(rows)).clone()
+    length = torch.linalg.vector_norm(start, dim=2).T[:, None].clone()  # (n_way, 1, episodes)
     moved, changed = torch.zeros_like(direction), torch.zeros_like(length)  # velocities
+    along = torch.zeros_like(direction)  # inner products of what the directions have ``moved`` by
     kept = 1.0  # share of the gradient that enters the momentum: all of the first one
     for _ in range(n_epochs):
+        # Of the directions with the basis, (n_way, n_support + n_way, episodes): anew, against rounding errors.
+        products = (direction.permute(2, 0, 1) @ inner).permute(1, 2, 0).contiguous()
         for batch in torch.randperm(n_support, generator=generator).split(batch_size):
-            products = direction @ gram  # (episodes, n_way, n_support + n_way)
-            norm = (direction * products).sum(dim=2, keepdim=True).sqrt()
-            cosine = products[..., batch] / norm  # (episodes, n_way, rows)
-            error = (scale * length * cosine).softmax(dim=1) - target[..., batch]
-            error *= scale / len(batch)
-            of_length = (error * cosine).sum(dim=2, keepdim=True)
+            norm = (direction * products).sum(dim=1, keepdim=True).sqrt_()
+            cosine = products.index_select(1, batch) / norm  # (n_way, rows, episodes)
+            error = (
+                (scale * length * cosine).softmax(dim=0).sub_(target.index_select(1, batch)).mul_(scale / len(batch))
+            )
+            of_length = (error * cosine).sum(dim=1, keepdim=True)
             # What changes the direction is the gradient of the weight, less its part along the direction.
-            of_direction = -of_length * direction / norm
-            of_direction[..., batch] += error
-            of_direction *= length / norm
-            moved.mul_(momentum).add_(of_direction.add_(direction, alpha=weight_decay), alpha=kept)
+            shrink = kept * (weight_decay - of_length * length / norm.square())
+            error *= length / norm
+            moved.mul_(momentum).addcmul_(shrink, direction).index_add_(1, batch, error, alpha=kept)
+            along.mul_(momentum).addcmul_(shrink, products)
+            along.add_((error[:, :, None] * gram.index_select(0, batch)).sum(dim=1), alpha=kept)
             changed.mul_(momentum).add_(of_length.add_(length, alpha=weight_decay), alpha=kept)
-            direction = direction - learning_rate * moved
-            length = length - learning_rate * changed
+            direction.sub_(moved, alpha=learning_rate)
+            products.sub_(along, alpha=learning_rate)
+            length.sub_(changed, alpha=learning_rate)
             kept = 1 - dampening
-    weight: Tensor = F.normalize(direction @ basis, dim=2) * (scale * length)
+    weight: Tensor = F.normalize(direction.permute(2, 0, 1) @ basis, dim=2) * (scale * length.permute(2, 0, 1))
     return query @ weight.transpose(1, 2)

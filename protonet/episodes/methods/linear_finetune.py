@@ -44,15 +44,18 @@ def linear_finetune(
     """
     support, query = episodes.support, episodes.query
     generator = torch.Generator().manual_seed(seed)
-    target = one_hot(episodes.support_labels, episodes.n_way, support.dtype)
+    # Episodes come last in memory: steps on a few rows of many small matrices are then steps on whole runs of numbers.
+    target = one_hot(episodes.support_labels, episodes.n_way, support.dtype).permute(1, 2, 0).contiguous()
     gram = support @ support.transpose(1, 2) + 1  # the bias is the weight of a feature that is one
-    coefficients, velocity = torch.zeros_like(target), torch.zeros_like(target)
+    gram = gram.permute(1, 2, 0).contiguous()  # (n_support, n_support, episodes)
+    coefficients, velocity = torch.zeros_like(target), torch.zeros_like(target)  # (n_support, n_way, episodes)
     kept = 1.0  # share of the gradient that enters the momentum: all of the first one
     for _ in range(n_epochs):
         for rows in torch.randperm(support.shape[1], generator=generator).split(batch_size):
-            error = (gram[:, rows] @ coefficients).softmax(dim=2) - target[:, rows]
+            logits = (gram.index_select(0, rows)[:, :, None] * coefficients).sum(dim=1)  # (rows, n_way, episodes)
+            error = logits.softmax(dim=1).sub_(target.index_select(0, rows))
             velocity.mul_(momentum).add_(coefficients, alpha=kept * weight_decay)
-            velocity.index_add_(1, rows, error, alpha=kept / len(rows))
+            velocity.index_add_(0, rows, error, alpha=kept / len(rows))
             coefficients.sub_(velocity, alpha=learning_rate)
             kept = 1 - dampening
-    return (query @ support.transpose(1, 2) + 1) @ coefficients
+    return (query @ support.transpose(1, 2) + 1) @ coefficients.permute(2, 0, 1)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.episodes.batch import Episodes
-from protonet.episodes.methods.common import one_hot
+from protonet.episodes.methods.common import one_hot, support_means
 
 
 @dataclass(frozen=True)
@@ -18,10 +17,15 @@ class Sinkhorn:
 
     tolerance: float = 1e-4  #: The iterations end once no class's scale changes by this share. Our own choice.
     most_iterations: int = 1000  #: The authors' code (test_standard.py).
+    #: They end as well once that share itself changes by no more than this, as 1e-6 of row sums in the authors' code:
+    #: where classes are far apart, the scales drift on for hundreds of iterations and the plan stays as it is.
+    drift: float = 1e-6
     least_exponent: float = -60  #: Of the kernel's entries: exp(-60) does not underflow in float32. Our own choice.
 
 
 SINKHORN = Sinkhorn()
+LEAST_NORM = 1e-12  #: Rows are divided by this norm at least.
+CACHED = 2**20  #: Floats of queries that are transformed and multiplied at a time: these stay in the caches.
 OFFSET = 1e-6  #: Added to the absolute features before the power, as in eq. 1 of the paper.
 
 
@@ -30,8 +34,8 @@ def pt_map(
 ) -> Tensor:
     """Classify by prototypes that move, step by step, towards the means of balanced assignments of the queries.
 
-    After the transform everything depends only on inner products. So the rows are represented by their Gram matrix (the
-    paper's QR decomposition keeps inner products as well), and prototypes by the shares of the rows in them. All
+    After the transform everything depends only on inner products. So support means and queries are represented by
+    theirs (the paper's QR decomposition keeps inner products as well), and prototypes by their shares in them. All
     defaults are those of the authors' code (test_standard.py).
 
     Args:
@@ -49,24 +53,47 @@ def pt_map(
         eqs. 1, 3 and 6, alg. 1. https://arxiv.org/abs/2006.03806. The paper says nothing of centring each set, and has
         no negative features: these follow the authors' code and Lazarou et al. (2021).
     """
-    rows = torch.cat([transform(episodes.support, beta), transform(episodes.query, beta)], dim=1)
-    gram = rows @ rows.transpose(1, 2)
-    n_support, n_queries = episodes.support.shape[1], episodes.query.shape[1]
-    hot = one_hot(episodes.support_labels, episodes.n_way, rows.dtype).transpose(1, 2)  # (episodes, n_way, n_support)
-    shares = F.normalize(F.pad(hot, (0, n_queries)), p=1, dim=2)  # (episodes, n_way, rows): prototypes, as shares
-    mass, quota = rows.new_ones(1), rows.new_tensor(n_queries / episodes.n_way)
-    scale = torch.ones_like(shares[..., :1])
+    among, towards, squares = _multiply_rows(episodes, beta)
+    count = one_hot(episodes.support_labels, episodes.n_way, among.dtype).sum(dim=1)[..., None]  # (episodes, n_way, 1)
+    n_queries = among.shape[1]
+    mass, quota = among.new_ones(1), among.new_tensor(n_queries / episodes.n_way)
+    # A prototype is ``own`` times its support mean plus a share of each query.
+    own, shares = torch.ones_like(count), torch.zeros_like(towards)
+    scale = torch.ones_like(count)
     for epoch in range(n_epochs + 1):
-        products = shares @ gram  # (episodes, n_way, rows)
-        squares = (shares * products).sum(dim=2, keepdim=True)
-        logits = lambda_ * (2 * products[..., n_support:] - squares)  # -lambda_ * d^2, plus a constant for all classes
-        kernel = (logits - logits.amax(dim=1, keepdim=True)).clamp_min(SINKHORN.least_exponent).exp()
+        products = torch.addcmul(shares @ among, own, towards)  # (episodes, n_way, n_queries)
+        cross = (shares * (products + own * towards)).sum(dim=2, keepdim=True)
+        logits = lambda_ * (2 * products - (own.square() * squares + cross))  # -lambda_ * d^2, but for a constant
+        kernel = (logits - logits.amax(dim=1, keepdim=True)).clamp_min_(SINKHORN.least_exponent).exp_()
         scale = balance(kernel, mass, quota, scale)  # continues from the last epoch: far fewer iterations
-        logits += scale.log()
         if epoch < n_epochs:
-            estimate = F.normalize(torch.cat([hot, logits.softmax(dim=1)], dim=2), p=1, dim=2)
-            shares = torch.lerp(shares, estimate, alpha)
-    return logits.log_softmax(dim=1).transpose(1, 2)
+            plan = kernel.mul_(scale)
+            plan /= plan.sum(dim=1, keepdim=True)
+            step = alpha / (count + plan.sum(dim=2, keepdim=True))
+            own = torch.addcmul((1 - alpha) * own, step, count)
+            shares.mul_(1 - alpha).addcmul_(step, plan)
+    return (logits + scale.log()).log_softmax(dim=1).transpose(1, 2)
+
+
+def _multiply_rows(episodes: Episodes, beta: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return all inner products of transformed rows that matter.
+
+    Returns:
+        among: (episodes, n_queries, n_queries), of queries with each other.
+        towards: (episodes, n_way, n_queries), of the support means with the queries.
+        squares: (episodes, n_way, 1), of the support means with themselves.
+    """
+    n_queries, dim = episodes.query.shape[1:]
+    size = max(1, CACHED // (n_queries * dim))
+    parts = []
+    for start in range(0, len(episodes.query), size):
+        some = slice(start, start + size)
+        support, query = transform(episodes.support[some], beta), transform(episodes.query[some], beta)
+        means = support_means(episodes._replace(support=support, support_labels=episodes.support_labels[some]))
+        turned = query.transpose(1, 2)
+        parts.append((query @ turned, means @ turned, means.square().sum(dim=2, keepdim=True)))
+    among, towards, squares = (torch.cat(each) for each in zip(*parts, strict=True))
+    return among, towards, squares
 
 
 def transform(rows: Tensor, beta: float) -> Tensor:
@@ -79,7 +106,8 @@ def transform(rows: Tensor, beta: float) -> Tensor:
     rows = rows.abs().add_(OFFSET).pow_(beta).copysign_(rows)
     rows /= rows.norm(dim=2, keepdim=True)
     rows -= rows.mean(dim=1, keepdim=True)
-    return F.normalize(rows, dim=2)
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=2, keepdim=True)
+    return rows.div_(norms.clamp_min_(LEAST_NORM))
 
 
 def balance(kernel: Tensor, mass: Tensor, quota: Tensor, scale: Tensor) -> Tensor:
@@ -98,10 +126,13 @@ def balance(kernel: Tensor, mass: Tensor, quota: Tensor, scale: Tensor) -> Tenso
 
     Source: Cuturi, "Sinkhorn distances" (2013), alg. 1. https://arxiv.org/abs/1306.0895
     """
+    last = torch.zeros_like(scale)
     for _ in range(SINKHORN.most_iterations):
         row_scale = mass / (kernel * scale).sum(dim=1, keepdim=True)
         following = quota / (kernel * row_scale).sum(dim=2, keepdim=True)
-        moving = ((following - scale).abs() > SINKHORN.tolerance * following).any(dim=1, keepdim=True)
+        change = (following - scale) / following
+        far = (change.abs() > SINKHORN.tolerance) & ((change - last).abs() > SINKHORN.drift)
+        moving, last = far.any(dim=1, keepdim=True), change
         scale = torch.where(moving, following, scale)
         if not bool(moving.any()):
             break

@@ -44,7 +44,7 @@ def semi_kmeans_cluster(
         radius: Of the distractors' cluster, > 0, where classes have 1. The authors learn it, from 100 on; 1 is our own
             choice.
         temperature: > 0, divides the squared distances. The paper: 1, in a space that is learned so.
-        steps: As in `semi_kmeans`.
+        steps: As in `semi_kmeans`, >= 0.
         centred: Put the cluster at the mean of the prototypes, not at the origin, where the paper has it in the space
             that it learns. Rows that are centred on the base mean (``--normalize cl2``) do not need it.
 
@@ -78,7 +78,7 @@ def semi_kmeans_masked(
             rows, > 0. The paper learns it from statistics of the distances; 1 is our own choice.
         slope: Of the mask at the threshold, > 0. The paper learns it, too; 10 is our own choice.
         temperature: > 0, divides the squared distances. The paper: 1, in a space that is learned so.
-        steps: As in `semi_kmeans`.
+        steps: As in `semi_kmeans`, >= 0.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows.

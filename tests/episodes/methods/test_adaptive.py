@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.episodes.methods.common import one_hot
+from protonet.episodes.methods.common import CACHED, city_block_distances, one_hot
 from protonet.scoring import fit_temperature
 from tests.episodes.cases import make_episodes
 
@@ -61,11 +61,23 @@ def test_temperature_is_the_solvers() -> None:
         scores.argmax(dim=2),
         torch.randint(4, (5, 30), generator=generator),
     )
-    factors, losses = module._fit_temperature(scores, hot_of(labels), torch.ones(5, 30, dtype=torch.float64))
+    factors, losses = module._fit_temperature(scores.mT, hot_of(labels).mT, torch.ones(5, 30, dtype=torch.float64))
     for own, target, factor, loss in zip(scores, labels, factors, losses, strict=True):
         expected, each = fit_temperature(own, target, torch.ones(4, dtype=torch.bool))
         assert abs(float(factor) - expected) < 1e-2 * expected
         assert abs(float(loss - each.mean())) < 1e-4
+
+
+@pytest.mark.parametrize("dim", [3, CACHED // 8])
+def test_city_block_distances(dim: int) -> None:
+    """Of several blocks, where there are many features, and of equal rows."""
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(3, n, dim, generator=generator, dtype=torch.float64) for n in (2, 5))
+    b[:, 1] = a[:, 0]
+    distances = city_block_distances(a, b)
+    assert torch.allclose(distances, torch.cdist(a, b, p=1.0))
+    assert torch.equal(distances[:, 0, 1], torch.zeros(3, dtype=torch.float64))
+    assert torch.allclose(city_block_distances(2 * b, 2 * a), 2 * distances.transpose(1, 2))
 
 
 def test_the_view_that_predicts_best_leads() -> None:

@@ -55,7 +55,7 @@ def run_slowly(support: Array, labels: Array, query: Array, *, dims: int, balanc
 @pytest.mark.parametrize("dims", [40, 5])
 @pytest.mark.parametrize(("balanced", "paper"), [(True, False), (False, False), (True, True)])
 def test_slow_loop(monkeypatch: pytest.MonkeyPatch, dims: int, balanced: bool, paper: bool) -> None:
-    monkeypatch.setattr(module, "SINKHORN", module.Sinkhorn(tolerance=1e-12))
+    monkeypatch.setattr(module, "SINKHORN", module.Sinkhorn(tolerance=1e-12, drift=0))
     episodes, _ = make_episodes(noise=1.0, n_queries=12)
     settings = {"gamma": 0.05, "share": 0.7} if paper else {}
     ours = proto_lp(episodes, n_dims=dims, balanced=balanced, paper=paper, n_epochs=6, **settings).exp()

@@ -51,7 +51,7 @@ def test_slow_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = zip(*(part.numpy() for part in episodes[:3]), strict=True)
     expected = torch.tensor(np.stack([slow(support, labels, query, 4) for support, labels, query in parts]))
     assert torch.allclose(pt_map(episodes).exp(), expected, atol=10 * module.SINKHORN.tolerance)
-    monkeypatch.setattr(module, "SINKHORN", module.Sinkhorn(tolerance=1e-12))
+    monkeypatch.setattr(module, "SINKHORN", module.Sinkhorn(tolerance=1e-12, drift=0))
     assert torch.allclose(pt_map(episodes), expected.log(), atol=1e-6)
 
 
@@ -122,3 +122,19 @@ def test_poor_features_give_finite_logits(dtype: torch.dtype, lam: float) -> Non
     assert torch.allclose(logits.exp().sum(dim=2), torch.ones(4, 10, dtype=dtype))
     assert torch.equal(before[0], episodes.support)
     assert torch.equal(before[1], episodes.query)
+
+
+def test_scales_that_drift_on_change_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Classes far apart: the scales are still on their way, and every row keeps its class to four digits."""
+    centre = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2])  # two and three rows, where each class is to have 8 / 3
+    kernel = torch.full((1, 3, 8), 1e-6, dtype=torch.float64).scatter_(1, centre[None, None], 1.0)
+    start = torch.tensor([[[1.0], [1.001], [0.999]]], dtype=torch.float64)
+    mass = torch.ones(1, dtype=torch.float64)
+    quota = torch.tensor([[[3.0], [2.0], [3.0]]], dtype=torch.float64)
+    plans = []
+    for drift in (1e-6, 0.0):
+        monkeypatch.setattr(module, "SINKHORN", module.Sinkhorn(drift=drift))
+        plan = kernel * balance(kernel, mass, quota, start)
+        plans.append(plan / plan.sum(dim=1, keepdim=True))
+    assert torch.allclose(plans[0], plans[1], atol=1e-4)
+    assert torch.equal(plans[0].argmax(dim=1)[0], centre)
