@@ -17,7 +17,7 @@ from protonet.sampling import ClassIndex, draw_distinct
 
 CHUNK = 8192  #: Rows that are compared at a time.
 #: Integers of the same size as the numbers of a dtype.
-BITS = {torch.float16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64}
+BITS = {torch.uint8: torch.uint8, torch.float16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64}
 
 
 class FixedSplit(NamedTuple):
@@ -131,7 +131,10 @@ def join_split(function: str, train: Dataset, test: Dataset, names: tuple[str, s
                 f", and {len(missing) - 1} more" if len(missing) > 1 else ""
             )
             fail(function, "--test", "have the classes of --dataset, by name", got, "Rename them, or leave them out.")
-    x = torch.cat([train.x, test.x])
+    sides = [train.x, test.x]
+    if train.x.dtype != test.x.dtype:  # pixels of 8 bits beside features: as they are meant
+        sides = [each.take_rows(torch.arange(len(each.x))) for each in (train, test)]
+    x = torch.cat(sides)
     n = len(train.x)
     shared = find_shared(x[:n], x[n:])
     if len(shared):
@@ -140,14 +143,14 @@ def join_split(function: str, train: Dataset, test: Dataset, names: tuple[str, s
         fail(function, "--test", "share no row with --dataset", got, "Leave these rows out of one of the two.")
     y = torch.cat([train.y, torch.tensor([number[name] for name in test.class_names])[test.y]])
     counts = tuple(torch.bincount(train.y, minlength=train.num_classes).tolist())
-    return Dataset(x, y, train.class_names), counts
+    return Dataset(x, y, train.class_names, shape=train.shape), counts
 
 
 def find_shared(a: Tensor, b: Tensor) -> Tensor:
     """Find rows of equal bytes in two sets of rows.
 
     Args:
-        a: (n, dim) float16, float32 or float64.
+        a: (n, dim) uint8, float16, float32 or float64.
         b: (m, dim) of the same dtype.
 
     Returns:

@@ -104,7 +104,7 @@ def test_many_queries_come_in_blocks(name: str, monkeypatch: pytest.MonkeyPatch)
     assert torch.allclose(whole.bins, blocks.bins, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float32, torch.float64])
 @given(seed=seeds)
 def test_shared_rows_are_found(dtype: torch.dtype, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -124,6 +124,10 @@ def test_splits_are_joined_by_name() -> None:
     assert counts == COUNTS
     half = join_split("test", train, dataset(X[9:].half(), TEST), ("x", "y"))[0]
     assert half.x.dtype == torch.float32
+    pixels = dataset((51 * torch.arange(45) % 256).view(9, 5).to(torch.uint8), TRAIN)
+    assert torch.equal(join_split("test", pixels, pixels._replace(x=pixels.x + 1), ("x", "y"))[0].x[:9], pixels.x)
+    mixed = join_split("test", pixels, test, ("x", "y"))[0]
+    assert torch.equal(mixed.x, torch.cat([pixels.x / 255, X[9:]]))
 
 
 @pytest.mark.parametrize(
