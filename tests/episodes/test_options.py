@@ -247,7 +247,7 @@ def test_all_methods_that_can_run_and_more(capsys: pytest.CaptureFixture[str]) -
     found = accuracies(*few, "--base", "base.npy", dataset="plain.npz")
     left = NEEDS_BASE | NEEDS_ENCODER.keys() | NEEDS_TEXTS | NEEDS_UNLABELLED | SLOW
     assert list(found) == [*(name for name in METHODS if name not in left), "soft-kmeans:steps=2"]
-    assert "distribution-calibration, solver take long" in capsys.readouterr().out
+    assert "distribution-calibration, finetune, solver take long" in capsys.readouterr().out
 
 
 def test_an_encoder_embeds_base_rows_of_another_file_too(folder: Path) -> None:
