@@ -93,7 +93,7 @@ def load_trained(path: str | Path, take: Take, *, dim: int | None = None) -> Tra
     tensors, metadata = read_checkpoint("load_encoder", "path", path)
     own = metadata["backbone"]["dim"]
     if dim not in (None, own):
-        remedy = "Pass data like those that it was trained on."
+        remedy = "Pass data like those that it was trained on, pictures at the same --image-size."
         fail("load_encoder", "path", f"hold an encoder of {dim} features per row", own, remedy)
     encoder = make_backbone(**metadata["backbone"], generator=torch.Generator())
     of_encoder, of_head = split_head(take_prefix(tensors, BEST))

@@ -135,8 +135,8 @@ def join_split(function: str, train: Dataset, test: Dataset, names: tuple[str, s
     if train.x.dtype != test.x.dtype:  # pixels of 8 bits beside features: as they are meant
         sides = [each.take_rows(torch.arange(len(each.x))) for each in (train, test)]
     x = torch.cat(sides)
-    n = len(train.x)
-    shared = find_shared(x[:n], x[n:])
+    coarse = min((each.dtype for each in sides), key=lambda dtype: dtype.itemsize)
+    shared = find_shared(*((each.to(coarse) + each.new_zeros(1, dtype=coarse)) for each in sides))  # -0.0 is 0.0
     if len(shared):
         first, second = shared[0].tolist()
         got = f"{len(shared[:, 1].unique())}, such as row {second} of {names[1]} and row {first} of {names[0]}"

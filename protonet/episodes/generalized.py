@@ -112,24 +112,36 @@ def join_base(
     Raises:
         InputError: A base class has fewer than two rows.
     """
+    learned, asked = hold_out(function, base, names)
+    means = summarize_base(take, learned).class_means
+    pieces = [torch.cat([first[:1], own]) for first, own in zip(list_pieces(learned), list_pieces(asked), strict=True)]
+    sources = index_pieces([*pieces, *list_pieces(novel)])
+    x = take(sources.rows).clone()
+    x[sources.start[: len(means)]] = means.to(x.dtype)
+    return x, sources._replace(rows=torch.arange(len(x))), sources
+
+
+def hold_out(function: str, base: ClassIndex, names: tuple[str, ...]) -> tuple[ClassIndex, ClassIndex]:
+    """Split the rows of base classes into those to learn from, and the queries: every fifth, in the order of the data.
+
+    Arguments and errors are as in `join_base`.
+    """
     if int(base.size.min()) < 2:
         got = f"class {names[int(base.size.argmin())]!r} with one"
         fail(function, "base classes", "have 2 rows, to learn from and to ask for", got, "Leave it out.")
     learned, asked = [], []
-    for start, size in zip(base.start.tolist(), base.size.tolist(), strict=True):
-        held_out = torch.arange(size) % HELD_OUT == min(HELD_OUT, size) - 1
-        own = base.rows[start : start + size]
+    for own in list_pieces(base):
+        held_out = torch.arange(len(own)) % HELD_OUT == min(HELD_OUT, len(own)) - 1
         learned.append(own[~held_out])
         asked.append(own[held_out])
-    means = summarize_base(take, index_pieces(learned)).class_means
-    mine = [
-        novel.rows[start : start + size] for start, size in zip(novel.start.tolist(), novel.size.tolist(), strict=True)
+    return index_pieces(learned), index_pieces(asked)
+
+
+def list_pieces(index: ClassIndex) -> list[Tensor]:
+    """Return the row numbers (rows,) int64 of each class of an index."""
+    return [
+        index.rows[start : start + size] for start, size in zip(index.start.tolist(), index.size.tolist(), strict=True)
     ]
-    pieces = [torch.cat([first[:1], own]) for first, own in zip(learned, asked, strict=True)]
-    sources = index_pieces([*pieces, *mine])
-    x = take(sources.rows).clone()
-    x[sources.start[: len(learned)]] = means.to(x.dtype)
-    return x, sources._replace(rows=torch.arange(len(x))), sources
 
 
 def index_pieces(pieces: list[Tensor]) -> ClassIndex:

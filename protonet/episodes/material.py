@@ -17,9 +17,10 @@ from protonet.episodes.checkpoints import load_trained, read_plan
 from protonet.episodes.choice import ChosenMethod
 from protonet.episodes.draws import Sampler, Setting
 from protonet.episodes.fixed_split import FixedSplit, join_split
-from protonet.episodes.generalized import Generalized, join_base
+from protonet.episodes.generalized import Generalized, hold_out, index_pieces, join_base, list_pieces
 from protonet.episodes.meta_dataset import MetaDataset, read_groups
 from protonet.episodes.methods import (
+    ADAPTS_ENCODER,
     ALIASES,
     CENTRED,
     METHODS,
@@ -32,7 +33,7 @@ from protonet.episodes.methods import (
     USES_BASE,
 )
 from protonet.episodes.normalization import CHUNK, normalize_rows
-from protonet.episodes.sources import load_base, load_source, load_texts
+from protonet.episodes.sources import load_base, load_source, load_texts, same_source
 from protonet.sampling import ClassIndex, index_classes
 
 PROG = "protonet.episodes"  #: The command, for messages.
@@ -156,16 +157,24 @@ def prepare(data: Dataset, experiment: Experiment) -> Material:
         base_ids = []
     if plan is not None:
         notes += _compare_split(plan, experiment, side)
+        adapting = [name for name, choice in methods.items() if choice.key in ADAPTS_ENCODER]
+        if kind != "none" and adapting:
+            notes.append(f"{' and '.join(adapting)} embed rows anew, which are not normalized then.")
+        if data.shape is None and plan["backbone"] != "mlp":
+            notes.append(f"The encoder takes rows of {data.x.shape[1]} features for images, which these may not be.")
     rows = _open_rows(data, chosen + (base_ids if base_data is data else []), experiment.encoder)
     base = None
     if base_ids:
         base_rows = rows if base_data is data else _open_rows(base_data, base_ids, experiment.encoder)
-        base = _summarize(base_rows, base_data, base_ids)
+        base_index = index_classes(base_data.y).take(torch.tensor(base_ids))
+        if isinstance(setting, Generalized):  # what methods may see has no query
+            base_index, _ = hold_out(PROG, base_index, tuple(data.class_names[c] for c in base_ids))
+        base = _summarize(base_rows, base_index)
     if kind != "none":
         mean = base.mean if kind == "cl2" and base is not None else None
         rows = rows.normalize(kind, mean)
         if base is not None:
-            base = _summarize(rows if base_data is data else base_rows.normalize(kind, mean), base_data, base_ids)
+            base = _summarize(rows if base_data is data else base_rows.normalize(kind, mean), base_index)
     source_rows, by_class = by_class.rows, by_class._replace(rows=rows.places[by_class.rows])
     x, take = rows.x, rows.open()
     if isinstance(setting, Generalized):
@@ -201,10 +210,9 @@ def _find_base(data: Dataset, side: str, experiment: Experiment) -> tuple[Datase
     return data, found
 
 
-def _summarize(rows: SourceRows, data: Dataset, class_ids: Sequence[int]) -> Base:
-    """Return some classes of a data set, of which there are ``rows``, as base classes."""
-    index = index_classes(data.y).take(torch.tensor(class_ids))
-    return summarize_base(rows.open(), index._replace(rows=rows.places[index.rows]))
+def _summarize(rows: SourceRows, index: ClassIndex) -> Base:
+    """Return the classes of an index, of a data set of which there are ``rows``, as base classes."""
+    return summarize_base(rows.open(), index_pieces([rows.places[own] for own in list_pieces(index)]))
 
 
 def _open_rows(data: Dataset, class_ids: Sequence[int], encoder: str | None) -> SourceRows:
@@ -281,7 +289,7 @@ def _find_methods(
 
 def _compare_split(plan: Mapping[str, Any], experiment: Experiment, side: str) -> list[str]:
     """Check that an encoder was trained on the same split; note where it is evaluated on classes that it learned."""
-    if plan["dataset"] != experiment.dataset:
+    if not same_source(plan["dataset"], experiment.dataset):
         return []
     if plan["split_seed"] != experiment.split_seed:
         trained = "without one" if plan["split_seed"] is None else f"with {plan['split_seed']}"

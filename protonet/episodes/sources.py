@@ -42,6 +42,7 @@ PUBLISHED: Mapping[str, Callable[[str], Found]] = {
     "fc100": find_fc100,
     "omniglot": find_omniglot,
 }
+LARGEST = 1024  #: The largest side of pictures, in pixels.
 GLYPH_COPIES = 3  #: Glyphs per face, each with its own jitter: at least 24 images per class.
 
 
@@ -78,11 +79,26 @@ def load_source(
         MissingPackageError: A package that the data need is missing.
         InputError: The text is none of these, or the data cannot be loaded or split.
     """
+    if image_size is not None and image_size > LARGEST:
+        got = f"{image_size}"
+        fail("load_source", "image_size", f"be at most {LARGEST}", got, "Pass a number of pixels such as 84.")
     data = _load(text, label, image_size)
     if image_size is not None and (data.shape is None or data.shape[1:] != (image_size, image_size)):
         got = f"{image_size} for {text}"
         fail("load_source", "image_size", "come with pictures to resize", got, "Leave --image-size out.")
     return data if split_seed is None else split_classes(data, split_seed)
+
+
+def same_source(text: str, other: str) -> bool:
+    """Return whether two texts name one data set, whatever the spelling of its path."""
+
+    def spell(name: str) -> str:
+        kind, colon, root = name.partition(":")
+        if colon and kind in PUBLISHED:
+            return f"{kind}:{Path(root).resolve()}"
+        return str(Path(name).resolve()) if Path(name).exists() else name
+
+    return spell(text) == spell(other)
 
 
 def load_base(text: str, *, dim: int, image_size: int | None = None) -> Dataset:

@@ -193,7 +193,13 @@ def _load_start(plan: Plan) -> nn.Module | None:
     """Return the encoder that a plan begins at, once it is of the same backbone."""
     if plan.start is None:
         return None
-    backbone = read_checkpoint(PROG, "--start", plan.start)[1]["backbone"]
+    metadata = read_checkpoint(PROG, "--start", plan.start)[1]
+    backbone, before = metadata["backbone"], complete_plan(metadata["plan"])
+    from protonet.episodes.sources import same_source  # noqa: PLC0415 - as in run_train
+
+    if same_source(before["dataset"], plan.dataset) and before["split_seed"] != plan.split_seed:
+        constraint = f"be that of --start, {before['split_seed']}, which learned its base classes"
+        fail(PROG, "--split-seed", constraint, plan.split_seed, "Pass the same, or begin without --start.")
     if backbone != {"name": plan.backbone, "dim": plan.dim}:
         wanted = f"hold an encoder of {plan.backbone} and {plan.dim} features per row"
         fail(PROG, "--start", wanted, f"{backbone['name']} and {backbone['dim']}", "Pass another file or --backbone.")

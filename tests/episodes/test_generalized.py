@@ -9,7 +9,7 @@ from protonet._checks import InputError
 from protonet.episodes.batch import take_from
 from protonet.episodes.draws import Setting
 from protonet.episodes.evaluation import evaluate, rate_sides
-from protonet.episodes.generalized import Generalized, join_base
+from protonet.episodes.generalized import Generalized, hold_out, join_base, list_pieces
 from protonet.episodes.methods import METHODS
 from protonet.sampling import index_classes
 from tests.strategies import seeds
@@ -33,6 +33,13 @@ def test_every_fifth_base_row_is_a_query_and_not_in_its_mean() -> None:
     assert torch.equal(ROWS[INDEX.start[3] :], X[LABELS >= 3])
     assert torch.equal(LABELS[SOURCES.rows[SOURCES.start]], torch.arange(9))
     assert torch.equal(X[SOURCES.rows[SOURCES.start[3] :]], ROWS[INDEX.start[3] :])
+
+
+def test_base_rows_are_to_learn_from_or_queries() -> None:
+    learned, asked = hold_out("test", BASE, ("a", "b", "c"))
+    for own, pieces in enumerate(zip(list_pieces(learned), list_pieces(asked), strict=True)):
+        assert sorted(torch.cat(pieces).tolist()) == (own == LABELS).nonzero().flatten().tolist()
+        assert torch.equal(X[pieces[1]], ROWS[INDEX.start[own] + 1 : INDEX.start[own] + INDEX.size[own]])
 
 
 def test_a_base_class_of_two_rows_has_a_mean_and_a_query() -> None:

@@ -183,6 +183,9 @@ def test_an_encoder_is_not_judged_by_another_split(
     assert "The encoder was trained or chosen on classes of side base" in capsys.readouterr().out
     assert run(*evaluation, "--way", "2", "--split-seed", "1") == 2
     assert "`--split-seed` must be the encoder's" in capsys.readouterr().err
+    spelled = str(features.parent / ".." / features.parent.name / features.name)
+    assert run(*evaluation, "--way", "2", "--split-seed", "1", "--dataset", spelled) == 2
+    assert "`--split-seed` must be the encoder's" in capsys.readouterr().err
 
 
 def test_a_missing_package_is_found_before_the_work(

@@ -31,6 +31,18 @@ def stops(episodes):
         raise KeyboardInterrupt
     return protonet(episodes)
 """
+#: Fails where it finds a query among the base rows.
+PEEKS = """
+import torch
+from protonet.episodes.methods.prototypes import protonet
+
+def peeks(episodes):
+    rows = episodes.base.take(episodes.base.by_class.rows)
+    assert len(rows) == int(episodes.base.by_class.size.sum()) == 45
+    assert torch.cdist(episodes.query.flatten(0, 1), rows).min() > 1e-3, "a query"
+    torch.testing.assert_close(episodes.base.mean, rows.mean(dim=0))
+    return protonet(episodes)
+"""
 #: Arguments of each protocol.
 KINDS = {
     "fixed-split": ["--dataset", "a.npz", "--test", "a-test.npz", "--shot", "2"],
@@ -72,6 +84,11 @@ def read(*arguments: str) -> dict[str, Any]:
     assert run(*arguments, "--json=out.json") == 0
     held: dict[str, Any] = json.loads(Path("out.json").read_text(encoding="utf-8"))
     return held
+
+
+def test_methods_do_not_see_the_queries_of_base_classes(folder: Path) -> None:
+    (folder / "peeks.py").write_text(PEEKS, encoding="utf-8")
+    assert run(*KINDS["generalized"], "--episodes", "5", "--method", "peeks.py:peeks", "simpleshot") == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)

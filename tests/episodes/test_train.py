@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -178,6 +179,16 @@ def test_a_run_begins_at_an_encoder_of_its_backbone(data: Path) -> None:
         ValueError, match=r"`--start` must hold an encoder of conv and 64 features per row; got mlp and 64"
     ):
         run_train(arguments(data, "b.safetensors", *start))
+
+
+def test_a_run_begins_at_an_encoder_of_its_split(data: Path) -> None:
+    y = np.arange(20).repeat(8)
+    np.savez(data, x=np.eye(20, 64, dtype=np.float32)[y], y=y)
+    run_train(arguments(data, "a.safetensors", "--split-seed", "0"))
+    again = Path(os.path.relpath(data.parent)) / data.name
+    start = ["--split-seed", "1", "--start", str(data.with_name("a.safetensors"))]
+    with pytest.raises(ValueError, match=r"`--split-seed` must be that of --start, 0, .*; got 1\. Pass the same"):
+        run_train([*arguments(data, "b.safetensors", *start), "--dataset", str(again)])
 
 
 def test_files_of_before_the_objectives_are_the_same(data: Path) -> None:

@@ -105,6 +105,8 @@ NEEDS_BASE = frozenset({"distribution-calibration"})
 NEEDS_TEXTS = frozenset({"clip-zero-shot", "tip-adapter"})
 #: Methods that need a meta-trained encoder, and of which objective; None for any.
 NEEDS_ENCODER = {"feat": "feat", "maml": "maml", "anil": "anil", "finetune": None}
+#: Those of them that embed rows anew, by an encoder that they adapt.
+ADAPTS_ENCODER = frozenset({"maml", "anil", "finetune"})
 #: Methods that need unlabelled rows; no other method looks at them.
 NEEDS_UNLABELLED = frozenset({"semi-kmeans", "semi-kmeans-cluster", "semi-kmeans-masked"})
 #: Methods that know a class by its mean alone, which is all that there is of base classes beside novel ones.
