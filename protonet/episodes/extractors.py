@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from protonet._checks import fail, find_version, optional_packages
-from protonet.tables.pictures.backbone import Network, hash_file, open_backbone, run_network
+from protonet.tables.pictures.backbone import SUFFIXES, Network, hash_file, open_backbone, run_network
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -91,6 +91,11 @@ def open_extractor(
 
 def _open_file(backbone: str, size: int | None, mean: Sequence[float] | None, std: Sequence[float] | None) -> Extractor:
     """Open an ONNX file or one of torch.export."""
+    path = Path(backbone)
+    if path.suffix.lower() not in SUFFIXES or not path.is_file():
+        named = ", ".join(f"{library}:NAME" for library in LIBRARIES)
+        wanted = f"be a file that ends in {', '.join(SUFFIXES)} or .safetensors (of train), or one of {named}"
+        fail(PROG, "--backbone", wanted, backbone, "Export the network as such a file.")
     opened = open_backbone(backbone, size=size, mean=mean, std=std)
     settings = opened.preprocessing
     centre, scale = (torch.tensor(each).view(-1, 1, 1) for each in (settings.mean, settings.std))

@@ -77,6 +77,10 @@ def test_a_size_without_pictures_is_one_line(tmp_path: Path) -> None:
     for text in (str(tmp_path / "a.npz"), "digits"):
         with pytest.raises(ValueError, match=r"^load_source: `image_size` must come with pictures .*; got 84 for"):
             load_source(text, image_size=84)
+    with pytest.raises(
+        ValueError, match=r"^load_source: `image_size` must be at most 1024; got 100000\. Pass a number"
+    ):
+        load_source("cub:birds", image_size=100_000)
 
 
 def test_features_of_others(tmp_path: Path) -> None:
