@@ -148,7 +148,7 @@ def test_ctrl_c_and_then_resume(
         (["{root}", "--backbone", "net.onnx", "-o", "a.txt"], r"`--output` must end in \.npz; got a\.txt"),
         (
             ["{root}", "--backbone", "none.onnx", "-o", "{out}"],
-            r"`--backbone` must be a file that ends in \.onnx, \.pt2 or \.safetensors \(of train\), or one of timm:NAME",
+            r"`--backbone` must be a file that ends in \.onnx, \.pt2 or \.safetensors \(of train\), or one of",
         ),
         (["{root}", "--backbone", "{net}", "-o", "{out}", "--size", "x"], "`--size` must be a whole number >= 1"),
         (["{root}", "--backbone", "{net}", "-o", "{out}", "--mean", "x"], "`--mean` must be numbers; got x"),
