@@ -290,6 +290,24 @@ def test_a_preset_sets_options_and_what_is_given_wins(
         (["--shot", "1,2", "--plot", "a.png"], "`--plot` must be of one data set and one --shot; got 2 evaluations"),
         (["--shot", "1,99"], "`classes` must have 102 rows (shot + query); got class"),
         (["--preset", "no"], "`--preset` must be one of mini-imagenet, "),
+        (["--test", "a-test.npz", "--way", "5"], "`--way` must be all with --test; got 5"),
+        (["--test", "a-test.npz", "--query", "15"], "`--query` must be left out with --test; got 15"),
+        (["--protocol", "meta-dataset", "--way=5"], "`--way` must be left out with --protocol meta-dataset; got 5"),
+        (["--protocol", "generalized", "--open", "0"], "`--open` must be left out with --protocol generalized; got 0"),
+        (
+            ["--preset", "open-set", "--protocol", "generalized"],
+            "`--preset` must have options that go with --protocol generalized; got open-set, which has --open 5. Leave",
+        ),
+        (
+            ["--preset", "semi-supervised", "--protocol", "generalized"],
+            "got semi-supervised, which has --unlabelled 20",
+        ),
+        (["--preset", "dirichlet", "--protocol", "meta-dataset"], "got dirichlet, which has --way 5"),
+        (["--preset", "mini-imagenet", "--test", "a-test.npz"], "go with --test; got mini-imagenet, which has --way 5"),
+        (["--preset", "meta-dataset", "--shot", "1"], "`--shot` must be left out with --protocol meta-dataset; got 1"),
+        (["--hierarchy", "all"], "`--hierarchy` must be left out with --protocol episodes; got all"),
+        (["--protocol", "meta-dataset", "--query", "all"], "`--query` must be left out with --protocol meta-dataset"),
+        (["--protocol", "meta-dataset", "--imbalance", "all"], "`--imbalance` must be left out with --protocol meta"),
     ],
 )
 @pytest.mark.usefixtures("folder")
