@@ -193,7 +193,8 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mappi
         if path.exists() and path.resolve() in read:
             fail(PROG, f"--{name}", "be another file than what is read", path, "Pass another path.")
     state = outputs.pop("state", None)
-    if state is not None and state.exists() and not options.resume:
+    is_one = len(tests) * len(samplers) == 1  # several have a numbered file each, which `run_suite` looks at
+    if is_one and state is not None and state.exists() and not options.resume:
         remedy = "Continue its run with --resume, or pass another path."
         fail(PROG, "--state", "be a new file", f"{state}, which exists", remedy)
     if "plot" in outputs and outputs["plot"].suffix.lower() not in PLOT_SUFFIXES:
