@@ -55,7 +55,9 @@ OUTSIDE = (
     "np",
     "numpy",
     "os",
+    "PIL",
     "pathlib",
+    "_pickle",
     "scipy",
     "sklearn",
     "torch",
@@ -63,7 +65,7 @@ OUTSIDE = (
 )
 nitpick_ignore_regex = [
     (r"py:.*", rf"({'|'.join(OUTSIDE)})\..+"),
-    (r"py:.*", r"Tensor|nn\.Module|Path|Callable(\[.*)?|Iterable|Iterator|Mapping|Sequence"),
+    (r"py:.*", r"Tensor|nn\.Module|Path|Image|Callable(\[.*)?|Iterable|Iterator|Mapping|Sequence"),
     (r"py:.*", r"(protonet\..+\.)?(T|Result)"),  # type variables
 ]
 

@@ -22,7 +22,7 @@ LABELS = ("y", "labels", "targets", "concat_labels")
 BESIDE = ("{}.labels.npy", "{}_labels.npy", "labels.npy", "y.npy")
 
 
-class Rows(NamedTuple):
+class Content(NamedTuple):
     """Features, and a label of each."""
 
     x: np.ndarray  #: (n, ...).
@@ -67,7 +67,7 @@ def load_features(path: str | Path) -> Dataset:
     )
 
 
-def _read_npy(path: Path) -> Rows:
+def _read_npy(path: Path) -> Content:
     """Read an NPY file and the one of labels beside it."""
     names = [name.format(path.stem) for name in BESIDE]
     beside = [path.with_name(name) for name in names if path.with_name(name).is_file() and name != path.name]
@@ -76,7 +76,7 @@ def _read_npy(path: Path) -> Rows:
     if not beside:
         remedy = "Save one label per row there, or numpy.savez(path, x=x, y=y)."
         fail(FUNCTION, "path", f"have its labels beside it, in {names[0]} or {names[1]}", f"{path} alone", remedy)
-    return Rows(*(_load_npy(each) for each in (path, beside[0])))
+    return Content(*(_load_npy(each) for each in (path, beside[0])))
 
 
 def _load_npy(path: Path) -> np.ndarray:
@@ -92,7 +92,7 @@ def _load_npy(path: Path) -> np.ndarray:
     return found
 
 
-def _read_torch(path: Path) -> Rows:
+def _read_torch(path: Path) -> Content:
     """Read a file of ``torch.save``."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
@@ -104,38 +104,38 @@ def _read_torch(path: Path) -> Rows:
     return _interpret(path, content)
 
 
-def _read_pickle(path: Path) -> Rows:
+def _read_pickle(path: Path) -> Content:
     """Read a pickle."""
     return _interpret(path, load_pickle(FUNCTION, "path", path))
 
 
 #: What reads a file, by how its name ends.
-READERS: Mapping[str, Callable[[Path], Rows]] = {
+READERS: Mapping[str, Callable[[Path], Content]] = {
     ".npy": _read_npy,
     **dict.fromkeys((".pt", ".pth"), _read_torch),
     **dict.fromkeys((".plk", ".pkl", ".pickle"), _read_pickle),
 }
 
 
-def _interpret(path: Path, content: Any) -> Rows:
+def _interpret(path: Path, content: Any) -> Content:
     """Return features and labels, in whatever form they are."""
     if isinstance(content, (list, tuple)) and len(content) == 4 and isinstance(content[2], dict):
         content = content[2]  # means and scores beside it
     if isinstance(content, (list, tuple)) and len(content) == 2:
-        return Rows(_as_array(path, content[0]), _as_array(path, content[1]))
+        return Content(_as_array(path, content[0]), _as_array(path, content[1]))
     if not isinstance(content, dict):
         _refuse(path, f"a {type(content).__name__}")
     x, y = (next((content[name] for name in names if name in content), None) for names in (FEATURES, LABELS))
     if x is not None and y is not None:
         split = content.get("split")
-        return Rows(_as_array(path, x), _as_array(path, y), None if split is None else _as_array(path, split))
+        return Content(_as_array(path, x), _as_array(path, y), None if split is None else _as_array(path, split))
     rows = all(isinstance(value, (list, tuple, np.ndarray, torch.Tensor)) for value in content.values())
     if not rows or not content or {"image_data", "class_dict"} & content.keys():
         _refuse(path, f"a dictionary of {', '.join(map(str, list(content)[:4])) or 'nothing'}")
     return _join_classes(path, content)
 
 
-def _join_classes(path: Path, by_class: Mapping[Any, Any]) -> Rows:
+def _join_classes(path: Path, by_class: Mapping[Any, Any]) -> Content:
     """Return the rows of a dictionary from classes to rows."""
     arrays = {key: _as_array(path, value) for key, value in by_class.items()}
     rows = {key: value for key, value in arrays.items() if value.size}
@@ -143,7 +143,7 @@ def _join_classes(path: Path, by_class: Mapping[Any, Any]) -> Rows:
         _refuse(path, "classes whose rows are of several shapes")
     keys = [key.item() if isinstance(key, (torch.Tensor, np.generic)) else key for key in rows]
     labels = np.repeat(np.array(keys), [len(each) for each in rows.values()])
-    return Rows(np.concatenate(list(rows.values())), labels)
+    return Content(np.concatenate(list(rows.values())), labels)
 
 
 def _as_array(path: Path, value: Any) -> np.ndarray:

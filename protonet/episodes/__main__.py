@@ -12,7 +12,7 @@ import argparse
 import os
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -141,26 +141,30 @@ def run(arguments: Sequence[str] | None) -> None:
     if options.methods or options.presets:
         print(list_methods() if options.methods else list_presets(), end="")
         return
+    found = vars(parser.parse_args(arguments, argparse.Namespace(**dict.fromkeys(vars(options)))))  # without defaults
+    given = {name for name, value in found.items() if value is not None}
+    preset: Mapping[str, str] = {}
     if options.preset is not None:
-        parser.set_defaults(**PRESETS[check_name(PROG, "--preset", options.preset, PRESETS)].options)
+        preset = PRESETS[check_name(PROG, "--preset", options.preset, PRESETS)].options
+        parser.set_defaults(**preset)
         options = parser.parse_args(arguments)
     try:
-        _evaluate(options, vars(parser.parse_args([])))
+        _evaluate(options, given, preset)
     except InputError as error:
         if options.traceback and error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
         raise
 
 
-def _evaluate(options: argparse.Namespace, defaults: Mapping[str, Any]) -> None:
-    """Evaluate as the options say; ``defaults`` are those of all options."""
+def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mapping[str, str]) -> None:
+    """Evaluate as the options say, of which ``given`` names those that were given, and ``preset`` has its own."""
     from protonet.episodes.choice import choose_grid, choose_method  # noqa: PLC0415 - torch, as above
     from protonet.episodes.kinds import parse_number, read_samplers  # noqa: PLC0415
 
     methods = [choose_method(text) for text in options.method if text != "all"]
     grids = [choose_grid(text) for text in options.tune]
     against = None if options.against is None else choose_method(options.against, "--against")
-    samplers = read_samplers(options, defaults)
+    samplers = read_samplers(options, given, preset)
     n_episodes = parse_whole(PROG, "--episodes", options.episodes or ("10" if options.test else "2000"), low=1)
     until = parse_number("--until", options.until, strict=False)
     seed = parse_whole(PROG, "--seed", options.seed, low=0)
@@ -189,7 +193,8 @@ def _evaluate(options: argparse.Namespace, defaults: Mapping[str, Any]) -> None:
         if path.exists() and path.resolve() in read:
             fail(PROG, f"--{name}", "be another file than what is read", path, "Pass another path.")
     state = outputs.pop("state", None)
-    if state is not None and state.exists() and not options.resume:
+    is_one = len(tests) * len(samplers) == 1  # several have a numbered file each, which `run_suite` looks at
+    if is_one and state is not None and state.exists() and not options.resume:
         remedy = "Continue its run with --resume, or pass another path."
         fail(PROG, "--state", "be a new file", f"{state}, which exists", remedy)
     if "plot" in outputs and outputs["plot"].suffix.lower() not in PLOT_SUFFIXES:

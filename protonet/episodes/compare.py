@@ -57,9 +57,13 @@ def run_compare(arguments: Sequence[str] | None) -> None:
         InputError: A file is none of ``--json``, the runs are not of the same episodes, or an option does not fit.
     """
     options = make_parser().parse_args(arguments)
+    paths = [Path(each).resolve() for each in options.files]
+    for number, path in enumerate(paths):
+        if path in paths[:number]:
+            fail(PROG, "FILE.json", "be named once", f"{options.files[number]} again", "Leave one out.")
     outputs = check_outputs(PROG, options, ("latex", "markdown"))
     for name, path in outputs.items():
-        if path.resolve() in {Path(each).resolve() for each in options.files}:
+        if path.resolve() in paths:
             fail(PROG, f"--{name}", "be another file than what is read", path, "Pass another path.")
     runs = [read_run(Path(path)) for path in options.files]
     check_same(runs)

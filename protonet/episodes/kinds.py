@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from protonet._checks import check_number, fail
@@ -21,33 +21,40 @@ TAKEN = {
     "episodes": (*PLAIN, "open", "unlabelled", "distractors", "side", "split_seed", "base", "interval"),
     "meta-dataset": ("hierarchy", "side", "split_seed", "base", "interval"),
     "generalized": (*PLAIN, "side", "split_seed", "interval"),
-    "fixed-split": ("way", "shot", "allow_small", "base"),
+    "fixed-split": ("shot", "allow_small", "base"),
 }
 
 
-def read_samplers(options: argparse.Namespace, defaults: Mapping[str, Any]) -> dict[str, Sampler]:
+def read_samplers(options: argparse.Namespace, given: Collection[str], preset: Mapping[str, str]) -> dict[str, Sampler]:
     """Return the kinds of episodes that options ask for, by what tells them apart: the shots, where there are several.
 
     Args:
         options: Of the command.
-        defaults: Their values where none were given.
+        given: The names of those that were given, be it with their defaults' values.
+        preset: The values by name that the preset ``options.preset`` has; none without one.
 
     Raises:
-        InputError: A value is none of its option's, or an option is not one of the protocol's.
+        InputError: A value is none of its option's, or an option, given or the preset's, is not one of the protocol's.
     """
     protocol = "fixed-split" if options.test else options.protocol
+    kind = "--test" if options.test else f"--protocol {protocol}"
     if options.test and options.protocol != "episodes":
         fail(PROG, "--test", f"be left out with --protocol {options.protocol}", "both", "Leave one of the two out.")
     if options.way == "all" and not options.test:
         remedy = "Pass --test FILE, a test split by rows, or a number."
         fail(PROG, "--way", "be a number or a span where there is no --test", "all", remedy)
-    if options.test and options.way not in ("all", defaults["way"]):
+    if options.test and "way" in given and options.way != "all":
         fail(PROG, "--way", "be all with --test", options.way, "Leave it out.")
     for name in OPTIONS:
-        if name not in TAKEN[protocol] and getattr(options, name) not in (defaults[name], "all"):
-            kind = "--test" if options.test else f"--protocol {protocol}"
+        value, option = getattr(options, name), f"--{name.replace('_', '-')}"
+        if name in TAKEN[protocol] or (name in {"way", "side"} and value == "all"):  # which a fixed split has anyway
+            continue
+        if name in given:
             remedy = "Leave it out." if name != "hierarchy" else "Pass --protocol meta-dataset."
-            fail(PROG, f"--{name.replace('_', '-')}", f"be left out with {kind}", getattr(options, name), remedy)
+            fail(PROG, option, f"be left out with {kind}", value, remedy)
+        if name in preset:
+            got = f"{options.preset}, which has {option} {value}"
+            fail(PROG, "--preset", f"have options that go with {kind}", got, "Leave one of the two out.")
     if protocol == "meta-dataset":
         return {"": MetaDataset()}
     shots = options.shot.split(",")

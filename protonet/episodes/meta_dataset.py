@@ -69,16 +69,13 @@ class MetaDataset(NamedTuple):
 
     def draw(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> Draw:
         """Draw the episodes numbered ``first`` and after."""
-
-        def uniform(stream: int, *shape: int) -> Tensor:
-            return draw_uniform(seed, stream, first, (n_episodes, *shape))
-
         way, classes = self._draw_classes(index, seed, first, n_episodes)
         drawn = torch.arange(MOST_WAY) < way[:, None]  # (episodes, MOST_WAY)
         size, start = index.size[classes], index.start[classes]
-        queries, shots = share_rows(size, drawn, uniform(SHOTS)[:, None], uniform(SIZES, MOST_WAY))
+        share = draw_uniform(seed, SHOTS, first, (n_episodes, 1))
+        queries, shots = share_rows(size, drawn, share, draw_uniform(seed, SIZES, first, (n_episodes, MOST_WAY)))
         slots = int((queries + shots).max()) if n_episodes else 0
-        numbers = uniform(ROWS, MOST_WAY, MOST_SUPPORT + MOST_QUERY)[..., :slots]
+        numbers = draw_uniform(seed, ROWS, first, (n_episodes, MOST_WAY, MOST_SUPPORT + MOST_QUERY))[..., :slots]
         rows = torch.full((n_episodes, MOST_WAY, slots), NO_ROW)
         rows[drawn] = index.rows[start[drawn][:, None] + draw_distinct(numbers[drawn], size[drawn])]
         position = torch.arange(slots)
@@ -140,7 +137,7 @@ def share_rows(size: Tensor, drawn: Tensor, beta: Tensor, alpha: Tensor) -> tupl
         queries: (episodes, classes) int64, 0 where not ``drawn``.
         shots: (episodes, classes) int64, likewise.
 
-    Source: Triantafillou et al. (2020), appendix A, eqs. for |Q|, |S| and K_c.
+    Source: Triantafillou et al. (2020), appendix A, equations of the sizes of query set, support set and K_c.
     """
     queries = _count_queries(size, drawn)
     left = (size - queries).where(drawn, 0)
@@ -172,8 +169,7 @@ def read_groups(hierarchy: str, names: Sequence[str]) -> tuple[tuple[tuple[int, 
         names: Of the classes.
 
     Returns:
-        groups: The numbers of the classes of each superclass of at least 5; or below each node that has two children
-            or more, and 5 to 392 classes, as Meta-Dataset takes them.
+        groups: The numbers of the classes of each superclass of at least 5, or of each node of 5 to 392 that has forks.
         whole: Whether an episode has all classes of its group.
 
     Raises:

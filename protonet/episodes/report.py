@@ -37,8 +37,10 @@ LATEX = {each: rf"\{each}" for each in "&%$#_{}"} | {
     "<": r"$<$",
     "±": r"$\pm$",
 }
-#: A cell that is a number: with a sign, an exponent or a half-width, perhaps.
-NUMBER = re.compile(r"(?P<value>[<+-]?[\d.]+)(e(?P<sign>[+-])0*(?P<exponent>\d+))?( ±(?P<half_width>[\d.]+))?")
+#: A cell that is a number: with a sign, an exponent, a half-width or a rank in brackets, perhaps.
+NUMBER = re.compile(
+    r"(?P<value>[<+-]?[\d.]+)(e(?P<sign>[+-])0*(?P<exponent>\d+))?( ±(?P<half_width>[\d.]+))?(?P<rank> \([\d.]+\))?"
+)
 #: How well queries of open classes are told: the fields of `Scores`, and the headings of their columns.
 OPEN = {"auroc": "AUROC of open classes, %", "fpr95": "FPR at 95 %, %", "oscr": "OSCR, %"}
 #: Likewise, of queries of base and of novel classes beside each other.
@@ -191,7 +193,7 @@ def _write_latex(cell: str) -> str:
         return "".join(LATEX.get(each, each) for each in cell)
     power = "" if found["sign"] is None else rf" \times 10^{{{found['sign'].strip('+')}{found['exponent']}}}"
     half = "" if found["half_width"] is None else rf" \pm {found['half_width']}"
-    return f"${found['value']}{power}{half}$"
+    return f"${found['value']}{power}{half}${found['rank'] or ''}"
 
 
 def write_tables(outputs: Mapping[str, Path], summary: Summary) -> None:

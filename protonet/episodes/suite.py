@@ -41,7 +41,8 @@ def run_suite(runs: Sequence[Run], outputs: Mapping[str, Path], *, state: Path |
         resume: Continue from the states that are there.
 
     Raises:
-        KeyboardInterrupt: After Ctrl-C.
+        KeyboardInterrupt: After Ctrl-C, once the tables and the files of the finished evaluations are written; it names
+            the others.
         InputError: As of one evaluation, a state is there without ``resume``, or a file cannot be of several.
     """
     for name in outputs:
@@ -57,14 +58,31 @@ def run_suite(runs: Sequence[Run], outputs: Mapping[str, Path], *, state: Path |
     for run in runs:  # all are looked at before the first is evaluated
         if run.experiment.encoder is None:  # which would embed all rows
             prepare(*load_data(run.experiment._replace(tune=())))
-    found = []
-    with join_group():
-        for run, path in zip(runs, states, strict=True):
-            found.append(run_experiment(run.experiment, {}, state=path, resume=resume))
-            if is_main:
-                print(flush=True)
-    if not is_main:
-        return
+    found: list[Mapping[str, Any]] = []
+    try:
+        with join_group():
+            for run, path in zip(runs, states, strict=True):
+                found.append(run_experiment(run.experiment, {}, state=path, resume=resume))
+                if is_main:
+                    print(flush=True)
+    except KeyboardInterrupt as interrupt:
+        if found and is_main:
+            print()
+            report_suite(runs[: len(found)], found, outputs)
+        missing = ", ".join(map(name_run, runs[len(found) :]))
+        raise KeyboardInterrupt(f"{interrupt or 'interrupted'}; tables and files are without {missing}") from None
+    if is_main:
+        report_suite(runs, found, outputs)
+
+
+def report_suite(runs: Sequence[Run], found: Sequence[Mapping[str, Any]], outputs: Mapping[str, Path]) -> None:
+    """Print tables of evaluations, one or more, and write the outputs.
+
+    Args:
+        runs: The evaluations.
+        found: Of each, what ``--json`` holds.
+        outputs: The paths of the files to write, see `run_suite`.
+    """
     shots = list(dict.fromkeys(run.shot for run in runs))
     averages = {shot: average([found[at] for at, run in enumerate(runs) if run.shot == shot]) for shot in shots}
     tables = list(tabulate_suite(runs, found, averages))
@@ -146,11 +164,15 @@ def rank_methods(accuracies: Mapping[str, Tensor]) -> dict[str, float]:
 def tabulate_suite(
     runs: Sequence[Run], figures: Sequence[Mapping[str, Any]], averages: Mapping[str, Mapping[str, Mapping[str, Any]]]
 ) -> Iterator[Table]:
-    """Yield a table of the data sets for each number of shots, and of the means, or the accuracies of one, by shots."""
+    """Yield a table of the data sets for each number of shots, and of the means, or the accuracies of one, by shots.
+
+    There are no means by shots where Ctrl-C left some shots without a data set that others have.
+    """
     several = len({run.dataset for run in runs}) > 1
+    whole = len(runs) == len(averages) * len({run.dataset for run in runs})
     for shot, means in averages.items():
         own = [(run, each) for run, each in zip(runs, figures, strict=True) if run.shot == shot]
-        if several:
+        if several or len(runs) == 1:
             names = [name for _, each in own for name in each["methods"]]
             rows = [
                 [name, *(_show(each, means, name, at) for at, (_, each) in enumerate(own)), *_show_mean(means, name)]
@@ -158,7 +180,7 @@ def tabulate_suite(
             ]
             header = f"{shot}-shot accuracy, % (rank)" if shot else "accuracy, % (rank)"
             yield [header, *(run.dataset for run, _ in own), "mean", "average rank"], rows
-    if len(averages) > 1:
+    if len(averages) > 1 and whole:
         methods = dict.fromkeys(name for each in figures for name in each["methods"])
         rows = [[name, *(_show_mean(means, name)[0] for means in averages.values())] for name in methods]
         yield ["mean accuracy, %" if several else "accuracy, %", *(f"{shot}-shot" for shot in averages)], rows

@@ -163,6 +163,7 @@ def test_tables_in_files(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("names", "message"),
     [
+        (["a", "b", "a"], "`FILE.json` must be named once; got .*a.json again. Leave one out."),
         (["a", "seed"], "must be of the same episodes; got seed 0 in .*a.json and 1 in .*seed.json"),
         (["a", "ways"], r"got way \[3, 3\] in .* and \[2, 4\] in "),
         (["a", "other"], "must be of the same data; got others in "),

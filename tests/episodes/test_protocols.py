@@ -43,6 +43,21 @@ def peeks(episodes):
     torch.testing.assert_close(episodes.base.mean, rows.mean(dim=0))
     return protonet(episodes)
 """
+#: Stops where the number of shots has changed as often as the file "stop" says.
+STOPS_LATER = """
+from pathlib import Path
+from protonet.episodes.methods.prototypes import protonet
+
+seen = []
+
+def stops(episodes):
+    n_support = episodes.support.shape[1]
+    if seen[-1:] != [n_support]:
+        seen.append(n_support)
+    if len(seen) > int(Path("stop").read_text()):
+        raise KeyboardInterrupt
+    return protonet(episodes)
+"""
 #: Arguments of each protocol.
 KINDS = {
     "fixed-split": ["--dataset", "a.npz", "--test", "a-test.npz", "--shot", "2"],
@@ -226,6 +241,30 @@ def test_several_data_sets_and_shots(folder: Path, capsys: pytest.CaptureFixture
     assert "`--state` must be new files; got s-1.npz, which exists" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("done", [0, 1, 2, 3])
+def test_several_evaluations_that_are_stopped(done: int, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "later.py").write_text(STOPS_LATER, encoding="utf-8")
+    (folder / "stop").write_text(str(done), encoding="utf-8")
+    (folder / "run.npz").touch()  # which no one of several writes
+    arguments = [*KINDS["several"], "--episodes", "9", "--method", "protonet", "later.py:stops", "--state", "run.npz"]
+    files = ["--json", "part.json", "--markdown", "part.md", "--latex", "part.tex"]
+    assert run(*arguments, *files) == 130
+    names = ["a.npz 1-shot", "a.npz 2-shot", "all.npz 1-shot", "all.npz 2-shot"]
+    out, error = capsys.readouterr()
+    assert error.splitlines()[-1].endswith(f"tables and files are without {', '.join(names[done:])}")
+    assert (folder / "part.json").exists() == (done > 0)
+    (folder / "stop").write_text("9", encoding="utf-8")
+    whole = read(*arguments, "--resume", "--markdown", "whole.md")
+    if done:
+        held = json.loads((folder / "part.json").read_text(encoding="utf-8"))
+        assert held["runs"] == {name: whole["runs"][name] for name in names[:done]}
+        assert (folder / "part.md").read_text(encoding="utf-8") in out
+        tables = (folder / "part.tex").read_text(encoding="utf-8")
+        assert tables.count("toprule") == {1: 1, 2: 1, 3: 2}[done]
+        assert tables.count(r"$ (1.5)") == {1: 2, 2: 0, 3: 6}[done]  # equal methods, with their ranks
+        assert "± " not in tables
+
+
 def test_a_study_sweeps_test_splits_and_shots(folder: Path) -> None:
     text = 'dataset = "a.npz"\ntest = "a-test.npz"\nmethod = ["protonet"]\nshot = [1, 2, 4, "1,2"]\nepisodes = 3\n'
     (folder / "study.toml").write_text(text + 'output = "results"\n', encoding="utf-8")
@@ -307,6 +346,24 @@ def test_a_preset_sets_options_and_what_is_given_wins(
         (["--shot", "1,2", "--plot", "a.png"], "`--plot` must be of one data set and one --shot; got 2 evaluations"),
         (["--shot", "1,99"], "`classes` must have 102 rows (shot + query); got class"),
         (["--preset", "no"], "`--preset` must be one of mini-imagenet, "),
+        (["--test", "a-test.npz", "--way", "5"], "`--way` must be all with --test; got 5"),
+        (["--test", "a-test.npz", "--query", "15"], "`--query` must be left out with --test; got 15"),
+        (["--protocol", "meta-dataset", "--way=5"], "`--way` must be left out with --protocol meta-dataset; got 5"),
+        (["--protocol", "generalized", "--open", "0"], "`--open` must be left out with --protocol generalized; got 0"),
+        (
+            ["--preset", "open-set", "--protocol", "generalized"],
+            "`--preset` must have options that go with --protocol generalized; got open-set, which has --open 5. Leave",
+        ),
+        (
+            ["--preset", "semi-supervised", "--protocol", "generalized"],
+            "got semi-supervised, which has --unlabelled 20",
+        ),
+        (["--preset", "dirichlet", "--protocol", "meta-dataset"], "got dirichlet, which has --way 5"),
+        (["--preset", "mini-imagenet", "--test", "a-test.npz"], "go with --test; got mini-imagenet, which has --way 5"),
+        (["--preset", "meta-dataset", "--shot", "1"], "`--shot` must be left out with --protocol meta-dataset; got 1"),
+        (["--hierarchy", "all"], "`--hierarchy` must be left out with --protocol episodes; got all"),
+        (["--protocol", "meta-dataset", "--query", "all"], "`--query` must be left out with --protocol meta-dataset"),
+        (["--protocol", "meta-dataset", "--imbalance", "all"], "`--imbalance` must be left out with --protocol meta"),
     ],
 )
 @pytest.mark.usefixtures("folder")

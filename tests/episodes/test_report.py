@@ -160,7 +160,14 @@ def test_one_method_against_the_others(tmp_path: Path) -> None:
 
 def test_latex() -> None:
     text = format_latex(
-        ["a_b", "50 %"], [["x & y", "-1.5 ±0.2"], ["<1e-300", "{\\}~^#$"], ["tim:a=1", "2.2e-07"], ["", "± <"]]
+        ["a_b", "50 %"],
+        [
+            ["x & y", "-1.5 ±0.2"],
+            ["<1e-300", "{\\}~^#$"],
+            ["tim:a=1", "2.2e-07"],
+            ["9.5 ±3 (1.5)", "9 (2)"],
+            ["", "± <"],
+        ],
     )
     assert (
         text
@@ -171,6 +178,7 @@ def test_latex() -> None:
   x \& y & $-1.5 \pm 0.2$ \\
   $<1 \times 10^{-300}$ & \{\textbackslash{}\}\textasciitilde{}\textasciicircum{}\#\$ \\
   tim:a=1 & $2.2 \times 10^{-7}$ \\
+  $9.5 \pm 3$ (1.5) & $9$ (2) \\
    & $\pm$ $<$ \\
   \bottomrule
 \end{tabular}
