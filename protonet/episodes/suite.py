@@ -70,7 +70,7 @@ def run_suite(runs: Sequence[Run], outputs: Mapping[str, Path], *, state: Path |
             print()
             report_suite(runs[: len(found)], found, outputs)
         missing = ", ".join(map(name_run, runs[len(found) :]))
-        raise KeyboardInterrupt(f"{interrupt or 'interrupted'}; tables and files are without {missing}") from None
+        raise KeyboardInterrupt(f"{str(interrupt) or 'interrupted'}; not finished: {missing}") from None
     if is_main:
         report_suite(runs, found, outputs)
 

@@ -251,7 +251,7 @@ def test_several_evaluations_that_are_stopped(done: int, folder: Path, capsys: p
     assert run(*arguments, *files) == 130
     names = ["a.npz 1-shot", "a.npz 2-shot", "all.npz 1-shot", "all.npz 2-shot"]
     out, error = capsys.readouterr()
-    assert error.splitlines()[-1].endswith(f"tables and files are without {', '.join(names[done:])}")
+    assert error.endswith(f"protonet.episodes: interrupted; not finished: {', '.join(names[done:])}\n")
     assert (folder / "part.json").exists() == (done > 0)
     (folder / "stop").write_text("9", encoding="utf-8")
     whole = read(*arguments, "--resume", "--markdown", "whole.md")
