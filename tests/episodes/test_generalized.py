@@ -38,7 +38,7 @@ def test_every_fifth_base_row_is_a_query_and_not_in_its_mean() -> None:
 def test_base_rows_are_to_learn_from_or_queries() -> None:
     learned, asked = hold_out("test", BASE, ("a", "b", "c"))
     for own, pieces in enumerate(zip(list_pieces(learned), list_pieces(asked), strict=True)):
-        assert sorted(torch.cat(pieces).tolist()) == (own == LABELS).nonzero().flatten().tolist()
+        assert sorted(torch.cat(pieces).tolist()) == LABELS.eq(own).nonzero().flatten().tolist()
         assert torch.equal(X[pieces[1]], ROWS[INDEX.start[own] + 1 : INDEX.start[own] + INDEX.size[own]])
 
 
