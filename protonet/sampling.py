@@ -46,6 +46,19 @@ def index_classes(labels: Tensor) -> ClassIndex:
     return ClassIndex(torch.argsort(inverse, stable=True), size.cumsum(0) - size, size)
 
 
+def list_pieces(index: ClassIndex) -> list[Tensor]:
+    """Return the row numbers (rows,) int64 of each class of an index."""
+    return [
+        index.rows[start : start + size] for start, size in zip(index.start.tolist(), index.size.tolist(), strict=True)
+    ]
+
+
+def index_pieces(pieces: list[Tensor]) -> ClassIndex:
+    """Return the index of classes of which each piece, (rows,) int64, holds the row numbers."""
+    size = torch.tensor(list(map(len, pieces)))
+    return ClassIndex(torch.cat(pieces), size.cumsum(0) - size, size)
+
+
 def sample_episodes(
     index: ClassIndex, *, n_way: int, n_shot: int, n_query: int, n_episodes: int, generator: torch.Generator
 ) -> Tensor:

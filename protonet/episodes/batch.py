@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protonet.episodes.draws import Draw
-from protonet.sampling import ClassIndex
+from protonet.sampling import ClassIndex, list_pieces
 
 #: Maps row numbers (k,) int64 to features (k, dim) of any floating dtype, which the next call may overwrite.
 Take = Callable[[Tensor], Tensor]
@@ -150,8 +150,8 @@ class Texts(NamedTuple):
 def number_rows(index: ClassIndex, n_rows: int) -> Tensor:
     """Return the class of each of ``n_rows`` rows, (n_rows,) int64; -1 for those that are in none of the index."""
     found = torch.full((n_rows,), -1)
-    for number, (start, size) in enumerate(zip(index.start.tolist(), index.size.tolist(), strict=True)):
-        found[index.rows[start : start + size]] = number
+    for number, own in enumerate(list_pieces(index)):
+        found[own] = number
     return found
 
 
@@ -173,9 +173,9 @@ def gather_episodes(
 def summarize_base(take: Take, by_class: ClassIndex) -> Base:
     """Return the base classes of ``by_class``, rows of ``take``, with their means, which are summed in float64."""
     means = []
-    for start, size in zip(by_class.start.tolist(), by_class.size.tolist(), strict=True):
-        pieces = by_class.rows[start : start + size].split(CHUNK)
-        means.append(torch.stack([take(rows).to(torch.float64).sum(dim=0) for rows in pieces]).sum(dim=0) / size)
+    for own in list_pieces(by_class):
+        sums = [take(rows).to(torch.float64).sum(dim=0) for rows in own.split(CHUNK)]
+        means.append(torch.stack(sums).sum(dim=0) / len(own))
     class_means = torch.stack(means)  # (base classes, dim)
     share = by_class.size.double() / by_class.size.sum()
     return Base(take, by_class, (share @ class_means).float(), class_means.float())

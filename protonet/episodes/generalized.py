@@ -10,7 +10,7 @@ from torch import Tensor
 from protonet._checks import fail
 from protonet.episodes.batch import Take, summarize_base
 from protonet.episodes.draws import NO_ROW, QUERIES, Draw, Setting, draw_uniform
-from protonet.sampling import ClassIndex, draw_distinct
+from protonet.sampling import ClassIndex, draw_distinct, index_pieces, list_pieces
 
 HELD_OUT = 5  #: Every fifth row of a base class is a query and not part of its mean. Our own choice.
 
@@ -135,16 +135,3 @@ def hold_out(function: str, base: ClassIndex, names: tuple[str, ...]) -> tuple[C
         learned.append(own[~held_out])
         asked.append(own[held_out])
     return index_pieces(learned), index_pieces(asked)
-
-
-def list_pieces(index: ClassIndex) -> list[Tensor]:
-    """Return the row numbers (rows,) int64 of each class of an index."""
-    return [
-        index.rows[start : start + size] for start, size in zip(index.start.tolist(), index.size.tolist(), strict=True)
-    ]
-
-
-def index_pieces(pieces: list[Tensor]) -> ClassIndex:
-    """Return the index of classes of which each piece, (rows,) int64, holds the row numbers."""
-    size = torch.tensor(list(map(len, pieces)))
-    return ClassIndex(torch.cat(pieces), size.cumsum(0) - size, size)

@@ -17,7 +17,7 @@ from protonet.episodes.checkpoints import load_trained, read_plan
 from protonet.episodes.choice import ChosenMethod
 from protonet.episodes.draws import Sampler, Setting
 from protonet.episodes.fixed_split import FixedSplit, join_split
-from protonet.episodes.generalized import Generalized, hold_out, index_pieces, join_base, list_pieces
+from protonet.episodes.generalized import Generalized, hold_out, join_base
 from protonet.episodes.meta_dataset import MetaDataset, read_groups
 from protonet.episodes.methods import (
     ADAPTS_ENCODER,
@@ -34,7 +34,7 @@ from protonet.episodes.methods import (
 )
 from protonet.episodes.normalization import CHUNK, normalize_rows
 from protonet.episodes.sources import load_base, load_source, load_texts, same_source
-from protonet.sampling import ClassIndex, index_classes
+from protonet.sampling import ClassIndex, index_classes, index_pieces, list_pieces
 
 PROG = "protonet.episodes"  #: The command, for messages.
 

@@ -25,7 +25,7 @@ from protonet.datasets.omniglot import find_omniglot
 from protonet.datasets.pictures import Found, load_pictures
 from protonet.datasets.synthetic import FAMILIES, sample_family
 from protonet.datasets.tiered_imagenet import find_tiered_imagenet
-from protonet.sampling import index_classes
+from protonet.sampling import index_classes, list_pieces
 
 PROG = "protonet.episodes"  #: The command, for messages.
 #: The size of the synthetic families: classes, rows per class, features per row.
@@ -148,8 +148,7 @@ def load_texts(text: str, *, dim: int, names: Sequence[str]) -> torch.Tensor:
         fail(PROG, "--texts", "have a text of each class, by name", got, "Name them as the data does.")
     index = index_classes(data.y)
     numbers = torch.tensor([data.class_names.index(name) for name in names])
-    starts, sizes = index.start[numbers].tolist(), index.size[numbers].tolist()
-    rows = (data.take_rows(index.rows[start : start + size]).clone() for start, size in zip(starts, sizes, strict=True))
+    rows = (data.take_rows(own).clone() for own in list_pieces(index.take(numbers)))
     return F.normalize(torch.stack([F.normalize(each.float(), dim=1).mean(dim=0) for each in rows]), dim=1)
 
 

@@ -9,9 +9,9 @@ from protonet._checks import InputError
 from protonet.episodes.batch import take_from
 from protonet.episodes.draws import Setting
 from protonet.episodes.evaluation import evaluate, rate_sides
-from protonet.episodes.generalized import Generalized, hold_out, join_base, list_pieces
+from protonet.episodes.generalized import Generalized, hold_out, join_base
 from protonet.episodes.methods import METHODS
-from protonet.sampling import index_classes
+from protonet.sampling import index_classes, list_pieces
 from tests.strategies import seeds
 
 GENERATOR = torch.Generator().manual_seed(0)
