@@ -13,7 +13,7 @@ import argparse
 import importlib
 from collections.abc import Sequence
 
-from protonet.commands.common import Parser, check_name, run_command
+from protonet.ui.command_line import Parser, check_name, run_command
 
 PROG = "analysis"
 #: The module of each study, and what it answers.

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from protonet._checks import find_version
-from protonet.commands.common import Parser, check_name, run_command
+from protonet.ui.command_line import Parser, check_name, run_command
 
 PROG = "protonet"
 COMMANDS = {

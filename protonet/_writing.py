@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import glob
+import json
 import os
+import re
 import secrets
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 if sys.platform != "win32":
     import fcntl
@@ -41,6 +43,22 @@ def write_whole(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text as UTF-8, as `write_whole` does."""
+    write_whole(path, lambda file: file.write(text.encode()))
+
+
+def write_json(path: str | Path, value: Mapping[str, Any]) -> None:
+    """Write a value as JSON, as `write_whole` does. A list of whole numbers is one line.
+
+    Raises:
+        OSError: The file cannot be written.
+        ValueError: A number is not finite.
+    """
+    text = json.dumps(value, indent=1, allow_nan=False)
+    write_text(path, re.sub(r"\[\n[\d\s,]+\]", lambda found: "".join(found[0].split()), text) + "\n")
 
 
 def clear_folder(folder: Path) -> None:

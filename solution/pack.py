@@ -24,7 +24,7 @@ from importlib.util import resolve_name
 from pathlib import Path, PurePosixPath
 
 from protonet._checks import fail
-from protonet.commands.common import Parser, check_writable_folder, run_command
+from protonet.ui.command_line import Parser, check_writable_folder, run_command
 
 ROOT = Path(__file__).resolve().parent.parent
 ENTRY_POINTS = ("protonet", "protonet.fit", "protonet.fit.solver")

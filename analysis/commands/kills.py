@@ -19,7 +19,7 @@ from tqdm import trange
 
 from analysis.commands.speed import SMALL, sample_table, write_csv
 from analysis.shared.runner import Report, StudyParser
-from protonet.commands.common import format_table
+from protonet.ui.text import format_table
 
 
 def run_for(arguments: Sequence[str | Path], seconds: float | None) -> float:

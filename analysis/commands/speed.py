@@ -20,8 +20,8 @@ import torch
 
 from analysis.shared.runner import Report, StudyParser
 from analysis.solver.scale import list_products, make_products
-from protonet.commands.common import format_table
 from protonet.files.model import load_model
+from protonet.ui.text import format_table
 
 #: Rows, features and classes of the small table, of the large CSV, and of the rows that are predicted in blocks.
 SMALL, LARGE, STREAMED = (520, 16, 4), (100_000, 100, 10), (1_000_000, 384, 20)

@@ -17,10 +17,10 @@ from analysis.shared.journal import run_all
 from analysis.shared.runner import Report, StudyParser
 from analysis.shared.tables import format_mean
 from protonet._checks import fail
-from protonet.commands.common import count, format_table
 from protonet.datasets import Split, sample_family
 from protonet.fit.baselines import score_cosine
 from protonet.losses import class_means
+from protonet.ui.text import count, format_table
 from protonet.views.linear import Linear, shrink_covariance
 from protonet.views.view import Rows
 

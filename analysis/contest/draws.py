@@ -22,8 +22,8 @@ from analysis.shared.runner import Report, StudyParser, parse_wholes
 from analysis.shared.tables import format_mean, mean_and_error, subtract
 from protonet import solve
 from protonet._checks import fail
-from protonet.commands.common import count, format_table
 from protonet.datasets import FAMILIES, Split, sample_family
+from protonet.ui.text import count, format_table
 from solution.pack import library_files
 
 PROG = "analysis contest-draws"

@@ -24,8 +24,8 @@ import numpy as np
 from analysis.contest.official import sample_official
 from analysis.shared.runner import BUILD, Report, StudyParser, check_python
 from protonet._checks import fail
-from protonet.commands.common import check_name, check_writable_file
 from protonet.datasets import Split
+from protonet.ui.command_line import check_name, check_writable_file
 from solution.pack import pack_single, pack_zip
 
 PROG = "analysis contest"

@@ -25,14 +25,15 @@ from analysis.episodes.speed import make_data
 from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import BUILD, Report, StudyParser
 from protonet._checks import fail
-from protonet.commands.common import check_writable_folder, format_table
-from protonet.episodes.batch import Base, Take, gather_episodes, split_draw, summarize_base, take_from
-from protonet.episodes.choice import choose_method
-from protonet.episodes.draws import Setting, draw_episodes
-from protonet.episodes.material import Experiment, prepare
-from protonet.episodes.sources import load_source
-from protonet.episodes.statistics import half_width
+from protonet.episodes.draws.batch import Base, Take, gather_episodes, split_draw, summarize_base, take_from
+from protonet.episodes.draws.numbered import Setting, draw_episodes
+from protonet.episodes.evaluation.material import Experiment, prepare
+from protonet.episodes.evaluation.statistics import half_width
+from protonet.episodes.features.sources import load_source
+from protonet.episodes.methods.choice import choose_method
 from protonet.sampling import ClassIndex, index_classes
+from protonet.ui.command_line import check_writable_folder
+from protonet.ui.text import format_table
 from solution.pack import ROOT
 
 PROG = "analysis episode-authors"

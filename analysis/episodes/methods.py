@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import BUILD, Report, StudyParser, run_python
 from protonet._checks import fail
-from protonet.commands.common import check_writable_folder, format_table
+from protonet.episodes.evaluation.statistics import Comparison
 from protonet.episodes.methods import (
     METHODS,
     NEEDS_ENCODER,
@@ -28,7 +28,8 @@ from protonet.episodes.methods import (
     TRANSDUCTIVE,
     USES_BASE,
 )
-from protonet.episodes.statistics import Comparison
+from protonet.ui.command_line import check_writable_folder
+from protonet.ui.text import format_table
 from solution.pack import ROOT
 
 PROG = "analysis episodes"

@@ -26,9 +26,9 @@ from analysis.shared.journal import run_all
 from analysis.shared.runner import Report, StudyParser, call_alone, parse_wholes
 from analysis.shared.tables import format_columns
 from protonet._checks import fail, find_version
-from protonet.episodes.batch import Base, Part, gather_episodes, split_draw, summarize_base, take_from
-from protonet.episodes.draws import Setting, check_setting, draw_episodes
-from protonet.episodes.evaluation import evaluate
+from protonet.episodes.draws.batch import Base, Part, gather_episodes, split_draw, summarize_base, take_from
+from protonet.episodes.draws.numbered import Setting, check_setting, draw_episodes
+from protonet.episodes.evaluation.evaluate import evaluate
 from protonet.episodes.methods import METHODS, Method
 from protonet.episodes.methods.tim import tim
 from protonet.sampling import ClassIndex, index_classes

@@ -11,7 +11,7 @@ from analysis.optimizer_bench.score import Row, Summary, average_by
 from analysis.optimizer_bench.workload import EVERY
 from analysis.optimizer_bench.workloads import ROLES
 from protonet._checks import optional_packages
-from protonet.commands.common import format_table
+from protonet.ui.text import format_table
 
 #: An optimizer's ``name`` and ``config``, its ``rows`` and what they come to (``summaries``). A peer has ``rates``
 #: instead of the config: by the horizon, its ``best`` learning rate and each rate's geometric mean on the first seed

@@ -27,7 +27,8 @@ from analysis.optimizer_bench.workloads import FAMILY, ROLE
 from analysis.shared.runner import Report, StudyParser
 from protonet._checks import fail
 from protonet._writing import write_whole
-from protonet.commands.common import check_name, format_table
+from protonet.ui.command_line import check_name
+from protonet.ui.text import format_table
 
 PROG = "analysis optimizer-screen"
 #: One or two of each visible or tuning family, those whose runs take the least time with the shared optimizer, which

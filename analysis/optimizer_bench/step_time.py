@@ -20,7 +20,8 @@ from torch import nn
 from analysis.optimizer_bench.bench import load_candidate
 from analysis.optimizer_bench.loading import load_optimizer
 from analysis.shared.runner import Report, StudyParser
-from protonet.commands.common import check_name, format_table
+from protonet.ui.command_line import check_name
+from protonet.ui.text import format_table
 
 PROG = "analysis optimizer-time"
 Shapes = list[tuple[int, ...]]

@@ -12,8 +12,8 @@ import torch
 from PIL import Image, ImageFilter
 
 from analysis.shared.runner import BUILD, Report, StudyParser, call_alone
-from protonet.commands.common import format_table
 from protonet.tables.columns.picture import Picture
+from protonet.ui.text import format_table
 
 #: Pixels per side of the pictures that are written.
 SIDE = 128

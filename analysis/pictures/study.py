@@ -22,11 +22,12 @@ from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import BUILD, Report, StudyParser, parse_wholes
 from analysis.shared.tables import format_mean, mean_and_error, subtract
 from protonet._checks import MissingPackageError
-from protonet.commands.common import check_name, count, format_table
 from protonet.fit.search import EFFORTS
 from protonet.fit.solver import solve_problem
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.picture import Picture
+from protonet.ui.command_line import check_name
+from protonet.ui.text import count, format_table
 from solution.pack import library_files
 
 METHODS = {"ours": "ours", "pixels": "our solver, pixels", "hog": "HOG, RBF SVM"}

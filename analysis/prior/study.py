@@ -26,8 +26,8 @@ from analysis.shared.runner import Report, StudyParser
 from analysis.shared.tables import mean_and_error
 from protonet._checks import fail
 from protonet._writing import write_whole
-from protonet.commands.common import format_table
 from protonet.fit.prior import WORDS, Prior, read_numbers, write_numbers
+from protonet.ui.text import format_table
 from solution.pack import ROOT
 
 FOLDS, CURVE = 4, (10, 80)

@@ -21,7 +21,8 @@ from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser
 from analysis.shared.tables import mean_and_error
 from protonet._checks import optional_packages
-from protonet.commands.common import check_name, count, format_table
+from protonet.ui.command_line import check_name
+from protonet.ui.text import count, format_table
 from solution.pack import library_files
 
 PROG = "analysis ask"

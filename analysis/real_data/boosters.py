@@ -28,7 +28,7 @@ from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser, check_python, parse_wholes
 from analysis.shared.tables import format_mean
 from protonet._checks import fail
-from protonet.commands.common import count, format_table
+from protonet.ui.text import count, format_table
 from solution.pack import library_files
 
 PROG = "analysis boosters"

@@ -26,11 +26,12 @@ from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser
 from analysis.shared.tables import format_mean
 from protonet._checks import fail
-from protonet.commands.common import check_name, count, format_table
 from protonet.fit.crossfit import REPEATS, crossfit, number_held, predict_held, repeat_held
 from protonet.fit.search import EFFORTS
 from protonet.fit.solver import solve_problem
 from protonet.metrics import suspect_labels
+from protonet.ui.command_line import check_name
+from protonet.ui.text import count, format_table
 from solution.pack import library_files
 
 PROG = "analysis mislabelled"

@@ -27,13 +27,13 @@ from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser, parse_wholes
 from analysis.shared.tables import format_mean
 from protonet._checks import fail
-from protonet.commands.common import count, format_table
 from protonet.commands.data import add_options as add_data_options
 from protonet.commands.data import read_data
 from protonet.commands.models import make_parser
 from protonet.fit.solver import solve_problem
 from protonet.tables.features import encode_block
 from protonet.tables.table import Wanted, open_table
+from protonet.ui.text import count, format_table
 from solution.pack import library_files
 
 with suppress(ImportError):

@@ -17,13 +17,14 @@ from torch import Tensor
 from analysis.shared.journal import run_all
 from analysis.shared.runner import Report, StudyParser
 from analysis.shared.tables import format_mean, subtract
-from protonet.commands.common import check_name, count, format_table
 from protonet.datasets import Dataset, load_glyphs
 from protonet.fit.baselines import score_lda
 from protonet.fit.crossfit import crossfit, predict_held
 from protonet.fit.search import EFFORTS
 from protonet.fit.solver import solve_problem
 from protonet.metrics import calibrate, find_auroc, find_threshold, score_known
+from protonet.ui.command_line import check_name
+from protonet.ui.text import count, format_table
 
 #: Classes of each sort, labelled rows of a known one, and at most as many fresh rows of any.
 CLASSES, SHOTS, FRESH = 20, 5, 10

@@ -27,10 +27,10 @@ from analysis.shared.runner import Report, StudyParser, parse_wholes
 from analysis.shared.tables import format_mean, mean_and_error, subtract
 from protonet import solve
 from protonet._checks import fail
-from protonet.commands.common import count, format_table
 from protonet.datasets import Split
 from protonet.fit.search import Search
 from protonet.metrics import measure
+from protonet.ui.text import count, format_table
 from protonet.views.mlp import MLPKind, Recipe
 from solution.pack import library_files
 

@@ -24,12 +24,13 @@ from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser, parse_wholes
 from analysis.shared.tables import format_mean
 from protonet._checks import fail
-from protonet.commands.common import check_name, format_table
 from protonet.datasets import Dataset
 from protonet.fit.search import EFFORTS
 from protonet.fit.solver import solve_problem
 from protonet.fit.strangers import group_strangers
 from protonet.network import PrototypeNetwork
+from protonet.ui.command_line import check_name
+from protonet.ui.text import format_table
 from solution.pack import library_files
 
 PROG = "analysis unlabelled"

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from protonet._checks import fail
-from protonet.commands.common import Parser, check_outputs, parse_whole
+from protonet.ui.command_line import Parser, check_outputs, parse_whole
 from solution.pack import ROOT
 
 BUILD = Path("build")

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from protonet.commands.common import format_table
+from protonet.ui.text import format_table
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:

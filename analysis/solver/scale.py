@@ -22,8 +22,9 @@ from analysis.shared.runner import Report, StudyParser, call_alone, parse_wholes
 from analysis.shared.tables import format_columns
 from protonet import PrototypeNetwork, solve
 from protonet._checks import fail
-from protonet.commands.common import count, parse_whole
 from protonet.encoder import Encoder
+from protonet.ui.command_line import parse_whole
+from protonet.ui.text import count
 
 PROG = "analysis scale"
 PREDICTED, REPEATS = 4096, 7  #: Rows that prediction is timed on, and how often; the best counts.

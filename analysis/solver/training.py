@@ -17,9 +17,9 @@ from analysis.shared.baselines import pool_labelled
 from analysis.shared.journal import run_all
 from analysis.shared.runner import Report, StudyParser
 from analysis.shared.tables import format_mean, subtract
-from protonet.commands.common import format_table
 from protonet.datasets import Split
 from protonet.fit.baselines import score_cosine
+from protonet.ui.text import format_table
 from protonet.views.linear import Linear
 from protonet.views.mlp import Recipe, ResidualMLPs, Task, plan_encoder, train
 from protonet.views.view import Rows

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from protonet._checks import fail
-from protonet.commands.common import format_csv
+from protonet.ui.text import format_csv
 
 if sys.platform != "win32":
     import fcntl

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from protonet._checks import InputError, check_groups, fail, show
-from protonet.commands.common import Parser, check_name, count
 from protonet.commands.labels import read_whole, suspect_spellings
 from protonet.commands.models import open_rows, want
 from protonet.files import Model
@@ -28,6 +27,8 @@ from protonet.tables.formats import PICTURE
 from protonet.tables.pictures.backbone import open_backbone
 from protonet.tables.pictures.reading import are_pictures
 from protonet.tables.table import CLASS_NAMES, Block, Table, Wanted, list_names, name_cells, open_table, read_table
+from protonet.ui.command_line import Parser, check_name
+from protonet.ui.text import count
 
 #: More classes than this with one row each are hardly classes, nor are as many fractions; see `_doubt_classes`.
 MOST_SINGLE = 20

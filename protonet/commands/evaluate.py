@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from protonet._checks import fail
+from protonet.commands.content import JudgedRows, list_columns, list_importance, list_sections
 from protonet.commands.explain import find_sizes, judge_by_all, name_columns
 from protonet.commands.labels import check_spellings, find_strange
 from protonet.commands.models import (
@@ -31,15 +32,14 @@ from protonet.commands.models import (
     show_progress,
     want,
 )
-from protonet.commands.page.document import write_outputs
-from protonet.commands.page.figures import JudgedRows, list_columns, list_importance, list_sections
-from protonet.commands.plots import draw_plot
 from protonet.commands.report import format_report, judge, list_names, list_report
 from protonet.files import Model
 from protonet.fit.search import Progress
 from protonet.tables.columns.parsing import count_gaps
 from protonet.tables.features import encode_block
 from protonet.tables.table import Block, Table
+from protonet.ui.page.document import write_outputs
+from protonet.ui.plots import draw_plot
 
 PROG = "protonet evaluate"
 

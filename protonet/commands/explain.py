@@ -14,7 +14,6 @@ from torch import Tensor
 
 from protonet._checks import check_int, fail, show
 from protonet._writing import write_whole
-from protonet.commands.common import count, format_table, parse_whole
 from protonet.commands.importance import measure_support, rank_columns
 from protonet.commands.labels import check_spellings
 from protonet.commands.models import (
@@ -32,6 +31,8 @@ from protonet.files import Model
 from protonet.fit.crossfit import Crossfit, unpack
 from protonet.tables.features import check_kinds, encode_block
 from protonet.tables.table import Table, read_table
+from protonet.ui.command_line import parse_whole
+from protonet.ui.text import count, format_table
 
 PROG = "protonet explain"
 #: Most columns that are printed; a JSON file has all.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from protonet.commands.common import Parser
 from protonet.commands.models import check_packages, check_paths
 from protonet.files import export_onnx, load_model
+from protonet.ui.command_line import Parser
 
 PROG = "protonet export"
 

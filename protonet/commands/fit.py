@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from protonet._checks import show
-from protonet.commands.common import check_name, count, parse_number, parse_whole
+from protonet.commands.content import JudgedRows, list_columns, list_importance, list_learning, list_sections
 from protonet.commands.data import Data, Rest, add_options, read_data
 from protonet.commands.explain import find_sizes, name_columns
 from protonet.commands.models import (
@@ -26,9 +26,6 @@ from protonet.commands.models import (
     make_parser,
     show_progress,
 )
-from protonet.commands.page.document import write_outputs
-from protonet.commands.page.figures import JudgedRows, list_columns, list_importance, list_learning, list_sections
-from protonet.commands.plots import draw_plot
 from protonet.commands.report import list_figures
 from protonet.commands.summary import (
     compare_baselines,
@@ -45,6 +42,10 @@ from protonet.fit.search import EFFORTS, Progress
 from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
 from protonet.fit.strangers import group_strangers
 from protonet.metrics import measure
+from protonet.ui.command_line import check_name, parse_number, parse_whole
+from protonet.ui.page.document import write_outputs
+from protonet.ui.plots import draw_plot
+from protonet.ui.text import count
 
 PROG = "protonet fit"
 #: Of a time limit, what is over as the report begins.

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 from protonet._checks import InputError, fail, find_version, optional_packages
 from protonet._writing import write_whole
-from protonet.commands.common import count
 from protonet.tables.table import list_names
+from protonet.ui.text import count
 
 #: Of the output folder, the file that says what its files were made with.
 MADE = "_predict.json"

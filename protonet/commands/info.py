@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from protonet._checks import show
-from protonet.commands.common import Parser, count, format_table
 from protonet.commands.report import MOST_CLASSES, list_names
 from protonet.commands.summary import format_losses, format_share, format_views, tell_columns
 from protonet.files import Model, load_model, read_versions
 from protonet.metrics import Metrics
+from protonet.ui.command_line import Parser
+from protonet.ui.text import count, format_table
 
 PROG = "protonet info"
 #: What the metadata say of the fit, each with its heading.

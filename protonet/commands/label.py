@@ -16,7 +16,6 @@ from torch import Tensor
 
 from protonet._checks import fail, show
 from protonet.commands.answers import Answers
-from protonet.commands.common import count
 from protonet.commands.data import Unlabelled, check_table, read_cells, read_unlabelled
 from protonet.commands.models import LABEL, check_paths, make_parser, name_label, open_model, show_notes, suggest
 from protonet.files import Model
@@ -24,6 +23,7 @@ from protonet.fit.active import Suggestion
 from protonet.fit.solver import solve_problem
 from protonet.network import PrototypeNetwork
 from protonet.tables.table import NO_CLASS
+from protonet.ui.text import count
 
 PROG = "protonet label"
 #: What is pressed for the classes, in their order, and what for something else.

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from protonet._checks import InputError, fail, optional_packages
-from protonet.commands.common import Parser, check_outputs, count
 from protonet.files import INSTALL, Model, load_model
 from protonet.fit.active import Suggestion, suggest_rows
 from protonet.fit.crossfit import Crossfit, pack, predict_held
@@ -30,6 +29,8 @@ from protonet.tables.columns.picture import Picture
 from protonet.tables.features import check_kinds, encode_block
 from protonet.tables.pictures.reading import are_pictures
 from protonet.tables.table import Block, Table, Wanted, list_names, open_table
+from protonet.ui.command_line import Parser, check_outputs
+from protonet.ui.text import count
 
 #: What the name of a model, of a plot and of a table may end in.
 MODELS, PLOTS = (".safetensors",), (".png", ".pdf", ".svg")

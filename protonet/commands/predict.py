@@ -19,7 +19,6 @@ import torch
 
 from protonet._checks import InputError, fail
 from protonet._writing import clear_folder, write_whole
-from protonet.commands.common import check_writable_folder, parse_whole
 from protonet.commands.folder import Part, Tick, claim_folder, list_parts, name_file, run_parts
 from protonet.commands.models import (
     check_paths,
@@ -39,6 +38,7 @@ from protonet.tables.formats import PICTURE
 from protonet.tables.pictures.backbone import hash_file
 from protonet.tables.pictures.reading import are_pictures, hold_pictures
 from protonet.tables.table import Block, Table
+from protonet.ui.command_line import check_writable_folder, parse_whole
 
 PROG = "protonet predict"
 #: What a row that is unlike every class is called.

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from protonet._checks import show
-from protonet._writing import write_whole
-from protonet.commands.common import count, format_table
 from protonet.commands.summary import format_losses, format_pairs, format_share
 from protonet.metrics import ClassMetrics, Metrics, find_auroc, measure, measure_classes, score_known
+from protonet.ui.text import count, format_table
 
 #: Most classes that are printed; a JSON file has all.
 MOST_CLASSES = 20
@@ -104,13 +101,3 @@ def list_report(report: Report) -> dict[str, Any]:
     """Return all figures of a report, as `list_figures`, with the rows of classes that the model does not know."""
     unknown = {"rows": sum(report.strange.values()), "classes": dict(report.strange), "auroc": report.auroc}
     return {**list_figures(report.name, report.classes, report.metrics), "unknown": unknown}
-
-
-def write_figures(path: Path, figures: Mapping[str, Any]) -> None:
-    """Write figures as JSON.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
-    text = json.dumps(figures, indent=1, allow_nan=False) + "\n"
-    write_whole(path, lambda file: file.write(text.encode()))

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from protonet._checks import show
 from protonet._writing import write_whole
-from protonet.commands.common import format_csv, format_table, parse_whole
 from protonet.commands.data import check_table, read_cells, read_unlabelled
 from protonet.commands.models import LABEL, check_paths, make_parser, name_label, open_model, show_notes, suggest
+from protonet.ui.command_line import parse_whole
+from protonet.ui.text import format_csv, format_table
 
 PROG = "protonet suggest"
 

@@ -9,11 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from protonet._checks import show
-from protonet.commands.common import format_table
 from protonet.fit.problem import leave_out
 from protonet.fit.search import Choice
 from protonet.metrics import NORMAL, Metrics, count_equal_rows, measure
 from protonet.tables.columns.encoding import Encoding
+from protonet.ui.text import format_table
 
 #: Most pairs of classes that are named as confused.
 MOST_PAIRS = 5

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from protonet._checks import fail, show
-from protonet.commands.common import count
 from protonet.commands.labels import check_spellings, read_whole, suspect_spellings
 from protonet.commands.models import (
     MODELS,
@@ -27,6 +26,7 @@ from protonet.files import Model, save_model
 from protonet.fit.crossfit import Crossfit, predict_held, unpack, update
 from protonet.tables.features import check_kinds, encode_block
 from protonet.tables.table import read_table
+from protonet.ui.text import count
 
 PROG = "protonet update"
 

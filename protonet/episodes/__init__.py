@@ -17,12 +17,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from protonet.episodes.batch import Episodes
-    from protonet.episodes.choice import choose_methods
-    from protonet.episodes.draws import Setting
-    from protonet.episodes.evaluation import evaluate
-    from protonet.episodes.report import format_report, summarize
-    from protonet.episodes.sources import load_source
+    from protonet.episodes.draws.batch import Episodes
+    from protonet.episodes.draws.numbered import Setting
+    from protonet.episodes.evaluation.evaluate import evaluate
+    from protonet.episodes.evaluation.report import format_report, summarize
+    from protonet.episodes.features.sources import load_source
+    from protonet.episodes.methods.choice import choose_methods
     from protonet.sampling import index_classes
 
 __all__ = [

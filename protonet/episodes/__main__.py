@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from protonet._checks import InputError, fail
-from protonet.commands.common import Parser, check_name, check_outputs, parse_whole, run_command
+from protonet.ui.command_line import Parser, check_name, check_outputs, parse_whole, run_command
 
 PROG = "protonet.episodes"
 DEFAULT_METHODS = ("protonet", "protonet-cosine", "simpleshot", "adaptive", "bd-cspn")
@@ -39,8 +39,8 @@ SIDES = ("novel", "validation", "base", "all")
 
 def make_parser() -> Parser:
     """Return the parser of the evaluation's arguments."""
+    from protonet.episodes.features.normalization import NORMALIZATIONS  # noqa: PLC0415
     from protonet.episodes.methods import ALIASES, INDUCTIVE, TRANSDUCTIVE  # noqa: PLC0415 - torch takes a second
-    from protonet.episodes.normalization import NORMALIZATIONS  # noqa: PLC0415
 
     defaults = " ".join(DEFAULT_METHODS)
     parser = Parser(PROG, "Evaluate few-shot methods on the same N-way K-shot episodes, with 95 % intervals.")
@@ -135,8 +135,8 @@ def run(arguments: Sequence[str] | None) -> None:
     """Evaluate as the arguments say."""
     parser = make_parser()
     options = parser.parse_args(arguments)
-    from protonet.episodes.choice import list_methods  # noqa: PLC0415 - as above
-    from protonet.episodes.presets import PRESETS, list_presets  # noqa: PLC0415 - as above
+    from protonet.episodes.draws.presets import PRESETS, list_presets  # noqa: PLC0415 - as above
+    from protonet.episodes.methods.choice import list_methods  # noqa: PLC0415 - as above
 
     if options.methods or options.presets:
         print(list_methods() if options.methods else list_presets(), end="")
@@ -158,8 +158,8 @@ def run(arguments: Sequence[str] | None) -> None:
 
 def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mapping[str, str]) -> None:
     """Evaluate as the options say, of which ``given`` names those that were given, and ``preset`` has its own."""
-    from protonet.episodes.choice import choose_grid, choose_method  # noqa: PLC0415 - torch, as above
-    from protonet.episodes.kinds import parse_number, read_samplers  # noqa: PLC0415
+    from protonet.episodes.draws.kinds import parse_number, read_samplers  # noqa: PLC0415
+    from protonet.episodes.methods.choice import choose_grid, choose_method  # noqa: PLC0415 - torch, as above
 
     methods = [choose_method(text) for text in options.method if text != "all"]
     grids = [choose_grid(text) for text in options.tune]
@@ -201,9 +201,9 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mappi
         fail(PROG, "--plot", f"end in {', '.join(PLOT_SUFFIXES)}", outputs["plot"], "Pass a path such as out.png.")
     if "report" in outputs and outputs["report"].suffix.lower() not in PAGE_SUFFIXES:
         fail(PROG, "--report", f"end in {', '.join(PAGE_SUFFIXES)}", outputs["report"], "Rename it.")
-    from protonet.episodes.experiment import run_experiment  # noqa: PLC0415 - once the arguments are checked
-    from protonet.episodes.material import Experiment  # noqa: PLC0415
-    from protonet.episodes.suite import Run, run_suite  # noqa: PLC0415
+    from protonet.episodes.evaluation.experiment import run_experiment  # noqa: PLC0415 - once the arguments are checked
+    from protonet.episodes.evaluation.material import Experiment  # noqa: PLC0415
+    from protonet.episodes.evaluation.suite import Run, run_suite  # noqa: PLC0415
 
     state = None if options.state is None else Path(options.state)  # the other processes read it, too
     every, more = "all" in options.method, (options.normalize, options.base, grids, against)
@@ -222,14 +222,14 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mappi
 
 def train(arguments: Sequence[str] | None) -> None:
     """Meta-train as the arguments say."""
-    from protonet.episodes.train import run_train  # noqa: PLC0415 - one of the two commands needs it
+    from protonet.episodes.training.train import run_train  # noqa: PLC0415 - one of the two commands needs it
 
     run_train(arguments)
 
 
 def compare(arguments: Sequence[str] | None) -> None:
     """Compare the files of several runs as the arguments say."""
-    from protonet.episodes.compare import run_compare  # noqa: PLC0415 - as above
+    from protonet.episodes.evaluation.compare import run_compare  # noqa: PLC0415 - as above
 
     run_compare(arguments)
 
@@ -246,7 +246,7 @@ def make_study_parser() -> Parser:
 
 def study(arguments: Sequence[str] | None) -> None:
     """Run the study that the arguments name."""
-    from protonet.episodes.study import run_study  # noqa: PLC0415 - as above
+    from protonet.episodes.evaluation.study import run_study  # noqa: PLC0415 - as above
 
     options, more = make_study_parser().parse_known_args(arguments)
     own = [name.replace("_", "-") for name in vars(make_parser().parse_args([])) if name not in {*OUTPUTS, *KEPT}]
@@ -255,7 +255,7 @@ def study(arguments: Sequence[str] | None) -> None:
 
 def extract(arguments: Sequence[str] | None) -> None:
     """Embed pictures as the arguments say."""
-    from protonet.episodes.extract import run_extract  # noqa: PLC0415 - as above
+    from protonet.episodes.features.extract import run_extract  # noqa: PLC0415 - as above
 
     run_extract(arguments)
 

@@ -10,7 +10,7 @@ import torch
 from analysis.__main__ import main
 from analysis.episodes import authors
 from analysis.episodes.authors import PAIRS, Pair, Source, interleave, tabulate
-from protonet.episodes.batch import summarize_base, take_from
+from protonet.episodes.draws.batch import summarize_base, take_from
 from protonet.sampling import index_classes
 
 #: A method of the interface of PADDLE's repository: the nearest mean, plus a log file as theirs.

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.shared.tables import format_columns, format_mean, mean_and_error, subtract
-from protonet.commands.common import count, format_table
+from protonet.ui.text import count, format_table
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=20))

@@ -22,7 +22,6 @@ from torch import Tensor
 from protonet import PrototypeNetwork, solve
 from protonet.__main__ import COMMANDS, main
 from protonet.commands import fit as fit_command
-from protonet.commands.common import count
 from protonet.commands.predict import quote
 from protonet.commands.summary import format_pairs
 from protonet.commands.update import compare, extend_classes
@@ -31,6 +30,7 @@ from protonet.fit.crossfit import crossfit, predict_held
 from protonet.fit.solver import solve_problem
 from protonet.metrics import find_threshold, measure, score_known
 from protonet.tables import formats
+from protonet.ui.text import count
 from tests.strategies import blobs
 
 NAMES = ("ant", "bee, wild", "cat")

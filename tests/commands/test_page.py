@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protonet.__main__ import main
-from protonet.commands.common import order_naturally
-from protonet.commands.page.figures import JudgedRows, list_bins, list_rows, list_suspects
-from protonet.commands.page.markup import Markup, tag
+from protonet.commands.content import JudgedRows, list_bins, list_rows, list_suspects
+from protonet.ui.page.markup import Markup, tag
+from protonet.ui.text import order_naturally
 from tests.browser import Browser, check_looks, every
 from tests.strategies import blobs
 

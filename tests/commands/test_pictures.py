@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from protonet.__main__ import main
-from protonet.episodes.backbones import make_backbone
+from protonet.episodes.networks.backbones import make_backbone
 from protonet.files import load_model
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.picture import Picture

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from analysis.episodes.peers import load_easyfsl
-from protonet.episodes.batch import Base, Episodes, summarize_base, take_from
+from protonet.episodes.draws.batch import Base, Episodes, summarize_base, take_from
 from protonet.sampling import index_classes
 
 __all__ = ["load_easyfsl", "make_base", "make_episodes", "make_texts", "run_easyfsl", "texts_of"]

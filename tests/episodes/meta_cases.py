@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from protonet.datasets import Dataset
-from protonet.episodes.backbones import make_backbone
-from protonet.episodes.batch import Episodes, Trained, take_from
-from protonet.episodes.heads import make_head
-from protonet.episodes.tasks import Plan
+from protonet.episodes.draws.batch import Episodes, Trained, take_from
+from protonet.episodes.networks.backbones import make_backbone
+from protonet.episodes.networks.checkpoints import Plan
+from protonet.episodes.networks.heads import make_head
 
 SIDES = ("base", "novel", "base", "validation", "base", "validation", "base", "base", "novel")
 

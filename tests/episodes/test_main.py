@@ -15,8 +15,8 @@ import pytest
 import torch
 from tqdm import tqdm
 
-from protonet.episodes import experiment
 from protonet.episodes.__main__ import main
+from protonet.episodes.evaluation import experiment
 from protonet.episodes.methods import ALIASES, METHODS, NEEDS_ENCODER, NEEDS_TEXTS, NEEDS_UNLABELLED, SLOW
 
 FEW = ["--way", "3", "--query", "4", "--episodes", "300"]

@@ -14,9 +14,9 @@ import torch
 from protonet._checks import InputError
 from protonet.datasets import map_npz
 from protonet.episodes.__main__ import main
-from protonet.episodes.batch import summarize_base, take_from
-from protonet.episodes.draws import Setting
-from protonet.episodes.evaluation import evaluate
+from protonet.episodes.draws.batch import summarize_base, take_from
+from protonet.episodes.draws.numbered import Setting
+from protonet.episodes.evaluation.evaluate import evaluate
 from protonet.episodes.methods import METHODS, NEEDS_BASE, NEEDS_ENCODER, NEEDS_TEXTS, NEEDS_UNLABELLED, SLOW
 from protonet.sampling import index_classes
 

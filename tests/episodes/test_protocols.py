@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from protonet.episodes.__main__ import main
+from protonet.episodes.draws.presets import PRESETS
 from protonet.episodes.methods import NEEDS_UNLABELLED, TAKES_MEANS
-from protonet.episodes.presets import PRESETS
 
 #: Stops the run that finds no file "started" after three batches of episodes, as Ctrl-C does.
 STOPS = """
@@ -126,7 +126,7 @@ def test_several_processes_give_the_same_bytes(folder: Path, capsys: pytest.Capt
     arguments = [[*kind, "--episodes", "260", "--method", "protonet"] for kind in KINDS.values()]
     arguments[-2].append("semi-kmeans")
     lines = ["import sys", "from protonet.episodes.__main__ import main"]
-    lines += ["from protonet.episodes.distributed import join_group", "with join_group():"]
+    lines += ["from protonet.episodes.evaluation.distributed import join_group", "with join_group():"]
     lines += [f"    for number, each in enumerate({arguments!r}):"]
     lines += ["        if main([*each, '--json', f'shared{number}.json']):", "            sys.exit(1)"]
     (folder / "all.py").write_text("\n".join(lines) + "\n", encoding="utf-8")

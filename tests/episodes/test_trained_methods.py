@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from protonet.episodes import tasks
 from protonet.episodes.__main__ import main
-from protonet.episodes.backbones import embed_rows
-from protonet.episodes.batch import Episodes
-from protonet.episodes.checkpoints import load_encoder, load_trained
-from protonet.episodes.choice import choose_methods
-from protonet.episodes.draws import Setting
-from protonet.episodes.evaluation import Scores, evaluate, join_batches
+from protonet.episodes.draws.batch import Episodes
+from protonet.episodes.draws.numbered import Setting
+from protonet.episodes.evaluation.evaluate import Scores, evaluate, join_batches
 from protonet.episodes.methods import METHODS, NEEDS_ENCODER
-from protonet.episodes.objectives import RECIPE
+from protonet.episodes.methods.choice import choose_methods
+from protonet.episodes.networks.backbones import embed_rows
+from protonet.episodes.networks.checkpoints import load_encoder, load_trained
+from protonet.episodes.training import tasks
+from protonet.episodes.training.objectives import RECIPE
 from protonet.sampling import index_classes
 from tests.episodes.meta_cases import SIDES, make_data, make_trained, make_trained_episodes, save_data
 
@@ -42,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "mine.py").write_text(MINE, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tasks, "VALIDATION", replace(tasks.VALIDATION, n_episodes=10, n_slow=2))
-    monkeypatch.setattr("protonet.episodes.meta.RECIPE", replace(RECIPE, measured_rows=40))
+    monkeypatch.setattr("protonet.episodes.training.meta.RECIPE", replace(RECIPE, measured_rows=40))
     return tmp_path
 
 

@@ -1,6 +1,6 @@
 """Few-shot methods, one paper per file: functions from a batch of episodes to logits.
 
-A method takes `protonet.episodes.batch.Episodes`, and the settings of its paper as keywords. It returns logits
+A method takes `protonet.episodes.draws.batch.Episodes`, and the settings of its paper as keywords. It returns logits
 (episodes, n_queries, n_way), whose softmax is the method's own probabilities. The numbers of a method that are not
 keywords stand in a frozen dataclass of its module, with where each comes from.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from protonet.episodes.batch import Episodes
+from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.adaptive import adaptive
 from protonet.episodes.methods.alpha_am import alpha_am
 from protonet.episodes.methods.anil import anil

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from protonet.episodes.batch import Episodes
+from protonet.episodes.draws.batch import Episodes
 
 
 @dataclass(frozen=True)

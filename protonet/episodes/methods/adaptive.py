@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.episodes.batch import Episodes
+from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import city_block_distances, one_hot, squared_distances
 from protonet.scoring import WEIGHTS
 from protonet.views.linear import LINEAR

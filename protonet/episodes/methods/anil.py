@@ -6,10 +6,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
-from protonet.episodes.batch import Episodes
-from protonet.episodes.heads import LinearHead
+from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.maml import InnerLoop, Weights, adapt
 from protonet.episodes.methods.trained import find_trained
+from protonet.episodes.networks.heads import LinearHead
 
 
 def anil(episodes: Episodes, *, steps: int | None = None, rate: float | None = None) -> Tensor:

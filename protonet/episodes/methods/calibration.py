@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from protonet._checks import fail
-from protonet.episodes.batch import Base, Episodes
+from protonet.episodes.draws.batch import Base, Episodes
 from protonet.episodes.methods.common import one_hot, squared_distances
 from protonet.episodes.methods.logistic import fit_logistic
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from protonet._checks import fail
-from protonet.episodes.batch import Episodes
+from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import cosines
 
 

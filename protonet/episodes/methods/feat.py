@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from protonet.episodes.batch import Episodes
+from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import cosines, support_means
 from protonet.episodes.methods.trained import find_trained
 

@@ -8,12 +8,12 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from protonet._checks import fail
-from protonet.episodes.augmentation import AUGMENTATION, draw_maps, find_shape, warp_images
-from protonet.episodes.backbones import IMAGES
-from protonet.episodes.batch import Episodes
+from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.adaptation import adam
 from protonet.episodes.methods.common import one_hot
 from protonet.episodes.methods.trained import find_trained
+from protonet.episodes.networks.augmentation import AUGMENTATION, draw_maps, find_shape, warp_images
+from protonet.episodes.networks.backbones import IMAGES
 
 HEADS = ("prototypes", "linear")
 #: Features of rows, and weights of encoders, that are worked on at a time: bounds the memory.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from protonet.episodes.batch import Episodes
+from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import cosines, one_hot
 
 #: Share of all neighbours' weight that a class without any has, so that its logit is finite. Our own choice.

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from protonet.episodes.batch import Episodes
+from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.bd_cspn import find_unit_rows, rectify_prototypes
 from protonet.episodes.methods.common import squared_norms, support_means
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from protonet.episodes.batch import Episodes
+from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import one_hot, reduce_to_span
 
 #: The ridge is at least this many machine epsilons of the covariance's trace: rounding would hide a smaller one.

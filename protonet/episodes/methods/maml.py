@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from protonet.episodes.batch import Episodes
-from protonet.episodes.heads import LinearHead
+from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.trained import find_trained
-from protonet.episodes.networks import lead_by
+from protonet.episodes.networks.conv import lead_by
+from protonet.episodes.networks.heads import LinearHead
 
 Weights = Mapping[str, Tensor]
 #: Features of rows, and weights of networks, that are adapted at a time: bounds the memory.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from protonet.episodes.batch import Episodes
+from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import cosines, squared_distances, support_means
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from protonet.episodes.batch import Episodes
+from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.adaptation import adam, adaptation_gradient, unit_rows
 from protonet.episodes.methods.common import one_hot
 

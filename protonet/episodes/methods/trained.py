@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protonet._checks import fail
-from protonet.episodes.batch import Episodes, Trained
+from protonet.episodes.draws.batch import Episodes, Trained
 
 
 def find_trained(episodes: Episodes, method: str, objective: str | None = None) -> Trained:

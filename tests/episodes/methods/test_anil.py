@@ -3,8 +3,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from protonet.episodes.heads import LinearHead
 from protonet.episodes.methods.anil import anil
+from protonet.episodes.networks.heads import LinearHead
 from tests.episodes.meta_cases import make_trained, make_trained_episodes
 
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protonet.episodes.batch import Episodes
+from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.baseline_pp import baseline_pp
 from tests.episodes.cases import make_episodes
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from sklearn.linear_model import LogisticRegression
 
-from protonet.episodes.batch import Base, Episodes, summarize_base, take_from
+from protonet.episodes.draws.batch import Base, Episodes, summarize_base, take_from
 from protonet.episodes.methods import calibration
 from protonet.episodes.methods.calibration import distribution_calibration
 from tests.episodes.cases import make_base, make_episodes

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from protonet.episodes.heads import SetTransformer
 from protonet.episodes.methods.feat import feat
+from protonet.episodes.networks.heads import SetTransformer
 from tests.episodes.meta_cases import make_trained, make_trained_episodes
 
 

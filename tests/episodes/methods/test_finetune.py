@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protonet.episodes.augmentation import AUGMENTATION, draw_maps, warp_images
-from protonet.episodes.batch import Episodes
+from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.finetune import finetune
 from protonet.episodes.methods.prototypes import protonet_cosine
+from protonet.episodes.networks.augmentation import AUGMENTATION, draw_maps, warp_images
 from tests.episodes.meta_cases import make_trained, make_trained_episodes
 
 STEPS, RATE = 4, 0.02

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from sklearn.neighbors import kneighbors_graph
 
-from protonet.episodes.batch import Episodes
+from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.ilpc import ilpc
 from tests.episodes.cases import make_episodes
 

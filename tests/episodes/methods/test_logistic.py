@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from sklearn.linear_model import LogisticRegression
 
-from protonet.episodes.batch import Episodes
+from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.logistic import fit_logistic, logistic_regression
 from tests.episodes.cases import make_episodes
 

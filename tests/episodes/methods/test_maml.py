@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.episodes.batch import Episodes
-from protonet.episodes.heads import LinearHead
+from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.anil import anil
 from protonet.episodes.methods.maml import InnerLoop, adapt, maml
+from protonet.episodes.networks.heads import LinearHead
 from tests.episodes.meta_cases import make_trained, make_trained_episodes
 
 

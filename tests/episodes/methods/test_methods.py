@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from protonet.episodes import methods
-from protonet.episodes.batch import Episodes, summarize_base, take_from
+from protonet.episodes.draws.batch import Episodes, summarize_base, take_from
 from protonet.episodes.methods import INDUCTIVE, NEEDS_BASE, NEEDS_ENCODER, TRANSDUCTIVE, USES_BASE, Method
 from protonet.episodes.methods.alpha_am import alpha_am
 from tests.episodes.cases import make_base, make_episodes, texts_of

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.episodes.evaluation import rate_open
+from protonet.episodes.evaluation.evaluate import rate_open
 from protonet.episodes.methods.oslo import oslo
 from protonet.episodes.methods.prototypes import protonet_cosine
 from tests.episodes.cases import make_episodes

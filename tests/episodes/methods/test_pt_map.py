@@ -7,7 +7,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from protonet.episodes.batch import Episodes
+from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.pt_map import balance, pt_map, transform
 from tests.episodes.cases import load_easyfsl, make_episodes, run_easyfsl
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from protonet._checks import InputError
-from protonet.episodes.batch import Episodes
+from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.prototypes import protonet
 from protonet.episodes.methods.semi_supervised import semi_kmeans, semi_kmeans_cluster, semi_kmeans_masked
 from tests.episodes.cases import make_episodes

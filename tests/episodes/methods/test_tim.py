@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.episodes.batch import Episodes
+from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.tim import alpha_tim, tim, tim_dirichlet
 from tests.episodes.cases import load_easyfsl, make_episodes, run_easyfsl
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from protonet import InputError
-from protonet.episodes.backbones import make_backbone
+from protonet.episodes.networks.backbones import make_backbone
 from protonet.tables.pictures import backbone as backbones
 from protonet.tables.pictures.backbone import embed_pictures, open_backbone
 from protonet.tables.pictures.reading import read_pixels

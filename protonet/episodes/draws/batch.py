@@ -1,0 +1,196 @@
+"""Batches of episodes of equal sizes: what a method may see, gathered from a data set's rows."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from protonet.episodes.draws.numbered import Draw
+from protonet.sampling import ClassIndex, list_pieces
+
+#: Maps row numbers (k,) int64 to features (k, dim) of any floating dtype, which the next call may overwrite.
+Take = Callable[[Tensor], Tensor]
+SIZE_FACTORS = torch.tensor([1, 2**15, 2**30, 2**46])  #: Factors that pack an episode's four sizes into one int64.
+CHUNK = 8192  #: Rows that are summed at a time.
+
+
+class Base(NamedTuple):
+    """The base classes: labelled rows of other classes than the episode's, which a method may use."""
+
+    take: Take  #: Returns rows by number.
+    by_class: ClassIndex  #: The base classes' rows, by class.
+    mean: Tensor  #: (dim,) float32, of all base rows.
+    class_means: Tensor  #: (base classes, dim) float32.
+
+
+class Trained(NamedTuple):
+    """What was meta-trained, and the rows as they were before its encoder embedded them."""
+
+    encoder: nn.Module  #: Maps rows (n, dim) float32 to embeddings, in evaluation mode, without gradients.
+    head: nn.Module  #: What its objective trained beside the encoder, see `protonet.episodes.networks.heads`.
+    plan: Mapping[str, Any]  #: The fields of the `protonet.episodes.training.tasks.Plan`, by name.
+    take: Take  #: Returns rows that are not embedded, by number.
+    support: Tensor | None = None  #: (episodes, n_support) int64 row numbers, of the episodes that have it.
+    query: Tensor | None = None  #: (episodes, n_queries) int64 row numbers.
+
+    def gather(self) -> tuple[Tensor, Tensor]:
+        """Return the episodes' support and query rows, (episodes, rows, dim) float32, on the encoder's device."""
+        assert self.support is not None
+        assert self.query is not None
+        numbers = torch.cat([self.support, self.query], dim=1)
+        rows = self.take(numbers.flatten()).float().to(next(self.encoder.parameters()).device)
+        n_support = self.support.shape[1]
+        support, query = rows.unflatten(0, numbers.shape).split([n_support, numbers.shape[1] - n_support], dim=1)
+        return support, query
+
+
+class Episodes(NamedTuple):
+    """A batch of episodes of equal sizes, without the queries' labels."""
+
+    support: Tensor  #: (episodes, n_support, dim) float32 or float64, the support rows of all classes.
+    support_labels: Tensor  #: (episodes, n_support) int64 in [0, n_way), each class at least once, in any order.
+    query: Tensor  #: (episodes, n_queries, dim), the dtype of ``support``, the query rows of all classes.
+    n_way: int  #: Classes per episode.
+    base: Base | None = None  #: The base classes, or None where there are none.
+    #: (episodes, n_way, dim), the dtype of ``support``: a text's embedding of each class, or None where there is none.
+    texts: Tensor | None = None
+    #: (episodes, n_unlabelled, dim), the dtype of ``support``: rows to learn from, of the episode's classes and perhaps
+    #: of others, the distractors; None where there are none.
+    unlabelled: Tensor | None = None
+    trained: Trained | None = None  #: The encoder whose embeddings the rows are, or None where there is none.
+
+    def take_queries(self, queries: slice) -> Episodes:
+        """Return the same episodes with some of their queries alone."""
+        trained = self.trained
+        if trained is not None and trained.query is not None:
+            trained = trained._replace(query=trained.query[:, queries])
+        return self._replace(query=self.query[:, queries], trained=trained)
+
+
+class Part(NamedTuple):
+    """Those episodes of a draw that have equal sizes: classes, support rows, queries and open queries."""
+
+    numbers: Tensor  #: (episodes,) int64 positions in the draw.
+    support: Tensor  #: (episodes, n_support) int64 row numbers.
+    support_labels: Tensor  #: (episodes, n_support) int64.
+    query: Tensor  #: (episodes, n_queries) int64 row numbers; queries of open classes come last.
+    query_labels: Tensor  #: (episodes, n_queries) int64, -1 for queries of open classes.
+    query_shots: Tensor  #: (episodes, n_queries) int64, support rows of the query's class, 0 for open classes.
+    unlabelled: Tensor  #: (episodes, n_unlabelled) int64 row numbers.
+    n_way: int  #: Classes per episode.
+
+
+def split_draw(draw: Draw) -> Iterator[Part]:
+    """Yield the episodes of a draw in parts of equal sizes; a part's ``numbers`` tell which it has."""
+    query = torch.cat([draw.query.flatten(1), draw.open_query.flatten(1)], dim=1)
+    support = draw.support.flatten(1)
+    _, most_way, most_query = draw.query.shape
+    n_open = query.shape[1] - most_way * most_query  # open queries per episode, at most
+    shots = (draw.support >= 0).sum(dim=2)  # (episodes, most_way)
+    labels = torch.arange(most_way).expand(len(shots), -1)
+    support_labels = labels.repeat_interleave(draw.support.shape[2], dim=1)
+    query_labels = F.pad(labels.repeat_interleave(most_query, dim=1), (0, n_open), value=-1)
+    query_shots = F.pad(shots.repeat_interleave(most_query, dim=1), (0, n_open))
+    counts = (shots > 0).sum(dim=1), shots.sum(dim=1), (draw.query >= 0).sum(dim=(1, 2)), (query >= 0).sum(dim=1)
+    sizes = torch.stack(counts, dim=1)  # (episodes, 4)
+    _, kinds = torch.unique(sizes @ SIZE_FACTORS, return_inverse=True)  # far faster than unique rows
+    for kind in range(int(kinds.max()) + 1 if len(kinds) else 0):
+        numbers = (kinds == kind).nonzero().flatten()
+        n_way, n_support, _, n_query = sizes[numbers[0]].tolist()
+        slots = _find_present(support[numbers], n_support)
+        of_support = [each[numbers].gather(1, slots) for each in (support, support_labels)]
+        slots = _find_present(query[numbers], n_query)
+        of_query = [each[numbers].gather(1, slots) for each in (query, query_labels, query_shots)]
+        more = draw.unlabelled[numbers].flatten(1)  # as many as there are classes, in each
+        more = more.gather(1, _find_present(more, int((more[0] >= 0).sum())))
+        yield Part._make([numbers, *of_support, *of_query, more, n_way])
+
+
+def _find_present(rows: Tensor, count: int) -> Tensor:
+    """Return the positions (episodes, count) of those slots of ``rows`` (episodes, slots) that hold a row number."""
+    if count == rows.shape[1]:
+        return torch.arange(count).expand(len(rows), -1)
+    return (rows >= 0).nonzero()[:, 1].reshape(len(rows), count)  # (episodes, count)
+
+
+def take_from(x: Tensor) -> Take:
+    """Return a function that copies rows of ``x`` (n, dim), floating, into memory that its next call uses again.
+
+    That is faster than new memory. It maps row numbers (k,) int64 to rows (k, dim) of the dtype of ``x``.
+    """
+    memory = x.new_empty(0)
+
+    def take(rows: Tensor) -> Tensor:
+        nonlocal memory
+        size = len(rows) * x.shape[1]
+        if size > len(memory):
+            memory = x.new_empty(size)
+        return torch.index_select(x, 0, rows, out=memory[:size].view(len(rows), x.shape[1]))
+
+    return take
+
+
+class Texts(NamedTuple):
+    """The embeddings of texts that name the classes, such as CLIP's."""
+
+    rows: Tensor  #: (classes, dim) floating.
+    class_of: Tensor  #: (rows of the data,) int64, which class each is of; -1 for those of other classes.
+
+    def find(self, part: Part, dtype: torch.dtype) -> Tensor:
+        """Return the embeddings (episodes, n_way, dim) of the classes of a part's episodes."""
+        classes = torch.zeros(len(part.support), part.n_way, dtype=torch.int64)
+        classes.scatter_(1, part.support_labels, self.class_of[part.support])
+        return self.rows[classes].to(dtype)
+
+
+def number_rows(index: ClassIndex, n_rows: int) -> Tensor:
+    """Return the class of each of ``n_rows`` rows, (n_rows,) int64; -1 for those that are in none of the index."""
+    found = torch.full((n_rows,), -1)
+    for number, own in enumerate(list_pieces(index)):
+        found[own] = number
+    return found
+
+
+def gather_episodes(
+    take: Take, part: Part, base: Base | None = None, texts: Texts | None = None, trained: Trained | None = None
+) -> Episodes:
+    """Gather the features of a part's episodes by ``take``: float64 if its rows are, otherwise float32."""
+    rows = torch.cat([part.support, part.query, part.unlabelled], dim=1)
+    features = take(rows.flatten()).unflatten(0, rows.shape)
+    features = features if features.dtype == torch.float64 else features.float()
+    n_support = part.support.shape[1]
+    named = None if texts is None else texts.find(part, features.dtype)
+    support, query, more = features.tensor_split([n_support, n_support + part.query.shape[1]], dim=1)
+    trained = None if trained is None else trained._replace(support=part.support, query=part.query)
+    unlabelled = more if more.shape[1] else None
+    return Episodes(support, part.support_labels, query, part.n_way, base, named, unlabelled, trained)
+
+
+def summarize_base(take: Take, by_class: ClassIndex) -> Base:
+    """Return the base classes of ``by_class``, rows of ``take``, with their means, which are summed in float64."""
+    means = []
+    for own in list_pieces(by_class):
+        sums = [take(rows).to(torch.float64).sum(dim=0) for rows in own.split(CHUNK)]
+        means.append(torch.stack(sums).sum(dim=0) / len(own))
+    class_means = torch.stack(means)  # (base classes, dim)
+    share = by_class.size.double() / by_class.size.sum()
+    return Base(take, by_class, (share @ class_means).float(), class_means.float())
+
+
+def hash_rows(take: Take, by_class: ClassIndex) -> str:
+    """Return a hash of all rows, class by class: equal draws of equal hashes are episodes of the same rows.
+
+    Args:
+        take: Returns rows by number.
+        by_class: The rows' numbers, which do not count, by class.
+    """
+    digest = hashlib.sha256(by_class.size.numpy().tobytes())
+    for start, size in zip(by_class.start.tolist(), by_class.size.tolist(), strict=True):
+        for rows in by_class.rows[start : start + size].split(CHUNK):
+            digest.update(take(rows).contiguous().numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,172 @@
+"""The protocol of CLIP's few-shot methods: all classes, support from training rows, queries a fixed test split.
+
+An episode is a draw of the support; the queries of all of them are the same rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from protonet._checks import check_int, fail
+from protonet.datasets.dataset import Dataset
+from protonet.episodes.draws.numbered import MOST, NO_ROW, ROWS, Draw, draw_uniform
+from protonet.sampling import ClassIndex, draw_distinct
+
+CHUNK = 8192  #: Rows that are compared at a time.
+#: Integers of the same size as the numbers of a dtype.
+BITS = {torch.uint8: torch.uint8, torch.float16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64}
+
+
+class FixedSplit(NamedTuple):
+    """Draw K support rows of each class from its training rows, and take all its test rows as queries.
+
+    Source: Zhou et al., "Learning to prompt for vision-language models" (2022), sec. 4.1: 1, 2, 4, 8 and 16 shots, the
+        full test set, three draws. https://arxiv.org/abs/2109.01134
+    """
+
+    n_shot: int  #: Support rows per class, >= 1.
+    n_train: tuple[int, ...]  #: Of each class of the index, how many of its rows, the first ones, are for training.
+    allow_small: bool = False  #: Take all training rows of a class that has fewer than ``n_shot``, as the authors do.
+
+    @property
+    def shot(self) -> tuple[int, int]:
+        """Least and most support rows per class; of classes that have so many."""
+        return self.n_shot, self.n_shot
+
+    @property
+    def n_drawn(self) -> int:
+        """All classes are in each episode."""
+        return len(self.n_train)
+
+    @property
+    def n_base(self) -> int:
+        """None of an episode's classes are base classes."""
+        return 0
+
+    def check(self, name: str, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
+        """Check that each class has enough training rows, and a test row.
+
+        Raises:
+            InputTypeError: ``n_shot`` is not a number.
+            InputError: It is < 1, there is not a count of training rows for each class, or a class has too few rows.
+        """
+        check_int(name, "shot", self.n_shot, low=1, high=MOST)
+        if len(self.n_train) != len(index.size) or len(self.n_train) < 2:
+            got = f"{len(self.n_train)} for {len(index.size)}"
+            fail(name, "n_train", "be one count for each of at least 2 classes", got, "Pass the counts of all classes.")
+        needed = 1 if self.allow_small else self.n_shot
+        for number, (n_train, size) in enumerate(zip(self.n_train, index.size.tolist(), strict=True)):
+            if n_train < needed:
+                remedy = "Ask for fewer shots, or take all rows of small classes (--allow-small)."
+                got = f"class {class_names[number]!r} with {n_train}"
+                fail(name, "classes", f"have {needed} training rows", got, remedy)
+            if size <= n_train:
+                got = f"class {class_names[number]!r} without any"
+                fail(name, "classes", "have a test row", got, "Add one, or leave the class out.")
+        return index
+
+    def draw(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> Draw:
+        """Draw the supports numbered ``first`` and after; queries are the same in all."""
+        train = torch.tensor(self.n_train)
+        shape = (n_episodes, len(train), self.n_shot)
+        places = draw_distinct(draw_uniform(seed, ROWS, first, shape), train.expand(shape[:2]))
+        drawn = torch.arange(self.n_shot) < train[:, None]  # (classes, n_shot)
+        test = index.size - train
+        slots = torch.arange(int(test.max()))
+        tested = slots < test[:, None]  # (classes, slots)
+        rows = index.rows[((index.start + train)[:, None] + slots).where(tested, 0)].where(tested, NO_ROW)
+        return Draw(
+            index.rows[index.start[:, None] + places].where(drawn, NO_ROW),
+            rows.expand(n_episodes, -1, -1),
+            torch.empty(n_episodes, 0, 0, dtype=torch.int64),
+            torch.empty(n_episodes, len(train), 0, dtype=torch.int64),
+        )
+
+    def find_members(self, index: ClassIndex, *, seed: int, n_episodes: int) -> Tensor:
+        """All classes are in each episode: (n_episodes, classes) bool."""
+        return torch.ones(n_episodes, len(index.size), dtype=torch.bool)
+
+    def count_queries(self, index: ClassIndex, *, seed: int, n_episodes: int) -> Tensor:
+        """All test rows are queries of each episode: (n_episodes,) int64."""
+        return torch.full((n_episodes,), int(index.size.sum()) - sum(self.n_train))
+
+    def describe(self) -> dict[str, Any]:
+        """Return the settings under the names of the command line."""
+        way, shot = [self.n_drawn] * 2, [self.n_shot] * 2
+        more = {"open": 0, "allow_small": self.allow_small, "kind": self.title()}
+        return {"protocol": "fixed-split", "way": way, "shot": shot, **more}
+
+    def title(self) -> str:
+        """Return the settings as a few words."""
+        return f"all {self.n_drawn} ways, {self.n_shot}-shot, queries of a fixed test split"
+
+
+def join_split(function: str, train: Dataset, test: Dataset, names: tuple[str, str]) -> tuple[Dataset, tuple[int, ...]]:
+    """Join training and test rows of the same classes, by name.
+
+    Args:
+        function: Who asks, for messages.
+        train: The rows to draw supports from.
+        test: The rows to classify.
+        names: What messages call them.
+
+    Returns:
+        data: All rows in memory, the training ones first, without a split by class.
+        n_train: How many training rows each class has.
+
+    Raises:
+        InputError: They have other numbers of features or other classes, or share a row.
+    """
+    if test.x.shape[1] != train.x.shape[1]:
+        got = f"{test.x.shape[1]} of {names[1]}"
+        fail(function, "--test", f"have {train.x.shape[1]} features per row, as {names[0]}", got, "Embed both alike.")
+    number = {name: c for c, name in enumerate(train.class_names)}
+    for held, other, at in ((test, train, 1), (train, test, 0)):
+        missing = [name for name in held.class_names if name not in other.class_names]
+        if missing:
+            got = f"{missing[0]!r} in {names[at]} alone" + (
+                f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+            )
+            fail(function, "--test", "have the classes of --dataset, by name", got, "Rename them, or leave them out.")
+    sides = [train.x, test.x]
+    if train.x.dtype != test.x.dtype:  # pixels of 8 bits beside features: as they are meant
+        sides = [each.take_rows(torch.arange(len(each.x))) for each in (train, test)]
+    x = torch.cat(sides)
+    coarse = min((each.dtype for each in sides), key=lambda dtype: dtype.itemsize)
+    shared = find_shared(*((each.to(coarse) + each.new_zeros(1, dtype=coarse)) for each in sides))  # -0.0 is 0.0
+    if len(shared):
+        first, second = shared[0].tolist()
+        got = f"{len(shared[:, 1].unique())}, such as row {second} of {names[1]} and row {first} of {names[0]}"
+        fail(function, "--test", "share no row with --dataset", got, "Leave these rows out of one of the two.")
+    y = torch.cat([train.y, torch.tensor([number[name] for name in test.class_names])[test.y]])
+    counts = tuple(torch.bincount(train.y, minlength=train.num_classes).tolist())
+    return Dataset(x, y, train.class_names, shape=train.shape), counts
+
+
+def find_shared(a: Tensor, b: Tensor) -> Tensor:
+    """Find rows of equal bytes in two sets of rows.
+
+    Args:
+        a: (n, dim) uint8, float16, float32 or float64.
+        b: (m, dim) of the same dtype.
+
+    Returns:
+        (pairs, 2) int64: for each row of ``b`` that is in ``a``, in order, the last such row of ``a``, and it.
+    """
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randint(-(2**62), 2**62, (a.shape[1],), generator=generator) | 1
+
+    def hash_rows(rows: Tensor) -> Tensor:
+        """Return a number for each row, which equal rows share: (n,) int64, with overflow."""
+        pieces = (piece.contiguous().view(BITS[rows.dtype]).long() for piece in rows.split(CHUNK))
+        return torch.cat([(piece * weights).sum(dim=1) for piece in pieces])
+
+    known, asked = hash_rows(a), hash_rows(b)
+    maybe = torch.isin(known, asked).nonzero().flatten().tolist()
+    place = {a[row].numpy().tobytes(): row for row in maybe}
+    asked_for = torch.isin(asked, known).nonzero().flatten().tolist()
+    pairs = [(place.get(b[row].numpy().tobytes(), NO_ROW), row) for row in asked_for]
+    return torch.tensor([pair for pair in pairs if pair[0] != NO_ROW], dtype=torch.int64).view(-1, 2)

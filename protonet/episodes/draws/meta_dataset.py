@@ -1,0 +1,241 @@
+"""Meta-Dataset's sampler: ways and shots that vary, classes that belong together where a hierarchy says which do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from protonet._checks import fail
+from protonet.episodes.draws.numbered import CLASSES, GROUPS, NO_ROW, ROWS, SHOTS, SIZES, WAYS, Draw, draw_uniform
+from protonet.sampling import ClassIndex, draw_distinct
+
+PROG = "protonet.episodes"  #: The command, for messages.
+LEAST_WAY, MOST_WAY = 5, 50  #: Classes per episode.
+MOST_QUERY = 10  #: Query rows per class.
+MOST_SUPPORT = 500  #: Support rows per episode.
+MOST_SHARE = 100  #: Rows per class that count where the size of the support is drawn.
+LOG_WEIGHT = math.log(2)  #: A class's share of the support is multiplied by up to this exponential, or divided.
+MOST_LEAVES = 392  #: Classes below a node of a hierarchy that episodes are drawn from.
+
+
+class MetaDataset(NamedTuple):
+    """Draw episodes as Meta-Dataset does.
+
+    Source: Triantafillou et al., "Meta-Dataset: a dataset of datasets for learning to learn from few examples" (2020),
+        sec. 3.2 and appendix A; numbers of its code (sampling.py, data_config_common.gin).
+        https://arxiv.org/abs/1903.03096
+    """
+
+    #: Classes that belong together, one of which an episode is drawn from; none for all classes.
+    groups: tuple[tuple[int, ...], ...] = ()
+    whole: bool = False  #: Take all classes of a group, at most ``MOST_WAY``; otherwise a uniform number of them.
+
+    @property
+    def shot(self) -> tuple[int, int]:
+        """Least and most support rows per class that accuracies are told by; classes of many rows have more."""
+        return 1, MOST_SHARE
+
+    @property
+    def n_drawn(self) -> int:
+        """How many classes there must be."""
+        return LEAST_WAY
+
+    @property
+    def n_base(self) -> int:
+        """None of an episode's classes are base classes."""
+        return 0
+
+    def check(self, name: str, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
+        """Check that there are enough classes, of at least two rows.
+
+        Raises:
+            InputError: They are not, or a group is too small or of other classes.
+        """
+        if len(index.size) < LEAST_WAY:
+            remedy = "Add classes, or leave --protocol meta-dataset out."
+            fail(name, "classes", f"be {LEAST_WAY} or more, as Meta-Dataset's episodes have", len(index.size), remedy)
+        smallest = int(index.size.argmin())
+        if index.size[smallest] < 2:
+            got = f"class {class_names[smallest]!r} with {int(index.size[smallest])}"
+            fail(name, "classes", "have 2 rows (shot + query)", got, "Leave small classes out.")
+        if any(len(set(own)) < LEAST_WAY or not set(own) <= set(range(len(index.size))) for own in self.groups):
+            fail(name, "groups", f"be of {LEAST_WAY} known classes or more", "others", "Pass those of `read_groups`.")
+        return index
+
+    def draw(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> Draw:
+        """Draw the episodes numbered ``first`` and after."""
+        way, classes = self._draw_classes(index, seed, first, n_episodes)
+        drawn = torch.arange(MOST_WAY) < way[:, None]  # (episodes, MOST_WAY)
+        size, start = index.size[classes], index.start[classes]
+        share = draw_uniform(seed, SHOTS, first, (n_episodes, 1))
+        queries, shots = share_rows(size, drawn, share, draw_uniform(seed, SIZES, first, (n_episodes, MOST_WAY)))
+        slots = int((queries + shots).max()) if n_episodes else 0
+        numbers = draw_uniform(seed, ROWS, first, (n_episodes, MOST_WAY, MOST_SUPPORT + MOST_QUERY))[..., :slots]
+        rows = torch.full((n_episodes, MOST_WAY, slots), NO_ROW)
+        rows[drawn] = index.rows[start[drawn][:, None] + draw_distinct(numbers[drawn], size[drawn])]
+        position = torch.arange(slots)
+        is_support = position < shots[..., None]
+        is_query = ~is_support & (position < (shots + queries)[..., None])
+        nothing = torch.empty(n_episodes, MOST_WAY, 0, dtype=torch.int64)
+        return Draw(rows.where(is_support, NO_ROW), rows.where(is_query, NO_ROW), nothing[:, :0], nothing)
+
+    def find_members(self, index: ClassIndex, *, seed: int, n_episodes: int) -> Tensor:
+        """Find which classes the first episodes have: (n_episodes, classes of the index) bool."""
+        way, classes = self._draw_classes(index, seed, 0, n_episodes)
+        members = torch.zeros(n_episodes, len(index.size) + 1, dtype=torch.bool)
+        missing = torch.arange(MOST_WAY) >= way[:, None]
+        return members.scatter_(1, classes.masked_fill(missing, len(index.size)), value=True)[:, :-1]
+
+    def count_queries(self, index: ClassIndex, *, seed: int, n_episodes: int) -> Tensor:
+        """Count the queries of the first episodes: (n_episodes,) int64."""
+        way, classes = self._draw_classes(index, seed, 0, n_episodes)
+        return way * _count_queries(index.size[classes], torch.arange(MOST_WAY) < way[:, None])[:, 0]
+
+    def _draw_classes(self, index: ClassIndex, seed: int, first: int, n_episodes: int) -> tuple[Tensor, Tensor]:
+        """Draw each episode's number of classes, (episodes,), and its classes, the first ones of (episodes, MOST_WAY).
+
+        They are of one group: of a hierarchy's nodes (``whole``) all classes up to ``MOST_WAY``.
+        """
+        groups = self.groups or (tuple(range(len(index.size))),)
+        table = torch.nn.utils.rnn.pad_sequence(list(map(torch.tensor, groups)), batch_first=True)  # (groups, classes)
+        sizes = torch.tensor(list(map(len, groups)))
+        group = (draw_uniform(seed, GROUPS, first, (n_episodes,)) * len(groups)).long()
+        most = sizes[group].clamp_max(MOST_WAY)
+        way = most
+        if not self.whole:
+            way = LEAST_WAY + (draw_uniform(seed, WAYS, first, (n_episodes,)) * (most - LEAST_WAY + 1)).long()
+        places = draw_distinct(draw_uniform(seed, CLASSES, first, (n_episodes, MOST_WAY)), sizes[group])
+        return way, table[group[:, None], places]
+
+    def describe(self) -> dict[str, Any]:
+        """Return the settings under the names of the command line."""
+        way, shot = [LEAST_WAY, MOST_WAY], list(self.shot)
+        more = {"open": 0, "groups": len(self.groups), "kind": self.title()}
+        return {"protocol": "meta-dataset", "way": way, "shot": shot, **more}
+
+    def title(self) -> str:
+        """Return the settings as a few words."""
+        kinds = ("superclasses", "nodes of a hierarchy")
+        return "Meta-Dataset's ways and shots" + (f", {len(self.groups)} {kinds[self.whole]}" if self.groups else "")
+
+
+def share_rows(size: Tensor, drawn: Tensor, beta: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+    """Share the rows of an episode's classes between queries, as many of each, and a support that mirrors their sizes.
+
+    Args:
+        size: (episodes, classes) int64, the rows of each class, >= 2.
+        drawn: (episodes, classes) bool, the classes that an episode has.
+        beta: (episodes, 1) float64 in [0, 1), what share of the rows the support has.
+        alpha: (episodes, classes) float64 in [0, 1), how much more or less of each class than its share.
+
+    Returns:
+        queries: (episodes, classes) int64, 0 where not ``drawn``.
+        shots: (episodes, classes) int64, likewise.
+
+    Source: Triantafillou et al. (2020), appendix A, equations of the sizes of query set, support set and K_c.
+    """
+    queries = _count_queries(size, drawn)
+    left = (size - queries).where(drawn, 0)
+    shares = (beta * left.clamp_max(MOST_SHARE) + 1).floor().where(drawn, 0.0)
+    total = _add_up(shares).clamp_max(MOST_SUPPORT) - drawn.sum(dim=1, keepdim=True)  # less one of each class
+    weights = (size * ((2 * alpha - 1) * LOG_WEIGHT).exp()).where(drawn, 0.0)
+    shots = (weights / _add_up(weights) * total).floor().long() + 1
+    return queries, shots.minimum(left).where(drawn, 0)
+
+
+def _count_queries(size: Tensor, drawn: Tensor) -> Tensor:
+    """Return the queries of each class: at most 10, and half of the smallest class of the episode."""
+    smallest = size.masked_fill(~drawn, torch.iinfo(torch.int64).max).amin(dim=1, keepdim=True)
+    return (smallest // 2).clamp_max(MOST_QUERY).expand_as(size).where(drawn, 0)
+
+
+def _add_up(values: Tensor) -> Tensor:
+    """Return the sums (episodes, 1) of values (episodes, classes), added in order: equal in batches of any size."""
+    return values.cumsum(dim=1)[:, -1:]
+
+
+def read_groups(hierarchy: str, names: Sequence[str]) -> tuple[tuple[tuple[int, ...], ...], bool]:
+    """Return the groups of classes that a hierarchy names.
+
+    Args:
+        hierarchy: ``names``, where what stands before the last ``/`` of a class's name is its superclass, such as an
+            alphabet; or the path of a file of lines ``parent child``, such as WordNet's ``wordnet.is_a.txt``, whose
+            leaves are the classes.
+        names: Of the classes.
+
+    Returns:
+        groups: The numbers of the classes of each superclass of at least 5, or of each node of 5 to 392 that has forks.
+        whole: Whether an episode has all classes of its group.
+
+    Raises:
+        InputError: The file cannot be read or has circles, a class has no superclass, or no group is large enough.
+    """
+    whole = hierarchy != "names"
+    found = _read_nodes(Path(hierarchy), names) if whole else _split_names(names)
+    most = MOST_LEAVES if whole else len(names)
+    groups = tuple(tuple(sorted(found[name])) for name in sorted(found) if LEAST_WAY <= len(found[name]) <= most)
+    if not groups:
+        sizes = f"{max(map(len, found.values()), default=0)} at most"
+        fail(PROG, "--hierarchy", f"have a group of {LEAST_WAY} classes", sizes, "Leave --hierarchy out.")
+    return groups, whole
+
+
+def _split_names(names: Sequence[str]) -> dict[str, set[int]]:
+    """Return the classes of each superclass."""
+    found: dict[str, set[int]] = {}
+    for number, name in enumerate(names):
+        superclass, slash, _ = name.rpartition("/")
+        if not slash:
+            remedy = "Name classes SUPERCLASS/CLASS, or pass a file of lines 'parent child'."
+            fail(PROG, "--hierarchy", "be in the names of all classes", f"{name!r} without a superclass", remedy)
+        found.setdefault(superclass, set()).add(number)
+    return found
+
+
+def _read_nodes(path: Path, names: Sequence[str]) -> dict[str, set[int]]:
+    """Return the classes below each node of a file that has several children with classes below them."""
+    remedy = "Pass lines 'parent child', such as wordnet.is_a.txt, or names."
+    children: dict[str, list[str]] = {}
+    try:
+        lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        fail(PROG, "--hierarchy", "be names, or a file that can be read", f"{path} ({error})", remedy)
+    for number, words in enumerate(lines):
+        if len(words) != 2:
+            fail(PROG, "--hierarchy", "have lines 'parent child'", f"{' '.join(words)!r}, number {number + 1}", remedy)
+        children.setdefault(words[0], []).append(words[1])
+    known = {word for words in lines for word in words}
+    for name in names:
+        if name not in known:
+            fail(PROG, "--hierarchy", "have all classes, by name", f"none for {name!r}", remedy)
+    below = _span(path, children, {name: number for number, name in enumerate(names)})
+    return {
+        node: below[node] for node, own in children.items() if len({child for child in own if below.get(child)}) > 1
+    }
+
+
+def _span(path: Path, children: Mapping[str, Sequence[str]], numbers: Mapping[str, int]) -> dict[str, set[int]]:
+    """Return the numbers of the classes at and below each node."""
+    below: dict[str, set[int]] = {}
+    open_nodes: set[str] = set()
+    for root in (*children, *numbers):
+        stack = [root]
+        while stack:
+            node = stack[-1]
+            waiting = [child for child in children.get(node, ()) if child not in below]
+            if node in below or not waiting:
+                own = {numbers[node]} if node in numbers else set()
+                below.setdefault(node, own.union(*(below[child] for child in children.get(node, ()))))
+                open_nodes.discard(stack.pop())
+                continue
+            open_nodes.add(node)
+            circle = open_nodes.intersection(waiting)
+            if circle:
+                fail(PROG, "--hierarchy", "have no circles", f"one through {min(circle)!r} in {path}", "Mend the file.")
+            stack.append(waiting[0])
+    return below

@@ -1,0 +1,176 @@
+"""The command ``python -m protonet.episodes compare``: the ``--json`` files of several runs, compared by episode."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from protonet._checks import fail, show
+from protonet.episodes.draws.numbered import Setting, find_members
+from protonet.episodes.evaluation.report import compare, format_report, rate, write_tables
+from protonet.sampling import ClassIndex
+from protonet.ui.command_line import Parser, check_name, check_outputs
+
+PROG = "protonet.episodes compare"
+REMEDY = "Write them with --json, of the same data, kind of episodes and seed."
+#: Settings that must be equal beside the data, for equal episodes; the others may differ between runs.
+SAME = ("way", "shot", "query", "unequal", "imbalance", "open", "allow_small", "seed")
+#: Likewise, of which files of earlier versions and of some protocols have nothing.
+SAME_IF_KNOWN = {"protocol": "episodes", "unlabelled": 0, "distractors": 0, "hierarchy": None, "base_classes": 0}
+
+
+class Run(NamedTuple):
+    """What a file holds of a run."""
+
+    path: Path  #: The file.
+    settings: dict[str, Any]  #: Under the names of the command line.
+    data: str  #: A hash of the data set's rows, before encoder and normalisation.
+    n_classes: int  #: Classes that episodes are drawn from.
+    versions: dict[str, Any]  #: Of packages.
+    queries: Tensor  #: (episodes,) float64, of each episode.
+    right: dict[str, Tensor]  #: For each method (episodes,) float64, the queries that it has right.
+
+
+def make_parser() -> Parser:
+    """Return the parser of the command's arguments."""
+    parser = Parser(PROG, "Compare the methods of several runs in pairs, on the episodes that all runs have.")
+    parser.add_argument("files", nargs="+", metavar="FILE.json", help="files that --json wrote")
+    parser.add_argument(
+        "--against", metavar="NAME", help="compare this method alone with each other one, not all pairs"
+    )
+    text = "of 95 %% intervals and p-values: episodes (default) of these same classes, or other classes like them"
+    parser.add_argument("--interval", choices=("episodes", "classes"), default="episodes", help=text)
+    parser.add_argument("--latex", metavar="FILE", help="write the table, for a paper")
+    parser.add_argument("--markdown", metavar="FILE", help="write the table")
+    return parser
+
+
+def run_compare(arguments: Sequence[str] | None) -> None:
+    """Compare as the arguments say, print the table and write it to files.
+
+    Raises:
+        InputError: A file is none of ``--json``, the runs are not of the same episodes, or an option does not fit.
+    """
+    options = make_parser().parse_args(arguments)
+    paths = [Path(each).resolve() for each in options.files]
+    for number, path in enumerate(paths):
+        if path in paths[:number]:
+            fail(PROG, "FILE.json", "be named once", f"{options.files[number]} again", "Leave one out.")
+    outputs = check_outputs(PROG, options, ("latex", "markdown"))
+    for name, path in outputs.items():
+        if path.resolve() in paths:
+            fail(PROG, f"--{name}", "be another file than what is read", path, "Pass another path.")
+    runs = [read_run(Path(path)) for path in options.files]
+    check_same(runs)
+    summary, notes = join_runs(runs, against=options.against, interval=options.interval)
+    print("\n".join([*notes, "", format_report(summary)]), end="", flush=True)
+    write_tables(outputs, summary)
+
+
+def read_run(path: Path) -> Run:
+    """Read a file that ``--json`` wrote.
+
+    Raises:
+        InputError: The file cannot be read, is of another kind, or its counts are no counts of its queries.
+    """
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+        n = held["episodes"]
+        queries = torch.tensor(held["queries"], dtype=torch.float64).expand(n)
+        right = {name: torch.tensor(counts, dtype=torch.float64) for name, counts in held["right"].items()}
+        kind = held["settings"]
+        known = {name: kind.get(name, value) for name, value in SAME_IF_KNOWN.items()}
+        plain = known["protocol"] == "episodes"
+        settings = known | {name: kind[name] if plain else kind.get(name) for name in SAME}
+        run = Run(path, settings, held["data"], int(held["classes"]), dict(held["versions"]), queries, right)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        if isinstance(error, KeyError) and "runs" in held:
+            got = f"{path} of {', '.join(held['runs'])}"
+            fail(PROG, "FILE.json", "be of one evaluation", got, "Run them one by one, or by a study.")
+        fail(PROG, "FILE.json", "be a file that --json wrote", f"{path} ({type(error).__name__}: {error})", REMEDY)
+    for name, counts in right.items():
+        if counts.shape != queries.shape or not bool(((counts >= 0) & (counts <= queries)).all()):
+            fail(PROG, "FILE.json", "hold right queries of every episode", f"others of {name} in {path}", REMEDY)
+    if not right or not n:
+        fail(PROG, "FILE.json", "hold a method and an episode", f"none in {path}", REMEDY)
+    return run
+
+
+def check_same(runs: Sequence[Run]) -> None:
+    """Check that runs are of the same episodes.
+
+    Raises:
+        InputError: They are not; the message names the first difference.
+    """
+    first = runs[0]
+    for other in runs[1:]:
+        for name in (*SAME, *SAME_IF_KNOWN):
+            here, there = first.settings[name], other.settings[name]
+            if here != there:
+                got = f"{name} {show(here)} in {first.path} and {show(there)} in {other.path}"
+                fail(PROG, "FILE.json", "be of the same episodes", got, REMEDY)
+        n = min(len(first.queries), len(other.queries))
+        if first.data != other.data or not torch.equal(first.queries[:n], other.queries[:n]):
+            fail(PROG, "FILE.json", "be of the same data", f"others in {first.path} and {other.path}", REMEDY)
+
+
+def join_runs(
+    runs: Sequence[Run], *, against: str | None = None, interval: str = "episodes"
+) -> tuple[dict[str, Any], list[str]]:
+    """Compare the methods of runs of the same episodes, on those that all of them have.
+
+    Where two runs have a method of one name, it is called after its files if the runs' results differ.
+
+    Args:
+        runs: Of the same episodes, see `check_same`.
+        against: The method to compare with each other one; None for all pairs.
+        interval: What intervals are over: "episodes" or "classes".
+
+    Returns:
+        A summary as of `report.summarize`, with accuracies alone; and lines to print above it.
+
+    Raises:
+        InputError: There is no method ``against``, or episodes have all classes and intervals are to be over classes.
+    """
+    n = min(len(run.queries) for run in runs)
+    accuracies: dict[str, Tensor] = {}
+    for run in runs:
+        for name, counts in run.right.items():
+            alike = [torch.equal(counts[:n], other.right[name][:n]) for other in runs if name in other.right]
+            shown = name if all(alike) else f"{name} ({run.path})"
+            accuracies[shown] = counts[:n] / run.queries[:n]
+    if against is not None:
+        check_name(PROG, "--against", against, accuracies)
+    settings = {**runs[0].settings, "interval": interval, "against": against}
+    members = None if interval == "episodes" else _find_members(runs[0], n)
+    methods = {name: rate(each, members) for name, each in accuracies.items()}
+    pairs = compare(accuracies, members, against)
+    notes = [f"{n:,} episodes of {runs[0].n_classes} classes; 95 % intervals over {interval}"]
+    if any(len(run.queries) > n for run in runs):
+        notes.append(f"The first {n:,} episodes are compared, which all files have.")
+    for package, version in runs[0].versions.items():
+        others = {str(run.versions.get(package)) for run in runs} - {str(version)}
+        if others:
+            notes.append(f"Versions of {package} differ: {version} and {', '.join(sorted(others))}.")
+    return {"settings": settings, "episodes": n, "methods": methods, "comparisons": pairs}, notes
+
+
+def _find_members(run: Run, n_episodes: int) -> Tensor:
+    """Draw the classes of a run's episodes again: (episodes, classes) bool."""
+    kind = run.settings
+    if kind["protocol"] != "episodes":
+        fail(PROG, "--interval", "be episodes, of this protocol", f"classes of {kind['protocol']}", "Pass episodes.")
+    spans = {name: tuple(kind[name]) for name in ("way", "shot")}
+    setting = Setting(**{name: spans.get(name, kind[name.removeprefix("n_")]) for name in Setting._fields})
+    if setting.n_drawn >= run.n_classes:
+        got = f"classes, with all {run.n_classes} classes in an episode"
+        fail(PROG, "--interval", "leave a class out of each episode", got, "Pass episodes.")
+    classes = torch.arange(run.n_classes)
+    return find_members(
+        ClassIndex(classes, classes, torch.ones_like(classes)), setting, seed=kind["seed"], n_episodes=n_episodes
+    )

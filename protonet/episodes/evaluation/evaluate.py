@@ -1,0 +1,354 @@
+"""Evaluate methods on the same numbered episodes: accuracy, also by shot, calibration, and open classes."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import reduce
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from protonet._checks import check_int, check_number, fail, fail_type
+from protonet.episodes.draws.batch import (
+    Base,
+    Episodes,
+    Part,
+    Take,
+    Texts,
+    Trained,
+    gather_episodes,
+    number_rows,
+    split_draw,
+    take_from,
+)
+from protonet.episodes.draws.numbered import Draw, Sampler
+from protonet.episodes.evaluation.distributed import Group
+from protonet.episodes.evaluation.statistics import half_width
+from protonet.episodes.methods import INDUCTIVE, METHODS, TAKES_MEANS, Method
+from protonet.episodes.methods.choice import ChosenMethod
+from protonet.metrics import fill_bins
+from protonet.sampling import ClassIndex
+
+ROUND = 256  #: Episodes that one process draws and scores between two exchanges with the others.
+#: Most episodes that are scored between two calls of ``progress``. The first calls come after 1, 4 and 16 episodes, so
+#: that slow methods are heard of soon. The sizes are fixed, because a batch of another size could round differently.
+CHUNK = 64
+#: Features of episodes that are processed at a time: methods that read them a few times are fastest while these are
+#: within the processor's caches; on twice as many, those of many small steps are 15 % faster and the others slower.
+FEATURES_AT_ONCE = 2**21
+#: Products of queries with classes and support rows that inductive methods make at a time; and the least queries.
+BLOCK, QUERIES_AT_ONCE = 2**27, 1024
+MEANS = {METHODS[name] for name in TAKES_MEANS}  #: Methods that make products of queries with classes alone.
+#: Floats in just under 32 MiB. Freeing an array of this size once makes glibc keep later arrays instead of returning
+#: them to the system.
+KEPT = 2**23 - 2**12
+ROUNDING = 1e-9  #: Shares of numbers of queries above a whole number by less are that number.
+
+
+class Scores(NamedTuple):
+    """The scores of one method, in the order of the episodes' numbers."""
+
+    accuracy: Tensor  #: (episodes,) float64 in [0, 1], the share of right queries, without those of open classes.
+    by_shot: Tensor  #: (episodes, shots) float64, the accuracy on classes of each number of shots, NaN without such.
+    #: (episodes,) float64 in [0, 1], the area under the ROC curve of known against open queries by their highest logit;
+    #: NaN without open queries.
+    auroc: Tensor
+    #: (episodes,) float64 in [0, 1], the share of open queries that are taken for known where 95 % of the known are;
+    #: NaN without open queries.
+    fpr95: Tensor
+    #: (episodes,) float64 in [0, 1], the area under the rate of right known queries over that of open queries taken for
+    #: known; NaN without open queries.
+    oscr: Tensor
+    #: (episodes,) float64 in [0, 1], the accuracy on queries of base classes among an episode's classes, that on novel
+    #: ones, and the harmonic mean of both, 0 where one of them is; NaN without base classes.
+    base: Tensor
+    novel: Tensor
+    harmonic: Tensor
+    bins: Tensor  #: (n_bins, 3) float64, queries by confidence, from `protonet.metrics.fill_bins`.
+
+
+#: Called with the scores of the finished episodes, in batches in the order of their numbers.
+Progress = Callable[[Sequence[Mapping[str, Scores]]], None]
+
+
+def evaluate(
+    x: Tensor,
+    index: ClassIndex,
+    methods: Mapping[str, Method],
+    setting: Sampler,
+    *,
+    seed: int = 0,
+    n_episodes: int = 2000,
+    until: float = 0.0,
+    base: Base | None = None,
+    texts: Tensor | None = None,
+    trained: Trained | None = None,
+    group: Group | None = None,
+    progress: Progress | None = None,
+    take: Take | None = None,
+    earlier: Mapping[str, Scores] | None = None,
+) -> dict[str, Scores]:
+    """Score every method on the same episodes.
+
+    The scores depend only on the data, the setting and the seed. Neither the number of processes that share the
+    episodes matters, nor the number of threads: one is used, because the matrices are small.
+
+    Args:
+        x: (n, dim) rows of any floating dtype.
+        index: Rows by class, from `protonet.sampling.index_classes`.
+        methods: Methods by name: those of `protonet.episodes.methods`, with settings from `choose_methods`, or any
+            function from a batch of episodes to logits. Functions of your own get a copy of each batch, which they may
+            change, and may use gradients.
+        setting: The kind of episodes: a `protonet.episodes.draws.Setting` or another sampler.
+        seed: Of the episodes, in [0, 2**63).
+        n_episodes: Most episodes, >= 1.
+        until: Stop once the half-widths of all methods' 95 % intervals over episodes are below this many percentage
+            points, >= 0; 0 for never.
+        base: The base classes, for methods that use them.
+        texts: (classes of ``index``, dim) floating, a text's embedding of each class, for methods that use them.
+        trained: The encoder that the rows are embeddings of, with its rows by the same numbers, for methods that adapt
+            it; None where there is none.
+        group: The processes that share the work, including this one; None for this one alone.
+        progress: Called after each batch of episodes; with several processes, after each exchange.
+        take: Returns rows of ``x`` by number; `protonet.datasets.Dataset.take_rows` for a mapped file.
+        earlier: The scores of the first episodes, joined from what ``progress`` was given in an earlier call with the
+            same arguments: they are not scored again, and the result is the same as without them.
+
+    Returns:
+        The scores of each method by name, the same in every process.
+
+    Raises:
+        InputTypeError: ``seed``, ``n_episodes`` or ``until`` is not a number, or a method gives no tensor of floats.
+        InputError: A number is outside its range, there are too few classes, a class is too small, texts are not one
+            of each class in as many features, or a method's logits have another shape or are not finite.
+    """
+    seed = check_int("evaluate", "seed", seed, low=0, high=2**63 - 1)
+    n_episodes = check_int("evaluate", "n_episodes", n_episodes, low=1)
+    until = check_number("evaluate", "until", until, low=0)
+    named = None if texts is None else Texts(_check_texts(texts, index, x), number_rows(index, len(x)))
+    index = setting.check("evaluate", index, tuple(map(str, range(len(index.size)))))
+    group, take = group or Group(), take or take_from(x)
+    finished: list[dict[str, Scores]] = [] if earlier is None else [dict(earlier)]
+    done = 0 if earlier is None else len(next(iter(earlier.values())).accuracy)
+
+    def is_precise() -> bool:
+        joined = {name: [batch[name].accuracy for batch in finished] for name in methods}
+        return all(100 * half_width(torch.cat(accuracy)) < until for accuracy in joined.values())
+
+    def score_chunk(draw: Draw, first: int) -> dict[str, Scores]:
+        """Score the episodes of a draw, the first of which has the number ``first``."""
+        numbers: list[Tensor] = []
+        scored: dict[str, list[Scores]] = {name: [] for name in methods}
+        for part in split_draw(draw):
+            rows = (part.support, part.query, part.unlabelled)
+            features = sum(each.shape[1] for each in rows) * x.shape[1]  # of one episode
+            size = max(1, FEATURES_AT_ONCE // features)
+            numbers.append(part.numbers)
+            logits: dict[str, list[Tensor]] = {name: [] for name in methods}
+            for start in range(0, len(part.numbers), size):
+                block = Part._make([*(tensor[start : start + size] for tensor in part[:-1]), part.n_way])
+                episodes = gather_episodes(take, block, base, named, trained)
+                for name, method in methods.items():
+                    logits[name].append(_check_logits(name, _call(method, episodes), block, first))
+            for name, each in logits.items():
+                scored[name].append(_score_logits(torch.cat(each), part, setting.shot, setting.n_base))
+        order = torch.cat(numbers).argsort()
+        return {name: join_scores(parts, order) for name, parts in scored.items()}
+
+    with ExitStack() as stack, torch.no_grad():
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)
+        torch.empty(KEPT)  # freed at once, see KEPT: results reuse memory, and no new pages have to be zeroed
+        if until and done and (done % ROUND == 0 or done == n_episodes) and is_precise():
+            n_episodes = done
+        for first in range(done // ROUND, -(-n_episodes // ROUND), group.world_size):
+            begin = max(done, (first + group.rank) * ROUND)
+            end = min((first + group.rank + 1) * ROUND, n_episodes)
+            own: list[dict[str, Scores]] = []
+            if begin < end:
+                draw = setting.draw(index, seed=seed, first=begin, n_episodes=end - begin)
+            for start, stop in _split_span(begin, end):
+                own.append(score_chunk(Draw(*(rows[start - begin : stop - begin] for rows in draw)), start))
+                if progress is not None and group.world_size == 1:
+                    progress([*finished, *own])
+            # In the order of their numbers: any number of processes stops at the same round.
+            for scores in group.gather(own):
+                finished += scores
+                if until and is_precise():
+                    return join_batches(finished)
+            if progress is not None and group.world_size > 1:
+                progress([*finished])
+    return join_batches(finished)
+
+
+def _check_texts(texts: Tensor, index: ClassIndex, x: Tensor) -> Tensor:
+    """Return texts, once there is one of each class in as many features as rows have."""
+    shape = (len(index.size), x.shape[1])
+    if texts.shape != shape or not texts.is_floating_point():
+        got = f"{texts.dtype} of shape {tuple(texts.shape)}"
+        fail("evaluate", "texts", f"be floats of shape (classes, dim), {shape} here", got, "Pass one row per class.")
+    return texts
+
+
+def _split_span(begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield the first and last, exclusive, of the chunks that the episodes ``begin`` to ``end - 1`` fall into."""
+    while begin < end:
+        following = (begin // CHUNK + 1) * CHUNK if begin >= CHUNK else max(1, 4 * begin)
+        yield begin, min(following, end)
+        begin = following
+
+
+def _call(method: Method, episodes: Episodes) -> object:
+    """Return what a method gives for a batch; one that is not ours gets a copy of its own, and gradients.
+
+    An inductive one of ours gets many queries in blocks, so that what it makes of each and every class stays small.
+    """
+    function = method.function if isinstance(method, ChosenMethod) else method
+    if function in METHODS.values():
+        n_episodes, n_queries = episodes.query.shape[:2]
+        products = episodes.n_way + (0 if function in MEANS else episodes.support.shape[1])  # of a query
+        most = max(QUERIES_AT_ONCE, BLOCK // (n_episodes * products))
+        if n_queries <= most or function not in INDUCTIVE.values():
+            return method(episodes)
+        parts = (method(episodes.take_queries(slice(at, at + most))) for at in range(0, n_queries, most))
+        return torch.cat([part.transpose(1, 2) for part in parts], dim=2).transpose(1, 2)
+    base, trained, unlabelled = episodes.base, episodes.trained, episodes.unlabelled
+    own = {name: getattr(episodes, name).clone() for name in ("support", "support_labels", "query")}
+    if base is not None:
+        base = base._replace(mean=base.mean.clone(), class_means=base.class_means.clone())
+    if trained is not None:
+        trained = trained._replace(encoder=copy.deepcopy(trained.encoder), head=copy.deepcopy(trained.head))
+    if unlabelled is not None:
+        unlabelled = unlabelled.clone()
+    with torch.enable_grad():
+        return method(episodes._replace(**own, base=base, trained=trained, unlabelled=unlabelled))
+
+
+def _check_logits(name: str, logits: object, part: Part, first: int) -> Tensor:
+    """Return a method's logits (episodes, n_queries, n_way) of a part, float32 or float64, once they are that.
+
+    ``first`` is the number of the draw's first episode, for messages.
+    """
+    shape = (*part.query.shape, part.n_way)
+    if not isinstance(logits, Tensor) or not logits.is_floating_point():
+        got = f"{logits.dtype if isinstance(logits, Tensor) else type(logits).__name__} of {name}"
+        fail_type("evaluate", "method", "give a tensor of floats", got, "Return logits, such as minus distances.")
+    if logits.shape != shape:
+        constraint = f"give logits of shape (episodes, n_queries, n_way), {shape} here"
+        fail(
+            "evaluate",
+            "method",
+            constraint,
+            f"{tuple(logits.shape)} of {name}",
+            "Return one logit per query and class.",
+        )
+    logits = logits.detach().cpu()
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    if not bool(torch.isfinite(logits.sum(dtype=torch.float64))):
+        bad = (~torch.isfinite(logits)).flatten(1).any(dim=1)
+        if bool(bad.any()):
+            got = f"others of {name} in episode {first + int(part.numbers[bad][0])}"
+            fail("evaluate", "method", "give finite logits", got, "Scale the features, or leave the method out.")
+    return logits
+
+
+def _score_logits(logits: Tensor, part: Part, shot: tuple[int, int], n_base: int) -> Scores:
+    """Score the logits (episodes, n_queries, n_way) of a part's episodes.
+
+    ``shot`` is the range of scores by shot; the first ``n_base`` classes are base classes.
+    """
+    n_known = int((part.query_labels[0] >= 0).sum())
+    logits = logits.transpose(1, 2).contiguous()  # (episodes, n_way, n_queries): ten times as fast, as classes are few
+    known = logits[..., :n_known]
+    right = known.max(dim=1).indices == part.query_labels[:, :n_known]
+    accuracy = right.double().mean(dim=1)
+    by_shot = accuracy[:, None]
+    if shot[0] < shot[1]:
+        shots = torch.arange(shot[0], shot[1] + 1)
+        counts = (part.query_shots[:, :n_known, None] == shots).double()  # (episodes, n_known, shots)
+        by_shot = (counts * right[..., None]).sum(dim=1) / counts.sum(dim=1)
+    none_open = n_known == logits.shape[2]
+    nothing, highest = torch.full_like(accuracy, math.nan), logits.amax(dim=1)
+    auroc = nothing if none_open else rate_open(highest, n_known)
+    fpr95 = nothing if none_open else find_false_rate(highest, n_known)
+    oscr = nothing if none_open else rate_open(highest, n_known, right)
+    base, novel, harmonic = rate_sides(right, part.query_labels[:, :n_known] < n_base) if n_base else [nothing] * 3
+    bins = fill_bins(known.softmax(dim=1).amax(dim=1), right)
+    return Scores(accuracy, by_shot, auroc, fpr95, oscr, base, novel, harmonic, bins)
+
+
+def rate_sides(right: Tensor, is_base: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the accuracies on queries of base and of novel classes, and their harmonic mean.
+
+    Args:
+        right: (episodes, n_known) bool, the queries that are classified right.
+        is_base: (episodes, n_known) bool, those of base classes; each episode has both.
+
+    Returns:
+        Three tensors (episodes,) float64 in [0, 1]; the harmonic mean is 0 where either is.
+
+    Source: Ye, Hu and Zhan, "Learning adaptive classifiers synthesis for generalized few-shot learning" (2021), sec. 5.
+        https://arxiv.org/abs/1906.02944
+    """
+    base, novel = ((right & own).sum(dim=1).double() / own.sum(dim=1) for own in (is_base, ~is_base))
+    return base, novel, 2 * base * novel / (base + novel).clamp_min(ROUNDING)
+
+
+def rate_open(scores: Tensor, n_known: int, right: Tensor | None = None) -> Tensor:
+    """Compute how often a known query scores higher than an open one; ties count half.
+
+    With ``right``, known queries that are taken for another class never do.
+
+    Args:
+        scores: (episodes, n_queries) floating, known queries first.
+        n_known: How many queries are known, >= 1; the others, at least one, are open.
+        right: (episodes, n_known) bool, the known queries that are classified right; None for AUROC.
+
+    Returns:
+        (episodes,) float64 in [0, 1], the area under the ROC curve; with ``right`` that under the open-set
+        classification rate (OSCR).
+
+    Source: Hanley and McNeil, "The meaning and use of the area under a receiver operating characteristic (ROC) curve"
+        (1982), which equates the area with Mann and Whitney's statistic; for ``right`` Dhamija, Günther and Boult,
+        "Reducing network agnostophobia" (2018). https://arxiv.org/abs/1811.04110
+    """
+    difference = scores[:, :n_known, None] - scores[:, None, n_known:]  # (episodes, n_known, n_open_queries)
+    if right is None:
+        return 0.5 + 0.5 * difference.sign().mean(dim=(1, 2), dtype=torch.float64)
+    return 0.5 * ((1 + difference.sign()) * right[..., None]).mean(dim=(1, 2), dtype=torch.float64)
+
+
+def find_false_rate(scores: Tensor, n_known: int, share: float = 0.95) -> Tensor:
+    """Compute the share of open queries that are taken for known where a ``share`` of the known ones is.
+
+    Args:
+        scores: As in `rate_open`.
+        n_known: As in `rate_open`.
+        share: Of the known queries, in (0, 1]: at least as many score as high as the threshold.
+
+    Returns:
+        (episodes,) float64 in [0, 1]; open queries at the threshold count as taken for known.
+
+    Source: Liang, Li and Srikant, "Enhancing the reliability of out-of-distribution image detection" (2018).
+        https://arxiv.org/abs/1706.02690
+    """
+    place = math.ceil(share * n_known - ROUNDING) - 1
+    threshold = scores[:, :n_known].sort(dim=1, descending=True).values[:, place, None]
+    return (scores[:, n_known:] >= threshold).double().mean(dim=1)
+
+
+def join_scores(parts: Sequence[Scores], order: Tensor | slice = slice(None)) -> Scores:
+    """Join the scores of several batches of episodes, then put the episodes into ``order``."""
+    *by_episode, bins = zip(*parts, strict=True)
+    joined = [torch.cat(each)[order] for each in by_episode]
+    # One after another, so that sums of sums are the same numbers.
+    return Scores._make([*joined, reduce(torch.add, bins)])
+
+
+def join_batches(batches: Sequence[Mapping[str, Scores]]) -> dict[str, Scores]:
+    """Join the scores of each method by name, from several batches of episodes."""
+    return {name: join_scores([batch[name] for batch in batches]) for name in batches[0]}

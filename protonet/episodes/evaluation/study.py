@@ -1,0 +1,163 @@
+"""A study: many evaluations from one TOML file, with a table of all of them.
+
+Its keys are the options of ``python -m protonet.episodes``, and ``output``, a folder. An option with a list of values
+is swept: there is a run for each value, or for each combination of several such options. ``method`` and ``tune`` take
+lists anyway. A study that was stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from protonet._checks import fail, optional_packages
+from protonet._writing import write_text
+from protonet.episodes.evaluation.distributed import join_group
+from protonet.episodes.evaluation.report import format_latex, percent
+from protonet.ui.command_line import check_name, check_writable_folder
+from protonet.ui.text import format_table
+
+PROG = "protonet.episodes study"
+LISTS = ("method", "tune")  #: Options that take several values in one run.
+REMEDY = "Write option = value, or option = [value, value] to sweep it."
+
+
+class Run(NamedTuple):
+    """A run of a study."""
+
+    name: str  #: What tells it from the others, such as ``way=5 shot=1``.
+    path: Path  #: Of its JSON file; its state lies beside it.
+    arguments: list[str]  #: Of the command.
+
+
+def run_study(
+    path: Path,
+    options: Sequence[str],
+    more: Sequence[str],
+    run: Callable[[list[str]], None],
+    output: str | None = None,
+    *,
+    reports: bool = False,
+) -> None:
+    """Run a study, print and write a table of the accuracies of all of its runs.
+
+    Args:
+        path: Of a TOML file.
+        options: The names of the command's options that a study may set, without dashes: none of files to write.
+        more: Arguments of the command that are set for all runs, whatever the file says.
+        run: Evaluates as arguments of the command say.
+        output: The folder of the results; None for the file's.
+        reports: Write a report for the browser beside each JSON file.
+
+    Raises:
+        MissingPackageError: Python is 3.10, and tomli is not installed.
+        InputError: The file is no such TOML file, or as of the command.
+    """
+    settings = read_study(path, options)
+    for word in more:
+        if word.startswith("--"):
+            check_name(PROG, "an option of a study", word[2:].partition("=")[0], options)
+    kept = settings.pop("output")
+    folder = check_writable_folder(PROG, "output", output or kept)
+    runs = plan_runs(settings, folder)
+    with join_group():
+        for each in runs:
+            if _is_main():
+                print(f"\n{each.name}\n", flush=True)
+            page = ["--report", str(each.path.with_suffix(".html"))] if reports else []
+            run([*each.arguments, *page, *more])
+    if _is_main():
+        summaries = read_runs(runs)
+        header, rows = tabulate_runs(summaries)
+        for name, form in (("table.md", format_table), ("table.tex", format_latex)):
+            write_text(folder / name, form(header, rows))
+        print(f"\n{format_table(header, rows)}", end="")
+
+
+def read_runs(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return what ``--json`` wrote of runs, by their names; of one that has several evaluations, each of these."""
+    summaries: dict[str, Any] = {}
+    for run in runs:
+        held = json.loads(run.path.read_text(encoding="utf-8"))
+        several = {f"{run.name} {name}": each for name, each in held.get("runs", {}).items()}
+        summaries |= several or {run.name: held}
+    return summaries
+
+
+def _is_main() -> bool:
+    """Tell whether this process prints and writes, of those that torchrun starts."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def read_study(path: Path, options: Sequence[str]) -> dict[str, Any]:
+    """Read and check a TOML file: options of the command with their values, and ``output``.
+
+    Raises:
+        MissingPackageError: Python is 3.10, and tomli is not installed.
+        InputError: It is no TOML file, or a key or a value is none of an option's.
+    """
+    with optional_packages(PROG, "pip install tomli, or use Python 3.11"):
+        toml = import_module("tomllib" if find_spec("tomllib") else "tomli")  # which Python 3.10 does not have
+    try:
+        settings: dict[str, Any] = toml.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        fail(PROG, "STUDY.toml", "be a TOML file", f"{path} ({error})", "See the guide on few-shot experiments.")
+    for name, value in settings.items():
+        check_name(PROG, f"a key of {path}", name, [*options, "output"])
+        values = value if isinstance(value, list) else [value]
+        if not values or not all(isinstance(each, bool | int | float | str) for each in values):
+            fail(PROG, "STUDY.toml", "have values that are texts, numbers or true", f"{name} = {value}", REMEDY)
+    if not isinstance(settings.get("output"), str):
+        fail(PROG, "STUDY.toml", 'say output = "FOLDER"', f"none in {path}", "Results, states and tables lie there.")
+    return settings
+
+
+def plan_runs(settings: Mapping[str, Any], folder: Path) -> list[Run]:
+    """Return the runs of a study: all combinations of the values of options with several.
+
+    Args:
+        settings: Values by option, checked, without ``output``.
+        folder: Where results lie.
+
+    Raises:
+        InputError: Two runs have one name.
+    """
+    swept = {name: value for name, value in settings.items() if isinstance(value, list) and name not in LISTS}
+    runs: dict[str, Run] = {}
+    for values in itertools.product(*swept.values()):
+        chosen = dict(zip(swept, values, strict=True))
+        name = " ".join(f"{option}={value}" for option, value in chosen.items()) or "study"
+        place = re.sub(r"[^\w.=-]+", "_", name)
+        if place in runs:
+            fail(PROG, "STUDY.toml", "sweep values that differ in letters and digits", name, "Leave one out.")
+        arguments = ["--json", str(folder / f"{place}.json"), "--state", str(folder / f"{place}.npz"), "--resume"]
+        for option, value in {**settings, **chosen}.items():
+            if isinstance(value, list):
+                arguments += [f"--{option}", *map(str, value)]
+            elif value is True:
+                arguments.append(f"--{option}")
+            elif value is not False:
+                arguments.append(f"--{option}={value}")
+        runs[place] = Run(name, folder / f"{place}.json", arguments)
+    return list(runs.values())
+
+
+def tabulate_runs(summaries: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Return a table of accuracies in percent: a method a row, a run a column, empty where it was not evaluated.
+
+    Args:
+        summaries: What ``--json`` wrote, by the names of runs.
+    """
+    methods = dict.fromkeys(name for summary in summaries.values() for name in summary["methods"])
+    rows = []
+    for name in methods:
+        own = [summary["methods"].get(name) for summary in summaries.values()]
+        rows.append([name, *("" if each is None else percent(each["accuracy"], each["half_width"]) for each in own)])
+    return ["accuracy, %", *summaries], rows

@@ -1,0 +1,247 @@
+"""The command ``python -m protonet.episodes extract``: pictures to a file of features, or names to those of texts."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protonet._checks import check_number, fail, optional_packages
+from protonet.datasets.dataset import Dataset
+from protonet.datasets.pictures import INSTALL, Found, Picture, hash_state, load_pictures, open_picture
+from protonet.episodes.draws.batch import hash_rows
+from protonet.episodes.features.embeddings import Job, write_embeddings
+from protonet.episodes.features.extractors import PROG, Extractor, open_extractor
+from protonet.episodes.features.sources import find_pictures, load_source
+from protonet.episodes.networks.backbones import CHUNK
+from protonet.episodes.networks.checkpoints import load_encoder
+from protonet.sampling import index_classes
+from protonet.tables.pictures.backbone import hash_file
+from protonet.ui.command_line import Parser, check_writable_file, parse_whole
+
+TEMPLATE = "a photo of a {}."  #: CLIP's prompt.
+BATCH = 64  #: Pictures that are embedded at a time.
+AHEAD = 2  #: Batches that are read while another one is embedded.
+CHECKPOINT = ".safetensors"  #: What the name of an encoder's file of ours ends in.
+
+
+def make_parser() -> Parser:
+    """Return the parser of the command's arguments."""
+    parser = Parser(PROG, "Embed pictures by a network, and write the features to a file that --dataset reads.")
+    text = "a folder of pictures by class, perhaps in train, val and test, or KIND:ROOT as --dataset takes it; with "
+    text += "--texts, or a checkpoint of ours, any data set"
+    parser.add_argument("data", metavar="DATA", help=text)
+    text = "FILE.onnx, FILE.pt2, FILE.safetensors of 'train', timm:NAME, torchvision:NAME or open_clip:NAME:TAG; "
+    text += "weights are taken from the cache of that library, and never downloaded"
+    parser.add_argument("--backbone", required=True, metavar="NET", help=text)
+    parser.add_argument("--weights", metavar="FILE", help="of a named network, instead of those in the cache")
+    parser.add_argument("-o", "--output", required=True, metavar="FILE.npz", help="a new file")
+    text = "go on with the file, if the command was stopped, with the same arguments; a finished one is left as it is"
+    parser.add_argument("--resume", action="store_true", help=text)
+    parser.add_argument("--batch", default=str(BATCH), metavar="N", help=f"pictures at a time (default {BATCH})")
+    parser.add_argument("--device", help="such as cpu or cuda, of a named network (default: cuda where there is one)")
+    parser.add_argument(
+        "--size", metavar="N", help="pixels per side that FILE.onnx or FILE.pt2 takes, if it does not say"
+    )
+    for name, text in (("mean", "subtracted from values in [0, 1]"), ("std", "that they are divided by then")):
+        parser.add_argument(f"--{name}", nargs="+", metavar="X", help=f"the same: {text}, for each channel or for all")
+    text = "pixels per side of the pictures that FILE.safetensors takes, if it is not the default of --dataset"
+    parser.add_argument("--image-size", metavar="N", help=text)
+    parser.add_argument("--texts", action="store_true", help="embed the classes' names instead, by open_clip:NAME:TAG")
+    text = (
+        f"what is said of a class, {{}} being its name; several are averaged where they are used (default: {TEMPLATE})"
+    )
+    parser.add_argument("--template", nargs="+", metavar="TEXT", help=text)
+    text = "a line for each class: its name, a comma, tab or space, and its words; only the first of several is taken"
+    parser.add_argument("--names", metavar="FILE", help=text)
+    return parser
+
+
+def run_extract(arguments: Sequence[str] | None) -> None:
+    """Embed pictures or the names of classes, as the arguments say.
+
+    Raises:
+        KeyboardInterrupt: After Ctrl-C; what is done is kept.
+        MissingPackageError: A package that is needed is missing.
+        InputError: Data, network and files do not fit together.
+    """
+    options = make_parser().parse_args(arguments)
+    batch = parse_whole(PROG, "--batch", options.batch, low=1)
+    sizes = {
+        name: None if text is None else parse_whole(PROG, f"--{name.replace('_', '-')}", text, low=1)
+        for name, text in (("size", options.size), ("image_size", options.image_size))
+    }
+    mean, std = (_parse_numbers(f"--{name}", getattr(options, name)) for name in ("mean", "std"))
+    output = Path(options.output)
+    if output.suffix.lower() != ".npz":
+        fail(PROG, "--output", "end in .npz", output, "Rename it.")
+    check_writable_file(PROG, "--output", output)
+    if output.exists() and not options.resume:
+        fail(PROG, "--output", "be a new file", f"{output}, which exists", "Pass another path, or --resume.")
+    if not options.texts and (options.names or options.template):
+        fail(PROG, "--names" if options.names else "--template", "come with --texts", "none", "Leave it out.")
+    templates = options.template or [TEMPLATE]
+    if bad := [each for each in templates if each.count("{}") != 1]:
+        fail(PROG, "--template", "have one {} for the name", repr(bad[0]), f"Pass one such as {TEMPLATE!r}.")
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.zeros(1, device=device).cpu()
+    except (AssertionError, RuntimeError) as error:
+        got = f"{device} ({str(error).splitlines()[0]})"
+        fail(PROG, "--device", "be one that torch has here", got, "Leave it out.")
+    if Path(options.backbone).suffix.lower() == CHECKPOINT:
+        given = [name for name in ("texts", "weights", "size", "mean", "std") if getattr(options, name)]
+        if given:
+            got = f"--{given[0]} with {options.backbone}"
+            fail(PROG, "--backbone", "be another than a checkpoint of ours, to take this", got, "Leave it out.")
+        data = load_source(options.data, image_size=sizes["image_size"])
+        job = _plan_rows(data, options.data, options.backbone, device)
+    else:
+        if sizes["image_size"] is not None:
+            got = f"--backbone {options.backbone}"
+            fail(PROG, "--image-size", "come with a checkpoint of ours", got, "Leave it out; others say their size.")
+        with optional_packages(PROG, INSTALL):
+            import PIL.Image as _  # noqa: F401, PLC0415 - optional
+        found = None if options.texts else find_pictures(options.data)
+        if found is None and not options.texts:
+            got = f"{options.data}, which is none"
+            fail(PROG, "data", "be a folder of pictures by class, or KIND:ROOT", got, "Pass one of these.")
+        extractor = open_extractor(
+            options.backbone, weights=options.weights, device=device, size=sizes["size"], mean=mean, std=std
+        )
+        if found is None:
+            job = _plan_texts(options.data, extractor, templates, options.names)
+        else:
+            job = _plan_pictures(found, options.data, extractor, batch)
+    dim = write_embeddings(PROG, output, job, resume=options.resume)
+    print(f"{output}: {len(job.labels):,} rows of {dim} features, {len(set(job.labels))} classes")
+
+
+def _plan_pictures(found: Found, text: str, extractor: Extractor, batch: int) -> Job:
+    """Return the job of embedding pictures: of their files, or of pixels that are mapped from the cache."""
+    files: list[str] | None = None
+    labels: Sequence[str]
+    sides: Sequence[str] | None
+    if found.is_packed:
+        data = load_pictures(found)
+        labels, sides = _name_rows(data)
+
+        def take(start: int) -> Sequence[Picture]:
+            pixels = data.x[start : start + batch].unflatten(1, data.shape or ()).permute(0, 2, 3, 1).numpy().copy()
+            data.release()
+            return list(pixels)
+    else:
+        pictures, labels, sides = found.read()
+        files = [os.path.relpath(each, found.root) for each in pictures if isinstance(each, Path)]
+
+        def take(start: int) -> Sequence[Picture]:
+            return pictures[start : start + batch]
+
+    def prepare(picture: Picture) -> Tensor:
+        return extractor.prepare(open_picture(PROG, picture, extractor.least).convert("RGB"))
+
+    def embed(first: int) -> Iterator[np.ndarray]:
+        waiting: deque[list[Future[Tensor]]] = deque()
+        starts = iter(range(first, len(labels), batch))
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            try:
+                while True:
+                    while len(waiting) <= AHEAD and (start := next(starts, None)) is not None:
+                        waiting.append([pool.submit(prepare, each) for each in take(start)])
+                    if not waiting:
+                        return
+                    yield extractor.embed(torch.stack([each.result() for each in waiting.popleft()])).numpy()
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    if len(set(labels)) < 2:
+        fail(PROG, "data", "have at least 2 classes", len(set(labels)), "Add a folder of another class.")
+    return Job(labels, sides, files, embed, batch, {"data": text, **extractor.made}, hash_state(found, ""))
+
+
+def _name_rows(data: Dataset) -> tuple[list[str], list[str] | None]:
+    """Return the class and the side of each row, None without a split."""
+    labels = data.y.tolist()
+    sides = None if data.sides is None else [data.sides[label] for label in labels]
+    return [data.class_names[label] for label in labels], sides
+
+
+def _plan_rows(data: Dataset, text: str, path: str, device: str) -> Job:
+    """Return the job of embedding rows of any data set by an encoder of ours."""
+    encoder = load_encoder(path, dim=data.x.shape[1]).to(device)
+
+    def embed(first: int) -> Iterator[np.ndarray]:
+        for rows in torch.arange(first, len(data.y)).split(CHUNK):
+            with torch.no_grad():
+                yield encoder(data.take_rows(rows).float().to(device)).cpu().numpy()
+
+    labels, sides = _name_rows(data)
+    digest = hash_rows(data.take_rows, index_classes(data.y))
+    made = {"data": text, "backbone": path, "weights": hash_file(Path(path))}
+    return Job(labels, sides, None, embed, CHUNK, made, digest)
+
+
+def _plan_texts(data: str, extractor: Extractor, templates: Sequence[str], names: str | None) -> Job:
+    """Return the job of embedding the names of classes."""
+    embed_texts = extractor.embed_texts
+    if embed_texts is None:
+        got = extractor.made["backbone"]
+        fail(PROG, "--texts", "come with --backbone open_clip:NAME:TAG", got, "Pass a network of pictures and texts.")
+    found = find_pictures(data) if Path(data).is_dir() or ":" in data else None
+    if found is None or found.is_packed:
+        classes = list((load_source(data) if found is None else load_pictures(found)).class_names)
+    else:
+        classes = sorted(set(found.read().labels))
+    words = find_words(classes, names)
+    texts = [template.replace("{}", word) for word in words for template in templates]
+
+    def embed(first: int) -> Iterator[np.ndarray]:
+        for start in range(first, len(texts), BATCH):
+            yield embed_texts(texts[start : start + BATCH]).numpy()
+
+    labels = [label for label in classes for _ in templates]
+    made = {"data": data, **extractor.made, "templates": list(templates)}
+    return Job(labels, None, texts, embed, BATCH, made, str(texts))
+
+
+def find_words(classes: Sequence[str], names: str | None) -> list[str]:
+    """Return what each class is called in a text: by a file, or its name without numbers in front and underscores."""
+    if names is None:
+        bad = [name for name in classes if re.fullmatch(r"n?\d+", name)]
+        if bad:
+            got = f"{len(bad)} such as {bad[0]}"
+            fail(PROG, "--names", "say what classes are called whose names are no words", got, "Pass a file of lines.")
+        return [re.sub(r"^\d+\.", "", name).replace("_", " ").strip() for name in classes]
+    try:
+        lines = Path(names).read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        fail(PROG, "--names", "be a file of text that can be read", f"{names} ({type(error).__name__})", "Check it.")
+    known: dict[str, str] = {}
+    for line in lines:
+        for separator in ("\t", ",", " "):
+            name, _, words = line.strip().partition(separator)
+            if name.strip() in classes:
+                known[name.strip()] = words.split(",")[0].strip()
+                break
+    missing = [name for name in classes if not known.get(name)]
+    if missing:
+        got = f"none for {len(missing)} of {len(classes)}, such as {missing[0]!r}"
+        fail(PROG, "--names", "have a line of each class", got, "Write its name, a comma and its words.")
+    return [known[name] for name in classes]
+
+
+def _parse_numbers(argument: str, texts: Sequence[str] | None) -> list[float] | None:
+    """Return numbers; raise an InputError where they are none."""
+    if texts is None:
+        return None
+    try:
+        return [check_number(PROG, argument, float(text), low=-1e9) for text in texts]
+    except ValueError:
+        fail(PROG, argument, "be numbers", " ".join(texts), "Pass one for each channel, or one for all.")

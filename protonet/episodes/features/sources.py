@@ -1,0 +1,213 @@
+"""Data sets by name or path, as given on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from protonet import datasets
+from protonet._checks import fail
+from protonet.datasets.cifar_fs import find_cifar_fs
+from protonet.datasets.cub import find_cub
+from protonet.datasets.dataset import Dataset, check_finite, make_dataset, split_classes
+from protonet.datasets.fc100 import find_fc100
+from protonet.datasets.features import READERS
+from protonet.datasets.files import UNREADABLE
+from protonet.datasets.layouts import find_class_folders, find_folders, find_sides
+from protonet.datasets.mini_imagenet import find_mini_imagenet
+from protonet.datasets.omniglot import find_omniglot
+from protonet.datasets.pictures import Found, load_pictures
+from protonet.datasets.synthetic import FAMILIES, sample_family
+from protonet.datasets.tiered_imagenet import find_tiered_imagenet
+from protonet.sampling import index_classes, list_pieces
+from protonet.ui.command_line import check_name
+
+PROG = "protonet.episodes"  #: The command, for messages.
+#: The size of the synthetic families: classes, rows per class, features per row.
+SYNTHETIC = {"num_classes": 64, "n_train": 100, "dim": 64}
+#: The side that a folder's images are resized to, in pixels, and turned grey, without another: as large as glyphs.
+IMAGE_SIZE = 28
+FOLDER_SIZE = 84  #: The same in colour: as large as the pictures of the papers.
+#: Data sets of pictures, as their authors publish them: what finds one in a folder.
+PUBLISHED: Mapping[str, Callable[[str], Found]] = {
+    "mini-imagenet": find_mini_imagenet,
+    "tiered-imagenet": find_tiered_imagenet,
+    "cub": find_cub,
+    "cifar-fs": find_cifar_fs,
+    "fc100": find_fc100,
+    "omniglot": find_omniglot,
+}
+LARGEST = 1024  #: The largest side of pictures, in pixels.
+GLYPH_COPIES = 3  #: Glyphs per face, each with its own jitter: at least 24 images per class.
+
+
+def load_source(
+    text: str, *, split_seed: int | None = None, label: str = "label", image_size: int | None = None
+) -> Dataset:
+    """Load the data set that a text names.
+
+    Args:
+        text: One of
+
+            - ``glyphs``: `load_glyphs`, 3 copies of each face: at least 24 images per class;
+            - ``digits``: `load_digits`;
+            - ``synthetic:<family>``: 64 classes of 100 rows and 64 features (see `FAMILIES`). 5-way 1-shot, class means
+              reach 94 % accuracy on ``isotropic``, 64 % on ``warped``, 46 % on ``subclusters``, and hardly more than
+              chance on ``correlated`` and ``nuisance``, whose noise can be learned from other classes;
+            - ``<kind>:<root>``, with a kind of ``PUBLISHED``: pictures as their authors publish them, such as
+              `load_mini_imagenet`;
+            - the path of an NPZ file, ``*.npz``: `map_npz`;
+            - the path of features of another program, ``*.npy``, ``*.pt``, ``*.plk`` and others: `load_features`;
+            - the path of a table, ``*.csv``: `load_csv`;
+            - a folder of images by class, ``<root>/CLASS/*.png``: `load_images`, grey, at 28 x 28 pixels; with an
+              ``image_size`` in colour, as those of ``PUBLISHED`` are;
+            - a folder with such folders in ``train``, ``val`` and ``test``, in colour, at 84 x 84 pixels.
+        split_seed: Split the classes at random with this seed (`split_classes`). None keeps the data set's own split,
+            which may be none.
+        label: The column of a table that holds the classes.
+        image_size: Pixels per side to resize pictures to; None for what is said above, or what their authors take.
+
+    Returns:
+        The data set. Rows of pictures are uint8 in a mapped file; `Dataset.take_rows` returns them in [0, 1].
+
+    Raises:
+        MissingPackageError: A package that the data need is missing.
+        InputError: The text is none of these, or the data cannot be loaded or split.
+    """
+    if image_size is not None and image_size > LARGEST:
+        got = f"{image_size}"
+        fail("load_source", "image_size", f"be at most {LARGEST}", got, "Pass a number of pixels such as 84.")
+    data = _load(text, label, image_size)
+    if image_size is not None and (data.shape is None or data.shape[1:] != (image_size, image_size)):
+        got = f"{image_size} for {text}"
+        fail("load_source", "image_size", "come with pictures to resize", got, "Leave --image-size out.")
+    return data if split_seed is None else split_classes(data, split_seed)
+
+
+def same_source(text: str, other: str) -> bool:
+    """Return whether two texts name one data set, whatever the spelling of its path."""
+
+    def spell(name: str) -> str:
+        kind, colon, root = name.partition(":")
+        if colon and kind in PUBLISHED:
+            return f"{kind}:{Path(root).resolve()}"
+        return str(Path(name).resolve()) if Path(name).exists() else name
+
+    return spell(text) == spell(other)
+
+
+def load_base(text: str, *, dim: int, image_size: int | None = None) -> Dataset:
+    """Load the data set whose rows are the base classes of another one.
+
+    Args:
+        text: As for `load_source`, or the path of an NPY file of rows without classes, ``*.npy``: they count as one.
+        dim: Features per row that it must have.
+        image_size: As for `load_source`.
+
+    Returns:
+        The data set.
+
+    Raises:
+        MissingPackageError: A package that the data need is missing.
+        InputError: The data cannot be loaded, or have another number of features.
+    """
+    data = _load_rows(Path(text)) if text.lower().endswith(".npy") else _load(text, "label", image_size)
+    if data.x.shape[1] != dim:
+        got = f"{data.x.shape[1]} of {text}"
+        fail(PROG, "--base", f"have {dim} features per row, as the data", got, "Pass features of one backbone.")
+    return data
+
+
+def load_texts(text: str, *, dim: int, names: Sequence[str]) -> torch.Tensor:
+    """Load the embeddings of texts that name classes: each class's mean of unit rows, scaled to unit norm.
+
+    Args:
+        text: As for `load_source`: rows are embeddings, and their classes' names are those of the data set. A class may
+            have several, of several prompts.
+        dim: Features per row that it must have.
+        names: Of the classes.
+
+    Returns:
+        (names, dim) float32.
+
+    Raises:
+        InputError: The file cannot be loaded, has another number of features, or none of a class.
+    """
+    data = _load(text, "label")
+    if data.x.shape[1] != dim:
+        got = f"{data.x.shape[1]} of {text}"
+        fail(PROG, "--texts", f"have {dim} features per row, as the data", got, "Pass texts of the images' backbone.")
+    missing = [name for name in names if name not in data.class_names]
+    if missing:
+        got = f"none for {len(missing)} of {len(names)}, such as {missing[0]!r}"
+        fail(PROG, "--texts", "have a text of each class, by name", got, "Name them as the data does.")
+    index = index_classes(data.y)
+    numbers = torch.tensor([data.class_names.index(name) for name in names])
+    rows = (data.take_rows(own).clone() for own in list_pieces(index.take(numbers)))
+    return F.normalize(torch.stack([F.normalize(each.float(), dim=1).mean(dim=0) for each in rows]), dim=1)
+
+
+def _load_rows(path: Path) -> Dataset:
+    """Load an NPY file of rows (n, ...) of real numbers, as a data set of one class."""
+    try:
+        x = np.load(path, allow_pickle=False)
+    except (ValueError, *UNREADABLE) as error:
+        got = f"{path} ({error if isinstance(error, OSError) else type(error).__name__})"
+        fail(PROG, "--base", "be an NPY file that can be read", got, "Save it again with numpy.save.")
+    if not isinstance(x, np.ndarray) or x.ndim < 2 or not len(x) or x.dtype.kind not in "fiub":
+        got = f"{getattr(x, 'dtype', 'several arrays')} of shape {getattr(x, 'shape', '?')}"
+        fail(PROG, "--base", "hold rows of numbers, (n, dim)", got, "Save features with numpy.save.")
+    rows = torch.from_numpy(x).flatten(1).float()
+    check_finite(PROG, "--base", rows)
+    return Dataset(rows, torch.zeros(len(rows), dtype=torch.int64), ("all",))
+
+
+def find_pictures(text: str) -> Found | None:
+    """Find the pictures that a text names, in colour, or None where it names something else than pictures."""
+    kind, _, rest = text.partition(":")
+    if kind in PUBLISHED and rest:
+        return PUBLISHED[kind](rest)
+    path = Path(text)
+    if not text or not path.is_dir():  # an empty path is the current folder
+        return None
+    layout = find_folders("load_source", path) or find_class_folders("load_source", path)
+    return Found("load_source", path, *layout, size=FOLDER_SIZE)
+
+
+def _load(text: str, label: str, image_size: int | None = None) -> Dataset:
+    """Load the data set that a text names, with its own split."""
+    kind, colon, rest = text.partition(":")
+    by_name: dict[str, Callable[[], Dataset]] = {
+        "glyphs": lambda: datasets.load_glyphs(copies=GLYPH_COPIES),
+        "digits": datasets.load_digits,
+    }
+    if text in by_name:
+        return by_name[text]()
+    if kind == "synthetic" and colon:
+        family = check_name("load_source", "synthetic:", rest, FAMILIES)
+        rows = sample_family(family, seed=0, n_val=0, n_test=1, **SYNTHETIC)
+        return make_dataset("load_source", "text", rows.train_x, rows.train_y.numpy())
+    path = Path(text)
+    if path.suffix.lower() == ".npz":
+        return datasets.map_npz(path)
+    if path.suffix.lower() == ".csv":
+        return datasets.load_csv(path, label=label)
+    if path.suffix.lower() in READERS:
+        return datasets.load_features(path)
+    if image_size is None and text and path.is_dir() and find_sides(path) is None:
+        return datasets.load_images(path, size=IMAGE_SIZE)
+    found = find_pictures(text)
+    if found is None:
+        names = [*by_name, *(f"synthetic:{family}" for family in FAMILIES), *(f"{other}:<root>" for other in PUBLISHED)]
+        near = get_close_matches(text.lower(), names)
+        listed = ", ".join([*near, *(name for name in names if name not in near)])
+        remedy = f"Did you mean {near[0]}?" if near else "Pass a listed name, or a path that exists."
+        suffixes = ", ".join(f"*{suffix}" for suffix in (".npz", *READERS, ".csv"))
+        constraint = f"be one of {listed}, {suffixes} or a folder of images by class"
+        fail("load_source", "text", constraint, repr(text), remedy)
+    return load_pictures(found, image_size)

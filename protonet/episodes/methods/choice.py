@@ -1,0 +1,202 @@
+"""Methods chosen by a text: ours with settings, plug-ins from files, and those of installed packages."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import itertools
+import re
+import sys
+import textwrap
+import traceback
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from protonet._checks import InputError, InputTypeError, describe, fail
+from protonet.episodes.draws.batch import Episodes
+from protonet.episodes.methods import ALIASES, INDUCTIVE, METHODS, Method
+from protonet.episodes.methods.keywords import find_source, list_keywords, parse_keywords, show_value
+from protonet.ui.command_line import check_name
+
+PROG = "protonet.episodes"  #: For messages.
+GROUP = "protonet.methods"  #: The entry points by which a package offers methods.
+#: ``method[:setting=value...]``; a plug-in's method is ``file.py:function``.
+TEXT = re.compile(r"(?P<key>.+\.py(:[^:=]*)?|[^:]*)(?P<settings>(:[^:]*)*)")
+PLUGIN = re.compile(r"(?P<path>.+\.py)(:(?P<function>.*))?")
+
+
+@dataclass(frozen=True, eq=False)
+class ChosenMethod:
+    """A method with settings, which is a method itself."""
+
+    name: str  #: As tables, files and messages call it: the method's name, then its settings.
+    key: str  #: The method's name without settings, as it was chosen.
+    function: Method  #: The method without settings.
+    keywords: Mapping[str, Any] = field(default_factory=dict)  #: The settings that are not the method's own defaults.
+    origin: str | None = None  #: What tells a plug-in's versions apart; None for our methods.
+
+    def __call__(self, episodes: Episodes) -> Tensor:
+        """Return the method's logits.
+
+        Raises:
+            InputError: A plug-in, or a method of ours with settings of one's own, raised. That error is the cause.
+        """
+        try:
+            return self.function(episodes, **self.keywords)
+        except Exception as error:
+            if self.origin is None and (not self.keywords or isinstance(error, (InputError, InputTypeError))):
+                raise
+            raise _wrap(error, "run on every batch of episodes", self.name) from error
+
+
+def _wrap(error: BaseException, constraint: str, name: str) -> InputError:
+    """Return an InputError of one line for what somebody else's code raised, with where it did."""
+    got = f"{type(error).__name__} of {name}: {error}"
+    if not isinstance(error, SyntaxError):  # which says where itself
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        got += f" ({Path(last.filename).name}, line {last.lineno})"
+    return InputError(describe(PROG, "method", constraint, got, "Mend it; --traceback shows where it comes from."))
+
+
+def choose_methods(texts: Iterable[str]) -> dict[str, ChosenMethod]:
+    """Return the methods that texts name, by their names in tables.
+
+    Args:
+        texts: Each the name of one of `protonet.episodes.methods.METHODS` or of an entry point of the group
+            ``protonet.methods``, or ``file.py:function``. Settings may follow: ``tim:weights=1,1,1:steps=100``.
+
+    Returns:
+        The methods, each once, for `protonet.episodes.evaluation.evaluate`.
+
+    Raises:
+        InputError: There is no such method or setting, a value is of another kind, or a plug-in cannot be loaded.
+    """
+    chosen = [choose_method(text) for text in texts]
+    return {choice.name: choice for choice in chosen}
+
+
+def choose_method(text: str, option: str = "--method") -> ChosenMethod:
+    """Return the method that an option's text names, see `choose_methods`."""
+    choice, settings = _open_text(text, option)
+    return _set(choice, {name: value for name, (value,) in settings.items()}) if settings else choice
+
+
+def choose_grid(text: str) -> list[ChosenMethod]:
+    """Return the methods that a text of a method and several values of its settings names: all combinations.
+
+    Args:
+        text: Such as ``laplacian-shot:lambda=0.1,0.5,1``; where a value is several numbers, ``/`` is between two.
+
+    Raises:
+        InputError: As in `choose_methods`, or there are not two combinations.
+    """
+    choice, settings = _open_text(text, "--tune", several=True)
+    found = {}
+    for values in itertools.product(*settings.values()):
+        own = _set(choice, dict(zip(settings, values, strict=True)))
+        found[own.name] = own
+    if len(found) < 2:
+        fail(PROG, "--tune", "name two values of a setting or more", repr(text), "Pass METHOD:name=v1,v2,v3.")
+    return list(found.values())
+
+
+def _open_text(text: str, option: str, *, several: bool = False) -> tuple[ChosenMethod, dict[str, list[str]]]:
+    """Return a text's method without settings, and the texts of the values of each setting."""
+    parts = TEXT.fullmatch(text)
+    key, rest = (parts["key"], parts["settings"]) if parts else (text, "")
+    choice = _find_method(key, option)
+    known, settings = list_keywords(choice.function), {}
+    for part in rest.split(":")[1:]:
+        name, equals, value = part.partition("=")
+        if not equals or not name:
+            fail(PROG, "method", "have settings of the form name=value", repr(text), f"Pass {key}:name=value.")
+        if name in settings:
+            fail(PROG, "method", "have each setting once", repr(text), f"Leave one {name} out.")
+        own = known.get(name.replace("-", "_"))
+        split = "/" if own is not None and own.kind.endswith("between") else ","
+        settings[name] = value.split(split) if several else [value]
+    return choice, settings
+
+
+def _set(choice: ChosenMethod, texts: Mapping[str, str]) -> ChosenMethod:
+    """Return a method with settings from texts."""
+    keywords = parse_keywords(PROG, choice.key, choice.function, texts)
+    name = ":".join([choice.name, *(f"{each.rstrip('_')}={show_value(value)}" for each, value in keywords.items())])
+    return ChosenMethod(name, choice.key, choice.function, keywords, choice.origin)
+
+
+def _find_method(key: str, option: str) -> ChosenMethod:
+    """Return the method of an option's name, without settings: ours, a file's or an installed package's."""
+    if key in METHODS or key in ALIASES:
+        name = ALIASES.get(key, key)
+        return ChosenMethod(name, key, METHODS[name])
+    if plugin := PLUGIN.fullmatch(key):
+        return _load_file(key, Path(plugin["path"]), plugin["function"] or "")
+    offered = _list_entry_points()
+    check_name(PROG, option, key, [*METHODS, *ALIASES, *offered, "FILE.py:FUNCTION"])
+    try:
+        function = offered[key].load()
+    except Exception as error:
+        raise _wrap(error, "load", key) from error
+    package = offered[key].dist
+    version = "" if package is None else f"{package.name} {package.version}"
+    return ChosenMethod(key, key, _check_callable(key, function), origin=version)
+
+
+def _list_entry_points() -> dict[str, EntryPoint]:
+    """Return the methods that installed packages offer; one of ours cannot be taken by another."""
+    return {point.name: point for point in entry_points(group=GROUP) if point.name not in METHODS}
+
+
+def _load_file(key: str, path: Path, function: str) -> ChosenMethod:
+    """Run a file, and return its function of that name as a method."""
+    if not path.is_file():
+        fail(PROG, "method", "be in a file that exists", str(path), "Pass FILE.py:FUNCTION.")
+    origin = hashlib.sha256(path.read_bytes()).hexdigest()
+    name = f"_protonet_plugin_{origin[:16]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        fail(PROG, "method", "be in a file of Python", str(path), "Pass FILE.py:FUNCTION.")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # where dataclasses and pickles look for it
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise _wrap(error, "be in a file that runs", key) from error
+    if not hasattr(module, function):
+        own = [each for each, value in vars(module).items() if getattr(value, "__module__", "") == name]  # not imported
+        remedy = f"It has {', '.join(own)}." if own else "It has none."
+        fail(PROG, "method", "be a function of its file", repr(key), remedy)
+    return ChosenMethod(key, key, _check_callable(key, getattr(module, function)), origin=f"sha256 {origin}")
+
+
+def _check_callable(key: str, function: object) -> Method:
+    """Return what a plug-in offers, once it is a function."""
+    if not callable(function):
+        fail(PROG, "method", "be a function from episodes to logits", f"{type(function).__name__} of {key}", "Mend it.")
+    return function
+
+
+def list_methods() -> str:
+    """Return all methods with their settings, each with its type, default and source, as text for people."""
+    lines = ["Settings follow a method's name, as in tim:weights=1,1,1:steps=100 or FILE.py:FUNCTION:name=value."]
+    for name, method in METHODS.items():
+        summary = (method.__doc__ or "").partition("\n")[0]
+        lines += ["", f"{name} ({'inductive' if name in INDUCTIVE else 'transductive'}): {summary}"]
+        lines += _wrap_text(f"Source: {find_source(method)}", 2)
+        for own in list_keywords(method).values():
+            lines.append(f"  {own.name}: {own.kind}, {show_value(own.default)} by default")
+            lines += _wrap_text(own.text, 6)
+    lines += ["", *(f"{alias}: another name of {name}" for alias, name in ALIASES.items())]
+    lines += [f"{name}: of the installed {point.value}" for name, point in _list_entry_points().items()]
+    return "\n".join(lines) + "\n"
+
+
+def _wrap_text(text: str, indent: int) -> list[str]:
+    """Return a text as lines of at most 100 characters, indented."""
+    pad = " " * indent
+    return textwrap.wrap(text, 100, initial_indent=pad, subsequent_indent=pad, break_on_hyphens=False)

@@ -1,0 +1,151 @@
+"""Checkpoints of meta-training: safetensors files, written whole or not at all, with metadata that describe them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from protonet._checks import fail, find_version, optional_packages
+from protonet._writing import write_whole
+from protonet.episodes.draws.batch import Take, Trained
+from protonet.episodes.networks.backbones import make_backbone
+from protonet.episodes.networks.heads import make_head
+
+FORMAT = "protonet.episodes.train"  #: The entry of the file's header that holds our metadata, as JSON.
+VERSION = 2  #: Increased whenever the format changes; files of later versions are not read.
+INSTALL = 'pip install "protonet[train]"'
+BEST = "best."  #: What the names of the encoder's best weights begin with.
+HEAD = "head."  #: What follows it in the names of weights that are trained beside the encoder.
+
+
+class Plan(NamedTuple):
+    """The settings that decide the result of a run; checkpoints store them under these names."""
+
+    dataset: str  #: The data set, as the command line names it.
+    split_seed: int | None  #: Of the split by class, or None for the data set's own.
+    dim: int  #: Features per row.
+    classes: int  #: The number of base classes.
+    backbone: str  #: One of `protonet.episodes.networks.backbones.BACKBONES`.
+    way: int  #: Classes per training episode.
+    shot: int  #: Support rows per class.
+    query: int  #: Query rows per class.
+    episodes_per_step: int  #: Episodes whose losses are averaged in a step.
+    steps: int  #: Most steps.
+    eval_every: int  #: Steps from one validation to the next.
+    patience: int  #: Validations without a new best score after which the run ends.
+    seed: int  #: Of the initial weights, the episodes and the augmentation, in [0, 2**63).
+    objective: str = "prototypes"  #: One of `protonet.episodes.training.objectives.OBJECTIVES`.
+    learning_rate: float = 3e-3  #: AdamW's, > 0. The default is our own choice.
+    inner_steps: int = 0  #: Of MAML and ANIL: gradient steps on an episode's support.
+    inner_rate: float = 0.0  #: The rate of these steps.
+    first_order: bool = False  #: Whether no gradient flows through these steps' gradients.
+    dropblock: float = 0.0  #: The rate of DropBlock in ResNet-12, in [0, 1).
+    start: str | None = None  #: The checkpoint that the encoder's weights begin at; None for new ones.
+
+
+def describe_plan(plan: Plan) -> dict[str, Any]:
+    """Return a plan's fields by name, without those that have a default and its value: as files of version 2 began."""
+    defaults = Plan._field_defaults
+    return {name: own for name, own in plan._asdict().items() if name not in defaults or own != defaults[name]}
+
+
+def complete_plan(described: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all fields of a plan by name, from what `describe_plan` returned."""
+    return {**Plan._field_defaults, **described}
+
+
+def write_checkpoint(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
+    """Write a checkpoint, whole or not at all: tensors on any device and metadata that JSON can write, by name.
+
+    Raises:
+        MissingPackageError: safetensors is missing.
+        OSError: The file cannot be written; an old one is left as it was.
+    """
+    with optional_packages("write_checkpoint", INSTALL):
+        from safetensors.torch import save  # noqa: PLC0415 - optional
+
+    header = {"version": VERSION, "library": find_version("protonet"), **metadata}
+    content = save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, {FORMAT: json.dumps(header)})
+    write_whole(path, lambda file: file.write(content))
+
+
+def read_checkpoint(function: str, argument: str, path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read a checkpoint: its tensors by name, on the CPU, and its metadata, with ``version`` and ``library``.
+
+    Raises:
+        MissingPackageError: safetensors is missing.
+        InputError: There is no such file, it is truncated, no checkpoint, or of a newer version.
+    """
+    with optional_packages(function, INSTALL):
+        from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - optional
+
+    wanted, remedy = "be a checkpoint of protonet.episodes train", "Pass the path of such a file."
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = json.loads((file.metadata() or {}).get(FORMAT, "{}"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except (OSError, SafetensorError, json.JSONDecodeError) as error:
+        fail(function, argument, wanted, f"{path} ({error})", remedy)
+    version = metadata.get("version") if isinstance(metadata, dict) else None
+    if not isinstance(version, int):
+        fail(function, argument, wanted, f"{path} (of something else)", remedy)
+    if version > VERSION:
+        got = f"{path} of version {version}, by protonet {metadata.get('library')}"
+        fail(function, argument, f"be of version {VERSION} or older", got, "Update protonet.")
+    return tensors, metadata
+
+
+def take_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with ``prefix``, under the rest of their names."""
+    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def split_head(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Split weights by name into the encoder's and the head's."""
+    return {name: each for name, each in tensors.items() if not name.startswith(HEAD)}, take_prefix(tensors, HEAD)
+
+
+def load_trained(path: str | Path, take: Take, *, dim: int | None = None) -> Trained:
+    """Load what a checkpoint's run trained, with the weights that were best on the validation classes.
+
+    Args:
+        path: A file that ``python -m protonet.episodes train`` wrote.
+        take: Returns rows of data by number, for methods that adapt the encoder.
+        dim: The features per row that the encoder must take, or None for any number.
+
+    Returns:
+        The encoder and the head, in evaluation mode, on the CPU, without gradients; the encoder maps rows (n, dim)
+        float32 to (n, embedding_dim) float32.
+
+    Raises:
+        MissingPackageError: safetensors is missing.
+        InputError: As `read_checkpoint`, or the encoder takes other rows.
+    """
+    tensors, metadata = read_checkpoint("load_encoder", "path", path)
+    own = metadata["backbone"]["dim"]
+    if dim not in (None, own):
+        remedy = "Pass data like those that it was trained on, pictures at the same --image-size."
+        fail("load_encoder", "path", f"hold an encoder of {dim} features per row", own, remedy)
+    encoder = make_backbone(**metadata["backbone"], generator=torch.Generator())
+    of_encoder, of_head = split_head(take_prefix(tensors, BEST))
+    encoder.load_state_dict(of_encoder)
+    encoder.eval().requires_grad_(False)
+    plan = complete_plan(metadata["plan"])
+    head = make_head(plan["objective"], encoder(torch.zeros(1, own)).shape[1], torch.Generator())
+    head.load_state_dict(of_head)
+    return Trained(encoder, head.eval().requires_grad_(False), plan, take)
+
+
+def load_encoder(path: str | Path, *, dim: int | None = None) -> nn.Module:
+    """Load the encoder of a checkpoint alone, as `load_trained` does."""
+    return load_trained(path, torch.clone, dim=dim).encoder
+
+
+def read_plan(path: str | Path) -> dict[str, Any]:
+    """Read the fields of a checkpoint's `tasks.Plan` by name; errors are as in `read_checkpoint`."""
+    return complete_plan(read_checkpoint("read_plan", "path", path)[1]["plan"])

@@ -1,0 +1,285 @@
+"""Meta-training: an encoder, and what an objective trains beside it, learn from episodes of base classes.
+
+First what a step is, then the run that takes them, its checkpoints, and the loop with its log.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from protonet._checks import fail
+from protonet.episodes.evaluation.distributed import Group
+from protonet.episodes.networks.checkpoints import (
+    BEST,
+    HEAD,
+    Plan,
+    describe_plan,
+    split_head,
+    take_prefix,
+    write_checkpoint,
+)
+from protonet.episodes.networks.conv import measure_statistics
+from protonet.episodes.training.objectives import LOSSES, RECIPE, AdaptedLearner, FeatLearner, Learner, make_learner
+from protonet.episodes.training.tasks import Score, Side, draw_batch, score_encoder
+
+#: What the names of a checkpoint's tensors begin with, beside those of the best weights.
+LEARNER, AVERAGED, OPTIMIZER = "learner.", "average.", "optimizer."
+
+
+@dataclass
+class Run:
+    """A run between two steps: everything that the next steps depend on."""
+
+    plan: Plan  #: The settings.
+    learner: Learner | FeatLearner | AdaptedLearner  #: The encoder, and what is trained beside it.
+    optimizer: torch.optim.AdamW  #: Of the learner's parameters.
+    average: nn.Module  #: The encoder with averaged weights, in evaluation mode.
+    head: nn.Module  #: The learner's head with averaged weights.
+    kept: dict[str, Tensor]  #: The averaged weights of the best validation.
+    best: Score  #: The best validation.
+    step: int  #: Steps taken.
+    losses: list[list[float]]  #: The losses of each step since the last validation.
+
+    @property
+    def finished(self) -> bool:
+        """Whether all steps are taken, or the best validation is too long ago."""
+        since = self.step - self.best.step
+        return self.step >= self.plan.steps or since >= self.plan.patience * self.plan.eval_every
+
+
+def begin_run(plan: Plan, device: str, start: nn.Module | None = None) -> Run:
+    """Make a run before its first step, with all tensors on ``device``; ``start`` is an encoder to begin at."""
+    learner = make_learner(plan, torch.Generator().manual_seed(plan.seed))
+    encoder = learner.encoder
+    if start is not None:
+        encoder.load_state_dict(start.state_dict())
+    learner.to(device)
+    beside = [parameter for name, parameter in learner.named_parameters() if not name.startswith("encoder.")]
+    beside_group: dict[str, Any] = {"params": beside, "weight_decay": 0.0}
+    groups = [{"params": list(encoder.parameters())}, beside_group]
+    optimizer = torch.optim.AdamW(groups, lr=plan.learning_rate, weight_decay=RECIPE.weight_decay)
+    average, head = (copy.deepcopy(each).requires_grad_(False).eval() for each in (encoder, learner.head))
+    run = Run(plan, learner, optimizer, average, head, {}, Score(0, 0.0, 0.0), 0, [])
+    run.kept = copy.deepcopy(_pack_average(run))
+    return run
+
+
+def _pack_average(run: Run) -> dict[str, Tensor]:
+    """Return the averaged weights of the encoder and of the head by name."""
+    return run.average.state_dict() | {HEAD + name: tensor for name, tensor in run.head.state_dict().items()}
+
+
+def take_step(run: Run, model: nn.Module, x: Tensor, targets: Tensor) -> Tensor:
+    """Take one optimizer step on a batch and update the average of the weights.
+
+    Args:
+        run: Changed in place.
+        model: The run's learner, or a wrapper of it that shares gradients among processes.
+        x: (episodes, n_way, n_shot + n_query, dim) float32.
+        targets: (episodes, n_way, n_shot + n_query) int64, the rows' base classes.
+
+    Returns:
+        (losses,) float32, before the step, in nats, see the learner's ``losses``.
+
+    Source: averaging, Polyak and Juditsky, "Acceleration of stochastic approximation by averaging" (1992).
+    """
+    device = next(run.learner.parameters()).device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):  # for dropout, the same when resumed
+        seed = np.random.SeedSequence([run.plan.seed, run.step, 1]).generate_state(1, np.uint64)
+        torch.manual_seed(int(seed[0]))
+        losses: Tensor = model(x.to(device), targets.to(device), run.plan.shot)
+    run.optimizer.zero_grad(set_to_none=True)
+    losses.sum().backward()
+    run.optimizer.step()
+    run.step += 1
+    decay = min(RECIPE.average_decay, run.step / (run.step + RECIPE.average_delay))
+    for average, learned in ((run.average, run.learner.encoder), (run.head, run.learner.head)):
+        for kept, weight in zip(average.parameters(), learned.parameters(), strict=True):
+            kept.lerp_(weight.detach(), 1 - decay)
+    return losses.detach()
+
+
+def keep_best(run: Run, score: Score) -> None:
+    """Keep the averaged weights if their score is the best so far."""
+    if score.accuracy > run.best.accuracy:
+        run.best, run.kept = score, copy.deepcopy(_pack_average(run))
+
+
+def pack_run(run: Run) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return a run as tensors by name and metadata, for `protonet.episodes.networks.checkpoints.write_checkpoint`."""
+    states = {LEARNER: run.learner.state_dict(), AVERAGED: _pack_average(run), BEST: run.kept}
+    states |= {f"{OPTIMIZER}{number}.": state for number, state in run.optimizer.state_dict()["state"].items()}
+    tensors = {prefix + name: tensor for prefix, state in states.items() for name, tensor in state.items()}
+    backbone, plan = {"name": run.plan.backbone, "dim": run.plan.dim}, describe_plan(run.plan)
+    return tensors, {"step": run.step, "best": run.best, "losses": run.losses, "plan": plan, "backbone": backbone}
+
+
+def unpack_run(run: Run, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
+    """Bring a run, in place, to the state of one of the same plan, from what `pack_run` returned, on any device."""
+    run.learner.load_state_dict(take_prefix(tensors, LEARNER))
+    encoder, head = split_head(take_prefix(tensors, AVERAGED))
+    run.average.load_state_dict(encoder)
+    run.head.load_state_dict(head)
+    run.kept = take_prefix(tensors, BEST)
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in take_prefix(tensors, OPTIMIZER).items():
+        number, _, key = name.partition(".")
+        state.setdefault(int(number), {})[key] = tensor
+    run.optimizer.load_state_dict({**run.optimizer.state_dict(), "state": state})
+    run.step, run.best = metadata["step"], Score(*metadata["best"])
+    run.losses = metadata.get("losses", [])  # files of version 1 have none
+
+
+class Outputs(NamedTuple):
+    """Where results are written: the checkpoint, the log and the folder for TensorBoard; None for none."""
+
+    checkpoint: Path | None = None
+    log: Path | None = None
+    tensorboard: Path | None = None
+
+
+def train(run: Run, base: Side, validation: Side, group: Group, outputs: Outputs) -> None:
+    """Train until the run is finished; every validation, and Ctrl-C between two steps, writes the checkpoint.
+
+    Args:
+        run: Changed in place; it may have taken steps before.
+        base: The classes to learn from.
+        validation: The classes to be judged on.
+        group: The processes that share the work, including this one.
+        outputs: Where the one process that writes does so; none for the others.
+
+    Raises:
+        KeyboardInterrupt: After Ctrl-C, once the checkpoint is written.
+        InputError: A loss is not finite.
+    """
+    from tqdm import tqdm  # noqa: PLC0415 - used here alone
+
+    plan = run.plan
+    shared = DistributedDataParallel(run.learner) if group.world_size > 1 else run.learner
+    silent = outputs.checkpoint is None
+    bar = tqdm(total=plan.steps, initial=run.step, unit="step", delay=2, dynamic_ncols=True, disable=silent)
+    with bar, _open_log(outputs, run.step) as (log, before), delay_interrupt() as interrupted:
+        started = time.monotonic() - before
+
+        def validate() -> None:
+            measure_statistics(run.average, _draw_measured(run, base))
+            score = score_encoder(run.average, validation, run.step, group, plan, run.head)
+            keep_best(run, score)
+            means = dict(zip(run.learner.losses, _average_losses(run.losses), strict=True)) if run.losses else {}
+            run.losses.clear()
+            seconds = round(time.monotonic() - started, 1)
+            log({**score._asdict(), **means, "best_accuracy": run.best.accuracy, "seconds": seconds})
+
+        def save() -> None:
+            if outputs.checkpoint is not None:
+                write_checkpoint(outputs.checkpoint, *pack_run(run))
+
+        if run.step == 0:
+            validate()
+        while not run.finished:
+            own_losses = take_step(run, shared, *draw_batch(base, plan, run.step, group)).tolist()
+            losses, asked = zip(*group.gather((own_losses, interrupted())), strict=True)
+            stop = any(asked)
+            run.losses.append(_average_losses(losses))
+            if not math.isfinite(sum(run.losses[-1])):
+                remedy = "Lower --learning-rate, or --inner-rate; --resume goes on from the last validation."
+                fail("train", "loss", "stay finite", f"{sum(run.losses[-1])} in step {run.step}", remedy)
+            text = f"loss {sum(run.losses[-1]):.3f}, best {100 * run.best.accuracy:.2f} %"
+            bar.set_postfix_str(text, refresh=False)
+            bar.update()
+            if run.step % plan.eval_every == 0 or run.step == plan.steps:
+                validate()
+                save()
+            elif stop:
+                save()
+            if stop and not run.finished:
+                raise KeyboardInterrupt(f"stopped at step {run.step:,}; run again with --resume")
+
+
+def _draw_measured(run: Run, base: Side) -> Iterator[Tensor]:
+    """Yield the rows (n, dim) of as many of the run's first batches as batch normalisation is measured on."""
+    plan, device = run.plan, next(run.average.parameters()).device
+    rows = plan.episodes_per_step * plan.way * (plan.shot + plan.query)
+    for step in range(-(-RECIPE.measured_rows // rows)):
+        yield draw_batch(base, plan, step, Group())[0].flatten(0, 2).to(device)
+
+
+def _average_losses(losses: Sequence[Sequence[float]]) -> list[float]:
+    """Average losses (n, losses), with n >= 1, over the first axis."""
+    means: list[float] = torch.tensor(losses, dtype=torch.float64).mean(dim=0).tolist()
+    return means
+
+
+@contextmanager
+def _open_log(outputs: Outputs, step: int) -> Iterator[tuple[Callable[[dict[str, Any]], None], float]]:
+    """Open the log and TensorBoard's folder, without entries after ``step``.
+
+    Yields a function that adds an entry to both, and the seconds of the last entry, from which those of a resumed run
+    go on; 0 without one.
+    """
+    with ExitStack() as stack:
+        file = writer = None
+        seconds = 0.0
+        if outputs.log is not None:
+            lines = _read_log(outputs.log, step) if step else []
+            seconds = float(json.loads(lines[-1]).get("seconds", 0.0)) if lines else 0.0
+            outputs.log.write_text("".join(lines), encoding="utf-8")
+            file = stack.enter_context(outputs.log.open("a", encoding="utf-8"))
+        if outputs.tensorboard is not None:
+            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - optional
+
+            writer = SummaryWriter(str(outputs.tensorboard), purge_step=step + 1)
+            stack.callback(writer.close)
+
+        def log(entry: dict[str, Any]) -> None:
+            if file is not None:
+                print(json.dumps(entry), file=file, flush=True)
+            if writer is not None:
+                for name in entry.keys() & {"accuracy", *LOSSES}:
+                    writer.add_scalar(name, entry[name], entry["step"])
+                writer.flush()
+
+        yield log, seconds
+
+
+def _read_log(path: Path, step: int) -> list[str]:
+    """Return a log's lines up to a step; those written between the last checkpoint and a crash will be repeated."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    steps = [re.match(r'{"step": (\d+),.*}\n', line) for line in lines]
+    return [line for line, found in zip(lines, steps, strict=True) if found and int(found[1]) <= step]
+
+
+@contextmanager
+def delay_interrupt() -> Iterator[Callable[[], bool]]:
+    """Delay Ctrl-C, because a step that is cut off in the middle could not be continued to the same result.
+
+    Yields a function that returns whether Ctrl-C came. A second Ctrl-C raises KeyboardInterrupt at once.
+    """
+    asked = threading.Event()
+
+    def note(*_: object) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield asked.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)

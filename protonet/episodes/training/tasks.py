@@ -1,0 +1,143 @@
+"""The tasks of meta-training: augmented episodes of base classes to learn from, validation episodes to be judged on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from protonet._checks import fail
+from protonet.datasets.dataset import Dataset
+from protonet.episodes.draws.batch import Take, Trained
+from protonet.episodes.draws.numbered import Setting, check_setting, draw_episodes
+from protonet.episodes.evaluation.distributed import Group
+from protonet.episodes.evaluation.evaluate import evaluate
+from protonet.episodes.evaluation.statistics import half_width, mean_of
+from protonet.episodes.methods import METHODS
+from protonet.episodes.methods.prototypes import protonet_cosine
+from protonet.episodes.networks.augmentation import AUGMENTATION, augment_rows
+from protonet.episodes.networks.backbones import IMAGES, embed_rows
+from protonet.episodes.networks.checkpoints import Plan
+from protonet.sampling import ClassIndex, index_classes
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The validation episodes. All values are our own choice."""
+
+    n_episodes: int = 600  #: Episodes, always the same ones.
+    n_slow: int = 200  #: Episodes where each adapts the whole network.
+    n_way: int = 5  #: Classes per episode; all validation classes if they are fewer.
+    n_shot: int = (
+        1  #: Support rows per class for prototypes; other objectives are judged with as many as they train with.
+    )
+    n_query: int = 15  #: Query rows per class; all that are left if they are fewer.
+
+
+VALIDATION = Validation()
+
+
+class Score(NamedTuple):
+    """The result of a validation."""
+
+    step: int  #: Steps taken before it.
+    accuracy: float  #: The mean accuracy over the validation episodes, in [0, 1].
+    half_width: float  #: Half the width of the accuracy's 95 % interval.
+
+
+class Side(NamedTuple):
+    """One side of a data set's split by class."""
+
+    take: Take  #: Returns rows of the whole data set by number.
+    classes: Tensor  #: (n,) int64, the class of each row among those of the side, -1 for rows of the other sides.
+    by_class: ClassIndex  #: Rows by class, of the side alone.
+    names: tuple[str, ...]  #: One name per class of the side.
+    spread: Tensor  #: (dim,) float32, the standard deviation of each feature.
+
+
+def take_side(function: str, argument: str, data: Dataset, side: str) -> Side:
+    """Select one of the `protonet.datasets.dataset.SIDES` of a data set, without copying its rows.
+
+    Raises:
+        InputError: There is no split, or the side has fewer than two classes with a row for support and one for query.
+    """
+    if data.sides is None:
+        fail(function, argument, "have a split by class", "none", "Pass --split-seed 0.")
+    class_ids = torch.tensor([c for c, own in enumerate(data.sides) if own == side], dtype=torch.int64)
+    index = index_classes(data.y).take(class_ids)
+    usable = int((index.size > 1).sum())
+    if usable < 2:
+        remedy = "Add classes or rows to that side, or pass another --split-seed and 10 classes or more."
+        fail(function, argument, f"have at least 2 {side} classes with 2 rows", usable, remedy)
+    numbers = torch.full((data.num_classes,), -1).index_copy_(0, class_ids, torch.arange(len(class_ids)))
+    classes = numbers[data.y]  # (n,)
+    rows = (classes >= 0).nonzero().flatten()
+    sampled = rows[:: -(-len(rows) // AUGMENTATION.n_sampled)]
+    spread = data.take_rows(sampled).float().std(dim=0, correction=0)
+    return Side(data.take_rows, classes, index, tuple(data.class_names[c] for c in class_ids.tolist()), spread)
+
+
+def draw_batch(base: Side, plan: Plan, step: int, group: Group) -> tuple[Tensor, Tensor]:
+    """Draw and augment this process's share of a step's episodes, which depend only on the seed and the step.
+
+    Args:
+        base: The base classes.
+        plan: The settings of the run.
+        step: The step's number, >= 0.
+        group: The processes that share the episodes; their number divides that of the episodes.
+
+    Returns:
+        x: (episodes, n_way, n_shot + n_query, dim) float32, support first.
+        targets: (episodes, n_way, n_shot + n_query) int64, the rows' base classes.
+    """
+    share = plan.episodes_per_step // group.world_size
+    first = step * plan.episodes_per_step + group.rank * share
+    setting = Setting((plan.way, plan.way), (plan.shot, plan.shot), plan.query)
+    draw = draw_episodes(base.by_class, setting, seed=plan.seed, first=first, n_episodes=share)
+    rows = torch.cat([draw.support, draw.query], dim=2)  # (episodes, n_way, n_shot + n_query)
+    x = base.take(rows.flatten()).float()
+    seed = np.random.SeedSequence([plan.seed, step]).generate_state(1, np.uint64)
+    generator = torch.Generator().manual_seed(int(seed[0]))
+    # Every process draws the random numbers of all of them and uses its own.
+    spread = None if plan.backbone in IMAGES else base.spread
+    x = augment_rows(x, spread, generator, n=len(x) * group.world_size, first=group.rank * len(x))
+    return x.unflatten(0, rows.shape), base.classes[rows]
+
+
+def score_encoder(
+    encoder: nn.Module,
+    validation: Side,
+    step: int,
+    group: Group,
+    plan: Plan | None = None,
+    head: nn.Module | None = None,
+) -> Score:
+    """Measure the accuracy on the validation episodes, the same in every process.
+
+    Args:
+        encoder: Maps rows (n, dim) to (n, embedding_dim), in evaluation mode.
+        validation: The validation classes.
+        step: The steps taken so far, for the score.
+        group: The processes that share the episodes.
+        plan: Its objective is the method that classifies; None, as "prototypes", for the nearest prototype by cosine.
+        head: What the objective trains beside the encoder.
+    """
+    rows = (validation.classes >= 0).nonzero().flatten()
+    index = index_classes(validation.classes[rows])
+    objective = "prototypes" if plan is None else plan.objective
+    n_shot = VALIDATION.n_shot if plan is None or objective == "prototypes" else plan.shot
+    n_way = min(VALIDATION.n_way, int((index.size > n_shot).sum()))
+    setting = Setting((n_way, n_way), (n_shot, n_shot), VALIDATION.n_query, allow_small=True)
+    index = check_setting("validation", index, setting, ())
+    embeddings = embed_rows(encoder, validation.take, rows)
+    trained = None
+    if plan is not None and head is not None:
+        trained = Trained(encoder, head, plan._asdict(), lambda numbers: validation.take(rows[numbers]))
+    n_episodes = VALIDATION.n_slow if objective == "maml" else VALIDATION.n_episodes
+    method = {objective: METHODS.get(objective, protonet_cosine)}
+    scores = evaluate(embeddings, index, method, setting, n_episodes=n_episodes, trained=trained, group=group)
+    accuracy = scores[objective].accuracy
+    return Score(step, mean_of(accuracy), half_width(accuracy))

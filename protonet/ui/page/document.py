@@ -1,0 +1,169 @@
+"""The report as one file of HTML, made of nothing but the figures that ``--json`` writes."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+
+from protonet._writing import write_json, write_text
+from protonet.ui.page.markup import Markup, name_class, percent, span, tag
+from protonet.ui.page.sections import (
+    Figures,
+    format_accuracy,
+    format_classes,
+    format_confusion,
+    format_data,
+    format_importance,
+    format_learning,
+    format_map,
+    format_reliability,
+    format_suspects,
+)
+from protonet.ui.text import count
+
+#: A figure that people ask for first: its name, its value, and what it is of.
+Tile = tuple[str, str, str | None]
+#: The name, the heading and the content of a section.
+Section = tuple[str, str, Markup]
+
+
+def write_outputs(outputs: Mapping[str, Path], figures: Figures) -> None:
+    """Write figures where the options ``json`` and ``report`` say.
+
+    Raises:
+        OSError: A file cannot be written.
+    """
+    if "json" in outputs:
+        write_json(outputs["json"], figures)
+    if "report" in outputs:
+        write_page(outputs["report"], figures)
+
+
+def write_page(path: Path, figures: Figures) -> None:
+    """Write the report.
+
+    Args:
+        path: Of the file.
+        figures: Of ``fit --json`` or ``evaluate --json`` with ``--report``.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    write_text(path, format_page(figures))
+
+
+def format_page(figures: Figures) -> str:
+    """Return the report of a fit or an evaluation."""
+    title = f"{figures['table']}: {'a fit' if figures['command'] == 'fit' else 'an evaluation'}"
+    sections = [each for each in list_sections(figures) if each is not None]
+    return format_document(title, list_tiles(figures), sections, figures, f"protonet {figures['command']}")
+
+
+def format_document(
+    title: str, tiles: Sequence[Tile], sections: Sequence[Section], figures: Figures, maker: str
+) -> str:
+    """Return a page: no text of the figures is taken for markup, and it may load nothing and send nothing.
+
+    Args:
+        title: Of the page.
+        tiles: What people ask for first.
+        sections: In their order.
+        figures: What the page holds as JSON.
+        maker: The command.
+    """
+    room = resources.files("protonet.ui.page")
+    style, script = (Markup((room / f"page.{kind}").read_text(encoding="utf-8")) for kind in ("css", "js"))
+    rules = f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'"
+    rules += "; form-action 'none'"
+    links = (tag("li", tag("a", heading, href=f"#{name}")) for name, heading, _ in sections)
+    shown = (
+        tag("div", tag("dt", name), tag("dd", value), more and tag("dd", more, class_="more"))
+        for name, value, more in tiles
+    )
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=rules),
+        tag("meta", name_="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name_="color-scheme", content="light dark"),
+        tag("title", title),
+        tag("style", style),
+    )
+    body = tag(
+        "body",
+        tag("a", "To the figures", href="#main", class_="skip"),
+        tag(
+            "header",
+            tag("h1", name_class(title)),
+            tag("dl", *shown, class_="tiles"),
+            tag("nav", tag("ul", *links), aria_label="Sections"),
+        ),
+        tag(
+            "main",
+            *(
+                tag(
+                    "section", tag("h2", heading, id=f"{name}-title"), content, id=name, aria_labelledby=f"{name}-title"
+                )
+                for name, heading, content in sections
+            ),
+            id="main",
+        ),
+        tag("footer", tag("p", f"Made by {maker}. This file needs no network, and holds its figures as JSON.")),
+        tag("script", embed(figures), type="application/json", id="figures"),
+        tag("script", script),
+    )
+    return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
+
+
+def _hash(text: str) -> str:
+    """Return what a content security policy calls a style or a script of this text."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def embed(figures: Figures) -> Markup:
+    """Return figures as JSON that no HTML reader takes for markup."""
+    text = json.dumps(figures, allow_nan=False, separators=(",", ":"))
+    for each in "<>&":
+        text = text.replace(each, f"\\u{ord(each):04x}")
+    return Markup(text)
+
+
+def list_sections(figures: Figures) -> list[Section | None]:
+    """Return the name, the heading and the content of each section; None for one that there are no figures for."""
+    judged, fitted = "each_row" in figures, figures["command"] == "fit"
+    if not judged:
+        return [("data", "The data", format_data(figures))]
+    learning = ("learning", "What more labels may give", format_learning(figures["learning"])) if fitted else None
+    return [
+        ("sure", "How sure the figures are", format_accuracy(figures)),
+        ("suspects", "Rows to look at", format_suspects(figures)),
+        ("confusion", "What is taken for what", format_confusion(figures)),
+        ("classes", "Each class", format_classes(figures)),
+        ("map", "Map of the embedding", format_map(figures)),
+        ("reliability", "Reliability of the probabilities", format_reliability(figures)),
+        ("columns", "Which columns matter", format_importance(figures["importance"])),
+        learning,
+        ("data", "The data", format_data(figures)),
+    ]
+
+
+def list_tiles(figures: Figures) -> list[Tile]:
+    """Return the figures that people ask for first."""
+    data = figures["data"]
+    tiles: list[Tile] = [
+        ("rows", f"{data['rows']:,}", count(len(data["columns"]), "column")),
+        ("classes", f"{len(data['classes']):,}", None),
+    ]
+    if "each_row" not in figures:
+        return tiles
+    return [
+        ("right", percent(figures["accuracy"]), f"95 %: {span(figures['interval'])}"),
+        ("log-loss", f"{figures['log_loss']:.3f}", "nats per row"),
+        ("calibration error", f"{100 * figures['calibration_error']:.1f}", "points"),
+        ("rows to look at", f"{figures['doubted']:,}", "believed to be of another class"),
+        *tiles,
+    ]

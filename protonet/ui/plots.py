@@ -1,0 +1,194 @@
+"""One plot of a model: the embedding of rows in two dimensions, and which classes are taken for which."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from protonet._checks import optional_packages, show
+from protonet._writing import write_whole
+from protonet.metrics import measure
+from protonet.ui.text import order_naturally
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: Most classes that are named one by one, and most rows that are drawn.
+MOST_NAMES, MOST_ROWS = 20, 5000
+#: Most characters of a class's name, and of the title.
+MOST_NAME, MOST_TITLE = 20, 70
+#: The font that has a box for every character.
+BOXES = "Last Resort"
+#: Marks of classes; colours come first.
+MARKS = "os^Dv"
+
+
+def draw_plot(
+    path: Path,
+    logits: Tensor,
+    labels: Tensor,
+    classes: Sequence[str | int],
+    rows: str,
+    *,
+    judged: bool = True,
+    quiet: bool = False,
+) -> None:
+    """Draw the embedding and the confusion of rows; say on stderr which classes have a number for a name.
+
+    Args:
+        path: Where to; a suffix that matplotlib knows, such as .png, .pdf or .svg.
+        logits: (n, num_classes), n >= 1.
+        labels: (n,) int64.
+        classes: Their names.
+        rows: What the rows are, for the title.
+        judged: Whether the model had not seen the rows; the confusion of others would say nothing, and is left out.
+        quiet: Say nothing.
+
+    Raises:
+        MissingPackageError: matplotlib is missing; the message says how to install it.
+        OSError: The file cannot be written.
+    """
+    with optional_packages("draw_plot"):
+        fonts = find_fonts(set("".join(map(show, classes)) + show(rows)))
+        figure = make_figure(logits, labels, classes, rows, fonts, judged=judged)
+    write_whole(path, lambda file: figure.savefig(file, format=path.suffix[1:].lower(), dpi=120))
+    if not quiet and (note := tell_numbers(classes, fonts)):
+        print(f"note: {note}", file=sys.stderr)
+
+
+def make_figure(
+    logits: Tensor,
+    labels: Tensor,
+    classes: Sequence[str | int],
+    rows: str,
+    fonts: Mapping[str, frozenset[int]],
+    *,
+    judged: bool,
+) -> Figure:
+    """Return the figure of `draw_plot` in the fonts of `find_fonts`, classes in the order in which people look."""
+    from matplotlib import rc_context  # noqa: PLC0415 - optional
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    size = min(12.0, max(4.6, 0.3 * len(classes)))  # inches
+    order = order_naturally(classes)
+    names = [name_class(classes[number], place, fonts) for place, number in enumerate(order, 1)]
+    confusion, numbers = measure(logits, labels).confusion[order][:, order], torch.tensor(order).argsort()[labels]
+    with rc_context({"font.family": list(fonts)}):
+        figure = Figure(figsize=(2.2 * size if judged else 1.3 * size, size + 0.9), layout="constrained")
+        axes = figure.subplots(1, 1 + judged, squeeze=False)[0]
+        _draw_embedding(axes[0], project(logits), numbers, names)
+        if judged:
+            _draw_confusion(axes[1], confusion, names)
+        title = rows if len(rows) <= MOST_TITLE else rows[: MOST_TITLE - 1] + "…"
+        figure.suptitle(_write(title, fonts), fontsize=11)
+    return figure
+
+
+def find_fonts(characters: Iterable[str]) -> dict[str, frozenset[int]]:
+    """Return as few fonts of this machine as have the characters, as far as there are such, and what each has.
+
+    Returns:
+        By the family's name, the code points; matplotlib's own font first.
+    """
+    from matplotlib import font_manager, ft2font  # noqa: PLC0415 - optional
+
+    def read(path: str) -> frozenset[int]:
+        with suppress(OSError, RuntimeError):  # such as those of coloured pictures
+            return frozenset(ft2font.FT2Font(path).get_charmap())
+        return frozenset()
+
+    own = "DejaVu Sans"
+    fonts = {own: read(font_manager.findfont(own))}
+    missing = set(map(ord, characters)) - fonts[own]
+    others = {font.name: font.fname for font in font_manager.fontManager.ttflist} if missing else {}
+    found = {name: read(path) for name, path in sorted(others.items()) if not name.startswith((own, BOXES))}
+    while missing and found:
+        best = max(found, key=lambda name: len(found[name] & missing))
+        if not found[best] & missing:
+            break
+        fonts[best] = found.pop(best)
+        missing -= fonts[best]
+    return fonts
+
+
+def name_class(name: str | int, place: int, fonts: Mapping[str, frozenset[int]]) -> str:
+    """Return a class's name as it is drawn: not too long, and its place, from 1, where no font has its characters."""
+    text = show(name)
+    if not _is_drawn(text, fonts):
+        return f"(no. {place})"
+    return _write(text if len(text) <= MOST_NAME else text[: MOST_NAME - 1] + "…", fonts)
+
+
+def tell_numbers(classes: Sequence[str | int], fonts: Mapping[str, frozenset[int]]) -> str | None:
+    """Return which classes have their place in the plot for a name; None where each that is named has its own."""
+    texts = [show(classes[number]) for number in order_naturally(classes)] if len(classes) <= MOST_NAMES else []
+    lost = [f"no. {place} is {text}" for place, text in enumerate(texts, 1) if not _is_drawn(text, fonts)]
+    return f"no font here has the names of these classes: {', '.join(lost)}" if lost else None
+
+
+def _is_drawn(text: str, fonts: Mapping[str, frozenset[int]]) -> bool:
+    return set(map(ord, text)) <= frozenset().union(*fonts.values())
+
+
+def _write(text: str, fonts: Mapping[str, frozenset[int]]) -> str:
+    """Return a text as matplotlib takes it for nothing else, "?" for characters that no font has."""
+    known = frozenset().union(*fonts.values())
+    return "".join(each if ord(each) in known else "?" for each in show(text)).replace("$", r"\$")
+
+
+def project(logits: Tensor) -> Tensor:
+    """Return rows (n, 2) along the two directions in which their cosines to the prototypes vary most.
+
+    The networks of folds embed each in a space of its own; what these have in common is where the prototypes are.
+
+    Args:
+        logits: (n, num_classes), n >= 1.
+    """
+    seen = logits > torch.finfo(logits.dtype).min
+    rows = torch.where(seen, logits, 0.0).double()
+    rows = rows - rows.mean(dim=1, keepdim=True)
+    rows = rows - rows.mean(dim=0)
+    directions = torch.linalg.eigh(rows.T @ rows).eigenvectors[:, -2:].flip(1)  # (num_classes, at most 2)
+    signs = directions.sum(dim=0).sign()
+    points: Tensor = rows @ (directions * torch.where(signs == 0, 1.0, signs))
+    return points
+
+
+def _draw_embedding(axes: Axes, points: Tensor, labels: Tensor, names: Sequence[str]) -> None:
+    """Draw points (n, 2), one colour and mark per class; the legend is below, where no point is."""
+    from matplotlib import colormaps  # noqa: PLC0415 - optional
+
+    colours = colormaps["tab10"].colors  # type: ignore[attr-defined]
+    some = slice(None, None, -(-len(points) // MOST_ROWS))
+    points, labels = points[some], labels[some]
+    for number, name in enumerate(names):
+        x, y = points[labels == number].T.numpy()
+        text, mark = name if len(names) <= MOST_NAMES else None, MARKS[number // len(colours) % len(MARKS)]
+        axes.scatter(x, y, s=14, alpha=0.7, color=colours[number % len(colours)], marker=mark, label=text)
+    if len(names) <= MOST_NAMES:
+        columns = max(1, min(len(names), 72 // (6 + max(map(len, names)))))
+        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.01), ncols=columns, frameon=False)
+    axes.set(xticks=[], yticks=[])
+    axes.set_title("the embedding, seen from the prototypes", fontsize=10)
+
+
+def _draw_confusion(axes: Axes, confusion: Tensor, names: Sequence[str]) -> None:
+    """Draw the share of each class's rows (down) that is taken for each class (across)."""
+    shares = confusion / confusion.sum(dim=1, keepdim=True).clamp_min(1)
+    axes.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=1)
+    axes.set(xticks=[], yticks=[])
+    axes.set_title("rows of a class (down)\nby prediction (across)", fontsize=10)
+    if len(names) > MOST_NAMES:
+        return
+    axes.set_xticks(range(len(names)), names, rotation=60, ha="right", rotation_mode="anchor", fontsize=8)
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    for row, column in confusion.nonzero().tolist():
+        colour = "white" if shares[row, column] > 0.6 else "black"
+        axes.text(column, row, str(int(confusion[row, column])), ha="center", va="center", fontsize=7, color=colour)

@@ -1,0 +1,42 @@
+"""Text for people: tables, counts with their nouns, names in the order in which people look for them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Sequence
+
+
+def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table, its columns padded to line up, ending in a newline."""
+    widths = [max(3, *(len(row[column]) for row in (header, *rows))) for column in range(len(header))]
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |\n"
+
+    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|\n"
+    return line(header) + rule + "".join(line(row) for row in rows)
+
+
+def order_naturally(names: Sequence[object]) -> list[int]:
+    """Return the places of names in the order in which people look for them: k2 before k10."""
+
+    def key(at: int) -> list[tuple[int, int, str]]:
+        parts = re.split(r"([0-9]+)", str(names[at]))
+        return [(0, int(part), part) if number % 2 else (1, 0, part.casefold()) for number, part in enumerate(parts)]
+
+    return sorted(range(len(names)), key=key)
+
+
+def count(n: int, noun: str) -> str:
+    """Return a number and its noun: ``1 draw``, ``2,000 draws``, ``2 classes``."""
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{n:,} {noun if n == 1 else plural}"
+
+
+def format_csv(lines: Iterable[Sequence[str]]) -> str:
+    """Return rows of cells as CSV."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue()

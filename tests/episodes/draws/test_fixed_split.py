@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protonet._checks import InputError
+from protonet.datasets.dataset import Dataset
+from protonet.episodes.draws.batch import gather_episodes, split_draw, take_from
+from protonet.episodes.draws.fixed_split import FixedSplit, find_shared, join_split
+from protonet.episodes.draws.numbered import NO_ROW
+from protonet.episodes.evaluation.evaluate import evaluate
+from protonet.episodes.methods import INDUCTIVE, METHODS
+from protonet.sampling import index_classes
+from tests.strategies import seeds
+
+GENERATOR = torch.Generator().manual_seed(0)
+TRAIN = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1, 0])
+TEST = torch.tensor([1, 0, 2, 1, 1])
+COUNTS = (4, 3, 2)
+X = torch.randn(14, 5, generator=GENERATOR)
+INDEX = index_classes(torch.cat([TRAIN, TEST]))
+
+
+def dataset(x: torch.Tensor, y: torch.Tensor, names: tuple[str, ...] = ("a", "b", "c")) -> Dataset:
+    return Dataset(x, y, names)
+
+
+@given(seed=seeds)
+def test_the_support_is_of_training_rows_and_the_queries_are_the_test_split(seed: int) -> None:
+    draw = FixedSplit(2, COUNTS).draw(INDEX, seed=seed, first=5, n_episodes=6)
+    assert draw.support.shape == (6, 3, 2)
+    for support, query in zip(draw.support, draw.query, strict=True):
+        assert bool((TRAIN[support] == torch.arange(3)[:, None]).all())
+        assert all(len(own.unique()) == 2 for own in support)
+        assert [[row for row in own.tolist() if row != NO_ROW] for own in query] == [[10], [9, 12, 13], [11]]
+
+
+def test_every_training_row_is_as_likely() -> None:
+    draw = FixedSplit(2, COUNTS).draw(INDEX, seed=1, first=0, n_episodes=3000)
+    for own, rows in enumerate(([0, 3, 6, 8], [1, 4, 7], [2, 5])):
+        found = torch.bincount(draw.support[:, own].flatten(), minlength=9)
+        assert found.nonzero().flatten().tolist() == rows
+        expected = 6000 / len(rows)
+        assert all(abs(int(found[row]) - expected) < 4 * expected**0.5 for row in rows)
+
+
+@given(seed=seeds, first=st.integers(0, 10**9), n=st.integers(1, 4))
+def test_an_episode_depends_only_on_its_number(seed: int, first: int, n: int) -> None:
+    setting = FixedSplit(2, COUNTS)
+    whole = setting.draw(INDEX, seed=seed, first=first, n_episodes=6)
+    part = setting.draw(INDEX, seed=seed, first=first + 2, n_episodes=n)
+    assert all(torch.equal(more[2 : 2 + n], less) for more, less in zip(whole, part, strict=True))
+
+
+def test_small_classes_give_all_that_they_have() -> None:
+    setting = FixedSplit(3, COUNTS, allow_small=True)
+    draw = setting.draw(setting.check("test", INDEX, ("a", "b", "c")), seed=0, first=0, n_episodes=9)
+    assert ((draw.support >= 0).sum(dim=2) == torch.tensor([3, 3, 2])).all()
+    assert (draw.support[:, 2, :2].sort().values == torch.tensor([2, 5])).all()
+
+
+def test_counts_and_members() -> None:
+    setting = FixedSplit(1, COUNTS)
+    assert setting.count_queries(INDEX, seed=0, n_episodes=4).tolist() == [5] * 4
+    assert bool(setting.find_members(INDEX, seed=0, n_episodes=4).all())
+    assert (setting.n_drawn, setting.shot, setting.n_base) == (3, (1, 1), 0)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (FixedSplit(0, COUNTS), r"`shot` must be a whole number in \[1, 1000000\]; got 0"),
+        (FixedSplit(3, COUNTS), "`classes` must have 3 training rows; got class 'c' with 2. Ask for fewer shots, or"),
+        (FixedSplit(1, (4, 3)), "`n_train` must be one count for each"),
+        (FixedSplit(1, (4, 6, 2)), "`classes` must have a test row; got class 'b' without any"),
+    ],
+)
+def test_settings_that_do_not_fit(setting: FixedSplit, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        setting.check("test", INDEX, ("a", "b", "c"))
+
+
+@pytest.mark.parametrize("name", ["protonet", "ridge", "knn", "bd-cspn"])
+def test_scores_are_those_of_a_loop_over_draws(name: str) -> None:
+    setting = FixedSplit(2, COUNTS)
+    scores = evaluate(X, INDEX, {name: METHODS[name]}, setting, seed=3, n_episodes=5)[name]
+    for number in range(5):
+        (part,) = split_draw(setting.draw(INDEX, seed=3, first=number, n_episodes=1))
+        logits = METHODS[name](gather_episodes(take_from(X), part))[0]
+        right = (logits.argmax(dim=1) == part.query_labels[0]).double().mean()
+        assert float(scores.accuracy[number]) == pytest.approx(float(right))
+
+
+@pytest.mark.parametrize("name", ["protonet", "simpleshot", "knn", "ridge", "linear-probe"])
+def test_many_queries_come_in_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert name in INDUCTIVE
+    whole = evaluate(X, INDEX, {name: METHODS[name]}, FixedSplit(2, COUNTS), n_episodes=3)[name]
+    monkeypatch.setattr("protonet.episodes.evaluation.evaluate.BLOCK", 1)
+    monkeypatch.setattr("protonet.episodes.evaluation.evaluate.QUERIES_AT_ONCE", 2)
+    blocks = evaluate(X, INDEX, {name: METHODS[name]}, FixedSplit(2, COUNTS), n_episodes=3)[name]
+    assert torch.equal(whole.accuracy, blocks.accuracy)
+    assert torch.allclose(whole.bins, blocks.bins, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float32, torch.float64])
+@given(seed=seeds)
+def test_shared_rows_are_found(dtype: torch.dtype, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    a, b = (torch.randint(2, (n, 4), generator=generator).to(dtype) for n in (6, 5))
+    expected = []
+    for at, row in enumerate(b):
+        equal = [place for place, other in enumerate(a) if torch.equal(row, other)]
+        expected += [[equal[-1], at]] if equal else []
+    assert find_shared(a, b).tolist() == expected
+
+
+def test_splits_are_joined_by_name() -> None:
+    train, test = dataset(X[:9], TRAIN), dataset(X[9:], (TEST + 1) % 3, ("c", "a", "b"))
+    data, counts = join_split("test", train, test, ("x", "y"))
+    assert torch.equal(data.x, X)
+    assert data.y.tolist() == [*TRAIN.tolist(), *TEST.tolist()]
+    assert counts == COUNTS
+    half = join_split("test", train, dataset(X[9:].half(), TEST), ("x", "y"))[0]
+    assert half.x.dtype == torch.float32
+    pixels = dataset((2 * torch.arange(45)).view(9, 5).to(torch.uint8), TRAIN)
+    assert torch.equal(join_split("test", pixels, pixels._replace(x=pixels.x + 1), ("x", "y"))[0].x[:9], pixels.x)
+    mixed = join_split("test", pixels, test, ("x", "y"))[0]
+    assert torch.equal(mixed.x, torch.cat([pixels.x / 255, X[9:]]))
+
+
+@pytest.mark.parametrize(
+    ("test", "message"),
+    [
+        (dataset(X[9:, :4], TEST), "have 5 features per row, as x.npz; got 4 of y.npz. Embed both alike"),
+        (dataset(X[9:], TEST, ("a", "b", "d")), "have the classes of --dataset, by name; got 'd' in y.npz alone"),
+        (dataset(X[9:11], TEST[:2], ("a", "b")), "got 'c' in x.npz alone. Rename them, or leave them out"),
+        (dataset(X[8:13].double(), TEST), "share no row with --dataset; got 1, such as row 0 of y.npz and row 8"),
+        (dataset(X[8:13].half(), TEST), "share no row with --dataset; got 1, such as row 0 of y.npz and row 8"),
+        (dataset(X[8:13], TEST), "share no row with --dataset; got 1, such as row 0 of y.npz and row 8 of x.npz"),
+    ],
+)
+def test_splits_that_do_not_fit(test: Dataset, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        join_split("test", dataset(X[:9], TRAIN), test, ("x.npz", "y.npz"))

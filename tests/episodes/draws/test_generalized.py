@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protonet._checks import InputError
+from protonet.episodes.draws.batch import take_from
+from protonet.episodes.draws.generalized import Generalized, hold_out, join_base
+from protonet.episodes.draws.numbered import Setting
+from protonet.episodes.evaluation.evaluate import evaluate, rate_sides
+from protonet.episodes.methods import METHODS
+from protonet.sampling import index_classes, list_pieces
+from tests.strategies import seeds
+
+GENERATOR = torch.Generator().manual_seed(0)
+LABELS = torch.arange(9).repeat_interleave(torch.tensor([11, 7, 12, *[9] * 6]))
+X = torch.randn(9, 4, generator=GENERATOR)[LABELS] + 0.8 * torch.randn(len(LABELS), 4, generator=GENERATOR)
+WHOLE = index_classes(LABELS)
+BASE, NOVEL = WHOLE.take(torch.arange(3)), WHOLE.take(torch.arange(3, 9))
+KIND = Generalized(Setting(way=(2, 4), shot=(1, 3), n_query=3), n_base=3)
+ROWS, INDEX, SOURCES = join_base("test", take_from(X), BASE, NOVEL, ("a", "b", "c"))
+
+
+def test_every_fifth_base_row_is_a_query_and_not_in_its_mean() -> None:
+    for own in range(3):
+        mine = X[own == LABELS]
+        asked = torch.arange(len(mine)) % 5 == 4
+        rows = ROWS[INDEX.start[own] : INDEX.start[own] + INDEX.size[own]]
+        assert torch.allclose(rows[0], mine[~asked].mean(dim=0), atol=1e-6)
+        assert torch.equal(rows[1:], mine[asked])
+    assert torch.equal(ROWS[INDEX.start[3] :], X[LABELS >= 3])
+    assert torch.equal(LABELS[SOURCES.rows[SOURCES.start]], torch.arange(9))
+    assert torch.equal(X[SOURCES.rows[SOURCES.start[3] :]], ROWS[INDEX.start[3] :])
+
+
+def test_base_rows_are_to_learn_from_or_queries() -> None:
+    learned, asked = hold_out("test", BASE, ("a", "b", "c"))
+    for own, pieces in enumerate(zip(list_pieces(learned), list_pieces(asked), strict=True)):
+        assert sorted(torch.cat(pieces).tolist()) == LABELS.eq(own).nonzero().flatten().tolist()
+        assert torch.equal(X[pieces[1]], ROWS[INDEX.start[own] + 1 : INDEX.start[own] + INDEX.size[own]])
+
+
+def test_a_base_class_of_two_rows_has_a_mean_and_a_query() -> None:
+    labels = torch.tensor([0, 0, 1, 1, 1])
+    x = torch.arange(10.0).reshape(5, 2)
+    index = index_classes(labels)
+    base, novel = (index.take(torch.tensor([c])) for c in (0, 1))
+    rows, joined, _ = join_base("test", take_from(x), base, novel, ("a",))
+    assert torch.equal(rows[:2], x[:2])
+    assert joined.size.tolist() == [2, 3]
+    with pytest.raises(
+        InputError, match="`base classes` must have 2 rows, to learn from and to ask for; got class 'a'"
+    ):
+        join_base("test", take_from(x[1:]), index_classes(labels[1:]), novel, ("a", "b"))
+
+
+@given(seed=seeds, first=st.integers(0, 10**9), n=st.integers(1, 4))
+def test_base_classes_come_first_and_novel_ones_are_those_of_plain_episodes(seed: int, first: int, n: int) -> None:
+    draw = KIND.draw(INDEX, seed=seed, first=first, n_episodes=n)
+    novel = INDEX.take(torch.arange(3, 9))
+    plain = KIND.novel.draw(novel, seed=seed, first=first, n_episodes=n)
+    assert torch.equal(draw.support[:, 3:], plain.support)
+    assert torch.equal(draw.query[:, 3:, : plain.query.shape[2]], plain.query)
+    assert (draw.support[:, :3, 0] == INDEX.start[:3]).all()
+    assert (draw.support[:, :3, 1:] < 0).all()
+    for own in range(3):
+        asked = draw.query[:, own]
+        assert (asked > INDEX.start[own]).sum() == n * min(3, int(INDEX.size[own]) - 1)
+        assert (asked < INDEX.start[own] + INDEX.size[own]).all()
+    members = KIND.find_members(INDEX, seed=seed, n_episodes=n)
+    assert bool(members[:, :3].all())
+    counts = KIND.count_queries(INDEX, seed=seed, n_episodes=n)
+    again = KIND.draw(INDEX, seed=seed, first=0, n_episodes=n)
+    assert counts.tolist() == (again.query >= 0).sum(dim=(1, 2)).tolist()
+
+
+def test_scores_are_those_of_a_slow_loop() -> None:
+    """Nearest means in the space of all labels, episode by episode, row by row."""
+    scores = evaluate(ROWS, INDEX, {"protonet": METHODS["protonet"]}, KIND, seed=2, n_episodes=20)["protonet"]
+    for number in range(20):
+        draw = KIND.draw(INDEX, seed=2, first=number, n_episodes=1)
+        supports = [own[own >= 0] for own in draw.support[0]]
+        means = [ROWS[own].mean(dim=0) for own in supports if len(own)]
+        right: dict[bool, list[bool]] = {True: [], False: []}
+        for label, own in enumerate(draw.query[0]):
+            for row in own[own >= 0]:
+                nearest = min(range(len(means)), key=lambda c: float(torch.dist(ROWS[row], means[c])))
+                right[label < 3].append(nearest == label)
+        base, novel = (sum(right[side]) / len(right[side]) for side in (True, False))
+        assert float(scores.base[number]) == pytest.approx(base)
+        assert float(scores.novel[number]) == pytest.approx(novel)
+        assert float(scores.harmonic[number]) == pytest.approx(2 * base * novel / (base + novel) if base + novel else 0)
+        both = right[True] + right[False]
+        assert float(scores.accuracy[number]) == pytest.approx(sum(both) / len(both))
+
+
+def test_the_harmonic_mean_of_nothing_is_nothing() -> None:
+    right = torch.tensor([[True, True, False], [False, False, False]])
+    base, novel, harmonic = rate_sides(right, torch.tensor([[True, False, False]]).expand(2, -1))
+    assert base.tolist() == [1, 0]
+    assert novel.tolist() == [0.5, 0]
+    assert harmonic.tolist() == pytest.approx([2 / 3, 0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (KIND._replace(n_base=0), "`n_base` must be classes of a mean and a query or more; got 0"),
+        (KIND._replace(n_base=9), "`n_base` must be classes of a mean and a query or more; got 9"),
+        (KIND._replace(novel=Setting(way=(2, 7))), r"`way` must be at most the number of classes \(6\); got 7"),
+    ],
+)
+def test_data_that_do_not_fit(kind: Generalized, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        kind.check("test", INDEX, tuple("abcdefghi"))

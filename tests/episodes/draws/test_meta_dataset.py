@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protonet._checks import InputError
+from protonet.episodes.draws.meta_dataset import MetaDataset, read_groups, share_rows
+from protonet.episodes.draws.numbered import CLASSES, GROUPS, SHOTS, SIZES, WAYS, draw_uniform
+from protonet.sampling import index_classes
+from tests.strategies import seeds
+
+GENERATOR = torch.Generator().manual_seed(0)
+SIZE = torch.randint(2, 300, (70,), generator=GENERATOR)
+LABELS = torch.arange(70).repeat_interleave(SIZE)[torch.randperm(int(SIZE.sum()), generator=GENERATOR)]
+INDEX = index_classes(LABELS)
+GROUPED = MetaDataset((tuple(range(6)), tuple(range(4, 70))))
+SETTINGS = [MetaDataset(), GROUPED, GROUPED._replace(whole=True)]
+
+
+def describe_slowly(setting: MetaDataset, seed: int, number: int) -> tuple[list[int], int, list[int]]:
+    """Return an episode's classes, queries per class and shots, as the paper's appendix and its code say."""
+
+    def uniform(stream: int, *shape: int) -> list[float]:
+        numbers = draw_uniform(seed, stream, number, (1, *shape))
+        return [float(each) for each in numbers.flatten()]
+
+    groups = setting.groups or (tuple(range(70)),)
+    group = groups[int(uniform(GROUPS)[0] * len(groups))]
+    most = min(50, len(group))
+    way = most if setting.whole else 5 + int(uniform(WAYS)[0] * (most - 5 + 1))
+    left, classes = list(group), []
+    for place in uniform(CLASSES, 50)[:way]:
+        classes.append(left.pop(int(place * len(left))))
+    images = [int(SIZE[c]) for c in classes]
+    n_query = min(10, *(count // 2 for count in images))
+    remaining = [count - n_query for count in images]
+    beta = uniform(SHOTS)[0]
+    total = min(500, sum(math.floor(beta * min(100, count) + 1) for count in remaining))
+    alphas = [math.log(0.5) + each * (math.log(2) - math.log(0.5)) for each in uniform(SIZES, 50)[:way]]
+    weights = [math.exp(alpha) * count for alpha, count in zip(alphas, images, strict=True)]
+    shares = [weight / sum(weights) for weight in weights]
+    return (
+        classes,
+        n_query,
+        [min(math.floor(share * (total - way)) + 1, count) for share, count in zip(shares, remaining, strict=True)],
+    )
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_counts_are_those_of_the_papers_equations(setting: MetaDataset) -> None:
+    draw = setting.draw(INDEX, seed=4, first=7, n_episodes=40)
+    queries = setting.count_queries(INDEX, seed=4, n_episodes=47)
+    for at, number in enumerate(range(7, 47)):
+        classes, n_query, shots = describe_slowly(setting, 4, number)
+        way = len(classes)
+        assert [int(LABELS[own[0]]) for own in draw.support[at][:way]] == classes
+        assert (draw.support[at] >= 0).sum(dim=1).tolist() == [*shots, *[0] * (50 - way)]
+        assert (draw.query[at] >= 0).sum(dim=1).tolist() == [*[n_query] * way, *[0] * (50 - way)]
+        assert int(queries[number]) == n_query * way
+
+
+@given(seed=seeds)
+def test_rows_are_distinct_and_of_their_class(seed: int) -> None:
+    draw = GROUPED.draw(INDEX, seed=seed, first=2, n_episodes=3)
+    members = GROUPED.find_members(INDEX, seed=seed, n_episodes=5)[2:]
+    for support, query, inside in zip(draw.support, draw.query, members, strict=True):
+        found = []
+        for both in torch.cat([support, query], dim=1):
+            rows = both[both >= 0]
+            assert len(rows.unique()) == len(rows)
+            found += LABELS[rows].unique().tolist()
+        assert len(found) == len(set(found))
+        assert sorted(found) == inside.nonzero().flatten().tolist()
+        assert any(set(found) <= set(group) for group in GROUPED.groups)
+        assert int((support >= 0).sum()) <= 500
+
+
+@given(seed=seeds, first=st.integers(0, 10**9), n=st.integers(1, 3))
+def test_an_episode_depends_only_on_its_number(seed: int, first: int, n: int) -> None:
+    whole = MetaDataset().draw(INDEX, seed=seed, first=first, n_episodes=5)
+    part = MetaDataset().draw(INDEX, seed=seed, first=first + 2, n_episodes=n)
+    for more, less in zip(whole, part, strict=True):
+        assert torch.equal(more[2 : 2 + n, :, : less.shape[2]], less)
+        assert (more[2 : 2 + n, :, less.shape[2] :] < 0).all()
+
+
+def test_shares_of_a_support_have_one_row_of_each_class() -> None:
+    size, drawn = torch.tensor([[2, 3, 400]]), torch.ones(1, 3, dtype=torch.bool)
+    nothing = torch.zeros(1, 1, dtype=torch.float64), torch.full((1, 3), 0.5, dtype=torch.float64)
+    queries, shots = share_rows(size, drawn, *nothing)
+    assert queries.tolist() == [[1, 1, 1]]
+    assert shots.tolist() == [[1, 1, 1]]
+    queries, shots = share_rows(size, drawn, torch.full((1, 1), 0.999), nothing[1])
+    assert shots.tolist() == [[1, 1, 1 + int(100 * 400 / 405)]]  # 103 rows, of which 100 are shared by size
+
+
+def test_superclasses_by_name() -> None:
+    names = [f"{'Greek' if c % 2 else 'Latin'}/{c}" for c in range(12)] + ["Rune/0"]
+    assert read_groups("names", names) == ((tuple(range(1, 12, 2)), tuple(range(0, 12, 2))), False)
+
+
+def test_nodes_of_a_tree(tmp_path: Path) -> None:
+    """A node with one child is none of its own; one with few or many classes is not drawn from."""
+    lines = ["root animal", "root thing", "animal mammal", "animal bird", "only animal", "thing cup"]
+    lines += [f"mammal m{c}" for c in range(5)] + [f"bird b{c}" for c in range(4)] + ["bird m0"]
+    lines += [f"far f{c}" for c in range(400)] + ["root far"]
+    path = tmp_path / "is_a.txt"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    names = [f"m{c}" for c in range(5)] + [f"b{c}" for c in range(4)] + ["cup"]
+    # animal: 9 classes; bird: 5 with m0; mammal: 5; root: 10; thing has one child.
+    nine, bird, mammal = tuple(range(9)), (0, 5, 6, 7, 8), (0, 1, 2, 3, 4)
+    assert read_groups(str(path), names) == ((nine, bird, mammal, tuple(range(10))), True)
+    more = [*names, *(f"f{c}" for c in range(400))]
+    groups, _ = read_groups(str(path), more)
+    assert groups == (nine, bird, mammal)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a b c\n", "have lines 'parent child'; got 'a b c', number 1"),
+        ("a c0\na c1\na c2\na b\nb a\n", "have no circles; got one through 'a'"),
+        ("a c0\n", "have all classes, by name; got none for 'c1'"),
+        ("a c0\na c1\na c2\n", "have a group of 5 classes; got 3 at most. Leave --hierarchy out"),
+        (None, "be names, or a file that can be read; got "),
+    ],
+)
+def test_files_that_are_no_hierarchy(tmp_path: Path, text: str | None, message: str) -> None:
+    path = tmp_path / "tree.txt"
+    if text is not None:
+        path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=rf"^protonet\.episodes: `--hierarchy` must {message}"):
+        read_groups(str(path), ["c0", "c1", "c2"])
+
+
+def test_names_without_superclasses() -> None:
+    with pytest.raises(InputError, match="be in the names of all classes; got 'b' without a superclass"):
+        read_groups("names", ["a/b", "b"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "labels", "message"),
+    [
+        (
+            MetaDataset(),
+            torch.arange(4).repeat(3),
+            "`classes` must be 5 or more, as Meta-Dataset's episodes have; got 4",
+        ),
+        (MetaDataset(), torch.arange(9) % 5, r"`classes` must have 2 rows \(shot \+ query\); got class '4' with 1"),
+        (MetaDataset(((0, 1, 2, 3),)), torch.arange(5).repeat(3), "`groups` must be of 5 known classes or more"),
+        (MetaDataset(((0, 1, 2, 3, 9),)), torch.arange(5).repeat(3), "`groups` must be of 5 known classes or more"),
+    ],
+)
+def test_data_that_do_not_fit(setting: MetaDataset, labels: torch.Tensor, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        setting.check("test", index_classes(labels), ("0", "1", "2", "3", "4"))

@@ -1,0 +1,291 @@
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score, roc_curve
+
+from protonet.episodes import methods
+from protonet.episodes.draws.batch import Episodes, gather_episodes, split_draw, take_from
+from protonet.episodes.draws.numbered import Setting, draw_episodes
+from protonet.episodes.evaluation.distributed import Group
+from protonet.episodes.evaluation.evaluate import (
+    CHUNK,
+    ROUND,
+    Scores,
+    evaluate,
+    find_false_rate,
+    join_batches,
+    rate_open,
+)
+from protonet.episodes.evaluation.statistics import half_width
+from protonet.episodes.methods.choice import ChosenMethod
+from protonet.episodes.methods.common import support_means
+from protonet.episodes.methods.prototypes import protonet, protonet_cosine
+from protonet.metrics import calibration_error
+from protonet.sampling import index_classes
+
+LABELS = torch.arange(240) % 8
+X = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))[LABELS]
+X = X + torch.randn(240, 6, generator=torch.Generator().manual_seed(1))
+INDEX = index_classes(LABELS)
+METHODS = {"euclidean": protonet, "cosine": protonet_cosine}
+SETTINGS = [
+    Setting(way=(3, 3), shot=(2, 2), n_query=4),
+    Setting(way=(2, 5), shot=(1, 3), n_query=3, unequal=True, n_open=2),
+    Setting(way=(3, 3), shot=(1, 2), n_query=4, imbalance=2.0),
+]
+
+
+def equal(a: dict[str, Scores], b: dict[str, Scores]) -> bool:
+    return all(
+        torch.equal(x.nan_to_num(-1), y.nan_to_num(-1)) for name in a for x, y in zip(a[name], b[name], strict=True)
+    )
+
+
+def area_slowly(scores: torch.Tensor, known: torch.Tensor, right: torch.Tensor) -> float:
+    """The area under the rate of right known queries over that of open ones, threshold by threshold."""
+    points = [(0.0, 0.0)]
+    for threshold in scores.unique().flip(0):
+        taken = scores >= threshold
+        points.append((float(taken[~known].double().mean()), float((taken & right)[known].double().mean())))
+    return sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in itertools.pairwise(points))
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_slow_loop(setting: Setting) -> None:
+    scores = evaluate(X, INDEX, METHODS, setting, seed=3, n_episodes=9)
+    confidences, hits = [], []
+    for number in range(9):
+        (part,) = split_draw(draw_episodes(INDEX, setting, seed=3, first=number, n_episodes=1))
+        logits = protonet(gather_episodes(take_from(X), part))[0]
+        known = part.query_labels[0] >= 0
+        right = logits.argmax(dim=1) == part.query_labels[0]
+        assert math.isclose(scores["euclidean"].accuracy[number], right[known].double().mean())
+        for column, shots in enumerate(range(setting.shot[0], setting.shot[1] + 1)):
+            chosen = part.query_shots[0] == shots
+            expected = right[chosen].double().mean() if chosen.any() else torch.tensor(math.nan)
+            found = scores["euclidean"].by_shot[number, column]
+            assert torch.allclose(found, expected.double(), equal_nan=True)
+        highest = logits.max(dim=1).values
+        if setting.n_open:
+            assert math.isclose(scores["euclidean"].auroc[number], roc_auc_score(known.numpy(), highest.numpy()))
+            false, true, _ = roc_curve(known.numpy(), highest.numpy(), drop_intermediate=False)
+            assert math.isclose(scores["euclidean"].fpr95[number], false[true >= 0.95].min())
+            assert math.isclose(scores["euclidean"].oscr[number], area_slowly(highest, known, right), rel_tol=1e-9)
+        else:
+            own = scores["euclidean"]
+            assert all(math.isnan(each[number]) for each in (own.auroc, own.fpr95, own.oscr))
+        confidences += logits.softmax(dim=1).max(dim=1).values[known].tolist()
+        hits += right[known].tolist()
+    error = 0.0
+    for position in range(15):
+        inside = [i for i, c in enumerate(confidences) if position / 15 < c <= (position + 1) / 15]
+        error += abs(sum(confidences[i] - hits[i] for i in inside)) / len(hits)
+    assert math.isclose(calibration_error(scores["euclidean"].bins), error, rel_tol=1e-5)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_methods_do_not_meet(setting: Setting) -> None:
+    both = evaluate(X, INDEX, METHODS, setting, n_episodes=20)
+    for name, method in METHODS.items():
+        alone = evaluate(X, INDEX, {name: method}, setting, n_episodes=20)
+        assert equal(alone, {name: both[name]})
+
+
+def test_more_episodes_begin_with_the_same() -> None:
+    few, many = (evaluate(X, INDEX, METHODS, SETTINGS[1], n_episodes=n)["cosine"] for n in (10, ROUND + 20))
+    assert torch.equal(few.accuracy, many.accuracy[:10])
+    assert len(many.accuracy) == ROUND + 20
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("until", [0.0, 2.5])
+def test_processes_share_without_a_trace(world_size: int, until: float) -> None:
+    """Each process's part computed in turn, then brought together as the group does."""
+    n_episodes = 3 * ROUND + 40
+
+    class Recorder(Group):
+        def gather(self, value: object) -> list[object]:  # type: ignore[override]
+            recorded[self.rank].append(value)
+            return [value]
+
+    class Player(Group):
+        def gather(self, value: object) -> list[object]:  # type: ignore[override]
+            turn = turns.pop(0)
+            return [recorded[rank][turn] for rank in range(world_size)]
+
+    recorded: list[list[object]] = [[] for _ in range(world_size)]
+    for rank in range(world_size):
+        evaluate(X, INDEX, METHODS, SETTINGS[0], n_episodes=n_episodes, group=Recorder(rank, world_size))
+    turns = list(range(10))
+    shared = evaluate(X, INDEX, METHODS, SETTINGS[0], n_episodes=n_episodes, until=until, group=Player(0, world_size))
+    assert equal(shared, evaluate(X, INDEX, METHODS, SETTINGS[0], n_episodes=n_episodes, until=until))
+
+
+def test_stops_early() -> None:
+    scores = evaluate(X, INDEX, METHODS, SETTINGS[0], n_episodes=20 * ROUND, until=1.0)
+    n = len(scores["cosine"].accuracy)
+    assert n % ROUND == 0
+    assert ROUND < n < 20 * ROUND
+    assert all(100 * half_width(each.accuracy) < 1.0 for each in scores.values())
+    assert any(100 * half_width(each.accuracy[:-ROUND]) >= 1.0 for each in scores.values())
+
+
+def test_threads_do_not_matter_and_are_put_back() -> None:
+    threads = torch.get_num_threads()
+    first = evaluate(X, INDEX, METHODS, SETTINGS[0], n_episodes=10)
+    try:
+        torch.set_num_threads(2)
+        assert equal(first, evaluate(X, INDEX, METHODS, SETTINGS[0], n_episodes=10))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_progress() -> None:
+    told: list[int] = []
+    evaluate(
+        X,
+        INDEX,
+        METHODS,
+        SETTINGS[0],
+        n_episodes=ROUND + 5,
+        progress=lambda batches: told.append(sum(len(batch["cosine"].accuracy) for batch in batches)),
+    )
+    assert told == [1, 4, 16, CHUNK, 2 * CHUNK, 3 * CHUNK, ROUND, ROUND + 5]
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_run_that_is_continued_is_one_that_was_never_interrupted(setting: Setting) -> None:
+    """After any number of episodes, by any number of processes, to the last bit."""
+    seen: list[dict[str, Scores]] = []
+
+    def keep(batches: Sequence[Mapping[str, Scores]]) -> None:
+        seen.append(join_batches(batches))
+
+    whole = evaluate(X, INDEX, METHODS, setting, n_episodes=ROUND + 70, progress=keep)
+    for earlier in seen[1::2]:
+        assert equal(evaluate(X, INDEX, METHODS, setting, n_episodes=ROUND + 70, earlier=earlier), whole)
+    assert equal(evaluate(X, INDEX, METHODS, setting, n_episodes=ROUND + 70, earlier=whole), whole)
+
+
+def test_a_continued_run_stops_where_the_other_did() -> None:
+    seen: list[dict[str, Scores]] = []
+    arguments = X, INDEX, METHODS, SETTINGS[0]
+    whole = evaluate(
+        *arguments, n_episodes=9999, until=1.5, progress=lambda batches: seen.append(join_batches(batches))
+    )
+    for earlier in (seen[2], seen[-1], whole):
+        assert equal(evaluate(*arguments, n_episodes=9999, until=1.5, earlier=earlier), whole)
+
+
+def fit_by_gradients(episodes: Episodes) -> torch.Tensor:
+    """Prototypes after a gradient step, as many methods of one's own take them."""
+    prototypes = support_means(episodes).requires_grad_()
+    logits = -torch.cdist(episodes.support, prototypes)
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), episodes.support_labels.flatten())
+    loss.backward()
+    assert prototypes.grad is not None
+    return -torch.cdist(episodes.query, prototypes - 0.1 * prototypes.grad)
+
+
+def test_a_method_may_use_gradients() -> None:
+    scores = evaluate(X, INDEX, {"own": fit_by_gradients}, SETTINGS[0], n_episodes=5)["own"]
+    assert scores.accuracy.mean() > 0.5
+    assert not scores.accuracy.requires_grad
+
+
+def overwrite(episodes: Episodes) -> torch.Tensor:
+    logits = protonet(episodes)
+    episodes.query.numpy()[:] = 0  # behind torch's back
+    episodes.support.zero_()
+    episodes.support_labels.zero_()
+    return logits
+
+
+def test_a_method_that_overwrites_its_input_disturbs_no_other() -> None:
+    alone = evaluate(X, INDEX, METHODS, SETTINGS[0], n_episodes=20)
+    both = evaluate(X, INDEX, {"own": overwrite, **METHODS}, SETTINGS[0], n_episodes=20)
+    assert equal(alone, {name: both[name] for name in METHODS})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda logits: logits[:, :-1], r"give logits of shape .*, \(\d+, 12, 3\) here; got \(\d+, 11, 3\) of own\."),
+        (lambda logits: logits.transpose(1, 2), r"give logits of shape .*; got \(\d+, 3, 12\) of own\."),
+        (lambda logits: logits.argmax(dim=2), "give a tensor of floats; got torch.int64 of own"),
+        (lambda logits: logits.numpy(), "give a tensor of floats; got ndarray of own"),
+        (lambda _: None, "give a tensor of floats; got NoneType of own"),
+        (lambda logits: logits / 0, "give finite logits; got others of own in episode 0"),
+    ],
+)
+def test_logits_that_are_none(change: Callable[[torch.Tensor], Any], message: str) -> None:
+    own = {"own": lambda episodes: change(protonet(episodes))}
+    with pytest.raises((ValueError, TypeError), match=f"^evaluate: `method` must {message}"):
+        evaluate(X, INDEX, own, SETTINGS[0], n_episodes=5)
+
+
+def test_methods_of_ours_with_settings_get_what_they_get_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def spy(episodes: Episodes, *, a: int = 0) -> torch.Tensor:
+        seen.append((a, episodes.query.data_ptr(), torch.is_grad_enabled()))
+        return protonet(episodes)
+
+    monkeypatch.setitem(methods.METHODS, "spy", spy)
+    both: dict[str, methods.Method] = {"spy": spy, "spy:a=1": ChosenMethod("spy:a=1", "spy", spy, {"a": 1})}
+    evaluate(X, INDEX, both, Setting(way=(3, 3), n_query=4), n_episodes=1)
+    (_, batch, _), again = seen
+    assert again == (1, batch, False)  # the batch itself, not a copy of it
+
+
+def test_logits_of_any_floats_will_do() -> None:
+    methods = {"half": lambda episodes: protonet(episodes).half(), "huge": lambda episodes: 1e36 * protonet(episodes)}
+    scores = evaluate(X, INDEX, {**METHODS, **methods}, SETTINGS[0], n_episodes=5)
+    assert torch.equal(scores["huge"].accuracy, scores["euclidean"].accuracy)
+    assert float((scores["half"].accuracy - scores["euclidean"].accuracy).abs().max()) < 0.2
+
+
+def test_ties_count_half() -> None:
+    scores = torch.tensor([[1.0, 2.0, 1.0, 0.0]])
+    assert rate_open(scores, 2).tolist() == [0.875]
+
+
+def test_errors() -> None:
+    with pytest.raises(ValueError, match=r"^evaluate: `classes` must have 32 rows .*; got class '0' with 30\."):
+        evaluate(X, INDEX, METHODS, Setting(way=(2, 2), n_query=31))
+
+    def broken(episodes: Episodes) -> torch.Tensor:
+        logits = protonet(episodes)
+        logits[2:, 0, 0] = math.nan  # of the second batch, which begins with episode 1
+        return logits
+
+    with pytest.raises(ValueError, match="evaluate: `method` must give finite logits; got others of bad in episode 3"):
+        evaluate(X, INDEX, {"bad": broken}, SETTINGS[0], n_episodes=5)
+    for changes in ({"seed": -1}, {"n_episodes": 0}, {"until": -1.0}):
+        (argument,) = changes
+        with pytest.raises(ValueError, match=f"^evaluate: `{argument}` must be a"):
+            evaluate(X, INDEX, METHODS, SETTINGS[0], **changes)
+
+
+def test_open_queries_at_the_threshold_are_taken_for_known() -> None:
+    scores = torch.tensor([[3.0, 2.0, 1.0, 1.0, 2.0, 0.0], [1.0, 1.0, 1.0, 1.0, 1.0, 1.0]])
+    assert find_false_rate(scores, 4).tolist() == [0.5, 1.0]
+    assert find_false_rate(scores, 4, share=0.5).tolist() == [0.5, 1.0]
+    assert find_false_rate(scores, 4, share=0.25).tolist() == [0.0, 1.0]
+    twenty = torch.cat([torch.arange(20.0), torch.tensor([0.5])])[None]
+    assert find_false_rate(twenty, 20).tolist() == [0.0]  # 19 of 20 are 95 %
+    assert find_false_rate(twenty, 20, share=1.0).tolist() == [1.0]
+
+
+def test_wrong_queries_do_not_count_in_the_open_set_classification_rate() -> None:
+    scores = torch.tensor([[3.0, 2.0, 1.0, 0.0]])
+    assert rate_open(scores, 3, torch.tensor([[True, True, True]])).tolist() == [1.0]
+    assert math.isclose(float(rate_open(scores, 3, torch.tensor([[True, False, True]]))), 2 / 3)
+    assert float(rate_open(scores.flip(1), 3, torch.tensor([[True, True, True]]))) == 0.0

@@ -1,0 +1,153 @@
+"""The report of an evaluation in the browser: its figures are those of ``--json``, and it loads nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from protonet.episodes.__main__ import main
+from protonet.episodes.evaluation.evaluate import Scores
+from protonet.episodes.evaluation.page import list_classes
+from tests.browser import Browser, check_looks, every
+
+EVIL = "<img src=x onerror=alert(1)>"
+PLAIN = ("--way", "3", "--query", "4", "--episodes", "60", "--method", "protonet", "simpleshot", "bd-cspn")
+MORE = ("--way", "2-3", "--shot", "1-2", "--unequal", "--query", "3", "--open", "1", "--imbalance", "2")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the reports and the figures of a plain evaluation, and of one with all there is."""
+    folder = tmp_path_factory.mktemp("page")
+    generator = torch.Generator().manual_seed(0)
+    labels = np.array([EVIL, "漢字", "b" * 80, "d", "e", "f", "g"])[np.arange(140) % 7]
+    centres = torch.randn(7, 8, generator=generator)
+    x = centres[torch.arange(140) % 7] + torch.randn(140, 8, generator=generator)
+    np.savez(folder / "x.npz", x=x.numpy(), y=labels)
+    for name, more in (("plain", PLAIN), ("more", (*MORE, "--episodes", "50", "--interval", "classes"))):
+        outputs = ["--report", str(folder / f"{name}.html"), "--json", str(folder / f"{name}.json")]
+        assert main(["--dataset", str(folder / "x.npz"), *more, *outputs]) == 0
+    return folder
+
+
+class Script(HTMLParser):
+    """The figures that a page holds, and its tags."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.figures = ""
+        self._inside = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self._inside = dict(attrs).get("id") == "figures"
+
+    def handle_data(self, data: str) -> None:
+        self.figures += data * self._inside
+
+
+@pytest.mark.parametrize("name", ["plain", "more"])
+def test_the_page_holds_the_figures_and_no_name_is_markup(made: Path, name: str) -> None:
+    text = (made / f"{name}.html").read_text(encoding="utf-8")
+    page = Script(text)
+    assert json.loads(page.figures) == json.loads((made / f"{name}.json").read_text(encoding="utf-8"))
+    assert not {"img", "link", "iframe"} & set(page.tags)
+    assert "default-src &#x27;none&#x27;" in text
+
+
+def test_classes_are_those_of_a_loop() -> None:
+    accuracy = torch.tensor([0.5, 1.0, 0.0], dtype=torch.float64)
+    members = torch.tensor([[1, 1, 0, 0], [0, 1, 1, 0], [1, 0, 1, 0]], dtype=torch.bool)
+    others = dict.fromkeys(Scores._fields[2:-1], accuracy)
+    scores = {"m": Scores(accuracy=accuracy, by_shot=accuracy[:, None], **others, bins=torch.zeros(15, 3))}
+    assert list_classes(scores, members, ["a", "b", "c", "d"]) == [
+        {"name": "a", "episodes": 2, "accuracy": {"m": 0.25}},
+        {"name": "b", "episodes": 2, "accuracy": {"m": 0.75}},
+        {"name": "c", "episodes": 2, "accuracy": {"m": 0.5}},
+    ]
+
+
+def test_a_single_method_and_a_single_episode(made: Path, tmp_path: Path) -> None:
+    page, data = tmp_path / "r.html", ["--dataset", str(made / "x.npz"), "--episodes", "1", "--query", "3"]
+    assert main([*data, "--method", "protonet", "--report", str(page)]) == 0
+    text = page.read_text(encoding="utf-8")
+    assert 'id="pairs"' not in text
+    assert "too few to tell" in text
+
+
+def test_without_a_report_the_figures_are_as_before(made: Path, tmp_path: Path) -> None:
+    assert main(["--dataset", str(made / "x.npz"), *PLAIN, "--json", str(tmp_path / "x.json")]) == 0
+    found, all_of_it = (json.loads((folder / name).read_text(encoding="utf-8"))
+                        for folder, name in ((tmp_path, "x.json"), (made, "plain.json")))  # fmt: skip
+    assert all_of_it == found | {"by_class": all_of_it["by_class"]}
+    assert {each["name"] for each in all_of_it["by_class"]} == {EVIL, "漢字", "b" * 80, "d", "e", "f", "g"}
+
+
+def test_a_path_that_cannot_be_is_an_error_before_the_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    for path, said in (
+        (tmp_path / "file" / "r.html", "must be a file that can be written"),
+        (tmp_path / "r.pdf", r"must end in \.html, \.htm"),
+    ):
+        assert main(["--report", str(path)]) == 2
+        assert re.match(rf"protonet\.episodes: `--report` {said}.*\n$", capsys.readouterr().err)
+
+
+def test_a_study_has_a_report_of_each_run(made: Path, tmp_path: Path) -> None:
+    text = (
+        f'dataset = "{made / "x.npz"}"\nshot = [1, 2]\nquery = 3\nepisodes = 4\nmethod = ["protonet"]\noutput = "."\n'
+    )
+    (tmp_path / "study.toml").write_text(text, encoding="utf-8")
+    assert main(["study", str(tmp_path / "study.toml"), "--output", str(tmp_path / "out"), "--reports"]) == 0
+    pages = sorted((tmp_path / "out").glob("*.html"))
+    assert [page.stem for page in pages] == ["shot=1", "shot=2"]
+    for page in pages:
+        own = json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))
+        assert json.loads(Script(page.read_text(encoding="utf-8")).figures) == own
+
+
+@pytest.mark.parametrize("name", ["plain", "more"])
+def test_looks_and_figures_in_a_browser(made: Path, browser: Browser, name: str) -> None:
+    figures: Any = json.loads((made / f"{name}.json").read_text(encoding="utf-8"))
+    check_looks(browser, made / f"{name}.html")
+    sections = ["methods", "pairs", "episodes", "shots", "classes", "sampled", "data"]
+    found = browser.ask(every("main section", "[each.id, each.innerText.length]"))
+    assert [each for each, _ in found] == [each for each in sections if name == "more" or each != "shots"]
+    assert min(size for _, size in found) > 100
+    order = sorted(figures["methods"], key=lambda each: -figures["methods"][each]["accuracy"])
+    told = browser.ask(every("#methods tbody tr", "[each.cells[0].innerText, each.cells[1].innerText]"))
+    assert told == [[each, f"{100 * figures['methods'][each]['accuracy']:.2f} %"] for each in order]
+    told = browser.ask(every("#pairs tbody tr", "[each.cells[0].innerText, each.cells[1].innerText]"))
+    leads = {}
+    for each in figures["comparisons"]:
+        first, second = (each["first"], each["second"])[:: -1 if each["difference"] < 0 else 1]
+        leads[f"{first} over {second}"] = f"+{100 * abs(each['difference']):.2f}"
+    assert dict(told) == leads
+    shares = np.array(figures["right"][order[0]]) / np.array(figures["queries"])
+    median = browser.ask("document.querySelector('#episodes tbody tr').cells[3].innerText")
+    assert median == f"{100 * np.median(shares):.1f} %"
+    bars = browser.ask("document.querySelector('#episodes tbody svg').querySelectorAll('rect').length")
+    assert bars == len(np.unique(np.minimum(shares * 40 // 1, 39)))
+    hard = browser.ask(every("#classes tbody tr", "+each.cells[4].innerText"))
+    assert sorted(hard) == sorted(each["episodes"] for each in figures["by_class"] if each["episodes"] >= 20)
+
+
+def test_keyboard_in_a_browser(made: Path, browser: Browser) -> None:
+    """Tab goes from the skip link over the sections' links to the tables, which scroll."""
+    browser.look()
+    browser.open(made / "more.html")
+    seen: list[str] = []
+    for _ in range(13):
+        browser.press("Tab")
+        seen.append(browser.ask("document.activeElement.getAttribute('href') || document.activeElement.ariaLabel"))
+    links = [f"#{name}" for name in ("main", "methods", "pairs", "episodes", "shots", "classes", "sampled", "data")]
+    assert seen == [*links, "Methods", "Paired differences", "Episodes", "By shots", "Classes"]

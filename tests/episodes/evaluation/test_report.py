@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from protonet._writing import write_json
+from protonet.episodes.draws.batch import gather_episodes, split_draw, take_from
+from protonet.episodes.draws.numbered import Setting, draw_episodes
+from protonet.episodes.evaluation.evaluate import Scores, evaluate
+from protonet.episodes.evaluation.report import (
+    format_latex,
+    format_report,
+    list_right,
+    summarize,
+    tabulate,
+    write_csv,
+    write_plot,
+    write_tables,
+)
+from protonet.episodes.methods import METHODS
+from protonet.sampling import index_classes
+
+LABELS = torch.arange(120) % 6
+X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))[LABELS]
+X = X + torch.randn(120, 4, generator=torch.Generator().manual_seed(1))
+NAMES = ("protonet", "ridge", "soft-kmeans")
+
+
+def score(setting: Setting, n_episodes: int = 40) -> dict[str, Scores]:
+    return evaluate(X, index_classes(LABELS), {name: METHODS[name] for name in NAMES}, setting, n_episodes=n_episodes)
+
+
+def test_summary_is_of_the_scores() -> None:
+    scores = score(Setting(way=(3, 3), shot=(1, 2), n_query=4, n_open=1))
+    summary = summarize(scores, (1, 2), {"open": 1})
+    assert summary["episodes"] == 40
+    assert summary["settings"] == {"open": 1}
+    own = summary["methods"]["ridge"]
+    assert math.isclose(own["accuracy"], float(scores["ridge"].accuracy.mean()))
+    assert math.isclose(own["by_shot"]["2"]["accuracy"], float(scores["ridge"].by_shot[:, 1].nanmean()))
+    for measure in ("auroc", "fpr95", "oscr"):
+        assert math.isclose(own[measure], float(getattr(scores["ridge"], measure).mean()))
+    assert own["oscr"] < own["auroc"]
+    assert len(summary["comparisons"]) == 3
+
+
+def test_table() -> None:
+    summary = summarize(score(Setting(way=(3, 3), shot=(2, 2), n_query=4)), (2, 2), {})
+    lines, note = (part.splitlines() for part in format_report(summary).split("\n\n"))
+    assert "Holm for 3 pairs" in note[0]
+    assert [line.split("|")[1].strip() for line in lines[2:]] == sorted(
+        NAMES, key=lambda name: -summary["methods"][name]["accuracy"]
+    )
+    best = lines[2].split("|")
+    accuracy = summary["methods"][best[1].strip()]["accuracy"]
+    assert best[2].strip().startswith(f"{100 * accuracy:.2f} ±")
+    assert best[3].strip() == best[4].strip() == ""
+    pair = next(p for p in summary["comparisons"] if {p["first"], p["second"]} == {best[1].strip(), "ridge"})
+    row = next(line for line in lines[2:] if "ridge" in line).split("|")
+    assert row[3].strip().startswith(f"{100 * abs(pair['difference']):.2f} ±")
+    assert row[4].strip() == f"{pair['p_holm']:.2g}"
+    assert "AUROC" not in lines[0]
+
+
+def test_table_by_shot_and_of_open_classes() -> None:
+    summary = summarize(score(Setting(way=(3, 3), shot=(1, 3), n_query=4, n_open=1)), (1, 3), {"open": 1})
+    first, second, _ = format_report(summary).split("\n\n")
+    assert "| AUROC of open classes, % | FPR at 95 %, % | OSCR, % " in first.splitlines()[0]
+    assert "| 1-shot" in second
+    assert second.count("±") == 9
+
+
+def test_a_single_method_or_episode() -> None:
+    scores = score(Setting(way=(3, 3), n_query=4), n_episodes=1)
+    text = format_report(summarize({"ridge": scores["ridge"]}, (1, 1), {}))
+    assert "Holm" not in text
+    assert "±" not in text
+    assert "nan" not in format_report(summarize(scores, (1, 1), {}))
+
+
+def test_an_interval_that_is_too_wide_is_told() -> None:
+    scores = score(Setting(way=(3, 3), n_query=4))
+    said = "Intervals are not within 0.1 points yet"
+    assert said in format_report(summarize(scores, (1, 1), {"until": 0.1}))
+    assert said not in format_report(summarize(scores, (1, 1), {"until": 0.0}))
+    assert "not within" not in format_report(summarize(scores, (1, 1), {"until": 50.0}))
+
+
+def test_p_values_that_underflow() -> None:
+    scores = score(Setting(way=(3, 3), n_query=4))
+    summary = summarize(scores, (1, 1), {})
+    summary["comparisons"] = [pair | {"p_holm": 0.0} for pair in summary["comparisons"]]
+    assert format_report(summary).count("<1e-300") == 2
+
+
+def test_files(tmp_path: Path) -> None:
+    summary = summarize(score(Setting(way=(3, 3), shot=(1, 2), n_query=4)), (1, 2), {"seed": 0})
+    write_json(tmp_path / "a.json", summary)
+    assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == summary
+    write_csv(tmp_path / "a.csv", summary)
+    with (tmp_path / "a.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 3 * (1 + 1 + 2) + 3 * 2
+    found = next(row for row in rows if row["method"] == "ridge" and row["shot"] == "2")
+    assert float(found["value"]) == summary["methods"]["ridge"]["by_shot"]["2"]["accuracy"]
+
+
+@pytest.mark.parametrize("n_methods", [1, 3])
+@pytest.mark.parametrize(
+    "setting", [Setting(way=(3, 3), n_query=4), Setting(way=(3, 3), shot=(1, 3), n_query=4, n_open=1)]
+)
+def test_plot(tmp_path: Path, n_methods: int, setting: Setting) -> None:
+    from matplotlib.image import imread
+
+    scores = dict(list(score(setting).items())[:n_methods])
+    part = next(split_draw(draw_episodes(index_classes(LABELS), setting, seed=0, first=0, n_episodes=1)))
+    summary = summarize(scores, setting.shot, {})
+    write_plot(tmp_path / "a.png", summary, gather_episodes(take_from(X), part), part.query_labels)
+    pixels = imread(tmp_path / "a.png")
+    assert pixels.shape[1] == (3 if n_methods > 1 else 2) * 624
+    assert float(pixels.std()) > 0.05  # it is not blank
+
+
+def test_one_episode_keeps_its_size_beside_many_methods(tmp_path: Path) -> None:
+    """The differences alone grow with the methods: dots and text stay as large, in inches, in a figure not as wide."""
+    from matplotlib.image import imread
+
+    setting = Setting(way=(3, 3), n_query=4)
+    summary = summarize(score(setting), setting.shot, {})
+    names = [f"method-{number}" for number in range(20)]
+    pair = summary["comparisons"][0]
+    pairs = [pair | {"first": a, "second": b} for i, a in enumerate(names) for b in names[i + 1 :]]
+    summary |= {"methods": dict.fromkeys(names, summary["methods"]["ridge"]), "comparisons": pairs}
+    part = next(split_draw(draw_episodes(index_classes(LABELS), setting, seed=0, first=0, n_episodes=1)))
+    write_plot(tmp_path / "a.png", summary, gather_episodes(take_from(X), part), part.query_labels)
+    assert imread(tmp_path / "a.png").shape[:2] == (1008, 2328)  # 8.4 inches, and 4.6 + 8.4 + 4.6 + 1.8
+
+
+def test_one_method_against_the_others(tmp_path: Path) -> None:
+    summary = summarize(score(Setting(way=(3, 3), n_query=4)), (1, 1), {"against": "ridge"})
+    assert [pair["second"] for pair in summary["comparisons"]] == ["protonet", "soft-kmeans"]
+    text = format_report(summary)
+    assert "| ridge is ahead by |" in text
+    assert "Holm for 2 comparisons of ridge with another" in text
+    (_, rows), own = tabulate(summary)[0], summary["methods"]
+    for row in rows:
+        if row[0] == "ridge":
+            assert row[2:4] == ["", ""]
+        else:
+            assert row[2].startswith(f"{100 * (own['ridge']['accuracy'] - own[row[0]]['accuracy']):+.2f} ±")
+    part = next(split_draw(draw_episodes(index_classes(LABELS), Setting((3, 3)), seed=0, first=0, n_episodes=1)))
+    write_plot(tmp_path / "a.png", summary, gather_episodes(take_from(X), part), part.query_labels)
+    assert (tmp_path / "a.png").stat().st_size > 0
+
+
+def test_latex() -> None:
+    text = format_latex(
+        ["a_b", "50 %"],
+        [
+            ["x & y", "-1.5 ±0.2"],
+            ["<1e-300", "{\\}~^#$"],
+            ["tim:a=1", "2.2e-07"],
+            ["9.5 ±3 (1.5)", "9 (2)"],
+            ["", "± <"],
+        ],
+    )
+    assert (
+        text
+        == r"""\begin{tabular}{lr}
+  \toprule
+  a\_b & 50 \% \\
+  \midrule
+  x \& y & $-1.5 \pm 0.2$ \\
+  $<1 \times 10^{-300}$ & \{\textbackslash{}\}\textasciitilde{}\textasciicircum{}\#\$ \\
+  tim:a=1 & $2.2 \times 10^{-7}$ \\
+  $9.5 \pm 3$ (1.5) & $9$ (2) \\
+   & $\pm$ $<$ \\
+  \bottomrule
+\end{tabular}
+"""
+    )
+
+
+def test_tables_in_files(tmp_path: Path) -> None:
+    summary = summarize(score(Setting(way=(3, 3), shot=(1, 2), n_query=4)), (1, 2), {})
+    write_tables({"latex": tmp_path / "a.tex", "markdown": tmp_path / "a.md"}, summary)
+    assert format_report(summary).startswith((tmp_path / "a.md").read_text(encoding="utf-8"))
+    assert (tmp_path / "a.tex").read_text(encoding="utf-8").count(r"\begin{tabular}") == 2
+
+
+def test_right_queries_are_whole_numbers() -> None:
+    scores = score(Setting(way=(2, 4), n_query=7))
+    draw = draw_episodes(index_classes(LABELS), Setting(way=(2, 4), n_query=7), seed=0, first=0, n_episodes=40)
+    queries = (draw.query >= 0).sum(dim=(1, 2))
+    for name, right in list_right(scores, queries).items():
+        assert torch.allclose(torch.tensor(right) / queries, scores[name].accuracy.float())

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from protonet.episodes.evaluation.statistics import adjust_holm, compare_pairs, half_width, mean_of, standard_error
+
+
+def normal(n: int, seed: int) -> torch.Tensor:
+    return torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_half_width_is_scipys() -> None:
+    values = normal(20, 0)
+    low, high = stats.t.interval(0.95, 19, loc=values.mean().item(), scale=stats.sem(values.numpy()))
+    assert math.isclose(half_width(values), (high - low) / 2)
+    holed = torch.cat([values, torch.tensor([math.nan])])
+    assert half_width(holed) == half_width(values)
+    assert mean_of(holed) == values.mean().item()
+    assert math.isnan(half_width(values[:1]))
+    assert math.isnan(mean_of(values[:0]))
+
+
+def test_intervals_cover() -> None:
+    covered = [abs(float(sample.mean())) < half_width(sample) for sample in normal(8000, 1).reshape(1000, 8)]
+    assert abs(sum(covered) / 1000 - 0.95) < 3 * math.sqrt(0.95 * 0.05 / 1000)
+
+
+def test_pairs_are_scipys_paired_tests() -> None:
+    a, b, c = normal(30, 0), normal(30, 1) + 0.5, normal(30, 2)
+    found = compare_pairs({"a": a, "b": b, "c": c})
+    assert [each[:2] for each in found] == [("a", "b"), ("a", "c"), ("b", "c")]
+    for each, (x, y) in zip(found, [(a, b), (a, c), (b, c)], strict=True):
+        assert math.isclose(each.p_value, stats.ttest_rel(x.numpy(), y.numpy()).pvalue)
+        assert math.isclose(each.difference, float((x - y).mean()))
+        assert math.isclose(each.half_width, half_width(x - y))
+    assert [each.p_holm for each in found] == adjust_holm([each.p_value for each in found])
+
+
+def test_pairs_without_spread() -> None:
+    same, more = torch.full((5,), 0.5, dtype=torch.float64), torch.full((5,), 0.7, dtype=torch.float64)
+    equal, apart, _ = compare_pairs({"a": same, "b": same.clone(), "c": more})
+    assert (equal.p_value, apart.p_value) == (1.0, 0.0)
+    assert compare_pairs({"a": same[:1], "b": more[:1]})[0].p_value == 1.0
+    assert compare_pairs({"a": same}) == []
+
+
+@given(st.lists(st.floats(0, 1), max_size=6))
+def test_holm_rejects_what_the_definition_rejects(p_values: list[float]) -> None:
+    adjusted = adjust_holm(p_values)
+    order = np.argsort(p_values, kind="stable")
+    for level in (0.01, 0.05, 0.3):
+        rejected = set()
+        for rank, position in enumerate(order):
+            if p_values[position] * (len(order) - rank) > level:
+                break
+            rejected.add(int(position))
+        assert {position for position, p in enumerate(adjusted) if p <= level} == rejected
+
+
+def make_tasks(*, n: int, n_classes: int, spread: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Make values of 5-way episodes whose classes add a share each, and their members; the classes' mean is 0."""
+    generator = torch.Generator().manual_seed(seed)
+    effects = spread * torch.randn(n_classes, generator=generator, dtype=torch.float64)
+    order = torch.rand(n, n_classes, generator=generator).argsort(dim=1)
+    members = order < 5
+    return members.double() @ effects / 5 + 0.1 * torch.randn(n, generator=generator, dtype=torch.float64), members
+
+
+def test_intervals_over_classes_are_a_slow_jackknife() -> None:
+    values, members = make_tasks(n=40, n_classes=9, spread=1.0, seed=0)
+    n, variance, total = 40, float(values.var()), 0.0
+    for c in range(9):
+        left = [float(value) for value, has in zip(values, members[:, c], strict=True) if not has]
+        total += (sum(left) / len(left) - float(values.mean())) ** 2 - variance * (1 / len(left) - 1 / n)
+    error, freedom = standard_error(values, members)
+    assert freedom == 8
+    assert math.isclose(error, math.sqrt(8 / 9 * total + variance / n))
+    assert math.isclose(half_width(values, members), float(stats.t.ppf(0.975, 8)) * error)
+    holed = torch.cat([values, torch.tensor([math.nan])])
+    assert half_width(holed, torch.cat([members, members[:1]])) == half_width(values, members)
+
+
+def test_intervals_over_classes_cover_other_classes() -> None:
+    """Those over episodes do not, where classes differ; where they do not differ, both do."""
+    n_runs = 300
+    for spread, fewest in ((0.3, 0.0), (0.0, 0.92)):
+        covered = {"classes": 0, "episodes": 0}
+        for seed in range(n_runs):
+            values, members = make_tasks(n=200, n_classes=20, spread=spread, seed=seed)
+            covered["classes"] += abs(float(values.mean())) < half_width(values, members)
+            covered["episodes"] += abs(float(values.mean())) < half_width(values)
+        assert covered["classes"] / n_runs > 0.92
+        assert covered["episodes"] / n_runs > fewest
+        if spread:
+            assert covered["episodes"] / n_runs < 0.6
+
+
+def test_pairs_over_classes() -> None:
+    (a, members), (b, _) = (make_tasks(n=60, n_classes=9, spread=0.3, seed=seed) for seed in (0, 1))
+    (pair,) = compare_pairs({"a": a, "b": b}, members)
+    error, _ = standard_error(a - b, members)
+    assert math.isclose(pair.p_value, 2 * float(stats.t.sf(abs(float((a - b).mean())) / error, 8)))
+    assert math.isclose(pair.half_width, half_width(a - b, members))
+
+
+def test_no_interval_over_classes_that_every_episode_has() -> None:
+    values = normal(10, 0)
+    assert math.isnan(half_width(values, torch.ones(10, 5, dtype=torch.bool)))
+    assert compare_pairs({"a": values, "b": normal(10, 1)}, torch.ones(10, 5, dtype=torch.bool))[0].p_value == 1.0
+
+
+def test_one_method_against_each_other_one() -> None:
+    accuracies = {name: normal(30, seed) for seed, name in enumerate("abcd")}
+    found, pairs = compare_pairs(accuracies, against="c"), compare_pairs(accuracies)
+    assert [each[:2] for each in found] == [("c", "a"), ("c", "b"), ("c", "d")]
+    alone = {frozenset(each[:2]): each for each in pairs}
+    for each in found:
+        same = alone[frozenset(each[:2])]
+        assert math.isclose(abs(each.difference), abs(same.difference))
+        assert (each.p_value, each.half_width) == (same.p_value, same.half_width)
+        assert each.p_holm <= same.p_holm  # of three comparisons, not of six
+    assert [each.p_holm for each in found] == adjust_holm([each.p_value for each in found])

@@ -1,0 +1,107 @@
+"""Files of embeddings: what is in them, and that an interruption changes none of their bits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protonet.datasets import map_npz
+from protonet.episodes.features.embeddings import Job, write_embeddings
+
+ROWS = np.random.default_rng(0).standard_normal((11, 3)).astype(np.float32)
+LABELS = list("aabbccddeef")
+SIDES = ["base"] * 6 + ["novel"] * 5
+
+
+def make_job(stop: int | None = None, rows: np.ndarray = ROWS, **changed: Any) -> Job:
+    def embed(first: int) -> Iterator[np.ndarray]:
+        assert first % 4 == 0
+        for start in range(first, len(rows), 4):
+            if stop is not None and start >= stop:
+                raise KeyboardInterrupt
+            yield rows[start : start + 4]
+
+    job = Job(LABELS, SIDES, [f"{label}.png" for label in LABELS], embed, 4, {"backbone": "net"}, "state")
+    return job._replace(**changed)
+
+
+def test_what_is_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    assert write_embeddings("p", path, make_job(), resume=False) == 3
+    with np.load(path) as file:
+        assert np.array_equal(file["x"], ROWS)
+        assert (file["x"].dtype, file["y"].tolist(), file["split"].tolist()) == (np.float32, LABELS, SIDES)
+        assert file["files"].tolist()[0] == "a.png"
+        assert json.loads(str(file["made"])) == {"backbone": "net"}
+    data = map_npz(path)
+    assert (data.class_names, data.mapping is None) == (tuple("abcdef"), False)
+    assert [each.name for each in tmp_path.iterdir()] == ["a.npz"]
+    write_embeddings("p", tmp_path / "b.npz", make_job(sides=None, files=None), resume=True)
+    with np.load(tmp_path / "b.npz") as file:
+        assert not {"split", "files"} & set(file.files)
+
+
+@pytest.mark.parametrize("stop", [0, 4, 8])
+def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(tmp_path: Path, stop: int) -> None:
+    whole, path = tmp_path / "whole.npz", tmp_path / "a.npz"
+    write_embeddings("p", whole, make_job(), resume=False)
+    with pytest.raises(KeyboardInterrupt, match=rf"stopped after {stop} of 11 rows; run again with --resume"):
+        write_embeddings("p", path, make_job(stop), resume=False)
+    assert not path.exists()
+    with pytest.raises(
+        ValueError, match=r"^p: `--output` must be a new file; got .*a\.npz\.part, which exists\. Go on"
+    ):
+        write_embeddings("p", path, make_job(), resume=False)
+    write_embeddings("p", path, make_job(), resume=True)
+    with np.load(path) as found, np.load(whole) as expected:
+        assert all(found[name].tobytes() == expected[name].tobytes() for name in expected.files)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.npz", "whole.npz"]
+
+
+@pytest.mark.parametrize("cut", [1, 11, 13, 30, 47, 1000])
+def test_what_is_not_whole_is_done_again(tmp_path: Path, cut: int) -> None:
+    path, part = tmp_path / "a.npz", tmp_path / "a.npz.part"
+    with pytest.raises(KeyboardInterrupt):
+        write_embeddings("p", path, make_job(8), resume=False)
+    part.write_bytes(part.read_bytes()[: -min(cut, part.stat().st_size)])
+    write_embeddings("p", path, make_job(), resume=True)
+    with np.load(path) as found:
+        assert np.array_equal(found["x"], ROWS)
+
+
+def test_a_finished_file_is_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    write_embeddings("p", path, make_job(), resume=False)
+    written = path.stat().st_mtime_ns
+    assert write_embeddings("p", path, make_job(0), resume=True) == 3
+    assert path.stat().st_mtime_ns == written
+    with pytest.raises(ValueError, match=r"^p: `--output` must be a new file; got .*a\.npz, which exists"):
+        write_embeddings("p", path, make_job(), resume=False)
+
+
+@pytest.mark.parametrize("changed", [{"made": {}}, {"state": "other"}, {"labels": LABELS[::-1]}, {"sides": None}])
+def test_a_file_of_something_else_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
+    path, message = tmp_path / "a.npz", r"^p: `--resume` must continue a run of the same arguments; got .*a\.npz"
+    with pytest.raises(KeyboardInterrupt):
+        write_embeddings("p", path, make_job(8), resume=False)
+    with pytest.raises(ValueError, match=rf"{message}\.part, of other data"):
+        write_embeddings("p", path, make_job(**changed), resume=True)
+    write_embeddings("p", path, make_job(), resume=True)
+    with pytest.raises(ValueError, match=rf"{message}, of other data"):
+        write_embeddings("p", path, make_job(**changed), resume=True)
+    np.savez(path, x=ROWS)
+    with pytest.raises(ValueError, match=rf"{message}, of other data"):
+        write_embeddings("p", path, make_job(), resume=True)
+
+
+def test_what_is_not_finite_is_one_line(tmp_path: Path) -> None:
+    rows = ROWS.copy()
+    rows[6, 1] = np.inf
+    with pytest.raises(ValueError, match=r"^p: `--backbone` must give finite numbers; got others for row 6\. Pass"):
+        write_embeddings("p", tmp_path / "a.npz", make_job(rows=rows), resume=False)
+    assert not (tmp_path / "a.npz").exists()

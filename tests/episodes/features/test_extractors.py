@@ -1,0 +1,245 @@
+"""Networks of timm, torchvision and open_clip: the features of the library itself, and nothing from the network."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from protonet._checks import MissingPackageError
+from protonet.episodes.__main__ import main
+from protonet.episodes.features.extractors import open_extractor
+from protonet.episodes.features.sources import load_texts
+from tests.tables.pictures.cases import draw, write_folders
+
+PICTURES = [draw("disc", 0, 60), draw("cross", 1, 300)]
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("somebody asked the network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def libraries() -> Any:
+    """The three, or none of these tests: they are no part of the pinned environment."""
+    found = [pytest.importorskip(name) for name in ("timm", "torchvision", "open_clip")]
+    torch.manual_seed(0)
+    return found
+
+
+def save(network: nn.Module, path: Path) -> Path:
+    """Write a network's weights, with statistics of batch normalisation that are not all 0 and 1."""
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.running_mean, std=0.1)  # type: ignore[arg-type]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(network.state_dict(), path)
+    return path
+
+
+def embed(backbone: str, **settings: Any) -> Tensor:
+    extractor = open_extractor(backbone, **settings)
+    return extractor.embed(torch.stack([extractor.prepare(picture) for picture in PICTURES]))
+
+
+@torch.no_grad()
+def run(network: Callable[[Tensor], Tensor], transform: Callable[[Image.Image], Tensor]) -> Tensor:
+    return network(torch.stack([transform(picture) for picture in PICTURES]))
+
+
+@pytest.mark.parametrize("name", ["resnet18", "vit_tiny_patch16_224", "mobilenetv3_small_050"])
+def test_timm(libraries: Any, tmp_path: Path, name: str) -> None:
+    timm, _, _ = libraries
+    network = timm.create_model(name, pretrained=False)
+    path = save(network, tmp_path / "w.pt")
+    network.reset_classifier(0)
+    transform = timm.data.create_transform(**timm.data.resolve_data_config({}, model=network))
+    expected = run(network.eval(), transform)
+    assert torch.equal(embed(f"timm:{name}", weights=path), expected)
+    torch.save({"state_dict": {f"module.{key}": each for key, each in network.state_dict().items()}}, path)
+    assert torch.equal(embed(f"timm:{name}", weights=str(path)), expected)  # without its classifier, of several devices
+
+
+@pytest.mark.parametrize(
+    ("name", "head"), [("resnet18", "fc"), ("mobilenet_v3_small", "classifier.3"), ("squeezenet1_1", "")]
+)
+def test_torchvision(libraries: Any, tmp_path: Path, name: str, head: str) -> None:
+    _, torchvision, _ = libraries
+    choice = torchvision.models.get_model_weights(name).DEFAULT
+    network = torchvision.models.get_model(name, weights=None)
+    path = save(network, tmp_path / "w.pt")
+    cached = Path(torch.hub.get_dir()) / "checkpoints" / Path(choice.url).name
+    cached.parent.mkdir(parents=True)
+    shutil.copy(path, cached)
+    if not head:
+        for weights in (None, path):
+            with pytest.raises(ValueError, match=f"must end in a linear classifier, to be left out; got {name}"):
+                open_extractor(f"torchvision:{name}", weights=weights)
+        return
+    parent, _, last = head.rpartition(".")
+    setattr(network.get_submodule(parent), last, nn.Identity())
+    expected = run(network.eval(), choice.transforms())
+    assert torch.equal(embed(f"torchvision:{name}", weights=path), expected)
+    for text in (f"torchvision:{name}", f"torchvision:{name}:{choice.name}"):
+        assert torch.equal(embed(text), expected)
+        assert open_extractor(text).made["tag"] == choice.name
+    torch.save(network.state_dict(), path)  # without the classifier
+    assert torch.equal(embed(f"torchvision:{name}", weights=path), expected)
+
+
+def cache_hub(folder: Path, repository: str, name: str, content: dict[str, Tensor]) -> None:
+    """Write a file into the hub's cache, as its client does."""
+    from safetensors.torch import save_file
+
+    home = folder / f"models--{repository.replace('/', '--')}"
+    (home / "refs").mkdir(parents=True)
+    (home / "snapshots" / "0" / "").mkdir(parents=True)
+    (home / "refs" / "main").write_text("0")
+    save_file({key: value.contiguous() for key, value in content.items()}, home / "snapshots" / "0" / name)
+
+
+def add_small_clip(open_clip: Any, folder: Path) -> str:
+    """Tell open_clip of a small network, and return its name."""
+    vision = {"image_size": 32, "layers": 1, "width": 32, "patch_size": 16, "head_width": 16}
+    text = {"context_length": 16, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1}
+    content = {"embed_dim": 24, "vision_cfg": vision, "text_cfg": text}
+    (folder / "small-clip.json").write_text(json.dumps(content))
+    open_clip.add_model_config(folder / "small-clip.json")
+    return "small-clip"
+
+
+def test_weights_in_the_hubs_cache(libraries: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timm, _, open_clip = libraries
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    network = timm.create_model("resnet18", pretrained=False).eval()
+    settings = timm.get_pretrained_cfg("resnet18")
+    cache_hub(tmp_path / "hub", settings.hf_hub_id, "model.safetensors", network.state_dict())
+    network.reset_classifier(0)
+    transform = timm.data.create_transform(**timm.data.resolve_data_config({}, model=network))
+    for text in ("timm:resnet18", f"timm:resnet18.{settings.tag}"):
+        assert torch.equal(embed(text), run(network, transform))
+    name = add_small_clip(open_clip, tmp_path)
+    settings = {"hf_hub": "some/one/", "quick_gelu": True, "mean": (0.5, 0.4, 0.3), "std": (0.2,) * 3}
+    monkeypatch.setitem(open_clip.pretrained._PRETRAINED, name, {"tag": settings})
+    small = open_clip.create_model(name, force_quick_gelu=True).eval()
+    cache_hub(tmp_path / "hub", "some/one", "open_clip_model.safetensors", small.state_dict())
+    transform = open_clip.image_transform(32, is_train=False, mean=settings["mean"], std=settings["std"])
+    assert torch.equal(embed(f"open_clip:{name}:tag"), run(small.encode_image, transform))
+    assert constants.HF_HUB_OFFLINE is False
+    assert "HF_HUB_OFFLINE" not in os.environ
+
+
+def test_texts_of_classes_by_the_command(libraries: Any, tmp_path: Path) -> None:
+    *_, open_clip = libraries
+    name = add_small_clip(open_clip, tmp_path)
+    network = open_clip.create_model(name).eval()
+    path = save(network, tmp_path / "w.pt")
+    root = write_folders(tmp_path / "pictures", each=2)
+    backbone = ["--backbone", f"open_clip:{name}", "--weights", str(path), "--device", "cpu"]
+    assert main(["extract", str(root), *backbone, "-o", str(tmp_path / "a.npz")]) == 0
+    templates = ["a photo of a {}.", "art of a {}."]
+    more = ["-o", str(tmp_path / "t.npz"), "--texts", "--template", *templates]
+    assert main(["extract", str(root), *backbone, *more]) == 0
+    with torch.no_grad():
+        tokens = open_clip.get_tokenizer(name)([each.format(own) for own in ("cross", "disc") for each in templates])
+        expected = network.encode_text(tokens)
+    with np.load(tmp_path / "t.npz") as file:
+        assert file["y"].tolist() == ["cross", "cross", "disc", "disc"]
+        assert file["files"].tolist()[1] == "art of a cross."
+        assert json.loads(str(file["made"]))["templates"] == templates
+        torch.testing.assert_close(torch.from_numpy(file["x"]), expected)
+    means = nn.functional.normalize(nn.functional.normalize(expected, dim=1).reshape(2, 2, -1).mean(dim=1), dim=1)
+    found = load_texts(str(tmp_path / "t.npz"), dim=24, names=["disc", "cross"])
+    torch.testing.assert_close(found, means.flip(0))
+    arguments = ["--way", "2", "--query", "1", "--episodes", "3", "--texts", str(tmp_path / "t.npz")]
+    assert main(["--dataset", str(tmp_path / "a.npz"), *arguments, "--method", "clip-zero-shot", "tip-adapter"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("backbone", "message"),
+    [
+        ("timm:resnet1", r"`--backbone` must name a network of timm; got 'resnet1'\. Did you mean resnet\w+\?"),
+        ("timm:resnet18.no", r"must be a network that can be made of its weights; got resnet18\.no: "),
+        (
+            "timm:resnet18",
+            r"none of timm:resnet18; none are fetched here\. Fetch them once with python -c \"import timm;",
+        ),
+        ("torchvision:resnt18", r"name a network of torchvision; got 'resnt18'\. Did you mean resnet18\?"),
+        ("torchvision:resnet18:NO", r"name weights of IMAGENET1K_V1; got 'NO'"),
+        (
+            "torchvision:resnet18",
+            r"none of torchvision:resnet18; none are fetched here\. Fetch .*weights='IMAGENET1K_V1'",
+        ),
+        ("torchvision:squeezenet1_0", "none of torchvision:squeezenet1_0"),
+        ("open_clip:RN5", r"name a network of open_clip; got 'RN5'\. Did you mean RN50\?"),
+        (
+            "open_clip:RN50",
+            r"name weights of openai, .*; got none for RN50\. Pass open_clip:RN50:TAG, or --weights FILE",
+        ),
+        ("open_clip:RN50:no", r"name weights of openai, .*; got 'no'"),
+        ("open_clip:RN50:cc12m", r"none of open_clip:RN50; none are fetched here\. Fetch .*pretrained='cc12m'"),
+    ],
+)
+def test_names_that_are_none_and_weights_that_are_not_there(libraries: Any, backbone: str, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"^protonet\.episodes extract: .*{message}") as caught:
+        open_extractor(backbone)
+    assert "\n" not in str(caught.value)
+
+
+class Hostile:
+    def __reduce__(self) -> Any:
+        return exec, ("raise SystemExit('it was run')",)
+
+
+def test_files_of_weights_that_do_not_fit(libraries: Any, tmp_path: Path) -> None:
+    timm, _, _ = libraries
+    path = tmp_path / "w.pt"
+    for backbone in ("timm:resnet18", "torchvision:resnet18", "open_clip:RN50"):
+        with pytest.raises(ValueError, match=r"`--weights` must be a file that exists; got .*absent\.pt"):
+            open_extractor(backbone, weights=tmp_path / "absent.pt")
+        torch.save({"w": Hostile()}, path)
+        with pytest.raises(ValueError, match=r"`--(weights|backbone)` must be a (file of tensors|network that can be)"):
+            open_extractor(backbone, weights=path)
+    for content, message in (
+        ([1], r"be a file of tensors by name; got .*w\.pt of something else"),
+        ({"conv1.weight": torch.zeros(1)}, r"have the weights of the network; got .*, where \d+ differ or are missing"),
+        (timm.create_model("resnet34").state_dict(), r"have .*, where \d+ differ or are missing, such as layer1\.2"),
+    ):
+        torch.save(content, path)
+        with pytest.raises(ValueError, match=rf"^protonet\.episodes extract: `--weights` must {message}"):
+            open_extractor("torchvision:resnet18", weights=path)
+    path.write_bytes(b"nothing")
+    with pytest.raises(ValueError, match=r"be a file of tensors by name; got .*w\.pt \(\w+\)"):
+        open_extractor("timm:resnet18", weights=path)
+
+
+@pytest.mark.parametrize("library", ["timm", "torchvision", "open_clip"])
+def test_a_library_that_is_missing_is_one_line(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    message = (
+        rf"^protonet\.episodes extract: `{library}` must be installed; .*Run pip install \"protonet\[backbones\]\"\."
+    )
+    with pytest.raises(MissingPackageError, match=message):
+        open_extractor(f"{library}:resnet18")

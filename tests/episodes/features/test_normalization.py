@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import zscore
+
+from protonet._checks import InputError
+from protonet.episodes.features.normalization import NORMALIZATIONS, normalize_rows
+
+ROWS = torch.randn(20, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 3
+MEAN = ROWS[:5].mean(dim=0)
+
+
+def test_oracles() -> None:
+    assert normalize_rows(ROWS, "none") is ROWS
+    numpy = ROWS.numpy()
+    assert np.allclose(normalize_rows(ROWS, "l2"), numpy / np.linalg.norm(numpy, axis=1, keepdims=True))
+    centred = numpy - MEAN.numpy()
+    assert np.allclose(normalize_rows(ROWS, "cl2", MEAN), centred / np.linalg.norm(centred, axis=1, keepdims=True))
+    assert np.allclose(normalize_rows(ROWS, "z"), zscore(numpy, axis=1))
+
+
+@pytest.mark.parametrize("kind", NORMALIZATIONS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_each_row_is_alone_and_twice_is_once(kind: str, dtype: torch.dtype) -> None:
+    rows, mean = ROWS.to(dtype), MEAN.float() if kind == "cl2" else None
+    found = normalize_rows(rows, kind, mean)
+    assert found.dtype == (dtype if kind == "none" or dtype == torch.float64 else torch.float32)
+    assert torch.allclose(normalize_rows(rows[3:4], kind, mean), found[3:4])
+    if kind != "cl2":
+        assert torch.allclose(normalize_rows(found, kind), found, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_that_have_no_direction_become_zeros(dtype: torch.dtype) -> None:
+    same = torch.full((2, 7), 0.1, dtype=dtype)
+    assert torch.equal(normalize_rows(same, "z"), torch.zeros_like(same))
+    assert torch.equal(normalize_rows(0 * same, "l2"), torch.zeros_like(same))
+    assert torch.equal(normalize_rows(same, "cl2", same[0]), torch.zeros_like(same))
+
+
+def test_errors() -> None:
+    for kind, mean in (("cl2", None), ("l2", MEAN)):
+        with pytest.raises(InputError, match="`mean` must be given for cl2, and for nothing else"):
+            normalize_rows(ROWS, kind, mean)

@@ -1,0 +1,203 @@
+"""Sources: what each text loads, splits by seed, and what is said of a text that is none."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from protonet._checks import InputError
+from protonet.datasets import FAMILIES, Dataset, load_digits, split_classes
+from protonet.episodes.features.sources import load_base, load_source
+from tests.datasets.test_omniglot import make_tree as make_omniglot
+from tests.datasets.trees import make_csv as make_mini_imagenet
+from tests.datasets.trees import make_folders
+
+
+def make_classes(names: list[str]) -> Dataset:
+    return Dataset(torch.eye(len(names)), torch.arange(len(names)), tuple(names))
+
+
+def test_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert torch.equal(load_source("digits").x, load_digits().x)
+    monkeypatch.setattr("protonet.datasets.load_glyphs", lambda copies: make_classes(["a"] * copies))
+    assert load_source("glyphs").num_classes == 3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_synthetic(family: str) -> None:
+    data = load_source(f"synthetic:{family}")
+    assert (tuple(data.x.shape), data.num_classes, data.sides) == ((6400, 64), 64, None)
+    counts = torch.bincount(data.y)
+    assert int(counts.min()) >= 85  # wrong labels change the sizes a little
+    assert torch.equal(load_source(f"synthetic:{family}").x, data.x)
+
+
+def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
+    np.savez(tmp_path / "a.npz", x=np.eye(2), y=["a", "b"])
+    assert load_source(str(tmp_path / "a.npz")).mapping is not None
+    (tmp_path / "a.csv").write_text("kind,v\nx,1\ny,2\n")
+    assert load_source(str(tmp_path / "a.csv"), label="kind").x.tolist() == [[1], [2]]
+    for name, size in (("a", (3, 4)), ("b", (50, 40))):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        Image.new("L", size).save(tmp_path / "images" / name / "1.png")
+    assert load_source(str(tmp_path / "images")).x.shape == (2, 784)
+    for kind, make in (("omniglot", make_omniglot), ("mini-imagenet", make_mini_imagenet)):
+        (tmp_path / kind).mkdir()
+        data = load_source(f"{kind}:{make(tmp_path / kind)}")
+        assert set(data.sides or ()) == {"base", "validation", "novel"}
+    assert load_source(f"mini-imagenet:{tmp_path / 'mini-imagenet'}", image_size=5).shape == (3, 5, 5)
+
+
+def test_folders_in_colour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
+    root = make_folders(tmp_path / "split")
+    data = load_source(str(root))  # with a split
+    assert (data.shape, data.x.dtype, set(data.sides or ())) == (
+        (3, 84, 84),
+        torch.uint8,
+        {"base", "validation", "novel"},
+    )
+    data = load_source(str(root / "train"), image_size=6)
+    assert (data.shape, data.sides, data.class_names) == ((3, 6, 6), None, ("ant", "bee", "cat"))
+    assert load_source(str(root / "train")).shape == (1, 28, 28)
+    (root / "train" / "train").mkdir()  # classes of such names are no sides
+    with pytest.raises(ValueError, match=r"have an image in every class; got none in .*train/train"):
+        load_source(str(root / "train"))
+
+
+def test_a_size_without_pictures_is_one_line(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.eye(2), y=["a", "b"])
+    for text in (str(tmp_path / "a.npz"), "digits"):
+        with pytest.raises(ValueError, match=r"^load_source: `image_size` must come with pictures .*; got 84 for"):
+            load_source(text, image_size=84)
+    with pytest.raises(
+        ValueError, match=r"^load_source: `image_size` must be at most 1024; got 100000\. Pass a number"
+    ):
+        load_source("cub:birds", image_size=100_000)
+
+
+def test_features_of_others(tmp_path: Path) -> None:
+    with (tmp_path / "output.plk").open("wb") as file:
+        pickle.dump({0: [np.zeros(3)], 1: [np.ones(3)]}, file)
+    assert load_source(str(tmp_path / "output.plk")).x.tolist() == [[0, 0, 0], [1, 1, 1]]
+    assert load_base(str(tmp_path / "output.plk"), dim=3).num_classes == 2
+
+
+def test_split_seed(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.eye(8), y=np.arange(8), split=["base"] * 8)
+    path = str(tmp_path / "a.npz")
+    assert load_source(path).sides == ("base",) * 8
+    data = load_source(path, split_seed=3)
+    assert Counter(data.sides) == {"base": 5, "validation": 1, "novel": 2}
+    assert data.mapping is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("glyhps", r"be one of glyphs, .*; got 'glyhps'\. Did you mean glyphs\?"),
+        ("Digits", r"be one of digits, glyphs, synthetic:.*Did you mean digits\?"),
+        ("omniglot", r"be one of omniglot:<root>, .*Did you mean omniglot:<root>\?"),
+        ("omniglot:", r".*Did you mean omniglot:<root>\?"),
+        ("", r"be one of glyphs, digits, .*; got ''\. Pass a listed name"),
+        (
+            "a/b/c",
+            r"be one of glyphs, digits, .*<root>, \*\.npz, \*\.npy, .*\*\.csv or a folder .*; got 'a/b/c'\. Pass",
+        ),
+    ],
+)
+def test_unknown(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^load_source: `text` must {message}"):
+        load_source(text)
+
+
+@pytest.mark.parametrize(
+    ("family", "listed", "meant"),
+    [("warpd", "warped, isotropic, correlated, ", "warped"), ("Class-Noise", "class_noise, ", "class_noise")],
+)
+def test_unknown_family(family: str, listed: str, meant: str) -> None:
+    message = rf"^load_source: `synthetic:` must be one of {listed}.*; got '{family}'\. Did you mean {meant}\?$"
+    with pytest.raises(ValueError, match=message):
+        load_source(f"synthetic:{family}")
+    for other in ("", "zzz"):
+        with pytest.raises(ValueError, match=f"must be one of {', '.join(FAMILIES)}; got '{other}'"):
+            load_source(f"synthetic:{other}")
+
+
+def test_data_that_cannot_be_loaded(tmp_path: Path) -> None:
+    (tmp_path / "only").mkdir()
+    Image.new("L", (2, 2)).save(tmp_path / "only" / "1.png")
+    with pytest.raises(ValueError, match="have at least 2 classes; got 1"):
+        load_source(str(tmp_path))
+    np.savez(tmp_path / "a.npz", x=np.eye(2), y=np.array([0, "a"], object))
+    for seed in (None, 0):
+        with pytest.raises(ValueError, match="hold no object arrays"):
+            load_source(str(tmp_path / "a.npz"), split_seed=seed)
+    with pytest.raises(ValueError, match=r"^load_csv: `path` must be a file that exists"):
+        load_source(str(tmp_path / "absent.csv"))
+
+
+class TestSplitClasses:
+    @pytest.mark.parametrize(("n", "expected"), [(4, (1, 1, 2)), (5, (2, 1, 2)), (20, (12, 3, 5)), (100, (60, 15, 25))])
+    def test_shares(self, n: int, expected: tuple[int, int, int]) -> None:
+        counts = Counter(split_classes(make_classes([f"c{c}" for c in range(n)]), 0).sides)
+        assert (counts["base"], counts["validation"], counts["novel"]) == expected
+
+    def test_depends_only_on_seed_and_names(self) -> None:
+        names = [f"c{c}" for c in range(20)]
+        data = split_classes(make_classes(names), 7)
+        other = split_classes(make_classes(names[::-1])._replace(sides=("base",) * 20), 7)
+        assert data.sides == (other.sides or ())[::-1]
+        splits = {split_classes(make_classes(names), seed).sides for seed in range(20)}
+        assert len(splits) == 20
+
+    def test_every_class_is_novel_as_often(self) -> None:
+        data = make_classes([f"c{c}" for c in range(20)])
+        novel = Counter(
+            name
+            for seed in range(400)
+            for name, side in zip(data.class_names, split_classes(data, seed).sides or (), strict=True)
+            if side == "novel"
+        )
+        error = (400 * 0.25 * 0.75) ** 0.5
+        assert max(abs(novel[name] - 100) for name in data.class_names) < 4 * error
+
+    def test_errors(self) -> None:
+        with pytest.raises(ValueError, match=r"^split_classes: `data` must have at least 4 classes; got 3"):
+            split_classes(make_classes(["a", "b", "c"]), 0)
+        with pytest.raises(ValueError, match=r"^split_classes: `seed` must be a whole number >= 0; got -1"):
+            split_classes(make_classes(["a", "b", "c", "d"]), -1)
+
+
+def test_base_rows(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.eye(3), y=["a", "b", "b"])
+    assert load_base(str(tmp_path / "a.npz"), dim=3).num_classes == 2
+    np.save(tmp_path / "a.npy", np.arange(24).reshape(4, 2, 3))
+    rows = load_base(str(tmp_path / "a.npy"), dim=6)
+    assert torch.equal(rows.x, torch.arange(24.0).reshape(4, 6))
+    assert rows.y.tolist() == [0] * 4
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.eye(3), r"^protonet.episodes: `--base` must have 2 features per row, as the data; got 3 of .*a.npy"),
+        (np.arange(4), r"must hold rows of numbers, \(n, dim\); got int64 of shape \(4,\)"),
+        (np.array([["a", "b"]]), "must hold rows of numbers"),
+        (np.array([[np.nan, 1]]), "^protonet.episodes: `--base` must be finite"),
+        (np.array([[{}, 1]], object), "must be an NPY file that can be read"),
+        (None, "must be an NPY file that can be read; got .*a.npy"),
+    ],
+)
+def test_bad_base_rows(tmp_path: Path, array: np.ndarray | None, message: str) -> None:
+    if array is not None:
+        np.save(tmp_path / "a.npy", array, allow_pickle=True)
+    with pytest.raises(InputError, match=message):
+        load_base(str(tmp_path / "a.npy"), dim=2)

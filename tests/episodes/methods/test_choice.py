@@ -1,0 +1,169 @@
+"""Methods that a text chooses."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from protonet._checks import InputError
+from protonet.episodes.methods import ALIASES, METHODS
+from protonet.episodes.methods.choice import ChosenMethod, choose_grid, choose_method, choose_methods, list_methods
+from protonet.episodes.methods.laplacian_shot import laplacian_shot
+from protonet.episodes.methods.tim import tim, tim_dirichlet
+from tests.episodes.cases import make_episodes
+
+MINE = """
+from __future__ import annotations
+from dataclasses import dataclass
+import torch
+from torch import Tensor
+
+NUMBER = 3
+
+@dataclass
+class Kept:
+    name: str = "a"
+
+def city_block(episodes, *, power: float = 1.0) -> Tensor:
+    return -torch.cdist(episodes.query, episodes.support[:, :episodes.n_way], p=power)
+
+def broken(episodes):
+    raise KeyError("lost")
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(MINE, encoding="utf-8")
+    return path
+
+
+def test_settings_reach_the_method() -> None:
+    episodes, _ = make_episodes()
+    found = choose_methods(["laplacian-shot:lambda=0.5:n-neighbours=3", "tim:steps=3:weights=1,1,1", "tim"])
+    assert list(found) == ["laplacian-shot:lambda=0.5:n_neighbours=3", "tim:weights=1,1,1:steps=3", "tim"]
+    logits = [method(episodes) for method in found.values()]
+    assert torch.equal(logits[0], laplacian_shot(episodes, lambda_=0.5, n_neighbours=3))
+    assert torch.equal(logits[1], tim(episodes, weights=(1, 1, 1), steps=3))
+    assert torch.equal(logits[2], tim(episodes))
+    assert torch.equal(choose_method("tim:weights=1,1,1")(episodes), tim_dirichlet(episodes))
+
+
+def test_a_method_is_chosen_once() -> None:
+    assert list(choose_methods(["protonet", *ALIASES, "tim:steps=1", "tim:steps=01"])) == ["protonet", "tim:steps=1"]
+    assert choose_method("simpleshot-un").key == "simpleshot-un"
+    assert all(choose_method(name).function is method for name, method in METHODS.items())
+
+
+def test_a_plugin(mine: Path) -> None:
+    episodes, _ = make_episodes(shots=(1, 1, 1, 1))
+    choice = choose_method(f"{mine}:city_block:power=2")
+    assert choice.name == f"{mine}:city_block:power=2"
+    assert choice.key == f"{mine}:city_block"
+    assert torch.equal(choice(episodes), -torch.cdist(episodes.query, episodes.support[:, :4], p=2.0))
+    before = choice.origin
+    mine.write_text(MINE + "\n", encoding="utf-8")
+    assert choose_method(f"{mine}:city_block").origin != before
+
+
+def test_an_error_of_a_plugin_is_one_line_with_its_cause(mine: Path) -> None:
+    episodes, _ = make_episodes()
+    with pytest.raises(InputError, match=r"got KeyError of .*:broken: 'lost' \(mine.py, line 17\)") as caught:
+        choose_method(f"{mine}:broken")(episodes)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_an_error_of_ours_is_one_line_where_the_settings_are_ones_own() -> None:
+    def cracked(episodes: object, *, a: int = 0) -> torch.Tensor:
+        raise RuntimeError(f"{a}")
+
+    episodes, _ = make_episodes()
+    with pytest.raises(RuntimeError, match=r"^0$"):  # a bug of ours
+        ChosenMethod("x", "x", cracked)(episodes)
+    with pytest.raises(InputError, match="got RuntimeError of x:a=1: 1 "):
+        ChosenMethod("x:a=1", "x", cracked, {"a": 1})(episodes)
+    with pytest.raises(InputError, match=r"^distribution_calibration: `base` must be known"):
+        choose_method("distribution-calibration:spread=1")(episodes)
+
+
+@pytest.mark.parametrize(
+    ("content", "text", "message"),
+    [
+        (MINE, "", r"must be a function of its file; got '.*mine.py'. It has Kept, city_block, broken"),
+        (MINE, ":absent", r"must be a function of its file; got '.*mine.py:absent'"),
+        (MINE, ":NUMBER", "must be a function from episodes to logits; got int of"),
+        (MINE, ":city_block:power=x", "a number; got 'x' for power"),
+        ("", ":f", "It has none"),
+        (
+            "1 / 0",
+            ":f",
+            r"must be in a file that runs; got ZeroDivisionError of .*division by zero \(mine.py, line 1\)",
+        ),
+        ("def f(:", ":f", r"got SyntaxError of .*\(mine.py, line 1\)\. "),
+        ("import absent_module", ":f", "got ModuleNotFoundError of .*No module named 'absent_module'"),
+        ("raise SystemExit(3)", ":f", "got SystemExit of"),
+    ],
+)
+def test_bad_plugins(mine: Path, content: str, text: str, message: str) -> None:
+    mine.write_text(content, encoding="utf-8")
+    with pytest.raises(InputError, match=message) as caught:
+        choose_method(f"{mine}{text}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("protonett", "`--method` must be one of protonet, .*Did you mean protonet?"),
+        ("absent.py:f", "must be in a file that exists; got absent.py"),
+        ("tim:", "form name=value; got 'tim:'"),
+        ("tim:steps", "form name=value; got 'tim:steps'. Pass tim:name=value"),
+        ("tim:steps=1:steps=2", "have each setting once"),
+        ("", "must be one of protonet"),
+        ("all", "must be one of .*protonet"),
+    ],
+)
+def test_errors(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        choose_method(text)
+
+
+def test_grids() -> None:
+    assert [each.name for each in choose_grid("laplacian-shot:lambda=0.1,1")] == [
+        *("laplacian-shot:lambda=0.1", "laplacian-shot:lambda=1")
+    ]
+    names = [each.name for each in choose_grid("tim:weights=1,1,1/0.1,1,0.1:steps=1,2")]
+    assert names[1:3] == ["tim:weights=1,1,1:steps=2", "tim:weights=0.1,1,0.1:steps=1"]
+    assert len(names) == 4
+    for text in ("tim", "tim:steps=1", "tim:steps=1,01"):
+        with pytest.raises(InputError, match="`--tune` must name two values of a setting or more"):
+            choose_grid(text)
+
+
+def test_a_method_of_an_installed_package(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package is a folder of metadata beside a module, as pip leaves it."""
+    info = mine.parent / "theirs-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.2\n", encoding="utf-8")
+    points = "city = mine:city_block\nprotonet = mine:broken\nlost = absent_module:f\n"
+    (info / "entry_points.txt").write_text(f"[protonet.methods]\n{points}", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(mine.parent))
+    choice = choose_method("city:power=2")
+    monkeypatch.delitem(sys.modules, "mine")
+    assert (choice.name, choice.origin) == ("city:power=2", "theirs 1.2")
+    assert choose_method("protonet").function is METHODS["protonet"]  # ours stay ours
+    assert "city: of the installed mine:city_block" in list_methods()
+    with pytest.raises(InputError, match="`method` must load; got ModuleNotFoundError of lost"):
+        choose_method("lost")
+
+
+def test_all_methods_are_listed_with_their_settings() -> None:
+    text = list_methods()
+    assert all(f"\n{name} (" in text for name in METHODS)
+    assert "  weights: 3 numbers with commas between, 0.1,1,0.1 by default\n" in text
+    assert "  lambda: a number, 0.7 by default\n" in text
+    assert max(map(len, text.splitlines())) < 150

@@ -1,0 +1,154 @@
+"""Settings of methods, from their signatures and docstrings."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from protonet._checks import InputError
+from protonet.episodes.draws.batch import Episodes
+from protonet.episodes.methods import METHODS
+from protonet.episodes.methods.keywords import (
+    BOUND,
+    describe_arguments,
+    find_source,
+    list_keywords,
+    parse_keywords,
+    show_value,
+)
+
+#: Settings of any whole number or any number.
+UNBOUNDED = {"seed", "shift"}
+
+
+def own(
+    episodes: Episodes,
+    *,
+    pairs: tuple[int, int] = (1, 2),
+    word: str = "a",
+    needed: float,
+    many: list[int] | int = 2,
+    rows: Tensor | None = None,
+) -> Tensor:
+    """Do nothing.
+
+    Args:
+        episodes: Of any kind.
+        pairs: Two numbers,
+            on two lines.
+        word: A word.
+        needed: Values > 7 are slow.
+        many: No text holds it.
+        rows: Nor this.
+
+    Returns:
+        The queries.
+
+    Source: A paper,
+        on two lines.
+
+    More.
+    """
+    return episodes.query
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_setting_is_listed_and_described(name: str) -> None:
+    keywords = list_keywords(METHODS[name])
+    parameters = inspect.signature(METHODS[name]).parameters
+    assert [each.parameter for each in keywords.values()] == list(parameters)[1:]
+    assert find_source(METHODS[name])
+    for key, each in keywords.items():
+        assert each.text, key
+        assert each.default == parameters[each.parameter].default
+        if each.type not in (bool, str) and key not in UNBOUNDED:
+            assert BOUND.search(each.text), f"{key} of {name}"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_default_as_text_is_the_default(name: str) -> None:
+    keywords = list_keywords(METHODS[name])
+    texts = {key: show_value(each.default) for key, each in keywords.items()}
+    assert parse_keywords("f", name, METHODS[name], texts) == {e.parameter: e.default for e in keywords.values()}
+
+
+def test_a_function_of_ones_own() -> None:
+    keywords = list_keywords(own)
+    assert list(keywords) == ["pairs", "word", "needed"]
+    assert keywords["pairs"].text == "Two numbers, on two lines."
+    assert keywords["needed"].default is inspect.Parameter.empty
+    assert [each.kind for each in keywords.values()][1:] == ["a word", "a number"]
+    assert find_source(own) == "A paper, on two lines."
+    assert describe_arguments(lambda: None) == {}
+    assert list_keywords(max) == {}  # has no signature
+    texts = {"needed": "1e-3", "pairs": "4,5", "word": "b=c"}
+    found = parse_keywords("f", "own", own, texts)
+    assert list(found.items()) == [("pairs", (4, 5)), ("word", "b=c"), ("needed", 0.001)]
+
+
+def test_types_that_cannot_be_found() -> None:
+    def lost(episodes: Any, *, a: Missing = 1, b: float = 2.0) -> None:  # type: ignore[name-defined]  # noqa: F821
+        del episodes, a, b
+
+    assert {name: each.type for name, each in list_keywords(lost).items()} == {"a": int, "b": float}
+
+
+@pytest.mark.parametrize(
+    ("method", "texts", "message"),
+    [
+        (
+            "tim",
+            {"weight": "1"},
+            "must have settings of tim that exist; got 'weight'. There are weights, temperature, ",
+        ),
+        ("protonet", {"a": "1"}, "got 'a', which has none"),
+        ("tim", {"weights": "1,1"}, "must have settings of their kind, 3 numbers .*; got '1,1' for weights of tim"),
+        ("tim", {"weights": "1,1,-1"}, "must have settings within their bounds, >= 0 here; got '1,1,-1'"),
+        ("tim", {"steps": "1.5"}, "a whole number; got '1.5' for steps of tim. Pass a whole number such as 1000"),
+        ("tim", {"temperature": "nan"}, "a number; got 'nan'"),
+        ("tim", {"temperature": "0"}, "> 0 here; got '0'"),
+        ("alpha-tim", {"alpha": "x"}, "a number or none; got 'x'"),
+        ("linear-finetune", {"momentum": "1"}, r"in \[0, 1\) here"),
+        ("pt-map", {"alpha": "0"}, r"in \(0, 1\] here"),
+        ("distribution-calibration", {"n-nearest": "0"}, r"in \[1, base classes\] here"),
+        ("bd-cspn", {"paper": "1"}, "true or false; got '1'"),
+    ],
+)
+def test_errors(method: str, texts: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=f"^f: `method` .*{message}"):
+        parse_keywords("f", method, METHODS[method], texts)
+
+
+@pytest.mark.parametrize(
+    ("text", "kept", "broken"),
+    [
+        ("> 0.5.", "0.51", "0.5"),
+        ("Some rate, >= 1e-3 and small.", "0.001", "0.0009"),
+        ("> -1.", "0", "-1"),
+        ("In [0.25, 0.75).", "0.25", "0.75"),
+        ("In (0, 1e3].", "1000", "1000.1"),
+        ("> 0.", "0.1", "0"),
+    ],
+)
+def test_bounds_of_any_number(text: str, kept: str, broken: str) -> None:
+    def method(episodes: Episodes, *, rate: float = 0.6) -> Tensor:
+        raise NotImplementedError
+
+    method.__doc__ = f"Do nothing.\n\nArgs:\n    rate: {text}\n"
+    method.__module__ = "protonet.episodes.methods"
+    assert parse_keywords("f", "own", method, {"rate": kept}) == {"rate": float(kept)}
+    with pytest.raises(InputError, match="must have settings within their bounds"):
+        parse_keywords("f", "own", method, {"rate": broken})
+
+
+def test_values_at_their_bounds() -> None:
+    for method, texts in (
+        ("linear-finetune", {"momentum": "0", "dampening": "1"}),
+        ("pt-map", {"alpha": "1"}),
+        ("alpha-tim", {"alpha": "None"}),
+        ("bd-cspn", {"paper": "True"}),
+    ):
+        assert len(parse_keywords("f", method, METHODS[method], texts)) == len(texts)

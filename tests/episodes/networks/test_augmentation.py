@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from scipy.ndimage import map_coordinates
+
+from protonet.episodes.networks.augmentation import AUGMENTATION, augment_rows, draw_maps, find_shape, warp_images
+
+#: Per side of an image.
+PIXELS = 9
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def images(n: int, channels: int = 1) -> torch.Tensor:
+    return torch.rand(n, channels * PIXELS * PIXELS, generator=generator())
+
+
+def test_warped_images_are_scipys() -> None:
+    x, maps = images(6), draw_maps(6, generator())
+    centres = (2 * torch.arange(PIXELS).double() + 1) / PIXELS - 1
+    down, right = torch.meshgrid(centres, centres, indexing="ij")
+    for image, matrix, warped in zip(x, maps.double(), warp_images(x, maps), strict=True):
+        source = matrix @ torch.stack([right, down, torch.ones_like(right)]).flatten(1)  # (2, pixels)
+        places = ((source + 1) * PIXELS - 1) / 2
+        slow = map_coordinates(
+            image.reshape(PIXELS, PIXELS).numpy(), places.flip(0).numpy(), order=1, mode="grid-constant"
+        )
+        torch.testing.assert_close(warped, torch.from_numpy(slow).float(), atol=1e-5, rtol=0)
+
+
+def test_no_map_no_change() -> None:
+    x = images(3)
+    torch.testing.assert_close(warp_images(x, torch.eye(2, 3).expand(3, -1, -1)), x)
+
+
+def test_each_image_has_its_own_map() -> None:
+    x, maps = images(4), draw_maps(4, generator())
+    torch.testing.assert_close(warp_images(x[2:], maps[2:]), warp_images(x, maps)[2:])
+
+
+def test_maps_are_small() -> None:
+    maps = draw_maps(5000, generator())
+    assert float(maps[..., 2].abs().max()) <= AUGMENTATION.shift
+    areas = torch.linalg.det(maps[..., :2]).log()
+    assert 0.9 * 2 * AUGMENTATION.stretch < float(areas.abs().max()) <= 2 * AUGMENTATION.stretch + 1e-6
+    turns = torch.atan2(maps[:, 1, 0], maps[:, 0, 0])
+    assert 0.99 * AUGMENTATION.rotation < float(turns.abs().max()) <= AUGMENTATION.rotation + 1e-6
+    assert abs(float(turns.mean())) < 4 * AUGMENTATION.rotation / math.sqrt(3 * 5000)
+
+
+def test_the_channels_of_an_image_move_together() -> None:
+    x, maps = images(5, channels=3), draw_maps(5, generator(), flip=True)
+    one_by_one = [warp_images(channel, maps) for channel in x.split(PIXELS * PIXELS, dim=1)]
+    torch.testing.assert_close(warp_images(x, maps), torch.cat(one_by_one, dim=1))
+
+
+def test_half_of_the_maps_swap_left_and_right() -> None:
+    plain, maps = draw_maps(2000, generator()), draw_maps(2000, generator(), flip=True)
+    signs = maps[:, :, 0] / plain[:, :, 0]
+    assert torch.equal(signs[:, 0], signs[:, 1])
+    assert torch.equal(maps[:, :, 1:], plain[:, :, 1:])
+    assert signs.abs().unique().tolist() == [1]
+    assert abs(float(signs[:, 0].mean())) < 4 / math.sqrt(2000)
+
+
+@pytest.mark.parametrize(
+    ("dim", "shape"),
+    [(784, (1, 28, 28)), (21168, (3, 84, 84)), (3072, (3, 32, 32)), (1, (1, 1, 1)), (3, (3, 1, 1)), (640, None)],
+)
+def test_the_shape_of_an_image(dim: int, shape: tuple[int, int, int] | None) -> None:
+    assert find_shape(dim) == shape
+
+
+def test_no_number_is_both_a_grey_and_an_rgb_image() -> None:
+    squares = {side * side for side in range(1, 1000)}
+    assert not squares & {3 * square for square in squares}
+    assert all(find_shape(square) == (1, math.isqrt(square), math.isqrt(square)) for square in squares)
+
+
+@pytest.mark.parametrize("images_too", [True, False])
+def test_rows_are_changed_alike_wherever_they_are(images_too: bool) -> None:
+    x = images(6)
+    spread = None if images_too else torch.linspace(0, 2, PIXELS * PIXELS)
+    whole = augment_rows(x, spread, generator(), n=6)
+    torch.testing.assert_close(augment_rows(x[2:5], spread, generator(), n=6, first=2), whole[2:5])
+    if spread is not None:
+        assert torch.equal(whole[:, 0], x[:, 0])  # a feature that is the same everywhere
+        assert abs(float(((whole - x)[:, 1:] / spread[1:]).std()) - AUGMENTATION.noise) < 0.03

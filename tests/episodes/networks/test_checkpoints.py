@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from protonet._checks import InputError
+from protonet.episodes.networks.backbones import make_backbone
+from protonet.episodes.networks.checkpoints import (
+    FORMAT,
+    VERSION,
+    load_encoder,
+    read_checkpoint,
+    read_plan,
+    take_prefix,
+    write_checkpoint,
+)
+from tests.episodes.meta_cases import make_plan
+
+TENSORS = {"a": torch.arange(6.0).reshape(2, 3).T, "b.c": torch.tensor(7, dtype=torch.int64)}
+
+
+def write(path: Path) -> Path:
+    encoder = make_backbone("mlp", 8, torch.Generator().manual_seed(0))
+    tensors = {f"best.{name}": tensor for name, tensor in encoder.state_dict().items()}
+    write_checkpoint(path, tensors | TENSORS, {"backbone": {"name": "mlp", "dim": 8}, "plan": make_plan()._asdict()})
+    return path
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    write_checkpoint(path, TENSORS, {"step": 3, "best": [1, 0.5]})
+    tensors, metadata = read_checkpoint("f", "path", path)
+    assert tensors.keys() == TENSORS.keys()
+    assert all(torch.equal(tensors[name], TENSORS[name]) for name in TENSORS)
+    assert all(torch.equal(theirs, TENSORS[name]) for name, theirs in load_file(path).items())
+    assert (metadata["step"], metadata["best"], metadata["version"]) == (3, [1, 0.5], VERSION)
+    assert take_prefix(tensors, "b.").keys() == {"c"}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "x.safetensors")
+    before = path.read_bytes()
+
+    def fail(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space left"):
+        write_checkpoint(path, {}, {})
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_load_encoder(tmp_path: Path) -> None:
+    x = torch.rand(4, 8, generator=torch.Generator().manual_seed(1))
+    encoder = load_encoder(write(tmp_path / "x.safetensors"), dim=8)
+    assert torch.equal(encoder(x), make_backbone("mlp", 8, torch.Generator().manual_seed(0))(x))
+    assert not encoder.training
+    assert not encoder(x).requires_grad
+    with pytest.raises(ValueError, match=r"^load_encoder: `path` must hold an encoder of 9 features per row; got 8\."):
+        load_encoder(tmp_path / "x.safetensors", dim=9)
+
+
+def test_read_plan(tmp_path: Path) -> None:
+    assert read_plan(write(tmp_path / "x.safetensors")) == make_plan()._asdict()
+    with pytest.raises(ValueError, match=r"^read_plan: `path` must be a checkpoint of .*; got .*absent"):
+        read_plan(tmp_path / "absent")
+
+
+def test_files_that_are_no_checkpoints(tmp_path: Path) -> None:
+    whole = write(tmp_path / "whole").read_bytes()
+    (tmp_path / "truncated").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "empty").touch()
+    (tmp_path / "text").write_text("no tensors in here, but some words")
+    save_file(TENSORS | {"a": torch.zeros(1)}, tmp_path / "foreign")
+    for name in ("truncated", "empty", "text", "foreign", "missing", "."):
+        with pytest.raises(ValueError, match=r"^load_encoder: `path` must be a checkpoint of .*; got /.*\) *\. Pass"):
+            load_encoder(tmp_path / name)
+
+
+@pytest.mark.parametrize("metadata", [{}, {"version": "2"}, [1], 3])
+def test_metadata_of_something_else(tmp_path: Path, metadata: object) -> None:
+    save_file({"a": torch.zeros(1)}, tmp_path / "other", {FORMAT: json.dumps(metadata)})
+    with pytest.raises(InputError, match=r"^f: `path` must be a checkpoint of .*; got .*other \(of something else\)\."):
+        read_checkpoint("f", "path", tmp_path / "other")
+
+
+def test_newer_versions(tmp_path: Path) -> None:
+    header = {"version": VERSION + 1, "library": "9.0"}
+    save_file({"a": torch.zeros(1)}, tmp_path / "new", {FORMAT: json.dumps(header)})
+    with pytest.raises(
+        ValueError, match=rf"of version {VERSION} or older; got .* of version {VERSION + 1}, by .*9\.0\."
+    ):
+        read_checkpoint("f", "path", tmp_path / "new")

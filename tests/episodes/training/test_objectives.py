@@ -1,0 +1,209 @@
+"""What each objective's losses and gradients are, against plain loops over episodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from protonet.episodes.networks.checkpoints import Plan
+from protonet.episodes.networks.conv import BatchNorm
+from protonet.episodes.networks.heads import LinearHead, SetTransformer, make_head
+from protonet.episodes.training.objectives import OBJECTIVES, RECIPE, AdaptedLearner, FeatLearner, make_learner
+from tests.episodes.meta_cases import make_plan
+
+N_SHOT, N_QUERY, N_WAY = 2, 3, 3
+
+
+def make_encoder(name: str) -> nn.Module:
+    """Make an encoder of 4 x 4 images with or without batch normalisation, in float64."""
+    torch.manual_seed(0)
+    first = nn.Conv2d(1, 4, 3, padding=1)
+    norm: nn.Module = BatchNorm(4) if name == "batch" else nn.GroupNorm(2, 4)
+    layers = [nn.Unflatten(1, (1, 4, 4)), first, norm, nn.Tanh(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(16, 5)]
+    return nn.Sequential(*layers).double()
+
+
+def make_batch(n_episodes: int = 2) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.rand(n_episodes, N_WAY, N_SHOT + N_QUERY, 16, generator=generator, dtype=torch.float64)
+    return x, torch.arange(N_WAY).expand(n_episodes, -1)[..., None].expand(-1, -1, N_SHOT + N_QUERY)
+
+
+def plan_of(objective: str, **changes: Any) -> Plan:
+    return make_plan()._replace(objective=objective, inner_steps=2, inner_rate=0.3, **changes)
+
+
+def make_head_of(objective: str, dim: int) -> Any:
+    return make_head(objective, dim, torch.Generator().manual_seed(2)).double()
+
+
+def run(encoder: nn.Module, weights: list[Tensor], x: Tensor, statistics: int | None) -> Tensor:
+    """Run `make_encoder`'s network with given weights; statistics are of the first rows."""
+    z = F.conv2d(x.reshape(-1, 1, 4, 4), weights[0], weights[1], padding=1)
+    if statistics is None:
+        z = F.group_norm(z, 2, weights[2], weights[3])
+    else:
+        mean = z[:statistics].mean(dim=(0, 2, 3), keepdim=True)
+        variance = (z[:statistics] - mean).square().mean(dim=(0, 2, 3), keepdim=True)
+        z = (z - mean) / (variance + 1e-5).sqrt() * weights[2][:, None, None] + weights[3][:, None, None]
+    return F.linear(F.avg_pool2d(z.tanh(), 2).flatten(1), weights[4], weights[5])
+
+
+@pytest.mark.parametrize("first_order", [False, True])
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_mamls_gradients_are_the_slow_loops(norm: str, first_order: bool) -> None:
+    encoder, head, (x, targets) = make_encoder(norm), make_head_of("maml", 5), make_batch()
+    learner = AdaptedLearner(encoder, head, plan_of("maml", first_order=first_order))
+    loss = learner(x, targets, N_SHOT)
+    loss.sum().backward()
+    fast = [weight.grad for weight in learner.parameters()]
+    originals = list(encoder.parameters())
+    statistics = N_WAY * N_SHOT if norm == "batch" else None
+    losses = []
+    for episode in x:
+        support, query = episode[:, :N_SHOT].flatten(0, 1), episode[:, N_SHOT:].flatten(0, 1)
+        labels = [torch.arange(N_WAY).repeat_interleave(n) for n in (N_SHOT, N_QUERY)]
+        weights = [*originals, head.weight.expand(N_WAY, -1), torch.zeros(N_WAY, dtype=torch.float64)]
+        for _ in range(2):
+            logits = run(encoder, weights, support, statistics) @ weights[-2].T + weights[-1]
+            inner = F.cross_entropy(logits, labels[0])
+            if first_order:
+                weights = [weight if weight.requires_grad else weight.requires_grad_() for weight in weights]
+            else:
+                weights[-1].requires_grad_()
+            gradients = torch.autograd.grad(inner, weights, create_graph=not first_order, allow_unused=True)
+            weights = [
+                weight if gradient is None else weight - 0.3 * gradient
+                for weight, gradient in zip(weights, gradients, strict=True)
+            ]
+        embedded = run(encoder, weights, torch.cat([support, query]), statistics)[len(support) :]
+        losses.append(F.cross_entropy(embedded @ weights[-2].T + weights[-1], labels[1]))
+    slow_loss = torch.stack(losses).mean()
+    slow = torch.autograd.grad(slow_loss, [*originals, head.weight])
+    torch.testing.assert_close(loss, slow_loss[None])
+    for ours, theirs in zip(fast, slow, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-8)
+
+
+def test_the_second_order_counts() -> None:
+    gradients = []
+    for first_order in (False, True):
+        learner = AdaptedLearner(
+            make_encoder("group"), make_head_of("maml", 5), plan_of("maml", first_order=first_order)
+        )
+        learner(*make_batch(), N_SHOT).sum().backward()
+        gradients.append(
+            torch.cat([weight.grad.flatten() for weight in learner.parameters() if weight.grad is not None])
+        )
+    assert float((gradients[0] - gradients[1]).norm() / gradients[0].norm()) > 0.01
+
+
+@pytest.mark.parametrize("first_order", [False, True])
+def test_anils_gradients_are_the_slow_loops(first_order: bool) -> None:
+    encoder, head, (x, targets) = make_encoder("batch"), make_head_of("anil", 5), make_batch()
+    learner = AdaptedLearner(encoder, head, plan_of("anil", first_order=first_order))
+    loss = learner(x, targets, N_SHOT)
+    loss.sum().backward()
+    fast = [weight.grad for weight in learner.parameters()]
+    embedded = encoder(x.flatten(0, 2)).unflatten(0, x.shape[:3])  # the statistics of the whole batch
+    losses = []
+    for rows in embedded:
+        support, query = rows[:, :N_SHOT].flatten(0, 1), rows[:, N_SHOT:].flatten(0, 1)
+        hot = [F.one_hot(torch.arange(N_WAY).repeat_interleave(n), N_WAY).double() for n in (N_SHOT, N_QUERY)]
+        weight, bias = head.weight.expand(N_WAY, -1), torch.zeros(N_WAY, dtype=torch.float64)
+        for _ in range(2):  # the gradient in closed form
+            error = ((support @ weight.T + bias).softmax(dim=1) - hot[0]) / len(support)
+            steps = (error.T @ support, error.sum(dim=0))
+            steps = tuple(step.detach() for step in steps) if first_order else steps
+            weight, bias = weight - 0.3 * steps[0], bias - 0.3 * steps[1]
+        losses.append(F.cross_entropy(query @ weight.T + bias, hot[1]))
+    slow_loss = torch.stack(losses).mean()
+    slow = torch.autograd.grad(slow_loss, list(learner.parameters()))
+    torch.testing.assert_close(loss, slow_loss[None])
+    for ours, theirs in zip(fast, slow, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-8)
+
+
+@pytest.mark.parametrize("objective", ["maml", "anil"])
+def test_the_order_of_classes_does_not_matter(objective: str) -> None:
+    learner = AdaptedLearner(make_encoder("group"), make_head_of(objective, 5), plan_of(objective))
+    x, targets = make_batch()
+    torch.testing.assert_close(learner(x[:, [2, 0, 1]], targets, N_SHOT), learner(x, targets, N_SHOT))
+
+
+def attend(head: SetTransformer, sets: Tensor) -> Tensor:
+    """Adapt sets by torch's own attention."""
+    dim = sets.shape[2]
+    attention = nn.MultiheadAttention(dim, 1, batch_first=True, dtype=torch.float64)
+    state = {
+        "in_proj_weight": torch.cat([head.asking.weight, head.asked.weight, head.value.weight]),
+        "in_proj_bias": torch.zeros(3 * dim).double(),
+        "out_proj.weight": head.output.weight,
+        "out_proj.bias": head.output.bias,
+    }
+    moved = torch.func.functional_call(attention, state, (sets, sets, sets))[0]
+    return F.layer_norm(sets + moved, (dim,), head.norm.weight, head.norm.bias)
+
+
+def test_feats_losses_are_the_slow_loops() -> None:
+    encoder, head, (x, targets) = make_encoder("group"), make_head_of("feat", 5).eval(), make_batch()
+    assert isinstance(head, SetTransformer)
+    learner = FeatLearner(encoder, head, torch.rand(5, 5, generator=torch.Generator().manual_seed(3)).double())
+    episodic: list[Tensor] = []
+    contrastive: list[Tensor] = []
+    for episode in encoder(x.flatten(0, 2)).unflatten(0, x.shape[:3]):
+        adapted = attend(head, episode[:, :N_SHOT].mean(dim=1)[None])[0]
+        centres = torch.stack([attend(head, rows[None])[0].mean(dim=0) for rows in episode])
+        for way in range(N_WAY):
+            for number, row in enumerate(episode[way]):
+                for losses, points in ((episodic, adapted), (contrastive, centres)):
+                    if losses is contrastive or number >= N_SHOT:
+                        log_p = (F.cosine_similarity(points, row[None]) / RECIPE.temperature).log_softmax(dim=0)
+                        losses.append(-log_p[way])
+    found = learner(x, targets, N_SHOT)
+    torch.testing.assert_close(found[0], torch.stack(episodic).mean())
+    torch.testing.assert_close(found[1], RECIPE.contrast * torch.stack(contrastive).mean())
+    cosines = F.normalize(encoder(x.flatten(0, 2)), dim=1) @ F.normalize(learner.proxies, dim=1).T
+    smooth = F.cross_entropy(cosines / RECIPE.temperature, targets.flatten(), label_smoothing=RECIPE.smoothing)
+    torch.testing.assert_close(found[2], smooth)
+
+
+def test_a_set_has_no_order() -> None:
+    head = make_head_of("feat", 5).eval()
+    sets = torch.rand(2, 4, 5, generator=torch.Generator().manual_seed(0)).double()
+    torch.testing.assert_close(head(sets[:, [3, 0, 2, 1]]), head(sets)[:, [3, 0, 2, 1]])
+    head.train()
+    assert not torch.equal(head(sets), head(sets))  # dropout
+
+
+def test_heads_begin_as_their_generator_says() -> None:
+    before = torch.get_rng_state()
+    for objective in OBJECTIVES:
+        first, same = (make_head(objective, 64, torch.Generator().manual_seed(0)).state_dict() for _ in range(2))
+        assert first.keys() == same.keys()
+        assert all(torch.equal(first[name], same[name]) for name in first)
+        assert bool(first) == (objective != "prototypes")
+    assert torch.equal(torch.get_rng_state(), before)
+    head = make_head("maml", 10_000, torch.Generator().manual_seed(0))
+    assert isinstance(head, LinearHead)
+    assert abs(float(head.weight.detach().std() * 100) - 1) < 0.05
+    weight, bias = head.begin(3).values()
+    assert weight.shape == (3, 10_000)
+    assert torch.equal(weight[0], weight[2])
+    assert bias.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_learner_of_each_objective(objective: str) -> None:
+    plan = plan_of(objective, backbone="conv4", dim=256)
+    learner, same = (make_learner(plan, torch.Generator().manual_seed(1)) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(learner.parameters(), same.parameters(), strict=True))
+    x = torch.rand(2, 4, 3, 256, generator=torch.Generator().manual_seed(0))
+    losses = learner(x, torch.arange(4)[:, None].expand(2, -1, 3), 2)
+    assert len(losses) == len(learner.losses)
+    losses.sum().backward()
+    assert all(weight.grad is not None for weight in learner.parameters())

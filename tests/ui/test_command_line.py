@@ -1,0 +1,160 @@
+"""What commands share: one line for every error, paths checked and nothing left behind."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from protonet._checks import InputError, InputTypeError, MissingPackageError
+from protonet.ui.command_line import (
+    Parser,
+    check_name,
+    check_outputs,
+    check_writable_file,
+    check_writable_folder,
+    parse_number,
+    parse_whole,
+    run_command,
+)
+from protonet.ui.text import format_table
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (None, 0, ""),
+        (InputError("solve: `x`\nmust be"), 2, "solve: `x` must be\n"),
+        (InputTypeError("a"), 2, "a\n"),
+        (MissingPackageError("cmd: `x` must be installed"), 2, "cmd: `x` must be installed\n"),
+        (FileNotFoundError(2, "No such file", "x"), 2, "cmd: [Errno 2] No such file: 'x'\n"),
+        (KeyboardInterrupt(), 130, "cmd: interrupted\n"),
+        (KeyboardInterrupt("stopped; half is kept"), 130, "cmd: stopped; half is kept\n"),
+    ],
+)
+def test_exit_codes(error: BaseException | None, code: int, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def command(arguments: Sequence[str] | None) -> None:
+        assert arguments == ["a"]
+        if error is not None:
+            raise error
+
+    assert run_command("cmd", command, ["a"]) == code
+    assert capsys.readouterr().err == line
+
+
+BUGS = (RuntimeError("a bug"), ValueError("of ours"), TypeError("of ours"), ImportError("of ours"), AssertionError())
+
+
+@pytest.mark.parametrize("error", BUGS, ids=lambda error: type(error).__name__)
+def test_a_bug_is_one_line_that_names_the_file_with_the_traceback(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command(_: Sequence[str] | None) -> None:
+        raise error
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert run_command("cmd", command, ["a"]) == 1
+    said = capsys.readouterr()
+    (path,) = tmp_path.iterdir()
+    assert said.out == ""
+    assert said.err == (
+        f"cmd: this is a bug of protonet, not your mistake ({type(error).__name__}). "
+        f"Please report it with the command and {path}, which holds the traceback\n"
+    )
+    text = path.read_text()
+    assert text.startswith("cmd\nPython 3.")
+    assert f"torch {metadata.version('torch')}" in text
+    assert "Traceback (most recent call last):" in text
+    assert "raise error" in text
+    assert str(error) in text
+
+
+def test_a_bug_is_told_whole_where_no_file_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command(_: Sequence[str] | None) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    assert run_command("cmd", command) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(
+        "cmd: this is a bug of protonet, not your mistake (RuntimeError). Please report it with this:\n"
+    )
+    assert error.endswith("RuntimeError: a bug\n\n")
+
+
+def test_parser_errors() -> None:
+    parser = Parser("cmd", "Do it.")
+    parser.add_argument("--long-name")
+    assert parser.parse_args(["--long-name", "x"]).long_name == "x"
+    for arguments in (["--long", "x"], ["--long-name"], ["extra"]):
+        with pytest.raises(InputError, match=r"^cmd: `arguments` must be as --help lists them; got .*python -m cmd"):
+            parser.parse_args(arguments)
+
+
+def test_parse_whole() -> None:
+    assert parse_whole("cmd", "--n", "12", low=0) == 12
+    for text in ("-1", "1.5", "", "nan", "x"):
+        with pytest.raises(InputError, match=rf"^cmd: `--n` must be a whole number >= 0; got '{text}'\."):
+            parse_whole("cmd", "--n", text, low=0)
+
+
+def test_parse_number() -> None:
+    assert parse_number("cmd", "--n", "1.5", low=0) == 1.5
+    for text in ("-1", "0", "", "nan", "inf", "x"):
+        with pytest.raises(InputError, match=rf"^cmd: `--n` must be a finite number > 0; got '{text}'\."):
+            parse_number("cmd", "--n", text, low=0)
+
+
+def test_writable_file(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "folder" / "new"
+    old.write_text("kept")
+    assert check_writable_file("cmd", "--out", str(old)) == old
+    assert old.read_text() == "kept"
+    assert check_writable_file("cmd", "--out", new) == new
+    assert not new.exists()
+    for bad in (tmp_path, old / "below"):
+        with pytest.raises(InputError, match=r"^cmd: `--out` must be a file that can be written; got /"):
+            check_writable_file("cmd", "--out", bad)
+
+
+def test_writable_folder(tmp_path: Path) -> None:
+    new = tmp_path / "a" / "b"
+    assert check_writable_folder("cmd", "--out", str(new)) == new
+    assert list(new.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"^cmd: `--out` must be a folder that can be written; got /"):
+        check_writable_folder("cmd", "--out", tmp_path / "file")
+
+
+def test_check_name() -> None:
+    known = ("pt-map", "protonet", "tim")
+    assert check_name("cmd", "--method", "tim", known) == "tim"
+    with pytest.raises(InputError, match=r"be one of pt-map, .*; got 'PT_MAP'\. Did you mean pt-map\?"):
+        check_name("cmd", "--method", "PT_MAP", known)
+    for other in ("12", "nosuch", "mytip"):  # none of them, or little alike
+        with pytest.raises(InputError, match=rf"be one of pt-map, protonet, tim; got '{other}'\. Pick a listed one\."):
+            check_name("cmd", "--method", other, known)
+
+
+def test_outputs_are_different_files(tmp_path: Path) -> None:
+    options = argparse.Namespace(json=str(tmp_path / "a"), csv=str(tmp_path / "b"), plot=None)
+    assert check_outputs("cmd", options, ("json", "csv", "plot")) == {"json": tmp_path / "a", "csv": tmp_path / "b"}
+    options.csv = str(tmp_path / "x" / ".." / "a")
+    with pytest.raises(InputError, match=r"^cmd: `--csv` must be another file than --json"):
+        check_outputs("cmd", options, ("json", "csv", "plot"))
+
+
+def test_table() -> None:
+    text = format_table(["a", "long name"], [["1", "2"], ["333333", "4"]])
+    assert text.splitlines() == [
+        "| a      | long name |",
+        "|--------|-----------|",
+        "| 1      | 2         |",
+        "| 333333 | 4         |",
+    ]
