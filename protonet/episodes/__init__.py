@@ -1,14 +1,8 @@
 """Few-shot experiments: episodes, methods, evaluation and meta-training.
 
-Evaluation, from below: `draws` numbers episodes, `batch` gathers their rows, `methods` classify them, with settings
-that `keywords` reads and `choice` applies; `evaluation` scores the methods, `state` keeps the scores, `statistics`
-compares them, `report` writes the result. `material` is what an evaluation needs (`sources`, `normalization`), `tuning`
-chooses settings, `experiment` is the whole evaluation, `suite` and `study` are many of them, and `compare` is of
-several runs' files. `kinds` reads which episodes the command's options ask for, `presets` has those of papers; other
-protocols than `draws` are `fixed_split`, `meta_dataset` and `generalized`.
-Meta-training: `backbones`, some of them the papers' `networks`, learn for one of the `objectives`, perhaps with one of
-the `heads`, on the `tasks`, whose rows `augmentation` changes, by the loop in `meta`, with `checkpoints`; `train` is
-the command. Methods that adapt an encoder find it, and the rows before it, in `batch.Trained`.
+Rooms, from below: `draws` numbers the episodes of each protocol and gathers their rows; `networks` embeds rows;
+`methods` classify, with settings of their own; `features` come from data sets and networks; `evaluation` goes from
+settings to numbers; `training` meta-trains an encoder.
 """
 
 from __future__ import annotations
@@ -37,14 +31,14 @@ __all__ = [
 ]
 
 _ROOMS = {
-    "Episodes": "episodes.batch",
-    "Setting": "episodes.draws",
-    "choose_methods": "episodes.choice",
-    "evaluate": "episodes.evaluation",
-    "format_report": "episodes.report",
+    "Episodes": "episodes.draws.batch",
+    "Setting": "episodes.draws.numbered",
+    "choose_methods": "episodes.methods.choice",
+    "evaluate": "episodes.evaluation.evaluate",
+    "format_report": "episodes.evaluation.report",
     "index_classes": "sampling",
-    "load_source": "episodes.sources",
-    "summarize": "episodes.report",
+    "load_source": "episodes.features.sources",
+    "summarize": "episodes.evaluation.report",
 }
 
 
