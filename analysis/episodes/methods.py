@@ -19,24 +19,15 @@ from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import BUILD, Report, StudyParser, run_python
 from protonet._checks import fail
 from protonet.episodes.evaluation.statistics import Comparison
-from protonet.episodes.methods import (
-    METHODS,
-    NEEDS_ENCODER,
-    NEEDS_TEXTS,
-    NEEDS_UNLABELLED,
-    SLOW,
-    TRANSDUCTIVE,
-    USES_BASE,
-)
+from protonet.episodes.methods import METHODS
 from protonet.ui.command_line import check_writable_folder
 from protonet.ui.text import format_table
 from solution.pack import ROOT
 
 PROG = "analysis episodes"
 ENCODERS = {"mlp": BUILD / "mlp.safetensors", "conv": BUILD / "conv.safetensors"}
-#: Those that need no texts and take less than a tenth of a second an episode.
-LEFT_OUT = NEEDS_ENCODER.keys() | NEEDS_TEXTS | NEEDS_UNLABELLED | SLOW
-EVALUATED = tuple(name for name in METHODS if name not in LEFT_OUT)
+#: Those that need nothing more and take less than a tenth of a second an episode.
+EVALUATED = tuple(name for name, spec in METHODS.items() if not spec.slow and not spec.needs)
 PLAIN = ("protonet", "protonet-cosine")
 DIRICHLET = ["--imbalance", "2.0"]
 
@@ -62,7 +53,7 @@ ACCURACY = (
     glyphs("pixels, 5-shot", None, "--shot", "5"),
     glyphs("conv, 5-shot", "conv", "--shot", "5"),
 )
-COMPARED = (*PLAIN, *(name for name in EVALUATED if name in TRANSDUCTIVE))
+COMPARED = (*PLAIN, *(name for name in EVALUATED if METHODS[name].transductive))
 WARPED = ("--dataset", "synthetic:warped", "--shot", "5")
 #: Pairs of experiments, balanced and by Dirichlet shares, on the same numbers of queries.
 UNBALANCED = (
@@ -147,7 +138,9 @@ def tabulate(summaries: Mapping[str, Mapping[str, Any]], n_episodes: int, rows: 
         )
 
     first = TITLE.format(
-        n=n_episodes, first=next(iter(TRANSDUCTIVE)), uses="`, `".join(name for name in EVALUATED if name in USES_BASE)
+        n=n_episodes,
+        first=next(name for name, spec in METHODS.items() if spec.transductive),
+        uses="`, `".join(name for name in EVALUATED if METHODS[name].uses_base),
     ) + show(ACCURACY, rows)
     return (
         first + SECOND.format(plain="`, `".join(PLAIN)) + show(UNBALANCED, [name for name in COMPARED if name in rows])

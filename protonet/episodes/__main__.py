@@ -12,9 +12,8 @@ import argparse
 import os
 import sys
 import traceback
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from protonet._checks import InputError, fail
 from protonet.ui.command_line import Parser, check_name, check_outputs, parse_whole, run_command
@@ -40,13 +39,16 @@ SIDES = ("novel", "validation", "base", "all")
 def make_parser() -> Parser:
     """Return the parser of the evaluation's arguments."""
     from protonet.episodes.features.normalization import NORMALIZATIONS  # noqa: PLC0415
-    from protonet.episodes.methods import ALIASES, INDUCTIVE, TRANSDUCTIVE  # noqa: PLC0415 - torch takes a second
+    from protonet.episodes.methods import ALIASES, METHODS  # noqa: PLC0415 - torch takes a second
 
     defaults = " ".join(DEFAULT_METHODS)
+    inductive, transductive = (
+        [name for name, own in METHODS.items() if own.transductive is kind] for kind in (False, True)
+    )
     parser = Parser(PROG, "Evaluate few-shot methods on the same N-way K-shot episodes, with 95 % intervals.")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = f"""inductive methods:\n  {_wrap(INDUCTIVE)}
-transductive methods, which use all queries of an episode together:\n  {_wrap(TRANSDUCTIVE)}
+    parser.epilog = f"""inductive methods:\n  {_wrap(inductive)}
+transductive methods, which use all queries of an episode together:\n  {_wrap(transductive)}
 other names:\n  {", ".join(f"{alias} for {name}" for alias, name in ALIASES.items())}
 meta-training:\n  python -m protonet.episodes train --help
 the --json files of two runs, compared by episode:\n  python -m protonet.episodes compare --help
@@ -124,7 +126,7 @@ several processes, with the same results:\n  torchrun --nproc-per-node 2 -m prot
     return parser
 
 
-def _wrap(names: Mapping[str, Any]) -> str:
+def _wrap(names: Iterable[str]) -> str:
     """Wrap names into indented lines of at most 90 characters."""
     import textwrap  # noqa: PLC0415 - for the help alone
 

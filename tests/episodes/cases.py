@@ -8,9 +8,30 @@ import torch
 
 from analysis.episodes.peers import load_easyfsl
 from protonet.episodes.draws.batch import Base, Episodes, summarize_base, take_from
+from protonet.episodes.methods import METHODS
+from protonet.episodes.methods.spec import Need
 from protonet.sampling import index_classes
 
-__all__ = ["load_easyfsl", "make_base", "make_episodes", "make_texts", "run_easyfsl", "texts_of"]
+__all__ = [
+    "SLOW",
+    "TRAINED",
+    "load_easyfsl",
+    "make_base",
+    "make_episodes",
+    "make_texts",
+    "needing",
+    "run_easyfsl",
+    "texts_of",
+]
+
+#: Methods that take long, and those that need a meta-trained encoder, with its objective.
+SLOW = {name for name, spec in METHODS.items() if spec.slow}
+TRAINED = {name: spec.objective for name, spec in METHODS.items() if "encoder" in spec.needs}
+
+
+def needing(need: Need) -> set[str]:
+    """Return the names of the methods that need something."""
+    return {name for name, spec in METHODS.items() if need in spec.needs}
 
 
 def make_base(*, dim: int = 12, seed: int = 0, dtype: torch.dtype = torch.float64) -> Base:

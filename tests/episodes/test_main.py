@@ -17,7 +17,8 @@ from tqdm import tqdm
 
 from protonet.episodes.__main__ import main
 from protonet.episodes.evaluation import experiment
-from protonet.episodes.methods import ALIASES, METHODS, NEEDS_ENCODER, NEEDS_TEXTS, NEEDS_UNLABELLED, SLOW
+from protonet.episodes.methods import ALIASES, METHODS
+from tests.episodes.cases import SLOW, needing
 
 FEW = ["--way", "3", "--query", "4", "--episodes", "300"]
 
@@ -153,7 +154,7 @@ def test_all_methods(features: Path, capsys: pytest.CaptureFixture[str]) -> None
     few = ["--way", "3", "--query", "4", "--episodes", "2"]
     assert run("--dataset", str(features), *few, "--method", "all") == 0
     out = capsys.readouterr().out
-    left = {*NEEDS_ENCODER, *NEEDS_TEXTS, *NEEDS_UNLABELLED, *SLOW}
+    left = {*needing("encoder"), *needing("texts"), *needing("unlabelled"), *SLOW}
     assert all((f"| {name} " in out) == (name not in left) for name in METHODS)
     assert "Without texts, clip-zero-shot and tip-adapter are left out." in out
     assert "Without unlabelled rows, semi-kmeans, semi-kmeans-cluster, semi-kmeans-masked are left out." in out

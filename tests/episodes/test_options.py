@@ -17,7 +17,7 @@ from protonet.episodes.__main__ import main
 from protonet.episodes.draws.batch import summarize_base, take_from
 from protonet.episodes.draws.numbered import Setting
 from protonet.episodes.evaluation.evaluate import evaluate
-from protonet.episodes.methods import METHODS, NEEDS_BASE, NEEDS_ENCODER, NEEDS_TEXTS, NEEDS_UNLABELLED, SLOW
+from protonet.episodes.methods import METHODS
 from protonet.sampling import index_classes
 
 KIND = ["--way", "2", "--query", "4", "--episodes", "70"]
@@ -179,7 +179,7 @@ def test_a_traceback_on_request(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.usefixtures("folder")
 def test_the_list_of_methods(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--methods") == 0
-    assert "  lambda: a number, 0.7 by default" in capsys.readouterr().out
+    assert "  lambda: a number >= 0, 0.7 by default" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", ["l2", "cl2", "z"])
@@ -245,9 +245,9 @@ def test_texts_by_name(folder: Path) -> None:
 def test_all_methods_that_can_run_and_more(capsys: pytest.CaptureFixture[str]) -> None:
     few = ["--episodes", "2", "--method", "all", "soft-kmeans:steps=2"]
     found = accuracies(*few, "--base", "base.npy", dataset="plain.npz")
-    left = NEEDS_BASE | NEEDS_ENCODER.keys() | NEEDS_TEXTS | NEEDS_UNLABELLED | SLOW
+    left = {name for name, spec in METHODS.items() if spec.needs or spec.slow}
     assert list(found) == [*(name for name in METHODS if name not in left), "soft-kmeans:steps=2"]
-    assert "distribution-calibration, finetune, solver take long" in capsys.readouterr().out
+    assert "distribution-calibration, finetune, solver, alpha-am take long" in capsys.readouterr().out
 
 
 def test_an_encoder_embeds_base_rows_of_another_file_too(folder: Path) -> None:

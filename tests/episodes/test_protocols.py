@@ -14,7 +14,8 @@ import pytest
 
 from protonet.episodes.__main__ import main
 from protonet.episodes.draws.presets import PRESETS
-from protonet.episodes.methods import NEEDS_UNLABELLED, TAKES_MEANS
+from protonet.episodes.methods import METHODS
+from tests.episodes.cases import needing
 
 #: Stops the run that finds no file "started" after three batches of episodes, as Ctrl-C does.
 STOPS = """
@@ -185,7 +186,7 @@ def test_base_beside_novel_classes(capsys: pytest.CaptureFixture[str]) -> None:
     assert "harmonic mean" in Path("page.html").read_text(encoding="utf-8")
     out = capsys.readouterr().out
     assert "Methods that need rows of all classes are left out: base classes have means." in out
-    assert set(held["methods"]) == TAKES_MEANS - {"clip-zero-shot"}
+    assert set(held["methods"]) == {name for name, spec in METHODS.items() if spec.takes_means and not spec.needs}
     for own in held["methods"].values():
         assert 0.2 < own["harmonic"] <= max(own["base"], own["novel"])
         assert own["harmonic_half_width"] > 0
@@ -201,12 +202,12 @@ def test_base_beside_novel_classes(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.usefixtures("folder")
 def test_unlabelled_rows_help_who_looks_at_them(capsys: pytest.CaptureFixture[str]) -> None:
-    held = read(*KINDS["unlabelled"], "--episodes", "400", "--method", "protonet", *sorted(NEEDS_UNLABELLED))
+    held = read(*KINDS["unlabelled"], "--episodes", "400", "--method", "protonet", *sorted(needing("unlabelled")))
     out = capsys.readouterr().out
     assert "2-way 1-shot 2-query, 3 unlabelled rows of each class and of 2 distractor classes, 400 episodes" in out
     assert "Unlabelled rows are not looked at by protonet." in out
     rates = {name: own["accuracy"] for name, own in held["methods"].items()}
-    assert all(rates[name] > rates["protonet"] for name in NEEDS_UNLABELLED)
+    assert all(rates[name] > rates["protonet"] for name in needing("unlabelled"))
     plain = read("--dataset", "all.npz", "--way", "2", "--query", "2", "--episodes", "400", "--method", "protonet")
     assert plain["right"]["protonet"] == held["right"]["protonet"]  # the same episodes
 

@@ -15,13 +15,14 @@ from protonet.episodes.__main__ import main
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.draws.numbered import Setting
 from protonet.episodes.evaluation.evaluate import Scores, evaluate, join_batches
-from protonet.episodes.methods import METHODS, NEEDS_ENCODER
+from protonet.episodes.methods import METHODS
 from protonet.episodes.methods.choice import choose_methods
 from protonet.episodes.networks.backbones import embed_rows
 from protonet.episodes.networks.checkpoints import load_encoder, load_trained
 from protonet.episodes.training import tasks
 from protonet.episodes.training.objectives import RECIPE
 from protonet.sampling import index_classes
+from tests.episodes.cases import TRAINED
 from tests.episodes.meta_cases import SIDES, make_data, make_trained, make_trained_episodes, save_data
 
 SETTING = Setting((2, 2), n_query=3)
@@ -75,7 +76,7 @@ def test_all_leaves_out_methods_of_other_objectives(folder: Path, capsys: pytest
     out = capsys.readouterr().out
     assert "Without an encoder of their objectives, maml, anil are left out." in out
     assert "| feat " in out
-    assert all(f"| {name} " not in out for name in NEEDS_ENCODER if name != "feat")
+    assert all(f"| {name} " not in out for name in TRAINED if name != "feat")
 
 
 @pytest.mark.parametrize(
@@ -144,9 +145,9 @@ def test_what_is_trained_is_loaded(folder: Path) -> None:
     assert torch.equal(query, rows[None, [7]])
 
 
-@pytest.mark.parametrize("name", sorted(NEEDS_ENCODER))
+@pytest.mark.parametrize("name", sorted(TRAINED))
 def test_some_of_the_queries_are_classified_as_all(name: str) -> None:
-    episodes, _ = make_trained_episodes(make_trained(NEEDS_ENCODER[name] or "prototypes"))
+    episodes, _ = make_trained_episodes(make_trained(TRAINED[name] or "prototypes"))
     method, queries = METHODS[name], slice(3, 8)
     torch.testing.assert_close(
         method(episodes.take_queries(queries)), method(episodes)[:, queries], atol=1e-4, rtol=1e-3

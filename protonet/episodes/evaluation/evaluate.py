@@ -28,7 +28,7 @@ from protonet.episodes.draws.batch import (
 from protonet.episodes.draws.numbered import Draw, Sampler
 from protonet.episodes.evaluation.distributed import Group
 from protonet.episodes.evaluation.statistics import half_width
-from protonet.episodes.methods import INDUCTIVE, METHODS, TAKES_MEANS, Method
+from protonet.episodes.methods import Method, MethodSpec
 from protonet.episodes.methods.choice import ChosenMethod
 from protonet.metrics import fill_bins
 from protonet.sampling import ClassIndex
@@ -42,7 +42,6 @@ CHUNK = 64
 FEATURES_AT_ONCE = 2**21
 #: Products of queries with classes and support rows that inductive methods make at a time; and the least queries.
 BLOCK, QUERIES_AT_ONCE = 2**27, 1024
-MEANS = {METHODS[name] for name in TAKES_MEANS}  #: Methods that make products of queries with classes alone.
 #: Floats in just under 32 MiB. Freeing an array of this size once makes glibc keep later arrays instead of returning
 #: them to the system.
 KEPT = 2**23 - 2**12
@@ -207,12 +206,12 @@ def _call(method: Method, episodes: Episodes) -> object:
 
     An inductive one of ours gets many queries in blocks, so that what it makes of each and every class stays small.
     """
-    function = method.function if isinstance(method, ChosenMethod) else method
-    if function in METHODS.values():
+    spec = method.spec if isinstance(method, ChosenMethod) and method.origin is None else method
+    if isinstance(spec, MethodSpec):
         n_episodes, n_queries = episodes.query.shape[:2]
-        products = episodes.n_way + (0 if function in MEANS else episodes.support.shape[1])  # of a query
+        products = episodes.n_way + (0 if spec.takes_means else episodes.support.shape[1])  # of a query
         most = max(QUERIES_AT_ONCE, BLOCK // (n_episodes * products))
-        if n_queries <= most or function not in INDUCTIVE.values():
+        if n_queries <= most or spec.transductive:
             return method(episodes)
         parts = (method(episodes.take_queries(slice(at, at + most))) for at in range(0, n_queries, most))
         return torch.cat([part.transpose(1, 2) for part in parts], dim=2).transpose(1, 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -18,19 +18,7 @@ from protonet.episodes.draws.meta_dataset import MetaDataset, read_groups
 from protonet.episodes.draws.numbered import Sampler, Setting
 from protonet.episodes.features.normalization import CHUNK, normalize_rows
 from protonet.episodes.features.sources import load_base, load_source, load_texts, same_source
-from protonet.episodes.methods import (
-    ADAPTS_ENCODER,
-    ALIASES,
-    CENTRED,
-    METHODS,
-    NEEDS_BASE,
-    NEEDS_ENCODER,
-    NEEDS_TEXTS,
-    NEEDS_UNLABELLED,
-    SLOW,
-    TAKES_MEANS,
-    USES_BASE,
-)
+from protonet.episodes.methods import ALIASES, METHODS, MethodSpec
 from protonet.episodes.methods.choice import ChosenMethod
 from protonet.episodes.networks.backbones import embed_rows
 from protonet.episodes.networks.checkpoints import load_trained, read_plan
@@ -133,7 +121,15 @@ def prepare(data: Dataset, experiment: Experiment) -> Material:
         fail(PROG, "--side", "be a side that has classes", got, "Pass --side all, or --split-seed 0 for a split.")
     base_data, base_ids = _find_base(data, side, experiment)
     plan = None if experiment.encoder is None else read_plan(experiment.encoder)
-    methods, notes = _find_methods(experiment, len(base_ids), None if plan is None else plan["objective"])
+    n_unlabelled = experiment.setting.n_unlabelled if isinstance(experiment.setting, Setting) else 0
+    supply = Supply(
+        n_base=len(base_ids),
+        objective=None if plan is None else plan["objective"],
+        texts=experiment.texts is not None,
+        unlabelled=n_unlabelled > 0,
+        means=isinstance(experiment.setting, Generalized),
+    )
+    methods, notes = _find_methods(experiment, supply)
     chosen = [c for c, own in enumerate(sides) if side in ("all", own)]
     names = tuple(data.class_names[c] for c in chosen)
     whole = index_classes(data.y)
@@ -152,12 +148,12 @@ def prepare(data: Dataset, experiment: Experiment) -> Material:
         note = f"{small} of {len(chosen)} classes have fewer rows than shot + query, "
         notes.append(f"{note}{len(chosen) - len(by_class.size)} too few to be drawn.")
     kind = experiment.normalize
-    uses_base = any(each.key in USES_BASE or each.origin is not None for each in methods.values())
+    uses_base = any(choice.spec.uses_base for choice in methods.values())
     if kind != "cl2" and not uses_base and not isinstance(setting, Generalized):
         base_ids = []
     if plan is not None:
         notes += _compare_split(plan, experiment, side)
-        adapting = [name for name, choice in methods.items() if choice.key in ADAPTS_ENCODER]
+        adapting = [name for name, choice in methods.items() if choice.spec.adapts]
         if kind != "none" and adapting:
             notes.append(f"{' and '.join(adapting)} embed rows anew, which are not normalized then.")
         if data.shape is None and plan["backbone"] != "mlp":
@@ -226,65 +222,96 @@ def _open_rows(data: Dataset, class_ids: Sequence[int], encoder: str | None) -> 
     return SourceRows(embed_rows(trained.encoder, take, used), places, trained=trained)
 
 
-def _find_methods(
-    experiment: Experiment, n_base: int, objective: str | None
-) -> tuple[dict[str, ChosenMethod], list[str]]:
-    """Return an experiment's methods by name, where there are ``n_base`` base classes, and lines for the report.
+class Supply(NamedTuple):
+    """What there is for methods beside support and queries."""
 
-    Base rows without classes, as of an NPY file, are one class; what needs base classes needs two. ``objective`` is the
-    encoder's, None without one.
-    """
-    notes, choices = [], list(experiment.methods)
-    missing = sorted(NEEDS_BASE) if n_base < 2 else []
-    unnamed = sorted(NEEDS_TEXTS) if experiment.texts is None else []
-    untrained = [name for name, own in NEEDS_ENCODER.items() if objective is None or own not in (None, objective)]
-    setting = experiment.setting
-    n_unlabelled = setting.n_unlabelled if isinstance(setting, Setting) else 0
-    unlabelled = sorted(NEEDS_UNLABELLED) if not n_unlabelled else []
-    means = isinstance(setting, Generalized)
-    if means and not n_base:
+    n_base: int  #: Base classes; base rows without classes, as of an NPY file, are one, and what needs them needs two.
+    objective: str | None  #: That the encoder was trained for; None without one.
+    texts: bool  #: Whether texts name the classes.
+    unlabelled: bool  #: Whether episodes have unlabelled rows.
+    means: bool  #: Whether base classes stand beside the novel ones, by their means.
+
+    def list_missing(self, spec: MethodSpec) -> list[str]:
+        """Return what a method needs and does not find, keys of ``LACKS``."""
+        trained = self.objective is not None and spec.objective in (None, self.objective)
+        there = {"base": self.n_base > 1, "encoder": trained, "texts": self.texts, "unlabelled": self.unlabelled}
+        missing = [need for need in LACKS if need in spec.needs and not there[need]]
+        return missing + ["means"] * (self.means and not spec.takes_means)
+
+
+#: What a method lacks: what it must find, and how that is had.
+LACKS = {
+    "texts": ("find texts that name the classes", "Pass --texts FILE.npz, whose y are the names of the classes."),
+    "encoder": ("find an encoder", "Pass --encoder FILE, of such a run."),
+    "unlabelled": ("find unlabelled rows", "Pass --unlabelled 5, with --distractors 5 for rows of other classes."),
+    "base": (
+        "find base classes beside the evaluated ones",
+        "Pass --side novel, of data with a split by class (--split-seed 0 makes one), or --base FILE.npz.",
+    ),
+}
+#: Why "all" leaves out methods that lack something; those that take long are named, too.
+LEFT_OUT = {
+    "encoder": "Without an encoder of their objectives, {} are left out.",
+    "texts": "Without texts, {} are left out.",
+    "unlabelled": "Without unlabelled rows, {} are left out.",
+    "slow": "{} take long, and are left out of 'all': name them, too.",
+    "means": "Methods that need rows of all classes are left out: base classes have means.",
+}
+
+
+def _find_methods(experiment: Experiment, supply: Supply) -> tuple[dict[str, ChosenMethod], list[str]]:
+    """Return an experiment's methods by name, and lines for the report."""
+    if supply.means and not supply.n_base:
         remedy = "Pass --side novel, of data with a split by class (--split-seed 0 makes one)."
         fail(PROG, "--protocol", "find base classes, to be generalized", "none", remedy)
+    notes: list[str] = []
+    choices = list(experiment.methods)
     if experiment.every:
-        others = [name for name in untrained if name not in SLOW]
-        notes += [f"Without an encoder of their objectives, {', '.join(others)} are left out."] if others else []
-        notes += [f"Without texts, {' and '.join(unnamed)} are left out."] if unnamed else []
-        notes += [f"Without unlabelled rows, {', '.join(unlabelled)} are left out."] if unlabelled else []
-        notes.append(f"{', '.join(sorted(SLOW))} take long, and are left out of 'all': name them, too.")
-        means_alone = METHODS.keys() - TAKES_MEANS if means else set()
-        left = {*unnamed, *unlabelled, *untrained, *SLOW, *means_alone}
-        notes += ["Methods that need rows of all classes are left out: base classes have means."] if means else []
-        choices = [ChosenMethod(name, name, METHODS[name]) for name in METHODS if name not in left] + choices
+        notes, known = _choose_all(supply)
+        choices = known + choices
     for choice in choices:
-        if choice.key in unnamed:
-            remedy = "Pass --texts FILE.npz, whose y are the names of the classes."
-            fail(PROG, "--method", "find texts that name the classes", f"none for {choice.name}", remedy)
-        if choice.key in untrained:
-            own = NEEDS_ENCODER[choice.key]
-            wanted = "find an encoder" if own is None else f"find an encoder of train --objective {own}"
-            got = f"none for {choice.name}" if objective is None else f"one of {objective} for {choice.name}"
-            fail(PROG, "--method", wanted, got, "Pass --encoder FILE, of such a run.")
-        if choice.key in unlabelled:
-            remedy = "Pass --unlabelled 5, with --distractors 5 for rows of other classes."
-            fail(PROG, "--method", "find unlabelled rows", f"none for {choice.name}", remedy)
-        if means and choice.key in METHODS and choice.key not in TAKES_MEANS:
-            constraint = "know a class by its mean, which is all that there is of base classes"
-            fail(PROG, "--method", constraint, choice.name, f"Pass some of {', '.join(sorted(TAKES_MEANS))}.")
-        if choice.key in missing:
-            remedy = "Pass --side novel, of data with a split by class (--split-seed 0 makes one), or --base FILE.npz."
-            fail(PROG, "--method", "find base classes beside the evaluated ones", f"none for {choice.name}", remedy)
+        for need in supply.list_missing(choice.spec)[:1] if choice.origin is None else ():
+            _refuse(choice, need, supply)
     notes += [f"{choice.key} is {choice.name}." for choice in choices if choice.key in ALIASES]
     methods = {choice.name: choice for choice in choices}
-    blind = [name for name, choice in methods.items() if choice.key in METHODS and choice.key not in NEEDS_UNLABELLED]
-    if n_unlabelled and blind:
+    ours = {name: choice.spec for name, choice in methods.items() if choice.origin is None}
+    blind = [name for name, spec in ours.items() if "unlabelled" not in spec.needs]
+    if supply.unlabelled and blind:
         notes.append(f"Unlabelled rows are not looked at by {', '.join(blind)}.")
-    centred = [name for name, choice in methods.items() if choice.key in CENTRED]
-    if "simpleshot" in centred and not n_base:
-        notes.append("Without base classes, simpleshot centres on each episode's own support rows.")
-    others = [name for name in centred if name != "simpleshot"]
-    if others and not n_base:
-        notes.append(f"Without base classes, rows are scaled to unit norm without centring in {', '.join(others)}.")
+    if not supply.n_base:
+        without = [name for name, spec in ours.items() if spec.without_base is not None]
+        for text in dict.fromkeys(ours[name].without_base for name in without):
+            own = ", ".join(name for name in without if ours[name].without_base == text)
+            notes.append(f"Without base classes, {text} in {own}.")
     return methods, notes
+
+
+def _choose_all(supply: Supply) -> tuple[list[str], list[ChosenMethod]]:
+    """Return all methods that can run, and lines that say which others there are."""
+    reasons: dict[str, list[str]] = {reason: [] for reason in LEFT_OUT}
+    chosen = []
+    for name, spec in METHODS.items():
+        missing = ["slow"] * spec.slow + supply.list_missing(spec)
+        if missing:
+            reasons.get(missing[0], []).append(name)
+        else:
+            chosen.append(ChosenMethod(name, name, spec))
+    notes = [LEFT_OUT[reason].format(", ".join(names)) for reason, names in reasons.items() if names]
+    return notes, chosen
+
+
+def _refuse(choice: ChosenMethod, need: str, supply: Supply) -> NoReturn:
+    """Raise an InputError for a method that lacks something."""
+    if need == "means":
+        known = sorted(name for name, spec in METHODS.items() if spec.takes_means)
+        constraint = "know a class by its mean, which is all that there is of base classes"
+        fail(PROG, "--method", constraint, choice.name, f"Pass some of {', '.join(known)}.")
+    constraint, remedy = LACKS[need]
+    got = f"none for {choice.name}"
+    if need == "encoder" and choice.spec.objective is not None:
+        constraint += f" of train --objective {choice.spec.objective}"
+        got = got if supply.objective is None else f"one of {supply.objective} for {choice.name}"
+    fail(PROG, "--method", constraint, got, remedy)
 
 
 def _compare_split(plan: Mapping[str, Any], experiment: Experiment, side: str) -> list[str]:

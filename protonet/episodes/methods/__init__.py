@@ -2,14 +2,10 @@
 
 A method takes `protonet.episodes.draws.batch.Episodes`, and the settings of its paper as keywords. It returns logits
 (episodes, n_queries, n_way), whose softmax is the method's own probabilities. The numbers of a method that are not
-keywords stand in a frozen dataclass of its module, with where each comes from.
+keywords stand in a frozen dataclass of its module, with where each comes from. What an evaluation has to know of a
+method are fields of its `spec.MethodSpec`.
 """
 
-from collections.abc import Callable
-
-from torch import Tensor
-
-from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.adaptive import adaptive
 from protonet.episodes.methods.alpha_am import alpha_am
 from protonet.episodes.methods.anil import anil
@@ -39,79 +35,62 @@ from protonet.episodes.methods.semi_supervised import semi_kmeans, semi_kmeans_c
 from protonet.episodes.methods.simpleshot import simpleshot_cl2n, simpleshot_l2n
 from protonet.episodes.methods.soft_kmeans import soft_kmeans
 from protonet.episodes.methods.solver import solver
+from protonet.episodes.methods.spec import Method, MethodSpec
 from protonet.episodes.methods.svm import linear_svm
 from protonet.episodes.methods.tim import alpha_tim, tim, tim_dirichlet
 from protonet.episodes.methods.tim_adm import tim_adm
 from protonet.episodes.methods.tip_adapter import tip_adapter
 from protonet.episodes.methods.transductive_finetune import transductive_finetune
 
-Method = Callable[[Episodes], Tensor]
+__all__ = ["ALIASES", "METHODS", "Method", "MethodSpec"]
 
-#: Methods that classify each query alone.
-INDUCTIVE: dict[str, Method] = {
-    "protonet": protonet,
-    "protonet-cosine": protonet_cosine,
-    "simpleshot": simpleshot_cl2n,
-    "simpleshot-l2n": simpleshot_l2n,
-    "matching-networks": matching_networks,
-    "knn": nearest_neighbours,
-    "ridge": ridge_regression,
-    "logistic": logistic_regression,
-    "linear-probe": linear_probe,
-    "linear-svm": linear_svm,
-    "metaopt-svm": metaopt_svm,
-    "mahalanobis": mahalanobis,
-    "distribution-calibration": distribution_calibration,
-    "linear-finetune": linear_finetune,
-    "baseline++": baseline_pp,
-    "clip-zero-shot": clip_zero_shot,
-    "tip-adapter": tip_adapter,
-    "feat": feat,
-    "maml": maml,
-    "anil": anil,
-    "finetune": finetune,
-    "semi-kmeans": semi_kmeans,
-    "semi-kmeans-cluster": semi_kmeans_cluster,
-    "semi-kmeans-masked": semi_kmeans_masked,
-    "adaptive": adaptive,
-    "solver": solver,
+OWN_CENTRE = "rows are centred on each episode's own support rows"
+NO_CENTRE = "rows are scaled to unit norm without centring"
+#: Our methods, by the names that the command takes: first those that classify each query alone.
+METHODS = {
+    "protonet": MethodSpec(protonet, takes_means=True, alias="simpleshot-un"),
+    "protonet-cosine": MethodSpec(protonet_cosine, takes_means=True),
+    "simpleshot": MethodSpec(simpleshot_cl2n, uses_base=True, without_base=OWN_CENTRE, takes_means=True),
+    "simpleshot-l2n": MethodSpec(simpleshot_l2n, takes_means=True),
+    "matching-networks": MethodSpec(matching_networks),
+    "knn": MethodSpec(nearest_neighbours),
+    "ridge": MethodSpec(ridge_regression),
+    "logistic": MethodSpec(logistic_regression),
+    "linear-probe": MethodSpec(linear_probe),
+    "linear-svm": MethodSpec(linear_svm),
+    "metaopt-svm": MethodSpec(metaopt_svm),
+    "mahalanobis": MethodSpec(mahalanobis),
+    "distribution-calibration": MethodSpec(distribution_calibration, needs=("base",), uses_base=True, slow=True),
+    "linear-finetune": MethodSpec(linear_finetune),
+    "baseline++": MethodSpec(baseline_pp),
+    "clip-zero-shot": MethodSpec(clip_zero_shot, needs=("texts",), takes_means=True),
+    "tip-adapter": MethodSpec(tip_adapter, needs=("texts",)),
+    "feat": MethodSpec(feat, needs=("encoder",), objective="feat"),
+    "maml": MethodSpec(maml, needs=("encoder",), objective="maml", adapts=True),
+    "anil": MethodSpec(anil, needs=("encoder",), objective="anil", adapts=True),
+    "finetune": MethodSpec(finetune, needs=("encoder",), adapts=True, slow=True),
+    "semi-kmeans": MethodSpec(semi_kmeans, needs=("unlabelled",)),
+    "semi-kmeans-cluster": MethodSpec(semi_kmeans_cluster, needs=("unlabelled",)),
+    "semi-kmeans-masked": MethodSpec(semi_kmeans_masked, needs=("unlabelled",)),
+    "adaptive": MethodSpec(adaptive),
+    "solver": MethodSpec(solver, slow=True),
+    "soft-kmeans": MethodSpec(soft_kmeans, transductive=True, takes_means=True),
+    "bd-cspn": MethodSpec(bd_cspn, transductive=True, uses_base=True, without_base=NO_CENTRE),
+    "laplacian-shot": MethodSpec(laplacian_shot, transductive=True, uses_base=True, without_base=NO_CENTRE),
+    "laplacian-shot-dirichlet": MethodSpec(
+        laplacian_shot_dirichlet, transductive=True, uses_base=True, without_base=NO_CENTRE
+    ),
+    "tim": MethodSpec(tim, transductive=True),
+    "tim-dirichlet": MethodSpec(tim_dirichlet, transductive=True),
+    "tim-adm": MethodSpec(tim_adm, transductive=True),
+    "alpha-tim": MethodSpec(alpha_tim, transductive=True),
+    "pt-map": MethodSpec(pt_map, transductive=True),
+    "ilpc": MethodSpec(ilpc, transductive=True),
+    "proto-lp": MethodSpec(proto_lp, transductive=True),
+    "alpha-am": MethodSpec(alpha_am, transductive=True, slow=True),
+    "paddle": MethodSpec(paddle, transductive=True),
+    "oslo": MethodSpec(oslo, transductive=True),
+    "transductive-finetune": MethodSpec(transductive_finetune, transductive=True),
 }
-#: Methods that classify all queries of an episode together.
-TRANSDUCTIVE: dict[str, Method] = {
-    "soft-kmeans": soft_kmeans,
-    "bd-cspn": bd_cspn,
-    "laplacian-shot": laplacian_shot,
-    "laplacian-shot-dirichlet": laplacian_shot_dirichlet,
-    "tim": tim,
-    "tim-dirichlet": tim_dirichlet,
-    "tim-adm": tim_adm,
-    "alpha-tim": alpha_tim,
-    "pt-map": pt_map,
-    "ilpc": ilpc,
-    "proto-lp": proto_lp,
-    "alpha-am": alpha_am,
-    "paddle": paddle,
-    "oslo": oslo,
-    "transductive-finetune": transductive_finetune,
-}
-METHODS = INDUCTIVE | TRANSDUCTIVE
-#: Other names of methods: SimpleShot on untransformed features is the nearest mean.
-ALIASES = {"simpleshot-un": "protonet"}
-#: Methods that use the base classes if there are any, and those that need them.
-CENTRED = ("simpleshot", "bd-cspn", "laplacian-shot", "laplacian-shot-dirichlet")
-USES_BASE = frozenset({*CENTRED, "distribution-calibration"})
-NEEDS_BASE = frozenset({"distribution-calibration"})
-#: Methods that need texts that name the classes.
-NEEDS_TEXTS = frozenset({"clip-zero-shot", "tip-adapter"})
-#: Methods that need a meta-trained encoder, and of which objective; None for any.
-NEEDS_ENCODER = {"feat": "feat", "maml": "maml", "anil": "anil", "finetune": None}
-#: Those of them that embed rows anew, by an encoder that they adapt.
-ADAPTS_ENCODER = frozenset({"maml", "anil", "finetune"})
-#: Methods that need unlabelled rows; no other method looks at them.
-NEEDS_UNLABELLED = frozenset({"semi-kmeans", "semi-kmeans-cluster", "semi-kmeans-masked"})
-#: Methods that know a class by its mean alone, which is all that there is of base classes beside novel ones.
-TAKES_MEANS = frozenset(
-    {"protonet", "protonet-cosine", "simpleshot", "simpleshot-l2n", "soft-kmeans", "clip-zero-shot"}
-)
-#: Methods that take a tenth of a second an episode or much more: evaluated where they are named, not by "all".
-SLOW = frozenset({"alpha-am", "distribution-calibration", "finetune", "solver"})
+#: Other names of methods.
+ALIASES = {spec.alias: name for name, spec in METHODS.items() if spec.alias is not None}

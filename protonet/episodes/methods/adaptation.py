@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from protonet.episodes.draws.batch import Episodes
+from protonet.episodes.methods.keywords import NonNegative, Positive
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def unit_rows(episodes: Episodes) -> Tensor:
 
 
 def adaptation_gradient(
-    log_p: Tensor, labels: Tensor, weights: tuple[float, float, float], *, alpha: float = 1
+    log_p: Tensor, labels: Tensor, weights: tuple[NonNegative, NonNegative, NonNegative], *, alpha: Positive = 1
 ) -> Tensor:
     """Compute the gradient, with respect to logits, of ``cross * CE - marginal * H(Y) + conditional * H(Y|X)``.
 

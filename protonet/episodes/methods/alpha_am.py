@@ -11,6 +11,7 @@ from torch import Tensor
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.adaptation import adam, unit_rows
 from protonet.episodes.methods.common import one_hot
+from protonet.episodes.methods.keywords import BelowOne, NonNegative, Positive, PositiveCount
 from protonet.episodes.methods.pt_map import OFFSET
 
 
@@ -36,13 +37,13 @@ LEAST_VARIANCE = 1e-12  #: Of the distances, where all rows are equal. Our own c
 def alpha_am(
     episodes: Episodes,
     *,
-    alpha: float | None = None,
-    weights: tuple[float, float, float] = (1.0, 1.0, 1.0),
-    n_neighbours: int | None = None,
-    spread: float | None = None,
-    temperature: float = 1 / 15,
-    learning_rate: float = 1e-4,
-    steps: int = 1000,
+    alpha: Positive | None = None,
+    weights: tuple[NonNegative, NonNegative, NonNegative] = (1.0, 1.0, 1.0),
+    n_neighbours: PositiveCount | None = None,
+    spread: BelowOne | None = None,
+    temperature: Positive = 1 / 15,
+    learning_rate: Positive = 1e-4,
+    steps: PositiveCount = 1000,
     plc: bool = False,
 ) -> Tensor:
     """Classify by labels that spread from class centroids over a graph, all of whose parameters adapt to the queries.

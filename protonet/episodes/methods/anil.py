@@ -7,12 +7,13 @@ from torch import Tensor
 from torch.func import vmap
 
 from protonet.episodes.draws.batch import Episodes
+from protonet.episodes.methods.keywords import Count, Positive
 from protonet.episodes.methods.maml import InnerLoop, Weights, adapt
 from protonet.episodes.methods.trained import find_trained
 from protonet.episodes.networks.heads import LinearHead
 
 
-def anil(episodes: Episodes, *, steps: int | None = None, rate: float | None = None) -> Tensor:
+def anil(episodes: Episodes, *, steps: Count | None = None, rate: Positive | None = None) -> Tensor:
     """Classify by a linear layer on the embeddings after gradient steps on the support's cross-entropy.
 
     The encoder is one of ``train --objective anil``. All classes begin at the same weights, as in `maml`.

@@ -8,18 +8,19 @@ from torch import Tensor
 
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import one_hot
+from protonet.episodes.methods.keywords import BelowOne, NonNegative, Positive, PositiveCount, Share
 
 
 def baseline_pp(
     episodes: Episodes,
     *,
-    scale: float = 2.0,
-    n_epochs: int = 100,
-    batch_size: int = 4,
-    learning_rate: float = 0.01,
-    momentum: float = 0.9,
-    dampening: float = 0.9,
-    weight_decay: float = 0.001,
+    scale: Positive = 2.0,
+    n_epochs: PositiveCount = 100,
+    batch_size: PositiveCount = 4,
+    learning_rate: Positive = 0.01,
+    momentum: BelowOne = 0.9,
+    dampening: Share = 0.9,
+    weight_decay: NonNegative = 0.001,
     seed: int = 0,
 ) -> Tensor:
     """Classify by cosines to weights times their lengths, both trained on the support rows as in torch.optim.SGD.

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import cosines, one_hot, squared_norms
+from protonet.episodes.methods.keywords import Positive
 
 
 def find_unit_rows(episodes: Episodes) -> tuple[Tensor, Tensor, Tensor]:
@@ -33,7 +34,7 @@ def find_unit_rows(episodes: Episodes) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def rectify_prototypes(
-    episodes: Episodes, scale: Tensor, *, temperature: float = 0.1, paper: bool = False
+    episodes: Episodes, scale: Tensor, *, temperature: Positive = 0.1, paper: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Compute rectified prototypes.
 
@@ -83,7 +84,7 @@ def rectify_prototypes(
     return torch.where(mass > 0, rectified / mass, means), shift
 
 
-def bd_cspn(episodes: Episodes, *, temperature: float = 0.1, paper: bool = False) -> Tensor:
+def bd_cspn(episodes: Episodes, *, temperature: Positive = 0.1, paper: bool = False) -> Tensor:
     """Classify by the distance of unit rows to rectified prototypes, or by the cosine to them.
 
     Args:

@@ -8,6 +8,7 @@ from torch import Tensor
 from protonet._checks import fail
 from protonet.episodes.draws.batch import Base, Episodes
 from protonet.episodes.methods.common import one_hot, squared_distances
+from protonet.episodes.methods.keywords import NonNegative, Positive, PositiveCount
 from protonet.episodes.methods.logistic import fit_logistic
 
 #: The logistic regression ends at this decrement (see `fit_logistic`), in nats over all samples: far below what the
@@ -20,10 +21,10 @@ SAMPLED_AT_ONCE = 2**24  #: Sampled features that are held at a time, but at lea
 def distribution_calibration(
     episodes: Episodes,
     *,
-    power: float = 0.5,
-    n_nearest: int = 2,
-    spread: float = 0.21,
-    n_samples: int = 750,
+    power: Positive = 0.5,
+    n_nearest: PositiveCount = 2,
+    spread: NonNegative = 0.21,
+    n_samples: PositiveCount = 750,
     seed: int = 0,
 ) -> Tensor:
     """Classify by logistic regression on the support rows and on features sampled from calibrated Gaussians.

@@ -10,7 +10,7 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from protonet._checks import InputError, InputTypeError, describe, fail
 from protonet.episodes.draws.batch import Episodes
-from protonet.episodes.methods import ALIASES, INDUCTIVE, METHODS, Method
+from protonet.episodes.methods import ALIASES, METHODS, MethodSpec
 from protonet.episodes.methods.keywords import find_source, list_keywords, parse_keywords, show_value
 from protonet.ui.command_line import check_name
 
@@ -36,7 +36,7 @@ class ChosenMethod:
 
     name: str  #: As tables, files and messages call it: the method's name, then its settings.
     key: str  #: The method's name without settings, as it was chosen.
-    function: Method  #: The method without settings.
+    spec: MethodSpec  #: The method without settings.
     keywords: Mapping[str, Any] = field(default_factory=dict)  #: The settings that are not the method's own defaults.
     origin: str | None = None  #: What tells a plug-in's versions apart; None for our methods.
 
@@ -47,7 +47,7 @@ class ChosenMethod:
             InputError: A plug-in, or a method of ours with settings of one's own, raised. That error is the cause.
         """
         try:
-            return self.function(episodes, **self.keywords)
+            return self.spec(episodes, **self.keywords)
         except Exception as error:
             if self.origin is None and (not self.keywords or isinstance(error, (InputError, InputTypeError))):
                 raise
@@ -110,7 +110,7 @@ def _open_text(text: str, option: str, *, several: bool = False) -> tuple[Chosen
     parts = TEXT.fullmatch(text)
     key, rest = (parts["key"], parts["settings"]) if parts else (text, "")
     choice = _find_method(key, option)
-    known, settings = list_keywords(choice.function), {}
+    known, settings = list_keywords(choice.spec.function), {}
     for part in rest.split(":")[1:]:
         name, equals, value = part.partition("=")
         if not equals or not name:
@@ -125,9 +125,9 @@ def _open_text(text: str, option: str, *, several: bool = False) -> tuple[Chosen
 
 def _set(choice: ChosenMethod, texts: Mapping[str, str]) -> ChosenMethod:
     """Return a method with settings from texts."""
-    keywords = parse_keywords(PROG, choice.key, choice.function, texts)
+    keywords = parse_keywords(PROG, choice.key, choice.spec.function, texts)
     name = ":".join([choice.name, *(f"{each.rstrip('_')}={show_value(value)}" for each, value in keywords.items())])
-    return ChosenMethod(name, choice.key, choice.function, keywords, choice.origin)
+    return replace(choice, name=name, keywords=keywords)
 
 
 def _find_method(key: str, option: str) -> ChosenMethod:
@@ -145,7 +145,7 @@ def _find_method(key: str, option: str) -> ChosenMethod:
         raise _wrap(error, "load", key) from error
     package = offered[key].dist
     version = "" if package is None else f"{package.name} {package.version}"
-    return ChosenMethod(key, key, _check_callable(key, function), origin=version)
+    return _plug_in(key, function, version)
 
 
 def _list_entry_points() -> dict[str, EntryPoint]:
@@ -171,25 +171,26 @@ def _load_file(key: str, path: Path, function: str) -> ChosenMethod:
         own = [each for each, value in vars(module).items() if getattr(value, "__module__", "") == name]  # not imported
         remedy = f"It has {', '.join(own)}." if own else "It has none."
         fail(PROG, "method", "be a function of its file", repr(key), remedy)
-    return ChosenMethod(key, key, _check_callable(key, getattr(module, function)), origin=f"sha256 {origin}")
+    return _plug_in(key, getattr(module, function), f"sha256 {origin}")
 
 
-def _check_callable(key: str, function: object) -> Method:
-    """Return what a plug-in offers, once it is a function."""
+def _plug_in(key: str, function: object, origin: str) -> ChosenMethod:
+    """Return what a plug-in offers as a method, which may look at all that there is, once it is a function."""
     if not callable(function):
         fail(PROG, "method", "be a function from episodes to logits", f"{type(function).__name__} of {key}", "Mend it.")
-    return function
+    return ChosenMethod(key, key, MethodSpec(function, transductive=True, uses_base=True), origin=origin)
 
 
 def list_methods() -> str:
     """Return all methods with their settings, each with its type, default and source, as text for people."""
     lines = ["Settings follow a method's name, as in tim:weights=1,1,1:steps=100 or FILE.py:FUNCTION:name=value."]
-    for name, method in METHODS.items():
-        summary = (method.__doc__ or "").partition("\n")[0]
-        lines += ["", f"{name} ({'inductive' if name in INDUCTIVE else 'transductive'}): {summary}"]
-        lines += _wrap_text(f"Source: {find_source(method)}", 2)
-        for own in list_keywords(method).values():
-            lines.append(f"  {own.name}: {own.kind}, {show_value(own.default)} by default")
+    for name, spec in METHODS.items():
+        summary = (spec.function.__doc__ or "").partition("\n")[0]
+        lines += ["", f"{name} ({'transductive' if spec.transductive else 'inductive'}): {summary}"]
+        lines += _wrap_text(f"Source: {find_source(spec.function)}", 2)
+        for own in list_keywords(spec.function).values():
+            bound = "" if own.bound is None else f" {own.bound}"
+            lines.append(f"  {own.name}: {own.kind}{bound}, {show_value(own.default)} by default")
             lines += _wrap_text(own.text, 6)
     lines += ["", *(f"{alias}: another name of {name}" for alias, name in ALIASES.items())]
     lines += [f"{name}: of the installed {point.value}" for name, point in _list_entry_points().items()]

@@ -7,9 +7,10 @@ from torch import Tensor
 from protonet._checks import fail
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import cosines
+from protonet.episodes.methods.keywords import Positive
 
 
-def clip_zero_shot(episodes: Episodes, *, temperature: float = 0.01) -> Tensor:
+def clip_zero_shot(episodes: Episodes, *, temperature: Positive = 0.01) -> Tensor:
     """Classify by the cosine to the embeddings of texts that name the classes; the support is not looked at.
 
     Args:

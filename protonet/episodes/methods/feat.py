@@ -6,10 +6,11 @@ from torch import Tensor
 
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import cosines, support_means
+from protonet.episodes.methods.keywords import Positive
 from protonet.episodes.methods.trained import find_trained
 
 
-def feat(episodes: Episodes, *, temperature: float = 0.1) -> Tensor:
+def feat(episodes: Episodes, *, temperature: Positive = 0.1) -> Tensor:
     """Classify by the cosine to class means that were adapted to each other by self-attention.
 
     The encoder and the transformer are those of ``train --objective feat``.

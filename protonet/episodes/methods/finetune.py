@@ -11,6 +11,7 @@ from protonet._checks import fail
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.adaptation import adam
 from protonet.episodes.methods.common import one_hot
+from protonet.episodes.methods.keywords import Count, NonNegative, Positive
 from protonet.episodes.methods.trained import find_trained
 from protonet.episodes.networks.augmentation import AUGMENTATION, draw_maps, find_shape, warp_images
 from protonet.episodes.networks.backbones import IMAGES
@@ -24,11 +25,11 @@ def finetune(
     episodes: Episodes,
     *,
     head: str = "prototypes",
-    steps: int = 50,
-    learning_rate: float = 1e-3,
-    temperature: float = 0.1,
+    steps: Count = 50,
+    learning_rate: NonNegative = 1e-3,
+    temperature: Positive = 0.1,
     augment: bool = True,
-    seed: int = 0,
+    seed: Count = 0,
 ) -> Tensor:
     """Classify by the encoder after steps of Adam on the support's cross-entropy, from the same weights every time.
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import one_hot
+from protonet.episodes.methods.keywords import BelowOne, Positive, PositiveCount
 from protonet.episodes.methods.pt_map import balance, transform
 
 
@@ -31,13 +32,13 @@ CLASSIFIER = Classifier()
 def ilpc(
     episodes: Episodes,
     *,
-    beta: float = 0.5,
-    n_neighbours: int = 15,
-    gamma: float = 3.0,
-    alpha: float = 0.8,
-    tau: float = 3.0,
-    n_clean: int = 3,
-    n_steps: int = 1000,
+    beta: Positive = 0.5,
+    n_neighbours: PositiveCount = 15,
+    gamma: Positive = 3.0,
+    alpha: BelowOne = 0.8,
+    tau: Positive = 3.0,
+    n_clean: PositiveCount = 3,
+    n_steps: PositiveCount = 1000,
 ) -> Tensor:
     """Label the queries in rounds: in each round, the queries with the cleanest labels join the support.
 

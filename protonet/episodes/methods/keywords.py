@@ -1,8 +1,9 @@
 """The settings of a method: its keyword-only parameters, read from its signature and described by its docstring.
 
 There is no other list of them. What a text such as ``weights=1,1,1`` may say follows from the parameter's type: a
-whole number, a number, true or false, some numbers with commas between them, a word; ``none`` where the type has it. A
-trailing underscore of a parameter, as in ``lambda_``, is left out.
+whole number, a number, true or false, some numbers with commas between them, a word; ``none`` where the type has it.
+The bound of a number stands in its type, as in `Positive`. A trailing underscore of a parameter, as in ``lambda_``, is
+left out.
 """
 
 from __future__ import annotations
@@ -12,9 +13,41 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from functools import reduce
+from operator import or_
+from types import GenericAlias
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from protonet._checks import fail
+
+
+class Bound(NamedTuple):
+    """Between what a number has to be."""
+
+    least: float
+    most: float = math.inf
+    above: bool = False  #: Whether ``least`` itself is outside.
+    below: bool = False  #: Whether ``most`` itself is outside.
+
+    def __str__(self) -> str:
+        if self.most == math.inf:
+            return f"{'>' if self.above else '>='} {self.least:g}"
+        return f"in {'[('[self.above]}{self.least:g}, {self.most:g}{'])'[self.below]}"
+
+    def holds(self, value: float) -> bool:
+        """Tell whether a number is within."""
+        over = value > self.least if self.above else value >= self.least
+        return over and (value < self.most if self.below else value <= self.most)
+
+
+#: Types of settings: a number and its bound.
+Positive = Annotated[float, Bound(0, above=True)]
+NonNegative = Annotated[float, Bound(0)]
+Share = Annotated[float, Bound(0, 1)]
+PositiveShare = Annotated[float, Bound(0, 1, above=True)]
+BelowOne = Annotated[float, Bound(0, 1, below=True)]
+Count = Annotated[int, Bound(0)]
+PositiveCount = Annotated[int, Bound(1)]
 
 #: What a value of a type is called, and how it is read.
 KINDS: dict[Any, tuple[str, Callable[[str], Any]]] = {
@@ -23,11 +56,6 @@ KINDS: dict[Any, tuple[str, Callable[[str], Any]]] = {
     float: ("a number", float),
     str: ("a word", str),
 }
-NUMBER = r"-?\d+(?:\.\d+)?(?:e-?\d+)?"
-#: The first bound that a description states: ``> 0.5``, ``>= 1`` or ``in (0, 1]``.
-BOUND = re.compile(
-    rf"(?P<sign>>=?) (?P<least>{NUMBER})|[Ii]n (?P<left>[\[(])(?P<low>{NUMBER}), (?P<high>[^\])]+)(?P<right>[\])])"
-)
 
 
 class Keyword(NamedTuple):
@@ -36,6 +64,7 @@ class Keyword(NamedTuple):
     name: str  #: As it is written in a text.
     parameter: str  #: Of the method.
     type: Any  #: A key of ``KINDS``, a tuple of them, or one of these or None.
+    bound: Bound | None  #: Of its numbers.
     default: Any  #: `inspect.Parameter.empty` without one.
     text: str  #: What the docstring says of it, in one line; "" for nothing.
 
@@ -54,7 +83,7 @@ def list_keywords(method: Callable[..., object]) -> dict[str, Keyword]:
     A parameter without a type, or with one that cannot be found, has that of its default.
     """
     try:
-        hints = get_type_hints(method)
+        hints = get_type_hints(method, include_extras=True)
     except (NameError, TypeError):  # a type that is imported for type checkers alone; no function
         hints = {}
     try:
@@ -64,11 +93,24 @@ def list_keywords(method: Callable[..., object]) -> dict[str, Keyword]:
     described = describe_arguments(method)
     found = {}
     for name, parameter in parameters.items():
-        kind = hints.get(name, type(parameter.default))
+        kind, bound = _split(hints.get(name, type(parameter.default)))
         if parameter.kind is parameter.KEYWORD_ONLY and _is_known(kind):
             text = described.get(name, "")
-            found[name.rstrip("_")] = Keyword(name.rstrip("_"), name, kind, parameter.default, text)
+            found[name.rstrip("_")] = Keyword(name.rstrip("_"), name, kind, bound, parameter.default, text)
     return found
+
+
+def _split(kind: Any) -> tuple[Any, Bound | None]:
+    """Return a type without bounds, and the bound that stands in it."""
+    if get_origin(kind) is Annotated:
+        bounds = [each for each in kind.__metadata__ if isinstance(each, Bound)]
+        return kind.__origin__, bounds[0] if bounds else None
+    parts = [_split(each) for each in get_args(kind)]
+    bounds = [bound for _, bound in parts if bound is not None]
+    if not bounds:
+        return kind, None
+    plain = tuple(own for own, _ in parts)
+    return (GenericAlias(tuple, plain) if get_origin(kind) is tuple else reduce(or_, plain)), bounds[0]
 
 
 def _is_known(kind: Any) -> bool:
@@ -107,8 +149,7 @@ def parse_keywords(function: str, name: str, method: Callable[..., object], text
         Values by parameter.
 
     Raises:
-        InputError: The method has no such setting, or its values are of another kind, or outside the bound that the
-            docstring of one of our methods states.
+        InputError: The method has no such setting, or its values are of another kind, or out of bounds.
     """
     known = list_keywords(method)
     texts = {each.replace("-", "_"): text for each, text in texts.items()}
@@ -119,13 +160,11 @@ def parse_keywords(function: str, name: str, method: Callable[..., object], text
             fail(function, "method", f"have settings of {name} that exist", got, remedy)
     chosen = {own: texts[each] for each, own in known.items() if each in texts}
     values = {own: _parse(function, name, own, text) for own, text in chosen.items()}
-    if method.__module__.startswith("protonet."):  # others may mean something else by what reads as a bound
-        for own, value in values.items():
-            bound = BOUND.search(own.text)
-            parts = value if isinstance(value, tuple) else (value,)
-            if bound is not None and not all(_holds(bound, each) for each in parts):
-                constraint = f"have settings within their bounds, {bound[0].lower()} here"
-                fail(function, "method", constraint, f"{chosen[own]!r} for {own.name} of {name}", "Pass another value.")
+    for own, value in values.items():
+        numbers = value if isinstance(value, tuple) else () if value is None else (value,)
+        if own.bound is not None and not all(map(own.bound.holds, numbers)):
+            constraint = f"have settings within their bounds, {own.bound} here"
+            fail(function, "method", constraint, f"{chosen[own]!r} for {own.name} of {name}", "Pass another value.")
     return {own.parameter: value for own, value in values.items()}
 
 
@@ -150,15 +189,6 @@ def _read(kind: Any, text: str) -> Any:
     if kind is float and not math.isfinite(value):
         raise ValueError("not finite")
     return value
-
-
-def _holds(bound: re.Match[str], value: Any) -> bool:
-    """Tell whether a value keeps a bound; None and words, and ends that are no numbers, have none."""
-    if value is None or isinstance(value, str):
-        return True
-    least, strict = float(bound["least"] or bound["low"]), bound["sign"] == ">" or bound["left"] == "("
-    high = float(bound["high"]) if bound["high"] and re.fullmatch(NUMBER, bound["high"]) else math.inf
-    return (value > least if strict else value >= least) and (value < high or (value == high and bound["right"] == "]"))
 
 
 def show_value(value: Any) -> str:

@@ -7,12 +7,13 @@ from torch import Tensor
 
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import cosines, one_hot
+from protonet.episodes.methods.keywords import Positive, PositiveCount
 
 #: Share of all neighbours' weight that a class without any has, so that its logit is finite. Our own choice.
 LEAST_SHARE = 1e-6
 
 
-def nearest_neighbours(episodes: Episodes, *, n_neighbours: int = 5, temperature: float = 0.07) -> Tensor:
+def nearest_neighbours(episodes: Episodes, *, n_neighbours: PositiveCount = 5, temperature: Positive = 0.07) -> Tensor:
     """Classify by the support rows nearest to a query, each of which votes with the exponential of its cosine.
 
     The paper takes 200 of a whole data set. With as many neighbours as support rows this is `matching_networks` at a

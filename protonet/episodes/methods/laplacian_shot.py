@@ -10,6 +10,7 @@ from torch import Tensor
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.bd_cspn import find_unit_rows, rectify_prototypes
 from protonet.episodes.methods.common import squared_norms, support_means
+from protonet.episodes.methods.keywords import Count, NonNegative, Positive
 
 CONVERGED = 1e-6  #: The updates end once no assignment changes by this much.
 
@@ -17,10 +18,10 @@ CONVERGED = 1e-6  #: The updates end once no assignment changes by this much.
 def laplacian_shot(
     episodes: Episodes,
     *,
-    lambda_: float = 0.7,
-    n_neighbours: int = 2,
-    steps: int = 20,
-    temperature: float = 0.1,
+    lambda_: NonNegative = 0.7,
+    n_neighbours: Count = 2,
+    steps: Count = 20,
+    temperature: Positive = 0.1,
     rectify: bool = True,
     paper: bool = False,
 ) -> Tensor:

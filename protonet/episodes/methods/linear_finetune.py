@@ -7,17 +7,18 @@ from torch import Tensor
 
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import one_hot
+from protonet.episodes.methods.keywords import BelowOne, NonNegative, Positive, PositiveCount, Share
 
 
 def linear_finetune(
     episodes: Episodes,
     *,
-    n_epochs: int = 100,
-    batch_size: int = 4,
-    learning_rate: float = 0.01,
-    momentum: float = 0.9,
-    dampening: float = 0.9,
-    weight_decay: float = 0.001,
+    n_epochs: PositiveCount = 100,
+    batch_size: PositiveCount = 4,
+    learning_rate: Positive = 0.01,
+    momentum: BelowOne = 0.9,
+    dampening: Share = 0.9,
+    weight_decay: NonNegative = 0.001,
     seed: int = 0,
 ) -> Tensor:
     """Classify by a linear layer with bias, trained on the support rows by SGD with momentum as in torch.optim.SGD.

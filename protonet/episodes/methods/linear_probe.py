@@ -6,11 +6,12 @@ from torch import Tensor
 
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import one_hot
+from protonet.episodes.methods.keywords import Positive
 from protonet.episodes.methods.logistic import fit_logistic
 from protonet.episodes.methods.mahalanobis import project_to_span
 
 
-def linear_probe(episodes: Episodes, *, inverse_penalty: float = 0.316) -> Tensor:
+def linear_probe(episodes: Episodes, *, inverse_penalty: Positive = 0.316) -> Tensor:
     """Classify by L2-penalised logistic regression on the rows as they are, its intercept not penalised.
 
     What the penalty means depends on the features' size; `logistic_regression` scales rows to unit norm.

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import cosines, one_hot, reduce_to_span
+from protonet.episodes.methods.keywords import Positive
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Newton:
 NEWTON = Newton()
 
 
-def logistic_regression(episodes: Episodes, *, inverse_penalty: float = 1.0) -> Tensor:
+def logistic_regression(episodes: Episodes, *, inverse_penalty: Positive = 1.0) -> Tensor:
     """Classify by L2-penalised logistic regression on rows of unit norm, its intercept not penalised.
 
     Args:
@@ -50,7 +51,7 @@ def logistic_regression(episodes: Episodes, *, inverse_penalty: float = 1.0) -> 
 
 
 def fit_logistic(
-    rows: Tensor, target: Tensor, *, inverse_penalty: float = 1.0, decrement: float = 1e-9
+    rows: Tensor, target: Tensor, *, inverse_penalty: Positive = 1.0, decrement: Positive = 1e-9
 ) -> tuple[Tensor, Tensor]:
     """Minimise C * sum of cross-entropies + half the squared weights by Newton's method with conjugate gradients.
 

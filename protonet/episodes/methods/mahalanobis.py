@@ -7,12 +7,13 @@ from torch import Tensor
 
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import one_hot, reduce_to_span
+from protonet.episodes.methods.keywords import Positive
 
 #: The ridge is at least this many machine epsilons of the covariance's trace: rounding would hide a smaller one.
 LEAST_RIDGE = 4
 
 
-def mahalanobis(episodes: Episodes, *, ridge: float = 1.0) -> Tensor:
+def mahalanobis(episodes: Episodes, *, ridge: Positive = 1.0) -> Tensor:
     """Classify by half the squared Mahalanobis distance to the class means.
 
     The covariance of a class of n rows is n / (n + 1) times its own, which is zero for a single row, plus 1 / (n + 1)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from protonet.episodes.draws.batch import Episodes
+from protonet.episodes.methods.keywords import Count, Positive
 from protonet.episodes.methods.trained import find_trained
 from protonet.episodes.networks.conv import lead_by
 from protonet.episodes.networks.heads import LinearHead
@@ -33,7 +34,7 @@ class InnerLoop(NamedTuple):
         return cls(plan["inner_steps"] if steps is None else steps, plan["inner_rate"] if rate is None else rate)
 
 
-def maml(episodes: Episodes, *, steps: int | None = None, rate: float | None = None) -> Tensor:
+def maml(episodes: Episodes, *, steps: Count | None = None, rate: Positive | None = None) -> Tensor:
     """Classify by the encoder and a linear layer after gradient steps on the support's cross-entropy.
 
     The encoder is one of ``train --objective maml``. All classes begin at the same weights (Ye and Chao 2022), so that

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import one_hot
+from protonet.episodes.methods.keywords import Positive
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,9 @@ class InteriorPoint:
 INTERIOR = InteriorPoint()
 
 
-def metaopt_svm(episodes: Episodes, *, inverse_penalty: float = 0.1, ridge: float = 1.0, scale: float = 1.0) -> Tensor:
+def metaopt_svm(
+    episodes: Episodes, *, inverse_penalty: Positive = 0.1, ridge: Positive = 1.0, scale: Positive = 1.0
+) -> Tensor:
     """Classify by the multi-class support vector machine of Crammer and Singer, on the rows as they are.
 
     The paper learns the encoder and the scale together with it: the scale of features of another encoder is arbitrary,

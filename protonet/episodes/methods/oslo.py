@@ -8,9 +8,12 @@ from torch import Tensor
 
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import cosines, one_hot
+from protonet.episodes.methods.keywords import Positive, PositiveCount
 
 
-def oslo(episodes: Episodes, *, steps: int = 2, inlier_temperature: float = 0.05, temperature: float = 0.1) -> Tensor:
+def oslo(
+    episodes: Episodes, *, steps: PositiveCount = 2, inlier_temperature: Positive = 0.05, temperature: Positive = 0.1
+) -> Tensor:
     """Classify by the cosine to prototypes in which queries count as far as they seem to belong to any class.
 
     Made for episodes with open classes: the highest logit of a query is the logit of how much it is an inlier.

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import one_hot, squared_distances, support_means
+from protonet.episodes.methods.keywords import NonNegative, Positive, PositiveCount
 
 LEAST_SHARE = 1e-6  #: Added to the classes' shares of the queries before the logarithm, as in the authors' code.
 
@@ -14,9 +15,9 @@ LEAST_SHARE = 1e-6  #: Added to the classes' shares of the queries before the lo
 def paddle(
     episodes: Episodes,
     *,
-    lambda_: float | None = None,
-    n_steps: int = 100,
-    temperature: float = 1.0,
+    lambda_: NonNegative | None = None,
+    n_steps: PositiveCount = 100,
+    temperature: Positive = 1.0,
     scaled: bool = True,
 ) -> Tensor:
     """Classify by prototypes refined by the queries, where a class of few queries costs as its share's logarithm.

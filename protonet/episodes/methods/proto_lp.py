@@ -8,19 +8,20 @@ from torch import Tensor
 
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import one_hot, squared_distances
+from protonet.episodes.methods.keywords import Count, Positive, PositiveCount, PositiveShare, Share
 from protonet.episodes.methods.pt_map import OFFSET, SINKHORN, balance
 
 
 def proto_lp(
     episodes: Episodes,
     *,
-    beta: float = 0.5,
-    n_dims: int = 40,
-    lambda_: float = 10.0,
-    gamma: float = 1.0,
-    share: float = 0.6,
-    alpha: float = 0.2,
-    n_epochs: int = 100,
+    beta: Positive = 0.5,
+    n_dims: PositiveCount = 40,
+    lambda_: Positive = 10.0,
+    gamma: Positive = 1.0,
+    share: Share = 0.6,
+    alpha: PositiveShare = 0.2,
+    n_epochs: Count = 100,
     balanced: bool = True,
     paper: bool = False,
 ) -> Tensor:

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import cosines, squared_distances, support_means
+from protonet.episodes.methods.keywords import Positive
 
 
 def protonet(episodes: Episodes) -> Tensor:
@@ -23,7 +24,7 @@ def protonet(episodes: Episodes) -> Tensor:
     return -squared_distances(episodes.query, support_means(episodes))
 
 
-def protonet_cosine(episodes: Episodes, *, temperature: float = 0.1) -> Tensor:
+def protonet_cosine(episodes: Episodes, *, temperature: Positive = 0.1) -> Tensor:
     """Classify by the cosine to the class means.
 
     Args:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import one_hot, support_means
+from protonet.episodes.methods.keywords import Count, Positive, PositiveShare
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,12 @@ OFFSET = 1e-6  #: Added to the absolute features before the power, as in eq. 1 o
 
 
 def pt_map(
-    episodes: Episodes, *, beta: float = 0.5, lambda_: float = 10.0, alpha: float = 0.2, n_epochs: int = 20
+    episodes: Episodes,
+    *,
+    beta: Positive = 0.5,
+    lambda_: Positive = 10.0,
+    alpha: PositiveShare = 0.2,
+    n_epochs: Count = 20,
 ) -> Tensor:
     """Classify by prototypes that move, step by step, towards the means of balanced assignments of the queries.
 

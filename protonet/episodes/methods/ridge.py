@@ -8,9 +8,12 @@ from torch import Tensor
 
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import cosines, one_hot
+from protonet.episodes.methods.keywords import Positive
 
 
-def ridge_regression(episodes: Episodes, *, penalty: float = 1.0, scale: float = 10.0, shift: float = 0.0) -> Tensor:
+def ridge_regression(
+    episodes: Episodes, *, penalty: Positive = 1.0, scale: Positive = 10.0, shift: float = 0.0
+) -> Tensor:
     """Classify by ridge regression from rows of unit norm, with a one added for the bias, onto the one-hot labels.
 
     The paper learns its three numbers together with the encoder. The defaults are our own choice, for features of an

@@ -8,9 +8,10 @@ from torch import Tensor
 from protonet._checks import fail
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import one_hot, squared_distances, support_means
+from protonet.episodes.methods.keywords import Count, Positive
 
 
-def semi_kmeans(episodes: Episodes, *, temperature: float = 1.0, steps: int = 1) -> Tensor:
+def semi_kmeans(episodes: Episodes, *, temperature: Positive = 1.0, steps: Count = 1) -> Tensor:
     """Classify by the distance to prototypes in which unlabelled rows count as far as they are near.
 
     Args:
@@ -35,7 +36,7 @@ def semi_kmeans(episodes: Episodes, *, temperature: float = 1.0, steps: int = 1)
 
 
 def semi_kmeans_cluster(
-    episodes: Episodes, *, radius: float = 1.0, temperature: float = 1.0, steps: int = 1, centred: bool = False
+    episodes: Episodes, *, radius: Positive = 1.0, temperature: Positive = 1.0, steps: Count = 1, centred: bool = False
 ) -> Tensor:
     """Classify by the distance to prototypes that leave unlabelled rows near a cluster for distractors to it.
 
@@ -68,7 +69,12 @@ def semi_kmeans_cluster(
 
 
 def semi_kmeans_masked(
-    episodes: Episodes, *, threshold: float = 1.0, slope: float = 10.0, temperature: float = 1.0, steps: int = 1
+    episodes: Episodes,
+    *,
+    threshold: Positive = 1.0,
+    slope: Positive = 10.0,
+    temperature: Positive = 1.0,
+    steps: Count = 1,
 ) -> Tensor:
     """Classify by the distance to prototypes in which unlabelled rows count that are nearer than most.
 

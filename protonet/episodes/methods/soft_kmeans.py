@@ -7,9 +7,10 @@ from torch import Tensor
 
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import one_hot, squared_distances, support_means
+from protonet.episodes.methods.keywords import Count
 
 
-def soft_kmeans(episodes: Episodes, *, steps: int = 1) -> Tensor:
+def soft_kmeans(episodes: Episodes, *, steps: Count = 1) -> Tensor:
     """Classify by the squared Euclidean distance to prototypes that are refined by the queries.
 
     Args:

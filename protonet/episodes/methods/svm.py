@@ -10,6 +10,7 @@ from torch import Tensor
 
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import cosines, one_hot
+from protonet.episodes.methods.keywords import Positive
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Newton:
 NEWTON = Newton()
 
 
-def linear_svm(episodes: Episodes, *, inverse_penalty: float = 1.0) -> Tensor:
+def linear_svm(episodes: Episodes, *, inverse_penalty: Positive = 1.0) -> Tensor:
     """Classify by linear support vector machines with squared hinge loss on rows of unit norm, one against the rest.
 
     The bias is the weight of a feature that is one, penalised like the others: scikit-learn's LinearSVC.

@@ -10,6 +10,7 @@ from torch import Tensor
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.adaptation import adam, adaptation_gradient, unit_rows
 from protonet.episodes.methods.common import one_hot
+from protonet.episodes.methods.keywords import Count, NonNegative, Positive
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,10 @@ TUNED_ALPHA = TunedAlpha()
 def tim(
     episodes: Episodes,
     *,
-    weights: tuple[float, float, float] = (0.1, 1.0, 0.1),
-    temperature: float = 1 / 15,
-    learning_rate: float = 1e-4,
-    steps: int = 1000,
+    weights: tuple[NonNegative, NonNegative, NonNegative] = (0.1, 1.0, 0.1),
+    temperature: Positive = 1 / 15,
+    learning_rate: Positive = 1e-4,
+    steps: Count = 1000,
 ) -> Tensor:
     """Classify by prototypes that maximise the mutual information of queries and labels (TIM-GD).
 
@@ -73,11 +74,11 @@ def tim_dirichlet(episodes: Episodes) -> Tensor:
 def alpha_tim(
     episodes: Episodes,
     *,
-    alpha: float | None = None,
-    weights: tuple[float, float, float] = (1.0, 1.0, 1.0),
-    temperature: float = 1 / 15,
-    learning_rate: float = 1e-4,
-    steps: int = 1000,
+    alpha: Positive | None = None,
+    weights: tuple[NonNegative, NonNegative, NonNegative] = (1.0, 1.0, 1.0),
+    temperature: Positive = 1 / 15,
+    learning_rate: Positive = 1e-4,
+    steps: Count = 1000,
 ) -> Tensor:
     """Classify as `tim` does, with alpha-entropies, which push the queries' labels less towards balance.
 

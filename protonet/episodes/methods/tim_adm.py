@@ -8,15 +8,16 @@ from torch import Tensor
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.adaptation import unit_rows
 from protonet.episodes.methods.common import one_hot
+from protonet.episodes.methods.keywords import Count, Positive, PositiveShare
 
 
 def tim_adm(
     episodes: Episodes,
     *,
-    weights: tuple[float, float, float] = (0.1, 1.0, 0.1),
-    temperature: float = 1 / 15,
-    steps: int = 150,
-    step_size: float = 1.0,
+    weights: tuple[Positive, Positive, Positive] = (0.1, 1.0, 0.1),
+    temperature: Positive = 1 / 15,
+    steps: Count = 150,
+    step_size: PositiveShare = 1.0,
 ) -> Tensor:
     """Classify by prototypes that maximise the mutual information of queries and labels, by alternating directions.
 

@@ -7,9 +7,12 @@ from torch import Tensor
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.clip import clip_zero_shot, take_texts
 from protonet.episodes.methods.common import cosines, one_hot
+from protonet.episodes.methods.keywords import NonNegative, Positive
 
 
-def tip_adapter(episodes: Episodes, *, alpha: float = 1.17, beta: float = 1.0, temperature: float = 0.01) -> Tensor:
+def tip_adapter(
+    episodes: Episodes, *, alpha: NonNegative = 1.17, beta: Positive = 1.0, temperature: Positive = 0.01
+) -> Tensor:
     """Classify by the cosine to texts that name the classes, plus votes of the support rows by their closeness.
 
     Defaults are those with which the authors' code begins on ImageNet (configs/imagenet.yaml), where a validation set

@@ -8,10 +8,11 @@ from torch import Tensor
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.adaptation import adam, adaptation_gradient, unit_rows
 from protonet.episodes.methods.common import one_hot
+from protonet.episodes.methods.keywords import Count, Positive
 
 
 def transductive_finetune(
-    episodes: Episodes, *, temperature: float = 1, learning_rate: float = 5e-5, steps: int = 25
+    episodes: Episodes, *, temperature: Positive = 1, learning_rate: Positive = 5e-5, steps: Count = 25
 ) -> Tensor:
     """Classify by a linear layer trained on the support's cross-entropy plus the queries' entropy.
 

@@ -11,7 +11,7 @@ from protonet.episodes.draws.batch import gather_episodes, split_draw, take_from
 from protonet.episodes.draws.fixed_split import FixedSplit, find_shared, join_split
 from protonet.episodes.draws.numbered import NO_ROW
 from protonet.episodes.evaluation.evaluate import evaluate
-from protonet.episodes.methods import INDUCTIVE, METHODS
+from protonet.episodes.methods import METHODS
 from protonet.sampling import index_classes
 from tests.strategies import seeds
 
@@ -95,7 +95,7 @@ def test_scores_are_those_of_a_loop_over_draws(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["protonet", "simpleshot", "knn", "ridge", "linear-probe"])
 def test_many_queries_come_in_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert name in INDUCTIVE
+    assert not METHODS[name].transductive
     whole = evaluate(X, INDEX, {name: METHODS[name]}, FixedSplit(2, COUNTS), n_episodes=3)[name]
     monkeypatch.setattr("protonet.episodes.evaluation.evaluate.BLOCK", 1)
     monkeypatch.setattr("protonet.episodes.evaluation.evaluate.QUERIES_AT_ONCE", 2)

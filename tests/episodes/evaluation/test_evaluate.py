@@ -231,15 +231,15 @@ def test_logits_that_are_none(change: Callable[[torch.Tensor], Any], message: st
         evaluate(X, INDEX, own, SETTINGS[0], n_episodes=5)
 
 
-def test_methods_of_ours_with_settings_get_what_they_get_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_methods_of_ours_with_settings_get_what_they_get_without() -> None:
     seen = []
 
     def spy(episodes: Episodes, *, a: int = 0) -> torch.Tensor:
         seen.append((a, episodes.query.data_ptr(), torch.is_grad_enabled()))
         return protonet(episodes)
 
-    monkeypatch.setitem(methods.METHODS, "spy", spy)
-    both: dict[str, methods.Method] = {"spy": spy, "spy:a=1": ChosenMethod("spy:a=1", "spy", spy, {"a": 1})}
+    spec = methods.MethodSpec(spy)
+    both: dict[str, methods.Method] = {"spy": spec, "spy:a=1": ChosenMethod("spy:a=1", "spy", spec, {"a": 1})}
     evaluate(X, INDEX, both, Setting(way=(3, 3), n_query=4), n_episodes=1)
     (_, batch, _), again = seen
     assert again == (1, batch, False)  # the batch itself, not a copy of it

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from protonet._checks import InputError
-from protonet.episodes.methods import ALIASES, METHODS
+from protonet.episodes.methods import ALIASES, METHODS, MethodSpec
 from protonet.episodes.methods.choice import ChosenMethod, choose_grid, choose_method, choose_methods, list_methods
 from protonet.episodes.methods.laplacian_shot import laplacian_shot
 from protonet.episodes.methods.tim import tim, tim_dirichlet
@@ -56,7 +56,7 @@ def test_settings_reach_the_method() -> None:
 def test_a_method_is_chosen_once() -> None:
     assert list(choose_methods(["protonet", *ALIASES, "tim:steps=1", "tim:steps=01"])) == ["protonet", "tim:steps=1"]
     assert choose_method("simpleshot-un").key == "simpleshot-un"
-    assert all(choose_method(name).function is method for name, method in METHODS.items())
+    assert all(choose_method(name).spec is spec for name, spec in METHODS.items())
 
 
 def test_a_plugin(mine: Path) -> None:
@@ -83,9 +83,9 @@ def test_an_error_of_ours_is_one_line_where_the_settings_are_ones_own() -> None:
 
     episodes, _ = make_episodes()
     with pytest.raises(RuntimeError, match=r"^0$"):  # a bug of ours
-        ChosenMethod("x", "x", cracked)(episodes)
+        ChosenMethod("x", "x", MethodSpec(cracked))(episodes)
     with pytest.raises(InputError, match="got RuntimeError of x:a=1: 1 "):
-        ChosenMethod("x:a=1", "x", cracked, {"a": 1})(episodes)
+        ChosenMethod("x:a=1", "x", MethodSpec(cracked), {"a": 1})(episodes)
     with pytest.raises(InputError, match=r"^distribution_calibration: `base` must be known"):
         choose_method("distribution-calibration:spread=1")(episodes)
 
@@ -155,7 +155,7 @@ def test_a_method_of_an_installed_package(mine: Path, monkeypatch: pytest.Monkey
     choice = choose_method("city:power=2")
     monkeypatch.delitem(sys.modules, "mine")
     assert (choice.name, choice.origin) == ("city:power=2", "theirs 1.2")
-    assert choose_method("protonet").function is METHODS["protonet"]  # ours stay ours
+    assert choose_method("protonet").spec is METHODS["protonet"]  # ours stay ours
     assert "city: of the installed mine:city_block" in list_methods()
     with pytest.raises(InputError, match="`method` must load; got ModuleNotFoundError of lost"):
         choose_method("lost")
@@ -164,6 +164,6 @@ def test_a_method_of_an_installed_package(mine: Path, monkeypatch: pytest.Monkey
 def test_all_methods_are_listed_with_their_settings() -> None:
     text = list_methods()
     assert all(f"\n{name} (" in text for name in METHODS)
-    assert "  weights: 3 numbers with commas between, 0.1,1,0.1 by default\n" in text
-    assert "  lambda: a number, 0.7 by default\n" in text
+    assert "  weights: 3 numbers with commas between >= 0, 0.1,1,0.1 by default\n" in text
+    assert "  lambda: a number >= 0, 0.7 by default\n" in text
     assert max(map(len, text.splitlines())) < 150

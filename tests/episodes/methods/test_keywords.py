@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+import re
+import subprocess
+import sys
+from typing import Annotated, Any
 
 import pytest
 from torch import Tensor
@@ -12,7 +15,7 @@ from protonet._checks import InputError
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods import METHODS
 from protonet.episodes.methods.keywords import (
-    BOUND,
+    Bound,
     describe_arguments,
     find_source,
     list_keywords,
@@ -57,22 +60,25 @@ def own(
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_setting_is_listed_and_described(name: str) -> None:
-    keywords = list_keywords(METHODS[name])
-    parameters = inspect.signature(METHODS[name]).parameters
+    keywords = list_keywords(METHODS[name].function)
+    parameters = inspect.signature(METHODS[name].function).parameters
     assert [each.parameter for each in keywords.values()] == list(parameters)[1:]
-    assert find_source(METHODS[name])
+    assert find_source(METHODS[name].function)
     for key, each in keywords.items():
         assert each.text, key
         assert each.default == parameters[each.parameter].default
         if each.type not in (bool, str) and key not in UNBOUNDED:
-            assert BOUND.search(each.text), f"{key} of {name}"
+            assert each.bound is not None, f"{key} of {name}"
+            assert str(each.bound) in each.text.lower() or "[1, base classes]" in each.text, f"{key} of {name}"
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_default_as_text_is_the_default(name: str) -> None:
-    keywords = list_keywords(METHODS[name])
+    keywords = list_keywords(METHODS[name].function)
     texts = {key: show_value(each.default) for key, each in keywords.items()}
-    assert parse_keywords("f", name, METHODS[name], texts) == {e.parameter: e.default for e in keywords.values()}
+    assert parse_keywords("f", name, METHODS[name].function, texts) == {
+        e.parameter: e.default for e in keywords.values()
+    }
 
 
 def test_a_function_of_ones_own() -> None:
@@ -119,29 +125,42 @@ def test_types_that_cannot_be_found() -> None:
 )
 def test_errors(method: str, texts: dict[str, str], message: str) -> None:
     with pytest.raises(InputError, match=f"^f: `method` .*{message}"):
-        parse_keywords("f", method, METHODS[method], texts)
+        parse_keywords("f", method, METHODS[method].function, texts)
 
 
 @pytest.mark.parametrize(
-    ("text", "kept", "broken"),
+    ("bound", "text", "kept", "broken"),
     [
-        ("> 0.5.", "0.51", "0.5"),
-        ("Some rate, >= 1e-3 and small.", "0.001", "0.0009"),
-        ("> -1.", "0", "-1"),
-        ("In [0.25, 0.75).", "0.25", "0.75"),
-        ("In (0, 1e3].", "1000", "1000.1"),
-        ("> 0.", "0.1", "0"),
+        (Bound(0.5, above=True), "> 0.5", "0.51", "0.5"),
+        (Bound(1e-3), ">= 0.001", "0.001", "0.0009"),
+        (Bound(-1, above=True), "> -1", "0", "-1"),
+        (Bound(0.25, 0.75, below=True), "in [0.25, 0.75)", "0.25", "0.75"),
+        (Bound(0, 1e3, above=True), "in (0, 1000]", "1000", "1000.1"),
     ],
 )
-def test_bounds_of_any_number(text: str, kept: str, broken: str) -> None:
-    def method(episodes: Episodes, *, rate: float = 0.6) -> Tensor:
+def test_bounds_of_any_number(bound: Bound, text: str, kept: str, broken: str) -> None:
+    def method(episodes: Episodes, *, rate: float = 0.6, pair: tuple[int, float] = (1, 1.0)) -> Tensor:
         raise NotImplementedError
 
-    method.__doc__ = f"Do nothing.\n\nArgs:\n    rate: {text}\n"
-    method.__module__ = "protonet.episodes.methods"
+    method.__annotations__ |= {"rate": Annotated[float, bound] | None, "pair": tuple[int, Annotated[float, bound]]}
+    assert str(bound) == text
     assert parse_keywords("f", "own", method, {"rate": kept}) == {"rate": float(kept)}
-    with pytest.raises(InputError, match="must have settings within their bounds"):
-        parse_keywords("f", "own", method, {"rate": broken})
+    assert parse_keywords("f", "own", method, {"rate": "none"}) == {"rate": None}
+    for texts in ({"rate": broken}, {"pair": f"1,{broken}"}):
+        with pytest.raises(InputError, match="must have settings within their bounds, " + re.escape(text)):
+            parse_keywords("f", "own", method, texts)
+
+
+def test_bounds_and_the_list_of_methods_need_no_docstrings() -> None:
+    code = "from protonet.episodes.__main__ import main; import sys; sys.exit(main(sys.argv[1:]))"
+    listed, refused = (
+        subprocess.run([sys.executable, "-OO", "-c", code, *own], capture_output=True, text=True, check=False)
+        for own in (["--methods"], ["--method", "tim:steps=-1"])
+    )
+    assert listed.returncode == 0, listed.stderr
+    assert "steps: a whole number >= 0, 1000 by default" in listed.stdout
+    assert refused.returncode == 2
+    assert "have settings within their bounds, >= 0 here" in refused.stderr
 
 
 def test_values_at_their_bounds() -> None:
@@ -151,4 +170,4 @@ def test_values_at_their_bounds() -> None:
         ("alpha-tim", {"alpha": "None"}),
         ("bd-cspn", {"paper": "True"}),
     ):
-        assert len(parse_keywords("f", method, METHODS[method], texts)) == len(texts)
+        assert len(parse_keywords("f", method, METHODS[method].function, texts)) == len(texts)

@@ -9,14 +9,14 @@ import torch
 
 from protonet.episodes import methods
 from protonet.episodes.draws.batch import Episodes, summarize_base, take_from
-from protonet.episodes.methods import INDUCTIVE, NEEDS_BASE, NEEDS_ENCODER, TRANSDUCTIVE, USES_BASE, Method
+from protonet.episodes.methods import Method
 from protonet.episodes.methods.alpha_am import alpha_am
-from tests.episodes.cases import make_base, make_episodes, texts_of
+from tests.episodes.cases import TRAINED, make_base, make_episodes, needing, texts_of
 
 #: Fewer steps of what takes long. What the solver does with an episode, test_solver.py says.
 METHODS: dict[str, Method] = methods.METHODS | {"alpha-am": partial(alpha_am, steps=20)}
 METHODS.pop("solver")
-for _name in NEEDS_ENCODER:  # of which each has a test of its own
+for _name in TRAINED:  # of which each has a test of its own
     METHODS.pop(_name)
 every = pytest.mark.parametrize("name", METHODS)
 #: These draw random numbers for the support rows or the classes, which depend on their places.
@@ -99,14 +99,14 @@ def test_names_of_classes(name: str) -> None:
     assert close(changed[:, :, renamed], METHODS[name](episodes))
 
 
-@pytest.mark.parametrize("name", sorted(INDUCTIVE.keys() & METHODS))
+@pytest.mark.parametrize("name", [name for name in METHODS if not methods.METHODS[name].transductive])
 def test_inductive_methods_see_one_query_at_a_time(name: str) -> None:
     episodes = case()
     fewer = episodes._replace(query=episodes.query[:, 3:5])
     assert close(METHODS[name](fewer), METHODS[name](episodes)[:, 3:5])
 
 
-@pytest.mark.parametrize("name", TRANSDUCTIVE)
+@pytest.mark.parametrize("name", [name for name, spec in methods.METHODS.items() if spec.transductive])
 def test_transductive_methods_see_them_all(name: str) -> None:
     episodes = case(noise=1.0)
     moved = torch.cat([episodes.query[:, :5], episodes.query[:, 5:] + 3.0], dim=1)
@@ -155,14 +155,14 @@ def test_float32_is_enough(name: str, change: tuple[float, float]) -> None:
     assert float((predictions[0] == predictions[1]).double().mean()) > 0.97
 
 
-@pytest.mark.parametrize("name", sorted(USES_BASE))
+@pytest.mark.parametrize("name", [name for name, spec in methods.METHODS.items() if spec.uses_base])
 def test_the_base_classes_matter(name: str) -> None:
     episodes = case()
     base = make_base(seed=5)
     assert not close(METHODS[name](episodes._replace(base=base)), METHODS[name](episodes))
 
 
-@pytest.mark.parametrize("name", sorted(NEEDS_BASE))
+@pytest.mark.parametrize("name", sorted(needing("base")))
 def test_without_base_classes(name: str) -> None:
     with pytest.raises(ValueError, match="`base` must "):
         METHODS[name](case()._replace(base=None))
