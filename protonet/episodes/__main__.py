@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from protonet._checks import InputError, fail
+from protonet.episodes.features import NORMALIZATIONS
 from protonet.ui.command_line import Parser, check_name, check_outputs, parse_whole, run_command
 
 PROG = "protonet.episodes"
@@ -33,97 +34,103 @@ OUTPUTS = {
 #: Options that a study leaves to its runs, whose files lie in its folder, beside ``OUTPUTS``.
 KEPT = ("state", "resume", "methods", "presets")
 PROTOCOLS = ("episodes", "generalized", "meta-dataset")
+EXAMPLES = (
+    "python -m protonet.episodes --dataset glyphs --shot 1,5 --method protonet simpleshot bd-cspn",
+    "python -m protonet.episodes --dataset features.npz --method mine.py:classify protonet",
+    "python -m protonet.episodes train -o encoder.safetensors; then --encoder encoder.safetensors",
+)
 SIDES = ("novel", "validation", "base", "all")
 
 
 def make_parser() -> Parser:
     """Return the parser of the evaluation's arguments."""
-    from protonet.episodes.features.normalization import NORMALIZATIONS  # noqa: PLC0415
+    parser = Parser(PROG, "Evaluate few-shot methods on the same N-way K-shot episodes, with 95 % intervals.", EXAMPLES)
+    parser.write_appendix = _describe_methods
+    add = parser.add_argument
+    text = "glyphs (default), digits, synthetic:FAMILY, FEATURES.npz, TABLE.csv, a folder of images by class, KIND:ROOT"
+    add("--dataset", nargs="+", default=["glyphs"], metavar="DATA", help=f"{text}; several for a table of all")
+    text = "side of the split by class: novel (default if there is a split), validation, base or all"
+    add("--side", choices=SIDES, metavar="SIDE", help=text)
+    add("--encoder", metavar="FILE", help="file from 'train'; without it, features are used as they are")
+    add("--way", default="5", metavar="N[-M]", help="classes per episode (default 5)")
+    add("--shot", default="1", metavar="N[-M]", help="support rows per class (default 1); 1,5 evaluates both")
+    add("--query", default="15", metavar="N", help="query rows per class (default 15)")
+    add("--episodes", metavar="N", help="most episodes (default 2000; with --test 10, draws of the support)")
+    text = f"names, with settings as in tim:steps=100, FILE.py:FUNCTION, or all (default: {' '.join(DEFAULT_METHODS)})"
+    add("--method", nargs="+", default=DEFAULT_METHODS, metavar="NAME", help=text)
+    add("--methods", action="store_true", help="list methods and their settings, and do nothing else")
+    text = "add methods with the settings best on validation classes: METHOD:name=v1,v2 (v1/v2 where each is several)"
+    add("--tune", nargs="+", default=(), metavar="GRID", help=text)
+    add("--preset", metavar="NAME", help="set the options of a paper's evaluation; what is given beside it wins")
+    add("--json", metavar="FILE", help=f"write {OUTPUTS['json']}")
+
+    add = parser.add_expert_group("data").add_argument
+    text = "test rows of each --dataset, of the same classes: episodes are all-way draws of the support"
+    add("--test", nargs="+", metavar="DATASET", help=text)
+    add("--split-seed", metavar="N", help="split the classes at random: 60 %% base, 15 %% validation, 25 %% novel")
+    text = "pixels per side of pictures (default: as their authors take them; 28, and grey, for a folder by class)"
+    add("--image-size", metavar="N", help=text)
+    text = "of all rows, before any method: l2, to unit norm; cl2, less the base mean, then l2; z, each row's features "
+    add("--normalize", choices=NORMALIZATIONS, default="none", help=f"{text}to mean 0, variance 1")
+    text = "take the base classes of this data set, in place of the evaluated one's; also .npy, rows without classes"
+    add("--base", metavar="FILE", help=text)
+    text = "embeddings of texts by class, such as CLIP's: .npz of x and y, the names of the data set's classes"
+    add("--texts", metavar="FILE", help=text)
+
+    add = parser.add_expert_group("episodes").add_argument
+    add("--presets", action="store_true", help="list presets, and do nothing else")
+    text = "episodes (default); generalized: base classes beside novel ones; meta-dataset: its ways and shots"
+    add("--protocol", choices=PROTOCOLS, default="episodes", help=text)
+    add("--unequal", action="store_true", help="draw the number of shots for each class alone")
+    text = "share queries by a Dirichlet distribution of this concentration, such as 2.0 (default: equally)"
+    add("--imbalance", metavar="A", help=text)
+    add("--open", default="0", metavar="N", help="classes outside the episode, with queries")
+    add(
+        "--unlabelled", default="0", metavar="N", help="unlabelled rows of each class, for methods that learn from them"
+    )
+    add("--distractors", default="0", metavar="N", help="classes outside the episode, with as many unlabelled rows")
+    text = "of meta-dataset: names (superclass/class), or a file of lines 'parent child', such as wordnet.is_a.txt"
+    add("--hierarchy", metavar="FILE", help=text)
+    text = "accept classes with few rows, with fewer queries; with --imbalance, that balances queries somewhat"
+    add("--allow-small", action="store_true", help=text)
+    text = "stop once every 95 %% interval over episodes is within ±P points (default: never)"
+    add("--until", default="0", metavar="P", help=text)
+    add("--seed", default="0", metavar="N", help="seed of the episodes (default 0)")
+
+    add = parser.add_expert_group("results").add_argument
+    text = "of 95 %% intervals and p-values: episodes (default) of these same classes, or other classes like them"
+    add("--interval", choices=("episodes", "classes"), default="episodes", help=text)
+    text = "compare this method alone with each other one, not all pairs; the tuned one where --tune has it"
+    add("--against", metavar="NAME", help=text)
+    for name, text in OUTPUTS.items():
+        if name != "json":
+            add(f"--{name}", metavar="FILE", help=f"write {text}")
+    text = "keep the scores of finished episodes in this new .npz file, every few seconds and after Ctrl-C"
+    add("--state", metavar="FILE", help=text)
+    text = "continue the run of the --state file, if it is there, with the same arguments"
+    add("--resume", action="store_true", help=text)
+    add("--traceback", action="store_true", help="show where an error of a method comes from")
+    return parser
+
+
+def _describe_methods() -> str:
+    """Return what there is beside options: data sets, methods, other commands."""
     from protonet.episodes.methods import ALIASES, METHODS  # noqa: PLC0415 - torch takes a second
 
-    defaults = " ".join(DEFAULT_METHODS)
     inductive, transductive = (
         [name for name, own in METHODS.items() if own.transductive is kind] for kind in (False, True)
     )
-    parser = Parser(PROG, "Evaluate few-shot methods on the same N-way K-shot episodes, with 95 % intervals.")
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = f"""inductive methods:\n  {_wrap(inductive)}
+    return f"""kinds of --dataset KIND:ROOT, as their authors publish them:
+  mini-imagenet, tiered-imagenet, cub, cifar-fs, fc100, omniglot; features also as .npy, .pt, .plk
+inductive methods:\n  {_wrap(inductive)}
 transductive methods, which use all queries of an episode together:\n  {_wrap(transductive)}
 other names:\n  {", ".join(f"{alias} for {name}" for alias, name in ALIASES.items())}
-meta-training:\n  python -m protonet.episodes train --help
-the --json files of two runs, compared by episode:\n  python -m protonet.episodes compare --help
-many runs from a TOML file, and sweeps:\n  python -m protonet.episodes study --help
-features of pictures, by a network:\n  python -m protonet.episodes extract --help
+other commands:
+  train    meta-train an encoder
+  compare  the --json files of two runs, compared by episode
+  study    many runs from a TOML file, and sweeps
+  extract  features of pictures, by a network
 several processes, with the same results:\n  torchrun --nproc-per-node 2 -m protonet.episodes ..."""
-    data = parser.add_argument_group("data")
-    text = (
-        "glyphs (default), digits, synthetic:FAMILY, FEATURES.npz (or .npy, .pt, .plk), TABLE.csv, a folder of images "
-    )
-    text += (
-        "by class, or KIND:ROOT, of mini-imagenet, tiered-imagenet, cub, cifar-fs, fc100 and omniglot; several for a "
-    )
-    text += "table of all, with average ranks"
-    data.add_argument("--dataset", nargs="+", default=["glyphs"], metavar="DATASET", help=text)
-    text = "test rows of each --dataset, of the same classes: episodes are all-way draws of the support"
-    data.add_argument("--test", nargs="+", metavar="DATASET", help=text)
-    text = "side of the split by class: novel (default if there is a split), validation, base or all"
-    data.add_argument("--side", choices=SIDES, help=text)
-    text = "split the classes at random: 60 %% base, 15 %% validation, 25 %% novel"
-    data.add_argument("--split-seed", metavar="N", help=text)
-    text = "pixels per side of pictures (default: as their authors take them; 28, and grey, for a folder by class)"
-    data.add_argument("--image-size", metavar="N", help=text)
-    data.add_argument("--encoder", metavar="FILE", help="file from 'train'; without it, features are used as they are")
-    episodes = parser.add_argument_group("episodes")
-    text = "set the options of a paper's evaluation; what is given beside it wins"
-    episodes.add_argument("--preset", metavar="NAME", help=text)
-    episodes.add_argument("--presets", action="store_true", help="list presets, and do nothing else")
-    text = "episodes (default); generalized: base classes beside novel ones; meta-dataset: its ways and shots"
-    episodes.add_argument("--protocol", choices=PROTOCOLS, default="episodes", help=text)
-    episodes.add_argument("--way", default="5", metavar="N[-M]", help="classes per episode (default 5)")
-    text = "support rows per class (default 1); 1,5 evaluates both"
-    episodes.add_argument("--shot", default="1", metavar="N[-M]", help=text)
-    episodes.add_argument("--query", default="15", metavar="N", help="query rows per class (default 15)")
-    episodes.add_argument("--unequal", action="store_true", help="draw the number of shots for each class alone")
-    text = "share queries by a Dirichlet distribution of this concentration, such as 2.0 (default: equally)"
-    episodes.add_argument("--imbalance", metavar="A", help=text)
-    episodes.add_argument("--open", default="0", metavar="N", help="classes outside the episode, with queries")
-    text = "unlabelled rows of each class, for methods that learn from them"
-    episodes.add_argument("--unlabelled", default="0", metavar="N", help=text)
-    text = "classes outside the episode, with as many unlabelled rows"
-    episodes.add_argument("--distractors", default="0", metavar="N", help=text)
-    text = "of meta-dataset: names (superclass/class), or a file of lines 'parent child', such as wordnet.is_a.txt"
-    episodes.add_argument("--hierarchy", metavar="FILE", help=text)
-    text = "accept classes with few rows, with fewer queries; with --imbalance, that balances queries somewhat"
-    episodes.add_argument("--allow-small", action="store_true", help=text)
-    text = "most episodes (default 2000; with --test 10, draws of the support)"
-    episodes.add_argument("--episodes", metavar="N", help=text)
-    text = "stop once every 95 %% interval over episodes is within ±P points (default: never)"
-    episodes.add_argument("--until", default="0", metavar="P", help=text)
-    episodes.add_argument("--seed", default="0", metavar="N", help="seed of the episodes (default 0)")
-    text = "of 95 %% intervals and p-values: episodes (default) of these same classes, or other classes like them"
-    parser.add_argument("--interval", choices=("episodes", "classes"), default="episodes", help=text)
-    methods = parser.add_argument_group("methods")
-    text = f"names, with settings as in tim:weights=1,1,1:steps=100, FILE.py:FUNCTION, or all (default: {defaults})"
-    methods.add_argument("--method", nargs="+", default=DEFAULT_METHODS, metavar="NAME", help=text)
-    methods.add_argument("--methods", action="store_true", help="list methods and their settings, and do nothing else")
-    text = "add methods with the settings best on validation classes: METHOD:name=v1,v2 (v1/v2 where each is several)"
-    methods.add_argument("--tune", nargs="+", default=(), metavar="GRID", help=text)
-    text = "compare this method alone with each other one, not all pairs; the tuned one where --tune has it"
-    methods.add_argument("--against", metavar="NAME", help=text)
-    text = "of all rows, before any method: l2, to unit norm; cl2, less the base mean, then l2; z, each row's features "
-    methods.add_argument("--normalize", choices=NORMALIZATIONS, default="none", help=f"{text}to mean 0, variance 1")
-    text = "take the base classes of this data set, in place of the evaluated one's; also .npy, rows without classes"
-    methods.add_argument("--base", metavar="FILE", help=text)
-    text = "embeddings of texts by class, such as CLIP's: .npz of x and y, the names of the data set's classes"
-    methods.add_argument("--texts", metavar="FILE", help=text)
-    methods.add_argument("--traceback", action="store_true", help="show where an error of a method comes from")
-    for name, text in OUTPUTS.items():
-        parser.add_argument(f"--{name}", metavar="FILE", help=f"write {text}")
-    text = "keep the scores of finished episodes in this new .npz file, every few seconds and after Ctrl-C"
-    parser.add_argument("--state", metavar="FILE", help=text)
-    text = "continue the run of the --state file, if it is there, with the same arguments"
-    parser.add_argument("--resume", action="store_true", help=text)
-    return parser
 
 
 def _wrap(names: Iterable[str]) -> str:

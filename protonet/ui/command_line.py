@@ -10,6 +10,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,17 +20,64 @@ from protonet._checks import InputError, InputTypeError, MissingPackageError, fa
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are InputErrors in the one message form.
 
+    ``--help`` shows what most people need and fits a screen; what `add_expert_group` holds stands in ``--help-all``.
+
     Args:
         prog: The module that ``python -m`` runs; it opens every message.
         description: One sentence for ``--help``.
+        examples: Command lines that ``--help`` ends with.
     """
 
-    def __init__(self, prog: str, description: str) -> None:
-        super().__init__(prog=prog, description=description, allow_abbrev=False)
+    def __init__(self, prog: str, description: str, examples: Sequence[str] = ()) -> None:
+        form = partial(argparse.RawDescriptionHelpFormatter, max_help_position=32)
+        epilog = "examples:\n" + "\n".join(f"  {example}" for example in examples) if examples else None
+        super().__init__(prog=prog, description=description, epilog=epilog, formatter_class=form, allow_abbrev=False)
+        self.expert_groups: list[argparse._ArgumentGroup] = []
+        self.write_appendix: Callable[[], str] = str  #: Returns what ``--help-all`` ends with.
+
+    def add_expert_group(self, title: str) -> argparse._ArgumentGroup:
+        """Return a new group of options that ``--help-all`` alone shows."""
+        if not self.expert_groups:
+            self.add_argument("--help-all", action=_HelpAll, nargs=0, help="show all options, and exit")
+        self.expert_groups.append(self.add_argument_group(title))
+        return self.expert_groups[-1]
+
+    def format_help(self, *, every: bool = False) -> str:
+        """Return the help: of the options that most people need, or of all."""
+        groups = [group for group in self._action_groups if every or group not in self.expert_groups]
+        formatter = self._get_formatter()
+        actions = [action for group in groups for action in group._group_actions]
+        options, rows = ([own for own in actions if bool(own.option_strings) is kind] for kind in (True, False))
+        usage = self.usage if every or not self.expert_groups else "%(prog)s [options]" + "".join(map(_name_rows, rows))
+        formatter.add_usage(usage, [*options, *rows], [])
+        formatter.add_text(self.description)
+        for group in groups:
+            formatter.start_section(group.title)
+            formatter.add_arguments(group._group_actions)
+            formatter.end_section()
+        formatter.add_text(self.epilog)
+        if every:
+            formatter.add_text(self.write_appendix())
+        return formatter.format_help()
 
     def error(self, message: str) -> NoReturn:
         """Raise an InputError: an option is unknown, or lacks its value."""
         fail(self.prog, "arguments", "be as --help lists them", message, f"Run python -m {self.prog} --help.")
+
+
+class _HelpAll(argparse.Action):
+    """Print the help of all options, and exit."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        assert isinstance(parser, Parser)
+        print(parser.format_help(every=True), end="")
+        parser.exit()
+
+
+def _name_rows(action: argparse.Action) -> str:
+    """Return a positional argument as a usage line has it."""
+    name = str(action.metavar or action.dest)
+    return f" [{name} ...]" if action.nargs == "*" else f" [{name}]" if action.nargs == "?" else f" {name}"
 
 
 def run_command(

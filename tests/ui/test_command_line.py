@@ -111,6 +111,21 @@ def test_parse_number() -> None:
             parse_number("cmd", "--n", text, low=0)
 
 
+def test_help_is_of_what_most_people_need(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = Parser("cmd", "Do it.", ["python -m cmd x"])
+    parser.add_argument("rows")
+    parser.add_argument("--plain", help="for all")
+    parser.add_expert_group("other matters").add_argument("--rare", help="for few")
+    parser.write_appendix = lambda: "and so on"
+    for option, there in (("--help", False), ("--help-all", True)):
+        with pytest.raises(SystemExit, match=r"^0$"):
+            parser.parse_args([option])
+        text = capsys.readouterr().out
+        assert all(each in text for each in ("Do it.", "--plain", "  python -m cmd x", "--help-all", "rows"))
+        assert {"--rare" in text, "other matters" in text, "and so on" in text} == {there}
+    assert parser.parse_args(["r", "--rare", "1"]).rare == "1"
+
+
 def test_writable_file(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "folder" / "new"
     old.write_text("kept")

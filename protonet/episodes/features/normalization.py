@@ -8,9 +8,6 @@ from torch import Tensor
 
 from protonet._checks import fail
 
-#: none: rows as they are. l2: rows of unit norm. cl2: rows less the base classes' mean, then of unit norm. z: rows less
-#: the mean of their own features, over their standard deviation.
-NORMALIZATIONS = ("none", "l2", "cl2", "z")
 CHUNK = 8192  #: Rows that are normalised at a time where all are.
 
 

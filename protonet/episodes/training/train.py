@@ -44,45 +44,56 @@ INNER = {"inner-steps": 5, "inner-rate": 0.01, "first-order": False}
 RATES = {"prototypes": 3e-3, "feat": 1e-3, "maml": 1e-3, "anil": 1e-3}  #: AdamW's learning rate by objective.
 
 
+#: Those of ``NUMBERS`` that most people need.
+USUAL = ("way", "shot", "steps", "seed")
+EXAMPLES = (
+    "python -m protonet.episodes train -o encoder.safetensors",
+    "python -m protonet.episodes train --dataset cub:CUB_200_2011 --backbone resnet12 -o cub.safetensors",
+    "python -m protonet.episodes train --resume -o encoder.safetensors",
+)
+
+
 def make_parser() -> Parser:
     """Return the parser of the training's arguments."""
-    parser = Parser(PROG, "Meta-train an encoder on base classes; the weights best on validation classes are kept.")
+    what = "Meta-train an encoder on base classes; the weights best on validation classes are kept."
+    parser = Parser(PROG, what, EXAMPLES)
+    add = parser.add_argument
     data = "glyphs (default), digits, synthetic:FAMILY, FEATURES.npz, TABLE.csv, a folder of images by class, or "
     data += "KIND:ROOT, of mini-imagenet, tiered-imagenet, cub, cifar-fs, fc100 and omniglot"
-    parser.add_argument("--dataset", default="glyphs", help=data)
-    size = "pixels per side of pictures (default: as their authors take them; 28, and grey, for a folder by class)"
-    parser.add_argument("--image-size", metavar="N", help=size)
-    split = "split the classes at random: 60 %% base, 15 %% validation, 25 %% novel"
-    parser.add_argument("--split-seed", metavar="N", help=split)
-    backbone = (
-        "conv, a small one for square grey images (default for these), conv4 or resnet12, for square grey or RGB "
-    )
-    backbone += "images (default for RGB: conv4), mlp for rows of any kind (default for what is not known as images)"
-    parser.add_argument("--backbone", metavar="NAME", help=backbone)
+    add("--dataset", default="glyphs", metavar="DATA", help=data)
+    add("--split-seed", metavar="N", help="split the classes at random: 60 %% base, 15 %% validation, 25 %% novel")
+    backbone = "conv (default for square grey images), conv4 (default for RGB), resnet12, or mlp, for rows of any kind"
+    add("--backbone", metavar="NAME", help=backbone)
     objective = "prototypes of many classes (default); feat, which also adapts them to each other; maml and anil, "
     objective += "gradient steps on each episode's support, of the whole network or of its last layer"
-    parser.add_argument("--objective", default="prototypes", metavar="NAME", help=objective)
+    add("--objective", default="prototypes", metavar="NAME", help=objective)
+    output = "a new .safetensors file: the checkpoint during training, and the encoder at the end"
+    add("-o", "--output", required=True, metavar="FILE", help=output)
+    add("--resume", action="store_true", help="continue the run of that file, with the same arguments")
+    add("--device", metavar="NAME", help="such as cpu or cuda (default: cuda where there is one)")
+    episodes = parser.add_expert_group("episodes and validation").add_argument
     for name, (_, default, text) in NUMBERS.items():
         other = f"; {EPISODIC[name]} for feat, maml, anil" if name in EPISODIC else ""
-        parser.add_argument(f"--{name}", metavar="N", help=f"{text} (default {default}{other})")
-    parser.add_argument("--learning-rate", metavar="R", help="AdamW's (default 0.003; 0.001 for feat, maml, anil)")
-    parser.add_argument(
-        "--inner-steps", metavar="N", help="of maml and anil: gradient steps on the support (default 5)"
-    )
-    parser.add_argument("--inner-rate", metavar="R", help="of maml and anil: the rate of these steps (default 0.01)")
+        own = add if name in USUAL else episodes
+        own(f"--{name}", metavar="N", help=f"{text} (default {default}{other})")
+
+    add = parser.add_expert_group("learning").add_argument
+    add("--learning-rate", metavar="R", help="AdamW's (default 0.003; 0.001 for feat, maml, anil)")
+    add("--inner-steps", metavar="N", help="of maml and anil: gradient steps on the support (default 5)")
+    add("--inner-rate", metavar="R", help="of maml and anil: the rate of these steps (default 0.01)")
     text = "of maml and anil: take these steps' gradients for constants, which is faster"
-    parser.add_argument("--first-order", action="store_true", help=text)
+    add("--first-order", action="store_true", help=text)
     text = "of resnet12: drop this share of its maps by DropBlock, such as 0.1 (default 0)"
-    parser.add_argument("--dropblock", default="0", metavar="R", help=text)
+    add("--dropblock", default="0", metavar="R", help=text)
     text = "begin at the encoder of another run, of the same backbone, such as one of prototypes (default: new weights)"
-    parser.add_argument("--start", metavar="FILE", help=text)
-    parser.add_argument("--device", help="such as cpu or cuda (default: cuda where there is one)")
-    output = "a new .safetensors file: the checkpoint during training, and the encoder at the end"
-    parser.add_argument("-o", "--output", required=True, metavar="FILE", help=output)
-    parser.add_argument("--resume", action="store_true", help="continue the run of that file, with the same arguments")
+    add("--start", metavar="FILE", help=text)
+
+    add = parser.add_expert_group("data and logs").add_argument
+    size = "pixels per side of pictures (default: as their authors take them; 28, and grey, for a folder by class)"
+    add("--image-size", metavar="N", help=size)
     log = "write one JSON line per validation (--log-file under torchrun, which has a --log of its own)"
-    parser.add_argument("--log", "--log-file", metavar="FILE", help=log)
-    parser.add_argument("--tensorboard", metavar="FOLDER", help="write the same for TensorBoard")
+    add("--log", "--log-file", metavar="FILE", help=log)
+    add("--tensorboard", metavar="FOLDER", help="write the same for TensorBoard")
     return parser
 
 
