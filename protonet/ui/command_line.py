@@ -48,7 +48,10 @@ class Parser(argparse.ArgumentParser):
         formatter = self._get_formatter()
         actions = [action for group in groups for action in group._group_actions]
         options, rows = ([own for own in actions if bool(own.option_strings) is kind] for kind in (True, False))
-        usage = self.usage if every or not self.expert_groups else "%(prog)s [options]" + "".join(map(_name_rows, rows))
+        usage = self.usage
+        if self.expert_groups and not every:
+            asked = [action for action in options if action.required]
+            usage = "%(prog)s [options]" + "".join(map(_name_value, [*asked, *rows]))
         formatter.add_usage(usage, [*options, *rows], [])
         formatter.add_text(self.description)
         for group in groups:
@@ -74,10 +77,10 @@ class _HelpAll(argparse.Action):
         parser.exit()
 
 
-def _name_rows(action: argparse.Action) -> str:
-    """Return a positional argument as a usage line has it."""
-    name = str(action.metavar or action.dest)
-    return f" [{name} ...]" if action.nargs == "*" else f" [{name}]" if action.nargs == "?" else f" {name}"
+def _name_value(action: argparse.Action) -> str:
+    """Return a positional argument, or an option that has to be there, as a usage line has it."""
+    name = " ".join([*action.option_strings[:1], str(action.metavar or action.dest)])
+    return {"*": f" [{name} ...]", "+": f" {name} [...]", "?": f" [{name}]"}.get(str(action.nargs), f" {name}")
 
 
 def run_command(
