@@ -39,7 +39,7 @@ def test_a_new_method_is_one_file_and_one_line(
     listed = capsys.readouterr().out
     assert "nearest-corner (inductive): Classify by the largest difference" in listed
     assert "  power: a number > 0, 1 by default" in listed
-    few = ["--dataset", "digits", "--way", "3", "--episodes", "20", "--json", str(tmp_path / "out.json")]
+    few = ["--dataset", "digits", "--way", "2", "--episodes", "20", "--json", str(tmp_path / "out.json")]
     for own in (["--split-seed", "0", "--protocol", "generalized"], ["--shot", "5"]):
         assert main([*few, *own, "--method", "nearest-corner", "nearest-corner:power=2", "protonet"]) == 0
         methods = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["methods"]
