@@ -279,11 +279,8 @@ def _find_methods(
     if n_unlabelled and blind:
         notes.append(f"Unlabelled rows are not looked at by {', '.join(blind)}.")
     centred = [name for name, choice in methods.items() if choice.key in CENTRED]
-    if "simpleshot" in centred and not n_base:
-        notes.append("Without base classes, simpleshot centres on each episode's own support rows.")
-    others = [name for name in centred if name != "simpleshot"]
-    if others and not n_base:
-        notes.append(f"Without base classes, rows are scaled to unit norm without centring in {', '.join(others)}.")
+    if centred and not n_base:
+        notes.append(f"Without base classes, rows are centred on each episode's own support in {', '.join(centred)}.")
     return methods, notes
 
 
