@@ -35,8 +35,8 @@ def skew(centres: Tensor, noise: Tensor, _: torch.Generator) -> Tensor:
 
 def spread_tails(centres: Tensor, noise: Tensor, generator: torch.Generator) -> Tensor:
     """Make features of Student's t with 2 degrees of freedom, whose variance is infinite."""
-    squares = sum(torch.randn(noise.shape, generator=generator).square() for _ in range(2)) / 2
-    return 0.9 * centres + noise / squares.sqrt()
+    squares = torch.randn(2, *noise.shape, generator=generator).square()
+    return 0.9 * centres + noise / squares.mean(dim=0).sqrt()
 
 
 def shift(centres: Tensor, noise: Tensor, _: torch.Generator) -> Tensor:

@@ -14,12 +14,15 @@ from protonet._writing import write_whole
 from protonet.episodes.backbones import make_backbone
 from protonet.episodes.batch import Take, Trained
 from protonet.episodes.heads import make_head
-from protonet.episodes.tasks import complete_plan
+from protonet.episodes.tasks import complete_plan, find_head_way
 
 FORMAT = "protonet.episodes.train"  #: The entry of the file's header that holds our metadata, as JSON.
-VERSION = 2  #: Increased whenever the format changes; files of later versions are not read.
+VERSION = 3  #: Increased whenever the format changes; files of later versions are not read.
 INSTALL = 'pip install "protonet[train]"'
 BEST = "best."  #: What the names of the encoder's best weights begin with.
+#: What the name of a weight ends with that all classes of MAML and ANIL shared in files of version 2, and that changed
+#: nothing, see `protonet.episodes.heads.LinearHead`; and the objectives that had it.
+SHARED, ADAPTED = ".head.weight", ("maml", "anil")
 HEAD = "head."  #: What follows it in the names of weights that are trained beside the encoder.
 
 
@@ -61,6 +64,8 @@ def read_checkpoint(function: str, argument: str, path: str | Path) -> tuple[dic
     if version > VERSION:
         got = f"{path} of version {version}, by protonet {metadata.get('library')}"
         fail(function, argument, f"be of version {VERSION} or older", got, "Update protonet.")
+    if version < 3 and metadata.get("plan", {}).get("objective") in ADAPTED:
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(SHARED)}
     return tensors, metadata
 
 
@@ -100,7 +105,8 @@ def load_trained(path: str | Path, take: Take, *, dim: int | None = None) -> Tra
     encoder.load_state_dict(of_encoder)
     encoder.eval().requires_grad_(False)
     plan = complete_plan(metadata["plan"])
-    head = make_head(plan["objective"], encoder(torch.zeros(1, own)).shape[1], torch.Generator())
+    embedding_dim = encoder(torch.zeros(1, own)).shape[1]
+    head = make_head(plan["objective"], embedding_dim, torch.Generator(), n_way=find_head_way(plan))
     head.load_state_dict(of_head)
     return Trained(encoder, head.eval().requires_grad_(False), plan, take)
 

@@ -34,6 +34,7 @@ from protonet.episodes.methods import (
 )
 from protonet.episodes.normalization import CHUNK, normalize_rows
 from protonet.episodes.sources import load_base, load_source, load_texts, same_source
+from protonet.episodes.tasks import find_head_way
 from protonet.sampling import ClassIndex, index_classes, index_pieces, list_pieces
 
 PROG = "protonet.episodes"  #: The command, for messages.
@@ -133,7 +134,7 @@ def prepare(data: Dataset, experiment: Experiment) -> Material:
         fail(PROG, "--side", "be a side that has classes", got, "Pass --side all, or --split-seed 0 for a split.")
     base_data, base_ids = _find_base(data, side, experiment)
     plan = None if experiment.encoder is None else read_plan(experiment.encoder)
-    methods, notes = _find_methods(experiment, len(base_ids), None if plan is None else plan["objective"])
+    methods, notes = _find_methods(experiment, len(base_ids), plan)
     chosen = [c for c, own in enumerate(sides) if side in ("all", own)]
     names = tuple(data.class_names[c] for c in chosen)
     whole = index_classes(data.y)
@@ -227,19 +228,21 @@ def _open_rows(data: Dataset, class_ids: Sequence[int], encoder: str | None) -> 
 
 
 def _find_methods(
-    experiment: Experiment, n_base: int, objective: str | None
+    experiment: Experiment, n_base: int, plan: Mapping[str, Any] | None
 ) -> tuple[dict[str, ChosenMethod], list[str]]:
     """Return an experiment's methods by name, where there are ``n_base`` base classes, and lines for the report.
 
-    Base rows without classes, as of an NPY file, are one class; what needs base classes needs two. ``objective`` is the
-    encoder's, None without one.
+    Base rows without classes, as of an NPY file, are one class; what needs base classes needs two. ``plan`` is of the
+    encoder's training, None without one.
     """
     notes, choices = [], list(experiment.methods)
+    objective, head_way = (None, None) if plan is None else (plan["objective"], find_head_way(plan))
     missing = sorted(NEEDS_BASE) if n_base < 2 else []
     unnamed = sorted(NEEDS_TEXTS) if experiment.texts is None else []
     untrained = [name for name, own in NEEDS_ENCODER.items() if objective is None or own not in (None, objective)]
     setting = experiment.setting
     n_unlabelled = setting.n_unlabelled if isinstance(setting, Setting) else 0
+    narrow = head_way is not None and isinstance(setting, Setting) and setting.way != (head_way, head_way)
     unlabelled = sorted(NEEDS_UNLABELLED) if not n_unlabelled else []
     means = isinstance(setting, Generalized)
     if means and not n_base:
@@ -252,7 +255,9 @@ def _find_methods(
         notes += [f"Without unlabelled rows, {', '.join(unlabelled)} are left out."] if unlabelled else []
         notes.append(f"{', '.join(sorted(SLOW))} take long, and are left out of 'all': name them, too.")
         means_alone = METHODS.keys() - TAKES_MEANS if means else set()
-        left = {*unnamed, *unlabelled, *untrained, *SLOW, *means_alone}
+        if narrow:
+            notes.append(f"The encoder's {objective} is for {head_way} classes alone, and left out.")
+        left = {*([objective] if narrow else []), *unnamed, *unlabelled, *untrained, *SLOW, *means_alone}
         notes += ["Methods that need rows of all classes are left out: base classes have means."] if means else []
         choices = [ChosenMethod(name, name, METHODS[name]) for name in METHODS if name not in left] + choices
     for choice in choices:
@@ -264,6 +269,10 @@ def _find_methods(
             wanted = "find an encoder" if own is None else f"find an encoder of train --objective {own}"
             got = f"none for {choice.name}" if objective is None else f"one of {objective} for {choice.name}"
             fail(PROG, "--method", wanted, got, "Pass --encoder FILE, of such a run.")
+        if narrow and choice.key == objective:
+            constraint = f"be {head_way} for {objective}, whose last layer has weights of as many classes"
+            remedy = f"Pass --way {head_way}, or train with --head zero, for any number."
+            fail(PROG, "--way", constraint, setting.title().split("-way")[0], remedy)
         if choice.key in unlabelled:
             remedy = "Pass --unlabelled 5, with --distractors 5 for rows of other classes."
             fail(PROG, "--method", "find unlabelled rows", f"none for {choice.name}", remedy)

@@ -30,7 +30,9 @@ class Validation:
 
     n_episodes: int = 600  #: Episodes, always the same ones.
     n_slow: int = 200  #: Episodes where each adapts the whole network.
-    n_way: int = 5  #: Classes per episode; all validation classes if they are fewer.
+    n_way: int = (
+        5  #: Classes per episode; all validation classes if they are fewer; as in training where heads need it.
+    )
     n_shot: int = (
         1  #: Support rows per class for prototypes; other objectives are judged with as many as they train with.
     )
@@ -62,6 +64,8 @@ class Plan(NamedTuple):
     inner_rate: float = 0.0  #: The rate of these steps.
     first_order: bool = False  #: Whether no gradient flows through these steps' gradients.
     dropblock: float = 0.0  #: The rate of DropBlock in ResNet-12, in [0, 1).
+    #: Of MAML and ANIL: one of `protonet.episodes.heads.HEADS`. Files of version 2 have none: theirs was as good as zero.
+    head: str = "zero"
     start: str | None = None  #: The checkpoint that the encoder's weights begin at; None for new ones.
 
 
@@ -74,6 +78,11 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
 def complete_plan(described: Mapping[str, Any]) -> dict[str, Any]:
     """Return all fields of a plan by name, from what `describe_plan` returned."""
     return {**Plan._field_defaults, **described}
+
+
+def find_head_way(plan: Mapping[str, Any]) -> int | None:
+    """Return for how many classes alone what a plan trains beside the encoder is; None for any number."""
+    return plan["way"] if plan["head"] == "classes" else None
 
 
 class Score(NamedTuple):
@@ -165,7 +174,8 @@ def score_encoder(
     index = index_classes(validation.classes[rows])
     objective = "prototypes" if plan is None else plan.objective
     n_shot = VALIDATION.n_shot if plan is None or objective == "prototypes" else plan.shot
-    n_way = min(VALIDATION.n_way, int((index.size > n_shot).sum()))
+    own_way = None if plan is None else find_head_way(plan._asdict())
+    n_way = own_way or min(VALIDATION.n_way, int((index.size > n_shot).sum()))
     setting = Setting((n_way, n_way), (n_shot, n_shot), VALIDATION.n_query, allow_small=True)
     index = check_setting("validation", index, setting, ())
     embeddings = embed_rows(encoder, validation.take, rows)

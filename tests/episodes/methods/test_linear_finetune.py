@@ -40,7 +40,8 @@ def test_initial_weights_are_drawn_from_a_seed_as_torch_draws_them() -> None:
     first, same, other = (linear_finetune(episodes, n_epochs=0, seed=seed)[0] for seed in (0, 0, 1))
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
-    assert float(first.std(dim=0).mean() * 20) == pytest.approx((2 / 3) ** 0.5, rel=0.05)  # of two weights in [-1, 1] / 20
+    spread = (2 / 3) ** 0.5 / 20  # of the difference of two weights, uniform in [-1, 1] / 20
+    assert float(first.std(dim=0).mean()) == pytest.approx(spread, rel=0.05)
 
 
 def test_relabelling() -> None:
