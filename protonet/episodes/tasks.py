@@ -31,7 +31,7 @@ class Validation:
     n_episodes: int = 600  #: Episodes, always the same ones.
     n_slow: int = 200  #: Episodes where each adapts the whole network.
     n_way: int = (
-        5  #: Classes per episode; all validation classes if they are fewer; as in training where heads need it.
+        5  #: Classes per episode, or all validation classes if they are fewer; see `find_head_way`.
     )
     n_shot: int = (
         1  #: Support rows per class for prototypes; other objectives are judged with as many as they train with.
