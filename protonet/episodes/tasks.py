@@ -30,9 +30,7 @@ class Validation:
 
     n_episodes: int = 600  #: Episodes, always the same ones.
     n_slow: int = 200  #: Episodes where each adapts the whole network.
-    n_way: int = (
-        5  #: Classes per episode, or all validation classes if they are fewer; see `find_head_way`.
-    )
+    n_way: int = 5  #: Classes per episode, or all validation classes if they are fewer; see `find_head_way`.
     n_shot: int = (
         1  #: Support rows per class for prototypes; other objectives are judged with as many as they train with.
     )
@@ -64,9 +62,8 @@ class Plan(NamedTuple):
     inner_rate: float = 0.0  #: The rate of these steps.
     first_order: bool = False  #: Whether no gradient flows through these steps' gradients.
     dropblock: float = 0.0  #: The rate of DropBlock in ResNet-12, in [0, 1).
-    #: Of MAML and ANIL: one of `protonet.episodes.heads.HEADS`. Files of version 2 have none: theirs was as good as zero.
-    head: str = "zero"
     start: str | None = None  #: The checkpoint that the encoder's weights begin at; None for new ones.
+    head: str = "zero"  #: Of MAML and ANIL: one of `protonet.episodes.heads.HEADS`.
 
 
 def describe_plan(plan: Plan) -> dict[str, Any]:

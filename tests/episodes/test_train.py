@@ -171,7 +171,7 @@ def test_validation_classes_that_are_too_small_for_the_shots(data: Path) -> None
 
 
 def test_losses_that_are_not_finite(data: Path, quick: None) -> None:
-    said = r"^train: `loss` must stay finite; got nan in step \d\. Lower --learning-rate, or --inner-rate; --resume goes"
+    said = r"^train: `loss` must stay finite; got nan in step \d\. Lower --learning-rate, or --inner-rate; --resume"
     with pytest.raises(ValueError, match=said):
         run_train(arguments(data, "a.safetensors", "--objective", "maml", "--head", "zero", "--inner-rate", "1e30"))
 
