@@ -35,6 +35,7 @@ STUDIES = {
     "scale": ("solver.scale", "time and memory of solve() as rows and classes grow, and of prediction"),
     "laplacian": ("solver.laplacian", "what prediction costs with Laplacian views, and what rounding them changes"),
     "episodes": ("episodes.methods", "every few-shot method on glyphs, and with unbalanced queries"),
+    "episode-families": ("episodes.families", "few-shot methods on skewed, heavy-tailed, shifted and sparse features"),
     "episode-authors": ("episodes.authors", "few-shot methods beside their authors' code, on the same episodes"),
     "episode-speed": ("episodes.speed", "few-shot episodes per second against easyfsl, in the same run"),
     "command-speed": ("commands.speed", "time and memory of python -m protonet"),

@@ -97,11 +97,17 @@ def texts_of(episodes: Episodes) -> torch.Tensor:
     return episodes.texts
 
 
-def make_centred_episodes(shots: tuple[int, ...], *, with_base: bool) -> tuple[Episodes, torch.Tensor | float]:
-    """Make hard episodes, with or without base statistics, and what is to be taken off their rows: a mean, or 0."""
+def make_centred_episodes(shots: tuple[int, ...], *, with_base: bool) -> tuple[Episodes, torch.Tensor]:
+    """Make hard episodes, with or without base classes, and what is to be taken off their rows, (episodes, dim)."""
     base = make_base()
     episodes, _ = make_episodes(noise=1.5, shots=shots, n_queries=20, base=base if with_base else None)
-    return episodes, base.mean.double() if with_base else 0.0
+    return episodes, base.mean.double().expand(3, -1) if with_base else episodes.support.mean(dim=1)
+
+
+def centre_rows(episodes: Episodes) -> Episodes:
+    """Take the mean of their support rows off the rows of episodes, for what does not centre them itself."""
+    centre = episodes.support.mean(dim=1, keepdim=True)
+    return episodes._replace(support=episodes.support - centre, query=episodes.query - centre)
 
 
 def run_easyfsl(classifier: Any, episodes: Episodes) -> torch.Tensor:

@@ -11,7 +11,7 @@ from torch import nn
 from protonet.datasets import Dataset
 from protonet.episodes.draws.batch import Episodes, Trained, take_from
 from protonet.episodes.networks.backbones import make_backbone
-from protonet.episodes.networks.checkpoints import Plan
+from protonet.episodes.networks.checkpoints import Plan, find_head_way
 from protonet.episodes.networks.heads import make_head
 
 SIDES = ("base", "novel", "base", "validation", "base", "validation", "base", "base", "novel")
@@ -39,10 +39,12 @@ def make_plan(backbone: str = "mlp", *, dim: int = 64) -> Plan:
     return Plan("tiny", None, dim, 5, backbone, *sizes, seed=1)
 
 
-def make_trained(objective: str, *, dim: int = 6, n_rows: int = 40, backbone: str = "mlp") -> Trained:
+def make_trained(
+    objective: str, *, dim: int = 6, n_rows: int = 40, backbone: str = "mlp", head: str = "classes"
+) -> Trained:
     """Make a small encoder with the head of an objective, and rows that classes (number modulo 4) tell apart.
 
-    The encoder is that of ``backbone``, but for "mlp", which is a smaller one.
+    The encoder is that of ``backbone``, but for "mlp", which is a smaller one; ``head`` is MAML's and ANIL's.
     """
     generator = torch.Generator().manual_seed(0)
     if backbone == "mlp":
@@ -51,11 +53,12 @@ def make_trained(objective: str, *, dim: int = 6, n_rows: int = 40, backbone: st
     else:
         encoder = make_backbone(backbone, dim, generator)
     encoder.eval().requires_grad_(False)
-    head = make_head(objective, encoder(torch.zeros(1, dim)).shape[1], generator).eval().requires_grad_(False)
+    plan = make_plan(backbone, dim=dim)._replace(objective=objective, inner_steps=3, inner_rate=0.5, head=head)
+    n_way = find_head_way(plan._asdict())
+    layer = make_head(objective, encoder(torch.zeros(1, dim)).shape[1], generator, n_way=n_way)
     centres = torch.rand(4, dim, generator=generator)
     x = centres.repeat(n_rows // 4, 1) + 0.3 * torch.rand(n_rows, dim, generator=generator)
-    plan = make_plan(backbone, dim=dim)._replace(objective=objective, inner_steps=3, inner_rate=0.5)
-    return Trained(encoder, head, plan._asdict(), take_from(x))
+    return Trained(encoder, layer.eval().requires_grad_(False), plan._asdict(), take_from(x))
 
 
 def make_trained_episodes(trained: Trained, *, n_episodes: int = 3, n_shot: int = 2) -> tuple[Episodes, torch.Tensor]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save
 
 from protonet.episodes.__main__ import main
 from protonet.episodes.draws.batch import Episodes
@@ -18,7 +19,7 @@ from protonet.episodes.evaluation.evaluate import Scores, evaluate, join_batches
 from protonet.episodes.methods import METHODS
 from protonet.episodes.methods.choice import choose_methods
 from protonet.episodes.networks.backbones import embed_rows
-from protonet.episodes.networks.checkpoints import load_encoder, load_trained
+from protonet.episodes.networks.checkpoints import FORMAT, load_encoder, load_trained, read_checkpoint
 from protonet.episodes.training import tasks
 from protonet.episodes.training.objectives import RECIPE
 from protonet.sampling import index_classes
@@ -48,7 +49,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def train(objective: str, name: str, *more: str) -> list[str]:
-    small = "--way 3 --query 2 --episodes-per-step 2 --steps 1 --backbone mlp --device cpu"
+    small = "--way 2 --query 2 --episodes-per-step 2 --steps 1 --backbone mlp --device cpu"
     assert main(["train", "--objective", objective, "--dataset", "tiny.npz", *small.split(), *more, "-o", name]) == 0
     return ["--dataset", "tiny.npz", *FEW, "--encoder", name]
 
@@ -122,7 +123,7 @@ def test_a_resumed_evaluation_is_the_same(objective: str) -> None:
         if len(batches) == 2:  # 1 and 3 episodes
             kept.append(join_batches(batches))
 
-    arguments = (x, index_classes(labels), methods, Setting((3, 3), n_query=4))
+    arguments = (x, index_classes(labels), methods, Setting((4, 4), n_query=4))
     whole = evaluate(*arguments, n_episodes=20, trained=trained, progress=keep)
     resumed = evaluate(*arguments, n_episodes=20, trained=trained, earlier=kept[0])
     for name in methods:
@@ -143,6 +144,35 @@ def test_what_is_trained_is_loaded(folder: Path) -> None:
     support, query = trained._replace(support=numbers[:, :2], query=numbers[:, 2:]).gather()
     assert torch.equal(support, rows[None, [5, 1]])
     assert torch.equal(query, rows[None, [7]])
+
+
+@pytest.mark.parametrize("objective", ["maml", "anil"])
+def test_files_whose_classes_share_a_weight_are_as_from_zero(folder: Path, objective: str) -> None:
+    arguments = train(objective, "zero.safetensors", "--head", "zero")
+    tensors, metadata = read_checkpoint("test", "path", "zero.safetensors")
+    weight = torch.randn(1, load_encoder("zero.safetensors")(torch.zeros(1, 64)).shape[1])
+    tensors |= {f"{part}.head.weight": weight.clone() for part in ("best", "average", "learner")}
+    content = save(tensors, {FORMAT: json.dumps(metadata | {"version": 2})})
+    (folder / "old.safetensors").write_bytes(content)
+    for name in ("zero", "old"):
+        changed = [*arguments[:-1], f"{name}.safetensors", "--method", objective]
+        assert main([*changed, "--json", f"{name}.json"]) == 0
+    results = [json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) for name in ("zero", "old")]
+    assert results[0]["methods"] == results[1]["methods"]
+
+
+def test_a_last_layer_of_other_classes_is_refused_before_the_work(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = train("anil", "a.safetensors")
+    assert main([*arguments, "--side", "all", "--method", "anil"]) == 0
+    wider = [*arguments, "--side", "all", "--way", "3"]
+    capsys.readouterr()
+    assert main([*wider, "--method", "anil"]) == 2
+    said = "`--way` must be 2 for anil, whose last layer has weights of as many classes; got 3. Pass --way 2, or"
+    assert said in capsys.readouterr().err
+    assert main([*wider, "--method", "all"]) == 0
+    assert "What was trained beside the encoder is for another --way, and anil are left out." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", sorted(TRAINED))

@@ -21,7 +21,7 @@ from protonet.episodes.features.sources import load_base, load_source, load_text
 from protonet.episodes.methods import ALIASES, METHODS, MethodSpec
 from protonet.episodes.methods.choice import ChosenMethod
 from protonet.episodes.networks.backbones import embed_rows
-from protonet.episodes.networks.checkpoints import load_trained, read_plan
+from protonet.episodes.networks.checkpoints import find_head_way, load_trained, read_plan
 from protonet.sampling import ClassIndex, index_classes, index_pieces, list_pieces
 
 PROG = "protonet.episodes"  #: The command, for messages.
@@ -125,6 +125,8 @@ def prepare(data: Dataset, experiment: Experiment) -> Material:
     supply = Supply(
         n_base=len(base_ids),
         objective=None if plan is None else plan["objective"],
+        head_way=None if plan is None else find_head_way(plan),
+        way=experiment.setting.way if isinstance(experiment.setting, Setting) else None,
         texts=experiment.texts is not None,
         unlabelled=n_unlabelled > 0,
         means=isinstance(experiment.setting, Generalized),
@@ -227,6 +229,8 @@ class Supply(NamedTuple):
 
     n_base: int  #: Base classes; base rows without classes, as of an NPY file, are one, and what needs them needs two.
     objective: str | None  #: That the encoder was trained for; None without one.
+    head_way: int | None  #: The classes that what was trained beside the encoder is for; None for any number.
+    way: tuple[int, int] | None  #: Least and most classes of an episode, where the setting says.
     texts: bool  #: Whether texts name the classes.
     unlabelled: bool  #: Whether episodes have unlabelled rows.
     means: bool  #: Whether base classes stand beside the novel ones, by their means.
@@ -235,8 +239,10 @@ class Supply(NamedTuple):
         """Return what a method needs and does not find, keys of ``LACKS``."""
         trained = self.objective is not None and spec.objective in (None, self.objective)
         there = {"base": self.n_base > 1, "encoder": trained, "texts": self.texts, "unlabelled": self.unlabelled}
-        missing = [need for need in LACKS if need in spec.needs and not there[need]]
-        return missing + ["means"] * (self.means and not spec.takes_means)
+        missing: list[str] = [need for need in LACKS if need in spec.needs and not there[need]]
+        headed = self.head_way is not None and spec.objective == self.objective is not None
+        narrow = headed and self.way is not None and self.way != (self.head_way, self.head_way)
+        return missing + ["way"] * narrow + ["means"] * (self.means and not spec.takes_means)
 
 
 #: What a method lacks: what it must find, and how that is had.
@@ -255,6 +261,7 @@ LEFT_OUT = {
     "texts": "Without texts, {} are left out.",
     "unlabelled": "Without unlabelled rows, {} are left out.",
     "slow": "{} take long, and are left out of 'all': name them, too.",
+    "way": "What was trained beside the encoder is for another --way, and {} are left out.",
     "means": "Methods that need rows of all classes are left out: base classes have means.",
 }
 
@@ -306,6 +313,10 @@ def _refuse(choice: ChosenMethod, need: str, supply: Supply) -> NoReturn:
         known = sorted(name for name, spec in METHODS.items() if spec.takes_means)
         constraint = "know a class by its mean, which is all that there is of base classes"
         fail(PROG, "--method", constraint, choice.name, f"Pass some of {', '.join(known)}.")
+    if need == "way" and supply.way is not None:
+        constraint = f"be {supply.head_way} for {choice.key}, whose last layer has weights of as many classes"
+        remedy = f"Pass --way {supply.head_way}, or train with --head zero, for any number."
+        fail(PROG, "--way", constraint, "-".join(map(str, dict.fromkeys(supply.way))), remedy)
     constraint, remedy = LACKS[need]
     got = f"none for {choice.name}"
     if need == "encoder" and choice.spec.objective is not None:

@@ -44,8 +44,7 @@ from protonet.episodes.methods.transductive_finetune import transductive_finetun
 
 __all__ = ["ALIASES", "METHODS", "Method", "MethodSpec"]
 
-OWN_CENTRE = "rows are centred on each episode's own support rows"
-NO_CENTRE = "rows are scaled to unit norm without centring"
+OWN_CENTRE = "rows are centred on each episode's own support"
 #: Our methods, by the names that the command takes: first those that classify each query alone.
 METHODS = {
     "protonet": MethodSpec(protonet, takes_means=True, alias="simpleshot-un"),
@@ -75,10 +74,10 @@ METHODS = {
     "adaptive": MethodSpec(adaptive),
     "solver": MethodSpec(solver, slow=True),
     "soft-kmeans": MethodSpec(soft_kmeans, transductive=True, takes_means=True),
-    "bd-cspn": MethodSpec(bd_cspn, transductive=True, uses_base=True, without_base=NO_CENTRE),
-    "laplacian-shot": MethodSpec(laplacian_shot, transductive=True, uses_base=True, without_base=NO_CENTRE),
+    "bd-cspn": MethodSpec(bd_cspn, transductive=True, uses_base=True, without_base=OWN_CENTRE),
+    "laplacian-shot": MethodSpec(laplacian_shot, transductive=True, uses_base=True, without_base=OWN_CENTRE),
     "laplacian-shot-dirichlet": MethodSpec(
-        laplacian_shot_dirichlet, transductive=True, uses_base=True, without_base=NO_CENTRE
+        laplacian_shot_dirichlet, transductive=True, uses_base=True, without_base=OWN_CENTRE
     ),
     "tim": MethodSpec(tim, transductive=True),
     "tim-dirichlet": MethodSpec(tim_dirichlet, transductive=True),

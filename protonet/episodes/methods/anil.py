@@ -16,7 +16,7 @@ from protonet.episodes.networks.heads import LinearHead
 def anil(episodes: Episodes, *, steps: Count | None = None, rate: Positive | None = None) -> Tensor:
     """Classify by a linear layer on the embeddings after gradient steps on the support's cross-entropy.
 
-    The encoder is one of ``train --objective anil``. All classes begin at the same weights, as in `maml`.
+    The encoder is one of ``train --objective anil``. What the layer begins at is as in `maml`.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), embeddings of that encoder.
@@ -27,7 +27,7 @@ def anil(episodes: Episodes, *, steps: Count | None = None, rate: Positive | Non
         Logits (episodes, n_queries, n_way), the dtype of the query rows.
 
     Raises:
-        InputError: There is no encoder, or it is one of another objective.
+        InputError: There is no encoder, or it is one of another objective or for another number of classes.
 
     Source: Raghu, Raghu, Bengio and Vinyals, "Rapid learning or feature reuse? Towards understanding the effectiveness
         of MAML" (2020), sec. 4.1. https://arxiv.org/abs/1909.09157

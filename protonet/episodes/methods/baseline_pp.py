@@ -28,7 +28,8 @@ def baseline_pp(
     A class's weight is a direction v, of any norm, times a length g. Gradients of v are combinations of v and of the
     support rows, so that it stays in the span of these and of where it started: its coordinates there are trained
     instead, on the rows' inner products. Every episode uses the same mini-batches of row numbers and the same initial
-    weights. All defaults are those of the authors' code; a scale of 2 is theirs for at most 200 classes.
+    weights. All defaults are those of the authors' code; a scale of 2 is theirs for at most 200 classes. Rows are not
+    centred: where features have a common mean, cosines are nearly equal, and it is hardly better than chance.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.

@@ -7,12 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.episodes.draws.batch import Episodes
-from protonet.episodes.methods.common import cosines, one_hot, squared_norms
+from protonet.episodes.methods.common import cosines, find_centre, one_hot, squared_norms
 from protonet.episodes.methods.keywords import Positive
 
 
 def find_unit_rows(episodes: Episodes) -> tuple[Tensor, Tensor, Tensor]:
-    """Centre rows on the base classes' mean, if there is one, and find what scales them to unit norm.
+    """Centre rows as `find_centre` says, and find what scales them to unit norm.
 
     Queries are many, so the scaled ones are not formed: products with them follow from products with the queries.
 
@@ -22,12 +22,11 @@ def find_unit_rows(episodes: Episodes) -> tuple[Tensor, Tensor, Tensor]:
         scale: (episodes, 1, n_queries), the factors that make the queries unit rows.
 
     Source: "CL2N" of Wang et al., "SimpleShot" (2019), as BD-CSPN and LaplacianShot are evaluated by Ziko et al. (2020,
-        train_lshot.py) and Veilleux et al. (2021, bdcspn.yaml, laplacianshot.yaml); "L2N" without base classes.
+        train_lshot.py) and Veilleux et al. (2021, bdcspn.yaml, laplacianshot.yaml). Their "L2N" is not enough without
+        base classes: where cosines are nearly equal, the class whose rows have the largest weight takes nearly all.
     """
-    support, query, base = episodes.support, episodes.query, episodes.base
-    if base is not None:
-        centre = base.mean.to(query.dtype)
-        support, query = support - centre, query - centre
+    centre = find_centre(episodes)
+    support, query = episodes.support - centre, episodes.query - centre
     norms: Tensor = torch.linalg.vector_norm(query, dim=2)[:, None]
     scale = 1 / norms.clamp_min(torch.finfo(query.dtype).tiny ** 0.5)
     return F.normalize(support, dim=2), query, scale
@@ -88,8 +87,8 @@ def bd_cspn(episodes: Episodes, *, temperature: Positive = 0.1, paper: bool = Fa
     """Classify by the distance of unit rows to rectified prototypes, or by the cosine to them.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; rows are centred on
-            the base classes' mean, if there is one, and scaled to unit norm.
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; rows are centred as
+            `find_centre` says and scaled to unit norm.
         temperature: > 0, divides half the squared distances, and the cosines of the rectification, see
             `rectify_prototypes`.
         paper: Rectify by the paper's weights, and classify by the cosine, as the paper does. The code that published

@@ -39,6 +39,23 @@ def support_means(episodes: Episodes) -> Tensor:
     return (hot / hot.sum(dim=1, keepdim=True)).transpose(1, 2) @ episodes.support
 
 
+def find_centre(episodes: Episodes) -> Tensor:
+    """Find what rows are centred on: the base classes' mean, or that of the episode's own support rows without any.
+
+    Cosines between rows that are not centred are nearly equal where features have a common mean.
+
+    Returns:
+        (episodes, 1, dim), the dtype of the support rows.
+
+    Source: Wang et al., "SimpleShot" (2019), "Centering" below eq. 2, for the base classes' mean; the support's is our
+        own choice. https://arxiv.org/abs/1911.04623
+    """
+    support, base = episodes.support, episodes.base
+    if base is None:
+        return support.mean(dim=1, keepdim=True)
+    return base.mean.to(support.dtype).expand(len(support), 1, -1)
+
+
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:
     """Compute squared Euclidean distances between two sets of rows.
 

@@ -28,8 +28,8 @@ def laplacian_shot(
     """Classify by the distance of unit rows to rectified prototypes, regularised by the queries' neighbours.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; rows are centred on
-            the base classes' mean, if there is one, and scaled to unit norm.
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; rows are centred as
+            `find_centre` says and scaled to unit norm.
         lambda_: Weight of the agreement with neighbours, >= 0. The paper chooses it in [0.1, 1.5] by validation; its
             authors' choice is 0.7 for most sets at 1-shot.
         n_neighbours: Nearest queries of a query, without itself, >= 0. The authors' 3 counts it. As there, q may be a

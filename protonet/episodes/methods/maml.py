@@ -37,9 +37,10 @@ class InnerLoop(NamedTuple):
 def maml(episodes: Episodes, *, steps: Count | None = None, rate: Positive | None = None) -> Tensor:
     """Classify by the encoder and a linear layer after gradient steps on the support's cross-entropy.
 
-    The encoder is one of ``train --objective maml``. All classes begin at the same weights (Ye and Chao 2022), so that
-    it is for any number of them. Batch normalisation is by the support's statistics (Bronskill et al. 2020): in the
-    authors' code it is by the queries' own, which lets each query see the others.
+    The encoder is one of ``train --objective maml``, of as many classes: each begins at learned weights of its own, so
+    that their order matters a little (Ye and Chao 2022). One of ``--head zero`` is for any number, in any order; its
+    first step changes the layer alone, as in `anil`. Batch normalisation is by the support's statistics (Bronskill et
+    al. 2020): in the authors' code it is by the queries' own, which lets each query see the others.
 
     Args:
         episodes: Those of an encoder, whose rows before it are used.
@@ -50,7 +51,7 @@ def maml(episodes: Episodes, *, steps: Count | None = None, rate: Positive | Non
         Logits (episodes, n_queries, n_way) float32.
 
     Raises:
-        InputError: There is no encoder, or it is one of another objective.
+        InputError: There is no encoder, or it is one of another objective or for another number of classes.
 
     Source: Finn, Abbeel and Levine, "Model-agnostic meta-learning for fast adaptation of deep networks" (2017),
         algorithm 2. https://arxiv.org/abs/1703.03400

@@ -23,7 +23,7 @@ def paddle(
     """Classify by prototypes refined by the queries, where a class of few queries costs as its share's logarithm.
 
     Made for queries of a few of many classes, all of which the support has. The paper has no temperature, so that how
-    sharp assignments are depends on the features' number and spread: with a dozen features one class may get all.
+    sharp assignments are depends on the features' number and spread: with a few dozen of them, one class may get all.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.episodes.draws.batch import Episodes
-from protonet.episodes.methods.common import one_hot, squared_norms
+from protonet.episodes.methods.common import find_centre, one_hot, squared_norms
 
 #: Queries whose squared norm centring shrinks to less than this share are centred one by one, against rounding errors.
 LOST = 1e-2
@@ -34,18 +34,15 @@ def simpleshot_cl2n(episodes: Episodes) -> Tensor:
     """Classify by the squared Euclidean distance to the class means of centred rows of unit norm (CL2N).
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating. The centre is the
-            mean of the base classes' rows; without base classes, that of the episode's own support rows.
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating. The centre is that
+            of `find_centre`.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows: minus the distances.
 
     Source: Wang et al., "SimpleShot" (2019), eq. 2 and "Centering" below it. https://arxiv.org/abs/1911.04623
     """
-    support, query, base = episodes.support, episodes.query, episodes.base
-    centre = (
-        support.mean(dim=1, keepdim=True) if base is None else base.mean.to(support.dtype).expand(len(support), 1, -1)
-    )
+    support, query, centre = episodes.support, episodes.query, find_centre(episodes)
     means = _average_directions(support - centre, episodes)
     # Queries are many, so the centred ones are not formed: products with them follow from products with the queries.
     towards = torch.cat([means, centre], dim=1)

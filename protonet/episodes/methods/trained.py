@@ -15,7 +15,7 @@ def find_trained(episodes: Episodes, method: str, objective: str | None = None) 
         objective: What it must be trained for; None for anything.
 
     Raises:
-        InputError: There is no encoder, or it is one of another objective.
+        InputError: There is no encoder, or it is one of another objective or for another number of classes.
     """
     trained = episodes.trained
     wanted = "come with an encoder" if objective is None else f"come with an encoder of the objective {objective}"
@@ -24,4 +24,9 @@ def find_trained(episodes: Episodes, method: str, objective: str | None = None) 
         fail(method, "episodes", wanted, "none", remedy)
     if objective not in (None, trained.plan["objective"]):
         fail(method, "episodes", wanted, f"one of {trained.plan['objective']}", remedy)
+    n_way = getattr(trained.head, "n_way", None)
+    if objective is not None and n_way not in (None, episodes.n_way):
+        wanted = f"have {n_way} classes, as those that the encoder learned from"
+        remedy = f"Pass --way {n_way}, or train with --head zero, for any number."
+        fail(method, "episodes", wanted, episodes.n_way, remedy)
     return trained

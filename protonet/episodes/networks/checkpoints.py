@@ -17,9 +17,12 @@ from protonet.episodes.networks.backbones import make_backbone
 from protonet.episodes.networks.heads import make_head
 
 FORMAT = "protonet.episodes.train"  #: The entry of the file's header that holds our metadata, as JSON.
-VERSION = 2  #: Increased whenever the format changes; files of later versions are not read.
+VERSION = 3  #: Increased whenever the format changes; files of later versions are not read.
 INSTALL = 'pip install "protonet[train]"'
 BEST = "best."  #: What the names of the encoder's best weights begin with.
+#: What the name of a weight ends with that all classes of MAML and ANIL shared in files of version 2, and that changed
+#: nothing, see `protonet.episodes.networks.heads.LinearHead`; and the objectives that had it.
+SHARED, ADAPTED = ".head.weight", ("maml", "anil")
 HEAD = "head."  #: What follows it in the names of weights that are trained beside the encoder.
 
 
@@ -46,6 +49,7 @@ class Plan(NamedTuple):
     first_order: bool = False  #: Whether no gradient flows through these steps' gradients.
     dropblock: float = 0.0  #: The rate of DropBlock in ResNet-12, in [0, 1).
     start: str | None = None  #: The checkpoint that the encoder's weights begin at; None for new ones.
+    head: str = "zero"  #: Of MAML and ANIL: one of `protonet.episodes.networks.heads.HEADS`.
 
 
 def describe_plan(plan: Plan) -> dict[str, Any]:
@@ -57,6 +61,11 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
 def complete_plan(described: Mapping[str, Any]) -> dict[str, Any]:
     """Return all fields of a plan by name, from what `describe_plan` returned."""
     return {**Plan._field_defaults, **described}
+
+
+def find_head_way(plan: Mapping[str, Any]) -> int | None:
+    """Return for how many classes alone what a plan trains beside the encoder is; None for any number."""
+    return plan["way"] if plan["head"] == "classes" else None
 
 
 def write_checkpoint(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
@@ -97,6 +106,8 @@ def read_checkpoint(function: str, argument: str, path: str | Path) -> tuple[dic
     if version > VERSION:
         got = f"{path} of version {version}, by protonet {metadata.get('library')}"
         fail(function, argument, f"be of version {VERSION} or older", got, "Update protonet.")
+    if version < 3 and metadata.get("plan", {}).get("objective") in ADAPTED:
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(SHARED)}
     return tensors, metadata
 
 
@@ -136,7 +147,8 @@ def load_trained(path: str | Path, take: Take, *, dim: int | None = None) -> Tra
     encoder.load_state_dict(of_encoder)
     encoder.eval().requires_grad_(False)
     plan = complete_plan(metadata["plan"])
-    head = make_head(plan["objective"], encoder(torch.zeros(1, own)).shape[1], torch.Generator())
+    embedding_dim = encoder(torch.zeros(1, own)).shape[1]
+    head = make_head(plan["objective"], embedding_dim, torch.Generator(), n_way=find_head_way(plan))
     head.load_state_dict(of_head)
     return Trained(encoder, head.eval().requires_grad_(False), plan, take)
 

@@ -34,18 +34,38 @@ class SetTransformer(nn.Module):
         return adapted
 
 
-class LinearHead(nn.Module):
-    """A linear layer whose classes all begin at the same learned weights, so that their order and number are free.
+#: What the last layer of MAML and ANIL begins at: weights learned for each class, or zero. Files of version 2 have one
+#: weight that all classes share, which is as good as zero.
+HEADS = ("classes", "zero")
 
-    Source: Ye and Chao, "How to train your MAML to excel in few-shot classification" (2022), sec. 5, UNICORN-MAML.
-        https://arxiv.org/abs/2106.16245
+
+class LinearHead(nn.Module):
+    """The linear layer that episodes begin at: learned weights of each class, or zero, where nothing is learned.
+
+    Zero is for any number of classes, in any order. So are weights that all classes share, but they are the same thing:
+    they add as much to every logit of a row, which the softmax and its gradients leave out. The first gradient step
+    from zero changes the layer alone, so that one step of MAML is one of ANIL.
+
+    Args:
+        dim: Features per row.
+        n_way: Classes with weights of their own, the only number that it is then for; None for zero.
+
+    Source: Finn, Abbeel and Levine, "Model-agnostic meta-learning for fast adaptation of deep networks" (2017), and its
+        code, https://arxiv.org/abs/1703.03400; zero: Kao, Chiu and Chen, "MAML is a noisy contrastive learner in
+        classification" (2022), sec. 3, https://arxiv.org/abs/2106.15367; shared: Ye and Chao, "How to train your MAML
+        to excel in few-shot classification" (2022), sec. 5. https://arxiv.org/abs/2106.16245
     """
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, n_way: int | None = None) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(1, dim))
-        self.register_buffer("bias", torch.zeros(1), persistent=False)
+        self.n_way = n_way
+        self.weight: Tensor
         self.bias: Tensor
+        if n_way is None:
+            self.register_buffer("weight", torch.zeros(1, dim), persistent=False)
+            self.register_buffer("bias", torch.zeros(1), persistent=False)
+        else:
+            self.weight, self.bias = nn.Parameter(torch.zeros(n_way, dim)), nn.Parameter(torch.zeros(n_way))
 
     def begin(self, n_way: int) -> dict[str, Tensor]:
         """Return the layer that an episode of ``n_way`` classes begins at: its weight and its bias, by name."""
@@ -56,18 +76,19 @@ class LinearHead(nn.Module):
         return nn.functional.linear(rows, self.weight, self.bias)
 
 
-def make_head(objective: str, dim: int, generator: torch.Generator) -> nn.Module:
+def make_head(objective: str, dim: int, generator: torch.Generator, *, n_way: int | None = None) -> nn.Module:
     """Make what an objective trains beside the encoder: nothing for "prototypes".
 
     Args:
         objective: One of `protonet.episodes.training.objectives.OBJECTIVES`.
         dim: Features per embedding.
-        generator: Draws the weights.
+        generator: Draws the weights: normal, of variance 1 / dim; biases are 0.
+        n_way: Of MAML and ANIL: the classes that each have weights of their own; None for a layer at zero.
     """
     if objective == "prototypes":
         return nn.Identity()
     with torch.device("meta"):  # torch's own initial weights would come from its global generator
-        head = SetTransformer(dim) if objective == "feat" else LinearHead(dim)
+        head = SetTransformer(dim) if objective == "feat" else LinearHead(dim, n_way)
     head = head.to_empty(device="cpu")
     with torch.no_grad():
         for name, parameter in head.named_parameters():

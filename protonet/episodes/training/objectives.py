@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from protonet.episodes.methods.anil import classify_embedded
 from protonet.episodes.methods.maml import InnerLoop, classify_adapted
 from protonet.episodes.networks.backbones import make_backbone
-from protonet.episodes.networks.checkpoints import Plan
+from protonet.episodes.networks.checkpoints import Plan, find_head_way
 from protonet.episodes.networks.heads import LinearHead, make_head
 from protonet.losses import cosine_cross_entropy, episodic_loss
 
@@ -158,7 +158,7 @@ def make_learner(plan: Plan, generator: torch.Generator) -> Learner | FeatLearne
         embedding_dim = encoder.eval()(torch.zeros(1, plan.dim)).shape[1]
     encoder.train()
     if plan.objective in ("maml", "anil"):
-        head = make_head(plan.objective, embedding_dim, generator)
+        head = make_head(plan.objective, embedding_dim, generator, n_way=find_head_way(plan._asdict()))
         assert isinstance(head, LinearHead)
         return AdaptedLearner(encoder, head, plan)
     proxies = torch.randn(plan.classes, embedding_dim, generator=generator) / embedding_dim**0.5

@@ -20,7 +20,7 @@ from protonet.episodes.methods import METHODS
 from protonet.episodes.methods.prototypes import protonet_cosine
 from protonet.episodes.networks.augmentation import AUGMENTATION, augment_rows
 from protonet.episodes.networks.backbones import IMAGES, embed_rows
-from protonet.episodes.networks.checkpoints import Plan
+from protonet.episodes.networks.checkpoints import Plan, find_head_way
 from protonet.sampling import ClassIndex, index_classes
 
 
@@ -30,7 +30,7 @@ class Validation:
 
     n_episodes: int = 600  #: Episodes, always the same ones.
     n_slow: int = 200  #: Episodes where each adapts the whole network.
-    n_way: int = 5  #: Classes per episode; all validation classes if they are fewer.
+    n_way: int = 5  #: Classes per episode, or all validation classes if they are fewer; see `find_head_way`.
     n_shot: int = (
         1  #: Support rows per class for prototypes; other objectives are judged with as many as they train with.
     )
@@ -129,7 +129,8 @@ def score_encoder(
     index = index_classes(validation.classes[rows])
     objective = "prototypes" if plan is None else plan.objective
     n_shot = VALIDATION.n_shot if plan is None or objective == "prototypes" else plan.shot
-    n_way = min(VALIDATION.n_way, int((index.size > n_shot).sum()))
+    own_way = None if plan is None else find_head_way(plan._asdict())
+    n_way = own_way or min(VALIDATION.n_way, int((index.size > n_shot).sum()))
     setting = Setting((n_way, n_way), (n_shot, n_shot), VALIDATION.n_query, allow_small=True)
     index = check_setting("validation", index, setting, ())
     embeddings = embed_rows(encoder, validation.take, rows)

@@ -17,7 +17,15 @@ from protonet.episodes.draws.numbered import MOST
 from protonet.episodes.evaluation.distributed import join_group
 from protonet.episodes.networks.augmentation import find_shape
 from protonet.episodes.networks.backbones import BACKBONES
-from protonet.episodes.networks.checkpoints import INSTALL, Plan, complete_plan, load_encoder, read_checkpoint
+from protonet.episodes.networks.checkpoints import (
+    INSTALL,
+    Plan,
+    complete_plan,
+    find_head_way,
+    load_encoder,
+    read_checkpoint,
+)
+from protonet.episodes.networks.heads import HEADS
 from protonet.episodes.training.meta import Outputs, begin_run, train, unpack_run
 from protonet.episodes.training.objectives import OBJECTIVES
 from protonet.episodes.training.tasks import Side, take_side
@@ -40,7 +48,7 @@ NUMBERS = {
 #: Defaults of the objectives that learn from episodes such as those of the evaluation, as their papers do.
 EPISODIC = {"way": 5, "query": 15, "episodes-per-step": 4}
 #: Options of MAML and ANIL alone: their names among the plan's fields, and their defaults.
-INNER = {"inner-steps": 5, "inner-rate": 0.01, "first-order": False}
+INNER = {"inner-steps": 5, "inner-rate": 0.01, "first-order": False, "head": "classes"}
 RATES = {"prototypes": 3e-3, "feat": 1e-3, "maml": 1e-3, "anil": 1e-3}  #: AdamW's learning rate by objective.
 
 
@@ -83,6 +91,9 @@ def make_parser() -> Parser:
     add("--inner-rate", metavar="R", help="of maml and anil: the rate of these steps (default 0.01)")
     text = "of maml and anil: take these steps' gradients for constants, which is faster"
     add("--first-order", action="store_true", help=text)
+    text = "of maml and anil: what the last layer begins at, classes (default), learned weights of each class, for "
+    text += "episodes of --way classes alone, or zero, for any number of classes"
+    add("--head", metavar="NAME", help=text)
     text = "of resnet12: drop this share of its maps by DropBlock, such as 0.1 (default 0)"
     add("--dropblock", default="0", metavar="R", help=text)
     text = "begin at the encoder of another run, of the same backbone, such as one of prototypes (default: new weights)"
@@ -180,6 +191,7 @@ def _parse_objective(options: argparse.Namespace, objective: str) -> dict[str, A
         chosen["inner_steps"] = parse_whole(PROG, "--inner-steps", str(texts["inner-steps"]), low=1)
         chosen["inner_rate"] = _parse_rate("--inner-rate", texts["inner-rate"], strict=True)
         chosen["first_order"] = bool(texts["first-order"])
+        chosen["head"] = check_name(PROG, "--head", str(texts["head"]), HEADS)
     for name, value in given.items():
         if value and objective not in ("maml", "anil"):
             fail(PROG, f"--{name}", "be of the objectives maml and anil", f"that of {objective}", "Leave it out.")
@@ -253,9 +265,11 @@ def _check_rows(base: Side, validation: Side, plan: Plan) -> None:
         limit = f"have {needed} rows per base class (--shot + --query)"
         fail(PROG, "--dataset", limit, f"class {base.names[worst]!r} with {size}", "Ask for fewer rows.")
     usable = int((validation.by_class.size > plan.shot).sum())
-    if plan.objective != "prototypes" and usable < 2:  # which is validated with as many rows as it trains with
-        limit = f"have at least 2 validation classes with {plan.shot + 1} rows (--shot + 1)"
-        fail(PROG, "--dataset", limit, usable, "Ask for fewer rows.")
+    least = find_head_way(plan._asdict()) or 2
+    if plan.objective != "prototypes" and usable < least:  # which is validated with as many rows as it trains with
+        limit = f"have at least {least} validation classes with {plan.shot + 1} rows (--shot + 1)"
+        other = ", for fewer classes (--way), or for --head zero" if least > 2 else ""
+        fail(PROG, "--dataset", limit, usable, f"Ask for fewer rows{other}.")
 
 
 def _check_same_plan(plan: Plan, stored: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from sklearn.neighbors import kneighbors_graph
 from torch import Tensor
 
 from protonet.episodes.methods.laplacian_shot import _find_neighbours, laplacian_shot, laplacian_shot_dirichlet
-from tests.episodes.cases import load_easyfsl, make_centred_episodes, make_episodes, run_easyfsl
+from tests.episodes.cases import centre_rows, load_easyfsl, make_centred_episodes, make_episodes, run_easyfsl
 from tests.episodes.methods.test_bd_cspn import rectify, unit
 
 
@@ -22,9 +22,9 @@ def assign(unary: Tensor, query: Tensor) -> Tensor:
 @pytest.mark.parametrize("with_base", [False, True])
 @pytest.mark.parametrize("shots", [(1, 1, 1, 1), (3, 1, 2, 4)])
 def test_slow_loop(shots: tuple[int, ...], with_base: bool) -> None:
-    episodes, centre = make_centred_episodes(shots, with_base=with_base)
+    episodes, centres = make_centred_episodes(shots, with_base=with_base)
     ours, plain = laplacian_shot(episodes).softmax(dim=2), laplacian_shot_dirichlet(episodes).softmax(dim=2)
-    for number, (support, labels, query) in enumerate(zip(*episodes[:3], strict=True)):
+    for number, (support, labels, query, centre) in enumerate(zip(*episodes[:3], centres, strict=True)):
         rows, queries = unit(support, centre), unit(query, centre)
         prototypes, shifted = rectify(rows, labels, queries, 4)
         assert torch.allclose(ours[number], assign(torch.cdist(shifted, prototypes).square(), queries), atol=1e-6)
@@ -33,7 +33,7 @@ def test_slow_loop(shots: tuple[int, ...], with_base: bool) -> None:
 
 
 def test_easyfsl() -> None:
-    episodes, _ = make_episodes(noise=1.5, n_episodes=8, n_queries=30, dtype=torch.float32)
+    episodes = centre_rows(make_episodes(noise=1.5, n_episodes=8, n_queries=30, dtype=torch.float32)[0])
     classifier = load_easyfsl("methods.laplacian_shot").LaplacianShot(feature_normalization=2.0)
     theirs = run_easyfsl(classifier, episodes)
     ours = laplacian_shot(episodes, temperature=1, paper=True)  # their BD-CSPN lacks the factor of 10

@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.episodes.draws.batch import Episodes
+from protonet.episodes.methods import METHODS
 from protonet.episodes.methods.anil import anil
 from protonet.episodes.methods.maml import InnerLoop, adapt, maml
-from protonet.episodes.networks.heads import LinearHead
+from protonet.episodes.networks.heads import HEADS, LinearHead
 from tests.episodes.meta_cases import make_trained, make_trained_episodes
 
 
@@ -22,7 +23,7 @@ def slow_logits(episodes: Episodes, number: int, steps: int = 3) -> Tensor:
     assert isinstance(trained.head, LinearHead)
     support, query = (rows[number] for rows in trained.gather())
     layer = torch.nn.utils.skip_init(torch.nn.Linear, trained.head.weight.shape[1], 4)
-    layer.load_state_dict({"weight": trained.head.weight.expand(4, -1), "bias": torch.zeros(4)})
+    layer.load_state_dict(trained.head.begin(4))
     network = torch.nn.Sequential(copy.deepcopy(trained.encoder), layer).requires_grad_(True)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.5)
     for _ in range(steps):
@@ -33,9 +34,10 @@ def slow_logits(episodes: Episodes, number: int, steps: int = 3) -> Tensor:
     return logits
 
 
+@pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("steps", [None, 1, 0])
-def test_it_is_the_slow_one(steps: int | None) -> None:
-    episodes, labels = make_trained_episodes(make_trained("maml"))
+def test_it_is_the_slow_one(steps: int | None, head: str) -> None:
+    episodes, labels = make_trained_episodes(make_trained("maml", head=head))
     with torch.no_grad():
         logits = maml(episodes, steps=steps)
     slow = torch.stack([slow_logits(episodes, number, 3 if steps is None else steps) for number in range(3)])
@@ -66,11 +68,34 @@ def test_each_query_and_each_episode_is_alone(backbone: str, monkeypatch: pytest
     assert all(not layer.leading for layer in trained.encoder.modules() if hasattr(layer, "leading"))
 
 
-def test_the_names_of_classes_do_not_matter() -> None:
-    episodes, _ = make_trained_episodes(make_trained("maml"))
+@pytest.mark.parametrize("head", HEADS)
+def test_the_names_of_classes_matter_where_each_has_weights(head: str) -> None:
+    episodes, _ = make_trained_episodes(make_trained("maml", head=head))
     renamed = torch.tensor([2, 0, 3, 1])
-    changed = maml(episodes._replace(support_labels=renamed[episodes.support_labels]))
-    torch.testing.assert_close(changed[:, :, renamed], maml(episodes), atol=1e-5, rtol=1e-4)
+    changed = maml(episodes._replace(support_labels=renamed[episodes.support_labels]))[:, :, renamed]
+    assert torch.allclose(changed, maml(episodes), atol=1e-5, rtol=1e-4) == (head == "zero")
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_one_step_is_anils_where_the_layer_begins_at_zero(head: str) -> None:
+    trained = make_trained("maml", head=head)
+    episodes, _ = make_trained_episodes(trained)
+    own = trained._replace(plan={**trained.plan, "objective": "anil"})
+    logits = anil(episodes._replace(trained=own), steps=1)
+    assert torch.allclose(maml(episodes, steps=1), logits, atol=1e-5) == (head == "zero")
+
+
+@pytest.mark.parametrize("name", ["maml", "anil"])
+def test_other_numbers_of_classes(name: str) -> None:
+    for head in HEADS:
+        episodes, _ = make_trained_episodes(make_trained(name, head=head))
+        episodes = episodes._replace(support_labels=episodes.support_labels % 3, n_way=3)
+        if head == "zero":
+            assert METHODS[name](episodes).shape == (3, 12, 3)
+        else:
+            said = rf"^{name}: `episodes` must have 4 classes, as those .*; got 3\. Pass --way 4, or train with --head"
+            with pytest.raises(ValueError, match=said):
+                METHODS[name](episodes)
 
 
 def test_a_step_is_a_step() -> None:

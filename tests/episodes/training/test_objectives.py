@@ -37,8 +37,8 @@ def plan_of(objective: str, **changes: Any) -> Plan:
     return make_plan()._replace(objective=objective, inner_steps=2, inner_rate=0.3, **changes)
 
 
-def make_head_of(objective: str, dim: int) -> Any:
-    return make_head(objective, dim, torch.Generator().manual_seed(2)).double()
+def make_head_of(objective: str, dim: int, *, n_way: int | None = N_WAY) -> Any:
+    return make_head(objective, dim, torch.Generator().manual_seed(2), n_way=n_way).double()
 
 
 def run(encoder: nn.Module, weights: list[Tensor], x: Tensor, statistics: int | None) -> Tensor:
@@ -67,14 +67,10 @@ def test_mamls_gradients_are_the_slow_loops(norm: str, first_order: bool) -> Non
     for episode in x:
         support, query = episode[:, :N_SHOT].flatten(0, 1), episode[:, N_SHOT:].flatten(0, 1)
         labels = [torch.arange(N_WAY).repeat_interleave(n) for n in (N_SHOT, N_QUERY)]
-        weights = [*originals, head.weight.expand(N_WAY, -1), torch.zeros(N_WAY, dtype=torch.float64)]
+        weights = [*originals, head.weight, head.bias]
         for _ in range(2):
             logits = run(encoder, weights, support, statistics) @ weights[-2].T + weights[-1]
             inner = F.cross_entropy(logits, labels[0])
-            if first_order:
-                weights = [weight if weight.requires_grad else weight.requires_grad_() for weight in weights]
-            else:
-                weights[-1].requires_grad_()
             gradients = torch.autograd.grad(inner, weights, create_graph=not first_order, allow_unused=True)
             weights = [
                 weight if gradient is None else weight - 0.3 * gradient
@@ -83,7 +79,7 @@ def test_mamls_gradients_are_the_slow_loops(norm: str, first_order: bool) -> Non
         embedded = run(encoder, weights, torch.cat([support, query]), statistics)[len(support) :]
         losses.append(F.cross_entropy(embedded @ weights[-2].T + weights[-1], labels[1]))
     slow_loss = torch.stack(losses).mean()
-    slow = torch.autograd.grad(slow_loss, [*originals, head.weight])
+    slow = torch.autograd.grad(slow_loss, [*originals, *head.parameters()])
     torch.testing.assert_close(loss, slow_loss[None])
     for ours, theirs in zip(fast, slow, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-8)
@@ -114,7 +110,7 @@ def test_anils_gradients_are_the_slow_loops(first_order: bool) -> None:
     for rows in embedded:
         support, query = rows[:, :N_SHOT].flatten(0, 1), rows[:, N_SHOT:].flatten(0, 1)
         hot = [F.one_hot(torch.arange(N_WAY).repeat_interleave(n), N_WAY).double() for n in (N_SHOT, N_QUERY)]
-        weight, bias = head.weight.expand(N_WAY, -1), torch.zeros(N_WAY, dtype=torch.float64)
+        weight, bias = head.weight, head.bias
         for _ in range(2):  # the gradient in closed form
             error = ((support @ weight.T + bias).softmax(dim=1) - hot[0]) / len(support)
             steps = (error.T @ support, error.sum(dim=0))
@@ -129,8 +125,8 @@ def test_anils_gradients_are_the_slow_loops(first_order: bool) -> None:
 
 
 @pytest.mark.parametrize("objective", ["maml", "anil"])
-def test_the_order_of_classes_does_not_matter(objective: str) -> None:
-    learner = AdaptedLearner(make_encoder("group"), make_head_of(objective, 5), plan_of(objective))
+def test_the_order_of_classes_does_not_matter_from_zero(objective: str) -> None:
+    learner = AdaptedLearner(make_encoder("group"), make_head_of(objective, 5, n_way=None), plan_of(objective))
     x, targets = make_batch()
     torch.testing.assert_close(learner(x[:, [2, 0, 1]], targets, N_SHOT), learner(x, targets, N_SHOT))
 
@@ -186,15 +182,25 @@ def test_heads_begin_as_their_generator_says() -> None:
         first, same = (make_head(objective, 64, torch.Generator().manual_seed(0)).state_dict() for _ in range(2))
         assert first.keys() == same.keys()
         assert all(torch.equal(first[name], same[name]) for name in first)
-        assert bool(first) == (objective != "prototypes")
+        assert bool(first) == (objective == "feat")
     assert torch.equal(torch.get_rng_state(), before)
-    head = make_head("maml", 10_000, torch.Generator().manual_seed(0))
+    head, zero = (make_head("maml", 10_000, torch.Generator().manual_seed(0), n_way=n_way) for n_way in (3, None))
     assert isinstance(head, LinearHead)
+    assert isinstance(zero, LinearHead)
     assert abs(float(head.weight.detach().std() * 100) - 1) < 0.05
-    weight, bias = head.begin(3).values()
-    assert weight.shape == (3, 10_000)
-    assert torch.equal(weight[0], weight[2])
-    assert bias.tolist() == [0, 0, 0]
+    assert [tuple(each.shape) for each in zero.begin(3).values()] == [(3, 10_000), (3,)]
+    assert not any(bool(each.any()) for each in (head.bias, *zero.begin(3).values()))
+    assert not [*zero.parameters()]
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_all_that_is_trained_changes_the_loss(objective: str) -> None:
+    learner = make_learner(plan_of(objective, dim=16, head="classes", way=N_WAY), torch.Generator().manual_seed(1))
+    x, targets = make_batch()
+    learner.double()(x, targets, N_SHOT).sum().backward()
+    for name, weight in learner.named_parameters():
+        assert weight.grad is not None, name
+        assert float(weight.grad.norm()) > 1e-6, name
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)

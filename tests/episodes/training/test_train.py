@@ -98,7 +98,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_interrupted_run_ends_in_the_same_tensors(
     data: Path, monkeypatch: pytest.MonkeyPatch, quick: None, step: int, objective: str
 ) -> None:
-    more = ["--objective", objective]
+    more = ["--objective", objective, "--way", "2" if objective == "anil" else "4"]
     logs = [data.with_name(f"{name}.jsonl") for name in ("whole", "parts")]
     run_train(arguments(data, "whole.safetensors", *more, "--log", str(logs[0])))
     with monkeypatch.context() as patch:
@@ -120,14 +120,14 @@ def test_an_interrupted_run_ends_in_the_same_tensors(
 @pytest.mark.parametrize("objective", ["feat", "maml", "anil"])
 def test_the_method_of_an_objective_has_the_accuracy_of_the_validation(data: Path, quick: None, objective: str) -> None:
     path = data.with_name("a.safetensors")
-    more = ["--objective", objective, "--log", str(data.with_name("log"))]
+    more = ["--objective", objective, "--way", "2", "--log", str(data.with_name("log"))]
     run_train(arguments(data, "a.safetensors", *more, "--steps", "2"))
     best = read_checkpoint("f", "path", path)[1]["best"]
     validation = make_data()
     index = index_classes(validation.y).take(torch.tensor([3, 5]))
     trained = load_trained(path, validation.take_rows, dim=64)
     x = embed_rows(trained.encoder, validation.take_rows, torch.arange(72))
-    setting = Setting((2, 2), (1, 1), 7)
+    setting = Setting((2, 2), (1, 1), 15, allow_small=True)
     n_episodes = 4 if objective == "maml" else 20
     methods = {objective: METHODS[objective]}
     accuracy = evaluate(x, index, methods, setting, n_episodes=n_episodes, trained=trained)[objective].accuracy
@@ -155,13 +155,16 @@ def test_batch_normalisation_is_measured_with_the_averaged_weights(tmp_path: Pat
 def test_a_run_begins_at_another_ones_encoder(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = (data.with_name(f"{name}.safetensors") for name in "ab")
     run_train(arguments(data, first.name))
-    run_train(arguments(data, second.name, "--start", str(first), "--objective", "anil", "--steps", "1"))
+    more = ["--start", str(first), "--objective", "anil", "--head", "zero", "--steps", "1"]
+    run_train(arguments(data, second.name, *more))
     learned = take_prefix(read_checkpoint("f", "path", first)[0], "best.")
     started = take_prefix(read_checkpoint("f", "path", second)[0], "best.")
     assert all(float((started[name] - learned[name]).abs().max()) < 0.02 for name in learned)
     assert "mlp by anil, 1 steps" in capsys.readouterr().out
     first.unlink()
-    run_train(arguments(data, second.name, "--start", str(first), "--objective", "anil", "--steps", "1", "--resume"))
+    run_train(arguments(data, second.name, *more, "--resume"))
+    with pytest.raises(ValueError, match=r"--head zero there and classes here"):
+        run_train(arguments(data, second.name, *more, "--head", "classes", "--way", "2", "--resume"))
 
 
 def test_validation_classes_that_are_too_small_for_the_shots(data: Path) -> None:
@@ -169,15 +172,16 @@ def test_validation_classes_that_are_too_small_for_the_shots(data: Path) -> None
     kept = (tiny.y != 3) | (torch.arange(72) < 20)  # few rows of a validation class
     np.savez(data, x=tiny.x[kept].numpy(), y=tiny.y[kept].numpy(), split=np.array(SIDES)[tiny.y[kept]])
     more = ["--objective", "anil", "--shot", "6", "--query", "1"]
-    said = r"`--dataset` must have at least 2 validation classes with 7 rows \(--shot \+ 1\); got 1\. Ask for fewer"
-    with pytest.raises(ValueError, match=said):
-        run_train(arguments(data, "a.safetensors", *more))
+    for least, own in ((2, ["--head", "zero"]), (3, ["--way", "3"])):
+        said = rf"`--dataset` must have at least {least} validation classes with 7 rows \(--shot \+ 1\); got 1\. Ask"
+        with pytest.raises(ValueError, match=said):
+            run_train(arguments(data, "a.safetensors", *more, *own))
 
 
 def test_losses_that_are_not_finite(data: Path, quick: None) -> None:
-    said = r"^train: `loss` must stay finite; got nan in step 1\. Lower --learning-rate, or --inner-rate; --resume goes"
+    said = r"^train: `loss` must stay finite; got nan in step \d\. Lower --learning-rate, or --inner-rate; --resume"
     with pytest.raises(ValueError, match=said):
-        run_train(arguments(data, "a.safetensors", "--objective", "maml", "--inner-rate", "1e30"))
+        run_train(arguments(data, "a.safetensors", "--objective", "maml", "--head", "zero", "--inner-rate", "1e30"))
 
 
 def test_a_run_begins_at_an_encoder_of_its_backbone(data: Path) -> None:
