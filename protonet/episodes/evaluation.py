@@ -203,7 +203,7 @@ def _split_span(begin: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _classify(name: str, method: Method, episodes: Episodes, numbers: Tensor, seed: int) -> Tensor:
-    """Return a method's logits (episodes, n_queries, n_way) for the episodes with these ``numbers``, once they are that.
+    """Return a method's checked logits (episodes, n_queries, n_way) for the episodes with these ``numbers``.
 
     An inductive one of ours gets many queries in blocks, so that what it makes of each and every class stays small. One
     that is not ours gets a copy of its own, whose order does not tell classes, and gradients.

@@ -15,6 +15,7 @@ from protonet._checks import optional_packages
 from protonet.datasets import Dataset
 from protonet.episodes.batch import gather_episodes, split_draw
 from protonet.episodes.distributed import join_group
+from protonet.episodes.equal_rows import list_equal
 from protonet.episodes.evaluation import Scores, evaluate, join_batches
 from protonet.episodes.material import PROG, Experiment, Material, load_data, prepare
 from protonet.episodes.meta_dataset import MetaDataset
@@ -68,6 +69,8 @@ def run_experiment(
         material = prepare(data, experiment)
         material.notes.extend(map(str, tunings))
         is_main = group.rank == 0  # the process that prints and writes
+        if is_main:
+            material.notes.extend(list_equal(data, data.y[material.source_rows[material.by_class.start]]))
         settings = _describe(experiment, material)
         run: dict[str, Any] = {}
         earlier: dict[str, Scores] | None = None

@@ -79,7 +79,9 @@ def make_parser() -> Parser:
     parser.add_argument("--device", help="such as cpu or cuda (default: cuda where there is one)")
     output = "a new .safetensors file: the checkpoint during training, and the encoder at the end"
     parser.add_argument("-o", "--output", required=True, metavar="FILE", help=output)
-    parser.add_argument("--resume", action="store_true", help="continue the run of that file, with the same arguments")
+    parser.add_argument(
+        "--resume", action="store_true", help="continue the run of that file, if it is there, with the same arguments"
+    )
     log = "write one JSON line per validation (--log-file under torchrun, which has a --log of its own)"
     parser.add_argument("--log", "--log-file", metavar="FILE", help=log)
     parser.add_argument("--tensorboard", metavar="FOLDER", help="write the same for TensorBoard")
@@ -118,7 +120,8 @@ def run_train(arguments: Sequence[str] | None) -> None:
             bound = f"be a multiple of the number of processes ({group.world_size})"
             fail(PROG, "--episodes-per-step", bound, numbers["episodes_per_step"], "Pass another number.")
         outputs = _check_outputs(options) if group.rank == 0 else Outputs()
-        stored = read_checkpoint(PROG, "--output", options.output) if options.resume else None
+        begun = options.resume and Path(options.output).exists()  # a run may be killed before its first checkpoint
+        stored = read_checkpoint(PROG, "--output", options.output) if begun else None
         if options.start is not None and stored is None:
             read_checkpoint(PROG, "--start", options.start)  # before the work, if it is missing
         from protonet.episodes.sources import load_source  # noqa: PLC0415 - needed once the arguments are right

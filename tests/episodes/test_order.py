@@ -101,10 +101,14 @@ def test_of_base_classes_there_are_base_rows_alone() -> None:
 def test_who_reads_no_positions_scores_as_ever(name: str) -> None:
     """One of ours, wrapped, is no longer known as ours: its queries are in another order, and as right as before."""
     x = torch.randn(240, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + LABELS[:, None] / 3
-    methods = {"ours": METHODS["ridge"], "wrapped": lambda episodes: METHODS["ridge"](episodes)}
+
+    def wrapped(episodes: Episodes) -> Tensor:
+        return METHODS["ridge"](episodes)
+
+    methods = {"ours": METHODS["ridge"], "wrapped": wrapped}
     scores = evaluate(x, INDEX, methods, PROTOCOLS[name], n_episodes=70)
-    for field, ours, wrapped in zip(Scores._fields, scores["ours"], scores["wrapped"], strict=True):
-        assert torch.allclose(ours, wrapped, equal_nan=True), field
+    for field, known, unknown in zip(Scores._fields, scores["ours"], scores["wrapped"], strict=True):
+        assert torch.allclose(known, unknown, equal_nan=True), field
     few = evaluate(x, INDEX, methods, PROTOCOLS[name], n_episodes=10)
     resumed = evaluate(x, INDEX, methods, PROTOCOLS[name], n_episodes=70, earlier=few)
     assert torch.equal(resumed["wrapped"].accuracy, scores["wrapped"].accuracy)
