@@ -98,8 +98,6 @@ several processes, with the same results:\n  torchrun --nproc-per-node 2 -m prot
     text = "stop once every 95 %% interval over episodes is within ±P points (default: never)"
     episodes.add_argument("--until", default="0", metavar="P", help=text)
     episodes.add_argument("--seed", default="0", metavar="N", help="seed of the episodes (default 0)")
-    text = "of 95 %% intervals and p-values: episodes (default) of these same classes, or other classes like them"
-    parser.add_argument("--interval", choices=("episodes", "classes"), default="episodes", help=text)
     methods = parser.add_argument_group("methods")
     text = f"names, with settings as in tim:weights=1,1,1:steps=100, FILE.py:FUNCTION, or all (default: {defaults})"
     methods.add_argument("--method", nargs="+", default=DEFAULT_METHODS, metavar="NAME", help=text)
@@ -171,9 +169,6 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mappi
     split_seed = None if options.split_seed is None else parse_whole(PROG, "--split-seed", options.split_seed, low=0)
     image_size = None if options.image_size is None else parse_whole(PROG, "--image-size", options.image_size, low=1)
     is_main = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts, the first one writes
-    if until and options.interval == "classes":
-        got = "--interval classes, whose intervals more episodes do not narrow"
-        fail(PROG, "--until", "be of intervals over episodes", got, "Leave one of the two out.")
     if options.resume and options.state is None:
         fail(PROG, "--resume", "come with the file to continue", "no --state", "Pass --state FILE.")
     tests = options.test or [None] * len(options.dataset)
@@ -211,7 +206,7 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mappi
     for dataset, test in zip(options.dataset, tests, strict=True):
         for shot, setting in samplers.items():
             source = (dataset, options.side, split_seed, options.encoder)
-            known = Experiment(*source, setting, methods, n_episodes, until, seed, options.interval, every, *more)
+            known = Experiment(*source, setting, methods, n_episodes, until, seed, every, *more)
             known = known._replace(texts=options.texts, image_size=image_size, test=test, hierarchy=options.hierarchy)
             runs.append(Run(dataset, shot, known))
     if len(runs) == 1:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from protonet.commands.common import count
 from protonet.datasets.dataset import Dataset
 
 BYTES = 2**24  #: Bytes of rows that are compared at a time.
@@ -68,21 +69,21 @@ def list_equal(data: Dataset, class_ids: Tensor) -> Iterator[str]:
     n_outside = torch.bincount(group[~inside], minlength=len(pairs))[group]
 
     def tell(chosen: Tensor) -> str:
-        return f"{int(counts[chosen].sum())} rows of {name(chosen)}"
+        return f"{count(int(counts[chosen].sum()), 'row')} of {name(chosen)}"
 
     def name(chosen: Tensor) -> str:
         return _name_classes([data.class_names[c] for c in classes[chosen].unique().tolist()])
 
     if bool((own := inside & (counts > 1)).any()):
-        yield f"{tell(own)} are exactly equal to another of their class: a query may be a support row's copy."
+        yield f"Exactly equal to another row of its class, so that a query may be a support row's copy: {tell(own)}."
     if bool((other := inside & (n_inside > 1)).any()):
-        yield f"{tell(other)} are exactly equal to a row of another evaluated class."
+        yield f"Exactly equal to a row of another evaluated class: {tell(other)}."
     if bool((seen := inside & (n_outside > 0)).any()):
         where = name(~inside & (n_inside > 0))
-        yield f"{tell(seen)} are exactly equal to a row that is not evaluated, of {where}."
+        yield f"Exactly equal to a row that is not evaluated, of {where}: {tell(seen)}."
 
 
 def _name_classes(names: Sequence[str]) -> str:
     """Return the names of classes, the first few of many."""
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return f"{len(names)} class{'es' * (len(names) > 1)} ({', '.join(names[:NAMED])}{more})"
+    return f"{count(len(names), 'class')} ({', '.join(names[:NAMED])}{more})"

@@ -47,9 +47,9 @@ def test_lines_are_a_slow_count() -> None:
         evaluated & (equal & ~evaluated).any(dim=1),
     ]
     lines = list(list_equal(data, torch.arange(3)))
-    assert [int(line.split()[0]) for line in lines] == [int(rows.sum()) for rows in expected]
+    assert [int(line.partition(": ")[2].split()[0]) for line in lines] == [int(rows.sum()) for rows in expected]
     assert all("(a, b, c)" in line for line in lines)
-    assert lines[2].endswith("not evaluated, of 3 classes (d, e, f).")
+    assert "not evaluated, of 3 classes (d, e, f): " in lines[2]
     assert list(list_equal(data._replace(x=torch.arange(60.0)[:, None]), torch.arange(3))) == []
 
 
@@ -62,8 +62,9 @@ def test_an_evaluation_tells_them(tmp_path: Path, capsys: pytest.CaptureFixture[
     arguments = ["--way", "3", "--query", "4", "--episodes", "5", "--method", "protonet"]
     assert main(["--dataset", str(tmp_path / "x.npz"), *arguments]) == 0
     out = capsys.readouterr().out
-    assert "2 rows of 1 class (7) are exactly equal to another of their class: a query" in out
-    assert "2 rows of 2 classes (7, 8) are exactly equal to a row of another evaluated class.\n" in out
-    assert "1 rows of 1 class (7) are exactly equal to a row that is not evaluated, of 1 class (0).\n" in out
+    assert "Exactly equal to another row of its class, so that a query may be a" in out
+    assert "support row's copy: 2 rows of 1 class (7).\n" in out
+    assert "Exactly equal to a row of another evaluated class: 2 rows of 2 classes (7, 8).\n" in out
+    assert "Exactly equal to a row that is not evaluated, of 1 class (0): 1 row of 1 class (7).\n" in out
     assert main(["--dataset", "digits", *arguments]) == 0
-    assert "exactly equal" not in capsys.readouterr().out
+    assert "Exactly equal" not in capsys.readouterr().out
