@@ -54,7 +54,7 @@ def test_report_and_files(features: Path, tmp_path: Path, capsys: pytest.Capture
     )
     captured = capsys.readouterr()
     assert code == 0
-    assert captured.out.startswith(f"{features}, 5 classes, 5 features: 3-way 1-2-shot 4-query, 300 episodes, seed 0;")
+    assert captured.out.startswith(f"{features}, 5 classes, 5 features: 3-way 1-2-shot 4-query, 300 episodes, seed 0\n")
     summary = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     assert list(summary["methods"]) == methods
     assert all(0.4 < own["accuracy"] < 1 for own in summary["methods"].values())
