@@ -354,38 +354,48 @@ def write_plot(path: Path, summary: Summary, episode: Episodes, query_labels: to
 def _plot_accuracies(axes: Axes, methods: Mapping[str, Any]) -> None:
     """Plot accuracy by shot with bands, or one bar per method where there is a single number of shots."""
     shots = [int(count) for count in next(iter(methods.values()))["by_shot"]]
+    over = [f"over {first}" for first in list_over([{"methods": methods}])[:1]]
     if len(shots) > 1:
         for number, (name, own) in enumerate(methods.items()):
             rates = own["by_shot"].values()
             values = [math.nan if rate["accuracy"] is None else 100 * rate["accuracy"] for rate in rates]
-            halves = [100 * max(list_halves(rate), default=0.0) for rate in rates]
+            halves = [100 * next(iter(list_halves(rate)), 0.0) for rate in rates]
             dash = ("-", "--", ":")[number // 10 % 3]  # there are ten colours
             axes.plot(shots, values, label=name, marker="o", markersize=3, linestyle=dash)
             low = [max(0.0, value - half) for value, half in zip(values, halves, strict=True)]
             high = [min(100.0, value + half) for value, half in zip(values, halves, strict=True)]
             axes.fill_between(shots, low, high, alpha=0.2)
-        axes.set(xlabel="shots", ylabel="accuracy, %", title="accuracy by shot, 95 % bands", xticks=shots)
+        axes.set(
+            xlabel="shots", ylabel="accuracy, %", title=" ".join(["accuracy by shot, 95 % bands", *over]), xticks=shots
+        )
         axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=2)
         return
     names = sorted(methods, key=lambda name: float(methods[name]["accuracy"]))
     values = [100 * methods[name]["accuracy"] for name in names]
-    for over in OVER:  # one over the other: those over episodes are seldom wider
-        halves = [100 * (methods[name][f"half_width_{over}"] or 0.0) for name in names]
-        axes.errorbar(values, range(len(names)), xerr=halves, fmt="o", color="C0", capsize=3 if over == OVER[0] else 6)
-    axes.set(xlabel="accuracy, %", title="accuracy, 95 % intervals", yticks=range(len(names)), yticklabels=names)
+    halves = [100 * next(iter(list_halves(methods[name])), 0.0) for name in names]
+    axes.errorbar(values, range(len(names)), xerr=halves, fmt="o", capsize=3)
+    axes.set(
+        xlabel="accuracy, %",
+        title=" ".join(["accuracy, 95 % intervals", *over]),
+        yticks=range(len(names)),
+        yticklabels=names,
+    )
     axes.grid(axis="x", alpha=0.3)
 
 
 def _plot_differences(axes: Axes, summary: Summary) -> None:
-    """Plot a heat map of paired differences, the row's accuracy minus the column's; stars where p (Holm) < 0.05."""
+    """Plot a heat map of paired differences, the row's accuracy minus the column's; stars where p (Holm) < 0.05.
+
+    That is the p-value over classes where it is known.
+    """
     names = sorted(summary["methods"], key=lambda name: -float(summary["methods"][name]["accuracy"]))
     grid = torch.zeros(len(names), len(names), dtype=torch.float64)
     significant = torch.zeros(len(names), len(names), dtype=torch.bool)
     for pair in summary["comparisons"]:
         row, column = names.index(pair["first"]), names.index(pair["second"])
         grid[row, column], grid[column, row] = 100 * pair["difference"], -100 * pair["difference"]
-        p_values = [pair[f"p_holm_{over}"] for over in OVER if pair[f"p_holm_{over}"] is not None]
-        significant[row, column] = significant[column, row] = max(p_values, default=1.0) < 0.05
+        p_value = next((pair[f"p_holm_{over}"] for over in OVER if pair[f"p_holm_{over}"] is not None), 1.0)
+        significant[row, column] = significant[column, row] = p_value < 0.05
     most = max(1.0, float(grid.abs().max()))
     image = axes.imshow(grid.numpy(), cmap="RdBu", vmin=-most, vmax=most, aspect="auto")
     axes.figure.colorbar(image, ax=axes, shrink=0.8, label="points")

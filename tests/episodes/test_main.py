@@ -60,7 +60,7 @@ def test_report_and_files(features: Path, tmp_path: Path, capsys: pytest.Capture
     assert all(0.4 < own["accuracy"] < 1 for own in summary["methods"].values())
     assert summary["settings"]["dataset"] == str(features)
     assert summary["settings"]["side"] == "novel"
-    assert (tmp_path / "out.csv").read_text(encoding="utf-8").count("\n") == 1 + 3 * 4 + 2 * 3
+    assert (tmp_path / "out.csv").read_text(encoding="utf-8").count("\n") == 1 + 3 * 4 + 3 * 3
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
     assert "wrote" in captured.err
 
