@@ -152,7 +152,7 @@ def _show(each: Experiment, summaries: Mapping[str, Mapping[str, Any]], name: st
     summary = summaries[each.title]
     loss = _show_loss(summary, name) if "--imbalance" in each.arguments else ""
     own = summary["methods"][name]
-    return f"{100 * own['accuracy']:.2f} ±{100 * own['half_width']:.2f}{loss}"
+    return f"{100 * own['accuracy']:.2f} ±{100 * own['half_width_episodes']:.2f}{loss}"
 
 
 def _show_loss(summary: Mapping[str, Any], name: str) -> str:
@@ -162,5 +162,5 @@ def _show_loss(summary: Mapping[str, Any], name: str) -> str:
         return ""
     pair = next(Comparison(**p) for p in summary["comparisons"] if {p["first"], p["second"]} == {best, name})
     difference = round(100 * (pair.difference if pair.first == name else -pair.difference), 2) + 0.0  # no -0.00
-    text = f"{difference:+.2f} ±{100 * pair.half_width:.2f}"
-    return f" (**{text}**)" if difference < 0 and pair.p_holm < 0.05 else f" ({text})"
+    text = f"{difference:+.2f} ±{100 * pair.half_width_episodes:.2f}"
+    return f" (**{text}**)" if difference < 0 and pair.p_holm_episodes < 0.05 else f" ({text})"

@@ -98,8 +98,6 @@ def make_parser() -> Parser:
     add("--seed", default="0", metavar="N", help="seed of the episodes (default 0)")
 
     add = parser.add_expert_group("results").add_argument
-    text = "of 95 %% intervals and p-values: episodes (default) of these same classes, or other classes like them"
-    add("--interval", choices=("episodes", "classes"), default="episodes", help=text)
     text = "compare this method alone with each other one, not all pairs; the tuned one where --tune has it"
     add("--against", metavar="NAME", help=text)
     for name, text in OUTPUTS.items():
@@ -180,9 +178,6 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mappi
     split_seed = None if options.split_seed is None else parse_whole(PROG, "--split-seed", options.split_seed, low=0)
     image_size = None if options.image_size is None else parse_whole(PROG, "--image-size", options.image_size, low=1)
     is_main = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts, the first one writes
-    if until and options.interval == "classes":
-        got = "--interval classes, whose intervals more episodes do not narrow"
-        fail(PROG, "--until", "be of intervals over episodes", got, "Leave one of the two out.")
     if options.resume and options.state is None:
         fail(PROG, "--resume", "come with the file to continue", "no --state", "Pass --state FILE.")
     tests = options.test or [None] * len(options.dataset)
@@ -220,7 +215,7 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mappi
     for dataset, test in zip(options.dataset, tests, strict=True):
         for shot, setting in samplers.items():
             source = (dataset, options.side, split_seed, options.encoder)
-            known = Experiment(*source, setting, methods, n_episodes, until, seed, options.interval, every, *more)
+            known = Experiment(*source, setting, methods, n_episodes, until, seed, every, *more)
             known = known._replace(texts=options.texts, image_size=image_size, test=test, hierarchy=options.hierarchy)
             runs.append(Run(dataset, shot, known))
     if len(runs) == 1:

@@ -55,13 +55,13 @@ def test_report_and_files(features: Path, tmp_path: Path, capsys: pytest.Capture
     )
     captured = capsys.readouterr()
     assert code == 0
-    assert captured.out.startswith(f"{features}, 5 classes, 5 features: 3-way 1-2-shot 4-query, 300 episodes, seed 0;")
+    assert captured.out.startswith(f"{features}, 5 classes, 5 features: 3-way 1-2-shot 4-query, 300 episodes, seed 0\n")
     summary = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     assert list(summary["methods"]) == methods
     assert all(0.4 < own["accuracy"] < 1 for own in summary["methods"].values())
     assert summary["settings"]["dataset"] == str(features)
     assert summary["settings"]["side"] == "novel"
-    assert (tmp_path / "out.csv").read_text(encoding="utf-8").count("\n") == 1 + 3 * 4 + 2 * 3
+    assert (tmp_path / "out.csv").read_text(encoding="utf-8").count("\n") == 1 + 3 * 4 + 3 * 3
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
     assert "wrote" in captured.err
 
@@ -127,9 +127,6 @@ def test_a_mapped_file_gives_the_same_as_one_in_memory(
         (["--query", "9" * 30, "--allow-small"], "`n_query` must be a whole number in .*; got 9999"),
         (["--plot", "build/out.jpeg"], "`--plot` must end in .png, .pdf, .svg; got build/out.jpeg"),
         (["--method", "PT_MAP"], "Did you mean pt-map?"),
-        (["--interval", "rows"], "`arguments` must be as --help lists them; got .*invalid choice"),
-        (["--way", "5", "--interval", "classes"], "`--interval` must leave a class out of each episode; got classes, "),
-        (["--until", "1", "--interval", "classes"], "`--until` must be of intervals over episodes"),
         (["--resume"], "`--resume` must come with the file to continue; got no --state"),
         (["--state", "/proc/none/a.npz"], "`--state` must be a file that can be written"),
         (["--frobnicate"], "`arguments` must be as --help lists them"),
@@ -306,8 +303,6 @@ def test_a_state_is_of_one_run(features: Path, tmp_path: Path, capsys: pytest.Ca
     assert state.read_bytes() == kept
     assert run(*arguments, "--resume") == 0
     assert capsys.readouterr().out == first
-    assert run(*arguments, "--resume", "--interval", "classes") == 0  # other intervals of the same scores
-    assert "95 % intervals over classes" in capsys.readouterr().out
     for content in (b"", kept[: len(kept) // 2], b"x,y", before):
         state.write_bytes(content)
         assert run(*arguments, "--resume") == 2
@@ -317,17 +312,24 @@ def test_a_state_is_of_one_run(features: Path, tmp_path: Path, capsys: pytest.Ca
 
 
 def test_intervals_say_what_they_speak_of(features: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    widths = {}
-    for over, said in (("episodes", "of these same classes"), ("classes", "of other classes of the same kind")):
-        path = tmp_path / f"{over}.json"
-        assert run("--dataset", str(features), *FEW, "--method", "protonet", "--interval", over, f"--json={path}") == 0
+    said = {
+        "2": "over classes, which come first, speak of other classes",
+        "5": "of these same classes alone: those over",
+    }
+    for way, words in said.items():
+        path = tmp_path / f"{way}.json"
+        more = ["--way", way, "--method", "protonet", "ridge", f"--json={path}"]
+        assert run("--dataset", str(features), *FEW, *more) == 0
         out = capsys.readouterr().out
-        assert f"; 95 % intervals over {over}\n" in out
-        assert said in out
+        assert words in out
+        assert ("±classes" in out) == ("p over classes" in out) == (way == "2")
         summary = json.loads(path.read_text(encoding="utf-8"))
-        assert summary["settings"]["interval"] == over
-        widths[over] = summary["methods"]["protonet"]["half_width"]
-    assert widths["classes"] > widths["episodes"]
+        own, (pair,) = summary["methods"]["protonet"], summary["comparisons"]
+        if way == "2":
+            assert own["half_width_classes"] > own["half_width_episodes"]
+            assert pair["p_value_classes"] > pair["p_value_episodes"]
+        else:  # of 5 classes
+            assert own["half_width_classes"] is pair["p_value_classes"] is pair["p_holm_classes"] is None
 
 
 def test_the_bar_of_one_episode_has_no_interval(

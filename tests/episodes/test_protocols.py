@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -155,7 +156,9 @@ def test_all_ways_and_a_fixed_test_split(folder: Path, capsys: pytest.CaptureFix
     np.savez("texts.npz", x=x, y=y)
     named = read(*split, "--texts", "texts.npz", "--method", "clip-zero-shot", "tip-adapter", "tip-adapter:beta=5")
     assert all(own["accuracy"] > 0.3 for own in named["methods"].values())
-    assert named["methods"]["clip-zero-shot"]["half_width"] == 0  # the support does not matter, and queries are fixed
+    assert (
+        named["methods"]["clip-zero-shot"]["half_width_episodes"] == 0
+    )  # the support does not matter, and queries are fixed
     assert run(*split, "--method", "protonet", "--state", "s.npz") == 0
     x, y = sample(8, 4)
     np.savez("a-test.npz", x=x, y=y)
@@ -165,7 +168,7 @@ def test_all_ways_and_a_fixed_test_split(folder: Path, capsys: pytest.CaptureFix
 
 @pytest.mark.usefixtures("folder")
 def test_meta_dataset_of_superclasses(capsys: pytest.CaptureFixture[str]) -> None:
-    held = read(*KINDS["meta-dataset"], "--episodes", "30", "--interval", "classes", "--method", "protonet")
+    held = read(*KINDS["meta-dataset"], "--episodes", "30", "--method", "protonet")
     assert "Meta-Dataset's ways and shots, 2 superclasses, 30 episodes" in capsys.readouterr().out
     assert {queries % 5 for queries in held["queries"]} == {0}  # 5 or 6 ways of 5 queries
     assert held["settings"]["groups"] == 2
@@ -189,11 +192,8 @@ def test_base_beside_novel_classes(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(held["methods"]) == {name for name, spec in METHODS.items() if spec.takes_means and not spec.needs}
     for own in held["methods"].values():
         assert 0.2 < own["harmonic"] <= max(own["base"], own["novel"])
-        assert own["harmonic_half_width"] > 0
-    assert "| of base classes, % | of novel classes, % | harmonic mean, % |" in out
-    narrow = held["methods"]["protonet"]["half_width"]
-    wide = read(*KINDS["generalized"], "--episodes", "40", "--method", "protonet", "--interval", "classes")
-    assert wide["methods"]["protonet"]["half_width"] > narrow
+        assert own["harmonic_half_width_classes"] > own["harmonic_half_width_episodes"] > 0
+    assert re.search(r"\| of base classes, % +\| of novel classes, % +\| harmonic mean, % +\|", out)
     x, y = sample(9, 1)
     np.savez("texts.npz", x=x, y=y)
     named = read(*KINDS["generalized"], "--method", "clip-zero-shot", "--texts", "texts.npz", "--episodes", "9")
@@ -222,8 +222,9 @@ def test_several_data_sets_and_shots(folder: Path, capsys: pytest.CaptureFixture
         for name, own in means.items():
             pair = [held["runs"][f"{data} {shot}-shot"]["methods"][name] for data in ("a.npz", "all.npz")]
             assert own["accuracy"] == pytest.approx(sum(each["accuracy"] for each in pair) / 2)
-            halves = [each["half_width"] for each in pair]
-            assert own["half_width"] == pytest.approx(sum(half**2 for half in halves) ** 0.5 / 2)
+            for over in ("classes", "episodes"):
+                halves = [each[f"half_width_{over}"] for each in pair]
+                assert own[f"half_width_{over}"] == pytest.approx(sum(half**2 for half in halves) ** 0.5 / 2)
             assert own["rank"] == pytest.approx(sum(own["ranks"]) / 2)
     tables = (folder / "table.md").read_text(encoding="utf-8")
     assert tables in out
@@ -384,8 +385,7 @@ def test_runs_of_other_protocols_are_told_apart(capsys: pytest.CaptureFixture[st
         assert run(*KINDS["meta-dataset"], "--episodes", "20", "--method", other, f"--json={other}.json") == 0
     capsys.readouterr()
     assert run("compare", "ridge.json", "knn.json", "meta-dataset.json") == 0
-    assert run("compare", "ridge.json", "knn.json", "--interval", "classes") == 2
-    assert "`--interval` must be episodes, of this protocol; got classes of meta-dataset" in capsys.readouterr().err
+    assert "p over classes (Holm)" in capsys.readouterr().out
     assert run("compare", "ridge.json", "unlabelled.json") == 2
     assert "be of the same episodes; got way [5, 50] in ridge.json and [2, 2] in" in capsys.readouterr().err
-    assert run("compare", "unlabelled.json", "--interval", "classes") == 0
+    assert run("compare", "unlabelled.json") == 0

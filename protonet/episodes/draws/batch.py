@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -10,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protonet.episodes.draws.numbered import Draw
-from protonet.sampling import ClassIndex, list_pieces
+from protonet.episodes.draws.numbered import QUERY_ORDER, UNLABELLED_ORDER, Draw, draw_uniform
+from protonet.sampling import ClassIndex, index_pieces, list_pieces
 
 #: Maps row numbers (k,) int64 to features (k, dim) of any floating dtype, which the next call may overwrite.
 Take = Callable[[Tensor], Tensor]
@@ -22,7 +23,7 @@ CHUNK = 8192  #: Rows that are summed at a time.
 class Base(NamedTuple):
     """The base classes: labelled rows of other classes than the episode's, which a method may use."""
 
-    take: Take  #: Returns rows by number.
+    take: Take  #: Returns base rows by number; there are no other rows.
     by_class: ClassIndex  #: The base classes' rows, by class.
     mean: Tensor  #: (dim,) float32, of all base rows.
     class_means: Tensor  #: (base classes, dim) float32.
@@ -48,6 +49,16 @@ class Trained(NamedTuple):
         support, query = rows.unflatten(0, numbers.shape).split([n_support, numbers.shape[1] - n_support], dim=1)
         return support, query
 
+    def hide_numbers(self, order: Tensor) -> Trained:
+        """Copy it, with queries in an ``order`` (episodes, n_queries), and rows numbered as they come in the batch."""
+        own = self._replace(encoder=copy.deepcopy(self.encoder), head=copy.deepcopy(self.head))
+        if self.support is None or self.query is None:
+            return own
+        rows = torch.cat([self.support, self.query.gather(1, order)], dim=1)  # (episodes, rows)
+        places = torch.arange(rows.numel()).view_as(rows).split([self.support.shape[1], order.shape[1]], dim=1)
+        take, known = self.take, rows.flatten()
+        return own._replace(take=lambda numbers: take(known[numbers]), support=places[0], query=places[1])
+
 
 class Episodes(NamedTuple):
     """A batch of episodes of equal sizes, without the queries' labels."""
@@ -70,6 +81,51 @@ class Episodes(NamedTuple):
         if trained is not None and trained.query is not None:
             trained = trained._replace(query=trained.query[:, queries])
         return self._replace(query=self.query[:, queries], trained=trained)
+
+    def hide_classes(self, numbers: Tensor, seed: int) -> tuple[Episodes, Tensor]:
+        """Copy the episodes for a method that is not ours, in an order that tells nothing of the queries' classes.
+
+        Queries and unlabelled rows are drawn class by class: who read their positions, or the numbers of their rows,
+        would know their labels.
+
+        Args:
+            numbers: (episodes,) int64, increasing: each episode's number, on which its order depends with the seed.
+            seed: Of the episodes.
+
+        Returns:
+            episodes: Of memory of their own, which a method may change.
+            places: (episodes, n_queries) int64, where each query has gone.
+        """
+        order = _draw_order(seed, QUERY_ORDER, numbers, self.query.shape[1])
+        base, texts, unlabelled, trained = self.base, self.texts, self.unlabelled, self.trained
+        if base is not None:
+            base = base._replace(mean=base.mean.clone(), class_means=base.class_means.clone())
+        if unlabelled is not None:
+            unlabelled = _put_in_order(unlabelled, _draw_order(seed, UNLABELLED_ORDER, numbers, unlabelled.shape[1]))
+        if trained is not None:
+            trained = trained.hide_numbers(order)
+        hidden = Episodes(
+            self.support.clone(),
+            self.support_labels.clone(),
+            _put_in_order(self.query, order),
+            self.n_way,
+            base,
+            None if texts is None else texts.clone(),
+            unlabelled,
+            trained,
+        )
+        return hidden, order.argsort(dim=1)
+
+
+def _draw_order(seed: int, stream: int, numbers: Tensor, n_rows: int) -> Tensor:
+    """Draw the order (episodes, n_rows) int64 of some rows of the episodes with these ``numbers``, increasing."""
+    first, last = int(numbers[0]), int(numbers[-1])
+    return draw_uniform(seed, stream, first, (last - first + 1, n_rows))[numbers - first].argsort(dim=1)
+
+
+def _put_in_order(rows: Tensor, order: Tensor) -> Tensor:
+    """Return ``rows`` (episodes, n, dim) by their positions in ``order`` (episodes, n)."""
+    return rows.gather(1, order[..., None].expand_as(rows))
 
 
 class Part(NamedTuple):
@@ -172,14 +228,20 @@ def gather_episodes(
 
 
 def summarize_base(take: Take, by_class: ClassIndex) -> Base:
-    """Return the base classes of ``by_class``, rows of ``take``, with their means, which are summed in float64."""
-    means = []
-    for own in list_pieces(by_class):
+    """Return the base classes of ``by_class``, rows of ``take``, with their means, which are summed in float64.
+
+    They are numbered anew, class by class: by the numbers of the data, all other rows could be taken, too.
+    """
+    means, pieces = [], list_pieces(by_class)
+    for own in pieces:
         sums = [take(rows).to(torch.float64).sum(dim=0) for rows in own.split(CHUNK)]
         means.append(torch.stack(sums).sum(dim=0) / len(own))
     class_means = torch.stack(means)  # (base classes, dim)
     share = by_class.size.double() / by_class.size.sum()
-    return Base(take, by_class, (share @ class_means).float(), class_means.float())
+    known = index_pieces(pieces)
+    numbered = known._replace(rows=torch.arange(len(known.rows)))
+    mean = (share @ class_means).float()
+    return Base(lambda numbers: take(known.rows[numbers]), numbered, mean, class_means.float())
 
 
 def hash_rows(take: Take, by_class: ClassIndex) -> str:

@@ -12,12 +12,9 @@ from torch import Tensor
 
 from protonet._checks import check_int, fail
 from protonet.datasets.dataset import Dataset
+from protonet.episodes.draws.equal_rows import number_equal
 from protonet.episodes.draws.numbered import MOST, NO_ROW, ROWS, Draw, draw_uniform
 from protonet.sampling import ClassIndex, draw_distinct
-
-CHUNK = 8192  #: Rows that are compared at a time.
-#: Integers of the same size as the numbers of a dtype.
-BITS = {torch.uint8: torch.uint8, torch.float16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64}
 
 
 class FixedSplit(NamedTuple):
@@ -136,7 +133,7 @@ def join_split(function: str, train: Dataset, test: Dataset, names: tuple[str, s
         sides = [each.take_rows(torch.arange(len(each.x))) for each in (train, test)]
     x = torch.cat(sides)
     coarse = min((each.dtype for each in sides), key=lambda dtype: dtype.itemsize)
-    shared = find_shared(*((each.to(coarse) + each.new_zeros(1, dtype=coarse)) for each in sides))  # -0.0 is 0.0
+    shared = find_shared(*(each.to(coarse) for each in sides))
     if len(shared):
         first, second = shared[0].tolist()
         got = f"{len(shared[:, 1].unique())}, such as row {second} of {names[1]} and row {first} of {names[0]}"
@@ -147,26 +144,14 @@ def join_split(function: str, train: Dataset, test: Dataset, names: tuple[str, s
 
 
 def find_shared(a: Tensor, b: Tensor) -> Tensor:
-    """Find rows of equal bytes in two sets of rows.
-
-    Args:
-        a: (n, dim) uint8, float16, float32 or float64.
-        b: (m, dim) of the same dtype.
+    """Find rows of ``b`` (m, dim) that are in ``a`` (n, dim), of the same dtype; -0.0 is 0.0.
 
     Returns:
         (pairs, 2) int64: for each row of ``b`` that is in ``a``, in order, the last such row of ``a``, and it.
     """
-    generator = torch.Generator().manual_seed(0)
-    weights = torch.randint(-(2**62), 2**62, (a.shape[1],), generator=generator) | 1
-
-    def hash_rows(rows: Tensor) -> Tensor:
-        """Return a number for each row, which equal rows share: (n,) int64, with overflow."""
-        pieces = (piece.contiguous().view(BITS[rows.dtype]).long() for piece in rows.split(CHUNK))
-        return torch.cat([(piece * weights).sum(dim=1) for piece in pieces])
-
-    known, asked = hash_rows(a), hash_rows(b)
-    maybe = torch.isin(known, asked).nonzero().flatten().tolist()
-    place = {a[row].numpy().tobytes(): row for row in maybe}
-    asked_for = torch.isin(asked, known).nonzero().flatten().tolist()
-    pairs = [(place.get(b[row].numpy().tobytes(), NO_ROW), row) for row in asked_for]
-    return torch.tensor([pair for pair in pairs if pair[0] != NO_ROW], dtype=torch.int64).view(-1, 2)
+    known, asked = number_equal(torch.cat([a, b])).split([len(a), len(b)])
+    order = known.argsort(stable=True)
+    place = torch.searchsorted(known[order], asked, right=True) - 1  # of the last number that is not larger
+    rows = order[place.clamp_min(0)]
+    shared = ((place >= 0) & (known[rows] == asked)).nonzero().flatten()
+    return torch.stack([rows[shared], shared], dim=1)

@@ -16,11 +16,11 @@ from protonet.ui.command_line import parse_whole
 PROG = "protonet.episodes"  #: The command, for messages.
 #: Options of kinds of episodes, of which each protocol takes some.
 PLAIN = ("way", "shot", "query", "unequal", "imbalance", "allow_small")
-OPTIONS = (*PLAIN, "open", "unlabelled", "distractors", "hierarchy", "side", "split_seed", "base", "interval")
+OPTIONS = (*PLAIN, "open", "unlabelled", "distractors", "hierarchy", "side", "split_seed", "base")
 TAKEN = {
-    "episodes": (*PLAIN, "open", "unlabelled", "distractors", "side", "split_seed", "base", "interval"),
-    "meta-dataset": ("hierarchy", "side", "split_seed", "base", "interval"),
-    "generalized": (*PLAIN, "side", "split_seed", "interval"),
+    "episodes": (*PLAIN, "open", "unlabelled", "distractors", "side", "split_seed", "base"),
+    "meta-dataset": ("hierarchy", "side", "split_seed", "base"),
+    "generalized": (*PLAIN, "side", "split_seed"),
     "fixed-split": ("shot", "allow_small", "base"),
 }
 

@@ -19,7 +19,7 @@ from protonet._checks import check_int, check_number, fail
 from protonet.sampling import ClassIndex, draw_distinct
 
 #: Independent streams of random numbers, so that for example more queries do not change which classes are drawn.
-WAYS, CLASSES, SHOTS, QUERIES, ROWS, DISTRACTORS, UNLABELLED, GROUPS, SIZES = range(9)
+WAYS, CLASSES, SHOTS, QUERIES, ROWS, DISTRACTORS, UNLABELLED, GROUPS, SIZES, QUERY_ORDER, UNLABELLED_ORDER = range(11)
 NO_ROW = -1  #: Stands in a `Draw` where there is no row.
 COUNTED = 1024  #: Episodes that are drawn at a time to count their queries.
 MOST = 10**6  #: The largest number of classes, and of rows per class: far beyond any use, far below any overflow.

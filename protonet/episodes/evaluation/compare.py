@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 
 from protonet._checks import fail, show
-from protonet.episodes.draws.numbered import Setting, find_members
-from protonet.episodes.evaluation.report import compare, format_report, rate, write_tables
-from protonet.sampling import ClassIndex
+from protonet.episodes.evaluation.report import compare, format_report, rate, read_members, write_tables
 from protonet.ui.command_line import Parser, check_name, check_outputs
 
 PROG = "protonet.episodes compare"
@@ -31,6 +29,7 @@ class Run(NamedTuple):
     settings: dict[str, Any]  #: Under the names of the command line.
     data: str  #: A hash of the data set's rows, before encoder and normalisation.
     n_classes: int  #: Classes that episodes are drawn from.
+    members: Tensor | None  #: (episodes, classes) bool, those of each episode; None of files of earlier versions.
     versions: dict[str, Any]  #: Of packages.
     queries: Tensor  #: (episodes,) float64, of each episode.
     right: dict[str, Tensor]  #: For each method (episodes,) float64, the queries that it has right.
@@ -43,8 +42,6 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--against", metavar="NAME", help="compare this method alone with each other one, not all pairs"
     )
-    text = "of 95 %% intervals and p-values: episodes (default) of these same classes, or other classes like them"
-    parser.add_argument("--interval", choices=("episodes", "classes"), default="episodes", help=text)
     parser.add_argument("--latex", metavar="FILE", help="write the table, for a paper")
     parser.add_argument("--markdown", metavar="FILE", help="write the table")
     return parser
@@ -67,7 +64,7 @@ def run_compare(arguments: Sequence[str] | None) -> None:
             fail(PROG, f"--{name}", "be another file than what is read", path, "Pass another path.")
     runs = [read_run(Path(path)) for path in options.files]
     check_same(runs)
-    summary, notes = join_runs(runs, against=options.against, interval=options.interval)
+    summary, notes = join_runs(runs, against=options.against)
     print("\n".join([*notes, "", format_report(summary)]), end="", flush=True)
     write_tables(outputs, summary)
 
@@ -87,7 +84,8 @@ def read_run(path: Path) -> Run:
         known = {name: kind.get(name, value) for name, value in SAME_IF_KNOWN.items()}
         plain = known["protocol"] == "episodes"
         settings = known | {name: kind[name] if plain else kind.get(name) for name in SAME}
-        run = Run(path, settings, held["data"], int(held["classes"]), dict(held["versions"]), queries, right)
+        kept = held["data"], int(held["classes"]), read_members(held), dict(held["versions"])
+        run = Run(path, settings, *kept, queries, right)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         if isinstance(error, KeyError) and "runs" in held:
             got = f"{path} of {', '.join(held['runs'])}"
@@ -119,9 +117,7 @@ def check_same(runs: Sequence[Run]) -> None:
             fail(PROG, "FILE.json", "be of the same data", f"others in {first.path} and {other.path}", REMEDY)
 
 
-def join_runs(
-    runs: Sequence[Run], *, against: str | None = None, interval: str = "episodes"
-) -> tuple[dict[str, Any], list[str]]:
+def join_runs(runs: Sequence[Run], *, against: str | None = None) -> tuple[dict[str, Any], list[str]]:
     """Compare the methods of runs of the same episodes, on those that all of them have.
 
     Where two runs have a method of one name, it is called after its files if the runs' results differ.
@@ -129,13 +125,12 @@ def join_runs(
     Args:
         runs: Of the same episodes, see `check_same`.
         against: The method to compare with each other one; None for all pairs.
-        interval: What intervals are over: "episodes" or "classes".
 
     Returns:
         A summary as of `report.summarize`, with accuracies alone; and lines to print above it.
 
     Raises:
-        InputError: There is no method ``against``, or episodes have all classes and intervals are to be over classes.
+        InputError: There is no method ``against``.
     """
     n = min(len(run.queries) for run in runs)
     accuracies: dict[str, Tensor] = {}
@@ -146,11 +141,13 @@ def join_runs(
             accuracies[shown] = counts[:n] / run.queries[:n]
     if against is not None:
         check_name(PROG, "--against", against, accuracies)
-    settings = {**runs[0].settings, "interval": interval, "against": against}
-    members = None if interval == "episodes" else _find_members(runs[0], n)
+    settings = {**runs[0].settings, "against": against}
+    members = next((run.members[:n] for run in runs if run.members is not None), None)
     methods = {name: rate(each, members) for name, each in accuracies.items()}
     pairs = compare(accuracies, members, against)
-    notes = [f"{n:,} episodes of {runs[0].n_classes} classes; 95 % intervals over {interval}"]
+    notes = [f"{n:,} episodes of {runs[0].n_classes} classes"]
+    if members is None:
+        notes.append("Files of earlier versions do not say which classes episodes have: nothing is over classes.")
     if any(len(run.queries) > n for run in runs):
         notes.append(f"The first {n:,} episodes are compared, which all files have.")
     for package, version in runs[0].versions.items():
@@ -158,19 +155,3 @@ def join_runs(
         if others:
             notes.append(f"Versions of {package} differ: {version} and {', '.join(sorted(others))}.")
     return {"settings": settings, "episodes": n, "methods": methods, "comparisons": pairs}, notes
-
-
-def _find_members(run: Run, n_episodes: int) -> Tensor:
-    """Draw the classes of a run's episodes again: (episodes, classes) bool."""
-    kind = run.settings
-    if kind["protocol"] != "episodes":
-        fail(PROG, "--interval", "be episodes, of this protocol", f"classes of {kind['protocol']}", "Pass episodes.")
-    spans = {name: tuple(kind[name]) for name in ("way", "shot")}
-    setting = Setting(**{name: spans.get(name, kind[name.removeprefix("n_")]) for name in Setting._fields})
-    if setting.n_drawn >= run.n_classes:
-        got = f"classes, with all {run.n_classes} classes in an episode"
-        fail(PROG, "--interval", "leave a class out of each episode", got, "Pass episodes.")
-    classes = torch.arange(run.n_classes)
-    return find_members(
-        ClassIndex(classes, classes, torch.ones_like(classes)), setting, seed=kind["seed"], n_episodes=n_episodes
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -101,7 +100,7 @@ def evaluate(
         index: Rows by class, from `protonet.sampling.index_classes`.
         methods: Methods by name: those of `protonet.episodes.methods`, with settings from `choose_methods`, or any
             function from a batch of episodes to logits. Functions of your own get a copy of each batch, which they may
-            change, and may use gradients.
+            change, with the queries in an order that does not tell their classes, and may use gradients.
         setting: The kind of episodes: a `protonet.episodes.draws.Setting` or another sampler.
         seed: Of the episodes, in [0, 2**63).
         n_episodes: Most episodes, >= 1.
@@ -152,7 +151,7 @@ def evaluate(
                 block = Part._make([*(tensor[start : start + size] for tensor in part[:-1]), part.n_way])
                 episodes = gather_episodes(take, block, base, named, trained)
                 for name, method in methods.items():
-                    logits[name].append(_check_logits(name, _call(method, episodes), block, first))
+                    logits[name].append(_classify(name, method, episodes, first + block.numbers, seed))
             for name, each in logits.items():
                 scored[name].append(_score_logits(torch.cat(each), part, setting.shot, setting.n_base))
         order = torch.cat(numbers).argsort()
@@ -201,38 +200,34 @@ def _split_span(begin: int, end: int) -> Iterator[tuple[int, int]]:
         begin = following
 
 
-def _call(method: Method, episodes: Episodes) -> object:
-    """Return what a method gives for a batch; one that is not ours gets a copy of its own, and gradients.
+def _classify(name: str, method: Method, episodes: Episodes, numbers: Tensor, seed: int) -> Tensor:
+    """Return a method's checked logits (episodes, n_queries, n_way) for the episodes with these ``numbers``.
 
-    An inductive one of ours gets many queries in blocks, so that what it makes of each and every class stays small.
+    An inductive one of ours gets many queries in blocks, so that what it makes of each and every class stays small. One
+    that is not ours gets a copy of its own, whose order does not tell classes, and gradients.
     """
     spec = method.spec if isinstance(method, ChosenMethod) and method.origin is None else method
-    if isinstance(spec, MethodSpec):
-        n_episodes, n_queries = episodes.query.shape[:2]
-        products = episodes.n_way + (0 if spec.takes_means else episodes.support.shape[1])  # of a query
-        most = max(QUERIES_AT_ONCE, BLOCK // (n_episodes * products))
-        if n_queries <= most or spec.transductive:
-            return method(episodes)
-        parts = (method(episodes.take_queries(slice(at, at + most))) for at in range(0, n_queries, most))
-        return torch.cat([part.transpose(1, 2) for part in parts], dim=2).transpose(1, 2)
-    base, trained, unlabelled = episodes.base, episodes.trained, episodes.unlabelled
-    own = {name: getattr(episodes, name).clone() for name in ("support", "support_labels", "query")}
-    if base is not None:
-        base = base._replace(mean=base.mean.clone(), class_means=base.class_means.clone())
-    if trained is not None:
-        trained = trained._replace(encoder=copy.deepcopy(trained.encoder), head=copy.deepcopy(trained.head))
-    if unlabelled is not None:
-        unlabelled = unlabelled.clone()
-    with torch.enable_grad():
-        return method(episodes._replace(**own, base=base, trained=trained, unlabelled=unlabelled))
+    if not isinstance(spec, MethodSpec):
+        hidden, places = episodes.hide_classes(numbers, seed)
+        with torch.enable_grad():
+            logits = _check_logits(name, method(hidden), episodes, numbers)
+        return logits.gather(1, places[..., None].expand_as(logits))
+    n_episodes, n_queries = episodes.query.shape[:2]
+    products = episodes.n_way + (0 if spec.takes_means else episodes.support.shape[1])  # of a query
+    most = max(QUERIES_AT_ONCE, BLOCK // (n_episodes * products))
+    if n_queries <= most or spec.transductive:
+        return _check_logits(name, method(episodes), episodes, numbers)
+    parts = (method(episodes.take_queries(slice(at, at + most))) for at in range(0, n_queries, most))
+    logits = torch.cat([part.transpose(1, 2) for part in parts], dim=2).transpose(1, 2)
+    return _check_logits(name, logits, episodes, numbers)
 
 
-def _check_logits(name: str, logits: object, part: Part, first: int) -> Tensor:
-    """Return a method's logits (episodes, n_queries, n_way) of a part, float32 or float64, once they are that.
+def _check_logits(name: str, logits: object, episodes: Episodes, numbers: Tensor) -> Tensor:
+    """Return a method's logits (episodes, n_queries, n_way), float32 or float64, once they are that.
 
-    ``first`` is the number of the draw's first episode, for messages.
+    ``numbers`` (episodes,) are those of the episodes, for messages.
     """
-    shape = (*part.query.shape, part.n_way)
+    shape = (*episodes.query.shape[:2], episodes.n_way)
     if not isinstance(logits, Tensor) or not logits.is_floating_point():
         got = f"{logits.dtype if isinstance(logits, Tensor) else type(logits).__name__} of {name}"
         fail_type("evaluate", "method", "give a tensor of floats", got, "Return logits, such as minus distances.")
@@ -250,7 +245,7 @@ def _check_logits(name: str, logits: object, part: Part, first: int) -> Tensor:
     if not bool(torch.isfinite(logits.sum(dtype=torch.float64))):
         bad = (~torch.isfinite(logits)).flatten(1).any(dim=1)
         if bool(bad.any()):
-            got = f"others of {name} in episode {first + int(part.numbers[bad][0])}"
+            got = f"others of {name} in episode {int(numbers[bad][0])}"
             fail("evaluate", "method", "give finite logits", got, "Scale the features, or leave the method out.")
     return logits
 

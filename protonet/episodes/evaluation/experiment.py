@@ -15,6 +15,7 @@ from protonet._checks import optional_packages
 from protonet._writing import write_json
 from protonet.datasets import Dataset
 from protonet.episodes.draws.batch import gather_episodes, hash_rows, split_draw
+from protonet.episodes.draws.equal_rows import list_equal
 from protonet.episodes.draws.meta_dataset import MetaDataset
 from protonet.episodes.evaluation.distributed import join_group
 from protonet.episodes.evaluation.evaluate import Scores, evaluate, join_batches
@@ -23,6 +24,8 @@ from protonet.episodes.evaluation.page import list_classes, write_page
 from protonet.episodes.evaluation.report import (
     Summary,
     format_report,
+    list_halves,
+    list_members,
     list_right,
     percent,
     rate,
@@ -32,6 +35,7 @@ from protonet.episodes.evaluation.report import (
     write_tables,
 )
 from protonet.episodes.evaluation.state import describe_run, find_versions, read_state, write_state
+from protonet.episodes.evaluation.statistics import mean_of
 from protonet.episodes.evaluation.tuning import Tuning, tune
 
 SHOWN_EVERY, SAVED_EVERY = 0.5, 10.0  #: Seconds between two accuracies in the bar, and two writings of the state.
@@ -68,11 +72,13 @@ def run_experiment(
         material = prepare(data, experiment)
         material.notes.extend(map(str, tunings))
         is_main = group.rank == 0  # the process that prints and writes
+        if is_main:
+            material.notes.extend(list_equal(data, data.y[material.source_rows[material.by_class.start]]))
         settings = _describe(experiment, material)
         run: dict[str, Any] = {}
         earlier: dict[str, Scores] | None = None
         if state is not None:
-            scored = {name: value for name, value in settings.items() if name not in {"interval", "against"}}
+            scored = {name: value for name, value in settings.items() if name != "against"}
             scored["plugins"] = _list_plugins(material)
             means = () if material.base is None else (material.base.mean, material.base.class_means)
             texts = () if material.texts is None else (material.texts,)
@@ -102,7 +108,9 @@ def run_experiment(
             now, name = time.monotonic(), next(iter(batches[0]))
             if now - shown > SHOWN_EVERY:
                 accuracy = torch.cat([batch[name].accuracy for batch in batches])
-                bar.set_postfix_str(f"{name} {percent(*rate(accuracy, None).values())} %", refresh=False)
+                bar.set_postfix_str(
+                    f"{name} {percent(mean_of(accuracy), *list_halves(rate(accuracy, None)))} %", refresh=False
+                )
                 shown = now
             bar.update(len(batches[-1][name].accuracy) if group.world_size == 1 else _count(batches) - bar.n)
             if now - saved > SAVED_EVERY:
@@ -113,16 +121,14 @@ def run_experiment(
             bar.close()
             figures: dict[str, Any] = {}
             n_episodes = _count([scores])
-            members, over_classes = None, experiment.interval == "classes"
-            if over_classes or "report" in outputs:
-                members = material.setting.find_members(material.by_class, seed=experiment.seed, n_episodes=n_episodes)
-            varied = members[:, material.setting.n_base :] if over_classes and members is not None else None
             if is_main:
+                members = material.setting.find_members(material.by_class, seed=experiment.seed, n_episodes=n_episodes)
+                varied = members[:, material.setting.n_base :]
                 summary = summarize(scores, material.setting.shot, settings, varied)
                 title = _format_title(summary, material, experiment)
                 print("\n".join([title, *material.notes]) + "\n\n" + format_report(summary), end="", flush=True)
-                figures = {**summary, **_detail(scores, data, material, experiment, tunings)}
-                if "report" in outputs and members is not None:
+                figures = {**summary, **_detail(scores, data, material, experiment, tunings), **list_members(varied)}
+                if "report" in outputs:
                     figures["by_class"] = list_classes(scores, members, _name_classes(data, material))
                     write_page(outputs["report"], title, material.notes, figures)
                 if "json" in outputs:
@@ -197,7 +203,6 @@ def _describe(experiment: Experiment, material: Material) -> dict[str, Any]:
         "until": experiment.until,
         "seed": experiment.seed,
         "tune": [[choice.name for choice in grid] for grid in experiment.tune],
-        "interval": experiment.interval,
         "against": None if experiment.against is None else experiment.against.name,
     }
 
@@ -241,8 +246,7 @@ def _format_title(summary: Summary, material: Material, experiment: Experiment) 
     features = f"{experiment.encoder}" if experiment.encoder else f"{material.x.shape[1]} features"
     features += "" if experiment.normalize == "none" else f" ({experiment.normalize})"
     title = f"{experiment.dataset}, {len(material.class_names)} classes, {features}: "
-    title += f"{material.setting.title()}, {summary['episodes']:,} episodes, seed {experiment.seed}"
-    return f"{title}; 95 % intervals over {experiment.interval}"
+    return f"{title}{material.setting.title()}, {summary['episodes']:,} episodes, seed {experiment.seed}"
 
 
 def _write_outputs(summary: Summary, outputs: Mapping[str, Path], material: Material, experiment: Experiment) -> None:

@@ -39,7 +39,6 @@ class Experiment(NamedTuple):
     n_episodes: int  #: Most episodes.
     until: float  #: Stop once the half-widths of all 95 % intervals are below this many percentage points; 0 for never.
     seed: int  #: Of the episodes.
-    interval: str = "episodes"  #: What intervals are over: "episodes" or "classes".
     every: bool = False  #: Evaluate all methods that can run, before ``methods``.
     normalize: str = "none"  #: One of `protonet.episodes.features.normalization.NORMALIZATIONS`.
     base: str | None = None  #: Of whose rows the base statistics are, see `load_base`; None for the data set's own.
@@ -141,9 +140,6 @@ def prepare(data: Dataset, experiment: Experiment) -> Material:
         setting = setting._replace(groups=groups, whole=all_of_group)
     novel = setting.novel if isinstance(setting, Generalized) else setting
     by_class = novel.check(PROG, whole.take(torch.tensor(chosen)), names)
-    if experiment.interval == "classes" and novel.n_drawn >= len(by_class.size):
-        got = f"classes, with all {len(by_class.size)} classes in an episode"
-        fail(PROG, "--interval", "leave a class out of each episode", got, "Pass a smaller --way, or episodes.")
     if isinstance(setting, Setting) and setting.allow_small:
         few = setting.shot[1] + setting.n_query
         small = int((by_class.size < few).sum())

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from protonet._writing import write_text
 from protonet.episodes.evaluation.evaluate import Scores
-from protonet.episodes.evaluation.report import SIDES, tell_intervals
+from protonet.episodes.evaluation.report import SIDES, list_halves, list_over, show_p, tell_intervals
 from protonet.ui.page.charts import draw_interval, draw_spread
 from protonet.ui.page.document import Section, Tile, format_document
 from protonet.ui.page.markup import Markup, join, name_class, percent, span, table, tag
@@ -82,7 +82,7 @@ def list_tiles(figures: Figures) -> list[Tile]:
     settings, best = figures["settings"], order_methods(figures)[0]
     own = figures["methods"][best]
     return [
-        ("most often right", percent(own["accuracy"], 2), f"{best}{tell_half(own['half_width'])}"),
+        ("most often right", percent(own["accuracy"], 2), f"{best}{tell_halves(own)}"),
         ("methods", f"{len(figures['methods'])}", None),
         ("episodes", f"{figures['episodes']:,}", f"{tell_kind(settings)}"),
         ("classes", f"{figures['classes']:,}", f"the {settings['side']} side"),
@@ -95,9 +95,9 @@ def tell_kind(settings: Figures) -> str:
     return f"{way}-way {shot}-shot"
 
 
-def tell_half(half_width: float | None) -> str:
-    """Return half an interval's width, a share of 1, in points."""
-    return "" if half_width is None else f", ±{100 * half_width:.2f}"
+def tell_halves(own: Figures, measure: str = "") -> str:
+    """Return half the widths of a share's intervals in points, over classes first."""
+    return "".join(f", ±{100 * half:.2f}" for half in list_halves(own, measure))
 
 
 def order_methods(figures: Figures) -> list[str]:
@@ -106,9 +106,8 @@ def order_methods(figures: Figures) -> list[str]:
     return sorted(methods, key=lambda name: -float(methods[name]["accuracy"]))
 
 
-def draw_half(value: float, half_width: float | None, low: float, high: float) -> Markup:
+def draw_half(value: float, half: float, low: float, high: float) -> Markup:
     """Return a value with its interval, for a cell of a table."""
-    half = half_width or 0.0
     return draw_interval(value, (value - half, value + half), low, high)
 
 
@@ -116,52 +115,60 @@ def format_methods(figures: Figures) -> Markup:
     """Return accuracy, calibration and open classes of each method."""
     methods, opened = figures["methods"], bool(figures["settings"]["open"])
     sides = [side for side in SIDES if side in next(iter(methods.values()))]
-    ends = [(own["accuracy"], own["half_width"] or 0.0) for own in methods.values()]
+    over = list_over([figures])
+    ends = [(own["accuracy"], max(list_halves(own), default=0.0)) for own in methods.values()]
     low, high = max(0.0, min(a - half for a, half in ends)), min(1.0, max(a + half for a, half in ends))
     rows = []
     for name in order_methods(figures):
         own = methods[name]
-        half = own["half_width"]
-        interval = "" if half is None else span((own["accuracy"] - half, own["accuracy"] + half), 2)
-        row = [name_class(name, longest=LONG), percent(own["accuracy"], 2), interval]
-        row += [draw_half(own["accuracy"], own["half_width"], low, high), percent(own["calibration_error"])]
+        row = [name_class(name, longest=LONG), percent(own["accuracy"], 2)]
+        row += [_tell_interval(own["accuracy"], own[f"half_width_{each}"]) for each in over]
+        widest = max(list_halves(own), default=0.0)
+        row += [draw_half(own["accuracy"], widest, low, high), percent(own["calibration_error"])]
         told = ["auroc"] * opened + sides
-        rows.append(row + [percent(own[each], 2) + tell_half(own[f"{each}_half_width"]) for each in told])
-    header = ["method", "right", "95 % interval", f"{percent(low)} to {percent(high)}", "calibration error"]
+        rows.append(row + [percent(own[each], 2) + tell_halves(own, each) for each in told])
+    header = ["method", "right", *(f"95 % interval over {each}" for each in over)]
+    header += [f"{percent(low)} to {percent(high)}", "calibration error"]
     header += ["AUROC of open classes"] * opened + [SIDES[side].removesuffix(", %") for side in sides]
     said = [
         "The share of queries that each method has right, the mean over episodes, the most accurate method first.",
         "The calibration error is that of the method's own probabilities, the softmax of its logits.",
     ]
     parts = [say(" ".join(said)), table(header, rows, "Methods", numbers=1)]
-    return join([*parts, say(tell_intervals(figures["settings"]), soft=True)])
+    return join([*parts, say(tell_intervals(figures), soft=True)] if over else parts)
+
+
+def _tell_interval(share: float, half: float | None) -> str:
+    """Return the interval of a share in per cent, "" where it is not known."""
+    return "" if half is None else span((share - half, share + half), 2)
 
 
 def format_pairs(figures: Figures) -> Markup:
     """Return the paired differences, the largest first; who is ahead is named first, or the one compared with all."""
     pairs, against = figures["comparisons"], figures["settings"]["against"]
-    reach = max(abs(each["difference"]) + (each["half_width"] or 0.0) for each in pairs) or 1e-9
+    over = list_over([figures])
+    reach = max(abs(each["difference"]) + max(list_halves(each), default=0.0) for each in pairs) or 1e-9
     rows = []
     for each in sorted(pairs, key=lambda each: -abs(float(each["difference"]))):
         turned = against is None and each["difference"] < 0
         first, second = (each[name] for name in (("second", "first") if turned else ("first", "second")))
         lead = -each["difference"] if turned else each["difference"]
-        half = each["half_width"]
         named = join([name_class(first, longest=LONG), " over ", name_class(second, longest=LONG)])
-        told = [
-            f"{100 * lead:+.2f}",
-            "" if half is None else f"±{100 * half:.2f}",
-            draw_half(lead, half, -reach, reach),
-        ]
-        rows.append([named, *told, "" if half is None else f"{each['p_holm']:.2g}"])
+        halves = [each[f"half_width_{kind}"] for kind in over]
+        told: list[Markup | str] = ["" if half is None else f"±{100 * half:.2f}" for half in halves]
+        told.append(draw_half(lead, max(list_halves(each), default=0.0), -reach, reach))
+        p_values = [show_p(each[f"p_holm_{kind}"]) for kind in over]
+        rows.append([named, f"{100 * lead:+.2f}", *told, *p_values])
     family = count(len(pairs), "pair") if against is None else f"{count(len(pairs), 'comparison')} of {against}"
     said = [
         "Differences are paired by episode, in points: all methods are judged on the same rows.",
         "Where an interval holds 0, chance may have made the difference.",
         f"p-values are of paired t tests, adjusted by Holm for {family}.",
     ]
-    header = ["", "points", "95 % interval", "around 0", "p (Holm)"]
-    return join([say(" ".join(said)), table(header, rows, "Paired differences", numbers=1)])
+    header = ["", "points", *(f"95 % interval over {kind}" for kind in over), "around 0"]
+    header += [f"p over {kind} (Holm)" for kind in over]
+    parts = [say(" ".join(said)), table(header, rows, "Paired differences", numbers=1)]
+    return join([*parts, say(tell_intervals(figures), soft=True)] if over else parts)
 
 
 def format_episodes(figures: Figures) -> Markup:
@@ -191,7 +198,7 @@ def format_shots(figures: Figures) -> Markup:
         [
             name_class(name, longest=LONG),
             *(
-                "" if each["accuracy"] is None else percent(each["accuracy"], 2) + tell_half(each["half_width"])
+                "" if each["accuracy"] is None else percent(each["accuracy"], 2) + tell_halves(each)
                 for each in methods[name]["by_shot"].values()
             ),
         ]
@@ -217,7 +224,7 @@ def format_classes(figures: Figures) -> Markup:
             name_class(each["name"], longest=LONG),
             percent(each["accuracy"][best]),
             f"{100 * (each['accuracy'][best] - mean):+.1f}",
-            draw_half(each["accuracy"][best], None, low, high),
+            draw_half(each["accuracy"][best], 0.0, low, high),
             f"{each['episodes']:,}",
         ]
         for each in shown

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import permutations
 from pathlib import Path
 from types import MappingProxyType
@@ -17,7 +17,7 @@ from protonet._checks import optional_packages
 from protonet._writing import write_text
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.evaluation.evaluate import Scores
-from protonet.episodes.evaluation.statistics import compare_pairs, half_width, mean_of
+from protonet.episodes.evaluation.statistics import OVER, compare_pairs, half_width, mean_of
 from protonet.episodes.methods.common import support_means
 from protonet.metrics import calibration_error
 from protonet.ui.text import format_table
@@ -36,9 +36,9 @@ LATEX = {each: rf"\{each}" for each in "&%$#_{}"} | {
     "<": r"$<$",
     "±": r"$\pm$",
 }
-#: A cell that is a number: with a sign, an exponent, a half-width or a rank in brackets, perhaps.
+#: A cell that is a number: with a sign, an exponent, half-widths or a rank in brackets, perhaps.
 NUMBER = re.compile(
-    r"(?P<value>[<+-]?[\d.]+)(e(?P<sign>[+-])0*(?P<exponent>\d+))?( ±(?P<half_width>[\d.]+))?(?P<rank> \([\d.]+\))?"
+    r"(?P<value>[<+-]?[\d.]+)(e(?P<sign>[+-])0*(?P<exponent>\d+))?(?P<halves>( ±[\d.]+)*)(?P<rank> \([\d.]+\))?"
 )
 #: How well queries of open classes are told: the fields of `Scores`, and the headings of their columns.
 OPEN = {"auroc": "AUROC of open classes, %", "fpr95": "FPR at 95 %, %", "oscr": "OSCR, %"}
@@ -46,12 +46,13 @@ OPEN = {"auroc": "AUROC of open classes, %", "fpr95": "FPR at 95 %, %", "oscr": 
 SIDES = {"base": "of base classes, %", "novel": "of novel classes, %", "harmonic": "harmonic mean, %"}
 MEASURES = OPEN | SIDES
 MOST_SHOTS = 20  #: Columns of a table by shot; there is none of more.
-#: What intervals and p-values speak of, by what they are over.
+#: What intervals and p-values speak of: where both are known, where each episode has all classes, of a fixed split.
 SPEAKS = {
-    "episodes": "Intervals and p-values speak of other episodes of these same classes; those of other classes differ "
-    "more (--interval classes).",
-    "classes": "Intervals and p-values speak of episodes of other classes of the same kind (jackknife over classes).",
-    "supports": "Intervals and p-values speak of other draws of the support, of the same test split.",
+    "both": "95 % intervals (±) and p-values over classes, which come first, speak of other classes of the same kind "
+    "(jackknife over classes); those over episodes speak of other episodes of these same classes alone.",
+    "episodes": "95 % intervals (±) and p-values speak of other episodes of these same classes alone: those over other "
+    "classes need episodes that leave each class out.",
+    "supports": "95 % intervals (±) and p-values speak of other draws of the support, of the same test split.",
 }
 
 
@@ -67,14 +68,13 @@ def summarize(
         scores: Of each method, on the same episodes.
         shot: Least and most shots per class.
         settings: The settings of the evaluation, passed on; ``against`` names the method to compare with each other.
-        members: (episodes, classes) bool, for intervals over classes, see `statistics`; None for
-            intervals over episodes.
+        members: (episodes, classes) bool, for intervals over classes, see `statistics`; None where they are not known.
 
     Returns:
         ``settings``; ``episodes``, their number; ``methods``, for each the accuracy, the calibration error and how well
         open classes (``OPEN``) and, where there are some, base and novel ones (``SIDES``) are told, with half-widths of
-        95 % intervals, and the accuracy by shot; and ``comparisons``, one per pair of methods. None stands for what
-        does not exist.
+        95 % intervals over classes and over episodes, and the accuracy by shot; and ``comparisons``, one per pair of
+        methods. None stands for what does not exist.
     """
     methods = {}
     for name, own in scores.items():
@@ -83,8 +83,8 @@ def summarize(
         methods[name] = {
             **rate(own.accuracy, members),
             "calibration_error": calibration_error(own.bins),
-            **{measure: found["accuracy"] for measure, found in told.items()},
-            **{f"{measure}_half_width": found["half_width"] for measure, found in told.items()},
+            **{measure: found.pop("accuracy") for measure, found in told.items()},
+            **{f"{measure}_{name}": half for measure, found in told.items() for name, half in found.items()},
             "by_shot": {
                 str(n_shot): {**rate(column, members), "episodes": int((~column.isnan()).sum())}
                 for n_shot, column in zip(range(shot[0], shot[1] + 1), own.by_shot.unbind(1), strict=True)
@@ -100,18 +100,45 @@ def compare(
     accuracies: Mapping[str, torch.Tensor], members: torch.Tensor | None, against: str | None
 ) -> list[dict[str, Any]]:
     """Return the comparisons of `compare_pairs` in a form that JSON can write."""
-    pairs = compare_pairs(accuracies, members, against)
-    return [pair._replace(half_width=_known(pair.half_width))._asdict() for pair in pairs]
+    told = []
+    for pair in compare_pairs(accuracies, members, against):
+        unknown = {over for over in OVER if math.isnan(getattr(pair, f"half_width_{over}"))}
+        fields = pair._asdict().items()
+        told.append({name: None if name.rpartition("_")[2] in unknown else value for name, value in fields})
+    return told
 
 
 def rate(values: torch.Tensor, members: torch.Tensor | None) -> dict[str, float | None]:
-    """Return the mean of those values that are not NaN and its half-width; None where there are too few."""
-    return {"accuracy": _known(mean_of(values)), "half_width": _known(half_width(values, members))}
+    """Return the mean of those values that are not NaN and its half-widths; None where there are too few."""
+    over_classes = math.nan if members is None else half_width(values, members)
+    return {
+        "accuracy": _known(mean_of(values)),
+        "half_width_classes": _known(over_classes),
+        "half_width_episodes": _known(half_width(values)),
+    }
 
 
 def _known(value: float) -> Any:
     """Return a number, or None for NaN, which JSON cannot write."""
     return None if math.isnan(value) else value
+
+
+def list_halves(own: Mapping[str, Any], measure: str = "") -> list[float]:
+    """Return those half-widths that are known, over classes first, of an accuracy, a measure or a difference."""
+    begin = f"{measure}_" if measure else ""
+    halves = (own.get(f"{begin}half_width_{over}") for over in OVER)
+    return [half for half in halves if half is not None]
+
+
+def list_over(summaries: Iterable[Summary]) -> list[str]:
+    """Return what the intervals of the methods of some summaries are over, in their order."""
+    rates = [own for summary in summaries for own in summary["methods"].values()]
+    return [over for over in OVER if any(own[f"half_width_{over}"] is not None for own in rates)]
+
+
+def head_accuracy(summaries: Iterable[Summary]) -> str:
+    """Return the heading of a column of accuracies with their half-widths."""
+    return " ".join(["accuracy, %", *(f"±{over}" for over in list_over(summaries))])
 
 
 def format_report(summary: Summary) -> str:
@@ -127,17 +154,21 @@ def format_report(summary: Summary) -> str:
         family = family if against is None else f"{pairs} comparison{'s' * (pairs > 1)} of {against} with another"
         text += f"\nDifferences are paired by episode; p-values are of paired t tests, adjusted by Holm for {family}.\n"
     until, methods = summary["settings"].get("until", 0), summary["methods"].values()
-    if until and any(own["half_width"] is None or 100 * own["half_width"] >= until for own in methods):
-        text += f"Intervals are not within {until:g} points yet: more episodes are needed.\n"
-    text += f"{tell_intervals(summary['settings'])}\n"
+    halves = [own["half_width_episodes"] for own in methods]
+    if until and any(half is None or 100 * half >= until for half in halves):
+        text += f"Intervals over episodes are not within {until:g} points yet: more episodes are needed.\n"
+    if list_over([summary]):
+        text += f"{tell_intervals(summary)}\n"
     if not all("calibration_error" in own for own in methods):
         return text
     return text + "The calibration error is that of the method's own probabilities, the softmax of its logits.\n"
 
 
-def tell_intervals(settings: Mapping[str, Any]) -> str:
-    """Return what the intervals of a run with these settings speak of."""
-    return SPEAKS["supports" if settings.get("protocol") == "fixed-split" else settings.get("interval", "episodes")]
+def tell_intervals(summary: Summary) -> str:
+    """Return what the intervals of a summary speak of."""
+    if summary["settings"].get("protocol") == "fixed-split":
+        return SPEAKS["supports"]
+    return SPEAKS["both" if "classes" in list_over([summary]) else "episodes"]
 
 
 def tabulate(summary: Summary) -> list[Table]:
@@ -153,24 +184,27 @@ def tabulate(summary: Summary) -> list[Table]:
     several = len(order) > 1
     calibrated = all("calibration_error" in own for own in methods.values())
     told = [measure for measure in MEASURES if methods[best].get(measure) is not None]
-    header = ["method", "accuracy, %"]
-    header += [f"behind {best}" if against is None else f"{against} is ahead by", "p (Holm)"] if several else []
+    over = list_over([summary])
+    header = ["method", head_accuracy([summary])]
+    if several:
+        header += [f"behind {best}" if against is None else f"{against} is ahead by"]
+        header += [f"p over {each} (Holm)" for each in over]
     header += ["calibration error, %"] if calibrated else []
     header += [MEASURES[measure] for measure in told]
     rows = []
     for name in order:
         own = methods[name]
-        row = [name, percent(own["accuracy"], own["half_width"])]
-        row += _compare(summary, against or best, name, signed=against is not None) if several else []
+        row = [name, percent(own["accuracy"], *list_halves(own))]
+        row += _compare(summary, against or best, name, over, signed=against is not None) if several else []
         row += [f"{100 * own['calibration_error']:.1f}"] if calibrated else []
-        rows.append(row + [percent(own[measure], own[f"{measure}_half_width"]) for measure in told])
+        rows.append(row + [percent(own[measure], *list_halves(own, measure)) for measure in told])
     tables: list[Table] = [(header, rows)]
     shots = list(methods[best].get("by_shot", ()))
     if 1 < len(shots) <= MOST_SHOTS:
         rows = [[name] for name in order]
         for row in rows:
-            row += [percent(each["accuracy"], each["half_width"]) for each in methods[row[0]]["by_shot"].values()]
-        tables.append((["accuracy, %", *(f"{count}-shot" for count in shots)], rows))
+            row += [percent(each["accuracy"], *list_halves(each)) for each in methods[row[0]]["by_shot"].values()]
+        tables.append(([head_accuracy([summary]), *(f"{count}-shot" for count in shots)], rows))
     return tables
 
 
@@ -191,8 +225,8 @@ def _write_latex(cell: str) -> str:
     if found is None:
         return "".join(LATEX.get(each, each) for each in cell)
     power = "" if found["sign"] is None else rf" \times 10^{{{found['sign'].strip('+')}{found['exponent']}}}"
-    half = "" if found["half_width"] is None else rf" \pm {found['half_width']}"
-    return f"${found['value']}{power}{half}${found['rank'] or ''}"
+    halves = found["halves"].replace("±", r"\pm ")
+    return f"${found['value']}{power}{halves}${found['rank'] or ''}"
 
 
 def write_tables(outputs: Mapping[str, Path], summary: Summary) -> None:
@@ -202,20 +236,26 @@ def write_tables(outputs: Mapping[str, Path], summary: Summary) -> None:
             write_text(outputs[kind], "\n".join(form(*table) for table in tabulate(summary)))
 
 
-def percent(share: float | None, half: float | None) -> str:
-    """Format a share and its half-width in percent, such as ``71.23 ±0.40``; None becomes an empty text."""
-    return "" if share is None else f"{100 * share:.2f}" + ("" if half is None else f" ±{100 * half:.2f}")
+def percent(share: float | None, *halves: float) -> str:
+    """Format a share and its half-widths in percent, such as ``71.23 ±2.10 ±0.40``; None becomes an empty text."""
+    return "" if share is None else " ±".join(f"{100 * each:.2f}" for each in (share, *halves))
 
 
-def _compare(summary: Summary, best: str, name: str, *, signed: bool) -> tuple[str, str]:
-    """Format how much less accurate a method is than another, paired, and the adjusted p-value."""
+def _compare(summary: Summary, best: str, name: str, over: Sequence[str], *, signed: bool) -> list[str]:
+    """Format how much less accurate a method is than another, paired, and the adjusted p-values."""
     for pair in summary["comparisons"]:
         if {pair["first"], pair["second"]} == {best, name} and best != name:
-            p_value = "<1e-300" if pair["p_holm"] < 1e-300 else f"{pair['p_holm']:.2g}"
             difference = pair["difference"] if signed else abs(pair["difference"])
-            text = ("+" if signed and difference >= 0 else "") + percent(difference, pair["half_width"])
-            return text, "" if pair["half_width"] is None else p_value
-    return "", ""
+            text = ("+" if signed and difference >= 0 else "") + percent(difference, *list_halves(pair))
+            return [text, *(show_p(pair[f"p_holm_{each}"]) for each in over)]
+    return [""] * (1 + len(over))
+
+
+def show_p(p_value: float | None) -> str:
+    """Format a p-value; None becomes an empty text."""
+    if p_value is None:
+        return ""
+    return "<1e-300" if p_value < 1e-300 else f"{p_value:.2g}"
 
 
 def list_right(scores: Mapping[str, Scores], queries: torch.Tensor) -> dict[str, list[int]]:
@@ -223,23 +263,50 @@ def list_right(scores: Mapping[str, Scores], queries: torch.Tensor) -> dict[str,
     return {name: (own.accuracy * queries).round().long().tolist() for name, own in scores.items()}
 
 
+def list_members(members: torch.Tensor) -> dict[str, Any]:
+    """Return the classes of each episode, of ``members`` (episodes, classes) bool, in a form that JSON can write.
+
+    Returns:
+        ``ways``, of each episode, or of all if they are as many; ``members``, the classes of one episode after another.
+    """
+    ways = members.sum(dim=1)
+    same = len(ways.unique()) == 1
+    return {"ways": int(ways[0]) if same else ways.tolist(), "members": members.nonzero()[:, 1].tolist()}
+
+
+def read_members(held: Mapping[str, Any]) -> torch.Tensor | None:
+    """Return what `list_members` listed, (episodes, classes) bool; None of files of earlier versions."""
+    if "members" not in held:
+        return None
+    ways = torch.tensor(held["ways"]).expand(held["episodes"])
+    members = torch.zeros(len(ways), int(held["classes"]), dtype=torch.bool)
+    classes = torch.tensor(held["members"]).view(int(ways.sum()))
+    members[torch.arange(len(ways)).repeat_interleave(ways), classes] = True
+    return members
+
+
 def write_csv(path: Path, summary: Summary) -> None:
-    """Write a summary to ``path``, one line per metric: method, measure, shot ("" for all), value and half-width."""
+    """Write a summary to ``path``, one line per metric: method, measure, shot ("" for all), value and half-widths."""
+    halves = [f"half_width_{over}" for over in OVER]
+    nothing = [""] * len(OVER)
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["method", "measure", "shot", "value", "half_width"])
+        writer.writerow(["method", "measure", "shot", "value", *halves])
         for name, own in summary["methods"].items():
-            writer.writerow([name, "accuracy", "", own["accuracy"], own["half_width"]])
-            writer.writerow([name, "calibration_error", "", own["calibration_error"], ""])
+            writer.writerow([name, "accuracy", "", own["accuracy"], *(own[half] for half in halves)])
+            writer.writerow([name, "calibration_error", "", own["calibration_error"], *nothing])
             for measure in MEASURES:
                 if own.get(measure) is not None:
-                    writer.writerow([name, measure, "", own[measure], own[f"{measure}_half_width"]])
+                    writer.writerow([name, measure, "", own[measure], *(own[f"{measure}_{half}"] for half in halves)])
             for n_shot, each in own["by_shot"].items():
-                writer.writerow([name, "accuracy", n_shot, each["accuracy"], each["half_width"]])
+                writer.writerow([name, "accuracy", n_shot, each["accuracy"], *(each[half] for half in halves)])
         for pair in summary["comparisons"]:
-            measure = f"accuracy less {pair['second']}'s"
-            writer.writerow([pair["first"], measure, "", pair["difference"], pair["half_width"]])
-            writer.writerow([pair["first"], f"p (Holm) against {pair['second']}", "", pair["p_holm"], ""])
+            first, second = pair["first"], pair["second"]
+            measure = f"accuracy less {second}'s"
+            writer.writerow([first, measure, "", pair["difference"], *(pair[half] for half in halves)])
+            for over in OVER:
+                measure = f"p over {over} (Holm) against {second}"
+                writer.writerow([first, measure, "", pair[f"p_holm_{over}"], *nothing])
 
 
 def write_plot(path: Path, summary: Summary, episode: Episodes, query_labels: torch.Tensor) -> None:
@@ -271,36 +338,48 @@ def write_plot(path: Path, summary: Summary, episode: Episodes, query_labels: to
 def _plot_accuracies(axes: Axes, methods: Mapping[str, Any]) -> None:
     """Plot accuracy by shot with bands, or one bar per method where there is a single number of shots."""
     shots = [int(count) for count in next(iter(methods.values()))["by_shot"]]
+    over = [f"over {first}" for first in list_over([{"methods": methods}])[:1]]
     if len(shots) > 1:
         for number, (name, own) in enumerate(methods.items()):
             rates = own["by_shot"].values()
             values = [math.nan if rate["accuracy"] is None else 100 * rate["accuracy"] for rate in rates]
-            halves = [100 * (rate["half_width"] or 0.0) for rate in rates]
+            halves = [100 * next(iter(list_halves(rate)), 0.0) for rate in rates]
             dash = ("-", "--", ":")[number // 10 % 3]  # there are ten colours
             axes.plot(shots, values, label=name, marker="o", markersize=3, linestyle=dash)
             low = [max(0.0, value - half) for value, half in zip(values, halves, strict=True)]
             high = [min(100.0, value + half) for value, half in zip(values, halves, strict=True)]
             axes.fill_between(shots, low, high, alpha=0.2)
-        axes.set(xlabel="shots", ylabel="accuracy, %", title="accuracy by shot, 95 % bands", xticks=shots)
+        axes.set(
+            xlabel="shots", ylabel="accuracy, %", title=" ".join(["accuracy by shot, 95 % bands", *over]), xticks=shots
+        )
         axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=2)
         return
     names = sorted(methods, key=lambda name: float(methods[name]["accuracy"]))
     values = [100 * methods[name]["accuracy"] for name in names]
-    halves = [100 * (methods[name]["half_width"] or 0.0) for name in names]
+    halves = [100 * next(iter(list_halves(methods[name])), 0.0) for name in names]
     axes.errorbar(values, range(len(names)), xerr=halves, fmt="o", capsize=3)
-    axes.set(xlabel="accuracy, %", title="accuracy, 95 % intervals", yticks=range(len(names)), yticklabels=names)
+    axes.set(
+        xlabel="accuracy, %",
+        title=" ".join(["accuracy, 95 % intervals", *over]),
+        yticks=range(len(names)),
+        yticklabels=names,
+    )
     axes.grid(axis="x", alpha=0.3)
 
 
 def _plot_differences(axes: Axes, summary: Summary) -> None:
-    """Plot a heat map of paired differences, the row's accuracy minus the column's; stars where p (Holm) < 0.05."""
+    """Plot a heat map of paired differences, the row's accuracy minus the column's; stars where p (Holm) < 0.05.
+
+    That is the p-value over classes where it is known.
+    """
     names = sorted(summary["methods"], key=lambda name: -float(summary["methods"][name]["accuracy"]))
     grid = torch.zeros(len(names), len(names), dtype=torch.float64)
     significant = torch.zeros(len(names), len(names), dtype=torch.bool)
     for pair in summary["comparisons"]:
         row, column = names.index(pair["first"]), names.index(pair["second"])
         grid[row, column], grid[column, row] = 100 * pair["difference"], -100 * pair["difference"]
-        significant[row, column] = significant[column, row] = pair["p_holm"] < 0.05
+        p_value = next((pair[f"p_holm_{over}"] for over in OVER if pair[f"p_holm_{over}"] is not None), 1.0)
+        significant[row, column] = significant[column, row] = p_value < 0.05
     most = max(1.0, float(grid.abs().max()))
     image = axes.imshow(grid.numpy(), cmap="RdBu", vmin=-most, vmax=most, aspect="auto")
     axes.figure.colorbar(image, ax=axes, shrink=0.8, label="points")

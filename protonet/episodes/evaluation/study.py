@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from protonet._checks import fail, optional_packages
 from protonet._writing import write_text
 from protonet.episodes.evaluation.distributed import join_group
-from protonet.episodes.evaluation.report import format_latex, percent
+from protonet.episodes.evaluation.report import format_latex, head_accuracy, list_halves, percent
 from protonet.ui.command_line import check_name, check_writable_folder
 from protonet.ui.text import format_table
 
@@ -159,5 +159,5 @@ def tabulate_runs(summaries: Mapping[str, Mapping[str, Any]]) -> tuple[list[str]
     rows = []
     for name in methods:
         own = [summary["methods"].get(name) for summary in summaries.values()]
-        rows.append([name, *("" if each is None else percent(each["accuracy"], each["half_width"]) for each in own)])
-    return ["accuracy, %", *summaries], rows
+        rows.append([name, *("" if each is None else percent(each["accuracy"], *list_halves(each)) for each in own)])
+    return [head_accuracy(summaries.values()), *summaries], rows

@@ -16,8 +16,8 @@ from protonet._writing import write_json, write_text
 from protonet.episodes.evaluation.distributed import join_group
 from protonet.episodes.evaluation.experiment import run_experiment
 from protonet.episodes.evaluation.material import PROG, Experiment, load_data, prepare
-from protonet.episodes.evaluation.report import Table, format_latex, percent
-from protonet.episodes.evaluation.statistics import compare_pairs
+from protonet.episodes.evaluation.report import Table, format_latex, head_accuracy, list_halves, percent
+from protonet.episodes.evaluation.statistics import OVER, compare_pairs
 from protonet.ui.text import format_table
 
 SIGNIFICANT = 0.05  #: Methods share a rank whose paired t test has this p-value or a higher one.
@@ -116,20 +116,21 @@ def average(figures: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         figures: Of each evaluation, what ``--json`` holds.
 
     Returns:
-        For each method that all have, ``accuracy``, the mean; ``half_width``, that of the 95 % interval of the mean
-        over these same data sets, from those of each, which are independent; ``ranks``, in each, and ``rank``, their
-        mean.
+        For each method that all have, ``accuracy``, the mean; ``half_width_classes`` and ``half_width_episodes``, those
+        of the 95 % intervals of the mean over these same data sets, from those of each, which are independent;
+        ``ranks``, in each, and ``rank``, their mean.
     """
     ranks = [rank_methods(find_accuracies(each)) for each in figures]
     methods = [name for name in figures[0]["methods"] if all(name in each["methods"] for each in figures)]
-    averages = {}
+    averages: dict[str, dict[str, Any]] = {}
     for name in methods:
         rates = [each["methods"][name] for each in figures]
-        halves = [each["half_width"] for each in rates]
-        known = None if None in halves else sum(half**2 for half in halves) ** 0.5 / len(halves)
         own = [each[name] for each in ranks]
-        mean = sum(each["accuracy"] for each in rates) / len(rates)
-        averages[name] = {"accuracy": mean, "half_width": known, "ranks": own, "rank": sum(own) / len(own)}
+        averages[name] = {"accuracy": sum(each["accuracy"] for each in rates) / len(rates)}
+        for width in (f"half_width_{over}" for over in OVER):
+            halves = [each[width] for each in rates]
+            averages[name][width] = None if None in halves else sum(half**2 for half in halves) ** 0.5 / len(halves)
+        averages[name] |= {"ranks": own, "rank": sum(own) / len(own)}
     return averages
 
 
@@ -151,7 +152,7 @@ def rank_methods(accuracies: Mapping[str, Tensor]) -> dict[str, float]:
     Source: Triantafillou et al., "Meta-Dataset" (2020), sec. 4; as its code (Leaderboard.ipynb, ``compute_ranks``), but
         with a paired test, as the episodes are the same.
     """
-    p_values = {(each.first, each.second): each.p_value for each in compare_pairs(accuracies)}
+    p_values = {(each.first, each.second): each.p_value_episodes for each in compare_pairs(accuracies)}
     left = sorted(accuracies, key=lambda name: -float(accuracies[name].mean()))
     ranks: dict[str, float] = {}
     while left:
@@ -179,12 +180,12 @@ def tabulate_suite(
                 [name, *(_show(each, means, name, at) for at, (_, each) in enumerate(own)), *_show_mean(means, name)]
                 for name in sorted(dict.fromkeys(names), key=lambda name: means.get(name, {"rank": torch.inf})["rank"])
             ]
-            header = f"{shot}-shot accuracy, % (rank)" if shot else "accuracy, % (rank)"
+            header = f"{shot}-shot " * bool(shot) + f"{head_accuracy(figures)} (rank)"
             yield [header, *(run.dataset for run, _ in own), "mean", "average rank"], rows
     if len(averages) > 1 and whole:
         methods = dict.fromkeys(name for each in figures for name in each["methods"])
         rows = [[name, *(_show_mean(means, name)[0] for means in averages.values())] for name in methods]
-        yield ["mean accuracy, %" if several else "accuracy, %", *(f"{shot}-shot" for shot in averages)], rows
+        yield ["mean " * several + head_accuracy(figures), *(f"{shot}-shot" for shot in averages)], rows
 
 
 def _show(figures: Mapping[str, Any], means: Mapping[str, Mapping[str, Any]], name: str, at: int) -> str:
@@ -193,13 +194,13 @@ def _show(figures: Mapping[str, Any], means: Mapping[str, Mapping[str, Any]], na
     if own is None:
         return ""
     rank = f" ({means[name]['ranks'][at]:g})" if name in means and len(means) > 1 else ""
-    return percent(own["accuracy"], own["half_width"]) + rank
+    return percent(own["accuracy"], *list_halves(own)) + rank
 
 
 def _show_mean(means: Mapping[str, Mapping[str, Any]], name: str) -> tuple[str, str]:
     """Return a method's mean accuracy and its average rank."""
     own = means.get(name)
-    return ("", "") if own is None else (percent(own["accuracy"], own["half_width"]), f"{own['rank']:g}")
+    return ("", "") if own is None else (percent(own["accuracy"], *list_halves(own)), f"{own['rank']:g}")
 
 
 def tell_ranks(runs: Sequence[Run], figures: Sequence[Mapping[str, Any]]) -> str:
@@ -208,5 +209,6 @@ def tell_ranks(runs: Sequence[Run], figures: Sequence[Mapping[str, Any]]) -> str
         return ""
     text = "Intervals of means speak of these same data sets."
     if len(figures[0]["methods"]) > 1:
-        text += " Methods share a rank where a paired t test tells them not apart from the best of them (p >= 0.05)."
+        text += " As Meta-Dataset's, ranks speak of these same classes: methods share one where a paired t test over"
+        text += " episodes tells them not apart from the best of them (p >= 0.05)."
     return f"\n{text}\n"

@@ -69,7 +69,7 @@ def tune(data: Dataset, experiment: Experiment, group: Group) -> list[Tuning]:
         remedy = "Pass --split-seed 0 for a split with validation classes, or ask for fewer classes."
         fail(PROG, "--tune", f"find {needed} validation classes (--way and --open)", found, remedy)
     candidates = [choice for grid in experiment.tune for choice in grid]
-    place = experiment._replace(side="validation", methods=candidates, every=False, interval="episodes")
+    place = experiment._replace(side="validation", methods=candidates, every=False)
     material = prepare(data, place)
     n_episodes = min(experiment.n_episodes, MOST_EPISODES)
     bar = tqdm(total=n_episodes, desc="tune", unit="episode", delay=1.0, dynamic_ncols=True, disable=group.rank != 0)

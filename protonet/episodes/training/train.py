@@ -77,7 +77,7 @@ def make_parser() -> Parser:
     add("--objective", default="prototypes", metavar="NAME", help=objective)
     output = "a new .safetensors file: the checkpoint during training, and the encoder at the end"
     add("-o", "--output", required=True, metavar="FILE", help=output)
-    add("--resume", action="store_true", help="continue the run of that file, with the same arguments")
+    add("--resume", action="store_true", help="continue the run of that file, if it is there, with the same arguments")
     add("--device", metavar="NAME", help="such as cpu or cuda (default: cuda where there is one)")
     episodes = parser.add_expert_group("episodes and validation").add_argument
     for name, (_, default, text) in NUMBERS.items():
@@ -140,7 +140,8 @@ def run_train(arguments: Sequence[str] | None) -> None:
             bound = f"be a multiple of the number of processes ({group.world_size})"
             fail(PROG, "--episodes-per-step", bound, numbers["episodes_per_step"], "Pass another number.")
         outputs = _check_outputs(options) if group.rank == 0 else Outputs()
-        stored = read_checkpoint(PROG, "--output", options.output) if options.resume else None
+        begun = options.resume and Path(options.output).exists()  # a run may be killed before its first checkpoint
+        stored = read_checkpoint(PROG, "--output", options.output) if begun else None
         if options.start is not None and stored is None:
             read_checkpoint(PROG, "--start", options.start)  # before the work, if it is missing
         from protonet.episodes.features.sources import load_source  # noqa: PLC0415 - needed once the arguments are right

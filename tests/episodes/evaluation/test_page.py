@@ -31,7 +31,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     centres = torch.randn(7, 8, generator=generator)
     x = centres[torch.arange(140) % 7] + torch.randn(140, 8, generator=generator)
     np.savez(folder / "x.npz", x=x.numpy(), y=labels)
-    for name, more in (("plain", PLAIN), ("more", (*MORE, "--episodes", "50", "--interval", "classes"))):
+    for name, more in (("plain", PLAIN), ("more", (*MORE, "--episodes", "50"))):
         outputs = ["--report", str(folder / f"{name}.html"), "--json", str(folder / f"{name}.json")]
         assert main(["--dataset", str(folder / "x.npz"), *more, *outputs]) == 0
     return folder

@@ -15,7 +15,9 @@ from protonet.episodes.evaluation.evaluate import Scores, evaluate
 from protonet.episodes.evaluation.report import (
     format_latex,
     format_report,
+    list_members,
     list_right,
+    read_members,
     summarize,
     tabulate,
     write_csv,
@@ -29,6 +31,10 @@ LABELS = torch.arange(120) % 6
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))[LABELS]
 X = X + torch.randn(120, 4, generator=torch.Generator().manual_seed(1))
 NAMES = ("protonet", "ridge", "soft-kmeans")
+
+
+def find_members(setting: Setting, n_episodes: int = 40) -> torch.Tensor:
+    return setting.find_members(index_classes(LABELS), seed=0, n_episodes=n_episodes)
 
 
 def score(setting: Setting, n_episodes: int = 40) -> dict[str, Scores]:
@@ -50,7 +56,8 @@ def test_summary_is_of_the_scores() -> None:
 
 
 def test_table() -> None:
-    summary = summarize(score(Setting(way=(3, 3), shot=(2, 2), n_query=4)), (2, 2), {})
+    setting = Setting(way=(3, 3), shot=(2, 2), n_query=4)
+    summary = summarize(score(setting), (2, 2), {}, find_members(setting))
     lines, note = (part.splitlines() for part in format_report(summary).split("\n\n"))
     assert "Holm for 3 pairs" in note[0]
     assert [line.split("|")[1].strip() for line in lines[2:]] == sorted(
@@ -59,20 +66,28 @@ def test_table() -> None:
     best = lines[2].split("|")
     accuracy = summary["methods"][best[1].strip()]["accuracy"]
     assert best[2].strip().startswith(f"{100 * accuracy:.2f} ±")
-    assert best[3].strip() == best[4].strip() == ""
+    assert [cell.strip() for cell in lines[0].split("|")[2:6]] == [
+        *("accuracy, % ±classes ±episodes", f"behind {best[1].strip()}"),
+        *("p over classes (Holm)", "p over episodes (Holm)"),
+    ]
+    assert best[3].strip() == best[4].strip() == best[5].strip() == ""
     pair = next(p for p in summary["comparisons"] if {p["first"], p["second"]} == {best[1].strip(), "ridge"})
     row = next(line for line in lines[2:] if "ridge" in line).split("|")
-    assert row[3].strip().startswith(f"{100 * abs(pair['difference']):.2f} ±")
-    assert row[4].strip() == f"{pair['p_holm']:.2g}"
+    shown = [100 * abs(pair[name]) for name in ("difference", "half_width_classes", "half_width_episodes")]
+    assert row[3].strip() == " ±".join(f"{each:.2f}" for each in shown)
+    assert [row[4].strip(), row[5].strip()] == [f"{pair[f'p_holm_{over}']:.2g}" for over in ("classes", "episodes")]
+    assert pair["half_width_classes"] > pair["half_width_episodes"]
     assert "AUROC" not in lines[0]
 
 
 def test_table_by_shot_and_of_open_classes() -> None:
-    summary = summarize(score(Setting(way=(3, 3), shot=(1, 3), n_query=4, n_open=1)), (1, 3), {"open": 1})
+    setting = Setting(way=(3, 3), shot=(1, 3), n_query=4, n_open=1)
+    summary = summarize(score(setting), (1, 3), {"open": 1}, find_members(setting))
     first, second, _ = format_report(summary).split("\n\n")
-    assert "| AUROC of open classes, % | FPR at 95 %, % | OSCR, % " in first.splitlines()[0]
+    header = [cell.strip() for cell in first.splitlines()[0].split("|")]
+    assert header[-4:-1] == ["AUROC of open classes, %", "FPR at 95 %, %", "OSCR, %"]
     assert "| 1-shot" in second
-    assert second.count("±") == 9
+    assert second.count("±") == 2 + 2 * 9
 
 
 def test_a_single_method_or_episode() -> None:
@@ -85,7 +100,7 @@ def test_a_single_method_or_episode() -> None:
 
 def test_an_interval_that_is_too_wide_is_told() -> None:
     scores = score(Setting(way=(3, 3), n_query=4))
-    said = "Intervals are not within 0.1 points yet"
+    said = "Intervals over episodes are not within 0.1 points yet"
     assert said in format_report(summarize(scores, (1, 1), {"until": 0.1}))
     assert said not in format_report(summarize(scores, (1, 1), {"until": 0.0}))
     assert "not within" not in format_report(summarize(scores, (1, 1), {"until": 50.0}))
@@ -94,20 +109,23 @@ def test_an_interval_that_is_too_wide_is_told() -> None:
 def test_p_values_that_underflow() -> None:
     scores = score(Setting(way=(3, 3), n_query=4))
     summary = summarize(scores, (1, 1), {})
-    summary["comparisons"] = [pair | {"p_holm": 0.0} for pair in summary["comparisons"]]
+    summary["comparisons"] = [pair | {"p_holm_episodes": 0.0} for pair in summary["comparisons"]]
     assert format_report(summary).count("<1e-300") == 2
 
 
 def test_files(tmp_path: Path) -> None:
-    summary = summarize(score(Setting(way=(3, 3), shot=(1, 2), n_query=4)), (1, 2), {"seed": 0})
+    setting = Setting(way=(3, 3), shot=(1, 2), n_query=4)
+    summary = summarize(score(setting), (1, 2), {"seed": 0}, find_members(setting))
     write_json(tmp_path / "a.json", summary)
     assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == summary
     write_csv(tmp_path / "a.csv", summary)
     with (tmp_path / "a.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 3 * (1 + 1 + 2) + 3 * 2
+    assert len(rows) == 3 * (1 + 1 + 2) + 3 * 3
     found = next(row for row in rows if row["method"] == "ridge" and row["shot"] == "2")
-    assert float(found["value"]) == summary["methods"]["ridge"]["by_shot"]["2"]["accuracy"]
+    own = summary["methods"]["ridge"]["by_shot"]["2"]
+    kept = [float(found[name]) for name in ("value", "half_width_classes", "half_width_episodes")]
+    assert kept == [own["accuracy"], own["half_width_classes"], own["half_width_episodes"]]
 
 
 @pytest.mark.parametrize("n_methods", [1, 3])
@@ -165,7 +183,7 @@ def test_latex() -> None:
             ["x & y", "-1.5 ±0.2"],
             ["<1e-300", "{\\}~^#$"],
             ["tim:a=1", "2.2e-07"],
-            ["9.5 ±3 (1.5)", "9 (2)"],
+            ["9.5 ±3 ±1.5 (1.5)", "9 (2)"],
             ["", "± <"],
         ],
     )
@@ -178,7 +196,7 @@ def test_latex() -> None:
   x \& y & $-1.5 \pm 0.2$ \\
   $<1 \times 10^{-300}$ & \{\textbackslash{}\}\textasciitilde{}\textasciicircum{}\#\$ \\
   tim:a=1 & $2.2 \times 10^{-7}$ \\
-  $9.5 \pm 3$ (1.5) & $9$ (2) \\
+  $9.5 \pm 3 \pm 1.5$ (1.5) & $9$ (2) \\
    & $\pm$ $<$ \\
   \bottomrule
 \end{tabular}
@@ -191,6 +209,15 @@ def test_tables_in_files(tmp_path: Path) -> None:
     write_tables({"latex": tmp_path / "a.tex", "markdown": tmp_path / "a.md"}, summary)
     assert format_report(summary).startswith((tmp_path / "a.md").read_text(encoding="utf-8"))
     assert (tmp_path / "a.tex").read_text(encoding="utf-8").count(r"\begin{tabular}") == 2
+
+
+def test_the_classes_of_episodes_come_back() -> None:
+    for setting in (Setting(way=(3, 3)), Setting(way=(2, 4))):
+        members = find_members(setting, 7)
+        held = json.loads(json.dumps({"episodes": 7, "classes": 6, **list_members(members)}))
+        found = read_members(held)
+        assert found is not None
+        assert torch.equal(found, members)
 
 
 def test_right_queries_are_whole_numbers() -> None:

@@ -16,6 +16,7 @@ from protonet.episodes.evaluation.study import plan_runs, tabulate_runs
 if sys.version_info < (3, 11):
     pytest.importorskip("tomli")
 
+RATE = ("accuracy", "half_width_classes", "half_width_episodes")
 STUDY = """
 dataset = "x.npz"
 method = ["protonet", "tim:steps=3"]
@@ -56,10 +57,10 @@ def test_a_study_is_its_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -
     table = (folder / "out" / "table.md").read_text(encoding="utf-8")
     assert out.endswith(table)
     header = [cell.strip() for cell in table.splitlines()[0].split("|")[1:-1]]
-    assert header == ["accuracy, %", *names]
+    assert header == ["accuracy, % ±classes ±episodes", *names]
     own = json.loads((folder / "a.json").read_text(encoding="utf-8"))["methods"]["protonet"]
     row = next(line for line in table.splitlines() if line.startswith("| protonet ")).split("|")
-    assert row[-2].strip() == f"{100 * own['accuracy']:.2f} ±{100 * own['half_width']:.2f}"
+    assert row[-2].strip() == " ±".join(f"{100 * own[name]:.2f}" for name in RATE)
     assert (folder / "out" / "table.tex").read_text(encoding="utf-8").startswith(r"\begin{tabular}{lrrrr}")
 
 
@@ -105,9 +106,9 @@ def test_arguments() -> None:
 
 
 def test_a_method_that_some_runs_lack() -> None:
-    rate = {"accuracy": 0.5, "half_width": 0.01}
+    rate = dict(zip(RATE, (0.5, None, 0.01), strict=True))
     header, rows = tabulate_runs({"x": {"methods": {"a": rate}}, "y": {"methods": {"a": rate, "b": rate}}})
-    assert header == ["accuracy, %", "x", "y"]
+    assert header == ["accuracy, % ±episodes", "x", "y"]
     assert rows == [["a", "50.00 ±1.00", "50.00 ±1.00"], ["b", "", "50.00 ±1.00"]]
 
 

@@ -24,10 +24,12 @@ def assign(unary: Tensor, query: Tensor) -> Tensor:
 def test_slow_loop(shots: tuple[int, ...], with_base: bool) -> None:
     episodes, centres = make_centred_episodes(shots, with_base=with_base)
     ours, plain = laplacian_shot(episodes).softmax(dim=2), laplacian_shot_dirichlet(episodes).softmax(dim=2)
+    balanced = laplacian_shot(episodes, shift=False).softmax(dim=2)
     for number, (support, labels, query, centre) in enumerate(zip(*episodes[:3], centres, strict=True)):
         rows, queries = unit(support, centre), unit(query, centre)
         prototypes, shifted = rectify(rows, labels, queries, 4)
         assert torch.allclose(ours[number], assign(torch.cdist(shifted, prototypes).square(), queries), atol=1e-6)
+        assert torch.allclose(balanced[number], assign(torch.cdist(queries, prototypes).square(), queries), atol=1e-6)
         means = torch.stack([rows[labels == c].mean(dim=0) for c in range(4)])
         assert torch.allclose(plain[number], assign(torch.cdist(queries, means).square(), queries), atol=1e-6)
 

@@ -237,6 +237,18 @@ def test_a_second_interrupt_comes_at_once() -> None:
             signal.raise_signal(signal.SIGINT)
 
 
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(data: Path, quick: None) -> None:
+    """There is no file yet, but perhaps a line of the log, of the untrained network."""
+    log = data.with_name("log.jsonl")
+    run_train(arguments(data, "whole.safetensors", "--log", str(log)))
+    entries = read_log(log)
+    log.write_text(log.read_text(encoding="utf-8").partition("\n")[0] + "\n", encoding="utf-8")
+    run_train(arguments(data, "killed.safetensors", "--resume", "--log", str(log)))
+    whole, killed = (load_file(data.with_name(f"{name}.safetensors")) for name in ("whole", "killed"))
+    assert all(torch.equal(whole[name], killed[name]) for name in whole)
+    assert read_log(log) == entries
+
+
 def test_a_finished_run_is_reported_again(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_train(arguments(data, "a.safetensors"))
     before, said = data.with_name("a.safetensors").read_bytes(), capsys.readouterr().out
@@ -296,8 +308,8 @@ def test_outputs_are_checked_first(data: Path, monkeypatch: pytest.MonkeyPatch) 
     data.with_name("old.safetensors").write_text("hours of work")
     with pytest.raises(ValueError, match=r"`--output` must be a new file; got .*old\.safetensors, which exists\. Cont"):
         run_train(arguments(data, "old.safetensors"))
-    with pytest.raises(ValueError, match=r"`--output` must be a checkpoint of .* train; got .*new\.safetensors"):
-        run_train(arguments(data, "new.safetensors", "--resume"))
+    with pytest.raises(ValueError, match=r"`--output` must be a checkpoint of .* train; got .*old\.safetensors"):
+        run_train(arguments(data, "old.safetensors", "--resume"))
     with pytest.raises(ValueError, match=r"`--log` must be another file than --output"):
         run_train(arguments(data, "new.safetensors", "--log", str(data.with_name("new.safetensors"))))
     with pytest.raises(ValueError, match=r"`--tensorboard` must be a folder that can be written"):

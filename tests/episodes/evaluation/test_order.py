@@ -1,0 +1,133 @@
+"""What a method is given does not tell the queries' classes: neither their order nor the numbers of their rows."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protonet.episodes.draws.batch import Episodes, Trained, summarize_base, take_from
+from protonet.episodes.draws.fixed_split import FixedSplit
+from protonet.episodes.draws.generalized import Generalized
+from protonet.episodes.draws.meta_dataset import MetaDataset
+from protonet.episodes.draws.numbered import Sampler, Setting
+from protonet.episodes.evaluation.evaluate import Scores, evaluate
+from protonet.episodes.methods import METHODS, Method
+from protonet.sampling import index_classes
+
+#: Rows that come sorted by class, as those of most files do; the first feature tells a spy the class.
+LABELS = torch.arange(12).repeat_interleave(20)
+X = torch.stack([LABELS.float(), torch.arange(240) / 240], dim=1)
+INDEX = index_classes(LABELS)
+PROTOCOLS: dict[str, Sampler] = {
+    "balanced": Setting((4, 4), (1, 2), n_query=5),
+    "dirichlet": Setting((2, 5), n_query=3, imbalance=2.0),
+    "open": Setting((3, 3), n_query=5, n_open=2),
+    "unlabelled": Setting((3, 3), n_query=5, n_unlabelled=4, n_distractors=2),
+    "fixed split": FixedSplit(n_shot=2, n_train=(10,) * 12),
+    "Meta-Dataset": MetaDataset(),
+    "generalized": Generalized(Setting((3, 3), n_query=5), n_base=4),
+}
+
+
+def knows_nothing(scores: Scores, chance: list[float]) -> bool:
+    """Whether accuracies are those of chance, and open classes are not told, within five standard errors."""
+    excess = scores.accuracy - sum(chance) / len(chance)
+    known = [excess, *([scores.auroc - 0.5] if not scores.auroc.isnan().any() else [])]
+    return all(abs(float(own.mean())) <= 5 * float(own.std()) / math.sqrt(len(own)) for own in known)
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_positions_tell_nothing(name: str) -> None:
+    chance: list[float] = []
+
+    def guess(episodes: Episodes) -> Tensor:
+        """Give equal shares of the queries to the classes, in their order, the first ones with higher logits."""
+        n_episodes, n_queries = episodes.query.shape[:2]
+        chance.extend([1 / episodes.n_way] * n_episodes)
+        position = torch.arange(n_queries)
+        hot = F.one_hot(position * episodes.n_way // n_queries, episodes.n_way)
+        return (hot * (2 - position[:, None] / n_queries)).expand(n_episodes, -1, -1)
+
+    scores = evaluate(X, INDEX, {"guess": guess}, PROTOCOLS[name], n_episodes=200)
+    assert knows_nothing(scores["guess"], chance)
+
+
+def test_numbers_of_rows_tell_nothing() -> None:
+    def guess(episodes: Episodes) -> Tensor:
+        """Take the class of the support row of the nearest number."""
+        trained = episodes.trained
+        assert trained is not None
+        assert trained.support is not None
+        assert trained.query is not None
+        support, query = trained.gather()
+        assert torch.equal(support, episodes.support)
+        assert torch.equal(query, episodes.query)
+        distances = (trained.query[:, :, None] - trained.support[:, None]).abs().double()
+        hot = F.one_hot(episodes.support_labels, episodes.n_way).bool()  # (episodes, n_support, n_way)
+        return -distances[..., None].where(hot[:, None], 1e9).amin(dim=2)
+
+    trained = Trained(torch.nn.Linear(2, 2), torch.nn.Identity(), {}, take_from(X))
+    scores = evaluate(X, INDEX, {"guess": guess}, PROTOCOLS["balanced"], n_episodes=200, trained=trained)
+    assert knows_nothing(scores["guess"], [1 / 4])
+
+
+def test_unlabelled_rows_of_a_class_do_not_stand_together() -> None:
+    shares: list[Tensor] = []
+
+    def spy(episodes: Episodes) -> Tensor:
+        assert episodes.unlabelled is not None
+        classes = episodes.unlabelled[..., 0]
+        shares.append((classes[:, 1:] == classes[:, :-1]).double().mean(dim=1))
+        return METHODS["protonet"](episodes)
+
+    evaluate(X, INDEX, {"spy": spy}, PROTOCOLS["unlabelled"], n_episodes=200)
+    excess = torch.cat(shares) - 3 / 19  # of 20 rows, 3 others are of a row's class
+    assert abs(float(excess.mean())) < 5 * float(excess.std()) / math.sqrt(len(excess))
+
+
+def test_of_base_classes_there_are_base_rows_alone() -> None:
+    base = summarize_base(take_from(X), INDEX.take(torch.tensor([3, 7])))
+    assert base.take(torch.arange(40))[:, 0].tolist() == [3.0] * 20 + [7.0] * 20
+    assert base.take(base.by_class.rows)[:, 0].tolist() == [3.0] * 20 + [7.0] * 20
+    with pytest.raises(IndexError, match="out of bounds"):
+        base.take(torch.tensor([40]))
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_who_reads_no_positions_scores_as_ever(name: str) -> None:
+    """One of ours, wrapped, is no longer known as ours: its queries are in another order, and as right as before."""
+    x = torch.randn(240, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + LABELS[:, None] / 3
+
+    def wrapped(episodes: Episodes) -> Tensor:
+        return METHODS["ridge"](episodes)
+
+    methods: dict[str, Method] = {"ours": METHODS["ridge"], "wrapped": wrapped}
+    scores = evaluate(x, INDEX, methods, PROTOCOLS[name], n_episodes=70)
+    for field, known, unknown in zip(Scores._fields, scores["ours"], scores["wrapped"], strict=True):
+        assert torch.allclose(known, unknown, equal_nan=True), field
+    few = evaluate(x, INDEX, methods, PROTOCOLS[name], n_episodes=10)
+    resumed = evaluate(x, INDEX, methods, PROTOCOLS[name], n_episodes=70, earlier=few)
+    assert torch.equal(resumed["wrapped"].accuracy, scores["wrapped"].accuracy)
+
+
+@pytest.mark.parametrize("name", ["balanced", "Meta-Dataset"])
+def test_the_order_is_that_of_the_episode_alone(name: str) -> None:
+    """What a method sees of an episode does not depend on the batch that it comes in."""
+    seen: list[dict[float, Tensor]] = []
+
+    def spy(episodes: Episodes) -> Tensor:
+        seen[-1].update({float(query.sum()): query for query in episodes.query})
+        return METHODS["protonet"](episodes)
+
+    for done in (0, 1, 5):
+        seen.append({})
+        known = METHODS["protonet"]
+        earlier = evaluate(X, INDEX, {"spy": known}, PROTOCOLS[name], n_episodes=done) if done else None
+        evaluate(X, INDEX, {"spy": spy}, PROTOCOLS[name], n_episodes=20, earlier=earlier)
+    for resumed in seen[1:]:
+        assert resumed.keys() <= seen[0].keys()
+        assert all(torch.equal(query, seen[0][key]) for key, query in resumed.items())
