@@ -79,11 +79,10 @@ def crossfit(solution: Solution, *, deadline: float = math.inf, progress: Progre
     judged = torch.cat([labels[:0], *(judge for _, judge in folds)])
     fold = torch.cat([judged[:0], *(torch.full_like(judge, number) for number, (_, judge) in enumerate(folds))])
     features = problem.features_as_they_came(judged)
-    weights = torch.ones(len(judged), dtype=torch.float64) if rows.weights is None else rows.weights[judged]
     groups = torch.full_like(judged, -1)
     if solution.groups is not None and rows.groups is not None:
         groups = rows.groups[judged]
-    return Crossfit(solution.network.cpu(), tuple(models), features, labels[judged], weights, fold, groups, offset)
+    return Crossfit(solution.network.cpu(), tuple(models), features, labels[judged], rows.times[judged], fold, groups, offset)
 
 
 def split_rows(problem: Problem, number: int = 0) -> list[Fold]:
