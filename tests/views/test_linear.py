@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from sklearn.preprocessing import RobustScaler, StandardScaler
 
 from protonet import solve
-from protonet._checks import InputError
 from protonet.datasets.synthetic import sample_family
 from protonet.losses import class_means
 from protonet.scoring import Fold
