@@ -20,8 +20,9 @@ from sklearn.pipeline import make_pipeline
 
 from protonet import load_model, save_model
 from protonet.__main__ import main
+from protonet._checks import InputError
 from protonet.estimator import ProtoNetClassifier
-from protonet.tables.frames import read_frame, take_frame
+from protonet.tables.frames import read_frame
 
 KINDS = ["ash", "birch", "cedar"]
 N = 36
