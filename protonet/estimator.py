@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -12,21 +13,32 @@ import torch
 from scipy import sparse
 from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import _safe_indexing, check_consistent_length, check_random_state, check_X_y, column_or_1d
-from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import _check_sample_weight, _num_samples, check_is_fitted, validate_data
 from torch import Tensor
 
 from protonet._checks import check_groups, fail, show
 from protonet.files import Model, load_model, save_model
 from protonet.fit.active import Suggestion, suggest_rows
-from protonet.fit.marks import find_unlabelled
+from protonet.fit.crossfit import crossfit, predict_held
+from protonet.fit.marks import even_weights, find_unlabelled, name_classes, number_labels
 from protonet.fit.search import EFFORTS, Search
-from protonet.fit.solver import TIME_LIMIT, solve_problem
+from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
 from protonet.fit.strangers import group_strangers
 from protonet.losses import CHUNK
+from protonet.metrics import Metrics, measure
 from protonet.network import PrototypeNetwork
 from protonet.tables.columns.encoding import Encoding
-from protonet.tables.frames import Frame, Taken, encode_frame, name_columns, read_frame, take_frame
+from protonet.tables.frames import (
+    Frame,
+    Taken,
+    encode_frame,
+    make_dense,
+    name_columns,
+    read_frame,
+    restore_taken,
+    take_frame,
+)
 
 NAME = "ProtoNetClassifier"
 #: What scikit-learn's ``validate_data`` takes for labels that there are none of.
@@ -59,15 +71,21 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             speak against it. With one row per class nobody can.
         strangers_: Groups of rows that look like classes of their own: their numbers among the rows without a label,
             those in X first.
+        held_out_accuracy_: Which share of the rows of ``fit`` is right where models fitted without them judge, one for
+            each fold; None where no class has two rows. Found when it is first asked for, in about the time that
+            ``fit`` took, from the rows: it is not known of a pickle, a copy or a file, unless it was asked for before.
+        held_out_interval_: Of that accuracy, 95 %; None in the same case.
 
     Sample weights are in the losses, the prototypes and the statistics; only how those of one call differ matters, so
-    that equal weights are none. Whole weights do what repeated rows do, but in the encoding. Rows of weight 0 are left
-    out.
+    that equal weights are none. Whole weights do what repeated rows do, to the last digits, but in the encoding. Rows
+    of weight 0 are left out.
     """
 
     classes_: np.ndarray
     network_: PrototypeNetwork
     _taken: Taken | None
+    _solution: Solution | None = None  #: Of the last fit: what is held out of its rows.
+    _held_out: Metrics | None = None  #: What rows held out say, once somebody has asked, if there are any.
     _label: str  #: What the labels are called.
 
     def __init__(
@@ -89,8 +107,8 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         """Fit to labelled rows, and to rows without a label; the same rows in any order give the same network.
 
         Args:
-            X: (n, n_features): an array of numbers, NaN for gaps; a sparse matrix (which is made dense) without; or a
-                data frame of pandas, Polars or anything with the Arrow PyCapsule interface (which takes pyarrow), whose
+            X: (n, n_features): an array of numbers or a sparse matrix (which is made dense), NaN for gaps; or a data
+                frame of pandas, Polars or anything with the Arrow PyCapsule interface (which takes pyarrow), whose
                 columns may hold numbers, categories, booleans, dates, text, and gaps.
             y: (n,) labels, of any type that can be sorted. Rows of None or NaN have none, and so have those of -1 where
                 all other labels are whole numbers from 0 on, and two at least, as scikit-learn's semi-supervised
@@ -105,9 +123,10 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             The estimator.
 
         Raises:
-            InputError: No row with a label; what scikit-learn rejects; an infinite number; no column of use;
-                column_kinds that do not fit; no row of positive weight; a group that holds a whole class; an unknown
-                effort.
+            InputError: No row with a label; one class alone; labels with fractions; no column of use, or two of one
+                name; column_kinds that do not fit; no row of positive weight; a group that holds a whole class; an
+                unknown effort.
+            ValueError: What scikit-learn rejects, such as an infinite number.
             MissingPackageError: A data frame is not of pandas, and pyarrow is missing.
         """
         rest = [] if unlabelled is None or not _num_samples(unlabelled) else [unlabelled]
@@ -126,6 +145,9 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
                 None if each is None else _safe_indexing(each, labelled) for each in (sample_weight, groups)
             )
         rows = self._read(X, y, sample_weight, groups, reset=True)
+        if len(alone := np.unique(rows[1])) < 2:
+            remedy = "Add rows of another one. partial_fit begins with one, where others will come."
+            fail(NAME, "y", "name two classes at least", f"one class: {show(alone[0])}", remedy)
         self._fit(*rows, [self._encode(self._check(part, reset=False)[0]) for part in rest])
         return self
 
@@ -152,18 +174,18 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             rows, labels = rows[:0], labels[:0]
         merged = np.unique(np.concatenate([self.classes_, labels, *known]))
         order = torch.full((len(merged),), -1)
-        order[_number(self.classes_, merged)] = torch.arange(len(self.classes_))
+        order[number_labels(self.classes_, merged)] = torch.arange(len(self.classes_))
         self.network_.arrange_classes(order)
         if len(rows):
-            self.network_.add_samples(rows, _number(labels, merged), weights=weights)
+            self.network_.add_samples(rows, number_labels(labels, merged), weights=even_weights(weights))
         self.classes_ = merged
         return self
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the label (n,) of each row of X (n, n_features).
 
-        Categories that ``fit`` never saw and columns of gaps alone are no errors. In arrays, NaN is one if ``fit`` had
-        none.
+        Categories that ``fit`` never saw and columns of gaps alone are no errors. In arrays and sparse matrices, NaN is
+        one if ``fit`` had none.
 
         Raises:
             InputError: As in ``partial_fit``.
@@ -200,7 +222,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             InputError: As in ``predict``; or more rows asked for than there are.
         """
         check_is_fitted(self)
-        x = _make_dense(self._encode(self._check(X, reset=False)[0]))
+        x = make_dense(self._encode(self._check(X, reset=False)[0]))
         return suggest_rows(self.network_, torch.from_numpy(x), n, self.classes_.tolist())
 
     def _compute(self, X: Any, *, embed: bool = False) -> np.ndarray:
@@ -208,7 +230,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         check_is_fitted(self)
         x, network = self._encode(self._check(X, reset=False)[0]), self.network_
         with torch.no_grad():
-            blocks = (torch.from_numpy(_make_dense(x[first : first + CHUNK])) for first in range(0, x.shape[0], CHUNK))
+            blocks = (torch.from_numpy(make_dense(x[first : first + CHUNK])) for first in range(0, x.shape[0], CHUNK))
             return torch.cat([network.embed(block) if embed else network(block) for block in blocks]).numpy()
 
     def _check(self, X: Any, y: Any = NO_LABELS, *, reset: bool) -> tuple[Any, np.ndarray | None]:
@@ -223,13 +245,15 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             if isinstance(y, str) and y == NO_LABELS:
                 return frame, None
             return frame, check_X_y(np.zeros((len(frame.columns[0]), 1)), y, estimator=self)[1]
-        gaps = (reset or encoded) and not sparse.issparse(X)
-        finite = "allow-nan" if gaps else True
-        checks = {"accept_sparse": "csr", "dtype": np.float64, "ensure_all_finite": finite}
+        checks = {"accept_sparse": "csr", "dtype": np.float64, "ensure_all_finite": "allow-nan"}
         found = validate_data(self, X, y, reset=reset, **checks)
         rows, labels = found if isinstance(found, tuple) else (found, None)
-        if encoded or (reset and (self.column_kinds or (gaps and np.isnan(rows).any()))):
-            return name_columns(_make_dense(rows)), labels
+        gaps = int(np.isnan(rows.data if sparse.issparse(rows) else rows).sum())
+        if encoded or (reset and (self.column_kinds or gaps)):
+            return name_columns(make_dense(rows)), labels
+        if gaps:
+            remedy = "Fill them in, or fit to a data frame, or to rows with gaps: they are then filled in."
+            fail(NAME, "X", "have no gaps, as the rows of fit had none", f"{gaps} of NaN", remedy)
         return rows, labels
 
     def _encode(self, rows: Any) -> Any:
@@ -248,6 +272,9 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         """
         name = getattr(y, "name", None)
         rows, y = self._check(X, y, reset=reset)
+        if (kind := type_of_target(y)).startswith("continuous"):
+            remedy = "Cut them into classes first; to predict a number is another task."
+            fail(NAME, "y", "name classes", f"numbers with fractions ({kind})", remedy)
         check_classification_targets(y)
         weights = None
         if groups is not None:
@@ -261,7 +288,6 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
                 fail(NAME, "sample_weight", "have a weight above 0", "0 for every row", remedy)
             rows = rows.take(chosen) if isinstance(rows, Frame) else rows[chosen]
             y, weights = y[chosen], torch.from_numpy(weights[chosen] / weights.max())
-            weights = weights / weights.mean()
             groups = None if groups is None else groups[chosen]
         if groups is not None:
             check_groups(NAME, "groups", groups, y)
@@ -269,7 +295,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             self._taken = take_frame(NAME, rows, self.column_kinds) if isinstance(rows, Frame) else None
             self._label = name if isinstance(name, str) else "label"
         return (
-            torch.from_numpy(_make_dense(self._encode(rows))),
+            torch.from_numpy(make_dense(self._encode(rows))),
             y,
             weights,
             None if groups is None else torch.from_numpy(groups),
@@ -286,21 +312,22 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         """Fit to rows (n, n_features), labels, weights and groups (n,), and to others without a label."""
         classes = np.unique(labels)
         seed = check_random_state(self.random_state).randint(2**31 - 1)
-        numbers = _number(labels, classes)
+        numbers = number_labels(labels, classes)
         metadata = {"num_classes": max(2, len(classes))}
         blocks = None if self.encoding_ is None else self.encoding_.blocks
         spans = () if self.encoding_ is None else self.encoding_.spans
         pool = (block for part in unlabelled for block in _split_dense(part)) if unlabelled else None
         given = [(rows, numbers)], None, metadata, self.time_limit, self.effort, None
         solution = solve_problem(*given, seed, weights, groups, blocks, spans, pool)
-        network = solution.network
+        network = deepcopy(solution.network)
+        self._solution, self._held_out = solution, None
         self.learned_unlabelled_ = solution.pooled is not None and solution.pooled.learned
         self.strangers_ = group_strangers(solution)
         network.arrange_classes(torch.arange(len(classes)))  # solve has two at the least
         # In float64, a row's probabilities are its own to the last digits, whatever else is in the batch.
         self.network_ = network.double()
         if not self.learned_unlabelled_:
-            self.network_.set_prototypes(rows, numbers, weights)
+            self.network_.set_prototypes(rows, numbers, even_weights(weights))
         self.classes_ = classes
 
     @property
@@ -314,6 +341,33 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         """What each column was taken for."""
         check_is_fitted(self)
         return {} if self._taken is None else self._taken.told
+
+    @property
+    def held_out_accuracy_(self) -> float | None:
+        """Which share of rows held out is right."""
+        return None if (held := self._judge()) is None else held.accuracy
+
+    @property
+    def held_out_interval_(self) -> tuple[float, float] | None:
+        """The 95 % interval of ``held_out_accuracy_``."""
+        return None if (held := self._judge()) is None else held.interval
+
+    def _judge(self) -> Metrics | None:
+        """Return what rows that are held out of those of the last fit say, if there are any."""
+        check_is_fitted(self)
+        if self._held_out is None:
+            if self._solution is None:
+                raise AttributeError("a pickle, a copy or a file has no rows to hold out: ask before it is made")
+            crossed = crossfit(self._solution, deadline=time.monotonic() + self.time_limit)
+            if len(crossed.labels):
+                self._held_out = measure(predict_held(crossed), crossed.labels, crossed.weights)
+        return self._held_out
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the rows of ``fit`` out."""
+        state: dict[str, Any] = dict(super().__getstate__())
+        state.pop("_solution", None)
+        return state
 
     def save(self, path: str | Path) -> None:
         """Write a model file that `load` and the commands ``predict``, ``evaluate`` and ``info`` read.
@@ -344,7 +398,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             "features": self.columns_,
         }
         network = deepcopy(self.network_).float()
-        save_model(path, Model(network, _name_classes(self.classes_), columns, metadata, {}, self.encoding_))
+        save_model(path, Model(network, name_classes(self.classes_), columns, metadata, {}, self.encoding_))
 
     @classmethod
     def load(cls, path: str | Path) -> ProtoNetClassifier:
@@ -371,7 +425,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         network.arrange_classes(torch.tensor(order))
         estimator.classes_, estimator.network_ = np.array(model.classes)[order], network
         estimator._label = label if isinstance(label, str) else "label"
-        estimator._taken, names = _restore_columns(model)
+        estimator._taken, names = restore_taken(model.encoding, model.columns, model.metadata.get("features"))
         width = network.encoder.input_dim if model.encoding is None else len(model.encoding.columns)
         estimator.n_features_in_ = width if names is None else len(names)
         if names is not None:
@@ -392,39 +446,4 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
 def _split_dense(part: Any) -> Iterator[Tensor]:
     """Yield rows of an array or a sparse matrix as tensors, a block at a time."""
     for first in range(0, part.shape[0], CHUNK):
-        yield torch.from_numpy(_make_dense(part[first : first + CHUNK]))
-
-
-def _number(labels: np.ndarray, classes: np.ndarray) -> Tensor:
-    """Return the places (n,) of labels (n,) among the classes, which are in ascending order."""
-    return torch.from_numpy(np.searchsorted(classes, labels))
-
-
-def _make_dense(X: Any) -> np.ndarray:
-    """Return rows as an array that torch may have: dense, float64, and not read-only."""
-    return X.toarray() if hasattr(X, "toarray") else np.require(X, np.float64, ["C", "W"])
-
-
-def _name_classes(classes: np.ndarray) -> tuple[str, ...] | tuple[int, ...]:
-    """Return classes (n,) as model files have them; raise an InputError if they are of other types."""
-    names = classes.tolist()
-    strange = [name for name in names if isinstance(name, bool) or not isinstance(name, (str, int))]
-    texts = tuple(str(name) for name in names if isinstance(name, str))
-    if strange or 0 < len(texts) < len(names):
-        got = f"{show(repr((strange or names)[0]))} among them ({classes.dtype})"
-        fail(NAME, "classes_", "be all strings or all whole numbers to be saved", got, "Fit to y.astype(str).")
-    return texts or tuple(map(int, names))
-
-
-def _restore_columns(model: Model) -> tuple[Taken | None, list[str] | None]:
-    """Return what a model's columns were taken for, and the names of all that fit was given, if they had any."""
-    used, encoding = model.columns, model.encoding
-    if encoding is None:
-        return None, None if used is None else list(used)
-    if used is None:
-        return Taken(encoding, list(range(len(encoding.columns))), {}), None
-    told = model.metadata.get("features")
-    if not isinstance(told, dict) or not set(used) <= set(told):
-        told = {name: column.tell() for name, column in zip(used, encoding.columns, strict=True)}
-    names = list(told)
-    return Taken(encoding, [names.index(name) for name in used], {name: str(told[name]) for name in names}), names
+        yield torch.from_numpy(make_dense(part[first : first + CHUNK]))

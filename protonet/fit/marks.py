@@ -1,4 +1,4 @@
-"""Which rows have no label, as arrays of labels say it: None, a gap, or -1 as in scikit-learn."""
+"""Labels and weights as arrays have them; which rows have no label: None, a gap, or -1 as in scikit-learn."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import warnings
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
+
+from protonet._checks import fail, show
 
 #: Up to this share of rows of -1, where it is taken for no label, somebody may have meant a class.
 DOUBTFUL = 0.5
@@ -55,3 +59,30 @@ def _is_whole(label: Any) -> bool:
     """Return whether a label is a whole number, of any type."""
     number = isinstance(label, (int, float)) and not isinstance(label, bool)
     return number and math.isfinite(label) and label % 1 == 0
+
+
+def number_labels(labels: np.ndarray, classes: np.ndarray) -> Tensor:
+    """Return the places (n,) of labels (n,) among the classes, which are in ascending order."""
+    return torch.from_numpy(np.searchsorted(classes, labels))
+
+
+def name_classes(classes: np.ndarray) -> tuple[str, ...] | tuple[int, ...]:
+    """Return classes (n,) as model files have them; raise an InputError if they are of other types."""
+    names = classes.tolist()
+    strange = [name for name in names if isinstance(name, bool) or not isinstance(name, (str, int))]
+    texts = tuple(str(name) for name in names if isinstance(name, str))
+    if strange or 0 < len(texts) < len(names):
+        got = f"{show(repr((strange or names)[0]))} among them ({classes.dtype})"
+        fail(
+            "ProtoNetClassifier",
+            "classes_",
+            "be all strings or all whole numbers to be saved",
+            got,
+            "Fit to y.astype(str).",
+        )
+    return texts or tuple(map(int, names))
+
+
+def even_weights(weights: Tensor | None) -> Tensor | None:
+    """Return weights (n,) of mean 1, if there are any: what so many rows count for."""
+    return None if weights is None else weights / weights.mean()
