@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -39,9 +38,6 @@ _ROOMS = {
     "save_model": "files.model",
     "solve": "fit.solver",
 }
-
-#: Here lie the modules that were renamed, whose import says what they are called now.
-__path__.append(str(Path(__file__).with_name("_renamed")))
 
 
 def __getattr__(name: str) -> Any:

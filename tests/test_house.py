@@ -6,7 +6,6 @@ import ast
 import subprocess
 import sys
 from graphlib import TopologicalSorter
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,7 @@ MOST_ROOMS, MOST_LINES = 20, 450
 
 
 def modules(folder: str) -> dict[str, Path]:
-    paths = sorted(path for path in (ROOT / folder).rglob("*.py") if "_renamed" not in path.parts)
+    paths = sorted((ROOT / folder).rglob("*.py"))
     return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
 
 
@@ -89,17 +88,3 @@ def test_the_library_does_not_import_what_it_does_not_need(heavy: str) -> None:
     code = f"import torch, sys; before = '{heavy}' in sys.modules; from protonet import *; "
     code += f"sys.exit('{heavy}' in sys.modules and not before)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        *[("candidates", "fit.search"), ("crossfit", "fit.crossfit"), ("measuring", "metrics")],
-        *[("rejection", "metrics"), ("selection", "fit.search"), ("solver", "fit.solver"), ("training", "views.mlp")],
-        ("episodes.sampling", "sampling"),
-    ],
-)
-def test_a_module_that_was_renamed_says_its_new_name(old: str, new: str) -> None:
-    with pytest.raises(ImportError, match=rf"^protonet\.{old} is now protonet\.{new}\b.*; see CHANGELOG\.md$"):
-        import_module(f"protonet.{old}")
-    assert import_module(f"protonet.{new}")

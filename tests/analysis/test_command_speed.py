@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.commands.kills import count_wholes, run_for
 from analysis.commands.speed import (
     MIXED,
     measure,
@@ -69,18 +68,3 @@ def test_table() -> None:
     assert "5.0 s of the CPU for 10 rows" in text
     assert "2.30 times" in text
     assert "2.00 times without the start" in text
-
-
-def test_what_a_kill_leaves_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, runs = tmp_path / "model", iter([b"new", b"old", b"new", b"ne", b"new"])
-
-    def run(_: object, seconds: float | None) -> float:
-        model.write_bytes(next(runs))
-        return 1.0
-
-    monkeypatch.setattr("analysis.commands.kills.run_for", run)
-    assert count_wholes([], model, b"old", 3) == {"old": 1, "new": 1, "broken": 1, "left over": 0}
-
-
-def test_a_command_is_killed() -> None:
-    assert run_for(["fit"], 0.01) > 0

@@ -57,23 +57,6 @@ def test_an_unknown_study_is_one_line(capsys: pytest.CaptureFixture[str]) -> Non
     assert captured.err.endswith("got 'contests'. Did you mean contest?\n")
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("contest", "contest, or contest-draws for new draws of its data"),
-        ("command_speed", "command-speed"),
-        ("robustness", "robustness"),
-        ("optimizer_bench", "optimizer-bench (--figure is --plot), or optimizer-tune (--json is --baselines)"),
-    ],
-)
-@pytest.mark.parametrize("flag", ["-m", "-Bm"])
-def test_old_names_say_the_new_one(old: str, new: str, flag: str) -> None:
-    command = [sys.executable, flag, f"analysis.{old}", "--draws", "analysis.scale"]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    line = f"analysis.{old}: studies are run by one command now. Run python -m analysis {new}.\n"
-    assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", line)
-
-
 def test_results_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     outputs = ["--json", str(tmp_path / "a.json"), "--markdown", str(tmp_path / "a.md"), "--state", str(tmp_path / "s")]
     (tmp_path / "s").touch()

@@ -1,3 +1,0 @@
-"""Renamed."""
-
-raise ImportError("protonet.crossfit is now protonet.fit.crossfit; see CHANGELOG.md")

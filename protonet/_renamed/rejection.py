@@ -1,3 +1,0 @@
-"""Renamed."""
-
-raise ImportError("protonet.rejection is now protonet.metrics; see CHANGELOG.md")

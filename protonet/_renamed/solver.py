@@ -1,3 +1,0 @@
-"""Renamed."""
-
-raise ImportError("protonet.solver is now protonet.fit.solver; see CHANGELOG.md")

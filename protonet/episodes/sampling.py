@@ -1,3 +1,0 @@
-"""Renamed."""
-
-raise ImportError("protonet.episodes.sampling is now protonet.sampling; see CHANGELOG.md")
