@@ -10,7 +10,6 @@ import argparse
 import csv
 import functools
 import statistics
-import sys
 import tempfile
 import time
 import warnings
@@ -24,7 +23,7 @@ import torch
 
 from analysis.real_data.mixed_sets import MIXED, MixedSplit, load_mixed, split_mixed
 from analysis.shared.journal import hash_sources, run_all
-from analysis.shared.runner import Report, StudyParser, parse_wholes
+from analysis.shared.runner import Report, StudyParser, load_sets, parse_wholes
 from analysis.shared.tables import format_mean
 from protonet._checks import fail
 from protonet.commands.common import count, format_table
@@ -177,12 +176,7 @@ def run(options: argparse.Namespace) -> Report:
     if not any(method in OURS for method in methods):
         fail(PROG, "--methods", "name one of ours", ",".join(methods), "Add ours.")
     runs = []
-    for name in options.datasets or list(MIXED):
-        try:
-            load_mixed(name)
-        except ImportError as error:
-            print(f"{name} is left out: {error}", file=sys.stderr)
-            continue
+    for name, _ in load_sets(options.datasets or MIXED, load_mixed):
         seeds = range(options.splits)
         runs += [Run(name, n, seed, method) for n in options.shots for seed in seeds for method in methods]
     if not runs:

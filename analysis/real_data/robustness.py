@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import functools
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -23,7 +22,7 @@ from analysis.prior.study import load_left_out
 from analysis.real_data.sets import DATASETS, load_real, split_shots
 from analysis.shared.baselines import BASELINES, Fit, Outcome, Predictor
 from analysis.shared.journal import hash_sources, run_all
-from analysis.shared.runner import Report, StudyParser, parse_wholes
+from analysis.shared.runner import Report, StudyParser, load_sets, parse_wholes
 from analysis.shared.tables import format_mean, mean_and_error, subtract
 from protonet import solve
 from protonet._checks import fail
@@ -132,12 +131,7 @@ def run(options: argparse.Namespace) -> Report:
 
 def list_runs(datasets: Sequence[str], shots: Sequence[int], n_splits: int, methods: Sequence[str]) -> Iterator[Run]:
     """Yield every run that there are rows for, split by split; on stderr, name the sets whose package is missing."""
-    for name in datasets:
-        try:
-            data = load_real(name)
-        except ImportError as error:
-            print(f"{name} is left out: {error}", file=sys.stderr)
-            continue
+    for name, data in load_sets(datasets, load_real):
         for n in shots:
             if split_shots(data, n, 0) is not None:  # the same for every seed
                 yield from (Run(name, n, seed, method) for seed in range(n_splits) for method in methods)

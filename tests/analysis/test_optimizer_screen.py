@@ -14,7 +14,6 @@ from analysis.optimizer_bench import screen, trials
 from analysis.optimizer_bench.loading import load_python
 from analysis.optimizer_bench.screen import CHEAP, change_constants, correlate, estimate, leave_out
 from analysis.optimizer_bench.workloads import FAMILIES, FAMILY, ROLE, ROLES, WORKLOADS
-from solution.pack import ROOT
 from tests.analysis.test_optimizer_bench import WORKLOAD_FILE, swap
 
 OPTIMIZER_FILE = """
@@ -88,15 +87,6 @@ def test_constants_are_changed_where_they_are_made(folder: Path) -> None:
     assert (other.RATES.first, other.RATES.pair, other.SHAPES.size, other.LATE) == (0.5, (3, 4), 7, 7.5)
     plain = load_python("--optimizer", folder / "plain.py")
     assert (plain.RATES.first, plain.LATE) == (0.1, 4.1)
-
-
-def test_the_shared_optimizers_constants_can_be_changed(folder: Path) -> None:
-    path = ROOT / "protonet/optimizer.py"
-    module = load_python("--optimizer", path)
-    name = next(name for name, each in vars(module).items() if name.isupper() and hasattr(each, "__dataclass_fields__"))
-    field = next(iter(getattr(module, name).__dataclass_fields__))
-    (folder / "shared.py").write_text(change_constants(path, f"{name}.{field}=123"))
-    assert getattr(getattr(load_python("--optimizer", folder / "shared.py"), name), field) == 123
 
 
 def test_the_choice_without_a_family_does_not_see_it() -> None:
