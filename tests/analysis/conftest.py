@@ -36,7 +36,7 @@ SMALL = {
 LESS: dict[str, dict[str, object]] = {
     "ask": {"analysis.real_data.asking.BATCHES": 1},
     "picture-speed": {"analysis.pictures.speed.BUILD": Path()},
-    "pictures": {"analysis.pictures.study.BUILD": Path()},
+    "pictures": {"analysis.pictures.study.BUILD": Path(), "analysis.pictures.sets.PER_CLASS": 6},
     "rejection": {"analysis.real_data.rejection.CLASSES": 5},
     "training": {
         "analysis.solver.training.DATASETS": ("iris",),

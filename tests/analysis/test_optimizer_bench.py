@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from analysis.__main__ import main
-from analysis.optimizer_bench import looks, trials, tune
+from analysis.optimizer_bench import looks, step_time, trials, tune
 from analysis.optimizer_bench.loading import BASELINES, load_python, read_baselines
 from analysis.optimizer_bench.peers import PEERS, Peer
 from analysis.optimizer_bench.runs import Candidate, Run
@@ -63,7 +63,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "workloads.py").write_text(WORKLOAD_FILE)
     (path / "optimizer.py").write_text(OPTIMIZER_FILE)
     (path / "config.json").write_text('{"lr": 0.2}')
-    assert main(["optimizer-tune", *TUNED, *options(path), "--baselines", str(path / "baselines.json")]) == 0
+    given = [*TUNED, *options(path), "--jobs", "1", "--baselines", str(path / "baselines.json")]
+    assert main(["optimizer-tune", *given]) == 0
     return path
 
 
@@ -387,7 +388,8 @@ def test_workloads_that_cannot_be_tuned(folder: Path, capsys: pytest.CaptureFixt
     assert "`--workloads` must have a finite loss before training; got nan of lost" in capsys.readouterr().err
 
 
-def test_a_slower_optimizer_has_a_larger_ratio(folder: Path) -> None:
+def test_a_slower_optimizer_has_a_larger_ratio(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_time, "FIRST", 2)
     step = "    def step(self, closure=None):\n        self.steps += 1\n"
     ratios: list[float] = []
     for seconds in (0, 0.02):

@@ -13,12 +13,13 @@ from sklearn.metrics import average_precision_score
 
 from analysis.__main__ import main
 from analysis.real_data.mislabelled import ONCE, OURS, average_precision, flip_labels
-from analysis.real_data.mixed import PIPELINES, fit_ours, read_frames, summarise, tabulate
-from analysis.real_data.mixed import Run as MixedRun
+from analysis.real_data.mixed import PIPELINES, fit_ours, read_frames, tabulate
 from analysis.real_data.mixed_sets import MIXED, MixedSplit, load_mixed, split_mixed
 from analysis.real_data.rejection import draw_rows
+from analysis.real_data.robustness import Run
 from analysis.real_data.sets import load_real
 from analysis.real_data.unlabelled import MOST_ROWS, split_rows
+from analysis.shared.tables import gather
 from protonet.datasets import Dataset
 from tests.analysis.conftest import Made
 from tests.strategies import seeds
@@ -121,11 +122,11 @@ def test_pipelines_take_what_ours_takes(name: str) -> None:
 
 def test_the_table_says_who_is_best() -> None:
     runs = {
-        MixedRun("a", 5, seed, method): {"accuracy": accuracy, "recall": accuracy, "seconds": 1.0}
+        Run("a", 5, seed, method): {"accuracy": 100 * accuracy, "recall": 100 * accuracy, "seconds": 1.0}
         for seed in range(2)
         for method, accuracy in (("ours", 0.7), ("forest", 0.8), ("lda", 0.6))
     }
-    text = tabulate(summarise(runs), ["ours", "forest", "lda"])
+    text = tabulate(gather(runs), ["ours", "forest", "lda"])
     assert "forest        | -10.00" in text
     assert "best pipeline, row by row | 80.00" in text
 
