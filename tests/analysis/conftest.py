@@ -24,9 +24,7 @@ SMALL = {
     "contest-draws": "--draws 1 --family isotropic,class_noise --classes 4 --dim 16 --shots 2+1 --limits 0,30",
     "laplacian": "--family isotropic --rows 64 --dim 48 --classes 20 --shots 20 --held 5",
     "mislabelled": "--datasets iris --splits 1",
-    "picture-speed": "--pictures 4 --threads 1",
     "pictures": "--sets hues --shots 2 --splits 1 --effort fast",
-    "rejection": "--splits 2 --effort fast",
     "robustness": "--datasets iris --methods fast,cosine,knn --shots 1,2 --splits 2 --plot plot.png",
     "scale": "--rows 12 --classes 3 --dim 4",
     "training": "--splits 1",
@@ -35,9 +33,7 @@ SMALL = {
 #: Constants of modules that are smaller in tests.
 LESS: dict[str, dict[str, object]] = {
     "ask": {"analysis.real_data.asking.BATCHES": 1},
-    "picture-speed": {"analysis.pictures.speed.BUILD": Path()},
     "pictures": {"analysis.pictures.study.BUILD": Path(), "analysis.pictures.sets.PER_CLASS": 6},
-    "rejection": {"analysis.real_data.rejection.CLASSES": 5},
     "training": {
         "analysis.solver.training.DATASETS": ("iris",),
         "analysis.solver.training.LENGTH": 30,

@@ -138,6 +138,7 @@ def test_tables_pair_the_splits_and_name_failures() -> None:
     [
         ([], "be the interpreter of an environment with the peers; got none"),
         (["--peers", "false"], "be a Python with numpy; got "),
+        (["--peers", "no-such-python"], "be an interpreter; got 'no-such-python'"),
     ],
 )
 def test_peers_that_cannot_be_asked(peers: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

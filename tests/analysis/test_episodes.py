@@ -214,3 +214,8 @@ def test_pt_maps_script_runs_beside_ours(tmp_path: Path, monkeypatch: pytest.Mon
     assert found["theirs"] == found["ours"] == 1.0
     assert found["ratio"] == found["theirs_us"] / found["ours_us"] > 0
     assert "| separable | " in speed.tabulate([], [found], [], 1)
+
+
+def test_a_folder_without_pt_map_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["episode-speed", "--authors", "absent"]) == 2
+    assert "`--authors` must hold PT-MAP/test_standard.py; got absent" in capsys.readouterr().err

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from analysis.pictures import sets, study
+from analysis.pictures import sets, speed, study
 from analysis.pictures.sets import OTHERS, TUNED, make_texture, write_set
 from tests.analysis.conftest import Made
 
@@ -68,3 +69,10 @@ def test_a_split_judges_no_picture_that_it_learns_from(tmp_path: Path) -> None:
     assert np.bincount(pictures.labels[chosen]).tolist() == [5] * 8
     assert np.bincount(pictures.labels[judged]).tolist() == [20] * 8
     assert not set(chosen.tolist()) & set(judged.tolist())
+
+
+def test_the_speed_is_measured_on_pictures_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "BUILD", tmp_path)
+    speed.write_pictures(4)
+    assert {path.suffix for path in speed.list_files(4)} == {".png", ".jpg"}
+    assert speed.measure(4, torch.get_num_threads())["seconds"] > 0

@@ -21,6 +21,19 @@ class Skip(nn.Module):
         return torch.add(x, self.path(x))
 
 
+class States(nn.Module):
+    """The states (batch, length, width) of a recurrent layer, without the last one beside them."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, length, inputs) to (batch, length, width)."""
+        states: Tensor = self.layer(x)[0]
+        return states
+
+
 def make_mlp(
     *sizes: int,
     linear: Callable[[int, int], nn.Module] = nn.Linear,

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from analysis.optimizer_bench.workload import Task, classify, on_rows, seed_0, workload
 from analysis.optimizer_bench.workloads.data import SIDE, load_ascii
-from analysis.optimizer_bench.workloads.models import Skip
+from analysis.optimizer_bench.workloads.models import Skip, States
 
 DELAY, EULER, SAMPLE = 17.0, 0.1, 6.0  # units of time: of the equation, of its solution, and between two samples
 SERIES, SERIES_HELD_OUT = 64, 4
@@ -28,19 +28,10 @@ DECAY = 0.5
 READ, READ_VALIDATION = 16, 64
 
 
-class Forecaster(nn.Module):
-    """A tanh network with torch's own initial weights, and a linear head on each of its states."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rnn = nn.RNN(1, HIDDEN, batch_first=True)
-        self.head = nn.Linear(HIDDEN, 1)
-
-    def forward(self, seen: Tensor) -> Tensor:
-        """Map what was seen (n, length) to forecasts of the same shape, each from what came before."""
-        states, _ = self.rnn(seen[..., None])  # (n, length, hidden)
-        forecasts: Tensor = self.head(states).squeeze(2)
-        return forecasts
+def make_forecaster() -> nn.Sequential:
+    """Make a tanh network that maps what was seen (n, length) to forecasts (n, length), each from what came before."""
+    states = States(nn.RNN(1, HIDDEN, batch_first=True))
+    return nn.Sequential(nn.Unflatten(1, (-1, 1)), states, nn.Linear(HIDDEN, 1), nn.Flatten())
 
 
 def simulate(series: int, samples: int) -> Tensor:
@@ -77,7 +68,7 @@ def chain() -> Task:
         seen, later = windows.unbind(1)
         return F.mse_loss(model(seen)[:, HEARD:], later[:, HEARD:])
 
-    return on_rows(Forecaster, loss, draw_series(), FORECASTS)
+    return on_rows(make_forecaster, loss, draw_series(), FORECASTS)
 
 
 class StateSpace(nn.Module):

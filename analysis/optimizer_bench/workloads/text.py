@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from analysis.optimizer_bench.workload import Task, on_rows, workload
 from analysis.optimizer_bench.workloads.data import cut_windows, encode_ascii, join_sources
-from analysis.optimizer_bench.workloads.models import Skip, make_mlp
+from analysis.optimizer_bench.workloads.models import Skip, States, make_mlp
 
 BYTES, CONTEXT, WIDTH, HEADS, LAYERS = 128, 32, 64, 4, 2  #: The GPT's; its vocabulary is ASCII.
 #: The GRU's; of its tokens, 0 stands for all that are not among the commonest.
@@ -88,22 +88,6 @@ def gpt() -> Task:
     return on_rows(GPT, predict_next, load_bytes(), 8)
 
 
-class TokenModel(nn.Module):
-    """An embedding, a GRU and a linear head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(TOKENS, EMBEDDING)
-        self.gru = nn.GRU(EMBEDDING, HIDDEN, batch_first=True)
-        self.head = nn.Linear(HIDDEN, TOKENS)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Map tokens (batch, length) to logits (batch, length, vocabulary) of the token after each."""
-        states, _ = self.gru(self.embedding(tokens))  # (batch, length, width)
-        logits: Tensor = self.head(states)
-        return logits
-
-
 @functools.cache
 def load_tokens() -> tuple[Tensor, Tensor]:
     """Return windows (n, 1 + length) of tokens to train and to validate on."""
@@ -116,8 +100,13 @@ def load_tokens() -> tuple[Tensor, Tensor]:
 
 @workload
 def gru() -> Task:
-    """Predict the next token by a GRU."""
-    return on_rows(TokenModel, predict_next, load_tokens(), 16)
+    """Predict the next token by a GRU: map (batch, length) to logits (batch, length, vocabulary)."""
+
+    def make() -> nn.Module:
+        embedding, states = nn.Embedding(TOKENS, EMBEDDING), States(nn.GRU(EMBEDDING, HIDDEN, batch_first=True))
+        return nn.Sequential(embedding, states, nn.Linear(HIDDEN, TOKENS))
+
+    return on_rows(make, predict_next, load_tokens(), 16)
 
 
 WORKLOADS = {"gpt": gpt, "gru": gru}
