@@ -96,7 +96,8 @@ def predict_bayes_gaussian(
 
     def score(x: Tensor) -> Tensor:
         x = x @ basis
-        return 2 * x @ (means / variances).T - x.square() @ variances.reciprocal().T - constant
+        scores: Tensor = 2 * x @ (means / variances).T - x.square() @ variances.reciprocal().T - constant
+        return scores
 
     return _predict(score, query_x)
 

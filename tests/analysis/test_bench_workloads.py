@@ -37,6 +37,7 @@ from analysis.optimizer_bench.workloads import (
 from analysis.optimizer_bench.workloads.data import cut_windows, load_ascii, load_latin, read_sources
 from analysis.optimizer_bench.workloads.dense import label_characters
 from analysis.optimizer_bench.workloads.models import make_mlp
+from analysis.optimizer_bench.workloads.text import LENGTH, TOKENS
 
 BATCHES, STEPS, RATE = 2, 30, 3e-3
 RATES = {"cnn": 1e-2}  #: AdamW's rate for what learns nothing in so few steps at ``RATE``.
@@ -312,14 +313,14 @@ def test_what_predicts_the_next_byte_sees_no_future(name: str) -> None:
 
 
 def test_hidden_tokens_can_be_put_back_and_bert_ties_its_embeddings() -> None:
-    windows = torch.randint(transformers.TOKENS, (50, 1 + transformers.LENGTH), generator=generate())
+    windows = torch.randint(TOKENS, (50, 1 + LENGTH), generator=generate())
     tokens, places, hidden = transformers.hide_tokens(windows, generate(1))
     assert (tokens == transformers.MASK).sum(1).eq(transformers.MASKED).all()
     assert torch.equal(tokens.scatter(1, places, hidden), windows)
     with initial_weights(0):
         model = transformers.BERT()
     logits = model(tokens[:2], places[:2])
-    assert logits.shape == (2, transformers.MASKED, transformers.TOKENS)  # the mask is never an answer
+    assert logits.shape == (2, transformers.MASKED, TOKENS)  # the mask is never an answer
     logits.logsumexp(-1).sum().backward()
     assert model.tokens.weight.grad is not None
-    assert model.tokens.weight.grad[: transformers.TOKENS].any(1).all()  # as weights of the output
+    assert model.tokens.weight.grad[:TOKENS].any(1).all()  # as weights of the output

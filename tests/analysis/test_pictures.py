@@ -56,7 +56,9 @@ def test_both_halves_have_their_table(make_report: Callable[[str], Made]) -> Non
     (row,) = make_report("pictures").rows
     assert all(0 <= accuracy <= 100 for own in row["percent"].values() for accuracy in own)
     percent = {"ours": [90.0, 90.0], "pixels": [50.0, 50.0], "hog": [40.0, 40.0]}
-    rows = [{"set": name, "shots": 2, "tuned": name == "hues", "percent": percent} for name in ("hues", "faces")]
+    rows: list[dict[str, object]] = [
+        {"set": name, "shots": 2, "tuned": name == "hues", "percent": percent} for name in ("hues", "faces")
+    ]
     said = study.tabulate(rows, 2)
     assert "| first | hues  | 2         | 90.00 ±0.00 | 50.00 ±0.00" in said
     assert "The other half, 1 row:" in said

@@ -35,13 +35,15 @@ def test_a_study_says_what_it_is_and_what_is_wrong_with_an_option(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study = load_study(name)
-    parser = StudyParser(f"analysis {name}", inspect.getdoc(study) or "")
+    text = inspect.getdoc(study)
+    assert text
+    parser = StudyParser(f"analysis {name}", text)
     study.add_options(parser)
     with pytest.raises(SystemExit, match="0"):
         main([name, "--help"])
     said = capsys.readouterr().out
     assert said.startswith(f"usage: analysis {name} ")
-    assert inspect.getdoc(study) in said
+    assert text in said
     needed = ["x"] if name == "optimizer-screen" else ["--optimizer", "x"] if name == "optimizer-time" else []
     for option in ("--unknown", *parser._checks):
         assert main([name, *needed, option, "?"]) == 2
