@@ -11,12 +11,6 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "analysis" / "results"
-#: Modules that are there only to say what they are called now: no part of the reference.
-RENAMED = {
-    ".".join(path.relative_to(ROOT).with_suffix("").parts).replace("._renamed", "")
-    for path in (ROOT / "protonet").rglob("*.py")
-    if path.read_text(encoding="utf-8").startswith('"""Renamed."""')
-}
 sys.path.insert(0, str(ROOT))
 
 project = "protonet"
@@ -33,7 +27,6 @@ myst_heading_anchors = 4
 # Reference: one page for each public module, written by autosummary from its docstrings.
 autosummary_generate = True
 autosummary_ignore_module_all = True
-autosummary_context = {"renamed": RENAMED}
 add_module_names = False
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"

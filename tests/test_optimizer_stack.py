@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +12,6 @@ from torch import Tensor, nn
 from protonet.optimizer import CustomOptimizer, StackOptimizer
 from protonet.views.mlp import Recipe, ResidualMLPs, Task, train
 
-ROOT = Path(__file__).resolve().parents[1]
 MEMBERS, STEPS = 3, 30
 #: A matrix turned on both sides, one of odd length on one side, a bias, a vector, a convolution, a table.
 SHAPES: list[tuple[int, ...]] = [(16, 32), (5, 41), (1, 7), (7,), (4, 3, 2, 2), (60, 5)]
@@ -114,23 +110,6 @@ def test_training_with_an_optimizer_for_each_member_is_the_same() -> None:
         for _, average in train(stack, tasks, 3, steps=[25], generator=torch.Generator().manual_seed(2), recipe=recipe):
             ends.append(average)
     assert all(torch.equal(p, q) for p, q in zip(ends[0].parameters(), ends[1].parameters(), strict=True))
-
-
-def test_solving_does_not_import_the_compiler() -> None:
-    """The first torch.optim.Optimizer imports torch._dynamo, which takes longer than a small problem."""
-    code = """
-import sys, torch
-from protonet.fit.solver import solve
-x = torch.randn(30, 13, generator=torch.Generator().manual_seed(0))
-x[:, 0] += 3 * (torch.arange(30) % 3)
-network = solve([(x, torch.arange(30) % 3)])
-assert network.count_parameters() > 0
-print("torch._dynamo" in sys.modules)
-torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
-print("torch._dynamo" in sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "True"]
 
 
 @pytest.mark.parametrize("shape", [(16, 16), (5, 7), (9,), (4, 3, 2, 2)], ids=str)

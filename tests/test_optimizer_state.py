@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 import pickle
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-import protonet.optimizer as optimizer_module
 from protonet.optimizer import CustomOptimizer
-from solution.pack import main
 from tests.optimizer_cases import loss_on, make_model, same, skipped, through_file, train, trained, weights
 
 LOW = [torch.bfloat16, torch.float16]
@@ -142,14 +138,6 @@ def test_the_state_is_at_most_four_times_that_of_adamw(shapes: list[tuple[int, .
     held = [x for state in optimizer.state.values() for x in state.values() if isinstance(x, Tensor)]
     size = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in held}
     assert sum(size.values()) <= 4 * 2 * 4 * sum(p.numel() for p in ps)
-
-
-def test_what_is_handed_in_is_the_librarys_and_stands_alone(tmp_path: Path) -> None:
-    assert main(["-o", str(tmp_path)]) == 0
-    source = (tmp_path / "custom_optimizer.py").read_text(encoding="utf-8")
-    assert source == Path(optimizer_module.__file__).read_text(encoding="utf-8")
-    config = json.loads((tmp_path / "optimizer_config.json").read_text(encoding="utf-8"))
-    CustomOptimizer([nn.Parameter(torch.ones(2))], **config)
 
 
 def test_a_state_of_earlier_versions_loads() -> None:

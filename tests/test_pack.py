@@ -12,9 +12,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protonet.optimizer import CustomOptimizer
 from solution import pack
 from solution.pack import MANIFEST, ROOT, check_archive, library_files, main, pack_single, pack_zip
 
@@ -170,6 +172,7 @@ def test_command_writes_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     paths = [tmp_path / "new/folder" / name for name in (pack.ZIP_NAME, pack.SINGLE_NAME, *pack.OPTIMIZER_FILES)]
     assert lines == [f"{path}: {path.stat().st_size:,} bytes" for path in paths]
     archive, single, *optimizer = paths
+    CustomOptimizer([torch.ones(2, requires_grad=True)], **json.loads(optimizer[1].read_text(encoding="utf-8")))
     sources = ["protonet/optimizer.py", "solution/optimizer_config.json"]
     assert [path.read_bytes() for path in optimizer] == [(pack.ROOT / source).read_bytes() for source in sources]
     assert archive.read_bytes() == pack_zip()

@@ -26,12 +26,12 @@ def sample_tiny() -> Split:
     return sample_family("isotropic", seed=7, n_train=8, n_val=1, n_test=20, num_classes=8, dim=16)
 
 
-def score(module: ModuleType, split: Split) -> float:
+def score(module: ModuleType, split: Split, metadata: dict[str, float] | None) -> float:
     loaders = [
         DataLoader(TensorDataset(x, y), batch_size=5)
         for x, y in ((split.train_x, split.train_y), (split.val_x, split.val_y))
     ]
-    network = module.Solution().solve(*loaders, {"param_limit": 300.0})
+    network = module.Solution().solve(*loaders, metadata)
     assert isinstance(network, torch.nn.Module)
     return float((network(split.test_x).argmax(dim=1) == split.test_y).double().mean())
 
@@ -53,7 +53,8 @@ def import_system() -> Iterator[None]:
 def test_repository_takes_the_repositorys_library() -> None:
     module = load_solution(SOURCE)
     assert module._library is protonet
-    assert score(module, sample_tiny()) > 0.8
+    for metadata in ({"param_limit": 300.0}, None):
+        assert score(module, sample_tiny(), metadata) > 0.8
 
 
 @pytest.mark.usefixtures("import_system")
@@ -85,21 +86,11 @@ def test_without_a_library(tmp_path: Path) -> None:
         load_solution(tmp_path / "a" / "solution.py")
 
 
-@pytest.fixture
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clean_process_zip_and_unwritable_bytecode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
-@pytest.mark.usefixtures("one_thread")
-def test_clean_process_zip_and_unwritable_bytecode() -> None:
     # Permissions do not stop root, so that a file in the place of each bytecode folder stands for them.
     archive = io.BytesIO(pack_zip())
     with zipfile.ZipFile(archive, "a") as packed:
         for folder in ("", "protonet/", "protonet/episodes/"):
             packed.writestr(f"{folder}__pycache__", "")
     assert judge(archive.getvalue(), sample_tiny(), param_limit=300.0)["accuracy"] > 0.8
-
-
-@pytest.mark.usefixtures("one_thread")
-def test_clean_process_single_file_without_metadata() -> None:
-    assert judge(pack_single(), sample_tiny(), metadata=False)["accuracy"] > 0.8

@@ -14,7 +14,7 @@ from scipy.special import hyp0f1, ive
 from torch import Tensor
 
 from analysis.shared.baselines import pool_labelled
-from protonet._checks import check_features, check_int, check_labels, check_number, fail, fail_type
+from protonet._checks import fail
 from protonet.datasets import Split
 from protonet.losses import class_means
 
@@ -38,14 +38,7 @@ def log_vmf_integral(kappa: Tensor, dim: int) -> Tensor:
 
     Source: Mardia and Jupp, Directional Statistics, 9.3.4; NIST DLMF 10.39.9, 10.41.3 and 10.41.9.
     """
-    dim = check_int("log_vmf_integral", "dim", dim, low=2)
-    if not isinstance(kappa, Tensor):
-        fail_type("log_vmf_integral", "kappa", "be a tensor", type(kappa).__name__, "Use torch.as_tensor.")
-    k = kappa.detach().cpu().double()
-    bad = int((~(torch.isfinite(k) & (k >= 0))).sum())
-    if bad:
-        fail("log_vmf_integral", "kappa", "be finite and >= 0", f"{bad} other values", "Pass norms.")
-    order = dim / 2 - 1
+    k, order = kappa.double(), dim / 2 - 1
     return _log_integral_debye(k, order) if order >= DEBYE_ORDER else _log_integral_scipy(k, order)
 
 
@@ -57,7 +50,7 @@ def predict_bayes_sphere(
     The class is the argmax of log Z(|n m_c + x| r/s^2) - log Z(|n m_c| r/s^2), with n samples of mean m_c.
 
     Args:
-        support_x: Labelled samples (n, dim), any real dtype.
+        support_x: Labelled samples (n, dim), any floating dtype.
         support_y: Their labels (n,), integers in [0, num_classes).
         query_x: Rows to classify, (n_queries, dim).
         num_classes: The number of classes, >= 2.
@@ -67,18 +60,10 @@ def predict_bayes_sphere(
     Returns:
         Class ids (n_queries,), int64, on the CPU.
 
-    Raises:
-        InputTypeError: An argument of the wrong kind.
-        InputError: Shapes that do not fit, labels out of range, non-finite values.
-
     Source: The posterior of a Gaussian mean on a sphere is von Mises-Fisher: Mardia and Jupp, 9.3.4.
     """
-    function = "predict_bayes_sphere"
-    support, labels, query, num_classes = _check_task(function, support_x, support_y, query_x, num_classes)
-    dim = support.shape[1]
-    radius = check_number(function, "radius", radius, low=0.0, strict=True)
-    gain = radius / check_number(function, "noise", noise, low=0.0, strict=True) ** 2
-    means, counts = class_means(support, labels, num_classes)
+    dim, gain = support_x.shape[1], radius / noise**2
+    means, counts = class_means(support_x.double(), support_y, num_classes)
     sums = counts[:, None] * means  # (num_classes, dim)
     base = log_vmf_integral(gain * sums.norm(dim=1), dim)  # (num_classes,)
     squares = sums.square().sum(dim=1)  # (num_classes,)
@@ -87,7 +72,7 @@ def predict_bayes_sphere(
         squared = x.square().sum(dim=1, keepdim=True) + 2 * x @ sums.T + squares  # (rows, num_classes)
         return log_vmf_integral(gain * squared.clamp_min(0).sqrt(), dim) - base
 
-    return _predict(score, query)
+    return _predict(score, query_x)
 
 
 def predict_bayes_gaussian(
@@ -101,11 +86,9 @@ def predict_bayes_gaussian(
 
     Source: Murphy, Conjugate Bayesian analysis of the Gaussian distribution (2007), section 2, on every axis.
     """
-    function = "predict_bayes_gaussian"
-    support, labels, query, num_classes = _check_task(function, support_x, support_y, query_x, num_classes)
-    spectrum, basis = _check_covariance(function, covariance, support.shape[1])
-    prior = check_number(function, "radius", radius, low=0.0, strict=True) ** 2 / support.shape[1]
-    means, counts = class_means(support @ basis, labels, num_classes)
+    spectrum, basis = torch.linalg.eigh(covariance.double())  # (dim,), (dim, dim) in columns
+    prior = radius**2 / len(spectrum)
+    means, counts = class_means(support_x.double() @ basis, support_y, num_classes)
     shrunk = prior / (counts[:, None] * prior + spectrum)  # (num_classes, dim)
     means = shrunk * (counts[:, None] * means)
     variances = spectrum * (1 + shrunk)  # the noise's plus the posterior's
@@ -113,9 +96,10 @@ def predict_bayes_gaussian(
 
     def score(x: Tensor) -> Tensor:
         x = x @ basis
-        return 2 * x @ (means / variances).T - x.square() @ variances.reciprocal().T - constant
+        scores: Tensor = 2 * x @ (means / variances).T - x.square() @ variances.reciprocal().T - constant
+        return scores
 
-    return _predict(score, query)
+    return _predict(score, query_x)
 
 
 def predict_true_whitening(
@@ -123,16 +107,14 @@ def predict_true_whitening(
 ) -> Tensor:
     """Predict by cosine to the class mean after whitening with the noise's true covariance.
 
-    Arguments, result and errors are those of `predict_bayes_gaussian`. A class without a sample never wins.
+    Arguments and result are those of `predict_bayes_gaussian`. A class without a sample never wins.
     """
-    function = "predict_true_whitening"
-    support, labels, query, num_classes = _check_task(function, support_x, support_y, query_x, num_classes)
-    spectrum, basis = _check_covariance(function, covariance, support.shape[1])
+    spectrum, basis = torch.linalg.eigh(covariance.double())
     whiten = basis / spectrum.sqrt()  # (dim, dim)
-    means, counts = class_means(support @ whiten, labels, num_classes)
+    means, counts = class_means(support_x.double() @ whiten, support_y, num_classes)
     prototypes = torch.nn.functional.normalize(means, dim=1)
     absent = torch.where(counts > 0, 0.0, -math.inf)  # (num_classes,)
-    return _predict(lambda x: x @ whiten @ prototypes.T + absent, query)
+    return _predict(lambda x: x @ whiten @ prototypes.T + absent, query_x)
 
 
 def predict_bayes(split: Split) -> Tensor:
@@ -170,29 +152,4 @@ def _log_integral_debye(k: Tensor, order: float) -> Tensor:
 
 def _predict(score: Callable[[Tensor], Tensor], query: Tensor) -> Tensor:
     """Return the argmax of the scores (rows, num_classes), a chunk of rows at a time."""
-    return torch.cat([score(rows).argmax(dim=1) for rows in torch.split(query, CHUNK)])
-
-
-def _check_task(
-    function: str, support_x: object, support_y: object, query_x: object, num_classes: object
-) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Return support (n, dim), labels (n,) and query (n_queries, dim), float64, and the class count."""
-    n_classes = check_int(function, "num_classes", num_classes, low=2)
-    support = check_features(function, "support_x", support_x).double().cpu()
-    labels = check_labels(function, "support_y", support_y, n=len(support), num_classes=n_classes).cpu()
-    query = check_features(function, "query_x", query_x, dim=support.shape[1]).double().cpu()
-    return support, labels, query, n_classes
-
-
-def _check_covariance(function: str, covariance: object, dim: int) -> tuple[Tensor, Tensor]:
-    """Return eigenvalues (dim,) and eigenvectors (dim, dim), in columns, of a checked covariance."""
-    matrix = check_features(function, "covariance", covariance, dim=dim).double().cpu()
-    if len(matrix) != dim:
-        fail(function, "covariance", f"have {dim} rows", f"{len(matrix)}", "Pass the noise's covariance.")
-    if float((matrix - matrix.T).abs().max()) > 1e-6 * float(matrix.abs().max()):
-        fail(function, "covariance", "be symmetric", "an asymmetric one", "Average it with its transpose.")
-    spectrum, basis = torch.linalg.eigh(matrix)
-    low = float(spectrum[0])
-    if low <= 0:
-        fail(function, "covariance", "be positive definite", f"the eigenvalue {low:.3g}", "Add a ridge.")
-    return spectrum, basis
+    return torch.cat([score(rows).argmax(dim=1) for rows in torch.split(query.double(), CHUNK)])

@@ -22,7 +22,7 @@ from protonet._checks import find_version
 WARMUP = 0.03  #: Of the steps, the share in which the rate rises.
 FOLDER = "analysis/optimizer_bench"
 #: The sources that decide every run.
-SHARED = [f"{FOLDER}/workload.py", *(f"{FOLDER}/workloads/{name}.py" for name in ("text", "images", "gnn"))]
+SHARED = [f"{FOLDER}/workload.py", *(f"{FOLDER}/workloads/{name}.py" for name in ("data", "models", "text", "gnn"))]
 
 
 class Candidate(NamedTuple):
@@ -85,5 +85,5 @@ def identify(run: Run) -> list[Any]:
     else:
         source = str(optimizer.file or f"{FOLDER}/peers.py")
         versions = [] if optimizer.file else [*map(find_version, LIBRARIES)]
-    workload = str(run.file or inspect.getfile(WORKLOADS[run.workload]))
+    workload = str(run.file or inspect.getfile(inspect.unwrap(WORKLOADS[run.workload])))
     return [take_fingerprint(run.workload, run.file), versions, hash_sources(*SHARED, workload, source)]

@@ -120,7 +120,7 @@ def name_variants(variants: Sequence[Variant]) -> list[Variant]:
 
 
 def change_constants(path: Path, fields: str) -> str:
-    """Return a module's source in which fields of its dataclass constants are changed where these are made.
+    """Return a module's source that ends by changing fields of its dataclass constants, which its functions read.
 
     Args:
         path: Of the module, which can be imported.
@@ -140,19 +140,10 @@ def change_constants(path: Path, fields: str) -> str:
             changed.setdefault(name, {})[field] = ast.literal_eval(value)
         except (SyntaxError, ValueError):
             fail(PROG, "variants", f"have a literal as {name}.{field}", repr(value), "Write a number or a tuple.")
-    lines = source.splitlines()
-    made = [(node.end_lineno or 0, name) for node in ast.parse(source).body for name in _list_targets(node)]
-    for line, name in sorted(made, reverse=True):
-        if name in changed:
-            values = ", ".join(f"{field}={value!r}" for field, value in changed[name].items())
-            lines.insert(line, f'{name} = __import__("dataclasses").replace({name}, {values})')
-    return "\n".join(lines) + "\n"
-
-
-def _list_targets(node: ast.stmt) -> list[str]:
-    """Return the names that a statement binds by an assignment."""
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-    return [each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)]
+    for name, values in changed.items():
+        given = ", ".join(f"{field}={value!r}" for field, value in values.items())
+        source += f'\n{name} = __import__("dataclasses").replace({name}, {given})\n'
+    return source
 
 
 def average(ratios: Mapping[str, float], names: Collection[str]) -> float:

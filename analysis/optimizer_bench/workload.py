@@ -1,10 +1,12 @@
 """A workload is a model, a training loss that draws its own batches, and a validation loss on a fixed set.
 
-One training run on it gives a curve: the smoothed validation loss every few steps.
+Most are a task, which says how to make the model, a batch's loss, the stream of batches and what is held out. One
+training run on a workload gives a curve: the smoothed validation loss every few steps.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 EVERY, DECAY = 10, 0.8  #: Steps between two validations, and the decay of the moving average of their losses.
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -38,38 +41,80 @@ def initial_weights(seed: int) -> Iterator[None]:
         yield
 
 
-def batches(n: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield row numbers (size,) for ever: every row once before any row again, incomplete batches left out."""
-    while True:
-        yield from torch.randperm(n, generator=generator).split(size)[: n // size]
+class Task(NamedTuple):
+    """What a workload is made of, whatever its seed."""
+
+    make: Callable[[], nn.Module]  #: Makes the model.
+    loss: Callable[[nn.Module, Any], Tensor]  #: Maps the model and a batch to the loss, 0-d.
+    stream: Callable[[torch.Generator], Iterator[Any]]  #: Draws batches for ever.
+    validation: Any  #: The batch to validate on.
 
 
-def build_on_rows(
+def build(task: Task, seed: int) -> Workload:
+    """Build a workload, whose seed decides the initial weights and what is drawn for batches."""
+    with initial_weights(seed):
+        model = task.make()
+    batches = task.stream(torch.Generator().manual_seed(seed))
+    return Workload(model, lambda: task.loss(model, next(batches)), lambda: task.loss(model, task.validation))
+
+
+def workload(describe: Callable[[], Task]) -> Build:
+    """Make of a function that describes a task, and is called once, what builds its workload."""
+    describe_once = functools.cache(describe)
+
+    @functools.wraps(describe)
+    def build_it(seed: int) -> Workload:
+        return build(describe_once(), seed)
+
+    return build_it
+
+
+Stream = Callable[[torch.Generator], Iterator[Any]]  #: Draws batches for ever.
+Draw = Callable[[Tensor, torch.Generator], Any]  #: Adds to rows what is drawn anew for each batch.
+
+
+def shuffle(rows: Tensor, size: int, draw: Draw = lambda rows, _: rows) -> Stream:
+    """Return a stream of batches of rows (n, ...): each row once before any again, no incomplete batch."""
+
+    def stream(generator: torch.Generator) -> Iterator[Any]:
+        while True:
+            for batch in torch.randperm(len(rows), generator=generator).split(size)[: len(rows) // size]:
+                yield draw(rows[batch], generator)
+
+    return stream
+
+
+def seed_0() -> torch.Generator:
+    """Return the generator of all that no seed of a workload changes."""
+    return torch.Generator().manual_seed(0)
+
+
+def hold_out(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Shuffle rows (n, ...), and return those to train and ``count`` to validate on."""
+    validation, train = rows[torch.randperm(len(rows), generator=seed_0())].tensor_split([count])
+    return train, validation
+
+
+def on_rows(
     make: Callable[[], nn.Module],
     loss: Callable[[nn.Module, Any], Tensor],
-    rows: Tensor,
-    validation: Any,
-    *,
+    rows: tuple[Tensor, Tensor],
     size: int,
-    seed: int,
-    draw: Callable[[Tensor, torch.Generator], Any] = lambda batch, _: batch,
-) -> Workload:
-    """Build a workload whose batches are rows of a tensor.
+    draw: Draw = lambda rows, _: rows,
+) -> Task:
+    """Return the task of batches of ``size`` rows: those to train, (n, ...), and those to validate on."""
+    train, validation = rows
+    return Task(make, loss, shuffle(train, size, draw), draw(validation, seed_0()))
 
-    Args:
-        make: Makes the model.
-        loss: Maps the model and a batch to the loss, 0-d.
-        rows: To train on, (n, ...).
-        validation: The batch to validate on.
-        size: Rows of a batch.
-        seed: Of the initial weights, the order of the rows and what ``draw`` draws.
-        draw: Adds to rows (size, ...) what is drawn anew for each batch.
-    """
-    with initial_weights(seed):
-        model = make()
-    generator = torch.Generator().manual_seed(seed)
-    order = batches(len(rows), size, generator)
-    return Workload(model, lambda: loss(model, draw(rows[next(order)], generator)), lambda: loss(model, validation))
+
+def tell(x: Tensor, y: Tensor) -> Callable[[nn.Module, Tensor], Tensor]:
+    """Return the loss, given a model and row numbers, of telling the classes (n,) of rows (n, ...)."""
+    return lambda model, rows: F.cross_entropy(model(x[rows]), y[rows])
+
+
+def classify(make: Callable[[], nn.Module], x: Tensor, y: Tensor, *, held_out: int, size: int) -> Task:
+    """Return the task of telling the classes (n,) of rows (n, ...), some of which are held out."""
+    return on_rows(make, tell(x, y), hold_out(torch.arange(len(y)), held_out), size)
 
 
 class Curve(NamedTuple):

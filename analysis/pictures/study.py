@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -19,9 +18,8 @@ from PIL import Image
 from analysis.pictures.sets import SETS, TUNED, Pictures, write_set
 from analysis.shared.baselines import BASELINES
 from analysis.shared.journal import hash_sources, run_all
-from analysis.shared.runner import BUILD, Report, StudyParser, parse_wholes
+from analysis.shared.runner import BUILD, Report, StudyParser, load_sets, parse_wholes
 from analysis.shared.tables import format_mean, mean_and_error, subtract
-from protonet._checks import MissingPackageError
 from protonet.fit.search import EFFORTS
 from protonet.fit.solver import solve_problem
 from protonet.tables.columns.encoding import Encoding
@@ -62,13 +60,7 @@ def add_options(parser: StudyParser) -> None:
 
 def run(options: argparse.Namespace) -> Report:
     """Do every run, and compare the methods by set."""
-    names = []
-    for name in options.sets or list(SETS):
-        try:
-            write_set(name, BUILD / "pictures")
-            names.append(name)
-        except MissingPackageError as error:
-            print(f"{name} is left out: {error}", file=sys.stderr)
+    names = [name for name, _ in load_sets(options.sets or SETS, lambda name: write_set(name, BUILD / "pictures"))]
     numbers = range(options.splits)
     runs = [
         Run(name, shots, seed, method, options.effort)

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from analysis.real_data.asking import FITTED, OURS, SHOTS, STRATEGIES, TARGET, Run, run_strategy
+from analysis.real_data.asking import FITTED, SHOTS, STRATEGIES, TARGET, Run, run_strategy
 from analysis.real_data.robustness import DATA
 from analysis.real_data.sets import load_real
 from analysis.shared.journal import hash_sources, run_all
-from analysis.shared.runner import Report, StudyParser
+from analysis.shared.runner import Report, StudyParser, load_sets
 from analysis.shared.tables import mean_and_error
 from protonet._checks import optional_packages
 from protonet.ui.command_line import check_name
@@ -54,12 +53,7 @@ def run(options: argparse.Namespace) -> Report:
         import sklearn.cluster  # noqa: F401, PLC0415 - TypiClust and the isotonic curves
     strategies = options.strategies or list(STRATEGIES)
     runs = []
-    for name in options.datasets or (*DEVELOPED, *REPORTED):
-        try:
-            load_real(name)
-        except ImportError as error:
-            print(f"{name} is left out: {error}", file=sys.stderr)
-            continue
+    for name, _ in load_sets(options.datasets or (*DEVELOPED, *REPORTED), load_real):
         pairs = [(seed, each) for seed in range(options.splits) for each in (TARGET, *strategies)]
         runs += [Run(name, seed, each, options.effort) for seed, each in pairs]
     code = hash_sources(
@@ -67,12 +61,6 @@ def run(options: argparse.Namespace) -> Report:
     )
     rows = summarise(run_all(runs, run_strategy, options.state, lambda _: code))
     return Report(rows, tabulate(rows))
-
-
-def hash_code(strategy: str) -> str:
-    """Return a hash of the code that decides a strategy's results."""
-    own = ("protonet/fit/active.py",) if strategy in OURS else ()
-    return hash_sources("analysis/real_data/asking.py", *own, *DATA, *library_files())
 
 
 def find_labels(curve: Sequence[float], target: float) -> float:

@@ -179,8 +179,6 @@ STRATEGIES: dict[str, Strategy] = {
     "typiclust": choose_typical,
     "badge": choose_badge,
 }
-#: Those that the library's code decides.
-OURS = ("ours", "narrow", "wide", "no-doubt")
 
 
 def split_pool(name: str, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:

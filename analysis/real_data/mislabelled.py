@@ -9,7 +9,6 @@ import argparse
 import json
 import statistics
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -23,7 +22,7 @@ from torch import Tensor
 from analysis.real_data.robustness import DATA
 from analysis.real_data.sets import DATASETS, load_real, split_shots
 from analysis.shared.journal import hash_sources, run_all
-from analysis.shared.runner import Report, StudyParser
+from analysis.shared.runner import Report, StudyParser, load_sets
 from analysis.shared.tables import format_mean
 from protonet._checks import fail
 from protonet.fit.crossfit import REPEATS, crossfit, number_held, predict_held, repeat_held
@@ -106,12 +105,7 @@ def run(options: argparse.Namespace) -> Report:
 
 def list_runs(datasets: Sequence[str], splits: int, effort: str, peers: str | None) -> Iterator[Run]:
     """Yield every run that there are rows for; on stderr, name the sets whose package is missing."""
-    for name in datasets:
-        try:
-            data = load_real(name)
-        except ImportError as error:
-            print(f"{name} is left out: {error}", file=sys.stderr)
-            continue
+    for name, data in load_sets(datasets, load_real):
         if split_shots(data, SHOTS, 0) is not None:
             yield from (Run(name, seed, effort, peers) for seed in range(splits))
 

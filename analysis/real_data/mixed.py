@@ -10,22 +10,22 @@ import argparse
 import csv
 import functools
 import statistics
-import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from analysis.real_data.mixed_sets import MIXED, MixedSplit, load_mixed, split_mixed
+from analysis.real_data.robustness import Run
 from analysis.shared.journal import hash_sources, run_all
-from analysis.shared.runner import Report, StudyParser, parse_wholes
-from analysis.shared.tables import format_mean
+from analysis.shared.runner import Report, StudyParser, load_sets, parse_wholes
+from analysis.shared.tables import average_rows, describe_regrets, format_mean, gather
 from protonet._checks import fail
 from protonet.commands.data import add_options as add_data_options
 from protonet.commands.data import read_data
@@ -56,15 +56,6 @@ NOTE = """
 Mean over {splits} ± one standard error, in percent, of rows as they come: of classes of other sizes than the labelled
 ones. The best pipeline is, with hindsight, the one of the highest mean in the row.
 """
-
-
-class Run(NamedTuple):
-    """One method on one split."""
-
-    dataset: str
-    shots: int
-    seed: int
-    method: str
 
 
 def fit_ours(split: MixedSplit, effort: str = "default") -> np.ndarray:
@@ -177,19 +168,14 @@ def run(options: argparse.Namespace) -> Report:
     if not any(method in OURS for method in methods):
         fail(PROG, "--methods", "name one of ours", ",".join(methods), "Add ours.")
     runs = []
-    for name in options.datasets or list(MIXED):
-        try:
-            load_mixed(name)
-        except ImportError as error:
-            print(f"{name} is left out: {error}", file=sys.stderr)
-            continue
+    for name, _ in load_sets(options.datasets or MIXED, load_mixed):
         seeds = range(options.splits)
         runs += [Run(name, n, seed, method) for n in options.shots for seed in seeds for method in methods]
     if not runs:
         remedy = "pip install palmerpenguins vega_datasets; pip install --no-deps ISLP."
         fail(PROG, "--datasets", "have a package that is installed", "none", remedy)
     results = run_all(runs, run_method, options.state, lambda run: hash_code(run.method))
-    rows = summarise(results)
+    rows = gather(results)
     return Report(rows, tabulate(rows, methods))
 
 
@@ -201,30 +187,14 @@ def hash_code(method: str) -> str:
 
 
 def run_method(run: Run) -> dict[str, float]:
-    """Return a method's accuracy on a split, its mean recall over the classes, and its seconds."""
+    """Return a method's accuracy on a split and its mean recall over the classes, in percent, and its seconds."""
     split = split_mixed(*run[:3])
     started = time.perf_counter()
     right = METHODS[run.method](split) == split.test_labels
     seconds = time.perf_counter() - started
     recalls = [right[split.test_labels == each].mean() for each in np.unique(split.test_labels)]
-    return {"accuracy": float(right.mean()), "recall": float(np.mean(recalls)), "seconds": round(seconds, 3)}
-
-
-def summarise(results: Mapping[Run, Mapping[str, float]]) -> list[dict[str, Any]]:
-    """Gather the results by table and shots: ``accuracy`` and ``recall`` of each method by split, in percent."""
-    rows: dict[tuple[str, int], dict[str, Any]] = {}
-    for run, result in results.items():
-        start: dict[str, Any] = {
-            "dataset": run.dataset,
-            "shots": run.shots,
-            "accuracy": {},
-            "recall": {},
-            "seconds": {},
-        }
-        row = rows.setdefault(run[:2], start)
-        for name, value in result.items():
-            row[name].setdefault(run.method, []).append(value if name == "seconds" else 100 * value)
-    return list(rows.values())
+    percent = {"accuracy": 100 * float(right.mean()), "recall": 100 * float(np.mean(recalls))}
+    return percent | {"seconds": round(seconds, 3)}
 
 
 def tabulate(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> str:
@@ -247,30 +217,20 @@ def tabulate(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> str:
 def tabulate_group(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> str:
     """Return a table with a line for each method, and one for the best pipeline of each row in hindsight."""
     pipelines = [method for method in methods if method in PIPELINES]
-
-    def mean(row: Mapping[str, Any], quantity: str, method: str) -> float:
-        return statistics.fmean(row[quantity][method])
-
+    best = {
+        quantity: [max(average_rows([row], quantity, each) for each in pipelines) for row in rows if pipelines]
+        for quantity in ("accuracy", "recall")
+    }
     lines = []
     for method in methods:
-        means = [
-            statistics.fmean(mean(row, each, method) for row in rows) for each in ("accuracy", "recall", "seconds")
-        ]
-        line = [method, *(f"{each:.2f}" for each in means)]
+        line = [method, *(f"{average_rows(rows, each, method):.2f}" for each in ("accuracy", "recall", "seconds"))]
         if pipelines:
-            behind = [
-                max(mean(row, "accuracy", each) for each in pipelines) - mean(row, "accuracy", method) for row in rows
-            ]
-            line += [
-                f"{statistics.fmean(behind):+.2f}",
-                f"{max(behind):+.2f} ({rows[int(np.argmax(behind))]['dataset']})",
-            ]
+            pairs = zip(rows, best["accuracy"], strict=True)
+            behind = {row["dataset"]: most - average_rows([row], "accuracy", method) for row, most in pairs}
+            line += describe_regrets(behind)
         lines.append(line)
     if pipelines:
-        best = [
-            statistics.fmean(max(mean(row, each, method) for method in pipelines) for row in rows)
-            for each in ("accuracy", "recall")
-        ]
-        lines.append(["best pipeline, row by row", *(f"{each:.2f}" for each in best), "", "+0.00", ""])
+        hindsight = [f"{statistics.fmean(values):.2f}" for values in best.values()]
+        lines.append(["best pipeline, row by row", *hindsight, "", "+0.00", ""])
     header = ["method", "accuracy", "mean recall", "seconds", "mean regret", "worst regret"]
     return format_table(header[: len(lines[0])], lines)

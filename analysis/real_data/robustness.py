@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import functools
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -23,8 +22,8 @@ from analysis.prior.study import load_left_out
 from analysis.real_data.sets import DATASETS, load_real, split_shots
 from analysis.shared.baselines import BASELINES, Fit, Outcome, Predictor
 from analysis.shared.journal import hash_sources, run_all
-from analysis.shared.runner import Report, StudyParser, parse_wholes
-from analysis.shared.tables import format_mean, mean_and_error, subtract
+from analysis.shared.runner import Report, StudyParser, load_sets, parse_wholes
+from analysis.shared.tables import average_rows, describe_regrets, format_mean, gather, mean_and_error, subtract
 from protonet import solve
 from protonet._checks import fail
 from protonet.datasets import Split
@@ -132,12 +131,7 @@ def run(options: argparse.Namespace) -> Report:
 
 def list_runs(datasets: Sequence[str], shots: Sequence[int], n_splits: int, methods: Sequence[str]) -> Iterator[Run]:
     """Yield every run that there are rows for, split by split; on stderr, name the sets whose package is missing."""
-    for name in datasets:
-        try:
-            data = load_real(name)
-        except ImportError as error:
-            print(f"{name} is left out: {error}", file=sys.stderr)
-            continue
+    for name, data in load_sets(datasets, load_real):
         for n in shots:
             if split_shots(data, n, 0) is not None:  # the same for every seed
                 yield from (Run(name, n, seed, method) for seed in range(n_splits) for method in methods)
@@ -184,17 +178,12 @@ def summarise(results: Mapping[Run, Mapping[str, float]]) -> list[Row]:
     ``percent`` has the accuracies of each method by split, ``seconds``, ``log_loss`` and ``calibration_error``
     likewise; ``best`` is the baseline with the highest mean accuracy.
     """
-    rows: dict[tuple[str, int], Row] = {}
-    for run, result in results.items():
-        row = rows.setdefault(run[:2], {"dataset": run.dataset, "shots": run.shots, "percent": {}, "seconds": {}})
-        row["percent"].setdefault(run.method, []).append(100 * result["accuracy"])
-        for name in ("seconds", "log_loss", "calibration_error"):
-            if name in result:
-                row.setdefault(name, {}).setdefault(run.method, []).append(result[name])
-    for row in rows.values():
+    rows = gather({run: {"percent": 100 * result["accuracy"], **result} for run, result in results.items()})
+    for row in rows:
+        del row["accuracy"]
         baselines = [method for method in BASELINES if method in row["percent"]]
         row["best"] = max(baselines, key=lambda method: statistics.fmean(row["percent"][method]), default=None)
-    return list(rows.values())
+    return rows
 
 
 def regrets(row: Row, method: str) -> list[float]:
@@ -234,16 +223,16 @@ def _tabulate_group(rows: Sequence[Row], methods: Sequence[str]) -> str:
     all_ranks = [ranks(row) for row in rows]
     lines = []
     for method in methods:
-        regret = {f"{row['dataset']} {row['shots']}": regrets(row, method) for row in rows if row["best"]}
-        means = {place: statistics.fmean(values) for place, values in regret.items()}
-        worst = max(means, key=lambda place: means[place], default=None)
-        line = [NAMES[method], f"{_mean(rows, 'percent', method):.2f}"]
-        line += [f"{statistics.fmean(means.values()):+.2f}", f"{means[worst]:+.2f} ({worst})"] if worst else ["", ""]
+        behind = {
+            f"{row['dataset']} {row['shots']}": statistics.fmean(regrets(row, method)) for row in rows if row["best"]
+        }
+        line = [NAMES[method], f"{average_rows(rows, 'percent', method):.2f}"]
+        line += describe_regrets(behind) if behind else ["", ""]
         line.append(f"{statistics.fmean(rank[method] for rank in all_ranks):.2f}")
         known = method in rows[0].get("log_loss", {})
-        line.append(f"{_mean(rows, 'log_loss', method):.3f}" if known else "")
-        line.append(f"{100 * _mean(rows, 'calibration_error', method):.2f}" if known else "")
-        lines.append([*line, f"{_mean(rows, 'seconds', method):.2f}"])
+        line.append(f"{average_rows(rows, 'log_loss', method):.3f}" if known else "")
+        line.append(f"{100 * average_rows(rows, 'calibration_error', method):.2f}" if known else "")
+        lines.append([*line, f"{average_rows(rows, 'seconds', method):.2f}"])
     if all(row["best"] for row in rows):
         hindsight = statistics.fmean(statistics.fmean(row["percent"][row["best"]]) for row in rows)
         lines.append(["best baseline, row by row", f"{hindsight:.2f}", "+0.00", *[""] * 5])
@@ -275,8 +264,3 @@ def plot(rows: Sequence[Row], method: str, path: Path) -> None:
     axes.set_xlabel(f"accuracy of {method} minus the best baseline's of the row, points (± one standard error)")
     axes.legend(title="shots", frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(path, dpi=150)
-
-
-def _mean(rows: Sequence[Row], quantity: str, method: str) -> float:
-    """Return the mean over rows of a quantity's mean over splits."""
-    return statistics.fmean(statistics.fmean(row[quantity][method]) for row in rows)

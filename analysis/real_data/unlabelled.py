@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from torch import Tensor
 from analysis.real_data.robustness import DATA
 from analysis.real_data.sets import DATASETS, SPARE_ROWS, load_real
 from analysis.shared.journal import hash_sources, run_all
-from analysis.shared.runner import Report, StudyParser, parse_wholes
+from analysis.shared.runner import Report, StudyParser, load_sets, parse_wholes
 from analysis.shared.tables import format_mean
 from protonet._checks import fail
 from protonet.datasets import Dataset
@@ -102,12 +101,7 @@ def run(options: argparse.Namespace) -> Report:
 
 def list_runs(options: argparse.Namespace) -> Iterator[Run]:
     """Yield every run that there are rows for, split by split; on stderr, name the sets whose package is missing."""
-    for name in options.datasets or list(DATASETS):
-        try:
-            data = load_real(name)
-        except ImportError as error:
-            print(f"{name} is left out: {error}", file=sys.stderr)
-            continue
+    for name, data in load_sets(options.datasets or DATASETS, load_real):
         for shots in options.shots:
             for regime in options.regimes or list(REGIMES):
                 peers = options.peers and regime == "alike"

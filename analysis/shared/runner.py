@@ -11,18 +11,19 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from protonet._checks import fail
 from protonet.ui.command_line import Parser, check_outputs, parse_whole
 from solution.pack import ROOT
 
 BUILD = Path("build")
+Loaded = TypeVar("Loaded")
 FORMATS = (".png", ".pdf", ".svg")
 #: Options of the machine, which the command that made a table is told without.
 UNSHOWN = ("authors", "baselines", "jobs", "peers", "python")
@@ -86,7 +87,7 @@ class StudyParser(Parser):
         for name, value in vars(options).items():
             if isinstance(value, list):  # arguments without a name
                 made += "".join(f" {each}" for each in value)
-            elif value not in {None, False} and name not in (*self._outputs, *UNSHOWN):
+            elif value is True or (value not in {None, False} and name not in (*self._outputs, *UNSHOWN)):
                 made += f" --{name.replace('_', '-')}{'' if value is True else f' {value}'}"
         for option, check in self._checks.items():
             name = option.removeprefix("--").replace("-", "_")
@@ -109,6 +110,17 @@ def run_study(prog: str, study: ModuleType, arguments: Sequence[str] | None) -> 
     if options.markdown is not None:
         options.markdown.write_text(f"{report.table}\nMade by `{options.made}`.\n", encoding="utf-8")
     print(report.table, end="")
+
+
+def load_sets(names: Iterable[str], load: Callable[[str], Loaded]) -> Iterator[tuple[str, Loaded]]:
+    """Yield names with what is loaded by them; on stderr, name those whose package is missing."""
+    for name in names:
+        try:
+            loaded = load(name)
+        except ImportError as error:
+            print(f"{name} is left out: {error}", file=sys.stderr)
+        else:
+            yield name, loaded
 
 
 def parse_names(prog: str, option: str, text: str, known: Collection[str]) -> list[str]:

@@ -31,6 +31,27 @@ def subtract(left: Sequence[float], right: Sequence[float]) -> list[float]:
     return [a - b for a, b in zip(left, right, strict=True)] if left and right else []
 
 
+def gather(results: Mapping[Any, Mapping[str, float]]) -> list[dict[str, Any]]:
+    """Gather results of runs by data set and shots: of each quantity the values of each method, by split."""
+    rows: dict[tuple[str, int], dict[str, Any]] = {}
+    for run, result in results.items():
+        row = rows.setdefault((run.dataset, run.shots), {"dataset": run.dataset, "shots": run.shots})
+        for quantity, value in result.items():
+            row.setdefault(quantity, {}).setdefault(run.method, []).append(value)
+    return list(rows.values())
+
+
+def average_rows(rows: Sequence[Mapping[str, Any]], quantity: str, method: str) -> float:
+    """Return the mean over rows of a quantity's mean over splits."""
+    return statistics.fmean(statistics.fmean(row[quantity][method]) for row in rows)
+
+
+def describe_regrets(regrets: Mapping[str, float]) -> list[str]:
+    """Return the mean of regrets by the row's name, and the worst with that name."""
+    worst = max(regrets, key=lambda name: regrets[name])
+    return [f"{statistics.fmean(regrets.values()):+.2f}", f"{regrets[worst]:+.2f} ({worst})"]
+
+
 def format_columns(columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> str:
     """Return a table of rows by its columns: headings, and the format of a row's entries such as ``{seconds:.1f}``."""
     return format_table(list(columns), [[text.format(**row) for text in columns.values()] for row in rows])

@@ -1,20 +1,17 @@
-"""The study of the labels that it takes: strategies against slow forms, the curve, the table, the command."""
+"""The study of the labels that it takes: strategies against slow forms, the curve and the table."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import entropy
 
-from analysis.__main__ import main
-from analysis.real_data import ask, asking
-from analysis.real_data.ask import DEVELOPED, REPORTED, find_labels, hash_code, summarise, tabulate
+from analysis.real_data import asking
+from analysis.real_data.ask import find_labels, summarise, tabulate
 from analysis.real_data.asking import (
-    OURS,
     STRATEGIES,
     TARGET,
     Pool,
@@ -118,12 +115,6 @@ def test_splits_do_not_overlap_and_draws_are_of_every_class() -> None:
     assert split_pool("digits", 0)[4] == 10
 
 
-def test_codes() -> None:
-    assert hash_code("badge") == hash_code(TARGET) != hash_code("ours") == hash_code("wide")
-    assert set(OURS) < set(STRATEGIES)
-    assert not set(DEVELOPED) & set(REPORTED)
-
-
 def test_a_strategy_begins_with_one_row_of_each_class_as_the_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "BATCHES", 2)
     curves = [run_strategy(Run("iris", 0, name)) for name in ("ours", "random")]
@@ -147,16 +138,3 @@ def test_summary_and_table() -> None:
     assert "| iris                            | 80.0             | 25    | 40     |" in text
     assert "| **mean of all**                 |                  | 22 ±2 | 35 ±5  |" in text
     assert "ours 64 %, random 100 %" in text
-
-
-def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(asking, "BATCHES", 1)
-    words = ["ask", "--datasets", "iris", "--strategies", "ours,random", "--splits", "1"]
-    state, table = ["--state", str(tmp_path / "state.jsonl")], tmp_path / "ask.md"
-    assert main([*words, *state, "--markdown", str(table)]) == 0
-    said = capsys.readouterr().out
-    made = "python -m analysis ask --datasets iris --strategies ours,random --effort linear --splits 1"
-    assert table.read_text(encoding="utf-8") == f"{said}\nMade by `{made}`.\n"
-    monkeypatch.setattr(ask, "run_strategy", None)  # all is in the journal
-    assert main([*words, *state]) == 0
-    assert main(["ask", "--strategies", "luck"]) == 2

@@ -112,20 +112,13 @@ def test_one_sample_a_class(name: str) -> None:
 
 
 @pytest.mark.parametrize("method", TUNED)
-@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("rows", [1, 5])
 def test_every_tuned_baseline_learns_blobs(method: str, rows: int) -> None:
     x, y = arrays(0, rows + 20)
     order = np.argsort(y, kind="stable").reshape(3, -1)
     train, test = order[:, :rows].ravel(), order[:, rows:].ravel()
     outcome = BASELINES[method].fit(x[train], y[train])(x[test])
     assert (outcome.predicted == y[test]).mean() > (0.6 if rows == 1 else 0.85)
-
-
-def test_cosine_of_float64_is_the_slow_loop() -> None:
-    x, y = arrays(1, 4)
-    means = [x[y == c].mean(0) for c in range(3)]
-    slow = [max(range(3), key=lambda c: float(row @ means[c]) / np.linalg.norm(means[c])) for row in x]
-    assert BASELINES["cosine"].fit(x, y)(x).predicted.tolist() == slow
 
 
 @pytest.mark.parametrize("classes", [2, 3])

@@ -1,4 +1,4 @@
-"""The study of boosters: which splits each peer gets, what the worker says, the tables, the command's errors."""
+"""The study of boosters: which splits each peer gets, what the worker says, the tables."""
 
 from __future__ import annotations
 
@@ -133,34 +133,17 @@ def test_tables_pair_the_splits_and_name_failures() -> None:
     assert "Failed: 2 fits" in text
 
 
-def test_command_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = [*FAST, "--methods", "ours", "--state", str(tmp_path / "state.jsonl")]
-    outputs = ["--json", str(tmp_path / "out.json"), "--markdown", str(tmp_path / "out.md")]
-    assert main([*command, *outputs]) == 0
-    first = capsys.readouterr().out
-    assert main(command) == 0  # the seconds, too, are those of the journal
-    assert capsys.readouterr().out == first
-    made = "python -m analysis boosters --datasets iris --methods ours --shots 5 --splits 1"
-    assert (tmp_path / "out.md").read_text() == f"{first}\nMade by `{made}`.\n"
-    assert list(json.loads((tmp_path / "out.json").read_text())["rows"][0]["results"]["ours"]) == ["0"]
-
-
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("peers", "message"),
     [
-        ([], "`--peers` must be the interpreter of an environment with the peers; got none"),
-        (["--peers", "no-such-python"], "`--peers` must be an interpreter; got 'no-such-python'"),
-        (["--peers", "false"], "`--peers` must be a Python with numpy; got "),
-        (["--methods", "xgboost"], "`--methods` must be of ours, lightgbm, catboost, autogluon"),
-        (["--methods", "ours", "--shots", "60"], "`--datasets` must have rows enough for a split"),
+        ([], "be the interpreter of an environment with the peers; got none"),
+        (["--peers", "false"], "be a Python with numpy; got "),
+        (["--peers", "no-such-python"], "be an interpreter; got 'no-such-python'"),
     ],
 )
-def test_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
-    assert main([*FAST, "--state", str(tmp_path / "state"), *arguments]) == 2
-    captured = capsys.readouterr()
-    assert captured.err.startswith(f"analysis boosters: {message}")
-    assert captured.err.count("\n") == 1
-    assert not captured.out
+def test_peers_that_cannot_be_asked(peers: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*FAST, *peers]) == 2
+    assert capsys.readouterr().err.startswith(f"analysis boosters: `--peers` must {message}")
 
 
 @pytest.mark.skipif(not MISSING, reason="all peers are installed")

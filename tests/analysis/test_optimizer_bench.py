@@ -1,4 +1,4 @@
-"""The optimizer bench: baselines, the journal, horizons, roles and looks, peers, errors of one line."""
+"""The optimizer bench: baselines, horizons, roles and looks, peers, errors of one line, the time of a step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from analysis.__main__ import main
-from analysis.optimizer_bench import looks, trials, tune
+from analysis.optimizer_bench import looks, step_time, trials, tune
 from analysis.optimizer_bench.loading import BASELINES, load_python, read_baselines
 from analysis.optimizer_bench.peers import PEERS, Peer
 from analysis.optimizer_bench.runs import Candidate, Run
@@ -63,7 +63,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "workloads.py").write_text(WORKLOAD_FILE)
     (path / "optimizer.py").write_text(OPTIMIZER_FILE)
     (path / "config.json").write_text('{"lr": 0.2}')
-    assert main(["optimizer-tune", *TUNED, *options(path), "--baselines", str(path / "baselines.json")]) == 0
+    given = [*TUNED, *options(path), "--jobs", "1", "--baselines", str(path / "baselines.json")]
+    assert main(["optimizer-tune", *given]) == 0
     return path
 
 
@@ -165,38 +166,6 @@ def test_run(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     monkeypatch.setattr(trials, "do", None)
     assert run(folder, *more) == 0
     assert capsys.readouterr().out == captured.out
-
-
-def test_interrupted_run_continues(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[Run] = []
-
-    def stop(run: Run) -> Trial:
-        done.append(run)
-        if len(done) == 4:
-            raise KeyboardInterrupt
-        return do(run)
-
-    monkeypatch.setattr(trials, "do", stop)
-    assert run(folder, state="stopped.jsonl") == 130
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert line.startswith("analysis optimizer-bench: interrupted; 3 of 6 runs are kept in ")
-    assert run(folder, state="stopped.jsonl") == 0
-    assert len(done) == 6 + 1
-    (folder / "other.json").write_text('{"lr": 0.05}')
-    assert run(folder, "--config", str(folder / "other.json"), "--seeds", "0", state="stopped.jsonl") == 0
-    assert len(done) == 7 + 2  # other settings are other runs
-
-
-def test_two_processes_find_the_same(folder: Path) -> None:
-    found = []
-    for jobs in ("1", "2"):
-        path = folder / f"jobs{jobs}.json"
-        more = ["--json", str(path), "--seeds", "5", "--jobs", jobs]
-        assert run(folder, *more, state=f"jobs{jobs}.jsonl") == 0
-        found.append([row["ratios"] for row in json.loads(path.read_text())[0]["rows"]])
-    assert found[0] == found[1]
 
 
 def test_other_data_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -369,76 +338,45 @@ def test_a_peer_that_cannot_take_a_shape_is_not_finite_there(
 
 
 ERRORS = [
-    (["--optimizer", "{f}/missing.py"], "`--optimizer` must be a Python file that can be imported; got "),
-    (["--optimizer", "solution/custom_optimizer.py"], "`--optimizer` must be a file that exists; got "),
-    (["--optimizer", "{f}/workloads.py"], "`--optimizer` must hold a class CustomOptimizer; got none in "),
-    (["--config", "{f}/list.json"], "`--config` must hold a JSON object; got a list in "),
-    (["--config", "{f}/optimizer.py"], "`--config` must be a readable JSON file; got "),
-    (["--config", "{f}/unknown.json"], "`--config` must be what CustomOptimizer takes; got TypeError: "),
-    (["--baselines", "{f}/missing.json"], "`--baselines` must be a readable JSON file; got "),
-    (
-        ["--baselines", "{f}/empty.json"],
-        "`--baselines` must have every workload; got none of tiny at 20; none of small",
-    ),
-    (
-        ["--steps", "1000,20,300"],
-        "`--baselines` must have every workload; got none of tiny at 300, 1000; none of small",
-    ),
-    (["--steps", "15"], "`--steps` must be multiples of 10; got 15."),
-    (["--roles", "visible"], "`--roles` must come without --workloads; got visible."),
-    (["--roles", "hidden"], "`--roles` must be of visible, tuning, validation, test; got 'hidden'."),
-    (["--rates", "0.1,0"], "`--rates` must be numbers > 0; got '0'."),
-    (["--rates", "0.1,x"], "`--rates` must be numbers > 0; got 'x'."),
-    (["--baselines", "{f}/list.json"], "`--baselines` must hold what tune writes; got "),
-    (["--workloads", "tiny,huge"], "`--workloads` must be of gpt, "),
-    (["--workload-file", "{f}/optimizer.py"], "`--workload-file` must hold a dictionary WORKLOADS; got "),
-    (["--workload-file", "{f}/taken.py"], "`--workload-file` must have names of its own; got gpt."),
-    (["--seeds", "0,x"], "`--seeds` must be a whole number >= 0; got 'x'"),
-    (["--jobs", "0"], "`--jobs` must be a whole number >= 1; got '0'"),
-    (["--compare", "sgd"], "`--compare` must be of adamw, "),
-    (["--plot", "x.txt"], "`--plot` must end in .png, .pdf, .svg; got 'x.txt'"),
+    ("--optimizer {f}/missing.py", "`--optimizer` must be a Python file that can be imported; got "),
+    ("--optimizer solution/custom_optimizer.py", "`--optimizer` must be a file that exists; got "),
+    ("--optimizer {f}/workloads.py", "`--optimizer` must hold a class CustomOptimizer; got none in "),
+    ("--config {f}/list.json", "`--config` must hold a JSON object; got a list in "),
+    ("--config {f}/optimizer.py", "`--config` must be a readable JSON file; got "),
+    ("--config {f}/unknown.json", "`--config` must be what CustomOptimizer takes; got TypeError: "),
+    ("--baselines {f}/empty.json", "`--baselines` must have every workload; got none of tiny at 20; none of small"),
+    ("--baselines {f}/list.json", "`--baselines` must hold what tune writes; got "),
+    ("--roles visible", "`--roles` must come without --workloads; got visible."),
+    ("--workloads tiny,huge", "`--workloads` must be of gpt, "),
+    ("--workload-file {f}/optimizer.py", "`--workload-file` must hold a dictionary WORKLOADS; got "),
+    ("--workload-file {f}/taken.py", "`--workload-file` must have names of its own; got gpt."),
+    ("--compare sgd", "`--compare` must be of adamw, "),
 ]
 
 
 @pytest.mark.parametrize(("arguments", "message"), ERRORS)
-def test_errors(folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+def test_errors(folder: Path, capsys: pytest.CaptureFixture[str], arguments: str, message: str) -> None:
     texts = {"list.json": "[1]", "empty.json": "{}", "unknown.json": '{"size": 1}'}
     texts["taken.py"] = 'WORKLOADS = {"gpt": 1}'
     for name, text in texts.items():
         (folder / name).write_text(text)
-    assert run(folder, *(argument.format(f=folder) for argument in arguments)) == 2
+    assert run(folder, *arguments.format(f=folder).split()) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith(f"analysis optimizer-bench: {message}")
     assert captured.err.count("\n") == 1
     assert not captured.out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["optimizer-bench"], "`--optimizer` must be a Python file; got none."),
-        (["optimizer-bench", "--compare", "--plot", "x.png"], "`--plot` must come with --optimizer"),
-        (["optimizer-bench", "--compare", "--rates", "3"], "`--rates` must come with --optimizer"),
-        (["optimizer-tune", "--steps", "5"], "`--steps` must be a whole number >= 10; got '5'"),
-        (["optimizer-tune", "--steps", "300,15"], "`--steps` must be multiples of 10; got 15."),
-    ],
-)
-def test_other_errors(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
-    assert main(arguments) == 2
-    assert capsys.readouterr().err.startswith(f"analysis {arguments[0]}: {message}")
-
-
-def test_the_missing_baselines_command_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_errors(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, message in (
+        ("", "`--optimizer` must be a Python file; got none."),
+        ("--compare --plot x.png", "`--plot` must come with --optimizer"),
+    ):
+        assert main(["optimizer-bench", *arguments.split()]) == 2
+        assert capsys.readouterr().err.startswith(f"analysis optimizer-bench: {message}")
     assert run(folder, "--steps", "300,20,1000") == 2
     command = "Run python -m analysis optimizer-tune --steps 1000,300 --workloads tiny,small first, with the same file."
     assert capsys.readouterr().err.endswith(f"{command}\n")
-
-
-def test_the_optimizers_old_path_names_the_new_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["optimizer-bench", "--optimizer", "solution/custom_optimizer.py"]) == 2
-    said = capsys.readouterr().err
-    assert "custom_optimizer.py. Pass protonet/optimizer.py: python -m solution.pack makes" in said
-    assert said.count("\n") == 1
 
 
 def test_workloads_that_cannot_be_tuned(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -448,3 +386,23 @@ def test_workloads_that_cannot_be_tuned(folder: Path, capsys: pytest.CaptureFixt
     given += ["--baselines", str(folder / "lost.json")]
     assert main(["optimizer-tune", *given, "--state", str(folder / "state.jsonl")]) == 2
     assert "`--workloads` must have a finite loss before training; got nan of lost" in capsys.readouterr().err
+
+
+def test_a_slower_optimizer_has_a_larger_ratio(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_time, "FIRST", 2)
+    step = "    def step(self, closure=None):\n        self.steps += 1\n"
+    ratios: list[float] = []
+    for seconds in (0, 0.02):
+        wait = f"        end = time.process_time() + {seconds}\n        while time.process_time() < end: pass\n"
+        code = "import time\n" + OPTIMIZER_FILE.replace(step, step + wait)
+        (folder / f"slow{len(ratios)}.py").write_text(code)
+        given = ["--optimizer", str(folder / f"slow{len(ratios)}.py"), "--case", "16 of 64 x 64", "--steps", "1"]
+        assert main(["optimizer-time", *given, "--turns", "2", "--json", str(folder / "out.json")]) == 0
+        (row,) = json.loads((folder / "out.json").read_text())
+        ratios.append(row["ratio"])
+    assert ratios[1] > 3 * ratios[0] > 0
+
+
+def test_an_unknown_network_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["optimizer-time", "--optimizer", "protonet/optimizer.py", "--case", "large"]) == 2
+    assert capsys.readouterr().err.startswith("analysis optimizer-time: `--case` must be")

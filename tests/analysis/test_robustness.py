@@ -1,11 +1,10 @@
-"""Robustness: the runs, the table and its plot, the command's errors."""
+"""Robustness: the runs, the statistics, the table and its plot."""
 
 from __future__ import annotations
 
-import json
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ import torch
 from sklearn.metrics import log_loss
 
 from analysis.__main__ import main
-from analysis.real_data import robustness
 from analysis.real_data.robustness import (
     METHODS,
     Run,
@@ -26,37 +24,18 @@ from analysis.real_data.robustness import (
     tabulate,
 )
 from analysis.real_data.sets import load_real, split_shots
-from protonet.metrics import measure
-
-FAST = ["robustness", "--datasets", "iris", "--methods", "ours,cosine,knn", "--shots", "1,2", "--splits", "2"]
+from tests.analysis.conftest import Made
 
 
 def test_run_is_the_solvers() -> None:
     split = split_shots(load_real("iris"), 2, 0)
     assert split is not None
-    result = run_method(Run("iris", 2, 0, "ours"))
-    outcome = METHODS["ours"](split.train_x.double().numpy(), split.train_y.numpy())(split.test_x.double().numpy())
+    result = run_method(Run("iris", 2, 0, "fast"))
+    outcome = METHODS["fast"](split.train_x.double().numpy(), split.train_y.numpy())(split.test_x.double().numpy())
     assert outcome.log_probabilities is not None
     assert result["log_loss"] == pytest.approx(log_loss(split.test_y, np.exp(outcome.log_probabilities)))
     assert result["accuracy"] == float((torch.from_numpy(outcome.predicted) == split.test_y).double().mean())
     assert set(run_method(Run("iris", 2, 0, "cosine"))) == {"accuracy", "seconds"}
-
-
-def test_calibration_error_is_the_slow_loop() -> None:
-    generator = np.random.default_rng(0)
-    p = generator.dirichlet(np.ones(4), 200)
-    truth = generator.integers(0, 4, 200)
-    slow = 0.0
-    for k in range(15):
-        inside = (p.max(1) > k / 15) & (p.max(1) <= (k + 1) / 15)
-        if inside.any():
-            gap = (p.argmax(1) == truth)[inside].mean() - p.max(1)[inside].mean()
-            slow += abs(gap) * inside.mean()
-    assert measure(torch.from_numpy(np.log(p)), torch.from_numpy(truth)).calibration_error == pytest.approx(slow)
-    sure = np.log(np.clip(np.eye(4)[truth], 1e-300, 1))
-    for shift, error in ((0, 0), (1, 1)):
-        metrics = measure(torch.from_numpy(sure), torch.from_numpy((truth + shift) % 4))
-        assert metrics.calibration_error == error
 
 
 def test_codes() -> None:
@@ -64,56 +43,12 @@ def test_codes() -> None:
     assert hash_code("ours") == hash_code("ours")
 
 
-def test_runs_are_paired_and_fit_the_data() -> None:
-    runs = list(list_runs(["iris"], [5, 49], 2, ["cosine", "mlp"]))  # 49 shots leave too few rows
-    assert runs == [Run("iris", 5, seed, method) for seed in (0, 1) for method in ("cosine", "mlp")]
-
-
-def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    state = ["--state", str(tmp_path / "state.jsonl")]
-    outputs = {name: tmp_path / f"out.{ending}" for name, ending in (("json", "json"), ("markdown", "md"))}
-    outputs["plot"] = tmp_path / "out.png"
-    options = [text for name, path in outputs.items() for text in (f"--{name}", str(path))]
-    assert main([*FAST, *state, *options]) == 0
-    captured = capsys.readouterr()
-    made = "python -m analysis robustness --datasets iris --methods ours,cosine,knn --shots 1,2 --splits 2"
-    assert outputs["markdown"].read_text() == f"{captured.out}\nMade by `{made}`.\n"
-    assert "12/12" in captured.err
-    assert outputs["plot"].read_bytes()[:4] == b"\x89PNG"
-    rows = json.loads(outputs["json"].read_text())
-    assert [(row["dataset"], row["shots"]) for row in rows] == [("iris", 1), ("iris", 2)]
-    assert all(set(row["percent"]) == {"ours", "cosine", "knn"} for row in rows)
-    assert all(set(row["log_loss"]) == {"ours"} for row in rows)
-
-    done: list[str] = []
-    monkeypatch.setattr(robustness, "run_method", lambda run: done.append(""))
-    assert main([*FAST, *state]) == 0  # all is there
-    assert capsys.readouterr().out == captured.out
-    assert done == []
-
-
-def test_interrupted_command_continues(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[Any] = []
-
-    def run(run: Run) -> dict[str, float]:
-        if len(done) == 5:
-            done.append("interrupt")
-            raise KeyboardInterrupt
-        done.append(run.method)
-        return {"accuracy": len(done) / 100, "seconds": 0.0}
-
-    monkeypatch.setattr(robustness, "run_method", run)
-    state = tmp_path / "state.jsonl"
-    assert main([*FAST, "--state", str(state)]) == 130
-    line = f"analysis robustness: interrupted; 5 of 12 runs are kept in {state}. The same command continues."
-    assert capsys.readouterr().err.splitlines()[-1] == line
-    assert main([*FAST, "--state", str(state)]) == 0
-    assert len(done) == 1 + 12
-    monkeypatch.setattr(robustness, "hash_code", lambda m: "new" if m == "ours" else hash_code(m))
-    assert main([*FAST, "--state", str(state)]) == 0
-    assert done[13:] == ["ours"] * 4  # the baselines are not done again
+def test_rows_and_plot(make_report: Callable[[str], Made]) -> None:
+    made = make_report("robustness")
+    assert (made.folder / "plot.png").read_bytes()[:4] == b"\x89PNG"
+    assert [(row["dataset"], row["shots"]) for row in made.rows] == [("iris", 1), ("iris", 2)]
+    assert all(set(row["percent"]) == {"fast", "cosine", "knn"} for row in made.rows)
+    assert all(set(row["log_loss"]) == {"fast"} for row in made.rows)
 
 
 def test_statistics() -> None:
@@ -144,23 +79,15 @@ def test_statistics() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--datasets", "mnist"], "`--datasets` must be of digits, "),
-        (["--methods", "ours,xgboost"], "`--methods` must be of ours, "),
-        (["--shots", "1,x"], "`--shots` must be a whole number >= 1; got 'x'"),
-        (["--splits", "0"], "`--splits` must be a whole number >= 1; got '0'"),
-        (["--plot", "x.txt"], "`--plot` must end in .png, .pdf, .svg; got 'x.txt'"),
-        (["--plot", "x.png", "--methods", "svm"], "`--plot` must come with ours and a baseline"),
-        (["--json", "/proc/x.json"], "`--json` must be a file that can be written; got /proc/x.json"),
-        (["--datasets", "iris", "--shots", "60"], "`--datasets` must have rows enough for a split"),
-        (["--unknown"], "`arguments` must be as --help lists them"),
+        ("--plot x.png --methods svm", "`--plot` must come with ours and a baseline"),
+        ("--datasets iris --shots 60", "`--datasets` must have rows enough for a split"),
+        ("--json /proc/x.json", "`--json` must be a file that can be written; got /proc/x.json"),
+        ("--json build/x --markdown build/../build/x", "`--markdown` must be another file than --json"),
     ],
 )
-def test_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
-    assert main([*FAST, "--state", str(tmp_path / "state"), *arguments]) == 2
-    captured = capsys.readouterr()
-    assert captured.err.startswith(f"analysis robustness: {message}")
-    assert captured.err.count("\n") == 1
-    assert not captured.out
+def test_errors(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["robustness", *arguments.split()]) == 2
+    assert capsys.readouterr().err.startswith(f"analysis robustness: {message}")
 
 
 def test_missing_package_leaves_its_sets_out(

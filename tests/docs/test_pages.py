@@ -61,11 +61,3 @@ def test_links_lead_somewhere(name: str) -> None:
 @pytest.mark.parametrize("extra", read_extras())
 def test_every_extra_is_in_the_table_of_installs(extra: str) -> None:
     assert f"| `{extra}` |" in (ROOT / "docs" / "guide" / "installs.md").read_text(encoding="utf-8")
-
-
-def test_the_changelog_names_every_module_that_was_renamed() -> None:
-    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    for path in (ROOT / "protonet").rglob("*.py"):
-        if path.read_text(encoding="utf-8").startswith('"""Renamed."""'):
-            module = ".".join(path.relative_to(ROOT).with_suffix("").parts).replace("._renamed", "")
-            assert f"`{module}`" in text, module

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.optimizer_bench.workload import Build, Workload, build_on_rows
-from analysis.optimizer_bench.workloads.gnn import WORDS, build_sampled, load_graph
+from analysis.optimizer_bench.workload import Task, seed_0, shuffle, workload
+from analysis.optimizer_bench.workloads.gnn import WORDS, load_graph, tell_modules
 
 HEADS, WIDTH = 2, 16  #: The attention's: heads, and the features of each in the first layer.
 SLOPE = 0.2  #: Of the scores below zero.
@@ -62,12 +62,12 @@ class GAT(nn.Module):
         return logits
 
 
-def build_gat(seed: int) -> Workload:
-    """Tell a function's module; the seed decides the initial weights, the order of batches and the neighbours drawn."""
-    return build_sampled(GAT, size=GAT_BATCH, held_out=GAT_VALIDATION, seed=seed)
+@workload
+def gat() -> Task:
+    """Tell a function's module by attention; the seed decides the neighbours drawn, too."""
+    return tell_modules(GAT, size=GAT_BATCH, held_out=GAT_VALIDATION)
 
 
-@functools.cache
 def load_modules() -> tuple[Tensor, Tensor, Tensor]:
     """Return the features (n, words) and modules (n,) of the largest modules' functions, and their edges (2, e)."""
     graph = load_graph()
@@ -108,14 +108,15 @@ class GCN(nn.Module):
         return logits
 
 
-def build_gcn(seed: int) -> Workload:
+@workload
+def gcn() -> Task:
     """Tell modules from a few labelled functions, the whole graph in one batch; the seed decides what is dropped, too.
 
     The weights learn the labels by heart: the validation loss rises again, unless they decay fast.
     """
     x, y, edges = load_modules()
     mixing = normalise(edges, len(x))
-    shuffled = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    shuffled = torch.randperm(len(x), generator=seed_0())
     rank = F.one_hot(y[shuffled]).cumsum(0).gather(1, y[shuffled, None]).squeeze(1)  # of a node in its module, from 1
     train, validation = shuffled[rank <= LABELLED], shuffled[rank > LABELLED]
 
@@ -129,7 +130,7 @@ def build_gcn(seed: int) -> Workload:
 
     make = functools.partial(GCN, WORDS, MODULES)
     held_out = validation, torch.ones(WORDS + HIDDEN)
-    return build_on_rows(make, loss, train, held_out, size=len(train), seed=seed, draw=draw)
+    return Task(make, loss, shuffle(train, len(train), draw), held_out)
 
 
-WORKLOADS: dict[str, Build] = {"gat": build_gat, "gcn": build_gcn}
+WORKLOADS = {"gat": gat, "gcn": gcn}

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.optimizer_bench.workload import Build, Workload, build_on_rows
-from analysis.optimizer_bench.workloads.images import SIDE, load_ascii, load_latin
+from analysis.optimizer_bench.workload import Task, seed_0, shuffle, workload
+from analysis.optimizer_bench.workloads.data import SIDE, load_ascii, load_latin
+from protonet.datasets import Dataset
 
-HELD_OUT = 5  # every fifth character
+HELD_OUT = 5  #: Every fifth character.
 
 TURN, ZOOM, SHIFT = math.radians(20), 0.25, 0.15  # how far a view goes: half the picture's side is 1
 GREY = 0.1  # the standard deviation of a view's noise
@@ -25,10 +26,8 @@ VIEWS, VIEWS_VALIDATION = 16, 64  # pictures, of two views each
 PAIRS, PAIRS_VALIDATION = 8, 64
 
 
-@functools.cache
-def split_pictures(ascii_alone: bool) -> tuple[Tensor, Tensor]:
+def split_pictures(data: Dataset) -> tuple[Tensor, Tensor]:
     """Return pictures by character, (characters, copies, 1, side, side): to train, and of others to validate on."""
-    data = load_ascii() if ascii_alone else load_latin()
     pictures = data.x.view(data.num_classes, -1, 1, SIDE, SIDE)  # characters are in order, and have as many rows each
     held_out = torch.arange(data.num_classes) % HELD_OUT == 0
     return pictures[~held_out], pictures[held_out]
@@ -63,17 +62,15 @@ def make_encoder() -> nn.Sequential:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, EMBEDDING))
 
 
-def build_contrast(seed: int) -> Workload:
+@workload
+def contrast() -> Task:
     """Tell which views are of one picture, as SimCLR does; the seed decides the views too."""
-    train, validation = (pictures.flatten(0, 1) for pictures in split_pictures(ascii_alone=False))
-    generator = torch.Generator().manual_seed(0)
+    train, validation = (pictures.flatten(0, 1) for pictures in split_pictures(load_latin()))
+    generator = seed_0()
     few = torch.randperm(len(validation), generator=generator)[:VIEWS_VALIDATION]
-
-    def loss(model: nn.Module, views: Tensor) -> Tensor:
-        return compare_views(model(views))
-
     held_out = draw_views(validation[few], generator)
-    return build_on_rows(make_encoder, loss, train, held_out, size=VIEWS, seed=seed, draw=draw_views)
+    stream = shuffle(train, VIEWS, draw_views)
+    return Task(make_encoder, lambda model, views: compare_views(model(views)), stream, held_out)
 
 
 class Siamese(nn.Module):
@@ -104,19 +101,20 @@ def draw_pairs(pictures: Tensor, characters: Tensor, generator: torch.Generator)
     return pictures[which, torch.randint(copies, which.shape, generator=generator)], same.float()
 
 
-def build_siamese(seed: int) -> Workload:
+@workload
+def siamese() -> Task:
     """Tell whether two pictures show one character, from few pairs at a time; the seed decides the pairs too."""
-    train, validation = split_pictures(ascii_alone=True)
+    train, validation = split_pictures(load_ascii())
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         pairs, same = batch
         return F.binary_cross_entropy_with_logits(model(pairs), same)
 
-    fixed = torch.Generator().manual_seed(0)
-    rows = torch.randint(len(validation), (PAIRS_VALIDATION,), generator=fixed)
-    held_out = draw_pairs(validation, rows, fixed)
-    draw = functools.partial(draw_pairs, train)
-    return build_on_rows(Siamese, loss, torch.arange(len(train)), held_out, size=PAIRS, seed=seed, draw=draw)
+    generator = seed_0()
+    characters = torch.randint(len(validation), (PAIRS_VALIDATION,), generator=generator)
+    held_out = draw_pairs(validation, characters, generator)
+    stream = shuffle(torch.arange(len(train)), PAIRS, functools.partial(draw_pairs, train))
+    return Task(Siamese, loss, stream, held_out)
 
 
-WORKLOADS: dict[str, Build] = {"contrast": build_contrast, "siamese": build_siamese}
+WORKLOADS = {"contrast": contrast, "siamese": siamese}

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
 from collections import Counter
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.optimizer_bench.workload import Build, Workload, build_on_rows
-from analysis.optimizer_bench.workloads.gnn import DEFINITION, SMALLEST
-from analysis.optimizer_bench.workloads.text import read_sources
-from protonet._checks import optional_packages
+from analysis.optimizer_bench.workload import Task, classify, on_rows, seed_0, workload
+from analysis.optimizer_bench.workloads.data import DEFINITION, SMALLEST, WORD, load_photograph, read_sources
 
 WORDS = 1000  #: Features: how often a body has each of the commonest words.
 SOFTMAX_BATCH, SOFTMAX_VALIDATION = 48, 300
@@ -24,40 +21,26 @@ OBSERVED = 0.5  #: Share of the pixels to train on.
 FACTOR_BATCH, FACTOR_VALIDATION = 512, 4096
 
 
-@functools.cache
-def load_bags() -> tuple[Tensor, Tensor]:
+def count_words() -> tuple[Tensor, Tensor]:
     """Return how often each function of the standard library has each word, (n, words), and its module (n,)."""
-    bodies, labels = list[str](), list[int]()
-    modules = itertools.chain.from_iterable(side.items() for side in read_sources())
-    pieces = (DEFINITION.split(source)[2::2] for _, source in sorted(modules))
-    for module, functions in enumerate(each for each in pieces if len(each) >= SMALLEST):
-        bodies += functions
-        labels += [module] * len(functions)
-    bags = [re.findall(r"[^\W\d]\w+", body) for body in bodies]
+    modules = sorted(itertools.chain.from_iterable(side.items() for side in read_sources()))
+    functions = (DEFINITION.split(source)[2::2] for _, source in modules)
+    bodies = [each for each in functions if len(each) >= SMALLEST]
+    labels = torch.arange(len(bodies)).repeat_interleave(torch.tensor(list(map(len, bodies))))
+    bags = [WORD.findall(body) for body in itertools.chain.from_iterable(bodies)]
     counts = Counter(itertools.chain.from_iterable(bags))
     words = sorted(counts, key=lambda word: (-counts[word], word))[:WORDS]
     columns = {word: column for column, word in enumerate(words)}
-    x = torch.zeros(len(bags), WORDS)
-    for row, bag in enumerate(bags):
-        known = torch.tensor([columns[word] for word in bag if word in columns], dtype=torch.int64)
-        x[row] = known.bincount(minlength=WORDS)
-    return x, torch.tensor(labels)
+    known = [torch.tensor([columns[word] for word in bag if word in columns], dtype=torch.int64) for bag in bags]
+    return torch.stack([each.bincount(minlength=WORDS) for each in known]).float(), labels
 
 
-def build_softmax(seed: int) -> Workload:
-    """Tell the module of a function by multinomial logistic regression, on counts that nobody scaled.
-
-    The seed decides the initial weights and the order of batches.
-    """
-    x, y = load_bags()
-    shuffled = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    validation, train = shuffled.tensor_split([SOFTMAX_VALIDATION])
-
-    def loss(model: nn.Module, rows: Tensor) -> Tensor:
-        return F.cross_entropy(model(x[rows]), y[rows])
-
+@workload
+def softmax() -> Task:
+    """Tell the module of a function by multinomial logistic regression, on counts that nobody scaled."""
+    x, y = count_words()
     make = functools.partial(nn.Linear, WORDS, int(y.max()) + 1)
-    return build_on_rows(make, loss, train, validation, size=SOFTMAX_BATCH, seed=seed)
+    return classify(make, x, y, held_out=SOFTMAX_VALIDATION, size=SOFTMAX_BATCH)
 
 
 class Factors(nn.Module):
@@ -73,27 +56,19 @@ class Factors(nn.Module):
         return (self.rows[rows] * self.columns[columns]).sum(1)
 
 
-@functools.cache
-def load_photograph() -> Tensor:
-    """Return a photograph's grey values, (height, width), standardised."""
-    with optional_packages("load_photograph"):
-        from sklearn.datasets import load_sample_image  # noqa: PLC0415 - optional
-    grey = torch.tensor(load_sample_image("china.jpg")).float().mean(2)
-    return (grey - grey.mean()) / grey.std()
-
-
-def build_factor(seed: int) -> Workload:
-    """Complete a photograph of which some pixels are known; the seed decides the initial weights and the order."""
-    image = load_photograph()
-    shuffled = torch.randperm(image.numel(), generator=torch.Generator().manual_seed(0))
-    validation, train = shuffled[: FACTOR_VALIDATION + int(OBSERVED * image.numel())].tensor_split([FACTOR_VALIDATION])
+@workload
+def factor() -> Task:
+    """Complete a photograph, in standardised grey values, of which some pixels are known."""
+    grey = load_photograph().mean(2)
+    image = (grey - grey.mean()) / grey.std()
+    known = torch.randperm(image.numel(), generator=seed_0())[: FACTOR_VALIDATION + int(OBSERVED * image.numel())]
+    validation, train = known.tensor_split([FACTOR_VALIDATION])
 
     def loss(model: nn.Module, pixels: Tensor) -> Tensor:
-        rows, columns = pixels // image.shape[1], pixels % image.shape[1]
-        return F.mse_loss(model(rows, columns), image[rows, columns])
+        places = pixels // image.shape[1], pixels % image.shape[1]
+        return F.mse_loss(model(*places), image[places])
 
-    make = functools.partial(Factors, *image.shape)
-    return build_on_rows(make, loss, train, validation, size=FACTOR_BATCH, seed=seed)
+    return on_rows(functools.partial(Factors, *image.shape), loss, (train, validation), FACTOR_BATCH)
 
 
-WORKLOADS: dict[str, Build] = {"softmax": build_softmax, "factor": build_factor}
+WORKLOADS = {"softmax": softmax, "factor": factor}

@@ -15,9 +15,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
-from analysis.optimizer_bench.workload import Workload, build_on_rows
-from analysis.optimizer_bench.workloads.text import cut_windows, read_sources
-from protonet._checks import optional_packages
+from analysis.optimizer_bench.workload import Task, hold_out, on_rows, workload
+from analysis.optimizer_bench.workloads.data import (
+    cut_windows,
+    encode_ascii,
+    load_photograph,
+    read_sources,
+    standardise,
+)
+from analysis.optimizer_bench.workloads.models import Skip
 
 VOCABULARY = 128  # ASCII
 #: What a character may belong to; white space and line ends are of kind 0.
@@ -31,18 +37,6 @@ SYNTAX_BATCH, SYNTAX_VALIDATION = 8, 128  # windows
 SPREAD = 16.0  # the standard deviation of the first frequencies, in periods a picture
 FREQUENCIES, WIDTH, BLOCKS = 48, 96, 2
 PIXEL_BATCH, PIXEL_VALIDATION = 256, 2048
-
-
-class Skip(nn.Module):
-    """Layers beside a skip."""
-
-    def __init__(self, *layers: nn.Module) -> None:
-        super().__init__()
-        self.path = nn.Sequential(*layers)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map a tensor to another one of its shape."""
-        return torch.add(x, self.path(x))
 
 
 def make_convolutions(dilation: int) -> nn.Sequential:
@@ -111,51 +105,40 @@ def label_characters(source: str) -> Tensor:
     return kinds
 
 
-@functools.cache
-def load_syntax() -> tuple[Tensor, Tensor]:
+def read_syntax() -> tuple[Tensor, Tensor]:
     """Return characters with their kinds, (n, 2, window) int64: to train on, and to validate on."""
 
     def cut(sources: Iterable[str], n: int | None = None) -> Tensor:
         texts = list(itertools.islice(sources, MODULES))
-        characters = torch.frombuffer(bytearray("".join(texts).encode("ascii", "replace")), dtype=torch.uint8).long()
-        kinds = torch.cat([label_characters(text) for text in texts])
+        characters, kinds = encode_ascii("".join(texts)), torch.cat(list(map(label_characters, texts)))
         return torch.stack([cut_windows(symbols, WINDOW, n) for symbols in (characters, kinds)], dim=1)
 
     train, validation = read_sources()
     return cut(train.values()), cut(validation.values(), SYNTAX_VALIDATION)
 
 
-@functools.cache
-def load_pixels() -> tuple[Tensor, Tensor]:
-    """Return the positions, (n, 2) in [0, 1], and standardised colours, (n, 3), of a photograph's pixels, shuffled."""
-    with optional_packages("load_pixels"):
-        from sklearn.datasets import load_sample_image  # noqa: PLC0415 - optional
-    image = torch.tensor(load_sample_image("china.jpg")).float()  # (height, width, 3)
-    axes = [torch.linspace(0, 1, size) for size in image.shape[:2]]
-    x, y = torch.cartesian_prod(*axes), image.flatten(0, 1)  # (n, 2), (n, 3)
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    return x[order], ((y - y.mean(0)) / y.std(0))[order]
-
-
-def build_syntax(seed: int) -> Workload:
+@workload
+def syntax() -> Task:
     """Tell what each character of a Python source belongs to: a keyword, a name, a string and so on."""
 
     def loss(model: nn.Module, windows: Tensor) -> Tensor:
         return F.cross_entropy(model(windows[:, 0]), windows[:, 1])
 
-    return build_on_rows(SyntaxReader, loss, *load_syntax(), size=SYNTAX_BATCH, seed=seed)
+    return on_rows(SyntaxReader, loss, read_syntax(), SYNTAX_BATCH)
 
 
-def build_pixels(seed: int) -> Workload:
-    """Tell the colour of a photograph's pixel from its position: a regression on a table of two columns."""
-    x, y = load_pixels()
-    validation, train = torch.arange(len(x)).tensor_split([PIXEL_VALIDATION])
+@workload
+def pixels() -> Task:
+    """Tell the standardised colour of a photograph's pixel from its position, in [0, 1]: a table of two columns."""
+    image = load_photograph()
+    x = torch.cartesian_prod(*(torch.linspace(0, 1, size) for size in image.shape[:2]))  # (n, 2)
+    y = standardise(image.flatten(0, 1))  # (n, 3)
 
     def loss(model: nn.Module, rows: Tensor) -> Tensor:
         return F.mse_loss(model(x[rows]), y[rows])
 
     make = functools.partial(make_tabular_resnet, x.shape[1], y.shape[1])
-    return build_on_rows(make, loss, train, validation, size=PIXEL_BATCH, seed=seed)
+    return on_rows(make, loss, hold_out(torch.arange(len(x)), PIXEL_VALIDATION), PIXEL_BATCH)
 
 
-WORKLOADS = {"syntax": build_syntax, "pixels": build_pixels}
+WORKLOADS = {"syntax": syntax, "pixels": pixels}

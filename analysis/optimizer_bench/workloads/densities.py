@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.optimizer_bench.workload import Build, Workload, build_on_rows
+from analysis.optimizer_bench.workload import Task, hold_out, on_rows, workload
+from analysis.optimizer_bench.workloads.data import load_photograph
+from analysis.optimizer_bench.workloads.models import Skip, make_mlp
 from protonet._checks import optional_packages
 
 PATCH, HALF = 2, 6  #: A patch has 2 * 2 pixels of 3 colours; a coupling moves half of these by the other half.
@@ -27,7 +28,7 @@ class Coupling(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.path = nn.Sequential(nn.Linear(HALF, FLOW_WIDTH), nn.ReLU(), nn.Linear(FLOW_WIDTH, 2 * HALF))
+        self.path = make_mlp(HALF, FLOW_WIDTH, 2 * HALF)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Map (n, columns) to the same shape and the logarithms (n,) of its Jacobian's determinant, up to a sign."""
@@ -57,18 +58,14 @@ class Flow(nn.Module):
         return x, log_determinant
 
 
-@functools.cache
-def load_patches() -> Tensor:
-    """Return the levels 0 to 255 of a photograph's patches, (n, columns), shuffled."""
-    with optional_packages("load_patches"):
-        from sklearn.datasets import load_sample_image  # noqa: PLC0415 - optional
-    image = torch.tensor(load_sample_image("china.jpg")).float()  # (height, width, 3)
-    patches = image.unfold(0, PATCH, PATCH).unfold(1, PATCH, PATCH).flatten(0, 1).flatten(1)  # (n, columns)
-    return patches[torch.randperm(len(patches), generator=torch.Generator().manual_seed(0))]
+def cut_patches() -> Tensor:
+    """Return the levels 0 to 255 of a photograph's patches, (n, columns)."""
+    return load_photograph().unfold(0, PATCH, PATCH).unfold(1, PATCH, PATCH).flatten(0, 1).flatten(1)
 
 
-def build_flow(seed: int) -> Workload:
-    """Build the flow's; the seed decides the initial weights, the order of batches and the noise added to levels.
+@workload
+def flow() -> Task:
+    """Tell the density of patches; the seed decides the noise added to levels, too.
 
     The loss is in nats a column. The noise, uniform in [0, 1), makes it a bound of the entropy of whole levels: it is
     positive.
@@ -84,9 +81,7 @@ def build_flow(seed: int) -> Workload:
         surprise: Tensor = (noise**2).mean() / 2 + math.log(2 * math.pi) / 2 - log_determinant.mean() / (2 * HALF)
         return surprise
 
-    validation, train = load_patches().tensor_split([FLOW_VALIDATION])
-    held_out = draw(validation, torch.Generator().manual_seed(0))
-    return build_on_rows(Flow, loss, train, held_out, size=FLOW_BATCH, seed=seed, draw=draw)
+    return on_rows(Flow, loss, hold_out(cut_patches(), FLOW_VALIDATION), FLOW_BATCH, draw)
 
 
 class Denoiser(nn.Module):
@@ -95,26 +90,21 @@ class Denoiser(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Linear(PIXELS + 2 * FREQUENCIES, DIFFUSION_WIDTH)
-        self.hidden = nn.ModuleList(nn.Linear(DIFFUSION_WIDTH, DIFFUSION_WIDTH) for _ in range(2))
-        self.head = nn.Linear(DIFFUSION_WIDTH, PIXELS)
+        hidden = [Skip(nn.Linear(DIFFUSION_WIDTH, DIFFUSION_WIDTH), nn.SiLU()) for _ in range(2)]
+        self.path = nn.Sequential(nn.SiLU(), *hidden, nn.Linear(DIFFUSION_WIDTH, PIXELS))
 
     def forward(self, images: Tensor, times: Tensor) -> Tensor:
         """Map noisy images (n, pixels) at times (n, 1) in [0, 1] to their noise (n, pixels)."""
         angles = times * (math.pi * torch.arange(1, 1 + FREQUENCIES))  # (n, frequencies)
-        x = F.silu(self.stem(torch.cat([images, angles.cos(), angles.sin()], 1)))  # (n, width)
-        for layer in self.hidden:
-            x = x + F.silu(layer(x))
-        noise: Tensor = self.head(x)
+        noise: Tensor = self.path(self.stem(torch.cat([images, angles.cos(), angles.sin()], 1)))
         return noise
 
 
-@functools.cache
 def load_images() -> Tensor:
-    """Return scikit-learn's digits, (1797, pixels) in [-1, 1], shuffled."""
+    """Return scikit-learn's digits, (1797, pixels) in [-1, 1]."""
     with optional_packages("load_images"):
         from sklearn.datasets import load_digits  # noqa: PLC0415 - optional
-    images = torch.tensor(load_digits().data).float() / (LEVELS / 2) - 1
-    return images[torch.randperm(len(images), generator=torch.Generator().manual_seed(0))]
+    return torch.tensor(load_digits().data).float() / (LEVELS / 2) - 1
 
 
 def mix(images: Tensor, noise: Tensor, times: Tensor) -> Tensor:
@@ -123,8 +113,9 @@ def mix(images: Tensor, noise: Tensor, times: Tensor) -> Tensor:
     return images * angles.cos() + noise * angles.sin()
 
 
-def build_diffusion(seed: int) -> Workload:
-    """Build the diffusion model's; the seed decides the initial weights, the order of batches, the noise and times.
+@workload
+def diffusion() -> Task:
+    """Tell the noise in digits; the seed decides the noise and the times, too.
 
     Source: J. Ho, A. Jain and P. Abbeel (2020), Denoising diffusion probabilistic models, arXiv 2006.11239, (14); the
         schedule is A. Nichol and P. Dhariwal's (2021), Improved denoising diffusion probabilistic models.
@@ -138,9 +129,7 @@ def build_diffusion(seed: int) -> Workload:
         _, noise, times = batch
         return F.mse_loss(model(mix(*batch), times), noise)
 
-    validation, train = load_images().tensor_split([DIFFUSION_VALIDATION])
-    held_out = draw(validation, torch.Generator().manual_seed(0))
-    return build_on_rows(Denoiser, loss, train, held_out, size=DIFFUSION_BATCH, seed=seed, draw=draw)
+    return on_rows(Denoiser, loss, hold_out(load_images(), DIFFUSION_VALIDATION), DIFFUSION_BATCH, draw)
 
 
-WORKLOADS: dict[str, Build] = {"flow": build_flow, "diffusion": build_diffusion}
+WORKLOADS = {"flow": flow, "diffusion": diffusion}

@@ -9,7 +9,6 @@ Source: Hamilton, Ying and Leskovec, "Inductive representation learning on large
 from __future__ import annotations
 
 import functools
-import re
 import sysconfig
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -21,11 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.optimizer_bench.workload import Workload, build_on_rows
+from analysis.optimizer_bench.workload import Task, seed_0, shuffle, workload
+from analysis.optimizer_bench.workloads.data import DEFINITION, SMALLEST, WORD
 
-DEFINITION = re.compile(r"^ *(?:async )?def (\w+)", re.MULTILINE)
 FOREIGN = {"site-packages", "dist-packages", "test"}  # not everywhere, or not the same
-SMALLEST = 20  # functions: smaller modules are left out
 COMMON = 6  # functions of one name: a name that more share says nothing
 WORDS = 256  # features: whether a body has each of the commonest words
 FANOUT = 5  # neighbours drawn of each node
@@ -59,7 +57,7 @@ def load_graph() -> Graph:
         _, *pieces = DEFINITION.split(path.read_text(encoding="utf-8", errors="replace"))
         if len(pieces) // 2 >= SMALLEST:
             names += pieces[::2]
-            bodies += [set(re.findall(r"[^\W\d]\w+", body)) for body in pieces[1::2]]
+            bodies += [set(WORD.findall(body)) for body in pieces[1::2]]
             labels += [module] * (len(pieces) // 2)
             module += 1
     nodes_of = defaultdict(set)
@@ -107,18 +105,16 @@ class GraphSAGE(nn.Module):
         return logits
 
 
-def build_sampled(make: Callable[[int, int], nn.Module], *, size: int, held_out: int, seed: int) -> Workload:
-    """Build the workload of telling a function's module from it and from neighbours that are drawn.
+def tell_modules(make: Callable[[int, int], nn.Module], *, size: int, held_out: int) -> Task:
+    """Return the task of telling a function's module from it and from neighbours that are drawn.
 
     Args:
-        make: Makes, of the numbers of features and classes, a model that maps nodes, neighbours and theirs to logits.
+        make: Makes, of the numbers of features and classes, what maps nodes, neighbours and theirs to logits.
         size: Functions of a batch.
         held_out: Functions to validate on.
-        seed: Of the initial weights, the order of batches and the neighbours drawn.
     """
-    graph = load_graph()
-    fixed = torch.Generator().manual_seed(0)
-    validation, train = torch.randperm(len(graph.x), generator=fixed).tensor_split([held_out])
+    graph, generator = load_graph(), seed_0()
+    validation, train = torch.randperm(len(graph.x), generator=generator).tensor_split([held_out])
 
     def draw(nodes: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
         near = graph.draw(nodes, generator)
@@ -128,12 +124,13 @@ def build_sampled(make: Callable[[int, int], nn.Module], *, size: int, held_out:
         return F.cross_entropy(model(*(graph.x[nodes] for nodes in batch)), graph.y[batch[0]])
 
     model = functools.partial(make, WORDS, int(graph.y.max()) + 1)
-    return build_on_rows(model, loss, train, draw(validation, fixed), size=size, seed=seed, draw=draw)
+    return Task(model, loss, shuffle(train, size, draw), draw(validation, generator))
 
 
-def build(seed: int) -> Workload:
-    """Build the workload of GraphSAGE."""
-    return build_sampled(GraphSAGE, size=BATCH, held_out=VALIDATION, seed=seed)
+@workload
+def gnn() -> Task:
+    """Tell a function's module by GraphSAGE; the seed decides the neighbours drawn, too."""
+    return tell_modules(GraphSAGE, size=BATCH, held_out=VALIDATION)
 
 
-WORKLOADS = {"gnn": build}
+WORKLOADS = {"gnn": gnn}

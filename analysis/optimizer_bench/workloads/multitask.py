@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.optimizer_bench.workload import Build, Workload, build_on_rows
-from analysis.optimizer_bench.workloads.images import PIXELS, SIDE, load_ascii, load_latin
+from analysis.optimizer_bench.workload import Task, hold_out, on_rows, workload
+from analysis.optimizer_bench.workloads.data import PIXELS, SIDE, load_ascii, load_latin
+from analysis.optimizer_bench.workloads.models import make_mlp
 
 TRUNK, BOTTLENECK, SHAPES = 96, 48, 6
 HEADS_BATCH, HEADS_VALIDATION = 32, 300
@@ -48,8 +49,7 @@ class Heads(nn.Module):
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
-        hidden = [nn.Linear(PIXELS, TRUNK), nn.ReLU(), nn.Linear(TRUNK, BOTTLENECK), nn.ReLU()]
-        self.trunk = nn.Sequential(*hidden)
+        self.trunk = nn.Sequential(make_mlp(PIXELS, TRUNK, BOTTLENECK), nn.ReLU())
         self.heads = nn.ModuleList(nn.Linear(BOTTLENECK, outputs) for outputs in (num_classes, SHAPES, PIXELS))
 
     def forward(self, images: Tensor, y: Tensor, shapes: Tensor) -> Losses:
@@ -59,37 +59,24 @@ class Heads(nn.Module):
         return Losses(F.cross_entropy(logits, y), F.mse_loss(shape, shapes), F.mse_loss(image, images))
 
 
-@functools.cache
-def load_shapes() -> Tensor:
-    """Return the shapes of all ASCII glyphs, less their means: (n, shapes)."""
-    shapes = measure_shapes(load_ascii().x)
-    return shapes - shapes.mean(0)
-
-
-def build_heads(seed: int) -> Workload:
-    """Tell a glyph's character and shape and draw it again; the seed decides the initial weights and the order.
+@workload
+def heads() -> Task:
+    """Tell a glyph's character and shape, less the mean shape, and draw it again.
 
     The training loss is the sum of losses that nobody weighed against each other. The validation loss weighs tasks
     alike: it is the mean of their losses, each as a share of what it is for one who guesses the same for all glyphs.
     """
-    data, shapes = load_ascii(), load_shapes()
-    shuffled = torch.randperm(len(data.x), generator=torch.Generator().manual_seed(0))
-    validation, train = shuffled.tensor_split([HEADS_VALIDATION])
+    data = load_ascii()
+    shapes = measure_shapes(data.x)
+    shapes -= shapes.mean(0)
     guesses = torch.stack([torch.tensor(math.log(data.num_classes)), shapes.var(), data.x.var(0).mean()])
 
-    def compute(model: nn.Module, rows: Tensor) -> Tensor:
-        return torch.stack([*model(data.x[rows], data.y[rows], shapes[rows])])  # (tasks,)
-
     def loss(model: nn.Module, rows: Tensor) -> Tensor:
-        return compute(model, rows).sum()
+        losses = torch.stack([*model(data.x[rows], data.y[rows], shapes[rows])])  # (tasks,)
+        return losses.sum() if model.training else (losses / guesses).mean()
 
-    make = functools.partial(Heads, data.num_classes)
-    workload = build_on_rows(make, loss, train, validation, size=HEADS_BATCH, seed=seed)
-
-    def val_loss() -> Tensor:
-        return (compute(workload.model, validation) / guesses).mean()
-
-    return workload._replace(val_loss=val_loss)
+    rows = hold_out(torch.arange(len(data.x)), HEADS_VALIDATION)
+    return on_rows(functools.partial(Heads, data.num_classes), loss, rows, HEADS_BATCH)
 
 
 class Experts(nn.Module):
@@ -118,22 +105,18 @@ class Experts(nn.Module):
         return self.head(x), EXPERTS * (busy * shares.mean(0)).sum()
 
 
-def build_experts(seed: int) -> Workload:
-    """Tell characters apart; the seed decides the initial weights and the order of batches.
-
-    The imbalance is part of the training loss alone.
-    """
+@workload
+def experts() -> Task:
+    """Tell characters apart. The imbalance is part of the training loss alone."""
     data = load_latin()
-    shuffled = torch.randperm(len(data.x), generator=torch.Generator().manual_seed(0))
-    validation, train = shuffled.tensor_split([EXPERTS_VALIDATION])
 
     def loss(model: nn.Module, rows: Tensor) -> Tensor:
         logits, imbalance = model(data.x[rows])
         total: Tensor = F.cross_entropy(logits, data.y[rows]) + BALANCE * imbalance * model.training
         return total
 
-    make = functools.partial(Experts, data.num_classes)
-    return build_on_rows(make, loss, train, validation, size=EXPERTS_BATCH, seed=seed)
+    rows = hold_out(torch.arange(len(data.x)), EXPERTS_VALIDATION)
+    return on_rows(functools.partial(Experts, data.num_classes), loss, rows, EXPERTS_BATCH)
 
 
-WORKLOADS: dict[str, Build] = {"heads": build_heads, "experts": build_experts}
+WORKLOADS = {"heads": heads, "experts": experts}

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.optimizer_bench.workload import Build, Workload, build_on_rows, initial_weights
+from analysis.optimizer_bench.workload import Task, on_rows, seed_0, workload
+from analysis.optimizer_bench.workloads.models import make_mlp
 
 DIFFUSIVITY = 0.02
 MODES = {1: 1.0, 3: 0.6, 6: 0.4}  #: Amplitudes at time 0 of the waves sin(k pi x) that the solution is made of.
@@ -44,9 +45,8 @@ class HeatNet(nn.Module):
 
     def differentiate(self, points: Tensor) -> Tensor:
         """Map times and places (n, 2) to u, u_t, u_x and u_xx, (4, n), carried forward through the layers."""
-        rates = (
-            torch.eye(3, 2, dtype=points.dtype).unsqueeze(1).expand(-1, len(points), -1)
-        )  # (3, n, 2); the last row is 0
+        axes = torch.eye(3, 2, dtype=points.dtype)  # the last row is 0
+        rates = axes.unsqueeze(1).expand(-1, len(points), -1)  # (3, n, 2)
         jet = torch.cat([points.unsqueeze(0), rates])  # (4, n, width)
         for layer in self.layers[:-1]:
             jet = bend(carry(layer, jet))
@@ -73,31 +73,36 @@ def solve_heat(points: Tensor) -> Tensor:
     return torch.stack(waves).sum(0)
 
 
-def build_heat(seed: int) -> Workload:
-    """Solve u_t = diffusivity * u_xx; the seed decides the initial weights and the points.
+@workload
+def heat() -> Task:
+    """Solve u_t = diffusivity * u_xx; the seed decides the points.
 
     The training loss is the squared residual and the squared errors at time 0 and at both ends; the validation loss
     is the squared error, as a share of the solution's square.
 
     Source: M. Raissi, P. Perdikaris and G. E. Karniadakis (2019), Physics-informed neural networks.
     """
-    with initial_weights(seed):
-        model = HeatNet()
-    generator = torch.Generator().manual_seed(seed)
 
-    def train_loss() -> Tensor:
-        points = torch.rand(INTERIOR + 3 * EDGE, 2, generator=generator)
-        start, left, right = points[INTERIOR:].split(EDGE)  # views
-        start[:, 0], left[:, 1], right[:, 1] = 0, 0, 1
+    def stream(generator: torch.Generator) -> Iterator[Tensor]:
+        while True:
+            points = torch.rand(INTERIOR + 3 * EDGE, 2, generator=generator)
+            start, left, right = points[INTERIOR:].split(EDGE)  # views
+            start[:, 0], left[:, 1], right[:, 1] = 0, 0, 1
+            yield points
+
+    def loss(model: nn.Module, points: Tensor) -> Tensor:
+        solution = solve_heat(points)
+        if not model.training:
+            error: Tensor = model(points) - solution
+            return error.square().sum() / solution.square().sum()
+        assert isinstance(model, HeatNet)
         u, u_t, _, u_xx = model.differentiate(points)
         residual = (u_t - DIFFUSIVITY * u_xx)[:INTERIOR]
-        return F.mse_loss(residual, torch.zeros_like(residual)) + EDGE_WEIGHT * F.mse_loss(
-            u[INTERIOR:], solve_heat(points[INTERIOR:])
-        )
+        at_edges = F.mse_loss(u[INTERIOR:], solution[INTERIOR:])
+        return F.mse_loss(residual, torch.zeros_like(residual)) + EDGE_WEIGHT * at_edges
 
     grid = torch.cartesian_prod(torch.linspace(0, 1, GRID), torch.linspace(0, 1, 2 * GRID))
-    solution = solve_heat(grid)
-    return Workload(model, train_loss, lambda: (model(grid) - solution).square().sum() / solution.square().sum())
+    return Task(HeatNet, loss, stream, grid)
 
 
 def swing(states: Tensor) -> Tensor:
@@ -119,29 +124,26 @@ def integrate(field: Callable[[Tensor], Tensor], states: Tensor, interval: float
     return torch.stack(path, dim=1)
 
 
-@functools.cache
-def load_trajectories() -> Tensor:
+def draw_trajectories() -> Tensor:
     """Return states of the pendulums, the first one and those observed: (n, 1 + observations, 4)."""
-    first = SPREAD * torch.randn(TRAJECTORIES, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    first = SPREAD * torch.randn(TRAJECTORIES, 4, generator=seed_0(), dtype=torch.float64)
     path = integrate(swing, first, INTERVAL / SUBSTEPS, OBSERVATIONS * SUBSTEPS)[:, SUBSTEPS - 1 :: SUBSTEPS]
     return torch.cat([first.unsqueeze(1), path], 1).float()
 
 
-def build_oscillator(seed: int) -> Workload:
-    """Learn the rates of the pendulums from what they lead to; the seed decides the initial weights and the order.
+@workload
+def oscillator() -> Task:
+    """Learn the rates of the pendulums from what they lead to.
 
     Source: R. T. Q. Chen et al. (2018), Neural ordinary differential equations, arXiv 1806.07366.
     """
 
-    def make() -> nn.Module:
-        hidden = [nn.Linear(4, PENDULUM_WIDTH), nn.Tanh(), nn.Linear(PENDULUM_WIDTH, PENDULUM_WIDTH), nn.Tanh()]
-        return nn.Sequential(*hidden, nn.Linear(PENDULUM_WIDTH, 4))
-
     def loss(model: nn.Module, paths: Tensor) -> Tensor:
         return F.mse_loss(integrate(model, paths[:, 0], INTERVAL, OBSERVATIONS), paths[:, 1:])
 
-    validation, train = load_trajectories().tensor_split([PENDULUM_VALIDATION])
-    return build_on_rows(make, loss, train, validation, size=PENDULUM_BATCH, seed=seed)
+    validation, train = draw_trajectories().tensor_split([PENDULUM_VALIDATION])
+    make = functools.partial(make_mlp, 4, PENDULUM_WIDTH, PENDULUM_WIDTH, 4, activation=nn.Tanh)
+    return on_rows(make, loss, (train, validation), PENDULUM_BATCH)
 
 
-WORKLOADS: dict[str, Build] = {"heat": build_heat, "oscillator": build_oscillator}
+WORKLOADS = {"heat": heat, "oscillator": oscillator}

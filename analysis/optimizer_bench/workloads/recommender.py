@@ -10,14 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.optimizer_bench.workload import Workload, build_on_rows
-from analysis.optimizer_bench.workloads.text import read_sources
+from analysis.optimizer_bench.workload import Task, on_rows, workload
+from analysis.optimizer_bench.workloads.data import join_sources
 
-MIN_USERS = 10  # functions that use a word
-MIN_ITEMS = 10  # words that a function uses
+MIN_USERS, MIN_ITEMS = 10, 10  #: Functions that use a word, and words that a function uses.
 WIDTH = 16
-NEGATIVES = 4  # words drawn for each pair, as not used
-BATCH, VALIDATION = 256, 10_000  # pairs
+NEGATIVES = 4  #: Words drawn for each pair, as not used.
+BATCH, VALIDATION = 256, 10_000  #: Pairs.
 
 
 class Recommender(nn.Module):
@@ -44,8 +43,7 @@ class Recommender(nn.Module):
 @functools.cache
 def load_pairs() -> Tensor:
     """Return which functions, the users, use which words, the items: numbers (n, 2), in random order."""
-    sources = "".join(text for modules in read_sources() for text in modules.values())
-    bodies = re.split(r"^ *(?:async )?def ", sources, flags=re.M)
+    bodies = re.split(r"^ *(?:async )?def ", "".join(join_sources()), flags=re.M)
     functions = [set(re.findall(r"[^\W\d]\w\w+", body)) for body in bodies]
     counts = Counter(word for words in functions for word in words)
     known = sorted(word for word, count in counts.items() if count >= MIN_USERS)
@@ -56,8 +54,9 @@ def load_pairs() -> Tensor:
     return pairs[torch.randperm(len(pairs), generator=torch.Generator().manual_seed(0))]
 
 
-def build(seed: int) -> Workload:
-    """Build the workload; the seed decides the initial weights, the order of batches and their negative pairs."""
+@workload
+def recommender() -> Task:
+    """Tell which words a function uses from words that it may not; the seed decides those, too."""
     pairs = load_pairs()
     num_users, num_items = (pairs.amax(0) + 1).tolist()
     validation, train = pairs.tensor_split([VALIDATION])
@@ -71,9 +70,8 @@ def build(seed: int) -> Workload:
         labels = (torch.arange(len(logits)) < len(users)).float()
         return F.binary_cross_entropy_with_logits(logits, labels)
 
-    held_out = draw(validation, torch.Generator().manual_seed(0))
     make = functools.partial(Recommender, num_users, num_items)
-    return build_on_rows(make, loss, train, held_out, size=BATCH, seed=seed, draw=draw)
+    return on_rows(make, loss, (train, validation), BATCH, draw)
 
 
-WORKLOADS = {"recommender": build}
+WORKLOADS = {"recommender": recommender}

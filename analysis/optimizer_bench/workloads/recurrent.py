@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.optimizer_bench.workload import Build, Workload, build_on_rows
-from analysis.optimizer_bench.workloads.images import SIDE, load_ascii
+from analysis.optimizer_bench.workload import Task, classify, on_rows, seed_0, workload
+from analysis.optimizer_bench.workloads.data import SIDE, load_ascii
+from analysis.optimizer_bench.workloads.models import Skip, States
 
 DELAY, EULER, SAMPLE = 17.0, 0.1, 6.0  # units of time: of the equation, of its solution, and between two samples
 SERIES, SERIES_HELD_OUT = 64, 4
@@ -27,19 +28,10 @@ DECAY = 0.5
 READ, READ_VALIDATION = 16, 64
 
 
-class Forecaster(nn.Module):
-    """A tanh network with torch's own initial weights, and a linear head on each of its states."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rnn = nn.RNN(1, HIDDEN, batch_first=True)
-        self.head = nn.Linear(HIDDEN, 1)
-
-    def forward(self, seen: Tensor) -> Tensor:
-        """Map what was seen (n, length) to forecasts of the same shape, each from what came before."""
-        states, _ = self.rnn(seen[..., None])  # (n, length, hidden)
-        forecasts: Tensor = self.head(states).squeeze(2)
-        return forecasts
+def make_forecaster() -> nn.Sequential:
+    """Make a tanh network that maps what was seen (n, length) to forecasts (n, length), each from what came before."""
+    states = States(nn.RNN(1, HIDDEN, batch_first=True))
+    return nn.Sequential(nn.Unflatten(1, (-1, 1)), states, nn.Linear(HIDDEN, 1), nn.Flatten())
 
 
 def simulate(series: int, samples: int) -> Tensor:
@@ -57,26 +49,26 @@ def simulate(series: int, samples: int) -> Tensor:
     return torch.from_numpy(x[delay::sample].T.copy())
 
 
-@functools.cache
-def load_series() -> tuple[Tensor, Tensor]:
+def draw_series() -> tuple[Tensor, Tensor]:
     """Return windows (n, 2, length), of what is seen and what it is ``AHEAD`` later: to train, and to validate on."""
     x = simulate(SERIES, SETTLE + SAMPLES)[:, SETTLE:].float()
     x = (x - x.mean()) / x.std()
-    seen = x + GRAIN * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+    seen = x + GRAIN * torch.randn(x.shape, generator=seed_0())
     pairs = torch.stack((seen[:, :-AHEAD], x[:, AHEAD:]), 1)  # (series, 2, samples - ahead)
     windows = pairs.unfold(2, LENGTH, LENGTH // 2).transpose(1, 2)  # (series, windows of each, 2, length)
     validation, train = windows.tensor_split([SERIES_HELD_OUT])
     return train.flatten(0, 1), validation.flatten(0, 1)
 
 
-def build_chain(seed: int) -> Workload:
+@workload
+def chain() -> Task:
     """Forecast noisy chaotic series; the loss is the share of the variance that is missed, from ``HEARD`` on."""
 
     def loss(model: nn.Module, windows: Tensor) -> Tensor:
         seen, later = windows.unbind(1)
         return F.mse_loss(model(seen)[:, HEARD:], later[:, HEARD:])
 
-    return build_on_rows(Forecaster, loss, *load_series(), size=FORECASTS, seed=seed)
+    return on_rows(make_forecaster, loss, draw_series(), FORECASTS)
 
 
 class StateSpace(nn.Module):
@@ -113,45 +105,32 @@ class StateSpace(nn.Module):
         return torch.add(remembered, self.through[:, None] * u)
 
 
-class Layer(nn.Module):
-    """A norm, a state-space model and a gated mix of channels, beside a skip."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(CHANNELS)
-        self.remember = StateSpace()
-        self.mix = nn.Conv1d(CHANNELS, 2 * CHANNELS, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (n, channels, length) to the same shape."""
-        return torch.add(x, F.glu(self.mix(F.gelu(self.remember(self.norm(x)))), dim=1))
-
-
 def make_reader(num_classes: int) -> nn.Sequential:
-    """Make a network that maps sequences (n, 1, length) to logits (n, num_classes), from the mean over time."""
-    layers = [Layer() for _ in range(LAYERS)]
+    """Make a network that maps sequences (n, 1, length) to logits (n, num_classes), from the mean over time.
+
+    Its layers are a norm, a state-space model and a gated mix of channels, beside a skip.
+    """
+
+    def make_layer() -> Skip:
+        mix = StateSpace(), nn.GELU(), nn.Conv1d(CHANNELS, 2 * CHANNELS, 1), nn.GLU(dim=1)
+        return Skip(nn.BatchNorm1d(CHANNELS), *mix)
+
+    layers = [make_layer() for _ in range(LAYERS)]
     pool = nn.AdaptiveAvgPool1d(1), nn.Flatten()
     return nn.Sequential(nn.Conv1d(1, CHANNELS, 1), *layers, *pool, nn.Linear(CHANNELS, num_classes))
 
 
-@functools.cache
-def load_sequences() -> Tensor:
-    """Return pictures of characters as sequences of pixels, row by row: (n, 1, GRID * GRID)."""
-    pictures = load_ascii().x.view(-1, 1, SIDE, SIDE)
-    return F.adaptive_avg_pool2d(pictures, GRID).flatten(2)
+def read_pixels(images: Tensor) -> Tensor:
+    """Return pictures (n, side * side) as sequences of pixels, row by row: (n, 1, GRID * GRID)."""
+    return F.adaptive_avg_pool2d(images.view(-1, 1, SIDE, SIDE), GRID).flatten(2)
 
 
-def build_states(seed: int) -> Workload:
+@workload
+def states() -> Task:
     """Tell characters apart of which one pixel is seen at a time."""
-    x, y = load_sequences(), load_ascii().y
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    validation, train = order.tensor_split([READ_VALIDATION])
-
-    def loss(model: nn.Module, rows: Tensor) -> Tensor:
-        return F.cross_entropy(model(x[rows]), y[rows])
-
-    make = functools.partial(make_reader, load_ascii().num_classes)
-    return build_on_rows(make, loss, train, validation, size=READ, seed=seed)
+    data = load_ascii()
+    make = functools.partial(make_reader, data.num_classes)
+    return classify(make, read_pixels(data.x), data.y, held_out=READ_VALIDATION, size=READ)
 
 
-WORKLOADS: dict[str, Build] = {"chain": build_chain, "states": build_states}
+WORKLOADS = {"chain": chain, "states": states}

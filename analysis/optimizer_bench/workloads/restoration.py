@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.optimizer_bench.workload import Build, Workload, build_on_rows
-from analysis.optimizer_bench.workloads.images import SIDE, load_latin
-from protonet._checks import optional_packages
+from analysis.optimizer_bench.workload import Task, hold_out, on_rows, workload
+from analysis.optimizer_bench.workloads.data import SIDE, load_latin, load_photograph
+from analysis.optimizer_bench.workloads.models import make_mlp
 
 PHOTOGRAPHS, TILE = ("china.jpg", "flower.jpg"), 12
 NOISE = (0.02, 0.3)  # standard deviations, of which each tile's is uniform; colours are in [0, 1]
@@ -21,15 +19,11 @@ PATCHES = (SIDE // PATCH) ** 2
 WIDTH, LAYERS, GLYPH_BATCH, GLYPH_VALIDATION = 48, 2, 16, 64
 
 
-@functools.cache
-def load_tiles() -> Tensor:
-    """Return the photographs' tiles, shuffled: (n, 3, tile, tile) in [0, 1]."""
-    with optional_packages("load_tiles"):
-        from sklearn.datasets import load_sample_image  # noqa: PLC0415 - optional
-    images = torch.stack([torch.tensor(load_sample_image(name)) for name in PHOTOGRAPHS]).movedim(3, 1) / 255
+def cut_tiles() -> Tensor:
+    """Cut the photographs into tiles: (n, 3, tile, tile) in [0, 1]."""
+    images = torch.stack(list(map(load_photograph, PHOTOGRAPHS))).movedim(3, 1) / 255
     tiles = images.unfold(2, TILE, TILE).unfold(3, TILE, TILE)  # (2, 3, rows, columns, tile, tile)
-    tiles = tiles.permute(0, 2, 3, 1, 4, 5).flatten(0, 2).contiguous()
-    return tiles[torch.randperm(len(tiles), generator=torch.Generator().manual_seed(0))]
+    return tiles.permute(0, 2, 3, 1, 4, 5).flatten(0, 2).contiguous()
 
 
 class Denoiser(nn.Module):
@@ -59,16 +53,15 @@ def add_noise(tiles: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor
     return tiles + levels * torch.randn(tiles.shape, generator=generator), tiles
 
 
-def build_denoiser(seed: int) -> Workload:
+@workload
+def denoiser() -> Task:
     """Take noise of an unknown level from tiles of photographs; the loss is 1000 times the mean squared error."""
-    validation, train = load_tiles().tensor_split([TILE_VALIDATION])
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         noisy, clean = batch
         return 1000 * F.mse_loss(model(noisy), clean)
 
-    held_out = add_noise(validation, torch.Generator().manual_seed(0))
-    return build_on_rows(Denoiser, loss, train, held_out, size=TILE_BATCH, seed=seed, draw=add_noise)
+    return on_rows(Denoiser, loss, hold_out(cut_tiles(), TILE_VALIDATION), TILE_BATCH, add_noise)
 
 
 class Mix(nn.Module):
@@ -78,7 +71,7 @@ class Mix(nn.Module):
         super().__init__()
         self.axis = axis
         self.norm = nn.LayerNorm(WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(size, 2 * size), nn.GELU(), nn.Linear(2 * size, size))
+        self.mlp = make_mlp(size, 2 * size, size, activation=nn.GELU)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (n, patches, width) to the same shape."""
@@ -117,19 +110,17 @@ def hide_patches(patches: Tensor, generator: torch.Generator) -> tuple[Tensor, T
     return patches, ranks < round(HIDDEN_SHARE * patches.shape[1])
 
 
-def build_masked(seed: int) -> Workload:
+@workload
+def masked() -> Task:
     """Fill in the missing patches of characters; the loss is the cross-entropy of their pixels, in nats a patch."""
-    patches = cut_patches(load_latin().x)
-    order = torch.randperm(len(patches), generator=torch.Generator().manual_seed(0))
-    validation, train = patches[order].tensor_split([GLYPH_VALIDATION])
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         whole, missing = batch
         logits = model(whole, missing)
         return PATCH**2 * F.binary_cross_entropy_with_logits(logits[missing], whole[missing])
 
-    held_out = hide_patches(validation, torch.Generator().manual_seed(0))
-    return build_on_rows(Mixer, loss, train, held_out, size=GLYPH_BATCH, seed=seed, draw=hide_patches)
+    rows = hold_out(cut_patches(load_latin().x), GLYPH_VALIDATION)
+    return on_rows(Mixer, loss, rows, GLYPH_BATCH, hide_patches)
 
 
-WORKLOADS: dict[str, Build] = {"denoiser": build_denoiser, "masked": build_masked}
+WORKLOADS = {"denoiser": denoiser, "masked": masked}

@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.optimizer_bench.workload import Build, Workload, build_on_rows
-from analysis.optimizer_bench.workloads.images import load_ascii
+from analysis.optimizer_bench.workload import Task, classify, hold_out, on_rows, workload
+from analysis.optimizer_bench.workloads.data import PIXELS, load_ascii
+from analysis.optimizer_bench.workloads.models import make_mlp
 
 LOUDNESS = 10.0  #: Times torch's own initial weights.
 FAINTNESS = 0.1  #: Times what a layer gives whose outputs begin as large as its inputs.
-PIXELS, WIDTH, BATCH, VALIDATION = 28 * 28, 96, 32, 300
-HALF = PIXELS // 2
+HALF, WIDTH, BATCH, VALIDATION = PIXELS // 2, 96, 32, 300
 
 
 def make_loud(num_classes: int) -> nn.Sequential:
     """Make an MLP of three layers whose logits begin some ``LOUDNESS**3`` times as large as they would."""
-    first, second, head = nn.Linear(PIXELS, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, num_classes)
-    model = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), head)
+    model = make_mlp(PIXELS, WIDTH, WIDTH, num_classes)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(LOUDNESS)
     return model
 
 
-def build_loud(seed: int) -> Workload:
-    """Tell characters apart; the seed decides the initial weights and the order of batches."""
+@workload
+def loud() -> Task:
+    """Tell characters apart."""
     data = load_ascii()
-    shuffled = torch.randperm(len(data.x), generator=torch.Generator().manual_seed(0))
-    validation, train = shuffled.tensor_split([VALIDATION])
-
-    def loss(model: nn.Module, rows: Tensor) -> Tensor:
-        return F.cross_entropy(model(data.x[rows]), data.y[rows])
-
-    return build_on_rows(lambda: make_loud(data.num_classes), loss, train, validation, size=BATCH, seed=seed)
+    make = functools.partial(make_loud, data.num_classes)
+    return classify(make, data.x, data.y, held_out=VALIDATION, size=BATCH)
 
 
 class FaintLinear(nn.Module):
@@ -56,23 +52,16 @@ class FaintLinear(nn.Module):
         return FAINTNESS * F.linear(x, self.weight / math.sqrt(x.shape[1]), self.bias)
 
 
-def make_faint() -> nn.Sequential:
-    """Make an MLP of three faint layers: its outputs begin near 0, and its weights must go far."""
-    first, second, head = FaintLinear(HALF, WIDTH), FaintLinear(WIDTH, WIDTH), FaintLinear(WIDTH, HALF)
-    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), head)
-
-
-def build_faint(seed: int) -> Workload:
-    """Draw the lower half of a character from its upper half; the seed decides the initial weights and the order."""
-    images = load_ascii().x
-    shuffled = images[torch.randperm(len(images), generator=torch.Generator().manual_seed(0))]
-    validation, train = shuffled.tensor_split([VALIDATION])
+@workload
+def faint() -> Task:
+    """Draw the lower half of a character from its upper half; outputs begin near 0, and weights must go far."""
 
     def loss(model: nn.Module, rows: Tensor) -> Tensor:
         upper, lower = rows.chunk(2, dim=1)
         return F.binary_cross_entropy_with_logits(model(upper), lower)
 
-    return build_on_rows(make_faint, loss, train, validation, size=BATCH, seed=seed)
+    make = functools.partial(make_mlp, HALF, WIDTH, WIDTH, HALF, linear=FaintLinear)
+    return on_rows(make, loss, hold_out(load_ascii().x, VALIDATION), BATCH)
 
 
-WORKLOADS: dict[str, Build] = {"loud": build_loud, "faint": build_faint}
+WORKLOADS = {"loud": loud, "faint": faint}

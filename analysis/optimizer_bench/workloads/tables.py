@@ -6,16 +6,15 @@ One model ranks the words that a function of the standard library uses, one lear
 from __future__ import annotations
 
 import functools
-import re
 from collections import Counter
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.optimizer_bench.workload import Build, Workload, build_on_rows
+from analysis.optimizer_bench.workload import Task, on_rows, seed_0, workload
+from analysis.optimizer_bench.workloads.data import WORD, join_sources
 from analysis.optimizer_bench.workloads.recommender import load_pairs
-from analysis.optimizer_bench.workloads.text import read_sources
 
 FACTORS, SPREAD = 16, 0.1  #: Of a user's or an item's vector, and the standard deviation it starts with.
 KNOWN_PAIRS, RANKING_VALIDATION, RANKING_BATCH = 16_000, 2_000, 32  #: Some three words a function are known.
@@ -48,7 +47,8 @@ class Ranker(nn.Module):
         return torch.add((self.users(users) * difference).sum(1), bias)
 
 
-def build_ranking(seed: int) -> Workload:
+@workload
+def ranking() -> Task:
     """Rank the words that a function uses before the others; the seed decides which others, too.
 
     Source: S. Rendle et al. (2009), BPR: Bayesian personalized ranking from implicit feedback, arXiv 1205.2618; here
@@ -64,9 +64,8 @@ def build_ranking(seed: int) -> Workload:
     def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         return -F.logsigmoid(model(*batch)).mean()
 
-    held_out = draw(validation, torch.Generator().manual_seed(0))
     make = functools.partial(Ranker, num_users, num_items)
-    return build_on_rows(make, loss, train, held_out, size=RANKING_BATCH, seed=seed, draw=draw)
+    return on_rows(make, loss, (train, validation), RANKING_BATCH, draw)
 
 
 class SkipGram(nn.Module):
@@ -85,18 +84,17 @@ class SkipGram(nn.Module):
         return logits
 
 
-@functools.cache
 def load_words() -> tuple[Tensor, Tensor, Tensor]:
     """Return windows (n, 1 + 2 * reach) of words to train and to validate on, and the weights (vocabulary,) of words.
 
     Frequent words are left out at random, the oftener the more frequent they are, and rare ones always.
     """
-    sides = [re.findall(r"[^\W\d]\w+", "".join(modules.values())) for modules in read_sources()]
+    sides = [WORD.findall(text) for text in join_sources()]
     common = Counter(sides[0]).most_common(VOCABULARY)
     numbers = {word: number for number, (word, _) in enumerate(common)}
     counts = torch.tensor([count for _, count in common]).double()  # (vocabulary,)
     kept = (FREQUENT * counts.sum() / counts).sqrt()  # the probability, if below 1
-    fixed = torch.Generator().manual_seed(0)
+    fixed = seed_0()
 
     def cut(words: list[str]) -> Tensor:
         text = torch.tensor([numbers[word] for word in words if word in numbers])  # (size,)
@@ -108,7 +106,8 @@ def load_words() -> tuple[Tensor, Tensor, Tensor]:
     return train, validation[chosen], counts**FLATTEN
 
 
-def build_words(seed: int) -> Workload:
+@workload
+def words() -> Task:
     """Tell a word's context from words drawn at random; the seed decides the words drawn, too.
 
     Source: T. Mikolov et al. (2013), Distributed representations of words and phrases and their compositionality,
@@ -126,8 +125,7 @@ def build_words(seed: int) -> Workload:
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         return -F.logsigmoid(signs * model(*batch)).sum(1).mean()
 
-    held_out = draw(validation, torch.Generator().manual_seed(0))
-    return build_on_rows(SkipGram, loss, train, held_out, size=WORDS_BATCH, seed=seed, draw=draw)
+    return on_rows(SkipGram, loss, (train, validation), WORDS_BATCH, draw)
 
 
-WORKLOADS: dict[str, Build] = {"ranking": build_ranking, "words": build_words}
+WORKLOADS = {"ranking": ranking, "words": words}

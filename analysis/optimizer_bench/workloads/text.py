@@ -1,44 +1,22 @@
-"""Real text that is offline wherever Python is: the sources of its own standard library.
-
-A small GPT predicts the next byte, and a GRU the next token.
-"""
+"""Real text that is offline wherever Python is: a small GPT predicts the next byte of sources, a GRU the next token."""
 
 from __future__ import annotations
 
 import functools
 import re
-import sysconfig
-import zlib
 from collections import Counter
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.optimizer_bench.workload import Workload, build_on_rows
+from analysis.optimizer_bench.workload import Task, on_rows, workload
+from analysis.optimizer_bench.workloads.data import cut_windows, encode_ascii, join_sources
+from analysis.optimizer_bench.workloads.models import Skip, States, make_mlp
 
-VALIDATION_SHARE = 10  # one module in ten
 BYTES, CONTEXT, WIDTH, HEADS, LAYERS = 128, 32, 64, 4, 2  #: The GPT's; its vocabulary is ASCII.
 #: The GRU's; of its tokens, 0 stands for all that are not among the commonest.
 TOKENS, LENGTH, EMBEDDING, HIDDEN = 512, 16, 48, 80
-
-
-@functools.cache
-def read_sources() -> tuple[dict[str, str], dict[str, str]]:
-    """Return the sources by name of the standard library's modules: those to train and those to validate on."""
-    train, validation = dict[str, str](), dict[str, str]()
-    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
-        # A module stays on its side whatever others its Python has.
-        side = train if zlib.crc32(path.name.encode()) % VALIDATION_SHARE else validation
-        side[path.name] = path.read_text(encoding="utf-8")
-    return train, validation
-
-
-def cut_windows(symbols: Tensor, length: int, n: int | None = None) -> Tensor:
-    """Cut a text (size,) into windows (n, length) that do not overlap: all, or n at even distances."""
-    windows = symbols[: len(symbols) // length * length].view(-1, length)
-    return windows if n is None else windows[torch.linspace(0, len(windows) - 1, n).long()]  # (n, length)
 
 
 def predict_next(model: nn.Module, symbols: Tensor) -> Tensor:
@@ -47,24 +25,27 @@ def predict_next(model: nn.Module, symbols: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), symbols[:, 1:].flatten())
 
 
-class Block(nn.Module):
-    """Attention to what came before, then an MLP, each after a norm and beside a skip."""
+class CausalAttention(nn.Module):
+    """Attention to what came before."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.attention_norm = nn.LayerNorm(WIDTH)
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
         self.projection = nn.Linear(WIDTH, WIDTH)
-        self.mlp_norm = nn.LayerNorm(WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, length, width) to the same shape."""
-        qkv = self.qkv(self.attention_norm(x)).unflatten(2, (3, HEADS, -1))  # (batch, length, 3, heads, width)
+        qkv = self.qkv(x).unflatten(2, (3, HEADS, -1))  # (batch, length, 3, heads, width)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (batch, heads, length, width)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.projection(mixed.transpose(1, 2).flatten(2))  # (batch, length, width)
-        return torch.add(x, self.mlp(self.mlp_norm(x)))
+        projected: Tensor = self.projection(mixed.transpose(1, 2).flatten(2))
+        return projected
+
+
+def make_block() -> nn.Sequential:
+    """Make attention and an MLP, each after a norm and beside a skip."""
+    attention = Skip(nn.LayerNorm(WIDTH), CausalAttention())
+    return nn.Sequential(attention, Skip(nn.LayerNorm(WIDTH), make_mlp(WIDTH, 4 * WIDTH, WIDTH, activation=nn.GELU)))
 
 
 class GPT(nn.Module):
@@ -74,7 +55,7 @@ class GPT(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(BYTES, WIDTH)
         self.positions = nn.Embedding(CONTEXT, WIDTH)
-        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
+        self.blocks = nn.Sequential(*(make_block() for _ in range(LAYERS)))
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, BYTES, bias=False)
         self.apply(_init)
@@ -97,45 +78,35 @@ def _init(module: nn.Module) -> None:
 @functools.cache
 def load_bytes() -> tuple[Tensor, Tensor]:
     """Return windows (n, 1 + context) of bytes to train and to validate on."""
-    texts = ("".join(modules.values()).encode("ascii", "replace") for modules in read_sources())
-    train, validation = (torch.frombuffer(bytearray(text), dtype=torch.uint8).long() for text in texts)  # (size,)
+    train, validation = map(encode_ascii, join_sources())
     return cut_windows(train, 1 + CONTEXT), cut_windows(validation, 1 + CONTEXT, 64)
 
 
-def build_gpt(seed: int) -> Workload:
-    """Build the GPT's; the seed decides the initial weights and the order of batches."""
-    return build_on_rows(GPT, predict_next, *load_bytes(), size=8, seed=seed)
-
-
-class TokenModel(nn.Module):
-    """An embedding, a GRU and a linear head, with torch's own initial weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(TOKENS, EMBEDDING)
-        self.gru = nn.GRU(EMBEDDING, HIDDEN, batch_first=True)
-        self.head = nn.Linear(HIDDEN, TOKENS)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Map tokens (batch, length) to logits (batch, length, vocabulary) of the token after each."""
-        states, _ = self.gru(self.embedding(tokens))  # (batch, length, width)
-        logits: Tensor = self.head(states)
-        return logits
+@workload
+def gpt() -> Task:
+    """Predict the next byte by a GPT."""
+    return on_rows(GPT, predict_next, load_bytes(), 8)
 
 
 @functools.cache
 def load_tokens() -> tuple[Tensor, Tensor]:
     """Return windows (n, 1 + length) of tokens to train and to validate on."""
-    sides = [re.findall(r"\w+|[^\w\s]|\n", "".join(modules.values())) for modules in read_sources()]
+    sides = [re.findall(r"\w+|[^\w\s]|\n", text) for text in join_sources()]
     common = Counter(sides[0]).most_common(TOKENS - 1)
     numbers = {token: number for number, (token, _) in enumerate(common, start=1)}
     train, validation = (torch.tensor([numbers.get(token, 0) for token in side]) for side in sides)  # (size,)
     return cut_windows(train, 1 + LENGTH), cut_windows(validation, 1 + LENGTH, 128)
 
 
-def build_gru(seed: int) -> Workload:
-    """Build the GRU's; the seed decides the initial weights and the order of batches."""
-    return build_on_rows(TokenModel, predict_next, *load_tokens(), size=16, seed=seed)
+@workload
+def gru() -> Task:
+    """Predict the next token by a GRU: map (batch, length) to logits (batch, length, vocabulary)."""
+
+    def make() -> nn.Module:
+        embedding, states = nn.Embedding(TOKENS, EMBEDDING), States(nn.GRU(EMBEDDING, HIDDEN, batch_first=True))
+        return nn.Sequential(embedding, states, nn.Linear(HIDDEN, TOKENS))
+
+    return on_rows(make, predict_next, load_tokens(), 16)
 
 
-WORKLOADS = {"gpt": build_gpt, "gru": build_gru}
+WORKLOADS = {"gpt": gpt, "gru": gru}

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.optimizer_bench.workload import Build, Workload, build_on_rows
-from analysis.optimizer_bench.workloads.images import PIXELS, SIDE, load_ascii, load_latin
-from protonet.datasets import Dataset
+from analysis.optimizer_bench.workload import Task, build, on_rows, seed_0, tell, workload
+from analysis.optimizer_bench.workloads.data import PIXELS, SIDE, load_ascii, load_latin
+from analysis.optimizer_bench.workloads.models import Skip
 
 PEAK_RATE, PRETRAINING_BATCH = 3e-3, 64
 
@@ -27,16 +27,9 @@ ADAPTER_STEPS, ADAPTER_ROWS, ADAPTER_VALIDATION, ADAPTER_BATCH = 600, 400, 300, 
 SLANT, INK, GRAIN = 0.35, 0.7, 0.15  #: How images change: a shear, a factor on their ink, the noise's deviation.
 
 
-def classify(images: Tensor, classes: Tensor) -> Callable[[nn.Module, Tensor], Tensor]:
-    """Return the loss, given a model and row numbers, of telling the classes (n,) of images (n, pixels)."""
-    return lambda model, rows: F.cross_entropy(model(images[rows]), classes[rows])
-
-
-def pretrain(
-    make: Callable[[], nn.Module], loss: Callable[[nn.Module, Tensor], Tensor], rows: Tensor, steps: int
-) -> dict[str, Tensor]:
-    """Return the weights that minimise a loss on rows."""
-    workload = build_on_rows(make, loss, rows, rows, size=PRETRAINING_BATCH, seed=0)
+def pretrain(task: Task, steps: int) -> nn.Module:
+    """Return a model that minimises a task's loss."""
+    workload = build(task, 0)
     optimizer = torch.optim.AdamW(workload.model.parameters())
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, PEAK_RATE, steps, cycle_momentum=False)
     for _ in range(steps):
@@ -44,7 +37,7 @@ def pretrain(
         workload.train_loss().backward()
         optimizer.step()
         schedule.step()
-    return workload.model.state_dict()
+    return workload.model
 
 
 def make_cnn(num_classes: int) -> nn.Sequential:
@@ -62,55 +55,39 @@ def make_cnn(num_classes: int) -> nn.Sequential:
     return nn.Sequential(body, nn.Linear(FEATURES, num_classes))
 
 
-def halve(data: Dataset) -> tuple[Tensor, Tensor]:
-    """Return which rows are of characters of even and of odd numbers, each shuffled."""
-    shuffled = torch.randperm(len(data.y), generator=torch.Generator().manual_seed(0))
-    odd = data.y[shuffled] % 2 == 1
-    return shuffled[~odd], shuffled[odd]
-
-
-@functools.cache
-def load_body() -> dict[str, Tensor]:
-    """Return the body's weights, that tell every other Latin character."""
+@workload
+def transfer() -> Task:
+    """Tell Latin characters of odd numbers by a new head and all that was learnt on even ones."""
     data = load_latin()
-    loss = classify(data.x, data.y // 2)
-    weights = pretrain(lambda: make_cnn((data.num_classes + 1) // 2), loss, halve(data)[0], TRANSFER_STEPS)
-    return {name.removeprefix("0."): weight for name, weight in weights.items() if name.startswith("0.")}
-
-
-def build_transfer(seed: int) -> Workload:
-    """Tell the other characters by a new head and all that was learnt; the seed decides the head, too."""
-    data = load_latin()
+    shuffled = torch.randperm(len(data.y), generator=seed_0())
+    even, odd = (shuffled[data.y[shuffled] % 2 == remainder] for remainder in (0, 1))
+    loss, half = tell(data.x, data.y // 2), data.num_classes // 2
+    make_old = functools.partial(make_cnn, data.num_classes - half)
+    old = pretrain(on_rows(make_old, loss, (even, even), PRETRAINING_BATCH), TRANSFER_STEPS)
+    body = old.get_submodule("0").state_dict()
 
     def make() -> nn.Module:
-        model = make_cnn(data.num_classes // 2)
-        model[0].load_state_dict(load_body())
+        model = make_cnn(half)
+        model[0].load_state_dict(body)
         return model
 
-    validation, train, _ = halve(data)[1].tensor_split([TRANSFER_VALIDATION, TRANSFER_VALIDATION + TRANSFER_ROWS])
-    return build_on_rows(make, classify(data.x, data.y // 2), train, validation, size=TRANSFER_BATCH, seed=seed)
+    validation, train, _ = odd.tensor_split([TRANSFER_VALIDATION, TRANSFER_VALIDATION + TRANSFER_ROWS])
+    return on_rows(make, loss, (train, validation), TRANSFER_BATCH)
 
 
-class Adapter(nn.Module):
-    """A narrow network beside a skip, that changes next to nothing at first.
+def make_adapter() -> nn.Module:
+    """Make a narrow network beside a skip, that changes next to nothing at first.
 
     Source: N. Houlsby et al. (2019), Parameter-efficient transfer learning for NLP, arXiv 1902.00751; there the rest
         of the network is frozen.
     """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.down = nn.Linear(WIDTH, BOTTLENECK)
-        self.up = nn.Linear(BOTTLENECK, WIDTH)
-        nn.init.normal_(self.up.weight, std=NEARLY_NOTHING)
-        nn.init.zeros_(self.up.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (n, width) to the same shape."""
-        return torch.add(x, self.up(F.gelu(self.down(x))))
+    down, up = nn.Linear(WIDTH, BOTTLENECK), nn.Linear(BOTTLENECK, WIDTH)
+    nn.init.normal_(up.weight, std=NEARLY_NOTHING)
+    nn.init.zeros_(up.bias)
+    return Skip(down, nn.GELU(), up)
 
 
-def make_mlp(num_classes: int, make_adapter: Callable[[], nn.Module] = nn.Identity) -> nn.Sequential:
+def make_adapted(num_classes: int, make_adapter: Callable[[], nn.Module]) -> nn.Sequential:
     """Make two hidden layers, each with what ``make_adapter`` makes, and a head."""
     layers: list[nn.Module] = []
     for inputs in (PIXELS, WIDTH):
@@ -123,39 +100,29 @@ def shift(images: Tensor) -> Tensor:
     shear = torch.tensor([[1, SLANT, 0], [0, 1, 0]]).expand(len(images), 2, 3)
     grid = F.affine_grid(shear, [len(images), 1, SIDE, SIDE], align_corners=False)
     slanted = F.grid_sample(images.view(-1, 1, SIDE, SIDE), grid, align_corners=False).flatten(1)
-    noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
-    return INK * slanted + GRAIN * noise
+    return INK * slanted + GRAIN * torch.randn(images.shape, generator=seed_0())
 
 
-@functools.cache
-def load_shifted() -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Return ASCII's images once they have changed, (n, pixels), in random order, their classes (n,), and weights.
-
-    The weights were trained on the images as they were, but for the last ``ADAPTER_VALIDATION``.
-    """
-    data = load_ascii()
-    shuffled = torch.randperm(len(data.y), generator=torch.Generator().manual_seed(0))
-    images, classes = data.x[shuffled], data.y[shuffled]
-    seen = torch.arange(len(images) - ADAPTER_VALIDATION)
-    weights = pretrain(lambda: make_mlp(data.num_classes), classify(images, classes), seen, ADAPTER_STEPS)
-    return shift(images), classes, weights
-
-
-def build_adapter(seed: int) -> Workload:
+@workload
+def adapter() -> Task:
     """Tell characters whose images have changed, by new adapters and all that was learnt from the old images.
 
     The weights start close to good ones: large rates forget, and long training learns the few rows by heart.
     """
-    images, classes, weights = load_shifted()
+    data = load_ascii()
+    rows = torch.randperm(len(data.y), generator=seed_0())
+    seen, validation = rows[:-ADAPTER_VALIDATION], rows[-ADAPTER_VALIDATION:]
+    make_old = functools.partial(make_adapted, data.num_classes, nn.Identity)
+    old = pretrain(on_rows(make_old, tell(data.x, data.y), (seen, seen), PRETRAINING_BATCH), ADAPTER_STEPS)
+    changed = torch.empty_like(data.x)
+    changed[rows] = shift(data.x[rows])
 
     def make() -> nn.Module:
-        model = make_mlp(load_ascii().num_classes, Adapter)
-        model.load_state_dict(weights, strict=False)  # the adapters are new
+        model = make_adapted(data.num_classes, make_adapter)
+        model.load_state_dict(old.state_dict(), strict=False)  # the adapters are new
         return model
 
-    rows = torch.arange(len(images))
-    train, validation = rows[:ADAPTER_ROWS], rows[-ADAPTER_VALIDATION:]
-    return build_on_rows(make, classify(images, classes), train, validation, size=ADAPTER_BATCH, seed=seed)
+    return on_rows(make, tell(changed, data.y), (rows[:ADAPTER_ROWS], validation), ADAPTER_BATCH)
 
 
-WORKLOADS: dict[str, Build] = {"transfer": build_transfer, "adapter": build_adapter}
+WORKLOADS = {"transfer": transfer, "adapter": adapter}

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.optimizer_bench.workload import Build, Workload, build_on_rows
+from analysis.optimizer_bench.workload import Task, on_rows, seed_0, workload
+from analysis.optimizer_bench.workloads.models import Skip, make_transformer
 from analysis.optimizer_bench.workloads.text import BYTES, LENGTH, TOKENS, load_bytes, load_tokens, predict_next
 
 HEADS, LAYERS = 4, 2
@@ -24,20 +25,14 @@ REMEMBER = 2.0  #: The first logit of a gate: seven eighths of the memory stay.
 EPSILON = 1e-6
 
 
-def make_post_norm(width: int, activation: str) -> nn.TransformerEncoder:
-    """Make layers whose norms come after the skips, as in the first transformer."""
-    layer = nn.TransformerEncoderLayer(width, HEADS, 2 * width, dropout=0.0, activation=activation, batch_first=True)
-    return nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
-
-
 class Sorter(nn.Module):
-    """Embeddings of numbers and positions, an encoder and a head, with torch's own initial weights."""
+    """Embeddings of numbers and positions, an encoder whose norms come after the skips, and a head."""
 
     def __init__(self) -> None:
         super().__init__()
         self.numbers = nn.Embedding(NUMBERS, SORTER_WIDTH)
         self.positions = nn.Embedding(SIZE, SORTER_WIDTH)
-        self.layers = make_post_norm(SORTER_WIDTH, "relu")
+        self.layers = make_transformer(SORTER_WIDTH, HEADS, LAYERS, "relu", norm_first=False)
         self.head = nn.Linear(SORTER_WIDTH, NUMBERS)
 
     def forward(self, numbers: Tensor) -> Tensor:
@@ -46,15 +41,16 @@ class Sorter(nn.Module):
         return logits
 
 
-def build_sorter(seed: int) -> Workload:
-    """Sort numbers; the seed decides the initial weights and the order of batches."""
-    sequences = torch.randint(NUMBERS, (SEQUENCES, SIZE), generator=torch.Generator().manual_seed(0))
+@workload
+def sorter() -> Task:
+    """Sort numbers."""
+    sequences = torch.randint(NUMBERS, (SEQUENCES, SIZE), generator=seed_0())
     validation, train = sequences.tensor_split([SORTER_VALIDATION])
 
     def loss(model: nn.Module, numbers: Tensor) -> Tensor:
         return F.cross_entropy(model(numbers).flatten(0, 1), numbers.sort(1).values.flatten())
 
-    return build_on_rows(Sorter, loss, train, validation, size=SORTER_BATCH, seed=seed)
+    return on_rows(Sorter, loss, (train, validation), SORTER_BATCH)
 
 
 class BERT(nn.Module):
@@ -68,7 +64,7 @@ class BERT(nn.Module):
         self.tokens = nn.Embedding(TOKENS + 1, BERT_WIDTH)
         self.positions = nn.Embedding(1 + LENGTH, BERT_WIDTH)
         self.norm = nn.LayerNorm(BERT_WIDTH)
-        self.layers = make_post_norm(BERT_WIDTH, "gelu")
+        self.layers = make_transformer(BERT_WIDTH, HEADS, LAYERS, "gelu", norm_first=False)
         self.transform = nn.Sequential(nn.Linear(BERT_WIDTH, BERT_WIDTH), nn.GELU(), nn.LayerNorm(BERT_WIDTH))
         self.bias = nn.Parameter(torch.zeros(TOKENS))
         for parameter in self.parameters():
@@ -88,16 +84,15 @@ def hide_tokens(windows: Tensor, generator: torch.Generator) -> tuple[Tensor, Te
     return windows.scatter(1, places, MASK), places, windows.gather(1, places)
 
 
-def build_bert(seed: int) -> Workload:
+@workload
+def bert() -> Task:
     """Guess hidden tokens of sources; the seed decides what is hidden, too."""
-    train, validation = load_tokens()
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         tokens, places, hidden = batch
         return F.cross_entropy(model(tokens, places).flatten(0, 1), hidden.flatten())
 
-    held_out = hide_tokens(validation, torch.Generator().manual_seed(0))
-    return build_on_rows(BERT, loss, train, held_out, size=BERT_BATCH, seed=seed, draw=hide_tokens)
+    return on_rows(BERT, loss, load_tokens(), BERT_BATCH, hide_tokens)
 
 
 class RMSNorm(nn.Module):
@@ -130,48 +125,64 @@ def recall(q: Tensor, k: Tensor, v: Tensor, log_stay: Tensor) -> Tensor:
     return (q @ k.transpose(-1, -2) * fade) @ v
 
 
-class Mixer(nn.Module):
-    """Gated linear attention, then a gated MLP (SwiGLU), each after a norm and beside a skip; no biases but the gate's.
+class GatedAttention(nn.Module):
+    """Gated linear attention; no biases but the gate's.
 
-    Sources: S. Yang et al. (2023), Gated linear attention transformers with hardware-efficient training, arXiv
-        2312.06635, here with one gate a head; N. Shazeer (2020), GLU variants improve transformer, arXiv 2002.05202.
+    Source: S. Yang et al. (2023), Gated linear attention transformers with hardware-efficient training, arXiv
+        2312.06635, here with one gate a head.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.heads_norm, self.mlp_norm = (
-            RMSNorm(features) for features in (MIXER_WIDTH, MIXER_WIDTH // HEADS, MIXER_WIDTH)
-        )
+        self.norm = RMSNorm(MIXER_WIDTH // HEADS)
         self.qkvo = nn.Linear(MIXER_WIDTH, 4 * MIXER_WIDTH, bias=False)
         self.stay = nn.Linear(MIXER_WIDTH, HEADS)
         nn.init.constant_(self.stay.bias, REMEMBER)
         self.projection = nn.Linear(MIXER_WIDTH, MIXER_WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, length, width) to the same shape."""
+        qkvo = self.qkvo(x).unflatten(2, (4, HEADS, -1))  # (batch, length, 4, heads, width)
+        q, k, v, out = qkvo.permute(2, 0, 3, 1, 4)  # each (batch, heads, length, width)
+        found = recall(q, k, v, F.logsigmoid(self.stay(x)).transpose(1, 2))
+        mixed = self.norm(found) * F.silu(out)
+        projected: Tensor = self.projection(mixed.transpose(1, 2).flatten(2))
+        return projected
+
+
+class SwiGLU(nn.Module):
+    """A gated MLP.
+
+    Source: N. Shazeer (2020), GLU variants improve transformer, arXiv 2002.05202.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
         self.rise = nn.Linear(MIXER_WIDTH, 2 * MIXER_HIDDEN, bias=False)
         self.fall = nn.Linear(MIXER_HIDDEN, MIXER_WIDTH, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, length, width) to the same shape."""
-        normed = self.norm(x)
-        qkvo = self.qkvo(normed).unflatten(2, (4, HEADS, -1))  # (batch, length, 4, heads, width)
-        q, k, v, out = qkvo.permute(2, 0, 3, 1, 4)  # each (batch, heads, length, width)
-        found = recall(q, k, v, F.logsigmoid(self.stay(normed)).transpose(1, 2))
-        mixed = self.heads_norm(found) * F.silu(out)
-        x = x + self.projection(mixed.transpose(1, 2).flatten(2))  # (batch, length, width)
-        gate, value = self.rise(self.mlp_norm(x)).chunk(2, dim=-1)
-        return torch.add(x, self.fall(F.silu(gate) * value))
+        gate, value = self.rise(x).chunk(2, dim=-1)
+        fallen: Tensor = self.fall(F.silu(gate) * value)
+        return fallen
 
 
 def make_mixer() -> nn.Sequential:
     """Make a model that maps bytes (batch, length) to logits (batch, length, vocabulary) of the byte after each."""
     head = nn.Linear(MIXER_WIDTH, BYTES, bias=False)
-    return nn.Sequential(
-        nn.Embedding(BYTES, MIXER_WIDTH), *(Mixer() for _ in range(LAYERS)), RMSNorm(MIXER_WIDTH), head
-    )
+    embedding = nn.Embedding(BYTES, MIXER_WIDTH)
+    layers: list[nn.Module] = []
+    for _ in range(LAYERS):
+        for kind in (GatedAttention, SwiGLU):
+            layers.append(Skip(RMSNorm(MIXER_WIDTH), kind()))
+    return nn.Sequential(embedding, *layers, RMSNorm(MIXER_WIDTH), head)
 
 
-def build_mixer(seed: int) -> Workload:
-    """Predict the next byte of sources; the seed decides the initial weights and the order of batches."""
-    return build_on_rows(make_mixer, predict_next, *load_bytes(), size=MIXER_BATCH, seed=seed)
+@workload
+def mixer() -> Task:
+    """Predict the next byte of sources."""
+    return on_rows(make_mixer, predict_next, load_bytes(), MIXER_BATCH)
 
 
-WORKLOADS: dict[str, Build] = {"sorter": build_sorter, "bert": build_bert, "mixer": build_mixer}
+WORKLOADS = {"sorter": sorter, "bert": bert, "mixer": mixer}

@@ -1,0 +1,89 @@
+"""Reports of studies at their smallest, each made once."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+
+from analysis.__main__ import STUDIES, main
+
+#: Arguments that make a study as short as a test must be; the others take minutes, or a repository that is not ours.
+SMALL = {
+    "ask": "--datasets iris --strategies ours,random --splits 1",
+    "boosters": "--datasets iris --methods ours --shots 5 --splits 1",
+    "ceiling": "--draws 1",
+    "contest-draws": "--draws 1 --family isotropic,class_noise --classes 4 --dim 16 --shots 2+1 --limits 0,30",
+    "laplacian": "--family isotropic --rows 64 --dim 48 --classes 20 --shots 20 --held 5",
+    "mislabelled": "--datasets iris --splits 1",
+    "pictures": "--sets hues --shots 2 --splits 1 --effort fast",
+    "robustness": "--datasets iris --methods fast,cosine,knn --shots 1,2 --splits 2 --plot plot.png",
+    "scale": "--rows 12 --classes 3 --dim 4",
+    "training": "--splits 1",
+    "unlabelled": "--datasets iris --regimes alike,strangers --shots 5 --splits 1 --peers",
+}
+#: Constants of modules that are smaller in tests.
+LESS: dict[str, dict[str, object]] = {
+    "ask": {"analysis.real_data.asking.BATCHES": 1},
+    "pictures": {"analysis.pictures.study.BUILD": Path(), "analysis.pictures.sets.PER_CLASS": 6},
+    "training": {
+        "analysis.solver.training.DATASETS": ("iris",),
+        "analysis.solver.training.LENGTH": 30,
+        "analysis.solver.training.STEPS": (3, 10),
+    },
+}
+
+
+class Made(NamedTuple):
+    """What a study left in a folder of its own."""
+
+    folder: Path
+    table: str
+    rows: Any
+
+    @property
+    def command(self) -> list[str]:
+        """The arguments that the report says it was made by."""
+        text = (self.folder / "table.md").read_text(encoding="utf-8")
+        assert text.startswith(self.table)
+        line = text.removeprefix(self.table).strip()
+        return line.removeprefix("Made by `python -m analysis ").removesuffix("`.").split()
+
+
+def load_study(name: str) -> ModuleType:
+    """Import a study's module."""
+    return import_module(f"analysis.{STUDIES[name][0]}")
+
+
+def run_study(folder: Path, arguments: list[str], less: Mapping[str, object]) -> str:
+    """Run a study in a folder, its constants less; return what it prints."""
+    said, wrong = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said), contextlib.redirect_stderr(wrong):
+        patch.chdir(folder)
+        for name, value in less.items():
+            patch.setattr(name, value)
+        assert main(arguments) == 0, wrong.getvalue()
+    return said.getvalue()
+
+
+@pytest.fixture(scope="session")
+def make_report(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
+    """Return what runs a study at its smallest, once."""
+
+    @cache
+    def make(name: str) -> Made:
+        folder = tmp_path_factory.mktemp(name)
+        (folder / "build").mkdir()
+        outputs = ["--json", "rows.json", "--markdown", "table.md"]
+        table = run_study(folder, [name, *SMALL[name].split(), *outputs], LESS.get(name, {}))
+        return Made(folder, table, json.loads((folder / "rows.json").read_text(encoding="utf-8")))
+
+    return make

@@ -1,0 +1,254 @@
+"""The contest: the trial, what its process may import, new draws of the data, and the ceiling."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from analysis.__main__ import main
+from analysis.contest import draws, trial, worker
+from analysis.contest.ceiling import measure_draw
+from analysis.contest.draws import OURS, Cell, hash_code, run_cell, summarise, tabulate
+from analysis.contest.trial import judge
+from analysis.contest.worker import ALLOWED, _OnlyAllowed, evaluate, measure_peak_memory
+from protonet import solve
+from protonet.datasets import Split, sample_family
+from solution.pack import ROOT
+from tests.analysis.conftest import Made
+
+LINEAR = """
+import numpy, torch
+
+class Solution:
+    def solve(self, train_loader, val_loader, metadata=None):
+        batches = list(train_loader)
+        facts = {
+            "metadata": metadata,
+            "seeds": [torch.initial_seed(), int(numpy.random.get_state()[1][0])],
+            "batches": [len(y) for _, y in batches],
+            "orders": [torch.cat([y for _, y in loader]).tolist() for loader in (batches, val_loader)],
+        }
+        model = torch.nn.Linear(6, 3)
+        model.facts = facts
+        torch.nn.init.zeros_(model.weight)
+        with torch.no_grad():
+            model.bias.copy_(torch.tensor([0.0, 1.0, 0.0]))
+        Solution.last = model
+        return model
+"""
+
+
+def sample_three(n_train: int = 50) -> Split:
+    return sample_family("isotropic", seed=1, n_train=n_train, n_val=2, n_test=5, num_classes=3, dim=6)
+
+
+def write_request(folder: Path, split: Split, **changes: object) -> dict[str, Any]:
+    parts = {f"{part}_{side}": getattr(split, f"{part}_{side}") for part in ("train", "val", "test") for side in "xy"}
+    np.savez(folder / "data.npz", **{name: tensor.numpy() for name, tensor in parts.items()})
+    (folder / "solution.py").write_text(LINEAR)
+    request = {"solution": str(folder / "solution.py"), "data": str(folder / "data.npz"), "metadata": None}
+    return request | {"param_limit": 21.0, "baseline_accuracy": 0.2} | changes
+
+
+@pytest.fixture
+def own_finders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+
+
+@pytest.mark.usefixtures("own_finders")
+def test_evaluator_follows_the_contest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[nn.Module] = []
+
+    def evaluate_accuracy(model: nn.Module, _: object) -> float:
+        seen.append(model)
+        return 0.6
+
+    monkeypatch.setattr(worker, "evaluate_accuracy", evaluate_accuracy)
+    split = sample_three()
+    result = evaluate(write_request(tmp_path, split, metadata={"num_classes": 3}))
+    facts: Any = seen[0].facts
+    assert facts["metadata"] == {"num_classes": 3}
+    assert facts["seeds"] == [2025, 2025]
+    assert facts["batches"] == [128, 22]
+    assert facts["orders"][0] != split.train_y.tolist()
+    assert sorted(facts["orders"][0]) == sorted(split.train_y.tolist())
+    assert facts["orders"][1] == split.val_y.tolist()
+    assert result["score"] == pytest.approx((0.6 - 0.2) / 0.8 * 100)
+
+
+@pytest.mark.usefixtures("own_finders")
+def test_accuracy_and_limit(tmp_path: Path) -> None:
+    split = sample_three()
+    result = evaluate(write_request(tmp_path, split))
+    assert result["accuracy"] == float((split.test_y == 1).double().mean())
+    assert result["parameters"] == 21
+    assert result["score"] == pytest.approx((1 / 3 - 0.2) / 0.8 * 100)
+    assert evaluate(write_request(tmp_path, split, param_limit=20.0))["score"] == 0
+    assert evaluate(write_request(tmp_path, split, baseline_accuracy=0.9))["score"] == 0
+
+
+def test_peak_memory_is_this_processs() -> None:
+    held = torch.ones(100 << 18)  # 100 MiB
+    unit = 1 << 20 if sys.platform == "darwin" else 1 << 10
+    assert 100 < measure_peak_memory() <= resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit * 1.01
+    assert len(held)
+
+
+def test_only_allowed_modules_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "of_the_workspace.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(ROOT)
+    finder = _OnlyAllowed(tmp_path)
+    for name in ("torch", "numpy", "json", "of_the_workspace"):
+        assert finder.find_spec(name) is not None
+    for name in ("scipy", "sklearn", "tqdm", "pytest", "protonet", "analysis", "no_such_module"):
+        assert finder.find_spec(name) is None
+        assert name not in ALLOWED
+
+
+def test_failing_submission_sees_no_other_package(capfd: pytest.CaptureFixture[str]) -> None:
+    submission = f"""
+import sys
+sys.path.append({str(ROOT)!r})
+for name in ("scipy", "sklearn", "tqdm", "protonet"):
+    try:
+        __import__(name)
+    except ModuleNotFoundError as error:
+        print(error, file=sys.stderr)
+raise RuntimeError("the end")
+"""
+    message = "^judge: `submission` must run in the contest's process; got exit code 1. Its traceback is above.$"
+    with pytest.raises(ValueError, match=message):
+        judge(submission.encode(), sample_three())
+    err = capfd.readouterr().err
+    missing = [f"No module named '{name}'" for name in ("scipy", "sklearn", "tqdm", "protonet")]
+    assert err.splitlines()[:4] == missing
+    assert err.endswith("RuntimeError: the end\n")
+
+
+def test_public_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert main(["contest", "--config", "agentics", "--single-file", "--json", str(tmp_path / "new" / "out.json")]) == 0
+    result = json.loads((tmp_path / "new" / "out.json").read_text())
+    assert 0.3 < result["accuracy"] < 0.6
+    assert result["parameters"] <= 500_000
+    assert result["submission"] == "single file"
+    line = capsys.readouterr().out
+    assert line.startswith(f"accuracy {result['accuracy']:.4f}  score ")
+    assert line.count("\n") == 1
+
+
+def test_command_judges_the_single_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[bytes] = []
+    result = {"accuracy": 1.0, "score": 100.0, "parameters": 0, "seconds": 1.0, "peak_memory_mib": 1.0}
+
+    def judge_nothing(data: bytes, split: Split, *, python: str) -> dict[str, float]:
+        given.append(data)
+        return result
+
+    monkeypatch.setattr(trial, "judge", judge_nothing)
+    monkeypatch.setattr(trial, "BUILD", tmp_path)
+    assert main(["contest", "--single-file"]) == 0
+    assert main(["contest"]) == 0
+    assert given[0].startswith(b'"""The submission in a single file')
+    assert given[1].startswith(b"PK")
+    found = {path.name: json.loads(path.read_text())["submission"] for path in tmp_path.iterdir()}
+    assert found == {"contest.json": "ZIP", "contest_single_file.json": "single file"}
+
+
+def test_missing_scikit_learn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(draws, "find_spec", lambda name: None)
+    assert main(["contest-draws", "--draws", "1", "--state", str(tmp_path / "s")]) == 2
+    expected = "analysis contest-draws: `--methods` must have scikit-learn for lda and logistic; got none installed. "
+    expected += 'Run pip install "protonet[analysis]", or leave out lda and logistic.\n'
+    assert capsys.readouterr().err == expected
+
+
+def test_relative_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    monkeypatch.chdir(tmp_path)
+    commands: list[str] = []
+
+    def run(command: list[str], **_: object) -> None:
+        commands.extend(command)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("analysis.contest.trial.subprocess.run", run)
+    assert main(["contest", "--config", "agentics", "--python", "bin/python"]) == 130
+    assert commands[0] == str(tmp_path / "bin" / "python")  # the link itself: it is what knows its environment
+
+
+def test_draws_of_every_limit_and_method(make_report: Callable[[str], Made]) -> None:
+    rows = make_report("contest-draws").rows
+    assert [(row["family"], row["limit"]) for row in rows] == [
+        (family, limit) for family in ("isotropic", "class_noise") for limit in (0, 30)
+    ]
+    assert set(rows[0]["percent"]) == {OURS, "nearest_mean", "cosine", "mlp", "lda", "bayes"}
+    assert set(rows[2]["percent"]) == {OURS, "nearest_mean", "cosine", "mlp", "lda", "logistic"}
+    assert rows[0]["parameters"] == [0]
+    assert all(parameters <= 30 for parameters in rows[1]["parameters"])
+    assert hash_code("cosine") == hash_code("lda") != hash_code(OURS)
+    assert draws._parse_shots("", "", "2+1,1+1,2+1") == [(2, 1), (1, 1)]
+
+
+def test_result_is_the_solvers() -> None:
+    result = run_cell(Cell("isotropic", 2, 1, 5, 4, 16, OURS, 300))
+    split = sample_family("isotropic", seed=5, n_train=2, n_val=1, num_classes=4, dim=16)
+    train, val = [(split.train_x, split.train_y)], [(split.val_x, split.val_y)]
+    network = solve(train, val, {"num_classes": 4, "input_dim": 16, "param_limit": 300})
+    accuracy = float((network(split.test_x).argmax(dim=1) == split.test_y).double().mean())
+    assert result["accuracy"] == accuracy
+    assert result["parameters"] == network.count_parameters()
+
+
+def test_statistics() -> None:
+    share = {"cosine": [0.5, 0.7], "lda": [0.9, 0.6], "bayes": [0.9, 0.9], OURS: [0.8, 0.9]}
+    results = {
+        Cell("nuisance", 16, 4, seed, 128, 384, method, 9 if method == OURS else None): {
+            "accuracy": share[method][seed],
+            "parameters": 1000 + seed,
+            "seconds": 1.0,
+        }
+        for method in share
+        for seed in (0, 1)
+    }
+    lines = tabulate(summarise(results)).splitlines()
+    header, row = ([cell.strip() for cell in lines[i].split("|")[1:-1]] for i in (0, 2))
+    assert dict(zip(header, row, strict=True)) == {
+        "family": "nuisance",
+        "train+val": "16+4",
+        "limit": "9",
+        "ours": "85.00 ±5.00",
+        "Bayes": "90.00 ±0.00",
+        "gap to Bayes": "+5.00 ±5.00",
+        "raw cosine": "60.00 (+25.00 ±5.00)",
+        "shrunken LDA": "75.00 (+10.00 ±20.00)",
+        "regret": "-10.00 ±20.00",
+        "parameters": "1,000",
+        "seconds": "1.0",
+    }
+    assert "mean over 2 draws" in lines[4]
+
+
+def test_knowing_the_truth_is_best_and_our_view_is_near_the_oracle() -> None:
+    split = sample_family("correlated", seed=3, num_classes=32, dim=96, n_test=40)
+    accuracy = measure_draw(split)
+    assert accuracy["Bayes, true covariance"] >= accuracy["sample directions, oracle gains"] - 0.5
+    assert accuracy["our whitened view"] >= accuracy["sample directions, oracle gains"] - 1.5
+    assert accuracy["our whitened view"] > 50
+    with pytest.raises(ValueError, match="measure_draw: `split` must have a noise covariance; got None"):
+        measure_draw(sample_family("warped", seed=0, num_classes=4, dim=8))

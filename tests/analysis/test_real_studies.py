@@ -1,0 +1,150 @@
+"""Studies of real data: what is drawn, flipped and hidden, how lists are scored, and what tables say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from sklearn.metrics import average_precision_score
+
+from analysis.__main__ import main
+from analysis.real_data.mislabelled import ONCE, OURS, average_precision, flip_labels
+from analysis.real_data.mixed import PIPELINES, fit_ours, read_frames, tabulate
+from analysis.real_data.mixed_sets import MIXED, MixedSplit, load_mixed, split_mixed
+from analysis.real_data.rejection import draw_rows
+from analysis.real_data.robustness import Run
+from analysis.real_data.sets import load_real
+from analysis.real_data.unlabelled import MOST_ROWS, split_rows
+from analysis.shared.tables import gather
+from protonet.datasets import Dataset
+from tests.analysis.conftest import Made
+from tests.strategies import seeds
+
+
+def test_the_study_draws_fresh_rows_of_the_known_classes_and_rows_of_others() -> None:
+    y = torch.arange(50).repeat_interleave(20)
+    x = torch.stack([y.float(), torch.arange(1000.0)], dim=1)
+    names = tuple(map(str, range(50)))
+    rows = draw_rows(Dataset(x, y, names, ("base",) * 5 + ("novel",) * 45), 0)
+    assert [len(part) for part in rows] == [100, 100, 200, 200]
+    labelled, known, unknown = (set(part[:, 0].tolist()) for part in (rows.x, rows.known, rows.unknown))
+    assert labelled == known
+    assert not known & unknown
+    assert min(known | unknown) >= 5
+    assert not set(rows.x[:, 1].tolist()) & set(rows.known[:, 1].tolist())
+
+
+def test_regimes_hide_what_they_say() -> None:
+    data = load_real("digits")
+    alike, shares, strangers = (split_rows(data, 5, 0, regime) for regime in ("alike", "shares", "strangers"))
+    assert alike is not None
+    assert shares is not None
+    assert strangers is not None
+    assert torch.bincount(alike.hidden[1]).tolist() == [MOST_ROWS] * 10
+    counts = torch.bincount(shares.hidden[1], minlength=10)
+    assert int(counts.max()) == MOST_ROWS
+    assert int(counts.min()) < MOST_ROWS / 3
+    assert (strangers.num_classes, int(strangers.hidden[1].max())) == (7, 9)
+    assert int(strangers.train[1].max()) == int(strangers.fresh[1].max()) == 6
+    assert torch.bincount(alike.train[1]).tolist() == [5] * 10
+    rows = [set(map(tuple, part[0].tolist())) for part in (alike.train, alike.hidden, alike.fresh)]
+    assert not rows[0] & rows[1]
+    assert len(rows[1] & rows[2]) < 3  # digits hold a few equal images
+    assert split_rows(load_real("breast_cancer"), 5, 0, "strangers") is None
+
+
+@given(seeds)
+def test_average_precision_is_that_of_scikit_learn(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    scores, wrong = torch.randn(30, generator=generator), torch.rand(30, generator=generator) < 0.2
+    wrong[0] = True
+    assert average_precision(scores, wrong) == pytest.approx(average_precision_score(wrong, scores))
+
+
+def test_ties_count_as_in_the_worst_order() -> None:
+    wrong = torch.tensor([True, False, False, True])
+    assert average_precision(torch.zeros(4), wrong) == pytest.approx((1 / 3 + 2 / 4) / 2)
+
+
+def test_flipped_labels_are_those_of_other_classes() -> None:
+    labels = torch.arange(200) % 4
+    noisy, wrong = flip_labels(labels, 4, seed=0)
+    assert int(wrong.sum()) == 10
+    assert ((noisy != labels) == wrong).all()
+    assert 0 <= int(noisy.min()) <= int(noisy.max()) < 4
+    assert not torch.equal(flip_labels(labels, 4, seed=1)[1], wrong)
+
+
+def test_tables_tell_regimes_peers_and_lists(
+    make_report: Callable[[str], Made], capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = make_report("unlabelled").table
+    for text in ("**5 per class, alike**", "**5 per class, strangers**", "LabelSpreading"):
+        assert text in said
+    assert main(["unlabelled", "--datasets", "iris", "--shots", "49"]) == 2
+    assert "`--datasets` must have rows enough for a split" in capsys.readouterr().err
+    said = make_report("mislabelled").table
+    assert OURS in said
+    assert ONCE in said
+    assert "cleanlab" not in said
+    assert main(["mislabelled", "--datasets", "iris", "--peers", "absent"]) == 2
+    assert "`--peers` must be a Python that has cleanlab" in capsys.readouterr().err
+
+
+def make_split(seed: int = 0) -> MixedSplit:
+    """Return a table whose second column tells the class."""
+    rng = np.random.default_rng(seed)
+    labels = np.array(["left", "right"])[np.arange(40) % 2]
+    cells = [[f"{rng.standard_normal():.3f}", {"left": "red", "right": "blue"}[each], ""] for each in labels]
+    return MixedSplit(["size", "colour", "nothing"], cells[:10], labels[:10], cells[10:], labels[10:])
+
+
+def test_ours_goes_by_the_files() -> None:
+    split = make_split()
+    assert (fit_ours(split, effort="fast") == split.test_labels).mean() > 0.9
+
+
+@pytest.mark.parametrize("name", ["logistic", "boosting"])
+def test_pipelines_take_what_ours_takes(name: str) -> None:
+    pytest.importorskip("sklearn")
+    pytest.importorskip("pandas")
+    split = make_split()
+    assert (PIPELINES[name](split) == split.test_labels).mean() > 0.9
+    train, test, numbers, others = read_frames(split)
+    assert (numbers, others) == (["size"], ["colour"])
+    assert list(train["size"]) == [float(row[0]) for row in split.train]
+    assert len(test) == len(split.test_labels)
+
+
+def test_the_table_says_who_is_best() -> None:
+    runs = {
+        Run("a", 5, seed, method): {"accuracy": 100 * accuracy, "recall": 100 * accuracy, "seconds": 1.0}
+        for seed in range(2)
+        for method, accuracy in (("ours", 0.7), ("forest", 0.8), ("lda", 0.6))
+    }
+    text = tabulate(gather(runs), ["ours", "forest", "lda"])
+    assert "forest        | -10.00" in text
+    assert "best pipeline, row by row | 80.00" in text
+
+
+@pytest.mark.skipif(find_spec("vega_datasets") is None, reason="the package is not installed")
+def test_splits_are_of_rows_that_are_not_tested() -> None:
+    columns, rows, labels = load_mixed("cars")
+    assert MIXED["cars"].label not in columns
+    assert len(rows) == len(labels)
+    split = split_mixed("cars", 5, 0)
+    assert np.unique(split.train_labels, return_counts=True)[1].tolist() == [5] * len(np.unique(labels))
+    again = split_mixed("cars", 5, 0)
+    assert split.train == again.train
+    assert np.array_equal(split.test_labels, again.test_labels)
+    assert split.train != split_mixed("cars", 5, 1).train
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MIXED, "none", MIXED["cars"]._replace(package="no_such_package"))
+    with pytest.raises(ImportError, match="the package no_such_package is not installed"):
+        load_mixed("none")

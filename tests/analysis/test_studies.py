@@ -1,0 +1,70 @@
+"""What every study keeps to: it is listed, has options, prints and writes a report, and does nothing twice."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from analysis.__main__ import STUDIES, main
+from analysis.shared.runner import StudyParser
+from solution.pack import ROOT
+from tests.analysis.conftest import LESS, SMALL, Made, load_study, run_study
+
+
+def test_studies_are_listed_without_torch() -> None:
+    code = "import sys; sys.modules['torch'] = None; from analysis.__main__ import main; sys.exit(main([]))"
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    for name, (_, text) in STUDIES.items():
+        assert f"  {name:<18}{text}\n" in ended.stdout
+
+
+def test_an_unknown_study_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["contests"]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("analysis: `study` must be one of contest, ")
+    assert captured.err.endswith("got 'contests'. Did you mean contest?\n")
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study_says_what_it_is_and_what_is_wrong_with_an_option(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = load_study(name)
+    text = inspect.getdoc(study)
+    assert text
+    parser = StudyParser(f"analysis {name}", text)
+    study.add_options(parser)
+    with pytest.raises(SystemExit, match="0"):
+        main([name, "--help"])
+    said = capsys.readouterr().out
+    assert said.startswith(f"usage: analysis {name} ")
+    assert text in said
+    needed = ["x"] if name == "optimizer-screen" else ["--optimizer", "x"] if name == "optimizer-time" else []
+    for option in ("--unknown", *parser._checks):
+        assert main([name, *needed, option, "?"]) == 2
+        captured = capsys.readouterr()
+        argument = "arguments" if option == "--unknown" else option
+        assert captured.err.startswith(f"analysis {name}: `{argument}` must ")
+        assert captured.err.count("\n") == 1
+        assert not captured.out
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_command_of_a_report_makes_it_again_and_does_nothing_twice(
+    name: str, make_report: Callable[[str], Made]
+) -> None:
+    report = make_report(name)
+    assert report.table.count("\n|") >= 2
+    assert report.rows
+    assert report.command[0] == name
+    assert all(word in report.command for word in SMALL[name].partition(" --plot")[0].split())
+    journals = list((report.folder / "build").glob("*.jsonl"))
+    kept = [path.read_bytes() for path in journals]
+    if kept:
+        assert run_study(report.folder, report.command, LESS.get(name, {})) == report.table
+        assert [path.read_bytes() for path in journals] == kept
