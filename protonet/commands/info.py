@@ -25,6 +25,7 @@ FIT = {
     "time_limit": "time limit, s",
     "group": "groups by",
     "id": "id",
+    "balanced": "balanced",
 }
 #: Most columns that are named; JSON has all.
 MOST_COLUMNS = 20
@@ -126,4 +127,8 @@ def _format_figures(figures: Mapping[str, Any] | None) -> str:
     metrics = Metrics(figures["accuracy"], (low, high), *losses, torch.empty(0, 0))
     right, interval = format_share(metrics.accuracy, metrics.interval)
     rows = count(figures["rows"], "row")
-    return f"held out: {right} % of {rows} right, 95 % interval {interval}, {format_losses(metrics).rstrip()}"
+    balanced, frequent = (figures.get(name) for name in ("balanced_accuracy", "most_frequent_class"))
+    beside = ""
+    if isinstance(balanced, float) and isinstance(frequent, float):  # older files have none
+        beside = f"balanced accuracy {100 * balanced:.2f} %, the most frequent class alone {100 * frequent:.2f} %, "
+    return f"held out: {right} % of {rows} right, 95 % interval {interval}, {beside}{format_losses(metrics).rstrip()}"

@@ -21,9 +21,10 @@ from protonet._checks import InputError, fail, optional_packages
 from protonet.commands.common import Parser, check_outputs, count
 from protonet.files import INSTALL, Model, load_model
 from protonet.fit.active import Suggestion, suggest_rows
+from protonet.fit.baselines import score_frequent
 from protonet.fit.crossfit import Crossfit, pack, predict_held
 from protonet.fit.search import Progress
-from protonet.metrics import calibrate, measure
+from protonet.metrics import calibrate, measure, measure_classes
 from protonet.network import PrototypeNetwork
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.picture import Picture
@@ -319,5 +320,8 @@ def keep_crossfit(model: Model, crossed: Crossfit, groups: dict[str, int]) -> Mo
         metrics = measure(logits, crossed.labels, crossed.weights)
         rows = round(float(crossed.weights.sum()))
         metadata["held_out"] = {"rows": rows, **metrics._asdict(), "confusion": metrics.confusion.tolist()}
+        frequent = measure(score_frequent(crossed.whole.counts, len(logits)), crossed.labels, crossed.weights).accuracy
+        balanced = measure_classes(metrics.confusion).balanced_accuracy
+        metadata["held_out"] |= {"balanced_accuracy": balanced, "most_frequent_class": frequent}
         metadata["scores"] = calibrate(logits, float(crossed.offset)).tolist()
     return model._replace(network=crossed.whole, metadata=metadata, held=held)

@@ -81,7 +81,7 @@ class TestFit:
         crossed = crossfit(solve_problem([data], effort="fast"))
         metrics = measure(predict_held(crossed), crossed.labels)
         assert said.startswith("train.csv: 3 classes, 30 samples, 4 features, 10 per class\n")
-        assert f"| this model       | {100 * metrics.accuracy:.2f}    | [" in said
+        assert f"| this model          | {100 * metrics.accuracy:.2f}    | [" in said
         assert "| raw cosine " in said
         assert "| LDA " in said
         assert f"log-loss {metrics.log_loss:.3f}, calibration error {100 * metrics.calibration_error:.1f}" in said
