@@ -11,7 +11,6 @@ from torch import Tensor
 from protonet.losses import class_means, weigh
 from protonet.views.linear import shrink_covariance
 
-
 #: What `score_frequent` is called.
 FREQUENT = "most frequent class"
 
