@@ -6,7 +6,7 @@ import argparse
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from protonet.tables.columns.kind import Column
 from protonet.tables.columns.parsing import count_gaps
 from protonet.tables.columns.picture import Picture
 from protonet.tables.columns.recognise import NAMES
+from protonet.tables.drift import describe_columns
 from protonet.tables.features import choose_features, encode_block
 from protonet.tables.formats import PICTURE
 from protonet.tables.pictures.backbone import open_backbone
@@ -57,6 +58,7 @@ class Data(NamedTuple):
     cells: list[np.ndarray]  #: Of the columns that are used, (n,) each; none if only the features are wanted.
     rest: Tensor | None  #: (m, dim) rows without a class, if there are any.
     rest_rows: Sequence[int]  #: Where in the file each of them is.
+    seen: Any  #: What was seen of the columns, for the model file: see `protonet.tables.drift`.
 
     def number_groups(self, solution: Solution) -> dict[str, int]:
         """Return the number in the solution of each group's name."""
@@ -147,7 +149,8 @@ def read_data(prog: str, options: argparse.Namespace, *, keep_cells: bool = Fals
     ]
     where = block.rows, table.place, block.numbers, ids, list(map(count_gaps, cells)), cells if keep_cells else []
     others = (None, []) if rest is None else (_encode_rest(prog, table, rest, columns, encoding), rest.rows)
-    return Data(features, labels, classes, columns, encoding, groups, named, left_out, told, *where, *others)
+    seen = describe_columns(cells, encoding, torch.bincount(labels).tolist())
+    return Data(features, labels, classes, columns, encoding, groups, named, left_out, told, *where, *others, seen)
 
 
 def _encode_rest(

@@ -92,7 +92,7 @@ def run(arguments: Sequence[str] | None) -> None:
     shots = torch.bincount(data.y).tolist()
     metadata: dict[str, Any] = {"label": options.label or "label", "effort": options.effort, "seed": seed}
     metadata |= {"samples": shots, "group": options.group, "id": options.id, "left_out": data.left_out}
-    metadata |= {"time_limit": limit, "balanced": options.balanced or None}
+    metadata |= {"time_limit": limit, "balanced": options.balanced or None, "seen": data.seen}
     weights = balance_classes(data.y) if options.balanced else None
 
     def make_model(solution: Solution) -> Model:

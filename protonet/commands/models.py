@@ -28,6 +28,7 @@ from protonet.metrics import calibrate, measure, measure_classes
 from protonet.network import PrototypeNetwork
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.picture import Picture
+from protonet.tables.drift import Watch, watch_blocks
 from protonet.tables.features import check_kinds, encode_block
 from protonet.tables.pictures.reading import are_pictures
 from protonet.tables.table import Block, Table, Wanted, list_names, open_table
@@ -168,7 +169,10 @@ def want(model: Model, label: str | None, *, labelled: bool, beside: str | None 
 def open_rows(
     prog: str, options: argparse.Namespace, model: Model, wanted: Wanted, labels: Path | None = None
 ) -> Table:
-    """Open the table that the options name for a model; its notes tell of cells that are not of their column's kind.
+    """Open the table that the options name for a model.
+
+    Its notes tell of cells that are not of their column's kind and, once all rows are read, of columns that are far
+    from what was fitted.
 
     Raises:
         MissingPackageError: As `open_table`.
@@ -176,8 +180,26 @@ def open_rows(
     """
     table = open_table(prog, Path(options.table), wanted._replace(skip_broken=options.skip_broken), labels)
     first = next(table.blocks)
-    notes = check_kinds(prog, table, first, model.encoding)
-    return table._replace(blocks=chain([first], table.blocks), notes=(*table.notes, *notes))
+    notes = [*table.notes, *check_kinds(prog, table, first, model.encoding)]
+    blocks = watch_blocks(chain([first], table.blocks), watch_columns(model), table, notes)
+    return table._replace(blocks=blocks, notes=notes)
+
+
+def compare_columns(prog: str, table: Table, block: Block, model: Model) -> list[str]:
+    """Return, of a table that was read whole, the notes that `open_rows` adds.
+
+    Raises:
+        InputError: A column holds something else than in fit.
+    """
+    watch = watch_columns(model)
+    watch.look(block)
+    return [*check_kinds(prog, table, block, model.encoding), *watch.tell(table)]
+
+
+def watch_columns(model: Model) -> Watch:
+    """Return what compares the columns of new rows with those that a model was fitted to."""
+    width = model.network.encoder.input_dim if model.encoding is None else len(model.encoding.columns)
+    return Watch(model.metadata.get("seen"), model.encoding, width)  # type: ignore[arg-type]
 
 
 def list_notes(table: Table) -> list[str]:

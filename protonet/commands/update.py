@@ -16,6 +16,7 @@ from protonet.commands.models import (
     MODELS,
     check_paths,
     classify,
+    compare_columns,
     keep_crossfit,
     make_parser,
     number_classes,
@@ -25,7 +26,7 @@ from protonet.commands.models import (
 )
 from protonet.files import Model, save_model
 from protonet.fit.crossfit import Crossfit, predict_held, unpack, update
-from protonet.tables.features import check_kinds, encode_block
+from protonet.tables.features import encode_block
 from protonet.tables.table import read_table
 
 PROG = "protonet update"
@@ -58,7 +59,7 @@ def run(arguments: Sequence[str] | None) -> None:
     wanted = want(model, options.label, labelled=True, beside=None if group is None else str(group))
     wanted = wanted._replace(skip_broken=options.skip_broken)
     table, block = read_table(PROG, Path(options.table), wanted, options.labels and Path(options.labels))
-    notes = check_kinds(PROG, table, block, model.encoding)
+    notes = compare_columns(PROG, table, block, model)
     x, labels, beside = encode_block(PROG, table, block, model.encoding), block.labels, block.beside
     if not options.new_classes:
         remedy = "Spell them as it does, or pass --new-classes if they are classes of their own."
