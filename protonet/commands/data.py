@@ -131,12 +131,14 @@ def read_data(prog: str, options: argparse.Namespace, *, keep_cells: bool = Fals
         rest = None if options.drop_unlabelled else every.take(np.flatnonzero(missing))
     one_shot = options.one_shot or are_pictures(Path(options.table))  # whoever makes folders means classes
     classes, labels = check_classes(prog, block.labels, label, one_shot=one_shot)
-    groups, group_names = None, np.empty(0, np.str_)
+    groups, numbered, group_names = None, None, np.empty(0, np.str_)
     if options.group is not None:
         check_groups(prog, "--group", block.beside[0].tolist(), block.labels.tolist())
         group_names, numbered = np.unique(block.beside[0], return_inverse=True)
         groups = torch.from_numpy(numbered)
-    x, encoding, columns, left, notes = choose_features(prog, table, block, kinds, named=only is not None)
+    x, encoding, columns, left, notes = choose_features(
+        prog, table, block, kinds, named=only is not None, groups=numbered
+    )
     left_out = [*beside, *options.drop, *table.unused, *left]
     features = torch.from_numpy(np.ascontiguousarray(x))
     named = group_names.tolist()

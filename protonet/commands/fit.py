@@ -46,6 +46,7 @@ from protonet.fit.crossfit import Crossfit, crossfit, number_held, predict_basel
 from protonet.fit.search import EFFORTS, Progress
 from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
 from protonet.fit.strangers import group_strangers
+from protonet.fit.twins import TWINS, find_twins
 from protonet.metrics import measure
 
 PROG = "protonet fit"
@@ -119,6 +120,7 @@ def run(arguments: Sequence[str] | None) -> None:
                 progress=partial(tell, 0),
                 unlabelled=rest or None,
             )
+            data = data._replace(notes=[*data.notes, *suspect_twins(solution)])
             until = deadline if limit is None or "report" not in outputs else started + HELD * limit
             crossed = crossfit(solution, deadline=until, progress=partial(tell, 1))
             in_time = time.monotonic() < until
@@ -179,6 +181,15 @@ def summarise(
         lines.append("every class counts alike in learning, also in the probabilities (--balanced)")
     lines += tell_rest(solution, rest, strangers)
     return "\n".join(lines) + "\n\n" + format_views(model.metadata["views"])
+
+
+def suspect_twins(solution: Solution) -> list[str]:
+    """Return a line, or none, about rows that seem to come from one source each few of them."""
+    share = find_twins(solution.problem.rows)
+    if share < TWINS.share:
+        return []
+    what = f"{100 * share:.0f} % of the rows have twins of their class, far nearer than all others"
+    return [f"look at: {what}; if such have one source, name the column that tells it with --group NAME"]
 
 
 def tell_rest(solution: Solution, rest: Rest, groups: Sequence[Sequence[int]]) -> list[str]:
