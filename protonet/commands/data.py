@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import InputError, check_groups, fail, show
+from protonet._checks import as_typed, check_groups, fail, show
 from protonet.commands.common import Parser, check_name, count
 from protonet.commands.labels import read_whole, suspect_spellings
 from protonet.commands.models import open_rows, want
@@ -186,10 +186,8 @@ class Rest:
         if path is not None:
             width = data.x.shape[1] if data.encoding is None else len(data.encoding.columns)
             wanted = Wanted(label, labelled=False, columns=data.columns, width=width, ignored=tuple(data.left_out))
-            try:
+            with as_typed(prog, path="--unlabelled"):
                 self.table = open_table(prog, path, wanted)
-            except InputError as error:
-                raise InputError(str(error).replace("`path`", "`--unlabelled`", 1)) from None
 
     def __bool__(self) -> bool:
         return self.path is not None or self.data.rest is not None
@@ -268,7 +266,7 @@ def check_classes(
     classes = tuple(names.tolist() if names.dtype.kind in "iu" else map(str, names.tolist()))
     if len(classes) < 2:
         got = f"{list_names(list(map(str, classes))) if classes else 'no row'} alone in {show(label)}"
-        fail(prog, "path", "have at least 2 classes", got, "Add another one.")
+        fail(prog, "table", "have at least 2 classes", got, "Add another one.")
     doubt = None if one_shot or len(classes) <= MOST_SINGLE else _doubt_classes(classes, rows, show(label))
     if doubt:
         remedy = "Name a column of classes with --label; to predict a number is another task."
@@ -302,7 +300,7 @@ def read_numbers(names: Sequence[str | int]) -> list[float]:
 def check_table(prog: str, options: argparse.Namespace) -> None:
     """Raise an InputError for a table that cannot be read twice, or for a model in its place."""
     if options.table == "-":
-        fail(prog, "path", "be a file: it is read twice", "the standard input", "Save it, and name that file.")
+        fail(prog, "table", "be a file: it is read twice", "the standard input", "Save it, and name that file.")
     if options.table.lower().endswith(".safetensors"):
         fail(prog, "arguments", "name a table", f"the model {options.table} alone", "Pass the table after it.")
 
@@ -332,7 +330,7 @@ def read_unlabelled(prog: str, options: argparse.Namespace, model: Model | None,
     known = labels != "" if len(labels) else np.zeros(len(x), bool)
     if known.all():
         got = f"one in {show(label)} for each of {count(len(x), 'row')}"
-        fail(prog, "path", "have rows without a class", got, "Add rows whose cell there is empty.")
+        fail(prog, "table", "have rows without a class", got, "Add rows whose cell there is empty.")
     if known.any():
         verb = "has" if known.sum() == 1 else "have"
         notes.append(f"{count(int(known.sum()), 'row')} {verb} a class in {show(label)} already: not asked for")

@@ -122,7 +122,7 @@ def judge_columns(options: argparse.Namespace, model: Model, generator: torch.Ge
             found = rank_columns(judged, name_columns(model), find_sizes(model), generator, progress)
     except FloatingPointError as error:
         remedy = "Mend or drop rows that are far out."
-        fail(PROG, "path", "hold numbers of the size that the model was fitted to", error, remedy)
+        fail(PROG, "table", "hold numbers of the size that the model was fitted to", error, remedy)
     if table is not None:
         show_notes(table, quiet=options.quiet)
     return {"table": None if options.table is None else Path(options.table).name, **found}

@@ -25,6 +25,7 @@ from protonet.commands.models import (
     keep_crossfit,
     make_parser,
     show_progress,
+    write_model,
 )
 from protonet.commands.page.document import write_outputs
 from protonet.commands.page.figures import JudgedRows, list_columns, list_importance, list_learning, list_sections
@@ -39,9 +40,10 @@ from protonet.commands.summary import (
     format_views,
     tell_columns,
 )
-from protonet.files import Model, save_model
+from protonet.files import Model
 from protonet.fit.balance import balance_classes, count_rows, count_samples
 from protonet.fit.baselines import FREQUENT, score_frequent
+from protonet.fit.copies import hash_rows
 from protonet.fit.crossfit import Crossfit, crossfit, number_held, predict_baselines, predict_held, repeat_held
 from protonet.fit.search import EFFORTS, Progress
 from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
@@ -126,16 +128,16 @@ def run(arguments: Sequence[str] | None) -> None:
             in_time = time.monotonic() < until
         if weights is not None:
             crossed = count_rows(crossed, data.y, weights)
-        model = keep_crossfit(make_model(solution), crossed, data.number_groups(solution))
+        model = keep_crossfit(make_model(solution), crossed, data.number_groups(solution), hash_rows(data.x))
         if "output" in outputs:
-            save_model(outputs["output"], model)
+            write_model(PROG, outputs["output"], model)
     except KeyboardInterrupt:
         if solution is None or "output" not in outputs:
             raise
         if weights is not None:
             count_samples(solution.network, torch.bincount(data.y))
         model = make_model(solution)
-        save_model(outputs["output"], model)
+        write_model(PROG, outputs["output"], model)
         print(summarise(Path(options.table).name, data, model, solution, rest, []), end="")
         raise KeyboardInterrupt(f"stopped; {outputs['output']} is kept, without cross-validation") from None
     try:

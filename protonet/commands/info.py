@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from protonet._checks import show
-from protonet.commands.common import Parser, count, format_table
+from protonet.commands.common import count, format_table
+from protonet.commands.models import make_parser, read_model
 from protonet.commands.report import MOST_CLASSES, list_names
 from protonet.commands.summary import format_losses, format_share, format_views, tell_columns
-from protonet.files import Model, load_model, read_versions
+from protonet.files import Model, read_versions
 from protonet.metrics import Metrics
 
 PROG = "protonet info"
@@ -38,11 +39,11 @@ def run(arguments: Sequence[str] | None) -> None:
         MissingPackageError: safetensors is missing.
         InputError: Arguments that do not fit, or no model.
     """
-    parser = Parser(PROG, "Say what is in a model: what it was fitted to, its views, and its figures on held-out rows.")
-    parser.add_argument("model", help="a file that fit wrote")
+    text = "Say what is in a model: what it was fitted to, its views, and its figures on held-out rows."
+    parser = make_parser(PROG, text, model=True, table=False)
     parser.add_argument("--json", action="store_true", help="print all of it as JSON, and nothing else")
     options = parser.parse_args(arguments)
-    facts = describe_model(Path(options.model), load_model(options.model))
+    facts = describe_model(Path(options.model), read_model(PROG, options.model))
     print(json.dumps(facts, indent=1) if options.json else format_facts(facts))
 
 

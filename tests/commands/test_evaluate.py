@@ -162,9 +162,9 @@ def test_errors(
     for arguments, message in (
         (
             [spelled],
-            "`path` must spell known classes as the model does; got 'ANT' for 'ant', 'bee, wild' for 'bee, wild' (spa",
+            "`table` must spell known classes as the model does; got 'ANT' for 'ant', 'bee, wild' for 'bee, wild' (spa",
         ),
-        ([strange], "`path` must hold a class that the model knows; got 'elk', 'A', 'B', 'C', 'D' and 2 more alone. "),
+        ([strange], "`table` must hold a class that the model knows; got 'elk', 'A', 'B', 'C', 'D' and 2 more alone. "),
         ([spelled, "--json", "t.txt"], "`--json` must end in .json; got t.txt. Rename it."),
     ):
         assert main(["evaluate", model, *(["--json", str(output)] if len(arguments) == 1 else []), *arguments]) == 2
