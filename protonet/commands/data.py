@@ -150,9 +150,12 @@ def read_data(prog: str, options: argparse.Namespace, *, keep_cells: bool = Fals
         if columns is None or table.columns is None or table.columns[number] in columns
     ]
     where = block.rows, table.place, block.numbers, ids, list(map(count_gaps, cells)), cells if keep_cells else []
-    others = (None, []) if rest is None else (_encode_rest(prog, table, rest, columns, encoding), rest.rows)
+    others = None if rest is None else _encode_rest(prog, table, rest, columns, encoding)
+    rest_rows: Sequence[int] = [] if rest is None else rest.rows
     seen = describe_columns(cells, encoding, torch.bincount(labels).tolist())
-    return Data(features, labels, classes, columns, encoding, groups, named, left_out, told, *where, *others, seen)
+    return Data(
+        features, labels, classes, columns, encoding, groups, named, left_out, told, *where, others, rest_rows, seen
+    )
 
 
 def _encode_rest(

@@ -61,7 +61,7 @@ def test_a_file_without_what_was_seen_predicts_the_same_and_tells_nothing(
 
 def test_arrays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     columns = make(0)
-    x = np.stack([columns[name] for name in ("x0", "x1", "x2")], axis=1).astype(np.float32)
+    x = np.array([columns[name] for name in ("x0", "x1", "x2")], np.float32).T
     np.savez(tmp_path / "t.npz", x=x, y=np.array(columns["kind"]))
     np.save(tmp_path / "u.npy", x * np.array([1, 1, 1000], np.float32))
     path = str(tmp_path / "m.safetensors")

@@ -41,8 +41,8 @@ def draw(rng: np.random.Generator, y: np.ndarray, shift: float = 2.0) -> list[np
 
 
 def fit(cells: Sequence[np.ndarray], y: np.ndarray) -> tuple[Any, Encoding]:
-    kinds = [*([Number] * 6), Category, Category, Date]
-    encoding = Encoding(tuple(kind.fit(each) for kind, each in zip(kinds, cells, strict=True)))
+    numbers = [Number.fit(each) for each in cells[:6]]
+    encoding = Encoding((*numbers, *map(Category.fit, cells[6:8]), Date.fit(cells[8])))
     seen = describe_columns(cells, encoding, np.bincount(y).tolist())
     return json.loads(json.dumps(seen, allow_nan=False)), encoding
 
