@@ -45,7 +45,7 @@ def test_a_model_that_names_one_class_is_seen_to(tmp_path: Path, capsys: pytest.
     assert main(["evaluate", model, table, "--json", str(told), "-q"]) == 0
     said, figures = capsys.readouterr().out, json.loads(told.read_text())
     balanced = f"balanced accuracy {100 * figures['balanced_accuracy']:.2f} %"
-    assert said.splitlines()[1] == f"{balanced}; the most frequent class, usual, alone: 95.00 %"
+    assert said.splitlines()[1] == f"{balanced}; the most frequent class of fit, usual, alone: 95.00 %"
     assert figures["baselines"][1]["accuracy"] == 0.95
 
     assert main(["info", model]) == 0

@@ -89,7 +89,7 @@ def test_figures_are_those_of_scikit_learn(
     assert f"| mean of 3 | 30   | {means[0]:<9.2f} | {means[1]:<12.2f} | {means[2]:.2f} |\n" in said
     assert list(figures["mean"].values()) == pytest.approx([mean / 100 for mean in means])
     assert figures["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(true, predicted))
-    assert f"\nbalanced accuracy {100 * figures['balanced_accuracy']:.2f} %; the most frequent class, " in said
+    assert f"\nbalanced accuracy {100 * figures['balanced_accuracy']:.2f} %; the most frequent class of fit, " in said
     assert figures["confusion"] == confusion_matrix(true, predicted, labels=NAMES).tolist()
     assert figures["accuracy"] == pytest.approx(theirs["accuracy"])
     low, high = figures["interval"]
