@@ -101,7 +101,8 @@ def format_balance(confusion: Tensor, frequent: str | int, share: float) -> str:
         share: How often it is right.
     """
     balanced = 100 * measure_classes(confusion).balanced_accuracy
-    return f"balanced accuracy {balanced:.2f} %; the most frequent class of fit, {show(frequent)}, alone: {100 * share:.2f} %"
+    alone = f"the most frequent class of fit, {show(frequent)}, alone: {100 * share:.2f} %"
+    return f"balanced accuracy {balanced:.2f} %; {alone}"
 
 
 def format_losses(metrics: Metrics) -> str:
