@@ -7,7 +7,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from protonet._checks import find_version
+from protonet._checks import as_typed, find_version
 from protonet.ui.command_line import Parser, check_name, run_command
 
 PROG = "protonet"
@@ -22,6 +22,8 @@ COMMANDS = {
     "info": "say what is in a model",
     "export": "write a model as ONNX",
 }
+#: What a person typed, by what functions call it.
+TYPED = dict.fromkeys(("path", "train_loader", "solution", "features", "x"), "table")
 EXAMPLES = """\
   python -m protonet fit train.csv --label species -o model.safetensors
   python -m protonet predict model.safetensors new.csv -o predicted.csv --unknown 0.05
@@ -58,9 +60,11 @@ def main(arguments: Sequence[str]) -> int:
         return run_command(PROG, explain, arguments[:1])
 
     def command(rest: Sequence[str] | None) -> None:
-        importlib.import_module(f"protonet.commands.{name}").run(rest)
+        with as_typed(prog, **TYPED):
+            importlib.import_module(f"protonet.commands.{name}").run(rest)
 
-    return run_command(f"{PROG} {name}", command, arguments[1:])
+    prog = f"{PROG} {name}"
+    return run_command(prog, command, arguments[1:])
 
 
 def run() -> int:

@@ -11,7 +11,7 @@ import math
 import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn, SupportsFloat, SupportsIndex, cast
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, SupportsFloat, SupportsIndex, cast
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,6 +19,24 @@ if TYPE_CHECKING:
 
 class InputError(ValueError):
     """What a caller can mend: a value that is out of range, a file that does not fit."""
+
+    fault: Fault | None = None  #: What the message is made of, where `fail` has raised it.
+
+
+class Fault(NamedTuple):
+    """What must hold, what came, and what to do."""
+
+    function: str
+    argument: str
+    constraint: str
+    got: object
+    remedy: str
+
+    def make_error(self) -> InputError:
+        """Return the error that says so."""
+        error = InputError(describe(*self))
+        error.fault = self._replace(got=str(self.got))  # text goes from process to process
+        return error
 
 
 class InputTypeError(TypeError):
@@ -42,7 +60,25 @@ def show(name: object) -> str:
 
 def fail(function: str, argument: str, constraint: str, got: object, remedy: str) -> NoReturn:
     """Raise an InputError in the one message form."""
-    raise InputError(describe(function, argument, constraint, got, remedy))
+    raise Fault(function, argument, constraint, got, remedy).make_error()
+
+
+@contextmanager
+def as_typed(function: str, **names: str) -> Iterator[None]:
+    """Raise what `fail` raises in the name of what a person called, and of the arguments that they typed.
+
+    Args:
+        function: What was called.
+        **names: What was typed, by what the code calls it. Other arguments keep their names.
+    """
+    try:
+        yield
+    except InputError as error:
+        if error.fault is None:
+            raise
+        fault = error.fault
+        argument = names.get(fault.argument, fault.argument)
+        raise fault._replace(function=function, argument=argument).make_error() from None
 
 
 def fail_type(function: str, argument: str, constraint: str, got: object, remedy: str) -> NoReturn:

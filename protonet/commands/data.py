@@ -6,13 +6,13 @@ import argparse
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import InputError, check_groups, fail, show
+from protonet._checks import as_typed, check_groups, fail, show
 from protonet.commands.labels import read_whole, suspect_spellings
 from protonet.commands.models import open_rows, want
 from protonet.files import Model
@@ -22,6 +22,7 @@ from protonet.tables.columns.kind import Column
 from protonet.tables.columns.parsing import count_gaps
 from protonet.tables.columns.picture import Picture
 from protonet.tables.columns.recognise import NAMES
+from protonet.tables.drift import describe_columns
 from protonet.tables.features import choose_features, encode_block
 from protonet.tables.formats import PICTURE
 from protonet.tables.pictures.backbone import open_backbone
@@ -58,6 +59,7 @@ class Data(NamedTuple):
     cells: list[np.ndarray]  #: Of the columns that are used, (n,) each; none if only the features are wanted.
     rest: Tensor | None  #: (m, dim) rows without a class, if there are any.
     rest_rows: Sequence[int]  #: Where in the file each of them is.
+    seen: Any  #: What was seen of the columns, for the model file: see `protonet.tables.drift`.
 
     def number_groups(self, solution: Solution) -> dict[str, int]:
         """Return the number in the solution of each group's name."""
@@ -130,12 +132,14 @@ def read_data(prog: str, options: argparse.Namespace, *, keep_cells: bool = Fals
         rest = None if options.drop_unlabelled else every.take(np.flatnonzero(missing))
     one_shot = options.one_shot or are_pictures(Path(options.table))  # whoever makes folders means classes
     classes, labels = check_classes(prog, block.labels, label, one_shot=one_shot)
-    groups, group_names = None, np.empty(0, np.str_)
+    groups, numbered, group_names = None, None, np.empty(0, np.str_)
     if options.group is not None:
         check_groups(prog, "--group", block.beside[0].tolist(), block.labels.tolist())
         group_names, numbered = np.unique(block.beside[0], return_inverse=True)
         groups = torch.from_numpy(numbered)
-    x, encoding, columns, left, notes = choose_features(prog, table, block, kinds, named=only is not None)
+    x, encoding, columns, left, notes = choose_features(
+        prog, table, block, kinds, named=only is not None, groups=numbered
+    )
     left_out = [*beside, *options.drop, *table.unused, *left]
     features = torch.from_numpy(np.ascontiguousarray(x))
     named = group_names.tolist()
@@ -147,8 +151,12 @@ def read_data(prog: str, options: argparse.Namespace, *, keep_cells: bool = Fals
         if columns is None or table.columns is None or table.columns[number] in columns
     ]
     where = block.rows, table.place, block.numbers, ids, list(map(count_gaps, cells)), cells if keep_cells else []
-    others = (None, []) if rest is None else (_encode_rest(prog, table, rest, columns, encoding), rest.rows)
-    return Data(features, labels, classes, columns, encoding, groups, named, left_out, told, *where, *others)
+    others = None if rest is None else _encode_rest(prog, table, rest, columns, encoding)
+    rest_rows: Sequence[int] = [] if rest is None else rest.rows
+    seen = describe_columns(cells, encoding, torch.bincount(labels).tolist())
+    return Data(
+        features, labels, classes, columns, encoding, groups, named, left_out, told, *where, others, rest_rows, seen
+    )
 
 
 def _encode_rest(
@@ -182,10 +190,8 @@ class Rest:
         if path is not None:
             width = data.x.shape[1] if data.encoding is None else len(data.encoding.columns)
             wanted = Wanted(label, labelled=False, columns=data.columns, width=width, ignored=tuple(data.left_out))
-            try:
+            with as_typed(prog, path="--unlabelled"):
                 self.table = open_table(prog, path, wanted)
-            except InputError as error:
-                raise InputError(str(error).replace("`path`", "`--unlabelled`", 1)) from None
 
     def __bool__(self) -> bool:
         return self.path is not None or self.data.rest is not None
@@ -264,7 +270,7 @@ def check_classes(
     classes = tuple(names.tolist() if names.dtype.kind in "iu" else map(str, names.tolist()))
     if len(classes) < 2:
         got = f"{list_names(list(map(str, classes))) if classes else 'no row'} alone in {show(label)}"
-        fail(prog, "path", "have at least 2 classes", got, "Add another one.")
+        fail(prog, "table", "have at least 2 classes", got, "Add another one.")
     doubt = None if one_shot or len(classes) <= MOST_SINGLE else _doubt_classes(classes, rows, show(label))
     if doubt:
         remedy = "Name a column of classes with --label; to predict a number is another task."
@@ -298,7 +304,7 @@ def read_numbers(names: Sequence[str | int]) -> list[float]:
 def check_table(prog: str, options: argparse.Namespace) -> None:
     """Raise an InputError for a table that cannot be read twice, or for a model in its place."""
     if options.table == "-":
-        fail(prog, "path", "be a file: it is read twice", "the standard input", "Save it, and name that file.")
+        fail(prog, "table", "be a file: it is read twice", "the standard input", "Save it, and name that file.")
     if options.table.lower().endswith(".safetensors"):
         fail(prog, "arguments", "name a table", f"the model {options.table} alone", "Pass the table after it.")
 
@@ -328,7 +334,7 @@ def read_unlabelled(prog: str, options: argparse.Namespace, model: Model | None,
     known = labels != "" if len(labels) else np.zeros(len(x), bool)
     if known.all():
         got = f"one in {show(label)} for each of {count(len(x), 'row')}"
-        fail(prog, "path", "have rows without a class", got, "Add rows whose cell there is empty.")
+        fail(prog, "table", "have rows without a class", got, "Add rows whose cell there is empty.")
     if known.any():
         verb = "has" if known.sum() == 1 else "have"
         notes.append(f"{count(int(known.sum()), 'row')} {verb} a class in {show(label)} already: not asked for")

@@ -91,8 +91,8 @@ def run(arguments: Sequence[str] | None) -> None:
     known = numbers >= 0
     if not bool(known.any()):
         got, remedy = f"{list_names(list(map(repr, strange)))} alone", "Name the classes' column: --label."
-        fail(PROG, "path", "hold a class that the model knows", got, remedy)
-    report = judge(Path(options.table).name, model.classes, rows, numbers, strange)
+        fail(PROG, "table", "hold a class that the model knows", got, remedy)
+    report = judge(Path(options.table).name, model.classes, model.network.counts, rows, numbers, strange)
     print(format_report(report), end="")
     show_notes(table, quiet=options.quiet)
     figures = {"command": "evaluate", **list_report(report)}

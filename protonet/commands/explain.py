@@ -19,6 +19,7 @@ from protonet.commands.labels import check_spellings
 from protonet.commands.models import (
     check_paths,
     classify,
+    compare_columns,
     make_parser,
     number_classes,
     open_model,
@@ -29,7 +30,7 @@ from protonet.commands.models import (
 )
 from protonet.files import Model
 from protonet.fit.crossfit import Crossfit, unpack
-from protonet.tables.features import check_kinds, encode_block
+from protonet.tables.features import encode_block
 from protonet.tables.table import Table, read_table
 from protonet.ui.command_line import parse_whole
 from protonet.ui.text import count, format_table
@@ -132,7 +133,7 @@ def read_judged(options: argparse.Namespace, model: Model) -> tuple[Table, Cross
     """
     wanted = want(model, options.label, labelled=True)._replace(skip_broken=options.skip_broken)
     table, block = read_table(PROG, Path(options.table), wanted, options.labels and Path(options.labels))
-    notes = check_kinds(PROG, table, block, model.encoding)
+    notes = compare_columns(PROG, table, block, model)
     check_spellings(PROG, block.labels.tolist(), model.classes, "Spell them in the table as the model does.")
     labels = number_classes(PROG, block.labels, model.classes)
     x = encode_block(PROG, table, block, model.encoding)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from protonet.commands.models import check_packages, check_paths
-from protonet.files import export_onnx, load_model
-from protonet.ui.command_line import Parser
+from protonet.commands.models import check_packages, check_paths, make_parser, read_model
+from protonet.files import export_onnx
 
 PROG = "protonet export"
 
@@ -18,13 +17,13 @@ def run(arguments: Sequence[str] | None) -> None:
         MissingPackageError: onnx is missing.
         InputError: Arguments or a model that do not fit.
     """
-    parser = Parser(PROG, "Write a model as ONNX: features (n, dim) float32 in, logits and probabilities out.")
-    parser.add_argument("model", help="a file that fit wrote")
+    text = "Write a model as ONNX: features (n, dim) float32 in, logits and probabilities out."
+    parser = make_parser(PROG, text, model=True, table=False)
     parser.add_argument("--onnx", required=True, metavar="FILE", help="what to write, .onnx")
     options = parser.parse_args(arguments)
     path = check_paths(PROG, options, {"onnx": (".onnx",)}, [options.model])["onnx"]
     check_packages(PROG, ["onnx"], 'pip install "protonet[onnx]"')
-    model = load_model(options.model)
+    model = read_model(PROG, options.model)
     export_onnx(path, model)
     dim, classes = model.network.encoder.input_dim, len(model.classes)
     mixed = model.encoding is not None and not model.encoding.plain

@@ -25,6 +25,7 @@ from protonet.commands.models import (
     keep_crossfit,
     make_parser,
     show_progress,
+    write_model,
 )
 from protonet.commands.report import list_figures
 from protonet.commands.summary import (
@@ -36,11 +37,15 @@ from protonet.commands.summary import (
     format_views,
     tell_columns,
 )
-from protonet.files import Model, save_model
+from protonet.files import Model
+from protonet.fit.balance import balance_classes, count_rows, count_samples
+from protonet.fit.baselines import FREQUENT, score_frequent
+from protonet.fit.copies import hash_rows
 from protonet.fit.crossfit import Crossfit, crossfit, number_held, predict_baselines, predict_held, repeat_held
 from protonet.fit.search import EFFORTS, Progress
 from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
 from protonet.fit.strangers import group_strangers
+from protonet.fit.twins import TWINS, find_twins
 from protonet.metrics import measure
 from protonet.ui.command_line import check_name, parse_number, parse_whole
 from protonet.ui.page.document import write_outputs
@@ -74,6 +79,8 @@ def run(arguments: Sequence[str] | None) -> None:
     time_help = f"of the fit and its folds (default: {TIME_LIMIT:.0f} for the fit, and what its folds take)"
     parser.add_argument("--time-limit", metavar="SECONDS", help=time_help)
     parser.add_argument("--plot", metavar="FILE", help="a plot, .png, .pdf or .svg: the embedding and the confusion")
+    alike = "let each class count alike in learning, however many rows it has: for balanced accuracy"
+    parser.add_argument("--balanced", action="store_true", help=alike)
     add_figures(parser)
     add_options(parser)
     options = parser.parse_args(arguments)
@@ -89,7 +96,8 @@ def run(arguments: Sequence[str] | None) -> None:
     shots = torch.bincount(data.y).tolist()
     metadata: dict[str, Any] = {"label": options.label or "label", "effort": options.effort, "seed": seed}
     metadata |= {"samples": shots, "group": options.group, "id": options.id, "left_out": data.left_out}
-    metadata["time_limit"] = limit
+    metadata |= {"time_limit": limit, "balanced": options.balanced or None, "seen": data.seen}
+    weights = balance_classes(data.y) if options.balanced else None
 
     def make_model(solution: Solution) -> Model:
         views = {"views": describe_views(solution.choice)}
@@ -108,23 +116,29 @@ def run(arguments: Sequence[str] | None) -> None:
                 time_limit=TIME_LIMIT if limit is None else max(0.0, SOLVING * (started + limit - time.monotonic())),
                 effort=options.effort,
                 seed=seed,
+                weights=weights,
                 groups=data.groups,
                 blocks=None if data.encoding is None else data.encoding.blocks,
                 spans=() if data.encoding is None else data.encoding.spans,
                 progress=partial(tell, 0),
                 unlabelled=rest or None,
             )
+            data = data._replace(notes=[*data.notes, *suspect_twins(solution)])
             until = deadline if limit is None or "report" not in outputs else started + HELD * limit
             crossed = crossfit(solution, deadline=until, progress=partial(tell, 1))
             in_time = time.monotonic() < until
-        model = keep_crossfit(make_model(solution), crossed, data.number_groups(solution))
+        if weights is not None:
+            crossed = count_rows(crossed, data.y, weights)
+        model = keep_crossfit(make_model(solution), crossed, data.number_groups(solution), hash_rows(data.x))
         if "output" in outputs:
-            save_model(outputs["output"], model)
+            write_model(PROG, outputs["output"], model)
     except KeyboardInterrupt:
         if solution is None or "output" not in outputs:
             raise
+        if weights is not None:
+            count_samples(solution.network, torch.bincount(data.y))
         model = make_model(solution)
-        save_model(outputs["output"], model)
+        write_model(PROG, outputs["output"], model)
         print(summarise(Path(options.table).name, data, model, solution, rest, []), end="")
         raise KeyboardInterrupt(f"stopped; {outputs['output']} is kept, without cross-validation") from None
     try:
@@ -166,8 +180,19 @@ def summarise(
     if solution.problem.repeated:
         rows = count(solution.problem.repeated, "row")
         lines.append(f"{rows} equal to others, or nearly: copies are held out together, and count as one where equal")
+    if model.metadata["balanced"]:
+        lines.append("every class counts alike in learning, also in the probabilities (--balanced)")
     lines += tell_rest(solution, rest, strangers)
     return "\n".join(lines) + "\n\n" + format_views(model.metadata["views"])
+
+
+def suspect_twins(solution: Solution) -> list[str]:
+    """Return a line, or none, about rows that seem to come from one source each few of them."""
+    share = find_twins(solution.problem.rows)
+    if share < TWINS.share:
+        return []
+    what = f"{100 * share:.0f} % of the rows have twins of their class, far nearer than all others"
+    return [f"look at: {what}; if such have one source, name the column that tells it with --group NAME"]
 
 
 def tell_rest(solution: Solution, rest: Rest, groups: Sequence[Sequence[int]]) -> list[str]:
@@ -205,7 +230,8 @@ def compare(crossed: Crossfit, solution: Solution) -> list[dict[str, Any]]:
     """Return how often the model, and its baselines, are right on the held-out rows, if there are any."""
     if not len(crossed.labels):
         return []
-    baselines = predict_baselines(solution.problem)
+    frequent = score_frequent(crossed.whole.counts, len(crossed.labels))
+    baselines = {FREQUENT: frequent, **predict_baselines(solution.problem)}
     return compare_baselines(predict_held(crossed), crossed.labels, baselines, crossed.weights)
 
 

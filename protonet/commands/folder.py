@@ -78,7 +78,7 @@ def list_parts(prog: str, folder: Path, output: Path) -> list[Part]:
     names = sorted(path.relative_to(folder) for path in folder.rglob("*.parquet"))
     names = [name for name in names if not any(part.startswith(HIDDEN) for part in name.parts)]
     if not names:
-        fail(prog, "path", "be a folder of Parquet files", f"none in {folder}", "Pass one with files *.parquet.")
+        fail(prog, "table", "be a folder of Parquet files", f"none in {folder}", "Pass one with files *.parquet.")
     parts: list[Part] = []
     first: set[str] = set()
     for name in names:
@@ -87,13 +87,13 @@ def list_parts(prog: str, folder: Path, output: Path) -> list[Part]:
             columns = set(metadata.schema.to_arrow_schema().names)
         except (OSError, ValueError, ArrowException) as error:
             got = f"{name} ({type(error).__name__})"
-            fail(prog, "path", "be a folder of Parquet files that can be read", got, "Mend or remove that file.")
+            fail(prog, "table", "be a folder of Parquet files that can be read", got, "Mend or remove that file.")
         first = first or columns
         if columns != first:
             missing, more = sorted(first - columns), sorted(columns - first)
             said = [f"without {list_names(missing)}"] * bool(missing) + [f"with {list_names(more)}"] * bool(more)
             got = f"{name} {' and '.join(said)}, unlike {names[0]}"
-            fail(prog, "path", "be a folder of files with the same columns", got, "Move it to a folder of its own.")
+            fail(prog, "table", "be a folder of files with the same columns", got, "Move it to a folder of its own.")
         parts.append(Part(folder / name, (output / name).with_suffix(".csv"), metadata.num_rows))
     return parts
 
@@ -273,5 +273,6 @@ def _connect(prog: str, address: str) -> Iterator[Any]:
 
 def name_file(error: InputError, part: Part) -> InputError:
     """Return an error that says which file it is of."""
-    text = str(error)
-    return error if part.table.name in text else InputError(f"{text} In {part.table.name}.")
+    if part.table.name in str(error) or error.fault is None:
+        return error
+    return error.fault._replace(remedy=f"{error.fault.remedy} In {part.table.name}.").make_error()

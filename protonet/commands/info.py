@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from protonet._checks import show
+from protonet.commands.models import make_parser, read_model
 from protonet.commands.report import MOST_CLASSES, list_names
 from protonet.commands.summary import format_losses, format_share, format_views, tell_columns
-from protonet.files import Model, load_model, read_versions
+from protonet.files import Model, read_versions
 from protonet.metrics import Metrics
-from protonet.ui.command_line import Parser
 from protonet.ui.text import count, format_table
 
 PROG = "protonet info"
@@ -26,6 +26,7 @@ FIT = {
     "time_limit": "time limit, s",
     "group": "groups by",
     "id": "id",
+    "balanced": "balanced",
 }
 #: Most columns that are named; JSON has all.
 MOST_COLUMNS = 20
@@ -38,11 +39,11 @@ def run(arguments: Sequence[str] | None) -> None:
         MissingPackageError: safetensors is missing.
         InputError: Arguments that do not fit, or no model.
     """
-    parser = Parser(PROG, "Say what is in a model: what it was fitted to, its views, and its figures on held-out rows.")
-    parser.add_argument("model", help="a file that fit wrote")
+    text = "Say what is in a model: what it was fitted to, its views, and its figures on held-out rows."
+    parser = make_parser(PROG, text, model=True, table=False)
     parser.add_argument("--json", action="store_true", help="print all of it as JSON, and nothing else")
     options = parser.parse_args(arguments)
-    facts = describe_model(Path(options.model), load_model(options.model))
+    facts = describe_model(Path(options.model), read_model(PROG, options.model))
     print(json.dumps(facts, indent=1) if options.json else format_facts(facts))
 
 
@@ -127,4 +128,8 @@ def _format_figures(figures: Mapping[str, Any] | None) -> str:
     metrics = Metrics(figures["accuracy"], (low, high), *losses, torch.empty(0, 0))
     right, interval = format_share(metrics.accuracy, metrics.interval)
     rows = count(figures["rows"], "row")
-    return f"held out: {right} % of {rows} right, 95 % interval {interval}, {format_losses(metrics).rstrip()}"
+    balanced, frequent = (figures.get(name) for name in ("balanced_accuracy", "most_frequent_class"))
+    beside = ""
+    if isinstance(balanced, float) and isinstance(frequent, float):  # older files have none
+        beside = f"balanced accuracy {100 * balanced:.2f} %, the most frequent class alone {100 * frequent:.2f} %, "
+    return f"held out: {right} % of {rows} right, 95 % interval {interval}, {beside}{format_losses(metrics).rstrip()}"

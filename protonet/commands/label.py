@@ -66,7 +66,7 @@ def run(arguments: Sequence[str] | None) -> None:
         table = Path(options.table)
         options.output = str(table.with_name(f"{table.name.split('.')[0]}-labelled.csv"))
     output = check_paths(PROG, options, {"output": (".csv",)}, [options.model, options.table])["output"]
-    model = None if options.model is None else open_model(PROG, options)
+    model = None if options.model is None else open_model(PROG, options, argument="--model")
     classes = parse_classes(options.classes, model)
     label = name_label(options.label, model)
     rows = read_unlabelled(PROG, options, model, label)
@@ -138,7 +138,7 @@ class Session:
         for *own, name in answers.rows:
             if not places.get(tuple(own)):
                 got = f"an answer {name!r} to a row that it has not"
-                fail(PROG, "path", "be the table that the answers are for", got, "Pass another --output.")
+                fail(PROG, "table", "be the table that the answers are for", got, "Pass another --output.")
             self.done.append(places[tuple(own)].pop())
         self._steps = list(self.done)  # the rows that were answered or skipped, in the order of the keys
         self.right: list[bool | None] = [None] * len(self.done)

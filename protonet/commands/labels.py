@@ -43,7 +43,7 @@ def find_spellings(names: Iterable[object], known: Sequence[str | int]) -> dict[
 def check_spellings(prog: str, names: Iterable[object], known: Sequence[str | int], remedy: str) -> None:
     """Raise an InputError, which names some of them, if names look like other spellings of known classes."""
     if found := find_spellings(names, known):
-        fail(prog, "path", "spell known classes as the model does", _list_spellings(found), remedy)
+        fail(prog, "table", "spell known classes as the model does", _list_spellings(found), remedy)
 
 
 def suspect_spellings(names: Sequence[str | int]) -> list[str]:

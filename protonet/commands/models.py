@@ -17,15 +17,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import InputError, fail, optional_packages
-from protonet.files import INSTALL, Model, load_model
+from protonet._checks import as_typed, fail, optional_packages
+from protonet.files import INSTALL, Model, load_model, save_model
 from protonet.fit.active import Suggestion, suggest_rows
+from protonet.fit.baselines import score_frequent
 from protonet.fit.crossfit import Crossfit, pack, predict_held
 from protonet.fit.search import Progress
-from protonet.metrics import calibrate, measure
+from protonet.metrics import calibrate, measure, measure_classes
 from protonet.network import PrototypeNetwork
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.picture import Picture
+from protonet.tables.drift import Watch, watch_blocks
 from protonet.tables.features import check_kinds, encode_block
 from protonet.tables.pictures.reading import are_pictures
 from protonet.tables.table import Block, Table, Wanted, list_names, open_table
@@ -38,6 +40,8 @@ MODELS, PLOTS = (".safetensors",), (".png", ".pdf", ".svg")
 FIGURES = {"json": (".json",), "report": (".html", ".htm")}
 #: What the column of the classes is called where nothing else is said.
 LABEL = "label"
+#: The tensor of a model file that says which rows the model was given, so that `update` notices equal ones.
+GIVEN = "given"
 #: Most blocks that are classified at a time.
 MOST_THREADS = 8
 
@@ -45,7 +49,13 @@ Result = TypeVar("Result")
 
 
 def make_parser(
-    prog: str, description: str, *, model: bool = False, label: str | None = None, may_lack_table: bool = False
+    prog: str,
+    description: str,
+    *,
+    model: bool = False,
+    table: bool = True,
+    label: str | None = None,
+    may_lack_table: bool = False,
 ) -> Parser:
     """Return a parser with what most commands take.
 
@@ -53,6 +63,7 @@ def make_parser(
         prog: The command's name.
         description: One sentence.
         model: Whether a model comes before the table.
+        table: Whether there is one.
         label: Which column holds the classes by default; None if none are to be read.
         may_lack_table: Whether there may be no table.
     """
@@ -60,6 +71,8 @@ def make_parser(
     if model:
         parser.add_argument("model", help="a file that fit wrote")
     parser.add_argument("-q", "--quiet", action="store_true", help="show no progress and no notes on standard error")
+    if not table:
+        return parser
     some = "?" if may_lack_table else None
     kinds = "CSV, TSV or text with a header (also .gz, or - for standard input), Excel, Parquet, NPZ with x and y, NPY"
     parser.add_argument("table", nargs=some, help=f"{kinds}; a folder of pictures")
@@ -111,27 +124,39 @@ def check_packages(prog: str, packages: Sequence[str], install: str = INSTALL) -
             importlib.import_module(package)
 
 
-def open_model(prog: str, options: argparse.Namespace, *, held: bool = False) -> Model:
-    """Read the model that the options name, with the backbone that embeds its pictures, if it has any.
+def read_model(prog: str, path: str | Path, *, held: bool = False, argument: str = "model") -> Model:
+    """Do what `load_model` does, in the name of a command and of its argument."""
+    with as_typed(prog, path=argument):
+        return load_model(path, held=held)
+
+
+def write_model(prog: str, path: str | Path, model: Model, argument: str = "--output") -> None:
+    """Do what `save_model` does, in the name of a command and of its argument."""
+    with as_typed(prog, path=argument, model=argument):
+        save_model(path, model)
+
+
+def open_model(prog: str, options: argparse.Namespace, *, held: bool = False, argument: str = "model") -> Model:
+    """Read the model that the options name by an argument, with the backbone that embeds its pictures, if it has any.
 
     Raises:
         InputError: As `load_model`; another backbone than in fit, or none; pictures for a model of tables, or the other
             way round.
     """
-    model = load_model(options.model, held=held)
+    model = read_model(prog, options.model, held=held, argument=argument)
     table = None if options.table is None else Path(options.table)
     if model.encoding is None or not has_pictures(model):
         if options.backbone is not None:
             fail(prog, "--backbone", "come with a model of pictures", "one of a table", "Leave it out.")
         if table is not None and are_pictures(table):
             got = f"the pictures {table}"
-            fail(prog, "path", "be a table, as the model was fitted to", got, "Pass a table, or fit to pictures.")
+            fail(prog, "table", "be a table, as the model was fitted to", got, "Pass a table, or fit to pictures.")
         return model
     if table is None:
         return model
     if table.suffix.lower() in {".npy", ".npz"}:
         remedy = "Pass a folder of them, or a table with their paths in that column."
-        fail(prog, "path", "hold pictures, as the model was fitted to", table, remedy)
+        fail(prog, "table", "hold pictures, as the model was fitted to", table, remedy)
     found = [
         each.attach(prog, options.backbone, options.cache) if isinstance(each, Picture) else each
         for each in model.encoding.columns
@@ -168,7 +193,10 @@ def want(model: Model, label: str | None, *, labelled: bool, beside: str | None 
 def open_rows(
     prog: str, options: argparse.Namespace, model: Model, wanted: Wanted, labels: Path | None = None
 ) -> Table:
-    """Open the table that the options name for a model; its notes tell of cells that are not of their column's kind.
+    """Open the table that the options name for a model.
+
+    Its notes tell of cells that are not of their column's kind and, once all rows are read, of columns that are far
+    from what was fitted.
 
     Raises:
         MissingPackageError: As `open_table`.
@@ -176,8 +204,26 @@ def open_rows(
     """
     table = open_table(prog, Path(options.table), wanted._replace(skip_broken=options.skip_broken), labels)
     first = next(table.blocks)
-    notes = check_kinds(prog, table, first, model.encoding)
-    return table._replace(blocks=chain([first], table.blocks), notes=(*table.notes, *notes))
+    notes = [*table.notes, *check_kinds(prog, table, first, model.encoding)]
+    blocks = watch_blocks(chain([first], table.blocks), watch_columns(model), table, notes)
+    return table._replace(blocks=blocks, notes=notes)
+
+
+def compare_columns(prog: str, table: Table, block: Block, model: Model) -> list[str]:
+    """Return, of a table that was read whole, the notes that `open_rows` adds.
+
+    Raises:
+        InputError: A column holds something else than in fit.
+    """
+    watch = watch_columns(model)
+    watch.look(block)
+    return [*check_kinds(prog, table, block, model.encoding), *watch.tell(table)]
+
+
+def watch_columns(model: Model) -> Watch:
+    """Return what compares the columns of new rows with those that a model was fitted to."""
+    width = model.network.encoder.input_dim if model.encoding is None else len(model.encoding.columns)
+    return Watch(model.metadata.get("seen"), model.encoding, width)  # type: ignore[arg-type]
 
 
 def list_notes(table: Table) -> list[str]:
@@ -204,7 +250,7 @@ def number_classes(prog: str, labels: np.ndarray, known: Sequence[str | int]) ->
     strange = [name for name in names.tolist() if name not in numbers]
     if strange:
         got = f"{strange[0]!r}" + (f" and {len(strange) - 1} more" if len(strange) > 1 else "")
-        fail(prog, "path", "hold classes that the model knows", got, "Add them to it with python -m protonet update.")
+        fail(prog, "table", "hold classes that the model knows", got, "Add them to it with python -m protonet update.")
     return torch.tensor([numbers[name] for name in names.tolist()])[torch.from_numpy(places)]
 
 
@@ -232,11 +278,8 @@ def suggest(
     Raises:
         InputError: As there, in the name of a command.
     """
-    try:
+    with as_typed(prog, n="-n", x="table"):
         chosen = suggest_rows(network, x if len(rows) == len(x) else x[rows], n, names, known=known)
-    except InputError as error:
-        text = str(error).replace("suggest_rows: `n`", f"{prog}: `-n`").replace("suggest_rows: `x`", f"{prog}: `path`")
-        raise InputError(text) from None
     return [each._replace(row=int(rows[each.row])) for each in chosen]
 
 
@@ -251,7 +294,7 @@ def classify(prog: str, model: Model, x: np.ndarray) -> Tensor:
     lost = ~logits.isfinite().all(dim=1)
     if bool(lost.any()):
         got = f"{np.abs(x[lost.numpy()][0]).max():g} as the largest of a row"
-        fail(prog, "path", "hold numbers of the size that the model was fitted to", got, "Mend or drop the row.")
+        fail(prog, "table", "hold numbers of the size that the model was fitted to", got, "Mend or drop the row.")
     return logits
 
 
@@ -305,13 +348,14 @@ def map_blocks(
         torch.set_num_threads(threads)
 
 
-def keep_crossfit(model: Model, crossed: Crossfit, groups: dict[str, int]) -> Model:
+def keep_crossfit(model: Model, crossed: Crossfit, groups: dict[str, int], given: Tensor) -> Model:
     """Return a model with what its held-out rows say of it, and with what it takes to add samples to it.
 
     Args:
         model: Without these.
         crossed: The rows that were held out.
         groups: By name, the number that each group has there.
+        given: (n,) of all rows that the model was given, by `protonet.fit.copies.hash_rows`.
     """
     structures, held = pack(crossed)
     metadata = model.metadata | {"folds": structures, "samples": crossed.whole.counts.tolist(), "groups": groups}
@@ -320,5 +364,8 @@ def keep_crossfit(model: Model, crossed: Crossfit, groups: dict[str, int]) -> Mo
         metrics = measure(logits, crossed.labels, crossed.weights)
         rows = round(float(crossed.weights.sum()))
         metadata["held_out"] = {"rows": rows, **metrics._asdict(), "confusion": metrics.confusion.tolist()}
+        frequent = measure(score_frequent(crossed.whole.counts, len(logits)), crossed.labels, crossed.weights).accuracy
+        balanced = measure_classes(metrics.confusion).balanced_accuracy
+        metadata["held_out"] |= {"balanced_accuracy": balanced, "most_frequent_class": frequent}
         metadata["scores"] = calibrate(logits, float(crossed.offset)).tolist()
-    return model._replace(network=crossed.whole, metadata=metadata, held=held)
+    return model._replace(network=crossed.whole, metadata=metadata, held={**held, GIVEN: given})

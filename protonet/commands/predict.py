@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import torch
 
-from protonet._checks import InputError, fail
+from protonet._checks import InputError, as_typed, fail
 from protonet._writing import clear_folder, write_whole
 from protonet.commands.folder import Part, Tick, claim_folder, list_parts, name_file, run_parts
 from protonet.commands.models import (
@@ -29,10 +29,11 @@ from protonet.commands.models import (
     map_blocks,
     open_model,
     open_rows,
+    read_model,
     show_notes,
     want,
 )
-from protonet.files import Model, load_model
+from protonet.files import Model
 from protonet.metrics import find_threshold, score_known
 from protonet.tables.formats import PICTURE
 from protonet.tables.pictures.backbone import hash_file
@@ -79,10 +80,10 @@ def run(arguments: Sequence[str] | None) -> None:
     some.add_argument("--dask", metavar="ADDRESS", help="of a folder: the Dask scheduler whose workers do it instead")
     options = parser.parse_args(arguments)
     if Path(options.table).is_dir():
-        model = load_model(options.model)
+        model = read_model(PROG, options.model)
         held, pictured = hold_pictures(Path(options.table)), has_pictures(model)
         if pictured and held is False:
-            fail(PROG, "path", "hold pictures, as the model was fitted to", f"the tables of {options.table}", "")
+            fail(PROG, "table", "hold pictures, as the model was fitted to", f"the tables of {options.table}", "")
         if not pictured and not held:
             predict_folder(model, options)
             return
@@ -168,7 +169,7 @@ def predict_part(path: str, digest: str, asked: Asked, part: Part, tick: Tick) -
 @lru_cache(maxsize=1)
 def load_once(path: str, digest: str) -> Model:
     """Return a model that is read once per process; raise an InputError where its file holds another one by now."""
-    model = load_model(path)
+    model = read_model(PROG, path)
     if hash_file(Path(path)) != digest:
         fail(PROG, "model", "stay as it was", path, "Leave it alone until the folder is done.")
     return model
@@ -219,10 +220,8 @@ def choose_threshold(model: Model, text: str) -> float:
         rate = float(text)
     except ValueError:
         fail(PROG, "--unknown", "be a number between 0 and 1", repr(text), "Pass a number such as 0.05.")
-    try:
+    with as_typed(PROG, rate="--unknown"):
         return find_threshold(torch.tensor(scores, dtype=torch.float64), rate)
-    except InputError as error:
-        raise InputError(str(error).replace("find_threshold: `rate`", f"{PROG}: `--unknown`")) from None
 
 
 def number_rows(blocks: Iterable[Block]) -> Iterator[Block]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from protonet._checks import show
-from protonet.commands.summary import format_losses, format_pairs, format_share
+from protonet.commands.summary import compare_baselines, format_balance, format_losses, format_pairs, format_share
+from protonet.fit.baselines import FREQUENT, score_frequent
 from protonet.metrics import ClassMetrics, Metrics, find_auroc, measure, measure_classes, score_known
 from protonet.ui.text import count, format_table
 
@@ -24,19 +26,22 @@ class Report(NamedTuple):
     name: str  #: Of the table.
     classes: Sequence[str | int]  #: That the model knows.
     metrics: Metrics  #: Of the rows of these classes.
+    compared: list[dict[str, Any]]  #: With what naming the most frequent class of fit gives; see `compare_baselines`.
+    frequent: str | int  #: That class.
     by_class: ClassMetrics
     strange: Mapping[str, int]  #: The rows of each class that the model does not know.
     auroc: float | None  #: Of the rejection score, rows of known classes against the others; None without others.
 
 
 def judge(
-    name: str, classes: Sequence[str | int], logits: Tensor, labels: Tensor, strange: Mapping[str, int]
+    name: str, classes: Sequence[str | int], counts: Tensor, logits: Tensor, labels: Tensor, strange: Mapping[str, int]
 ) -> Report:
     """Judge a model on a table.
 
     Args:
         name: Of the table.
         classes: That the model knows.
+        counts: (num_classes,) int64: the rows of each that it was fitted to.
         logits: (n, num_classes).
         labels: (n,) int64, -1 for a class that the model does not know; one row at least has another.
         strange: The rows of each such class.
@@ -45,7 +50,11 @@ def judge(
     metrics = measure(logits[known], labels[known])
     scores = score_known(logits)
     auroc = find_auroc(scores[known], scores[~known]) if strange else None
-    return Report(name, classes, metrics, measure_classes(metrics.confusion), strange, auroc)
+    rows = int(known.sum())
+    frequent, once = {FREQUENT: score_frequent(counts, rows)}, torch.ones(rows, dtype=torch.float64)
+    compared = compare_baselines(logits[known], labels[known], frequent, once)
+    most = classes[int(counts.argmax())]
+    return Report(name, classes, metrics, compared, most, measure_classes(metrics.confusion), strange, auroc)
 
 
 def format_report(report: Report) -> str:
@@ -53,6 +62,7 @@ def format_report(report: Report) -> str:
     right, interval = format_share(report.metrics.accuracy, report.metrics.interval)
     rows = count(int(report.by_class.rows.sum()), "row")
     lines = [f"{report.name}: {right} % of {rows} right, 95 % interval {interval}"]
+    lines.append(format_balance(report.metrics.confusion, report.frequent, report.compared[1]["accuracy"]))
     if report.auroc is not None:
         names = list_names(list(map(show, report.strange)))
         others = f"{count(sum(report.strange.values()), 'row')} of {count(len(report.strange), 'unknown class')}"
@@ -77,7 +87,7 @@ def format_classes(by_class: ClassMetrics, classes: Sequence[str | int]) -> str:
     text = format_table(["class", "rows", "recall, %", "precision, %", "F1, %"], rows)
     if len(shown) < len(there):
         text += f"{len(shown)} of {count(len(there), 'class')} shown, the lowest F1 first; --json writes all\n"
-    return text + f"balanced accuracy {100 * by_class.balanced_accuracy:.2f} %\n"
+    return text
 
 
 def list_names(names: Sequence[str], most: int = MOST_NAMES) -> str:
@@ -100,4 +110,5 @@ def list_figures(name: str, classes: Sequence[str | int], metrics: Metrics) -> d
 def list_report(report: Report) -> dict[str, Any]:
     """Return all figures of a report, as `list_figures`, with the rows of classes that the model does not know."""
     unknown = {"rows": sum(report.strange.values()), "classes": dict(report.strange), "auroc": report.auroc}
-    return {**list_figures(report.name, report.classes, report.metrics), "unknown": unknown}
+    figures = list_figures(report.name, report.classes, report.metrics)
+    return {**figures, "baselines": report.compared, "unknown": unknown}

@@ -11,7 +11,7 @@ from torch import Tensor
 from protonet._checks import show
 from protonet.fit.problem import leave_out
 from protonet.fit.search import Choice
-from protonet.metrics import NORMAL, Metrics, count_equal_rows, measure
+from protonet.metrics import NORMAL, Metrics, count_equal_rows, measure, measure_classes
 from protonet.tables.columns.encoding import Encoding
 from protonet.ui.text import format_table
 
@@ -54,8 +54,8 @@ def compare_baselines(
         weights: (n,), as in `protonet.metrics.measure`.
 
     Returns:
-        For "this model" and each baseline its accuracy, and the model's lead in pairs, with the half-width of its 95 %
-        interval, but for the model itself.
+        For "this model" and each baseline its accuracy, plain and balanced, and the model's lead in pairs, with the
+        half-width of its 95 % interval, but for the model itself.
     """
     right, shares = (logits.argmax(dim=1) == labels).double(), weights / weights.mean()
     found = []
@@ -66,6 +66,7 @@ def compare_baselines(
         spread = math.sqrt(float((shares * (lead - mean).square()).mean()))
         half = NORMAL * spread / math.sqrt(count_equal_rows(weights))
         own = {"name": name, "accuracy": metrics.accuracy, "interval": metrics.interval}
+        own |= {"balanced_accuracy": measure_classes(metrics.confusion).balanced_accuracy}
         found.append({**own, "lead": mean, "half_width": half} if name in baselines else own)
     return found
 
@@ -76,17 +77,32 @@ def format_baselines(compared: Sequence[Mapping[str, Any]]) -> str:
         [
             each["name"],
             *format_share(each["accuracy"], each["interval"]),
+            f"{100 * each['balanced_accuracy']:.2f}",
             f"{100 * each['lead']:+.2f} ±{100 * each['half_width']:.2f}" if "lead" in each else "",
         ]
         for each in compared
     ]
-    return format_table(["on rows held out", "right, %", "95 % interval", "this model's lead, points"], rows)
+    header = ["on rows held out", "right, %", "95 % interval", "balanced, %", "this model's lead, points"]
+    return format_table(header, rows)
 
 
 def format_share(share: float, interval: Sequence[float]) -> tuple[str, str]:
     """Return a share in per cent, and its interval."""
     low, high = (100 * bound for bound in interval)
     return f"{100 * share:.2f}", f"[{low:.2f}, {high:.2f}]"
+
+
+def format_balance(confusion: Tensor, frequent: str | int, share: float) -> str:
+    """Return the balanced accuracy, beside which an accuracy is read, and what naming one class alone would give.
+
+    Args:
+        confusion: (num_classes, num_classes) as measured.
+        frequent: The most frequent class of fit.
+        share: How often it is right.
+    """
+    balanced = 100 * measure_classes(confusion).balanced_accuracy
+    alone = f"the most frequent class of fit, {show(frequent)}, alone: {100 * share:.2f} %"
+    return f"balanced accuracy {balanced:.2f} %; {alone}"
 
 
 def format_losses(metrics: Metrics) -> str:

@@ -12,19 +12,23 @@ from torch import Tensor
 from protonet._checks import fail, show
 from protonet.commands.labels import check_spellings, read_whole, suspect_spellings
 from protonet.commands.models import (
+    GIVEN,
     MODELS,
     check_paths,
     classify,
+    compare_columns,
     keep_crossfit,
     make_parser,
     number_classes,
     open_model,
     show_notes,
     want,
+    write_model,
 )
-from protonet.files import Model, save_model
+from protonet.files import Model
+from protonet.fit.copies import hash_rows
 from protonet.fit.crossfit import Crossfit, predict_held, unpack, update
-from protonet.tables.features import check_kinds, encode_block
+from protonet.tables.features import encode_block
 from protonet.tables.table import read_table
 from protonet.ui.text import count
 
@@ -58,7 +62,7 @@ def run(arguments: Sequence[str] | None) -> None:
     wanted = want(model, options.label, labelled=True, beside=None if group is None else str(group))
     wanted = wanted._replace(skip_broken=options.skip_broken)
     table, block = read_table(PROG, Path(options.table), wanted, options.labels and Path(options.labels))
-    notes = check_kinds(PROG, table, block, model.encoding)
+    notes = compare_columns(PROG, table, block, model)
     x, labels, beside = encode_block(PROG, table, block, model.encoding), block.labels, block.beside
     if not options.new_classes:
         remedy = "Spell them as it does, or pass --new-classes if they are classes of their own."
@@ -71,10 +75,15 @@ def run(arguments: Sequence[str] | None) -> None:
     before = predict_held(crossed)
     update(crossed, torch.from_numpy(x), number_classes(PROG, labels, classes), len(classes), groups)
     show_notes(table._replace(notes=(*table.notes, *notes)), quiet=options.quiet)
-    save_model(output, keep_crossfit(model._replace(classes=classes), crossed, known))
+    given = list_given(model)
+    every = torch.cat([given, hash_rows(torch.from_numpy(x))])
+    updated = keep_crossfit(model._replace(classes=classes), crossed, known, every)
+    write_model(PROG, output, updated, "model" if options.in_place else "--output")
     new = classes[len(model.classes) :]
     named = f": {', '.join(map(show, new[:5]))}{' ...' if len(new) > 5 else ''}" if new else ""
     print(f"{output}: {count(len(x), 'sample')} more, {count(len(new), 'new class')}{named}")
+    if repeated := len(x) - (len(every.unique()) - len(given.unique())):
+        print(f"{count(repeated, 'sample')} equal to others that the model was given, before or now: they count again")
     print("".join(f"{line}\n" for line in suspect_spellings(new)), end="")
     print(compare(before, predict_held(crossed), crossed.labels, list(map(show, classes))), end="")
 
@@ -86,6 +95,13 @@ def open_crossfit(model: Model) -> Crossfit:
     except ValueError as error:
         remedy = "Fit it again: a fit that is stopped may keep a model without."
         fail(PROG, "model", "hold what fit keeps for an update", str(error), remedy)
+
+
+def list_given(model: Model) -> Tensor:
+    """Return the numbers (n,) of the rows that a model was given; none of a file that does not say."""
+    given = model.held.get(GIVEN)
+    sound = given is not None and given.dtype == torch.int64 and given.ndim == 1
+    return given if given is not None and sound else torch.empty(0, dtype=torch.int64)
 
 
 def extend_classes(known: Sequence[str | int], labels: np.ndarray) -> tuple[str, ...] | tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Two baselines to compare a model with, fitted in closed form."""
+"""Baselines to compare a model with, fitted in closed form."""
 
 from __future__ import annotations
 
@@ -10,6 +10,19 @@ from torch import Tensor
 
 from protonet.losses import class_means, weigh
 from protonet.views.linear import shrink_covariance
+
+#: What `score_frequent` is called.
+FREQUENT = "most frequent class"
+
+
+def score_frequent(counts: Tensor, rows: int) -> Tensor:
+    """Return class scores (rows, num_classes) float64 that know no features: the numbers of rows of the classes.
+
+    Args:
+        counts: (num_classes,) of the rows that a model was fitted to.
+        rows: How many are to be classified.
+    """
+    return counts.double().expand(rows, -1)
 
 
 def score_cosine(x: Tensor, labels: Tensor, queries: Tensor, num_classes: int, weights: Tensor | None = None) -> Tensor:

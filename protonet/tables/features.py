@@ -13,9 +13,10 @@ from protonet.tables.columns.date import Date
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.kind import Column
 from protonet.tables.columns.number import MOST, Number
-from protonet.tables.columns.parsing import parse_dates, parse_numbers, write_cells
+from protonet.tables.columns.parsing import find_gaps, parse_dates, parse_numbers, write_cells
 from protonet.tables.columns.recognise import Verdict, fit_named, recognise
-from protonet.tables.leaks import find_row_number, find_suspicion
+from protonet.tables.columns.text import Text
+from protonet.tables.leaks import find_groups, find_row_number, find_suspicion
 from protonet.tables.table import Block, Table
 
 #: At most this share of the cells of numbers or dates may be something else; they count as gaps.
@@ -33,7 +34,13 @@ class Features(NamedTuple):
 
 
 def choose_features(
-    prog: str, table: Table, block: Block, kinds: Mapping[str, str | Column], *, named: bool
+    prog: str,
+    table: Table,
+    block: Block,
+    kinds: Mapping[str, str | Column],
+    *,
+    named: bool,
+    groups: np.ndarray | None = None,
 ) -> Features:
     """Take each column of a table for something, and leave out what is of no use or none for new rows.
 
@@ -44,6 +51,7 @@ def choose_features(
         kinds: By a column's name, what a person says that it holds, of `protonet.tables.columns.recognise.NAMES`; or
             the column itself, which takes no fitting.
         named: Whether a person has named the columns: then none is taken for a row's number.
+        groups: As in `suspect`.
 
     Raises:
         InputError: A column of that name is not there, or holds something else; no column is left; a number is infinite
@@ -69,7 +77,7 @@ def choose_features(
     own = [cells for name, cells in zip(table.columns, block.columns, strict=True) if name in used]
     chosen = [read_once(column, cells) for column, cells in zip(used.values(), own, strict=True)]
     table, block = table._replace(columns=tuple(used)), block._replace(columns=chosen)
-    notes += suspect(table, block, encoding)
+    notes += suspect(table, block, encoding, groups)
     notes += check_kinds(prog, table, block._replace(columns=own), encoding)
     left_out = tuple(name for name in verdicts if name not in used)
     return Features(encode_block(prog, table, block, encoding), encoding, tuple(used), left_out, tuple(notes))
@@ -136,22 +144,54 @@ def keep_constants(verdicts: dict[str, Verdict], cells: Mapping[str, np.ndarray]
         verdicts |= {name: Verdict(column, "") for name, column in fitted.items()}
 
 
-def suspect(table: Table, block: Block, encoding: Encoding) -> list[str]:
-    """Return a line for each column that may tell the classes in a way that new rows will not share."""
-    notes = []
+def suspect(table: Table, block: Block, encoding: Encoding, groups: np.ndarray | None = None) -> list[str]:
+    """Return a line for each column that may tell the classes in a way that new rows will not share.
+
+    Args:
+        table: What the rows are of.
+        block: All of its rows, with classes.
+        encoding: Fitted to its columns.
+        groups: (n,) of the rows, int64, where some are held out together already.
+    """
+    notes, sources = [], dict[str, int]()
     for number, (column, cells) in enumerate(zip(encoding.columns, block.columns, strict=True)):
         if isinstance(column, Number):
             values = column.fill(cells).astype(np.float64)
-        elif isinstance(column, Category):
+        elif isinstance(column, (Category, Text)):
             values = np.unique(write_cells(cells).astype(str), return_inverse=True)[1].astype(np.float64)
         elif isinstance(column, Date):
             values = np.nan_to_num(parse_dates(cells, column.form), nan=column.median)
         else:
             continue
-        if reason := find_suspicion(values, block.labels):
-            name = table.name_column(number)
+        name, there = table.name_column(number), ~find_gaps(cells)
+        ordered = isinstance(column, (Number, Date))
+        held = None if groups is None else groups[there]
+        if table.columns and (count := count_sources(values[there], block.labels[there], held, ordered=ordered)):
+            sources[name] = count
+        elif reason := find_suspicion(values, block.labels):
             notes.append(f"look at: {name} {reason}; will it in new rows? (--drop leaves it out)")
-    return notes
+    return notes + tell_sources(sources)
+
+
+def count_sources(values: np.ndarray, labels: np.ndarray, groups: np.ndarray | None, *, ordered: bool) -> int:
+    """Return `protonet.tables.leaks.find_groups`; of rows of one group (n,) that share a value, one counts."""
+    if groups is None:
+        return find_groups(values, labels, ordered=ordered)
+    first = np.sort(
+        np.unique(np.stack([np.unique(values, return_inverse=True)[1], groups]), axis=1, return_index=True)[1]
+    )
+    return find_groups(values[first], labels[first], ordered=ordered)
+
+
+def tell_sources(found: Mapping[str, int]) -> list[str]:
+    """Return a line, or none, about columns that seem to name the sources of rows, given how many each names."""
+    if not found:
+        return []
+    name = max(found, key=lambda each: found[each])
+    others = [each for each in found if each != name]
+    more = f" (so do those of {', '.join(others)})" if others else ""
+    what = f"{found[name]} values of {name} come again, nearly each with one class alone{more}"
+    return [f"look at: {what}; if rows of one value have one source, --group {name} holds them out together"]
 
 
 def check_kinds(prog: str, table: Table, block: Block, encoding: Encoding | None, argument: str = "path") -> list[str]:

@@ -64,7 +64,7 @@ class Table(NamedTuple):
     blocks: Iterator[Block]
     place: str  #: What a message calls a row, with its number to be put in.
     unused: tuple[str, ...] = ()  #: Columns that are there, and not wanted.
-    notes: tuple[str, ...] = ()  #: What a person should be told about how it is read.
+    notes: Sequence[str] = ()  #: What a person should be told about how it is read; complete behind the last row.
     rows: int | None = None  #: How many there are, those without a class among them; None where that is not known yet.
 
     def name_column(self, number: int) -> str:

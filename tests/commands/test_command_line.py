@@ -81,7 +81,7 @@ class TestFit:
         crossed = crossfit(solve_problem([data], effort="fast"))
         metrics = measure(predict_held(crossed), crossed.labels)
         assert said.startswith("train.csv: 3 classes, 30 samples, 4 features, 10 per class\n")
-        assert f"| this model       | {100 * metrics.accuracy:.2f}    | [" in said
+        assert f"| this model          | {100 * metrics.accuracy:.2f}    | [" in said
         assert "| raw cosine " in said
         assert "| LDA " in said
         assert f"log-loss {metrics.log_loss:.3f}, calibration error {100 * metrics.calibration_error:.1f}" in said
@@ -304,32 +304,35 @@ def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         ("fit T --effort slow", "protonet fit: `--effort` must be one of .*; got 'slow'"),
         ("fit T --seed -1", "protonet fit: `--seed` must be a whole number >= 0"),
         ("fit T --time-limit 0", "protonet fit: `--time-limit` must be a finite number > 0; got '0'"),
-        ("fit T", "protonet fit: `path` must have a column label; got .*train.csv with w, x, y, z, kind. Pass --label"),
+        (
+            "fit T",
+            "protonet fit: `table` must have a column label; got .*train.csv with w, x, y, z, kind. Pass --label",
+        ),
         (
             "fit T --label x",
             "protonet fit: `--label` must name a column of classes; got 30 classes in x, 1 row per class. .*--one-shot",
         ),
-        ("fit one.csv --label kind", "protonet fit: `path` must have at least 2 classes; got ant alone in kind"),
+        ("fit one.csv --label kind", "protonet fit: `table` must have at least 2 classes; got ant alone in kind"),
         ("fit none.csv -o m.pt", r"protonet fit: `--output` must end in \.safetensors; got m\.pt"),
         ("fit none.csv -o T/m.safetensors", "protonet fit: `--output` must be a file that can be written"),
         ("fit none.csv --plot a.txt", r"protonet fit: `--plot` must end in \.png, \.pdf, \.svg"),
-        ("fit M.npz -o M", "protonet fit: `path` must be a file that exists"),
-        ("predict T T", "load_model: `path` must be a model file .*train.csv"),
-        ("predict M other.csv", "protonet predict: `path` must have the model's columns; got .*other.csv without z"),
-        ("predict M two.npy", "protonet predict: `path` must have 4 features per row; got 2 in two.npy"),
+        ("fit M.npz -o M", "protonet fit: `table` must be a file that exists"),
+        ("predict T T", "protonet predict: `model` must be a model file .*train.csv"),
+        ("predict M other.csv", "protonet predict: `table` must have the model's columns; got .*other.csv without z"),
+        ("predict M two.npy", "protonet predict: `table` must have 4 features per row; got 2 in two.npy"),
         (
             "predict M far.csv",
-            "protonet predict: `path` must hold numbers of the size that .*; got 3e.38 as the largest",
+            "protonet predict: `table` must hold numbers of the size that .*; got 3e.38 as the largest",
         ),
         ("predict M T -o T", "protonet predict: `--output` must be another file than what is read; got .*train.csv"),
         (
             "evaluate M strange.csv",
-            "protonet evaluate: `path` must hold a class that the model knows; got 'elk' alone. Name",
+            "protonet evaluate: `table` must hold a class that the model knows; got 'elk' alone. Name",
         ),
-        ("evaluate M T --label z", "protonet evaluate: `path` must have the model's columns; got .* without z"),
+        ("evaluate M T --label z", "protonet evaluate: `table` must have the model's columns; got .* without z"),
         (
             "update M far.csv --in-place",
-            "protonet update: `path` must hold numbers of the size that .* got 3e.38 as the largest",
+            "protonet update: `table` must hold numbers of the size that .* got 3e.38 as the largest",
         ),
         (
             "update M none.csv",
@@ -338,7 +341,7 @@ def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         ("update M T -o a.safetensors --in-place", "protonet update: `arguments` must be .* not allowed with"),
         (
             "update M spelled.csv --in-place",
-            "protonet update: `path` must spell known .*; got 'ANT' for 'ant'.* --new-c",
+            "protonet update: `table` must spell known .*; got 'ANT' for 'ant'.* --new-c",
         ),
         ("update M none.csv -o none.csv", r"protonet update: `--output` must end in \.safetensors"),
         ("export M --onnx M", r"protonet export: `--onnx` must end in \.onnx"),
@@ -411,5 +414,5 @@ def test_a_model_of_an_older_version_is_refused(
     for command in (["predict"], ["evaluate"], ["update", "--in-place"]):
         assert main([*command, str(path), str(fitted / "train.csv")]) == 2
         error = capsys.readouterr().err
-        assert error.startswith("load_model: `path` must be a model file of version 4; got ")
+        assert error.startswith(f"protonet {command[0]}: `model` must be a model file of version 4; got ")
         assert error.endswith("(version 1, by protonet '0.1.0'). Fit it again.\n")

@@ -89,7 +89,7 @@ def test_figures_are_those_of_scikit_learn(
     assert f"| mean of 3 | 30   | {means[0]:<9.2f} | {means[1]:<12.2f} | {means[2]:.2f} |\n" in said
     assert list(figures["mean"].values()) == pytest.approx([mean / 100 for mean in means])
     assert figures["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(true, predicted))
-    assert f"balanced accuracy {100 * figures['balanced_accuracy']:.2f} %\n" in said
+    assert f"\nbalanced accuracy {100 * figures['balanced_accuracy']:.2f} %; the most frequent class of fit, " in said
     assert figures["confusion"] == confusion_matrix(true, predicted, labels=NAMES).tolist()
     assert figures["accuracy"] == pytest.approx(theirs["accuracy"])
     low, high = figures["interval"]
@@ -162,9 +162,9 @@ def test_errors(
     for arguments, message in (
         (
             [spelled],
-            "`path` must spell known classes as the model does; got 'ANT' for 'ant', 'bee, wild' for 'bee, wild' (spa",
+            "`table` must spell known classes as the model does; got 'ANT' for 'ant', 'bee, wild' for 'bee, wild' (spa",
         ),
-        ([strange], "`path` must hold a class that the model knows; got 'elk', 'A', 'B', 'C', 'D' and 2 more alone. "),
+        ([strange], "`table` must hold a class that the model knows; got 'elk', 'A', 'B', 'C', 'D' and 2 more alone. "),
         ([spelled, "--json", "t.txt"], "`--json` must end in .json; got t.txt. Rename it."),
     ):
         assert main(["evaluate", model, *(["--json", str(output)] if len(arguments) == 1 else []), *arguments]) == 2

@@ -322,18 +322,18 @@ def test_errors(numbers: str, bare: str, tmp_path: Path, capsys: pytest.CaptureF
     spelled = write(tmp_path / "w.csv", {**fresh, "kind": ["ANT", *fresh["kind"][1:]]})
     far = write(tmp_path / "f.csv", {**fresh, "x0": [3e38, *fresh["x0"][1:]], "x1": [-3e38, *fresh["x1"][1:]]})
     output = tmp_path / "t.json"
-    size = "`path` must hold numbers of the size that the model was fitted to; got "
+    size = "`table` must hold numbers of the size that the model was fitted to; got "
     for arguments, message in (
         ([numbers, far], f"{size}3e+38 as the largest of a row. "),
         ([numbers, far, "--rows", "0"], f"{size}3e+38 as the largest of a row. "),
         ([numbers, table, "--rows", "3,48"], "`--rows` must name rows of the table; got 48 of 48 rows. Count from 0"),
         ([numbers, table, "--rows", "1,x"], "`--rows` must be a whole number >= 0; got 'x'. "),
         ([numbers, "--rows", "1"], "`arguments` must name a table for --rows, --label and --labels; got none. "),
-        ([numbers, unlabelled], f"`path` must have a column kind; got {unlabelled} with x0, x1, x2, x3. "),
-        ([numbers, lacking], f"`path` must have the model's columns; got {lacking} without x2. "),
-        ([numbers, lacking, "--rows", "0"], f"`path` must have the model's columns; got {lacking} without x2. "),
-        ([numbers, strange], "`path` must hold classes that the model knows; got 'elk'. "),
-        ([numbers, spelled], "`path` must spell known classes as the model does; got 'ANT' for 'ant'. "),
+        ([numbers, unlabelled], f"`table` must have a column kind; got {unlabelled} with x0, x1, x2, x3. "),
+        ([numbers, lacking], f"`table` must have the model's columns; got {lacking} without x2. "),
+        ([numbers, lacking, "--rows", "0"], f"`table` must have the model's columns; got {lacking} without x2. "),
+        ([numbers, strange], "`table` must hold classes that the model knows; got 'elk'. "),
+        ([numbers, spelled], "`table` must spell known classes as the model does; got 'ANT' for 'ant'. "),
         ([bare], "`model` must hold rows that fit held out, where no table is passed; got none. Pass a table with cl"),
         ([numbers, table, "--json", table], "`--json` must end in .json; got "),
         ([numbers, "--seed", "9" * 30], "`--seed` must be a whole number in [0, 9223372036854775807]; got "),

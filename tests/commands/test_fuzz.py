@@ -56,7 +56,7 @@ def test_a_model_without_an_encoding_has_no_use_for_text(
     path.write_text(f"a,b,c\n1,2,3\n1,{cell},3\n")
     assert main(["predict", str(folder / "model.safetensors"), str(path)]) == 2
     line = (
-        f"protonet predict: `path` must have finite numbers; got {cell!r} in b, line 3. Fill it in, or leave it out.\n"
+        f"protonet predict: `table` must have finite numbers; got {cell!r} in b, line 3. Fill it in, or leave it out.\n"
     )
     assert capsys.readouterr() == ("", line)
 

@@ -106,7 +106,7 @@ def test_drop_columns_and_id(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         (["--drop", "Note", "Nope"], "`--drop` must name columns of the table; got Note, Nope, and "),
         (["--drop", "Note"], " and 3 more. Did you mean note?\n"),
         (["--drop", "qqq"], " and 3 more. Name those that it has.\n"),
-        (["--id", "nobody"], "`path` must have a column nobody"),
+        (["--id", "nobody"], "`table` must have a column nobody"),
         (["--drop", "a", "--columns", "b"], "`arguments` must be as --help lists them"),
     ):
         assert main(["fit", table, *FAST, *arguments]) == 2
@@ -122,7 +122,7 @@ def test_a_table_without_names_has_no_columns_to_name(
     np.savez(tmp_path / "t.npz", x=NOISE, y=np.array(SORTED))
     assert main(["fit", str(tmp_path / "t.npz"), "--effort", "fast", option, "x0"]) == 2
     said = capsys.readouterr()
-    assert "`path` must name its columns to choose among them; got " in said.err
+    assert "`table` must name its columns to choose among them; got " in said.err
     assert len(said.err.splitlines()) == 1
 
 

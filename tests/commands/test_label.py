@@ -199,7 +199,7 @@ class TestSession:
         self, tmp_path: Path, table: tuple[Tensor, Tensor, list[list[str]]]
     ) -> None:
         (tmp_path / "answers.csv").write_text("p,q,r,s,label\n1,2,3,4,ant\n", encoding="utf-8")
-        with pytest.raises(InputError, match="`path` must be the table that the answers are for; got an answer 'ant'"):
+        with pytest.raises(InputError, match="`table` must be the table that the answers are for; got an answer 'ant'"):
             make_session(tmp_path / "answers.csv", table)
 
     def test_equal_rows_are_asked_for_once_each(self, tmp_path: Path) -> None:

@@ -254,7 +254,7 @@ def rows_of(text: str, n: int, **values: Sequence[str]) -> str:
             ("--column", "kind=text"),
             "`arguments` must use the classes' column for",
         ),
-        ("x,kind\n1.5,a\n2.5,\n3.5,\n", (), "`path` must have at least 2 classes; got a alone in kind"),
+        ("x,kind\n1.5,a\n2.5,\n3.5,\n", (), "`table` must have at least 2 classes; got a alone in kind"),
         (
             "x,kind\n" + rows_of("{n}.5,{n}.25", 30),
             (),
@@ -268,12 +268,12 @@ def rows_of(text: str, n: int, **values: Sequence[str]) -> str:
         (
             "x,sort\n" + rows_of("{n}.5,{k}", 30, k="ab"),
             (),
-            "`path` must have a column kind; .* look like classes: sort \\(2 values\\)",
+            "`table` must have a column kind; .* look like classes: sort \\(2 values\\)",
         ),
         (
             "x,kind\n" + rows_of("{n}.5,{k}", 9, k="ab") + "\nname,sort\n" + rows_of("{k},{k}", 9, k="ab"),
             (),
-            "`path` must hold one table",
+            "`table` must hold one table",
         ),
         (
             "x,p,kind\n" + rows_of("{n}.5,{p},{k}", 30, k="ab", p=["P1", "P2", "P1", "P3"]),
@@ -283,23 +283,23 @@ def rows_of(text: str, n: int, **values: Sequence[str]) -> str:
         (
             "x,kind\n" + rows_of("same,{k}", 30, k="ab"),
             (),
-            "`path` must have a column of use; got left out: x: constant",
+            "`table` must have a column of use; got left out: x: constant",
         ),
         (
             "x,z,kind\n" + rows_of("{n},,{k}", 30, k="ab"),
             (),
-            "`path` must have a column of use; got left out: x: whole numbers",
+            "`table` must have a column of use; got left out: x: whole numbers",
         ),
-        ("x,kind\n" + rows_of("{n}.5,a", 30), (), "`path` must have at least 2 classes; got a alone in kind"),
+        ("x,kind\n" + rows_of("{n}.5,a", 30), (), "`table` must have at least 2 classes; got a alone in kind"),
         (
             "x,y,kind\n" + rows_of("{n}.5,1,{k}", 30, k="ab") + "inf,1,a\n",
             (),
-            "`path` must have finite numbers; got 'inf' in x, line 32",
+            "`table` must have finite numbers; got 'inf' in x, line 32",
         ),
         (
             "x,y,kind\n" + rows_of("{n}.5,{y},{k}", 30, k="ab", y=["u", "v", "w"]) + "1e99,u,a\n",
             (),
-            "`path` must have numbers of at most .* got '1e99' in x, line 32",
+            "`table` must have numbers of at most .* got '1e99' in x, line 32",
         ),
     ],
 )
@@ -358,4 +358,4 @@ def test_damaged_cells_give_one_line_or_the_whole_output(
         assert code == 2, error
         assert not output.exists()
         assert len(error.splitlines()) == 1
-        assert error.startswith("protonet predict: `path` must ")
+        assert error.startswith("protonet predict: `table` must ")

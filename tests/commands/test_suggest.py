@@ -151,14 +151,17 @@ def test_cells_are_found_in_any_block(tmp_path: Path) -> None:
         ),
         (["model.safetensors", "rest.csv", "-n", "0"], "`-n` must be a whole number >= 1"),
         (["model.safetensors"], "`arguments` must name a table; got the model .* alone"),
-        (["model.safetensors", "-"], "`path` must be a file"),
-        (["model.safetensors", "other.csv"], "`path` must have the model's columns; got .* without c3"),
-        (["model.safetensors", "far.csv"], "`path` must have finite numbers; got 'inf' in c1, line 2"),
+        (["model.safetensors", "-"], "`table` must be a file"),
+        (["model.safetensors", "other.csv"], "`table` must have the model's columns; got .* without c3"),
+        (["model.safetensors", "far.csv"], "`table` must have finite numbers; got 'inf' in c1, line 2"),
         (["model.safetensors", "rest.csv", "-o", "ask.txt"], "`--output` must end in .csv"),
         (["rest.csv", "-o", "rest.csv"], "`--output` must be another file than what is read"),
-        (["row.csv", "--label", "c", "-o", "ask.csv"], "`path` must have rows without a class; got one in c for each"),
-        (["model.safetensors", "all.csv"], "`path` must have rows without a class; got one in kind for each of 2 rows"),
-        (["none.csv"], "`path` must be a file that exists"),
+        (["row.csv", "--label", "c", "-o", "ask.csv"], "`table` must have rows without a class; got one in c for each"),
+        (
+            ["model.safetensors", "all.csv"],
+            "`table` must have rows without a class; got one in kind for each of 2 rows",
+        ),
+        (["none.csv"], "`table` must be a file that exists"),
     ],
 )
 def test_errors(

@@ -95,7 +95,11 @@ class Category:
     def find_strange(self, cells: np.ndarray) -> np.ndarray:
         """Return which cells (n,) fit never saw: none is known to be so where some levels have no number."""
         all_known = sum(self.counts) == self.rows
-        return np.asarray((self._find_places(cells) < 0) & (write_cells(cells) != "") & all_known)
+        return np.asarray(self.find_others(cells) & (write_cells(cells) != "") & all_known)
+
+    def find_others(self, cells: np.ndarray) -> np.ndarray:
+        """Return which cells (n,) have no number of their own: rare ones, and such as fit never saw."""
+        return self._find_places(cells) < 0
 
     def tell(self) -> str:
         """Return the kind and its levels."""

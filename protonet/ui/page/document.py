@@ -162,6 +162,7 @@ def list_tiles(figures: Figures) -> list[Tile]:
         return tiles
     return [
         ("right", percent(figures["accuracy"]), f"95 %: {span(figures['interval'])}"),
+        ("balanced accuracy", percent(figures["balanced_accuracy"]), "the mean over classes"),
         ("log-loss", f"{figures['log_loss']:.3f}", "nats per row"),
         ("calibration error", f"{100 * figures['calibration_error']:.1f}", "points"),
         ("rows to look at", f"{figures['doubted']:,}", "believed to be of another class"),

@@ -39,24 +39,17 @@ def describe_rows(figures: Figures) -> str:
 
 def format_accuracy(figures: Figures) -> Markup:
     """Return the accuracy with its interval, beside the baselines of the same rows."""
-    shown = figures.get("baselines") or [
-        {"name": "this model", **{name: figures[name] for name in ("accuracy", "interval")}}
-    ]
-    rows = []
+    shown, rows = figures["baselines"], []
     for each in shown:
         lead = f"{100 * each['lead']:+.1f} ±{100 * each['half_width']:.1f}" if "lead" in each else ""
         bar = draw_interval(each["accuracy"], each["interval"], 0.0, 1.0)
-        rows.append([each["name"], percent(each["accuracy"]), span(each["interval"]), bar, lead])
-    header = ["", "right", "95 % interval", "0 to 100 %", "this model's lead, points"]
-    several = len(shown) > 1
-    if not several:
-        header, rows = header[:-1], [row[:-1] for row in rows]
+        balanced = percent(each["balanced_accuracy"])
+        rows.append([each["name"], percent(each["accuracy"]), span(each["interval"]), bar, balanced, lead])
+    header = ["", "right", "95 % interval", "0 to 100 %", "balanced", "this model's lead, points"]
     said = f"How often predictions are right on {describe_rows(figures)}; the bar is the 95 % interval."
-    parts = [say(said), table(header, rows, "Accuracy", numbers=1)]
-    if several:
-        parts.append(
-            say("The lead is in pairs, row by row: where its interval holds 0, chance may have made it.", soft=True)
-        )
+    lead = "The lead is in pairs, row by row: where its interval holds 0, chance may have made it."
+    mean = "Balanced is the mean over classes of how often their rows are right: a class of few rows counts as much."
+    parts = [say(said), table(header, rows, "Accuracy", numbers=1), say(f"{lead} {mean}", soft=True)]
     unknown = figures.get("unknown")
     if unknown and unknown["rows"]:
         strange = f"{count(unknown['rows'], 'row')} more of {count(len(unknown['classes']), 'class')}"
@@ -64,8 +57,6 @@ def format_accuracy(figures: Figures) -> Markup:
         parts.append(
             say(f"The model does not know the classes of {strange} (", *_commas(unknown["classes"]), f"). {nearer}")
         )
-    balanced = percent(figures["balanced_accuracy"])
-    parts.append(say(f"Balanced accuracy, the mean over classes: {balanced}.", soft=True))
     return join(parts)
 
 

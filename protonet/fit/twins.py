@@ -1,0 +1,95 @@
+"""Rows that come from one source without saying so: many have twins, of their class and far nearer than all others.
+
+Copies of a row with some noise, windows of one recording, pictures of one thing: held out apart from each other they
+pay for learning by heart, as equal rows would (see `protonet.fit.copies`), but are too far apart to be sure of it. So
+they are told of, and who knows the source names it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from protonet.views.view import Rows
+
+
+@dataclass(frozen=True)
+class TwinRules:
+    """When rows have twins; tests/fit/test_twins.py has tables that are told of, and others that are not."""
+
+    most: int = 5  #: Twins of a row, at most.
+    reach: int = 10  #: Neighbours, from the farther half of which the dimension of the data is found.
+    chance: float = 0.05  #: Of the rows of a smooth density, so many seem to have twins, ...
+    share: float = 1 / 3  #: ... and where this share of the rows does, of so many rows at least, they have some, ...
+    least: int = 30
+    mixed: float = 0.25
+    """... unless more of them have twins of another class than this part of what chance would give: clusters of a
+    feature of the world are of all classes, copies of a row are of its own."""
+    whole: float = (
+        0.5  #: Of the rows of its class, a row and its twins are at most this share: a class may be a cluster.
+    )
+    ties: float = 0.1  #: Where more distances than this are equal to the next one, values are few: nothing is told.
+    queries: int = 512  #: Rows that are looked at, at equal distances, ...
+    pairs: int = 2**27  #: ... and fewer, where all their distances to the others would be more than this.
+    at_once: int = 2**24  #: Distances that are in memory.
+
+
+TWINS = TwinRules()
+
+
+def find_twins(rows: Rows) -> float:
+    """Return the share of rows that have twins: a few others of their class, nearer by far than all after them.
+
+    Where a density is smooth, the ratio of the distances to the k-th and to the next neighbour, to the power of k times
+    the dimension, is uniform in [0, 1]. Neighbours of a row's own group do not count: they are held out together.
+
+    Args:
+        rows: Labelled rows.
+
+    Returns:
+        A share of 1; 0 where rows are no more alike than by chance.
+
+    Source: Facco, d'Errico, Rodriguez and Laio, "Estimating the intrinsic dimension of datasets by a minimal
+        neighborhood information" (2017), eq. 3, for all k; the dimension after Levina and Bickel, "Maximum likelihood
+        estimation of intrinsic dimension" (2004), eq. 8.
+    """
+    n = len(rows.labels)
+    if n <= TWINS.reach:
+        return 0.0
+    queries = torch.arange(0, n, -(-n // max(TWINS.least, min(TWINS.queries, TWINS.pairs // n))))
+    distance, nearest = _find_neighbours(rows, queries)
+    sound = distance[:, -1].isfinite() & (distance[:, 0] > 0)
+    distance, nearest, queries = distance[sound], nearest[sound], queries[sound]
+    steps = (distance[:, 1:] / distance[:, :-1]).log()  # (queries, reach - 1)
+    if len(queries) < TWINS.least or float((steps == 0).double().mean()) > TWINS.ties:
+        return 0.0
+    k = torch.arange(1, TWINS.reach)
+    dimension = 1 / (steps * k)[:, TWINS.most :].mean()
+    chance, place = (-steps * k * dimension).exp()[:, : TWINS.most].min(dim=1)
+    twins = place + 1  # of each row, if it has any
+    labels = rows.labels[queries]
+    shares = torch.bincount(rows.labels).double()[labels] / n
+    has_twins = (chance * TWINS.most < TWINS.chance) & (twins + 1 <= TWINS.whole * shares * n)
+    other = rows.labels[nearest] != labels[:, None]  # (queries, reach)
+    mixed = other.cumsum(dim=1).gather(1, place[:, None])[:, 0] > 0
+    expected = float((1 - shares[has_twins].pow(twins[has_twins])).sum())
+    if float(mixed[has_twins].sum()) > TWINS.mixed * expected:
+        return 0.0
+    return float((has_twins & ~mixed).double().mean())
+
+
+def _find_neighbours(rows: Rows, queries: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the distances (m, reach) float64, ascending, of some rows (m,) to their neighbours, and their numbers.
+
+    Features are compared in their standard deviations.
+    """
+    deviation = rows.features.std(dim=0, correction=0)
+    z = rows.features[:, deviation > 0] / deviation[deviation > 0]
+    groups = torch.arange(len(z)) if rows.groups is None else rows.groups
+    found = [
+        torch.cdist(z[some], z).masked_fill_(groups[some, None] == groups, torch.inf).topk(TWINS.reach, largest=False)
+        for some in queries.split(max(1, TWINS.at_once // len(z)))
+    ]
+    return torch.cat([each.values for each in found]).double(), torch.cat([each.indices for each in found])

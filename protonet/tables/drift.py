@@ -1,0 +1,238 @@
+"""Columns that are far from what was fitted: another unit, a shift, gaps alone, categories that were never seen.
+
+What fit saw of each column is kept in the model file; rows that come later are compared with it as they are read, and
+what is far away is told, a line for each column. Predictions do not change.
+
+A column is named where both hold:
+
+- **It is far**: most rows lie outside the fitted range, or are gaps, or of other categories, where at least that much
+  fewer were in fit; or all rows lie in an interval that few rows of any class were in.
+- **It is no accident**: such rows drawn like those of fit would do so in one table of a hundred at most, whatever the
+  column's distribution: Fisher's exact test of the two shares, and the range of a sample, each for all columns together
+  (Bonferroni). New rows may all be of one class, so that only as many rows of fit count as a class has on average; the
+  least and the largest of them count as outside themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from protonet.tables.columns.category import Category
+from protonet.tables.columns.date import Date
+from protonet.tables.columns.encoding import Encoding
+from protonet.tables.columns.kind import Column
+from protonet.tables.columns.number import Number
+from protonet.tables.columns.parsing import find_gaps, parse_dates, parse_numbers
+from protonet.tables.table import Block, Table
+
+
+@dataclass(frozen=True)
+class DriftRules:
+    """When a column is far from what was fitted; analysis of false alarms: tests/tables/test_drift.py."""
+
+    steps: int = 64  #: Quantiles that are kept of a column, less one.
+    rows: int = 4096  #: Rows of a block that are looked at, at equal distances.
+    share: float = 0.5  #: Of the rows, by how many more than in fit are strange.
+    few: float = 0.5  #: Of the rows of the smallest class, how many at most lie where all new rows lie.
+    chance: float = 0.01  #: Tables of rows like those of fit in which any column is named, at most.
+    most: int = 1000  #: Rows that a test counts: of more, a thousand in the same shares.
+
+
+DRIFT = DriftRules()
+
+
+def describe_columns(cells: Sequence[np.ndarray], encoding: Encoding | None, class_rows: Sequence[int]) -> Any:
+    """Return what fit saw of columns, as JSON can hold it, for `Watch`.
+
+    Args:
+        cells: (n,) of each column.
+        encoding: Fitted to them, or None where they are features as they are.
+        class_rows: The number of rows of each class that has some.
+    """
+    columns: list[dict[str, Any]] = []
+    for column, values in zip(list_columns(encoding, len(cells)), cells, strict=True):
+        numbers = read_numbers(column, values)
+        gaps = find_gaps(values) if numbers is None else np.isnan(numbers)
+        seen: dict[str, Any] = {"gaps": float(gaps.mean())}
+        if numbers is not None and not gaps.all():
+            low, *inner, high = np.quantile(numbers[~gaps], np.linspace(0, 1, DRIFT.steps + 1)).tolist()
+            rounded = np.clip([float(f"{quantile:.5g}") for quantile in inner], low, high)  # to be short in the file
+            seen["quantiles"] = [low, *rounded.tolist(), high]
+        columns.append(seen)
+    per_class = sum(class_rows) // len(class_rows)
+    return {"columns": columns, "per_class": per_class, "smallest": min(class_rows) / sum(class_rows)}
+
+
+def list_columns(encoding: Encoding | None, count: int) -> list[Column | None]:
+    """Return the columns of an encoding, or so many None where there is none."""
+    return [None] * count if encoding is None else list(encoding.columns)
+
+
+def read_numbers(column: Column | None, cells: np.ndarray) -> np.ndarray | None:
+    """Return cells (n,) as float64, NaN for gaps; dates as days since 1970; None for what has no order."""
+    if isinstance(column, Date):
+        return parse_dates(cells, column.form)
+    if column is None or isinstance(column, Number):
+        return parse_numbers(cells, "plain" if column is None else column.form).astype(np.float64)
+    return None
+
+
+@dataclass
+class Tally:
+    """What came in a column until now."""
+
+    rows: int = 0
+    gaps: int = 0
+    outside: int = 0  #: Of a column with an order.
+    others: int = 0  #: Of categories: those without a number of their own.
+    least: float = math.inf
+    largest: float = -math.inf
+
+
+@dataclass
+class Watch:
+    """Looks at rows as they pass.
+
+    Args:
+        seen: Of `describe_columns`, from a file that is not trusted; of anything else nothing is told.
+        encoding: As there.
+        count: How many columns there are.
+    """
+
+    seen: Any
+    encoding: Encoding | None
+    count: int
+    tallies: list[Tally] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.seen = self.seen if _is_sound(self.seen, self.count) else None
+        self.tallies = [Tally() for _ in range(self.count if self.seen else 0)]
+
+    def look(self, block: Block) -> None:
+        """Take some rows into account."""
+        columns = list_columns(self.encoding, self.count)
+        step = -(-len(block.rows) // DRIFT.rows)
+        for place, tally in enumerate(self.tallies):
+            column, cells = columns[place], block.columns[place][::step]
+            numbers = read_numbers(column, cells)
+            gaps = find_gaps(cells) if numbers is None else np.isnan(numbers)
+            tally.rows += len(cells)
+            tally.gaps += int(gaps.sum())
+            quantiles = self.seen["columns"][place].get("quantiles")
+            if isinstance(column, Category):
+                tally.others += int((column.find_others(cells) & ~gaps).sum())
+            elif numbers is not None and quantiles and not gaps.all():
+                there = numbers[~gaps]
+                tally.outside += int(((there < quantiles[0]) | (there > quantiles[-1])).sum())
+                tally.least, tally.largest = min(tally.least, there.min()), max(tally.largest, there.max())
+
+    def tell(self, table: Table) -> list[str]:
+        """Return a line for each column that is far from what was fitted."""
+        columns = list_columns(self.encoding, self.count)
+        found = []
+        for place, (column, tally) in enumerate(zip(columns, self.tallies, strict=False)):
+            if reason := self._find_reason(column, tally, self.seen["columns"][place]):
+                found.append(f"look at: {table.name_column(place)} is far from what was fitted: {reason}")
+        return found
+
+    def _find_reason(self, column: Column | None, tally: Tally, seen: Mapping[str, Any]) -> str:
+        """Return why a column is far away, or "" where it is not."""
+        there = tally.rows - tally.gaps
+        if self._is_far(tally.gaps, tally.rows, seen["gaps"]):
+            return f"most of its cells are gaps, where {100 * seen['gaps']:.2g} % were"
+        if isinstance(column, Category):
+            # Where all categories have a number, `check_kinds` names those that have none.
+            rare = 1 - sum(column.counts) / column.rows
+            far = bool(rare) and self._is_far(tally.others, there, rare)
+            return f"most rows have categories that were rare or unknown, where {100 * rare:.2g} % had" if far else ""
+        if "quantiles" not in seen or not there:
+            return ""
+        low, *_, high = seen["quantiles"]
+        per_class = self.seen["per_class"]
+        if self._is_far(tally.outside, there, min(2, per_class) / per_class, least=0.0):
+            return f"most rows lie outside {_write(column, low)} to {_write(column, high)}; another unit?"
+        share = _find_share(np.array(seen["quantiles"]), tally.least, tally.largest)
+        relative = share / self.seen["smallest"]
+        if relative < DRIFT.few and there * relative ** (there - 1) < DRIFT.chance / self.count:
+            ends = f"{_write(column, tally.least)} to {_write(column, tally.largest)}"
+            return f"all rows lie within {ends}, where at most {100 * share:.2g} % did; another unit?"
+        return ""
+
+    def _is_far(self, strange: int, rows: int, share: float, least: float | None = None) -> bool:
+        """Return whether more rows are strange than a share of the rows of fit, by much, and not by accident.
+
+        Args:
+            strange: How many are.
+            rows: Of how many.
+            share: Of the rows of fit.
+            least: The share that is taken from that of the new rows, where it is another one.
+        """
+        if not rows or strange / rows - (share if least is None else least) < DRIFT.share:
+            return False
+        n = self.seen["per_class"]
+        if rows > DRIFT.most:
+            strange, rows = strange * DRIFT.most // rows, DRIFT.most
+        return compare_shares(strange, rows, math.ceil(share * n), n) < DRIFT.chance / self.count
+
+
+def watch_blocks(blocks: Iterator[Block], watch: Watch, table: Table, notes: list[str]) -> Iterator[Block]:
+    """Yield blocks as they are; add to the notes, behind the last, what is far from what was fitted."""
+    for block in blocks:
+        watch.look(block)
+        yield block
+    notes += watch.tell(table)
+
+
+def compare_shares(k: int, m: int, k0: int, n: int) -> float:
+    """Return how likely k strange rows or more of m are, where k0 of n are and all are drawn from the same.
+
+    Source: Fisher, "The logic of inductive inference" (1935).
+    """
+
+    def log_choose(of: int, taken: int) -> float:
+        return math.lgamma(of + 1) - math.lgamma(taken + 1) - math.lgamma(of - taken + 1)
+
+    strange, whole = k + k0, log_choose(n + m, m)
+    terms = (
+        log_choose(strange, j) + log_choose(n + m - strange, m - j) - whole
+        for j in range(k, min(m, strange) + 1)
+        if m - j <= n + m - strange
+    )
+    return min(1.0, sum(map(math.exp, terms)))
+
+
+def _find_share(quantiles: np.ndarray, low: float, high: float) -> float:
+    """Return at most which share of the rows, of which quantiles at equal distances are known, lies in an interval."""
+    steps = len(quantiles) - 1
+    before = max(0, int(np.searchsorted(quantiles, low, side="left")) - 1)
+    return (min(steps, int(np.searchsorted(quantiles, high, side="right"))) - before) / steps
+
+
+def _write(column: Column | None, value: float) -> str:
+    """Return a number, or a date, as people read it."""
+    if isinstance(column, Date):
+        return str(np.datetime64(0, "D") + np.timedelta64(round(value), "D"))
+    return f"{value:.4g}"
+
+
+def _is_sound(seen: Any, count: int) -> bool:
+    """Return whether something that came out of a file is what `describe_columns` returns of so many columns."""
+    if not isinstance(seen, dict) or not isinstance(seen.get("columns"), list) or len(seen["columns"]) != count:
+        return False
+    per_class, smallest = seen.get("per_class"), seen.get("smallest")
+    if type(per_class) is not int or per_class < 1 or type(smallest) is not float or not 0 < smallest <= 1:
+        return False
+    for each in seen["columns"]:
+        if not isinstance(each, dict) or type(each.get("gaps")) is not float or not 0 <= each["gaps"] <= 1:
+            return False
+        quantiles = each.get("quantiles", [0.0, 0.0])
+        if not isinstance(quantiles, list) or len(quantiles) < 2 or not all(type(q) is float for q in quantiles):
+            return False
+        if quantiles != sorted(quantiles):
+            return False
+    return True

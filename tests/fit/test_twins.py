@@ -1,0 +1,62 @@
+"""Rows with close twins are told of; clusters, classes, lattices and heavy tails are none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_breast_cancer, load_digits, load_iris, load_wine
+
+from protonet.fit.problem import pose_problem
+from protonet.fit.twins import TWINS, find_twins
+
+
+def share_twins(x: np.ndarray, y: np.ndarray, groups: np.ndarray | None = None) -> float:
+    numbers = None if groups is None else torch.from_numpy(groups)
+    problem, _ = pose_problem(torch.from_numpy(x).float(), torch.from_numpy(y), int(y.max()) + 1, groups=numbers)
+    return find_twins(problem.rows)
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+@pytest.mark.parametrize(("dim", "noise"), [(4, 0.03), (10, 0.03), (10, 0.1), (10, 0.3), (30, 0.3)])
+def test_twins_are_found_and_groups_of_them_are_no_news(dim: int, noise: float, copies: int) -> None:
+    rng = np.random.default_rng(0)
+    of = np.repeat(np.arange(40), copies + 1)
+    x = rng.normal(size=(40, dim))[of] + noise * rng.normal(size=(len(of), dim))
+    y = rng.integers(3, size=40)[of]
+    assert share_twins(x, y) > TWINS.share
+    assert share_twins(x, y, of) < TWINS.share
+
+
+@pytest.mark.parametrize("load", [load_iris, load_wine, load_breast_cancer, load_digits])
+def test_real_tables_have_none(load: object) -> None:
+    assert callable(load)
+    assert share_twins(*load(return_X_y=True)) < 0.1
+
+
+def test_features_of_the_world_are_no_twins() -> None:
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        n, dim = int(rng.integers(30, 300)), int(rng.integers(2, 20))
+        y = np.arange(n) % int(rng.integers(2, 4))
+        noise, clusters = rng.normal(size=(n, dim)), rng.integers(12, size=n)
+        for x in (
+            noise + 2 * y[:, None],
+            rng.standard_cauchy(size=(n, dim)),
+            rng.lognormal(size=(n, dim), sigma=2.0),
+            20 * rng.normal(size=(12, dim))[clusters] + noise,
+            np.hstack([np.eye(12)[clusters], noise[:, :2]]),
+            np.hstack([noise[:, :1], rng.integers(0, 2, size=(n, dim))]),
+            rng.integers(0, 4, size=(n, dim)).astype(float),
+            np.round(noise, 1),
+            np.cumsum(noise, axis=0),
+            noise * (rng.random((n, dim)) < 0.3),
+        ):
+            assert share_twins(x, y) < TWINS.share
+
+
+def test_tight_classes_of_few_rows_are_no_twins() -> None:
+    rng = np.random.default_rng(0)
+    y = np.repeat(np.arange(20), 5)
+    assert share_twins(rng.normal(size=(20, 8))[y] + 0.03 * rng.normal(size=(100, 8)), y) == 0
+    assert share_twins(rng.normal(size=(6, 8)), y[:6]) == 0
