@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from protonet._checks import InputError, InputTypeError, MissingPackageError, fail, find_version
+from protonet._checks import InputError, InputTypeError, MissingPackageError, fail, find_version, guard
 
 
 class Parser(argparse.ArgumentParser):
@@ -198,7 +198,7 @@ def count(n: int, noun: str) -> str:
 
 
 def format_csv(lines: Iterable[Sequence[str]]) -> str:
-    """Return rows of cells as CSV."""
+    """Return rows of cells as CSV that neither a spreadsheet nor a terminal runs."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(lines)
+    csv.writer(text, lineterminator="\n").writerows(map(guard, line) for line in lines)
     return text.getvalue()

@@ -17,8 +17,8 @@ from itertools import product
 
 import numpy as np
 
-#: What stands for nothing, in lower case.
-GAPS = frozenset({"", "?", "-", "--", ".", "na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "none", "missing"})
+from protonet.datasets.delimited import GAPS
+
 #: The share of the cells of a column that have to fit its form; the others count as gaps.
 ENOUGH = 0.9
 #: Cells that are looked at before all are.
