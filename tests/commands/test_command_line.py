@@ -22,7 +22,7 @@ from torch import Tensor
 from protonet import PrototypeNetwork, solve
 from protonet.__main__ import COMMANDS, main
 from protonet.commands import fit as fit_command
-from protonet.commands.common import count
+from protonet.commands.common import count, format_csv
 from protonet.commands.summary import format_pairs
 from protonet.commands.update import compare, extend_classes
 from protonet.files import load_model

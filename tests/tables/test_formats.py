@@ -367,7 +367,7 @@ def test_excel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert open_source("cmd", tmp_path / "x.xlsx", sheet="More").header == []
     with pytest.raises(InputError, match=r"^cmd: `--sheet` must name a sheet of .*; got 'no'\. It has 'Data', 'More'"):
         open_source("cmd", tmp_path / "x.xlsx", sheet="no")
-    with pytest.raises(InputError, match="^cmd: `--sheet` must come with an Excel workbook; got x.csv"):
+    with pytest.raises(InputError, match=r"^cmd: `--sheet` must come with an Excel workbook"):
         open_source("cmd", Path("x.csv"), sheet="no")
     (tmp_path / "bad.xlsx").write_bytes(b"PK")
     for name, message in (
