@@ -31,6 +31,8 @@ LONGEST = 2**26  #: Most characters in a line of a table: a file without line en
 DELIMITERS = {"\t": "tabs", ";": "semicolons", "|": "bars", ",": "commas"}
 #: Between the cells of a table of one column, which may hold any of the others: a character that no text has.
 ALONE = "\uffff"
+#: Lines of comments that are looked at for a header, and rows of one cell that may stand above a header of one.
+MOST_COMMENTS, MOST_TITLES = 10_000, 10
 SAMPLE = 100  #: Rows that settle what stands between cells, and where the header is.
 #: The line by which Excel is told what stands between cells.
 TOLD = re.compile(r'"?sep=([^"\w\s]|\t)"?')
@@ -201,8 +203,8 @@ class _Text:
         rows: list[tuple[int, list[str]]] = []
         try:
             with closing(self.read_records(delimiter, above)) as records:
-                full = ((self.row, [cell.strip() for cell in cells]) for cells in records if not self.bare)
-                rows.extend(islice(full, SAMPLE))
+                stripped = ((self.row, list(map(str.strip, cells))) for cells in records)
+                rows.extend(islice((row for row in stripped if any(row[1])), SAMPLE))
         except csv.Error:
             return rows, False
         return rows, True
@@ -210,63 +212,71 @@ class _Text:
 
 def _find_layout(text: _Text, names: Collection[str]) -> tuple[str, int, list[str]]:
     """Return what stands between cells, how many lines stand above the header, and notes on these."""
-    above, comments, last, last_at, told = 0, 0, "", 0, None
+    above, told = 0, None
+    comments: list[tuple[int, str]] = []  # which may hold quotes that are none: they are read a line at a time
     with closing(text.read_lines()) as lines:
-        for line in lines:
+        for line in islice(lines, MOST_COMMENTS):
             if text.line == 1 and (told := TOLD.fullmatch(line.rstrip("\n"))):
                 pass
             elif line[0] == "#":
-                comments, last, last_at = comments + 1, line, text.line
+                comments.append((text.line, line))
             elif line.strip():
                 break
             above = text.line
-    samples = {each: text.sample(each, above) for each in ([told[1]] if told else [*DELIMITERS, ALONE])}
 
-    def judge(delimiter: str) -> tuple[bool, bool, int, float]:
-        rows, readable = samples[delimiter]
-        if not rows:
-            return False, False, 0, 0
+    def look(delimiter: str) -> tuple[list[tuple[int, list[str]]], int, tuple[bool, bool, int, float]]:
+        """Return the first rows, with their lines, which of them is the header, and how good that is."""
+        below, readable = text.sample(delimiter, above)
+        split = csv.reader((line for _, line in comments), delimiter=delimiter, quoting=csv.QUOTE_NONE)
+        rows = [(at, [unguard(cell.strip()) for cell in cells]) for (at, _), cells in zip(comments, split, strict=True)]
+        rows += below
         header = find_header([cells for _, cells in rows], names)
-        widths = [len(cells) for _, cells in rows[header:]]
-        named = bool(names) and set(names) <= set(rows[header][1])
+        widths = [len(cells) for _, cells in rows[header:]] or [0]
+        named = bool(rows and names) and set(names) <= set(rows[header][1])
         agree = readable and widths[0] > 1 and len(set(widths)) == 1
-        return named, agree, widths[0], math.inf if delimiter == ALONE else sum(widths)
+        return rows, header, (named, agree, widths[0], math.inf if delimiter == ALONE else sum(widths))
 
-    delimiter = max(samples, key=judge)
-    rows = samples[delimiter][0]
-    header = find_header([cells for _, cells in rows], names)
-    width = len(rows[header][1]) if rows else 0
-    # The last comment is the header if it fits above numbers: "#,name,weight", or what numpy.savetxt writes.
-    titled = bool(comments) and width > 1 and last.count(delimiter) == width - 1 and any(map(is_number, rows[0][1]))
+    looks = {each: look(each) for each in ([told[1]] if told else [*DELIMITERS, ALONE])}
+    delimiter = max(looks, key=lambda each: looks[each][2])
+    rows, header, (_, _, width, _) = looks[delimiter]
     between = DELIMITERS.get(delimiter, repr(delimiter))
     notes = [f"cells are separated by {between}"] if delimiter != "," and width > 1 else []
-    if left_out := comments - titled:
-        notes.append(f"{left_out} comment line{'s' if left_out > 1 else ''} (#) left out")
-    if titled:
-        return delimiter, last_at - 1, notes
     note_titles(notes, [cells for _, cells in rows[:header]])
     return delimiter, rows[header][0] - 1 if rows else above, notes
 
 
 def find_header(rows: Sequence[Sequence[str]], names: Collection[str] = ()) -> int:
-    """Return which of the first rows of a table is its header: the first one, unless titles stand above it.
+    """Return which of the first rows of a table is its header: the first one below comments and titles.
 
-    Titles have fewer cells than the header has. Without names that it should have, that is told by a title's single
-    cell, and by numbers below names alone.
+    The header is where the names are that it should have. Otherwise titles are told by a single cell, and by numbers
+    below names alone; and the last comment is the header if it fits above numbers: "#,name,weight", or what
+    numpy.savetxt writes.
 
     Args:
         rows: Of cells without spaces around them, "" for none.
         names: Columns that the table should have.
     """
-    full = [sum(map(bool, cells)) for cells in rows]
+    comments = next((number for number, cells in enumerate(rows) if not _is_comment(cells)), 0)
+    most = 0  # cells of a title so far
     for number, cells in enumerate(rows):
-        wider = not number or (full[number] > max(full[:number]) and _are_names(cells))
-        if wider and names and set(names) <= set(cells):
+        full = sum(map(bool, cells))
+        fits = not number or (_are_names(cells) and (full > most or (full == 1 and number <= MOST_TITLES)))
+        if fits and names and set(names) <= set(cells):
             return number
-    at = next((number for number, cells in enumerate(full) if cells > 1), 0)
-    if not at or at + 1 == len(rows) or len(rows[at]) != len(rows[at + 1]):
-        return 0
-    return at if _are_names(rows[at]) and any(map(is_number, rows[at + 1])) else 0
+        most = most if number < comments else max(most, full)
+    if comments and len(rows[comments - 1]) == len(rows[comments]) > 1 and any(map(is_number, rows[comments])):
+        return comments - 1
+    at = next(
+        (number for number, cells in enumerate(rows) if number >= comments and sum(map(bool, cells)) > 1), comments
+    )
+    if at == comments or at + 1 == len(rows) or len(rows[at]) != len(rows[at + 1]):
+        return comments
+    return at if _are_names(rows[at]) and any(map(is_number, rows[at + 1])) else comments
+
+
+def _is_comment(cells: Sequence[str]) -> bool:
+    """Return whether a row above the header is a comment."""
+    return cells[0][:1] == "#"
 
 
 def _check_rows(
@@ -322,10 +332,12 @@ def _check_rows(
 
 def note_titles(notes: list[str], rows: Sequence[Sequence[str]]) -> None:
     """Add what stood above the header, if anything."""
-    if rows:
-        title = show(next(cell for cell in rows[0] if cell)[:50])
-        several = len(rows) > 1
-        notes.append(f"{len(rows)} row{'s' * several} above the header left out: {title!r}{' ...' * several}")
+    titles = [next(filter(None, cells)) for cells in rows if not _is_comment(cells)]
+    comments, several = len(rows) - len(titles), len(titles) > 1
+    notes += [f"{comments} comment line{'s' * (comments > 1)} (#) left out"] * (comments > 0)
+    if titles:
+        first = f"{show(titles[0][:50])!r}{' ...' * several}"
+        notes.append(f"{len(titles)} row{'s' * several} above the header left out: {first}")
 
 
 def note_blank(notes: list[str], rows: int) -> None:
