@@ -243,7 +243,7 @@ def make_rows(rng: np.random.Generator) -> tuple[Rows, bool]:
 def choose_dress(rng: np.random.Generator, *, alone: bool) -> Dress:
     """Return a way to write rows."""
     suffix = str(rng.choice([".csv", ".csv", ".csv", ".csv", ".txt", ".tsv", ".csv.gz", ".xlsx", ".parquet"]))
-    above = [(), (), ("# made by hand, 2020", "#"), ("A title",), ("A title", "", "of two; lines"), ("sep=",)]
+    above = [(), (), ("# made by hand, 2020", "#"), ("A title",), ("A title", "", "of two lines"), ("sep=",)]
     delimiter = str(rng.choice([",", ";", "\t", "|"]))
     lines = tuple(f"sep={delimiter}" if line == "sep=" else line for line in above[rng.integers(len(above))])
     if suffix in {".parquet", ".xlsx"}:

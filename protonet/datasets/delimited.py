@@ -87,8 +87,9 @@ def read_rows(
     except (FileNotFoundError, IsADirectoryError):
         fail(function, "path", "be a file that exists", path, "")
     except csv.Error as error:
-        at = text.line if text else 1
-        fail(function, "path", "be a CSV file", f"{path} ({error} in line {at})", "Mend it.")
+        at, alone = text.line if text else 1, repr(ALONE) in str(error)
+        what = "text behind a closing quote" if alone else error
+        fail(function, "path", "be a CSV file", f"{path} ({what} in line {at})", "Mend it.")
     except (OSError, EOFError, zlib.error, UnicodeError) as error:
         got = f"{path} ({type(error).__name__})"
         fail(function, "path", "be a CSV file that can be read", got, "Save it as UTF-8.")
