@@ -145,8 +145,9 @@ def try_table(seed: int, folder: Path) -> Found:
     dress = choose_dress(rng, alone=alone)
     shuffled = [rows.cells[number] for number in rng.permutation(len(rows.cells))]
     at = rows.header.index("label")
-    classes = sorted({row[at] for row in shuffled})
-    few = [number for name in classes for number in [at for at, row in enumerate(shuffled) if row[-1] == name][:8]]
+    few: list[int] = []
+    for name in sorted({row[at] for row in shuffled}):
+        few += [number for number, row in enumerate(shuffled) if row[at] == name][: rng.integers(2, 7)]
     train = Rows(rows.header, [shuffled[number] for number in sorted(few)])
     rest = Rows(rows.header, [row for number, row in enumerate(shuffled) if number not in few])
     new = rest.leave("label")
@@ -196,7 +197,7 @@ def run_command(arguments: Sequence[str]) -> tuple[int, str, str]:
 def make_rows(rng: np.random.Generator) -> tuple[Rows, bool]:
     """Return rows with classes, and whether they are texts in one column."""
     n_classes = int(rng.integers(2, 5))
-    sizes = rng.integers(7, 22, n_classes)
+    sizes = rng.integers(8, 22, n_classes)
     names = CLASSES[rng.integers(len(CLASSES))]
     labels = np.repeat(np.arange(n_classes), sizes)
     n = len(labels)
