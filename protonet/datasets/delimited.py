@@ -41,7 +41,8 @@ DECLARED = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.B
 #: Bytes that are no text in Windows-1252, as surrogates where they are above ASCII.
 NO_TEXT = re.compile("[\0-\x08\x0e-\x1f\udc81\udc8d\udc8f\udc90\udc9d]")
 ESCAPED = re.compile("[\udc80-\udcff]")
-#: Control characters, as UTF-8 has them.
+#: An apostrophe that may guard a cell, and control characters, as UTF-8 has them.
+GUARD_BYTES = re.compile(rb"'[\s']*(?:[=+@-]|\xef\xbc[\x8b\x8d\x9d\xa0])")
 CONTROL_BYTES = re.compile(rb"[\x01-\x08\x0b\x0c\x0e-\x1f\x7f]|\xc2[\x80-\x9f]")
 #: What a spreadsheet shows where there is no value, in lower case.
 ERRORS = frozenset({"#n/a", "#div/0!", "#name?", "#null!", "#num!", "#ref!", "#value!", "#spill!", "#calc!"})
@@ -134,7 +135,7 @@ def _survey(function: str, path: Path, file: BinaryIO) -> Survey:
     encoding = DECLARED.get(mark, "utf-8")
     file.seek(len(mark))
     decoder = codecs.getincrementaldecoder(encoding)("strict" if encoding != "utf-8" else "surrogateescape")
-    lines, good, bad = 1, 0, 0
+    lines, good, bad, edge = 1, 0, 0, b""
     controls = guards = encoding != "utf-8"  # which has no bytes to look for
     first_bad = first_binary = 0  # their lines
 
@@ -154,8 +155,9 @@ def _survey(function: str, path: Path, file: BinaryIO) -> Survey:
                 found, binary = ESCAPED.search(text), NO_TEXT.search(text)
                 first_bad = first_bad or lines + text.count("\n", 0, found.start() if found else 0)
                 first_binary = first_binary or (lines + text.count("\n", 0, binary.start()) if binary else 0)
-        controls = controls or CONTROL_BYTES.search(chunk) is not None
-        guards = guards or b"'" in chunk
+        looked, edge = edge + chunk, chunk[-8:]  # what is sought may begin in one chunk and end in the next
+        controls = controls or CONTROL_BYTES.search(looked) is not None
+        guards = guards or GUARD_BYTES.search(looked) is not None
         lines += text.count("\n")
     if bad and (mark or good >= bad):
         refuse("no UTF-8", first_bad)
