@@ -9,12 +9,20 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, SupportsFloat, SupportsIndex, cast
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+#: What a terminal may obey: all control characters but tabs and the ends of lines.
+CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f]")
+#: How a cell begins that a spreadsheet may take for a formula (the last four signs are wide), and what is a number.
+_FORMULA = re.compile("[\\s']*[=+\\-@\uff1d\uff0b\uff0d\uff20]")
+_NUMBER = re.compile(r"[-+][\d.,' ]*\d[\d.,]*(?:[eE][-+]?\d+)?\s?%?")
 
 
 class InputError(ValueError):
@@ -56,6 +64,27 @@ def describe(function: str, argument: str, constraint: str, got: object, remedy:
 def show(name: object) -> str:
     """Return a name that came from outside as one line without control characters."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in str(name))
+
+
+def clean(text: str) -> str:
+    """Return a text that came from outside with escapes for control characters, but for tabs and the ends of lines."""
+    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def guard(cell: str) -> str:
+    """Return a cell so that no spreadsheet takes it for a formula, and no terminal obeys it; numbers stay numbers.
+
+    What may be a formula gets an apostrophe in front, which `unguard` takes off as we read it again.
+
+    Source: OWASP, "CSV Injection", https://owasp.org/www-community/attacks/CSV_Injection
+    """
+    cell = clean(cell)
+    return f"'{cell}" if _FORMULA.match(cell) and not _NUMBER.fullmatch(cell) else cell
+
+
+def unguard(cell: str) -> str:
+    """Return a cell as it was before `guard`, control characters aside."""
+    return cell[1:] if cell[:1] == "'" and _FORMULA.match(cell) else cell
 
 
 def fail(function: str, argument: str, constraint: str, got: object, remedy: str) -> NoReturn:

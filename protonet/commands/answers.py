@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-from protonet._checks import fail
+from protonet._checks import fail, unguard
 from protonet.ui.text import format_csv
 
 if sys.platform != "win32":
@@ -87,7 +87,8 @@ class Answers:
             lines = file.readlines()
         ends = list(accumulate(len(line.encode(errors="surrogateescape")) for line in lines))
         reader = csv.reader(lines)
-        for row in reader:
+        for cells in reader:
+            row = list(map(unguard, cells))
             at_end = reader.line_num == len(lines)
             cut = at_end and (not lines[-1].endswith("\n") or (bool(self._ends) and len(row) != len(header)))
             if not self._ends and not (cut and format_csv([header]).startswith("".join(lines))) and row != header:

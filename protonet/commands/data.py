@@ -27,7 +27,7 @@ from protonet.tables.features import choose_features, encode_block
 from protonet.tables.formats import PICTURE
 from protonet.tables.pictures.backbone import open_backbone
 from protonet.tables.pictures.reading import are_pictures
-from protonet.tables.table import CLASS_NAMES, Block, Table, Wanted, list_names, name_cells, open_table, read_table
+from protonet.tables.table import CLASS_NAMES, Block, Table, Wanted, list_names, open_table, read_table
 from protonet.ui.command_line import Parser, check_name
 from protonet.ui.text import count
 
@@ -123,6 +123,7 @@ def read_data(prog: str, options: argparse.Namespace, *, keep_cells: bool = Fals
         partly=True,
         skip_broken=options.skip_broken,
         typed=True,
+        sheet=options.sheet,
     )
     table, every = read_table(prog, Path(options.table), wanted, options.labels and Path(options.labels))
     missing = every.labels == ""
@@ -318,7 +319,7 @@ def read_unlabelled(prog: str, options: argparse.Namespace, model: Model | None,
     """
     blocks, notes = None, list[str]()
     if model is None:
-        wanted = Wanted(label, labelled=False, partly=True, skip_broken=options.skip_broken)
+        wanted = Wanted(label, labelled=False, partly=True, skip_broken=options.skip_broken, sheet=options.sheet)
         table, block = read_table(prog, Path(options.table), wanted)
         labels = block.labels
         block = block._replace(labels=np.zeros(len(block.rows), np.int64))  # one class: no column can tell it
@@ -338,34 +339,35 @@ def read_unlabelled(prog: str, options: argparse.Namespace, model: Model | None,
     if known.any():
         verb = "has" if known.sum() == 1 else "have"
         notes.append(f"{count(int(known.sum()), 'row')} {verb} a class in {show(label)} already: not asked for")
-    table = table._replace(notes=(*table.notes, *notes))
+    table.notes.extend(notes)
     return Unlabelled(torch.from_numpy(np.ascontiguousarray(x)), blocks, table, torch.from_numpy(known))
 
 
 def read_cells(
-    prog: str, path: Path, label: str, rows: Sequence[int] | None = None, *, skip_broken: bool = False
+    prog: str, options: argparse.Namespace, model: Model | None, label: str, rows: Sequence[int] | None = None
 ) -> tuple[list[str], list[list[str]]]:
     """Read all columns of a table as text, but for that of the classes and one without a name.
 
     Args:
         prog: The command's name, for messages.
-        path: Of the table.
+        options: They name the table.
+        model: What it is read for, or None.
         label: The column of the classes, which need not be there.
         rows: The numbers of the rows, in the order wanted; None for all.
-        skip_broken: As in `Wanted`.
 
     Returns:
         The columns' names, and the cells of each row.
     """
-    table = open_table(prog, path, Wanted(label, labelled=False, skip_broken=skip_broken))
+    wanted = Wanted(label, labelled=False) if model is None else want(model, label, labelled=False)
+    wanted = wanted._replace(skip_broken=options.skip_broken, sheet=options.sheet, everything=True)
+    table = open_table(prog, Path(options.table), wanted)
+    names = {name: number for number, name in enumerate(table.beside) if name != label}
     found: dict[int, list[str]] = {}
     first = 0
     for block in table.blocks:
         places = range(len(block.rows)) if rows is None else [row - first for row in rows]
         taken = np.array([place for place in places if 0 <= place < len(block.rows)], int)
-        columns = [name_cells(cells[taken]).tolist() for cells in block.columns]
+        columns = [block.beside[number][taken].tolist() for number in names.values()]
         found.update(zip((first + taken).tolist(), map(list, zip(*columns, strict=True)), strict=True))
         first += len(block.rows)
-    width = len(next(iter(found.values())))
-    names = list(table.columns) if table.columns is not None else [f"column {number}" for number in range(width)]
-    return names, [found[row] for row in (found if rows is None else rows)]
+    return list(names), [found[row] for row in (found if rows is None else rows)]

@@ -131,15 +131,16 @@ def read_judged(options: argparse.Namespace, model: Model) -> tuple[Table, Cross
     Raises:
         InputError: A table that does not fit, has classes that the model does not know, or a row that is far out.
     """
-    wanted = want(model, options.label, labelled=True)._replace(skip_broken=options.skip_broken)
+    wanted = want(model, options.label, labelled=True)
+    wanted = wanted._replace(skip_broken=options.skip_broken, sheet=options.sheet)
     table, block = read_table(PROG, Path(options.table), wanted, options.labels and Path(options.labels))
-    notes = compare_columns(PROG, table, block, model)
+    compare_columns(PROG, table, block, model)
     check_spellings(PROG, block.labels.tolist(), model.classes, "Spell them in the table as the model does.")
     labels = number_classes(PROG, block.labels, model.classes)
     x = encode_block(PROG, table, block, model.encoding)
     classify(PROG, model, x)  # which says of a row that is far out how large it is
     judged = judge_by_all(model, torch.from_numpy(x), labels)
-    return table._replace(notes=(*table.notes, *notes)), judged
+    return table, judged
 
 
 def judge_by_all(model: Model, features: Tensor, labels: Tensor) -> Crossfit:

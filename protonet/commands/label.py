@@ -70,7 +70,7 @@ def run(arguments: Sequence[str] | None) -> None:
     classes = parse_classes(options.classes, model)
     label = name_label(options.label, model)
     rows = read_unlabelled(PROG, options, model, label)
-    header, cells = read_cells(PROG, Path(options.table), label, skip_broken=options.skip_broken)
+    header, cells = read_cells(PROG, options, model, label)
     show_notes(rows.table, quiet=options.quiet)
     with Answers(PROG, output, [*header, label], classes) as answers:
         session = Session(rows, cells, classes, model, answers)

@@ -76,6 +76,7 @@ def make_parser(
     some = "?" if may_lack_table else None
     kinds = "CSV, TSV or text with a header (also .gz, or - for standard input), Excel, Parquet, NPZ with x and y, NPY"
     parser.add_argument("table", nargs=some, help=f"{kinds}; a folder of pictures")
+    parser.add_argument("--sheet", metavar="NAME", help="the sheet of an Excel workbook (default: the first)")
     parser.add_argument("--skip-broken", action="store_true", help="leave out pictures that cannot be read")
     backbone = "what embeds pictures, .onnx or .pt2" + (": the one of fit" if model else " (default: our own features)")
     parser.add_argument("--backbone", metavar="FILE", help=backbone)
@@ -202,22 +203,22 @@ def open_rows(
         MissingPackageError: As `open_table`.
         InputError: As `open_table`; or a column holds something else than in fit, as far as the first rows tell.
     """
-    table = open_table(prog, Path(options.table), wanted._replace(skip_broken=options.skip_broken), labels)
+    wanted = wanted._replace(skip_broken=options.skip_broken, sheet=options.sheet)
+    table = open_table(prog, Path(options.table), wanted, labels)
     first = next(table.blocks)
-    notes = [*table.notes, *check_kinds(prog, table, first, model.encoding)]
-    blocks = watch_blocks(chain([first], table.blocks), watch_columns(model), table, notes)
-    return table._replace(blocks=blocks, notes=notes)
+    table.notes.extend(check_kinds(prog, table, first, model.encoding))
+    return table._replace(blocks=watch_blocks(chain([first], table.blocks), watch_columns(model), table))
 
 
-def compare_columns(prog: str, table: Table, block: Block, model: Model) -> list[str]:
-    """Return, of a table that was read whole, the notes that `open_rows` adds.
+def compare_columns(prog: str, table: Table, block: Block, model: Model) -> None:
+    """Add to a table that was read whole the notes that `open_rows` adds.
 
     Raises:
         InputError: A column holds something else than in fit.
     """
     watch = watch_columns(model)
     watch.look(block)
-    return [*check_kinds(prog, table, block, model.encoding), *watch.tell(table)]
+    table.notes.extend([*check_kinds(prog, table, block, model.encoding), *watch.tell(table)])
 
 
 def watch_columns(model: Model) -> Watch:

@@ -12,12 +12,12 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import torch
 
-from protonet._checks import InputError, as_typed, fail
+from protonet._checks import InputError, as_typed, fail, guard
 from protonet._writing import clear_folder, write_whole
 from protonet.commands.folder import Part, Tick, claim_folder, list_parts, name_file, run_parts
 from protonet.commands.models import (
@@ -35,11 +35,12 @@ from protonet.commands.models import (
 )
 from protonet.files import Model
 from protonet.metrics import find_threshold, score_known
-from protonet.tables.formats import PICTURE
+from protonet.tables.formats import PICTURE, open_source
 from protonet.tables.pictures.backbone import hash_file
 from protonet.tables.pictures.reading import are_pictures, hold_pictures
 from protonet.tables.table import Block, Table
 from protonet.ui.command_line import check_writable_folder, parse_whole
+from protonet.ui.text import format_csv
 
 PROG = "protonet predict"
 #: What a row that is unlike every class is called.
@@ -55,6 +56,7 @@ class Asked(NamedTuple):
     everything: bool  #: Add the probabilities of all classes, in the model's order.
     numbered: bool  #: Begin with the number of each row, from 0.
     pictured: bool = False  #: Name each row's picture, before its class.
+    inputs: bool = False  #: Repeat all columns of the table, before its class.
 
 
 def run(arguments: Sequence[str] | None) -> None:
@@ -75,6 +77,7 @@ def run(arguments: Sequence[str] | None) -> None:
     )
     numbers = "write the number of each row in its file, from 0, first"
     parser.add_argument("--row-numbers", action="store_true", help=numbers)
+    parser.add_argument("--with-inputs", action="store_true", help="repeat the table's own columns, before the class")
     some = parser.add_mutually_exclusive_group()
     some.add_argument("--jobs", metavar="N", help="of a folder: processes, of one thread each (default: one a core)")
     some.add_argument("--dask", metavar="ADDRESS", help="of a folder: the Dask scheduler whose workers do it instead")
@@ -92,13 +95,14 @@ def run(arguments: Sequence[str] | None) -> None:
             fail(PROG, f"--{name}", "come with a folder of tables", options.table, "Leave it out, or pass one.")
     outputs = check_paths(PROG, options, {"output": (".csv",)}, [options.model, options.table])
     model = open_model(PROG, options)
-    pictured = model.metadata.get("id") is None and are_pictures(Path(options.table))
-    asked = ask(model, options)._replace(pictured=pictured)
+    asked = ask(model, options)
+    named = asked.inputs or model.metadata.get("id") is not None
+    asked = asked._replace(pictured=not named and are_pictures(Path(options.table)))
     table, blocks = open_blocks(model, asked, options)
     work = partial(format_predictions, model, table, asked)
 
     def write(file: BinaryIO) -> None:
-        file.write(format_header(model, asked).encode())
+        file.write(format_header(model, asked, table.beside).encode())
         for text in map_blocks(work, blocks, rows=table.rows, quiet=options.quiet):
             file.write(text.encode())
 
@@ -120,6 +124,8 @@ def predict_folder(model: Model, options: argparse.Namespace) -> None:
         InputError: As in `run`, `list_parts`, `claim_folder` and `run_parts`.
     """
     jobs = count_cores() if options.jobs is None else parse_whole(PROG, "--jobs", options.jobs, low=1)
+    if options.sheet is not None:
+        fail(PROG, "--sheet", "come with an Excel workbook", options.table, "Leave it out.")
     if options.output is None:
         fail(PROG, "--output", "name a folder", "none", "Pass -o FOLDER: every file there gets one of its name.")
     path = Path(options.model).resolve()
@@ -151,9 +157,13 @@ def predict_part(path: str, digest: str, asked: Asked, part: Part, tick: Tick) -
     notes: list[str] = []
 
     def write(file: BinaryIO) -> None:
-        file.write(format_header(model, asked).encode())
-        if part.rows:
-            table, blocks = open_blocks(model, asked, argparse.Namespace(table=str(part.table), skip_broken=False))
+        if not part.rows:
+            own = open_source(PROG, part.table).header if asked.inputs else [model.metadata.get("id")]
+            file.write(format_header(model, asked, [str(name) for name in own or () if name]).encode())
+        else:
+            options = argparse.Namespace(table=str(part.table), skip_broken=False, sheet=None)
+            table, blocks = open_blocks(model, asked, options)
+            file.write(format_header(model, asked, table.beside).encode())
             for block in blocks:
                 file.write(format_predictions(model, table, asked, block).encode())
                 tick(len(block.rows))
@@ -183,12 +193,13 @@ def count_cores() -> int:
 def ask(model: Model, options: argparse.Namespace) -> Asked:
     """Return what the options want of a model."""
     threshold = None if options.unknown is None else choose_threshold(model, options.unknown)
-    return Asked(threshold, options.proba, options.row_numbers)
+    return Asked(threshold, options.proba, options.row_numbers, inputs=options.with_inputs)
 
 
 def open_blocks(model: Model, asked: Asked, options: argparse.Namespace) -> tuple[Table, Iterable[Block]]:
     """Open the table that the options name; return it, and its rows with what comes before their classes."""
-    table = open_rows(PROG, options, model, want(model, None, labelled=False, beside=model.metadata.get("id")))
+    wanted = want(model, None, labelled=False, beside=model.metadata.get("id"))._replace(everything=asked.inputs)
+    table = open_rows(PROG, options, model, wanted)
     blocks: Iterable[Block] = number_rows(table.blocks) if asked.numbered else table.blocks
     return table, name_pictures(blocks, (model.columns or ()).index(PICTURE)) if asked.pictured else blocks
 
@@ -236,34 +247,31 @@ def name_pictures(blocks: Iterable[Block], column: int) -> Iterator[Block]:
         yield block._replace(beside=(*block.beside, block.columns[column]))
 
 
-def format_header(model: Model, asked: Asked) -> str:
-    """Return the names of the columns as a line of CSV."""
-    row_id: Any = model.metadata.get("id")
-    first = [ROW] * asked.numbered + [str(row_id)] * (row_id is not None) + [PICTURE] * asked.pictured
-    more = [f"P({name})" for name in model.classes] if asked.everything else []
-    return ",".join(map(quote, [*first, "class", "probability", *more])) + "\n"
+def format_header(model: Model, asked: Asked, beside: Sequence[str]) -> str:
+    """Return the names of the columns as a line of CSV, given those of the table that come first."""
+    first = [*beside, *[PICTURE] * asked.pictured]
+    own = [ROW] * asked.numbered + ["class", "probability"]
+    own += [f"P({name})" for name in model.classes] if asked.everything else []
+    own = [f"{name} (predicted)" if name in first else name for name in own]
+    return format_csv([[*own[: asked.numbered], *first, *own[asked.numbered :]]])
 
 
 def format_predictions(model: Model, table: Table, asked: Asked, block: Block) -> str:
     """Return CSV: the class of each row of a table's block and how likely it is."""
-    names = list(map(quote, model.classes))
+    names = [guard(str(name)) for name in model.classes]
     logits = classify_block(PROG, model, table, block)
     probabilities = logits.softmax(dim=1)
     best, places = (each.tolist() for each in probabilities.max(dim=1))
-    lines = [f"{names[place]},{share:.6g}" for place, share in zip(places, best, strict=True)]
+    lines = [[names[place], f"{share:.6g}"] for place, share in zip(places, best, strict=True)]
     if asked.threshold is not None:
         for row in (score_known(logits) <= asked.threshold).nonzero().flatten().tolist():
-            lines[row] = f"{UNKNOWN},"
+            lines[row] = [UNKNOWN, ""]
     if asked.everything:
-        rows = ["".join(f",{share:.6g}" for share in row) for row in probabilities.tolist()]
-        lines = list(map(str.__add__, lines, rows))
-    for column in reversed(block.beside):
-        lines = [f"{quote(name)},{line}" for name, line in zip(column.tolist(), lines, strict=True)]
-    return "\n".join([*lines, ""])
-
-
-def quote(name: object) -> str:
-    """Return a name as a cell of CSV."""
-    cell = io.StringIO()
-    csv.writer(cell, lineterminator="").writerow([name])
-    return cell.getvalue()
+        for line, row in zip(lines, probabilities.tolist(), strict=True):
+            line += [f"{share:.6g}" for share in row]
+    beside = [[guard(str(cell)) for cell in column.tolist()] for column in block.beside]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(
+        [*cells, *line] for *cells, line in zip(*beside, lines, strict=True)
+    )
+    return text.getvalue()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from protonet._checks import show
 from protonet._writing import write_whole
@@ -41,9 +40,7 @@ def run(arguments: Sequence[str] | None) -> None:
     network, known = (None, rows.x[rows.known]) if model is None else (model.network, None)
     chosen = suggest(PROG, network, rows.x, n, names, rows=rows.left, known=known)
     if "output" in outputs:
-        header, cells = read_cells(
-            PROG, Path(options.table), label, [each.row for each in chosen], skip_broken=options.skip_broken
-        )
+        header, cells = read_cells(PROG, options, model, label, [each.row for each in chosen])
         lines = [[*header, label], *([*own, ""] for own in cells)]
         write_whole(outputs["output"], lambda file: file.write(format_csv(lines).encode()))
     show_notes(rows.table, quiet=options.quiet)

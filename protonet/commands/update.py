@@ -60,9 +60,9 @@ def run(arguments: Sequence[str] | None) -> None:
     crossed = open_crossfit(model)
     group = model.metadata.get("group")
     wanted = want(model, options.label, labelled=True, beside=None if group is None else str(group))
-    wanted = wanted._replace(skip_broken=options.skip_broken)
+    wanted = wanted._replace(skip_broken=options.skip_broken, sheet=options.sheet)
     table, block = read_table(PROG, Path(options.table), wanted, options.labels and Path(options.labels))
-    notes = compare_columns(PROG, table, block, model)
+    compare_columns(PROG, table, block, model)
     x, labels, beside = encode_block(PROG, table, block, model.encoding), block.labels, block.beside
     if not options.new_classes:
         remedy = "Spell them as it does, or pass --new-classes if they are classes of their own."
@@ -74,7 +74,7 @@ def run(arguments: Sequence[str] | None) -> None:
         classify(PROG, model._replace(network=network), x)  # no row may overflow and spoil its prototype
     before = predict_held(crossed)
     update(crossed, torch.from_numpy(x), number_classes(PROG, labels, classes), len(classes), groups)
-    show_notes(table._replace(notes=(*table.notes, *notes)), quiet=options.quiet)
+    show_notes(table, quiet=options.quiet)
     given = list_given(model)
     every = torch.cat([given, hash_rows(torch.from_numpy(x))])
     updated = keep_crossfit(model._replace(classes=classes), crossed, known, every)

@@ -1,4 +1,8 @@
-"""Tables of text, row by row: encoding, separator and comments are settled for a whole file before its first row."""
+"""Tables of text, row by row: encoding, separator and header are settled for a whole file before its first row.
+
+What is a row is settled here for every format that people type into: comments and titles stand above the header, every
+row below it is one, also where its cells are empty, and blank rows at the end are none.
+"""
 
 from __future__ import annotations
 
@@ -6,44 +10,65 @@ import codecs
 import csv
 import gzip
 import io
+import math
 import re
 import shutil
 import sys
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import BinaryIO, NoReturn, cast
+from typing import BinaryIO, NamedTuple, NoReturn, cast
 
-from protonet._checks import fail
+from protonet._checks import clean, fail, show, unguard
 
 LONGEST = 2**26  #: Most characters in a line of a table: a file without line ends must not fill the memory.
 #: What may stand between cells. Of those that cut the first rows equally well the first is taken: commas are more often
 #: part of a number or of a text than semicolons are.
 DELIMITERS = {"\t": "tabs", ";": "semicolons", "|": "bars", ",": "commas"}
-SAMPLE = 100  #: Rows that settle what stands between cells.
+#: Between the cells of a table of one column, which may hold any of the others: a character that no text has.
+ALONE = "\uffff"
+#: Lines of comments that are looked at for a header, and rows of one cell that may stand above a header of one.
+MOST_COMMENTS, MOST_TITLES = 10_000, 10
+SAMPLE = 100  #: Rows that settle what stands between cells, and where the header is.
+#: The line by which Excel is told what stands between cells.
+TOLD = re.compile(r'"?sep=([^"\w\s]|\t)"?')
 CHUNK = 2**22  #: Bytes that are looked at at a time.
 DECLARED = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 #: Bytes that are no text in Windows-1252, as surrogates where they are above ASCII.
 NO_TEXT = re.compile("[\0-\x08\x0e-\x1f\udc81\udc8d\udc8f\udc90\udc9d]")
 ESCAPED = re.compile("[\udc80-\udcff]")
-GAPS = {"", "?", "-", ".", "na", "n/a", "nan", "null", "none", "missing"}
+#: An apostrophe that may guard a cell, and control characters, as UTF-8 has them.
+GUARD_BYTES = re.compile(rb"'[\s']*(?:[=+@-]|\xef\xbc[\x8b\x8d\x9d\xa0])")
+CONTROL_BYTES = re.compile(rb"[\x01-\x08\x0b\x0c\x0e-\x1f\x7f]|\xc2[\x80-\x9f]")
+#: What a spreadsheet shows where there is no value, in lower case.
+ERRORS = frozenset({"#n/a", "#div/0!", "#name?", "#null!", "#num!", "#ref!", "#value!", "#spill!", "#calc!"})
+#: What stands for nothing, in lower case.
+GAPS = ERRORS | {"", "?", "-", "--", ".", "na", "n/a", "<na>", "nan", "nat", "null", "none", "missing"}
 
 
-def read_rows(function: str, path: Path, notes: list[str] | None = None) -> Iterator[tuple[int, list[str]]]:
-    """Read a table of text row by row, the header first; empty lines and comments are left out.
+def read_rows(
+    function: str, path: Path, notes: list[str] | None = None, *, names: Collection[str] = ()
+) -> Iterator[tuple[int, list[str]]]:
+    """Read a table of text row by row, the header first.
 
-    Cells stand between commas, semicolons, tabs or bars, the same in the whole file, and may be quoted. Text is UTF-8,
-    UTF-16 with its mark, or else Windows-1252, which holds Latin-1. Lines that start with ``#`` before the header are
-    comments, and so are those between rows, unless the header starts with it as well or most of the first rows do.
+    Cells stand between commas, semicolons, tabs or bars, the same in the whole file, and may be quoted; or each line is
+    one cell. Text is UTF-8, UTF-16 with its mark, or else Windows-1252, which holds Latin-1. Lines that start with
+    ``#`` above the header are comments; so are titles above it, rows of fewer cells. Below it every line is a row, but
+    for blank rows at the end and, where rows have several cells, for lines without any.
+
+    Control characters come as escapes, the ends of lines within cells as ``\\n``, and what `protonet._checks.guard`
+    put before a formula is taken off again.
 
     Args:
         function: The function or command that asks, for messages.
         path: The file, which may be compressed by gzip; "-" for the standard input.
-        notes: Takes what a person should be told about how the file is read, before the header is yielded.
+        notes: Takes what a person should be told: of how the file is read before the header is yielded, of blank rows
+            as they are found.
+        names: Columns that the table should have, which tell the separator and the header where these could be several.
 
     Yields:
         The number of the line on which it begins, from 1, and the cells of each row.
@@ -52,23 +77,20 @@ def read_rows(function: str, path: Path, notes: list[str] | None = None) -> Iter
         InputError: The file does not exist or cannot be read, a row has not as many cells as the header, or another
             table follows.
     """
-    text = None
+    text, notes = None, [] if notes is None else notes
     try:
         with _open_bytes(path) as file:
-            start, encoding, n_comments = _survey(function, path, file)
-            text = _Text(file, start, encoding)
-            (delimiter, skipped, comments), more = _find_layout(text, n_comments)
-            if encoding == "cp1252":
-                more.insert(0, "it is not UTF-8: read as Latin-1 (Windows-1252)")
-            if notes is not None:
-                notes.extend(more)
-            with closing(text.read_records(delimiter, skipped, comments=comments)) as records:
-                yield from _check_rows(function, path, text, records)
+            text = _Text(file, _survey(function, path, file))
+            delimiter, above, found = _find_layout(text, names)
+            notes += ["it is not UTF-8: read as Latin-1 (Windows-1252)"] * (text.survey.encoding == "cp1252") + found
+            with closing(text.read_records(delimiter, above)) as records:
+                yield from _check_rows(function, path, text, records, notes)
     except (FileNotFoundError, IsADirectoryError):
         fail(function, "path", "be a file that exists", path, "")
     except csv.Error as error:
-        at = text.line if text else 1
-        fail(function, "path", "be a CSV file", f"{path} ({error} in line {at})", "Mend it.")
+        at, alone = text.line if text else 1, repr(ALONE) in str(error)
+        what = "text behind a closing quote" if alone else error
+        fail(function, "path", "be a CSV file", f"{path} ({what} in line {at})", "Mend it.")
     except (OSError, EOFError, zlib.error, UnicodeError) as error:
         got = f"{path} ({type(error).__name__})"
         fail(function, "path", "be a CSV file that can be read", got, "Save it as UTF-8.")
@@ -91,8 +113,17 @@ def _open_bytes(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-def _survey(function: str, path: Path, file: BinaryIO) -> tuple[int, str, int]:
-    """Return where the text of a file begins, its encoding, and the number of lines that start with ``#``.
+class Survey(NamedTuple):
+    """What the whole file tells before its first row is read."""
+
+    start: int  #: Where its text begins.
+    encoding: str
+    controls: bool  #: Whether there may be control characters, ...
+    guards: bool  #: ... and marks that keep a cell from being a formula: looking for them takes time.
+
+
+def _survey(function: str, path: Path, file: BinaryIO) -> Survey:
+    """Look at a whole file.
 
     The whole file is looked at: decoding takes a second or two per GB, a tenth of what reading cells does, and no row
     is read before the encoding is certain. Text is UTF-8 if it says so, or if more of its bytes above ASCII fit into
@@ -104,7 +135,8 @@ def _survey(function: str, path: Path, file: BinaryIO) -> tuple[int, str, int]:
     encoding = DECLARED.get(mark, "utf-8")
     file.seek(len(mark))
     decoder = codecs.getincrementaldecoder(encoding)("strict" if encoding != "utf-8" else "surrogateescape")
-    lines, comments, good, bad, last = 1, 0, 0, 0, "\n"
+    lines, good, bad, edge = 1, 0, 0, b""
+    controls = guards = encoding != "utf-8"  # which has no bytes to look for
     first_bad = first_binary = 0  # their lines
 
     def refuse(what: str, line: int) -> NoReturn:
@@ -123,129 +155,201 @@ def _survey(function: str, path: Path, file: BinaryIO) -> tuple[int, str, int]:
                 found, binary = ESCAPED.search(text), NO_TEXT.search(text)
                 first_bad = first_bad or lines + text.count("\n", 0, found.start() if found else 0)
                 first_binary = first_binary or (lines + text.count("\n", 0, binary.start()) if binary else 0)
-        comments += (last + text).count("\n#")
+        looked, edge = edge + chunk, chunk[-8:]  # what is sought may begin in one chunk and end in the next
+        controls = controls or CONTROL_BYTES.search(looked) is not None
+        guards = guards or GUARD_BYTES.search(looked) is not None
         lines += text.count("\n")
-        last = text[-1:] or last
     if bad and (mark or good >= bad):
         refuse("no UTF-8", first_bad)
     if bad and first_binary:
         refuse("neither UTF-8 nor Latin-1", first_binary)
-    return len(mark), "cp1252" if bad else encoding, comments
+    return Survey(len(mark), "cp1252" if bad else encoding, controls, guards)
 
 
 class _Text:
     """The text of a file, which can be read again from its start."""
 
-    def __init__(self, file: BinaryIO, start: int, encoding: str) -> None:
-        self.file, self.start, self.encoding = file, start, encoding
+    def __init__(self, file: BinaryIO, survey: Survey) -> None:
+        self.file, self.survey = file, survey
         self.line = 0  #: The number of the last line that was read.
         self.row = 0  #: The number of the line on which the last row begins.
+        self.bare = False  #: Has the last line nothing but spaces, not even quotes?
         self._whole = True  #: Was that the end of a row? If not, the next line begins in a quoted cell.
 
-    def read_lines(self, skipped: int = 0, *, comments: bool = False) -> Generator[str, None, None]:
-        """Yield the lines after those skipped, without comments; raise a csv.Error at one that no table can have."""
-        self.file.seek(self.start)
+    def read_lines(self, above: int = 0) -> Generator[str, None, None]:
+        """Yield the lines below the first ones; raise a csv.Error at one that no table can have."""
+        self.file.seek(self.survey.start)
         self.line, self._whole = 0, True
-        text = io.TextIOWrapper(self.file, self.encoding, newline="")
+        text = io.TextIOWrapper(self.file, self.survey.encoding)
         try:
             while line := text.readline(LONGEST + 1):
                 self.line += 1
                 if "\0" in line or len(line) > LONGEST:
                     raise csv.Error("binary data" if "\0" in line else "no end of the line")
-                if self.line > skipped and not (comments and self._whole and line[0] == "#"):
+                if self.line > above:
                     self.row, self._whole = self.line if self._whole else self.row, False
+                    line = clean(line) if self.survey.controls else line
+                    self.bare = line.isspace()
                     yield line
         finally:
             text.detach()  # else it would close the file
 
-    def read_records(self, delimiter: str, skipped: int, *, comments: bool) -> Generator[list[str], None, None]:
+    def read_records(self, delimiter: str, above: int) -> Generator[list[str], None, None]:
         """Yield the cells of each row; those of an empty line are []."""
-        with closing(self.read_lines(skipped, comments=comments)) as lines:
+        with closing(self.read_lines(above)) as lines:
             for cells in csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True):
                 self._whole = True
-                yield cells
+                yield [unguard(cell.strip()) for cell in cells] if self.survey.guards else cells
 
-    def sample(self, delimiter: str, skipped: int, *, comments: bool) -> tuple[list[list[str]], bool]:
-        """Return the first rows and whether they can be read."""
-        rows: list[list[str]] = []
+    def sample(self, delimiter: str, above: int) -> tuple[list[tuple[int, list[str]]], bool]:
+        """Return the first rows with any cell, each with the line on which it begins, and whether they can be read."""
+        rows: list[tuple[int, list[str]]] = []
         try:
-            with closing(self.read_records(delimiter, skipped, comments=comments)) as records:
-                rows.extend(islice(filter(_is_full, records), SAMPLE))
+            with closing(self.read_records(delimiter, above)) as records:
+                stripped = ((self.row, list(map(str.strip, cells))) for cells in records)
+                rows.extend(islice((row for row in stripped if any(row[1])), SAMPLE))
         except csv.Error:
             return rows, False
         return rows, True
 
 
-def _is_full(cells: list[str]) -> bool:
-    return cells not in ([], [""])
-
-
-def _find_layout(text: _Text, n_comments: int) -> tuple[tuple[str, int, bool], list[str]]:
-    """Return what stands between cells, how many lines to skip and whether comments follow; and notes on these."""
-    skipped, leading, last, last_at = 0, 0, "", 0
+def _find_layout(text: _Text, names: Collection[str]) -> tuple[str, int, list[str]]:
+    """Return what stands between cells, how many lines stand above the header, and notes on these."""
+    above, told = 0, None
+    comments: list[tuple[int, str]] = []  # which may hold quotes that are none: they are read a line at a time
     with closing(text.read_lines()) as lines:
-        for line in lines:
-            if line[0] == "#":
-                leading, last, last_at = leading + 1, line, text.line
+        for line in islice(lines, MOST_COMMENTS):
+            if text.line == 1 and (told := TOLD.fullmatch(line.rstrip("\n"))):
+                pass
+            elif line[0] == "#":
+                comments.append((text.line, line))
             elif line.strip():
                 break
-            skipped = text.line
+            above = text.line
 
-    def judge(delimiter: str) -> tuple[bool, int, int]:
-        rows, readable = text.sample(delimiter, skipped, comments=True)
-        width = len(rows[0]) if rows else 0
-        return readable and width > 1 and all(len(row) == width for row in rows), width, sum(map(len, rows))
+    def look(delimiter: str) -> tuple[list[tuple[int, list[str]]], int, tuple[bool, bool, int, float]]:
+        """Return the first rows, with their lines, which of them is the header, and how good that is."""
+        below, readable = text.sample(delimiter, above)
+        split = csv.reader((line for _, line in comments), delimiter=delimiter, quoting=csv.QUOTE_NONE)
+        rows = [(at, [unguard(cell.strip()) for cell in cells]) for (at, _), cells in zip(comments, split, strict=True)]
+        rows += below
+        header = find_header([cells for _, cells in rows], names)
+        widths = [len(cells) for _, cells in rows[header:]] or [0]
+        named = bool(rows and names) and set(names) <= set(rows[header][1])
+        agree = readable and widths[0] > 1 and len(set(widths)) == 1
+        return rows, header, (named, agree, widths[0], math.inf if delimiter == ALONE else sum(widths))
 
-    delimiter = max(DELIMITERS, key=judge)
-    rows, _ = text.sample(delimiter, skipped, comments=False)
-    width = len(rows[0]) if rows else 0
-    # The last comment is the header if it fits above numbers: "#,name,weight", or what numpy.savetxt writes.
-    titled = leading > 0 and width > 1 and last.count(delimiter) == width - 1 and any(map(_is_number, rows[0]))
-    marked = sum(row[0].startswith("#") and len(row) == width for row in rows[1:])
-    comments = not titled and 2 * marked <= len(rows) - 1
-    left_out = n_comments if comments else leading - titled
-    notes = [f"cells are separated by {DELIMITERS[delimiter]}"] if delimiter != "," and width > 1 else []
-    if left_out:
-        notes.append(f"{left_out} comment line{'s' if left_out > 1 else ''} (#) left out")
-    if marked and not comments and not titled:
-        notes.append("lines that start with # are rows")
-    return (delimiter, last_at - 1 if titled else skipped, comments), notes
+    looks = {each: look(each) for each in ([told[1]] if told else [*DELIMITERS, ALONE])}
+    delimiter = max(looks, key=lambda each: looks[each][2])
+    rows, header, (_, _, width, _) = looks[delimiter]
+    between = DELIMITERS.get(delimiter, repr(delimiter))
+    notes = [f"cells are separated by {between}"] if delimiter != "," and width > 1 else []
+    note_titles(notes, [cells for _, cells in rows[:header]])
+    return delimiter, rows[header][0] - 1 if rows else above, notes
+
+
+def find_header(rows: Sequence[Sequence[str]], names: Collection[str] = ()) -> int:
+    """Return which of the first rows of a table is its header: the first one below comments and titles.
+
+    The header is where the names are that it should have. Otherwise titles are told by a single cell, and by numbers
+    below names alone; and the last comment is the header if it fits above numbers: "#,name,weight", or what
+    numpy.savetxt writes.
+
+    Args:
+        rows: Of cells without spaces around them, "" for none.
+        names: Columns that the table should have.
+    """
+    comments = next((number for number, cells in enumerate(rows) if not _is_comment(cells)), 0)
+    most = 0  # cells of a title so far
+    for number, cells in enumerate(rows):
+        full = sum(map(bool, cells))
+        fits = not number or (_are_names(cells) and (full > most or (full == 1 and number <= MOST_TITLES)))
+        if fits and names and set(names) <= set(cells):
+            return number
+        most = most if number < comments else max(most, full)
+    if comments and len(rows[comments - 1]) == len(rows[comments]) > 1 and any(map(is_number, rows[comments])):
+        return comments - 1
+    at = next(
+        (number for number, cells in enumerate(rows) if number >= comments and sum(map(bool, cells)) > 1), comments
+    )
+    if at == comments or at + 1 == len(rows) or len(rows[at]) != len(rows[at + 1]):
+        return comments
+    return at if _are_names(rows[at]) and any(map(is_number, rows[at + 1])) else comments
+
+
+def _is_comment(cells: Sequence[str]) -> bool:
+    """Return whether a row above the header is a comment."""
+    return cells[0][:1] == "#"
 
 
 def _check_rows(
-    function: str, path: Path, text: _Text, records: Iterator[list[str]]
+    function: str, path: Path, text: _Text, records: Iterator[list[str]], notes: list[str]
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield the number of the line and the cells of each row; raise an InputError at one of another table."""
-    header = next(filter(_is_full, records), None)
+    header = next((cells for cells in records if not text.bare), None)
     if header is None:
         return
     yield text.row, header
-    width, after_gap, numeric = len(header), False, None
+    width, numeric = len(header), None
+    n_empty = n_alone = empty = 0  # lines without a cell: left out, or a row of one column; and since the last row
+    blank: list[int] = []  # the lines of blank rows since the last one with a cell
 
     def refuse(what: str) -> NoReturn:
-        fail(function, "path", "hold one table", f"{what} of {path}", "Save each table as a file of its own.")
+        remedy = "Save each table as a file of its own, without what is no row."
+        fail(function, "path", "hold one table", f"{what} of {path}", remedy)
 
     for cells in records:
         line = text.row
+        if text.bare and len(cells) < 2:
+            if width == 1:  # what a spreadsheet writes for an empty cell
+                blank.append(line)
+            empty += 1
+            continue
         if len(cells) != width:
-            if not _is_full(cells):
-                after_gap = True
-                continue
-            following = next(filter(_is_full, records), None)
-            if after_gap or (following is not None and len(following) == len(cells)):
+            following = next((cells for cells in records if not text.bare), None)
+            if empty or (following is not None and len(following) == len(cells) and cells[0][:1] != "#"):
                 refuse(f"rows of {width} cells, and of {len(cells)} from line {line}")
-            fail(function, "path", f"have {width} cells per row", f"{len(cells)} in line {line}", "Mend that line.")
-        if cells == header:
+            remedy = "Comments stand above the header: remove it." if cells[0][:1] == "#" else "Mend that line."
+            fail(function, "path", f"have {width} cells per row", f"{len(cells)} in line {line}", remedy)
+        if width > 1 and not any(map(str.strip, cells)):
+            blank.append(line)
+            continue
+        if width > 1 and cells == header:
             refuse(f"the header again in line {line}")
         if numeric is None:
-            numeric = [column for column, cell in enumerate(cells) if _is_number(cell)]
-        if after_gap and numeric and _is_header(cells, numeric):
+            numeric = [column for column, cell in enumerate(cells) if is_number(cell)]
+        if empty and 2 * len(numeric) >= width > 1 and _is_header(cells, numeric):
             refuse(f"another header after an empty line in line {line}")
-        after_gap = False
+        for at in blank:
+            yield at, [""] * width
+        n_empty, n_alone = (n_empty, n_alone + empty) if width == 1 else (n_empty + empty, n_alone)
+        blank, empty = [], 0
         yield line, cells
+    for lines, what in (
+        (n_empty, "empty {} between rows left out"),
+        (n_alone, "empty {} between rows: a row each, without text"),
+    ):
+        notes += [f"{lines} {what.format('line' if lines == 1 else 'lines')}"] * (lines > 0)
+    note_blank(notes, len(blank))
 
 
-def _is_number(cell: str) -> bool:
+def note_titles(notes: list[str], rows: Sequence[Sequence[str]]) -> None:
+    """Add what stood above the header, if anything."""
+    titles = [next(filter(None, cells)) for cells in rows if not _is_comment(cells)]
+    comments, several = len(rows) - len(titles), len(titles) > 1
+    notes += [f"{comments} comment line{'s' * (comments > 1)} (#) left out"] * (comments > 0)
+    if titles:
+        first = f"{show(titles[0][:50])!r}{' ...' * several}"
+        notes.append(f"{len(titles)} row{'s' * several} above the header left out: {first}")
+
+
+def note_blank(notes: list[str], rows: int) -> None:
+    """Add how many blank rows stood below the last one with a cell, if any."""
+    notes += [f"{rows} blank row{'s' if rows > 1 else ''} at the end left out"] * (rows > 0)
+
+
+def is_number(cell: str) -> bool:
+    """Return whether a cell is a number, with a point or a comma."""
     try:
         float(cell.replace(",", "."))
     except ValueError:
@@ -253,8 +357,13 @@ def _is_number(cell: str) -> bool:
     return True
 
 
+def _are_names(cells: Sequence[str]) -> bool:
+    """Return whether cells may be the names of columns: different ones, none of them a number."""
+    full = [cell for cell in cells if cell]
+    return len(set(full)) == len(full) and not any(map(is_number, full))
+
+
 def _is_header(cells: list[str], numeric: list[int]) -> bool:
     """Do cells name columns, some of which held numbers so far?"""
     names = [cell.strip() for cell in cells]
-    distinct = len(set(names)) == len(names) and not any(name == "" or _is_number(name) for name in names)
-    return distinct and all(names[column].lower() not in GAPS for column in numeric)
+    return all(names) and _are_names(names) and all(names[column].lower() not in GAPS for column in numeric)

@@ -160,7 +160,7 @@ def load_csv(path: str | Path, *, label: str = "label") -> Dataset:
     """
     path = Path(path)
     rows, labels = [], []
-    lines = read_rows("load_csv", path)
+    lines = read_rows("load_csv", path, names={label})
     header = [cell.strip() for cell in next(lines, (0, []))[1]]
     if header.count(label) != 1 or len(header) < 2:
         more = f" and {len(header) - 5} more" if len(header) > 5 else ""

@@ -180,12 +180,12 @@ class Watch:
         return compare_shares(strange, rows, math.ceil(share * n), n) < DRIFT.chance / self.count
 
 
-def watch_blocks(blocks: Iterator[Block], watch: Watch, table: Table, notes: list[str]) -> Iterator[Block]:
-    """Yield blocks as they are; add to the notes, behind the last, what is far from what was fitted."""
+def watch_blocks(blocks: Iterator[Block], watch: Watch, table: Table) -> Iterator[Block]:
+    """Yield blocks as they are; add to the table's notes, behind the last, what is far from what was fitted."""
     for block in blocks:
         watch.look(block)
         yield block
-    notes += watch.tell(table)
+    table.notes.extend(watch.tell(table))
 
 
 def compare_shares(k: int, m: int, k0: int, n: int) -> float:

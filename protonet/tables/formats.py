@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import date, datetime
 from itertools import islice
@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from protonet._checks import fail, optional_packages
-from protonet.datasets.delimited import read_rows
+from protonet._checks import clean, fail, optional_packages, unguard
+from protonet.datasets.delimited import ERRORS, SAMPLE, find_header, note_blank, note_titles, read_rows
 from protonet.datasets.files import UNREADABLE, check_names, read_arrays
 from protonet.tables.pictures.reading import MOST_NAMED, are_pictures, find_broken, list_pictures
 
@@ -25,8 +25,6 @@ CELLS = 2**20
 TEXTS = (".csv", ".tsv", ".txt")
 #: What a file's name may end in.
 SUFFIXES = (*TEXTS, *(f"{suffix}.gz" for suffix in TEXTS), ".npz", ".npy", ".parquet", ".xlsx")
-#: What Excel shows where there is no value.
-ERRORS = {"#N/A", "#DIV/0!", "#NAME?", "#NULL!", "#NUM!", "#REF!", "#VALUE!"}
 COUNTED = "row {} (counted from 0)"
 #: The column of the paths of pictures in folders, and how many of them are a block.
 PICTURE, PICTURES_AT_ONCE = "picture", 256
@@ -49,8 +47,9 @@ class Source(NamedTuple):
     width: int  #: The number of columns.
     place: str  #: What a message calls a row.
     read: Callable[[Sequence[int]], Iterator[Raw]]  #: Returns blocks of rows, with the columns of these numbers. Once.
-    notes: tuple[str, ...] = ()  #: What a person should be told about how the file was read.
+    notes: list[str]  #: What a person should be told about how the file was read; it may grow as rows are read.
     rows: int | None = None  #: How many there are; None where only reading it tells.
+    part: str = ""  #: What of the file it is, where that holds more: its sheet, and the others.
 
 
 def open_source(
@@ -61,6 +60,8 @@ def open_source(
     label: str = "label",
     labelled: bool = False,
     skip_broken: bool = False,
+    names: Collection[str] = (),
+    sheet: str | None = None,
 ) -> Source:
     """Open a file by what its name ends in; "-" is a table of text from the standard input.
 
@@ -73,12 +74,16 @@ def open_source(
         label: What the column of the classes of pictures in folders is called.
         labelled: Must an NPZ file or a folder hold classes?
         skip_broken: Leave out pictures that cannot be decoded.
+        names: Columns that the table should have, by which its header and separator are found.
+        sheet: Of an Excel workbook; None for the first.
 
     Raises:
         MissingPackageError: The file is Parquet or Excel, and the package that reads it is missing.
         InputError: There is no such file, or it cannot be read; the message says where.
     """
     name = path.name.lower()
+    if sheet is not None and not name.endswith(".xlsx"):
+        fail(prog, "--sheet", "come with an Excel workbook", path, "Leave it out.")
     if are_pictures(path):
         return open_pictures(prog, path, label, labelled=labelled, skip_broken=skip_broken)
     if not path.suffix and path != Path("-") and not path.exists():
@@ -89,7 +94,7 @@ def open_source(
         return open_arrays(prog, path, labels, labelled=labelled)
     if name.endswith(".parquet"):
         return open_parquet(prog, path)
-    return open_excel(prog, path) if name.endswith(".xlsx") else open_csv(prog, path)
+    return open_excel(prog, path, names, sheet) if name.endswith(".xlsx") else open_csv(prog, path, names)
 
 
 def open_pictures(prog: str, path: Path, label: str, *, labelled: bool, skip_broken: bool) -> Source:
@@ -121,13 +126,13 @@ def open_pictures(prog: str, path: Path, label: str, *, labelled: bool, skip_bro
             yield Raw([to_text(columns[at][rows.start : rows.stop], len(rows)) for at in places], rows)
 
     header = [PICTURE, label][: len(columns)]
-    return Source(header, len(header), "picture {} (counted from 0)", read, tuple(notes), len(paths))
+    return Source(header, len(header), "picture {} (counted from 0)", read, notes, len(paths))
 
 
-def open_csv(prog: str, path: Path) -> Source:
+def open_csv(prog: str, path: Path, names: Collection[str] = ()) -> Source:
     """Open a table of text, as `read_rows` reads it."""
     notes: list[str] = []
-    lines = read_rows(prog, path, notes)
+    lines = read_rows(prog, path, notes, names=names)
     header = [cell.strip() for cell in next(lines, (0, []))[1]]
 
     def read(columns: Sequence[int]) -> Iterator[Raw]:
@@ -136,7 +141,12 @@ def open_csv(prog: str, path: Path) -> Source:
             cells = list(zip(*rows, strict=True))
             yield Raw([to_text(map(str.strip, cells[column]), len(rows)) for column in columns], numbers)
 
-    return Source(header, len(header), "line {}", read, tuple(notes))
+    return Source(header, len(header), "line {}", read, notes)
+
+
+def read_text(cell: object) -> str:
+    """Return a cell as text without spaces around it, and without control characters."""
+    return clean(str(cell).strip())
 
 
 def to_text(cells: Iterable[str], n: int) -> np.ndarray:
@@ -176,7 +186,7 @@ def open_arrays(prog: str, path: Path, labels: Path | None, *, labelled: bool) -
             chosen = [x[:, column] if column < width else taken[column - width] for column in columns]
             yield Raw(chosen, range(first, first + len(x)))
 
-    return Source(None, width, COUNTED, read, rows=n)
+    return Source(None, width, COUNTED, read, [], n)
 
 
 def to_numbers(values: np.ndarray) -> np.ndarray:
@@ -191,7 +201,7 @@ def to_labels(names: np.ndarray) -> np.ndarray:
     return (
         to_numbers(names)
         if names.dtype.kind in "iu"
-        else to_text(map(str.strip, names.astype(str).tolist()), len(names))
+        else to_text(map(read_text, names.astype(str).tolist()), len(names))
     )
 
 
@@ -250,7 +260,7 @@ def open_parquet(prog: str, path: Path) -> Source:
             first += len(batch)
 
     names = ["" if re.fullmatch(r"__index_level_\d+__", name) else name.strip() for name in header]
-    return Source(names, len(header), COUNTED, read, rows=file.metadata.num_rows)
+    return Source(names, len(header), COUNTED, read, [], file.metadata.num_rows)
 
 
 def from_arrow(values: Any) -> np.ndarray:
@@ -271,7 +281,7 @@ def from_arrow(values: Any) -> np.ndarray:
         kind, values = pa.string(), values.cast(pa.binary()).cast(pa.string())
     if kinds.is_string(kind) or kinds.is_large_string(kind) or kind == pa.string_view():
         found = values.dictionary_encode()  # each text is made once, and rows share it
-        return to_shared(map(str.strip, found.dictionary.to_pylist()), found.indices)
+        return to_shared(map(read_text, found.dictionary.to_pylist()), found.indices)
     if (kinds.is_integer(kind) and values.null_count) or kinds.is_decimal(kind):
         return to_plain(values.cast(pa.float64(), safe=False))
     if kinds.is_integer(kind) or kinds.is_floating(kind):
@@ -297,8 +307,11 @@ def to_plain(values: Any) -> np.ndarray:
     return np.asarray(values.to_numpy(zero_copy_only=False))
 
 
-def open_excel(prog: str, path: Path) -> Source:
-    """Open the first sheet of an Excel workbook, at most 2^20 rows, which are read at once."""
+def open_excel(prog: str, path: Path, names: Collection[str] = (), sheet: str | None = None) -> Source:
+    """Open a sheet of an Excel workbook, at most 2^20 rows, which are read at once.
+
+    Its header is found as that of a table of text; each row below it is one, up to the last with a cell.
+    """
     with optional_packages(prog, 'pip install "protonet[excel]"'):
         from openpyxl import load_workbook  # noqa: PLC0415 - optional
         from openpyxl.utils.exceptions import InvalidFileException  # noqa: PLC0415
@@ -307,33 +320,58 @@ def open_excel(prog: str, path: Path) -> Source:
         with path.open("rb") as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of styles and the like, which no table needs
             book = load_workbook(file, read_only=True, data_only=True)
-            sheet = book.worksheets[0]
-            sheet.reset_dimensions()  # some programs write wrong ones
-            found = [(at, row) for at, row in enumerate(sheet.iter_rows(values_only=True), 1) if any(map(is_cell, row))]
-            names = [each.title for each in book.worksheets]
+            sheets = {each.title: each for each in book.worksheets}
+            chosen = next(iter(sheets)) if sheet is None else sheet
+            lines: list[tuple[object, ...]] = []
+            if chosen in sheets:
+                sheets[chosen].reset_dimensions()  # some programs write wrong ones
+                lines = list(sheets[chosen].iter_rows(values_only=True))
     except (FileNotFoundError, IsADirectoryError):
         fail(prog, "path", "be a file that exists", path, "")
-    except (ValueError, AttributeError, AssertionError, InvalidFileException, *UNREADABLE) as error:
+    except (ValueError, AttributeError, AssertionError, InvalidFileException, StopIteration, *UNREADABLE) as error:
         got = f"{path} ({type(error).__name__})"
         fail(prog, "path", "be an Excel workbook that can be read", got, "Save the sheet as CSV.")
-    places, rows = [at for at, _ in found], [row for _, row in found]
+    if chosen not in sheets:
+        fail(prog, "--sheet", f"name a sheet of {path}", repr(chosen), f"It has {', '.join(map(repr, sheets))}.")
+    places = [at for at, line in enumerate(lines) if any(map(has_content, line))]  # from 0, those of rows with cells
+    tops = [[read_cell(cell) for cell in lines[at]] for at in places[:SAMPLE]]
+    top = find_header(tops, names)
+    first, end = (places[top], places[-1] + 1) if places else (0, 0)
+    notes: list[str] = []
+    if len(sheets) > 1:
+        others = ", ".join(repr(each) for each in sheets if each != chosen)
+        notes.append(f"sheet {chosen!r} of {len(sheets)}; --sheet names another one: {others}")
+    note_titles(notes, tops[:top])
+    note_blank(notes, len(lines) - end if places else 0)
+    rows = lines[first:end]
     width = max((at for row in rows for at, cell in enumerate(row, 1) if is_cell(cell)), default=0)
     padded = [[*row[:width], *[None] * (width - len(row))] for row in rows]
-    header = ["" if cell is None else str(cell).strip() for cell in padded[0]] if padded else []
+    header = [read_cell(cell) for cell in padded[0]] if padded else []
     whole = [from_cells([cell if is_cell(cell) else None for cell in cells]) for cells in zip(*padded[1:], strict=True)]
 
     def read(columns: Sequence[int]) -> Iterator[Raw]:
         step = max(1, CELLS // max(1, width))
-        for first in range(1, len(places), step):
-            yield Raw([whole[at][first - 1 : first - 1 + step] for at in columns], places[first : first + step])
+        for start in range(0, len(rows) - 1, step):
+            below = range(first + 2 + start, min(first + 2 + start + step, end + 1))  # as Excel counts them
+            yield Raw([whole[at][start : start + step] for at in columns], below)
 
-    notes = (f"sheet {names[0]!r} of {len(names)}",) if len(names) > 1 else ()
-    return Source(header, width, "row {}", read, notes, max(0, len(places) - 1))
+    part = f", sheet {chosen!r} of {', '.join(map(repr, sheets))}" if len(sheets) > 1 else ""
+    return Source(header, width, "row {}", read, notes, max(0, len(rows) - 1), part)
+
+
+def has_content(cell: object) -> bool:
+    """Return whether a cell of Excel holds anything, an error included."""
+    return cell is not None and not (isinstance(cell, str) and not cell.strip())
 
 
 def is_cell(cell: object) -> bool:
-    """Does a cell of Excel hold something, other than an error?"""
-    return cell is not None and not (isinstance(cell, str) and (not cell.strip() or cell in ERRORS))
+    """Return whether a cell of Excel holds something, other than an error."""
+    return has_content(cell) and not (isinstance(cell, str) and cell.strip().lower() in ERRORS)
+
+
+def read_cell(cell: object) -> str:
+    """Return a cell of Excel, of which None is none, as text: read from a file of ours, as it was before that."""
+    return "" if cell is None else unguard(read_text(cell))
 
 
 def from_cells(cells: Sequence[object]) -> np.ndarray:
@@ -344,4 +382,4 @@ def from_cells(cells: Sequence[object]) -> np.ndarray:
         return np.array(cells, np.int64 if whole else np.float64)  # None is NaN
     if kinds and kinds <= {datetime, date}:
         return np.array(cells, "datetime64[us]")  # None is NaT
-    return to_text(("" if cell is None else str(cell).strip() for cell in cells), len(cells))
+    return to_text(map(read_cell, cells), len(cells))

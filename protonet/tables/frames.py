@@ -177,7 +177,7 @@ def encode_frame(prog: str, frame: Frame, taken: Taken) -> np.ndarray:
         InputError: As `protonet.tables.features.check_kinds` and `encode_block`.
     """
     columns = [frame.columns[place] for place in taken.places]
-    table = Table(tuple(frame.names[place] for place in taken.places), iter(()), COUNTED)
+    table = Table(tuple(frame.names[place] for place in taken.places), iter(()), COUNTED, [])
     block = Block(columns, np.empty(0), (), range(len(columns[0])), range(len(columns[0])))
     check_kinds(prog, table, block, taken.encoding, "X")
     return encode_block(prog, table, block, taken.encoding, "X")

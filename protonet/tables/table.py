@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from protonet._checks import fail, show
+from protonet.datasets.delimited import ERRORS, is_number
+from protonet.tables.columns.parsing import find_gaps
 from protonet.tables.formats import PICTURE, Raw, Source, open_source
 
 #: What stands for no class, in lower case; "none" and "?" may be classes.
-NO_CLASS = frozenset({"", "na", "#n/a", "<na>", "nan", "null", "nat"})
+NO_CLASS = ERRORS | {"", "na", "<na>", "nan", "null", "nat"}
 #: Names that a column of classes often has, in lower case.
 CLASS_NAMES = frozenset(
     {"label", "class", "target", "y", "species", "category", "type", "kind", "group", "outcome", "result", "status"}
@@ -24,6 +26,9 @@ CLASS_NAMES = frozenset(
 MOST_VALUES, LEAST_ROWS = 50, 3
 #: Columns that look like classes and are named, at the most.
 MOST_GUESSES = 4
+#: Numbers that name columns are a count, or a scale such as wavelengths: they rise by steps of about one size.
+LIKE_STEPS = 2
+HEADERLESS = "The first line looks like a row: if it is one, put a line of names above it. "
 
 
 class Wanted(NamedTuple):
@@ -38,6 +43,8 @@ class Wanted(NamedTuple):
     partly: bool = False  #: May rows lack a class? Then a column of that name is read as text, "" for no class.
     skip_broken: bool = False  #: Are pictures that cannot be decoded left out? If not, they are an error.
     typed: bool = False  #: Did a person name ``columns`` and ``ignored``? If not, they are a model's.
+    sheet: str | None = None  #: Of an Excel workbook; None for the first.
+    everything: bool = False  #: Are all columns read beside, whatever else they are?
 
 
 class Block(NamedTuple):
@@ -63,9 +70,10 @@ class Table(NamedTuple):
     columns: tuple[str, ...] | None
     blocks: Iterator[Block]
     place: str  #: What a message calls a row, with its number to be put in.
+    notes: list[str]  #: What a person should be told about how it is read; it may grow as rows are read.
     unused: tuple[str, ...] = ()  #: Columns that are there, and not wanted.
-    notes: Sequence[str] = ()  #: What a person should be told about how it is read; complete behind the last row.
     rows: int | None = None  #: How many there are, those without a class among them; None where that is not known yet.
+    beside: tuple[str, ...] = ()  #: The names of the columns that are read beside.
 
     def name_column(self, number: int) -> str:
         """Return what a message calls a column of features."""
@@ -96,30 +104,44 @@ def open_table(prog: str, path: Path, wanted: Wanted, labels: Path | None = None
     if wanted.labelled and labels is None and path.suffix.lower() == ".npy":
         fail(prog, "--labels", "name the file of the classes", f"none beside {path}", "Save them with numpy.save.")
     labelled, skip_broken = wanted.labelled, wanted.skip_broken
-    source = open_source(prog, path, labels, label=wanted.label, labelled=labelled, skip_broken=skip_broken)
+    names = {*(wanted.columns or ()), *wanted.beside, *([wanted.label] if labelled else [])}
+    source = open_source(
+        prog,
+        path,
+        labels,
+        label=wanted.label,
+        labelled=labelled,
+        skip_broken=skip_broken,
+        names=names,
+        sheet=wanted.sheet,
+    )
     if source.header is None:
         asked = (*wanted.beside, *((wanted.columns or ()) + wanted.ignored if wanted.typed else ()))
         if asked:
             got = f"{path}, which names none, and {list_names(asked)}"
             fail(prog, "path", "name its columns to choose among them", got, "Save it as CSV or Parquet.")
         _check_width(prog, path, source.width, wanted)
-        names: list[str] | None = None
-        features, beside, unused = list(range(source.width)), list[int](), list[str]()
+        chosen: list[str] | None = None
+        features, unused = list(range(source.width)), list[str]()
+        beside = {f"column {number}": number for number in features} if wanted.everything else {}
         label = source.width if wanted.labelled else None
     else:
-        names, unused = _choose_columns(prog, path, source, wanted)
+        chosen, unused = _choose_columns(prog, path, source, wanted)
         number = {name: column for column, name in enumerate(source.header)}
-        features, beside = ([number[name] for name in some] for some in (names, wanted.beside))
+        features = [number[name] for name in chosen]
+        beside = {name: number[name] for name in (filter(None, source.header) if wanted.everything else wanted.beside)}
         label = number[wanted.label] if wanted.labelled else number.get(wanted.label) if wanted.partly else None
-    notes = [*source.notes, *(["the unnamed column is left out"] if "" in unused else [])]
-    read = source.read([*features, *beside, *([] if label is None else [label])])
-    blocks = _split_blocks(prog, source.place, read, len(features), len(beside), wanted)
+        if (wanted.columns is None or wanted.typed) and (values := find_values(source.header)):
+            source.notes.append(f"look at: columns are named {list_names(values)}. {HEADERLESS}".rstrip())
+    source.notes.extend(["the unnamed column is left out"] if "" in unused else [])
+    read = source.read([*features, *beside.values(), *([] if label is None else [label])])
+    blocks = _split_blocks(prog, source, read, len(features), len(beside), wanted)
     first = next(blocks, None)
     if first is None:
         fail(prog, "path", "have at least one row", f"none in {path}", "Add rows.")
-    left = tuple(name for name in unused if name)
-    columns = None if names is None else tuple(names)
-    return Table(columns, chain([first], blocks), source.place, left, tuple(notes), source.rows)
+    left = tuple(name for name in unused if name and name not in beside)
+    columns = None if chosen is None else tuple(chosen)
+    return Table(columns, chain([first], blocks), source.place, source.notes, left, source.rows, tuple(beside))
 
 
 def read_table(prog: str, path: Path, wanted: Wanted, labels: Path | None = None) -> tuple[Table, Block]:
@@ -140,12 +162,16 @@ def read_table(prog: str, path: Path, wanted: Wanted, labels: Path | None = None
     return table, Block(columns, np.concatenate([block.labels for block in blocks]), tuple(beside), rows, numbers)
 
 
-def _choose_columns(prog: str, path: Path, source: Source, wanted: Wanted) -> tuple[list[str], list[str]]:
+def _choose_columns(prog: str, file: Path, source: Source, wanted: Wanted) -> tuple[list[str], list[str]]:
     """Return the names of the columns that are wanted as features, in that order, and of those that are not wanted."""
     header = source.header or []
+    path = f"{file}{source.part}"
+    bell = HEADERLESS * bool(find_values(header))
     twice = [name for name in dict.fromkeys(header) if header.count(name) > 1]
     if twice and twice != [""]:
-        fail(prog, "path", "name each column once", f"{list_names(twice)} twice in {path}", "Rename or drop one.")
+        fail(
+            prog, "path", "name each column once", f"{list_names(twice)} twice in {path}", f"{bell}Rename or drop one."
+        )
     if twice:
         got = f"none for {header.count('')} columns of {path}"
         fail(prog, "path", "name every column", got, "Name them; one alone would be left out as an index.")
@@ -155,11 +181,17 @@ def _choose_columns(prog: str, path: Path, source: Source, wanted: Wanted) -> tu
             "path",
             f"have a column {wanted.label}",
             f"{path} with {list_names(header)}",
-            _guess_label(source, wanted.label),
+            bell + _guess_label(source, wanted.label),
         )
     for name in wanted.beside:
         if name not in header:
-            fail(prog, "path", f"have a column {name}", f"{path} with {list_names(header)}", "Name one that it has.")
+            fail(
+                prog,
+                "path",
+                f"have a column {name}",
+                f"{path} with {list_names(header)}",
+                f"{bell}Name one that it has.",
+            )
     others = {"", wanted.label, *wanted.beside, *wanted.ignored}
     features = [name for name in header if name not in others]
     if wanted.typed:
@@ -171,7 +203,7 @@ def _choose_columns(prog: str, path: Path, source: Source, wanted: Wanted) -> tu
             remedy = "Name the columns as in the table that the model was fitted to."
             if missing == [PICTURE]:
                 remedy = "The model was fitted to pictures: pass a folder of them."
-            fail(prog, "path", "have the model's columns", f"{path} without {list_names(missing)}", remedy)
+            fail(prog, "path", "have the model's columns", f"{path} without {list_names(missing)}", bell + remedy)
         features = list(wanted.columns)
     if not features:
         fail(prog, "path", "have columns beside the classes", f"{path} with {list_names(header)}", "Add features.")
@@ -179,7 +211,17 @@ def _choose_columns(prog: str, path: Path, source: Source, wanted: Wanted) -> tu
     return features, [name for name in header if name not in used]
 
 
-def _check_typed(prog: str, argument: str, names: Sequence[str], path: Path, known: Sequence[str]) -> None:
+def find_values(header: Sequence[str]) -> list[str]:
+    """Return the names of columns that are numbers such as a row has, if they are no count and no scale."""
+    values = [name for name in header if is_number(name)]
+    numbers = [float(name.replace(",", ".")) for name in values]
+    steps = [after - before for before, after in pairwise(numbers)]
+    rising = bool(steps) and 0 < max(steps) <= LIKE_STEPS * min(steps)
+    whole = all(number.is_integer() for number in numbers)
+    return [] if (rising and (whole or len(steps) > 1)) or (whole and len(values) < 2) else values
+
+
+def _check_typed(prog: str, argument: str, names: Sequence[str], path: str, known: Sequence[str]) -> None:
     """Raise an InputError that names the nearest of the known columns, if an option names one that is not known."""
     if strange := [name for name in names if name not in known]:
         got = f"{list_names(strange)}, and {path} has {list_names([name for name in known if name])}"
@@ -224,25 +266,40 @@ def list_names(names: Sequence[str]) -> str:
 
 
 def _split_blocks(
-    prog: str, place: str, blocks: Iterator[Raw], features: int, beside: int, wanted: Wanted
+    prog: str, source: Source, blocks: Iterator[Raw], features: int, beside: int, wanted: Wanted
 ) -> Iterator[Block]:
-    """Yield rows with features, classes and what is wanted beside; raise an InputError where a class is missing."""
-    first = 0
+    """Yield rows with features, classes and what is wanted beside; raise an InputError where a class is missing.
+
+    Where classes are wanted, blank rows between others are left out: they tell nothing.
+    """
+    first = n_blank = 0
     for columns, rows in blocks:
         labels, missing = np.empty(0, np.str_), np.empty(0, bool)
         if len(columns) > features + beside:
             labels, missing = read_labels(columns[-1])
+        kept = np.ones(len(rows), bool)
+        if wanted.labelled and missing.any():
+            kept = ~np.logical_and.reduce([missing, *map(_find_blank, columns)])
+            n_blank += len(kept) - int(kept.sum())
         if wanted.partly:
-            labels, missing = np.where(missing, "", labels.astype(np.str_)), missing[:0]
-        if missing.any():
-            where = [place.format(rows[row]) for row in np.flatnonzero(missing)[:3].tolist()]
-            more = f" and {missing.sum() - 3} more" if missing.sum() > 3 else ""
-            got = f"none in {', '.join(where)}{more}"
+            labels = np.where(missing, "", labels.astype(np.str_))
+        elif missing.any() and (missing & kept).any():
+            lacking = np.flatnonzero(missing & kept).tolist()
+            more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
+            got = f"none in {', '.join(source.place.format(rows[row]) for row in lacking[:3])}{more}"
             fail(prog, "path", "name the class of every row", got, "Fill it in, or leave the row out.")
         texts = tuple(name_cells(cells) for cells in columns[features : features + beside])
         block = Block(columns[:features], labels, texts, rows, range(first, first + len(rows)))
         first += len(rows)
-        yield block
+        if kept.any():
+            yield block if kept.all() else block.take(np.flatnonzero(kept))
+    if n_blank:
+        source.notes.append(f"{n_blank} blank row{'s' if n_blank > 1 else ''} between others left out")
+
+
+def _find_blank(cells: np.ndarray) -> np.ndarray:
+    """Return which cells (n,) of any kind are empty, (n,) bool; unlike gaps, of which some are words."""
+    return np.asarray(cells == "") if cells.dtype.kind == "O" else find_gaps(cells)
 
 
 def read_labels(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -265,7 +322,7 @@ def read_labels(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def name_cells(cells: np.ndarray) -> np.ndarray:
     """Return cells (b,) of any kind as text (b,) to be shown: a row's name, its group; a gap is empty."""
-    if cells.dtype.kind != "f":
+    if cells.dtype.kind not in "fM":
         return cells.astype(np.str_)
     names, gaps = read_labels(cells)
     return np.where(gaps, "", names.astype(np.str_))

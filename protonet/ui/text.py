@@ -7,6 +7,8 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 
+from protonet._checks import guard
+
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table, its columns padded to line up, ending in a newline."""
@@ -36,7 +38,7 @@ def count(n: int, noun: str) -> str:
 
 
 def format_csv(lines: Iterable[Sequence[str]]) -> str:
-    """Return rows of cells as CSV."""
+    """Return rows of cells as CSV that neither a spreadsheet nor a terminal runs."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(lines)
+    csv.writer(text, lineterminator="\n").writerows(map(guard, line) for line in lines)
     return text.getvalue()

@@ -22,7 +22,6 @@ from torch import Tensor
 from protonet import PrototypeNetwork, solve
 from protonet.__main__ import COMMANDS, main
 from protonet.commands import fit as fit_command
-from protonet.commands.predict import quote
 from protonet.commands.summary import format_pairs
 from protonet.commands.update import compare, extend_classes
 from protonet.files import load_model
@@ -30,7 +29,7 @@ from protonet.fit.crossfit import crossfit, predict_held
 from protonet.fit.solver import solve_problem
 from protonet.metrics import find_threshold, measure, score_known
 from protonet.tables import formats
-from protonet.ui.text import count
+from protonet.ui.text import count, format_csv
 from tests.strategies import blobs
 
 NAMES = ("ant", "bee, wild", "cat")
@@ -384,7 +383,7 @@ def test_words() -> None:
         == "most confused:\n  ant taken for bee, wild: 2 of 10\n  cat taken for ant: 1 of 4\n"
     )
     assert format_pairs(torch.eye(3), NAMES) == "no class is taken for another\n"
-    assert [quote(name) for name in ("a", 'b"', "c,d", 3)] == ["a", '"b"""', '"c,d"', "3"]
+    assert format_csv([["a", 'b"', "c,d", "-3.5", "-a"]]) == 'a,"b""","c,d",-3.5,\'-a\n'
 
 
 def test_a_bug_in_a_command_exits_with_1(

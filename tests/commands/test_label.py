@@ -142,7 +142,9 @@ def make_session(
 ) -> tuple[Session, Answers]:
     x, _, cells = table
     answers = Answers("cmd", path, ["p", "q", "r", "s", "label"], CLASSES)
-    rows = Unlabelled(x, None, Table(("p", "q", "r", "s"), iter(()), "row {}"), torch.zeros(len(x), dtype=torch.bool))
+    rows = Unlabelled(
+        x, None, Table(("p", "q", "r", "s"), iter(()), "row {}", []), torch.zeros(len(x), dtype=torch.bool)
+    )
     return Session(rows, cells, CLASSES, model, answers), answers
 
 
@@ -205,7 +207,7 @@ class TestSession:
     def test_equal_rows_are_asked_for_once_each(self, tmp_path: Path) -> None:
         x = torch.tensor([[0.0], [1.0]]).repeat(3, 1)
         cells = [[f"{value:g}"] for value in x[:, 0].tolist()]
-        rows = Unlabelled(x, None, Table(("p",), iter(()), "row {}"), torch.zeros(6, dtype=torch.bool))
+        rows = Unlabelled(x, None, Table(("p",), iter(()), "row {}", []), torch.zeros(6, dtype=torch.bool))
         with Answers("cmd", tmp_path / "answers.csv", ["p", "label"], CLASSES) as answers:
             session = Session(rows, cells, CLASSES, None, answers)
             for row in (4, 2):

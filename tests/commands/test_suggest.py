@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import re
 from pathlib import Path
@@ -138,8 +139,9 @@ def test_a_column_that_may_hold_the_classes_is_named(tmp_path: Path, capsys: pyt
 def test_cells_are_found_in_any_block(tmp_path: Path) -> None:
     table = tmp_path / "rest.npy"
     np.save(table, np.arange(6.0).reshape(3, 2))
-    assert read_cells("cmd", table, "label", [2, 0]) == (["column 0", "column 1"], [["4", "5"], ["0", "1"]])
-    assert read_cells("cmd", table, "label")[1] == [["0", "1"], ["2", "3"], ["4", "5"]]
+    options = argparse.Namespace(table=str(table), skip_broken=False, sheet=None)
+    assert read_cells("cmd", options, None, "label", [2, 0]) == (["column 0", "column 1"], [["4", "5"], ["0", "1"]])
+    assert read_cells("cmd", options, None, "label")[1] == [["0", "1"], ["2", "3"], ["4", "5"]]
 
 
 @pytest.mark.parametrize(

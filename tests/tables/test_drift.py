@@ -52,7 +52,7 @@ def tell(seen: Any, encoding: Encoding | None, cells: Sequence[np.ndarray], bloc
     watch = Watch(seen, encoding, len(cells))
     for rows in np.array_split(np.arange(len(cells[0])), blocks):
         watch.look(Block([each[rows] for each in cells], np.empty(0), (), rows.tolist(), rows.tolist()))
-    return watch.tell(Table(None if encoding is None else COLUMNS[: len(cells)], iter(()), "row {}"))
+    return watch.tell(Table(None if encoding is None else COLUMNS[: len(cells)], iter(()), "row {}", []))
 
 
 @pytest.mark.parametrize("new", ["same", "one class", "few"])

@@ -23,7 +23,7 @@ X = RNG.normal(size=N)
 def make(columns: dict[str, Any], labels: np.ndarray = LABELS) -> tuple[Table, Block]:
     cells = [each if isinstance(each, np.ndarray) else np.array(each, object) for each in columns.values()]
     block = Block(cells, labels, (), range(2, 2 + len(cells[0])), range(len(cells[0])))
-    return Table(tuple(columns), iter([block]), "line {}"), block
+    return Table(tuple(columns), iter([block]), "line {}", []), block
 
 
 def choose(columns: dict[str, Any], kinds: dict[str, str] | None = None, *, named: bool = False) -> Features:
@@ -140,7 +140,7 @@ def test_infinite_and_too_large_numbers_have_a_place(cell: str, message: str) ->
 def test_arrays(tmp_path: Path) -> None:
     x = RNG.normal(size=(N, 2)).astype(np.float32)
     block = Block([x[:, 0], x[:, 1]], LABELS, (), range(N), range(N))
-    table = Table(None, iter([block]), "row {} (counted from 0)")
+    table = Table(None, iter([block]), "row {} (counted from 0)", [])
     found = choose_features("cmd", table, block, {}, named=False)
     assert (found.encoding, found.columns) == (None, None)
     assert found.x.dtype == np.float32

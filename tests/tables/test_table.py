@@ -261,7 +261,7 @@ def test_who_survived_is_a_class_among_other_small_columns(tmp_path: Path, asked
 
 def test_one_column_without_a_name_is_left_out_and_said(tmp_path: Path) -> None:
     table, block = read_table("cmd", write(tmp_path, ",a,kind\n0,1,x\n1,5,y\n"), KIND)
-    assert (table.columns, table.unused, table.notes) == (("a",), (), ("the unnamed column is left out",))
+    assert (table.columns, table.unused, table.notes) == (("a",), (), ["the unnamed column is left out"])
     assert block.columns[0].tolist() == ["1", "5"]
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from protonet.tables.columns.kind import name_gaps, take_names, take_number, tell_gaps, write_share
-from protonet.tables.columns.parsing import DATE_FORMS, find_gaps, parse_dates
+from protonet.tables.columns.parsing import DATE_FORMS, OR, find_words, parse_dates
 from protonet.views.view import Graph, Stored, expect
 
 #: Days in each cycle that a date may be a part of, and the least span of dates that tell of it.
@@ -28,7 +28,7 @@ class Date:
     """A column of dates, times or both.
 
     Args:
-        form: How they are written, one of ``DATE_FORMS``.
+        form: How they are written, one of ``DATE_FORMS`` or several.
         median: What stands for gaps, in days since 1970.
         mean: Of the rows of fit, gaps filled.
         scale: Their standard deviation, or 1 where that is 0.
@@ -73,7 +73,7 @@ class Date:
 
     def find_strange(self, cells: np.ndarray) -> np.ndarray:
         """Return which cells (n,) are no dates of the form."""
-        strange: np.ndarray = np.isnan(parse_dates(cells, self.form)) & ~find_gaps(cells)
+        strange: np.ndarray = np.isnan(parse_dates(cells, self.form)) & ~find_words(cells)
         return strange
 
     def tell(self) -> str:
@@ -94,7 +94,8 @@ class Date:
     def restore(cls, stored: Stored) -> Date:
         """Build the column again."""
         form, cycles = stored.entry("form", str), take_names(stored, "cycles")
-        expect(form in DATE_FORMS and set(cycles) <= set(CYCLES), "dates of an unknown form or cycle")
+        known = set(form.split(OR)) <= set(DATE_FORMS) and set(cycles) <= set(CYCLES)
+        expect(known, "dates of an unknown form or cycle")
         median, mean = take_number(stored, "median"), take_number(stored, "mean")
         scale = take_number(stored, "scale", math.ulp(0.0))
         return cls(form, median, mean, scale, take_number(stored, "missing", 0, 1), cycles)

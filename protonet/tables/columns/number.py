@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from protonet.tables.columns.kind import name_gaps, take_number, tell_gaps, write_share
-from protonet.tables.columns.parsing import NUMBER_FORMS, find_gaps, parse_numbers
+from protonet.tables.columns.parsing import NUMBER_FORMS, find_words, parse_numbers
 from protonet.views.view import Graph, Stored, expect
 
 #: The largest number that is read: what float32 holds.
@@ -66,7 +66,7 @@ class Number:
 
     def find_strange(self, cells: np.ndarray) -> np.ndarray:
         """Return which cells (n,) are no numbers."""
-        strange: np.ndarray = np.isnan(parse_numbers(cells, self.form)) & ~find_gaps(cells)
+        strange: np.ndarray = np.isnan(parse_numbers(cells, self.form)) & ~find_words(cells)
         return strange
 
     def tell(self) -> str:

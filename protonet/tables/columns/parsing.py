@@ -17,10 +17,30 @@ from itertools import product
 
 import numpy as np
 
-#: What stands for nothing, in lower case.
-GAPS = frozenset({"", "?", "-", "--", ".", "na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "none", "missing"})
+from protonet.datasets.delimited import GAPS
+
 #: The share of the cells of a column that have to fit its form; the others count as gaps.
 ENOUGH = 0.9
+#: What stands for nothing among numbers or dates, as letters alone, in lower case; elsewhere it may be a category.
+GAP_WORDS = frozenset(
+    {"", "na", "nan", "nat", "nil", "null", "none", "missing", "unknown", "undefined", "unspecified", "blank", "empty"}
+    | {
+        "notavailable",
+        "notapplicable",
+        "notknown",
+        "notmeasured",
+        "notrecorded",
+        "nodata",
+        "novalue",
+        "nd",
+        "tbd",
+        "err",
+    }
+)
+#: Ways to write dates that a column may mix, and the least share of its cells that the second one has.
+MOST_FORMS, LEAST_SHARE = 3, 0.02
+#: Between them, in a form that is several.
+OR = " or "
 #: Cells that are looked at before all are.
 SOME = 100
 SECONDS_PER_DAY = 86_400.0
@@ -59,6 +79,17 @@ def find_gaps(values: np.ndarray) -> np.ndarray:
 def count_gaps(values: np.ndarray) -> int:
     """Return how many of some values (n,) stand for nothing."""
     return int(find_gaps(values).sum())
+
+
+def is_gap_word(cell: str) -> bool:
+    """Return whether a cell is a gap where others are numbers or dates: "n.a.", "(unknown)", "***"."""
+    return not any(map(str.isdigit, cell)) and "".join(filter(str.isalpha, cell)).lower() in GAP_WORDS
+
+
+def find_words(values: np.ndarray) -> np.ndarray:
+    """Return which of some values (n,) of a column of numbers or dates stand for nothing: (n,) bool."""
+    gaps = find_gaps(values)
+    return np.fromiter(map(is_gap_word, values), bool, len(values)) | gaps if values.dtype.kind == "O" else gaps
 
 
 def write_cells(values: np.ndarray) -> np.ndarray:
@@ -140,7 +171,9 @@ def find_number_form(cells: Iterable[str], *, codes: bool = False, comma: bool =
         codes: Take cells of one length with zeros before them, such as post codes, for numbers, too.
         comma: Of forms that fit as many cells, the one with a decimal comma is meant; otherwise the plainest.
     """
-    cells = list(cells)
+    cells = [cell for cell in cells if not is_gap_word(cell)]
+    if not cells:
+        return ""
     zeros = [cell for cell in cells if cell[0] == "0"]  # most columns have none: patterns are slow
     if not codes and any(map(_CODE.fullmatch, zeros)) and len(set(map(len, cells))) == 1:
         return ""
@@ -173,7 +206,7 @@ def read_interval(cell: str) -> float:
 
 def are_intervals(cells: Iterable[str]) -> bool:
     """Return whether all of some distinct cells are intervals, and one of them has a sign of it."""
-    cells = list(cells)
+    cells = [cell for cell in cells if not is_gap_word(cell)]
     return (
         len(cells) > 2
         and not any(math.isnan(read_interval(cell)) for cell in cells)
@@ -183,6 +216,9 @@ def are_intervals(cells: Iterable[str]) -> bool:
 
 def read_date(cell: str, form: str) -> float:
     """Return the days since 1970 of a date, or the part of a day of a time alone; NaN if the cell has another form."""
+    if OR in form:
+        read = (read_date(cell, part) for part in form.split(OR))
+        return next((day for day in read if not math.isnan(day)), math.nan)
     try:
         if form == "iso":
             if not _ISO.fullmatch(cell):
@@ -209,15 +245,42 @@ def parse_dates(values: np.ndarray, form: str) -> np.ndarray:
 
 
 def find_date_form(cells: Iterable[str]) -> str:
-    """Return the form of dates that most of some distinct cells have, of equal ones the first; "" if few have any."""
+    """Return the form of dates that most of some distinct cells have, of equal ones the first; "" if few have any.
+
+    Where no form has enough, several do together, if no cell is another day in one than in the other.
+    """
+    cells = [cell for cell in cells if not is_gap_word(cell)]
+    forms, left = list[str](), cells
+    while len(left) > (1 - ENOUGH) * len(cells) and len(forms) < MOST_FORMS:
+        form, fitting = _find_likeliest(left)
+        if fitting <= LEAST_SHARE * len(cells) or any(_are_confused(cells, form, other) for other in forms):
+            return ""
+        forms.append(form)
+        left = [cell for cell in left if math.isnan(read_date(cell, form))]
+    return OR.join(forms) if cells and len(left) <= (1 - ENOUGH) * len(cells) else ""
+
+
+def are_mixed_dates(cells: Iterable[str]) -> bool:
+    """Return whether most of some distinct cells are dates, of which no forms together fit all."""
     cells = list(cells)
+    forms = [form for form in _DAYS if any(not math.isnan(read_date(cell, form)) for cell in cells[:SOME])]
+    return sum(not math.isnan(read_date(cell, OR.join(["iso", *forms]))) for cell in cells) >= ENOUGH * len(cells)
+
+
+def _find_likeliest(cells: list[str]) -> tuple[str, int]:
+    """Return the form of dates that most of some cells have, of equal ones the first, and how many have it."""
     few = [cell for cell in cells if any(map(str.isdigit, cell))][:SOME]
-    best, most = "", ENOUGH * len(cells)
+    best, most = "", 0
     for form in DATE_FORMS:
         if any(not math.isnan(read_date(cell, form)) for cell in few):
             fitting = sum(not math.isnan(read_date(cell, form)) for cell in cells)
-            if fitting > most or (fitting == most and not best):
-                best, most = form, fitting
+            best, most = (form, fitting) if fitting > most else (best, most)
             if fitting == len(cells):
                 break
-    return best
+    return best, most
+
+
+def _are_confused(cells: list[str], form: str, other: str) -> bool:
+    """Return whether a cell is one day in a form and another one in another."""
+    days = [(read_date(cell, form), read_date(cell, other)) for cell in cells]
+    return any(abs(one - two) > 0 for one, two in days)  # not so for NaN

@@ -12,9 +12,16 @@ from protonet.tables.columns.category import Category
 from protonet.tables.columns.date import Date
 from protonet.tables.columns.kind import Column
 from protonet.tables.columns.number import Number
-from protonet.tables.columns.parsing import are_intervals, find_date_form, find_gaps, find_number_form, write_cells
+from protonet.tables.columns.parsing import (
+    are_intervals,
+    are_mixed_dates,
+    find_date_form,
+    find_gaps,
+    find_number_form,
+    write_cells,
+)
 from protonet.tables.columns.picture import Picture
-from protonet.tables.columns.text import Text
+from protonet.tables.columns.text import Text, count_grams
 
 
 @dataclass(frozen=True)
@@ -68,11 +75,16 @@ def recognise(cells: np.ndarray, *, comma: bool = False) -> Verdict:
         return Verdict(Category.fit(cells), "")
     words = any(" " in cell for cell in distinct)
     digits = sum(any(map(str.isdigit, cell)) for cell in distinct) > RULES.digits * len(distinct)
+    if are_mixed_dates(distinct):
+        return Verdict(None, "dates in more than one order of day and month")
     if len(distinct) == len(present) and not words and digits:
         told = Category.fit(cells)  # whether there is one may tell something
         return Verdict(told, "") if told.levels == ("",) else Verdict(None, "a name for each row")
     text = Text.fit(cells)
-    return Verdict(text, "") if text.parts else Verdict(None, "text of which no two rows share a word")
+    if text.parts:
+        return Verdict(text, "")
+    common = set.intersection(*(set(count_grams(cell)) for cell in distinct))
+    return Verdict(None, "text of the same words in every row" if common else "text of which no two rows share a word")
 
 
 def fit_named(prog: str, name: str, kind: str, cells: np.ndarray, argument: str = "--column") -> Column:

@@ -59,8 +59,13 @@ class Text:
         """Fit to cells (n,); there may be no parts, where no two rows share a part of a word."""
         cells = np.sort(write_cells(cells))  # their order leaves no trace, also where directions are as wide as others
         cells = cells[:: -(-len(cells) // TEXTS.rows)]
-        rows_with = Counter(gram for cell in cells for gram in count_grams(cell))
-        shared = [(-rows, gram) for gram, rows in rows_with.items() if TEXTS.least <= rows < len(cells)]
+        counted = list(map(count_grams, cells))
+        rows_with = Counter(gram for own in counted for gram in own)
+        # What all rows have tells them apart by how often.
+        differs = {
+            gram for gram, rows in rows_with.items() if len({own[gram] for own in counted}) > 1 or rows < len(cells)
+        }
+        shared = [(-rows, gram) for gram, rows in rows_with.items() if rows >= TEXTS.least and gram in differs]
         grams = tuple(sorted(gram for _, gram in sorted(shared)[: TEXTS.most]))
         scales = np.array([1 + math.log(len(cells) / rows_with[gram]) for gram in grams], np.float32)
         empty = np.zeros((len(grams), 0)), np.zeros(0)

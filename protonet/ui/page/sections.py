@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import base64
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from protonet._checks import show
 from protonet.ui.page.charts import draw_interval, draw_learning, draw_map, draw_mark, draw_reliability, draw_share
 from protonet.ui.page.markup import Markup, join, name_class, percent, span, table, tag
-from protonet.ui.text import count, order_naturally
+from protonet.ui.text import count, format_csv, order_naturally
 
 #: Columns, suspicious rows and cells of such a row that are shown, at the most; the JSON has more.
 MOST_COLUMNS, MOST_SUSPECTS, MOST_CELLS = 100, 50, 4
@@ -103,22 +101,12 @@ def format_suspects(figures: Figures) -> Markup:
         f"By the labels, the model is wrong in {wrong:,} of {count(figures['rows'], 'row')}.",
         "The more these are, the more of its own mistakes are listed here.",
     ]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["row", "place", "id", "label", "probability of it", "believed", "probability of that"])
-    writer.writerows(
-        [
-            each["row"],
-            each["place"],
-            each["id"],
-            names[each["label"]],
-            f"{each['given']:.6g}",
-            names[each["believed"]],
-            f"{each['probability']:.6g}",
-        ]
-        for each in rows
-    )
-    data = base64.b64encode(text.getvalue().encode("utf-8", "backslashreplace")).decode()
+    listed = [["row", "place", "id", "label", "probability of it", "believed", "probability of that"]]
+    for each in rows:
+        given, most = f"{each['given']:.6g}", f"{each['probability']:.6g}"
+        own = [each["row"], each["place"], each["id"], names[each["label"]], given, names[each["believed"]], most]
+        listed.append(["" if cell is None else str(cell) for cell in own])
+    data = base64.b64encode(format_csv(listed).encode("utf-8", "backslashreplace")).decode()
     link = tag(
         "a",
         f"Save this list ({count(len(rows), 'row')}) as CSV",

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protonet.datasets.delimited import GAPS
 from protonet.tables.columns.parsing import (
     DATE_FORMS,
-    GAPS,
     NUMBER_FORMS,
     are_intervals,
     find_date_form,

@@ -63,6 +63,17 @@ NAMES_OF_PEOPLE = [
         (objects(day.item().strftime("%d/%m/%Y") for day in DAYS), "date as %d/%m/%Y, in week, year"),
         (objects(day.item().strftime("%m/%d/%Y") for day in DAYS), "date as %m/%d/%Y, in week, year"),
         (objects(day.item().strftime("%b %d, %Y") for day in DAYS), "date as %b %d, %Y, in week, year"),
+        (
+            np.where(np.arange(N) % 3, objects(DAYS), objects(day.item().strftime("%d.%m.%Y") for day in DAYS)),
+            "date as iso or %d.%m.%Y, in week, year",
+        ),
+        (
+            np.where(
+                np.arange(N) % 5 < 2, objects(DAYS), objects(day.item().strftime("%b %d, %Y %H:%M") for day in DAYS)
+            ),
+            "date as %b %d, %Y %H:%M or iso, in week, year",
+        ),
+        (objects(f"{'good ' * (1 + row % 8)}{'bad ' * (1 + row // 8)}end" for row in range(N)), "text: "),
         (objects(NAMES_OF_PEOPLE), "text: "),
         (
             objects(
@@ -98,10 +109,34 @@ def test_what_columns_are_taken_for(cells: np.ndarray, told: str) -> None:
         (objects(f"A{number:05}" for number in RNG.permutation(N)), "a name for each row"),
         (objects("".join(RNG.choice(list("0123456789abcdef"), 8)) + "7a" for _ in range(N)), "a name for each row"),
         (objects(chr(0x4E00 + number) * 2 for number in range(N)), "text of which no two rows share a word"),
+        (objects(" ".join(RNG.permutation(list("abcdefgh"))) for _ in range(N)), "text of the same words in every row"),
     ],
 )
 def test_what_is_of_no_use(cells: np.ndarray, reason: str) -> None:
     assert recognise(cells) == (None, reason)
+
+
+def test_gaps_in_many_spellings() -> None:
+    words = ["n.a.", "N/A", "unknown", "(none)", "not measured", "--", "***", "#DIV/0!", "Missing", "n.d.", "", "TBD"]
+    gaps = np.arange(N) % 3 == 0
+    for cells, told in (
+        (objects(RNG.normal(size=N).round(2)), "number, 33 % missing"),
+        (objects(DAYS), "date, in week, year, 33 % missing"),
+        (repeat("0-9", "10-19", "20-29", "30+"), "number, the middle of intervals, 33 % missing"),
+    ):
+        column = recognise(np.where(gaps, repeat(*words, "--"), cells)).column
+        assert column is not None
+        assert column.tell() == told
+        assert not column.find_strange(np.array(words, object)).any()
+    column = recognise(repeat("yes", "no", "unknown", "n.a.")).column
+    assert column is not None
+    assert column.tell() == "category: n.a., no, unknown, yes"  # which may tell something
+
+
+def test_days_and_months_in_both_orders_are_no_dates() -> None:
+    mixed = [f"{day:02}/{month:02}/2020" for month in range(1, 13) for day in range(1, 28)]
+    mixed += [f"{month:02}/{day:02}/2020" for month in range(1, 13) for day in range(1, 28)]
+    assert recognise(objects(dict.fromkeys(mixed))).reason == "dates in more than one order of day and month"
 
 
 def test_few_rows() -> None:
