@@ -8,7 +8,7 @@ import torch
 from protonet.datasets import load_digits
 from protonet.datasets.synthetic import sample_family
 from protonet.fit.prior import VIEW_FEATURES, WORDS, Prior
-from protonet.fit.search import EFFORTS, RAW, Choice, Search, select
+from protonet.fit.search import EFFORTS, RAW, Choice, Explored, Search, decide, explore, select
 from protonet.views import KINDS
 from protonet.views.forest import ForestKind
 from protonet.views.linear import Linear
@@ -16,6 +16,7 @@ from protonet.views.mlp import MLP, MLPKind, Plan, plan_encoder
 from protonet.views.patterns import Patterns
 from protonet.views.radial import BANDWIDTHS, RIDGES, Radial, RadialKind
 from protonet.views.view import Rows
+from tests.strategies import blobs
 
 
 def choose(family: str, limit: float = 500_000, **counts: int) -> Choice:
