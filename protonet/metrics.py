@@ -338,17 +338,17 @@ def score_known(logits: Tensor) -> Tensor:
     return logits.double().logsumexp(dim=1)
 
 
-def calibrate(logits: Tensor, offset: float = 0.0) -> Tensor:
+def calibrate(scores: Tensor, offset: float = 0.0) -> Tensor:
     """Return the scores that fresh rows of known classes have, in ascending order, for `find_threshold`.
 
     Args:
-        logits: (n, num_classes) of rows by networks that did not see them, from `protonet.fit.crossfit.predict_held`.
+        scores: (n,) float64 of rows by networks that did not see them, from `protonet.fit.crossfit.score_held`.
         offset: What a network of all rows adds to such a row's score: `protonet.fit.crossfit.Crossfit.offset`.
 
     Returns:
         (min(n, MOST_SCORES),) float64.
     """
-    scores = score_known(logits).sort().values + offset
+    scores = scores.sort().values + offset
     places = torch.linspace(0, len(scores) - 1, min(len(scores), MOST_SCORES), dtype=torch.float64)
     return scores[places.round().long()]
 
