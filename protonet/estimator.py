@@ -18,11 +18,10 @@ from torch import Tensor
 
 from protonet._checks import check_groups, fail, show
 from protonet.files import Model, load_model, save_model
-from protonet.fit.active import Suggestion, suggest_rows
-from protonet.fit.marks import find_unlabelled
+from protonet.fit.active import Suggestion, group_strangers, suggest_rows
 from protonet.fit.search import EFFORTS, Search
 from protonet.fit.solver import TIME_LIMIT, solve_problem
-from protonet.fit.strangers import group_strangers
+from protonet.fit.unlabelled import find_unlabelled
 from protonet.losses import CHUNK
 from protonet.network import PrototypeNetwork
 from protonet.tables.columns.encoding import Encoding

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from protonet.optimizer import CustomOptimizer, StackOptimizer
-from protonet.views.mlp import Recipe, ResidualMLPs, Task, train
+from protonet.views.training import Recipe, ResidualMLPs, Task, train
 
 ROOT = Path(__file__).resolve().parents[1]
 MEMBERS, STEPS = 3, 30

@@ -31,7 +31,8 @@ from protonet.commands.common import count, format_table
 from protonet.datasets import Split
 from protonet.fit.search import Search
 from protonet.metrics import measure
-from protonet.views.mlp import MLPKind, Recipe
+from protonet.views.mlp import MLPKind
+from protonet.views.training import Recipe
 from solution.pack import library_files
 
 PROG = "analysis robustness"

@@ -26,9 +26,9 @@ from analysis.shared.tables import format_mean
 from protonet._checks import fail
 from protonet.commands.common import check_name, format_table
 from protonet.datasets import Dataset
+from protonet.fit.active import group_strangers
 from protonet.fit.search import EFFORTS
 from protonet.fit.solver import solve_problem
-from protonet.fit.strangers import group_strangers
 from protonet.network import PrototypeNetwork
 from solution.pack import library_files
 

@@ -20,8 +20,9 @@ from analysis.shared.tables import format_mean, subtract
 from protonet.commands.common import format_table
 from protonet.datasets import Split
 from protonet.fit.baselines import score_cosine
+from protonet.views.budget import plan_encoder
 from protonet.views.linear import Linear
-from protonet.views.mlp import Recipe, ResidualMLPs, Task, plan_encoder, train
+from protonet.views.training import Recipe, ResidualMLPs, Task, train
 from protonet.views.view import Rows
 
 DATASETS = ("digits", "wine", "iris", "breast_cancer")

@@ -40,10 +40,10 @@ from protonet.commands.summary import (
     tell_columns,
 )
 from protonet.files import Model, save_model
+from protonet.fit.active import group_strangers
 from protonet.fit.crossfit import Crossfit, crossfit, number_held, predict_baselines, predict_held, repeat_held
 from protonet.fit.search import EFFORTS, Progress
 from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
-from protonet.fit.strangers import group_strangers
 from protonet.metrics import measure
 
 PROG = "protonet fit"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from protonet._checks import show
 from protonet.commands.common import format_table
-from protonet.fit.problem import leave_out
+from protonet.fit.networks import leave_out
 from protonet.fit.search import Choice
 from protonet.metrics import NORMAL, Metrics, count_equal_rows, measure
 from protonet.tables.columns.encoding import Encoding

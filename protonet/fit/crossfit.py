@@ -19,7 +19,8 @@ from protonet.encoder import Encoder
 from protonet.files.model import describe_network, restore_network
 from protonet.fit.baselines import score_cosine, score_lda
 from protonet.fit.copies import find_copies
-from protonet.fit.problem import Problem, fit_choice
+from protonet.fit.networks import fit_choice
+from protonet.fit.problem import Problem
 from protonet.fit.search import Choice, Progress, ignore
 from protonet.fit.solver import Solution, comparable, untouched_globals
 from protonet.metrics import score_known

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from protonet.losses import CHUNK, class_means, weigh
-from protonet.views.judge import Candidate, Judge, embed_fold
+from protonet.views.judge import Candidate, Judge, Kind, embed_fold
 from protonet.views.view import Graph, LinearMap, Rows, Specification, Stored, View, expect, need_source
 
 #: From the simplest to the most fitted; ties in selection go to the earlier one.
@@ -61,6 +61,12 @@ class Linear:
     span: tuple[int, int] | None = None
     source: ClassVar[Specification | None] = None
     shifted: ClassVar[bool] = False
+    trained: ClassVar[bool] = False
+
+    @property
+    def traits(self) -> frozenset[str]:
+        """The scaling."""
+        return frozenset({self.scaling})
 
     @property
     def name(self) -> str:
@@ -72,7 +78,7 @@ class Linear:
         """Degrees of freedom within the classes that it takes to fit it."""
         return 2 if self.scaling in {"relevant", "whitened"} else 0
 
-    def fit(self, rows: Rows, source: View | None = None) -> LinearView:
+    def fit(self, rows: Rows, source: LinearMap | None = None) -> LinearView:
         """Fit to labelled rows, scaled so that they have about unit mean square per feature.
 
         Source: standardised and whitened views as in Snell et al. 2017 (cosine prototypes) after LDA's sphering.
@@ -110,13 +116,11 @@ class Linear:
 
 
 @dataclass(frozen=True)
-class LinearKind:
+class LinearKind(Kind):
     """All scalings that the rows allow, the simplest first; none of them is pruned."""
 
     scalings: tuple[str, ...] = SCALINGS
     stage: ClassVar[str] = "linear views"
-    share: ClassVar[float] = 1.0
-    trained: ClassVar[bool] = False
 
     @classmethod
     def for_effort(cls, effort: str) -> LinearKind:

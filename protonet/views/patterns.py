@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.losses import class_means
-from protonet.views.judge import Candidate, Judge
+from protonet.views.judge import Candidate, Judge, Kind
 from protonet.views.view import Graph, LinearMap, Rows, Specification, Stored, View, expect
 
 
@@ -65,13 +65,19 @@ class Patterns:
     ridge: float
     source: ClassVar[Specification | None] = None
     shifted: ClassVar[bool] = False
+    trained: ClassVar[bool] = False
+
+    @property
+    def traits(self) -> frozenset[str]:
+        """Whether shares are taken anywhere, or part by part."""
+        return frozenset({"patterns"} if self.parts == 1 else {"patterns", "local"})
 
     @property
     def name(self) -> str:
         """Where patterns are looked for; the ridge is a setting of the same view."""
         return "patterns" if self.parts == 1 else "local patterns"
 
-    def fit(self, rows: Rows, source: View | None = None) -> PatternView:
+    def fit(self, rows: Rows, source: LinearMap | None = None) -> PatternView:
         """Fit in closed form; the view has ``num_classes`` dimensions.
 
         Source: Dempster, Schmidt and Webb, "MiniRocket" (2021): its kernels; thresholds of quantiles, ridge regression.
@@ -84,13 +90,11 @@ class Patterns:
 
 
 @dataclass(frozen=True)
-class PatternKind:
+class PatternKind(Kind):
     """Patterns anywhere and part by part, where features are in an order; each at the ridge that folds find best."""
 
     ridges: tuple[float, ...] = RIDGES
     stage: ClassVar[str] = "patterns"
-    share: ClassVar[float] = 1.0
-    trained: ClassVar[bool] = False
 
     @classmethod
     def for_effort(cls, effort: str) -> PatternKind:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from protonet._checks import InputError
 from protonet.fit.crossfit import Crossfit, crossfit, pack, predict_baselines, predict_held, unpack, update
-from protonet.fit.problem import fit_choice
+from protonet.fit.networks import fit_choice
 from protonet.fit.search import Search
 from protonet.fit.solver import Solution, solve, solve_problem
 from protonet.metrics import measure
