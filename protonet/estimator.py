@@ -154,7 +154,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         order[_number(self.classes_, merged)] = torch.arange(len(self.classes_))
         self.network_.arrange_classes(order)
         if len(rows):
-            self.network_.add_samples(rows, _number(labels, merged), weights=weights)
+            self.network_.add_samples(rows, _number(labels, merged), weights=_even(weights))
         self.classes_ = merged
         return self
 
@@ -260,7 +260,6 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
                 fail(NAME, "sample_weight", "have a weight above 0", "0 for every row", remedy)
             rows = rows.take(chosen) if isinstance(rows, Frame) else rows[chosen]
             y, weights = y[chosen], torch.from_numpy(weights[chosen] / weights.max())
-            weights = weights / weights.mean()
             groups = None if groups is None else groups[chosen]
         if groups is not None:
             check_groups(NAME, "groups", groups, y)
@@ -299,7 +298,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         # In float64, a row's probabilities are its own to the last digits, whatever else is in the batch.
         self.network_ = network.double()
         if not self.learned_unlabelled_:
-            self.network_.set_prototypes(rows, numbers, weights)
+            self.network_.set_prototypes(rows, numbers, _even(weights))
         self.classes_ = classes
 
     @property
@@ -392,6 +391,11 @@ def _split_dense(part: Any) -> Iterator[Tensor]:
     """Yield rows of an array or a sparse matrix as tensors, a block at a time."""
     for first in range(0, part.shape[0], CHUNK):
         yield torch.from_numpy(_make_dense(part[first : first + CHUNK]))
+
+
+def _even(weights: Tensor | None) -> Tensor | None:
+    """Return weights (n,) of mean 1, if there are any: what so many rows count for."""
+    return None if weights is None else weights / weights.mean()
 
 
 def _number(labels: np.ndarray, classes: np.ndarray) -> Tensor:

@@ -64,7 +64,8 @@ class LBFGSRules:
     decrease: float = 1e-4  #: Of the decrease that the slope promises, what a step has to bring ...
     flatter: float = 0.9  #: ... and of the slope, what may be left at its end.
     longer: tuple[float, float] = (0.01, 10.0)
-    """How far the next size is from the last one at the least, in steps between them, and how many times it in all ..."""
+    """How far the next size is beyond the last one at the least, as a share of the last growth, and at most how many
+    times it ..."""
     inside: float = 0.1  #: ... or how far, as a share of two sizes' distance, one between them is from both.
     least: float = 1e-7  #: Largest derivative at which nothing more is done.
     tolerance: float = 1e-9  #: Change of the value, or of every variable, below which a step was the last.

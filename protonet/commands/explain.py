@@ -116,12 +116,8 @@ def judge_columns(options: argparse.Namespace, model: Model, generator: torch.Ge
     if judged is None:
         remedy = "Pass a table with classes, or fit it again, to two samples or more of some classes."
         fail(PROG, "model", "hold rows that fit held out, where no table is passed", "none", remedy)
-    try:
-        with show_progress(quiet=options.quiet) as progress:
-            found = rank_columns(judged, name_columns(model), find_sizes(model), generator, progress)
-    except FloatingPointError as error:
-        remedy = "Mend or drop rows that are far out."
-        fail(PROG, "path", "hold numbers of the size that the model was fitted to", error, remedy)
+    with show_progress(quiet=options.quiet) as progress:
+        found = rank_columns(judged, name_columns(model), find_sizes(model), generator, progress)
     if table is not None:
         show_notes(table, quiet=options.quiet)
     return {"table": None if options.table is None else Path(options.table).name, **found}
@@ -131,7 +127,7 @@ def read_judged(options: argparse.Namespace, model: Model) -> tuple[Table, Cross
     """Return a table with classes, and its rows, all judged by the network of all rows.
 
     Raises:
-        InputError: A table that does not fit, or has classes that the model does not know.
+        InputError: A table that does not fit, has classes that the model does not know, or a row that is far out.
     """
     wanted = want(model, options.label, labelled=True)._replace(skip_broken=options.skip_broken)
     table, block = read_table(PROG, Path(options.table), wanted, options.labels and Path(options.labels))
@@ -139,6 +135,7 @@ def read_judged(options: argparse.Namespace, model: Model) -> tuple[Table, Cross
     check_spellings(PROG, block.labels.tolist(), model.classes, "Spell them in the table as the model does.")
     labels = number_classes(PROG, block.labels, model.classes)
     x = encode_block(PROG, table, block, model.encoding)
+    classify(PROG, model, x)  # which says of a row that is far out how large it is
     judged = judge_by_all(model, torch.from_numpy(x), labels)
     return table._replace(notes=(*table.notes, *notes)), judged
 

@@ -34,7 +34,7 @@ def score_lda(x: Tensor, labels: Tensor, queries: Tensor, num_classes: int, weig
     Source: Fisher, "The use of multiple measurements in taxonomic problems" (1936); see `shrink_covariance`.
     """
     means, counts = class_means(x.double(), labels, num_classes, weights)
-    degrees = max(1, len(x) - int((counts > 0).sum()))
+    degrees = len(x) - int((counts > 0).sum())
     residuals = weigh(x.double() - means[labels], None if weights is None else weights.sqrt())
     basis, variances, rest = shrink_covariance(residuals, degrees)
     constant = float(rest) == 0 and len(variances) > 0  # what is off the basis never varies

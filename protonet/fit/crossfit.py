@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +21,7 @@ from protonet.fit.copies import find_copies
 from protonet.fit.networks import fit_choice
 from protonet.fit.problem import Problem
 from protonet.fit.search import Choice, Progress, ignore
-from protonet.fit.solver import Solution, comparable, untouched_globals
+from protonet.fit.solver import Solution, untouched_globals
 from protonet.metrics import score_known
 from protonet.network import PrototypeNetwork
 from protonet.scoring import Fold, split_folds
@@ -62,16 +61,13 @@ def crossfit(solution: Solution, *, deadline: float = math.inf, progress: Progre
     Returns:
         The networks, and every row that some network did not see.
 
-    Raises:
-        InputError: Numbers of too many magnitudes, once a fold is left out.
-
     Source: cross-fitting, Stone, "Cross-validatory choice and assessment of statistical predictions" (1974).
     """
     problem, choice = solution.problem, solution.choice
     rows, labels = problem.rows, problem.rows.labels
     folds = split_rows(problem)
     models: list[PrototypeNetwork] = []
-    with untouched_globals(), comparable("crossfit", "solution"):
+    with untouched_globals():
         for number, fold_rows in enumerate(folds):
             progress(f"fold {number + 1} of {len(folds)}", number / (len(folds) + 1))
             models.append(fit_choice(problem._replace(rows=rows.take(fold_rows.fit)), choice, deadline))
@@ -80,11 +76,12 @@ def crossfit(solution: Solution, *, deadline: float = math.inf, progress: Progre
     judged = torch.cat([labels[:0], *(judge for _, judge in folds)])
     fold = torch.cat([judged[:0], *(torch.full_like(judge, number) for number, (_, judge) in enumerate(folds))])
     features = problem.features_as_they_came(judged)
-    weights = torch.ones(len(judged), dtype=torch.float64) if rows.weights is None else rows.weights[judged]
     groups = torch.full_like(judged, -1)
     if solution.groups is not None and rows.groups is not None:
         groups = rows.groups[judged]
-    return Crossfit(solution.network.cpu(), tuple(models), features, labels[judged], weights, fold, groups, offset)
+    return Crossfit(
+        solution.network.cpu(), tuple(models), features, labels[judged], rows.times[judged], fold, groups, offset
+    )
 
 
 def split_rows(problem: Problem, number: int = 0) -> list[Fold]:
@@ -153,7 +150,7 @@ def repeat_held(
     """
     problem, places = solution.problem, [judge for _, judge in split_rows(solution.problem)]
     total, count = predict_held(crossed).double().softmax(dim=1), 1
-    with untouched_globals(), comparable("repeat_held", "solution"):
+    with untouched_globals():
         for number in range(1, times if len(places) > 1 else 1):
             progress(f"cross-fit {number + 1} of {times}", (number - 1) / (times - 1))
             again = torch.full((len(problem.rows.labels), total.shape[1]), math.nan, dtype=torch.float64)
@@ -193,15 +190,13 @@ def predict_baselines(problem: Problem) -> dict[str, Tensor]:
 
     Returns:
         By name, "raw cosine" and "LDA" (of a shrunken covariance), class scores (judged, num_classes) float64 in the
-        order of `Crossfit.labels`. They have no temperature: only their order means anything. A baseline that these
-        rows do not allow is left out.
+        order of `Crossfit.labels`. They have no temperature: only their order means anything. None where no row is
+        held out.
     """
-    folds = split_rows(problem)
-    scores: dict[str, Tensor] = {}
-    for name, score in (("raw cosine", score_cosine), ("LDA", score_lda)) if folds else ():
-        with suppress(FloatingPointError):
-            scores[name] = torch.cat([_score(score, problem.rows, fold) for fold in folds])
-    return scores
+    folds, baselines = split_rows(problem), {"raw cosine": score_cosine, "LDA": score_lda}
+    if not folds:
+        return {}
+    return {name: torch.cat([_score(each, problem.rows, fold) for fold in folds]) for name, each in baselines.items()}
 
 
 def _score(score: Callable[..., Tensor], rows: Rows, fold: Fold) -> Tensor:

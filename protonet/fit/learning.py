@@ -12,7 +12,7 @@ from torch import Tensor
 from protonet.fit.crossfit import Crossfit, predict_held, split_rows
 from protonet.fit.networks import fit_choice
 from protonet.fit.search import Progress, ignore
-from protonet.fit.solver import Solution, comparable, untouched_globals
+from protonet.fit.solver import Solution, untouched_globals
 from protonet.metrics import count_equal_rows, find_interval
 
 #: How often the rows are halved at the most, and the fewest rows per class, on average, that are fitted to.
@@ -56,7 +56,7 @@ def draw_curve(
     whole = sum(len(fold.fit) for fold in folds) / len(folds) / classes
     found = {whole: predict_held(crossed).argmax(dim=1) == crossed.labels}
     shares = [share for share in (0.5**halving for halving in range(1, HALVINGS + 1)) if share * whole >= FEWEST]
-    with untouched_globals(), comparable("draw_curve", "solution"):
+    with untouched_globals():
         for number, share in enumerate(shares):
             progress(f"with {share:.1%} of the rows", number / len(shares))
             generator, rows, right = torch.Generator().manual_seed(problem.rows.seed), 0, []

@@ -138,19 +138,30 @@ def _from_numpy(part: np.ndarray[Any, Any]) -> Tensor | None:
     return torch.from_numpy(np.array(part)) if part.dtype.kind in "biuf" else None
 
 
-def centre_columns(features: Tensor) -> tuple[Tensor, Tensor]:
+def centre_columns(features: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Take off what float32 could not hold beside the differences of rows.
 
     Args:
         features: (n, dim) float32 or float64.
+        weights: (n,) float64 of the rows, > 0; None for 1.
 
     Returns:
         features: (n, dim) float32, less the origin.
         origin: (dim,) float32, exact: 0 for all columns but those that lie far from 0 for how much they vary.
     """
     parts = features.split(CHUNK)
-    mean = cast(Tensor, sum(part.sum(dim=0, dtype=torch.float64) for part in parts)) / len(features)
-    square = cast(Tensor, sum((part - mean).square().sum(dim=0) for part in parts)) / len(features)
+    shares = [None] * len(parts) if weights is None else (weights / weights.mean()).split(CHUNK)
+
+    def average(values: Iterable[Tensor]) -> Tensor:
+        """Return the weighted mean (dim,) float64 of values (n, dim) that come part by part."""
+        sums = (
+            part.sum(dim=0, dtype=torch.float64) if share is None else share @ part.double()
+            for part, share in zip(values, shares, strict=True)
+        )
+        return cast(Tensor, sum(sums)) / len(features)
+
+    mean = average(parts)
+    square = average((part - mean).square() for part in parts)
     share = square.sqrt() / mean.abs().clamp_min(torch.finfo(torch.float64).tiny)
     least = RANGES.single if features.dtype == torch.float32 else RANGES.double
     far = (share > least) & (share < RANGES.far)

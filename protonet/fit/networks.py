@@ -79,7 +79,7 @@ def fit_rows(rows: Rows, choice: Choice, deadline: float = math.inf) -> Prototyp
     network = PrototypeNetwork(
         encoder, embedding_dim=encoder.embedding_dim, num_classes=rows.num_classes, temperature=choice.temperature
     )
-    network.set_prototypes(rows.features, rows.labels, rows.weights)
+    network.set_prototypes(rows.features, rows.labels, rows.times)
     return network.eval()
 
 

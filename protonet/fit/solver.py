@@ -145,14 +145,13 @@ def solve_problem(
         problem, joined = pose_problem(features, labels, num_classes, seed, weights, groups, blocks)
         plan = plan_encoder(features.shape[1], num_classes, metadata.get("param_limit", PARAM_LIMIT))
         searched = problem.rows._replace(deadline=started + SELECTION_SHARE * time_limit)
-        with comparable("solve", "train_loader"):
-            choice = select(searched, plan, search=search, progress=progress)
-            pooled = None
-            if pool is not None and pool[2] and plan.sizes:
-                problem = problem.add_pool(*pool)
-                choice, pooled = decide_pooling(problem, choice, searched.deadline, partial(_tell_later, progress))
-            progress("final fit", SEARCH_SHARE if pooled is None else FINAL_SHARE)
-            network = fit_choice(problem, choice, started + time_limit)
+        choice = select(searched, plan, search=search, progress=progress)
+        pooled = None
+        if pool is not None and pool[2] and plan.sizes:
+            problem = problem.add_pool(*pool)
+            choice, pooled = decide_pooling(problem, choice, searched.deadline, partial(_tell_later, progress))
+        progress("final fit", SEARCH_SHARE if pooled is None else FINAL_SHARE)
+        network = fit_choice(problem, choice, started + time_limit)
         return Solution(network.to(metadata.get("device", "cpu")), choice, problem, joined, pooled)
 
 
@@ -208,16 +207,6 @@ def _check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
         got = f"{known['device']!r} ({str(error).splitlines()[0]})"
         fail("solve", "metadata['device']", "be a device of this machine", got, "Pass 'cpu'.")
     return known
-
-
-@contextmanager
-def comparable(function: str, argument: str) -> Iterator[None]:
-    """Raise an InputError that blames an argument where its numbers are too far apart for arithmetic."""
-    try:
-        yield
-    except FloatingPointError as error:
-        remedy = "Mend the largest, or rescale their column."
-        fail(function, argument, "hold numbers that can be compared", str(error), remedy)
 
 
 @contextmanager

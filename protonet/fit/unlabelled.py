@@ -286,11 +286,11 @@ def pool_rows(rows: Rows, features: Tensor, beliefs: Tensor, known: Tensor) -> R
     shares, classes = beliefs.max(dim=1)
     weights = shares.double() * known
     used = weights > 0
-    own = torch.ones(len(rows.labels), dtype=torch.float64) if rows.weights is None else rows.weights
     return rows._replace(
         features=torch.cat([rows.features, features[used]]),
         labels=torch.cat([rows.labels, classes[used]]),
-        weights=torch.cat([own, weights[used]]),
+        weights=torch.cat([rows.times, weights[used]]),
+        unit=1.0,
         groups=None,
     )
 

@@ -109,7 +109,8 @@ class Linear:
         if scaling == "whitened":
             gain, basis, coefficient = _whitening(rows)
         affine = LinearMap(shift, gain, basis, coefficient, None if self.span is None else self.span[0])
-        size = affine(seen[:CHUNK]).square().mean().sqrt().clamp_min(LINEAR.tiny)
+        size = affine(seen[:CHUNK]).square().mean().sqrt()
+        size = torch.where(size > LINEAR.tiny, size, 1.0)  # where rows do not vary, no size is too small for others
         affine.gain /= size
         affine.coefficient /= size
         return LinearView(affine, bias=0.0 if scaling in {"raw", "centred"} else LINEAR.bias)
@@ -198,14 +199,11 @@ def shrink_covariance(residuals: Tensor, degrees: int) -> Covariance:
 
     Args:
         residuals: (n, dim) centred rows, floating.
-        degrees: Degrees of freedom of the residuals, at least 1.
+        degrees: Degrees of freedom of the residuals; with none of them nothing is known, and nothing varies.
 
     Returns:
         The eigenvectors with a positive sample eigenvalue, their shrunken variances, and the variance that is
         given to every other direction (0-d; 0 if there is none).
-
-    Raises:
-        FloatingPointError: Values of magnitudes so far apart that there is no eigenbasis to be found.
 
     Source: Ledoit and Wolf, "Quadratic shrinkage for large covariance matrices", Bernoulli 28 (2022), sec. 4.
     """
@@ -216,10 +214,7 @@ def shrink_covariance(residuals: Tensor, degrees: int) -> Covariance:
     else:
         chunks = (chunk.to(torch.float64) for chunk in residuals.split(CHUNK))
         gram = cast(Tensor, sum(chunk.T @ chunk for chunk in chunks))
-    try:
-        spectrum, left = torch.linalg.eigh(gram / degrees)
-    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-        raise FloatingPointError("values of too many magnitudes") from None
+    spectrum, left = torch.linalg.eigh(gram / max(1, degrees))
     rank = min(degrees, dim, int((spectrum > spectrum[-1] * LINEAR.null).sum()))
     if rank == 0:
         return Covariance(spectrum.new_zeros(dim, 0), spectrum.new_zeros(0), spectrum.new_zeros(()))

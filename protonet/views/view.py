@@ -31,11 +31,18 @@ class Rows(NamedTuple):
     seed: int = 0  #: Of first weights and episodes.
     deadline: float = math.inf  #: ``time.monotonic()`` after which training takes no further step.
     weights: Tensor | None = None
-    """(n,) float64, > 0: how many of the rows that came each one stands for; None for one each."""
+    """(n,) float64, > 0: how much each row counts next to the others; None for all alike."""
     groups: Tensor | None = None  #: (n,) int64: rows of one group are held out together; None for each alone.
     blocks: Tensor | None = None
     """(dim,) int64, ascending from 0: features of one block tell of one thing, such as the categories of a column, and
     count as one where features are made alike; None for each alone."""
+    unit: float = 1.0  #: How many of the rows that came a weight of 1 stands for.
+
+    @property
+    def times(self) -> Tensor:
+        """How many of the rows that came each one stands for, (n,) float64."""
+        weights = torch.ones(len(self.labels), dtype=torch.float64) if self.weights is None else self.weights
+        return self.unit * weights
 
     @property
     def shares(self) -> Tensor | None:

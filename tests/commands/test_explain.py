@@ -324,7 +324,7 @@ def test_errors(numbers: str, bare: str, tmp_path: Path, capsys: pytest.CaptureF
     output = tmp_path / "t.json"
     size = "`path` must hold numbers of the size that the model was fitted to; got "
     for arguments, message in (
-        ([numbers, far], f"{size}a row, as it is or shuffled, whose embedding overflows. Mend or drop rows"),
+        ([numbers, far], f"{size}3e+38 as the largest of a row. "),
         ([numbers, far, "--rows", "0"], f"{size}3e+38 as the largest of a row. "),
         ([numbers, table, "--rows", "3,48"], "`--rows` must name rows of the table; got 48 of 48 rows. Count from 0"),
         ([numbers, table, "--rows", "1,x"], "`--rows` must be a whole number >= 0; got 'x'. "),

@@ -181,19 +181,6 @@ def test_progress_is_told_and_no_global_state_is_touched() -> None:
     assert before[1:] == (random.getstate(), torch.get_num_threads())
 
 
-def test_numbers_of_too_many_magnitudes_name_the_solution_and_a_baseline_is_left_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail(*_: Any) -> None:
-        raise FloatingPointError("values of too many magnitudes")
-
-    monkeypatch.setattr("protonet.fit.baselines.shrink_covariance", fail)
-    assert set(predict_baselines(SOLUTION.problem)) == {"raw cosine"}
-    monkeypatch.setattr("protonet.fit.crossfit.fit_choice", fail)
-    with pytest.raises(InputError, match=r"^crossfit: `solution` must hold numbers that can be compared; got values"):
-        crossfit(SOLUTION)
-
-
 def test_samples_that_do_not_fit_are_not_added() -> None:
     crossed = copy.deepcopy(CROSSED)
     with pytest.raises(InputError, match=r"^add_samples: `num_classes` must be a whole number >= 5; got 4"):

@@ -344,15 +344,6 @@ def test_what_is_chosen_is_fitted_with_its_weights_and_sources_once(limit: int) 
     assert same_weights(again, solution.network)
 
 
-def test_numbers_of_too_many_magnitudes_name_the_argument_that_they_came_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> None:
-        raise FloatingPointError("values of too many magnitudes")
-
-    monkeypatch.setattr("protonet.views.linear.shrink_covariance", fail)
-    with pytest.raises(InputError, match=r"^solve: `train_loader` must hold numbers that can be compared; got values"):
-        solve([(X, Y)])
-
-
 @pytest.mark.parametrize("folds", [-1, 2.5])
 def test_folds_of_an_effort_are_a_whole_number(folds: Any) -> None:
     with pytest.raises(InputError, match=rf"solve: `effort\.folds` must be a whole number >= 0; got {folds}"):

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from sklearn.preprocessing import RobustScaler, StandardScaler
 
 from protonet import solve
-from protonet._checks import InputError
 from protonet.datasets.synthetic import sample_family
 from protonet.losses import class_means
 from protonet.scoring import Fold
@@ -223,15 +222,3 @@ def test_values_of_many_magnitudes_are_solved(size: float) -> None:
     x[::3, 1] = 1e-45
     network = solve([(x, y)], effort="fast")
     assert torch.isfinite(network(x)).all()
-
-
-def test_an_eigenbasis_that_is_not_found_gets_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: torch.Tensor) -> None:
-        raise torch.linalg.LinAlgError  # type: ignore[attr-defined]
-
-    monkeypatch.setattr(torch.linalg, "eigh", fail)
-    x, y = blobs(0)
-    with pytest.raises(FloatingPointError, match="values of too many magnitudes"):
-        shrink_covariance(x, 25)
-    with pytest.raises(InputError, match="solve: `train_loader` must hold numbers that can be compared; got values"):
-        solve([(x, y)], effort="fast")

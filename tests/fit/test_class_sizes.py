@@ -1,0 +1,100 @@
+"""Tables of few rows, in any number per class: what folds leave of them can be fitted to, by every view and command."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from protonet.__main__ import main
+from protonet.fit.crossfit import crossfit, predict_baselines, predict_held, repeat_held
+from protonet.fit.learning import draw_curve
+from protonet.fit.problem import fit_choice, fit_rows, pose_problem
+from protonet.fit.search import Choice
+from protonet.fit.solver import Solution, solve_problem
+from protonet.views.forest import Forest
+from protonet.views.linear import SCALINGS, Linear
+from protonet.views.mlp import MLP
+from protonet.views.patterns import Patterns
+from protonet.views.radial import VIEWS
+from protonet.views.view import Rows, Specification
+from tests.strategies import write_columns
+
+DIM = 9
+LINEAR = [Linear(scaling) for scaling in SCALINGS]
+#: Every kind, small.
+EVERY: list[Specification] = [*LINEAR, *VIEWS, Forest(3), Patterns(DIM, 1, 0.1), Patterns(3, 1, 0.1)]
+EVERY += [MLP(Linear("whitened"), 2, 3, steps=2, embedding_dim=12)]
+#: How many rows each class has: of all ways, but for the order, in which two to five have one to six, those in which
+#: they have as many, and one in twelve of the others.
+SIZES = [sizes for classes in range(2, 6) for sizes in itertools.combinations_with_replacement(range(1, 7), classes)]
+SIZES = [sizes for number, sizes in enumerate(SIZES) if len(set(sizes)) == 1 or number % 12 == 0]
+
+
+def make_rows(sizes: Sequence[int], dim: int = DIM) -> tuple[Tensor, Tensor]:
+    """Return rows (n, dim) around a centre for each class, and their labels (n,), of so many rows per class."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    centres, noise = (torch.randn(rows, dim, generator=generator) for rows in (len(sizes), len(y)))
+    return centres[y] + 0.5 * noise, y
+
+
+@pytest.mark.parametrize("sizes", [(0, 0, 1), (0, 0, 2), (0, 1, 1), (1, 1, 1), (0, 1, 2), (1, 1, 2), (0, 2, 2)])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_every_view_fits_to_single_rows_and_to_fewer_classes(sizes: tuple[int, ...], weighted: bool) -> None:
+    x, y = make_rows(sizes)
+    weights = torch.linspace(0.2, 1, len(y), dtype=torch.float64) if weighted else None
+    rows = Rows(x, y, len(sizes), shifts=(0, 1, -1), width=DIM, weights=weights)
+    for view in EVERY:
+        network = fit_rows(rows, Choice(((view, 1.0),), 0.1, rows.shifts))
+        embedding = network.embed(torch.cat([x, 3 * torch.eye(DIM)]))
+        assert bool(torch.isfinite(embedding).all()), view.name
+
+
+def test_held_out_rows_of_any_class_sizes_are_judged() -> None:
+    choice = Choice(((Linear("whitened"), 1.0), (VIEWS[3], 1.0)), 0.1)
+    for sizes in SIZES:
+        x, y = make_rows(sizes, 3)
+        problem, _ = pose_problem(x, y, len(sizes))
+        crossed = crossfit(Solution(fit_choice(problem, choice), choice, problem))
+        assert len(crossed.labels) == sum(size for size in sizes if size > 1), sizes
+        scores = [predict_held(crossed), crossed.offset, *predict_baselines(problem).values()]
+        assert all(bool(torch.isfinite(score).all()) for score in scores), sizes
+
+
+@pytest.mark.parametrize(
+    ("sizes", "effort"), [((3, 3, 3), "default"), ((1, 3, 3), "fast"), ((2, 3), "fast"), ((1, 2, 3, 4, 6), "fast")]
+)
+def test_what_judges_a_solution_takes_any_class_sizes(sizes: tuple[int, ...], effort: str) -> None:
+    solution = solve_problem(make_rows(sizes), effort=effort)
+    crossed = crossfit(solution)
+    assert bool(torch.isfinite(repeat_held(solution, crossed, 2)).all())
+    assert draw_curve(solution, crossed).right.shape[1] == len(crossed.labels)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (3, 3, 3), (1, 2, 4)])
+def test_every_command_that_fits_takes_any_class_sizes(
+    sizes: tuple[int, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x, y = make_rows(sizes, 3)
+    columns = {f"x{place}": column.tolist() for place, column in enumerate(x.T)}
+    table = write_columns(tmp_path / "t.csv", {**columns, "kind": np.array(list("abcde"))[y].tolist()})
+    more = write_columns(
+        tmp_path / "m.csv", {**{name: cells[:2] for name, cells in columns.items()}, "kind": ["a", "z"]}
+    )
+    model, page = (str(tmp_path / name) for name in ("m.safetensors", "m.html"))
+    rest = write_columns(tmp_path / "r.csv", {name: [cell + 0.1 for cell in cells] for name, cells in columns.items()})
+    fit = ["fit", table, "--label", "kind", "--effort", "fast", "-q"]
+    for arguments in (
+        [*fit, "-o", model, "--report", page],
+        [*fit, "--unlabelled", rest],
+        ["update", model, more, "--in-place", "-q"],
+        ["explain", model, table, "-q"],
+        ["suggest", model, rest, "-n", "1", "-q"],
+    ):
+        assert main(arguments) == 0, (arguments, capsys.readouterr().err)
