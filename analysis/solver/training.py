@@ -19,7 +19,7 @@ from analysis.shared.runner import Report, StudyParser
 from analysis.shared.tables import format_mean, subtract
 from protonet.commands.common import format_table
 from protonet.datasets import Split
-from protonet.fit.baselines import score_cosine
+from protonet.fit.crossfit import score_cosine
 from protonet.views.budget import plan_encoder
 from protonet.views.linear import Linear
 from protonet.views.training import Recipe, ResidualMLPs, Task, train

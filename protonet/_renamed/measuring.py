@@ -1,3 +1,3 @@
 """Renamed."""
 
-raise ImportError("protonet.measuring is now protonet.metrics and protonet.fit.baselines; see CHANGELOG.md")
+raise ImportError("protonet.measuring is now protonet.metrics and protonet.fit.crossfit; see CHANGELOG.md")
