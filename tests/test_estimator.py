@@ -14,16 +14,20 @@ import torch
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import load_iris, load_wine
+from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_score, cross_validate
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils.estimator_checks import parametrize_with_checks
+from sklearn.utils.estimator_checks import estimator_checks_generator, parametrize_with_checks
 
 from protonet import solve
 from protonet._checks import InputError
 from protonet.estimator import ProtoNetClassifier
+from protonet.fit.crossfit import crossfit, predict_held
 from protonet.fit.search import EFFORTS
+from protonet.fit.solver import solve_problem
+from protonet.metrics import measure
 from protonet.views.forest import ForestKind
 from protonet.views.radial import VIEWS, RadialKind
 from tests.strategies import blobs
@@ -47,6 +51,17 @@ CHEAP = replace(EFFORTS["fast"], folds=2).with_kind(RadialKind(VIEWS[1:2], (2.0,
 @parametrize_with_checks([ProtoNetClassifier(effort=CHEAP)])  # type: ignore[untyped-decorator]
 def test_scikit_learns_own_checks_pass(estimator: Any, check: Any) -> None:
     check(estimator)
+
+
+#: Those that tell repeated rows from weights: what is trained would make more of the least difference.
+AT_DEFAULT = [
+    check for _, check in estimator_checks_generator(ProtoNetClassifier()) if "sample_weight" in check.func.__name__
+]
+
+
+@pytest.mark.parametrize("check", AT_DEFAULT, ids=lambda check: check.func.__name__)
+def test_scikit_learns_checks_of_weights_pass_at_the_default_effort(check: Any) -> None:
+    check(ProtoNetClassifier())
 
 
 def test_the_default_effort_is_the_solvers() -> None:
@@ -154,12 +169,46 @@ def test_it_works_inside_scikit_learns_tools() -> None:
     np.testing.assert_allclose(calibrated.predict_proba(x).sum(axis=1), 1)
 
 
-def test_one_sample_a_class_and_one_class_work() -> None:
+def test_one_sample_a_class_works_and_so_does_one_class_where_others_may_come() -> None:
     first = [int(np.flatnonzero(name == NAMES)[0]) for name in np.unique(NAMES)]
     assert make().fit(X[first], NAMES[first]).predict(X[first]).tolist() == NAMES[first].tolist()
-    alone = make().fit(X, ["ash"] * len(X))
+    alone = make().partial_fit(X, ["ash"] * len(X))
     assert set(alone.predict(X)) == {"ash"}
     assert alone.predict_proba(X).shape == (len(X), 1)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (["ash"] * len(X), "`y` must name two classes at least; got one class: ash. Add rows of another one."),
+        (X[:, 0], "`y` must name classes; got numbers with fractions .continuous.. Cut them into classes first"),
+    ],
+)
+def test_labels_that_are_no_classes_get_one_line(labels: Any, message: str) -> None:
+    with pytest.raises(InputError, match=f"^ProtoNetClassifier: {message}"):
+        make().fit(X, labels)
+
+
+def test_a_fitted_estimator_tells_what_held_out_rows_say() -> None:
+    solution = solve_problem(
+        [(TENSOR_X, TENSOR_Y)], effort="fast", seed=int(np.random.RandomState(0).randint(2**31 - 1))
+    )
+    crossed = crossfit(solution)
+    wanted = measure(predict_held(crossed), crossed.labels, crossed.weights)
+    model = make().fit(X, NAMES)
+    copied = pickle.loads(pickle.dumps(model))
+    assert not hasattr(copied, "held_out_accuracy_")  # the rows of fit are in no pickle
+    before = model.predict_proba(X)
+    assert (model.held_out_accuracy_, model.held_out_interval_) == (wanted.accuracy, wanted.interval)
+    np.testing.assert_array_equal(model.predict_proba(X), before)
+    assert pickle.loads(pickle.dumps(model)).held_out_interval_ == wanted.interval
+    shuffled = make().fit(X, np.random.default_rng(0).permutation(NAMES))
+    assert shuffled.held_out_interval_ is not None
+    assert shuffled.held_out_interval_[0] < 0.2 < wanted.interval[0]
+    first = np.unique(NAMES, return_index=True)[1]
+    assert make().fit(X[first], NAMES[first]).held_out_accuracy_ is None
+    with pytest.raises(NotFittedError):
+        make().held_out_accuracy_  # noqa: B018
 
 
 @pytest.mark.parametrize(
@@ -233,5 +282,5 @@ def test_unlabelled_rows_that_do_not_fit() -> None:
             ProtoNetClassifier("fast").fit(x, marked, **given)
     gap = x.copy()
     gap[3, 2] = np.nan
-    with pytest.raises(ValueError, match="contains NaN"):
+    with pytest.raises(InputError, match="`X` must have no gaps, as the rows of fit had none; got 1 of NaN"):
         ProtoNetClassifier("fast").fit(x[few], y[few], unlabelled=gap)

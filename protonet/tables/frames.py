@@ -59,7 +59,7 @@ def read_frame(prog: str, x: Any) -> Frame | None:
 
     Raises:
         MissingPackageError: It is not of pandas, it does not hold numbers alone, and pyarrow is missing.
-        InputError: No row; a column of lists, of complex or of infinite numbers.
+        InputError: No row; two columns of one name; a column of lists, of complex or of infinite numbers.
     """
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(x, pandas.DataFrame):
@@ -85,6 +85,9 @@ def read_frame(prog: str, x: Any) -> Frame | None:
         return None
     if not columns:
         return None
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        fail(prog, "X", "name each column once", f"{show(twice)} twice", "Rename or drop one.")
     if not len(columns[0]):
         fail(prog, "X", "have at least one row", "none", "Pass rows.")
     for name, cells in zip(names, columns, strict=True):
@@ -146,17 +149,13 @@ def take_frame(prog: str, frame: Frame, kinds: Mapping[str, str] | None) -> Take
 
     Raises:
         InputTypeError: The kinds are no mapping.
-        InputError: An unknown kind; a column of that name is not there, or holds something else; two have the same
-            name; no column is of use.
+        InputError: An unknown kind; a column of that name is not there, or holds something else; no column is of use.
     """
     kinds = _check_kinds(prog, frame, kinds)
     if frame.native is None or (frame.plain and not kinds):
         verdicts = [Verdict(Number.fit(cells), "") for cells in frame.columns]
     else:
         columns = dict(zip(frame.names, frame.columns, strict=True))
-        if len(columns) < len(frame.names):
-            twice = next(name for name in frame.names if frame.names.count(name) > 1)
-            fail(prog, "X", "name each column once", f"{show(twice)} twice", "Rename or drop one.")
         kinds = {name: "category" for name in frame.categorical if _repeats(columns[name])} | kinds
         verdicts = list(
             take_columns(prog, columns, kinds, keep="column_kinds keeps it", argument="column_kinds").values()

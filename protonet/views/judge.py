@@ -166,7 +166,8 @@ class Kind(Protocol):
 
     @classmethod
     def for_effort(cls, effort: str) -> Kind:
-        """Return what is tried at an effort: "fast", "default" or "best"."""
+        """Return what is tried at an effort: "fast", "default" or "best"; without another word, the same at all."""
+        return cls()
 
     def candidates(self, judge: Judge) -> Iterator[Candidate]:
         """Yield what was tried and is worth a weight, each judged on rows held out."""

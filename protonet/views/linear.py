@@ -123,11 +123,6 @@ class LinearKind(Kind):
     scalings: tuple[str, ...] = SCALINGS
     stage: ClassVar[str] = "linear views"
 
-    @classmethod
-    def for_effort(cls, effort: str) -> LinearKind:
-        """Return the same for every effort: they cost next to nothing."""
-        return cls()
-
     def unjudged(self) -> LinearKind:
         """Return what one row per class allows."""
         return LinearKind(tuple(each for each in self.scalings if not Linear(each).least_degrees))

@@ -54,11 +54,6 @@ class ToyKind(Kind):
     powers: tuple[float, ...] = (1.0, 2.0)
     stage: ClassVar[str] = "toy views"
 
-    @classmethod
-    def for_effort(cls, effort: str) -> ToyKind:
-        """Return the same for every effort."""
-        return cls()
-
     def unjudged(self) -> None:
         """Return nothing."""
 
