@@ -194,13 +194,13 @@ def fit_weights(
         share = x[:-1].log_softmax(dim=0)
         logits = x[-1].exp() * torch.tensordot(share.exp(), stacked, dims=1)  # (rows, seen classes)
         size = logits.var(dim=1, correction=0).mean() / WEIGHTS.logit_scale**2
-        held = WEIGHTS.held_back * (share.exp() * (share - prior.log())).sum()
+        divergence = WEIGHTS.held_back * (share.exp() * (share - prior.log())).sum()
         log_p = importance * logits.log_softmax(dim=1)
-        loss: Tensor = torch.nn.functional.nll_loss(log_p, targets) + (held + size / 2) / len(targets)
+        loss: Tensor = torch.nn.functional.nll_loss(log_p, targets) + (divergence + size / 2) / len(targets)
         return float(loss.detach()), torch.autograd.grad(loss, x)[0]
 
-    found = _minimize(evaluate, torch.cat([prior.log(), prior.new_zeros(1)]))  # logarithms of shares and of the scale
-    influence = found[:-1].softmax(dim=0).clamp_min(WEIGHTS.least_share)
+    fitted = _minimize(evaluate, torch.cat([prior.log(), prior.new_zeros(1)]))  # logarithms of shares and of the scale
+    influence = fitted[:-1].softmax(dim=0).clamp_min(WEIGHTS.least_share)
     weights = torch.zeros_like(start)
     weights[used] = influence / spread
     return weights / weights.sum()

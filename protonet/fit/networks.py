@@ -208,7 +208,7 @@ def decide_pooling(
     own, before = fit_temperature(without, labels, seen, weights)
     factor, after = fit_temperature(torch.cat(pooled), labels, seen, weights)
     learned = own > 0 and factor > 0 and bool(pooling.known.any()) and not worse_by_one_error(after, before)
-    found = Pooled(learned, (float(before.mean()), float(after.mean())), ranks)
+    outcome = Pooled(learned, (float(before.mean()), float(after.mean())), ranks)
     if learned:
         choice = choice._replace(pooling=pooling._replace(temperature=choice.temperature * own / factor))
-    return choice, found
+    return choice, outcome

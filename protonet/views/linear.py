@@ -273,13 +273,13 @@ def _quartiles(features: Tensor, shares: Tensor | None) -> tuple[Tensor, Tensor,
     step = max(1, len(features) // CHUNK)
     ordered, order = features[::step].sort(dim=0)
     if shares is None:
-        found = [ordered[round(share * (len(ordered) - 1))] for share in (0.25, 0.5, 0.75)]
+        quartiles = [ordered[round(share * (len(ordered) - 1))] for share in (0.25, 0.5, 0.75)]
     else:
         below = shares[::step][order].cumsum(dim=0)  # (rows, dim): the weight of each value and of those below it
         last = below[-1] - below[-1] / len(below)
         places = [(below <= (share * last).round()).sum(dim=0) for share in (0.25, 0.5, 0.75)]
-        found = [ordered.gather(0, place[None])[0] for place in places]
-    return tuple(each.to(torch.float64) for each in found)  # type: ignore[return-value]
+        quartiles = [ordered.gather(0, place[None])[0] for place in places]
+    return tuple(quartile.to(torch.float64) for quartile in quartiles)  # type: ignore[return-value]
 
 
 def _relevance(rows: Rows) -> Tensor:

@@ -206,8 +206,8 @@ def _judge(judge: Judge, settings: Sequence[Radial]) -> Candidate | None:
         if judge.prunes(cosines[best[0]]):
             return None
         if halves:  # successive halving: the worse half is not tried on the next fold
-            kept = sorted(best[: 1 if settles else math.ceil(len(best) / 2)])
-            cosines, settings = cosines[kept], [settings[place] for place in kept]
+            better = sorted(best[: 1 if settles else math.ceil(len(best) / 2)])
+            cosines, settings = cosines[better], [settings[place] for place in better]
     best = _rank(judge, cosines)
     return judge.judge(settings[best[0]], cosines[best[0]])
 

@@ -130,7 +130,7 @@ def train(
     proxies = _initial_proxies(tasks, num_classes, embedding_dim, generator)
     average = copy.deepcopy(stack).requires_grad_(False)
     trained = [*stack.parameters(), proxies]
-    kept, current = ([weight.detach() for weight in each.parameters()] for each in (average, stack))
+    averages, weights_now = ([weight.detach() for weight in mlps.parameters()] for mlps in (average, stack))
     step_members = _make_step(recipe, trained)
     setting = {"temperature": recipe.temperature, "smoothing": recipe.smoothing}
     for step in range(1, steps[-1] + 1):
@@ -159,7 +159,7 @@ def train(
         gradients = torch.autograd.grad(loss, trained)
         step_members(gradients)
         decay = min(recipe.average, step / (step + 9))
-        torch._foreach_lerp_(kept, current, 1 - decay)
+        torch._foreach_lerp_(averages, weights_now, 1 - decay)
         if step in steps:
             yield step, average
 

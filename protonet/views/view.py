@@ -81,8 +81,8 @@ class Stored:
 
     def entry(self, name: str, kind: type) -> Any:
         """Return an entry of the description, of this very type."""
-        found = isinstance(self.description, dict) and type(self.description.get(name)) is kind
-        expect(found, f"no usable entry {name}")
+        usable = isinstance(self.description, dict) and type(self.description.get(name)) is kind
+        expect(usable, f"no usable entry {name}")
         return self.description[name]
 
     def whole(self, name: str, high: int, low: int = 0) -> int:
