@@ -30,14 +30,19 @@ PLAIN = replace(Search(), folds=3).without(RadialKind).without(ForestKind).witho
 
 
 def calibration_error(log_p: np.ndarray, labels: list[int]) -> float:
-    """Sum over bins of confidence: the share of the rows, times how far confidence and accuracy are apart."""
+    """Sum over bins: the rows' share, times how far confidence and accuracy are apart, beyond what chance gives."""
     rows: list[list[tuple[float, bool]]] = [[] for _ in range(BINS)]
     for scores, label in zip(log_p, labels, strict=True):
         confidence = float(np.exp(scores.max()))
         number = next(place for place in range(BINS) if confidence <= (place + 1) / BINS or place == BINS - 1)
         rows[number].append((confidence, int(scores.argmax()) == label))
     filled = [np.array(each, dtype=float) for each in rows if each]
-    return float(sum(len(each) / len(labels) * abs(each[:, 0].mean() - each[:, 1].mean()) for each in filled))
+    total = 0.0
+    for confidences, right in (each.T for each in filled):
+        honest = (confidences * (1 - confidences)).sum() / len(right) ** 2
+        gap = (confidences.mean() - right.mean()) ** 2 - honest
+        total += len(right) / len(labels) * math.sqrt(max(0.0, gap))
+    return total
 
 
 @settings(max_examples=20)

@@ -41,10 +41,17 @@ from protonet.commands.summary import (
 )
 from protonet.files import Model, save_model
 from protonet.fit.active import group_strangers
-from protonet.fit.crossfit import Crossfit, crossfit, number_held, predict_baselines, predict_held, repeat_held
+from protonet.fit.crossfit import (
+    Crossfit,
+    crossfit,
+    measure_held,
+    number_held,
+    predict_baselines,
+    predict_held,
+    repeat_held,
+)
 from protonet.fit.search import EFFORTS, Progress
 from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
-from protonet.metrics import measure
 
 PROG = "protonet fit"
 #: Of a time limit, what is over as the report begins.
@@ -205,18 +212,22 @@ def compare(crossed: Crossfit, solution: Solution) -> list[dict[str, Any]]:
     if not len(crossed.labels):
         return []
     baselines = predict_baselines(solution.problem)
-    return compare_baselines(predict_held(crossed), crossed.labels, baselines, crossed.weights)
+    return compare_baselines(predict_held(crossed), crossed.labels, baselines, crossed.sample)
 
 
 def report(crossed: Crossfit, compared: Sequence[Mapping[str, Any]], classes: Sequence[str | int]) -> str:
     """Return what the held-out rows say of a model, compared with its baselines."""
     if not len(crossed.labels):
         return "no class has two samples, copies aside: none could be held out to judge by\n"
-    metrics = measure(predict_held(crossed), crossed.labels, crossed.weights)
+    metrics = measure_held(crossed)
     rows, folds = count(round(float(crossed.weights.sum())), "row"), count(len(crossed.folds), "fold")
     held = f"{rows} in {folds}, each judged by a fit without its fold"
     return "".join(
-        [format_baselines(compared), f"{held}: {format_losses(metrics)}", format_pairs(metrics.confusion, classes)]
+        [
+            format_baselines(compared),
+            f"{held}: {format_losses(metrics._asdict())}",
+            format_pairs(metrics.confusion, classes),
+        ]
     )
 
 
@@ -231,7 +242,7 @@ def list_fit(
     figures: dict[str, Any] = {"command": "fit", "table": name, "views": model.metadata["views"], "data": table}
     if not len(crossed.labels):
         return figures
-    metrics = measure(predict_held(crossed), crossed.labels, crossed.weights)
+    metrics = measure_held(crossed)
     return figures | list_figures(name, data.classes, metrics) | {"baselines": compared}
 
 

@@ -21,9 +21,9 @@ from protonet._checks import InputError, fail, optional_packages
 from protonet.commands.common import Parser, check_outputs, count
 from protonet.files import INSTALL, Model, load_model
 from protonet.fit.active import Suggestion, suggest_rows
-from protonet.fit.crossfit import Crossfit, pack, predict_held
+from protonet.fit.crossfit import Crossfit, measure_held, pack, predict_held
 from protonet.fit.search import Progress
-from protonet.metrics import calibrate, measure
+from protonet.metrics import calibrate
 from protonet.network import PrototypeNetwork
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.picture import Picture
@@ -315,9 +315,8 @@ def keep_crossfit(model: Model, crossed: Crossfit, groups: dict[str, int]) -> Mo
     structures, held = pack(crossed)
     metadata = model.metadata | {"folds": structures, "samples": crossed.whole.counts.tolist(), "groups": groups}
     if len(crossed.labels):
-        logits = predict_held(crossed)
-        metrics = measure(logits, crossed.labels, crossed.weights)
+        metrics = measure_held(crossed)
         rows = round(float(crossed.weights.sum()))
         metadata["held_out"] = {"rows": rows, **metrics._asdict(), "confusion": metrics.confusion.tolist()}
-        metadata["scores"] = calibrate(logits, float(crossed.offset)).tolist()
+        metadata["scores"] = calibrate(predict_held(crossed), float(crossed.offset)).tolist()
     return model._replace(network=crossed.whole, metadata=metadata, held=held)

@@ -60,7 +60,7 @@ def format_report(report: Report) -> str:
         names = list_names(list(map(show, report.strange)))
         others = f"{count(sum(report.strange.values()), 'row')} of {count(len(report.strange), 'unknown class')}"
         lines.append(f"and {others} ({names}): AUROC {100 * report.auroc:.1f} % of known rows against these")
-    lines.append(format_losses(report.metrics) + "\n" + format_classes(report.by_class, report.classes))
+    lines.append(format_losses(report.metrics._asdict()) + "\n" + format_classes(report.by_class, report.classes))
     return "\n".join(lines) + format_pairs(report.metrics.confusion, report.classes)
 
 

@@ -94,6 +94,18 @@ class Explored(NamedTuple):
     losses: dict[str, float]  #: Mean log-loss of all that was tried, by name, at its best temperature.
     judged: bool  #: Were rows held out?
 
+    def without(self, rows: Tensor) -> Explored:
+        """Return it without the evidence of some rows (m,) int64; as it is, where there would be none left."""
+        judge = self.judge
+        kept = [~torch.isin(fold.judge, rows) for fold in judge.folds]
+        held = torch.cat(kept)
+        if not self.judged or not bool(held.any()):
+            return self
+        folds = [Fold(fold.fit, fold.judge[own]) for fold, own in zip(judge.folds, kept, strict=True)]
+        judge = Judge(judge.rows, folds, judge.plan)
+        found = [judge.judge(each.specification, each.cosines[held]) for each in self.candidates]
+        return self._replace(judge=judge, candidates=found)
+
 
 def explore(rows: Rows, plan: Plan, search: Search, progress: Progress = ignore) -> Explored | None:
     """Try what there is to try on held-out folds; where those judge too few classes, what needs no judge.
@@ -149,9 +161,13 @@ def select(rows: Rows, plan: Plan, *, search: Search | None = None, progress: Pr
         time, raw cosine.
     """
     search = search or Search()
+    return decide(explore(rows, plan, search, progress), plan, search)
+
+
+def decide(explored: Explored | None, plan: Plan, search: Search) -> Choice:
+    """Decide what `select` does on what `explore` found."""
     smallest = next(filter(None, (kind.smallest(plan, RAW) for kind in search.kinds)), None)
     raw_alone = Choice(((smallest or RAW, 1.0),), 0.1)
-    explored = explore(rows, plan, search, progress)
     if explored is None:
         return raw_alone
     judge, (raw, *_) = explored.judge, explored.candidates

@@ -18,6 +18,7 @@ from analysis.real_data.robustness import (
     METHODS,
     Run,
     hash_code,
+    judge,
     list_runs,
     ranks,
     regrets,
@@ -26,7 +27,7 @@ from analysis.real_data.robustness import (
     tabulate,
 )
 from analysis.real_data.sets import load_real, split_shots
-from protonet.metrics import measure
+from analysis.shared.baselines import Outcome
 
 FAST = ["robustness", "--datasets", "iris", "--methods", "ours,cosine,knn", "--shots", "1,2", "--splits", "2"]
 
@@ -52,11 +53,12 @@ def test_calibration_error_is_the_slow_loop() -> None:
         if inside.any():
             gap = (p.argmax(1) == truth)[inside].mean() - p.max(1)[inside].mean()
             slow += abs(gap) * inside.mean()
-    assert measure(torch.from_numpy(np.log(p)), torch.from_numpy(truth)).calibration_error == pytest.approx(slow)
+    outcome = Outcome(p.argmax(1), np.log(p))
+    assert judge(outcome, torch.from_numpy(truth))["calibration_error"] == pytest.approx(slow)
     sure = np.log(np.clip(np.eye(4)[truth], 1e-300, 1))
     for shift, error in ((0, 0), (1, 1)):
-        metrics = measure(torch.from_numpy(sure), torch.from_numpy((truth + shift) % 4))
-        assert metrics.calibration_error == error
+        judged = judge(Outcome(truth, sure), torch.from_numpy((truth + shift) % 4))
+        assert judged["calibration_error"] == error
 
 
 def test_codes() -> None:

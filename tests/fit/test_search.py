@@ -8,7 +8,7 @@ import torch
 from protonet.datasets import load_digits
 from protonet.datasets.synthetic import sample_family
 from protonet.fit.prior import TRAITS, VIEW_FEATURES, Prior
-from protonet.fit.search import EFFORTS, RAW, Choice, Search, select
+from protonet.fit.search import EFFORTS, RAW, Choice, Explored, Search, decide, explore, select
 from protonet.views import KINDS
 from protonet.views.budget import Plan, plan_encoder
 from protonet.views.forest import ForestKind
@@ -17,6 +17,7 @@ from protonet.views.mlp import MLP, MLPKind
 from protonet.views.patterns import Patterns
 from protonet.views.radial import BANDWIDTHS, RIDGES, Radial, RadialKind
 from protonet.views.view import Rows
+from tests.strategies import blobs
 
 
 def choose(family: str, limit: float = 500_000, **counts: int) -> Choice:
@@ -170,3 +171,22 @@ def test_patterns_are_used_where_rows_are_moved() -> None:
     choice = select(Rows(x, y, 3), plan_encoder(120, 3, 10_000))
     assert sum(weight for each, weight in choice.views if isinstance(each, Patterns)) > 0.3
     assert choice.losses["patterns"] < choice.losses["raw"] - 0.2
+
+
+def test_a_choice_without_some_rows_does_not_know_what_they_said() -> None:
+    x, y = blobs(0, rows=10, classes=3, noise=1.5)
+    explored = explore(Rows(x / x.square().mean().sqrt(), y, 3), plan_encoder(x.shape[1], 3, 10_000), EFFORTS["fast"])
+    assert explored is not None
+    judged = torch.cat([fold.judge for fold in explored.judge.folds])
+    left_out = torch.arange(0, 30, 4)
+    there = torch.isin(judged, left_out)
+    lied = [
+        each._replace(cosines=torch.where(there[:, None], -each.cosines, each.cosines)) for each in explored.candidates
+    ]
+
+    def choose(explored: Explored, rows: torch.Tensor) -> Choice:
+        return decide(explored.without(rows), explored.judge.plan, EFFORTS["fast"])._replace(losses={})
+
+    assert choose(explored, left_out) == choose(explored._replace(candidates=lied), left_out)
+    assert choose(explored, left_out) != choose(explored, left_out[:0])
+    assert explored.without(judged) is explored  # nothing would be left
