@@ -21,14 +21,23 @@ from protonet._checks import check_groups, fail, show
 from protonet.files import Model, load_model, save_model
 from protonet.fit.active import Suggestion, group_strangers, suggest_rows
 from protonet.fit.crossfit import crossfit, predict_held
+from protonet.fit.marks import even_weights, find_unlabelled, name_classes, number_labels
 from protonet.fit.search import EFFORTS, Search
 from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
-from protonet.fit.unlabelled import find_unlabelled
 from protonet.losses import CHUNK
 from protonet.metrics import Metrics, measure
 from protonet.network import PrototypeNetwork
 from protonet.tables.columns.encoding import Encoding
-from protonet.tables.frames import Frame, Taken, encode_frame, name_columns, read_frame, take_frame
+from protonet.tables.frames import (
+    Frame,
+    Taken,
+    encode_frame,
+    make_dense,
+    name_columns,
+    read_frame,
+    restore_taken,
+    take_frame,
+)
 
 NAME = "ProtoNetClassifier"
 #: What scikit-learn's ``validate_data`` takes for labels that there are none of.
@@ -164,10 +173,10 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             rows, labels = rows[:0], labels[:0]
         merged = np.unique(np.concatenate([self.classes_, labels, *known]))
         order = torch.full((len(merged),), -1)
-        order[_number(self.classes_, merged)] = torch.arange(len(self.classes_))
+        order[number_labels(self.classes_, merged)] = torch.arange(len(self.classes_))
         self.network_.arrange_classes(order)
         if len(rows):
-            self.network_.add_samples(rows, _number(labels, merged), weights=_even(weights))
+            self.network_.add_samples(rows, number_labels(labels, merged), weights=even_weights(weights))
         self.classes_ = merged
         return self
 
@@ -212,7 +221,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             InputError: As in ``predict``; or more rows asked for than there are.
         """
         check_is_fitted(self)
-        x = _make_dense(self._encode(self._check(X, reset=False)[0]))
+        x = make_dense(self._encode(self._check(X, reset=False)[0]))
         return suggest_rows(self.network_, torch.from_numpy(x), n, self.classes_.tolist())
 
     def _compute(self, X: Any, *, embed: bool = False) -> np.ndarray:
@@ -220,7 +229,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         check_is_fitted(self)
         x, network = self._encode(self._check(X, reset=False)[0]), self.network_
         with torch.no_grad():
-            blocks = (torch.from_numpy(_make_dense(x[first : first + CHUNK])) for first in range(0, x.shape[0], CHUNK))
+            blocks = (torch.from_numpy(make_dense(x[first : first + CHUNK])) for first in range(0, x.shape[0], CHUNK))
             return torch.cat([network.embed(block) if embed else network(block) for block in blocks]).numpy()
 
     def _check(self, X: Any, y: Any = NO_LABELS, *, reset: bool) -> tuple[Any, np.ndarray | None]:
@@ -240,7 +249,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         rows, labels = found if isinstance(found, tuple) else (found, None)
         gaps = int(np.isnan(rows.data if sparse.issparse(rows) else rows).sum())
         if encoded or (reset and (self.column_kinds or gaps)):
-            return name_columns(_make_dense(rows)), labels
+            return name_columns(make_dense(rows)), labels
         if gaps:
             remedy = "Fill them in, or fit to a data frame, or to rows with gaps: they are then filled in."
             fail(NAME, "X", "have no gaps, as the rows of fit had none", f"{gaps} of NaN", remedy)
@@ -285,7 +294,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             self._taken = take_frame(NAME, rows, self.column_kinds) if isinstance(rows, Frame) else None
             self._label = name if isinstance(name, str) else "label"
         return (
-            torch.from_numpy(_make_dense(self._encode(rows))),
+            torch.from_numpy(make_dense(self._encode(rows))),
             y,
             weights,
             None if groups is None else torch.from_numpy(groups),
@@ -302,7 +311,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         """Fit to rows (n, n_features), labels, weights and groups (n,), and to others without a label."""
         classes = np.unique(labels)
         seed = check_random_state(self.random_state).randint(2**31 - 1)
-        numbers = _number(labels, classes)
+        numbers = number_labels(labels, classes)
         metadata = {"num_classes": max(2, len(classes))}
         blocks = None if self.encoding_ is None else self.encoding_.blocks
         spans = () if self.encoding_ is None else self.encoding_.spans
@@ -317,7 +326,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         # In float64, a row's probabilities are its own to the last digits, whatever else is in the batch.
         self.network_ = network.double()
         if not self.learned_unlabelled_:
-            self.network_.set_prototypes(rows, numbers, _even(weights))
+            self.network_.set_prototypes(rows, numbers, even_weights(weights))
         self.classes_ = classes
 
     @property
@@ -335,14 +344,12 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
     @property
     def held_out_accuracy_(self) -> float | None:
         """Which share of rows held out is right."""
-        held = self._judge()
-        return None if held is None else held.accuracy
+        return None if (held := self._judge()) is None else held.accuracy
 
     @property
     def held_out_interval_(self) -> tuple[float, float] | None:
         """The 95 % interval of ``held_out_accuracy_``."""
-        held = self._judge()
-        return None if held is None else held.interval
+        return None if (held := self._judge()) is None else held.interval
 
     def _judge(self) -> Metrics | None:
         """Return what rows that are held out of those of the last fit say, if there are any."""
@@ -390,7 +397,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             "features": self.columns_,
         }
         network = deepcopy(self.network_).float()
-        save_model(path, Model(network, _name_classes(self.classes_), columns, metadata, {}, self.encoding_))
+        save_model(path, Model(network, name_classes(self.classes_), columns, metadata, {}, self.encoding_))
 
     @classmethod
     def load(cls, path: str | Path) -> ProtoNetClassifier:
@@ -417,7 +424,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         network.arrange_classes(torch.tensor(order))
         estimator.classes_, estimator.network_ = np.array(model.classes)[order], network
         estimator._label = label if isinstance(label, str) else "label"
-        estimator._taken, names = _restore_columns(model)
+        estimator._taken, names = restore_taken(model.encoding, model.columns, model.metadata.get("features"))
         width = network.encoder.input_dim if model.encoding is None else len(model.encoding.columns)
         estimator.n_features_in_ = width if names is None else len(names)
         if names is not None:
@@ -438,44 +445,4 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
 def _split_dense(part: Any) -> Iterator[Tensor]:
     """Yield rows of an array or a sparse matrix as tensors, a block at a time."""
     for first in range(0, part.shape[0], CHUNK):
-        yield torch.from_numpy(_make_dense(part[first : first + CHUNK]))
-
-
-def _even(weights: Tensor | None) -> Tensor | None:
-    """Return weights (n,) of mean 1, if there are any: what so many rows count for."""
-    return None if weights is None else weights / weights.mean()
-
-
-def _number(labels: np.ndarray, classes: np.ndarray) -> Tensor:
-    """Return the places (n,) of labels (n,) among the classes, which are in ascending order."""
-    return torch.from_numpy(np.searchsorted(classes, labels))
-
-
-def _make_dense(X: Any) -> np.ndarray:
-    """Return rows as an array that torch may have: dense, float64, and not read-only."""
-    return X.toarray() if hasattr(X, "toarray") else np.require(X, np.float64, ["C", "W"])
-
-
-def _name_classes(classes: np.ndarray) -> tuple[str, ...] | tuple[int, ...]:
-    """Return classes (n,) as model files have them; raise an InputError if they are of other types."""
-    names = classes.tolist()
-    strange = [name for name in names if isinstance(name, bool) or not isinstance(name, (str, int))]
-    texts = tuple(str(name) for name in names if isinstance(name, str))
-    if strange or 0 < len(texts) < len(names):
-        got = f"{show(repr((strange or names)[0]))} among them ({classes.dtype})"
-        fail(NAME, "classes_", "be all strings or all whole numbers to be saved", got, "Fit to y.astype(str).")
-    return texts or tuple(map(int, names))
-
-
-def _restore_columns(model: Model) -> tuple[Taken | None, list[str] | None]:
-    """Return what a model's columns were taken for, and the names of all that fit was given, if they had any."""
-    used, encoding = model.columns, model.encoding
-    if encoding is None:
-        return None, None if used is None else list(used)
-    if used is None:
-        return Taken(encoding, list(range(len(encoding.columns))), {}), None
-    told = model.metadata.get("features")
-    if not isinstance(told, dict) or not set(used) <= set(told):
-        told = {name: column.tell() for name, column in zip(used, encoding.columns, strict=True)}
-    names = list(told)
-    return Taken(encoding, [names.index(name) for name in used], {name: str(told[name]) for name in names}), names
+        yield torch.from_numpy(make_dense(part[first : first + CHUNK]))

@@ -1,4 +1,4 @@
-"""Rows without a label: which ones they are, what they are likely to be, and which are unlike every class.
+"""Rows without a label: what they are likely to be, and which of them are unlike every class.
 
 Labels spread over the graph of nearest neighbours in an embedding. Each row, as its likeliest class, is then pooled
 with the labelled ones, and the views are fitted to all of them.
@@ -7,7 +7,6 @@ with the labelled ones, and the views are fitted to all of them.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -46,8 +45,6 @@ UNLIKE_RATE, FEWEST_HELD = 0.05, 20
 #: A tensor or array (m, ...); or batches of inputs, alone or with labels.
 Unlabelled = Tensor | np.ndarray | Iterable[Any] | Dataset[Any]
 REMEDY = "Pass a tensor (m, ...), or batches of inputs."
-#: Up to this share of rows of -1, where it is taken for no label, somebody may have meant a class.
-DOUBTFUL = 0.5
 
 
 class Pool(NamedTuple):
@@ -56,51 +53,6 @@ class Pool(NamedTuple):
     features: Tensor  #: (m, dim) float32, in the units of the problem.
     places: Tensor  #: (m,) int64: which of the rows that came each one is.
     total: int  #: How many came.
-
-
-def find_unlabelled(y: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Find rows without a label.
-
-    Args:
-        y: (n,) or (n, 1) labels of any kind. None, NaN and pandas' NA are none; so is -1 where all other labels are
-            whole numbers from 0 on, and two at least, or where there are no others.
-
-    Returns:
-        The numbers (m,) int64 of the rows without a label, and all labels (n,); what is no such array comes back as it
-        is.
-
-    Warns:
-        UserWarning: Rows of -1 are taken for ones without a label, of which there are half of all or fewer.
-    """
-    labels = np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y)
-    if labels.ndim == 2 and labels.shape[1] == 1:
-        labels = labels[:, 0]
-    if labels.ndim != 1 or labels.dtype.kind not in "iufO":
-        return np.empty(0, np.int64), labels
-    cells = labels.tolist()
-    missing = [_is_gap(each) for each in cells]
-    there = [each for each, gone in zip(cells, missing, strict=True) if not gone]
-    if all(map(_is_whole, there)) and -1 in there:
-        others = set(there) - {-1}
-        if len(others) != 1 and min(others, default=0) >= 0:
-            missing = [gone or each == -1 for each, gone in zip(cells, missing, strict=True)]
-            marked = there.count(-1)
-            if others and sum(missing) <= DOUBTFUL * len(cells):
-                text = f"{marked} of {len(cells)} rows have the label -1, which is taken for none."
-                warnings.warn(f"{text} If it is a class, name the classes otherwise: y.astype(str).", stacklevel=3)
-    return np.flatnonzero(missing), labels
-
-
-def _is_gap(label: Any) -> bool:
-    """Return whether a label is None, not a number or not a time, or pandas' NA."""
-    named = label is None or type(label).__name__ in {"NAType", "NaTType"}
-    return named or (isinstance(label, float) and math.isnan(label))
-
-
-def _is_whole(label: Any) -> bool:
-    """Return whether a label is a whole number, of any type."""
-    number = isinstance(label, (int, float)) and not isinstance(label, bool)
-    return number and math.isfinite(label) and label % 1 == 0
 
 
 def read_rows(source: object, dim: int, most: int) -> tuple[Tensor, Tensor, int]:

@@ -202,3 +202,22 @@ def _repeats(cells: np.ndarray) -> bool:
     """Return whether there are two levels or more, and two rows of one of them: otherwise they are no categories."""
     counts = Counter(cells.tolist())
     return len(counts) > 1 and max(counts.values()) > 1
+
+
+def make_dense(X: Any) -> np.ndarray:
+    """Return rows as an array that torch may have: dense, float64, and not read-only."""
+    return X.toarray() if hasattr(X, "toarray") else np.require(X, np.float64, ["C", "W"])
+
+
+def restore_taken(
+    encoding: Encoding | None, used: tuple[str, ...] | None, told: Any
+) -> tuple[Taken | None, list[str] | None]:
+    """Return what a model's columns were taken for, and the names of all that fit was given, if they had any."""
+    if encoding is None:
+        return None, None if used is None else list(used)
+    if used is None:
+        return Taken(encoding, list(range(len(encoding.columns))), {}), None
+    if not isinstance(told, dict) or not set(used) <= set(told):
+        told = {name: column.tell() for name, column in zip(used, encoding.columns, strict=True)}
+    names = list(told)
+    return Taken(encoding, [names.index(name) for name in used], {name: str(told[name]) for name in names}), names

@@ -20,6 +20,7 @@ from protonet._checks import InputError, InputTypeError
 from protonet.datasets import load_digits
 from protonet.fit.active import group_strangers
 from protonet.fit.crossfit import crossfit, predict_held
+from protonet.fit.marks import find_unlabelled
 from protonet.fit.networks import POOLING, believe, fit_rows
 from protonet.fit.search import EFFORTS, RAW
 from protonet.fit.solver import Solution, solve_problem
@@ -28,7 +29,6 @@ from protonet.fit.unlabelled import (
     SPREAD,
     Unlabelled,
     even_shares,
-    find_unlabelled,
     find_unlike,
     link_neighbours,
     pool_rows,

@@ -1,0 +1,88 @@
+"""Labels and weights as arrays have them; which rows have no label: None, a gap, or -1 as in scikit-learn."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protonet._checks import fail, show
+
+#: Up to this share of rows of -1, where it is taken for no label, somebody may have meant a class.
+DOUBTFUL = 0.5
+
+
+def find_unlabelled(y: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Find rows without a label.
+
+    Args:
+        y: (n,) or (n, 1) labels of any kind. None, NaN and pandas' NA are none; so is -1 where all other labels are
+            whole numbers from 0 on, and two at least, or where there are no others.
+
+    Returns:
+        The numbers (m,) int64 of the rows without a label, and all labels (n,); what is no such array comes back as it
+        is.
+
+    Warns:
+        UserWarning: Rows of -1 are taken for ones without a label, of which there are half of all or fewer.
+    """
+    labels = np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y)
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim != 1 or labels.dtype.kind not in "iufO":
+        return np.empty(0, np.int64), labels
+    cells = labels.tolist()
+    missing = [_is_gap(each) for each in cells]
+    there = [each for each, gone in zip(cells, missing, strict=True) if not gone]
+    if all(map(_is_whole, there)) and -1 in there:
+        others = set(there) - {-1}
+        if len(others) != 1 and min(others, default=0) >= 0:
+            missing = [gone or each == -1 for each, gone in zip(cells, missing, strict=True)]
+            marked = there.count(-1)
+            if others and sum(missing) <= DOUBTFUL * len(cells):
+                text = f"{marked} of {len(cells)} rows have the label -1, which is taken for none."
+                warnings.warn(f"{text} If it is a class, name the classes otherwise: y.astype(str).", stacklevel=3)
+    return np.flatnonzero(missing), labels
+
+
+def _is_gap(label: Any) -> bool:
+    """Return whether a label is None, not a number or not a time, or pandas' NA."""
+    named = label is None or type(label).__name__ in {"NAType", "NaTType"}
+    return named or (isinstance(label, float) and math.isnan(label))
+
+
+def _is_whole(label: Any) -> bool:
+    """Return whether a label is a whole number, of any type."""
+    number = isinstance(label, (int, float)) and not isinstance(label, bool)
+    return number and math.isfinite(label) and label % 1 == 0
+
+
+def number_labels(labels: np.ndarray, classes: np.ndarray) -> Tensor:
+    """Return the places (n,) of labels (n,) among the classes, which are in ascending order."""
+    return torch.from_numpy(np.searchsorted(classes, labels))
+
+
+def name_classes(classes: np.ndarray) -> tuple[str, ...] | tuple[int, ...]:
+    """Return classes (n,) as model files have them; raise an InputError if they are of other types."""
+    names = classes.tolist()
+    strange = [name for name in names if isinstance(name, bool) or not isinstance(name, (str, int))]
+    texts = tuple(str(name) for name in names if isinstance(name, str))
+    if strange or 0 < len(texts) < len(names):
+        got = f"{show(repr((strange or names)[0]))} among them ({classes.dtype})"
+        fail(
+            "ProtoNetClassifier",
+            "classes_",
+            "be all strings or all whole numbers to be saved",
+            got,
+            "Fit to y.astype(str).",
+        )
+    return texts or tuple(map(int, names))
+
+
+def even_weights(weights: Tensor | None) -> Tensor | None:
+    """Return weights (n,) of mean 1, if there are any: what so many rows count for."""
+    return None if weights is None else weights / weights.mean()
