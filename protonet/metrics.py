@@ -74,6 +74,10 @@ class Sample(NamedTuple):
         """The factor on a standard error for 95 %: few groups tell little of how much they vary."""
         return find_quantile(self.equal_groups - 1)
 
+    def find_share(self, right: Tensor) -> float:
+        """Return the share that is right (n,) float64, 0 or 1: of rows that all are, 1 exactly."""
+        return float((self.weights * right).sum() / self.weights.sum())
+
     def count_rows(self, right: Tensor) -> float:
         """Return how many rows, of equal weight and each alone, say as much of a share as these do.
 
@@ -89,7 +93,7 @@ class Sample(NamedTuple):
         if pairs < squares * 1e-9:
             return count_equal_rows(self.weights)
         total, groups = float(self.weights.sum()), self.equal_groups
-        share = float((self.weights * right).sum()) / total
+        share = self.find_share(right)
         errors = self.weights * (right - share)
         alike = float(self.add_up(errors).square().sum() - errors.square().sum())
         smooth = (share * groups + 1) / (groups + 2)  # no group is right, and none is wrong, for good
@@ -104,7 +108,7 @@ class Sample(NamedTuple):
             right: (n,) float64, 0 or 1: what there is a share of.
             share: Another one that is as uncertain; None for its own.
         """
-        share = float((self.weights * right).sum() / self.weights.sum()) if share is None else share
+        share = self.find_share(right) if share is None else share
         alone = len(self.groups) == int(self.groups.max()) + 1  # then the share itself says how it varies
         return find_interval(share, self.count_rows(right) / self.spread, NORMAL if alone else self.quantile)
 
@@ -210,7 +214,7 @@ def measure(logits: Tensor, labels: Tensor, sample: Tensor | Sample | None = Non
     error_half = sample.quantile * math.sqrt(spread) * deviation
     confusion = torch.bincount(labels * num_classes + predicted, weights, minlength=num_classes**2).round().long()
     return Metrics(
-        float((shares * right).sum()),
+        sample.find_share(right),
         sample.find_interval(right),
         log_loss,
         error,
@@ -338,17 +342,17 @@ def score_known(logits: Tensor) -> Tensor:
     return logits.double().logsumexp(dim=1)
 
 
-def calibrate(logits: Tensor, offset: float = 0.0) -> Tensor:
+def calibrate(scores: Tensor, offset: float = 0.0) -> Tensor:
     """Return the scores that fresh rows of known classes have, in ascending order, for `find_threshold`.
 
     Args:
-        logits: (n, num_classes) of rows by networks that did not see them, from `protonet.fit.crossfit.predict_held`.
+        scores: (n,) float64 of rows by networks that did not see them, from `protonet.fit.crossfit.score_held`.
         offset: What a network of all rows adds to such a row's score: `protonet.fit.crossfit.Crossfit.offset`.
 
     Returns:
         (min(n, MOST_SCORES),) float64.
     """
-    scores = score_known(logits).sort().values + offset
+    scores = scores.sort().values + offset
     places = torch.linspace(0, len(scores) - 1, min(len(scores), MOST_SCORES), dtype=torch.float64)
     return scores[places.round().long()]
 

@@ -125,6 +125,8 @@ def test_an_interval_holds_its_share() -> None:
     for rows in range(1, 200):  # of 1, rounding took the end off
         assert find_interval(1.0, rows)[1] == 1
         assert find_interval(0.0, rows)[0] == 0
+        metrics = measure(torch.eye(2).repeat(rows, 1), torch.arange(2).repeat(rows))
+        assert metrics.accuracy == metrics.interval[1] == 1
 
 
 @pytest.mark.parametrize("degrees", [2, 3, 4.5, 10, 100, 1e6])

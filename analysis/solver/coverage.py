@@ -153,9 +153,9 @@ def _make_clusters(kind: str, n: int, rng: np.random.Generator) -> tuple[np.ndar
     if kind == "groups":
         return *draw_groups(round(n / per_group)), *draw_groups(FRESH_GROUPS)[:2]
     rows = draw_rows(n if kind == "rows" else max(2 * classes + 2, n // 3))
-    return *(
-        rows if kind == "rows" else _copy(*rows[:2], rng.integers(1, 6, size=len(rows[1])), 1e-3, rng)
-    ), *draw_rows(FRESH)[:2]
+    if kind == "copies":
+        rows = _copy(rows[0], rows[1], rng.integers(1, 6, size=len(rows[1])), 1e-3, rng)
+    return *rows, *draw_rows(FRESH)[:2]
 
 
 def _make_others(kind: str, n: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:

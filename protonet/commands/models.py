@@ -21,7 +21,7 @@ from protonet._checks import InputError, fail, optional_packages
 from protonet.commands.common import Parser, check_outputs, count
 from protonet.files import INSTALL, Model, load_model
 from protonet.fit.active import Suggestion, suggest_rows
-from protonet.fit.crossfit import Crossfit, measure_held, pack, predict_held
+from protonet.fit.crossfit import Crossfit, measure_held, pack, score_held
 from protonet.fit.search import Progress
 from protonet.metrics import calibrate
 from protonet.network import PrototypeNetwork
@@ -318,5 +318,5 @@ def keep_crossfit(model: Model, crossed: Crossfit, groups: dict[str, int]) -> Mo
         metrics = measure_held(crossed)
         rows = round(float(crossed.weights.sum()))
         metadata["held_out"] = {"rows": rows, **metrics._asdict(), "confusion": metrics.confusion.tolist()}
-        metadata["scores"] = calibrate(predict_held(crossed), float(crossed.offset)).tolist()
+        metadata["scores"] = calibrate(score_held(crossed), float(crossed.offset)).tolist()
     return model._replace(network=crossed.whole, metadata=metadata, held=held)

@@ -124,7 +124,8 @@ def _measure_offset(solution: Solution, folds: list[Fold], models: list[Prototyp
         for number in (one, one + 1):
             rows = folds[number].judge[network.seen[labels[folds[number].judge]]]
             x = problem.features_as_they_came(rows)
-            differences.append(score_known(models[number](x).detach()) - score_known(network(x).detach()))
+            scores = [_score_rows(each, x, solution.network) for each in (models[number], network)]
+            differences.append(scores[0] - scores[1])
     measured = torch.cat(differences)
     return measured.mean() * (1 - 2 / len(folds)) if len(measured) else measured.sum()
 
@@ -137,6 +138,24 @@ def predict_held(crossed: Crossfit) -> Tensor:
         rows = crossed.fold == number
         logits[rows] = network(crossed.features[rows])
     return logits
+
+
+@torch.no_grad()
+def score_held(crossed: Crossfit) -> Tensor:
+    """Return `protonet.metrics.score_known` (judged,) of each row by the fold model that did not see it.
+
+    Scores of several networks are compared at one temperature, that of the network of all rows.
+    """
+    scores = torch.zeros(len(crossed.labels), dtype=torch.float64)
+    for number, network in enumerate(crossed.folds):
+        rows = crossed.fold == number
+        scores[rows] = _score_rows(network, crossed.features[rows], crossed.whole)
+    return scores
+
+
+def _score_rows(network: PrototypeNetwork, x: Tensor, whole: PrototypeNetwork) -> Tensor:
+    """Return the scores (n,) of rows x (n, dim) by a network, at the temperature of that of all rows."""
+    return score_known(network(x).detach() * (network.temperature / whole.temperature))
 
 
 def measure_held(crossed: Crossfit) -> Metrics:
