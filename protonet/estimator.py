@@ -19,12 +19,11 @@ from torch import Tensor
 
 from protonet._checks import check_groups, fail, show
 from protonet.files import Model, load_model, save_model
-from protonet.fit.active import Suggestion, suggest_rows
+from protonet.fit.active import Suggestion, group_strangers, suggest_rows
 from protonet.fit.crossfit import crossfit, measure_held
 from protonet.fit.marks import even_weights, find_unlabelled, name_classes, number_labels
 from protonet.fit.search import EFFORTS, Search
 from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
-from protonet.fit.strangers import group_strangers
 from protonet.losses import CHUNK
 from protonet.metrics import Metrics
 from protonet.network import PrototypeNetwork

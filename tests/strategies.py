@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protonet.scoring import Fold
+from protonet.views.budget import plan_encoder
 from protonet.views.judge import Judge
-from protonet.views.mlp import plan_encoder
 from protonet.views.view import Rows
 
 seeds = st.integers(0, 2**31 - 1)

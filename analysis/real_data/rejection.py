@@ -18,8 +18,7 @@ from analysis.shared.journal import run_all
 from analysis.shared.runner import Report, StudyParser
 from analysis.shared.tables import format_mean, subtract
 from protonet.datasets import Dataset, load_glyphs
-from protonet.fit.baselines import score_lda
-from protonet.fit.crossfit import crossfit, score_held
+from protonet.fit.crossfit import crossfit, score_held, score_lda
 from protonet.fit.search import EFFORTS
 from protonet.fit.solver import solve_problem
 from protonet.metrics import calibrate, find_auroc, find_threshold, score_known

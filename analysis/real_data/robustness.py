@@ -30,7 +30,8 @@ from protonet.datasets import Split
 from protonet.fit.search import Search
 from protonet.metrics import calibration_error, fill_bins, measure
 from protonet.ui.text import count, format_table
-from protonet.views.mlp import MLPKind, Recipe
+from protonet.views.mlp import MLPKind
+from protonet.views.training import Recipe
 from solution.pack import library_files
 
 PROG = "analysis robustness"

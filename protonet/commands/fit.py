@@ -38,10 +38,11 @@ from protonet.commands.summary import (
     tell_columns,
 )
 from protonet.files import Model
+from protonet.fit.active import group_strangers
 from protonet.fit.balance import balance_classes, count_rows, count_samples
-from protonet.fit.baselines import FREQUENT, score_frequent
 from protonet.fit.copies import hash_rows
 from protonet.fit.crossfit import (
+    FREQUENT,
     Crossfit,
     crossfit,
     measure_held,
@@ -49,10 +50,10 @@ from protonet.fit.crossfit import (
     predict_baselines,
     predict_held,
     repeat_held,
+    score_frequent,
 )
 from protonet.fit.search import EFFORTS, Progress
 from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
-from protonet.fit.strangers import group_strangers
 from protonet.fit.twins import TWINS, find_twins
 from protonet.ui.command_line import check_name, parse_number, parse_whole
 from protonet.ui.page.document import write_outputs

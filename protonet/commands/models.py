@@ -20,8 +20,7 @@ from torch import Tensor
 from protonet._checks import as_typed, fail, optional_packages
 from protonet.files import INSTALL, Model, load_model, save_model
 from protonet.fit.active import Suggestion, suggest_rows
-from protonet.fit.baselines import score_frequent
-from protonet.fit.crossfit import Crossfit, measure_held, pack, score_held
+from protonet.fit.crossfit import Crossfit, measure_held, pack, score_frequent, score_held
 from protonet.fit.search import Progress
 from protonet.metrics import calibrate, measure, measure_classes
 from protonet.network import PrototypeNetwork

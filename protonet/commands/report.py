@@ -9,7 +9,7 @@ from torch import Tensor
 
 from protonet._checks import show
 from protonet.commands.summary import compare_baselines, format_balance, format_losses, format_pairs, format_share
-from protonet.fit.baselines import FREQUENT, score_frequent
+from protonet.fit.crossfit import FREQUENT, score_frequent
 from protonet.metrics import ClassMetrics, Metrics, Sample, find_auroc, measure, measure_classes, score_known
 from protonet.ui.text import count, format_table
 

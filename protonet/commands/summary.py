@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from protonet._checks import show
-from protonet.fit.problem import leave_out
+from protonet.fit.networks import leave_out
 from protonet.fit.search import Choice
 from protonet.metrics import Sample, measure, measure_classes
 from protonet.tables.columns.encoding import Encoding

@@ -12,18 +12,21 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.encoder import Encoder
 from protonet.files.model import describe_network, restore_network
-from protonet.fit.baselines import score_cosine, score_lda
 from protonet.fit.copies import find_copies
-from protonet.fit.problem import Problem, fit_choice
+from protonet.fit.networks import fit_choice
+from protonet.fit.problem import Problem
 from protonet.fit.search import Progress, ignore
 from protonet.fit.solver import Solution, untouched_globals
+from protonet.losses import class_means, weigh
 from protonet.metrics import Metrics, Sample, find_refit_spread, measure, score_known
 from protonet.network import PrototypeNetwork
 from protonet.scoring import Fold, split_folds
+from protonet.views.linear import shrink_covariance
 from protonet.views.view import Rows, expect
 
 #: With fewer rows per class, a fold more or less is felt.
@@ -217,6 +220,20 @@ def number_held(problem: Problem) -> Tensor:
     return numbers[problem.places]
 
 
+#: What `score_frequent` is called.
+FREQUENT = "most frequent class"
+
+
+def score_frequent(counts: Tensor, rows: int) -> Tensor:
+    """Return class scores (rows, num_classes) float64 that know no features: the numbers of rows of the classes.
+
+    Args:
+        counts: (num_classes,) of the rows that a model was fitted to.
+        rows: How many are to be classified.
+    """
+    return counts.double().expand(rows, -1)
+
+
 def predict_baselines(problem: Problem) -> dict[str, Tensor]:
     """Classify each held-out row by baselines that are fitted to the other folds.
 
@@ -238,6 +255,40 @@ def _score(score: Callable[..., Tensor], rows: Rows, fold: Fold) -> Tensor:
     """Return the scores of a baseline, fitted without a fold, of its rows."""
     fitted = rows.take(fold.fit)
     return score(fitted.features, fitted.labels, rows.features[fold.judge], rows.num_classes, fitted.shares)
+
+
+def score_cosine(x: Tensor, labels: Tensor, queries: Tensor, num_classes: int, weights: Tensor | None = None) -> Tensor:
+    """Return the cosines (m, num_classes) float64 of queries (m, dim) to the class means of unit rows x (n, dim)."""
+    means, _ = class_means(F.normalize(x.double(), dim=1), labels, num_classes, weights)
+    return F.normalize(queries.double(), dim=1) @ F.normalize(means, dim=1).T
+
+
+def score_lda(x: Tensor, labels: Tensor, queries: Tensor, num_classes: int, weights: Tensor | None = None) -> Tensor:
+    """Fit linear discriminant analysis with a shrunken covariance, and score queries.
+
+    Args:
+        x: (n, dim) float32.
+        labels: (n,) int64 in [0, num_classes).
+        queries: (m, dim) float32.
+        num_classes: Number of classes.
+        weights: (n,) of the rows, of mean 1; None for 1.
+
+    Returns:
+        (m, num_classes) float64, the log posterior up to a constant per row; minus infinity for a class without rows.
+
+    Source: Fisher, "The use of multiple measurements in taxonomic problems" (1936); see `shrink_covariance`.
+    """
+    means, counts = class_means(x.double(), labels, num_classes, weights)
+    degrees = len(x) - int((counts > 0).sum())
+    residuals = weigh(x.double() - means[labels], None if weights is None else weights.sqrt())
+    basis, variances, rest = shrink_covariance(residuals, degrees)
+    constant = float(rest) == 0 and len(variances) > 0  # what is off the basis never varies
+    off = 0.0 if constant else 1 / math.sqrt(float(rest) or 1.0)
+
+    def whiten(rows: Tensor) -> Tensor:
+        return off * rows + ((rows @ basis) * (variances.rsqrt() - off)) @ basis.T
+
+    return counts.log() - torch.cdist(whiten(queries.double()), whiten(means)).square() / 2
 
 
 def update(crossed: Crossfit, features: Tensor, labels: Tensor, num_classes: int, groups: Tensor | None = None) -> None:

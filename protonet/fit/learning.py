@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from protonet.fit.crossfit import Crossfit, predict_held, split_rows
-from protonet.fit.problem import fit_choice
+from protonet.fit.networks import fit_choice
 from protonet.fit.search import Progress, ignore
 from protonet.fit.solver import Solution, untouched_globals
 from protonet.metrics import Sample

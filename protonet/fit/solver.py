@@ -16,13 +16,13 @@ from torch import Tensor
 
 from protonet._checks import check_int, check_number, fail, fail_type
 from protonet.fit.loading import Samples, read_loaders
-from protonet.fit.pooling import Pooled, decide_pooling
-from protonet.fit.problem import Problem, fit_choice, pose_problem
+from protonet.fit.networks import Pooled, decide_pooling, fit_choice
+from protonet.fit.problem import Problem, pose_problem
 from protonet.fit.search import EFFORTS, RAW, SEARCH_SHARE, Choice, Explored, Progress, Search, decide, explore, ignore
 from protonet.fit.unlabelled import SPREAD, Unlabelled, read_rows
 from protonet.network import PrototypeNetwork
+from protonet.views.budget import Plan, plan_encoder
 from protonet.views.linear import LinearKind
-from protonet.views.mlp import Plan, plan_encoder
 
 #: The contest's limit, used where the metadata names none.
 PARAM_LIMIT = 500_000

@@ -7,12 +7,13 @@ import torch
 
 from protonet.datasets import load_digits
 from protonet.datasets.synthetic import sample_family
-from protonet.fit.prior import VIEW_FEATURES, WORDS, Prior
+from protonet.fit.prior import TRAITS, VIEW_FEATURES, Prior
 from protonet.fit.search import EFFORTS, RAW, Choice, Explored, Search, decide, explore, select
 from protonet.views import KINDS
+from protonet.views.budget import Plan, plan_encoder
 from protonet.views.forest import ForestKind
 from protonet.views.linear import Linear
-from protonet.views.mlp import MLP, MLPKind, Plan, plan_encoder
+from protonet.views.mlp import MLP, MLPKind
 from protonet.views.patterns import Patterns
 from protonet.views.radial import BANDWIDTHS, RIDGES, Radial, RadialKind
 from protonet.views.view import Rows
@@ -148,7 +149,7 @@ def test_the_prior_weighs_the_views() -> None:
     prior = Prior()
     prior.first.weight.data.zero_()
     prior.second.weight.data.zero_()
-    prior.first.weight.data[0, VIEW_FEATURES + WORDS.index("forest")] = 10.0
+    prior.first.weight.data[0, VIEW_FEATURES + TRAITS.index("forest")] = 10.0
     prior.second.weight.data[0, 0] = 1.0
     prior.score.weight.data[0, 0] = 10.0
     untrained, trained = (
