@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.stats import t
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.inspection import permutation_importance
 from sklearn.metrics import accuracy_score, log_loss
@@ -160,7 +161,8 @@ def test_a_shuffle_costs_what_scikit_learn_says(heavy: bool, numbers: str) -> No
             influence += cost
             influence[order.numpy()] += cost  # whose cell it is
         influence -= means * (1 + w / w.mean())[:, None]
-        half = 1.96 * np.sqrt((influence**2).mean(axis=0) / n)
+        variance = (influence**2).mean(axis=0) / (n - 1) * crossed.sample.spread  # each fold has its own network
+        half = t.ppf(0.975, n - 1) * np.sqrt(variance)
         assert [each.log_loss_rise, each.accuracy_fall] == pytest.approx(means.tolist(), abs=1e-6)
         assert each.log_loss_interval == pytest.approx((means[0] - half[0], means[0] + half[0]), abs=1e-6)
         assert each.accuracy_interval == pytest.approx((means[1] - half[1], means[1] + half[1]), abs=1e-6)
