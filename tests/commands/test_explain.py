@@ -162,10 +162,10 @@ def test_a_shuffle_costs_what_scikit_learn_says(heavy: bool, numbers: str) -> No
             influence[order.numpy()] += cost  # whose cell it is
         influence -= means * (1 + w / w.mean())[:, None]
         variance = (influence**2).mean(axis=0) / (n - 1) * crossed.sample.spread  # each fold has its own network
-        half = t.ppf(0.975, n - 1) * np.sqrt(variance)
+        half = t.ppf(0.975, w.sum() ** 2 / (w**2).sum() - 1) * np.sqrt(variance)
         assert [each.log_loss_rise, each.accuracy_fall] == pytest.approx(means.tolist(), abs=1e-6)
-        assert each.log_loss_interval == pytest.approx((means[0] - half[0], means[0] + half[0]), abs=1e-6)
-        assert each.accuracy_interval == pytest.approx((means[1] - half[1], means[1] + half[1]), abs=1e-6)
+        assert each.log_loss_interval == pytest.approx((means[0] - half[0], means[0] + half[0]), rel=1e-3)
+        assert each.accuracy_interval == pytest.approx((means[1] - half[1], means[1] + half[1]), rel=1e-3, abs=1e-6)
 
 
 def test_rows_held_out_tell_the_column_that_matters(
