@@ -18,9 +18,9 @@ LEVELS = {
     "protonet": [
         {"_checks"},
         {"_writing", "optimizer", "sampling", "losses", "scoring"},
-        {"views", "datasets"},
+        {"views"},
         {"encoder", "tables"},
-        {"network"},
+        {"network", "datasets"},
         {"metrics", "files"},
         {"fit", "ui"},
         {"estimator", "commands"},

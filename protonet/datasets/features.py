@@ -11,8 +11,8 @@ import torch
 
 from protonet._checks import fail
 from protonet.datasets.dataset import Dataset, assign_sides, make_dataset
-from protonet.datasets.files import UNREADABLE, check_names
 from protonet.datasets.unpickling import load_pickle
+from protonet.tables.arrays import UNREADABLE, check_names
 
 FUNCTION = "load_features"
 #: What features, and their labels, are called in files of several things.

@@ -17,7 +17,8 @@ from numpy.lib import format as npy
 from torch import Tensor
 
 from protonet.datasets.dataset import Dataset, assign_sides, check_finite, make_dataset
-from protonet.datasets.files import UNREADABLE, load_npz, read_arrays
+from protonet.datasets.files import load_npz
+from protonet.tables.arrays import UNREADABLE, read_arrays
 
 FLOATING = ("float16", "float32", "float64")
 #: Readers of an array's header, by its version.

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from protonet._checks import fail, show
-from protonet.datasets.delimited import ERRORS, is_number
 from protonet.tables.columns.parsing import find_gaps
+from protonet.tables.delimited import ERRORS, is_number
 from protonet.tables.formats import PICTURE, Raw, Source, open_source
 
 #: What stands for no class, in lower case; "none" and "?" may be classes.

@@ -179,7 +179,7 @@ def test_text_that_cannot_be_read(content: str | bytes, message: str, tmp_path: 
 
 
 def test_damage_late_in_a_file_is_found_before_its_first_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protonet.datasets.delimited.CHUNK", 1000)
+    monkeypatch.setattr("protonet.tables.delimited.CHUNK", 1000)
     content = "a,b\n" + "1,é\n" * 5000
     path = write(tmp_path, content.encode() + b"2,\xe9\n")
     with pytest.raises(InputError, match="no UTF-8 in line 5002"):

@@ -115,7 +115,7 @@ def test_csv_that_cannot_be_read(tmp_path: Path, text: str | bytes, message: str
 
 
 def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protonet.datasets.delimited.LONGEST", 100)
+    monkeypatch.setattr("protonet.tables.delimited.LONGEST", 100)
     with pytest.raises(InputError, match=r"be a CSV file; got .*no end of the line"):
         read_table("cmd", write(tmp_path, "a" * 1000), KIND)
 

@@ -17,7 +17,6 @@ from protonet.datasets.cub import find_cub
 from protonet.datasets.dataset import Dataset, check_finite, make_dataset, split_classes
 from protonet.datasets.fc100 import find_fc100
 from protonet.datasets.features import READERS
-from protonet.datasets.files import UNREADABLE
 from protonet.datasets.layouts import find_class_folders, find_folders, find_sides
 from protonet.datasets.mini_imagenet import find_mini_imagenet
 from protonet.datasets.omniglot import find_omniglot
@@ -25,6 +24,7 @@ from protonet.datasets.pictures import Found, load_pictures
 from protonet.datasets.synthetic import FAMILIES, sample_family
 from protonet.datasets.tiered_imagenet import find_tiered_imagenet
 from protonet.sampling import index_classes, list_pieces
+from protonet.tables.arrays import UNREADABLE
 from protonet.ui.command_line import check_name
 
 PROG = "protonet.episodes"  #: The command, for messages.

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from protonet._checks import check_int, fail, optional_packages
-from protonet.datasets._cache import cache_folder
+from protonet._writing import cache_folder
 from protonet.tables.columns.kind import take_numbers
 from protonet.tables.pictures.reading import map_pictures, need_pillow, refuse, show_pictures
 from protonet.views.view import Stored, expect

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from protonet._checks import fail, optional_packages
-from protonet.datasets._images import SUFFIXES, UNREADABLE_IMAGE, list_folders, open_plain
+from protonet.tables.pictures.images import SUFFIXES, UNREADABLE_IMAGE, list_folders, open_plain
 
 INSTALL = 'pip install "protonet[pictures]"'
 #: Pictures that a thread reads at a time.
