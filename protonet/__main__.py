@@ -49,7 +49,7 @@ def explain(arguments: Sequence[str] | None) -> None:
     parser.add_argument("command", nargs="?")
     name = parser.parse_args(arguments).command
     if name is not None:
-        check_name(PROG, "command", name, COMMANDS)
+        check_name("command", name, COMMANDS)
     parser.print_help()
 
 

@@ -21,9 +21,9 @@ def run(arguments: Sequence[str] | None) -> None:
     parser = make_parser(PROG, text, model=True, table=False)
     parser.add_argument("--onnx", required=True, metavar="FILE", help="what to write, .onnx")
     options = parser.parse_args(arguments)
-    path = check_paths(PROG, options, {"onnx": (".onnx",)}, [options.model])["onnx"]
-    check_packages(PROG, ["onnx"], 'pip install "protonet[onnx]"')
-    model = read_model(PROG, options.model)
+    path = check_paths(options, {"onnx": (".onnx",)}, [options.model])["onnx"]
+    check_packages(["onnx"], 'pip install "protonet[onnx]"')
+    model = read_model(options.model)
     export_onnx(path, model)
     dim, classes = model.network.encoder.input_dim, len(model.classes)
     mixed = model.encoding is not None and not model.encoding.plain

@@ -84,15 +84,15 @@ def run(arguments: Sequence[str] | None) -> None:
     add_figures(parser)
     add_options(parser)
     options = parser.parse_args(arguments)
-    check_name(PROG, "--effort", options.effort, EFFORTS)
-    seed = parse_whole(PROG, "--seed", options.seed, low=0)
-    limit = None if options.time_limit is None else parse_number(PROG, "--time-limit", options.time_limit, low=0)
+    check_name("--effort", options.effort, EFFORTS)
+    seed = parse_whole("--seed", options.seed, low=0)
+    limit = None if options.time_limit is None else parse_number("--time-limit", options.time_limit, low=0)
     suffixes = {"output": MODELS, "plot": PLOTS, **FIGURES}
-    outputs = check_paths(PROG, options, suffixes, [options.table, options.labels, options.unlabelled])
-    check_packages(PROG, ["safetensors"] * ("output" in outputs))
-    check_packages(PROG, ["matplotlib"] * ("plot" in outputs), 'pip install "protonet[analysis]"')
-    data = read_data(PROG, options, keep_cells="report" in outputs)
-    rest = Rest(PROG, data, options.unlabelled and Path(options.unlabelled), options.label or "label")
+    outputs = check_paths(options, suffixes, [options.table, options.labels, options.unlabelled])
+    check_packages(["safetensors"] * ("output" in outputs))
+    check_packages(["matplotlib"] * ("plot" in outputs), 'pip install "protonet[analysis]"')
+    data = read_data(options, keep_cells="report" in outputs)
+    rest = Rest(data, options.unlabelled and Path(options.unlabelled), options.label or "label")
     shots = torch.bincount(data.y).tolist()
     metadata: dict[str, Any] = {"label": options.label or "label", "effort": options.effort, "seed": seed}
     metadata |= {"samples": shots, "group": options.group, "id": options.id, "left_out": data.left_out}
@@ -131,14 +131,14 @@ def run(arguments: Sequence[str] | None) -> None:
             crossed = count_rows(crossed, data.y, weights)
         model = keep_crossfit(make_model(solution), crossed, data.number_groups(solution), hash_rows(data.x))
         if "output" in outputs:
-            write_model(PROG, outputs["output"], model)
+            write_model(outputs["output"], model)
     except KeyboardInterrupt:
         if solution is None or "output" not in outputs:
             raise
         if weights is not None:
             count_samples(solution.network, torch.bincount(data.y))
         model = make_model(solution)
-        write_model(PROG, outputs["output"], model)
+        write_model(outputs["output"], model)
         print(summarise(Path(options.table).name, data, model, solution, rest, []), end="")
         raise KeyboardInterrupt(f"stopped; {outputs['output']} is kept, without cross-validation") from None
     try:

@@ -43,7 +43,7 @@ def run(arguments: Sequence[str] | None) -> None:
     parser = make_parser(PROG, text, model=True, table=False)
     parser.add_argument("--json", action="store_true", help="print all of it as JSON, and nothing else")
     options = parser.parse_args(arguments)
-    facts = describe_model(Path(options.model), read_model(PROG, options.model))
+    facts = describe_model(Path(options.model), read_model(options.model))
     print(json.dumps(facts, indent=1) if options.json else format_facts(facts))
 
 

@@ -17,7 +17,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 import torch
 
-from protonet._checks import InputError, as_typed, fail, guard
+from protonet._checks import InputError, as_typed, guard, refuse
 from protonet._writing import clear_folder, write_whole
 from protonet.commands.folder import Part, Tick, claim_folder, list_parts, name_file, run_parts
 from protonet.commands.models import (
@@ -83,18 +83,18 @@ def run(arguments: Sequence[str] | None) -> None:
     some.add_argument("--dask", metavar="ADDRESS", help="of a folder: the Dask scheduler whose workers do it instead")
     options = parser.parse_args(arguments)
     if Path(options.table).is_dir():
-        model = read_model(PROG, options.model)
+        model = read_model(options.model)
         held, pictured = hold_pictures(Path(options.table)), has_pictures(model)
         if pictured and held is False:
-            fail(PROG, "table", "hold pictures, as the model was fitted to", f"the tables of {options.table}", "")
+            refuse("table", "hold pictures, as the model was fitted to", f"the tables of {options.table}", "")
         if not pictured and not held:
             predict_folder(model, options)
             return
     for name in ("jobs", "dask"):
         if getattr(options, name) is not None:
-            fail(PROG, f"--{name}", "come with a folder of tables", options.table, "Leave it out, or pass one.")
-    outputs = check_paths(PROG, options, {"output": (".csv",)}, [options.model, options.table])
-    model = open_model(PROG, options)
+            refuse(f"--{name}", "come with a folder of tables", options.table, "Leave it out, or pass one.")
+    outputs = check_paths(options, {"output": (".csv",)}, [options.model, options.table])
+    model = open_model(options)
     asked = ask(model, options)
     named = asked.inputs or model.metadata.get("id") is not None
     asked = asked._replace(pictured=not named and are_pictures(Path(options.table)))
@@ -123,19 +123,19 @@ def predict_folder(model: Model, options: argparse.Namespace) -> None:
         MissingPackageError: As in `run`.
         InputError: As in `run`, `list_parts`, `claim_folder` and `run_parts`.
     """
-    jobs = count_cores() if options.jobs is None else parse_whole(PROG, "--jobs", options.jobs, low=1)
+    jobs = count_cores() if options.jobs is None else parse_whole("--jobs", options.jobs, low=1)
     if options.sheet is not None:
-        fail(PROG, "--sheet", "come with an Excel workbook", options.table, "Leave it out.")
+        refuse("--sheet", "come with an Excel workbook", options.table, "Leave it out.")
     if options.output is None:
-        fail(PROG, "--output", "name a folder", "none", "Pass -o FOLDER: every file there gets one of its name.")
+        refuse("--output", "name a folder", "none", "Pass -o FOLDER: every file there gets one of its name.")
     path = Path(options.model).resolve()
     asked, digest = ask(model, options), hash_file(path)
-    output = check_writable_folder(PROG, "--output", options.output)
-    parts = list_parts(PROG, Path(options.table), output)
-    claim_folder(PROG, output, {"model": digest, **asked._asdict()})
+    output = check_writable_folder("--output", options.output)
+    parts = list_parts(Path(options.table), output)
+    claim_folder(output, {"model": digest, **asked._asdict()})
     work = partial(predict_part, str(path), digest, asked)
     try:
-        notes = run_parts(PROG, work, parts, jobs=jobs, scheduler=options.dask, quiet=options.quiet)
+        notes = run_parts(work, parts, jobs=jobs, scheduler=options.dask, quiet=options.quiet)
     finally:
         clear_folder(output)  # of what those had in work that were killed
     for note in notes * (not options.quiet):
@@ -158,7 +158,7 @@ def predict_part(path: str, digest: str, asked: Asked, part: Part, tick: Tick) -
 
     def write(file: BinaryIO) -> None:
         if not part.rows:
-            own = open_source(PROG, part.table).header if asked.inputs else [model.metadata.get("id")]
+            own = open_source(part.table).header if asked.inputs else [model.metadata.get("id")]
             file.write(format_header(model, asked, [str(name) for name in own or () if name]).encode())
         else:
             options = argparse.Namespace(table=str(part.table), skip_broken=False, sheet=None)
@@ -179,9 +179,9 @@ def predict_part(path: str, digest: str, asked: Asked, part: Part, tick: Tick) -
 @lru_cache(maxsize=1)
 def load_once(path: str, digest: str) -> Model:
     """Return a model that is read once per process; raise an InputError where its file holds another one by now."""
-    model = read_model(PROG, path)
+    model = read_model(path)
     if hash_file(Path(path)) != digest:
-        fail(PROG, "model", "stay as it was", path, "Leave it alone until the folder is done.")
+        refuse("model", "stay as it was", path, "Leave it alone until the folder is done.")
     return model
 
 
@@ -199,7 +199,7 @@ def ask(model: Model, options: argparse.Namespace) -> Asked:
 def open_blocks(model: Model, asked: Asked, options: argparse.Namespace) -> tuple[Table, Iterable[Block]]:
     """Open the table that the options name; return it, and its rows with what comes before their classes."""
     wanted = want(model, None, labelled=False, beside=model.metadata.get("id"))._replace(everything=asked.inputs)
-    table = open_rows(PROG, options, model, wanted)
+    table = open_rows(options, model, wanted)
     blocks: Iterable[Block] = number_rows(table.blocks) if asked.numbered else table.blocks
     return table, name_pictures(blocks, (model.columns or ()).index(PICTURE)) if asked.pictured else blocks
 
@@ -222,15 +222,15 @@ def choose_threshold(model: Model, text: str) -> float:
     """
     if UNKNOWN in map(str, model.classes):
         got, remedy = f"one with a class {UNKNOWN!r}", "Rename that class and fit it again."
-        fail(PROG, "--unknown", "come with a model that has no class of that name", got, remedy)
+        refuse("--unknown", "come with a model that has no class of that name", got, remedy)
     scores = model.metadata.get("scores")
     if not isinstance(scores, list) or not all(type(score) is float for score in scores):
         remedy = "Fit it again, to two samples or more of some classes."
-        fail(PROG, "--unknown", "come with a model that was cross-validated", "one without held-out rows", remedy)
+        refuse("--unknown", "come with a model that was cross-validated", "one without held-out rows", remedy)
     try:
         rate = float(text)
     except ValueError:
-        fail(PROG, "--unknown", "be a number between 0 and 1", repr(text), "Pass a number such as 0.05.")
+        refuse("--unknown", "be a number between 0 and 1", repr(text), "Pass a number such as 0.05.")
     with as_typed(PROG, rate="--unknown"):
         return find_threshold(torch.tensor(scores, dtype=torch.float64), rate)
 
@@ -259,7 +259,7 @@ def format_header(model: Model, asked: Asked, beside: Sequence[str]) -> str:
 def format_predictions(model: Model, table: Table, asked: Asked, block: Block) -> str:
     """Return CSV: the class of each row of a table's block and how likely it is."""
     names = [guard(str(name)) for name in model.classes]
-    logits = classify_block(PROG, model, table, block)
+    logits = classify_block(model, table, block)
     probabilities = logits.softmax(dim=1)
     best, places = (each.tolist() for each in probabilities.max(dim=1))
     lines = [[names[place], f"{share:.6g}"] for place, share in zip(places, best, strict=True)]

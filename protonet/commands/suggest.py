@@ -30,17 +30,17 @@ def run(arguments: Sequence[str] | None) -> None:
     options = parser.parse_args(arguments)
     if options.table is None:  # a table alone
         options.model, options.table = None, options.model
-    n = parse_whole(PROG, "-n", options.n, low=1)
-    check_table(PROG, options)
-    outputs = check_paths(PROG, options, {"output": (".csv",)}, [options.model, options.table])
-    model = None if options.model is None else open_model(PROG, options)
+    n = parse_whole("-n", options.n, low=1)
+    check_table(options)
+    outputs = check_paths(options, {"output": (".csv",)}, [options.model, options.table])
+    model = None if options.model is None else open_model(options)
     label = name_label(options.label, model)
-    rows = read_unlabelled(PROG, options, model, label)
+    rows = read_unlabelled(options, model, label)
     names = [] if model is None else [show(name) for name in model.classes]
     network, known = (None, rows.x[rows.known]) if model is None else (model.network, None)
-    chosen = suggest(PROG, network, rows.x, n, names, rows=rows.left, known=known)
+    chosen = suggest(network, rows.x, n, names, rows=rows.left, known=known)
     if "output" in outputs:
-        header, cells = read_cells(PROG, options, model, label, [each.row for each in chosen])
+        header, cells = read_cells(options, model, label, [each.row for each in chosen])
         lines = [[*header, label], *([*own, ""] for own in cells)]
         write_whole(outputs["output"], lambda file: file.write(format_csv(lines).encode()))
     show_notes(rows.table, quiet=options.quiet)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from protonet._checks import check_int, fail
+from protonet._checks import as_typed, check_int, fail
 from protonet.datasets.dataset import Dataset, assign_sides, make_dataset
 from protonet.tables.arrays import read_arrays
 from protonet.tables.delimited import read_rows
@@ -55,6 +55,7 @@ def load_images(folder: str | Path, *, size: int | None = None, colour: bool = F
     return make_dataset("load_images", "folder", x, labels)._replace(shape=rows[0].shape)
 
 
+@as_typed("load_npz")
 def load_npz(path: str | Path) -> Dataset:
     """Load an NPZ file with arrays ``x``, ``y`` and, if there is a split by class, ``split``.
 
@@ -70,7 +71,7 @@ def load_npz(path: str | Path) -> Dataset:
         InputError: There is no such file, it is not an NPZ file, x or y is missing, there are object arrays or NaN,
             shapes do not fit, or a class is on two sides.
     """
-    arrays = read_arrays("load_npz", Path(path), {"x", "y", "split"})
+    arrays = read_arrays(Path(path), {"x", "y", "split"})
     x = arrays["x"]
     if x.dtype.kind not in "biuf" or x.ndim < 2:
         fail("load_npz", "x", "be real, of shape (n, dim)", f"{x.dtype} {x.shape}", "Save features as floats.")
@@ -78,6 +79,7 @@ def load_npz(path: str | Path) -> Dataset:
     return assign_sides("load_npz", "split", data, arrays.get("split"))
 
 
+@as_typed("load_csv")
 def load_csv(path: str | Path, *, label: str = "label") -> Dataset:
     """Load a CSV file with a header, a column of labels and columns of numbers.
 
@@ -95,7 +97,7 @@ def load_csv(path: str | Path, *, label: str = "label") -> Dataset:
     """
     path = Path(path)
     rows, labels = [], []
-    lines = read_rows("load_csv", path, names={label})
+    lines = read_rows(path, names={label})
     header = [cell.strip() for cell in next(lines, (0, []))[1]]
     if header.count(label) != 1 or len(header) < 2:
         more = f" and {len(header) - 5} more" if len(header) > 5 else ""

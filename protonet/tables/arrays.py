@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from protonet._checks import fail
+from protonet._checks import refuse
 
 #: What numpy and zipfile raise for a damaged file, beside a ValueError.
 UNREADABLE = (
@@ -20,7 +20,7 @@ UNREADABLE = (
 )
 
 
-def read_arrays(function: str, path: Path, names: set[str]) -> dict[str, np.ndarray]:
+def read_arrays(path: Path, names: set[str]) -> dict[str, np.ndarray]:
     """Read the arrays of some ``names`` of x, y and split from an NPZ file, y and split with shape (n,).
 
     Only split may be missing. Nothing is unpickled.
@@ -42,25 +42,25 @@ def read_arrays(function: str, path: Path, names: set[str]) -> dict[str, np.ndar
     except ValueError as error:
         if "Object arrays" in str(error):
             remedy = "Save them as numbers, or labels as strings: y.astype(str)."
-            fail(function, "path", "hold no object arrays, which would be unpickled", str(path), remedy)
+            refuse("path", "hold no object arrays, which would be unpickled", str(path), remedy)
         found = None
     except (FileNotFoundError, IsADirectoryError):
-        fail(function, "path", "be a file that exists", str(path), "")
+        refuse("path", "be a file that exists", str(path), "")
     except UNREADABLE as error:
         got = f"{path} ({type(error).__name__})"
-        fail(function, "path", "be an NPZ file that can be read", got, "Save it again with numpy.savez.")
+        refuse("path", "be an NPZ file that can be read", got, "Save it again with numpy.savez.")
     if found is None:
-        fail(function, "path", "be an NPZ file", str(path), "Use numpy.savez(path, x=x, y=y).")
+        refuse("path", "be an NPZ file", str(path), "Use numpy.savez(path, x=x, y=y).")
     missing = sorted((names - {"split"}) - set(found))
     if missing:
         got = f"{path} with {', '.join(found) or 'nothing'}"
-        fail(function, "path", f"hold an array {missing[0]}", got, "Save it with numpy.savez(path, x=x, y=y).")
+        refuse("path", f"hold an array {missing[0]}", got, "Save it with numpy.savez(path, x=x, y=y).")
     for name in arrays.keys() - {"x"}:
-        arrays[name] = check_names(function, name, arrays[name])
+        arrays[name] = check_names(name, arrays[name])
     return arrays
 
 
-def check_names(function: str, argument: str, values: np.ndarray) -> np.ndarray:
+def check_names(argument: str, values: np.ndarray) -> np.ndarray:
     """Return labels or names of any shape as (n,) integers or strings, with bytes decoded.
 
     Raises:
@@ -69,7 +69,7 @@ def check_names(function: str, argument: str, values: np.ndarray) -> np.ndarray:
     try:
         names = np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values
     except UnicodeDecodeError as error:
-        fail(function, argument, "be UTF-8 where it is bytes", repr(error.object), "Save strings, not bytes.")
+        refuse(argument, "be UTF-8 where it is bytes", repr(error.object), "Save strings, not bytes.")
     if names.dtype.kind not in "biuU":
-        fail(function, argument, "be integers or strings", str(names.dtype), "Save class numbers or names.")
+        refuse(argument, "be integers or strings", str(names.dtype), "Save class numbers or names.")
     return names.reshape(-1)  # (n,)

@@ -165,11 +165,11 @@ def test_a_process_that_is_killed_is_told_of(model: Path, rows: Path, tmp_path: 
 
 
 def test_parts_are_in_the_order_of_names_and_hidden_ones_are_none(rows: Path, tmp_path: Path) -> None:
-    parts = list_parts("cmd", rows, tmp_path)
+    parts = list_parts(rows, tmp_path)
     assert [part.table for part in parts] == sorted([*rows.glob("day=*/*.parquet"), rows / "none.parquet"])
     assert [part.output.relative_to(tmp_path) for part in parts[:1]] == [Path("day=0/part-0.csv")]
     assert [part.rows for part in parts] == [ROWS] * FILES + [0]
-    assert list(_run_here("cmd", lambda part, tick: [], [], 1, lambda rows: None)) == []
+    assert list(_run_here(lambda part, tick: [], [], 1, lambda rows: None)) == []
 
 
 @pytest.mark.parametrize(

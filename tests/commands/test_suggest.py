@@ -140,8 +140,8 @@ def test_cells_are_found_in_any_block(tmp_path: Path) -> None:
     table = tmp_path / "rest.npy"
     np.save(table, np.arange(6.0).reshape(3, 2))
     options = argparse.Namespace(table=str(table), skip_broken=False, sheet=None)
-    assert read_cells("cmd", options, None, "label", [2, 0]) == (["column 0", "column 1"], [["4", "5"], ["0", "1"]])
-    assert read_cells("cmd", options, None, "label")[1] == [["0", "1"], ["2", "3"], ["4", "5"]]
+    assert read_cells(options, None, "label", [2, 0]) == (["column 0", "column 1"], [["4", "5"], ["0", "1"]])
+    assert read_cells(options, None, "label")[1] == [["0", "1"], ["2", "3"], ["4", "5"]]
 
 
 @pytest.mark.parametrize(

@@ -73,16 +73,16 @@ def run_extract(arguments: Sequence[str] | None) -> None:
         InputError: Data, network and files do not fit together.
     """
     options = make_parser().parse_args(arguments)
-    batch = parse_whole(PROG, "--batch", options.batch, low=1)
+    batch = parse_whole("--batch", options.batch, low=1)
     sizes = {
-        name: None if text is None else parse_whole(PROG, f"--{name.replace('_', '-')}", text, low=1)
+        name: None if text is None else parse_whole(f"--{name.replace('_', '-')}", text, low=1)
         for name, text in (("size", options.size), ("image_size", options.image_size))
     }
     mean, std = (_parse_numbers(f"--{name}", getattr(options, name)) for name in ("mean", "std"))
     output = Path(options.output)
     if output.suffix.lower() != ".npz":
         fail(PROG, "--output", "end in .npz", output, "Rename it.")
-    check_writable_file(PROG, "--output", output)
+    check_writable_file("--output", output)
     if output.exists() and not options.resume:
         fail(PROG, "--output", "be a new file", f"{output}, which exists", "Pass another path, or --resume.")
     if not options.texts and (options.names or options.template):
