@@ -95,6 +95,14 @@ def test_nothing_imports_what_stands_above_it() -> None:
             assert not {name.split(".")[0] for name in imports(path)} & forbidden, path
 
 
+def test_nothing_takes_the_name_that_its_messages_begin_with() -> None:
+    """What lies deep raises faults without one; entries name themselves, and parsers know what they are of."""
+    for folder in ("commands", "datasets", "files", "tables"):
+        for path in modules(f"protonet/{folder}").values():
+            names = {node.arg for node in ast.walk(parse(path)) if isinstance(node, ast.arg)}
+            assert "prog" not in names or path.name == "models.py", path
+
+
 HEAVY = """
 import sys, torch
 before = set(sys.modules)

@@ -64,7 +64,7 @@ def fit_ours(split: MixedSplit, effort: str = "default") -> np.ndarray:
         train, test = Path(folder, "train.csv"), Path(folder, "test.csv")
         write_table(train, ["class of the row", *split.columns], zip(split.train_labels, split.train, strict=True))
         write_table(test, ["class of the row", *split.columns], zip(split.test_labels, split.test, strict=True))
-        parser = make_parser(PROG, "", label="label")
+        parser = make_parser(PROG, "", (), label="label")
         add_data_options(parser)
         data = read_data(parser.parse_args([str(train), "--label", "class of the row"]))
         blocks = None if data.encoding is None else data.encoding.blocks

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +24,7 @@ from protonet.tables.columns.recognise import NAMES
 from protonet.tables.drift import describe_columns
 from protonet.tables.features import choose_features, encode_block
 from protonet.tables.formats import PICTURE
-from protonet.tables.pictures.backbone import open_backbone
+from protonet.tables.pictures.backbone import SETTINGS, open_typed
 from protonet.tables.pictures.reading import are_pictures
 from protonet.tables.table import CLASS_NAMES, Block, Table, Wanted, list_names, open_table, read_table
 from protonet.ui.command_line import Parser, check_name
@@ -84,7 +83,6 @@ class Unlabelled(NamedTuple):
 def add_options(parser: Parser) -> None:
     """Add what says how the table is to be taken."""
     parser.add_argument("--group", metavar="NAME", help="a column: rows that share its value are held out together")
-    parser.add_argument("--id", metavar="NAME", help="a column that names the rows; predict carries it to its output")
     some = parser.add_mutually_exclusive_group()
     some.add_argument(
         "--columns", nargs="+", metavar="NAME", help="the features (default: all columns but the classes')"
@@ -92,13 +90,13 @@ def add_options(parser: Parser) -> None:
     some.add_argument("--drop", nargs="+", metavar="NAME", default=[], help="columns that are no features")
     kinds = f"what columns hold, where it was not seen: {', '.join(NAMES)}"
     parser.add_argument("--column", nargs="+", metavar="NAME=KIND", default=[], help=kinds)
-    parser.add_argument("--size", metavar="N", help="pixels that the backbone takes, HEIGHTxWIDTH or both as one")
-    for name, otherwise in (("mean", 0), ("std", 1)):
-        scaled = f"of the backbone's input, from 0 to 1 (default: as its metadata say, or {otherwise})"
-        parser.add_argument(f"--{name}", metavar="R,G,B", help=scaled)
     parser.add_argument("--unlabelled", metavar="FILE", help="more rows, without a class, to be learned from")
-    parser.add_argument("--drop-unlabelled", action="store_true", help="leave out the table's rows without a class")
-    parser.add_argument("--one-shot", action="store_true", help="the many classes of a few rows each are meant")
+    add = parser.add_expert_group("rows of the table").add_argument
+    add("--id", metavar="NAME", help="a column that names the rows; predict carries it to its output")
+    add("--drop-unlabelled", action="store_true", help="leave out the table's rows without a class")
+    add("--one-shot", action="store_true", help="the many classes of a few rows each are meant")
+    for name in SETTINGS:
+        parser.add_removed(f"--{name}", f"Metadata of the backbone's file say it, or --backbone FILE:{name}=...")
 
 
 def read_data(options: argparse.Namespace, *, keep_cells: bool = False) -> Data:
@@ -215,32 +213,12 @@ def take_pictures(options: argparse.Namespace, kinds: Mapping[str, str]) -> dict
     """
     if are_pictures(Path(options.table)):
         kinds = {PICTURE: "picture"}
-    chosen = {name: getattr(options, name, None) for name in ("backbone", "size", "mean", "std")}
-    given = [f"--{name}" for name, value in chosen.items() if value is not None]
-    if given and "picture" not in kinds.values():
-        refuse(given[0], "come with pictures", "a table", "Leave it out, or pass --column NAME=picture.")
-    if given and options.backbone is None:
-        refuse(given[0], "come with a backbone", "none", "Pass --backbone FILE, or leave it out.")
+    if options.backbone is not None and "picture" not in kinds.values():
+        refuse("--backbone", "come with pictures", "a table", "Leave it out, or pass --column NAME=picture.")
     column = Picture(shown=not options.quiet)
-    if given:
-        size, mean, std = (parse_numbers(f"--{name}", chosen[name]) for name in ("size", "mean", "std"))
-        own = None if size is None else (int(size[0]), int(size[-1]))
-        opened = open_backbone(options.backbone, size=own, mean=mean, std=std, cache=options.cache)
-        column = Picture.of(opened, shown=not options.quiet)
+    if options.backbone is not None:
+        column = Picture.of(open_typed(options.backbone), shown=not options.quiet)
     return {name: column if kind == "picture" else kind for name, kind in kinds.items()}
-
-
-def parse_numbers(option: str, text: str | None) -> list[float] | None:
-    """Return the numbers of an option, up to three; None for none."""
-    if text is None:
-        return None
-    try:
-        found = [float(each) for each in text.lower().replace("x", ",").split(",")]
-    except ValueError:
-        found = []
-    if not 1 <= len(found) <= 3 or not all(map(math.isfinite, found)):
-        refuse(option, "be one to three numbers", repr(text), f"Pass {option} 224, say.")
-    return found
 
 
 def parse_kinds(texts: list[str]) -> dict[str, str]:

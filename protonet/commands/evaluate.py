@@ -42,6 +42,11 @@ from protonet.ui.page.document import write_outputs
 from protonet.ui.plots import draw_plot
 
 PROG = "protonet evaluate"
+EXAMPLES = (
+    "model.safetensors test.csv",
+    "model.safetensors test.csv --label species --report judged.html",
+    "model.safetensors test/ --json judged.json  # pictures by class",
+)
 
 
 class Judged(NamedTuple):
@@ -62,8 +67,7 @@ def run(arguments: Sequence[str] | None) -> None:
     """
     text = "Judge a model on rows that it has not seen; those of classes that it does not know count as unknown rows."
     text += " fit tells how well it does on its own rows, held out."
-    parser = make_parser(PROG, text, model=True, label="the same as in fit")
-    parser.add_argument("--plot", metavar="FILE", help="a plot, .png, .pdf or .svg: the embedding and the confusion")
+    parser = make_parser(PROG, text, EXAMPLES, model=True, label="the same as in fit")
     add_figures(parser)
     options = parser.parse_args(arguments)
     inputs = [options.model, options.table, options.labels]

@@ -36,6 +36,11 @@ from protonet.ui.command_line import parse_whole
 from protonet.ui.text import count, format_table
 
 PROG = "protonet explain"
+EXAMPLES = (
+    "model.safetensors",
+    "model.safetensors test.csv --json columns.json",
+    "model.safetensors new.csv --rows 0,5",
+)
 #: Most columns that are printed; a JSON file has all.
 MOST_COLUMNS = 30
 #: Of each row: how many columns, and how many near rows, are told.
@@ -58,10 +63,10 @@ def run(arguments: Sequence[str] | None) -> None:
     text = "Tell which columns matter: what is lost where a column's cells are shuffled among the rows of a table with"
     text += " classes; without a table, among the rows that fit held out, each judged by a fit without its fold. With"
     text += " --rows, tell what is near these rows of a table, and which columns spoke for their class."
-    parser = make_parser(PROG, text, model=True, label="the same as in fit", may_lack_table=True)
+    parser = make_parser(PROG, text, EXAMPLES, model=True, label="the same as in fit", may_lack_table=True)
     parser.add_argument("--rows", metavar="N,N", help="explain these rows of the table, counted from 0")
-    parser.add_argument("--seed", default="0", metavar="N", help="of what is drawn at random (default 0)")
     parser.add_argument("--json", metavar="FILE", help="all figures, of all columns, .json")
+    parser.add_argument("--seed", default="0", metavar="N", help="of what is drawn at random (default 0)")
     options = parser.parse_args(arguments)
     seed = check_int(PROG, "--seed", parse_whole("--seed", options.seed, low=0), low=0, high=2**63 - 1)
     rows = None if options.rows is None else parse_rows(options.rows)

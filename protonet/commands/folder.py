@@ -108,14 +108,13 @@ def claim_folder(output: Path, made: Mapping[str, Any]) -> None:
     write_whole(path, lambda file: file.write(text.encode()))
 
 
-def run_parts(work: Work, parts: Sequence[Part], *, jobs: int, scheduler: str | None, quiet: bool) -> list[str]:
+def run_parts(work: Work, parts: Sequence[Part], *, workers: int | str, quiet: bool) -> list[str]:
     """Do the work of all files that are not done, and show on stderr how many rows are, if it takes long.
 
     Args:
         work: A function of a module with arguments that can be pickled.
         parts: All files.
-        jobs: Processes on this machine.
-        scheduler: The address of a Dask scheduler that does it instead, or None.
+        workers: How many processes on this machine, or the address of a Dask scheduler whose workers do it instead.
         quiet: Show no progress.
 
     Returns:
@@ -139,22 +138,22 @@ def run_parts(work: Work, parts: Sequence[Part], *, jobs: int, scheduler: str | 
         delay=1.0, leave=False, dynamic_ncols=True, disable=quiet, smoothing=0,
     )  # fmt: skip
     with bar:
-        if left and scheduler is not None:
-            done = _run_dask(work, left, scheduler, bar.update)
+        if isinstance(workers, int):
+            done = _run_here(work, left, min(workers, len(left)), bar.update)
         else:
-            done = _run_here(work, left, min(jobs, len(left)), bar.update)
+            done = _run_dask(work, left, workers, bar.update) if left else iter(())
         for told in done:
             notes |= dict.fromkeys(told)
     return list(notes)
 
 
-def _run_here(work: Work, parts: Sequence[Part], jobs: int, tick: Tick) -> Iterator[Sequence[str]]:
+def _run_here(work: Work, parts: Sequence[Part], n_processes: int, tick: Tick) -> Iterator[Sequence[str]]:
     """Yield what the work of each file says, done by so many processes of one thread each."""
     if not parts:
         return
     context = multiprocessing.get_context("spawn")
     rows, stop = context.Value("q", 0), context.Event()
-    pool = ProcessPoolExecutor(jobs, context, _begin_process, (rows, stop))
+    pool = ProcessPoolExecutor(n_processes, context, _begin_process, (rows, stop))
     try:
         waiting, seen = {pool.submit(_work_here, work, part) for part in parts}, 0
         while waiting:
@@ -166,7 +165,7 @@ def _run_here(work: Work, parts: Sequence[Part], jobs: int, tick: Tick) -> Itera
                 yield future.result()
     except BrokenProcessPool:
         must, remedy = "be no more than there is memory for", "Run it again with fewer: finished files are kept."
-        refuse("--jobs", must, f"{jobs}, of which one was killed", remedy)
+        refuse("--workers", must, f"{n_processes}, of which one was killed", remedy)
     finally:
         stop.set()
         pool.shutdown(cancel_futures=True)
@@ -224,7 +223,7 @@ def _run_dask(work: Work, parts: Sequence[Part], address: str, tick: Tick) -> It
         except (KilledWorker, CancelledError) as error:
             got = "a lost scheduler" if isinstance(error, CancelledError) else "several that were killed at one file"
             remedy = "Give them more memory; run it again: finished files are kept."
-            refuse("--dask", "have workers that live", got, remedy)
+            refuse("--workers", "have workers that live", got, remedy)
         finally:
             client.cancel(futures)
 
@@ -248,20 +247,20 @@ def _connect(address: str) -> Iterator[Any]:
         except (OSError, ValueError) as error:
             got = f"{address} ({type(error).__name__})"
             remedy = "Start it with dask scheduler, and workers with dask worker ADDRESS."
-            refuse("--dask", "be the address of a Dask scheduler that answers", got, remedy)
+            refuse("--workers", "be the address of a Dask scheduler that answers", got, remedy)
         with client:
             own = find_version("protonet")
             try:
                 client.wait_for_workers(1, timeout=PATIENCE)
                 found = client.run(find_version, "protonet")
             except asyncio.TimeoutError:  # before Python 3.11 another one than TimeoutError
-                refuse("--dask", "have a worker", f"none at {address}", f"Start some with dask worker {address}.")
+                refuse("--workers", "have a worker", f"none at {address}", f"Start some with dask worker {address}.")
             except Exception as error:  # whatever its import raises there
                 found = {"some": type(error).__name__}
             strange = sorted({str(each) for each in found.values() if each != own})
             if strange:
                 remedy = "Install it there."
-                refuse("--dask", f"have workers with protonet {own}", list_names(strange), remedy)
+                refuse("--workers", f"have workers with protonet {own}", list_names(strange), remedy)
             yield client
     finally:
         logger.setLevel(level)

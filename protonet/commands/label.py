@@ -26,6 +26,11 @@ from protonet.tables.table import NO_CLASS
 from protonet.ui.text import count
 
 PROG = "protonet label"
+EXAMPLES = (
+    "rest.csv --classes cat,dog",
+    "rest.csv --model model.safetensors -o labelled.csv",
+    "pictures/ --classes cat,dog -o labelled.csv",
+)
 #: What is pressed for the classes, in their order, and what for something else.
 KEYS = "123456789abcdefghijklmnoprtvwxyz"
 SKIP, UNDO, LEAVE = "s", "u", "q"
@@ -52,7 +57,7 @@ def run(arguments: Sequence[str] | None) -> None:
     """
     text = "Label rows in the terminal, the most telling ones first. Every answer is on the disk at once; the same"
     text += " command goes on where it was left. fit and update take the file of the answers as it is."
-    parser = make_parser(PROG, text)
+    parser = make_parser(PROG, text, EXAMPLES)
     parser.add_argument("--classes", metavar="NAME,NAME", help="the classes, with commas (default: the model's)")
     parser.add_argument("-o", "--output", metavar="FILE", help="the answers, .csv (default: TABLE-labelled.csv)")
     parser.add_argument("--model", metavar="FILE", help="a file that fit wrote, to begin with")

@@ -51,6 +51,7 @@ Result = TypeVar("Result")
 def make_parser(
     prog: str,
     description: str,
+    examples: Sequence[str],
     *,
     model: bool = False,
     table: bool = True,
@@ -62,12 +63,13 @@ def make_parser(
     Args:
         prog: The command's name.
         description: One sentence.
+        examples: Command lines, without what they all begin with.
         model: Whether a model comes before the table.
         table: Whether there is one.
         label: Which column holds the classes by default; None if none are to be read.
         may_lack_table: Whether there may be no table.
     """
-    parser = Parser(prog, description)
+    parser = Parser(prog, description, [f"python -m {prog} {example}" for example in examples])
     if model:
         parser.add_argument("model", help="a file that fit wrote")
     parser.add_argument("-q", "--quiet", action="store_true", help="show no progress and no notes on standard error")
@@ -76,21 +78,25 @@ def make_parser(
     some = "?" if may_lack_table else None
     kinds = "CSV, TSV or text with a header (also .gz, or - for standard input), Excel, Parquet, NPZ with x and y, NPY"
     parser.add_argument("table", nargs=some, help=f"{kinds}; a folder of pictures")
-    parser.add_argument("--sheet", metavar="NAME", help="the sheet of an Excel workbook (default: the first)")
-    parser.add_argument("--skip-broken", action="store_true", help="leave out pictures that cannot be read")
-    backbone = "what embeds pictures, .onnx or .pt2" + (": the one of fit" if model else " (default: our own features)")
-    parser.add_argument("--backbone", metavar="FILE", help=backbone)
-    parser.add_argument("--cache", metavar="FOLDER", help="where the backbone's embeddings are kept")
+    add = parser.add_expert_group("workbooks, arrays and pictures").add_argument
     if label is not None:
         parser.add_argument("--label", metavar="NAME", help=f"the column of the classes (default: {label})")
-        parser.add_argument("--labels", metavar="FILE", help="the classes of an NPY table, an NPY file as well")
+    add("--sheet", metavar="NAME", help="the sheet of an Excel workbook (default: the first)")
+    if label is not None:
+        add("--labels", metavar="FILE", help="the classes of an NPY table, an NPY file as well")
+    add("--skip-broken", action="store_true", help="leave out pictures that cannot be read")
+    backbone = "what embeds pictures, .onnx or .pt2; what its metadata lack, after it: FILE:size=224,mean=0.5,std=0.2"
+    add("--backbone", metavar="FILE", help="what embeds pictures: the file of fit" if model else backbone)
+    parser.add_removed("--cache", "The environment variable PROTONET_CACHE names the folder.")
     return parser
 
 
 def add_figures(parser: Parser) -> None:
     """Add where all figures are written."""
     parser.add_argument("--report", metavar="FILE", help="a report for the browser, .html: one file, without network")
-    parser.add_argument("--json", metavar="FILE", help="all figures, of all classes, .json; with --report, all of it")
+    add = parser.add_expert_group("further results").add_argument
+    add("--plot", metavar="FILE", help="a plot, .png, .pdf or .svg: the embedding and the confusion")
+    add("--json", metavar="FILE", help="all figures, of all classes, .json; with --report, all of it")
 
 
 def check_paths(
@@ -157,10 +163,7 @@ def open_model(options: argparse.Namespace, *, held: bool = False, argument: str
     if table.suffix.lower() in {".npy", ".npz"}:
         remedy = "Pass a folder of them, or a table with their paths in that column."
         refuse("table", "hold pictures, as the model was fitted to", table, remedy)
-    found = [
-        each.attach(options.backbone, options.cache) if isinstance(each, Picture) else each
-        for each in model.encoding.columns
-    ]
+    found = [each.attach(options.backbone) if isinstance(each, Picture) else each for each in model.encoding.columns]
     return model._replace(encoding=Encoding(tuple(found)))
 
 

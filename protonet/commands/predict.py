@@ -43,6 +43,11 @@ from protonet.ui.command_line import check_writable_folder, parse_whole
 from protonet.ui.text import format_csv
 
 PROG = "protonet predict"
+EXAMPLES = (
+    "model.safetensors new.csv -o predicted.csv",
+    "model.safetensors new.csv --unknown 0.05 --proba -o predicted.csv",
+    "model.safetensors tables/ --workers 4 -o predicted/  # Parquet files",
+)
 #: What a row that is unlike every class is called.
 UNKNOWN = "unknown"
 #: The column of the rows' numbers.
@@ -67,7 +72,8 @@ def run(arguments: Sequence[str] | None) -> None:
         OSError: The predictions cannot be written.
         InputError: Arguments, a model or a table that do not fit.
     """
-    parser = make_parser(PROG, "Classify the rows of a table, or of a folder of Parquet files, in order.", model=True)
+    text = "Classify the rows of a table, or of a folder of Parquet files, in order."
+    parser = make_parser(PROG, text, EXAMPLES, model=True)
     output = "the predictions, .csv (default: standard output); of a folder, a folder"
     parser.add_argument("-o", "--output", metavar="FILE", help=output)
     rate = "call rows unlike every class unknown, so many that this share of those of known classes would be"
@@ -78,9 +84,10 @@ def run(arguments: Sequence[str] | None) -> None:
     numbers = "write the number of each row in its file, from 0, first"
     parser.add_argument("--row-numbers", action="store_true", help=numbers)
     parser.add_argument("--with-inputs", action="store_true", help="repeat the table's own columns, before the class")
-    some = parser.add_mutually_exclusive_group()
-    some.add_argument("--jobs", metavar="N", help="of a folder: processes, of one thread each (default: one a core)")
-    some.add_argument("--dask", metavar="ADDRESS", help="of a folder: the Dask scheduler whose workers do it instead")
+    workers = "of a folder: processes, of one thread each (default: one a core), or the address of a Dask scheduler"
+    parser.add_argument("--workers", metavar="N|ADDRESS", help=workers)
+    parser.add_removed("--jobs", "Pass --workers N.")
+    parser.add_removed("--dask", "Pass --workers ADDRESS.")
     options = parser.parse_args(arguments)
     if Path(options.table).is_dir():
         model = read_model(options.model)
@@ -90,9 +97,8 @@ def run(arguments: Sequence[str] | None) -> None:
         if not pictured and not held:
             predict_folder(model, options)
             return
-    for name in ("jobs", "dask"):
-        if getattr(options, name) is not None:
-            refuse(f"--{name}", "come with a folder of tables", options.table, "Leave it out, or pass one.")
+    if options.workers is not None:
+        refuse("--workers", "come with a folder of tables", options.table, "Leave it out, or pass one.")
     outputs = check_paths(options, {"output": (".csv",)}, [options.model, options.table])
     model = open_model(options)
     asked = ask(model, options)
@@ -123,7 +129,7 @@ def predict_folder(model: Model, options: argparse.Namespace) -> None:
         MissingPackageError: As in `run`.
         InputError: As in `run`, `list_parts`, `claim_folder` and `run_parts`.
     """
-    jobs = count_cores() if options.jobs is None else parse_whole("--jobs", options.jobs, low=1)
+    workers = count_cores() if options.workers is None else parse_workers(options.workers)
     if options.sheet is not None:
         refuse("--sheet", "come with an Excel workbook", options.table, "Leave it out.")
     if options.output is None:
@@ -135,7 +141,7 @@ def predict_folder(model: Model, options: argparse.Namespace) -> None:
     claim_folder(output, {"model": digest, **asked._asdict()})
     work = partial(predict_part, str(path), digest, asked)
     try:
-        notes = run_parts(work, parts, jobs=jobs, scheduler=options.dask, quiet=options.quiet)
+        notes = run_parts(work, parts, workers=workers, quiet=options.quiet)
     finally:
         clear_folder(output)  # of what those had in work that were killed
     for note in notes * (not options.quiet):
@@ -183,6 +189,11 @@ def load_once(path: str, digest: str) -> Model:
     if hash_file(Path(path)) != digest:
         refuse("model", "stay as it was", path, "Leave it alone until the folder is done.")
     return model
+
+
+def parse_workers(text: str) -> int | str:
+    """Return a number of processes, or the address of a Dask scheduler, which has a colon."""
+    return text if ":" in text else parse_whole("--workers", text, low=1)
 
 
 def count_cores() -> int:

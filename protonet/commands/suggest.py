@@ -12,6 +12,11 @@ from protonet.ui.command_line import parse_whole
 from protonet.ui.text import format_csv, format_table
 
 PROG = "protonet suggest"
+EXAMPLES = (
+    "model.safetensors rest.csv",
+    "model.safetensors rest.csv -n 20 -o ask.csv",
+    "rest.csv -n 10  # before there is a model",
+)
 
 
 def run(arguments: Sequence[str] | None) -> None:
@@ -23,7 +28,7 @@ def run(arguments: Sequence[str] | None) -> None:
         InputError: Arguments, a model or a table that do not fit.
     """
     text = "Say which rows to label next, the first one first, and why; without a model, which rows to label first."
-    parser = make_parser(PROG, text, model=True, may_lack_table=True)
+    parser = make_parser(PROG, text, EXAMPLES, model=True, may_lack_table=True)
     parser.add_argument("-n", default="10", metavar="N", help="how many rows (default 10)")
     parser.add_argument("-o", "--output", metavar="FILE", help="these rows with an empty column of classes, .csv")
     parser.add_argument("--label", metavar="NAME", help=f"the column of the classes (default: the model's, or {LABEL})")

@@ -33,6 +33,11 @@ from protonet.tables.table import read_table
 from protonet.ui.text import count
 
 PROG = "protonet update"
+EXAMPLES = (
+    "model.safetensors more.csv -o newer.safetensors",
+    "model.safetensors more.csv --in-place",
+    "model.safetensors more/ --in-place  # a folder of pictures by class",
+)
 
 
 def run(arguments: Sequence[str] | None) -> None:
@@ -43,7 +48,7 @@ def run(arguments: Sequence[str] | None) -> None:
         InputError: Arguments, a model or a table that do not fit.
     """
     text = "Add samples and new classes to a model, without training. The same samples twice count twice."
-    parser = make_parser(PROG, text, model=True, label="the same as in fit")
+    parser = make_parser(PROG, text, EXAMPLES, model=True, label="the same as in fit")
     place = parser.add_mutually_exclusive_group()
     place.add_argument("-o", "--output", metavar="FILE", help="the new model, .safetensors")
     place.add_argument("--in-place", action="store_true", help="write the new model over the old one")

@@ -8,11 +8,12 @@ import math
 import os
 import sys
 import tempfile
+import textwrap
 import traceback
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from protonet._checks import MENDABLE, fail, find_version, name_entry, refuse
 
@@ -33,6 +34,7 @@ class Parser(argparse.ArgumentParser):
         epilog = "examples:\n" + "\n".join(f"  {example}" for example in examples) if examples else None
         super().__init__(prog=prog, description=description, epilog=epilog, formatter_class=form, allow_abbrev=False)
         self.expert_groups: list[argparse._ArgumentGroup] = []
+        self.successors: dict[str, str] = {}  #: By an option that there is no longer, what took its place.
         self.write_appendix: Callable[[], str] = str  #: Returns what ``--help-all`` ends with.
 
     def add_expert_group(self, title: str) -> argparse._ArgumentGroup:
@@ -41,6 +43,16 @@ class Parser(argparse.ArgumentParser):
             self.add_argument("--help-all", action=_HelpAll, nargs=0, help="show all options, and exit")
         self.expert_groups.append(self.add_argument_group(title))
         return self.expert_groups[-1]
+
+    def add_removed(self, option: str, successor: str) -> None:
+        """Refuse an option that there is no longer.
+
+        Args:
+            option: Its name.
+            successor: A sentence: what took its place.
+        """
+        self.add_argument(option, action=_Removed, nargs="*", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        self.successors[option] = successor
 
     def format_help(self, *, every: bool = False) -> str:
         """Return the help: of the options that most people need, or of all."""
@@ -53,7 +65,8 @@ class Parser(argparse.ArgumentParser):
             asked = [action for action in options if action.required]
             usage = "%(prog)s [options]" + "".join(map(_name_value, [*asked, *rows]))
         formatter.add_usage(usage, [*options, *rows], [])
-        formatter.add_text(self.description)
+        text = self.description or ""
+        formatter.add_text(text if "\n" in text else textwrap.fill(text, formatter._width))
         for group in groups:
             formatter.start_section(group.title)
             formatter.add_arguments(group._group_actions)
@@ -75,6 +88,17 @@ class _HelpAll(argparse.Action):
         assert isinstance(parser, Parser)
         print(parser.format_help(every=True), end="")
         parser.exit()
+
+
+class _Removed(argparse.Action):
+    """Say what took an option's place."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> NoReturn:
+        assert isinstance(parser, Parser)
+        assert option is not None
+        fail(parser.prog, option, "be left out: there is no such option any more", option, parser.successors[option])
 
 
 def _name_value(action: argparse.Action) -> str:

@@ -117,7 +117,7 @@ def make_model(classes: tuple[str, ...]) -> Model:
     ],
 )
 def test_classes_that_do_not_fit(text: str | None, known: tuple[str, ...], message: str) -> None:
-    with pytest.raises(InputError, match=f"^`.*{message}"):
+    with pytest.raises(InputError, match=message):
         parse_classes(text, make_model(known) if known else None)
 
 

@@ -67,12 +67,11 @@ class Picture:
         assert self.backbone is not None, "attach gives it"
         return self.backbone.embed(paths, shown=self.shown)
 
-    def attach(self, backbone: str | Path | None, cache: str | Path | None) -> Picture:
+    def attach(self, backbone: str | Path | None) -> Picture:
         """Return the column with its backbone, which no model file holds.
 
         Args:
             backbone: A file, or None for none.
-            cache: As in `protonet.tables.pictures.backbone.open_backbone`.
 
         Raises:
             InputError: It is another backbone than in fit, or none is given where one is needed, or the other way
@@ -90,7 +89,7 @@ class Picture:
         if path.is_file() and (digest := hash_file(path)) != settings.digest:
             refuse("--backbone", asked, f"{path} ({digest[:8]})", "Pass that file, or fit again.")
         size = settings.height, settings.width
-        opened = open_backbone(path, size=size, mean=settings.mean, std=settings.std, cache=cache)
+        opened = open_backbone(path, size=size, mean=settings.mean, std=settings.std)
         return replace(self, backbone=opened)
 
     def find_strange(self, cells: np.ndarray) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,8 @@ from protonet.tables.pictures.reading import map_pictures, need_pillow, refuse_p
 from protonet.views.view import Stored, expect
 
 FUNCTION = "embed_pictures"
+#: What a file's metadata, or a person, may say of the pictures that it takes.
+SETTINGS = ("size", "mean", "std")
 INSTALL = 'pip install "protonet[onnx,pictures]"'
 #: What the name of a backbone's file may end in.
 SUFFIXES = (".onnx", ".pt2")
@@ -130,7 +133,7 @@ class Backbone:
         found = map_pictures(paths, settings.height, settings.width, work, grey=grey).numpy()
         if not np.isfinite(found).all():
             at = int(np.flatnonzero(~np.isfinite(found).all(axis=1))[0])
-            remedy = "Mend the backbone, or --mean and --std."
+            remedy = "Mend the backbone, or its mean and std."
             refuse("backbone", "give finite numbers", f"others for {paths[at]}", remedy)
         return found
 
@@ -142,7 +145,7 @@ def run_network(network: Network, x: Tensor, name: str) -> Tensor:
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         got = f"{name} with {tuple(x.shape)}: {reason}"
-        refuse("backbone", "take pictures of that size", got, "Pass --size as it was trained.")
+        refuse("backbone", "take pictures of that size", got, "Name the size that it was trained with.")
     rows = torch.as_tensor(found[0] if isinstance(found, (tuple, list)) else found).detach().float()
     if rows.ndim > 2 and math.prod(rows.shape[2:]) == 1:
         rows = rows.flatten(1)
@@ -209,6 +212,35 @@ def open_backbone(
     return Backbone(network, preprocessing, trial.shape[1], batch, folder)
 
 
+def split_backbone(text: str) -> tuple[str, str]:
+    """Return the file of a backbone that a person typed, and what stands after its colon."""
+    matched = re.fullmatch(r"(.*\.(?:onnx|pt2)):(\w+=.*)", text, re.IGNORECASE)
+    return (text, "") if matched is None else (matched[1], matched[2])
+
+
+def open_typed(text: str) -> Backbone:
+    """Open a backbone as commands take it: a file, and after a colon what its metadata do not say.
+
+    Args:
+        text: Such as ``FILE.onnx`` or ``FILE.onnx:size=224x160,mean=0.485/0.456/0.406,std=0.2``.
+
+    Raises:
+        MissingPackageError: As `open_backbone`.
+        InputError: The same; or what is said after the file is something else.
+    """
+    path, more = split_backbone(text)
+    settings: dict[str, Any] = {}
+    for part in filter(None, more.split(",")):
+        name, _, value = part.partition("=")
+        numbers = _parse(value)
+        if name not in SETTINGS or name in settings or not numbers or (name == "size" and len(numbers) > 2):
+            remedy = "Pass FILE:size=224,mean=0.485/0.456/0.406,std=0.2, say."
+            refuse("--backbone", f"say no more than {', '.join(SETTINGS)} after the file", repr(part), remedy)
+        settings[name] = (int(numbers[0]), int(numbers[-1])) if name == "size" else numbers
+    with as_typed(**dict.fromkeys(("backbone", *SETTINGS), "--backbone")):
+        return open_backbone(path, **settings)
+
+
 @as_typed(FUNCTION)
 def embed_pictures(
     paths: Sequence[str | Path],
@@ -268,7 +300,7 @@ def _open_onnx(path: Path) -> _Opened:
 
 def _open_exported(path: Path) -> _Opened:
     """Open a file of `torch.export.save`."""
-    extra = dict.fromkeys(("size", "mean", "std"), "")
+    extra = dict.fromkeys(SETTINGS, "")
     try:
         program = torch.export.load(path, extra_files=extra)
         names = set(program.graph_signature.user_inputs)
@@ -309,14 +341,14 @@ def _choose_size(
     if size is None:
         if own[0] is None or own[1] is None:
             got = f"none, and {name} takes any"
-            refuse("--size", "say how large pictures have to be", got, "Pass --size as it was trained.")
+            refuse("size", "say how large pictures have to be", got, "Name the size that it was trained with.")
         return own[0], own[1]
     asked = (size, size) if isinstance(size, int) else tuple(size)
-    height, width = (check_int(FUNCTION, "--size", each, low=1, high=2**15) for each in asked)
+    height, width = (check_int(FUNCTION, "size", each, low=1, high=2**15) for each in asked)
     fits = all(has in {None, wanted} for has, wanted in zip(own, (height, width), strict=True))
     if not fits or (len(shape) == 2 and shape[1] not in {None, height * width}):
         got = f"{height} x {width}, and {name} takes {shape}"
-        refuse("--size", "be what the backbone takes", got, "Leave it out, or export the backbone anew.")
+        refuse("size", "be what the backbone takes", got, "Leave it out, or export the backbone anew.")
     return height, width
 
 
@@ -329,14 +361,14 @@ def _choose_numbers(
         found *= channels
     if len(found) != channels or not all(map(math.isfinite, found)):
         got, must = f"{given if given is not None else said!r}", f"be {channels} finite numbers, or one"
-        refuse(f"--{argument}", must, got, "Pass what the backbone was trained with.")
+        refuse(argument, must, got, "Pass what the backbone was trained with.")
     return tuple(found)
 
 
 def _parse(text: str) -> list[float]:
-    """Return the numbers of a text, with commas or spaces, or as a JSON list; none if it is none."""
+    """Return the numbers of a text, with "," "/" "x" or spaces between them, or as a JSON list; none if it is none."""
     try:
-        return [float(each) for each in text.strip("[]() ").replace(",", " ").split()]
+        return [float(each) for each in re.split(r"[,/x\s]+", text.strip("[]() "))]
     except ValueError:
         return []
 
