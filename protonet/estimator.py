@@ -297,12 +297,8 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         if reset:
             self._taken = take_frame(rows, self.column_kinds) if isinstance(rows, Frame) else None
             self._label = name if isinstance(name, str) else "label"
-        return (
-            torch.from_numpy(make_dense(self._encode(rows))),
-            y,
-            weights,
-            None if groups is None else torch.from_numpy(groups),
-        )
+        features = torch.from_numpy(make_dense(self._encode(rows)))
+        return features, y, weights, None if groups is None else torch.from_numpy(groups)
 
     def _fit(
         self,

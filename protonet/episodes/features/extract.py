@@ -31,8 +31,8 @@ BATCH = 64  #: Pictures that are embedded at a time.
 AHEAD = 2  #: Batches that are read while another one is embedded.
 EXAMPLES = (
     f"python -m {PROG} pictures/ --backbone net.onnx -o features.npz",
-    f"python -m {PROG} cub:CUB_200_2011 --backbone timm:resnet18.a1_in1k -o cub.npz",
-    f"python -m {PROG} pictures/ --backbone open_clip:ViT-B-32:openai --texts -o texts.npz",
+    f"python -m {PROG} cub:ROOT --backbone timm:resnet18.a1_in1k -o cub.npz",
+    f"python -m {PROG} cub:ROOT --backbone open_clip:RN50:openai --texts -o texts.npz",
 )
 CHECKPOINT = ".safetensors"  #: What the name of an encoder's file of ours ends in.
 
