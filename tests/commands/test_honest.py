@@ -186,7 +186,7 @@ def test_ctrl_c_before_the_first_fold_and_after_the_last(
             assert main(["fit", table, *FAST, "-q", "-o", str(model)]) == 130
         said = capsys.readouterr()
         assert said.err == f"protonet fit: stopped; {model} is kept{words}\n"
-        assert said.out.startswith("t.csv: 2 classes, 40 samples, 5 features, 20 per class\n\n| on rows held out")
+        assert said.out.startswith("t.csv: 2 classes, 40 samples, 5 features, 20 per class\n")
         assert load_model(model).classes == ("ant", "bee")
 
 
