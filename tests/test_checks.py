@@ -98,9 +98,11 @@ def test_what_lies_deep_names_no_entry_and_the_entry_names_itself(kind: type[_ch
     def deep() -> None:
         _checks.refuse("a", "be good", 3, "Mend it.", kind=kind)
 
-    with pytest.raises(kind, match=r"^`a` must be good; got 3\. Mend it\.$") as raised:
+    with pytest.raises(_checks.MENDABLE, match=r"^`a` must be good; got 3\. Mend it\.$") as raised:
         deep()
+    assert type(raised.value) is kind
     assert str(_checks.name_entry(raised.value, "cmd")) == "cmd: `a` must be good; got 3. Mend it."
-    with pytest.raises(kind, match=r"^entry: `typed` must be good; got 3\. Mend it\.$") as raised:
+    with pytest.raises(_checks.MENDABLE, match=r"^entry: `typed` must be good; got 3\. Mend it\.$") as raised:
         _checks.as_typed("entry")(_checks.as_typed(a="typed")(deep))()
+    assert type(raised.value) is kind
     assert _checks.name_entry(raised.value, "cmd") is raised.value
