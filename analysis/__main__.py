@@ -58,7 +58,7 @@ def explain(arguments: Sequence[str] | None) -> None:
     parser.add_argument("study", nargs="?")
     name = parser.parse_args(arguments).study
     if name is not None:
-        check_name(PROG, "study", name, STUDIES)
+        check_name("study", name, STUDIES)
     parser.print_help()
 
 

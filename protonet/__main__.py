@@ -23,7 +23,7 @@ COMMANDS = {
     "export": "write a model as ONNX",
 }
 #: What a person typed, by what functions call it.
-TYPED = dict.fromkeys(("path", "train_loader", "solution", "features", "x"), "table")
+TYPED = dict.fromkeys(("path", "train_loader", "solution", "features", "x"), "table") | {"backbone": "--backbone"}
 EXAMPLES = """\
   python -m protonet fit train.csv --label species -o model.safetensors
   python -m protonet predict model.safetensors new.csv -o predicted.csv --unknown 0.05
@@ -49,7 +49,7 @@ def explain(arguments: Sequence[str] | None) -> None:
     parser.add_argument("command", nargs="?")
     name = parser.parse_args(arguments).command
     if name is not None:
-        check_name(PROG, "command", name, COMMANDS)
+        check_name("command", name, COMMANDS)
     parser.print_help()
 
 

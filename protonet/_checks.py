@@ -1,7 +1,8 @@
 """Input checks and their one message form.
 
-Every error that a caller can cause reads ``{function}: `{argument}` must {constraint}; got {value}. {remedy}``,
-and is raised at a public entry, before any work is done. Only what needs torch imports it: a
+Every error that a caller can cause reads ``{function}: `{argument}` must {constraint}; got {value}. {remedy}``.
+What lies deep raises it by `refuse`, without a name; the function, method or command that a person called names itself
+by `as_typed`, and what is checked there raises it by `fail`. Only what needs torch imports it: a
 command says what is wrong with its arguments without it.
 """
 
@@ -28,37 +29,46 @@ _NUMBER = re.compile(r"[-+][\d.,' ]*\d[\d.,]*(?:[eE][-+]?\d+)?\s?%?")
 class InputError(ValueError):
     """What a caller can mend: a value that is out of range, a file that does not fit."""
 
-    fault: Fault | None = None  #: What the message is made of, where `fail` has raised it.
-
-
-class Fault(NamedTuple):
-    """What must hold, what came, and what to do."""
-
-    function: str
-    argument: str
-    constraint: str
-    got: object
-    remedy: str
-
-    def make_error(self) -> InputError:
-        """Return the error that says so."""
-        error = InputError(describe(*self))
-        error.fault = self._replace(got=str(self.got))  # text goes from process to process
-        return error
+    fault: Fault | None = None  #: What the message is made of, where `refuse` or `fail` has raised it.
 
 
 class InputTypeError(TypeError):
     """What a caller can mend: a value of another type than is asked for."""
 
+    fault: Fault | None = None  #: As of an InputError.
+
 
 class MissingPackageError(ImportError):
     """An optional package is not installed; the message says how to install it."""
 
+    fault: Fault | None = None  #: As of an InputError.
+
+
+Mendable = InputError | InputTypeError | MissingPackageError
+MENDABLE = (InputError, InputTypeError, MissingPackageError)  #: The same, for ``except``.
+
+
+class Fault(NamedTuple):
+    """What must hold, what came, and what to do."""
+
+    argument: str
+    constraint: str
+    got: object
+    remedy: str
+    function: str = ""  #: What a person called; "" until it names itself, by `as_typed` or `name_entry`.
+    kind: type[Mendable] = InputError
+
+    def make_error(self) -> Mendable:
+        """Return the error that says so."""
+        error = self.kind(describe(self.function, self.argument, self.constraint, self.got, self.remedy))
+        error.fault = self._replace(got=str(self.got))  # text goes from process to process
+        return error
+
 
 def describe(function: str, argument: str, constraint: str, got: object, remedy: str) -> str:
     """Return the one message form, on one line."""
-    text = f"{function}: `{argument}` must {constraint}; got {got}. {remedy}"
-    return show(" ".join(text.split()))
+    entry = f"{function}: " if function else ""
+    return show(" ".join(f"{entry}`{argument}` must {constraint}; got {got}. {remedy}".split()))
 
 
 def show(name: object) -> str:
@@ -87,43 +97,63 @@ def unguard(cell: str) -> str:
     return cell[1:] if cell[:1] == "'" and _FORMULA.match(cell) else cell
 
 
+def refuse(argument: str, constraint: str, got: object, remedy: str, *, kind: type[Mendable] = InputError) -> NoReturn:
+    """Raise an error of what a caller can mend; the entry that was called names itself, by `as_typed`."""
+    raise Fault(argument, constraint, got, remedy, kind=kind).make_error()
+
+
 def fail(function: str, argument: str, constraint: str, got: object, remedy: str) -> NoReturn:
-    """Raise an InputError in the one message form."""
-    raise Fault(function, argument, constraint, got, remedy).make_error()
+    """Raise an InputError at an entry, which its message names."""
+    raise Fault(argument, constraint, got, remedy, function).make_error()
+
+
+def fail_type(function: str, argument: str, constraint: str, got: object, remedy: str) -> NoReturn:
+    """Raise an InputTypeError at an entry, which its message names."""
+    raise Fault(argument, constraint, got, remedy, function, InputTypeError).make_error()
 
 
 @contextmanager
-def as_typed(function: str, **names: str) -> Iterator[None]:
-    """Raise what `fail` raises in the name of what a person called, and of the arguments that they typed.
+def as_typed(function: str = "", **names: str) -> Iterator[None]:
+    """Raise what `refuse` and `fail` raise in the name of what a person called, and of the arguments that they typed.
+
+    It decorates functions, too.
 
     Args:
-        function: What was called.
+        function: What was called; "" leaves that to another entry above.
         **names: What was typed, by what the code calls it. Other arguments keep their names.
     """
     try:
         yield
-    except InputError as error:
+    except MENDABLE as error:
         if error.fault is None:
             raise
         fault = error.fault
         argument = names.get(fault.argument, fault.argument)
-        raise fault._replace(function=function, argument=argument).make_error() from None
+        raise fault._replace(function=function or fault.function, argument=argument).make_error() from error.__cause__
 
 
-def fail_type(function: str, argument: str, constraint: str, got: object, remedy: str) -> NoReturn:
-    """Raise an InputTypeError in the one message form."""
-    raise InputTypeError(describe(function, argument, constraint, got, remedy))
+def name_entry(error: Mendable, function: str) -> Mendable:
+    """Return an error in the name of what was called, unless it has one."""
+    if error.fault is None or error.fault.function:
+        return error
+    return error.fault._replace(function=function).make_error()
 
 
 @contextmanager
 def optional_packages(function: str, install: str = 'pip install "protonet[analysis]"') -> Iterator[None]:
-    """Turn a missing package into a MissingPackageError of one line that names the command that installs it."""
+    """Turn a missing package into a MissingPackageError of one line that names the command that installs it.
+
+    Args:
+        function: The entry that was called, or "" where that names itself.
+        install: The command.
+    """
     try:
         yield
     except ImportError as error:
         package = (error.name or "a package").partition(".")[0]
         got = "none of that name"
-        raise MissingPackageError(describe(function, package, "be installed", got, f"Run {install}.")) from None
+        fault = Fault(package, "be installed", got, f"Run {install}.", function, MissingPackageError)
+        raise fault.make_error() from None
 
 
 def find_version(package: str) -> str | None:

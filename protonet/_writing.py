@@ -17,6 +17,13 @@ if sys.platform != "win32":
     import fcntl
 
 
+def cache_folder() -> Path:
+    """Return ``$PROTONET_CACHE``; without it, ``protonet`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    if own := os.environ.get("PROTONET_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "protonet")
+
+
 def write_whole(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
     """Write a file under another name in its folder first, then rename it: a crash leaves the old one.
 

@@ -17,7 +17,7 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import _check_sample_weight, _num_samples, check_is_fitted, validate_data
 from torch import Tensor
 
-from protonet._checks import check_groups, fail, show
+from protonet._checks import as_typed, check_groups, fail, show
 from protonet.files import Model, load_model, save_model
 from protonet.fit.active import Suggestion, group_strangers, suggest_rows
 from protonet.fit.crossfit import crossfit, measure_held
@@ -232,13 +232,14 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             blocks = (torch.from_numpy(make_dense(x[first : first + CHUNK])) for first in range(0, x.shape[0], CHUNK))
             return torch.cat([network.embed(block) if embed else network(block) for block in blocks]).numpy()
 
+    @as_typed(NAME)
     def _check(self, X: Any, y: Any = NO_LABELS, *, reset: bool) -> tuple[Any, np.ndarray | None]:
         """Return rows, and labels (n,) where there are any, once scikit-learn has checked them.
 
         Rows are a `Frame` where their columns are, or have to be, encoded; otherwise an array or a CSR matrix, float64.
         """
         encoded = not reset and self._taken is not None
-        frame = read_frame(NAME, X)
+        frame = read_frame(X)
         if frame is not None and (reset or encoded):
             validate_data(self, frame.native, y, reset=reset, skip_check_array=True)
             if isinstance(y, str) and y == NO_LABELS:
@@ -255,13 +256,15 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             fail(NAME, "X", "have no gaps, as the rows of fit had none", f"{gaps} of NaN", remedy)
         return rows, labels
 
+    @as_typed(NAME)
     def _encode(self, rows: Any) -> Any:
         """Return the features (n, features) of rows that `_check` returned."""
         if isinstance(rows, Frame):
             assert self._taken is not None  # fit has seen frames
-            return encode_frame(NAME, rows, self._taken)
+            return encode_frame(rows, self._taken)
         return rows
 
+    @as_typed(NAME)
     def _read(
         self, X: Any, y: Any, sample_weight: Any, groups: Any, *, reset: bool
     ) -> tuple[Tensor, np.ndarray, Tensor | None, Tensor | None]:
@@ -291,14 +294,10 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         if groups is not None:
             check_groups(NAME, "groups", groups, y)
         if reset:
-            self._taken = take_frame(NAME, rows, self.column_kinds) if isinstance(rows, Frame) else None
+            self._taken = take_frame(rows, self.column_kinds) if isinstance(rows, Frame) else None
             self._label = name if isinstance(name, str) else "label"
-        return (
-            torch.from_numpy(make_dense(self._encode(rows))),
-            y,
-            weights,
-            None if groups is None else torch.from_numpy(groups),
-        )
+        features = torch.from_numpy(make_dense(self._encode(rows)))
+        return features, y, weights, None if groups is None else torch.from_numpy(groups)
 
     def _fit(
         self,

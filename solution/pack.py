@@ -180,7 +180,7 @@ def _pack(arguments: Sequence[str] | None) -> None:
     """Write all artifacts and print one line for each."""
     parser = Parser("solution.pack", "Write the contest's ZIP, the single-file submission and the shared optimizer.")
     parser.add_argument("-o", "--output", default="dist", metavar="DIR", help="folder (default: dist)")
-    folder = check_writable_folder(parser.prog, "--output", parser.parse_args(arguments).output)
+    folder = check_writable_folder("--output", parser.parse_args(arguments).output)
     artifacts = {ZIP_NAME: pack_zip(), SINGLE_NAME: pack_single()}
     artifacts |= {name: (ROOT / source).read_bytes() for name, source in OPTIMIZER_FILES.items()}
     for name, data in artifacts.items():

@@ -91,3 +91,18 @@ def test_what_a_caller_can_mend_is_of_python_s_kinds_and_of_ours() -> None:
 def test_versions_are_those_of_the_installed_packages() -> None:
     assert _checks.find_version("torch") == torch.__version__
     assert _checks.find_version("none-such") is None
+
+
+@pytest.mark.parametrize("kind", _checks.MENDABLE)
+def test_what_lies_deep_names_no_entry_and_the_entry_names_itself(kind: type[_checks.Mendable]) -> None:
+    def deep() -> None:
+        _checks.refuse("a", "be good", 3, "Mend it.", kind=kind)
+
+    with pytest.raises(_checks.MENDABLE, match=r"^`a` must be good; got 3\. Mend it\.$") as raised:
+        deep()
+    assert type(raised.value) is kind
+    assert str(_checks.name_entry(raised.value, "cmd")) == "cmd: `a` must be good; got 3. Mend it."
+    with pytest.raises(_checks.MENDABLE, match=r"^entry: `typed` must be good; got 3\. Mend it\.$") as raised:
+        _checks.as_typed("entry")(_checks.as_typed(a="typed")(deep))()
+    assert type(raised.value) is kind
+    assert _checks.name_entry(raised.value, "cmd") is raised.value

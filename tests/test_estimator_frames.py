@@ -151,13 +151,13 @@ class Other:
     def __init__(self, values): self.values = np.array(values)
     def __array__(self, dtype=None, copy=None): return self.values
     def __arrow_c_stream__(self, schema=None): raise AssertionError
-assert read_frame("fit", Other([[1.0, 2.0]])) is None
-assert [cells.dtype.kind for cells in read_frame("fit", pd.DataFrame({"a": ["b"], "c": [True], "d": [1]})).columns] == [
+assert read_frame(Other([[1.0, 2.0]])) is None
+assert [cells.dtype.kind for cells in read_frame(pd.DataFrame({"a": ["b"], "c": [True], "d": [1]})).columns] == [
     "O", "O", "i"]
 try:
-    read_frame("fit", Other([["a", "b"]]))
+    read_frame(Other([["a", "b"]]))
 except ImportError as error:
-    assert str(error).startswith("fit: `pyarrow` must be installed"), error
+    assert str(error).startswith("`pyarrow` must be installed"), error
 else:
     sys.exit("no error")
 """
@@ -188,7 +188,7 @@ else:
     ids=lambda each: str(each.dtype) if isinstance(each, pd.Series) else "",
 )
 def test_every_type_of_column_is_read_as_files_have_it(values: Any, expected: list[Any]) -> None:
-    frame = read_frame("fit", pd.DataFrame({"a": values}))
+    frame = read_frame(pd.DataFrame({"a": values}))
     assert frame is not None
     cells = frame.columns[0]
     assert cells.dtype.kind in "Oiuf" or cells.dtype == "datetime64[us]"

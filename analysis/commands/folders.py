@@ -32,7 +32,7 @@ def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 if __name__ == "__main__":
     with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
-        code = main([*sys.argv[1:], "--dask", cluster.scheduler_address])
+        code = main([*sys.argv[1:], "--workers", cluster.scheduler_address])
         with Client(cluster) as client:
             assert max(client.run(peak).values()) <= 1536
     sys.exit(code)
@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> Report:
         model = str(folder / "m.safetensors")
         measure(["-m", "protonet", "fit", str(folder / "train.parquet"), "-o", model])
         predict = ["predict", model, "-q", "-o"]
-        one, two = ([f"{name}/{jobs}", "--jobs", jobs] for jobs in ("1", "2"))
+        one, two = ([f"{name}/{jobs}", "--workers", jobs] for jobs in ("1", "2"))
         counts = few * options.file_rows, files * options.file_rows
         timed = [
             _time("one process", 1, counts[0], ["-m", "protonet", *predict, *one, f"{name}/few"]),

@@ -21,7 +21,7 @@ from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser, parse_wholes
 from analysis.shared.tables import format_mean, mean_and_error, subtract
 from protonet import solve
-from protonet._checks import fail
+from protonet._checks import fail, refuse
 from protonet.datasets import FAMILIES, Split, sample_family
 from protonet.ui.text import count, format_table
 from solution.pack import library_files
@@ -173,12 +173,12 @@ def tabulate(rows: Sequence[dict[str, Any]]) -> str:
     return format_table(header, lines) + NOTE.format(draws=count(len(rows[0]["seconds"]), "draw"))
 
 
-def _parse_shots(prog: str, option: str, text: str) -> list[tuple[int, int]]:
+def _parse_shots(option: str, text: str) -> list[tuple[int, int]]:
     """Return the train and validation samples per class of a text such as 16+4,1+1, each pair once."""
     pairs = []
     for shots in text.split(","):
         parts = shots.split("+")
         if len(parts) != 2 or not all(part.isdecimal() for part in parts) or int(parts[0]) < 1:
-            fail(prog, option, "be train+val samples per class", repr(shots), "Pass for instance 16+4,1+1.")
+            refuse(option, "be train+val samples per class", repr(shots), "Pass for instance 16+4,1+1.")
         pairs.append((int(parts[0]), int(parts[1])))
     return list(dict.fromkeys(pairs))

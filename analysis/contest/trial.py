@@ -46,7 +46,7 @@ def add_options(parser: StudyParser) -> None:
 def run(options: argparse.Namespace) -> Report:
     """Judge the packed submission on the official data."""
     name = "contest" + "_agentics" * (options.config == "agentics") + "_single_file" * options.single_file
-    options.json = options.json or check_writable_file(PROG, "--json", BUILD / f"{name}.json")
+    options.json = options.json or check_writable_file("--json", BUILD / f"{name}.json")
     submission = pack_single() if options.single_file else pack_zip()
     described = {"submission": "single file" if options.single_file else "ZIP"}
     described |= {"sha256": hashlib.sha256(submission).hexdigest(), "config": options.config}

@@ -139,7 +139,7 @@ def run(options: argparse.Namespace) -> Report:
     if options.authors is None or not Path(options.authors).is_dir():
         remedy = "Put their repositories there, each under its own name."
         fail(PROG, "--authors", "be a folder", options.authors, remedy)
-    check_writable_folder(PROG, "build", ROOT / BUILD)
+    check_writable_folder("build", ROOT / BUILD)
     folder = Path(options.authors).absolute()
     chosen = [pair for pair in PAIRS if options.only is None or pair.name in options.only]
     there = [pair for pair in chosen if (folder / pair.folder).is_dir()]

@@ -94,7 +94,7 @@ def add_options(parser: StudyParser) -> None:
 
 def run(options: argparse.Namespace) -> Report:
     """Meta-train the encoders, and run every experiment."""
-    check_writable_folder(PROG, "build", ROOT / BUILD)
+    check_writable_folder("build", ROOT / BUILD)
     for backbone, path in ENCODERS.items():
         train_encoder(backbone, ROOT / path)
     fixed = "--episodes", str(options.episodes), "--method"

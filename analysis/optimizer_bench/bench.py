@@ -33,7 +33,7 @@ from analysis.optimizer_bench.trials import Trial, run_trials
 from analysis.optimizer_bench.tune import check_steps
 from analysis.optimizer_bench.workloads import ROLES
 from analysis.shared.runner import Report, StudyParser, parse_names, parse_wholes
-from protonet._checks import fail
+from protonet._checks import fail, refuse
 
 PROG = loading.PROG
 Trials = dict[tuple[Candidate, str, int], Trial]  #: By optimizer, workload and seed.
@@ -100,7 +100,7 @@ def add_grid(parser: StudyParser, seeds: str) -> None:
     parser.add_whole("--jobs", os.cpu_count() or 1, "processes")
 
 
-def _parse_factors(prog: str, option: str, text: str) -> list[float]:
+def _parse_factors(option: str, text: str) -> list[float]:
     """Return the factors of a list with commas, 1 first, or raise an InputError if one is no number > 0."""
     factors = [1.0]
     for part in text.split(","):
@@ -109,13 +109,13 @@ def _parse_factors(prog: str, option: str, text: str) -> list[float]:
         except ValueError:
             factors.append(math.nan)
         if not 0 < factors[-1] < math.inf:
-            fail(prog, option, "be numbers > 0", repr(part), "Pass factors such as 0.1,0.3,1,3,10.")
+            refuse(option, "be numbers > 0", repr(part), "Pass factors such as 0.1,0.3,1,3,10.")
     return list(dict.fromkeys(factors))
 
 
 def run(options: argparse.Namespace) -> Report:
     """Run the optimizer, and peers if asked for, and tell how many times fewer steps they need."""
-    peers = [] if options.compare is None else parse_names(PROG, "--compare", options.compare, PEERS)
+    peers = [] if options.compare is None else parse_names("--compare", options.compare, PEERS)
     missing = [library for library in LIBRARIES if find_spec(library) is None]
     if peers and missing:
         fail(PROG, "--compare", f"have {', '.join(missing)}", "none installed", 'Run pip install "protonet[peers]".')

@@ -58,7 +58,7 @@ def pick_workloads(options: argparse.Namespace, roles: Collection[str] = tuple(R
         path = Path(options.workload_file).resolve()
         known |= dict.fromkeys(load_workloads(path), path)
     if options.workloads is not None:
-        return {name: known[name] for name in parse_names(PROG, "--workloads", options.workloads, known)}
+        return {name: known[name] for name in parse_names("--workloads", options.workloads, known)}
     return {name: file for name, file in known.items() if get_role(name) in {*roles, FILE}}
 
 

@@ -134,8 +134,8 @@ def change_constants(path: Path, fields: str) -> str:
         if match is None:
             fail(PROG, "variants", "be FILE:NAME.field=value,...", repr(part), "Write such as SIDES.longest=256.")
         name, field, value = match.groups()
-        check_name(PROG, "variants", name, constants)
-        check_name(PROG, "variants", field, [each.name for each in dataclasses.fields(constants[name])])
+        check_name("variants", name, constants)
+        check_name("variants", field, [each.name for each in dataclasses.fields(constants[name])])
         try:
             changed.setdefault(name, {})[field] = ast.literal_eval(value)
         except (SyntaxError, ValueError):

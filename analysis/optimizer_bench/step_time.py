@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> Report:
     """Time the optimizer and AdamW on each network."""
     candidate = load_candidate(Path(options.optimizer), options.config)
     if options.case is not None:
-        check_name(PROG, "--case", options.case, CASES)
+        check_name("--case", options.case, CASES)
     assert candidate.file is not None, "candidates have files"
     config = json.loads(candidate.config)
     make = partial(load_optimizer(candidate.file, config), **config)

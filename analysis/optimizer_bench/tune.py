@@ -23,7 +23,7 @@ from analysis.optimizer_bench.workload import EVERY, Curve
 from analysis.shared.journal import append_journal, read_journal, run_all
 from analysis.shared.runner import Report, StudyParser, parse_wholes
 from analysis.shared.tables import format_columns
-from protonet._checks import fail
+from protonet._checks import fail, refuse
 from protonet._writing import write_whole
 
 PROG = "analysis optimizer-tune"
@@ -63,12 +63,12 @@ def add_options(parser: StudyParser) -> None:
     loading.add_workloads(parser)
 
 
-def check_steps(prog: str, option: str, text: str) -> list[int]:
+def check_steps(option: str, text: str) -> list[int]:
     """Return horizons, each a multiple of the steps between two validations, or raise an InputError."""
-    steps = parse_wholes(prog, option, text, low=EVERY)
+    steps = parse_wholes(option, text, low=EVERY)
     for each in steps:
         if each % EVERY:
-            fail(prog, option, f"be multiples of {EVERY}", each, "Validations are so far apart.")
+            refuse(option, f"be multiples of {EVERY}", each, "Validations are so far apart.")
     return steps
 
 

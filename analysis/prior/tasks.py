@@ -135,12 +135,12 @@ def _draw_table(rng: np.random.Generator) -> Task | None:
     if split is None or not others:
         return None
     frame = frame[others]
-    read = read_frame("tasks", frame.astype({each: object for each in others if frame[each].dtype == "category"}))
+    read = read_frame(frame.astype({each: object for each in others if frame[each].dtype == "category"}))
     if read is None:
         return None
     train = read.take(split[0])
-    taken = take_frame("tasks", train, None)
-    x, test_x = (encode_frame("tasks", part, taken).astype(np.float64) for part in (train, read.take(split[2])))
+    taken = take_frame(train, None)
+    x, test_x = (encode_frame(part, taken).astype(np.float64) for part in (train, read.take(split[2])))
     if x.shape[1] > MOST_FEATURES:
         return None
     return Task(name, SAME.get(name, name), x, split[1], taken.encoding.blocks, test_x, split[3])

@@ -64,14 +64,14 @@ def fit_ours(split: MixedSplit, effort: str = "default") -> np.ndarray:
         train, test = Path(folder, "train.csv"), Path(folder, "test.csv")
         write_table(train, ["class of the row", *split.columns], zip(split.train_labels, split.train, strict=True))
         write_table(test, ["class of the row", *split.columns], zip(split.test_labels, split.test, strict=True))
-        parser = make_parser(PROG, "", label="label")
+        parser = make_parser(PROG, "", (), label="label")
         add_data_options(parser)
-        data = read_data(PROG, parser.parse_args([str(train), "--label", "class of the row"]))
+        data = read_data(parser.parse_args([str(train), "--label", "class of the row"]))
         blocks = None if data.encoding is None else data.encoding.blocks
         network = solve_problem([(data.x, data.y)], effort=effort, blocks=blocks).network
-        table = open_table(PROG, test, Wanted("class of the row", columns=data.columns))
+        table = open_table(test, Wanted("class of the row", columns=data.columns))
         with torch.no_grad():
-            x = [torch.from_numpy(encode_block(PROG, table, block, data.encoding)) for block in table.blocks]
+            x = [torch.from_numpy(encode_block(table, block, data.encoding)) for block in table.blocks]
             places = torch.cat([network(each) for each in x]).argmax(dim=1)
     names: np.ndarray = np.array(data.classes).astype(str)[places.numpy()]
     return names

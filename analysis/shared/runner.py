@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
-from protonet._checks import fail
+from protonet._checks import refuse
 from protonet.ui.command_line import Parser, check_outputs, parse_whole
 from solution.pack import ROOT
 
@@ -42,13 +42,13 @@ class StudyParser(Parser):
     def __init__(self, prog: str, description: str) -> None:
         super().__init__(prog, description)
         self.formatter_class = argparse.RawDescriptionHelpFormatter
-        self._checks: dict[str, Callable[[str, str, str], Any]] = {}
+        self._checks: dict[str, Callable[[str, str], Any]] = {}
         self._outputs: list[str] = []
         self.add_output("--json", "write the results there")
         self.add_output("--markdown", "write the table there, too")
 
-    def add(self, option: str, default: str | None, text: str, check: Callable[[str, str, str], Any]) -> None:
-        """Add an option whose text, unless it is None, is turned into a value by ``check(prog, option, text)``."""
+    def add(self, option: str, default: str | None, text: str, check: Callable[[str, str], Any]) -> None:
+        """Add an option whose text, unless it is None, is turned into a value by ``check(option, text)``."""
         metavar = "N" if default and default.isdecimal() else None
         help_text = text if default is None else f"{text} (default: {default})"
         self.add_argument(option, default=default, help=help_text, metavar=metavar)
@@ -92,8 +92,8 @@ class StudyParser(Parser):
         for option, check in self._checks.items():
             name = option.removeprefix("--").replace("-", "_")
             if getattr(options, name) is not None:
-                setattr(options, name, check(self.prog, option, getattr(options, name)))
-        vars(options).update(check_outputs(self.prog, options, self._outputs), made=made)
+                setattr(options, name, check(option, getattr(options, name)))
+        vars(options).update(check_outputs(options, self._outputs), made=made)
         if vars(options).get("fresh"):
             options.state.unlink(missing_ok=True)
         return options
@@ -123,34 +123,34 @@ def load_sets(names: Iterable[str], load: Callable[[str], Loaded]) -> Iterator[t
             yield name, loaded
 
 
-def parse_names(prog: str, option: str, text: str, known: Collection[str]) -> list[str]:
+def parse_names(option: str, text: str, known: Collection[str]) -> list[str]:
     """Return the names of a list with commas, each once, or raise an InputError if one is not known."""
     names = list(dict.fromkeys(text.split(",")))
     for name in names:
         if name not in known:
-            fail(prog, option, f"be of {', '.join(known)}", repr(name), "Pick listed ones, with commas.")
+            refuse(option, f"be of {', '.join(known)}", repr(name), "Pick listed ones, with commas.")
     return names
 
 
-def parse_wholes(prog: str, option: str, text: str, *, low: int) -> list[int]:
+def parse_wholes(option: str, text: str, *, low: int) -> list[int]:
     """Return the numbers of a list with commas, each once, or raise an InputError if one is no int >= low."""
-    return list(dict.fromkeys(parse_whole(prog, option, number, low=low) for number in text.split(",")))
+    return list(dict.fromkeys(parse_whole(option, number, low=low) for number in text.split(",")))
 
 
-def check_python(prog: str, option: str, path: str) -> str:
+def check_python(option: str, path: str) -> str:
     """Return the absolute path of an interpreter, or raise an InputError."""
     found = shutil.which(path)
     if found is None:
-        fail(prog, option, "be an interpreter", repr(path), "Pass its path.")
+        refuse(option, "be an interpreter", repr(path), "Pass its path.")
     return str(Path(found).absolute())  # links are kept: an environment is known by its own
 
 
-def _check_plot(prog: str, option: str, path: str) -> str:
+def _check_plot(option: str, path: str) -> str:
     """Return a path that matplotlib can draw to, or raise an InputError."""
     if Path(path).suffix.lower() not in FORMATS:
-        fail(prog, option, f"end in {', '.join(FORMATS)}", repr(path), "Rename the file.")
+        refuse(option, f"end in {', '.join(FORMATS)}", repr(path), "Rename the file.")
     if find_spec("matplotlib") is None:
-        fail(prog, option, "have matplotlib", "none installed", 'Run pip install "protonet[analysis]".')
+        refuse(option, "have matplotlib", "none installed", 'Run pip install "protonet[analysis]".')
     return path
 
 

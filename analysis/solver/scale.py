@@ -60,7 +60,7 @@ def add_options(parser: StudyParser) -> None:
 
 def run(options: argparse.Namespace) -> Report:
     """Measure every size, the smallest first."""
-    parse_whole(PROG, "--rows", str(min(options.rows)), low=min(options.classes))
+    parse_whole("--rows", str(min(options.rows)), low=min(options.classes))
     sizes = [(n, c, options.dim) for c in sorted(options.classes) for n in sorted(options.rows) if n >= c]
     rows = list(run_all(sizes, measure_alone, options.state, unit="size").values())
     return Report(rows, tabulate(rows, options.dim))

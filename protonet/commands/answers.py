@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-from protonet._checks import fail, unguard
+from protonet._checks import refuse, unguard
 from protonet.ui.text import format_csv
 
 if sys.platform != "win32":
@@ -25,7 +25,6 @@ class Answers:
     its power, was no answer yet, and is removed.
 
     Args:
-        prog: In whose name errors are raised.
         path: The file; what it holds already is taken up.
         header: The names of the columns, that of the classes last.
         classes: What may stand there.
@@ -38,13 +37,13 @@ class Answers:
         InputError: It holds something else, or another command has it open.
     """
 
-    def __init__(self, prog: str, path: Path, header: Sequence[str], classes: Sequence[str]) -> None:
+    def __init__(self, path: Path, header: Sequence[str], classes: Sequence[str]) -> None:
         self.rows: list[list[str]] = []
         self._ends: list[int] = []  # of the header, and of each answer
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
         try:
-            _lock(prog, path, self._file)
-            self._read(prog, path, list(header), classes)
+            _lock(path, self._file)
+            self._read(path, list(header), classes)
             os.ftruncate(self._file, self._ends[-1] if self._ends else 0)
             if not self._ends:
                 self._write(list(header))
@@ -81,7 +80,7 @@ class Answers:
         os.fsync(self._file)
         self._ends.append(end + len(line))
 
-    def _read(self, prog: str, path: Path, header: list[str], classes: Sequence[str]) -> None:
+    def _read(self, path: Path, header: list[str], classes: Sequence[str]) -> None:
         """Take up the answers of a file, but for what was cut off at its end."""
         with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:  # a letter may be cut in two
             lines = file.readlines()
@@ -92,29 +91,29 @@ class Answers:
             at_end = reader.line_num == len(lines)
             cut = at_end and (not lines[-1].endswith("\n") or (bool(self._ends) and len(row) != len(header)))
             if not self._ends and not (cut and format_csv([header]).startswith("".join(lines))) and row != header:
-                _refuse(prog, path, f"columns {', '.join(row)[:200]}")
+                _refuse(path, f"columns {', '.join(row)[:200]}")
             if cut:
                 return
             if self._ends and (len(row) != len(header) or row[-1] not in classes):
-                _refuse(prog, path, f"{row[-1] if row else ''!r} as the class in line {reader.line_num}")
+                _refuse(path, f"{row[-1] if row else ''!r} as the class in line {reader.line_num}")
             if self._ends:
                 self.rows.append(row)
             self._ends.append(ends[reader.line_num - 1])
 
 
-def _lock(prog: str, path: Path, file: int) -> None:
+def _lock(path: Path, file: int) -> None:
     """Raise an InputError if another command has an open file of answers; be the one that has it."""
     if sys.platform == "win32":
         return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        fail(prog, "--output", "be written by one command at a time", f"{path}, which another one writes", "End that.")
+        refuse("--output", "be written by one command at a time", f"{path}, which another one writes", "End that.")
     except OSError:  # a file system without locks
         return
 
 
-def _refuse(prog: str, path: Path, got: str) -> NoReturn:
+def _refuse(path: Path, got: str) -> NoReturn:
     """Raise an InputError: the file is another one."""
     must = "be a new file, or one of answers for this table and these classes"
-    fail(prog, "--output", must, f"{path} with {got}", "Pass another path, or the table and classes of that file.")
+    refuse("--output", must, f"{path} with {got}", "Pass another path, or the table and classes of that file.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import as_typed, check_groups, fail, show
+from protonet._checks import as_typed, check_groups, refuse, show
 from protonet.commands.labels import read_whole, suspect_spellings
 from protonet.commands.models import open_rows, want
 from protonet.files import Model
@@ -25,7 +24,7 @@ from protonet.tables.columns.recognise import NAMES
 from protonet.tables.drift import describe_columns
 from protonet.tables.features import choose_features, encode_block
 from protonet.tables.formats import PICTURE
-from protonet.tables.pictures.backbone import open_backbone
+from protonet.tables.pictures.backbone import SETTINGS, open_typed
 from protonet.tables.pictures.reading import are_pictures
 from protonet.tables.table import CLASS_NAMES, Block, Table, Wanted, list_names, open_table, read_table
 from protonet.ui.command_line import Parser, check_name
@@ -84,7 +83,6 @@ class Unlabelled(NamedTuple):
 def add_options(parser: Parser) -> None:
     """Add what says how the table is to be taken."""
     parser.add_argument("--group", metavar="NAME", help="a column: rows that share its value are held out together")
-    parser.add_argument("--id", metavar="NAME", help="a column that names the rows; predict carries it to its output")
     some = parser.add_mutually_exclusive_group()
     some.add_argument(
         "--columns", nargs="+", metavar="NAME", help="the features (default: all columns but the classes')"
@@ -92,16 +90,16 @@ def add_options(parser: Parser) -> None:
     some.add_argument("--drop", nargs="+", metavar="NAME", default=[], help="columns that are no features")
     kinds = f"what columns hold, where it was not seen: {', '.join(NAMES)}"
     parser.add_argument("--column", nargs="+", metavar="NAME=KIND", default=[], help=kinds)
-    parser.add_argument("--size", metavar="N", help="pixels that the backbone takes, HEIGHTxWIDTH or both as one")
-    for name, otherwise in (("mean", 0), ("std", 1)):
-        scaled = f"of the backbone's input, from 0 to 1 (default: as its metadata say, or {otherwise})"
-        parser.add_argument(f"--{name}", metavar="R,G,B", help=scaled)
     parser.add_argument("--unlabelled", metavar="FILE", help="more rows, without a class, to be learned from")
-    parser.add_argument("--drop-unlabelled", action="store_true", help="leave out the table's rows without a class")
-    parser.add_argument("--one-shot", action="store_true", help="the many classes of a few rows each are meant")
+    add = parser.add_expert_group("rows of the table").add_argument
+    add("--id", metavar="NAME", help="a column that names the rows; predict carries it to its output")
+    add("--drop-unlabelled", action="store_true", help="leave out the table's rows without a class")
+    add("--one-shot", action="store_true", help="the many classes of a few rows each are meant")
+    for name in SETTINGS:
+        parser.add_removed(f"--{name}", f"Metadata of the backbone's file say it, or --backbone FILE:{name}=...")
 
 
-def read_data(prog: str, options: argparse.Namespace, *, keep_cells: bool = False) -> Data:
+def read_data(options: argparse.Namespace, *, keep_cells: bool = False) -> Data:
     """Read the table that the options name, and take each of its columns for what it is; cells take memory.
 
     Raises:
@@ -109,11 +107,11 @@ def read_data(prog: str, options: argparse.Namespace, *, keep_cells: bool = Fals
         InputError: Options or a table that do not fit.
     """
     label = options.label or "label"
-    kinds = take_pictures(prog, options, parse_kinds(prog, options.column))
+    kinds = take_pictures(options, parse_kinds(options.column))
     beside = tuple(name for name in (options.group, options.id) if name is not None)
     for name in (*beside, *options.drop, *(options.columns or ()), *kinds):
         if name == label:
-            fail(prog, "arguments", "use the classes' column for nothing else", repr(name), "Name another one.")
+            refuse("arguments", "use the classes' column for nothing else", repr(name), "Name another one.")
     only = None if options.columns is None else tuple(options.columns)
     wanted = Wanted(
         label,
@@ -125,22 +123,20 @@ def read_data(prog: str, options: argparse.Namespace, *, keep_cells: bool = Fals
         typed=True,
         sheet=options.sheet,
     )
-    table, every = read_table(prog, Path(options.table), wanted, options.labels and Path(options.labels))
+    table, every = read_table(Path(options.table), wanted, options.labels and Path(options.labels))
     missing = every.labels == ""
     block, rest = every, None
     if missing.any():
         block = every.take(np.flatnonzero(~missing))
         rest = None if options.drop_unlabelled else every.take(np.flatnonzero(missing))
     one_shot = options.one_shot or are_pictures(Path(options.table))  # whoever makes folders means classes
-    classes, labels = check_classes(prog, block.labels, label, one_shot=one_shot)
+    classes, labels = check_classes(block.labels, label, one_shot=one_shot)
     groups, numbered, group_names = None, None, np.empty(0, np.str_)
     if options.group is not None:
-        check_groups(prog, "--group", block.beside[0].tolist(), block.labels.tolist())
+        check_groups("fit", "--group", block.beside[0].tolist(), block.labels.tolist())
         group_names, numbered = np.unique(block.beside[0], return_inverse=True)
         groups = torch.from_numpy(numbered)
-    x, encoding, columns, left, notes = choose_features(
-        prog, table, block, kinds, named=only is not None, groups=numbered
-    )
+    x, encoding, columns, left, notes = choose_features(table, block, kinds, named=only is not None, groups=numbered)
     left_out = [*beside, *options.drop, *table.unused, *left]
     features = torch.from_numpy(np.ascontiguousarray(x))
     named = group_names.tolist()
@@ -152,7 +148,7 @@ def read_data(prog: str, options: argparse.Namespace, *, keep_cells: bool = Fals
         if columns is None or table.columns is None or table.columns[number] in columns
     ]
     where = block.rows, table.place, block.numbers, ids, list(map(count_gaps, cells)), cells if keep_cells else []
-    others = None if rest is None else _encode_rest(prog, table, rest, columns, encoding)
+    others = None if rest is None else _encode_rest(table, rest, columns, encoding)
     rest_rows: Sequence[int] = [] if rest is None else rest.rows
     seen = describe_columns(cells, encoding, torch.bincount(labels).tolist())
     return Data(
@@ -160,21 +156,18 @@ def read_data(prog: str, options: argparse.Namespace, *, keep_cells: bool = Fals
     )
 
 
-def _encode_rest(
-    prog: str, table: Table, rest: Block, columns: tuple[str, ...] | None, encoding: Encoding | None
-) -> Tensor:
+def _encode_rest(table: Table, rest: Block, columns: tuple[str, ...] | None, encoding: Encoding | None) -> Tensor:
     """Return the features (m, dim) of the rows of a table that have no class."""
     if columns is not None and table.columns is not None:
         used = [cells for name, cells in zip(table.columns, rest.columns, strict=True) if name in columns]
         table, rest = table._replace(columns=columns), rest._replace(columns=used)
-    return torch.from_numpy(np.ascontiguousarray(encode_block(prog, table, rest, encoding)))
+    return torch.from_numpy(np.ascontiguousarray(encode_block(table, rest, encoding)))
 
 
 class Rest:
     """The rows that have no class, a block of features at a time: those of the table itself, and those of another one.
 
     Args:
-        prog: The command's name, for messages.
         data: What is fitted to.
         path: Of the other table, or None. It has the columns of the first one, and perhaps one of classes, which is not
             looked at.
@@ -185,14 +178,14 @@ class Rest:
         InputError: A table that does not fit; as it is read, a number that does not.
     """
 
-    def __init__(self, prog: str, data: Data, path: Path | None, label: str) -> None:
-        self.prog, self.data, self.path = prog, data, path
+    def __init__(self, data: Data, path: Path | None, label: str) -> None:
+        self.data, self.path = data, path
         self.rows = list(data.rest_rows)  #: Where in its file each row is that has been read.
         if path is not None:
             width = data.x.shape[1] if data.encoding is None else len(data.encoding.columns)
             wanted = Wanted(label, labelled=False, columns=data.columns, width=width, ignored=tuple(data.left_out))
-            with as_typed(prog, path="--unlabelled"):
-                self.table = open_table(prog, path, wanted)
+            with as_typed(path="--unlabelled"):
+                self.table = open_table(path, wanted)
 
     def __bool__(self) -> bool:
         return self.path is not None or self.data.rest is not None
@@ -202,7 +195,7 @@ class Rest:
             yield self.data.rest
         for block in () if self.path is None else self.table.blocks:
             self.rows += block.rows
-            x = encode_block(self.prog, self.table, block, self.data.encoding, "--unlabelled")
+            x = encode_block(self.table, block, self.data.encoding, "--unlabelled")
             yield torch.from_numpy(np.ascontiguousarray(x))
 
     def name(self, row: int) -> str:
@@ -212,7 +205,7 @@ class Rest:
         return place.format(self.rows[row]) + ("" if own or self.path is None else f" of {show(self.path.name)}")
 
 
-def take_pictures(prog: str, options: argparse.Namespace, kinds: Mapping[str, str]) -> dict[str, str | Column]:
+def take_pictures(options: argparse.Namespace, kinds: Mapping[str, str]) -> dict[str, str | Column]:
     """Return what columns hold, by name, with the column for those of pictures, by the backbone that the options name.
 
     Raises:
@@ -220,47 +213,27 @@ def take_pictures(prog: str, options: argparse.Namespace, kinds: Mapping[str, st
     """
     if are_pictures(Path(options.table)):
         kinds = {PICTURE: "picture"}
-    chosen = {name: getattr(options, name, None) for name in ("backbone", "size", "mean", "std")}
-    given = [f"--{name}" for name, value in chosen.items() if value is not None]
-    if given and "picture" not in kinds.values():
-        fail(prog, given[0], "come with pictures", "a table", "Leave it out, or pass --column NAME=picture.")
-    if given and options.backbone is None:
-        fail(prog, given[0], "come with a backbone", "none", "Pass --backbone FILE, or leave it out.")
+    if options.backbone is not None and "picture" not in kinds.values():
+        refuse("--backbone", "come with pictures", "a table", "Leave it out, or pass --column NAME=picture.")
     column = Picture(shown=not options.quiet)
-    if given:
-        size, mean, std = (parse_numbers(prog, f"--{name}", chosen[name]) for name in ("size", "mean", "std"))
-        own = None if size is None else (int(size[0]), int(size[-1]))
-        opened = open_backbone(options.backbone, size=own, mean=mean, std=std, cache=options.cache)
-        column = Picture.of(opened, shown=not options.quiet)
+    if options.backbone is not None:
+        column = Picture.of(open_typed(options.backbone), shown=not options.quiet)
     return {name: column if kind == "picture" else kind for name, kind in kinds.items()}
 
 
-def parse_numbers(prog: str, option: str, text: str | None) -> list[float] | None:
-    """Return the numbers of an option, up to three; None for none."""
-    if text is None:
-        return None
-    try:
-        found = [float(each) for each in text.lower().replace("x", ",").split(",")]
-    except ValueError:
-        found = []
-    if not 1 <= len(found) <= 3 or not all(map(math.isfinite, found)):
-        fail(prog, option, "be one to three numbers", repr(text), f"Pass {option} 224, say.")
-    return found
-
-
-def parse_kinds(prog: str, texts: list[str]) -> dict[str, str]:
+def parse_kinds(texts: list[str]) -> dict[str, str]:
     """Return what columns hold, by name, from ``NAME=KIND``; raise an InputError for anything else."""
     kinds = {}
     for text in texts:
         name, equals, kind = text.rpartition("=")
         if not equals:
-            fail(prog, "--column", "be NAME=KIND", repr(text), f"Pass --column {text or 'NAME'}=category, say.")
-        kinds[name] = check_name(prog, "--column", kind, NAMES)
+            refuse("--column", "be NAME=KIND", repr(text), f"Pass --column {text or 'NAME'}=category, say.")
+        kinds[name] = check_name("--column", kind, NAMES)
     return kinds
 
 
 def check_classes(
-    prog: str, labels: np.ndarray, label: str, *, one_shot: bool
+    labels: np.ndarray, label: str, *, one_shot: bool
 ) -> tuple[tuple[str, ...] | tuple[int, ...], Tensor]:
     """Return the names of the classes in ascending order, and the number (n,) int64 of each row's class.
 
@@ -271,11 +244,11 @@ def check_classes(
     classes = tuple(names.tolist() if names.dtype.kind in "iu" else map(str, names.tolist()))
     if len(classes) < 2:
         got = f"{list_names(list(map(str, classes))) if classes else 'no row'} alone in {show(label)}"
-        fail(prog, "table", "have at least 2 classes", got, "Add another one.")
+        refuse("table", "have at least 2 classes", got, "Add another one.")
     doubt = None if one_shot or len(classes) <= MOST_SINGLE else _doubt_classes(classes, rows, show(label))
     if doubt:
         remedy = "Name a column of classes with --label; to predict a number is another task."
-        fail(prog, "--label", "name a column of classes", doubt, f"{remedy} If they are meant, pass --one-shot.")
+        refuse("--label", "name a column of classes", doubt, f"{remedy} If they are meant, pass --one-shot.")
     return classes, torch.from_numpy(numbers)
 
 
@@ -302,15 +275,15 @@ def read_numbers(names: Sequence[str | int]) -> list[float]:
         return []
 
 
-def check_table(prog: str, options: argparse.Namespace) -> None:
+def check_table(options: argparse.Namespace) -> None:
     """Raise an InputError for a table that cannot be read twice, or for a model in its place."""
     if options.table == "-":
-        fail(prog, "table", "be a file: it is read twice", "the standard input", "Save it, and name that file.")
+        refuse("table", "be a file: it is read twice", "the standard input", "Save it, and name that file.")
     if options.table.lower().endswith(".safetensors"):
-        fail(prog, "arguments", "name a table", f"the model {options.table} alone", "Pass the table after it.")
+        refuse("arguments", "name a table", f"the model {options.table} alone", "Pass the table after it.")
 
 
-def read_unlabelled(prog: str, options: argparse.Namespace, model: Model | None, label: str) -> Unlabelled:
+def read_unlabelled(options: argparse.Namespace, model: Model | None, label: str) -> Unlabelled:
     """Read the table that the options name, as features for a model, or as what its own columns are taken for.
 
     Raises:
@@ -320,22 +293,22 @@ def read_unlabelled(prog: str, options: argparse.Namespace, model: Model | None,
     blocks, notes = None, list[str]()
     if model is None:
         wanted = Wanted(label, labelled=False, partly=True, skip_broken=options.skip_broken, sheet=options.sheet)
-        table, block = read_table(prog, Path(options.table), wanted)
+        table, block = read_table(Path(options.table), wanted)
         labels = block.labels
         block = block._replace(labels=np.zeros(len(block.rows), np.int64))  # one class: no column can tell it
-        features = choose_features(prog, table, block, take_pictures(prog, options, {}), named=False)
+        features = choose_features(table, block, take_pictures(options, {}), named=False)
         x, blocks = features.x, None if features.encoding is None else features.encoding.blocks
         likely = [name for name in table.columns or () if name.lower() in CLASS_NAMES and not len(labels)]
         if likely:
             notes.append(f"there is no column {label}; if {list_names(likely)} holds the classes, name it with --label")
     else:
-        table = open_rows(prog, options, model, want(model, label, labelled=False)._replace(partly=True))
-        parts = [(encode_block(prog, table, block, model.encoding), block.labels) for block in table.blocks]
+        table = open_rows(options, model, want(model, label, labelled=False)._replace(partly=True))
+        parts = [(encode_block(table, block, model.encoding), block.labels) for block in table.blocks]
         x, labels = map(np.concatenate, zip(*parts, strict=True))
     known = labels != "" if len(labels) else np.zeros(len(x), bool)
     if known.all():
         got = f"one in {show(label)} for each of {count(len(x), 'row')}"
-        fail(prog, "table", "have rows without a class", got, "Add rows whose cell there is empty.")
+        refuse("table", "have rows without a class", got, "Add rows whose cell there is empty.")
     if known.any():
         verb = "has" if known.sum() == 1 else "have"
         notes.append(f"{count(int(known.sum()), 'row')} {verb} a class in {show(label)} already: not asked for")
@@ -344,12 +317,11 @@ def read_unlabelled(prog: str, options: argparse.Namespace, model: Model | None,
 
 
 def read_cells(
-    prog: str, options: argparse.Namespace, model: Model | None, label: str, rows: Sequence[int] | None = None
+    options: argparse.Namespace, model: Model | None, label: str, rows: Sequence[int] | None = None
 ) -> tuple[list[str], list[list[str]]]:
     """Read all columns of a table as text, but for that of the classes and one without a name.
 
     Args:
-        prog: The command's name, for messages.
         options: They name the table.
         model: What it is read for, or None.
         label: The column of the classes, which need not be there.
@@ -360,7 +332,7 @@ def read_cells(
     """
     wanted = Wanted(label, labelled=False) if model is None else want(model, label, labelled=False)
     wanted = wanted._replace(skip_broken=options.skip_broken, sheet=options.sheet, everything=True)
-    table = open_table(prog, Path(options.table), wanted)
+    table = open_table(Path(options.table), wanted)
     names = {name: number for number, name in enumerate(table.beside) if name != label}
     found: dict[int, list[str]] = {}
     first = 0

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import fail
+from protonet._checks import refuse
 from protonet.commands.content import JudgedRows, list_columns, list_importance, list_sections
 from protonet.commands.explain import find_sizes, judge_by_all, name_columns
 from protonet.commands.labels import check_spellings, find_strange
@@ -42,6 +42,11 @@ from protonet.ui.page.document import write_outputs
 from protonet.ui.plots import draw_plot
 
 PROG = "protonet evaluate"
+EXAMPLES = (
+    "model.safetensors test.csv",
+    "model.safetensors test.csv --label species --report judged.html",
+    "model.safetensors test/ --json judged.json  # pictures by class",
+)
 
 
 class Judged(NamedTuple):
@@ -62,28 +67,27 @@ def run(arguments: Sequence[str] | None) -> None:
     """
     text = "Judge a model on rows that it has not seen; those of classes that it does not know count as unknown rows."
     text += " fit tells how well it does on its own rows, held out."
-    parser = make_parser(PROG, text, model=True, label="the same as in fit")
-    parser.add_argument("--plot", metavar="FILE", help="a plot, .png, .pdf or .svg: the embedding and the confusion")
+    parser = make_parser(PROG, text, EXAMPLES, model=True, label="the same as in fit")
     add_figures(parser)
     options = parser.parse_args(arguments)
     inputs = [options.model, options.table, options.labels]
-    outputs = check_paths(PROG, options, {"plot": PLOTS, **FIGURES}, inputs)
-    check_packages(PROG, ["matplotlib"] * ("plot" in outputs), 'pip install "protonet[analysis]"')
-    model = open_model(PROG, options)
+    outputs = check_paths(options, {"plot": PLOTS, **FIGURES}, inputs)
+    check_packages(["matplotlib"] * ("plot" in outputs), 'pip install "protonet[analysis]"')
+    model = open_model(options)
     wanted = want(model, options.label, labelled=True)
-    table = open_rows(PROG, options, model, wanted, options.labels and Path(options.labels))
+    table = open_rows(options, model, wanted, options.labels and Path(options.labels))
 
     def judge_block(block: Block) -> Judged:
         """Judge some rows, and keep them for the report."""
         strange = find_strange(block.labels, model.classes)
         names = Counter(block.labels[strange].astype(str).tolist())
-        check_spellings(PROG, names, model.classes, "Spell them in the table as the model does.")
+        check_spellings(names, model.classes, "Spell them in the table as the model does.")
         numbers = torch.full((len(strange),), -1)
         if not strange.all():
-            numbers[torch.from_numpy(~strange)] = number_classes(PROG, block.labels[~strange], model.classes)
-        x = encode_block(PROG, table, block, model.encoding)
+            numbers[torch.from_numpy(~strange)] = number_classes(block.labels[~strange], model.classes)
+        x = encode_block(table, block, model.encoding)
         kept = (torch.from_numpy(x), block) if "report" in outputs else None
-        return Judged(classify(PROG, model, x), numbers, names, kept)
+        return Judged(classify(model, x), numbers, names, kept)
 
     judged = list(map_blocks(judge_block, table.blocks, rows=table.rows, quiet=options.quiet))
     rows, numbers = torch.cat([each.logits for each in judged]), torch.cat([each.labels for each in judged])
@@ -91,7 +95,7 @@ def run(arguments: Sequence[str] | None) -> None:
     known = numbers >= 0
     if not bool(known.any()):
         got, remedy = f"{list_names(list(map(repr, strange)))} alone", "Name the classes' column: --label."
-        fail(PROG, "table", "hold a class that the model knows", got, remedy)
+        refuse("table", "hold a class that the model knows", got, remedy)
     report = judge(Path(options.table).name, model.classes, model.network.counts, rows, numbers, strange)
     print(format_report(report), end="")
     show_notes(table, quiet=options.quiet)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import check_int, fail, show
+from protonet._checks import check_int, refuse, show
 from protonet._writing import write_whole
 from protonet.commands.importance import measure_support, rank_columns
 from protonet.commands.labels import check_spellings
@@ -36,6 +36,11 @@ from protonet.ui.command_line import parse_whole
 from protonet.ui.text import count, format_table
 
 PROG = "protonet explain"
+EXAMPLES = (
+    "model.safetensors",
+    "model.safetensors test.csv --json columns.json",
+    "model.safetensors new.csv --rows 0,5",
+)
 #: Most columns that are printed; a JSON file has all.
 MOST_COLUMNS = 30
 #: Of each row: how many columns, and how many near rows, are told.
@@ -58,18 +63,18 @@ def run(arguments: Sequence[str] | None) -> None:
     text = "Tell which columns matter: what is lost where a column's cells are shuffled among the rows of a table with"
     text += " classes; without a table, among the rows that fit held out, each judged by a fit without its fold. With"
     text += " --rows, tell what is near these rows of a table, and which columns spoke for their class."
-    parser = make_parser(PROG, text, model=True, label="the same as in fit", may_lack_table=True)
+    parser = make_parser(PROG, text, EXAMPLES, model=True, label="the same as in fit", may_lack_table=True)
     parser.add_argument("--rows", metavar="N,N", help="explain these rows of the table, counted from 0")
-    parser.add_argument("--seed", default="0", metavar="N", help="of what is drawn at random (default 0)")
     parser.add_argument("--json", metavar="FILE", help="all figures, of all columns, .json")
+    parser.add_argument("--seed", default="0", metavar="N", help="of what is drawn at random (default 0)")
     options = parser.parse_args(arguments)
-    seed = check_int(PROG, "--seed", parse_whole(PROG, "--seed", options.seed, low=0), low=0, high=2**63 - 1)
+    seed = check_int(PROG, "--seed", parse_whole("--seed", options.seed, low=0), low=0, high=2**63 - 1)
     rows = None if options.rows is None else parse_rows(options.rows)
     if options.table is None and (rows is not None or options.label or options.labels):
-        fail(PROG, "arguments", "name a table for --rows, --label and --labels", "none", "Pass it after the model.")
+        refuse("arguments", "name a table for --rows, --label and --labels", "none", "Pass it after the model.")
     inputs = [options.model, options.table, options.labels]
-    outputs = check_paths(PROG, options, {"json": (".json",)}, inputs)
-    model = open_model(PROG, options, held=True)
+    outputs = check_paths(options, {"json": (".json",)}, inputs)
+    model = open_model(options, held=True)
     generator = torch.Generator().manual_seed(seed)
     if rows is None:
         figures = judge_columns(options, model, generator)
@@ -84,7 +89,7 @@ def run(arguments: Sequence[str] | None) -> None:
 
 def parse_rows(text: str) -> list[int]:
     """Return the different numbers of rows that a list names, in its order."""
-    return list(dict.fromkeys(parse_whole(PROG, "--rows", number, low=0) for number in text.split(",")))
+    return list(dict.fromkeys(parse_whole("--rows", number, low=0) for number in text.split(",")))
 
 
 def find_held(model: Model) -> Crossfit | None:
@@ -117,7 +122,7 @@ def judge_columns(options: argparse.Namespace, model: Model, generator: torch.Ge
     table, judged = (None, find_held(model)) if options.table is None else read_judged(options, model)
     if judged is None:
         remedy = "Pass a table with classes, or fit it again, to two samples or more of some classes."
-        fail(PROG, "model", "hold rows that fit held out, where no table is passed", "none", remedy)
+        refuse("model", "hold rows that fit held out, where no table is passed", "none", remedy)
     with show_progress(quiet=options.quiet) as progress:
         found = rank_columns(judged, name_columns(model), find_sizes(model), generator, progress)
     if table is not None:
@@ -133,12 +138,12 @@ def read_judged(options: argparse.Namespace, model: Model) -> tuple[Table, Cross
     """
     wanted = want(model, options.label, labelled=True)
     wanted = wanted._replace(skip_broken=options.skip_broken, sheet=options.sheet)
-    table, block = read_table(PROG, Path(options.table), wanted, options.labels and Path(options.labels))
-    compare_columns(PROG, table, block, model)
-    check_spellings(PROG, block.labels.tolist(), model.classes, "Spell them in the table as the model does.")
-    labels = number_classes(PROG, block.labels, model.classes)
-    x = encode_block(PROG, table, block, model.encoding)
-    classify(PROG, model, x)  # which says of a row that is far out how large it is
+    table, block = read_table(Path(options.table), wanted, options.labels and Path(options.labels))
+    compare_columns(table, block, model)
+    check_spellings(block.labels.tolist(), model.classes, "Spell them in the table as the model does.")
+    labels = number_classes(block.labels, model.classes)
+    x = encode_block(table, block, model.encoding)
+    classify(model, x)  # which says of a row that is far out how large it is
     judged = judge_by_all(model, torch.from_numpy(x), labels)
     return table, judged
 
@@ -182,10 +187,10 @@ def explain_rows(
     Raises:
         InputError: A table that does not fit, or has no such row.
     """
-    table = open_rows(PROG, options, model, want(model, options.label, labelled=False))
+    table = open_rows(options, model, want(model, options.label, labelled=False))
     x, cells = read_rows(table, model, rows)
     held, names = find_held(model), name_columns(model)
-    ranked = classify(PROG, model, x).softmax(dim=1).sort(dim=1, descending=True, stable=True)
+    ranked = classify(model, x).softmax(dim=1).sort(dim=1, descending=True, stable=True)
     show_notes(table, quiet=options.quiet)
     told: list[dict[str, Any]] = []
     for row, shares, places in zip(rows, ranked.values.tolist(), ranked.indices.tolist(), strict=True):
@@ -231,13 +236,13 @@ def read_rows(table: Table, model: Model, rows: Sequence[int]) -> tuple[np.ndarr
             places = [row - first for row in here]
             columns = [cells[places] for cells in block.columns]
             taken = block._replace(columns=columns, rows=[block.rows[place] for place in places])
-            features, cells = encode_block(PROG, table, taken, model.encoding), zip(*columns, strict=True)
+            features, cells = encode_block(table, taken, model.encoding), zip(*columns, strict=True)
             found |= {row: (x, [*map(str, own)]) for row, x, own in zip(here, features, cells, strict=True)}
         first += len(block.rows)
     for row in rows:
         if row not in found:
             remedy = "Count from 0, the header not among them."
-            fail(PROG, "--rows", "name rows of the table", f"{row} of {count(first, 'row')}", remedy)
+            refuse("--rows", "name rows of the table", f"{row} of {count(first, 'row')}", remedy)
     return np.stack([found[row][0] for row in rows]), [found[row][1] for row in rows]
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -61,6 +62,11 @@ from protonet.ui.plots import draw_plot
 from protonet.ui.text import count
 
 PROG = "protonet fit"
+EXAMPLES = (
+    "train.csv --label species -o model.safetensors",
+    "train.csv --label species --group patient --report fit.html",
+    "pictures/ -o model.safetensors  # a folder of pictures by class",
+)
 #: Of a time limit, what is over as the report begins.
 HELD = 0.8
 #: Groups of strangers that are told of, and rows of each that are named, at the most.
@@ -80,27 +86,29 @@ def run(arguments: Sequence[str] | None) -> None:
         InputError: Arguments or a table that do not fit.
     """
     started = time.monotonic()
-    parser = make_parser(PROG, "Learn the classes of a table, and tell how well.", label="label")
+    text = "Learn the classes of a table, and tell how well."
+    parser = make_parser(PROG, text, EXAMPLES, label="label")
     parser.add_argument("-o", "--output", metavar="FILE", help="the model, .safetensors; without it, only the summary")
     parser.add_argument("--effort", default="default", help="fast, default or best")
-    parser.add_argument("--seed", default="0", metavar="N", help="of folds, first weights and episodes (default 0)")
     time_help = f"of the fit and its folds (default: {TIME_LIMIT:.0f} for the fit, and what its folds take)"
     parser.add_argument("--time-limit", metavar="SECONDS", help=time_help)
-    parser.add_argument("--plot", metavar="FILE", help="a plot, .png, .pdf or .svg: the embedding and the confusion")
-    alike = "let each class count alike in learning, however many rows it has: for balanced accuracy"
-    parser.add_argument("--balanced", action="store_true", help=alike)
+    parser.add_argument("--details", action="store_true", help="tell the views and their weights, and all baselines")
     add_figures(parser)
     add_options(parser)
+    add = parser.add_expert_group("learning").add_argument
+    alike = "let each class count alike in learning, however many rows it has: for balanced accuracy"
+    add("--balanced", action="store_true", help=alike)
+    add("--seed", default="0", metavar="N", help="of folds, first weights and episodes (default 0)")
     options = parser.parse_args(arguments)
-    check_name(PROG, "--effort", options.effort, EFFORTS)
-    seed = parse_whole(PROG, "--seed", options.seed, low=0)
-    limit = None if options.time_limit is None else parse_number(PROG, "--time-limit", options.time_limit, low=0)
+    check_name("--effort", options.effort, EFFORTS)
+    seed = parse_whole("--seed", options.seed, low=0)
+    limit = None if options.time_limit is None else parse_number("--time-limit", options.time_limit, low=0)
     suffixes = {"output": MODELS, "plot": PLOTS, **FIGURES}
-    outputs = check_paths(PROG, options, suffixes, [options.table, options.labels, options.unlabelled])
-    check_packages(PROG, ["safetensors"] * ("output" in outputs))
-    check_packages(PROG, ["matplotlib"] * ("plot" in outputs), 'pip install "protonet[analysis]"')
-    data = read_data(PROG, options, keep_cells="report" in outputs)
-    rest = Rest(PROG, data, options.unlabelled and Path(options.unlabelled), options.label or "label")
+    outputs = check_paths(options, suffixes, [options.table, options.labels, options.unlabelled])
+    check_packages(["safetensors"] * ("output" in outputs))
+    check_packages(["matplotlib"] * ("plot" in outputs), 'pip install "protonet[analysis]"')
+    data = read_data(options, keep_cells="report" in outputs)
+    rest = Rest(data, options.unlabelled and Path(options.unlabelled), options.label or "label")
     shots = torch.bincount(data.y).tolist()
     metadata: dict[str, Any] = {"label": options.label or "label", "effort": options.effort, "seed": seed}
     metadata |= {"samples": shots, "group": options.group, "id": options.id, "left_out": data.left_out}
@@ -139,21 +147,24 @@ def run(arguments: Sequence[str] | None) -> None:
             crossed = count_rows(crossed, data.y, weights)
         model = keep_crossfit(make_model(solution), crossed, data.number_groups(solution), hash_rows(data.x))
         if "output" in outputs:
-            write_model(PROG, outputs["output"], model)
+            write_model(outputs["output"], model)
     except KeyboardInterrupt:
         if solution is None or "output" not in outputs:
             raise
         if weights is not None:
             count_samples(solution.network, torch.bincount(data.y))
         model = make_model(solution)
-        write_model(PROG, outputs["output"], model)
-        print(summarise(Path(options.table).name, data, model, solution, rest, []), end="")
+        write_model(outputs["output"], model)
+        print(summarise(Path(options.table).name, data, model, solution, rest, []) + format_notes(data.notes), end="")
         raise KeyboardInterrupt(f"stopped; {outputs['output']} is kept, without cross-validation") from None
     try:
         strangers = group_strangers(solution)
         print(summarise(Path(options.table).name, data, model, solution, rest, strangers))
+        if options.details:
+            print(format_views(model.metadata["views"]))
         compared = compare(crossed, solution)
-        print(report(crossed, compared, list(map(show, data.classes))), end="")
+        shown = compared if options.details else choose_baselines(compared)
+        print(report(crossed, shown, list(map(show, data.classes))) + format_notes(data.notes), end="")
         if not in_time and len(crossed.labels):
             print("the time was over before the last fold: the model may do better than its folds")
         if "plot" in outputs:
@@ -165,8 +176,7 @@ def run(arguments: Sequence[str] | None) -> None:
                 with show_progress(quiet=options.quiet) as progress:
                     figures |= list_more(data, model, solution, crossed, seed, deadline, progress)
             write_outputs(outputs, figures)
-        if "output" in outputs:
-            print(f"{outputs['output']}: {outputs['output'].stat().st_size / 1e6:.1f} MB")
+        print(tell_next(outputs.get("output")))
     except KeyboardInterrupt:
         if "output" not in outputs:
             raise
@@ -176,7 +186,7 @@ def run(arguments: Sequence[str] | None) -> None:
 def summarise(
     name: str, data: Data, model: Model, solution: Solution, rest: Rest, strangers: Sequence[Sequence[int]]
 ) -> str:
-    """Return what a person should know of the table, of strangers in it, and the views that were chosen."""
+    """Return what the table was taken for, and what was made of equal rows and of rows without a class."""
     shots = torch.bincount(data.y).tolist()
     sizes = [count(len(data.classes), "class"), count(len(data.x), "sample"), count(data.x.shape[1], "feature")]
     if data.encoding is not None and not data.encoding.plain:
@@ -184,14 +194,27 @@ def summarise(
     sizes += [count(len(data.group_names), "group")] * (data.groups is not None)
     several = "" if min(shots) == max(shots) else f" to {max(shots)}"
     lines = [f"{name}: {', '.join(sizes)}, {min(shots)}{several} per class"]
-    lines += [*(f"  {line}" for line in tell_columns(data.columns, data.encoding)), *data.notes]
+    lines += [f"  {line}" for line in tell_columns(data.columns, data.encoding)]
     if solution.problem.repeated:
         rows = count(solution.problem.repeated, "row")
         lines.append(f"{rows} equal to others, or nearly: copies are held out together, and count as one where equal")
     if model.metadata["balanced"]:
         lines.append("every class counts alike in learning, also in the probabilities (--balanced)")
     lines += tell_rest(solution, rest, strangers)
-    return "\n".join(lines) + "\n\n" + format_views(model.metadata["views"])
+    return "\n".join(lines) + "\n"
+
+
+def format_notes(notes: Sequence[str]) -> str:
+    """Return what a person should know of the table, and look at, in lines."""
+    return "".join(f"{note}\n" for note in notes)
+
+
+def tell_next(path: Path | None) -> str:
+    """Return where the model is, and what to do next, given its path, if it was written."""
+    if path is None:
+        return "no model was written: -o FILE.safetensors keeps it"
+    size = path.stat().st_size / 1e6
+    return f"{path}: {size:.1f} MB; next: python -m protonet predict {quote(str(path))} NEW.csv -o predicted.csv"
 
 
 def suspect_twins(solution: Solution) -> list[str]:
@@ -241,6 +264,12 @@ def compare(crossed: Crossfit, solution: Solution) -> list[dict[str, Any]]:
     frequent = score_frequent(crossed.whole.counts, len(crossed.labels))
     baselines = {FREQUENT: frequent, **predict_baselines(solution.problem)}
     return compare_baselines(predict_held(crossed), crossed.labels, baselines, crossed.sample)
+
+
+def choose_baselines(compared: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """Return of `compare` the model, the most frequent class, and of the other baselines the one most often right."""
+    others = sorted(compared[2:], key=lambda baseline: -float(baseline["accuracy"]))
+    return [*compared[:2], *others[:1]]
 
 
 def report(crossed: Crossfit, compared: Sequence[Mapping[str, Any]], classes: Sequence[str | int]) -> str:

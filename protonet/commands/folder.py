@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from protonet._checks import InputError, fail, find_version, optional_packages
+from protonet._checks import Mendable, find_version, optional_packages, refuse
 from protonet._writing import write_whole
 from protonet.tables.table import list_names
 from protonet.ui.text import count
@@ -59,11 +59,10 @@ class StoppedError(Exception):
     """The command ends: a file in work is left."""
 
 
-def list_parts(prog: str, folder: Path, output: Path) -> list[Part]:
+def list_parts(folder: Path, output: Path) -> list[Part]:
     """Return the Parquet files of a folder and of those in it, in the order of their names.
 
     Args:
-        prog: The command's name, for messages.
         folder: Which exists.
         output: Where the output of each is to be, under the same name with .csv.
 
@@ -71,14 +70,14 @@ def list_parts(prog: str, folder: Path, output: Path) -> list[Part]:
         MissingPackageError: pyarrow is missing.
         InputError: There is no file, one cannot be read, or has other columns than the first; the message names it.
     """
-    with optional_packages(prog, 'pip install "protonet[parquet]"'):
+    with optional_packages("", 'pip install "protonet[parquet]"'):
         from pyarrow import ArrowException, parquet  # noqa: PLC0415 - optional
 
     folder, output = folder.resolve(), output.resolve()
     names = sorted(path.relative_to(folder) for path in folder.rglob("*.parquet"))
     names = [name for name in names if not any(part.startswith(HIDDEN) for part in name.parts)]
     if not names:
-        fail(prog, "table", "be a folder of Parquet files", f"none in {folder}", "Pass one with files *.parquet.")
+        refuse("table", "be a folder of Parquet files", f"none in {folder}", "Pass one with files *.parquet.")
     parts: list[Part] = []
     first: set[str] = set()
     for name in names:
@@ -87,39 +86,35 @@ def list_parts(prog: str, folder: Path, output: Path) -> list[Part]:
             columns = set(metadata.schema.to_arrow_schema().names)
         except (OSError, ValueError, ArrowException) as error:
             got = f"{name} ({type(error).__name__})"
-            fail(prog, "table", "be a folder of Parquet files that can be read", got, "Mend or remove that file.")
+            refuse("table", "be a folder of Parquet files that can be read", got, "Mend or remove that file.")
         first = first or columns
         if columns != first:
             missing, more = sorted(first - columns), sorted(columns - first)
             said = [f"without {list_names(missing)}"] * bool(missing) + [f"with {list_names(more)}"] * bool(more)
             got = f"{name} {' and '.join(said)}, unlike {names[0]}"
-            fail(prog, "table", "be a folder of files with the same columns", got, "Move it to a folder of its own.")
+            refuse("table", "be a folder of files with the same columns", got, "Move it to a folder of its own.")
         parts.append(Part(folder / name, (output / name).with_suffix(".csv"), metadata.num_rows))
     return parts
 
 
-def claim_folder(prog: str, output: Path, made: Mapping[str, Any]) -> None:
+def claim_folder(output: Path, made: Mapping[str, Any]) -> None:
     """Write what a folder's outputs are made with, or raise an InputError where it holds any of something else."""
     path, text = output / MADE, json.dumps(made, indent=1, sort_keys=True) + "\n"
     if path.exists() and path.read_text(encoding="utf-8", errors="replace") == text:
         return
     if path.exists() or next(output.rglob("*.csv"), None) is not None:
         must, got = "be a new folder, or one of this model and these options", f"{output} of others"
-        fail(prog, "--output", must, got, "Pass another folder, or remove that one.")
+        refuse("--output", must, got, "Pass another folder, or remove that one.")
     write_whole(path, lambda file: file.write(text.encode()))
 
 
-def run_parts(
-    prog: str, work: Work, parts: Sequence[Part], *, jobs: int, scheduler: str | None, quiet: bool
-) -> list[str]:
+def run_parts(work: Work, parts: Sequence[Part], *, workers: int | str, quiet: bool) -> list[str]:
     """Do the work of all files that are not done, and show on stderr how many rows are, if it takes long.
 
     Args:
-        prog: The command's name, for messages.
         work: A function of a module with arguments that can be pickled.
         parts: All files.
-        jobs: Processes on this machine.
-        scheduler: The address of a Dask scheduler that does it instead, or None.
+        workers: How many processes on this machine, or the address of a Dask scheduler whose workers do it instead.
         quiet: Show no progress.
 
     Returns:
@@ -143,22 +138,22 @@ def run_parts(
         delay=1.0, leave=False, dynamic_ncols=True, disable=quiet, smoothing=0,
     )  # fmt: skip
     with bar:
-        if left and scheduler is not None:
-            done = _run_dask(prog, work, left, scheduler, bar.update)
+        if isinstance(workers, int):
+            done = _run_here(work, left, min(workers, len(left)), bar.update)
         else:
-            done = _run_here(prog, work, left, min(jobs, len(left)), bar.update)
+            done = _run_dask(work, left, workers, bar.update) if left else iter(())
         for told in done:
             notes |= dict.fromkeys(told)
     return list(notes)
 
 
-def _run_here(prog: str, work: Work, parts: Sequence[Part], jobs: int, tick: Tick) -> Iterator[Sequence[str]]:
+def _run_here(work: Work, parts: Sequence[Part], n_processes: int, tick: Tick) -> Iterator[Sequence[str]]:
     """Yield what the work of each file says, done by so many processes of one thread each."""
     if not parts:
         return
     context = multiprocessing.get_context("spawn")
     rows, stop = context.Value("q", 0), context.Event()
-    pool = ProcessPoolExecutor(jobs, context, _begin_process, (rows, stop))
+    pool = ProcessPoolExecutor(n_processes, context, _begin_process, (rows, stop))
     try:
         waiting, seen = {pool.submit(_work_here, work, part) for part in parts}, 0
         while waiting:
@@ -170,7 +165,7 @@ def _run_here(prog: str, work: Work, parts: Sequence[Part], jobs: int, tick: Tic
                 yield future.result()
     except BrokenProcessPool:
         must, remedy = "be no more than there is memory for", "Run it again with fewer: finished files are kept."
-        fail(prog, "--jobs", must, f"{jobs}, of which one was killed", remedy)
+        refuse("--workers", must, f"{n_processes}, of which one was killed", remedy)
     finally:
         stop.set()
         pool.shutdown(cancel_futures=True)
@@ -209,15 +204,15 @@ def _tick_here(rows: int) -> None:
         _SHARED["rows"].value += rows
 
 
-def _run_dask(prog: str, work: Work, parts: Sequence[Part], address: str, tick: Tick) -> Iterator[Sequence[str]]:
+def _run_dask(work: Work, parts: Sequence[Part], address: str, tick: Tick) -> Iterator[Sequence[str]]:
     """Yield what the work of each file says, done by the workers of a Dask cluster.
 
     A file whose worker is killed goes to another one.
     """
-    with optional_packages(prog, 'pip install "protonet[dask]"'):
+    with optional_packages("", 'pip install "protonet[dask]"'):
         from distributed import KilledWorker, as_completed  # noqa: PLC0415 - optional
 
-    with _connect(prog, address) as client:
+    with _connect(address) as client:
         futures = client.map(partial(_work_there, work), parts, pure=False)
         rows = {future.key: part.rows for future, part in zip(futures, parts, strict=True)}
         try:
@@ -228,7 +223,7 @@ def _run_dask(prog: str, work: Work, parts: Sequence[Part], address: str, tick: 
         except (KilledWorker, CancelledError) as error:
             got = "a lost scheduler" if isinstance(error, CancelledError) else "several that were killed at one file"
             remedy = "Give them more memory; run it again: finished files are kept."
-            fail(prog, "--dask", "have workers that live", got, remedy)
+            refuse("--workers", "have workers that live", got, remedy)
         finally:
             client.cancel(futures)
 
@@ -239,7 +234,7 @@ def _work_there(work: Work, part: Part) -> Sequence[str]:
 
 
 @contextmanager
-def _connect(prog: str, address: str) -> Iterator[Any]:
+def _connect(address: str) -> Iterator[Any]:
     """Yield a client of a Dask cluster whose workers have this protonet."""
     from distributed import Client  # noqa: PLC0415 - optional
 
@@ -252,26 +247,26 @@ def _connect(prog: str, address: str) -> Iterator[Any]:
         except (OSError, ValueError) as error:
             got = f"{address} ({type(error).__name__})"
             remedy = "Start it with dask scheduler, and workers with dask worker ADDRESS."
-            fail(prog, "--dask", "be the address of a Dask scheduler that answers", got, remedy)
+            refuse("--workers", "be the address of a Dask scheduler that answers", got, remedy)
         with client:
             own = find_version("protonet")
             try:
                 client.wait_for_workers(1, timeout=PATIENCE)
                 found = client.run(find_version, "protonet")
             except asyncio.TimeoutError:  # before Python 3.11 another one than TimeoutError
-                fail(prog, "--dask", "have a worker", f"none at {address}", f"Start some with dask worker {address}.")
+                refuse("--workers", "have a worker", f"none at {address}", f"Start some with dask worker {address}.")
             except Exception as error:  # whatever its import raises there
                 found = {"some": type(error).__name__}
             strange = sorted({str(each) for each in found.values() if each != own})
             if strange:
                 remedy = "Install it there."
-                fail(prog, "--dask", f"have workers with protonet {own}", list_names(strange), remedy)
+                refuse("--workers", f"have workers with protonet {own}", list_names(strange), remedy)
             yield client
     finally:
         logger.setLevel(level)
 
 
-def name_file(error: InputError, part: Part) -> InputError:
+def name_file(error: Mendable, part: Part) -> Mendable:
     """Return an error that says which file it is of."""
     if part.table.name in str(error) or error.fault is None:
         return error

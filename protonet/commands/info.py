@@ -15,6 +15,7 @@ from protonet.files import Model, read_versions
 from protonet.ui.text import count, format_table
 
 PROG = "protonet info"
+EXAMPLES = ("model.safetensors", "model.safetensors --json", "wine.safetensors -q")
 #: What the metadata say of the fit, each with its heading.
 FIT = {
     "label": "label",
@@ -37,10 +38,10 @@ def run(arguments: Sequence[str] | None) -> None:
         InputError: Arguments that do not fit, or no model.
     """
     text = "Say what is in a model: what it was fitted to, its views, and its figures on held-out rows."
-    parser = make_parser(PROG, text, model=True, table=False)
+    parser = make_parser(PROG, text, EXAMPLES, model=True, table=False)
     parser.add_argument("--json", action="store_true", help="print all of it as JSON, and nothing else")
     options = parser.parse_args(arguments)
-    facts = describe_model(Path(options.model), read_model(PROG, options.model))
+    facts = describe_model(Path(options.model), read_model(options.model))
     print(json.dumps(facts, indent=1) if options.json else format_facts(facts))
 
 

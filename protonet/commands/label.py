@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from protonet._checks import fail, show
+from protonet._checks import refuse, show
 from protonet.commands.answers import Answers
 from protonet.commands.data import Unlabelled, check_table, read_cells, read_unlabelled
 from protonet.commands.models import LABEL, check_paths, make_parser, name_label, open_model, show_notes, suggest
@@ -26,6 +26,11 @@ from protonet.tables.table import NO_CLASS
 from protonet.ui.text import count
 
 PROG = "protonet label"
+EXAMPLES = (
+    "rest.csv --classes cat,dog",
+    "rest.csv --model model.safetensors -o labelled.csv",
+    "pictures/ --classes cat,dog -o labelled.csv",
+)
 #: What is pressed for the classes, in their order, and what for something else.
 KEYS = "123456789abcdefghijklmnoprtvwxyz"
 SKIP, UNDO, LEAVE = "s", "u", "q"
@@ -52,27 +57,27 @@ def run(arguments: Sequence[str] | None) -> None:
     """
     text = "Label rows in the terminal, the most telling ones first. Every answer is on the disk at once; the same"
     text += " command goes on where it was left. fit and update take the file of the answers as it is."
-    parser = make_parser(PROG, text)
+    parser = make_parser(PROG, text, EXAMPLES)
     parser.add_argument("--classes", metavar="NAME,NAME", help="the classes, with commas (default: the model's)")
     parser.add_argument("-o", "--output", metavar="FILE", help="the answers, .csv (default: TABLE-labelled.csv)")
     parser.add_argument("--model", metavar="FILE", help="a file that fit wrote, to begin with")
     parser.add_argument("--label", metavar="NAME", help=f"the column of the answers (default: the model's, or {LABEL})")
     options = parser.parse_args(arguments)
-    check_table(PROG, options)
+    check_table(options)
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or sys.platform == "win32":
         remedy = "Run it in one, without pipes; python -m protonet suggest writes the rows to a file."
-        fail(PROG, "arguments", "come from a terminal", "a pipe, a file or Windows", remedy)
+        refuse("arguments", "come from a terminal", "a pipe, a file or Windows", remedy)
     if options.output is None:
         table = Path(options.table)
         options.output = str(table.with_name(f"{table.name.split('.')[0]}-labelled.csv"))
-    output = check_paths(PROG, options, {"output": (".csv",)}, [options.model, options.table])["output"]
-    model = None if options.model is None else open_model(PROG, options, argument="--model")
+    output = check_paths(options, {"output": (".csv",)}, [options.model, options.table])["output"]
+    model = None if options.model is None else open_model(options, argument="--model")
     classes = parse_classes(options.classes, model)
     label = name_label(options.label, model)
-    rows = read_unlabelled(PROG, options, model, label)
-    header, cells = read_cells(PROG, options, model, label)
+    rows = read_unlabelled(options, model, label)
+    header, cells = read_cells(options, model, label)
     show_notes(rows.table, quiet=options.quiet)
-    with Answers(PROG, output, [*header, label], classes) as answers:
+    with Answers(output, [*header, label], classes) as answers:
         session = Session(rows, cells, classes, model, answers)
         try:
             with open_keys() as ask_key:
@@ -91,20 +96,20 @@ def parse_classes(text: str | None, model: Model | None) -> list[str]:
             one that the model does not know.
     """
     if text is None and model is None:
-        fail(PROG, "--classes", "name the classes", "none", "Pass --classes cat,dog, or --model with a model's file.")
+        refuse("--classes", "name the classes", "none", "Pass --classes cat,dog, or --model with a model's file.")
     known = [] if model is None else list(map(str, model.classes))
     names = known if text is None else [name.strip() for name in text.split(",")]
     least = 1 if known else 2
     if not least <= len(names) <= len(KEYS):
-        fail(PROG, "--classes", f"be {least} to {len(KEYS)}, a key each", len(names), "Name others, with commas.")
+        refuse("--classes", f"be {least} to {len(KEYS)}, a key each", len(names), "Name others, with commas.")
     for name in names:
         if name.lower() in NO_CLASS or names.count(name) > 1:
             must = "be different names, none of which means that there is no class"
-            fail(PROG, "--classes", must, repr(name), "Name others, with commas.")
+            refuse("--classes", must, repr(name), "Name others, with commas.")
         if known and name not in known:
             got = f"{name!r}, and it knows {', '.join(known[:10])}{' ...' if len(known) > 10 else ''}"
             remedy = "Name those, or leave out --model: python -m protonet update adds classes to it afterwards."
-            fail(PROG, "--classes", "be classes that the model knows", got, remedy)
+            refuse("--classes", "be classes that the model knows", got, remedy)
     return names
 
 
@@ -138,7 +143,7 @@ class Session:
         for *own, name in answers.rows:
             if not places.get(tuple(own)):
                 got = f"an answer {name!r} to a row that it has not"
-                fail(PROG, "table", "be the table that the answers are for", got, "Pass another --output.")
+                refuse("table", "be the table that the answers are for", got, "Pass another --output.")
             self.done.append(places[tuple(own)].pop())
         self._steps = list(self.done)  # the rows that were answered or skipped, in the order of the keys
         self.right: list[bool | None] = [None] * len(self.done)
@@ -170,7 +175,7 @@ class Session:
             return []
         network = None if self._refits and first > 0 else self.network
         n = min(len(left), BATCH if network is not None else max(BATCH, first))
-        return suggest(PROG, network, self.rows.x, n, list(map(show, self.names)), rows=left)
+        return suggest(network, self.rows.x, n, list(map(show, self.names)), rows=left)
 
     @torch.no_grad()
     def answer(self, row: int, name: str) -> None:

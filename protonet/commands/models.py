@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import as_typed, fail, optional_packages
+from protonet._checks import as_typed, optional_packages, refuse
 from protonet.files import INSTALL, Model, load_model, save_model
 from protonet.fit.active import Suggestion, suggest_rows
 from protonet.fit.crossfit import Crossfit, measure_held, pack, score_frequent, score_held
@@ -50,6 +50,7 @@ Result = TypeVar("Result")
 def make_parser(
     prog: str,
     description: str,
+    examples: Sequence[str],
     *,
     model: bool = False,
     table: bool = True,
@@ -61,12 +62,13 @@ def make_parser(
     Args:
         prog: The command's name.
         description: One sentence.
+        examples: Command lines, without what they all begin with.
         model: Whether a model comes before the table.
         table: Whether there is one.
         label: Which column holds the classes by default; None if none are to be read.
         may_lack_table: Whether there may be no table.
     """
-    parser = Parser(prog, description)
+    parser = Parser(prog, description, [f"python -m {prog} {example}" for example in examples])
     if model:
         parser.add_argument("model", help="a file that fit wrote")
     parser.add_argument("-q", "--quiet", action="store_true", help="show no progress and no notes on standard error")
@@ -75,30 +77,33 @@ def make_parser(
     some = "?" if may_lack_table else None
     kinds = "CSV, TSV or text with a header (also .gz, or - for standard input), Excel, Parquet, NPZ with x and y, NPY"
     parser.add_argument("table", nargs=some, help=f"{kinds}; a folder of pictures")
-    parser.add_argument("--sheet", metavar="NAME", help="the sheet of an Excel workbook (default: the first)")
-    parser.add_argument("--skip-broken", action="store_true", help="leave out pictures that cannot be read")
-    backbone = "what embeds pictures, .onnx or .pt2" + (": the one of fit" if model else " (default: our own features)")
-    parser.add_argument("--backbone", metavar="FILE", help=backbone)
-    parser.add_argument("--cache", metavar="FOLDER", help="where the backbone's embeddings are kept")
+    add = parser.add_expert_group("workbooks, arrays and pictures").add_argument
     if label is not None:
         parser.add_argument("--label", metavar="NAME", help=f"the column of the classes (default: {label})")
-        parser.add_argument("--labels", metavar="FILE", help="the classes of an NPY table, an NPY file as well")
+    add("--sheet", metavar="NAME", help="the sheet of an Excel workbook (default: the first)")
+    if label is not None:
+        add("--labels", metavar="FILE", help="the classes of an NPY table, an NPY file as well")
+    add("--skip-broken", action="store_true", help="leave out pictures that cannot be read")
+    backbone = "what embeds pictures, .onnx or .pt2; what its metadata lack, after it: FILE:size=224,mean=0.5,std=0.2"
+    add("--backbone", metavar="FILE", help="what embeds pictures: the file of fit" if model else backbone)
+    parser.add_removed("--cache", "The environment variable PROTONET_CACHE names the folder.")
     return parser
 
 
 def add_figures(parser: Parser) -> None:
     """Add where all figures are written."""
     parser.add_argument("--report", metavar="FILE", help="a report for the browser, .html: one file, without network")
-    parser.add_argument("--json", metavar="FILE", help="all figures, of all classes, .json; with --report, all of it")
+    add = parser.add_expert_group("further results").add_argument
+    add("--plot", metavar="FILE", help="a plot, .png, .pdf or .svg: the embedding and the confusion")
+    add("--json", metavar="FILE", help="all figures, of all classes, .json; with --report, all of it")
 
 
 def check_paths(
-    prog: str, options: argparse.Namespace, suffixes: Mapping[str, Sequence[str]], inputs: Sequence[str | None]
+    options: argparse.Namespace, suffixes: Mapping[str, Sequence[str]], inputs: Sequence[str | None]
 ) -> dict[str, Path]:
     """Return the paths to be written, by option, once it is known that they can be.
 
     Args:
-        prog: The command's name, for messages.
         options: The arguments.
         suffixes: By option, what its path may end in.
         inputs: The paths that are read.
@@ -109,58 +114,55 @@ def check_paths(
     for name, allowed in suffixes.items():
         path = getattr(options, name)
         if path is not None and Path(path).suffix.lower() not in allowed:
-            fail(prog, f"--{name}", f"end in {', '.join(allowed)}", path, "Rename it.")
-    outputs = check_outputs(prog, options, list(suffixes))
+            refuse(f"--{name}", f"end in {', '.join(allowed)}", path, "Rename it.")
+    outputs = check_outputs(options, list(suffixes))
     for name, path in outputs.items():
         if path.exists() and any(Path(each).exists() and path.samefile(each) for each in inputs if each is not None):
-            fail(prog, f"--{name}", "be another file than what is read", path, "Pass another path.")
+            refuse(f"--{name}", "be another file than what is read", path, "Pass another path.")
     return outputs
 
 
-def check_packages(prog: str, packages: Sequence[str], install: str = INSTALL) -> None:
+def check_packages(packages: Sequence[str], install: str = INSTALL) -> None:
     """Raise an ImportError of one line, before the work, if a package that it needs is missing."""
-    with optional_packages(prog, install):
+    with optional_packages("", install):
         for package in packages:
             importlib.import_module(package)
 
 
-def read_model(prog: str, path: str | Path, *, held: bool = False, argument: str = "model") -> Model:
+def read_model(path: str | Path, *, held: bool = False, argument: str = "model") -> Model:
     """Do what `load_model` does, in the name of a command and of its argument."""
-    with as_typed(prog, path=argument):
+    with as_typed(path=argument):
         return load_model(path, held=held)
 
 
-def write_model(prog: str, path: str | Path, model: Model, argument: str = "--output") -> None:
+def write_model(path: str | Path, model: Model, argument: str = "--output") -> None:
     """Do what `save_model` does, in the name of a command and of its argument."""
-    with as_typed(prog, path=argument, model=argument):
+    with as_typed(path=argument, model=argument):
         save_model(path, model)
 
 
-def open_model(prog: str, options: argparse.Namespace, *, held: bool = False, argument: str = "model") -> Model:
+def open_model(options: argparse.Namespace, *, held: bool = False, argument: str = "model") -> Model:
     """Read the model that the options name by an argument, with the backbone that embeds its pictures, if it has any.
 
     Raises:
         InputError: As `load_model`; another backbone than in fit, or none; pictures for a model of tables, or the other
             way round.
     """
-    model = read_model(prog, options.model, held=held, argument=argument)
+    model = read_model(options.model, held=held, argument=argument)
     table = None if options.table is None else Path(options.table)
     if model.encoding is None or not has_pictures(model):
         if options.backbone is not None:
-            fail(prog, "--backbone", "come with a model of pictures", "one of a table", "Leave it out.")
+            refuse("--backbone", "come with a model of pictures", "one of a table", "Leave it out.")
         if table is not None and are_pictures(table):
             got = f"the pictures {table}"
-            fail(prog, "table", "be a table, as the model was fitted to", got, "Pass a table, or fit to pictures.")
+            refuse("table", "be a table, as the model was fitted to", got, "Pass a table, or fit to pictures.")
         return model
     if table is None:
         return model
     if table.suffix.lower() in {".npy", ".npz"}:
         remedy = "Pass a folder of them, or a table with their paths in that column."
-        fail(prog, "table", "hold pictures, as the model was fitted to", table, remedy)
-    found = [
-        each.attach(prog, options.backbone, options.cache) if isinstance(each, Picture) else each
-        for each in model.encoding.columns
-    ]
+        refuse("table", "hold pictures, as the model was fitted to", table, remedy)
+    found = [each.attach(options.backbone) if isinstance(each, Picture) else each for each in model.encoding.columns]
     return model._replace(encoding=Encoding(tuple(found)))
 
 
@@ -190,9 +192,7 @@ def want(model: Model, label: str | None, *, labelled: bool, beside: str | None 
     return Wanted(name_label(label, model), labelled, model.columns, width, named, ignored)  # type: ignore[arg-type]
 
 
-def open_rows(
-    prog: str, options: argparse.Namespace, model: Model, wanted: Wanted, labels: Path | None = None
-) -> Table:
+def open_rows(options: argparse.Namespace, model: Model, wanted: Wanted, labels: Path | None = None) -> Table:
     """Open the table that the options name for a model.
 
     Its notes tell of cells that are not of their column's kind and, once all rows are read, of columns that are far
@@ -203,13 +203,13 @@ def open_rows(
         InputError: As `open_table`; or a column holds something else than in fit, as far as the first rows tell.
     """
     wanted = wanted._replace(skip_broken=options.skip_broken, sheet=options.sheet)
-    table = open_table(prog, Path(options.table), wanted, labels)
+    table = open_table(Path(options.table), wanted, labels)
     first = next(table.blocks)
-    table.notes.extend(check_kinds(prog, table, first, model.encoding))
+    table.notes.extend(check_kinds(table, first, model.encoding))
     return table._replace(blocks=watch_blocks(chain([first], table.blocks), watch_columns(model), table))
 
 
-def compare_columns(prog: str, table: Table, block: Block, model: Model) -> None:
+def compare_columns(table: Table, block: Block, model: Model) -> None:
     """Add to a table that was read whole the notes that `open_rows` adds.
 
     Raises:
@@ -217,7 +217,7 @@ def compare_columns(prog: str, table: Table, block: Block, model: Model) -> None
     """
     watch = watch_columns(model)
     watch.look(block)
-    table.notes.extend([*check_kinds(prog, table, block, model.encoding), *watch.tell(table)])
+    table.notes.extend([*check_kinds(table, block, model.encoding), *watch.tell(table)])
 
 
 def watch_columns(model: Model) -> Watch:
@@ -239,7 +239,7 @@ def show_notes(table: Table, *, quiet: bool) -> None:
         print(f"note: {note}", file=sys.stderr)
 
 
-def number_classes(prog: str, labels: np.ndarray, known: Sequence[str | int]) -> Tensor:
+def number_classes(labels: np.ndarray, known: Sequence[str | int]) -> Tensor:
     """Return the number (n,) of each row's class among the known ones; 7 and "7" are the same.
 
     Raises:
@@ -250,21 +250,20 @@ def number_classes(prog: str, labels: np.ndarray, known: Sequence[str | int]) ->
     strange = [name for name in names.tolist() if name not in numbers]
     if strange:
         got = f"{strange[0]!r}" + (f" and {len(strange) - 1} more" if len(strange) > 1 else "")
-        fail(prog, "table", "hold classes that the model knows", got, "Add them to it with python -m protonet update.")
+        refuse("table", "hold classes that the model knows", got, "Add them to it with python -m protonet update.")
     return torch.tensor([numbers[name] for name in names.tolist()])[torch.from_numpy(places)]
 
 
-def classify_block(prog: str, model: Model, table: Table, block: Block) -> Tensor:
+def classify_block(model: Model, table: Table, block: Block) -> Tensor:
     """Return the logits (b, num_classes) of rows of a table.
 
     Raises:
         InputError: As `protonet.tables.features.encode_block` and `classify`.
     """
-    return classify(prog, model, encode_block(prog, table, block, model.encoding))
+    return classify(model, encode_block(table, block, model.encoding))
 
 
 def suggest(
-    prog: str,
     network: PrototypeNetwork | None,
     x: Tensor,
     n: int,
@@ -278,13 +277,13 @@ def suggest(
     Raises:
         InputError: As there, in the name of a command.
     """
-    with as_typed(prog, n="-n", x="table"):
+    with as_typed(n="-n", x="table"):
         chosen = suggest_rows(network, x if len(rows) == len(x) else x[rows], n, names, known=known)
     return [each._replace(row=int(rows[each.row])) for each in chosen]
 
 
 @torch.inference_mode()
-def classify(prog: str, model: Model, x: np.ndarray) -> Tensor:
+def classify(model: Model, x: np.ndarray) -> Tensor:
     """Return the logits (b, num_classes) of rows (b, dim) float32.
 
     Raises:
@@ -294,7 +293,7 @@ def classify(prog: str, model: Model, x: np.ndarray) -> Tensor:
     lost = ~logits.isfinite().all(dim=1)
     if bool(lost.any()):
         got = f"{np.abs(x[lost.numpy()][0]).max():g} as the largest of a row"
-        fail(prog, "table", "hold numbers of the size that the model was fitted to", got, "Mend or drop the row.")
+        refuse("table", "hold numbers of the size that the model was fitted to", got, "Mend or drop the row.")
     return logits
 
 

@@ -17,7 +17,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 import torch
 
-from protonet._checks import InputError, as_typed, fail, guard
+from protonet._checks import InputError, as_typed, guard, refuse
 from protonet._writing import clear_folder, write_whole
 from protonet.commands.folder import Part, Tick, claim_folder, list_parts, name_file, run_parts
 from protonet.commands.models import (
@@ -43,6 +43,11 @@ from protonet.ui.command_line import check_writable_folder, parse_whole
 from protonet.ui.text import format_csv
 
 PROG = "protonet predict"
+EXAMPLES = (
+    "model.safetensors new.csv -o predicted.csv",
+    "model.safetensors new.csv --unknown 0.05 --proba -o predicted.csv",
+    "model.safetensors tables/ --workers 4 -o predicted/  # Parquet files",
+)
 #: What a row that is unlike every class is called.
 UNKNOWN = "unknown"
 #: The column of the rows' numbers.
@@ -67,7 +72,8 @@ def run(arguments: Sequence[str] | None) -> None:
         OSError: The predictions cannot be written.
         InputError: Arguments, a model or a table that do not fit.
     """
-    parser = make_parser(PROG, "Classify the rows of a table, or of a folder of Parquet files, in order.", model=True)
+    text = "Classify the rows of a table, or of a folder of Parquet files, in order."
+    parser = make_parser(PROG, text, EXAMPLES, model=True)
     output = "the predictions, .csv (default: standard output); of a folder, a folder"
     parser.add_argument("-o", "--output", metavar="FILE", help=output)
     rate = "call rows unlike every class unknown, so many that this share of those of known classes would be"
@@ -78,23 +84,23 @@ def run(arguments: Sequence[str] | None) -> None:
     numbers = "write the number of each row in its file, from 0, first"
     parser.add_argument("--row-numbers", action="store_true", help=numbers)
     parser.add_argument("--with-inputs", action="store_true", help="repeat the table's own columns, before the class")
-    some = parser.add_mutually_exclusive_group()
-    some.add_argument("--jobs", metavar="N", help="of a folder: processes, of one thread each (default: one a core)")
-    some.add_argument("--dask", metavar="ADDRESS", help="of a folder: the Dask scheduler whose workers do it instead")
+    workers = "of a folder: processes, of one thread each (default: one a core), or the address of a Dask scheduler"
+    parser.add_argument("--workers", metavar="N|ADDRESS", help=workers)
+    parser.add_removed("--jobs", "Pass --workers N.")
+    parser.add_removed("--dask", "Pass --workers ADDRESS.")
     options = parser.parse_args(arguments)
     if Path(options.table).is_dir():
-        model = read_model(PROG, options.model)
+        model = read_model(options.model)
         held, pictured = hold_pictures(Path(options.table)), has_pictures(model)
         if pictured and held is False:
-            fail(PROG, "table", "hold pictures, as the model was fitted to", f"the tables of {options.table}", "")
+            refuse("table", "hold pictures, as the model was fitted to", f"the tables of {options.table}", "")
         if not pictured and not held:
             predict_folder(model, options)
             return
-    for name in ("jobs", "dask"):
-        if getattr(options, name) is not None:
-            fail(PROG, f"--{name}", "come with a folder of tables", options.table, "Leave it out, or pass one.")
-    outputs = check_paths(PROG, options, {"output": (".csv",)}, [options.model, options.table])
-    model = open_model(PROG, options)
+    if options.workers is not None:
+        refuse("--workers", "come with a folder of tables", options.table, "Leave it out, or pass one.")
+    outputs = check_paths(options, {"output": (".csv",)}, [options.model, options.table])
+    model = open_model(options)
     asked = ask(model, options)
     named = asked.inputs or model.metadata.get("id") is not None
     asked = asked._replace(pictured=not named and are_pictures(Path(options.table)))
@@ -123,19 +129,19 @@ def predict_folder(model: Model, options: argparse.Namespace) -> None:
         MissingPackageError: As in `run`.
         InputError: As in `run`, `list_parts`, `claim_folder` and `run_parts`.
     """
-    jobs = count_cores() if options.jobs is None else parse_whole(PROG, "--jobs", options.jobs, low=1)
+    workers = count_cores() if options.workers is None else parse_workers(options.workers)
     if options.sheet is not None:
-        fail(PROG, "--sheet", "come with an Excel workbook", options.table, "Leave it out.")
+        refuse("--sheet", "come with an Excel workbook", options.table, "Leave it out.")
     if options.output is None:
-        fail(PROG, "--output", "name a folder", "none", "Pass -o FOLDER: every file there gets one of its name.")
+        refuse("--output", "name a folder", "none", "Pass -o FOLDER: every file there gets one of its name.")
     path = Path(options.model).resolve()
     asked, digest = ask(model, options), hash_file(path)
-    output = check_writable_folder(PROG, "--output", options.output)
-    parts = list_parts(PROG, Path(options.table), output)
-    claim_folder(PROG, output, {"model": digest, **asked._asdict()})
+    output = check_writable_folder("--output", options.output)
+    parts = list_parts(Path(options.table), output)
+    claim_folder(output, {"model": digest, **asked._asdict()})
     work = partial(predict_part, str(path), digest, asked)
     try:
-        notes = run_parts(PROG, work, parts, jobs=jobs, scheduler=options.dask, quiet=options.quiet)
+        notes = run_parts(work, parts, workers=workers, quiet=options.quiet)
     finally:
         clear_folder(output)  # of what those had in work that were killed
     for note in notes * (not options.quiet):
@@ -158,7 +164,7 @@ def predict_part(path: str, digest: str, asked: Asked, part: Part, tick: Tick) -
 
     def write(file: BinaryIO) -> None:
         if not part.rows:
-            own = open_source(PROG, part.table).header if asked.inputs else [model.metadata.get("id")]
+            own = open_source(part.table).header if asked.inputs else [model.metadata.get("id")]
             file.write(format_header(model, asked, [str(name) for name in own or () if name]).encode())
         else:
             options = argparse.Namespace(table=str(part.table), skip_broken=False, sheet=None)
@@ -179,10 +185,15 @@ def predict_part(path: str, digest: str, asked: Asked, part: Part, tick: Tick) -
 @lru_cache(maxsize=1)
 def load_once(path: str, digest: str) -> Model:
     """Return a model that is read once per process; raise an InputError where its file holds another one by now."""
-    model = read_model(PROG, path)
+    model = read_model(path)
     if hash_file(Path(path)) != digest:
-        fail(PROG, "model", "stay as it was", path, "Leave it alone until the folder is done.")
+        refuse("model", "stay as it was", path, "Leave it alone until the folder is done.")
     return model
+
+
+def parse_workers(text: str) -> int | str:
+    """Return a number of processes, or the address of a Dask scheduler, which has a colon."""
+    return text if ":" in text else parse_whole("--workers", text, low=1)
 
 
 def count_cores() -> int:
@@ -199,7 +210,7 @@ def ask(model: Model, options: argparse.Namespace) -> Asked:
 def open_blocks(model: Model, asked: Asked, options: argparse.Namespace) -> tuple[Table, Iterable[Block]]:
     """Open the table that the options name; return it, and its rows with what comes before their classes."""
     wanted = want(model, None, labelled=False, beside=model.metadata.get("id"))._replace(everything=asked.inputs)
-    table = open_rows(PROG, options, model, wanted)
+    table = open_rows(options, model, wanted)
     blocks: Iterable[Block] = number_rows(table.blocks) if asked.numbered else table.blocks
     return table, name_pictures(blocks, (model.columns or ()).index(PICTURE)) if asked.pictured else blocks
 
@@ -222,15 +233,15 @@ def choose_threshold(model: Model, text: str) -> float:
     """
     if UNKNOWN in map(str, model.classes):
         got, remedy = f"one with a class {UNKNOWN!r}", "Rename that class and fit it again."
-        fail(PROG, "--unknown", "come with a model that has no class of that name", got, remedy)
+        refuse("--unknown", "come with a model that has no class of that name", got, remedy)
     scores = model.metadata.get("scores")
     if not isinstance(scores, list) or not all(type(score) is float for score in scores):
         remedy = "Fit it again, to two samples or more of some classes."
-        fail(PROG, "--unknown", "come with a model that was cross-validated", "one without held-out rows", remedy)
+        refuse("--unknown", "come with a model that was cross-validated", "one without held-out rows", remedy)
     try:
         rate = float(text)
     except ValueError:
-        fail(PROG, "--unknown", "be a number between 0 and 1", repr(text), "Pass a number such as 0.05.")
+        refuse("--unknown", "be a number between 0 and 1", repr(text), "Pass a number such as 0.05.")
     with as_typed(PROG, rate="--unknown"):
         return find_threshold(torch.tensor(scores, dtype=torch.float64), rate)
 
@@ -259,7 +270,7 @@ def format_header(model: Model, asked: Asked, beside: Sequence[str]) -> str:
 def format_predictions(model: Model, table: Table, asked: Asked, block: Block) -> str:
     """Return CSV: the class of each row of a table's block and how likely it is."""
     names = [guard(str(name)) for name in model.classes]
-    logits = classify_block(PROG, model, table, block)
+    logits = classify_block(model, table, block)
     probabilities = logits.softmax(dim=1)
     best, places = (each.tolist() for each in probabilities.max(dim=1))
     lines = [[names[place], f"{share:.6g}"] for place, share in zip(places, best, strict=True)]

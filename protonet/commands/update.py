@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import fail, show
+from protonet._checks import refuse, show
 from protonet.commands.labels import check_spellings, read_whole, suspect_spellings
 from protonet.commands.models import (
     GIVEN,
@@ -33,6 +33,11 @@ from protonet.tables.table import read_table
 from protonet.ui.text import count
 
 PROG = "protonet update"
+EXAMPLES = (
+    "model.safetensors more.csv -o newer.safetensors",
+    "model.safetensors more.csv --in-place",
+    "model.safetensors more/ --in-place  # a folder of pictures by class",
+)
 
 
 def run(arguments: Sequence[str] | None) -> None:
@@ -43,7 +48,7 @@ def run(arguments: Sequence[str] | None) -> None:
         InputError: Arguments, a model or a table that do not fit.
     """
     text = "Add samples and new classes to a model, without training. The same samples twice count twice."
-    parser = make_parser(PROG, text, model=True, label="the same as in fit")
+    parser = make_parser(PROG, text, EXAMPLES, model=True, label="the same as in fit")
     place = parser.add_mutually_exclusive_group()
     place.add_argument("-o", "--output", metavar="FILE", help="the new model, .safetensors")
     place.add_argument("--in-place", action="store_true", help="write the new model over the old one")
@@ -53,32 +58,32 @@ def run(arguments: Sequence[str] | None) -> None:
     if options.output is None:
         if not options.in_place:
             remedy = "Pass -o FILE for a new file, or --in-place to write over the old one."
-            fail(PROG, "arguments", "say where the new model goes", "neither -o nor --in-place", remedy)
+            refuse("arguments", "say where the new model goes", "neither -o nor --in-place", remedy)
         options.output = options.model
-    output = check_paths(PROG, options, {"output": MODELS}, [options.table, options.labels])["output"]
-    model = open_model(PROG, options, held=True)
+    output = check_paths(options, {"output": MODELS}, [options.table, options.labels])["output"]
+    model = open_model(options, held=True)
     crossed = open_crossfit(model)
     group = model.metadata.get("group")
     wanted = want(model, options.label, labelled=True, beside=None if group is None else str(group))
     wanted = wanted._replace(skip_broken=options.skip_broken, sheet=options.sheet)
-    table, block = read_table(PROG, Path(options.table), wanted, options.labels and Path(options.labels))
-    compare_columns(PROG, table, block, model)
-    x, labels, beside = encode_block(PROG, table, block, model.encoding), block.labels, block.beside
+    table, block = read_table(Path(options.table), wanted, options.labels and Path(options.labels))
+    compare_columns(table, block, model)
+    x, labels, beside = encode_block(table, block, model.encoding), block.labels, block.beside
     if not options.new_classes:
         remedy = "Spell them as it does, or pass --new-classes if they are classes of their own."
-        check_spellings(PROG, np.unique(labels).tolist(), model.classes, remedy)
+        check_spellings(np.unique(labels).tolist(), model.classes, remedy)
     known = model.metadata.get("groups", {})
     groups = torch.tensor([known.get(name, -1) for name in beside[0].tolist()]) if beside else None
     classes = extend_classes(model.classes, labels)
     for network in (crossed.whole, *crossed.folds):
-        classify(PROG, model._replace(network=network), x)  # no row may overflow and spoil its prototype
+        classify(model._replace(network=network), x)  # no row may overflow and spoil its prototype
     before = predict_held(crossed)
-    update(crossed, torch.from_numpy(x), number_classes(PROG, labels, classes), len(classes), groups)
+    update(crossed, torch.from_numpy(x), number_classes(labels, classes), len(classes), groups)
     show_notes(table, quiet=options.quiet)
     given = list_given(model)
     every = torch.cat([given, hash_rows(torch.from_numpy(x))])
     updated = keep_crossfit(model._replace(classes=classes), crossed, known, every)
-    write_model(PROG, output, updated, "model" if options.in_place else "--output")
+    write_model(output, updated, "model" if options.in_place else "--output")
     new = classes[len(model.classes) :]
     named = f": {', '.join(map(show, new[:5]))}{' ...' if len(new) > 5 else ''}" if new else ""
     print(f"{output}: {count(len(x), 'sample')} more, {count(len(new), 'new class')}{named}")
@@ -94,7 +99,7 @@ def open_crossfit(model: Model) -> Crossfit:
         return unpack(model.network, model.metadata.get("folds"), model.held)
     except ValueError as error:
         remedy = "Fit it again: a fit that is stopped may keep a model without."
-        fail(PROG, "model", "hold what fit keeps for an update", str(error), remedy)
+        refuse("model", "hold what fit keeps for an update", str(error), remedy)
 
 
 def list_given(model: Model) -> Tensor:

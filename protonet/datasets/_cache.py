@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
 import zipfile
 from collections.abc import Callable
@@ -13,16 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from protonet._writing import write_whole
+from protonet._writing import cache_folder, write_whole
 
 Arrays = dict[str, np.ndarray]
-
-
-def cache_folder() -> Path:
-    """Return ``$PROTONET_CACHE``; without it, ``protonet`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
-    if own := os.environ.get("PROTONET_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "protonet")
 
 
 def cached_arrays(name: str, version: int, key: Any, make: Callable[[], Arrays]) -> Arrays:

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import torch
 
-from protonet._checks import fail
+from protonet._checks import as_typed, fail
 from protonet.datasets.dataset import Dataset, assign_sides, make_dataset
-from protonet.datasets.files import UNREADABLE, check_names
 from protonet.datasets.unpickling import load_pickle
+from protonet.tables.arrays import UNREADABLE, check_names
 
 FUNCTION = "load_features"
 #: What features, and their labels, are called in files of several things.
@@ -30,6 +30,7 @@ class Content(NamedTuple):
     split: np.ndarray | None = None  #: (n,) strings.
 
 
+@as_typed(FUNCTION)
 def load_features(path: str | Path) -> Dataset:
     """Load features from a file of another program. Nothing in it is run.
 
@@ -61,10 +62,8 @@ def load_features(path: str | Path) -> Dataset:
         got = f"{rows.x.dtype} {rows.x.shape}"
         fail(FUNCTION, "path", "hold real features of shape (n, dim)", got, "Save them as floats.")
     x = torch.from_numpy(np.array(rows.x, np.float32))
-    data = make_dataset(FUNCTION, "path", x, check_names(FUNCTION, "path", rows.y))
-    return (
-        data if rows.split is None else assign_sides(FUNCTION, "path", data, check_names(FUNCTION, "path", rows.split))
-    )
+    data = make_dataset(FUNCTION, "path", x, check_names("path", rows.y))
+    return data if rows.split is None else assign_sides(FUNCTION, "path", data, check_names("path", rows.split))
 
 
 def _read_npy(path: Path) -> Content:

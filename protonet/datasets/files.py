@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import math
-import struct
-import tokenize
-import warnings
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from protonet._checks import check_int, fail
-from protonet.datasets._images import list_folders, list_images, read_image
+from protonet._checks import as_typed, check_int, fail
 from protonet.datasets.dataset import Dataset, assign_sides, make_dataset
-from protonet.datasets.delimited import read_rows
-
-#: What numpy and zipfile raise for a damaged file, beside a ValueError.
-UNREADABLE = (
-    *(OSError, EOFError, LookupError, MemoryError, OverflowError, RuntimeError, SyntaxError, TypeError),
-    *(struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
-)
+from protonet.tables.arrays import read_arrays
+from protonet.tables.delimited import read_rows
+from protonet.tables.pictures.images import list_folders, list_images, read_image
 
 
 def load_images(folder: str | Path, *, size: int | None = None, colour: bool = False) -> Dataset:
@@ -65,6 +55,7 @@ def load_images(folder: str | Path, *, size: int | None = None, colour: bool = F
     return make_dataset("load_images", "folder", x, labels)._replace(shape=rows[0].shape)
 
 
+@as_typed("load_npz")
 def load_npz(path: str | Path) -> Dataset:
     """Load an NPZ file with arrays ``x``, ``y`` and, if there is a split by class, ``split``.
 
@@ -80,7 +71,7 @@ def load_npz(path: str | Path) -> Dataset:
         InputError: There is no such file, it is not an NPZ file, x or y is missing, there are object arrays or NaN,
             shapes do not fit, or a class is on two sides.
     """
-    arrays = read_arrays("load_npz", Path(path), {"x", "y", "split"})
+    arrays = read_arrays(Path(path), {"x", "y", "split"})
     x = arrays["x"]
     if x.dtype.kind not in "biuf" or x.ndim < 2:
         fail("load_npz", "x", "be real, of shape (n, dim)", f"{x.dtype} {x.shape}", "Save features as floats.")
@@ -88,61 +79,7 @@ def load_npz(path: str | Path) -> Dataset:
     return assign_sides("load_npz", "split", data, arrays.get("split"))
 
 
-def read_arrays(function: str, path: Path, names: set[str]) -> dict[str, np.ndarray]:
-    """Read the arrays of some ``names`` of x, y and split from an NPZ file, y and split with shape (n,).
-
-    Only split may be missing. Nothing is unpickled.
-
-    Raises:
-        InputError: There is no such file, it is not an NPZ file, x or y is missing, there are object arrays, labels are
-            neither integers nor strings, or bytes are not UTF-8.
-    """
-    found: list[str] | None = None
-    arrays: dict[str, np.ndarray] = {}
-    try:
-        with path.open("rb") as opened, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of headers that Python 2 wrote
-            file = np.load(opened, allow_pickle=False)
-            if isinstance(file, np.lib.npyio.NpzFile):  # else a single array
-                found = file.files
-                if names - {"split"} <= set(found):
-                    arrays = {name: file[name] for name in found if name in names}
-    except ValueError as error:
-        if "Object arrays" in str(error):
-            remedy = "Save them as numbers, or labels as strings: y.astype(str)."
-            fail(function, "path", "hold no object arrays, which would be unpickled", str(path), remedy)
-        found = None
-    except (FileNotFoundError, IsADirectoryError):
-        fail(function, "path", "be a file that exists", str(path), "")
-    except UNREADABLE as error:
-        got = f"{path} ({type(error).__name__})"
-        fail(function, "path", "be an NPZ file that can be read", got, "Save it again with numpy.savez.")
-    if found is None:
-        fail(function, "path", "be an NPZ file", str(path), "Use numpy.savez(path, x=x, y=y).")
-    missing = sorted((names - {"split"}) - set(found))
-    if missing:
-        got = f"{path} with {', '.join(found) or 'nothing'}"
-        fail(function, "path", f"hold an array {missing[0]}", got, "Save it with numpy.savez(path, x=x, y=y).")
-    for name in arrays.keys() - {"x"}:
-        arrays[name] = check_names(function, name, arrays[name])
-    return arrays
-
-
-def check_names(function: str, argument: str, values: np.ndarray) -> np.ndarray:
-    """Return labels or names of any shape as (n,) integers or strings, with bytes decoded.
-
-    Raises:
-        InputError: They are neither integers, strings nor bytes in UTF-8.
-    """
-    try:
-        names = np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values
-    except UnicodeDecodeError as error:
-        fail(function, argument, "be UTF-8 where it is bytes", repr(error.object), "Save strings, not bytes.")
-    if names.dtype.kind not in "biuU":
-        fail(function, argument, "be integers or strings", str(names.dtype), "Save class numbers or names.")
-    return names.reshape(-1)  # (n,)
-
-
+@as_typed("load_csv")
 def load_csv(path: str | Path, *, label: str = "label") -> Dataset:
     """Load a CSV file with a header, a column of labels and columns of numbers.
 
@@ -160,7 +97,7 @@ def load_csv(path: str | Path, *, label: str = "label") -> Dataset:
     """
     path = Path(path)
     rows, labels = [], []
-    lines = read_rows("load_csv", path, names={label})
+    lines = read_rows(path, names={label})
     header = [cell.strip() for cell in next(lines, (0, []))[1]]
     if header.count(label) != 1 or len(header) < 2:
         more = f" and {len(header) - 5} more" if len(header) > 5 else ""

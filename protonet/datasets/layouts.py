@@ -11,12 +11,12 @@ from typing import Any, NoReturn
 import numpy as np
 
 from protonet._checks import fail
-from protonet.datasets._images import list_folders, list_images
 from protonet.datasets.dataset import ALIASES, SIDES
-from protonet.datasets.files import UNREADABLE
 from protonet.datasets.mapped import map_rows
 from protonet.datasets.pictures import Found, Picture, Pictures, join_sides
 from protonet.datasets.unpickling import load_pickle
+from protonet.tables.arrays import UNREADABLE
+from protonet.tables.pictures.images import list_folders, list_images
 
 #: The files that a set is made of, and what reads it.
 Layout = tuple[Sequence[Path], Callable[[], Pictures]]

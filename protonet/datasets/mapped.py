@@ -16,8 +16,10 @@ import torch
 from numpy.lib import format as npy
 from torch import Tensor
 
+from protonet._checks import as_typed
 from protonet.datasets.dataset import Dataset, assign_sides, check_finite, make_dataset
-from protonet.datasets.files import UNREADABLE, load_npz, read_arrays
+from protonet.datasets.files import load_npz
+from protonet.tables.arrays import UNREADABLE, read_arrays
 
 FLOATING = ("float16", "float32", "float64")
 #: Readers of an array's header, by its version.
@@ -44,7 +46,8 @@ def map_npz(path: str | Path) -> Dataset:
     x, mapping = map_rows(path) or (None, None)
     if x is None:
         return load_npz(path)
-    arrays = read_arrays("map_npz", path, {"y", "split"})
+    with as_typed("map_npz"):
+        arrays = read_arrays(path, {"y", "split"})
     classes = make_dataset("map_npz", "x", torch.empty(len(x), 0), arrays["y"])
     data = assign_sides("map_npz", "split", classes, arrays.get("split"))._replace(x=x, mapping=mapping)
     check_finite("map_npz", "x", x, data.release)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from protonet._checks import fail
-from protonet.datasets._images import list_folders, list_images
 from protonet.datasets.dataset import Dataset
 from protonet.datasets.pictures import Found, Pictures, load_pictures
+from protonet.tables.pictures.images import list_folders, list_images
 
 BACKGROUND, EVALUATION = "images_background", "images_evaluation"
 VALIDATION_SHARE = 0.2  #: The least share of the background's characters that are for validation. Our own choice.

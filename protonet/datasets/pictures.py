@@ -15,12 +15,11 @@ import numpy as np
 import torch
 
 from protonet._checks import check_int, fail, optional_packages
-from protonet._writing import write_whole
-from protonet.datasets._cache import cache_folder
-from protonet.datasets._images import SUFFIXES, UNREADABLE_IMAGE, open_plain
+from protonet._writing import cache_folder, write_whole
 from protonet.datasets.dataset import SIDES, Dataset, assign_sides, make_dataset
-from protonet.datasets.files import UNREADABLE
 from protonet.datasets.mapped import map_rows, write_npz
+from protonet.tables.arrays import UNREADABLE
+from protonet.tables.pictures.images import SUFFIXES, UNREADABLE_IMAGE, open_plain
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -152,7 +152,7 @@ def run(arguments: Sequence[str] | None) -> None:
     given = {name for name, value in found.items() if value is not None}
     preset: Mapping[str, str] = {}
     if options.preset is not None:
-        preset = PRESETS[check_name(PROG, "--preset", options.preset, PRESETS)].options
+        preset = PRESETS[check_name("--preset", options.preset, PRESETS)].options
         parser.set_defaults(**preset)
         options = parser.parse_args(arguments)
     try:
@@ -172,11 +172,11 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mappi
     grids = [choose_grid(text) for text in options.tune]
     against = None if options.against is None else choose_method(options.against, "--against")
     samplers = read_samplers(options, given, preset)
-    n_episodes = parse_whole(PROG, "--episodes", options.episodes or ("10" if options.test else "2000"), low=1)
+    n_episodes = parse_whole("--episodes", options.episodes or ("10" if options.test else "2000"), low=1)
     until = parse_number("--until", options.until, strict=False)
-    seed = parse_whole(PROG, "--seed", options.seed, low=0)
-    split_seed = None if options.split_seed is None else parse_whole(PROG, "--split-seed", options.split_seed, low=0)
-    image_size = None if options.image_size is None else parse_whole(PROG, "--image-size", options.image_size, low=1)
+    seed = parse_whole("--seed", options.seed, low=0)
+    split_seed = None if options.split_seed is None else parse_whole("--split-seed", options.split_seed, low=0)
+    image_size = None if options.image_size is None else parse_whole("--image-size", options.image_size, low=1)
     is_main = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts, the first one writes
     if options.resume and options.state is None:
         fail(PROG, "--resume", "come with the file to continue", "no --state", "Pass --state FILE.")
@@ -190,7 +190,7 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mappi
     if options.base is not None and Path(options.base).resolve() in paths:
         remedy = "Leave it out: the base classes of a split are taken anyway."
         fail(PROG, "--base", "be another data set than --dataset", options.base, remedy)
-    outputs = check_outputs(PROG, options, (*OUTPUTS, "state")) if is_main else {}
+    outputs = check_outputs(options, (*OUTPUTS, "state")) if is_main else {}
     for name, path in outputs.items():
         read = {Path(each or ".").resolve() for each in (*tests, options.encoder, options.base, options.texts)}
         read |= {*paths}

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from protonet._checks import fail, show
+from protonet._checks import refuse, show
 from protonet.tables.columns.category import Category
 from protonet.tables.columns.date import Date
 from protonet.tables.columns.encoding import Encoding
@@ -34,18 +34,11 @@ class Features(NamedTuple):
 
 
 def choose_features(
-    prog: str,
-    table: Table,
-    block: Block,
-    kinds: Mapping[str, str | Column],
-    *,
-    named: bool,
-    groups: np.ndarray | None = None,
+    table: Table, block: Block, kinds: Mapping[str, str | Column], *, named: bool, groups: np.ndarray | None = None
 ) -> Features:
     """Take each column of a table for something, and leave out what is of no use or none for new rows.
 
     Args:
-        prog: The command's name, for messages.
         table: The table.
         block: All of its rows, with classes.
         kinds: By a column's name, what a person says that it holds, of `protonet.tables.columns.recognise.NAMES`; or
@@ -61,10 +54,10 @@ def choose_features(
         encoding = Encoding(tuple(map(Number.fit, block.columns)))
         gaps = any(column.missing for column in encoding.columns if isinstance(column, Number))
         notes = suspect(table, block, encoding)
-        x = encode_block(prog, table, block, encoding)
+        x = encode_block(table, block, encoding)
         return Features(x, encoding if gaps else None, None, (), tuple(notes))
     columns = dict(zip(table.columns, block.columns, strict=True))
-    verdicts = take_columns(prog, columns, kinds, keep="" if named else "--columns keeps it")
+    verdicts = take_columns(columns, kinds, keep="" if named else "--columns keeps it")
     used = {name: verdict.column for name, verdict in verdicts.items() if verdict.column is not None}
     reasons: dict[str, list[str]] = {}
     for name, verdict in verdicts.items():
@@ -72,15 +65,15 @@ def choose_features(
             reasons.setdefault(verdict.reason, []).append(show(name))
     notes = [f"left out: {', '.join(names)}: {reason}" for reason, names in reasons.items()]
     if not used:
-        fail(prog, "path", "have a column of use", "; ".join(notes)[:500], "Add features, or name them: --columns.")
+        refuse("path", "have a column of use", "; ".join(notes)[:500], "Add features, or name them: --columns.")
     encoding = Encoding(tuple(used.values()))
     own = [cells for name, cells in zip(table.columns, block.columns, strict=True) if name in used]
     chosen = [read_once(column, cells) for column, cells in zip(used.values(), own, strict=True)]
     table, block = table._replace(columns=tuple(used)), block._replace(columns=chosen)
     notes += suspect(table, block, encoding, groups)
-    notes += check_kinds(prog, table, block._replace(columns=own), encoding)
+    notes += check_kinds(table, block._replace(columns=own), encoding)
     left_out = tuple(name for name in verdicts if name not in used)
-    return Features(encode_block(prog, table, block, encoding), encoding, tuple(used), left_out, tuple(notes))
+    return Features(encode_block(table, block, encoding), encoding, tuple(used), left_out, tuple(notes))
 
 
 def read_once(column: Column, cells: np.ndarray) -> np.ndarray:
@@ -92,17 +85,11 @@ def read_once(column: Column, cells: np.ndarray) -> np.ndarray:
 
 
 def take_columns(
-    prog: str,
-    columns: Mapping[str, np.ndarray],
-    kinds: Mapping[str, str | Column],
-    *,
-    keep: str,
-    argument: str = "--column",
+    columns: Mapping[str, np.ndarray], kinds: Mapping[str, str | Column], *, keep: str, argument: str = "--column"
 ) -> dict[str, Verdict]:
     """Take each column for something.
 
     Args:
-        prog: In whose name errors are raised.
         columns: By name, the cells (n,).
         kinds: As in `choose_features`.
         keep: What a person is told to do to use a column that may be the rows' numbers; "" where it is used.
@@ -113,12 +100,12 @@ def take_columns(
     """
     for name in kinds:
         if name not in columns:
-            fail(prog, argument, "name a feature of the table", show(name), "Look at its header.")
+            refuse(argument, "name a feature of the table", show(name), "Look at its header.")
     verdicts: dict[str, Verdict] = {}
     for name, cells in columns.items():
         kind = kinds.get(name)
         if kind is not None:
-            fitted = fit_named(prog, name, kind, cells, argument) if isinstance(kind, str) else kind
+            fitted = fit_named(name, kind, cells, argument) if isinstance(kind, str) else kind
             verdicts[name] = Verdict(fitted, "")
             continue
         verdict = recognise(cells)
@@ -194,11 +181,10 @@ def tell_sources(found: Mapping[str, int]) -> list[str]:
     return [f"look at: {what}; if rows of one value have one source, --group {name} holds them out together"]
 
 
-def check_kinds(prog: str, table: Table, block: Block, encoding: Encoding | None, argument: str = "path") -> list[str]:
+def check_kinds(table: Table, block: Block, encoding: Encoding | None, argument: str = "path") -> list[str]:
     """Look for cells of numbers or dates that hold something else, and count as gaps, and for unknown categories.
 
     Args:
-        prog: The command's name, for messages.
         table: What the rows are of.
         block: The rows, the first ones of a long table.
         encoding: As in `encode_block`.
@@ -225,18 +211,15 @@ def check_kinds(prog: str, table: Table, block: Block, encoding: Encoding | None
             continue
         if strange.mean() > MOST_STRANGE:
             got = f"{first}, which held {column.tell()}"
-            fail(prog, argument, "have columns of the kind that they were of in fit", got, "Mend it, or fit again.")
+            refuse(argument, "have columns of the kind that they were of in fit", got, "Mend it, or fit again.")
         notes.append(f"not a {column.kind}, taken for a gap: {rest}")
     return notes
 
 
-def encode_block(
-    prog: str, table: Table, block: Block, encoding: Encoding | None, argument: str = "path"
-) -> np.ndarray:
+def encode_block(table: Table, block: Block, encoding: Encoding | None, argument: str = "path") -> np.ndarray:
     """Return the features (b, features) of some rows.
 
     Args:
-        prog: The command's name, for messages.
         table: What the rows are of.
         block: The rows; their columns are those of the encoding, in that order.
         encoding: Fitted; None where the columns are features already.
@@ -259,6 +242,6 @@ def encode_block(
         cell = str(block.columns[number][row])[:50]
         got = f"{cell!r} in {table.name_column(number)}, {table.place.format(block.rows[row])}"
         if np.isnan(x[row, at]) or "inf" in cell.lower():
-            fail(prog, argument, "have finite numbers", got, "Fill it in, or leave it out.")
-        fail(prog, argument, f"have numbers of at most {MOST:.1e} in absolute value", got, "Rescale the column.")
+            refuse(argument, "have finite numbers", got, "Fill it in, or leave it out.")
+        refuse(argument, f"have numbers of at most {MOST:.1e} in absolute value", got, "Rescale the column.")
     return x

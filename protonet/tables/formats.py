@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from protonet._checks import clean, fail, optional_packages, unguard
-from protonet.datasets.delimited import ERRORS, SAMPLE, find_header, note_blank, note_titles, read_rows
-from protonet.datasets.files import UNREADABLE, check_names, read_arrays
+from protonet._checks import clean, optional_packages, refuse, unguard
+from protonet.tables.arrays import UNREADABLE, check_names, read_arrays
+from protonet.tables.delimited import ERRORS, SAMPLE, find_header, note_blank, note_titles, read_rows
 from protonet.tables.pictures.reading import MOST_NAMED, are_pictures, find_broken, list_pictures
 
 #: Cells that are read at a time.
@@ -53,7 +53,6 @@ class Source(NamedTuple):
 
 
 def open_source(
-    prog: str,
     path: Path,
     labels: Path | None = None,
     *,
@@ -68,7 +67,6 @@ def open_source(
     A folder of pictures, or one picture, is a table of their paths.
 
     Args:
-        prog: The command's name, for messages.
         path: The file.
         labels: An NPY file of the classes (n,), beside one of rows.
         label: What the column of the classes of pictures in folders is called.
@@ -83,38 +81,38 @@ def open_source(
     """
     name = path.name.lower()
     if sheet is not None and not name.endswith(".xlsx"):
-        fail(prog, "--sheet", "come with an Excel workbook", path, "Leave it out.")
+        refuse("--sheet", "come with an Excel workbook", path, "Leave it out.")
     if are_pictures(path):
-        return open_pictures(prog, path, label, labelled=labelled, skip_broken=skip_broken)
+        return open_pictures(path, label, labelled=labelled, skip_broken=skip_broken)
     if not path.suffix and path != Path("-") and not path.exists():
-        fail(prog, "path", "be a table or a folder that exists", path, "Pass another path.")
+        refuse("path", "be a table or a folder that exists", path, "Pass another path.")
     if path != Path("-") and not name.endswith(SUFFIXES):
-        fail(prog, "path", f"end in {', '.join(SUFFIXES)}", path, "Save the table as one of these.")
+        refuse("path", f"end in {', '.join(SUFFIXES)}", path, "Save the table as one of these.")
     if name.endswith((".npz", ".npy")):
-        return open_arrays(prog, path, labels, labelled=labelled)
+        return open_arrays(path, labels, labelled=labelled)
     if name.endswith(".parquet"):
-        return open_parquet(prog, path)
-    return open_excel(prog, path, names, sheet) if name.endswith(".xlsx") else open_csv(prog, path, names)
+        return open_parquet(path)
+    return open_excel(path, names, sheet) if name.endswith(".xlsx") else open_csv(path, names)
 
 
-def open_pictures(prog: str, path: Path, label: str, *, labelled: bool, skip_broken: bool) -> Source:
+def open_pictures(path: Path, label: str, *, labelled: bool, skip_broken: bool) -> Source:
     """Open a folder of pictures, or one picture: a column of their paths and, if there are classes, one of these."""
-    paths, classes, notes = list_pictures(prog, path, labelled=labelled)
+    paths, classes, notes = list_pictures(path, labelled=labelled)
     if skip_broken:
-        broken = find_broken(prog, paths)
+        broken = find_broken(paths)
         lost = [str(each) for each, own in zip(paths, broken, strict=True) if own]
         kept = [number for number, own in enumerate(broken) if not own]
         if lost:
             more = f" and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
             notes.append(f"{len(lost)} of {len(paths)} pictures cannot be read: {', '.join(lost[:MOST_NAMED])}{more}")
         if not kept:
-            fail(prog, "path", "hold pictures that can be read", f"none of {len(paths)} in {path}", "Look at them.")
+            refuse("path", "hold pictures that can be read", f"none of {len(paths)} in {path}", "Look at them.")
         if classes is not None:
             gone = set(classes) - {classes[number] for number in kept} if labelled else set()
             if gone:
                 remedy = "Add one, or remove the folder."
                 got = f"broken ones alone in {path / min(gone)}"
-                fail(prog, "path", "have a picture in every class folder", got, remedy)
+                refuse("path", "have a picture in every class folder", got, remedy)
             classes = [classes[number] for number in kept]
         paths = [paths[number] for number in kept]
 
@@ -129,10 +127,10 @@ def open_pictures(prog: str, path: Path, label: str, *, labelled: bool, skip_bro
     return Source(header, len(header), "picture {} (counted from 0)", read, notes, len(paths))
 
 
-def open_csv(prog: str, path: Path, names: Collection[str] = ()) -> Source:
+def open_csv(path: Path, names: Collection[str] = ()) -> Source:
     """Open a table of text, as `read_rows` reads it."""
     notes: list[str] = []
-    lines = read_rows(prog, path, notes, names=names)
+    lines = read_rows(path, notes, names=names)
     header = [cell.strip() for cell in next(lines, (0, []))[1]]
 
     def read(columns: Sequence[int]) -> Iterator[Raw]:
@@ -154,28 +152,28 @@ def to_text(cells: Iterable[str], n: int) -> np.ndarray:
     return np.fromiter(cells, object, n)
 
 
-def open_arrays(prog: str, path: Path, labels: Path | None, *, labelled: bool) -> Source:
+def open_arrays(path: Path, labels: Path | None, *, labelled: bool) -> Source:
     """Open an NPZ file of ``x`` and ``y``, or an NPY file of rows and another one of their classes.
 
     Classes, where they are read, are a further column after the features.
     """
     if path.suffix.lower() == ".npz":
-        arrays = read_arrays(prog, path, {"x", "y"} if labelled else {"x"})
+        arrays = read_arrays(path, {"x", "y"} if labelled else {"x"})
         names = arrays.get("y")
     else:
-        names = None if labels is None else check_names(prog, "--labels", map_array(prog, "--labels", labels))
+        names = None if labels is None else check_names("--labels", map_array("--labels", labels))
         arrays = {}
 
     def load() -> np.ndarray:
-        return arrays["x"] if arrays else map_array(prog, "path", path)
+        return arrays["x"] if arrays else map_array("path", path)
 
     rows = load()
     if rows.dtype.kind not in "biuf" or rows.ndim < 2:
         got = f"{rows.dtype} {rows.shape} in {path}"
-        fail(prog, "path", "hold real numbers of shape (n, dim)", got, "Save features as floats.")
+        refuse("path", "hold real numbers of shape (n, dim)", got, "Save features as floats.")
     n, width = len(rows), math.prod(rows.shape[1:])
     if names is not None and len(names) != n:
-        fail(prog, "path", "have one label per row", f"{len(names)} for {n} rows", "Give both the same length.")
+        refuse("path", "have one label per row", f"{len(names)} for {n} rows", "Give both the same length.")
     step = max(1, CELLS // max(1, width))
 
     def read(columns: Sequence[int]) -> Iterator[Raw]:
@@ -205,7 +203,7 @@ def to_labels(names: np.ndarray) -> np.ndarray:
     )
 
 
-def map_array(prog: str, argument: str, path: Path) -> np.ndarray:
+def map_array(argument: str, path: Path) -> np.ndarray:
     """Return the array of an NPY file, which stays on disk."""
     try:
         with warnings.catch_warnings():
@@ -214,16 +212,16 @@ def map_array(prog: str, argument: str, path: Path) -> np.ndarray:
         if not isinstance(array, np.ndarray):
             raise ValueError("an archive")
     except (FileNotFoundError, IsADirectoryError):
-        fail(prog, argument, "be a file that exists", path, "")
+        refuse(argument, "be a file that exists", path, "")
     except (ValueError, *UNREADABLE) as error:
         got = f"{path} ({type(error).__name__})"
-        fail(prog, argument, "be an NPY file of numbers or strings", got, "Save it with numpy.save(path, values).")
+        refuse(argument, "be an NPY file of numbers or strings", got, "Save it with numpy.save(path, values).")
     return array
 
 
-def open_parquet(prog: str, path: Path) -> Source:
+def open_parquet(path: Path) -> Source:
     """Open a Parquet file. The index of a data frame without a name is a column without a name."""
-    with optional_packages(prog, 'pip install "protonet[parquet]"'):
+    with optional_packages("", 'pip install "protonet[parquet]"'):
         from pyarrow import ArrowException, parquet  # noqa: PLC0415 - optional
 
     @contextmanager
@@ -231,10 +229,10 @@ def open_parquet(prog: str, path: Path) -> Source:
         try:
             yield
         except (FileNotFoundError, IsADirectoryError):
-            fail(prog, "path", "be a file that exists", path, "")
+            refuse("path", "be a file that exists", path, "")
         except (ValueError, *UNREADABLE, ArrowException) as error:
             remedy = "Leave that column out; pandas writes such files: to_parquet(path)."
-            fail(prog, "path", "be a Parquet file of numbers and text", f"{what} ({type(error).__name__})", remedy)
+            refuse("path", "be a Parquet file of numbers and text", f"{what} ({type(error).__name__})", remedy)
 
     with one_line(path):
         file = parquet.ParquetFile(path, buffer_size=2**20)
@@ -307,12 +305,12 @@ def to_plain(values: Any) -> np.ndarray:
     return np.asarray(values.to_numpy(zero_copy_only=False))
 
 
-def open_excel(prog: str, path: Path, names: Collection[str] = (), sheet: str | None = None) -> Source:
+def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None) -> Source:
     """Open a sheet of an Excel workbook, at most 2^20 rows, which are read at once.
 
     Its header is found as that of a table of text; each row below it is one, up to the last with a cell.
     """
-    with optional_packages(prog, 'pip install "protonet[excel]"'):
+    with optional_packages("", 'pip install "protonet[excel]"'):
         from openpyxl import load_workbook  # noqa: PLC0415 - optional
         from openpyxl.utils.exceptions import InvalidFileException  # noqa: PLC0415
 
@@ -327,12 +325,12 @@ def open_excel(prog: str, path: Path, names: Collection[str] = (), sheet: str | 
                 sheets[chosen].reset_dimensions()  # some programs write wrong ones
                 lines = list(sheets[chosen].iter_rows(values_only=True))
     except (FileNotFoundError, IsADirectoryError):
-        fail(prog, "path", "be a file that exists", path, "")
+        refuse("path", "be a file that exists", path, "")
     except (ValueError, AttributeError, AssertionError, InvalidFileException, StopIteration, *UNREADABLE) as error:
         got = f"{path} ({type(error).__name__})"
-        fail(prog, "path", "be an Excel workbook that can be read", got, "Save the sheet as CSV.")
+        refuse("path", "be an Excel workbook that can be read", got, "Save the sheet as CSV.")
     if chosen not in sheets:
-        fail(prog, "--sheet", f"name a sheet of {path}", repr(chosen), f"It has {', '.join(map(repr, sheets))}.")
+        refuse("--sheet", f"name a sheet of {path}", repr(chosen), f"It has {', '.join(map(repr, sheets))}.")
     places = [at for at, line in enumerate(lines) if any(map(has_content, line))]  # from 0, those of rows with cells
     tops = [[read_cell(cell) for cell in lines[at]] for at in places[:SAMPLE]]
     top = find_header(tops, names)

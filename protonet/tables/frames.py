@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from protonet._checks import fail, fail_type, optional_packages, show
+from protonet._checks import InputTypeError, optional_packages, refuse, show
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.number import Number
 from protonet.tables.columns.parsing import find_gaps
@@ -47,11 +47,10 @@ class Taken(NamedTuple):
     told: dict[str, str]  #: By the name of every column, what people read of it; of an array, none.
 
 
-def read_frame(prog: str, x: Any) -> Frame | None:
+def read_frame(x: Any) -> Frame | None:
     """Read a data frame: of pandas, or of anything with the Arrow PyCapsule interface, such as Polars.
 
     Args:
-        prog: In whose name errors are raised.
         x: Anything.
 
     Returns:
@@ -64,11 +63,11 @@ def read_frame(prog: str, x: Any) -> Frame | None:
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(x, pandas.DataFrame):
         names = tuple(map(str, x.columns))
-        columns = [_from_pandas(prog, name, x.iloc[:, place]) for place, name in enumerate(names)]
+        columns = [_from_pandas(name, x.iloc[:, place]) for place, name in enumerate(names)]
         chosen = [isinstance(each, pandas.CategoricalDtype) for each in x.dtypes]
     elif hasattr(x, "__arrow_c_stream__"):
         try:
-            with optional_packages(prog, INSTALL):
+            with optional_packages("", INSTALL):
                 import pyarrow  # noqa: PLC0415 - optional
         except ImportError:
             if hasattr(x, "__array__") and np.asarray(x).dtype.kind in "iuf":
@@ -79,7 +78,7 @@ def read_frame(prog: str, x: Any) -> Frame | None:
         except (TypeError, ValueError):
             return None  # a single column, say
         names = tuple(x.column_names)
-        columns = [_from_arrow(prog, name, x.column(place)) for place, name in enumerate(names)]
+        columns = [_from_arrow(name, x.column(place)) for place, name in enumerate(names)]
         chosen = [pyarrow.types.is_dictionary(each) for each in x.schema.types]
     else:
         return None
@@ -87,13 +86,13 @@ def read_frame(prog: str, x: Any) -> Frame | None:
         return None
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        fail(prog, "X", "name each column once", f"{show(twice)} twice", "Rename or drop one.")
+        refuse("X", "name each column once", f"{show(twice)} twice", "Rename or drop one.")
     if not len(columns[0]):
-        fail(prog, "X", "have at least one row", "none", "Pass rows.")
+        refuse("X", "have at least one row", "none", "Pass rows.")
     for name, cells in zip(names, columns, strict=True):
         if cells.dtype.kind == "f" and np.isinf(cells).any():
             got = f"{cells[np.isinf(cells)][0]} in {show(name)}, {COUNTED.format(int(np.argmax(np.isinf(cells))))}"
-            fail(prog, "X", "have finite numbers, or gaps", got, "Fill it in, or leave it out.")
+            refuse("X", "have finite numbers, or gaps", got, "Fill it in, or leave it out.")
     return Frame(names, columns, tuple(name for name, each in zip(names, chosen, strict=True) if each), x)
 
 
@@ -102,11 +101,11 @@ def name_columns(rows: np.ndarray) -> Frame:
     return Frame(tuple(f"x{place}" for place in range(rows.shape[1])), list(rows.T))
 
 
-def _from_pandas(prog: str, name: str, column: Any) -> np.ndarray:
+def _from_pandas(name: str, column: Any) -> np.ndarray:
     """Return a pandas series (n,) as `protonet.tables.formats.Raw` has it."""
     kind, gaps = column.dtype.kind, column.isna().to_numpy()
     if kind == "c":
-        fail(prog, "X", "have columns of real numbers", f"{column.dtype} in {show(name)}", "Split it in two.")
+        refuse("X", "have columns of real numbers", f"{column.dtype} in {show(name)}", "Split it in two.")
     if kind == "m":
         return np.asarray(column.dt.total_seconds().to_numpy(np.float64, na_value=np.nan))
     if kind == "M":
@@ -120,12 +119,12 @@ def _from_pandas(prog: str, name: str, column: Any) -> np.ndarray:
     cells = column.astype(object).to_numpy()
     if any(isinstance(cell, (list, tuple, dict, set, np.ndarray)) for cell in cells):
         must = "have columns of numbers, dates and text"
-        fail(prog, "X", must, f"lists or the like in {show(name)}", "Leave that column out.")
+        refuse("X", must, f"lists or the like in {show(name)}", "Leave that column out.")
     values = zip(cells.tolist(), gaps.tolist(), strict=True)
     return to_text(("" if gap else str(value).strip() for value, gap in values), len(gaps))
 
 
-def _from_arrow(prog: str, name: str, column: Any) -> np.ndarray:
+def _from_arrow(name: str, column: Any) -> np.ndarray:
     """Return a chunked Arrow array (n,) as `protonet.tables.formats.Raw` has it."""
     import pyarrow  # noqa: PLC0415 - optional
 
@@ -133,17 +132,16 @@ def _from_arrow(prog: str, name: str, column: Any) -> np.ndarray:
         return np.concatenate([from_arrow(chunk) for chunk in column.chunks or [pyarrow.array([], column.type)]])
     except pyarrow.ArrowException:
         must = "have columns of numbers, dates and text"
-        return fail(prog, "X", must, f"{column.type} in {show(name)}", "Leave that column out.")
+        return refuse("X", must, f"{column.type} in {show(name)}", "Leave that column out.")
 
 
-def take_frame(prog: str, frame: Frame, kinds: Mapping[str, str] | None) -> Taken:
+def take_frame(frame: Frame, kinds: Mapping[str, str] | None) -> Taken:
     """Take each column of a frame for something, as `protonet.tables.features.choose_features` does.
 
     All columns are used as they are where they are numbers without gaps, and in arrays; others are taken for what the
     columns of files are, and left out where they number the rows.
 
     Args:
-        prog: In whose name errors are raised.
         frame: The rows.
         kinds: By a column's name, what the caller says that it holds, of `protonet.tables.columns.recognise.NAMES`.
 
@@ -151,26 +149,24 @@ def take_frame(prog: str, frame: Frame, kinds: Mapping[str, str] | None) -> Take
         InputTypeError: The kinds are no mapping.
         InputError: An unknown kind; a column of that name is not there, or holds something else; no column is of use.
     """
-    kinds = _check_kinds(prog, frame, kinds)
+    kinds = _check_kinds(frame, kinds)
     if frame.native is None or (frame.plain and not kinds):
         verdicts = [Verdict(Number.fit(cells), "") for cells in frame.columns]
     else:
         columns = dict(zip(frame.names, frame.columns, strict=True))
         kinds = {name: "category" for name in frame.categorical if _repeats(columns[name])} | kinds
-        verdicts = list(
-            take_columns(prog, columns, kinds, keep="column_kinds keeps it", argument="column_kinds").values()
-        )
+        verdicts = list(take_columns(columns, kinds, keep="column_kinds keeps it", argument="column_kinds").values())
     found = [f"left out: {reason}" if column is None else column.tell() for column, reason in verdicts]
     told = {} if frame.native is None else dict(zip(frame.names, found, strict=True))
     places = [place for place, verdict in enumerate(verdicts) if verdict.column is not None]
     if not places:
         got = "; ".join(f"{show(name)} {text}" for name, text in told.items())[:500]
-        fail(prog, "X", "have a column of use", got, "Add features, or say what they hold: column_kinds.")
+        refuse("X", "have a column of use", got, "Add features, or say what they hold: column_kinds.")
     encoding = Encoding(tuple(verdict.column for verdict in verdicts if verdict.column is not None))
     return Taken(encoding, places, told)
 
 
-def encode_frame(prog: str, frame: Frame, taken: Taken) -> np.ndarray:
+def encode_frame(frame: Frame, taken: Taken) -> np.ndarray:
     """Return the features (n, features) of a frame, as `protonet.tables.columns.encoding.Encoding.encode` gives them.
 
     Raises:
@@ -179,22 +175,24 @@ def encode_frame(prog: str, frame: Frame, taken: Taken) -> np.ndarray:
     columns = [frame.columns[place] for place in taken.places]
     table = Table(tuple(frame.names[place] for place in taken.places), iter(()), COUNTED, [])
     block = Block(columns, np.empty(0), (), range(len(columns[0])), range(len(columns[0])))
-    check_kinds(prog, table, block, taken.encoding, "X")
-    return encode_block(prog, table, block, taken.encoding, "X")
+    check_kinds(table, block, taken.encoding, "X")
+    return encode_block(table, block, taken.encoding, "X")
 
 
-def _check_kinds(prog: str, frame: Frame, kinds: Mapping[str, str] | None) -> dict[str, str]:
+def _check_kinds(frame: Frame, kinds: Mapping[str, str] | None) -> dict[str, str]:
     """Return the kinds that the caller gives, none for None."""
     if kinds is None:
         return {}
     if not isinstance(kinds, Mapping):
         remedy = 'Pass {"name": "category"}, say.'
-        fail_type(prog, "column_kinds", "be a dict of names and kinds, or None", type(kinds).__name__, remedy)
+        refuse(
+            "column_kinds", "be a dict of names and kinds, or None", type(kinds).__name__, remedy, kind=InputTypeError
+        )
     if kinds and frame.native is None:
-        fail(prog, "column_kinds", "come with a data frame", "an array, whose columns have no names", "Pass a frame.")
+        refuse("column_kinds", "come with a data frame", "an array, whose columns have no names", "Pass a frame.")
     for name, kind in kinds.items():
         if kind not in NAMES:
-            fail(prog, "column_kinds", f"name kinds of {', '.join(NAMES)}", f"{kind!r} for {name}", "Pick one of them.")
+            refuse("column_kinds", f"name kinds of {', '.join(NAMES)}", f"{kind!r} for {name}", "Pick one of them.")
     return dict(kinds)
 
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from protonet._checks import fail, show
-from protonet.datasets.delimited import ERRORS, is_number
+from protonet._checks import refuse, show
 from protonet.tables.columns.parsing import find_gaps
+from protonet.tables.delimited import ERRORS, is_number
 from protonet.tables.formats import PICTURE, Raw, Source, open_source
 
 #: What stands for no class, in lower case; "none" and "?" may be classes.
@@ -80,11 +80,10 @@ class Table(NamedTuple):
         return f"column {number}" if self.columns is None else show(self.columns[number])
 
 
-def open_table(prog: str, path: Path, wanted: Wanted, labels: Path | None = None) -> Table:
+def open_table(path: Path, wanted: Wanted, labels: Path | None = None) -> Table:
     """Open a table. Its header and its first rows are checked now, the others as they are read.
 
     Args:
-        prog: The command's name, for messages.
         path: A file that `protonet.tables.formats.open_source` opens. Those that name their columns are matched by
             name; NPZ holds ``x`` (n, ...) and ``y`` (n,); NPY holds rows (n, ...) alone. Of an NPZ file all rows are in
             memory at once, of the others a block.
@@ -100,33 +99,26 @@ def open_table(prog: str, path: Path, wanted: Wanted, labels: Path | None = None
             class; the message says where.
     """
     if labels is not None and path.suffix.lower() != ".npy":
-        fail(prog, "--labels", "come with an NPY file of rows", path, "Leave it out: that file holds its classes.")
+        refuse("--labels", "come with an NPY file of rows", path, "Leave it out: that file holds its classes.")
     if wanted.labelled and labels is None and path.suffix.lower() == ".npy":
-        fail(prog, "--labels", "name the file of the classes", f"none beside {path}", "Save them with numpy.save.")
+        refuse("--labels", "name the file of the classes", f"none beside {path}", "Save them with numpy.save.")
     labelled, skip_broken = wanted.labelled, wanted.skip_broken
     names = {*(wanted.columns or ()), *wanted.beside, *([wanted.label] if labelled else [])}
     source = open_source(
-        prog,
-        path,
-        labels,
-        label=wanted.label,
-        labelled=labelled,
-        skip_broken=skip_broken,
-        names=names,
-        sheet=wanted.sheet,
+        path, labels, label=wanted.label, labelled=labelled, skip_broken=skip_broken, names=names, sheet=wanted.sheet
     )
     if source.header is None:
         asked = (*wanted.beside, *((wanted.columns or ()) + wanted.ignored if wanted.typed else ()))
         if asked:
             got = f"{path}, which names none, and {list_names(asked)}"
-            fail(prog, "path", "name its columns to choose among them", got, "Save it as CSV or Parquet.")
-        _check_width(prog, path, source.width, wanted)
+            refuse("path", "name its columns to choose among them", got, "Save it as CSV or Parquet.")
+        _check_width(path, source.width, wanted)
         chosen: list[str] | None = None
         features, unused = list(range(source.width)), list[str]()
         beside = {f"column {number}": number for number in features} if wanted.everything else {}
         label = source.width if wanted.labelled else None
     else:
-        chosen, unused = _choose_columns(prog, path, source, wanted)
+        chosen, unused = _choose_columns(path, source, wanted)
         number = {name: column for column, name in enumerate(source.header)}
         features = [number[name] for name in chosen]
         beside = {name: number[name] for name in (filter(None, source.header) if wanted.everything else wanted.beside)}
@@ -135,23 +127,23 @@ def open_table(prog: str, path: Path, wanted: Wanted, labels: Path | None = None
             source.notes.append(f"look at: columns are named {list_names(values)}. {HEADERLESS}".rstrip())
     source.notes.extend(["the unnamed column is left out"] if "" in unused else [])
     read = source.read([*features, *beside.values(), *([] if label is None else [label])])
-    blocks = _split_blocks(prog, source, read, len(features), len(beside), wanted)
+    blocks = _split_blocks(source, read, len(features), len(beside), wanted)
     first = next(blocks, None)
     if first is None:
-        fail(prog, "path", "have at least one row", f"none in {path}", "Add rows.")
+        refuse("path", "have at least one row", f"none in {path}", "Add rows.")
     left = tuple(name for name in unused if name and name not in beside)
     columns = None if chosen is None else tuple(chosen)
     return Table(columns, chain([first], blocks), source.place, source.notes, left, source.rows, tuple(beside))
 
 
-def read_table(prog: str, path: Path, wanted: Wanted, labels: Path | None = None) -> tuple[Table, Block]:
+def read_table(path: Path, wanted: Wanted, labels: Path | None = None) -> tuple[Table, Block]:
     """Read a whole table with its classes; return the table and all of its rows.
 
     Raises:
         MissingPackageError: As in `open_table`.
         InputError: As in `open_table`.
     """
-    table = open_table(prog, path, wanted, labels)
+    table = open_table(path, wanted, labels)
     blocks = list(table.blocks)
     columns, beside = (
         [np.concatenate(parts) for parts in zip(*some, strict=True)]
@@ -162,22 +154,19 @@ def read_table(prog: str, path: Path, wanted: Wanted, labels: Path | None = None
     return table, Block(columns, np.concatenate([block.labels for block in blocks]), tuple(beside), rows, numbers)
 
 
-def _choose_columns(prog: str, file: Path, source: Source, wanted: Wanted) -> tuple[list[str], list[str]]:
+def _choose_columns(file: Path, source: Source, wanted: Wanted) -> tuple[list[str], list[str]]:
     """Return the names of the columns that are wanted as features, in that order, and of those that are not wanted."""
     header = source.header or []
     path = f"{file}{source.part}"
     bell = HEADERLESS * bool(find_values(header))
     twice = [name for name in dict.fromkeys(header) if header.count(name) > 1]
     if twice and twice != [""]:
-        fail(
-            prog, "path", "name each column once", f"{list_names(twice)} twice in {path}", f"{bell}Rename or drop one."
-        )
+        refuse("path", "name each column once", f"{list_names(twice)} twice in {path}", f"{bell}Rename or drop one.")
     if twice:
         got = f"none for {header.count('')} columns of {path}"
-        fail(prog, "path", "name every column", got, "Name them; one alone would be left out as an index.")
+        refuse("path", "name every column", got, "Name them; one alone would be left out as an index.")
     if wanted.labelled and wanted.label not in header:
-        fail(
-            prog,
+        refuse(
             "path",
             f"have a column {wanted.label}",
             f"{path} with {list_names(header)}",
@@ -185,28 +174,22 @@ def _choose_columns(prog: str, file: Path, source: Source, wanted: Wanted) -> tu
         )
     for name in wanted.beside:
         if name not in header:
-            fail(
-                prog,
-                "path",
-                f"have a column {name}",
-                f"{path} with {list_names(header)}",
-                f"{bell}Name one that it has.",
-            )
+            refuse("path", f"have a column {name}", f"{path} with {list_names(header)}", f"{bell}Name one that it has.")
     others = {"", wanted.label, *wanted.beside, *wanted.ignored}
     features = [name for name in header if name not in others]
     if wanted.typed:
-        _check_typed(prog, "--columns", wanted.columns or (), path, features)
-        _check_typed(prog, "--drop", wanted.ignored, path, header)
+        _check_typed("--columns", wanted.columns or (), path, features)
+        _check_typed("--drop", wanted.ignored, path, header)
     if wanted.columns is not None:
         missing = [name for name in wanted.columns if name not in set(features)]
         if missing:
             remedy = "Name the columns as in the table that the model was fitted to."
             if missing == [PICTURE]:
                 remedy = "The model was fitted to pictures: pass a folder of them."
-            fail(prog, "path", "have the model's columns", f"{path} without {list_names(missing)}", bell + remedy)
+            refuse("path", "have the model's columns", f"{path} without {list_names(missing)}", bell + remedy)
         features = list(wanted.columns)
     if not features:
-        fail(prog, "path", "have columns beside the classes", f"{path} with {list_names(header)}", "Add features.")
+        refuse("path", "have columns beside the classes", f"{path} with {list_names(header)}", "Add features.")
     used = {*features, *wanted.beside, *wanted.ignored, wanted.label}
     return features, [name for name in header if name not in used]
 
@@ -221,13 +204,13 @@ def find_values(header: Sequence[str]) -> list[str]:
     return [] if (rising and (whole or len(steps) > 1)) or (whole and len(values) < 2) else values
 
 
-def _check_typed(prog: str, argument: str, names: Sequence[str], path: str, known: Sequence[str]) -> None:
+def _check_typed(argument: str, names: Sequence[str], path: str, known: Sequence[str]) -> None:
     """Raise an InputError that names the nearest of the known columns, if an option names one that is not known."""
     if strange := [name for name in names if name not in known]:
         got = f"{list_names(strange)}, and {path} has {list_names([name for name in known if name])}"
         near = _find_near(strange[0], known)
         remedy = f"Did you mean {show(near)}?" if near else "Name those that it has."
-        fail(prog, argument, "name columns of the table", got, remedy)
+        refuse(argument, "name columns of the table", got, remedy)
 
 
 def _find_near(name: str, known: Sequence[str]) -> str | None:
@@ -252,11 +235,11 @@ def _guess_label(source: Source, wanted: str) -> str:
     return f"{meant}Pass --label NAME{f'; these look like classes: {found}' if found else ''}."
 
 
-def _check_width(prog: str, path: Path, width: int, wanted: Wanted) -> None:
+def _check_width(path: Path, width: int, wanted: Wanted) -> None:
     """Raise an InputError if a table has no features, or another number of them than is wanted."""
     if width == 0 or wanted.width not in {None, width}:
         remedy = "Pass the features that the model was fitted to." if wanted.width else "Add features."
-        fail(prog, "path", f"have {wanted.width or 'some'} features per row", f"{width} in {path}", remedy)
+        refuse("path", f"have {wanted.width or 'some'} features per row", f"{width} in {path}", remedy)
 
 
 def list_names(names: Sequence[str]) -> str:
@@ -265,9 +248,7 @@ def list_names(names: Sequence[str]) -> str:
     return f"{shown} and {len(names) - 5} more" if len(names) > 5 else shown
 
 
-def _split_blocks(
-    prog: str, source: Source, blocks: Iterator[Raw], features: int, beside: int, wanted: Wanted
-) -> Iterator[Block]:
+def _split_blocks(source: Source, blocks: Iterator[Raw], features: int, beside: int, wanted: Wanted) -> Iterator[Block]:
     """Yield rows with features, classes and what is wanted beside; raise an InputError where a class is missing.
 
     Where classes are wanted, blank rows between others are left out: they tell nothing.
@@ -287,7 +268,7 @@ def _split_blocks(
             lacking = np.flatnonzero(missing & kept).tolist()
             more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
             got = f"none in {', '.join(source.place.format(rows[row]) for row in lacking[:3])}{more}"
-            fail(prog, "path", "name the class of every row", got, "Fill it in, or leave the row out.")
+            refuse("path", "name the class of every row", got, "Fill it in, or leave the row out.")
         texts = tuple(name_cells(cells) for cells in columns[features : features + beside])
         block = Block(columns[:features], labels, texts, rows, range(first, first + len(rows)))
         first += len(rows)

@@ -8,13 +8,14 @@ import math
 import os
 import sys
 import tempfile
+import textwrap
 import traceback
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from protonet._checks import InputError, InputTypeError, MissingPackageError, fail, find_version
+from protonet._checks import MENDABLE, fail, find_version, name_entry, refuse
 
 
 class Parser(argparse.ArgumentParser):
@@ -33,6 +34,7 @@ class Parser(argparse.ArgumentParser):
         epilog = "examples:\n" + "\n".join(f"  {example}" for example in examples) if examples else None
         super().__init__(prog=prog, description=description, epilog=epilog, formatter_class=form, allow_abbrev=False)
         self.expert_groups: list[argparse._ArgumentGroup] = []
+        self.successors: dict[str, str] = {}  #: By an option that there is no longer, what took its place.
         self.write_appendix: Callable[[], str] = str  #: Returns what ``--help-all`` ends with.
 
     def add_expert_group(self, title: str) -> argparse._ArgumentGroup:
@@ -41,6 +43,16 @@ class Parser(argparse.ArgumentParser):
             self.add_argument("--help-all", action=_HelpAll, nargs=0, help="show all options, and exit")
         self.expert_groups.append(self.add_argument_group(title))
         return self.expert_groups[-1]
+
+    def add_removed(self, option: str, successor: str) -> None:
+        """Refuse an option that there is no longer.
+
+        Args:
+            option: Its name.
+            successor: A sentence: what took its place.
+        """
+        self.add_argument(option, action=_Removed, nargs="*", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        self.successors[option] = successor
 
     def format_help(self, *, every: bool = False) -> str:
         """Return the help: of the options that most people need, or of all."""
@@ -53,7 +65,8 @@ class Parser(argparse.ArgumentParser):
             asked = [action for action in options if action.required]
             usage = "%(prog)s [options]" + "".join(map(_name_value, [*asked, *rows]))
         formatter.add_usage(usage, [*options, *rows], [])
-        formatter.add_text(self.description)
+        text = self.description or ""
+        formatter.add_text(text if "\n" in text else textwrap.fill(text, formatter._width))
         for group in groups:
             formatter.start_section(group.title)
             formatter.add_arguments(group._group_actions)
@@ -77,6 +90,17 @@ class _HelpAll(argparse.Action):
         parser.exit()
 
 
+class _Removed(argparse.Action):
+    """Say what took an option's place."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> NoReturn:
+        assert isinstance(parser, Parser)
+        assert option is not None
+        fail(parser.prog, option, "be left out: there is no such option any more", option, parser.successors[option])
+
+
 def _name_value(action: argparse.Action) -> str:
     """Return a positional argument, or an option that has to be there, as a usage line has it."""
     name = " ".join([*action.option_strings[:1], str(action.metavar or action.dest)])
@@ -89,7 +113,7 @@ def run_command(
     """Run a command and turn its errors into one line on stderr.
 
     Args:
-        prog: The command's name, for messages that do not name it themselves.
+        prog: The command's name, for messages that name no entry.
         command: Called with ``arguments``; None stands for the command line's.
         arguments: The arguments, without the command's name.
 
@@ -107,8 +131,8 @@ def run_command(
     except (OSError, MemoryError) as error:
         print(f"{prog}: {error or 'there is not enough memory'}", file=sys.stderr)
         return 2
-    except (InputError, InputTypeError, MissingPackageError) as error:
-        print(" ".join(str(error).split()), file=sys.stderr)
+    except MENDABLE as error:
+        print(" ".join(str(name_entry(error, prog)).split()), file=sys.stderr)
         return 2
     except Exception as error:
         print(f"{prog}: {_report_bug(prog, error)}", file=sys.stderr)
@@ -131,35 +155,34 @@ def _report_bug(prog: str, error: Exception) -> str:
     return f"{what}. Please report it with the command and {file.name}, which holds the traceback"
 
 
-def parse_whole(prog: str, argument: str, text: str, *, low: int) -> int:
+def parse_whole(argument: str, text: str, *, low: int) -> int:
     """Return ``text`` as an int >= ``low``, or raise an InputError in the one message form."""
     try:
         value = int(text)
     except ValueError:
         value = low - 1
     if value < low:
-        fail(prog, argument, f"be a whole number >= {low}", repr(text), f"Pass a number such as {low}.")
+        refuse(argument, f"be a whole number >= {low}", repr(text), f"Pass a number such as {low}.")
     return value
 
 
-def parse_number(prog: str, argument: str, text: str, *, low: float) -> float:
+def parse_number(argument: str, text: str, *, low: float) -> float:
     """Return ``text`` as a finite float > ``low``, or raise an InputError in the one message form."""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value > low):
-        fail(prog, argument, f"be a finite number > {low:g}", repr(text), f"Pass a number such as {low + 10:g}.")
+        refuse(argument, f"be a finite number > {low:g}", repr(text), f"Pass a number such as {low + 10:g}.")
     return value
 
 
-def check_name(prog: str, argument: str, name: str, known: Collection[str]) -> str:
+def check_name(argument: str, name: str, known: Collection[str]) -> str:
     """Return ``name`` if it is known, or raise an InputError that lists the known ones, the nearest first."""
     if name not in known:
         near = difflib.get_close_matches(name.lower().replace("_", "-"), known, n=3)
         listed = [*near, *(other for other in known if other not in near)]
-        fail(
-            prog,
+        refuse(
             argument,
             f"be one of {', '.join(listed)}",
             repr(name),
@@ -168,7 +191,7 @@ def check_name(prog: str, argument: str, name: str, known: Collection[str]) -> s
     return name
 
 
-def check_writable_file(prog: str, argument: str, path: str | Path) -> Path:
+def check_writable_file(argument: str, path: str | Path) -> Path:
     """Return ``path`` once it is known that a file can be written there; its folder is made if need be.
 
     Raises:
@@ -182,11 +205,11 @@ def check_writable_file(prog: str, argument: str, path: str | Path) -> Path:
         if not existed:
             path.unlink(missing_ok=True)
     except OSError as error:
-        fail(prog, argument, "be a file that can be written", f"{path} ({error.strerror})", "Pass another path.")
+        refuse(argument, "be a file that can be written", f"{path} ({error.strerror})", "Pass another path.")
     return path
 
 
-def check_writable_folder(prog: str, argument: str, path: str | Path) -> Path:
+def check_writable_folder(argument: str, path: str | Path) -> Path:
     """Return ``path`` once it is a folder, made if need be, in which files can be written.
 
     Raises:
@@ -197,11 +220,11 @@ def check_writable_folder(prog: str, argument: str, path: str | Path) -> Path:
         path.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()
     except OSError as error:
-        fail(prog, argument, "be a folder that can be written", f"{path} ({error.strerror})", "Pass another path.")
+        refuse(argument, "be a folder that can be written", f"{path} ({error.strerror})", "Pass another path.")
     return path
 
 
-def check_outputs(prog: str, options: argparse.Namespace, names: Sequence[str]) -> dict[str, Path]:
+def check_outputs(options: argparse.Namespace, names: Sequence[str]) -> dict[str, Path]:
     """Return the paths of those options of ``names`` that are given, once it is known that they can be written.
 
     Raises:
@@ -210,9 +233,9 @@ def check_outputs(prog: str, options: argparse.Namespace, names: Sequence[str]) 
     paths: dict[str, Path] = {}
     for name in names:
         if getattr(options, name) is not None:
-            path = check_writable_file(prog, f"--{name}", getattr(options, name))
+            path = check_writable_file(f"--{name}", getattr(options, name))
             for other, taken in paths.items():
                 if path.resolve() == taken.resolve():
-                    fail(prog, f"--{name}", f"be another file than --{other}", path, "Pass another path.")
+                    refuse(f"--{name}", f"be another file than --{other}", path, "Pass another path.")
             paths[name] = path
     return paths

@@ -202,7 +202,7 @@ def test_draws_of_every_limit_and_method(make_report: Callable[[str], Made]) -> 
     assert rows[0]["parameters"] == [0]
     assert all(parameters <= 30 for parameters in rows[1]["parameters"])
     assert hash_code("cosine") == hash_code("lda") != hash_code(OURS)
-    assert draws._parse_shots("", "", "2+1,1+1,2+1") == [(2, 1), (1, 1)]
+    assert draws._parse_shots("", "2+1,1+1,2+1") == [(2, 1), (1, 1)]
 
 
 def test_result_is_the_solvers() -> None:

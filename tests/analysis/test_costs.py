@@ -100,7 +100,7 @@ def test_the_recipes_table_has_a_row_for_each_variant(make_report: Callable[[str
 def test_tables_are_read_back(tmp_path: Path) -> None:
     x, labels = sample_table(20, 3, 4)
     write_csv(tmp_path / "a.csv", x, labels)
-    _, block = read_table("cmd", tmp_path / "a.csv", Wanted("label"))
+    _, block = read_table(tmp_path / "a.csv", Wanted("label"))
     np.testing.assert_allclose(np.array(block.columns, float).T, x, rtol=1e-5)
     assert block.labels.tolist() == [f"class {label}" for label in labels]
     speed.write_rows(tmp_path / "a.npy", 10, 3)
@@ -110,8 +110,8 @@ def test_tables_are_read_back(tmp_path: Path) -> None:
 def test_mixed_columns_are_taken_for_what_they_are(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     write_parquet(tmp_path / "a.parquet", 80, mixed=True)
-    table, block = read_table("cmd", tmp_path / "a.parquet", Wanted("label"))
-    features = choose_features("cmd", table, block, {}, named=False)
+    table, block = read_table(tmp_path / "a.parquet", Wanted("label"))
+    features = choose_features(table, block, {}, named=False)
     assert features.encoding is not None
     kinds = dict.fromkeys(column.kind for column in features.encoding.columns)
     assert (len(features.encoding.columns), list(kinds)) == (MIXED, ["number", "category", "date"])

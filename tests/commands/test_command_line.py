@@ -75,7 +75,8 @@ class TestFit:
         self, tmp_path: Path, data: tuple[Tensor, Tensor], fitted: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         output = tmp_path / "new" / "model.safetensors"
-        assert main(["fit", str(fitted / "train.csv"), "--label", "kind", *FAST, "-o", str(output)]) == 0
+        arguments = ["fit", str(fitted / "train.csv"), "--label", "kind", *FAST, "-o", str(output)]
+        assert main([*arguments, "--details"]) == 0
         said = capsys.readouterr().out
         crossed = crossfit(solve_problem([data], effort="fast"))
         metrics = measure_held(crossed)

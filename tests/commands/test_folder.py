@@ -107,7 +107,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="ne
 def test_every_file_gives_what_it_gives_alone_and_what_is_finished_stays(
     model: Path, rows: Path, alone: dict[str, bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["predict", str(model), str(rows), "-o", str(tmp_path / "out"), "--unknown", "0.1", "--jobs", "2"]
+    arguments = ["predict", str(model), str(rows), "-o", str(tmp_path / "out"), "--unknown", "0.1", "--workers", "2"]
     assert main(arguments) == 0
     assert found_in(tmp_path / "out") == alone
     capsys.readouterr()
@@ -131,7 +131,7 @@ def test_a_command_that_is_ended_goes_on(
     blow: signal.Signals, model: Path, rows: Path, alone: dict[str, bytes], tmp_path: Path
 ) -> None:
     output = tmp_path / "out"
-    process = begin(model, rows, output, "--jobs", "2")
+    process = begin(model, rows, output, "--workers", "2")
     wait_for(lambda: found_in(output).keys() - {"none.csv"}, "no file was finished")
     children = list_children(process.pid)
     os.killpg(process.pid, blow) if blow == signal.SIGINT else process.kill()
@@ -142,7 +142,7 @@ def test_a_command_that_is_ended_goes_on(
     partly = found_in(output)
     assert all(alone[name] == content for name, content in partly.items())
     assert blow == signal.SIGKILL or not list(output.rglob("*.tmp"))
-    process = begin(model, rows, output, "--jobs", "2")
+    process = begin(model, rows, output, "--workers", "2")
     assert process.wait() == 0, process.communicate()
     process.communicate()
     assert found_in(output) == alone
@@ -151,25 +151,25 @@ def test_a_command_that_is_ended_goes_on(
 
 @needs_proc
 def test_a_process_that_is_killed_is_told_of(model: Path, rows: Path, tmp_path: Path) -> None:
-    process = begin(model, rows, tmp_path / "out", "--jobs", "2")
+    process = begin(model, rows, tmp_path / "out", "--workers", "2")
     wait_for(lambda: found_in(tmp_path / "out"), "no file was finished")
     working = [child for child in list_children(process.pid) if is_working(child)]
     os.kill(working[0], signal.SIGKILL)
     _, said = process.communicate()
     assert process.returncode == 2
     assert said.splitlines()[-1].endswith(
-        "`--jobs` must be no more than there is memory for; got 2, of which one was killed. "
+        "`--workers` must be no more than there is memory for; got 2, of which one was killed. "
         "Run it again with fewer: finished files are kept."
     )
     assert not list((tmp_path / "out").rglob("*.tmp"))
 
 
 def test_parts_are_in_the_order_of_names_and_hidden_ones_are_none(rows: Path, tmp_path: Path) -> None:
-    parts = list_parts("cmd", rows, tmp_path)
+    parts = list_parts(rows, tmp_path)
     assert [part.table for part in parts] == sorted([*rows.glob("day=*/*.parquet"), rows / "none.parquet"])
     assert [part.output.relative_to(tmp_path) for part in parts[:1]] == [Path("day=0/part-0.csv")]
     assert [part.rows for part in parts] == [ROWS] * FILES + [0]
-    assert list(_run_here("cmd", lambda part, tick: [], [], 1, lambda rows: None)) == []
+    assert list(_run_here(lambda part, tick: [], [], 1, lambda rows: None)) == []
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_a_fault_in_a_file_is_one_line_that_names_it(
     write_rows(tmp_path / "in" / "a.parquet", 3, 0)
     x = np.full((6, 3), 1e38)
     parquet.write_table(pa.table(dict(zip(COLUMNS, x, strict=True))), tmp_path / "in" / "b.parquet")
-    assert main(["predict", str(model), str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--jobs", "1"]) == 2
+    assert main(["predict", str(model), str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--workers", "1"]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("protonet predict: ")
     assert said.endswith("In b.parquet.")
@@ -213,9 +213,9 @@ def test_arguments_that_do_not_fit(model: Path, tmp_path: Path, capsys: pytest.C
     output = ["-o", str(tmp_path / "out")]
     for arguments, text in (
         (["in"], "`--output` must name a folder; got none."),
-        (["in/a.parquet", "--jobs", "2"], "`--jobs` must come with a folder"),
-        (["in/a.parquet", "--dask", "tcp://localhost:1"], "`--dask` must come with a folder"),
-        (["in", *output, "--jobs", "0"], "`--jobs` must be a whole number >= 1"),
+        (["in/a.parquet", "--workers", "2"], "`--workers` must come with a folder"),
+        (["in/a.parquet", "--workers", "tcp://localhost:1"], "`--workers` must come with a folder"),
+        (["in", *output, "--workers", "0"], "`--workers` must be a whole number >= 1"),
         (["in", "-o", str(tmp_path / "file")], "`--output` must be a folder that can be written"),
         (["in", "-o", str(tmp_path / "other")], "`--output` must be a new folder"),
         (["none", *output], "must be a folder of Parquet files; got none in "),
@@ -241,7 +241,7 @@ class TestDask:
     def test_a_worker_that_is_killed_loses_and_doubles_nothing(
         self, cluster: Any, model: Path, rows: Path, alone: dict[str, bytes], tmp_path: Path
     ) -> None:
-        process = begin(model, rows, tmp_path / "out", "--dask", cluster.scheduler_address)
+        process = begin(model, rows, tmp_path / "out", "--workers", cluster.scheduler_address)
         wait_for(lambda: found_in(tmp_path / "out").keys() - {"none.csv"}, "no file was finished")
         os.kill(next(iter(cluster.workers.values())).pid, signal.SIGKILL)
         _, said = process.communicate()
@@ -254,17 +254,17 @@ class TestDask:
         write_rows(tmp_path / "in" / "a.parquet", 3, 0)
         x = np.full((6, 3), 1e38)
         parquet.write_table(pa.table(dict(zip(COLUMNS, x, strict=True))), tmp_path / "in" / "b.parquet")
-        process = begin(model, tmp_path / "in", tmp_path / "out", "-q", "--dask", cluster.scheduler_address)
+        process = begin(model, tmp_path / "in", tmp_path / "out", "-q", "--workers", cluster.scheduler_address)
         _, said = process.communicate()
         assert (process.returncode, len(said.splitlines())) == (2, 1), said
         assert said.endswith("In b.parquet.\n")
 
     def test_a_cluster_that_is_not_there_is_one_line(self, model: Path, rows: Path, tmp_path: Path) -> None:
         pytest.importorskip("distributed")
-        process = begin(model, rows, tmp_path / "out", "-q", "--dask", "tcp://127.0.0.1:9")
+        process = begin(model, rows, tmp_path / "out", "-q", "--workers", "tcp://127.0.0.1:9")
         _, said = process.communicate()
         assert (process.returncode, len(said.splitlines())) == (2, 1), said
-        assert "`--dask` must be the address of a Dask scheduler that answers; got tcp://127.0.0.1:9" in said
+        assert "`--workers` must be the address of a Dask scheduler that answers; got tcp://127.0.0.1:9" in said
 
 
 def test_a_model_that_changes_is_refused(model: Path, rows: Path, tmp_path: Path) -> None:

@@ -88,4 +88,4 @@ def test_damaged_tables(folder: Path, suffix: str, damages: Damages) -> None:
     assert not list(folder.glob(".*"))
     if suffix != ".npy":
         with contextlib.suppress(InputError):
-            read_table("cmd", path, Wanted("kind"))
+            read_table(path, Wanted("kind"))

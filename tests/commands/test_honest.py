@@ -186,7 +186,7 @@ def test_ctrl_c_before_the_first_fold_and_after_the_last(
             assert main(["fit", table, *FAST, "-q", "-o", str(model)]) == 130
         said = capsys.readouterr()
         assert said.err == f"protonet fit: stopped; {model} is kept{words}\n"
-        assert said.out.startswith("t.csv: 2 classes, 40 samples, 5 features, 20 per class\n\n| view")
+        assert said.out.startswith("t.csv: 2 classes, 40 samples, 5 features, 20 per class\n")
         assert load_model(model).classes == ("ant", "bee")
 
 
@@ -263,12 +263,10 @@ AGES = np.concatenate([np.arange(18, 90, 2), np.arange(30, 78, 2)])  # 36 of the
     ],
 )
 def test_whole_numbers_that_are_measured_are_no_classes(labels: np.ndarray) -> None:
-    said = (
-        r"^x: `--label` must name a column of classes; got \d\d whole numbers, such as \d\d, in age, most with 3 rows"
-    )
+    said = r"^`--label` must name a column of classes; got \d\d whole numbers, such as \d\d, in age, most with 3 rows"
     with pytest.raises(InputError, match=f"{said} or fewer.*--one-shot"):
-        check_classes("x", labels, "age", one_shot=False)
-    names, numbers = check_classes("x", labels, "age", one_shot=True)
+        check_classes(labels, "age", one_shot=False)
+    names, numbers = check_classes(labels, "age", one_shot=True)
     assert [str(names[number]) for number in numbers.tolist()] == labels.astype(str).tolist()
 
 
@@ -283,7 +281,7 @@ def test_whole_numbers_that_are_measured_are_no_classes(labels: np.ndarray) -> N
     ],
 )
 def test_classes_may_be_whole_numbers(labels: np.ndarray) -> None:
-    names, numbers = check_classes("x", labels, "kind", one_shot=False)
+    names, numbers = check_classes(labels, "kind", one_shot=False)
     assert len(names) == len(set(labels.tolist()))
     assert [str(names[number]) for number in numbers.tolist()] == labels.astype(str).tolist()
 

@@ -54,7 +54,10 @@ def test_what_fit_says_is_told(tmp_path: Path, data: tuple[Tensor, Tensor], caps
     table, path = tmp_path / "t.csv", tmp_path / "m.safetensors"
     table.write_text("\n".join(["a,b,c,kind,owner,name,note", *lines]))
     options = ["--label", "kind", "--group", "owner", "--id", "name", "--drop", "note", "--seed", "7", "-q"]
-    assert main(["fit", str(table), *options, "--effort", "fast", "--time-limit", "900", "-o", str(path)]) == 0
+    assert (
+        main(["fit", str(table), *options, "--effort", "fast", "--time-limit", "900", "--details", "-o", str(path)])
+        == 0
+    )
     summary = capsys.readouterr().out
     assert "the time was over" not in summary
     model, facts = load_model(path), json.loads(ask(capsys, str(path), "--json"))

@@ -33,7 +33,7 @@ HEADER = ["a", "b", "label"]
 
 @contextmanager
 def opened(path: Path, classes: list[str] | None = None) -> Iterator[Answers]:
-    with Answers("cmd", path, HEADER, classes or CLASSES) as answers:
+    with Answers(path, HEADER, classes or CLASSES) as answers:
         yield answers
 
 
@@ -82,17 +82,15 @@ class TestAnswers:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
         before = path.read_bytes()
         must = "be a new file, or one of answers for this table and these classes"
-        with pytest.raises(
-            InputError, match=rf"^cmd: `--output` must {must}; got .*other\.csv with {re.escape(got)}\."
-        ):
-            Answers("cmd", path, HEADER, CLASSES)
+        with pytest.raises(InputError, match=rf"^`--output` must {must}; got .*other\.csv with {re.escape(got)}\."):
+            Answers(path, HEADER, CLASSES)
         assert path.read_bytes() == before
 
     def test_one_command_at_a_time(self, tmp_path: Path) -> None:
-        message = "^cmd: `--output` must be written by one command at a time; got .*answers.csv, which another one"
+        message = "^`--output` must be written by one command at a time; got .*answers.csv, which another one"
         with opened(tmp_path / "answers.csv") as answers:
             with pytest.raises(InputError, match=message):
-                Answers("cmd", tmp_path / "answers.csv", HEADER, CLASSES)
+                Answers(tmp_path / "answers.csv", HEADER, CLASSES)
             answers.add(["1", "2"], "ant")
         with opened(tmp_path / "answers.csv") as answers:
             assert len(answers.rows) == 1
@@ -119,7 +117,7 @@ def make_model(classes: tuple[str, ...]) -> Model:
     ],
 )
 def test_classes_that_do_not_fit(text: str | None, known: tuple[str, ...], message: str) -> None:
-    with pytest.raises(InputError, match=f"^protonet label: .*{message}"):
+    with pytest.raises(InputError, match=message):
         parse_classes(text, make_model(known) if known else None)
 
 
@@ -141,7 +139,7 @@ def make_session(
     path: Path, table: tuple[Tensor, Tensor, list[list[str]]], model: Model | None = None
 ) -> tuple[Session, Answers]:
     x, _, cells = table
-    answers = Answers("cmd", path, ["p", "q", "r", "s", "label"], CLASSES)
+    answers = Answers(path, ["p", "q", "r", "s", "label"], CLASSES)
     rows = Unlabelled(
         x, None, Table(("p", "q", "r", "s"), iter(()), "row {}", []), torch.zeros(len(x), dtype=torch.bool)
     )
@@ -208,7 +206,7 @@ class TestSession:
         x = torch.tensor([[0.0], [1.0]]).repeat(3, 1)
         cells = [[f"{value:g}"] for value in x[:, 0].tolist()]
         rows = Unlabelled(x, None, Table(("p",), iter(()), "row {}", []), torch.zeros(6, dtype=torch.bool))
-        with Answers("cmd", tmp_path / "answers.csv", ["p", "label"], CLASSES) as answers:
+        with Answers(tmp_path / "answers.csv", ["p", "label"], CLASSES) as answers:
             session = Session(rows, cells, CLASSES, None, answers)
             for row in (4, 2):
                 session.answer(row, "ant")

@@ -97,9 +97,9 @@ def test_predictions_are_those_of_the_network_on_the_encoded_cells(
     rows = predict(capsys, fitted, str(path))
     model = load_model(fitted / "m.safetensors")
     assert model.columns == ("width", "price", "framed", "style", "sold", "note")
-    table, block = read_table("cmd", path, Wanted("kind"))
+    table, block = read_table(path, Wanted("kind"))
     with torch.no_grad():
-        expected = model.network(torch.from_numpy(encode_block("cmd", table, block, model.encoding))).softmax(dim=1)
+        expected = model.network(torch.from_numpy(encode_block(table, block, model.encoding))).softmax(dim=1)
     given_shares = torch.tensor([[float(cell) for cell in row[2:]] for row in rows[1:]])
     torch.testing.assert_close(given_shares, expected, atol=1e-5, rtol=1e-4)
     assert [row[0] for row in rows[1:]] == [model.classes[place] for place in expected.argmax(dim=1).tolist()]
@@ -352,7 +352,7 @@ def test_damaged_cells_give_one_line_or_the_whole_output(
     code = main(["predict", str(fitted / "m.safetensors"), str(path), "-o", str(output), "-q"])
     error = capsys.readouterr().err
     if code == 0:
-        whole = open_table("cmd", path, Wanted("kind", labelled=False))
+        whole = open_table(path, Wanted("kind", labelled=False))
         assert len(output.read_text().splitlines()) == 1 + sum(len(block.rows) for block in whole.blocks)
     else:
         assert code == 2, error

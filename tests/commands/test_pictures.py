@@ -156,7 +156,7 @@ def test_what_does_not_fit_is_one_line(fitted: Path, tmp_path: Path, capsys: pyt
         ("predict", own, table, "--backbone", "x.onnx"): "`--backbone` must come with a model of pictures",
         ("predict", model, fitted / "test", "--backbone", "x.onnx"): "`--backbone` must be left out",
         ("fit", fitted / "train", "--backbone", "x.onnx"): "must be a file that ends in .onnx or .pt2",
-        ("fit", fitted / "train", "--size", "32"): "`--size` must come with a backbone",
+        ("fit", fitted / "train", "--backbone", "x.onnx:hue=1"): "must say no more than size, mean, std after the file",
         ("fit", table, "--backbone", "x.onnx"): "`--backbone` must come with pictures",
     }
     for arguments, message in cases.items():

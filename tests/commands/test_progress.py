@@ -82,7 +82,7 @@ def test_the_bar_of_rows_tells_what_is_left_where_it_is_known(
     monkeypatch.setattr(formats, "CELLS", 4)
     now = [100.0]
     monkeypatch.setattr("tqdm.std.time", lambda: now[0])
-    table = open_table("test", path, Wanted("kind", labelled=False))
+    table = open_table(path, Wanted("kind", labelled=False))
     assert table.rows == (None if suffix == ".csv" else 4)
 
     def blocks() -> Iterator[Block]:

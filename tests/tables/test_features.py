@@ -27,7 +27,7 @@ def make(columns: dict[str, Any], labels: np.ndarray = LABELS) -> tuple[Table, B
 
 
 def choose(columns: dict[str, Any], kinds: dict[str, str] | None = None, *, named: bool = False) -> Features:
-    return choose_features("cmd", *make(columns), kinds or {}, named=named)
+    return choose_features(*make(columns), kinds or {}, named=named)
 
 
 def repeat(*cells: str) -> list[str]:
@@ -44,15 +44,15 @@ def test_labels_are_not_used() -> None:
         ],
         "day": repeat("2020-01-01", "2020-05-03", "2021-07-09"),
     }
-    first = choose_features("cmd", *make(columns), {}, named=False)
-    other = choose_features("cmd", *make(columns, RNG.permutation(LABELS)), {}, named=False)
+    first = choose_features(*make(columns), {}, named=False)
+    other = choose_features(*make(columns, RNG.permutation(LABELS)), {}, named=False)
     assert np.array_equal(first.x, other.x)
     assert first.columns == other.columns == tuple(columns)
     assert first.encoding is not None
     assert other.encoding is not None
     assert first.encoding.describe()[0] == other.encoding.describe()[0]
     table, block = make(columns)
-    assert np.array_equal(encode_block("cmd", table, block, first.encoding), first.x)
+    assert np.array_equal(encode_block(table, block, first.encoding), first.x)
 
 
 def test_row_numbers_and_columns_of_no_use_are_left_out_by_name() -> None:
@@ -79,7 +79,7 @@ def test_what_tells_the_class_too_well_is_named() -> None:
     assert note.startswith("look at: code tells the class, as the order of the rows does")
     mixed = RNG.permutation(N)
     table, block = make({"code": np.where(LABELS == "ant", "p", "q").astype(object)[mixed], "x": X}, LABELS[mixed])
-    (note,) = choose_features("cmd", table, block, {}, named=False).notes
+    (note,) = choose_features(table, block, {}, named=False).notes
     assert note.startswith("look at: code has one value for each class")
 
 
@@ -89,16 +89,14 @@ def test_a_person_may_say_what_columns_hold() -> None:
     found = choose(columns, {"zip": "category"})
     assert found.encoding is not None
     assert [column.kind for column in found.encoding.columns] == ["category", "number"]
-    with pytest.raises(InputError, match=r"^cmd: `--column` must name a feature of the table; got zap\. Look at"):
+    with pytest.raises(InputError, match=r"^`--column` must name a feature of the table; got zap\. Look at"):
         choose(columns, {"zap": "category"})
-    with pytest.raises(InputError, match=r"^cmd: `--column` must name a column that holds a date; got zip with cells"):
+    with pytest.raises(InputError, match=r"^`--column` must name a column that holds a date; got zip with cells"):
         choose(columns, {"zip": "date"})
 
 
 def test_no_column_of_use() -> None:
-    with pytest.raises(
-        InputError, match=r"^cmd: `path` must have a column of use; got left out: a: empty; left out: b: c"
-    ):
+    with pytest.raises(InputError, match=r"^`path` must have a column of use; got left out: a: empty; left out: b: c"):
         choose({"a": ["NA"] * N, "b": ["x"] * N})
 
 
@@ -110,11 +108,11 @@ def test_another_kind_than_in_fit_says_both() -> None:
         ({"x": ["1"] * N, "day": np.arange(N)}, r"got '0' in day, line 2, which held date, in"),
         ({"x": np.full(N, np.datetime64("2020-01-01")), "day": [""] * N}, "in x, line 2, which held number"),
     ):
-        with pytest.raises(InputError, match=rf"^cmd: `path` must have columns of the kind that .*{message}"):
-            check_kinds("cmd", *make(columns), found.encoding)
+        with pytest.raises(InputError, match=rf"^`path` must have columns of the kind that .*{message}"):
+            check_kinds(*make(columns), found.encoding)
     few = {"x": ["red", *["1"] * (N - 1)], "day": [""] * N}  # a few count as gaps
-    check_kinds("cmd", *make(few), found.encoding)
-    assert np.isfinite(encode_block("cmd", *make(few), found.encoding)).all()
+    check_kinds(*make(few), found.encoding)
+    assert np.isfinite(encode_block(*make(few), found.encoding)).all()
 
 
 @pytest.mark.parametrize(
@@ -129,11 +127,11 @@ def test_infinite_and_too_large_numbers_have_a_place(cell: str, message: str) ->
     found = choose({"sort": repeat("a", "b", "c"), "x": list(map(str, X))})
     cells = list(map(str, X))
     cells[3] = cell
-    with pytest.raises(InputError, match=f"^cmd: `path` must {message}"):
-        encode_block("cmd", *make({"sort": repeat("a", "b", "c"), "x": cells}), found.encoding)
-    with pytest.raises(InputError, match=f"^cmd: `path` must {message}"):
+    with pytest.raises(InputError, match=f"^`path` must {message}"):
+        encode_block(*make({"sort": repeat("a", "b", "c"), "x": cells}), found.encoding)
+    with pytest.raises(InputError, match=f"^`path` must {message}"):
         choose({"sort": repeat("a", "b", "c"), "x": cells})
-    with pytest.raises(InputError, match=f"^cmd: `path` must {message}"):
+    with pytest.raises(InputError, match=f"^`path` must {message}"):
         choose({"x": cells})
 
 
@@ -141,15 +139,15 @@ def test_arrays(tmp_path: Path) -> None:
     x = RNG.normal(size=(N, 2)).astype(np.float32)
     block = Block([x[:, 0], x[:, 1]], LABELS, (), range(N), range(N))
     table = Table(None, iter([block]), "row {} (counted from 0)", [])
-    found = choose_features("cmd", table, block, {}, named=False)
+    found = choose_features(table, block, {}, named=False)
     assert (found.encoding, found.columns) == (None, None)
     assert found.x.dtype == np.float32
     assert np.array_equal(found.x, x)
-    assert np.array_equal(encode_block("cmd", table, block, None), x)
+    assert np.array_equal(encode_block(table, block, None), x)
     x[3, 1] = np.nan
     with pytest.raises(InputError, match=r"have finite numbers; got 'nan' in column 1, row 3 \(counted from 0\)"):
-        encode_block("cmd", table, block, None)
-    found = choose_features("cmd", table, block, {}, named=False)
+        encode_block(table, block, None)
+    found = choose_features(table, block, {}, named=False)
     assert isinstance(found.encoding, Encoding)
     assert found.x.shape == (N, 3)
     assert np.isfinite(found.x).all()

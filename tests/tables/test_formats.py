@@ -65,7 +65,7 @@ def test_text_comes_back(delimiter: str, end: str, encoding: str, rows: list[lis
         expected.pop()
     for name in ("table.csv", "table.tsv.gz"):
         path = write(tmp_path, gzip.compress(content) if name.endswith("gz") else content, name)
-        source = open_source("cmd", path)
+        source = open_source(path)
         assert (source.header, source.width, source.place) == ([*COLUMNS], 3, "line {}")
         assert list(zip(*read(source)[0], strict=True)) == list(map(tuple, expected))
 
@@ -79,7 +79,7 @@ def test_text_as_pandas_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     path = tmp_path / "table.txt"
     frame.to_csv(path, sep=";")
     other = pandas.read_csv(path, sep=";", dtype=str, keep_default_na=False)
-    source = open_source("cmd", path)
+    source = open_source(path)
     assert source.header == ["", "x;y", "b", "c d", "text"]
     assert source.notes == ["cells are separated by semicolons"]
     columns, places = read(source, 4, 0, 2)
@@ -128,7 +128,7 @@ def test_text_as_pandas_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 )
 def test_which_lines_are_rows(text: str, header: str, rows: list[str], notes: list[str], tmp_path: Path) -> None:
     for encoding in ("utf-8", "utf-16"):
-        source = open_source("cmd", write(tmp_path, text.encode(encoding)))
+        source = open_source(write(tmp_path, text.encode(encoding)))
         assert [name.replace(" ", "_") for name in source.header or []] == header.split(" ")
         cells = zip(*read(source)[0], strict=True)
         assert [" ".join(cell.replace(" ", "_") for cell in row) for row in cells] == rows
@@ -137,15 +137,15 @@ def test_which_lines_are_rows(text: str, header: str, rows: list[str], notes: li
 
 def test_a_row_is_where_it_begins(tmp_path: Path) -> None:
     text = '# one\n"a\n\nx",b\n1,2\n\n\n"3\n# no comment\n",4\n5,"\n6"\n'
-    source = open_source("cmd", write(tmp_path, text))
+    source = open_source(write(tmp_path, text))
     assert source.header == ["a\n\nx", "b"]
     assert read(source) == ([["1", "3\n# no comment", "5"], ["2", "4", "6"]], [5, 8, 11])
     with pytest.raises(ValueError, match=r"have 2 cells per row; got 3 in line 2\."):
-        read(open_source("cmd", write(tmp_path, 'a,b\n1,"\n\n2",3\n4,5\n')))
+        read(open_source(write(tmp_path, 'a,b\n1,"\n\n2",3\n4,5\n')))
 
 
 def test_old_encodings_are_said(tmp_path: Path) -> None:
-    source = open_source("cmd", write(tmp_path, "größe;“b”\n1;Ä\n".encode("cp1252")))
+    source = open_source(write(tmp_path, "größe;“b”\n1;Ä\n".encode("cp1252")))
     assert source.header == ["größe", "“b”"]
     assert source.notes[0] == "it is not UTF-8: read as Latin-1 (Windows-1252)"
     assert read(source)[0] == [["1"], ["Ä"]]
@@ -174,23 +174,23 @@ PACKED = gzip.compress(b"a,b\n1,2\n", mtime=0)  # no time: it stands in the name
     ],
 )
 def test_text_that_cannot_be_read(content: str | bytes, message: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=f"^cmd: `path` must {message}"):
-        read(open_source("cmd", write(tmp_path, content)))
+    with pytest.raises(InputError, match=f"^`path` must {message}"):
+        read(open_source(write(tmp_path, content)))
 
 
 def test_damage_late_in_a_file_is_found_before_its_first_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protonet.datasets.delimited.CHUNK", 1000)
+    monkeypatch.setattr("protonet.tables.delimited.CHUNK", 1000)
     content = "a,b\n" + "1,é\n" * 5000
     path = write(tmp_path, content.encode() + b"2,\xe9\n")
     with pytest.raises(InputError, match="no UTF-8 in line 5002"):
-        open_source("cmd", path)
+        open_source(path)
     ascii_first = content.replace("é", "e").encode() + "2,Ä\n".encode("latin-1")
-    columns, places = read(open_source("cmd", write(tmp_path, ascii_first)))
+    columns, places = read(open_source(write(tmp_path, ascii_first)))
     assert (columns[1][-1], places[-1]) == ("Ä", 5002)
 
 
 def test_standard_input() -> None:
-    code = "from pathlib import Path; from protonet.tables.formats import open_source as f; s = f('cmd', Path('-'));"
+    code = "from pathlib import Path; from protonet.tables.formats import open_source as f; s = f(Path('-'));"
     code += "print(s.header, s.notes, [column.tolist() for block in s.read([1, 0]) for column in block.columns])"
     given = gzip.compress("a;b\n1;é\n2;y\n".encode())
     done = subprocess.run([sys.executable, "-c", code], input=given, capture_output=True, check=True)
@@ -215,7 +215,7 @@ def test_arrays_are_views_and_classes_come_last(suffix: str, tmp_path: Path, mon
         np.save(path, x)
         labels = tmp_path / "y.npy"
         np.save(labels, y)
-    source = open_source("cmd", path, labels, labelled=True)
+    source = open_source(path, labels, labelled=True)
     assert (source.header, source.width, source.place) == (None, 6, "row {} (counted from 0)")
     columns, places = read(source, 6, 1, 0)
     assert columns == [["p", "q", "", "p", "q"], x[:, 0, 1].tolist(), x[:, 0, 0].tolist()]
@@ -226,7 +226,7 @@ def test_kinds_of_numbers_in_arrays(tmp_path: Path) -> None:
     for kind in ("bool", "int8", "uint64", "float16", "float32", ">f8", "longdouble"):
         x = np.array([[0, 1], [1, 1]]).astype(kind)
         np.save(tmp_path / "x.npy", x)
-        (block,) = open_source("cmd", tmp_path / "x.npy").read([1, 0])
+        (block,) = open_source(tmp_path / "x.npy").read([1, 0])
         assert [column.tolist() for column in block.columns] == [[1, 1], [0, 1]]
         expected = {"bool": "uint8", ">f8": "float64", "longdouble": "float64"}.get(kind, kind)
         assert all(column.dtype == expected and column.dtype.isnative for column in block.columns)
@@ -237,7 +237,7 @@ def test_kinds_of_numbers_in_arrays(tmp_path: Path) -> None:
         ([b"a", b"b"], ["a", "b"]),
     ):
         np.save(tmp_path / "y.npy", y)
-        assert read(open_source("cmd", tmp_path / "x.npy", tmp_path / "y.npy"), 2)[0] == [named]
+        assert read(open_source(tmp_path / "x.npy", tmp_path / "y.npy"), 2)[0] == [named]
 
 
 NEW, OLD = datetime(2020, 1, 2), datetime(1970, 1, 1)
@@ -283,7 +283,7 @@ def test_every_type_of_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     expected["zone"] = [datetime(2019, 12, 31, 22), None, None], "M8[us]"
     expected["category"] = ["x", "", "y"], "O"
     parquet.write_table(pa.table(table), tmp_path / "x.parquet")
-    source = open_source("cmd", tmp_path / "x.parquet")
+    source = open_source(tmp_path / "x.parquet")
     assert source.header == [*table]
     blocks = list(source.read(range(source.width)))
     assert [list(block.rows) for block in blocks] == [[0], [1], [2]]
@@ -303,7 +303,7 @@ def test_parquet_as_pyarrow_reads_it(tmp_path: Path) -> None:
     frame = pandas.DataFrame({"a.b": rng.standard_normal(500), "a": texts})
     frame.index = rng.permutation(500)
     frame.to_parquet(tmp_path / "x.parquet", row_group_size=70)
-    source = open_source("cmd", tmp_path / "x.parquet")
+    source = open_source(tmp_path / "x.parquet")
     assert source.header == ["a.b", "a", ""]
     (text, number), _ = read(source, 1, 0)
     table = parquet.read_table(tmp_path / "x.parquet")
@@ -311,14 +311,14 @@ def test_parquet_as_pyarrow_reads_it(tmp_path: Path) -> None:
     assert text == ["" if each is None else each for each in table.column("a").to_pylist()]
     twice = pa.table([pa.array([1]), pa.array(["x"])], names=["a", "a"])
     parquet.write_table(twice, tmp_path / "twice.parquet")
-    source = open_source("cmd", tmp_path / "twice.parquet")
+    source = open_source(tmp_path / "twice.parquet")
     assert (source.header, read(source, 1)[0]) == (["a", "a"], [["x"]])
     nested = pa.table({"a": [[1], [2]], "b": [1, 2], "c": pa.array([2**62] * 2, pa.timestamp("ms"))})
     parquet.write_table(nested, tmp_path / "nested.parquet")
-    assert read(open_source("cmd", tmp_path / "nested.parquet"), 1)[0] == [[1, 2]]
+    assert read(open_source(tmp_path / "nested.parquet"), 1)[0] == [[1, 2]]
     for column, message in ((0, "got list<.* in column a "), (2, r"got timestamp\[.*\] in column c ")):
-        with pytest.raises(InputError, match=f"^cmd: `path` must be a Parquet file of numbers and text; {message}"):
-            read(open_source("cmd", tmp_path / "nested.parquet"), column)
+        with pytest.raises(InputError, match=f"^`path` must be a Parquet file of numbers and text; {message}"):
+            read(open_source(tmp_path / "nested.parquet"), column)
 
 
 def write_excel(path: Path) -> None:
@@ -347,7 +347,7 @@ def write_excel(path: Path) -> None:
 def test_excel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_excel(tmp_path / "x.xlsx")
     monkeypatch.setattr(formats, "CELLS", 8)
-    source = open_source("cmd", tmp_path / "x.xlsx")
+    source = open_source(tmp_path / "x.xlsx")
     assert source.header == ["", "n", "x", "kind", "day", "mixed", "yes"]
     assert source.place == "row {}"
     assert source.notes == [
@@ -364,24 +364,24 @@ def test_excel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     np.testing.assert_equal(columns, expected)
     assert places == [5, 6, 7, 8, 9]
-    assert open_source("cmd", tmp_path / "x.xlsx", sheet="More").header == []
-    with pytest.raises(InputError, match=r"^cmd: `--sheet` must name a sheet of .*; got 'no'\. It has 'Data', 'More'"):
-        open_source("cmd", tmp_path / "x.xlsx", sheet="no")
-    with pytest.raises(InputError, match=r"^cmd: `--sheet` must come with an Excel workbook"):
-        open_source("cmd", Path("x.csv"), sheet="no")
+    assert open_source(tmp_path / "x.xlsx", sheet="More").header == []
+    with pytest.raises(InputError, match=r"^`--sheet` must name a sheet of .*; got 'no'\. It has 'Data', 'More'"):
+        open_source(tmp_path / "x.xlsx", sheet="no")
+    with pytest.raises(InputError, match=r"^`--sheet` must come with an Excel workbook"):
+        open_source(Path("x.csv"), sheet="no")
     (tmp_path / "bad.xlsx").write_bytes(b"PK")
     for name, message in (
         ("bad.xlsx", "be an Excel workbook that can be read; got .*Bad"),
         ("no.xlsx", "be a file that"),
     ):
-        with pytest.raises(InputError, match=f"^cmd: `path` must {message}"):
-            open_source("cmd", tmp_path / name)
+        with pytest.raises(InputError, match=f"^`path` must {message}"):
+            open_source(tmp_path / name)
 
 
 @pytest.mark.skipif(find_version("openpyxl") is not None, reason="needs a machine without openpyxl")
 def test_excel_without_its_reader(tmp_path: Path) -> None:
-    with pytest.raises(MissingPackageError, match=r"^cmd: `openpyxl` must be installed; .*\"protonet\[excel\]\"\.$"):
-        open_source("cmd", tmp_path / "x.xlsx")
+    with pytest.raises(MissingPackageError, match=r"^`openpyxl` must be installed; .*\"protonet\[excel\]\"\.$"):
+        open_source(tmp_path / "x.xlsx")
 
 
 def whole(folder: Path, suffix: str) -> bytes:
@@ -408,13 +408,13 @@ def test_damaged_files_give_columns_or_one_line(
     known = folder / f"whole{suffix}"
     content = damage(known.read_bytes() if known.exists() else whole(folder, suffix), damages)
     path = write(folder, content if random is None else random, f"damaged{suffix}")
-    said = "cmd: `path` must "
+    said = "`path` must "
     try:
-        source = open_source("cmd", path)
+        source = open_source(path)
         columns, places = read(source)
         assert len(columns) == source.width == len(source.header or [])
         assert all(len(column) == len(places) for column in columns)
     except InputError as error:
         said = str(error)
-    assert said.startswith("cmd: `path` must ")
+    assert said.startswith("`path` must ")
     assert said.isprintable()

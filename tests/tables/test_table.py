@@ -49,11 +49,11 @@ def test_every_format_gives_the_same_rows_whatever_the_blocks(
     x = np.random.default_rng(0).standard_normal((11, 2))
     labels = [f"class {row % 3}" for row in range(11)]
     path, other = write(tmp_path, x, labels)
-    table, block = read_table("cmd", path, KIND, other)
+    table, block = read_table(path, KIND, other)
     assert np.array_equal(numbers(block), x)
     assert block.labels.tolist() == labels
     assert table.columns == (("a", "b") if path.suffix.lower() in {".csv", ".parquet"} else None)
-    blocks = list(open_table("cmd", path, KIND._replace(labelled=False, width=2)).blocks)
+    blocks = list(open_table(path, KIND._replace(labelled=False, width=2)).blocks)
     assert np.array_equal(np.concatenate([numbers(each) for each in blocks]), x)
     assert [row for each in blocks for row in each.rows] == list(block.rows)
     assert [number for each in blocks for number in each.numbers] == list(block.numbers) == list(range(11))
@@ -74,15 +74,15 @@ def write(folder: Path, text: str | bytes) -> Path:
 def test_columns_are_matched_by_name(tmp_path: Path) -> None:
     path = write(tmp_path, 'b, a ,"kind"\r\n1,2,x\r\n\r\n 3 ,4e1," y, z "\r\n')
     wanted = Wanted("kind", labelled=False, columns=("a", "b"), width=2)
-    assert [numbers(block).tolist() for block in open_table("cmd", path, wanted).blocks] == [[[2, 1], [40, 3]]]
-    assert read_table("cmd", path, KIND)[1].labels.tolist() == ["x", "y, z"]
+    assert [numbers(block).tolist() for block in open_table(path, wanted).blocks] == [[[2, 1], [40, 3]]]
+    assert read_table(path, KIND)[1].labels.tolist() == ["x", "y, z"]
     partly = Wanted("kind", labelled=False, partly=True)
-    assert read_table("cmd", path, partly)[1].labels.tolist() == ["x", "y, z"]
+    assert read_table(path, partly)[1].labels.tolist() == ["x", "y, z"]
     gaps = write(tmp_path, "a,kind\n1,7\n2,\n3, NA\n")
-    assert read_table("cmd", gaps, partly)[1].labels.tolist() == ["7", "", ""]
+    assert read_table(gaps, partly)[1].labels.tolist() == ["7", "", ""]
     path = write(tmp_path, "\ufeffa,b\n1,2\n")
-    assert read_table("cmd", path, partly)[1].labels.tolist() == []
-    assert [numbers(block).tolist() for block in open_table("cmd", path, wanted).blocks] == [[[1, 2]]]
+    assert read_table(path, partly)[1].labels.tolist() == []
+    assert [numbers(block).tolist() for block in open_table(path, wanted).blocks] == [[[1, 2]]]
 
 
 @pytest.mark.parametrize(
@@ -110,14 +110,14 @@ def test_columns_are_matched_by_name(tmp_path: Path) -> None:
     ],
 )
 def test_csv_that_cannot_be_read(tmp_path: Path, text: str | bytes, message: str) -> None:
-    with pytest.raises(InputError, match=f"^cmd: `path` must {message}"):
-        read_table("cmd", write(tmp_path, text), KIND)
+    with pytest.raises(InputError, match=f"^`path` must {message}"):
+        read_table(write(tmp_path, text), KIND)
 
 
 def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protonet.datasets.delimited.LONGEST", 100)
+    monkeypatch.setattr("protonet.tables.delimited.LONGEST", 100)
     with pytest.raises(InputError, match=r"be a CSV file; got .*no end of the line"):
-        read_table("cmd", write(tmp_path, "a" * 1000), KIND)
+        read_table(write(tmp_path, "a" * 1000), KIND)
 
 
 @pytest.mark.parametrize(
@@ -128,8 +128,8 @@ def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Path, monkeypatch
     ],
 )
 def test_other_columns_than_the_models(tmp_path: Path, header: str, message: str) -> None:
-    with pytest.raises(InputError, match=f"^cmd: `path` must {message}"):
-        open_table("cmd", write(tmp_path, header), Wanted("kind", labelled=False, columns=("a", "b"), width=2))
+    with pytest.raises(InputError, match=f"^`path` must {message}"):
+        open_table(write(tmp_path, header), Wanted("kind", labelled=False, columns=("a", "b"), width=2))
 
 
 @pytest.mark.parametrize(
@@ -147,8 +147,8 @@ def test_other_columns_than_the_models(tmp_path: Path, header: str, message: str
 def test_arrays_that_do_not_fit(tmp_path: Path, x: object, message: str) -> None:
     np.save(tmp_path / "x.npy", np.asarray(x))
     np.save(tmp_path / "y.npy", ["a", "b"])
-    with pytest.raises(InputError, match=f"^cmd: {message}"):
-        read_table("cmd", tmp_path / "x.npy", KIND._replace(width=2), tmp_path / "y.npy")
+    with pytest.raises(InputError, match=f"^{message}"):
+        read_table(tmp_path / "x.npy", KIND._replace(width=2), tmp_path / "y.npy")
 
 
 def test_files_of_another_kind(tmp_path: Path) -> None:
@@ -174,8 +174,8 @@ def test_files_of_another_kind(tmp_path: Path) -> None:
         ("none.parquet", None, "`path` must be a file that exists"),
         ("p.parquet", None, "`path` must be a Parquet file of numbers and text; got .*ArrowInvalid"),
     ):
-        with pytest.raises(InputError, match=f"^cmd: {message}"):
-            read_table("cmd", tmp_path / name, KIND, None if labels is None else tmp_path / labels)
+        with pytest.raises(InputError, match=f"^{message}"):
+            read_table(tmp_path / name, KIND, None if labels is None else tmp_path / labels)
 
 
 def test_parquet_names_columns_and_rows(tmp_path: Path) -> None:
@@ -183,10 +183,10 @@ def test_parquet_names_columns_and_rows(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "table.parquet"
     parquet.write_table(pa.table({"a": [1, 2], "kind": ["x", None]}), path)
-    with pytest.raises(InputError, match=r"^cmd: `path` must name the class of every row; got none in row 1 \(counted"):
-        read_table("cmd", path, KIND)
+    with pytest.raises(InputError, match=r"^`path` must name the class of every row; got none in row 1 \(counted"):
+        read_table(path, KIND)
     parquet.write_table(pa.table({"a": [1, 0], "b": ["x", None], "c": [1.5, None], "kind": [7, 10]}), path)
-    _, block = read_table("cmd", path, KIND)
+    _, block = read_table(path, KIND)
     assert block.labels.tolist() == [7, 10]
     assert [cells.tolist()[0] for cells in block.columns] == [1, "x", 1.5]
     assert block.columns[1].tolist()[1] == ""
@@ -195,7 +195,7 @@ def test_parquet_names_columns_and_rows(tmp_path: Path) -> None:
 
 def test_cells_of_any_kind_are_kept_as_the_file_has_them(tmp_path: Path) -> None:
     path = write(tmp_path, "a,kind,b\n 1 ,x,\n,y,red\n1_000,x,nan\n")
-    table, block = read_table("cmd", path, KIND)
+    table, block = read_table(path, KIND)
     assert [cells.tolist() for cells in block.columns] == [["1", "", "1_000"], ["", "red", "nan"]]
     assert list(block.rows) == [2, 3, 4]
     taken = block.take(np.array([2, 0]))
@@ -206,10 +206,10 @@ def test_cells_of_any_kind_are_kept_as_the_file_has_them(tmp_path: Path) -> None
 
 def test_rows_may_lack_a_class_where_that_is_meant(tmp_path: Path) -> None:
     path = write(tmp_path, "a,kind,id\n1,x,p\n2,,q\n3,NaN,r\n4,none,s\n")
-    _, block = read_table("cmd", path, Wanted("kind", beside=("id",), partly=True))
+    _, block = read_table(path, Wanted("kind", beside=("id",), partly=True))
     assert block.labels.tolist() == ["x", "", "", "none"]
     with pytest.raises(InputError, match="must name the class of every row; got none in line 3, line 4"):
-        read_table("cmd", path, Wanted("kind", beside=("id",)))
+        read_table(path, Wanted("kind", beside=("id",)))
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_rows_may_lack_a_class_where_that_is_meant(tmp_path: Path) -> None:
 )
 def test_columns_that_look_like_classes_are_named(tmp_path: Path, text: str, guess: str) -> None:
     with pytest.raises(InputError) as caught:
-        read_table("cmd", write(tmp_path, text), KIND)
+        read_table(write(tmp_path, text), KIND)
     assert str(caught.value).endswith(guess)
 
 
@@ -252,7 +252,7 @@ def test_who_survived_is_a_class_among_other_small_columns(tmp_path: Path, asked
     ]
     path = write(tmp_path, "PassengerId,Survived,Pclass,Sex,Age,SibSp,Parch,Fare,Embarked\n" + "\n".join(lines))
     with pytest.raises(InputError) as caught:
-        read_table("cmd", path, Wanted(asked))
+        read_table(path, Wanted(asked))
     assert str(caught.value).endswith(
         f". {meant}Pass --label NAME; these look like classes: "
         "Survived (2 values), Sex (2 values), Pclass (3 values), SibSp (4 values)."
@@ -260,7 +260,7 @@ def test_who_survived_is_a_class_among_other_small_columns(tmp_path: Path, asked
 
 
 def test_one_column_without_a_name_is_left_out_and_said(tmp_path: Path) -> None:
-    table, block = read_table("cmd", write(tmp_path, ",a,kind\n0,1,x\n1,5,y\n"), KIND)
+    table, block = read_table(write(tmp_path, ",a,kind\n0,1,x\n1,5,y\n"), KIND)
     assert (table.columns, table.unused, table.notes) == (("a",), (), ["the unnamed column is left out"])
     assert block.columns[0].tolist() == ["1", "5"]
 

@@ -98,17 +98,17 @@ def test_parser_errors() -> None:
 
 
 def test_parse_whole() -> None:
-    assert parse_whole("cmd", "--n", "12", low=0) == 12
+    assert parse_whole("--n", "12", low=0) == 12
     for text in ("-1", "1.5", "", "nan", "x"):
-        with pytest.raises(InputError, match=rf"^cmd: `--n` must be a whole number >= 0; got '{text}'\."):
-            parse_whole("cmd", "--n", text, low=0)
+        with pytest.raises(InputError, match=rf"^`--n` must be a whole number >= 0; got '{text}'\."):
+            parse_whole("--n", text, low=0)
 
 
 def test_parse_number() -> None:
-    assert parse_number("cmd", "--n", "1.5", low=0) == 1.5
+    assert parse_number("--n", "1.5", low=0) == 1.5
     for text in ("-1", "0", "", "nan", "inf", "x"):
-        with pytest.raises(InputError, match=rf"^cmd: `--n` must be a finite number > 0; got '{text}'\."):
-            parse_number("cmd", "--n", text, low=0)
+        with pytest.raises(InputError, match=rf"^`--n` must be a finite number > 0; got '{text}'\."):
+            parse_number("--n", text, low=0)
 
 
 def test_help_is_of_what_most_people_need(capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,40 +129,40 @@ def test_help_is_of_what_most_people_need(capsys: pytest.CaptureFixture[str]) ->
 def test_writable_file(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "folder" / "new"
     old.write_text("kept")
-    assert check_writable_file("cmd", "--out", str(old)) == old
+    assert check_writable_file("--out", str(old)) == old
     assert old.read_text() == "kept"
-    assert check_writable_file("cmd", "--out", new) == new
+    assert check_writable_file("--out", new) == new
     assert not new.exists()
     for bad in (tmp_path, old / "below"):
-        with pytest.raises(InputError, match=r"^cmd: `--out` must be a file that can be written; got /"):
-            check_writable_file("cmd", "--out", bad)
+        with pytest.raises(InputError, match=r"^`--out` must be a file that can be written; got /"):
+            check_writable_file("--out", bad)
 
 
 def test_writable_folder(tmp_path: Path) -> None:
     new = tmp_path / "a" / "b"
-    assert check_writable_folder("cmd", "--out", str(new)) == new
+    assert check_writable_folder("--out", str(new)) == new
     assert list(new.iterdir()) == []
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match=r"^cmd: `--out` must be a folder that can be written; got /"):
-        check_writable_folder("cmd", "--out", tmp_path / "file")
+    with pytest.raises(InputError, match=r"^`--out` must be a folder that can be written; got /"):
+        check_writable_folder("--out", tmp_path / "file")
 
 
 def test_check_name() -> None:
     known = ("pt-map", "protonet", "tim")
-    assert check_name("cmd", "--method", "tim", known) == "tim"
+    assert check_name("--method", "tim", known) == "tim"
     with pytest.raises(InputError, match=r"be one of pt-map, .*; got 'PT_MAP'\. Did you mean pt-map\?"):
-        check_name("cmd", "--method", "PT_MAP", known)
+        check_name("--method", "PT_MAP", known)
     for other in ("12", "nosuch", "mytip"):  # none of them, or little alike
         with pytest.raises(InputError, match=rf"be one of pt-map, protonet, tim; got '{other}'\. Pick a listed one\."):
-            check_name("cmd", "--method", other, known)
+            check_name("--method", other, known)
 
 
 def test_outputs_are_different_files(tmp_path: Path) -> None:
     options = argparse.Namespace(json=str(tmp_path / "a"), csv=str(tmp_path / "b"), plot=None)
-    assert check_outputs("cmd", options, ("json", "csv", "plot")) == {"json": tmp_path / "a", "csv": tmp_path / "b"}
+    assert check_outputs(options, ("json", "csv", "plot")) == {"json": tmp_path / "a", "csv": tmp_path / "b"}
     options.csv = str(tmp_path / "x" / ".." / "a")
-    with pytest.raises(InputError, match=r"^cmd: `--csv` must be another file than --json"):
-        check_outputs("cmd", options, ("json", "csv", "plot"))
+    with pytest.raises(InputError, match=r"^`--csv` must be another file than --json"):
+        check_outputs(options, ("json", "csv", "plot"))
 
 
 def test_table() -> None:

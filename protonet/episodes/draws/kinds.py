@@ -66,7 +66,7 @@ def read_samplers(options: argparse.Namespace, given: Collection[str], preset: M
 def _read_sampler(options: argparse.Namespace, protocol: str, shot: str) -> Sampler:
     """Return the kind of episodes of a protocol that has shots."""
     if protocol == "fixed-split":  # whose data will tell the classes
-        return FixedSplit(parse_whole(PROG, "--shot", shot, low=1), (), options.allow_small)
+        return FixedSplit(parse_whole("--shot", shot, low=1), (), options.allow_small)
     setting = read_setting(options, shot)
     return Generalized(setting) if protocol == "generalized" else setting
 
@@ -76,13 +76,13 @@ def read_setting(options: argparse.Namespace, shot: str) -> Setting:
     return Setting(
         way=parse_span("--way", options.way, low=2),
         shot=parse_span("--shot", shot, low=1),
-        n_query=parse_whole(PROG, "--query", options.query, low=1),
+        n_query=parse_whole("--query", options.query, low=1),
         unequal=options.unequal,
         imbalance=None if options.imbalance is None else parse_number("--imbalance", options.imbalance, strict=True),
-        n_open=parse_whole(PROG, "--open", options.open, low=0),
+        n_open=parse_whole("--open", options.open, low=0),
         allow_small=options.allow_small,
-        n_unlabelled=parse_whole(PROG, "--unlabelled", options.unlabelled, low=0),
-        n_distractors=parse_whole(PROG, "--distractors", options.distractors, low=0),
+        n_unlabelled=parse_whole("--unlabelled", options.unlabelled, low=0),
+        n_distractors=parse_whole("--distractors", options.distractors, low=0),
     )
 
 
@@ -91,8 +91,8 @@ def parse_span(argument: str, text: str, *, low: int) -> tuple[int, int]:
     first, dash, last = text.partition("-")
     if not first or (dash and not last):
         fail(PROG, argument, "be a number or a span such as 5-20", repr(text), f"Pass a number >= {low}.")
-    least = parse_whole(PROG, argument, first, low=low)
-    most = parse_whole(PROG, argument, last, low=low) if dash else least
+    least = parse_whole(argument, first, low=low)
+    most = parse_whole(argument, last, low=low) if dash else least
     if most < least:
         fail(PROG, argument, "be a number or a span such as 5-20", repr(text), "Write the smaller number first.")
     return least, most

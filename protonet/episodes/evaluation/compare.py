@@ -58,7 +58,7 @@ def run_compare(arguments: Sequence[str] | None) -> None:
     for number, path in enumerate(paths):
         if path in paths[:number]:
             fail(PROG, "FILE.json", "be named once", f"{options.files[number]} again", "Leave one out.")
-    outputs = check_outputs(PROG, options, ("latex", "markdown"))
+    outputs = check_outputs(options, ("latex", "markdown"))
     for name, path in outputs.items():
         if path.resolve() in paths:
             fail(PROG, f"--{name}", "be another file than what is read", path, "Pass another path.")
@@ -140,7 +140,7 @@ def join_runs(runs: Sequence[Run], *, against: str | None = None) -> tuple[dict[
             shown = name if all(alike) else f"{name} ({run.path})"
             accuracies[shown] = counts[:n] / run.queries[:n]
     if against is not None:
-        check_name(PROG, "--against", against, accuracies)
+        check_name("--against", against, accuracies)
     settings = {**runs[0].settings, "against": against}
     members = next((run.members[:n] for run in runs if run.members is not None), None)
     methods = {name: rate(each, members) for name, each in accuracies.items()}

@@ -63,9 +63,9 @@ def run_study(
     settings = read_study(path, options)
     for word in more:
         if word.startswith("--"):
-            check_name(PROG, "an option of a study", word[2:].partition("=")[0], options)
+            check_name("an option of a study", word[2:].partition("=")[0], options)
     kept = settings.pop("output")
-    folder = check_writable_folder(PROG, "output", output or kept)
+    folder = check_writable_folder("output", output or kept)
     runs = plan_runs(settings, folder)
     with join_group():
         for each in runs:
@@ -110,7 +110,7 @@ def read_study(path: Path, options: Sequence[str]) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         fail(PROG, "STUDY.toml", "be a TOML file", f"{path} ({error})", "See the guide on few-shot experiments.")
     for name, value in settings.items():
-        check_name(PROG, f"a key of {path}", name, [*options, "output"])
+        check_name(f"a key of {path}", name, [*options, "output"])
         values = value if isinstance(value, list) else [value]
         if not values or not all(isinstance(each, bool | int | float | str) for each in values):
             fail(PROG, "STUDY.toml", "have values that are texts, numbers or true", f"{name} = {value}", REMEDY)

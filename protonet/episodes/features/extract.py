@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import check_number, fail, optional_packages
+from protonet._checks import fail, optional_packages
 from protonet.datasets.dataset import Dataset
 from protonet.datasets.pictures import INSTALL, Found, Picture, hash_state, load_pictures, open_picture
 from protonet.episodes.draws.batch import hash_rows
@@ -23,44 +23,50 @@ from protonet.episodes.features.sources import find_pictures, load_source
 from protonet.episodes.networks.backbones import CHUNK
 from protonet.episodes.networks.checkpoints import load_encoder
 from protonet.sampling import index_classes
-from protonet.tables.pictures.backbone import hash_file
+from protonet.tables.pictures.backbone import SETTINGS, hash_file
 from protonet.ui.command_line import Parser, check_writable_file, parse_whole
 
 TEMPLATE = "a photo of a {}."  #: CLIP's prompt.
 BATCH = 64  #: Pictures that are embedded at a time.
 AHEAD = 2  #: Batches that are read while another one is embedded.
+EXAMPLES = (
+    f"python -m {PROG} pictures/ --backbone net.onnx -o features.npz",
+    f"python -m {PROG} cub:ROOT --backbone timm:resnet18.a1_in1k -o cub.npz",
+    f"python -m {PROG} cub:ROOT --backbone open_clip:RN50:openai --texts -o texts.npz",
+)
 CHECKPOINT = ".safetensors"  #: What the name of an encoder's file of ours ends in.
 
 
 def make_parser() -> Parser:
     """Return the parser of the command's arguments."""
-    parser = Parser(PROG, "Embed pictures by a network, and write the features to a file that --dataset reads.")
+    text = "Embed pictures by a network, and write the features to a file that --dataset reads."
+    parser = Parser(PROG, text, EXAMPLES)
     text = "a folder of pictures by class, perhaps in train, val and test, or KIND:ROOT as --dataset takes it; with "
     text += "--texts, or a checkpoint of ours, any data set"
     parser.add_argument("data", metavar="DATA", help=text)
-    text = "FILE.onnx, FILE.pt2, FILE.safetensors of 'train', timm:NAME, torchvision:NAME or open_clip:NAME:TAG; "
-    text += "weights are taken from the cache of that library, and never downloaded"
+    text = "FILE.onnx, FILE.pt2 (with what its metadata lack: FILE:size=224,mean=0.5/0.4/0.4,std=0.2), FILE.safetensors"
+    text += " of 'train', timm:NAME, torchvision:NAME or open_clip:NAME:TAG; weights are taken from the cache of that"
+    text += " library, and never downloaded"
     parser.add_argument("--backbone", required=True, metavar="NET", help=text)
     parser.add_argument("--weights", metavar="FILE", help="of a named network, instead of those in the cache")
     parser.add_argument("-o", "--output", required=True, metavar="FILE.npz", help="a new file")
     text = "go on with the file, if the command was stopped, with the same arguments; a finished one is left as it is"
     parser.add_argument("--resume", action="store_true", help=text)
-    parser.add_argument("--batch", default=str(BATCH), metavar="N", help=f"pictures at a time (default {BATCH})")
-    parser.add_argument("--device", help="such as cpu or cuda, of a named network (default: cuda where there is one)")
-    parser.add_argument(
-        "--size", metavar="N", help="pixels per side that FILE.onnx or FILE.pt2 takes, if it does not say"
-    )
-    for name, text in (("mean", "subtracted from values in [0, 1]"), ("std", "that they are divided by then")):
-        parser.add_argument(f"--{name}", nargs="+", metavar="X", help=f"the same: {text}, for each channel or for all")
-    text = "pixels per side of the pictures that FILE.safetensors takes, if it is not the default of --dataset"
-    parser.add_argument("--image-size", metavar="N", help=text)
     parser.add_argument("--texts", action="store_true", help="embed the classes' names instead, by open_clip:NAME:TAG")
+    add = parser.add_expert_group("how it computes").add_argument
+    add("--batch", default=str(BATCH), metavar="N", help=f"pictures at a time (default {BATCH})")
+    add("--device", help="such as cpu or cuda, of a named network (default: cuda where there is one)")
+    text = "pixels per side of the pictures that FILE.safetensors takes, if it is not the default of --dataset"
+    add("--image-size", metavar="N", help=text)
+    add = parser.add_expert_group("texts").add_argument
     text = (
         f"what is said of a class, {{}} being its name; several are averaged where they are used (default: {TEMPLATE})"
     )
-    parser.add_argument("--template", nargs="+", metavar="TEXT", help=text)
+    add("--template", nargs="+", metavar="TEXT", help=text)
     text = "a line for each class: its name, a comma, tab or space, and its words; only the first of several is taken"
-    parser.add_argument("--names", metavar="FILE", help=text)
+    add("--names", metavar="FILE", help=text)
+    for name in SETTINGS:
+        parser.add_removed(f"--{name}", f"Metadata of the network's file say it, or --backbone FILE:{name}=...")
     return parser
 
 
@@ -73,16 +79,12 @@ def run_extract(arguments: Sequence[str] | None) -> None:
         InputError: Data, network and files do not fit together.
     """
     options = make_parser().parse_args(arguments)
-    batch = parse_whole(PROG, "--batch", options.batch, low=1)
-    sizes = {
-        name: None if text is None else parse_whole(PROG, f"--{name.replace('_', '-')}", text, low=1)
-        for name, text in (("size", options.size), ("image_size", options.image_size))
-    }
-    mean, std = (_parse_numbers(f"--{name}", getattr(options, name)) for name in ("mean", "std"))
+    batch = parse_whole("--batch", options.batch, low=1)
+    image_size = None if options.image_size is None else parse_whole("--image-size", options.image_size, low=1)
     output = Path(options.output)
     if output.suffix.lower() != ".npz":
         fail(PROG, "--output", "end in .npz", output, "Rename it.")
-    check_writable_file(PROG, "--output", output)
+    check_writable_file("--output", output)
     if output.exists() and not options.resume:
         fail(PROG, "--output", "be a new file", f"{output}, which exists", "Pass another path, or --resume.")
     if not options.texts and (options.names or options.template):
@@ -97,14 +99,14 @@ def run_extract(arguments: Sequence[str] | None) -> None:
         got = f"{device} ({str(error).splitlines()[0]})"
         fail(PROG, "--device", "be one that torch has here", got, "Leave it out.")
     if Path(options.backbone).suffix.lower() == CHECKPOINT:
-        given = [name for name in ("texts", "weights", "size", "mean", "std") if getattr(options, name)]
+        given = [name for name in ("texts", "weights") if getattr(options, name)]
         if given:
             got = f"--{given[0]} with {options.backbone}"
             fail(PROG, "--backbone", "be another than a checkpoint of ours, to take this", got, "Leave it out.")
-        data = load_source(options.data, image_size=sizes["image_size"])
+        data = load_source(options.data, image_size=image_size)
         job = _plan_rows(data, options.data, options.backbone, device)
     else:
-        if sizes["image_size"] is not None:
+        if image_size is not None:
             got = f"--backbone {options.backbone}"
             fail(PROG, "--image-size", "come with a checkpoint of ours", got, "Leave it out; others say their size.")
         with optional_packages(PROG, INSTALL):
@@ -113,9 +115,7 @@ def run_extract(arguments: Sequence[str] | None) -> None:
         if found is None and not options.texts:
             got = f"{options.data}, which is none"
             fail(PROG, "data", "be a folder of pictures by class, or KIND:ROOT", got, "Pass one of these.")
-        extractor = open_extractor(
-            options.backbone, weights=options.weights, device=device, size=sizes["size"], mean=mean, std=std
-        )
+        extractor = open_extractor(options.backbone, weights=options.weights, device=device)
         if found is None:
             job = _plan_texts(options.data, extractor, templates, options.names)
         else:
@@ -235,13 +235,3 @@ def find_words(classes: Sequence[str], names: str | None) -> list[str]:
         got = f"none for {len(missing)} of {len(classes)}, such as {missing[0]!r}"
         fail(PROG, "--names", "have a line of each class", got, "Write its name, a comma and its words.")
     return [known[name] for name in classes]
-
-
-def _parse_numbers(argument: str, texts: Sequence[str] | None) -> list[float] | None:
-    """Return numbers; raise an InputError where they are none."""
-    if texts is None:
-        return None
-    try:
-        return [check_number(PROG, argument, float(text), low=-1e9) for text in texts]
-    except ValueError:
-        fail(PROG, argument, "be numbers", " ".join(texts), "Pass one for each channel, or one for all.")

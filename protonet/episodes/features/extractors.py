@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from protonet._checks import fail, find_version, optional_packages
-from protonet.tables.pictures.backbone import SUFFIXES, Network, hash_file, open_backbone, run_network
+from protonet.tables.pictures.backbone import SUFFIXES, Network, hash_file, open_typed, run_network, split_backbone
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -48,55 +48,41 @@ class Weights(NamedTuple):
     tag: str | None  #: What their library calls them; None for a file that a person names.
 
 
-def open_extractor(
-    backbone: str,
-    *,
-    weights: str | Path | None = None,
-    device: str = "cpu",
-    size: int | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-) -> Extractor:
+def open_extractor(backbone: str, *, weights: str | Path | None = None, device: str = "cpu") -> Extractor:
     """Open a network that embeds pictures.
 
     Args:
-        backbone: A file, as `protonet.files.embed_pictures` takes; or ``timm:NAME``, ``torchvision:NAME`` or
-            ``open_clip:NAME``, whose own preprocessing is used, and whose classifier is left out. A name may end in a
-            tag of weights: ``timm:resnet18.a1_in1k``, ``torchvision:resnet18:IMAGENET1K_V1``,
+        backbone: A file, as `protonet.tables.pictures.backbone.open_typed` takes; or ``timm:NAME``,
+            ``torchvision:NAME`` or ``open_clip:NAME``, whose own preprocessing is used, and whose classifier is left
+            out. A name may end in a tag of weights: ``timm:resnet18.a1_in1k``, ``torchvision:resnet18:IMAGENET1K_V1``,
             ``open_clip:ViT-B-32:laion2b_s34b_b79k``.
         weights: A file of the named network's weights, ``.safetensors``, or of ``torch.save``, read with
             ``weights_only``; None for those in the user's cache.
         device: Where a named network computes.
-        size: Of a file alone, and so are the others: as in `embed_pictures`.
-        mean: The same.
-        std: The same.
 
     Raises:
         MissingPackageError: The library, Pillow or ONNX Runtime is missing.
-        InputError: There is no such network, its weights are not in the cache or do not fit, or as in `embed_pictures`.
+        InputError: There is no such network, its weights are not in the cache or do not fit, or as in `open_typed`.
     """
     library, colon, name = backbone.partition(":")
     if not colon or library not in LIBRARIES:
         if weights is not None:
             remedy = f"Leave it out, or pass --backbone {'|'.join(f'{each}:NAME' for each in LIBRARIES)}."
             fail(PROG, "--weights", "come with the name of a network", f"--backbone {backbone}", remedy)
-        return _open_file(backbone, size, mean, std)
-    if (size, mean, std) != (None, None, None):
-        got = f"--size, --mean or --std with {backbone}"
-        fail(PROG, "--backbone", "be a file, to be told its preprocessing", got, "Leave these out.")
+        return _open_file(backbone)
     with _stay_offline(), warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # of what the libraries think of each other
         return LIBRARIES[library](name, None if weights is None else Path(weights), torch.device(device))
 
 
-def _open_file(backbone: str, size: int | None, mean: Sequence[float] | None, std: Sequence[float] | None) -> Extractor:
+def _open_file(backbone: str) -> Extractor:
     """Open an ONNX file or one of torch.export."""
-    path = Path(backbone)
+    path = Path(split_backbone(backbone)[0])
     if path.suffix.lower() not in SUFFIXES or not path.is_file():
         named = ", ".join(f"{library}:NAME" for library in LIBRARIES)
         wanted = f"be a file that ends in {', '.join(SUFFIXES)} or .safetensors (of train), or one of {named}"
         fail(PROG, "--backbone", wanted, backbone, "Export the network as such a file.")
-    opened = open_backbone(backbone, size=size, mean=mean, std=std)
+    opened = open_typed(backbone)
     settings = opened.preprocessing
     centre, scale = (torch.tensor(each).view(-1, 1, 1) for each in (settings.mean, settings.std))
 

@@ -11,13 +11,12 @@ import torch
 import torch.nn.functional as F
 
 from protonet import datasets
-from protonet._checks import fail
+from protonet._checks import as_typed, fail
 from protonet.datasets.cifar_fs import find_cifar_fs
 from protonet.datasets.cub import find_cub
 from protonet.datasets.dataset import Dataset, check_finite, make_dataset, split_classes
 from protonet.datasets.fc100 import find_fc100
 from protonet.datasets.features import READERS
-from protonet.datasets.files import UNREADABLE
 from protonet.datasets.layouts import find_class_folders, find_folders, find_sides
 from protonet.datasets.mini_imagenet import find_mini_imagenet
 from protonet.datasets.omniglot import find_omniglot
@@ -25,6 +24,7 @@ from protonet.datasets.pictures import Found, load_pictures
 from protonet.datasets.synthetic import FAMILIES, sample_family
 from protonet.datasets.tiered_imagenet import find_tiered_imagenet
 from protonet.sampling import index_classes, list_pieces
+from protonet.tables.arrays import UNREADABLE
 from protonet.ui.command_line import check_name
 
 PROG = "protonet.episodes"  #: The command, for messages.
@@ -189,7 +189,8 @@ def _load(text: str, label: str, image_size: int | None = None) -> Dataset:
     if text in by_name:
         return by_name[text]()
     if kind == "synthetic" and colon:
-        family = check_name("load_source", "synthetic:", rest, FAMILIES)
+        with as_typed("load_source"):
+            family = check_name("synthetic:", rest, FAMILIES)
         rows = sample_family(family, seed=0, n_val=0, n_test=1, **SYNTHETIC)
         return make_dataset("load_source", "text", rows.train_x, rows.train_y.numpy())
     path = Path(text)

@@ -138,7 +138,7 @@ def _find_method(key: str, option: str) -> ChosenMethod:
     if plugin := PLUGIN.fullmatch(key):
         return _load_file(key, Path(plugin["path"]), plugin["function"] or "")
     offered = _list_entry_points()
-    check_name(PROG, option, key, [*METHODS, *ALIASES, *offered, "FILE.py:FUNCTION"])
+    check_name(option, key, [*METHODS, *ALIASES, *offered, "FILE.py:FUNCTION"])
     try:
         function = offered[key].load()
     except Exception as error:

@@ -121,18 +121,18 @@ def run_train(arguments: Sequence[str] | None) -> None:
     """
     options = make_parser().parse_args(arguments)
     if options.backbone is not None:
-        check_name(PROG, "--backbone", options.backbone, BACKBONES)
-    objective = check_name(PROG, "--objective", options.objective, OBJECTIVES)
+        check_name("--backbone", options.backbone, BACKBONES)
+    objective = check_name("--objective", options.objective, OBJECTIVES)
     numbers: dict[str, Any] = {}
     for name, (low, default, _) in NUMBERS.items():
         key, high = name.replace("-", "_"), 2**63 - 1 if name == "seed" else MOST
         usual = default if objective == "prototypes" else EPISODIC.get(name, default)
         text = getattr(options, key)
-        number = usual if text is None else parse_whole(PROG, f"--{name}", text, low=low)
+        number = usual if text is None else parse_whole(f"--{name}", text, low=low)
         numbers[key] = check_int(PROG, f"--{name}", number, low=low, high=high)
     more = _parse_objective(options, objective)
-    split_seed = None if options.split_seed is None else parse_whole(PROG, "--split-seed", options.split_seed, low=0)
-    size = None if options.image_size is None else parse_whole(PROG, "--image-size", options.image_size, low=1)
+    split_seed = None if options.split_seed is None else parse_whole("--split-seed", options.split_seed, low=0)
+    size = None if options.image_size is None else parse_whole("--image-size", options.image_size, low=1)
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     _check_device(device)
     with join_group(device) as group:
@@ -189,10 +189,10 @@ def _parse_objective(options: argparse.Namespace, objective: str) -> dict[str, A
     chosen: dict[str, Any] = {"objective": objective, "start": options.start}
     if objective in ("maml", "anil"):
         texts = {name: INNER[name] if given[name] is None else given[name] for name in INNER}
-        chosen["inner_steps"] = parse_whole(PROG, "--inner-steps", str(texts["inner-steps"]), low=1)
+        chosen["inner_steps"] = parse_whole("--inner-steps", str(texts["inner-steps"]), low=1)
         chosen["inner_rate"] = _parse_rate("--inner-rate", texts["inner-rate"], strict=True)
         chosen["first_order"] = bool(texts["first-order"])
-        chosen["head"] = check_name(PROG, "--head", str(texts["head"]), HEADS)
+        chosen["head"] = check_name("--head", str(texts["head"]), HEADS)
     for name, value in given.items():
         if value and objective not in ("maml", "anil"):
             fail(PROG, f"--{name}", "be of the objectives maml and anil", f"that of {objective}", "Leave it out.")
@@ -236,18 +236,18 @@ def _check_outputs(options: argparse.Namespace) -> Outputs:
         fail(PROG, "--output", "end in .safetensors", options.output, "Rename it.")
     with optional_packages(PROG, INSTALL):
         importlib.import_module("safetensors")  # if it is missing, before the work
-    checkpoint = check_writable_file(PROG, "--output", options.output)
+    checkpoint = check_writable_file("--output", options.output)
     if checkpoint.exists() and not options.resume:
         remedy = "Continue its run with --resume, or pass another path."
         fail(PROG, "--output", "be a new file", f"{checkpoint}, which exists", remedy)
-    log = None if options.log is None else check_writable_file(PROG, "--log", options.log)
+    log = None if options.log is None else check_writable_file("--log", options.log)
     if log is not None and log.resolve() == checkpoint.resolve():
         fail(PROG, "--log", "be another file than --output", log, "Pass another path.")
     if options.tensorboard is None:
         return Outputs(checkpoint, log)
     with optional_packages(PROG, 'pip install "protonet[tensorboard]"'):
         importlib.import_module("torch.utils.tensorboard")
-    return Outputs(checkpoint, log, check_writable_folder(PROG, "--tensorboard", options.tensorboard))
+    return Outputs(checkpoint, log, check_writable_folder("--tensorboard", options.tensorboard))
 
 
 def _check_device(device: str) -> None:

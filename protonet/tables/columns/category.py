@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from protonet._checks import show
-from protonet.datasets.delimited import GAPS
 from protonet.tables.columns.kind import take_names
 from protonet.tables.columns.parsing import write_cells
+from protonet.tables.delimited import GAPS
 from protonet.views.view import Graph, Stored, expect
 
 
@@ -126,7 +126,7 @@ class Category:
         return cls(levels, tuple(counts), rows)
 
     def add_to_graph(self, graph: Graph, cells: str) -> str:
-        """Add the column: of text, gaps being "" or what else `protonet.datasets.delimited.GAPS` lists."""
+        """Add the column: of text, gaps being "" or what else `protonet.tables.delimited.GAPS` lists."""
         table = self._table()
         known = {level: level for level in self.levels if level}
         gaps = dict.fromkeys(GAPS, "") if "" in self.levels else {}

@@ -17,7 +17,7 @@ from itertools import product
 
 import numpy as np
 
-from protonet.datasets.delimited import GAPS
+from protonet.tables.delimited import GAPS
 
 #: The share of the cells of a column that have to fit its form; the others count as gaps.
 ENOUGH = 0.9

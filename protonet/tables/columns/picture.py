@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from protonet._checks import fail
+from protonet._checks import refuse
 from protonet.tables.pictures.backbone import Backbone, Preprocessing, hash_file, open_backbone
 from protonet.tables.pictures.descriptors import RULES, describe_pictures, list_sizes
 from protonet.tables.pictures.reading import map_pictures, need_pillow
@@ -58,7 +58,7 @@ class Picture:
         Raises:
             InputError: A picture cannot be read, or its embedding is not finite.
         """
-        need_pillow("pictures")
+        need_pillow()
         paths = [Path(str(cell)) for cell in cells.tolist()]
         if not paths:
             return np.empty((0, sum(self.sizes)), np.float32)
@@ -67,13 +67,11 @@ class Picture:
         assert self.backbone is not None, "attach gives it"
         return self.backbone.embed(paths, shown=self.shown)
 
-    def attach(self, prog: str, backbone: str | Path | None, cache: str | Path | None) -> Picture:
+    def attach(self, backbone: str | Path | None) -> Picture:
         """Return the column with its backbone, which no model file holds.
 
         Args:
-            prog: The command's name, for messages.
             backbone: A file, or None for none.
-            cache: As in `protonet.tables.pictures.backbone.open_backbone`.
 
         Raises:
             InputError: It is another backbone than in fit, or none is given where one is needed, or the other way
@@ -82,16 +80,16 @@ class Picture:
         settings = self.preprocessing
         if settings is None:
             if backbone is not None:
-                fail(prog, "--backbone", "be left out: the model has features of its own", backbone, "Leave it out.")
+                refuse("--backbone", "be left out: the model has features of its own", backbone, "Leave it out.")
             return self
         asked = f"be that of fit, {settings.tell()}"
         if backbone is None:
-            fail(prog, "--backbone", asked, "none", f"Pass --backbone {settings.file}.")
+            refuse("--backbone", asked, "none", f"Pass --backbone {settings.file}.")
         path = Path(backbone)
         if path.is_file() and (digest := hash_file(path)) != settings.digest:
-            fail(prog, "--backbone", asked, f"{path} ({digest[:8]})", "Pass that file, or fit again.")
+            refuse("--backbone", asked, f"{path} ({digest[:8]})", "Pass that file, or fit again.")
         size = settings.height, settings.width
-        opened = open_backbone(path, size=size, mean=settings.mean, std=settings.std, cache=cache)
+        opened = open_backbone(path, size=size, mean=settings.mean, std=settings.std)
         return replace(self, backbone=opened)
 
     def find_strange(self, cells: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from protonet._checks import fail
+from protonet._checks import refuse
 from protonet.tables.columns.category import Category
 from protonet.tables.columns.date import Date
 from protonet.tables.columns.kind import Column
@@ -87,11 +87,11 @@ def recognise(cells: np.ndarray, *, comma: bool = False) -> Verdict:
     return Verdict(None, "text of the same words in every row" if common else "text of which no two rows share a word")
 
 
-def fit_named(prog: str, name: str, kind: str, cells: np.ndarray, argument: str = "--column") -> Column:
+def fit_named(name: str, kind: str, cells: np.ndarray, argument: str = "--column") -> Column:
     """Fit a column (n,) as a kind of ``NAMES`` that a person gave for it, with an argument.
 
     Raises:
-        InputError: In the name of ``prog``: its cells are no such thing.
+        InputError: Its cells are no such thing.
     """
     present = cells[~find_gaps(cells)]
     distinct = list(dict.fromkeys(present.tolist()))
@@ -116,4 +116,4 @@ def fit_named(prog: str, name: str, kind: str, cells: np.ndarray, argument: str 
         )
         if form:
             return Number.fit(cells, form)
-    return fail(prog, argument, f"name a column that holds a {kind}", got, "Name another kind, or none.")
+    return refuse(argument, f"name a column that holds a {kind}", got, "Name another kind, or none.")

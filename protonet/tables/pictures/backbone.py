@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -17,13 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import check_int, fail, optional_packages
-from protonet.datasets._cache import cache_folder
+from protonet._checks import as_typed, check_int, optional_packages, refuse
+from protonet._writing import cache_folder
 from protonet.tables.columns.kind import take_numbers
-from protonet.tables.pictures.reading import map_pictures, need_pillow, refuse, show_pictures
+from protonet.tables.pictures.reading import map_pictures, need_pillow, refuse_picture, show_pictures
 from protonet.views.view import Stored, expect
 
 FUNCTION = "embed_pictures"
+#: What a file's metadata, or a person, may say of the pictures that it takes.
+SETTINGS = ("size", "mean", "std")
 INSTALL = 'pip install "protonet[onnx,pictures]"'
 #: What the name of a backbone's file may end in.
 SUFFIXES = (".onnx", ".pt2")
@@ -95,7 +98,7 @@ class Backbone:
         Raises:
             InputError: A picture cannot be read, or an embedding is not finite.
         """
-        need_pillow(FUNCTION)
+        need_pillow()
         digests = [hash_file(path) for path in paths]
         found: dict[str, np.ndarray] = {}
         with _open_cache(self.cache, self.preprocessing) as store:
@@ -130,8 +133,8 @@ class Backbone:
         found = map_pictures(paths, settings.height, settings.width, work, grey=grey).numpy()
         if not np.isfinite(found).all():
             at = int(np.flatnonzero(~np.isfinite(found).all(axis=1))[0])
-            remedy = "Mend the backbone, or --mean and --std."
-            fail(FUNCTION, "backbone", "give finite numbers", f"others for {paths[at]}", remedy)
+            remedy = "Mend the backbone, or its mean and std."
+            refuse("backbone", "give finite numbers", f"others for {paths[at]}", remedy)
         return found
 
 
@@ -142,17 +145,18 @@ def run_network(network: Network, x: Tensor, name: str) -> Tensor:
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         got = f"{name} with {tuple(x.shape)}: {reason}"
-        fail(FUNCTION, "backbone", "take pictures of that size", got, "Pass --size as it was trained.")
+        refuse("backbone", "take pictures of that size", got, "Name the size that it was trained with.")
     rows = torch.as_tensor(found[0] if isinstance(found, (tuple, list)) else found).detach().float()
     if rows.ndim > 2 and math.prod(rows.shape[2:]) == 1:
         rows = rows.flatten(1)
     if rows.ndim != 2 or len(rows) != len(x):
         got = f"{tuple(rows.shape)} for {len(x)} by {name}"
         remedy = "Export it with its pooling, without its map of places."
-        fail(FUNCTION, "backbone", "give an embedding (n, width) of n pictures", got, remedy)
+        refuse("backbone", "give an embedding (n, width) of n pictures", got, remedy)
     return rows
 
 
+@as_typed(FUNCTION)
 def open_backbone(
     backbone: str | Path | Network,
     *,
@@ -184,20 +188,20 @@ def open_backbone(
     else:
         path = Path(backbone)
         if path.suffix.lower() not in SUFFIXES or not path.is_file():
-            fail(FUNCTION, "backbone", f"be a file that ends in {' or '.join(SUFFIXES)}", path, "Export it as one.")
+            refuse("backbone", f"be a file that ends in {' or '.join(SUFFIXES)}", path, "Export it as one.")
         digest, name = hash_file(path), path.name
         opened = _open_onnx(path) if path.suffix.lower() == ".onnx" else _open_exported(path)
     network, shape, settings = opened
     height, width = _choose_size(name, shape, size, settings.get("size"))
     channels = 1 if len(shape) == 2 else shape[1]
     if channels not in {1, 3}:
-        fail(FUNCTION, "backbone", "take pictures of 1 or 3 channels", f"{name} with {shape}", "Export it so.")
+        refuse("backbone", "take pictures of 1 or 3 channels", f"{name} with {shape}", "Export it so.")
     mean, std = (
         _choose_numbers(given, argument, settings.get(argument), otherwise, channels)
         for given, argument, otherwise in ((mean, "mean", 0.0), (std, "std", 1.0))
     )
     if not all(each > 0 for each in std):
-        fail(FUNCTION, "std", "be above 0", std, "Pass what the backbone was trained with.")
+        refuse("std", "be above 0", std, "Pass what the backbone was trained with.")
     flat = network
     if len(shape) == 2:
         network = lambda x: flat(x.flatten(1))  # noqa: E731 - a function of one line
@@ -208,6 +212,36 @@ def open_backbone(
     return Backbone(network, preprocessing, trial.shape[1], batch, folder)
 
 
+def split_backbone(text: str) -> tuple[str, str]:
+    """Return the file of a backbone that a person typed, and what stands after its colon."""
+    matched = re.fullmatch(r"(.*\.(?:onnx|pt2)):(\w+=.*)", text, re.IGNORECASE)
+    return (text, "") if matched is None else (matched[1], matched[2])
+
+
+def open_typed(text: str) -> Backbone:
+    """Open a backbone as commands take it: a file, and after a colon what its metadata do not say.
+
+    Args:
+        text: Such as ``FILE.onnx`` or ``FILE.onnx:size=224x160,mean=0.485/0.456/0.406,std=0.2``.
+
+    Raises:
+        MissingPackageError: As `open_backbone`.
+        InputError: The same; or what is said after the file is something else.
+    """
+    path, more = split_backbone(text)
+    settings: dict[str, Any] = {}
+    for part in filter(None, more.split(",")):
+        name, _, value = part.partition("=")
+        numbers = _parse(value)
+        if name not in SETTINGS or name in settings or not numbers or (name == "size" and len(numbers) > 2):
+            remedy = "Pass FILE:size=224,mean=0.485/0.456/0.406,std=0.2, say."
+            refuse("--backbone", f"say no more than {', '.join(SETTINGS)} after the file", repr(part), remedy)
+        settings[name] = (int(numbers[0]), int(numbers[-1])) if name == "size" else numbers
+    with as_typed(**dict.fromkeys(("backbone", *SETTINGS), "--backbone")):
+        return open_backbone(path, **settings)
+
+
+@as_typed(FUNCTION)
 def embed_pictures(
     paths: Sequence[str | Path],
     backbone: str | Path | Network,
@@ -237,14 +271,14 @@ def embed_pictures(
         InputError: As `open_backbone`; no path; a picture that cannot be read.
     """
     if not len(paths):
-        fail(FUNCTION, "paths", "name a picture", "none", "Pass paths.")
+        refuse("paths", "name a picture", "none", "Pass paths.")
     opened = open_backbone(backbone, size=size, mean=mean, std=std, cache=cache)
     return opened.embed(list(map(Path, paths)), shown=shown)
 
 
 def _open_onnx(path: Path) -> _Opened:
     """Open an ONNX file."""
-    with optional_packages(FUNCTION, INSTALL):
+    with optional_packages("", INSTALL):
         import onnxruntime  # noqa: PLC0415 - optional
 
     options = onnxruntime.SessionOptions()
@@ -266,7 +300,7 @@ def _open_onnx(path: Path) -> _Opened:
 
 def _open_exported(path: Path) -> _Opened:
     """Open a file of `torch.export.save`."""
-    extra = dict.fromkeys(("size", "mean", "std"), "")
+    extra = dict.fromkeys(SETTINGS, "")
     try:
         program = torch.export.load(path, extra_files=extra)
         names = set(program.graph_signature.user_inputs)
@@ -281,14 +315,14 @@ def _open_exported(path: Path) -> _Opened:
 def _refuse_file(path: Path, error: Exception) -> NoReturn:
     """Raise an InputError: a file is no backbone."""
     reason = type(error).__name__
-    fail(FUNCTION, "backbone", "be a network that can be opened", f"{path} ({reason})", "Export it again.")
+    refuse("backbone", "be a network that can be opened", f"{path} ({reason})", "Export it again.")
 
 
 def _check_inputs(path: Path, shapes: list[tuple[Any, ...]]) -> tuple[int | None, ...]:
     """Return the shape of the only input, None for what may be of any size."""
     if len(shapes) != 1 or len(shapes[0]) not in {2, 4}:
         got = f"{path} with inputs of {shapes}"
-        fail(FUNCTION, "backbone", "take pictures (n, channels, height, width) alone", got, "Export it so.")
+        refuse("backbone", "take pictures (n, channels, height, width) alone", got, "Export it so.")
     return tuple(each if type(each) is int else None for each in shapes[0])
 
 
@@ -307,14 +341,14 @@ def _choose_size(
     if size is None:
         if own[0] is None or own[1] is None:
             got = f"none, and {name} takes any"
-            fail(FUNCTION, "--size", "say how large pictures have to be", got, "Pass --size as it was trained.")
+            refuse("size", "say how large pictures have to be", got, "Name the size that it was trained with.")
         return own[0], own[1]
     asked = (size, size) if isinstance(size, int) else tuple(size)
-    height, width = (check_int(FUNCTION, "--size", each, low=1, high=2**15) for each in asked)
+    height, width = (check_int(FUNCTION, "size", each, low=1, high=2**15) for each in asked)
     fits = all(has in {None, wanted} for has, wanted in zip(own, (height, width), strict=True))
     if not fits or (len(shape) == 2 and shape[1] not in {None, height * width}):
         got = f"{height} x {width}, and {name} takes {shape}"
-        fail(FUNCTION, "--size", "be what the backbone takes", got, "Leave it out, or export the backbone anew.")
+        refuse("size", "be what the backbone takes", got, "Leave it out, or export the backbone anew.")
     return height, width
 
 
@@ -327,14 +361,14 @@ def _choose_numbers(
         found *= channels
     if len(found) != channels or not all(map(math.isfinite, found)):
         got, must = f"{given if given is not None else said!r}", f"be {channels} finite numbers, or one"
-        fail(FUNCTION, f"--{argument}", must, got, "Pass what the backbone was trained with.")
+        refuse(argument, must, got, "Pass what the backbone was trained with.")
     return tuple(found)
 
 
 def _parse(text: str) -> list[float]:
-    """Return the numbers of a text, with commas or spaces, or as a JSON list; none if it is none."""
+    """Return the numbers of a text, with "," "/" "x" or spaces between them, or as a JSON list; none if it is none."""
     try:
-        return [float(each) for each in text.strip("[]() ").replace(",", " ").split()]
+        return [float(each) for each in re.split(r"[,/x\s]+", text.strip("[]() "))]
     except ValueError:
         return []
 
@@ -344,7 +378,7 @@ def hash_file(path: Path) -> str:
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
-        refuse(path, error)
+        refuse_picture(path, error)
 
 
 class _Store:

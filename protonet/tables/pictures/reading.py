@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import fail, optional_packages
-from protonet.datasets._images import SUFFIXES, UNREADABLE_IMAGE, list_folders, open_plain
+from protonet._checks import fail, optional_packages, refuse
+from protonet.tables.pictures.images import SUFFIXES, UNREADABLE_IMAGE, list_folders, open_plain
 
 INSTALL = 'pip install "protonet[pictures]"'
 #: Pictures that a thread reads at a time.
@@ -44,14 +44,13 @@ def hold_pictures(folder: Path) -> bool | None:
     return True if suffixes & SUFFIXES else None
 
 
-def list_pictures(prog: str, path: Path, *, labelled: bool) -> Listing:
+def list_pictures(path: Path, *, labelled: bool) -> Listing:
     """List the pictures of a folder with a folder for each class, of a folder without, or a single one.
 
     Folders in a class's folder are part of it. Hidden files and folders, and files that are no pictures by their names,
     are left out.
 
     Args:
-        prog: The command's name, for messages.
         path: The folder or file.
         labelled: Whether the classes are needed: pictures beside their folders are left out then.
 
@@ -60,27 +59,27 @@ def list_pictures(prog: str, path: Path, *, labelled: bool) -> Listing:
     """
     if path.is_file():
         if labelled:
-            fail(prog, "path", "be a folder with a folder for each class", path, "Pass the folder.")
+            refuse("path", "be a folder with a folder for each class", path, "Pass the folder.")
         return Listing([path], None, [])
     if not path.is_dir():
-        fail(prog, "path", "be a file or folder that exists", path, "")
+        refuse("path", "be a file or folder that exists", path, "")
     folders, loose = list_folders(path), _find(path.iterdir())
     if not folders:
         if labelled or not loose:
             got = f"{path} with {len(loose)} pictures and no folder"
             must = "hold one folder for each class" if labelled else "hold pictures"
-            fail(prog, "path", must, got, "Put the pictures of each class in a folder of its own.")
+            refuse("path", must, got, "Put the pictures of each class in a folder of its own.")
         return Listing(loose, None, [])
     found = {folder.name: _find(folder.rglob("*"), folder) for folder in folders}
     if labelled:
         empty = [name for name, own in found.items() if not own]
         if empty:
             got = f"none in {path / empty[0]}" + (f" and {len(empty) - 1} more" if len(empty) > 1 else "")
-            fail(prog, "path", "have a picture in every class folder", got, "Add one, or remove the folder.")
+            refuse("path", "have a picture in every class folder", got, "Add one, or remove the folder.")
     notes = [f"left out: {len(loose)} pictures beside the class folders"] * (labelled and bool(loose))
     kept = [("", each) for each in loose] * (not labelled) + [(name, each) for name in found for each in found[name]]
     if not kept:
-        fail(prog, "path", "hold pictures", f"{path} without one", f"Their names end in {', '.join(sorted(SUFFIXES))}.")
+        refuse("path", "hold pictures", f"{path} without one", f"Their names end in {', '.join(sorted(SUFFIXES))}.")
     return Listing([each for _, each in kept], [name for name, _ in kept], notes)
 
 
@@ -105,21 +104,21 @@ def read_pixels(path: Path, height: int, width: int, *, grey: bool = False) -> n
     try:
         image = open_plain(path, max(height, width)).convert("L" if grey else "RGB")
     except UNREADABLE_IMAGE as error:
-        refuse(path, error)
+        refuse_picture(path, error)
     pixels = np.asarray(image.resize((width, height), Image.Resampling.BICUBIC), np.uint8)
     return pixels[None] if grey else pixels.transpose(2, 0, 1)
 
 
-def refuse(path: Path, error: Exception) -> NoReturn:
+def refuse_picture(path: Path, error: Exception) -> NoReturn:
     """Raise an InputError that names a picture that cannot be read."""
     reason = "no such file" if isinstance(error, FileNotFoundError) else type(error).__name__
     remedy = "Replace or remove that file, or pass --skip-broken."
     fail("pictures", "path", "hold pictures that can be read", f"{path} ({reason})", remedy)
 
 
-def find_broken(prog: str, paths: Sequence[Path]) -> list[bool]:
+def find_broken(paths: Sequence[Path]) -> list[bool]:
     """Return of each picture whether it cannot be decoded."""
-    need_pillow(prog)
+    need_pillow()
 
     def check(path: Path) -> bool:
         try:
@@ -132,9 +131,9 @@ def find_broken(prog: str, paths: Sequence[Path]) -> list[bool]:
         return list(pool.map(check, paths))
 
 
-def need_pillow(function: str) -> None:
+def need_pillow() -> None:
     """Raise an ImportError of one line where Pillow is missing."""
-    with optional_packages(function, INSTALL):
+    with optional_packages("", INSTALL):
         import PIL.Image  # noqa: F401, PLC0415 - optional
 
 

@@ -22,6 +22,7 @@ from protonet.ui.page.sections import (
     format_map,
     format_reliability,
     format_suspects,
+    format_views,
 )
 from protonet.ui.text import count
 
@@ -147,6 +148,7 @@ def list_sections(figures: Figures) -> list[Section | None]:
         ("reliability", "Reliability of the probabilities", format_reliability(figures)),
         ("columns", "Which columns matter", format_importance(figures["importance"])),
         learning,
+        ("views", "What the embedding is made of", format_views(figures["views"])) if fitted else None,
         ("data", "The data", format_data(figures)),
     ]
 

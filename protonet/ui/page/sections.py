@@ -66,6 +66,13 @@ def _commas(names: Sequence[str] | Mapping[str, Any], most: int = 10) -> list[ob
     return [*parts, f" and {len(names) - most} more"] if len(names) > most else parts
 
 
+def format_views(views: Mapping[str, float]) -> Markup:
+    """Return a table of the views and their weights."""
+    said = "The embedding has these views of a row side by side; the weights are of their cosines."
+    rows = [[name, percent(weight)] for name, weight in views.items()]
+    return join([say(said), table(["view", "weight"], rows, "Views", numbers=1)])
+
+
 def format_suspects(figures: Figures) -> Markup:
     """Return the list of rows that people should look at."""
     names = [each["name"] for each in figures["classes"]]

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protonet.datasets.delimited import GAPS
 from protonet.tables.columns.parsing import (
     DATE_FORMS,
     NUMBER_FORMS,
@@ -27,6 +26,7 @@ from protonet.tables.columns.parsing import (
     read_written,
     write_cells,
 )
+from protonet.tables.delimited import GAPS
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 DAY = timedelta(days=1)

@@ -193,16 +193,14 @@ class TestNamed:
         ],
     )
     def test_a_person_may_say_what_it_is(self, kind: str, cells: np.ndarray) -> None:
-        column = fit_named("cmd", "a", kind, cells)
+        column = fit_named("a", kind, cells)
         assert column.kind == kind
         assert np.isfinite(column.encode(cells)).all()
 
     @pytest.mark.parametrize("kind", NAMES)
     def test_an_empty_column_is_nothing(self, kind: str) -> None:
-        with pytest.raises(
-            InputError, match=rf"^cmd: `--column` must name a column that holds a {kind}; got a, which is"
-        ):
-            fit_named("cmd", "a", kind, objects(["", "NA"]))
+        with pytest.raises(InputError, match=rf"^`--column` must name a column that holds a {kind}; got a, which is"):
+            fit_named("a", kind, objects(["", "NA"]))
 
     @pytest.mark.parametrize(
         ("kind", "cells"),
@@ -216,9 +214,9 @@ class TestNamed:
     )
     def test_what_it_is_not(self, kind: str, cells: np.ndarray) -> None:
         shown = re.escape(repr(str(cells.tolist()[0])[:50]))
-        message = rf"^cmd: `--column` must name a column that holds a {kind}; got price with cells such as {shown}\."
+        message = rf"^`--column` must name a column that holds a {kind}; got price with cells such as {shown}\."
         with pytest.raises(InputError, match=message):
-            fit_named("cmd", "price", kind, cells)
+            fit_named("price", kind, cells)
 
 
 def test_the_form_that_fits_most_cells_is_meant() -> None:
@@ -236,11 +234,11 @@ def test_a_decimal_comma_speaks_for_its_table() -> None:
         "dotted": np.array(["1.200", "950", "12.300"], object),
         "comma": np.array(["1,5", "2,25", "3,75"], object),
     }
-    verdicts = take_columns("fit", columns, {}, keep="")
+    verdicts = take_columns(columns, {}, keep="")
     for name, first in (("dotted", 1200.0), ("comma", 1.5)):
         column = verdicts[name].column
         assert isinstance(column, Number)
         assert column.fill(columns[name])[0] == first
-    alone = take_columns("fit", {"dotted": columns["dotted"]}, {}, keep="")["dotted"].column
+    alone = take_columns({"dotted": columns["dotted"]}, {}, keep="")["dotted"].column
     assert isinstance(alone, Number)
     assert alone.fill(columns["dotted"])[0] == 1.2

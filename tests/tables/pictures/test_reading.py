@@ -21,14 +21,14 @@ def test_a_folder_is_listed_by_class_in_the_order_of_names(tmp_path: Path) -> No
     draw("disc", 9).save(root / "disc" / ".hidden.png")
     draw("disc", 8).save(root / "loose.png")
     (root / "cross" / "notes.txt").write_text("no picture")
-    found = list_pictures("test", root, labelled=True)
+    found = list_pictures(root, labelled=True)
     names = [path.relative_to(root).as_posix() for path in found.paths]
     assert names == ["cross/0.png", "cross/1.png", "disc/0.jpg", "disc/1.jpg", "disc/deep/9.png"]
     assert found.classes == ["cross"] * 2 + ["disc"] * 3
     assert found.notes == ["left out: 1 pictures beside the class folders"]
-    everything = list_pictures("test", root, labelled=False)
+    everything = list_pictures(root, labelled=False)
     assert everything.classes == ["", *found.classes]
-    flat = list_pictures("test", root / "cross", labelled=False)
+    flat = list_pictures(root / "cross", labelled=False)
     assert [path.name for path in flat.paths] == ["0.png", "1.png"]
     assert flat.classes is None
 
@@ -54,12 +54,12 @@ def test_a_folder_without_what_it_needs_is_refused(
         path.parent.mkdir(exist_ok=True)
         draw("disc", 0).save(path, "PNG")
     with pytest.raises(InputError, match=message):
-        list_pictures("test", tmp_path, labelled=labelled)
+        list_pictures(tmp_path, labelled=labelled)
 
 
 def test_a_path_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="must be a file or folder that exists"):
-        list_pictures("test", tmp_path / "none.png", labelled=False)
+        list_pictures(tmp_path / "none.png", labelled=False)
     assert are_pictures(tmp_path)
     assert are_pictures(Path("a.JPEG"))
     assert not are_pictures(Path("a.csv"))
@@ -99,7 +99,7 @@ def test_broken_pictures_are_named(tmp_path: Path) -> None:
     broken.write_bytes(broken.read_bytes()[:80])
     text = tmp_path / "root/cross/text.png"
     text.write_text("no picture")
-    assert find_broken("test", [whole, broken, text, tmp_path / "none.png"]) == [False, True, True, True]
+    assert find_broken([whole, broken, text, tmp_path / "none.png"]) == [False, True, True, True]
     for path in (broken, text):
         with pytest.raises(InputError, match=rf"got .*{path.name} \(.*--skip-broken"):
             read_pixels(path, 8, 8)
@@ -108,7 +108,7 @@ def test_broken_pictures_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_pictures_come_in_their_order_whatever_the_threads(tmp_path: Path, threads: int) -> None:
     root = write_folders(tmp_path / "root", each=3)
-    paths = list_pictures("test", root, labelled=True).paths * 12
+    paths = list_pictures(root, labelled=True).paths * 12
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

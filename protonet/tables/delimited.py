@@ -23,7 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import BinaryIO, NamedTuple, NoReturn, cast
 
-from protonet._checks import clean, fail, show, unguard
+from protonet._checks import clean, refuse, show, unguard
 
 LONGEST = 2**26  #: Most characters in a line of a table: a file without line ends must not fill the memory.
 #: What may stand between cells. Of those that cut the first rows equally well the first is taken: commas are more often
@@ -51,7 +51,7 @@ GAPS = ERRORS | {"", "?", "-", "--", ".", "na", "n/a", "<na>", "nan", "nat", "nu
 
 
 def read_rows(
-    function: str, path: Path, notes: list[str] | None = None, *, names: Collection[str] = ()
+    path: Path, notes: list[str] | None = None, *, names: Collection[str] = ()
 ) -> Iterator[tuple[int, list[str]]]:
     """Read a table of text row by row, the header first.
 
@@ -64,7 +64,6 @@ def read_rows(
     put before a formula is taken off again.
 
     Args:
-        function: The function or command that asks, for messages.
         path: The file, which may be compressed by gzip; "-" for the standard input.
         notes: Takes what a person should be told: of how the file is read before the header is yielded, of blank rows
             as they are found.
@@ -80,20 +79,20 @@ def read_rows(
     text, notes = None, [] if notes is None else notes
     try:
         with _open_bytes(path) as file:
-            text = _Text(file, _survey(function, path, file))
+            text = _Text(file, _survey(path, file))
             delimiter, above, found = _find_layout(text, names)
             notes += ["it is not UTF-8: read as Latin-1 (Windows-1252)"] * (text.survey.encoding == "cp1252") + found
             with closing(text.read_records(delimiter, above)) as records:
-                yield from _check_rows(function, path, text, records, notes)
+                yield from _check_rows(path, text, records, notes)
     except (FileNotFoundError, IsADirectoryError):
-        fail(function, "path", "be a file that exists", path, "")
+        refuse("path", "be a file that exists", path, "")
     except csv.Error as error:
         at, alone = text.line if text else 1, repr(ALONE) in str(error)
         what = "text behind a closing quote" if alone else error
-        fail(function, "path", "be a CSV file", f"{path} ({what} in line {at})", "Mend it.")
+        refuse("path", "be a CSV file", f"{path} ({what} in line {at})", "Mend it.")
     except (OSError, EOFError, zlib.error, UnicodeError) as error:
         got = f"{path} ({type(error).__name__})"
-        fail(function, "path", "be a CSV file that can be read", got, "Save it as UTF-8.")
+        refuse("path", "be a CSV file that can be read", got, "Save it as UTF-8.")
 
 
 @contextmanager
@@ -122,7 +121,7 @@ class Survey(NamedTuple):
     guards: bool  #: ... and marks that keep a cell from being a formula: looking for them takes time.
 
 
-def _survey(function: str, path: Path, file: BinaryIO) -> Survey:
+def _survey(path: Path, file: BinaryIO) -> Survey:
     """Look at a whole file.
 
     The whole file is looked at: decoding takes a second or two per GB, a tenth of what reading cells does, and no row
@@ -139,14 +138,14 @@ def _survey(function: str, path: Path, file: BinaryIO) -> Survey:
     controls = guards = encoding != "utf-8"  # which has no bytes to look for
     first_bad = first_binary = 0  # their lines
 
-    def refuse(what: str, line: int) -> NoReturn:
-        fail(function, "path", "be a CSV file that can be read", f"{path} ({what} in line {line})", "Save it as UTF-8.")
+    def refuse_text(what: str, line: int) -> NoReturn:
+        refuse("path", "be a CSV file that can be read", f"{path} ({what} in line {line})", "Save it as UTF-8.")
 
     for chunk in chain(iter(partial(file.read, CHUNK), b""), [b""]):
         try:
             text = decoder.decode(chunk, final=not chunk)
         except UnicodeDecodeError as error:
-            refuse("no UTF-16", lines + error.object[: error.start].decode(encoding, "ignore").count("\n"))
+            refuse_text("no UTF-16", lines + error.object[: error.start].decode(encoding, "ignore").count("\n"))
         if not text.isascii():
             whole, kept = (len(text.encode("utf-8", errors)) for errors in ("surrogateescape", "ignore"))
             good += kept - (len(text) - (whole - kept))
@@ -160,9 +159,9 @@ def _survey(function: str, path: Path, file: BinaryIO) -> Survey:
         guards = guards or GUARD_BYTES.search(looked) is not None
         lines += text.count("\n")
     if bad and (mark or good >= bad):
-        refuse("no UTF-8", first_bad)
+        refuse_text("no UTF-8", first_bad)
     if bad and first_binary:
-        refuse("neither UTF-8 nor Latin-1", first_binary)
+        refuse_text("neither UTF-8 nor Latin-1", first_binary)
     return Survey(len(mark), "cp1252" if bad else encoding, controls, guards)
 
 
@@ -283,7 +282,7 @@ def _is_comment(cells: Sequence[str]) -> bool:
 
 
 def _check_rows(
-    function: str, path: Path, text: _Text, records: Iterator[list[str]], notes: list[str]
+    path: Path, text: _Text, records: Iterator[list[str]], notes: list[str]
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield the number of the line and the cells of each row; raise an InputError at one of another table."""
     header = next((cells for cells in records if not text.bare), None)
@@ -294,9 +293,9 @@ def _check_rows(
     n_empty = n_alone = empty = 0  # lines without a cell: left out, or a row of one column; and since the last row
     blank: list[int] = []  # the lines of blank rows since the last one with a cell
 
-    def refuse(what: str) -> NoReturn:
+    def refuse_table(what: str) -> NoReturn:
         remedy = "Save each table as a file of its own, without what is no row."
-        fail(function, "path", "hold one table", f"{what} of {path}", remedy)
+        refuse("path", "hold one table", f"{what} of {path}", remedy)
 
     for cells in records:
         line = text.row
@@ -308,18 +307,18 @@ def _check_rows(
         if len(cells) != width:
             following = next((cells for cells in records if not text.bare), None)
             if empty or (following is not None and len(following) == len(cells) and cells[0][:1] != "#"):
-                refuse(f"rows of {width} cells, and of {len(cells)} from line {line}")
+                refuse_table(f"rows of {width} cells, and of {len(cells)} from line {line}")
             remedy = "Comments stand above the header: remove it." if cells[0][:1] == "#" else "Mend that line."
-            fail(function, "path", f"have {width} cells per row", f"{len(cells)} in line {line}", remedy)
+            refuse("path", f"have {width} cells per row", f"{len(cells)} in line {line}", remedy)
         if width > 1 and not any(map(str.strip, cells)):
             blank.append(line)
             continue
         if width > 1 and cells == header:
-            refuse(f"the header again in line {line}")
+            refuse_table(f"the header again in line {line}")
         if numeric is None:
             numeric = [column for column, cell in enumerate(cells) if is_number(cell)]
         if empty and 2 * len(numeric) >= width > 1 and _is_header(cells, numeric):
-            refuse(f"another header after an empty line in line {line}")
+            refuse_table(f"another header after an empty line in line {line}")
         for at in blank:
             yield at, [""] * width
         n_empty, n_alone = (n_empty, n_alone + empty) if width == 1 else (n_empty + empty, n_alone)

@@ -1,0 +1,70 @@
+"""The first screen of every command: what most people need, examples that it takes, and what options went."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from protonet.__main__ import COMMANDS, main
+from protonet.episodes.__main__ import main as main_episodes
+from protonet.ui.command_line import Parser
+
+Main = Callable[[Sequence[str]], int]
+EVERY: dict[str, tuple[Main, tuple[str, ...]]] = {name: (main, (name,)) for name in COMMANDS}
+EVERY |= {"episodes": (main_episodes, ()), "episodes extract": (main_episodes, ("extract",))}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_help_fits_a_screen_and_its_examples_are_taken(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    call, words = EVERY[name]
+    with pytest.raises(SystemExit, match=r"^0$"):
+        call([*words, "--help"])
+    text = capsys.readouterr().out
+    lines = text.splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 100
+    options = set(re.findall(r"^  (?:-\w,? .*?)?(--[\w-]+)|^  (-n) ", text, re.MULTILINE))
+    assert 2 <= len(options) <= 14
+    examples = text.partition("\nexamples:\n")[2].splitlines()
+    assert len(examples) == 3
+
+    def stop(parser: Parser, *given: Any) -> None:
+        super(Parser, parser).parse_args(*given)
+        raise SystemExit("taken")
+
+    monkeypatch.setattr(Parser, "parse_args", stop)
+    for example in examples:
+        python, option, module, *arguments = shlex.split(example.partition("; ")[0], comments=True)
+        assert [python, option] == ["python", "-m"]
+        assert module == ("protonet" if call is main else "protonet.episodes")
+        with pytest.raises(SystemExit, match=r"^taken$"):
+            call(arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "successor"),
+    [
+        ("fit t.csv --size 224", "--backbone FILE:size=..."),
+        ("fit t.csv --mean 0.5,0.4,0.4", "--backbone FILE:mean=..."),
+        ("label t.csv --cache folder", "PROTONET_CACHE"),
+        ("predict m.safetensors tables --jobs 2", "Pass --workers N."),
+        ("predict m.safetensors tables --dask tcp://localhost:1", "Pass --workers ADDRESS."),
+        ("extract pictures --std 0.2 0.3 0.2", "--backbone FILE:std=..."),
+    ],
+)
+def test_an_option_that_went_names_its_successor(
+    arguments: str, successor: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = arguments.split(maxsplit=1)[0]
+    call = main_episodes if name == "extract" else main
+    assert call(arguments.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "must be left out: there is no such option any more; got --" in line
+    assert successor in line
