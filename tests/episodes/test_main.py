@@ -16,7 +16,7 @@ import torch
 from tqdm import tqdm
 
 from protonet.episodes.__main__ import main
-from protonet.episodes.evaluation import experiment
+from protonet.episodes.evaluation import run as running
 from protonet.episodes.methods import ALIASES, METHODS
 from tests.episodes.cases import SLOW, needing
 
@@ -106,7 +106,7 @@ def test_a_mapped_file_gives_the_same_as_one_in_memory(
     ("arguments", "message"),
     [
         (["--method", "protonett"], "`--method` must be one of protonet, .*; got 'protonett'. Did you mean protonet?"),
-        (["--way", "6"], r"`way` must be at most the number of classes \(5\); got 6"),
+        (["--way", "6"], r"`--way` must be at most the number of classes \(5\); got 6"),
         (["--way", "x"], "`--way` must be a whole number >= 2; got 'x'"),
         (["--way", "-5"], "`--way` must be a number or a span such as 5-20; got '-5'"),
         (["--way", "9-5"], "`--way` must be a number or a span such as 5-20; got '9-5'"),
@@ -123,8 +123,8 @@ def test_a_mapped_file_gives_the_same_as_one_in_memory(
         (["--encoder", "absent.safetensors"], "absent.safetensors"),
         (["--json", "/proc/none/a.json"], "`--json` must be a file that can be written"),
         (["--split-seed", "x"], "`--split-seed` must be a whole number >= 0"),
-        (["--shot", "9" * 30], "`shot` must be a whole number in .*; got 9999"),
-        (["--query", "9" * 30, "--allow-small"], "`n_query` must be a whole number in .*; got 9999"),
+        (["--shot", "9" * 30], "`--shot` must be a whole number in .*; got 9999"),
+        (["--query", "9" * 30, "--allow-small"], "`--query` must be a whole number in .*; got 9999"),
         (["--plot", "build/out.jpeg"], "`--plot` must end in .png, .pdf, .svg; got build/out.jpeg"),
         (["--method", "PT_MAP"], "Did you mean pt-map?"),
         (["--resume"], "`--resume` must come with the file to continue; got no --state"),
@@ -335,8 +335,8 @@ def test_intervals_say_what_they_speak_of(features: Path, tmp_path: Path, capsys
 def test_the_bar_of_one_episode_has_no_interval(
     features: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(experiment, "SHOWN_EVERY", 0)
-    monkeypatch.setattr(experiment, "tqdm", lambda **settings: tqdm(**(settings | {"delay": 0})))  # shown at once
+    monkeypatch.setattr(running, "SHOWN_EVERY", 0)
+    monkeypatch.setattr(running, "tqdm", lambda **settings: tqdm(**(settings | {"delay": 0})))  # shown at once
     shown = []
     for episodes in ("1", "2"):
         assert run("--dataset", str(features), *FEW, "--episodes", episodes, "--method", "protonet") == 0

@@ -341,7 +341,7 @@ def test_a_preset_sets_options_and_what_is_given_wins(
             ["--method", "semi-kmeans"],
             "`--method` must find unlabelled rows; got none for semi-kmeans. Pass --unlabelled",
         ),
-        (["--distractors", "2"], "`n_distractors` must be 0 where there are no unlabelled rows; got 2"),
+        (["--distractors", "2"], "`--distractors` must be 0 where there are no unlabelled rows; got 2"),
         (["--unlabelled", "few"], "`--unlabelled` must be a whole number >= 0; got 'few'"),
         (["--shot", "1,1"], "`--shot` must have each value once; got '1,1'"),
         (["--shot", "1,x"], "`--shot` must be a whole number >= 1; got 'x'"),

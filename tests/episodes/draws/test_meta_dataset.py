@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from protonet._checks import InputError
 from protonet.episodes.draws.meta_dataset import MetaDataset, read_groups, share_rows
-from protonet.episodes.draws.numbered import CLASSES, GROUPS, SHOTS, SIZES, WAYS, draw_uniform
+from protonet.episodes.draws.sampler import CLASSES, GROUPS, SHOTS, SIZES, WAYS, draw_uniform
 from protonet.sampling import index_classes
 from tests.strategies import seeds
 
@@ -19,7 +20,7 @@ SIZE = torch.randint(2, 300, (70,), generator=GENERATOR)
 LABELS = torch.arange(70).repeat_interleave(SIZE)[torch.randperm(int(SIZE.sum()), generator=GENERATOR)]
 INDEX = index_classes(LABELS)
 GROUPED = MetaDataset((tuple(range(6)), tuple(range(4, 70))))
-SETTINGS = [MetaDataset(), GROUPED, GROUPED._replace(whole=True)]
+SETTINGS = [MetaDataset(), GROUPED, replace(GROUPED, whole=True)]
 
 
 def describe_slowly(setting: MetaDataset, seed: int, number: int) -> tuple[list[int], int, list[int]]:
@@ -134,7 +135,7 @@ def test_files_that_are_no_hierarchy(tmp_path: Path, text: str | None, message: 
     path = tmp_path / "tree.txt"
     if text is not None:
         path.write_text(text, encoding="utf-8")
-    with pytest.raises(InputError, match=rf"^protonet\.episodes: `--hierarchy` must {message}"):
+    with pytest.raises(InputError, match=rf"^read_groups: `hierarchy` must {message}"):
         read_groups(str(path), ["c0", "c1", "c2"])
 
 
@@ -158,4 +159,4 @@ def test_names_without_superclasses() -> None:
 )
 def test_data_that_do_not_fit(setting: MetaDataset, labels: torch.Tensor, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        setting.check("test", index_classes(labels), ("0", "1", "2", "3", "4"))
+        setting.check(index_classes(labels), ("0", "1", "2", "3", "4"))

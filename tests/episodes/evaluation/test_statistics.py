@@ -129,10 +129,10 @@ def test_no_interval_over_classes_that_every_episode_has() -> None:
 def test_one_method_against_each_other_one() -> None:
     accuracies = {name: normal(30, seed) for seed, name in enumerate("abcd")}
     found, pairs = compare_pairs(accuracies, against="c"), compare_pairs(accuracies)
-    assert [each[:2] for each in found] == [("c", "a"), ("c", "b"), ("c", "d")]
-    alone = {frozenset(each[:2]): each for each in pairs}
+    assert [(each.first, each.second) for each in found] == [("c", "a"), ("c", "b"), ("c", "d")]
+    alone = {frozenset((each.first, each.second)): each for each in pairs}
     for each in found:
-        same = alone[frozenset(each[:2])]
+        same = alone[frozenset((each.first, each.second))]
         assert math.isclose(abs(each.difference), abs(same.difference))
         assert (each.p_value_episodes, each.half_width_episodes) == (same.p_value_episodes, same.half_width_episodes)
         assert each.p_holm_episodes <= same.p_holm_episodes  # of three comparisons, not of six

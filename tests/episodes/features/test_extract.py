@@ -241,7 +241,7 @@ def test_memory_is_that_of_a_few_batches(tmp_path: Path) -> None:
             yield np.zeros((100, 8), np.float32)
 
     job = Job(["a"] * 4000, None, None, embed, 100, {}, "")
-    write_embeddings("p", tmp_path / "a.npz", job, resume=False)
+    write_embeddings(tmp_path / "a.npz", job, resume=False)
     assert len(asked) == 40
 
 
