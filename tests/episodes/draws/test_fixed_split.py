@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import strategies as st
 
 from protonet._checks import InputError
 from protonet.datasets.dataset import Dataset
@@ -46,26 +45,11 @@ def test_every_training_row_is_as_likely() -> None:
         assert all(abs(int(found[row]) - expected) < 4 * expected**0.5 for row in rows)
 
 
-@given(seed=seeds, first=st.integers(0, 10**9), n=st.integers(1, 4))
-def test_an_episode_depends_only_on_its_number(seed: int, first: int, n: int) -> None:
-    setting = FixedSplit(2, COUNTS)
-    whole = setting.draw(INDEX, seed=seed, first=first, n_episodes=6)
-    part = setting.draw(INDEX, seed=seed, first=first + 2, n_episodes=n)
-    assert all(torch.equal(more[2 : 2 + n], less) for more, less in zip(whole, part, strict=True))
-
-
 def test_small_classes_give_all_that_they_have() -> None:
     setting = FixedSplit(3, COUNTS, allow_small=True)
     draw = setting.draw(setting.check(INDEX, ("a", "b", "c")), seed=0, first=0, n_episodes=9)
     assert ((draw.support >= 0).sum(dim=2) == torch.tensor([3, 3, 2])).all()
     assert (draw.support[:, 2, :2].sort().values == torch.tensor([2, 5])).all()
-
-
-def test_counts_and_members() -> None:
-    setting = FixedSplit(1, COUNTS)
-    assert setting.count_queries(INDEX, seed=0, n_episodes=4).tolist() == [5] * 4
-    assert bool(setting.find_members(INDEX, seed=0, n_episodes=4).all())
-    assert (setting.n_drawn, setting.shot, setting.n_base) == (3, (1, 1), 0)
 
 
 @pytest.mark.parametrize(

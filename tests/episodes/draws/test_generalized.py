@@ -78,11 +78,6 @@ def test_base_classes_come_first_and_novel_ones_are_those_of_plain_episodes(seed
         asked = draw.query[:, own]
         assert (asked > INDEX.start[own]).sum() == n * min(3, int(INDEX.size[own]) - 1)
         assert (asked < INDEX.start[own] + INDEX.size[own]).all()
-    members = KIND.find_members(INDEX, seed=seed, n_episodes=n)
-    assert bool(members[:, :3].all())
-    counts = KIND.count_queries(INDEX, seed=seed, n_episodes=n)
-    again = KIND.draw(INDEX, seed=seed, first=0, n_episodes=n)
-    assert counts.tolist() == (again.query >= 0).sum(dim=(1, 2)).tolist()
 
 
 def test_scores_are_those_of_a_slow_loop() -> None:

@@ -6,14 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from protonet._checks import InputError
 from protonet.episodes.draws.meta_dataset import MetaDataset, read_groups, share_rows
 from protonet.episodes.draws.sampler import CLASSES, GROUPS, SHOTS, SIZES, WAYS, draw_uniform
 from protonet.sampling import index_classes
-from tests.strategies import seeds
 
 GENERATOR = torch.Generator().manual_seed(0)
 SIZE = torch.randint(2, 300, (70,), generator=GENERATOR)
@@ -63,31 +60,6 @@ def test_counts_are_those_of_the_papers_equations(setting: MetaDataset) -> None:
         assert (draw.support[at] >= 0).sum(dim=1).tolist() == [*shots, *[0] * (50 - way)]
         assert (draw.query[at] >= 0).sum(dim=1).tolist() == [*[n_query] * way, *[0] * (50 - way)]
         assert int(queries[number]) == n_query * way
-
-
-@given(seed=seeds)
-def test_rows_are_distinct_and_of_their_class(seed: int) -> None:
-    draw = GROUPED.draw(INDEX, seed=seed, first=2, n_episodes=3)
-    members = GROUPED.find_members(INDEX, seed=seed, n_episodes=5)[2:]
-    for support, query, inside in zip(draw.support, draw.query, members, strict=True):
-        found = []
-        for both in torch.cat([support, query], dim=1):
-            rows = both[both >= 0]
-            assert len(rows.unique()) == len(rows)
-            found += LABELS[rows].unique().tolist()
-        assert len(found) == len(set(found))
-        assert sorted(found) == inside.nonzero().flatten().tolist()
-        assert any(set(found) <= set(group) for group in GROUPED.groups)
-        assert int((support >= 0).sum()) <= 500
-
-
-@given(seed=seeds, first=st.integers(0, 10**9), n=st.integers(1, 3))
-def test_an_episode_depends_only_on_its_number(seed: int, first: int, n: int) -> None:
-    whole = MetaDataset().draw(INDEX, seed=seed, first=first, n_episodes=5)
-    part = MetaDataset().draw(INDEX, seed=seed, first=first + 2, n_episodes=n)
-    for more, less in zip(whole, part, strict=True):
-        assert torch.equal(more[2 : 2 + n, :, : less.shape[2]], less)
-        assert (more[2 : 2 + n, :, less.shape[2] :] < 0).all()
 
 
 def test_shares_of_a_support_have_one_row_of_each_class() -> None:

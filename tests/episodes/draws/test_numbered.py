@@ -67,18 +67,6 @@ def test_rows_are_distinct_and_of_the_right_classes(setting: Setting) -> None:
             assert (queries[:way] <= 11 - shots[:way]).all()
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@given(seed=seeds, first=st.integers(0, 10**12), n=st.integers(0, 5))
-def test_an_episode_depends_only_on_its_number(setting: Setting, seed: int, first: int, n: int) -> None:
-    labels = labels_of([8, 9, 10, 8, 11])
-    whole = numbered(labels, setting, seed, first, 7)
-    part = numbered(labels, setting, seed, first + 2, n)
-    for more, less in zip(whole, part, strict=True):
-        width = less.shape[2]
-        assert torch.equal(more[2 : 2 + n, :, :width], less)
-        assert (more[2 : 2 + n, :, width:] == NO_ROW).all()
-
-
 def test_more_queries_do_not_change_the_support() -> None:
     labels = labels_of([9, 9, 9])
     few, many = (numbered(labels, Setting(way=(2, 2), shot=(2, 2), n_query=n)) for n in (1, 1))
@@ -159,28 +147,6 @@ def test_small_classes() -> None:
 def test_errors(setting: Setting, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         numbered(labels_of([5, 4, 6]), setting)
-
-
-@pytest.mark.parametrize("setting", [Setting(way=(2, 4), n_query=2, n_open=2), Setting(way=(3, 3), n_query=2)])
-def test_members_are_the_classes_of_the_rows(setting: Setting) -> None:
-    labels = labels_of([9] * 7)
-    index = index_classes(labels)
-    draw = numbered(labels, setting)
-    members = setting.find_members(index, seed=0, n_episodes=30)
-    for number in range(30):
-        rows = torch.cat(
-            [draw.support[number].flatten(), draw.query[number].flatten(), draw.open_query[number].flatten()]
-        )
-        assert set((labels[rows[rows >= 0]] // 10).tolist()) == set(members[number].nonzero().flatten().tolist())
-
-
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_queries_are_counted_as_they_are_drawn(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    labels = labels_of([8, 9, 10, 8, 11])
-    monkeypatch.setattr("protonet.episodes.draws.numbered.COUNTED", 7)
-    index = setting.check(index_classes(labels), tuple("abcde"))
-    expected = (numbered(labels, setting, seed=2).query >= 0).sum(dim=(1, 2))
-    assert torch.equal(setting.count_queries(index, seed=2, n_episodes=30), expected)
 
 
 UNLABELLED = [
