@@ -119,3 +119,10 @@ def test_the_harmonic_mean_of_nothing_is_nothing() -> None:
 def test_data_that_do_not_fit(kind: Generalized, message: str) -> None:
     with pytest.raises(InputError, match=message):
         kind.check(INDEX, tuple("abcdefghi"))
+
+
+def test_novel_classes_that_are_too_small_are_not_drawn() -> None:
+    kind = Generalized(Setting(way=(2, 2), shot=(8, 8), n_query=3, allow_small=True))
+    labels = torch.arange(4).repeat_interleave(torch.tensor([9, 3, 12, 10]))
+    _, chosen, _ = kind.choose_classes(index_classes(labels), tuple("abcd"))
+    assert chosen.size.tolist() == [9, 12, 10]
