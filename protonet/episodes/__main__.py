@@ -35,7 +35,6 @@ OUTPUTS = {
 KEPT = ("state", "resume", "methods", "presets")
 #: What people type, by what the code calls it where that is not the name of an option.
 TYPED = {name: f"--{name.removeprefix('n_')}" for name in ("n_query", "n_open", "n_unlabelled", "n_distractors")}
-TYPED |= {"output": "--output", "backbone": "--backbone"}
 PROTOCOLS = ("episodes", "generalized", "meta-dataset")
 EXAMPLES = (
     "python -m protonet.episodes --dataset glyphs --shot 1,5 --method protonet simpleshot bd-cspn",
@@ -264,7 +263,8 @@ def extract(arguments: Sequence[str] | None) -> None:
     """Embed pictures as the arguments say."""
     from protonet.episodes.features.extract import run_extract  # noqa: PLC0415 - as above
 
-    run_extract(arguments)
+    with as_typed(f"{PROG} extract", output="--output", backbone="--backbone"):
+        run_extract(arguments)
 
 
 COMMANDS = {"train": train, "compare": compare, "study": study, "extract": extract}
