@@ -162,7 +162,7 @@ def test_ctrl_c_and_then_resume(
             "`--device` must be one that torch has",
         ),
         (["digits", "--backbone", "{net}", "-o", "{out}"], r"`data` must be a folder of pictures by class, .*digits"),
-        (["cub:{root}", "--backbone", "{net}", "-o", "{out}"], "^load_cub: `root` must hold images"),
+        (["cub:{root}", "--backbone", "{net}", "-o", "{out}"], "^protonet.episodes extract: `root` must hold images"),
         (
             ["{root}", "--backbone", "{net}", "-o", "{out}", "--weights", "w.pt"],
             "`--weights` must come with the name of",
