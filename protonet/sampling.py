@@ -112,7 +112,7 @@ def draw_distinct(uniform: Tensor, count: Tensor) -> Tensor:
     shape, slots, count = uniform.shape, uniform.shape[-1], count.reshape(-1).int()  # count: (n,)
     left = count - torch.arange(slots, dtype=torch.int32)[:, None] % count  # (slots, n), items not yet drawn
     # A draw is the item with ``free`` undrawn items before it.
-    free = (uniform.reshape(-1, slots).T * left).int().minimum(left - 1)  # (slots, n)
+    free = (uniform.reshape(len(count), slots).T * left).int().minimum(left - 1)  # (slots, n)
     # The round's draws in ascending order, the k-th (from 0) minus k: as many undrawn items come before it.
     none = torch.iinfo(torch.int32).max
     taken = torch.full((slots + 1, len(count)), none, dtype=torch.int32)

@@ -25,11 +25,12 @@ from analysis.episodes.speed import make_data
 from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import BUILD, Report, StudyParser
 from protonet._checks import fail
-from protonet.episodes.draws.batch import Base, Take, gather_episodes, split_draw, summarize_base, take_from
-from protonet.episodes.draws.numbered import Setting, draw_episodes
-from protonet.episodes.evaluation.material import Experiment, prepare
+from protonet.episodes.draws.batch import Base, gather_episodes, split_draw, summarize_base, take_from
+from protonet.episodes.draws.numbered import Setting
+from protonet.episodes.draws.sampler import Take
+from protonet.episodes.evaluation.plan import EvaluationPlan, MethodsPlan, RowsPlan
+from protonet.episodes.evaluation.prepare import load_data, prepare
 from protonet.episodes.evaluation.statistics import half_width
-from protonet.episodes.features.sources import load_source
 from protonet.episodes.methods.choice import choose_method
 from protonet.sampling import ClassIndex, index_classes
 from protonet.ui.command_line import check_writable_folder
@@ -106,11 +107,10 @@ def load_glyphs(backbone: str | None) -> Source:
         encoder = str(ROOT / ENCODERS[backbone])
         train_encoder(backbone, ROOT / ENCODERS[backbone])
     methods = [choose_method("bd-cspn")]  # which uses the base classes
-    material = prepare(
-        load_source("glyphs"), Experiment("glyphs", None, None, encoder, make_setting(1), methods, 1, 0, 0)
-    )
-    assert material.base is not None  # glyphs have a split
-    return Source(material.take, material.by_class, material.base)
+    plan = EvaluationPlan(RowsPlan("glyphs", encoder=encoder), MethodsPlan(methods), make_setting(1), n_episodes=1)
+    prepared = prepare(plan, *load_data(plan))
+    assert prepared.base is not None  # glyphs have a split
+    return Source(prepared.pool.take, prepared.pool.by_class, prepared.base)
 
 
 KINDS: dict[str, Callable[[], Source]] = {
@@ -173,7 +173,7 @@ def compare(folder: Path, pairs: Sequence[Pair], kind: str, n_episodes: int) -> 
             name = f"{pair.name}, {kind}, {shot}-shot"
             ours[name], theirs[name] = [], []
             method, total = choose_method(pair.ours), round(n_episodes * pair.share)
-            draw = draw_episodes(index, make_setting(shot), seed=0, first=0, n_episodes=total)
+            draw = make_setting(shot).draw(index, seed=0, first=0, n_episodes=total)
             part = next(iter(split_draw(draw)))  # all are of one kind
             for first in range(0, total, AT_ONCE):
                 some = part._replace(

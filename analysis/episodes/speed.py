@@ -27,7 +27,7 @@ from analysis.shared.runner import Report, StudyParser, call_alone, parse_wholes
 from analysis.shared.tables import format_columns
 from protonet._checks import fail, find_version
 from protonet.episodes.draws.batch import Base, Part, gather_episodes, split_draw, summarize_base, take_from
-from protonet.episodes.draws.numbered import Setting, check_setting, draw_episodes
+from protonet.episodes.draws.numbered import Setting
 from protonet.episodes.evaluation.evaluate import evaluate
 from protonet.episodes.methods import METHODS, Method
 from protonet.episodes.methods.tim import tim
@@ -161,7 +161,7 @@ def compare_authors(classes: str, file: Path, repeats: int) -> dict[str, Any]:
     stand_in()
     x, labels = make_data(SPREADS[classes])
     index, take = index_classes(labels), take_from(x)
-    part = next(split_draw(draw_episodes(index, SETTING, seed=0, first=0, n_episodes=TOGETHER)))
+    part = next(split_draw(SETTING.draw(index, seed=0, first=0, n_episodes=TOGETHER)))
     episodes = gather_episodes(take, part)
     support, query = (
         rows.unflatten(1, (SETTING.way[0], -1)).transpose(1, 2).flatten(1, 2)
@@ -192,7 +192,7 @@ def compare(pair: Pair, repeats: int) -> dict[str, Any]:
     classifier = getattr(load_easyfsl(pair.module), pair.classifier)(**pair.settings)
     sizes = {"n_way": SETTING.way[0], "n_shot": SETTING.shot[0], "n_query": SETTING.n_query}
     loader = make_loader(x, labels, **sizes, n_tasks=pair.n_theirs)
-    part = next(split_draw(draw_episodes(index, SETTING, seed=0, first=0, n_episodes=pair.n_theirs)))
+    part = next(split_draw(SETTING.draw(index, seed=0, first=0, n_episodes=pair.n_theirs)))
     seconds = [
         (time_ours(x, index, base, pair, seed), time_theirs(classifier, loader), time_lean(classifier, x, part))
         for seed in range(repeats)
@@ -205,7 +205,7 @@ def compare(pair: Pair, repeats: int) -> dict[str, Any]:
 def measure_growth(n_episodes: int) -> dict[str, float]:
     """Return CPU seconds and memory of ``n_episodes`` episodes of ProtoNet, of this process."""
     x, labels = make_data()
-    index = check_setting(PROG, index_classes(labels), SETTING, tuple(map(str, range(CLASSES))))
+    index = SETTING.check(index_classes(labels), tuple(map(str, range(CLASSES))))
     before, started = measure_peak_memory(), time.process_time()
     evaluate(x, index, {"protonet": METHODS["protonet"]}, SETTING, n_episodes=n_episodes)
     seconds = time.process_time() - started

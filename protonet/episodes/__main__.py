@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from protonet._checks import InputError, fail
+from protonet._checks import InputError, as_typed, fail
 from protonet.episodes.features import NORMALIZATIONS
 from protonet.ui.command_line import Parser, check_name, check_outputs, parse_whole, run_command
 
@@ -33,6 +33,8 @@ OUTPUTS = {
 }
 #: Options that a study leaves to its runs, whose files lie in its folder, beside ``OUTPUTS``.
 KEPT = ("state", "resume", "methods", "presets")
+#: What people type, by what the code calls it where that is not the name of an option.
+TYPED = {name: f"--{name.removeprefix('n_')}" for name in ("n_query", "n_open", "n_unlabelled", "n_distractors")}
 PROTOCOLS = ("episodes", "generalized", "meta-dataset")
 EXAMPLES = (
     "python -m protonet.episodes --dataset glyphs --shot 1,5 --method protonet simpleshot bd-cspn",
@@ -148,8 +150,8 @@ def run(arguments: Sequence[str] | None) -> None:
     if options.methods or options.presets:
         print(list_methods() if options.methods else list_presets(), end="")
         return
-    found = vars(parser.parse_args(arguments, argparse.Namespace(**dict.fromkeys(vars(options)))))  # without defaults
-    given = {name for name, value in found.items() if value is not None}
+    passed = vars(parser.parse_args(arguments, argparse.Namespace(**dict.fromkeys(vars(options)))))  # without defaults
+    given = {name for name, value in passed.items() if value is not None}
     preset: Mapping[str, str] = {}
     if options.preset is not None:
         preset = PRESETS[check_name("--preset", options.preset, PRESETS)].options
@@ -205,23 +207,23 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mappi
         fail(PROG, "--plot", f"end in {', '.join(PLOT_SUFFIXES)}", outputs["plot"], "Pass a path such as out.png.")
     if "report" in outputs and outputs["report"].suffix.lower() not in PAGE_SUFFIXES:
         fail(PROG, "--report", f"end in {', '.join(PAGE_SUFFIXES)}", outputs["report"], "Rename it.")
-    from protonet.episodes.evaluation.experiment import run_experiment  # noqa: PLC0415 - once the arguments are checked
-    from protonet.episodes.evaluation.material import Experiment  # noqa: PLC0415
-    from protonet.episodes.evaluation.suite import Run, run_suite  # noqa: PLC0415
+    from protonet.episodes.evaluation.plan import EvaluationPlan, MethodsPlan, RowsPlan  # noqa: PLC0415 - checked first
+    from protonet.episodes.evaluation.run import run_evaluation  # noqa: PLC0415
+    from protonet.episodes.evaluation.suite import Member, run_suite  # noqa: PLC0415
 
     state = None if options.state is None else Path(options.state)  # the other processes read it, too
-    every, more = "all" in options.method, (options.normalize, options.base, grids, against)
-    runs = []
+    of_rows = {name: getattr(options, name) for name in ("side", "encoder", "normalize", "base", "texts")}
+    methods_plan = MethodsPlan(methods, "all" in options.method, grids, against)
+    members = []
     for dataset, test in zip(options.dataset, tests, strict=True):
-        for shot, setting in samplers.items():
-            source = (dataset, options.side, split_seed, options.encoder)
-            known = Experiment(*source, setting, methods, n_episodes, until, seed, every, *more)
-            known = known._replace(texts=options.texts, image_size=image_size, test=test, hierarchy=options.hierarchy)
-            runs.append(Run(dataset, shot, known))
-    if len(runs) == 1:
-        run_experiment(runs[0].experiment, outputs, state=state, resume=options.resume)
+        rows = RowsPlan(dataset, test, image_size=image_size, split_seed=split_seed, **of_rows)
+        for shot, sampler in samplers.items():
+            plan = EvaluationPlan(rows, methods_plan, sampler, n_episodes, until, seed)
+            members.append(Member(dataset, shot, plan))
+    if len(members) == 1:
+        run_evaluation(members[0].plan, outputs, state=state, resume=options.resume)
     else:
-        run_suite(runs, outputs, state=state, resume=options.resume)
+        run_suite(members, outputs, state=state, resume=options.resume)
 
 
 def train(arguments: Sequence[str] | None) -> None:
@@ -261,7 +263,8 @@ def extract(arguments: Sequence[str] | None) -> None:
     """Embed pictures as the arguments say."""
     from protonet.episodes.features.extract import run_extract  # noqa: PLC0415 - as above
 
-    run_extract(arguments)
+    with as_typed(f"{PROG} extract", output="--output", backbone="--backbone"):
+        run_extract(arguments)
 
 
 COMMANDS = {"train": train, "compare": compare, "study": study, "extract": extract}
@@ -269,9 +272,16 @@ COMMANDS = {"train": train, "compare": compare, "study": study, "extract": extra
 
 def main(arguments: Sequence[str]) -> int:
     """Run the evaluation or the one of ``COMMANDS`` that comes first; return the exit code."""
+    prog, command = PROG, run
     if arguments and arguments[0] in COMMANDS:
-        return run_command(f"{PROG} {arguments[0]}", COMMANDS[arguments[0]], arguments[1:])
-    return run_command(PROG, run, arguments)
+        prog, command, arguments = f"{PROG} {arguments[0]}", COMMANDS[arguments[0]], arguments[1:]
+    names = {name: f"--{name.replace('_', '-')}" for name in vars(make_parser().parse_args([]))}
+
+    def run_named(given: Sequence[str] | None) -> None:
+        with as_typed(prog, **names, **TYPED):
+            command(given)
+
+    return run_command(prog, run_named, arguments)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import torch
 from tqdm import tqdm
 
 from protonet.episodes.__main__ import main
-from protonet.episodes.evaluation import experiment
+from protonet.episodes.evaluation import run as running
 from protonet.episodes.methods import ALIASES, METHODS
 from tests.episodes.cases import SLOW, needing
 
@@ -106,7 +106,7 @@ def test_a_mapped_file_gives_the_same_as_one_in_memory(
     ("arguments", "message"),
     [
         (["--method", "protonett"], "`--method` must be one of protonet, .*; got 'protonett'. Did you mean protonet?"),
-        (["--way", "6"], r"`way` must be at most the number of classes \(5\); got 6"),
+        (["--way", "6"], r"`--way` must be at most the number of classes \(5\); got 6"),
         (["--way", "x"], "`--way` must be a whole number >= 2; got 'x'"),
         (["--way", "-5"], "`--way` must be a number or a span such as 5-20; got '-5'"),
         (["--way", "9-5"], "`--way` must be a number or a span such as 5-20; got '9-5'"),
@@ -123,8 +123,8 @@ def test_a_mapped_file_gives_the_same_as_one_in_memory(
         (["--encoder", "absent.safetensors"], "absent.safetensors"),
         (["--json", "/proc/none/a.json"], "`--json` must be a file that can be written"),
         (["--split-seed", "x"], "`--split-seed` must be a whole number >= 0"),
-        (["--shot", "9" * 30], "`shot` must be a whole number in .*; got 9999"),
-        (["--query", "9" * 30, "--allow-small"], "`n_query` must be a whole number in .*; got 9999"),
+        (["--shot", "9" * 30], "`--shot` must be a whole number in .*; got 9999"),
+        (["--query", "9" * 30, "--allow-small"], "`--query` must be a whole number in .*; got 9999"),
         (["--plot", "build/out.jpeg"], "`--plot` must end in .png, .pdf, .svg; got build/out.jpeg"),
         (["--method", "PT_MAP"], "Did you mean pt-map?"),
         (["--resume"], "`--resume` must come with the file to continue; got no --state"),
@@ -153,9 +153,9 @@ def test_all_methods(features: Path, capsys: pytest.CaptureFixture[str]) -> None
     out = capsys.readouterr().out
     left = {*needing("encoder"), *needing("texts"), *needing("unlabelled"), *SLOW}
     assert all((f"| {name} " in out) == (name not in left) for name in METHODS)
-    assert "Without texts, clip-zero-shot and tip-adapter are left out." in out
+    assert "Without texts, clip-zero-shot, tip-adapter are left out." in out
     assert "Without unlabelled rows, semi-kmeans, semi-kmeans-cluster, semi-kmeans-masked are left out." in out
-    take_long = "alpha-am, distribution-calibration, finetune, solver take long"
+    take_long = "distribution-calibration, finetune, solver, alpha-am take long"
     assert f"{take_long}, and are left out of 'all': name them, too." in out
     assert run("--dataset", str(features), *few, "--side", "all", "--method", "all") == 0
     out = capsys.readouterr().out
@@ -213,68 +213,6 @@ def test_bad_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         captured = capsys.readouterr()
         assert captured.err.count("\n") == 1
         assert message in captured.err
-
-
-def test_torchrun_gives_the_same_bytes(features: Path, tmp_path: Path) -> None:
-    shared = [
-        "--dataset",
-        str(features),
-        *FEW,
-        "--episodes",
-        "900",
-        "--until",
-        "1.2",
-        "--method",
-        "protonet",
-        "simpleshot",
-    ]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    outputs = []
-    for number, start in enumerate(([sys.executable], launcher)):
-        path = tmp_path / f"{number}.json"
-        ended = subprocess.run(
-            [*start, "-m", "protonet.episodes", *shared, "--json", str(path)],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=environment,
-        )
-        assert ended.returncode == 0, ended.stderr
-        outputs.append((ended.stdout, path.read_bytes()))
-    assert outputs[0] == outputs[1]
-    assert json.loads(outputs[0][1])["episodes"] < 900
-
-
-@pytest.mark.skipif(os.name == "nt", reason="there are no such signals on Windows")
-def test_a_run_that_is_stopped_goes_on_to_the_same_bytes(features: Path, tmp_path: Path) -> None:
-    """Ctrl-C before the first 256 episodes of a slow method, then a run of two processes."""
-    shared = ["--dataset", str(features), *FEW, "--episodes", "60", "--method", "transductive-finetune", "protonet"]
-    assert run(*shared, f"--json={tmp_path / 'whole.json'}") == 0
-    arguments = [*shared, "--state", str(tmp_path / "a.npz")]
-    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    code += "from protonet.episodes.__main__ import main; sys.exit(main(sys.argv[1:]))"
-    with subprocess.Popen(
-        [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stderr is not None
-        shown = ""
-        while "/60" not in shown.rsplit("0/60", 1)[-1] and process.poll() is None:  # the bar moves
-            shown += process.stderr.read(1)
-        process.send_signal(signal.SIGINT)
-        _, error = process.communicate(timeout=60)
-    if process.returncode == 130:
-        assert re.search(r"stopped after \d+ of 60 episodes; run again with --resume$", error.strip())
-    started = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    ended = subprocess.run(
-        [*started, "-m", "protonet.episodes", *arguments, "--resume", "--json", str(tmp_path / "parts.json")],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert (tmp_path / "whole.json").read_bytes() == (tmp_path / "parts.json").read_bytes()
 
 
 def test_a_state_is_of_one_run(features: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -335,8 +273,8 @@ def test_intervals_say_what_they_speak_of(features: Path, tmp_path: Path, capsys
 def test_the_bar_of_one_episode_has_no_interval(
     features: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(experiment, "SHOWN_EVERY", 0)
-    monkeypatch.setattr(experiment, "tqdm", lambda **settings: tqdm(**(settings | {"delay": 0})))  # shown at once
+    monkeypatch.setattr(running, "SHOWN_EVERY", 0)
+    monkeypatch.setattr(running, "tqdm", lambda **settings: tqdm(**(settings | {"delay": 0})))  # shown at once
     shown = []
     for episodes in ("1", "2"):
         assert run("--dataset", str(features), *FEW, "--episodes", episodes, "--method", "protonet") == 0
@@ -378,7 +316,7 @@ def test_ctrl_c_reports_what_is_done(features: Path, tmp_path: Path) -> None:
 def test_help_is_quick_to_import_and_names_every_method() -> None:
     code = """
 import runpy, sys
-sys.argv = ["x", "--help"]
+sys.argv = ["x", "--help-all"]
 try:
     runpy.run_module("protonet.episodes", run_name="__main__")
 except SystemExit:

@@ -130,7 +130,7 @@ def test_tuning_is_by_accuracy_on_validation_classes(folder: Path, capsys: pytes
         (["--method", "ridge:lambda=1"], "must have settings of ridge that exist; got 'lambda'. There are penalty, "),
         (["--method", "mine.py:absent"], "It has city_block, centred, broken, flat"),
         (["--method", "mine.py:broken"], r"got ValueError of mine.py:broken: no such thing \(mine.py, line 12\)"),
-        (["--method", "mine.py:flat"], "`method` must give logits of shape .* of mine.py:flat"),
+        (["--method", "mine.py:flat"], "`--method` must give logits of shape .* of mine.py:flat"),
         (["--against", "nosuch"], "`--against` must be one of .*; got 'nosuch'. Pick a listed one"),
         (["--against", "rigde"], "`--against` must be one of ridge, .*Did you mean ridge"),
         (["--tune", "rigde:penalty=1,2"], "`--tune` must be one of ridge, "),
@@ -173,7 +173,7 @@ def test_a_traceback_on_request(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--method", "mine.py:broken", "--traceback") == 2
     error = capsys.readouterr().err
     assert 'raise ValueError("no such thing")' in error
-    assert error.splitlines()[-1].startswith("protonet.episodes: `method` must run on every batch of episodes")
+    assert error.splitlines()[-1].startswith("protonet.episodes: `--method` must run on every batch of episodes")
 
 
 @pytest.mark.usefixtures("folder")

@@ -124,9 +124,12 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_bytes(
 
 
 def test_several_processes_give_the_same_bytes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All protocols one after the other, in one group of processes."""
+    """All protocols one after the other, in one group of processes; of the first, one process has done a part."""
     arguments = [[*kind, "--episodes", "260", "--method", "protonet"] for kind in KINDS.values()]
     arguments[-2].append("semi-kmeans")
+    arguments.append(["--dataset", "a.npz", "--query", "4", "--episodes", "900", "--until", "1.5"])
+    arguments[0] += ["mine.py:stops", "--state", "run.npz", "--resume"]
+    assert run(*arguments[0]) == 130
     lines = ["import sys", "from protonet.episodes.__main__ import main"]
     lines += ["from protonet.episodes.evaluation.distributed import join_group", "with join_group():"]
     lines += [f"    for number, each in enumerate({arguments!r}):"]
@@ -136,9 +139,12 @@ def test_several_processes_give_the_same_bytes(folder: Path, capsys: pytest.Capt
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     ended = subprocess.run(launcher, capture_output=True, text=True, check=False, env=environment)
     assert ended.returncode == 0, ended.stderr
+    (folder / "run.npz").unlink()
+    capsys.readouterr()
     for number, each in enumerate(arguments):
         assert run(*each, "--json", f"alone{number}.json") == 0
         assert (folder / f"alone{number}.json").read_bytes() == (folder / f"shared{number}.json").read_bytes()
+    assert json.loads((folder / "alone5.json").read_text(encoding="utf-8"))["episodes"] < 900
     assert ended.stdout == capsys.readouterr().out
 
 
@@ -341,7 +347,7 @@ def test_a_preset_sets_options_and_what_is_given_wins(
             ["--method", "semi-kmeans"],
             "`--method` must find unlabelled rows; got none for semi-kmeans. Pass --unlabelled",
         ),
-        (["--distractors", "2"], "`n_distractors` must be 0 where there are no unlabelled rows; got 2"),
+        (["--distractors", "2"], "`--distractors` must be 0 where there are no unlabelled rows; got 2"),
         (["--unlabelled", "few"], "`--unlabelled` must be a whole number >= 0; got 'few'"),
         (["--shot", "1,1"], "`--shot` must have each value once; got '1,1'"),
         (["--shot", "1,x"], "`--shot` must be a whole number >= 1; got 'x'"),

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protonet.episodes.draws.numbered import QUERY_ORDER, UNLABELLED_ORDER, Draw, draw_uniform
+from protonet.episodes.draws.sampler import QUERY_ORDER, UNLABELLED_ORDER, Draw, Take, draw_uniform
 from protonet.sampling import ClassIndex, index_pieces, list_pieces
 
-#: Maps row numbers (k,) int64 to features (k, dim) of any floating dtype, which the next call may overwrite.
-Take = Callable[[Tensor], Tensor]
 SIZE_FACTORS = torch.tensor([1, 2**15, 2**30, 2**46])  #: Factors that pack an episode's four sizes into one int64.
 CHUNK = 8192  #: Rows that are summed at a time.
 

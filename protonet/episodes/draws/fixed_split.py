@@ -5,7 +5,8 @@ An episode is a draw of the support; the queries of all of them are the same row
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,11 +14,12 @@ from torch import Tensor
 from protonet._checks import check_int, fail
 from protonet.datasets.dataset import Dataset
 from protonet.episodes.draws.equal_rows import number_equal
-from protonet.episodes.draws.numbered import MOST, NO_ROW, ROWS, Draw, draw_uniform
+from protonet.episodes.draws.sampler import MOST, NO_ROW, ROWS, Draw, Sampler, draw_uniform
 from protonet.sampling import ClassIndex, draw_distinct
 
 
-class FixedSplit(NamedTuple):
+@dataclass(frozen=True)
+class FixedSplit(Sampler):
     """Draw K support rows of each class from its training rows, and take all its test rows as queries.
 
     Source: Zhou et al., "Learning to prompt for vision-language models" (2022), sec. 4.1: 1, 2, 4, 8 and 16 shots, the
@@ -25,7 +27,8 @@ class FixedSplit(NamedTuple):
     """
 
     n_shot: int  #: Support rows per class, >= 1.
-    n_train: tuple[int, ...]  #: Of each class of the index, how many of its rows, the first ones, are for training.
+    #: Of each class of the index, how many of its rows, the first ones, are for training; the data will tell.
+    n_train: tuple[int, ...] = ()
     allow_small: bool = False  #: Take all training rows of a class that has fewer than ``n_shot``, as the authors do.
 
     @property
@@ -39,30 +42,42 @@ class FixedSplit(NamedTuple):
         return len(self.n_train)
 
     @property
-    def n_base(self) -> int:
-        """None of an episode's classes are base classes."""
-        return 0
+    def way(self) -> tuple[int, int]:
+        """All classes are in each episode."""
+        return self.n_drawn, self.n_drawn
 
-    def check(self, name: str, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
+    def join_test(self, data: Dataset, test: Dataset | None, names: tuple[str, str]) -> tuple[FixedSplit, Dataset]:
+        """Join the two splits, see `join_split`."""
+        assert test is not None
+        data, n_train = join_split(data, test, names)
+        return replace(self, n_train=n_train), data
+
+    def check(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
         """Check that each class has enough training rows, and a test row.
 
         Raises:
             InputTypeError: ``n_shot`` is not a number.
             InputError: It is < 1, there is not a count of training rows for each class, or a class has too few rows.
         """
-        check_int(name, "shot", self.n_shot, low=1, high=MOST)
+        check_int("FixedSplit", "shot", self.n_shot, low=1, high=MOST)
         if len(self.n_train) != len(index.size) or len(self.n_train) < 2:
             got = f"{len(self.n_train)} for {len(index.size)}"
-            fail(name, "n_train", "be one count for each of at least 2 classes", got, "Pass the counts of all classes.")
+            fail(
+                "FixedSplit",
+                "n_train",
+                "be one count for each of at least 2 classes",
+                got,
+                "Pass the counts of all classes.",
+            )
         needed = 1 if self.allow_small else self.n_shot
         for number, (n_train, size) in enumerate(zip(self.n_train, index.size.tolist(), strict=True)):
             if n_train < needed:
                 remedy = "Ask for fewer shots, or take all rows of small classes (--allow-small)."
                 got = f"class {class_names[number]!r} with {n_train}"
-                fail(name, "classes", f"have {needed} training rows", got, remedy)
+                fail("FixedSplit", "classes", f"have {needed} training rows", got, remedy)
             if size <= n_train:
                 got = f"class {class_names[number]!r} without any"
-                fail(name, "classes", "have a test row", got, "Add one, or leave the class out.")
+                fail("FixedSplit", "classes", "have a test row", got, "Add one, or leave the class out.")
         return index
 
     def draw(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> Draw:
@@ -92,7 +107,7 @@ class FixedSplit(NamedTuple):
 
     def describe(self) -> dict[str, Any]:
         """Return the settings under the names of the command line."""
-        way, shot = [self.n_drawn] * 2, [self.n_shot] * 2
+        way, shot = list(self.way), list(self.shot)
         more = {"open": 0, "allow_small": self.allow_small, "kind": self.title()}
         return {"protocol": "fixed-split", "way": way, "shot": shot, **more}
 
@@ -101,11 +116,10 @@ class FixedSplit(NamedTuple):
         return f"all {self.n_drawn} ways, {self.n_shot}-shot, queries of a fixed test split"
 
 
-def join_split(function: str, train: Dataset, test: Dataset, names: tuple[str, str]) -> tuple[Dataset, tuple[int, ...]]:
+def join_split(train: Dataset, test: Dataset, names: tuple[str, str]) -> tuple[Dataset, tuple[int, ...]]:
     """Join training and test rows of the same classes, by name.
 
     Args:
-        function: Who asks, for messages.
         train: The rows to draw supports from.
         test: The rows to classify.
         names: What messages call them.
@@ -119,7 +133,7 @@ def join_split(function: str, train: Dataset, test: Dataset, names: tuple[str, s
     """
     if test.x.shape[1] != train.x.shape[1]:
         got = f"{test.x.shape[1]} of {names[1]}"
-        fail(function, "--test", f"have {train.x.shape[1]} features per row, as {names[0]}", got, "Embed both alike.")
+        fail("join_split", "test", f"have {train.x.shape[1]} features per row, as {names[0]}", got, "Embed both alike.")
     number = {name: c for c, name in enumerate(train.class_names)}
     for held, other, at in ((test, train, 1), (train, test, 0)):
         missing = [name for name in held.class_names if name not in other.class_names]
@@ -127,7 +141,7 @@ def join_split(function: str, train: Dataset, test: Dataset, names: tuple[str, s
             got = f"{missing[0]!r} in {names[at]} alone" + (
                 f", and {len(missing) - 1} more" if len(missing) > 1 else ""
             )
-            fail(function, "--test", "have the classes of --dataset, by name", got, "Rename them, or leave them out.")
+            fail("join_split", "test", "have the classes of --dataset, by name", got, "Rename them, or leave them out.")
     sides = [train.x, test.x]
     if train.x.dtype != test.x.dtype:  # pixels of 8 bits beside features: as they are meant
         sides = [each.take_rows(torch.arange(len(each.x))) for each in (train, test)]
@@ -137,7 +151,7 @@ def join_split(function: str, train: Dataset, test: Dataset, names: tuple[str, s
     if len(shared):
         first, second = shared[0].tolist()
         got = f"{len(shared[:, 1].unique())}, such as row {second} of {names[1]} and row {first} of {names[0]}"
-        fail(function, "--test", "share no row with --dataset", got, "Leave these rows out of one of the two.")
+        fail("join_split", "test", "share no row with --dataset", got, "Leave these rows out of one of the two.")
     y = torch.cat([train.y, torch.tensor([number[name] for name in test.class_names])[test.y]])
     counts = tuple(torch.bincount(train.y, minlength=train.num_classes).tolist())
     return Dataset(x, y, train.class_names, shape=train.shape), counts

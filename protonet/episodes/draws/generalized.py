@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from protonet._checks import fail
-from protonet.episodes.draws.batch import Take, summarize_base
-from protonet.episodes.draws.numbered import NO_ROW, QUERIES, Draw, Setting, draw_uniform
+from protonet.episodes.draws.batch import take_from
+from protonet.episodes.draws.numbered import Setting
+from protonet.episodes.draws.sampler import NO_ROW, QUERIES, Draw, Pool, Sampler, draw_uniform
 from protonet.sampling import ClassIndex, draw_distinct, index_pieces, list_pieces
 
 HELD_OUT = 5  #: Every fifth row of a base class is a query and not part of its mean. Our own choice.
 
 
-class Generalized(NamedTuple):
+@dataclass(frozen=True)
+class Generalized(Sampler):
     """Draw episodes of novel classes, to which all base classes are added: their support row is their mean.
 
     Source: Gidaris and Komodakis, "Dynamic few-shot visual learning without forgetting" (2018), sec. 4.1, joint
@@ -36,17 +39,56 @@ class Generalized(NamedTuple):
         """The most classes of an episode."""
         return self.n_base + self.novel.n_drawn
 
-    def check(self, name: str, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
+    @property
+    def adds_base(self) -> bool:
+        """They are what it is about."""
+        return True
+
+    def choose_classes(
+        self, index: ClassIndex, class_names: tuple[str, ...]
+    ) -> tuple[Generalized, ClassIndex, list[str]]:
+        """Choose the novel classes."""
+        return self, self.novel.check(index, class_names), []
+
+    def hold_out(self, base: ClassIndex, class_names: tuple[str, ...]) -> tuple[ClassIndex, ClassIndex]:
+        """Hold every fifth row of each base class out, in the order of the data, as a query.
+
+        The first row of each class of queries keeps the place of the mean of the others.
+        """
+        if int(base.size.min()) < 2:
+            got = f"class {class_names[int(base.size.argmin())]!r} with one"
+            constraint = "have 2 rows, to learn from and to ask for"
+            fail("Generalized", "base classes", constraint, got, "Leave it out.")
+        seen, queries = [], []
+        for rows in list_pieces(base):
+            held_out = torch.arange(len(rows)) % HELD_OUT == min(HELD_OUT, len(rows)) - 1
+            seen.append(rows[~held_out])
+            queries.append(torch.cat([rows[~held_out][:1], rows[held_out]]))
+        return index_pieces(seen), index_pieces(queries)
+
+    def join_base(self, pool: Pool, base: Pool | None, means: Tensor | None) -> tuple[Generalized, Pool]:
+        """Put the means of base classes, their queries and the rows of novel classes together, base classes first."""
+        assert base is not None
+        assert means is not None
+        known, sources = (
+            index_pieces(list_pieces(first) + list_pieces(second))
+            for first, second in ((base.by_class, pool.by_class), (base.sources, pool.sources))
+        )
+        x = pool.take(known.rows).clone()
+        x[known.start[: len(means)]] = means.to(x.dtype)
+        by_class = known._replace(rows=torch.arange(len(x)))
+        return replace(self, n_base=len(means)), Pool(x, take_from(x), by_class, sources)
+
+    def check(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
         """Check that the novel classes fit, and that each base class has a query beside its mean.
 
         Raises:
             InputError: They do not.
         """
         if not 0 < self.n_base < len(index.size) or bool((index.size[: self.n_base] < 2).any()):
-            fail(
-                name, "n_base", "be classes of a mean and a query or more", self.n_base, "Add rows to the base classes."
-            )
-        self.novel.check(name, self._take_novel(index), class_names[self.n_base :])
+            remedy = "Add rows to the base classes."
+            fail("Generalized", "n_base", "be classes of a mean and a query or more", self.n_base, remedy)
+        self.novel.check(self._take_novel(index), class_names[self.n_base :])
         return index
 
     def _take_novel(self, index: ClassIndex) -> ClassIndex:
@@ -88,50 +130,3 @@ class Generalized(NamedTuple):
     def title(self) -> str:
         """Return the settings as a few words."""
         return f"{self.novel.title()} beside {self.n_base} base classes"
-
-
-def join_base(
-    function: str, take: Take, base: ClassIndex, novel: ClassIndex, names: tuple[str, ...]
-) -> tuple[Tensor, ClassIndex, ClassIndex]:
-    """Put the means of base classes, their queries and the rows of novel classes together.
-
-    Every fifth row of a base class, in the order of the data, is a query; its mean is of the others.
-
-    Args:
-        function: Who asks, for messages.
-        take: Returns rows by number.
-        base: The base classes.
-        novel: The novel classes.
-        names: Of the base classes, for messages.
-
-    Returns:
-        x: (rows, dim) floating.
-        index: Of ``x``, the base classes first; the first row of each is its mean.
-        sources: The same classes, with the numbers that ``take`` knows the rows by, for a mean that of its first row.
-
-    Raises:
-        InputError: A base class has fewer than two rows.
-    """
-    learned, asked = hold_out(function, base, names)
-    means = summarize_base(take, learned).class_means
-    pieces = [torch.cat([first[:1], own]) for first, own in zip(list_pieces(learned), list_pieces(asked), strict=True)]
-    sources = index_pieces([*pieces, *list_pieces(novel)])
-    x = take(sources.rows).clone()
-    x[sources.start[: len(means)]] = means.to(x.dtype)
-    return x, sources._replace(rows=torch.arange(len(x))), sources
-
-
-def hold_out(function: str, base: ClassIndex, names: tuple[str, ...]) -> tuple[ClassIndex, ClassIndex]:
-    """Split the rows of base classes into those to learn from, and the queries: every fifth, in the order of the data.
-
-    Arguments and errors are as in `join_base`.
-    """
-    if int(base.size.min()) < 2:
-        got = f"class {names[int(base.size.argmin())]!r} with one"
-        fail(function, "base classes", "have 2 rows, to learn from and to ask for", got, "Leave it out.")
-    learned, asked = [], []
-    for own in list_pieces(base):
-        held_out = torch.arange(len(own)) % HELD_OUT == min(HELD_OUT, len(own)) - 1
-        learned.append(own[~held_out])
-        asked.append(own[held_out])
-    return index_pieces(learned), index_pieces(asked)

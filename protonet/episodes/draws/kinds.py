@@ -10,7 +10,8 @@ from protonet._checks import check_number, fail
 from protonet.episodes.draws.fixed_split import FixedSplit
 from protonet.episodes.draws.generalized import Generalized
 from protonet.episodes.draws.meta_dataset import MetaDataset
-from protonet.episodes.draws.numbered import Sampler, Setting
+from protonet.episodes.draws.numbered import Setting
+from protonet.episodes.draws.sampler import Sampler
 from protonet.ui.command_line import parse_whole
 
 PROG = "protonet.episodes"  #: The command, for messages.
@@ -56,7 +57,7 @@ def read_samplers(options: argparse.Namespace, given: Collection[str], preset: M
             got = f"{options.preset}, which has {option} {value}"
             fail(PROG, "--preset", f"have options that go with {kind}", got, "Leave one of the two out.")
     if protocol == "meta-dataset":
-        return {"": MetaDataset()}
+        return {"": MetaDataset(hierarchy=options.hierarchy)}
     shots = options.shot.split(",")
     if len(set(shots)) < len(shots):
         fail(PROG, "--shot", "have each value once", repr(options.shot), "Leave one out.")

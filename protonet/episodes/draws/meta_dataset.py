@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from protonet._checks import fail
-from protonet.episodes.draws.numbered import CLASSES, GROUPS, NO_ROW, ROWS, SHOTS, SIZES, WAYS, Draw, draw_uniform
+from protonet.episodes.draws.sampler import (
+    CLASSES,
+    GROUPS,
+    NO_ROW,
+    ROWS,
+    SHOTS,
+    SIZES,
+    WAYS,
+    Draw,
+    Sampler,
+    draw_uniform,
+)
 from protonet.sampling import ClassIndex, draw_distinct
 
-PROG = "protonet.episodes"  #: The command, for messages.
 LEAST_WAY, MOST_WAY = 5, 50  #: Classes per episode.
 MOST_QUERY = 10  #: Query rows per class.
 MOST_SUPPORT = 500  #: Support rows per episode.
@@ -23,7 +34,8 @@ LOG_WEIGHT = math.log(2)  #: A class's share of the support is multiplied by up 
 MOST_LEAVES = 392  #: Classes below a node of a hierarchy that episodes are drawn from.
 
 
-class MetaDataset(NamedTuple):
+@dataclass(frozen=True)
+class MetaDataset(Sampler):
     """Draw episodes as Meta-Dataset does.
 
     Source: Triantafillou et al., "Meta-Dataset: a dataset of datasets for learning to learn from few examples" (2020),
@@ -34,6 +46,8 @@ class MetaDataset(NamedTuple):
     #: Classes that belong together, one of which an episode is drawn from; none for all classes.
     groups: tuple[tuple[int, ...], ...] = ()
     whole: bool = False  #: Take all classes of a group, at most ``MOST_WAY``; otherwise a uniform number of them.
+    #: Which classes belong together, see `read_groups`; None for all, or for ``groups``.
+    hierarchy: str | None = None
 
     @property
     def shot(self) -> tuple[int, int]:
@@ -46,11 +60,26 @@ class MetaDataset(NamedTuple):
         return LEAST_WAY
 
     @property
-    def n_base(self) -> int:
-        """None of an episode's classes are base classes."""
-        return 0
+    def way(self) -> tuple[int, int]:
+        """Least and most classes per episode."""
+        return LEAST_WAY, MOST_WAY
 
-    def check(self, name: str, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
+    @property
+    def hidden(self) -> list[Tensor]:
+        """The classes of each group, of which the settings know the number alone."""
+        return list(map(torch.tensor, self.groups))
+
+    def choose_classes(
+        self, index: ClassIndex, class_names: tuple[str, ...]
+    ) -> tuple[MetaDataset, ClassIndex, list[str]]:
+        """Choose all classes, in the groups of the hierarchy."""
+        sampler = self
+        if self.hierarchy is not None:
+            groups, whole = read_groups(self.hierarchy, class_names)
+            sampler = replace(self, groups=groups, whole=whole)
+        return sampler, sampler.check(index, class_names), []
+
+    def check(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
         """Check that there are enough classes, of at least two rows.
 
         Raises:
@@ -58,13 +87,25 @@ class MetaDataset(NamedTuple):
         """
         if len(index.size) < LEAST_WAY:
             remedy = "Add classes, or leave --protocol meta-dataset out."
-            fail(name, "classes", f"be {LEAST_WAY} or more, as Meta-Dataset's episodes have", len(index.size), remedy)
+            fail(
+                "MetaDataset",
+                "classes",
+                f"be {LEAST_WAY} or more, as Meta-Dataset's episodes have",
+                len(index.size),
+                remedy,
+            )
         smallest = int(index.size.argmin())
         if index.size[smallest] < 2:
             got = f"class {class_names[smallest]!r} with {int(index.size[smallest])}"
-            fail(name, "classes", "have 2 rows (shot + query)", got, "Leave small classes out.")
+            fail("MetaDataset", "classes", "have 2 rows (shot + query)", got, "Leave small classes out.")
         if any(len(set(own)) < LEAST_WAY or not set(own) <= set(range(len(index.size))) for own in self.groups):
-            fail(name, "groups", f"be of {LEAST_WAY} known classes or more", "others", "Pass those of `read_groups`.")
+            fail(
+                "MetaDataset",
+                "groups",
+                f"be of {LEAST_WAY} known classes or more",
+                "others",
+                "Pass those of `read_groups`.",
+            )
         return index
 
     def draw(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> Draw:
@@ -114,9 +155,9 @@ class MetaDataset(NamedTuple):
 
     def describe(self) -> dict[str, Any]:
         """Return the settings under the names of the command line."""
-        way, shot = [LEAST_WAY, MOST_WAY], list(self.shot)
+        way, shot = list(self.way), list(self.shot)
         more = {"open": 0, "groups": len(self.groups), "kind": self.title()}
-        return {"protocol": "meta-dataset", "way": way, "shot": shot, **more}
+        return {"hierarchy": self.hierarchy, "protocol": "meta-dataset", "way": way, "shot": shot, **more}
 
     def title(self) -> str:
         """Return the settings as a few words."""
@@ -181,7 +222,7 @@ def read_groups(hierarchy: str, names: Sequence[str]) -> tuple[tuple[tuple[int, 
     groups = tuple(tuple(sorted(found[name])) for name in sorted(found) if LEAST_WAY <= len(found[name]) <= most)
     if not groups:
         sizes = f"{max(map(len, found.values()), default=0)} at most"
-        fail(PROG, "--hierarchy", f"have a group of {LEAST_WAY} classes", sizes, "Leave --hierarchy out.")
+        fail("read_groups", "hierarchy", f"have a group of {LEAST_WAY} classes", sizes, "Leave --hierarchy out.")
     return groups, whole
 
 
@@ -192,7 +233,7 @@ def _split_names(names: Sequence[str]) -> dict[str, set[int]]:
         superclass, slash, _ = name.rpartition("/")
         if not slash:
             remedy = "Name classes SUPERCLASS/CLASS, or pass a file of lines 'parent child'."
-            fail(PROG, "--hierarchy", "be in the names of all classes", f"{name!r} without a superclass", remedy)
+            fail("read_groups", "hierarchy", "be in the names of all classes", f"{name!r} without a superclass", remedy)
         found.setdefault(superclass, set()).add(number)
     return found
 
@@ -204,15 +245,21 @@ def _read_nodes(path: Path, names: Sequence[str]) -> dict[str, set[int]]:
     try:
         lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        fail(PROG, "--hierarchy", "be names, or a file that can be read", f"{path} ({error})", remedy)
+        fail("read_groups", "hierarchy", "be names, or a file that can be read", f"{path} ({error})", remedy)
     for number, words in enumerate(lines):
         if len(words) != 2:
-            fail(PROG, "--hierarchy", "have lines 'parent child'", f"{' '.join(words)!r}, number {number + 1}", remedy)
+            fail(
+                "read_groups",
+                "hierarchy",
+                "have lines 'parent child'",
+                f"{' '.join(words)!r}, number {number + 1}",
+                remedy,
+            )
         children.setdefault(words[0], []).append(words[1])
     known = {word for words in lines for word in words}
     for name in names:
         if name not in known:
-            fail(PROG, "--hierarchy", "have all classes, by name", f"none for {name!r}", remedy)
+            fail("read_groups", "hierarchy", "have all classes, by name", f"none for {name!r}", remedy)
     below = _span(path, children, {name: number for number, name in enumerate(names)})
     return {
         node: below[node] for node, own in children.items() if len({child for child in own if below.get(child)}) > 1
@@ -236,6 +283,12 @@ def _span(path: Path, children: Mapping[str, Sequence[str]], numbers: Mapping[st
             open_nodes.add(node)
             circle = open_nodes.intersection(waiting)
             if circle:
-                fail(PROG, "--hierarchy", "have no circles", f"one through {min(circle)!r} in {path}", "Mend the file.")
+                fail(
+                    "read_groups",
+                    "hierarchy",
+                    "have no circles",
+                    f"one through {min(circle)!r} in {path}",
+                    "Mend the file.",
+                )
             stack.append(waiting[0])
     return below

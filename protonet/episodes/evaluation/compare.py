@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from protonet._checks import fail, show
-from protonet.episodes.evaluation.report import compare, format_report, rate, read_members, write_tables
+from protonet.episodes.evaluation.report import format_report, write_tables
+from protonet.episodes.evaluation.statistics import MethodSummary, Rate, Summary, compare_pairs, read_members
 from protonet.ui.command_line import Parser, check_name, check_outputs
 
 PROG = "protonet.episodes compare"
@@ -117,7 +118,7 @@ def check_same(runs: Sequence[Run]) -> None:
             fail(PROG, "FILE.json", "be of the same data", f"others in {first.path} and {other.path}", REMEDY)
 
 
-def join_runs(runs: Sequence[Run], *, against: str | None = None) -> tuple[dict[str, Any], list[str]]:
+def join_runs(runs: Sequence[Run], *, against: str | None = None) -> tuple[Summary, list[str]]:
     """Compare the methods of runs of the same episodes, on those that all of them have.
 
     Where two runs have a method of one name, it is called after its files if the runs' results differ.
@@ -143,8 +144,8 @@ def join_runs(runs: Sequence[Run], *, against: str | None = None) -> tuple[dict[
         check_name("--against", against, accuracies)
     settings = {**runs[0].settings, "against": against}
     members = next((run.members[:n] for run in runs if run.members is not None), None)
-    methods = {name: rate(each, members) for name, each in accuracies.items()}
-    pairs = compare(accuracies, members, against)
+    methods = {name: MethodSummary(Rate.measure(values, members)) for name, values in accuracies.items()}
+    pairs = compare_pairs(accuracies, members, against)
     notes = [f"{n:,} episodes of {runs[0].n_classes} classes"]
     if members is None:
         notes.append("Files of earlier versions do not say which classes episodes have: nothing is over classes.")
@@ -154,4 +155,4 @@ def join_runs(runs: Sequence[Run], *, against: str | None = None) -> tuple[dict[
         others = {str(run.versions.get(package)) for run in runs} - {str(version)}
         if others:
             notes.append(f"Versions of {package} differ: {version} and {', '.join(sorted(others))}.")
-    return {"settings": settings, "episodes": n, "methods": methods, "comparisons": pairs}, notes
+    return Summary(settings, n, methods, pairs), notes

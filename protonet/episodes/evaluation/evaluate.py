@@ -11,12 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from protonet._checks import check_int, check_number, fail, fail_type
+from protonet._checks import as_typed, check_int, check_number, fail, fail_type
 from protonet.episodes.draws.batch import (
     Base,
     Episodes,
     Part,
-    Take,
     Texts,
     Trained,
     gather_episodes,
@@ -24,7 +23,7 @@ from protonet.episodes.draws.batch import (
     split_draw,
     take_from,
 )
-from protonet.episodes.draws.numbered import Draw, Sampler
+from protonet.episodes.draws.sampler import Draw, Sampler, Take
 from protonet.episodes.evaluation.distributed import Group
 from protonet.episodes.evaluation.statistics import half_width
 from protonet.episodes.methods import Method, MethodSpec
@@ -128,10 +127,11 @@ def evaluate(
     n_episodes = check_int("evaluate", "n_episodes", n_episodes, low=1)
     until = check_number("evaluate", "until", until, low=0)
     named = None if texts is None else Texts(_check_texts(texts, index, x), number_rows(index, len(x)))
-    index = setting.check("evaluate", index, tuple(map(str, range(len(index.size)))))
+    with as_typed("evaluate"):
+        index = setting.check(index, tuple(map(str, range(len(index.size)))))
     group, take = group or Group(), take or take_from(x)
     finished: list[dict[str, Scores]] = [] if earlier is None else [dict(earlier)]
-    done = 0 if earlier is None else len(next(iter(earlier.values())).accuracy)
+    done = count_episodes(finished)
 
     def is_precise() -> bool:
         joined = {name: [batch[name].accuracy for batch in finished] for name in methods}
@@ -333,6 +333,11 @@ def find_false_rate(scores: Tensor, n_known: int, share: float = 0.95) -> Tensor
     place = math.ceil(share * n_known - ROUNDING) - 1
     threshold = scores[:, :n_known].sort(dim=1, descending=True).values[:, place, None]
     return (scores[:, n_known:] >= threshold).double().mean(dim=1)
+
+
+def count_episodes(batches: Sequence[Mapping[str, Scores]]) -> int:
+    """Count the episodes of batches of scores."""
+    return sum(len(next(iter(batch.values())).accuracy) for batch in batches)
 
 
 def join_scores(parts: Sequence[Scores], order: Tensor | slice = slice(None)) -> Scores:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from protonet._writing import write_text
 from protonet.episodes.evaluation.evaluate import Scores
-from protonet.episodes.evaluation.report import SIDES, list_halves, list_over, show_p, tell_intervals
+from protonet.episodes.evaluation.report import MEASURES, list_over, show_p, tell_intervals
+from protonet.episodes.evaluation.statistics import SIDES, ClassShare, Evaluation, Rate, Summary, half_over
 from protonet.ui.page.charts import draw_interval, draw_spread
 from protonet.ui.page.document import Section, Tile, format_document
 from protonet.ui.page.markup import Markup, join, name_class, percent, span, table, tag
@@ -25,41 +27,40 @@ LEAST_EPISODES = 20
 #: The shares of episodes below which the told accuracies lie.
 QUANTILES = (0.05, 0.5, 0.95)
 
-Figures = Mapping[str, Any]
 
-
-def write_page(path: Path, title: str, notes: Sequence[str], figures: Figures) -> None:
+def write_page(path: Path, title: str, notes: Sequence[str], evaluation: Evaluation) -> None:
     """Write the report.
 
     Args:
         path: Of the file.
         title: What was evaluated.
         notes: What a person should know of it.
-        figures: Those of ``--json`` with ``--report``.
+        evaluation: With the classes of `list_classes`.
 
     Raises:
         OSError: The file cannot be written.
     """
-    write_text(path, format_page(title, notes, figures))
+    write_text(path, format_page(title, notes, evaluation))
 
 
-def format_page(title: str, notes: Sequence[str], figures: Figures) -> str:
+def format_page(title: str, notes: Sequence[str], evaluation: Evaluation) -> str:
     """Return the report as HTML."""
-    several = len(next(iter(figures["methods"].values()))["by_shot"]) > 1
+    summary = evaluation.summary
+    several = len(next(iter(summary.methods.values())).by_shot) > 1
     sections = [
-        ("methods", "How often each method is right", format_methods(figures)),
-        ("pairs", "Which method is ahead", format_pairs(figures)) if figures["comparisons"] else None,
-        ("episodes", "From episode to episode", format_episodes(figures)),
-        ("shots", "By the number of shots", format_shots(figures)) if several else None,
-        ("classes", "Which classes are hard", format_classes(figures)),
-        ("sampled", "How episodes were sampled", format_sampling(figures)),
-        ("data", "Data, settings and versions", format_data(notes, figures)),
+        ("methods", "How often each method is right", format_methods(summary)),
+        ("pairs", "Which method is ahead", format_pairs(summary)) if summary.comparisons else None,
+        ("episodes", "From episode to episode", format_episodes(evaluation)),
+        ("shots", "By the number of shots", format_shots(summary)) if several else None,
+        ("classes", "Which classes are hard", format_classes(evaluation)),
+        ("sampled", "How episodes were sampled", format_sampling(evaluation)),
+        ("data", "Data, settings and versions", format_data(notes, evaluation)),
     ]
-    shown: list[Section] = [each for each in sections if each is not None]
-    return format_document(title, list_tiles(figures), shown, figures, "protonet.episodes")
+    shown: list[Section] = [section for section in sections if section is not None]
+    return format_document(title, list_tiles(evaluation), shown, evaluation.describe(), "protonet.episodes")
 
 
-def list_classes(scores: Mapping[str, Scores], members: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:
+def list_classes(scores: Mapping[str, Scores], members: Tensor, names: Sequence[str]) -> list[ClassShare]:
     """Return, of each class, how right each method is in the episodes that it takes part in.
 
     Args:
@@ -69,41 +70,36 @@ def list_classes(scores: Mapping[str, Scores], members: Tensor, names: Sequence[
     """
     inside = members.double()
     counts = inside.sum(dim=0)  # (classes,)
-    means = {name: (inside.T @ own.accuracy / counts).tolist() for name, own in scores.items()}
+    means = {name: (inside.T @ score.accuracy / counts).tolist() for name, score in scores.items()}
     return [
-        {"name": name, "episodes": int(counts[at]), "accuracy": {method: each[at] for method, each in means.items()}}
+        ClassShare(name, int(counts[at]), {method: shares[at] for method, shares in means.items()})
         for at, name in enumerate(names)
         if counts[at]
     ]
 
 
-def list_tiles(figures: Figures) -> list[Tile]:
-    """Return the figures that people ask for first."""
-    settings, best = figures["settings"], order_methods(figures)[0]
-    own = figures["methods"][best]
+def list_tiles(evaluation: Evaluation) -> list[Tile]:
+    """Return what people ask for first."""
+    summary = evaluation.summary
+    best = summary.order[0]
+    accuracy = summary.methods[best].accuracy
     return [
-        ("most often right", percent(own["accuracy"], 2), f"{best}{tell_halves(own)}"),
-        ("methods", f"{len(figures['methods'])}", None),
-        ("episodes", f"{figures['episodes']:,}", f"{tell_kind(settings)}"),
-        ("classes", f"{figures['classes']:,}", f"the {settings['side']} side"),
+        ("most often right", percent(accuracy.mean, 2), f"{best}{tell_halves(accuracy)}"),
+        ("methods", f"{len(summary.methods)}", None),
+        ("episodes", f"{summary.n_episodes:,}", f"{tell_kind(summary)}"),
+        ("classes", f"{evaluation.n_classes:,}", f"the {summary.settings['side']} side"),
     ]
 
 
-def tell_kind(settings: Figures) -> str:
+def tell_kind(summary: Summary) -> str:
     """Return the kind of episodes in a few words."""
-    way, shot = ("-".join(map(str, dict.fromkeys(settings[name]))) for name in ("way", "shot"))
+    way, shot = ("-".join(map(str, dict.fromkeys(summary.settings[name]))) for name in ("way", "shot"))
     return f"{way}-way {shot}-shot"
 
 
-def tell_halves(own: Figures, measure: str = "") -> str:
+def tell_halves(rate: Rate) -> str:
     """Return half the widths of a share's intervals in points, over classes first."""
-    return "".join(f", ±{100 * half:.2f}" for half in list_halves(own, measure))
-
-
-def order_methods(figures: Figures) -> list[str]:
-    """Return the names of the methods, the most accurate first."""
-    methods = figures["methods"]
-    return sorted(methods, key=lambda name: -float(methods[name]["accuracy"]))
+    return "".join(f", ±{100 * half:.2f}" for half in rate.halves)
 
 
 def draw_half(value: float, half: float, low: float, high: float) -> Markup:
@@ -111,54 +107,55 @@ def draw_half(value: float, half: float, low: float, high: float) -> Markup:
     return draw_interval(value, (value - half, value + half), low, high)
 
 
-def format_methods(figures: Figures) -> Markup:
+def format_methods(summary: Summary) -> Markup:
     """Return accuracy, calibration and open classes of each method."""
-    methods, opened = figures["methods"], bool(figures["settings"]["open"])
-    sides = [side for side in SIDES if side in next(iter(methods.values()))]
-    over = list_over([figures])
-    ends = [(own["accuracy"], max(list_halves(own), default=0.0)) for own in methods.values()]
-    low, high = max(0.0, min(a - half for a, half in ends)), min(1.0, max(a + half for a, half in ends))
+    methods = summary.methods
+    measures = ["auroc"] * bool(summary.settings["open"])
+    measures += [side for side in SIDES if side in next(iter(methods.values())).measures]
+    over = list_over([summary])
+    rates = [method.accuracy for method in methods.values()]
+    low = max(0.0, min(rate.mean - rate.widest for rate in rates))
+    high = min(1.0, max(rate.mean + rate.widest for rate in rates))
     rows = []
-    for name in order_methods(figures):
-        own = methods[name]
-        row = [name_class(name, longest=LONG), percent(own["accuracy"], 2)]
-        row += [_tell_interval(own["accuracy"], own[f"half_width_{each}"]) for each in over]
-        widest = max(list_halves(own), default=0.0)
-        row += [draw_half(own["accuracy"], widest, low, high), percent(own["calibration_error"])]
-        told = ["auroc"] * opened + sides
-        rows.append(row + [percent(own[each], 2) + tell_halves(own, each) for each in told])
-    header = ["method", "right", *(f"95 % interval over {each}" for each in over)]
+    for name in summary.order:
+        method = methods[name]
+        rate, error = method.accuracy, method.calibration_error
+        row = [name_class(name, longest=LONG), percent(rate.mean, 2)]
+        row += [_tell_interval(rate.mean, half_over(rate, kind)) for kind in over]
+        row += [draw_half(rate.mean, rate.widest, low, high), "" if error is None else percent(error)]
+        others = (method.measures[measure] for measure in measures)
+        rows.append(row + [percent(other.mean, 2) + tell_halves(other) for other in others])
+    header = ["method", "right", *(f"95 % interval over {kind}" for kind in over)]
     header += [f"{percent(low)} to {percent(high)}", "calibration error"]
-    header += ["AUROC of open classes"] * opened + [SIDES[side].removesuffix(", %") for side in sides]
+    header += [MEASURES[measure].removesuffix(", %") for measure in measures]
     said = [
         "The share of queries that each method has right, the mean over episodes, the most accurate method first.",
         "The calibration error is that of the method's own probabilities, the softmax of its logits.",
     ]
     parts = [say(" ".join(said)), table(header, rows, "Methods", numbers=1)]
-    return join([*parts, say(tell_intervals(figures), soft=True)] if over else parts)
+    return join([*parts, say(tell_intervals(summary), soft=True)] if over else parts)
 
 
-def _tell_interval(share: float, half: float | None) -> str:
+def _tell_interval(share: float, half: float) -> str:
     """Return the interval of a share in per cent, "" where it is not known."""
-    return "" if half is None else span((share - half, share + half), 2)
+    return "" if math.isnan(half) else span((share - half, share + half), 2)
 
 
-def format_pairs(figures: Figures) -> Markup:
+def format_pairs(summary: Summary) -> Markup:
     """Return the paired differences, the largest first; who is ahead is named first, or the one compared with all."""
-    pairs, against = figures["comparisons"], figures["settings"]["against"]
-    over = list_over([figures])
-    reach = max(abs(each["difference"]) + max(list_halves(each), default=0.0) for each in pairs) or 1e-9
+    pairs, against = summary.comparisons, summary.against
+    over = list_over([summary])
+    reach = max(abs(pair.difference) + pair.rate.widest for pair in pairs) or 1e-9
     rows = []
-    for each in sorted(pairs, key=lambda each: -abs(float(each["difference"]))):
-        turned = against is None and each["difference"] < 0
-        first, second = (each[name] for name in (("second", "first") if turned else ("first", "second")))
-        lead = -each["difference"] if turned else each["difference"]
+    for pair in sorted(pairs, key=lambda pair: -abs(pair.difference)):
+        turned = against is None and pair.difference < 0
+        first, second = (pair.second, pair.first) if turned else (pair.first, pair.second)
+        lead = -pair.difference if turned else pair.difference
         named = join([name_class(first, longest=LONG), " over ", name_class(second, longest=LONG)])
-        halves = [each[f"half_width_{kind}"] for kind in over]
-        told: list[Markup | str] = ["" if half is None else f"±{100 * half:.2f}" for half in halves]
-        told.append(draw_half(lead, max(list_halves(each), default=0.0), -reach, reach))
-        p_values = [show_p(each[f"p_holm_{kind}"]) for kind in over]
-        rows.append([named, f"{100 * lead:+.2f}", *told, *p_values])
+        halves = [half_over(pair, kind) for kind in over]
+        cells: list[Markup | str] = ["" if math.isnan(half) else f"±{100 * half:.2f}" for half in halves]
+        cells.append(draw_half(lead, pair.rate.widest, -reach, reach))
+        rows.append([named, f"{100 * lead:+.2f}", *cells, *(show_p(pair.find_p(kind)) for kind in over)])
     family = count(len(pairs), "pair") if against is None else f"{count(len(pairs), 'comparison')} of {against}"
     said = [
         "Differences are paired by episode, in points: all methods are judged on the same rows.",
@@ -168,15 +165,14 @@ def format_pairs(figures: Figures) -> Markup:
     header = ["", "points", *(f"95 % interval over {kind}" for kind in over), "around 0"]
     header += [f"p over {kind} (Holm)" for kind in over]
     parts = [say(" ".join(said)), table(header, rows, "Paired differences", numbers=1)]
-    return join([*parts, say(tell_intervals(figures), soft=True)] if over else parts)
+    return join([*parts, say(tell_intervals(summary), soft=True)] if over else parts)
 
 
-def format_episodes(figures: Figures) -> Markup:
+def format_episodes(evaluation: Evaluation) -> Markup:
     """Return how accuracies are distributed over episodes."""
-    queries = torch.as_tensor(figures["queries"], dtype=torch.float64)
-    rows = []
-    for name in order_methods(figures):
-        shares = torch.tensor(figures["right"][name], dtype=torch.float64) / queries
+    accuracies, rows = evaluation.accuracies, []
+    for name in evaluation.summary.order:
+        shares = accuracies[name]
         spread = f"{100 * float(shares.std()):.1f}" if len(shares) > 1 else ""
         marks = torch.quantile(shares, torch.tensor(QUANTILES, dtype=torch.float64)).tolist()
         drawn = draw_spread(shares.tolist(), float(shares.mean()))
@@ -190,44 +186,38 @@ def format_episodes(figures: Figures) -> Markup:
     return join([say(" ".join(said)), table(header, rows, "Episodes", numbers=2)])
 
 
-def format_shots(figures: Figures) -> Markup:
+def format_shots(summary: Summary) -> Markup:
     """Return the accuracy on classes of each number of shots."""
-    methods = figures["methods"]
-    shots = list(next(iter(methods.values()))["by_shot"])
-    rows = [
-        [
-            name_class(name, longest=LONG),
-            *(
-                "" if each["accuracy"] is None else percent(each["accuracy"], 2) + tell_halves(each)
-                for each in methods[name]["by_shot"].values()
-            ),
-        ]
-        for name in order_methods(figures)
-    ]
+    shots = list(next(iter(summary.methods.values())).by_shot)
+    rows = []
+    for name in summary.order:
+        rates = summary.methods[name].by_shot.values()
+        cells = (percent(rate.mean, 2) + tell_halves(rate) if rate.is_known else "" for rate in rates)
+        rows.append([name_class(name, longest=LONG), *cells])
     header = ["method", *(f"{shot}-shot" for shot in shots)]
-    told = table(header, rows, "By shots", numbers=1)
-    return join([say("How often queries of classes with so many support rows are right, with 95 % intervals."), told])
+    shown = table(header, rows, "By shots", numbers=1)
+    return join([say("How often queries of classes with so many support rows are right, with 95 % intervals."), shown])
 
 
-def format_classes(figures: Figures) -> Markup:
+def format_classes(evaluation: Evaluation) -> Markup:
     """Return the episodes of each class, the hardest first."""
-    best, most = order_methods(figures)[0], figures["by_class"]
-    classes = [each for each in most if each["episodes"] >= LEAST_EPISODES]
+    best, most = evaluation.summary.order[0], evaluation.by_class or ()
+    classes = [share for share in most if share.episodes >= LEAST_EPISODES]
     if not classes:
         return say(f"None of {count(len(most), 'class')} is in {LEAST_EPISODES} episodes: too few to tell.")
-    shown = sorted(classes, key=lambda each: float(each["accuracy"][best]))[:MOST_CLASSES]
-    ends = [each["accuracy"][best] for each in shown]
-    mean = figures["methods"][best]["accuracy"]
-    low, high = min([*ends, mean]), max([*ends, mean])
+    shown = sorted(classes, key=lambda share: share.accuracy[best])[:MOST_CLASSES]
+    mean = evaluation.summary.methods[best].accuracy.mean
+    ends = [mean, *(share.accuracy[best] for share in shown)]
+    low, high = min(ends), max(ends)
     rows = [
         [
-            name_class(each["name"], longest=LONG),
-            percent(each["accuracy"][best]),
-            f"{100 * (each['accuracy'][best] - mean):+.1f}",
-            draw_half(each["accuracy"][best], 0.0, low, high),
-            f"{each['episodes']:,}",
+            name_class(share.name, longest=LONG),
+            percent(share.accuracy[best]),
+            f"{100 * (share.accuracy[best] - mean):+.1f}",
+            draw_half(share.accuracy[best], 0.0, low, high),
+            f"{share.episodes:,}",
         ]
-        for each in shown
+        for share in shown
     ]
     said = [
         f"How often {best} is right in the episodes that a class takes part in, whatever the class of the query;",
@@ -241,24 +231,26 @@ def format_classes(figures: Figures) -> Markup:
     return join(parts)
 
 
-def format_sampling(figures: Figures) -> Markup:
+def format_sampling(evaluation: Evaluation) -> Markup:
     """Return how episodes were drawn, in words."""
-    settings = figures["settings"]
+    summary = evaluation.summary
+    settings = summary.settings
     if "kind" in settings:
         lines = [
-            f"{figures['episodes']:,} episodes are drawn with the seed {settings['seed']}: {settings['kind']}.",
+            f"{summary.n_episodes:,} episodes are drawn with the seed {settings['seed']}: {settings['kind']}.",
             "They are the same for all methods, and again with the same seed, data and setting.",
         ]
         return tag("ul", *(tag("li", line) for line in lines), class_="notes")
     shared = "as many of each" if settings["imbalance"] is None else f"by Dirichlet shares of {settings['imbalance']:g}"
-    queries, (least, most) = figures["queries"], settings["shot"]
-    told = f"{queries}" if isinstance(queries, int) else f"{min(queries)} to {max(queries)}"
+    fewest, largest = int(evaluation.queries.min()), int(evaluation.queries.max())
+    queries = f"{fewest}" if fewest == largest else f"{fewest} to {largest}"
+    least, most = settings["shot"]
     lines = [
-        f"{figures['episodes']:,} episodes, {tell_kind(settings)}, are drawn with the seed {settings['seed']}.",
+        f"{summary.n_episodes:,} episodes, {tell_kind(summary)}, are drawn with the seed {settings['seed']}.",
         "They are the same for all methods, and again with the same seed, data and setting.",
-        f"An episode's classes are different ones of {figures['classes']:,}, those of the {settings['side']} side.",
+        f"An episode's classes are different ones of {evaluation.n_classes:,}, those of the {settings['side']} side.",
         "The rows of a class in an episode are different ones: no query is a support row.",
-        f"Queries: {told} an episode, {settings['query']} a class on average, {shared}.",
+        f"Queries: {queries} an episode, {settings['query']} a class on average, {shared}.",
     ]
     if least < most:
         each = "each class alone" if settings["unequal"] else "all classes of an episode"
@@ -270,20 +262,20 @@ def format_sampling(figures: Figures) -> Markup:
     return tag("ul", *(tag("li", line) for line in lines), class_="notes")
 
 
-def format_data(notes: Sequence[str], figures: Figures) -> Markup:
-    """Return what the figures depend on."""
+def format_data(notes: Sequence[str], evaluation: Evaluation) -> Markup:
+    """Return what the results depend on."""
     named = {
-        **{f"setting {name.replace('_', '-')}": value for name, value in figures["settings"].items()},
-        "SHA-256 of the rows, class by class": figures["data"],
-        **{f"version of {name}": value for name, value in figures["versions"].items()},
-        **{f"SHA-256 of {name}": value for name, value in figures["plugins"].items()},
+        **{f"setting {name.replace('_', '-')}": value for name, value in evaluation.summary.settings.items()},
+        "SHA-256 of the rows, class by class": evaluation.data,
+        **{f"version of {name}": value for name, value in evaluation.versions.items()},
+        **{f"SHA-256 of {name}": value for name, value in evaluation.plugins.items()},
     }
     rows = [[name_class(name, longest=LONG), tag("span", tell_value(value))] for name, value in named.items()]
     parts = [say("Runs that share all of these have the same episodes, and give the same figures.")]
     if notes:
         parts.append(tag("ul", *(tag("li", note) for note in notes), class_="notes"))
-    for each in figures["tuning"]:
-        parts.append(say("Tuned on validation classes: ", tell_value(each)))
+    for tuning in evaluation.tuning:
+        parts.append(say("Tuned on validation classes: ", tell_value(tuning.describe())))
     return join([*parts, table(["", "value"], rows, "Settings")])
 
 

@@ -5,37 +5,34 @@ from __future__ import annotations
 import hashlib
 import json
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from protonet._checks import fail, find_version, show
 from protonet._writing import write_whole
-from protonet.episodes.draws.batch import Take
 from protonet.episodes.evaluation.evaluate import Scores
-from protonet.sampling import ClassIndex
+from protonet.episodes.evaluation.prepare import Prepared
 
-PROG, FORMAT, VERSION = "protonet.episodes", "protonet.episodes", 3
+FORMAT, VERSION = "protonet.episodes", 3
 
 
-def describe_run(
-    settings: Mapping[str, Any], methods: Sequence[str], take: Take, by_class: ClassIndex, more: Sequence[Tensor]
-) -> dict[str, Any]:
+def describe_run(settings: Mapping[str, Any], prepared: Prepared) -> dict[str, Any]:
     """Describe, in a form that JSON can write, all that the scores depend on: settings, methods, data and versions.
 
-    ``more`` are tensors that methods see beside the rows: means of base classes, texts.
+    Three rows of each class tell the data from others. ``against`` is no such setting.
     """
     digest = hashlib.sha256()
-    places = torch.cat([by_class.start + offset for offset in (0, by_class.size // 2, by_class.size - 1)])
-    sampled = by_class.rows[places]  # three rows of each class tell the data from others
-    for tensor in (*by_class, take(sampled), *more):
+    index = prepared.pool.by_class
+    places = torch.cat([index.start + offset for offset in (0, index.size // 2, index.size - 1)])
+    for tensor in (*index, prepared.pool.take(index.rows[places]), *prepared.seen):
         digest.update(tensor.contiguous().numpy().tobytes())
-    run = {**settings, "methods": list(methods), "data": digest.hexdigest(), **find_versions()}
-    described: dict[str, Any] = json.loads(json.dumps(run))
+    run = {name: value for name, value in settings.items() if name != "against"}
+    run |= {"plugins": prepared.plugins, "methods": list(prepared.methods), "data": digest.hexdigest()}
+    described: dict[str, Any] = json.loads(json.dumps(run | find_versions()))
     return described
 
 
@@ -53,8 +50,8 @@ def write_state(path: Path, run: Mapping[str, Any], scores: Mapping[str, Scores]
     header = json.dumps({"format": FORMAT, "version": VERSION, "run": run})
     arrays = {
         f"{number}.{field}": tensor.numpy()
-        for number, own in enumerate(scores.values())
-        for field, tensor in own._asdict().items()
+        for number, score in enumerate(scores.values())
+        for field, tensor in score._asdict().items()
     }
     write_whole(path, lambda file: np.savez(file, header=np.array(header), **arrays))
 
@@ -76,12 +73,12 @@ def read_state(path: Path, run: Mapping[str, Any]) -> dict[str, Scores]:
                 for number, name in enumerate(known["methods"])
             }
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        fail(PROG, "--state", "be a file that --state wrote", f"{path} ({error})", "Pass another path.")
+        fail("read_state", "state", "be a file that --state wrote", f"{path} ({error})", "Pass another path.")
     hashed = ("plugins", "data")  # last: another setting may be why they differ, and hashes tell nothing
     for name in (*sorted((known.keys() | run.keys()) - {*hashed}), *hashed):
         if known.get(name) != run.get(name):
             got = f"{name} {show(run.get(name))}, where {path} has {show(known.get(name))}"
             got = f"other {name} than {path} has" if name in hashed else got
             remedy = "Pass the same arguments, or another --state; for a study, another --output."
-            fail(PROG, "--resume", "continue the same run", got, remedy)
+            fail("read_state", "resume", "continue the same run", got, remedy)
     return scores

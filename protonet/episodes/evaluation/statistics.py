@@ -1,11 +1,12 @@
-"""Intervals and paired tests of scores, over classes and over episodes."""
+"""What scores say: means with intervals and paired tests, over classes and over episodes, in types that become JSON."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import combinations
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,62 @@ CONFIDENCE = 0.95  #: The level of all intervals.
 ROUNDING = 1e-12  #: Smaller differences of accuracies are rounding errors.
 
 
-class Comparison(NamedTuple):
+#: How well queries of open classes are told from others, fields of `evaluate.Scores`.
+OPEN = ("auroc", "fpr95", "oscr")
+#: Likewise queries of base and of novel classes beside each other.
+SIDES = ("base", "novel", "harmonic")
+
+
+@dataclass(frozen=True)
+class Rate:
+    """The mean of a measure over episodes; what is not known is NaN."""
+
+    mean: float
+    half_width_classes: float = math.nan  #: Half the width of its 95 % interval over classes.
+    half_width_episodes: float = math.nan  #: Likewise over episodes.
+    n_episodes: int = 0  #: Those that have the measure.
+
+    @classmethod
+    def measure(cls, values: Tensor, members: Tensor | None) -> Rate:
+        """Return the rate of values (episodes,), of which NaN are left out; ``members`` as in `standard_error`."""
+        over_classes = math.nan if members is None else half_width(values, members)
+        return cls(mean_of(values), over_classes, half_width(values), int((~values.isnan()).sum()))
+
+    @classmethod
+    def read(cls, written: Mapping[str, Any]) -> Rate:
+        """Return the rate that JSON holds."""
+        widths = (written["half_width_classes"], written["half_width_episodes"])
+        over_classes, over_episodes = (math.nan if width is None else float(width) for width in widths)
+        return cls(float(written["accuracy"]), over_classes, over_episodes)
+
+    @property
+    def halves(self) -> list[float]:
+        """The half-widths that are known, over classes first."""
+        return [half for half in (self.half_width_classes, self.half_width_episodes) if not math.isnan(half)]
+
+    @property
+    def is_known(self) -> bool:
+        """Whether an episode has the measure."""
+        return not math.isnan(self.mean)
+
+    @property
+    def first_half(self) -> float:
+        """The half-width over classes where it is known, otherwise that over episodes, otherwise 0."""
+        return next(iter(self.halves), 0.0)
+
+    @property
+    def widest(self) -> float:
+        """The largest half-width that is known, otherwise 0."""
+        return max(self.halves, default=0.0)
+
+    def describe(self) -> dict[str, float | None]:
+        """Return it in a form that JSON can write."""
+        shares = {"accuracy": self.mean} | {f"half_width_{over}": half_over(self, over) for over in OVER}
+        return {name: known(value) for name, value in shares.items()}
+
+
+@dataclass(frozen=True)
+class Comparison:
     """Two methods compared on the same episodes; accuracies are in [0, 1].
 
     What is over classes is NaN where that is not known: without members, or where no episode leaves a class out.
@@ -31,6 +87,187 @@ class Comparison(NamedTuple):
     half_width_episodes: float  #: As over classes; NaN for a single episode.
     p_value_episodes: float  #: As over classes; 1 for a single episode, too.
     p_holm_episodes: float  #: As over classes.
+
+    @property
+    def rate(self) -> Rate:
+        """The difference with its half-widths."""
+        return Rate(self.difference, self.half_width_classes, self.half_width_episodes)
+
+    def find_p(self, over: str) -> float | None:
+        """Return the adjusted p-value over classes or over episodes; None where it is not known."""
+        return None if math.isnan(half_over(self, over)) else float(getattr(self, f"p_holm_{over}"))
+
+    def describe(self) -> dict[str, Any]:
+        """Return it in a form that JSON can write."""
+        unknown = [over for over in OVER if math.isnan(half_over(self, over))]
+        return {name: None if name.rpartition("_")[2] in unknown else value for name, value in asdict(self).items()}
+
+
+@dataclass(frozen=True)
+class MethodSummary:
+    """How often a method is right; all is in [0, 1]."""
+
+    accuracy: Rate
+    calibration_error: float | None = None  #: None where it is not known.
+    measures: Mapping[str, Rate] = field(default_factory=dict)  #: Of ``OPEN`` and ``SIDES``, by name.
+    by_shot: Mapping[int, Rate] = field(default_factory=dict)  #: The accuracy on classes of each number of shots.
+
+    def describe(self) -> dict[str, Any]:
+        """Return it in a form that JSON can write."""
+        measures = {name: rate.describe() for name, rate in self.measures.items()}
+        return {
+            **self.accuracy.describe(),
+            "calibration_error": self.calibration_error,
+            **{name: shares.pop("accuracy") for name, shares in measures.items()},
+            **{f"{name}_{half}": value for name, shares in measures.items() for half, value in shares.items()},
+            "by_shot": {
+                str(n_shot): {**rate.describe(), "episodes": rate.n_episodes} for n_shot, rate in self.by_shot.items()
+            },
+        }
+
+
+@dataclass(frozen=True)
+class Summary:
+    """An evaluation, or a comparison of several."""
+
+    settings: Mapping[str, Any]  #: Under the names of the command line.
+    n_episodes: int
+    methods: Mapping[str, MethodSummary]  #: By name.
+    comparisons: Sequence[Comparison]  #: One per pair of methods, or of ``against`` with each other one.
+
+    @property
+    def order(self) -> list[str]:
+        """The names of the methods, the most accurate first."""
+        return sorted(self.methods, key=lambda name: -self.methods[name].accuracy.mean)
+
+    @property
+    def against(self) -> str | None:
+        """The method that is compared with each other one; None where all pairs are."""
+        against: str | None = self.settings.get("against")
+        return against
+
+    def describe(self) -> dict[str, Any]:
+        """Return it in a form that JSON can write."""
+        return {
+            "settings": dict(self.settings),
+            "episodes": self.n_episodes,
+            "methods": {name: method.describe() for name, method in self.methods.items()},
+            "comparisons": [pair.describe() for pair in self.comparisons],
+        }
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What settings of a method are worth on validation classes."""
+
+    chosen: str  #: The name of the settings with the highest mean accuracy, the first of equals.
+    accuracies: Mapping[str, Rate]  #: By the names of the method with settings.
+    n_classes: int  #: Validation classes.
+
+    @classmethod
+    def of(cls, accuracies: Mapping[str, Tensor], n_classes: int) -> Tuning:
+        """Return the tuning of accuracies (episodes,) by name."""
+        rates = {name: Rate.measure(values, None) for name, values in accuracies.items()}
+        return cls(max(rates, key=lambda name: rates[name].mean), rates, n_classes)
+
+    @property
+    def n_episodes(self) -> int:
+        """The episodes of each."""
+        return self.accuracies[self.chosen].n_episodes
+
+    def describe(self) -> dict[str, Any]:
+        """Return it in a form that JSON can write."""
+        rates = {
+            name: {"accuracy": rate.mean, "half_width": known(rate.half_width_episodes)}
+            for name, rate in self.accuracies.items()
+        }
+        return {"chosen": self.chosen, "classes": self.n_classes, "episodes": self.n_episodes, "accuracies": rates}
+
+    def __str__(self) -> str:
+        """Return it as one line for people."""
+        rates = (f"{name} {100 * rate.mean:.2f}" for name, rate in self.accuracies.items())
+        where = f"on {self.n_classes} validation classes, {self.n_episodes:,} episodes"
+        return f"{self.chosen} is the best of {len(self.accuracies)} settings {where}: {', '.join(rates)} %."
+
+
+@dataclass(frozen=True)
+class ClassShare:
+    """How right methods are in the episodes that a class takes part in."""
+
+    name: str  #: Of the class.
+    episodes: int
+    accuracy: Mapping[str, float]  #: By method.
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """All that an evaluation leaves: what another one needs, too, to be compared with it by episode."""
+
+    summary: Summary
+    tuning: Sequence[Tuning]
+    versions: Mapping[str, str | None]  #: Of packages.
+    plugins: Mapping[str, str]  #: What tells the versions of plug-ins apart, by name.
+    data: str  #: A hash of the rows, class by class, before encoder and normalisation.
+    queries: Tensor  #: (episodes,) int64, of each episode.
+    right: Mapping[str, Tensor]  #: For each method (episodes,) int64, the queries that it has right.
+    #: (episodes, classes) bool, the classes of each episode, without base classes that all have.
+    members: Tensor
+    n_classes: int  #: Classes that episodes are drawn from.
+    by_class: Sequence[ClassShare] | None = None  #: None without a report for the browser.
+
+    @property
+    def accuracies(self) -> dict[str, Tensor]:
+        """For each method (episodes,) float64 in [0, 1]."""
+        return {name: right / self.queries.double() for name, right in self.right.items()}
+
+    def describe(self) -> dict[str, Any]:
+        """Return it in a form that JSON can write."""
+        queries = self.queries.tolist()
+        by_class = {} if self.by_class is None else {"by_class": [asdict(share) for share in self.by_class]}
+        return {
+            **self.summary.describe(),
+            "tuning": [tuning.describe() for tuning in self.tuning],
+            "versions": dict(self.versions),
+            "plugins": dict(self.plugins),
+            "data": self.data,
+            "classes": self.n_classes,
+            "queries": queries if len(set(queries)) > 1 else queries[0],
+            "right": {name: right.tolist() for name, right in self.right.items()},
+            **list_members(self.members),
+            **by_class,
+        }
+
+
+def known(value: float) -> float | None:
+    """Return a number, or None for NaN, which JSON cannot write."""
+    return None if math.isnan(value) else value
+
+
+def half_over(rate: Rate | Comparison, over: str) -> float:
+    """Return the half-width over classes or over episodes."""
+    return rate.half_width_classes if over == "classes" else rate.half_width_episodes
+
+
+def list_members(members: Tensor) -> dict[str, Any]:
+    """Return the classes of each episode, of ``members`` (episodes, classes) bool, in a form that JSON can write.
+
+    Returns:
+        ``ways``, of each episode, or of all if they are as many; ``members``, the classes of one episode after another.
+    """
+    ways = members.sum(dim=1)
+    same = len(ways.unique()) == 1
+    return {"ways": int(ways[0]) if same else ways.tolist(), "members": members.nonzero()[:, 1].tolist()}
+
+
+def read_members(written: Mapping[str, Any]) -> Tensor | None:
+    """Return what `list_members` listed, (episodes, classes) bool; None of files of earlier versions."""
+    if "members" not in written:
+        return None
+    ways = torch.tensor(written["ways"]).expand(written["episodes"])
+    members = torch.zeros(len(ways), int(written["classes"]), dtype=torch.bool)
+    classes = torch.tensor(written["members"]).view(int(ways.sum()))
+    members[torch.arange(len(ways)).repeat_interleave(ways), classes] = True
+    return members
 
 
 def half_width(values: Tensor, members: Tensor | None = None) -> float:
@@ -128,8 +365,8 @@ def compare_pairs(
     over_classes = unknown if members is None else _test(differences, _jackknife(differences, members))
     over_episodes = _test(differences, list(map(standard_error, differences.unbind(1))))
     means = map(mean_of, differences.unbind(1))
-    told = zip(pairs, means, over_classes, over_episodes, strict=True)
-    return [Comparison(*pair, mean, *classes, *episodes) for pair, mean, classes, episodes in told]
+    rows = zip(pairs, means, over_classes, over_episodes, strict=True)
+    return [Comparison(*pair, mean, *classes, *episodes) for pair, mean, classes, episodes in rows]
 
 
 def _test(differences: Tensor, errors: Sequence[tuple[float, int]]) -> list[tuple[float, float, float]]:

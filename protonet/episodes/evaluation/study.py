@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 from protonet._checks import fail, optional_packages
 from protonet._writing import write_text
 from protonet.episodes.evaluation.distributed import join_group
-from protonet.episodes.evaluation.report import format_latex, head_accuracy, list_halves, percent
+from protonet.episodes.evaluation.report import format_latex, head_accuracy, percent
+from protonet.episodes.evaluation.statistics import Rate
 from protonet.ui.command_line import check_name, check_writable_folder
 from protonet.ui.text import format_table
 
@@ -74,21 +75,21 @@ def run_study(
             page = ["--report", str(each.path.with_suffix(".html"))] if reports else []
             run([*each.arguments, *page, *more])
     if _is_main():
-        summaries = read_runs(runs)
-        header, rows = tabulate_runs(summaries)
+        header, rows = tabulate_runs(read_runs(runs))
         for name, form in (("table.md", format_table), ("table.tex", format_latex)):
             write_text(folder / name, form(header, rows))
         print(f"\n{format_table(header, rows)}", end="")
 
 
-def read_runs(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return what ``--json`` wrote of runs, by their names; of one that has several evaluations, each of these."""
-    summaries: dict[str, Any] = {}
+def read_runs(runs: Sequence[Run]) -> dict[str, dict[str, Rate]]:
+    """Return the accuracies that ``--json`` wrote of runs; of one of several evaluations, those of each."""
+    accuracies: dict[str, dict[str, Rate]] = {}
     for run in runs:
-        held = json.loads(run.path.read_text(encoding="utf-8"))
-        several = {f"{run.name} {name}": each for name, each in held.get("runs", {}).items()}
-        summaries |= several or {run.name: held}
-    return summaries
+        written = json.loads(run.path.read_text(encoding="utf-8"))
+        several = {f"{run.name} {name}": one for name, one in written.get("runs", {}).items()}
+        for name, one in (several or {run.name: written}).items():
+            accuracies[name] = {method: Rate.read(rate) for method, rate in one["methods"].items()}
+    return accuracies
 
 
 def _is_main() -> bool:
@@ -149,15 +150,13 @@ def plan_runs(settings: Mapping[str, Any], folder: Path) -> list[Run]:
     return list(runs.values())
 
 
-def tabulate_runs(summaries: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+def tabulate_runs(accuracies: Mapping[str, Mapping[str, Rate]]) -> tuple[list[str], list[list[str]]]:
     """Return a table of accuracies in percent: a method a row, a run a column, empty where it was not evaluated.
 
     Args:
-        summaries: What ``--json`` wrote, by the names of runs.
+        accuracies: Of the methods of each run, by its name.
     """
-    methods = dict.fromkeys(name for summary in summaries.values() for name in summary["methods"])
-    rows = []
-    for name in methods:
-        own = [summary["methods"].get(name) for summary in summaries.values()]
-        rows.append([name, *("" if each is None else percent(each["accuracy"], *list_halves(each)) for each in own)])
-    return [head_accuracy(summaries.values()), *summaries], rows
+    runs = list(accuracies.values())
+    methods = dict.fromkeys(name for run in runs for name in run)
+    rows = [[name, *(percent(run[name]) if name in run else "" for run in runs)] for name in methods]
+    return [head_accuracy(rate for run in runs for rate in run.values()), *accuracies], rows

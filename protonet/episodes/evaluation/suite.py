@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,29 +15,53 @@ from torch import Tensor
 from protonet._checks import fail
 from protonet._writing import write_json, write_text
 from protonet.episodes.evaluation.distributed import join_group
-from protonet.episodes.evaluation.experiment import run_experiment
-from protonet.episodes.evaluation.material import PROG, Experiment, load_data, prepare
-from protonet.episodes.evaluation.report import Table, format_latex, head_accuracy, list_halves, percent
-from protonet.episodes.evaluation.statistics import OVER, compare_pairs
+from protonet.episodes.evaluation.plan import EvaluationPlan
+from protonet.episodes.evaluation.prepare import load_data, prepare
+from protonet.episodes.evaluation.report import Table, format_latex, head_accuracy, percent
+from protonet.episodes.evaluation.run import run_evaluation
+from protonet.episodes.evaluation.statistics import OVER, Evaluation, MethodSummary, Rate, compare_pairs, half_over
 from protonet.ui.text import format_table
 
 SIGNIFICANT = 0.05  #: Methods share a rank whose paired t test has this p-value or a higher one.
 OUTPUTS = ("json", "latex", "markdown")  #: The files of a run of several evaluations.
 
 
-class Run(NamedTuple):
+@dataclass(frozen=True)
+class Member:
     """One of the evaluations."""
 
     dataset: str  #: As it was given.
     shot: str  #: Likewise; "" where the protocol draws it.
-    experiment: Experiment  #: Its settings.
+    plan: EvaluationPlan  #: Its settings.
+
+    @property
+    def name(self) -> str:
+        """What tells it from the others."""
+        return f"{self.dataset} {self.shot}-shot" if self.shot else self.dataset
 
 
-def run_suite(runs: Sequence[Run], outputs: Mapping[str, Path], *, state: Path | None, resume: bool) -> None:
+@dataclass(frozen=True)
+class Average:
+    """A method's mean accuracy over several data sets, and its ranks there."""
+
+    rate: Rate  #: Its intervals are over these same data sets, from those of each, which are independent.
+    ranks: Sequence[float]  #: On each data set.
+
+    @property
+    def rank(self) -> float:
+        """The mean rank."""
+        return sum(self.ranks) / len(self.ranks)
+
+    def describe(self) -> dict[str, Any]:
+        """Return it in a form that JSON can write."""
+        return {**self.rate.describe(), "ranks": list(self.ranks), "rank": self.rank}
+
+
+def run_suite(members: Sequence[Member], outputs: Mapping[str, Path], *, state: Path | None, resume: bool) -> None:
     """Evaluate all, print the report of each and tables of all, and write the outputs.
 
     Args:
-        runs: The evaluations, at least two.
+        members: The evaluations, at least two.
         outputs: The paths of the files to write, of all together, under some of ``OUTPUTS``.
         state: The path of a file, beside which each evaluation keeps its own state, with a number; None for none.
         resume: Continue from the states that are there.
@@ -48,53 +73,57 @@ def run_suite(runs: Sequence[Run], outputs: Mapping[str, Path], *, state: Path |
     """
     for name in outputs:
         if name not in OUTPUTS:
-            remedy = f"Leave it out, or run them one by one; {', '.join(f'--{each}' for each in OUTPUTS)} are of all."
-            fail(PROG, f"--{name}", "be of one data set and one --shot", f"{len(runs)} evaluations", remedy)
-    states = [None if state is None else number_path(state, number) for number in range(1, len(runs) + 1)]
+            remedy = f"Leave it out, or run them one by one; {', '.join(f'--{kind}' for kind in OUTPUTS)} are of all."
+            fail("run_suite", name, "be of one data set and one --shot", f"{len(members)} evaluations", remedy)
+    states = [None if state is None else number_path(state, number + 1) for number in range(len(members))]
     is_main = os.environ.get("RANK", "0") == "0"
     for path in states if is_main and not resume else ():
         if path is not None and path.exists():
             remedy = "Continue its run with --resume, or pass another path."
-            fail(PROG, "--state", "be new files", f"{path}, which exists", remedy)
-    for run in runs:  # all are looked at before the first is evaluated
-        if run.experiment.encoder is None:  # which would embed all rows
-            prepare(*load_data(run.experiment._replace(tune=())))
-    found: list[Mapping[str, Any]] = []
+            fail("run_suite", "state", "be new files", f"{path}, which exists", remedy)
+    for member in members:  # all are looked at before the first is evaluated
+        if member.plan.rows.encoder is None:  # which would embed all rows
+            prepare(member.plan, *load_data(member.plan))
+    finished: list[Evaluation] = []
     try:
         with join_group():
-            for run, path in zip(runs, states, strict=True):
-                found.append(run_experiment(run.experiment, {}, state=path, resume=resume))
-                if is_main:
+            for member, path in zip(members, states, strict=True):
+                evaluation = run_evaluation(member.plan, {}, state=path, resume=resume)
+                if evaluation is not None:  # in the first process
+                    finished.append(evaluation)
                     print(flush=True)
     except KeyboardInterrupt as interrupt:
-        if found and is_main:
+        if finished:
             print()
-            report_suite(runs[: len(found)], found, outputs)
-        missing = ", ".join(map(name_run, runs[len(found) :]))
+            report_suite(members[: len(finished)], finished, outputs)
+        missing = ", ".join(member.name for member in members[len(finished) :])
         raise KeyboardInterrupt(f"{str(interrupt) or 'interrupted'}; not finished: {missing}") from None
     if is_main:
-        report_suite(runs, found, outputs)
+        report_suite(members, finished, outputs)
 
 
-def report_suite(runs: Sequence[Run], found: Sequence[Mapping[str, Any]], outputs: Mapping[str, Path]) -> None:
+def report_suite(members: Sequence[Member], evaluations: Sequence[Evaluation], outputs: Mapping[str, Path]) -> None:
     """Print tables of evaluations, one or more, and write the outputs.
 
     Args:
-        runs: The evaluations.
-        found: Of each, what ``--json`` holds.
+        members: What they are of.
+        evaluations: The results of each.
         outputs: The paths of the files to write, see `run_suite`.
     """
-    shots = list(dict.fromkeys(run.shot for run in runs))
-    averages = {shot: average([found[at] for at, run in enumerate(runs) if run.shot == shot]) for shot in shots}
-    tables = list(tabulate_suite(runs, found, averages))
+    of_shot: dict[str, list[Evaluation]] = {}
+    for member, evaluation in zip(members, evaluations, strict=True):
+        of_shot.setdefault(member.shot, []).append(evaluation)
+    averages = {shot: average(group) for shot, group in of_shot.items()}
+    tables = list(tabulate_suite(members, evaluations, averages))
     print("\n".join(format_table(*table) for table in tables), end="")
-    print(tell_ranks(runs, found), end="", flush=True)
+    print(tell_ranks(members, evaluations), end="", flush=True)
     for name, form in (("latex", format_latex), ("markdown", format_table)):
         if name in outputs:
             write_text(outputs[name], "\n".join(form(*table) for table in tables))
     if "json" in outputs:
-        named = {name_run(run): each for run, each in zip(runs, found, strict=True)}
-        write_json(outputs["json"], {"runs": named, "averages": averages})
+        runs = {member.name: each.describe() for member, each in zip(members, evaluations, strict=True)}
+        means = {shot: {name: mean.describe() for name, mean in methods.items()} for shot, methods in averages.items()}
+        write_json(outputs["json"], {"runs": runs, "averages": means})
     for path in outputs.values():
         print(f"wrote {path}", file=sys.stderr)
 
@@ -104,40 +133,18 @@ def number_path(path: Path, number: int) -> Path:
     return path.with_name(f"{path.stem}-{number}{path.suffix}")
 
 
-def name_run(run: Run) -> str:
-    """Return what tells an evaluation from the others of its run."""
-    return f"{run.dataset} {run.shot}-shot" if run.shot else run.dataset
-
-
-def average(figures: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return, of each method, its mean accuracy over evaluations of several data sets, and its ranks.
-
-    Args:
-        figures: Of each evaluation, what ``--json`` holds.
-
-    Returns:
-        For each method that all have, ``accuracy``, the mean; ``half_width_classes`` and ``half_width_episodes``, those
-        of the 95 % intervals of the mean over these same data sets, from those of each, which are independent;
-        ``ranks``, in each, and ``rank``, their mean.
-    """
-    ranks = [rank_methods(find_accuracies(each)) for each in figures]
-    methods = [name for name in figures[0]["methods"] if all(name in each["methods"] for each in figures)]
-    averages: dict[str, dict[str, Any]] = {}
-    for name in methods:
-        rates = [each["methods"][name] for each in figures]
-        own = [each[name] for each in ranks]
-        averages[name] = {"accuracy": sum(each["accuracy"] for each in rates) / len(rates)}
-        for width in (f"half_width_{over}" for over in OVER):
-            halves = [each[width] for each in rates]
-            averages[name][width] = None if None in halves else sum(half**2 for half in halves) ** 0.5 / len(halves)
-        averages[name] |= {"ranks": own, "rank": sum(own) / len(own)}
+def average(evaluations: Sequence[Evaluation]) -> dict[str, Average]:
+    """Return the average of each method that all evaluations have, one of each data set."""
+    ranks = [rank_methods(evaluation.accuracies) for evaluation in evaluations]
+    methods = [evaluation.summary.methods for evaluation in evaluations]
+    averages: dict[str, Average] = {}
+    for name in methods[0]:
+        if all(name in others for others in methods):
+            rates = [others[name].accuracy for others in methods]
+            mean = sum(rate.mean for rate in rates) / len(rates)
+            halves = (sum(half_over(rate, over) ** 2 for rate in rates) ** 0.5 / len(rates) for over in OVER)
+            averages[name] = Average(Rate(mean, *halves), [own[name] for own in ranks])
     return averages
-
-
-def find_accuracies(figures: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the accuracies of each method by episode, of what ``--json`` holds."""
-    queries = torch.tensor(figures["queries"], dtype=torch.float64)
-    return {name: torch.tensor(own, dtype=torch.float64) / queries for name, own in figures["right"].items()}
 
 
 def rank_methods(accuracies: Mapping[str, Tensor]) -> dict[str, float]:
@@ -164,51 +171,54 @@ def rank_methods(accuracies: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def tabulate_suite(
-    runs: Sequence[Run], figures: Sequence[Mapping[str, Any]], averages: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    members: Sequence[Member], evaluations: Sequence[Evaluation], averages: Mapping[str, Mapping[str, Average]]
 ) -> Iterator[Table]:
     """Yield a table of the data sets for each number of shots, and of the means, or the accuracies of one, by shots.
 
     There are no means by shots where Ctrl-C left some shots without a data set that others have.
     """
-    several = len({run.dataset for run in runs}) > 1
-    whole = len(runs) == len(averages) * len({run.dataset for run in runs})
+    datasets = {member.dataset for member in members}
+    whole = len(members) == len(averages) * len(datasets)
+    head = head_accuracy(m.accuracy for each in evaluations for m in each.summary.methods.values())
     for shot, means in averages.items():
-        own = [(run, each) for run, each in zip(runs, figures, strict=True) if run.shot == shot]
-        if several or len(runs) == 1:
-            names = [name for _, each in own for name in each["methods"]]
-            rows = [
-                [name, *(_show(each, means, name, at) for at, (_, each) in enumerate(own)), *_show_mean(means, name)]
-                for name in sorted(dict.fromkeys(names), key=lambda name: means.get(name, {"rank": torch.inf})["rank"])
-            ]
-            header = f"{shot}-shot " * bool(shot) + f"{head_accuracy(figures)} (rank)"
-            yield [header, *(run.dataset for run, _ in own), "mean", "average rank"], rows
+        columns = [
+            (member.dataset, evaluation.summary.methods)
+            for member, evaluation in zip(members, evaluations, strict=True)
+            if member.shot == shot
+        ]
+        if len(datasets) > 1 or len(members) == 1:
+            names = dict.fromkeys(name for _, methods in columns for name in methods)
+            rows = []
+            for name in sorted(names, key=lambda name: means[name].rank if name in means else torch.inf):
+                cells = [_show(methods, means, name, at) for at, (_, methods) in enumerate(columns)]
+                rows.append([name, *cells, *_show_mean(means, name)])
+            header = f"{shot}-shot " * bool(shot) + f"{head} (rank)"
+            yield [header, *(dataset for dataset, _ in columns), "mean", "average rank"], rows
     if len(averages) > 1 and whole:
-        methods = dict.fromkeys(name for each in figures for name in each["methods"])
-        rows = [[name, *(_show_mean(means, name)[0] for means in averages.values())] for name in methods]
-        yield ["mean " * several + head_accuracy(figures), *(f"{shot}-shot" for shot in averages)], rows
+        names = dict.fromkeys(name for evaluation in evaluations for name in evaluation.summary.methods)
+        rows = [[name, *(_show_mean(means, name)[0] for means in averages.values())] for name in names]
+        yield ["mean " * (len(datasets) > 1) + head, *(f"{shot}-shot" for shot in averages)], rows
 
 
-def _show(figures: Mapping[str, Any], means: Mapping[str, Mapping[str, Any]], name: str, at: int) -> str:
+def _show(methods: Mapping[str, MethodSummary], means: Mapping[str, Average], name: str, at: int) -> str:
     """Return a method's accuracy on the data set number ``at``, with its rank."""
-    own = figures["methods"].get(name)
-    if own is None:
+    if name not in methods:
         return ""
-    rank = f" ({means[name]['ranks'][at]:g})" if name in means and len(means) > 1 else ""
-    return percent(own["accuracy"], *list_halves(own)) + rank
+    rank = f" ({means[name].ranks[at]:g})" if name in means and len(means) > 1 else ""
+    return percent(methods[name].accuracy) + rank
 
 
-def _show_mean(means: Mapping[str, Mapping[str, Any]], name: str) -> tuple[str, str]:
+def _show_mean(means: Mapping[str, Average], name: str) -> tuple[str, str]:
     """Return a method's mean accuracy and its average rank."""
-    own = means.get(name)
-    return ("", "") if own is None else (percent(own["accuracy"], *list_halves(own)), f"{own['rank']:g}")
+    return (percent(means[name].rate), f"{means[name].rank:g}") if name in means else ("", "")
 
 
-def tell_ranks(runs: Sequence[Run], figures: Sequence[Mapping[str, Any]]) -> str:
+def tell_ranks(members: Sequence[Member], evaluations: Sequence[Evaluation]) -> str:
     """Return what means and ranks are, in a line for people; "" where there are none."""
-    if len({run.dataset for run in runs}) < 2:
+    if len({member.dataset for member in members}) < 2:
         return ""
     text = "Intervals of means speak of these same data sets."
-    if len(figures[0]["methods"]) > 1:
+    if len(evaluations[0].summary.methods) > 1:
         text += " As Meta-Dataset's, ranks speak of these same classes: methods share one where a paired t test over"
         text += " episodes tells them not apart from the best of them (p >= 0.05)."
     return f"\n{text}\n"

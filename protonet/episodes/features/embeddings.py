@@ -39,14 +39,13 @@ class Job(NamedTuple):
         return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
 
-def write_embeddings(prog: str, output: Path, job: Job, *, resume: bool) -> int:
+def write_embeddings(output: Path, job: Job, *, resume: bool) -> int:
     """Embed rows and write them to an NPZ file, whole or not at all.
 
     It holds ``x`` (n, dim) float32, ``y`` and perhaps ``split`` and ``files`` (n,) strings, and ``made``, JSON. Until
     it is whole, what is done lies beside it, in a file whose name ends in ``.part``; only one block is in memory.
 
     Args:
-        prog: The command, for messages.
         output: The file.
         job: What to embed.
         resume: Go on with the part, if there is one; a file of the same job that is whole is left as it is.
@@ -63,13 +62,13 @@ def write_embeddings(prog: str, output: Path, job: Job, *, resume: bool) -> int:
     if output.exists():
         found = _read_key(output)
         if not resume or found is None or found[0] != key:
-            _refuse(prog, output, resume=resume)
+            _refuse(output, resume=resume)
         return found[1]
     if part.exists() and not resume:
-        _refuse(prog, part, resume=False)
+        _refuse(part, resume=False)
     with part.open("a+b") as file:
         header = f"protonet extract {key}\n".encode()
-        dim, done = _open_part(prog, file, part, header, n, job.step)
+        dim, done = _open_part(file, part, header, n, job.step)
         try:
             with tqdm(total=n, initial=done, unit="row", delay=1.0, dynamic_ncols=True) as bar:
                 for block in job.embed(done) if done < n else ():
@@ -79,7 +78,13 @@ def write_embeddings(prog: str, output: Path, job: Job, *, resume: bool) -> int:
                     bad = ~np.isfinite(block).all(axis=1)
                     if bad.any():
                         got = f"others for row {done + int(bad.argmax())}"
-                        fail(prog, "--backbone", "give finite numbers", got, "Pass another one, or mend that picture.")
+                        fail(
+                            "write_embeddings",
+                            "backbone",
+                            "give finite numbers",
+                            got,
+                            "Pass another one, or mend that picture.",
+                        )
                     file.write(np.ascontiguousarray(block, "<f4").data)
                     file.flush()
                     done += len(block)
@@ -96,12 +101,12 @@ def write_embeddings(prog: str, output: Path, job: Job, *, resume: bool) -> int:
     return dim
 
 
-def _open_part(prog: str, file: BinaryIO, part: Path, header: bytes, n: int, step: int) -> tuple[int, int]:
+def _open_part(file: BinaryIO, part: Path, header: bytes, n: int, step: int) -> tuple[int, int]:
     """Return the features of a part's rows, 0 without any, and how many there are; cut off what is not whole."""
     file.seek(0)
     content = file.read(len(header) + 4)
     if content[: len(header)] != header[: len(content)]:
-        _refuse(prog, part, resume=True)
+        _refuse(part, resume=True)
     dim = int.from_bytes(content[len(header) :], "little") if len(content) == len(header) + 4 else 0
     if not dim:
         file.truncate(0)
@@ -130,10 +135,10 @@ def _read_key(path: Path) -> tuple[str, int] | None:
         return None
 
 
-def _refuse(prog: str, path: Path, *, resume: bool) -> NoReturn:
+def _refuse(path: Path, *, resume: bool) -> NoReturn:
     """Raise an InputError: there is a file, of something else or of a run that should not go on."""
     if resume:
         got, remedy = f"{path}, of other data, settings or another network", "Pass another path, or remove it."
-        fail(prog, "--resume", "continue a run of the same arguments", got, remedy)
+        fail("write_embeddings", "resume", "continue a run of the same arguments", got, remedy)
     remedy = "Go on with --resume, or pass another path."
-    fail(prog, "--output", "be a new file", f"{path}, which exists", remedy)
+    fail("write_embeddings", "output", "be a new file", f"{path}, which exists", remedy)

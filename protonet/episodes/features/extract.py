@@ -120,7 +120,7 @@ def run_extract(arguments: Sequence[str] | None) -> None:
             job = _plan_texts(options.data, extractor, templates, options.names)
         else:
             job = _plan_pictures(found, options.data, extractor, batch)
-    dim = write_embeddings(PROG, output, job, resume=options.resume)
+    dim = write_embeddings(output, job, resume=options.resume)
     print(f"{output}: {len(job.labels):,} rows of {dim} features, {len(set(job.labels))} classes")
 
 

@@ -27,7 +27,6 @@ from protonet.sampling import index_classes, list_pieces
 from protonet.tables.arrays import UNREADABLE
 from protonet.ui.command_line import check_name
 
-PROG = "protonet.episodes"  #: The command, for messages.
 #: The size of the synthetic families: classes, rows per class, features per row.
 SYNTHETIC = {"num_classes": 64, "n_train": 100, "dim": 64}
 #: The side that a folder's images are resized to, in pixels, and turned grey, without another: as large as glyphs.
@@ -116,10 +115,11 @@ def load_base(text: str, *, dim: int, image_size: int | None = None) -> Dataset:
         MissingPackageError: A package that the data need is missing.
         InputError: The data cannot be loaded, or have another number of features.
     """
-    data = _load_rows(Path(text)) if text.lower().endswith(".npy") else _load(text, "label", image_size)
+    with as_typed("load_base", text="base", path="base"):
+        data = _load_rows(Path(text)) if text.lower().endswith(".npy") else _load(text, "label", image_size)
     if data.x.shape[1] != dim:
         got = f"{data.x.shape[1]} of {text}"
-        fail(PROG, "--base", f"have {dim} features per row, as the data", got, "Pass features of one backbone.")
+        fail("load_base", "base", f"have {dim} features per row, as the data", got, "Pass features of one backbone.")
     return data
 
 
@@ -138,14 +138,21 @@ def load_texts(text: str, *, dim: int, names: Sequence[str]) -> torch.Tensor:
     Raises:
         InputError: The file cannot be loaded, has another number of features, or none of a class.
     """
-    data = _load(text, "label")
+    with as_typed("load_texts", text="texts", path="texts"):
+        data = _load(text, "label")
     if data.x.shape[1] != dim:
         got = f"{data.x.shape[1]} of {text}"
-        fail(PROG, "--texts", f"have {dim} features per row, as the data", got, "Pass texts of the images' backbone.")
+        fail(
+            "load_texts",
+            "texts",
+            f"have {dim} features per row, as the data",
+            got,
+            "Pass texts of the images' backbone.",
+        )
     missing = [name for name in names if name not in data.class_names]
     if missing:
         got = f"none for {len(missing)} of {len(names)}, such as {missing[0]!r}"
-        fail(PROG, "--texts", "have a text of each class, by name", got, "Name them as the data does.")
+        fail("load_texts", "texts", "have a text of each class, by name", got, "Name them as the data does.")
     index = index_classes(data.y)
     numbers = torch.tensor([data.class_names.index(name) for name in names])
     rows = (data.take_rows(own).clone() for own in list_pieces(index.take(numbers)))
@@ -158,12 +165,12 @@ def _load_rows(path: Path) -> Dataset:
         x = np.load(path, allow_pickle=False)
     except (ValueError, *UNREADABLE) as error:
         got = f"{path} ({error if isinstance(error, OSError) else type(error).__name__})"
-        fail(PROG, "--base", "be an NPY file that can be read", got, "Save it again with numpy.save.")
+        fail("load_base", "base", "be an NPY file that can be read", got, "Save it again with numpy.save.")
     if not isinstance(x, np.ndarray) or x.ndim < 2 or not len(x) or x.dtype.kind not in "fiub":
         got = f"{getattr(x, 'dtype', 'several arrays')} of shape {getattr(x, 'shape', '?')}"
-        fail(PROG, "--base", "hold rows of numbers, (n, dim)", got, "Save features with numpy.save.")
+        fail("load_base", "base", "hold rows of numbers, (n, dim)", got, "Save features with numpy.save.")
     rows = torch.from_numpy(x).flatten(1).float()
-    check_finite(PROG, "--base", rows)
+    check_finite("load_base", "base", rows)
     return Dataset(rows, torch.zeros(len(rows), dtype=torch.int64), ("all",))
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from protonet._checks import fail
-from protonet.episodes.draws.batch import Take
+from protonet.episodes.draws.sampler import Take
 from protonet.episodes.networks.augmentation import find_shape
 from protonet.episodes.networks.conv import BatchNorm, make_conv4, make_resnet12
 

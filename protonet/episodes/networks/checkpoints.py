@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from protonet._checks import fail, find_version, optional_packages
 from protonet._writing import write_whole
-from protonet.episodes.draws.batch import Take, Trained
+from protonet.episodes.draws.batch import Trained
+from protonet.episodes.draws.sampler import Take
 from protonet.episodes.networks.backbones import make_backbone
 from protonet.episodes.networks.heads import make_head
 

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from protonet._checks import fail
 from protonet.datasets.dataset import Dataset
-from protonet.episodes.draws.batch import Take, Trained
-from protonet.episodes.draws.numbered import Setting, check_setting, draw_episodes
+from protonet.episodes.draws.batch import Trained
+from protonet.episodes.draws.numbered import Setting
+from protonet.episodes.draws.sampler import Take
 from protonet.episodes.evaluation.distributed import Group
 from protonet.episodes.evaluation.evaluate import evaluate
 from protonet.episodes.evaluation.statistics import half_width, mean_of
@@ -96,7 +97,7 @@ def draw_batch(base: Side, plan: Plan, step: int, group: Group) -> tuple[Tensor,
     share = plan.episodes_per_step // group.world_size
     first = step * plan.episodes_per_step + group.rank * share
     setting = Setting((plan.way, plan.way), (plan.shot, plan.shot), plan.query)
-    draw = draw_episodes(base.by_class, setting, seed=plan.seed, first=first, n_episodes=share)
+    draw = setting.draw(base.by_class, seed=plan.seed, first=first, n_episodes=share)
     rows = torch.cat([draw.support, draw.query], dim=2)  # (episodes, n_way, n_shot + n_query)
     x = base.take(rows.flatten()).float()
     seed = np.random.SeedSequence([plan.seed, step]).generate_state(1, np.uint64)
@@ -132,7 +133,7 @@ def score_encoder(
     own_way = None if plan is None else find_head_way(plan._asdict())
     n_way = own_way or min(VALIDATION.n_way, int((index.size > n_shot).sum()))
     setting = Setting((n_way, n_way), (n_shot, n_shot), VALIDATION.n_query, allow_small=True)
-    index = check_setting("validation", index, setting, ())
+    index = setting.check(index, ())
     embeddings = embed_rows(encoder, validation.take, rows)
     trained = None
     if plan is not None and head is not None:

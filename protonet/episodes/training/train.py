@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from protonet._checks import check_int, check_number, fail, optional_packages
-from protonet.episodes.draws.numbered import MOST
+from protonet.episodes.draws.sampler import MOST
 from protonet.episodes.evaluation.distributed import join_group
 from protonet.episodes.networks.augmentation import find_shape
 from protonet.episodes.networks.backbones import BACKBONES

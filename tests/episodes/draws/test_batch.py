@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 
 from protonet.episodes.draws.batch import gather_episodes, split_draw, summarize_base, take_from
-from protonet.episodes.draws.numbered import NO_ROW, Setting, draw_episodes
+from protonet.episodes.draws.numbered import Setting
+from protonet.episodes.draws.sampler import NO_ROW
 from protonet.sampling import index_classes
 from tests.strategies import seeds
 
@@ -25,7 +26,7 @@ INDEX = index_classes(LABELS)
     ],
 )
 def test_parts_hold_each_episode_once_and_whole(setting: Setting, seed: int) -> None:
-    draw = draw_episodes(INDEX, setting, seed=seed, first=3, n_episodes=12)
+    draw = setting.draw(INDEX, seed=seed, first=3, n_episodes=12)
     numbers = []
     for part in split_draw(draw):
         numbers += part.numbers.tolist()
@@ -57,7 +58,7 @@ def test_gather(dtype: torch.dtype) -> None:
     x = torch.arange(100).reshape(50, 2).to(dtype)
     take = take_from(x)
     for n_episodes in (4, 2, 6):
-        draw = draw_episodes(INDEX, Setting(way=(3, 3), n_query=2), seed=0, first=0, n_episodes=n_episodes)
+        draw = Setting(way=(3, 3), n_query=2).draw(INDEX, seed=0, first=0, n_episodes=n_episodes)
         (part,) = split_draw(draw)
         episodes = gather_episodes(take, part)
         assert torch.equal(episodes.support, x[part.support].to(episodes.support.dtype))
@@ -76,7 +77,7 @@ def test_base() -> None:
 def test_gather_unlabelled_rows() -> None:
     x = torch.arange(100.0).reshape(50, 2)
     setting = Setting(way=(3, 3), n_query=2, n_unlabelled=3, n_distractors=1)
-    (part,) = split_draw(draw_episodes(INDEX, setting, seed=0, first=0, n_episodes=4))
+    (part,) = split_draw(setting.draw(INDEX, seed=0, first=0, n_episodes=4))
     episodes = gather_episodes(take_from(x), part)
     assert episodes.unlabelled is not None
     assert episodes.unlabelled.shape == (4, 12, 2)

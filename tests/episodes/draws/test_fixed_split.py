@@ -3,13 +3,12 @@ from __future__ import annotations
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import strategies as st
 
 from protonet._checks import InputError
 from protonet.datasets.dataset import Dataset
 from protonet.episodes.draws.batch import gather_episodes, split_draw, take_from
 from protonet.episodes.draws.fixed_split import FixedSplit, find_shared, join_split
-from protonet.episodes.draws.numbered import NO_ROW
+from protonet.episodes.draws.sampler import NO_ROW
 from protonet.episodes.evaluation.evaluate import evaluate
 from protonet.episodes.methods import METHODS
 from protonet.sampling import index_classes
@@ -46,26 +45,11 @@ def test_every_training_row_is_as_likely() -> None:
         assert all(abs(int(found[row]) - expected) < 4 * expected**0.5 for row in rows)
 
 
-@given(seed=seeds, first=st.integers(0, 10**9), n=st.integers(1, 4))
-def test_an_episode_depends_only_on_its_number(seed: int, first: int, n: int) -> None:
-    setting = FixedSplit(2, COUNTS)
-    whole = setting.draw(INDEX, seed=seed, first=first, n_episodes=6)
-    part = setting.draw(INDEX, seed=seed, first=first + 2, n_episodes=n)
-    assert all(torch.equal(more[2 : 2 + n], less) for more, less in zip(whole, part, strict=True))
-
-
 def test_small_classes_give_all_that_they_have() -> None:
     setting = FixedSplit(3, COUNTS, allow_small=True)
-    draw = setting.draw(setting.check("test", INDEX, ("a", "b", "c")), seed=0, first=0, n_episodes=9)
+    draw = setting.draw(setting.check(INDEX, ("a", "b", "c")), seed=0, first=0, n_episodes=9)
     assert ((draw.support >= 0).sum(dim=2) == torch.tensor([3, 3, 2])).all()
     assert (draw.support[:, 2, :2].sort().values == torch.tensor([2, 5])).all()
-
-
-def test_counts_and_members() -> None:
-    setting = FixedSplit(1, COUNTS)
-    assert setting.count_queries(INDEX, seed=0, n_episodes=4).tolist() == [5] * 4
-    assert bool(setting.find_members(INDEX, seed=0, n_episodes=4).all())
-    assert (setting.n_drawn, setting.shot, setting.n_base) == (3, (1, 1), 0)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +63,7 @@ def test_counts_and_members() -> None:
 )
 def test_settings_that_do_not_fit(setting: FixedSplit, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        setting.check("test", INDEX, ("a", "b", "c"))
+        setting.check(INDEX, ("a", "b", "c"))
 
 
 @pytest.mark.parametrize("name", ["protonet", "ridge", "knn", "bd-cspn"])
@@ -118,15 +102,15 @@ def test_shared_rows_are_found(dtype: torch.dtype, seed: int) -> None:
 
 def test_splits_are_joined_by_name() -> None:
     train, test = dataset(X[:9], TRAIN), dataset(X[9:], (TEST + 1) % 3, ("c", "a", "b"))
-    data, counts = join_split("test", train, test, ("x", "y"))
+    data, counts = join_split(train, test, ("x", "y"))
     assert torch.equal(data.x, X)
     assert data.y.tolist() == [*TRAIN.tolist(), *TEST.tolist()]
     assert counts == COUNTS
-    half = join_split("test", train, dataset(X[9:].half(), TEST), ("x", "y"))[0]
+    half = join_split(train, dataset(X[9:].half(), TEST), ("x", "y"))[0]
     assert half.x.dtype == torch.float32
     pixels = dataset((2 * torch.arange(45)).view(9, 5).to(torch.uint8), TRAIN)
-    assert torch.equal(join_split("test", pixels, pixels._replace(x=pixels.x + 1), ("x", "y"))[0].x[:9], pixels.x)
-    mixed = join_split("test", pixels, test, ("x", "y"))[0]
+    assert torch.equal(join_split(pixels, pixels._replace(x=pixels.x + 1), ("x", "y"))[0].x[:9], pixels.x)
+    mixed = join_split(pixels, test, ("x", "y"))[0]
     assert torch.equal(mixed.x, torch.cat([pixels.x / 255, X[9:]]))
 
 
@@ -143,4 +127,4 @@ def test_splits_are_joined_by_name() -> None:
 )
 def test_splits_that_do_not_fit(test: Dataset, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        join_split("test", dataset(X[:9], TRAIN), test, ("x.npz", "y.npz"))
+        join_split(dataset(X[:9], TRAIN), test, ("x.npz", "y.npz"))

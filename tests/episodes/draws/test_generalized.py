@@ -1,26 +1,40 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from protonet._checks import InputError
-from protonet.episodes.draws.batch import take_from
-from protonet.episodes.draws.generalized import Generalized, hold_out, join_base
+from protonet.episodes.draws.batch import summarize_base, take_from
+from protonet.episodes.draws.generalized import Generalized
 from protonet.episodes.draws.numbered import Setting
+from protonet.episodes.draws.sampler import Pool
 from protonet.episodes.evaluation.evaluate import evaluate, rate_sides
 from protonet.episodes.methods import METHODS
-from protonet.sampling import index_classes, list_pieces
+from protonet.sampling import ClassIndex, index_classes, list_pieces
 from tests.strategies import seeds
 
 GENERATOR = torch.Generator().manual_seed(0)
 LABELS = torch.arange(9).repeat_interleave(torch.tensor([11, 7, 12, *[9] * 6]))
 X = torch.randn(9, 4, generator=GENERATOR)[LABELS] + 0.8 * torch.randn(len(LABELS), 4, generator=GENERATOR)
-WHOLE = index_classes(LABELS)
-BASE, NOVEL = WHOLE.take(torch.arange(3)), WHOLE.take(torch.arange(3, 9))
-KIND = Generalized(Setting(way=(2, 4), shot=(1, 3), n_query=3), n_base=3)
-ROWS, INDEX, SOURCES = join_base("test", take_from(X), BASE, NOVEL, ("a", "b", "c"))
+
+
+def join(labels: torch.Tensor, x: torch.Tensor, n_base: int, setting: Setting) -> tuple[Generalized, Pool, ClassIndex]:
+    """Return the episodes and rows of base classes, the first ones, and of others; and the rows that methods see."""
+    whole, names = index_classes(labels), tuple("abcdefghi")
+    base, novel = whole.take(torch.arange(n_base)), whole.take(torch.arange(n_base, len(whole.size)))
+    learned, queries = Generalized(setting).hold_out(base, names)
+    means = summarize_base(take_from(x), learned).class_means
+    of_novel, of_base = (Pool(x, take_from(x), index, index) for index in (novel, queries))
+    sampler, pool = Generalized(setting).join_base(of_novel, of_base, means)
+    return sampler, pool, learned
+
+
+KIND, POOL, LEARNED = join(LABELS, X, 3, Setting(way=(2, 4), shot=(1, 3), n_query=3))
+ROWS, INDEX, SOURCES = POOL.x, POOL.by_class, POOL.sources
 
 
 def test_every_fifth_base_row_is_a_query_and_not_in_its_mean() -> None:
@@ -36,24 +50,19 @@ def test_every_fifth_base_row_is_a_query_and_not_in_its_mean() -> None:
 
 
 def test_base_rows_are_to_learn_from_or_queries() -> None:
-    learned, asked = hold_out("test", BASE, ("a", "b", "c"))
-    for own, pieces in enumerate(zip(list_pieces(learned), list_pieces(asked), strict=True)):
-        assert sorted(torch.cat(pieces).tolist()) == LABELS.eq(own).nonzero().flatten().tolist()
-        assert torch.equal(X[pieces[1]], ROWS[INDEX.start[own] + 1 : INDEX.start[own] + INDEX.size[own]])
+    for own, learned in enumerate(list_pieces(LEARNED)):
+        queries = list_pieces(SOURCES)[own][1:]
+        assert sorted(torch.cat([learned, queries]).tolist()) == LABELS.eq(own).nonzero().flatten().tolist()
 
 
 def test_a_base_class_of_two_rows_has_a_mean_and_a_query() -> None:
-    labels = torch.tensor([0, 0, 1, 1, 1])
-    x = torch.arange(10.0).reshape(5, 2)
-    index = index_classes(labels)
-    base, novel = (index.take(torch.tensor([c])) for c in (0, 1))
-    rows, joined, _ = join_base("test", take_from(x), base, novel, ("a",))
-    assert torch.equal(rows[:2], x[:2])
-    assert joined.size.tolist() == [2, 3]
-    with pytest.raises(
-        InputError, match="`base classes` must have 2 rows, to learn from and to ask for; got class 'a'"
-    ):
-        join_base("test", take_from(x[1:]), index_classes(labels[1:]), novel, ("a", "b"))
+    labels, x = torch.tensor([0, 0, 1, 1, 1]), torch.arange(10.0).reshape(5, 2)
+    _, pool, _ = join(labels, x, 1, Setting())
+    assert torch.equal(pool.x[:2], x[:2])
+    assert pool.by_class.size.tolist() == [2, 3]
+    message = "`base classes` must have 2 rows, to learn from and to ask for; got class 'a'"
+    with pytest.raises(InputError, match=message):
+        join(labels[1:], x[1:], 1, Setting())
 
 
 @given(seed=seeds, first=st.integers(0, 10**9), n=st.integers(1, 4))
@@ -69,11 +78,6 @@ def test_base_classes_come_first_and_novel_ones_are_those_of_plain_episodes(seed
         asked = draw.query[:, own]
         assert (asked > INDEX.start[own]).sum() == n * min(3, int(INDEX.size[own]) - 1)
         assert (asked < INDEX.start[own] + INDEX.size[own]).all()
-    members = KIND.find_members(INDEX, seed=seed, n_episodes=n)
-    assert bool(members[:, :3].all())
-    counts = KIND.count_queries(INDEX, seed=seed, n_episodes=n)
-    again = KIND.draw(INDEX, seed=seed, first=0, n_episodes=n)
-    assert counts.tolist() == (again.query >= 0).sum(dim=(1, 2)).tolist()
 
 
 def test_scores_are_those_of_a_slow_loop() -> None:
@@ -107,11 +111,18 @@ def test_the_harmonic_mean_of_nothing_is_nothing() -> None:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (KIND._replace(n_base=0), "`n_base` must be classes of a mean and a query or more; got 0"),
-        (KIND._replace(n_base=9), "`n_base` must be classes of a mean and a query or more; got 9"),
-        (KIND._replace(novel=Setting(way=(2, 7))), r"`way` must be at most the number of classes \(6\); got 7"),
+        (replace(KIND, n_base=0), "`n_base` must be classes of a mean and a query or more; got 0"),
+        (replace(KIND, n_base=9), "`n_base` must be classes of a mean and a query or more; got 9"),
+        (replace(KIND, novel=Setting(way=(2, 7))), r"`way` must be at most the number of classes \(6\); got 7"),
     ],
 )
 def test_data_that_do_not_fit(kind: Generalized, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        kind.check("test", INDEX, tuple("abcdefghi"))
+        kind.check(INDEX, tuple("abcdefghi"))
+
+
+def test_novel_classes_that_are_too_small_are_not_drawn() -> None:
+    kind = Generalized(Setting(way=(2, 2), shot=(8, 8), n_query=3, allow_small=True))
+    labels = torch.arange(4).repeat_interleave(torch.tensor([9, 3, 12, 10]))
+    _, chosen, _ = kind.choose_classes(index_classes(labels), tuple("abcd"))
+    assert chosen.size.tolist() == [9, 12, 10]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -7,15 +9,8 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from protonet._checks import InputError
-from protonet.episodes.draws.numbered import (
-    NO_ROW,
-    Draw,
-    Setting,
-    check_setting,
-    count_queries,
-    draw_episodes,
-    find_members,
-)
+from protonet.episodes.draws.numbered import Setting
+from protonet.episodes.draws.sampler import NO_ROW, Draw
 from protonet.sampling import index_classes
 from tests.strategies import seeds
 
@@ -27,8 +22,8 @@ def labels_of(counts: list[int]) -> torch.Tensor:
 
 def numbered(labels: torch.Tensor, setting: Setting, seed: int = 0, first: int = 0, n_episodes: int = 30) -> Draw:
     index = index_classes(labels)
-    index = check_setting("test", index, setting, tuple(map(str, range(len(index.size)))))
-    return draw_episodes(index, setting, seed=seed, first=first, n_episodes=n_episodes)
+    index = setting.check(index, tuple(map(str, range(len(index.size)))))
+    return setting.draw(index, seed=seed, first=first, n_episodes=n_episodes)
 
 
 KNOWN_SUPPORT, KNOWN_QUERY = [11, 17, 2, 18, 11, 12], [3, 19, 9, 1, 6, 18, 2, 6, 19, 15, 16, 8]
@@ -70,18 +65,6 @@ def test_rows_are_distinct_and_of_the_right_classes(setting: Setting) -> None:
             assert int(queries.sum()) == way * setting.n_query
         else:
             assert (queries[:way] <= 11 - shots[:way]).all()
-
-
-@pytest.mark.parametrize("setting", SETTINGS)
-@given(seed=seeds, first=st.integers(0, 10**12), n=st.integers(0, 5))
-def test_an_episode_depends_only_on_its_number(setting: Setting, seed: int, first: int, n: int) -> None:
-    labels = labels_of([8, 9, 10, 8, 11])
-    whole = numbered(labels, setting, seed, first, 7)
-    part = numbered(labels, setting, seed, first + 2, n)
-    for more, less in zip(whole, part, strict=True):
-        width = less.shape[2]
-        assert torch.equal(more[2 : 2 + n, :, :width], less)
-        assert (more[2 : 2 + n, :, width:] == NO_ROW).all()
 
 
 def test_more_queries_do_not_change_the_support() -> None:
@@ -148,7 +131,7 @@ def test_small_classes() -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        (Setting(way=(4, 4)), r"test: `way` must be at most the number of classes \(3\); got 4\."),
+        (Setting(way=(4, 4)), r"Setting: `way` must be at most the number of classes \(3\); got 4\."),
         (Setting(way=(2, 2), n_query=2, n_open=2), r"number of classes \(3 beside 2 open ones\); got 2\."),
         (Setting(way=(1, 1)), "`way` must be a whole number in .2, 1000000.; got 1"),
         (Setting(way=(3, 2)), "`way` must be a whole number in .3, 1000000.; got 2"),
@@ -166,28 +149,6 @@ def test_errors(setting: Setting, message: str) -> None:
         numbered(labels_of([5, 4, 6]), setting)
 
 
-@pytest.mark.parametrize("setting", [Setting(way=(2, 4), n_query=2, n_open=2), Setting(way=(3, 3), n_query=2)])
-def test_members_are_the_classes_of_the_rows(setting: Setting) -> None:
-    labels = labels_of([9] * 7)
-    index = index_classes(labels)
-    draw = numbered(labels, setting)
-    members = find_members(index, setting, seed=0, n_episodes=30)
-    for number in range(30):
-        rows = torch.cat(
-            [draw.support[number].flatten(), draw.query[number].flatten(), draw.open_query[number].flatten()]
-        )
-        assert set((labels[rows[rows >= 0]] // 10).tolist()) == set(members[number].nonzero().flatten().tolist())
-
-
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_queries_are_counted_as_they_are_drawn(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    labels = labels_of([8, 9, 10, 8, 11])
-    monkeypatch.setattr("protonet.episodes.draws.numbered.COUNTED", 7)
-    index = check_setting("test", index_classes(labels), setting, tuple("abcde"))
-    expected = (numbered(labels, setting, seed=2).query >= 0).sum(dim=(1, 2))
-    assert torch.equal(count_queries(index, setting, seed=2, n_episodes=30), expected)
-
-
 UNLABELLED = [
     Setting(way=(2, 4), shot=(1, 3), n_query=2, n_unlabelled=3),
     Setting(way=(3, 3), shot=(1, 2), n_query=2, unequal=True, n_unlabelled=2, n_distractors=2),
@@ -201,7 +162,7 @@ UNLABELLED = [
 def test_unlabelled_rows_are_others_of_the_same_classes_and_of_distractors(setting: Setting, seed: int) -> None:
     labels = labels_of([8, 9, 10, 8, 11])
     drawn = numbered(labels, setting, seed)
-    members = find_members(index_classes(labels), setting, seed=seed, n_episodes=30)
+    members = setting.find_members(index_classes(labels), seed=seed, n_episodes=30)
     assert drawn.unlabelled.shape == (30, setting.way[1] + setting.n_distractors, setting.n_unlabelled)
     for number, (support, query, outside, more) in enumerate(zip(*drawn, strict=True)):
         rows = torch.cat([each.flatten() for each in (support, query, outside, more)])
@@ -225,7 +186,7 @@ def test_unlabelled_rows_change_nothing_else_and_depend_only_on_the_number(
 ) -> None:
     labels = labels_of([20, 21, 22, 20, 23])
     whole = numbered(labels, setting, seed, first, 6)
-    without = numbered(labels, setting._replace(n_unlabelled=0, n_distractors=0), seed, first, 6)
+    without = numbered(labels, replace(setting, n_unlabelled=0, n_distractors=0), seed, first, 6)
     assert all(torch.equal(own, other) for own, other in zip(whole[:3], without[:3], strict=True))
     assert torch.equal(numbered(labels, setting, seed, first + 2, 3).unlabelled, whole.unlabelled[2:5])
 

@@ -87,11 +87,11 @@ def test_runs_of_the_same_episodes_are_paired(folder: Path, capsys: pytest.Captu
 def test_a_comparison_is_a_paired_t_test(folder: Path) -> None:
     runs = [read_run(folder / f"{name}.json") for name in ("a", "b")]
     summary, _ = join_runs(runs, against="soft-kmeans")
-    (pair,) = (each for each in summary["comparisons"] if each["second"] == "ridge")
+    (pair,) = (each for each in summary.comparisons if each.second == "ridge")
     first, second = runs[1].right["soft-kmeans"], runs[0].right["ridge"]
-    assert pair["first"] == "soft-kmeans"
-    assert np.isclose(pair["p_value_episodes"], ttest_rel(first, second).pvalue)
-    assert np.isclose(pair["difference"], float((first - second).mean()) / 12)
+    assert pair.first == "soft-kmeans"
+    assert np.isclose(pair.p_value_episodes, ttest_rel(first, second).pvalue)
+    assert np.isclose(pair.difference, float((first - second).mean()) / 12)
 
 
 def test_intervals_over_classes_are_those_of_the_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

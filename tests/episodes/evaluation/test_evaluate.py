@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 from protonet.episodes import methods
 from protonet.episodes.draws.batch import Episodes, gather_episodes, split_draw, take_from
-from protonet.episodes.draws.numbered import Setting, draw_episodes
+from protonet.episodes.draws.numbered import Setting
 from protonet.episodes.evaluation.distributed import Group
 from protonet.episodes.evaluation.evaluate import (
     CHUNK,
@@ -61,7 +61,7 @@ def test_slow_loop(setting: Setting) -> None:
     scores = evaluate(X, INDEX, METHODS, setting, seed=3, n_episodes=9)
     confidences, hits = [], []
     for number in range(9):
-        (part,) = split_draw(draw_episodes(INDEX, setting, seed=3, first=number, n_episodes=1))
+        (part,) = split_draw(setting.draw(INDEX, seed=3, first=number, n_episodes=1))
         logits = protonet(gather_episodes(take_from(X), part))[0]
         known = part.query_labels[0] >= 0
         right = logits.argmax(dim=1) == part.query_labels[0]

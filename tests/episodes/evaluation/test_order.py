@@ -13,7 +13,8 @@ from protonet.episodes.draws.batch import Episodes, Trained, summarize_base, tak
 from protonet.episodes.draws.fixed_split import FixedSplit
 from protonet.episodes.draws.generalized import Generalized
 from protonet.episodes.draws.meta_dataset import MetaDataset
-from protonet.episodes.draws.numbered import Sampler, Setting
+from protonet.episodes.draws.numbered import Setting
+from protonet.episodes.draws.sampler import Sampler
 from protonet.episodes.evaluation.evaluate import Scores, evaluate
 from protonet.episodes.methods import METHODS, Method
 from protonet.sampling import index_classes

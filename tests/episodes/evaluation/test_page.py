@@ -15,6 +15,7 @@ import torch
 from protonet.episodes.__main__ import main
 from protonet.episodes.evaluation.evaluate import Scores
 from protonet.episodes.evaluation.page import list_classes
+from protonet.episodes.evaluation.statistics import ClassShare
 from tests.browser import Browser, check_looks, every
 
 EVIL = "<img src=x onerror=alert(1)>"
@@ -70,9 +71,9 @@ def test_classes_are_those_of_a_loop() -> None:
     others = dict.fromkeys(Scores._fields[2:-1], accuracy)
     scores = {"m": Scores(accuracy=accuracy, by_shot=accuracy[:, None], **others, bins=torch.zeros(15, 3))}
     assert list_classes(scores, members, ["a", "b", "c", "d"]) == [
-        {"name": "a", "episodes": 2, "accuracy": {"m": 0.25}},
-        {"name": "b", "episodes": 2, "accuracy": {"m": 0.75}},
-        {"name": "c", "episodes": 2, "accuracy": {"m": 0.5}},
+        ClassShare("a", 2, {"m": 0.25}),
+        ClassShare("b", 2, {"m": 0.75}),
+        ClassShare("c", 2, {"m": 0.5}),
     ]
 
 

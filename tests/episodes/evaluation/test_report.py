@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,20 +11,18 @@ import torch
 
 from protonet._writing import write_json
 from protonet.episodes.draws.batch import gather_episodes, split_draw, take_from
-from protonet.episodes.draws.numbered import Setting, draw_episodes
+from protonet.episodes.draws.numbered import Setting
 from protonet.episodes.evaluation.evaluate import Scores, evaluate
 from protonet.episodes.evaluation.report import (
     format_latex,
     format_report,
-    list_members,
-    list_right,
-    read_members,
     summarize,
     tabulate,
     write_csv,
     write_plot,
     write_tables,
 )
+from protonet.episodes.evaluation.statistics import list_members, read_members
 from protonet.episodes.methods import METHODS
 from protonet.sampling import index_classes
 
@@ -44,15 +43,15 @@ def score(setting: Setting, n_episodes: int = 40) -> dict[str, Scores]:
 def test_summary_is_of_the_scores() -> None:
     scores = score(Setting(way=(3, 3), shot=(1, 2), n_query=4, n_open=1))
     summary = summarize(scores, (1, 2), {"open": 1})
-    assert summary["episodes"] == 40
-    assert summary["settings"] == {"open": 1}
-    own = summary["methods"]["ridge"]
-    assert math.isclose(own["accuracy"], float(scores["ridge"].accuracy.mean()))
-    assert math.isclose(own["by_shot"]["2"]["accuracy"], float(scores["ridge"].by_shot[:, 1].nanmean()))
+    assert summary.n_episodes == 40
+    assert summary.settings == {"open": 1}
+    ridge = summary.methods["ridge"]
+    assert math.isclose(ridge.accuracy.mean, float(scores["ridge"].accuracy.mean()))
+    assert math.isclose(ridge.by_shot[2].mean, float(scores["ridge"].by_shot[:, 1].nanmean()))
     for measure in ("auroc", "fpr95", "oscr"):
-        assert math.isclose(own[measure], float(getattr(scores["ridge"], measure).mean()))
-    assert own["oscr"] < own["auroc"]
-    assert len(summary["comparisons"]) == 3
+        assert math.isclose(ridge.measures[measure].mean, float(getattr(scores["ridge"], measure).mean()))
+    assert ridge.measures["oscr"].mean < ridge.measures["auroc"].mean
+    assert len(summary.comparisons) == 3
 
 
 def test_table() -> None:
@@ -60,23 +59,21 @@ def test_table() -> None:
     summary = summarize(score(setting), (2, 2), {}, find_members(setting))
     lines, note = (part.splitlines() for part in format_report(summary).split("\n\n"))
     assert "Holm for 3 pairs" in note[0]
-    assert [line.split("|")[1].strip() for line in lines[2:]] == sorted(
-        NAMES, key=lambda name: -summary["methods"][name]["accuracy"]
-    )
+    assert [line.split("|")[1].strip() for line in lines[2:]] == summary.order
     best = lines[2].split("|")
-    accuracy = summary["methods"][best[1].strip()]["accuracy"]
+    accuracy = summary.methods[best[1].strip()].accuracy.mean
     assert best[2].strip().startswith(f"{100 * accuracy:.2f} ±")
     assert [cell.strip() for cell in lines[0].split("|")[2:6]] == [
         *("accuracy, % ±classes ±episodes", f"behind {best[1].strip()}"),
         *("p over classes (Holm)", "p over episodes (Holm)"),
     ]
     assert best[3].strip() == best[4].strip() == best[5].strip() == ""
-    pair = next(p for p in summary["comparisons"] if {p["first"], p["second"]} == {best[1].strip(), "ridge"})
+    pair = next(p for p in summary.comparisons if {p.first, p.second} == {best[1].strip(), "ridge"})
     row = next(line for line in lines[2:] if "ridge" in line).split("|")
-    shown = [100 * abs(pair[name]) for name in ("difference", "half_width_classes", "half_width_episodes")]
-    assert row[3].strip() == " ±".join(f"{each:.2f}" for each in shown)
-    assert [row[4].strip(), row[5].strip()] == [f"{pair[f'p_holm_{over}']:.2g}" for over in ("classes", "episodes")]
-    assert pair["half_width_classes"] > pair["half_width_episodes"]
+    shown = [abs(pair.difference), pair.half_width_classes, pair.half_width_episodes]
+    assert row[3].strip() == " ±".join(f"{100 * share:.2f}" for share in shown)
+    assert [row[4].strip(), row[5].strip()] == [f"{pair.find_p(over):.2g}" for over in ("classes", "episodes")]
+    assert pair.half_width_classes > pair.half_width_episodes
     assert "AUROC" not in lines[0]
 
 
@@ -109,23 +106,23 @@ def test_an_interval_that_is_too_wide_is_told() -> None:
 def test_p_values_that_underflow() -> None:
     scores = score(Setting(way=(3, 3), n_query=4))
     summary = summarize(scores, (1, 1), {})
-    summary["comparisons"] = [pair | {"p_holm_episodes": 0.0} for pair in summary["comparisons"]]
+    summary = replace(summary, comparisons=[replace(pair, p_holm_episodes=0.0) for pair in summary.comparisons])
     assert format_report(summary).count("<1e-300") == 2
 
 
 def test_files(tmp_path: Path) -> None:
     setting = Setting(way=(3, 3), shot=(1, 2), n_query=4)
     summary = summarize(score(setting), (1, 2), {"seed": 0}, find_members(setting))
-    write_json(tmp_path / "a.json", summary)
-    assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == summary
+    write_json(tmp_path / "a.json", summary.describe())
+    assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == summary.describe()
     write_csv(tmp_path / "a.csv", summary)
     with (tmp_path / "a.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 3 * (1 + 1 + 2) + 3 * 3
     found = next(row for row in rows if row["method"] == "ridge" and row["shot"] == "2")
-    own = summary["methods"]["ridge"]["by_shot"]["2"]
+    rate = summary.methods["ridge"].by_shot[2]
     kept = [float(found[name]) for name in ("value", "half_width_classes", "half_width_episodes")]
-    assert kept == [own["accuracy"], own["half_width_classes"], own["half_width_episodes"]]
+    assert kept == [rate.mean, rate.half_width_classes, rate.half_width_episodes]
 
 
 @pytest.mark.parametrize("n_methods", [1, 3])
@@ -136,7 +133,7 @@ def test_plot(tmp_path: Path, n_methods: int, setting: Setting) -> None:
     from matplotlib.image import imread
 
     scores = dict(list(score(setting).items())[:n_methods])
-    part = next(split_draw(draw_episodes(index_classes(LABELS), setting, seed=0, first=0, n_episodes=1)))
+    part = next(split_draw(setting.draw(index_classes(LABELS), seed=0, first=0, n_episodes=1)))
     summary = summarize(scores, setting.shot, {})
     write_plot(tmp_path / "a.png", summary, gather_episodes(take_from(X), part), part.query_labels)
     pixels = imread(tmp_path / "a.png")
@@ -150,28 +147,28 @@ def test_one_episode_keeps_its_size_beside_many_methods(tmp_path: Path) -> None:
 
     setting = Setting(way=(3, 3), n_query=4)
     summary = summarize(score(setting), setting.shot, {})
-    names = [f"method-{number}" for number in range(20)]
-    pair = summary["comparisons"][0]
-    pairs = [pair | {"first": a, "second": b} for i, a in enumerate(names) for b in names[i + 1 :]]
-    summary |= {"methods": dict.fromkeys(names, summary["methods"]["ridge"]), "comparisons": pairs}
-    part = next(split_draw(draw_episodes(index_classes(LABELS), setting, seed=0, first=0, n_episodes=1)))
+    names = [f"method-{number}" for number in range(15)]
+    pair = summary.comparisons[0]
+    pairs = [replace(pair, first=a, second=b) for i, a in enumerate(names) for b in names[i + 1 :]]
+    summary = replace(summary, methods=dict.fromkeys(names, summary.methods["ridge"]), comparisons=pairs)
+    part = next(split_draw(setting.draw(index_classes(LABELS), seed=0, first=0, n_episodes=1)))
     write_plot(tmp_path / "a.png", summary, gather_episodes(take_from(X), part), part.query_labels)
-    assert imread(tmp_path / "a.png").shape[:2] == (1008, 2328)  # 8.4 inches, and 4.6 + 8.4 + 4.6 + 1.8
+    assert imread(tmp_path / "a.png").shape[:2] == (756, 2076)  # 6.3 inches, and 4.6 + 6.3 + 4.6 + 1.8
 
 
 def test_one_method_against_the_others(tmp_path: Path) -> None:
     summary = summarize(score(Setting(way=(3, 3), n_query=4)), (1, 1), {"against": "ridge"})
-    assert [pair["second"] for pair in summary["comparisons"]] == ["protonet", "soft-kmeans"]
+    assert [pair.second for pair in summary.comparisons] == ["protonet", "soft-kmeans"]
     text = format_report(summary)
     assert "| ridge is ahead by |" in text
     assert "Holm for 2 comparisons of ridge with another" in text
-    (_, rows), own = tabulate(summary)[0], summary["methods"]
+    (_, rows), methods = tabulate(summary)[0], summary.methods
     for row in rows:
         if row[0] == "ridge":
             assert row[2:4] == ["", ""]
         else:
-            assert row[2].startswith(f"{100 * (own['ridge']['accuracy'] - own[row[0]]['accuracy']):+.2f} ±")
-    part = next(split_draw(draw_episodes(index_classes(LABELS), Setting((3, 3)), seed=0, first=0, n_episodes=1)))
+            assert row[2].startswith(f"{100 * (methods['ridge'].accuracy.mean - methods[row[0]].accuracy.mean):+.2f} ±")
+    part = next(split_draw(Setting((3, 3)).draw(index_classes(LABELS), seed=0, first=0, n_episodes=1)))
     write_plot(tmp_path / "a.png", summary, gather_episodes(take_from(X), part), part.query_labels)
     assert (tmp_path / "a.png").stat().st_size > 0
 
@@ -218,11 +215,3 @@ def test_the_classes_of_episodes_come_back() -> None:
         found = read_members(held)
         assert found is not None
         assert torch.equal(found, members)
-
-
-def test_right_queries_are_whole_numbers() -> None:
-    scores = score(Setting(way=(2, 4), n_query=7))
-    draw = draw_episodes(index_classes(LABELS), Setting(way=(2, 4), n_query=7), seed=0, first=0, n_episodes=40)
-    queries = (draw.query >= 0).sum(dim=(1, 2))
-    for name, right in list_right(scores, queries).items():
-        assert torch.allclose(torch.tensor(right) / queries, scores[name].accuracy.float())

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import astuple
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ def test_intervals_cover() -> None:
 def test_pairs_are_scipys_paired_tests() -> None:
     a, b, c = normal(30, 0), normal(30, 1) + 0.5, normal(30, 2)
     found = compare_pairs({"a": a, "b": b, "c": c})
-    assert [each[:2] for each in found] == [("a", "b"), ("a", "c"), ("b", "c")]
+    assert [(each.first, each.second) for each in found] == [("a", "b"), ("a", "c"), ("b", "c")]
     for each, (x, y) in zip(found, [(a, b), (a, c), (b, c)], strict=True):
         assert math.isclose(each.p_value_episodes, stats.ttest_rel(x.numpy(), y.numpy()).pvalue)
         assert math.isclose(each.difference, float((x - y).mean()))
@@ -111,7 +112,7 @@ def test_pairs_over_classes() -> None:
     error, _ = standard_error(a - b, members)
     assert math.isclose(pair.p_value_classes, 2 * float(stats.t.sf(abs(float((a - b).mean())) / error, 8)))
     assert math.isclose(pair.half_width_classes, half_width(a - b, members))
-    assert pair[6:] == compare_pairs({"a": a, "b": b})[0][6:]  # over episodes, members do not matter
+    assert astuple(pair)[6:] == astuple(compare_pairs({"a": a, "b": b})[0])[6:]  # over episodes, members do not matter
     several = compare_pairs({"a": a, "b": b, "c": -a}, members)
     assert math.isclose(several[0].p_value_classes, pair.p_value_classes)
     assert [each.p_holm_classes for each in several] == adjust_holm([each.p_value_classes for each in several])
@@ -129,10 +130,10 @@ def test_no_interval_over_classes_that_every_episode_has() -> None:
 def test_one_method_against_each_other_one() -> None:
     accuracies = {name: normal(30, seed) for seed, name in enumerate("abcd")}
     found, pairs = compare_pairs(accuracies, against="c"), compare_pairs(accuracies)
-    assert [each[:2] for each in found] == [("c", "a"), ("c", "b"), ("c", "d")]
-    alone = {frozenset(each[:2]): each for each in pairs}
+    assert [(each.first, each.second) for each in found] == [("c", "a"), ("c", "b"), ("c", "d")]
+    alone = {frozenset((each.first, each.second)): each for each in pairs}
     for each in found:
-        same = alone[frozenset(each[:2])]
+        same = alone[frozenset((each.first, each.second))]
         assert math.isclose(abs(each.difference), abs(same.difference))
         assert (each.p_value_episodes, each.half_width_episodes) == (same.p_value_episodes, same.half_width_episodes)
         assert each.p_holm_episodes <= same.p_holm_episodes  # of three comparisons, not of six

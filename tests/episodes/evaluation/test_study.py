@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from protonet.episodes.__main__ import main
+from protonet.episodes.evaluation.statistics import Rate
 from protonet.episodes.evaluation.study import plan_runs, tabulate_runs
 
 if sys.version_info < (3, 11):
@@ -106,8 +107,8 @@ def test_arguments() -> None:
 
 
 def test_a_method_that_some_runs_lack() -> None:
-    rate = dict(zip(RATE, (0.5, None, 0.01), strict=True))
-    header, rows = tabulate_runs({"x": {"methods": {"a": rate}}, "y": {"methods": {"a": rate, "b": rate}}})
+    rate = Rate.read(dict(zip(RATE, (0.5, None, 0.01), strict=True)))
+    header, rows = tabulate_runs({"x": {"a": rate}, "y": {"a": rate, "b": rate}})
     assert header == ["accuracy, % ±episodes", "x", "y"]
     assert rows == [["a", "50.00 ±1.00", "50.00 ±1.00"], ["b", "", "50.00 ±1.00"]]
 

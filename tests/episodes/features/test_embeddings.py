@@ -32,7 +32,7 @@ def make_job(stop: int | None = None, rows: np.ndarray = ROWS, **changed: Any) -
 
 def test_what_is_in_a_file(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
-    assert write_embeddings("p", path, make_job(), resume=False) == 3
+    assert write_embeddings(path, make_job(), resume=False) == 3
     with np.load(path) as file:
         assert np.array_equal(file["x"], ROWS)
         assert (file["x"].dtype, file["y"].tolist(), file["split"].tolist()) == (np.float32, LABELS, SIDES)
@@ -41,7 +41,7 @@ def test_what_is_in_a_file(tmp_path: Path) -> None:
     data = map_npz(path)
     assert (data.class_names, data.mapping is None) == (tuple("abcdef"), False)
     assert [each.name for each in tmp_path.iterdir()] == ["a.npz"]
-    write_embeddings("p", tmp_path / "b.npz", make_job(sides=None, files=None), resume=True)
+    write_embeddings(tmp_path / "b.npz", make_job(sides=None, files=None), resume=True)
     with np.load(tmp_path / "b.npz") as file:
         assert not {"split", "files"} & set(file.files)
 
@@ -49,15 +49,15 @@ def test_what_is_in_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stop", [0, 4, 8])
 def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(tmp_path: Path, stop: int) -> None:
     whole, path = tmp_path / "whole.npz", tmp_path / "a.npz"
-    write_embeddings("p", whole, make_job(), resume=False)
+    write_embeddings(whole, make_job(), resume=False)
     with pytest.raises(KeyboardInterrupt, match=rf"stopped after {stop} of 11 rows; run again with --resume"):
-        write_embeddings("p", path, make_job(stop), resume=False)
+        write_embeddings(path, make_job(stop), resume=False)
     assert not path.exists()
     with pytest.raises(
-        ValueError, match=r"^p: `--output` must be a new file; got .*a\.npz\.part, which exists\. Go on"
+        ValueError, match=r"^write_embeddings: `output` must be a new file; got .*a\.npz\.part, which exists\. Go on"
     ):
-        write_embeddings("p", path, make_job(), resume=False)
-    write_embeddings("p", path, make_job(), resume=True)
+        write_embeddings(path, make_job(), resume=False)
+    write_embeddings(path, make_job(), resume=True)
     with np.load(path) as found, np.load(whole) as expected:
         assert all(found[name].tobytes() == expected[name].tobytes() for name in expected.files)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a.npz", "whole.npz"]
@@ -67,41 +67,46 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(tmp_path: Path, stop: 
 def test_what_is_not_whole_is_done_again(tmp_path: Path, cut: int) -> None:
     path, part = tmp_path / "a.npz", tmp_path / "a.npz.part"
     with pytest.raises(KeyboardInterrupt):
-        write_embeddings("p", path, make_job(8), resume=False)
+        write_embeddings(path, make_job(8), resume=False)
     part.write_bytes(part.read_bytes()[: -min(cut, part.stat().st_size)])
-    write_embeddings("p", path, make_job(), resume=True)
+    write_embeddings(path, make_job(), resume=True)
     with np.load(path) as found:
         assert np.array_equal(found["x"], ROWS)
 
 
 def test_a_finished_file_is_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
-    write_embeddings("p", path, make_job(), resume=False)
+    write_embeddings(path, make_job(), resume=False)
     written = path.stat().st_mtime_ns
-    assert write_embeddings("p", path, make_job(0), resume=True) == 3
+    assert write_embeddings(path, make_job(0), resume=True) == 3
     assert path.stat().st_mtime_ns == written
-    with pytest.raises(ValueError, match=r"^p: `--output` must be a new file; got .*a\.npz, which exists"):
-        write_embeddings("p", path, make_job(), resume=False)
+    with pytest.raises(ValueError, match=r"^write_embeddings: `output` must be a new file; got .*a\.npz, which exists"):
+        write_embeddings(path, make_job(), resume=False)
 
 
 @pytest.mark.parametrize("changed", [{"made": {}}, {"state": "other"}, {"labels": LABELS[::-1]}, {"sides": None}])
 def test_a_file_of_something_else_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
-    path, message = tmp_path / "a.npz", r"^p: `--resume` must continue a run of the same arguments; got .*a\.npz"
+    path, message = (
+        tmp_path / "a.npz",
+        r"^write_embeddings: `resume` must continue a run of the same arguments; got .*a\.npz",
+    )
     with pytest.raises(KeyboardInterrupt):
-        write_embeddings("p", path, make_job(8), resume=False)
+        write_embeddings(path, make_job(8), resume=False)
     with pytest.raises(ValueError, match=rf"{message}\.part, of other data"):
-        write_embeddings("p", path, make_job(**changed), resume=True)
-    write_embeddings("p", path, make_job(), resume=True)
+        write_embeddings(path, make_job(**changed), resume=True)
+    write_embeddings(path, make_job(), resume=True)
     with pytest.raises(ValueError, match=rf"{message}, of other data"):
-        write_embeddings("p", path, make_job(**changed), resume=True)
+        write_embeddings(path, make_job(**changed), resume=True)
     np.savez(path, x=ROWS)
     with pytest.raises(ValueError, match=rf"{message}, of other data"):
-        write_embeddings("p", path, make_job(), resume=True)
+        write_embeddings(path, make_job(), resume=True)
 
 
 def test_what_is_not_finite_is_one_line(tmp_path: Path) -> None:
     rows = ROWS.copy()
     rows[6, 1] = np.inf
-    with pytest.raises(ValueError, match=r"^p: `--backbone` must give finite numbers; got others for row 6\. Pass"):
-        write_embeddings("p", tmp_path / "a.npz", make_job(rows=rows), resume=False)
+    with pytest.raises(
+        ValueError, match=r"^write_embeddings: `backbone` must give finite numbers; got others for row 6\. Pass"
+    ):
+        write_embeddings(tmp_path / "a.npz", make_job(rows=rows), resume=False)
     assert not (tmp_path / "a.npz").exists()

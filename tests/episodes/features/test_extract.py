@@ -159,7 +159,7 @@ def test_ctrl_c_and_then_resume(
             "`--device` must be one that torch has",
         ),
         (["digits", "--backbone", "{net}", "-o", "{out}"], r"`data` must be a folder of pictures by class, .*digits"),
-        (["cub:{root}", "--backbone", "{net}", "-o", "{out}"], "^load_cub: `root` must hold images"),
+        (["cub:{root}", "--backbone", "{net}", "-o", "{out}"], "^protonet.episodes extract: `root` must hold images"),
         (
             ["{root}", "--backbone", "{net}", "-o", "{out}", "--weights", "w.pt"],
             "`--weights` must come with the name of",
@@ -233,7 +233,7 @@ def test_memory_is_that_of_a_few_batches(tmp_path: Path) -> None:
             yield np.zeros((100, 8), np.float32)
 
     job = Job(["a"] * 4000, None, None, embed, 100, {}, "")
-    write_embeddings("p", tmp_path / "a.npz", job, resume=False)
+    write_embeddings(tmp_path / "a.npz", job, resume=False)
     assert len(asked) == 40
 
 

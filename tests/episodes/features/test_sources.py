@@ -188,10 +188,10 @@ def test_base_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (np.eye(3), r"^protonet.episodes: `--base` must have 2 features per row, as the data; got 3 of .*a.npy"),
+        (np.eye(3), r"^load_base: `base` must have 2 features per row, as the data; got 3 of .*a.npy"),
         (np.arange(4), r"must hold rows of numbers, \(n, dim\); got int64 of shape \(4,\)"),
         (np.array([["a", "b"]]), "must hold rows of numbers"),
-        (np.array([[np.nan, 1]]), "^protonet.episodes: `--base` must be finite"),
+        (np.array([[np.nan, 1]]), "^load_base: `base` must be finite"),
         (np.array([[{}, 1]], object), "must be an NPY file that can be read"),
         (None, "must be an NPY file that can be read; got .*a.npy"),
     ],

@@ -140,7 +140,7 @@ def test_grids() -> None:
     assert names[1:3] == ["tim:weights=1,1,1:steps=2", "tim:weights=0.1,1,0.1:steps=1"]
     assert len(names) == 4
     for text in ("tim", "tim:steps=1", "tim:steps=1,01"):
-        with pytest.raises(InputError, match="`--tune` must name two values of a setting or more"):
+        with pytest.raises(InputError, match="`tune` must name two values of a setting or more"):
             choose_grid(text)
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from protonet.datasets import Dataset, map_npz
-from protonet.episodes.draws.numbered import Setting, draw_episodes
+from protonet.episodes.draws.numbered import Setting
 from protonet.episodes.evaluation.distributed import Group
 from protonet.episodes.training.tasks import VALIDATION, draw_batch, score_encoder, take_side
 from protonet.sampling import index_classes
@@ -86,7 +86,7 @@ def test_the_score_is_the_slow_loops() -> None:
     score = score_encoder(encoder, take_side("f", "data", data, "validation"), 7, Group())
     chosen = data.take_classes([3, 5])
     setting = Setting((2, 2), (1, 1), 15, allow_small=True)
-    draw = draw_episodes(index_classes(chosen.y), setting, seed=0, first=0, n_episodes=VALIDATION.n_episodes)
+    draw = setting.draw(index_classes(chosen.y), seed=0, first=0, n_episodes=VALIDATION.n_episodes)
     accuracies = []
     for support, query in zip(draw.support, draw.query, strict=True):
         right = []

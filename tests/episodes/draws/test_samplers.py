@@ -1,0 +1,71 @@
+"""What holds for the episodes of every protocol."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protonet.episodes.draws import numbered
+from protonet.episodes.draws.fixed_split import FixedSplit
+from protonet.episodes.draws.generalized import Generalized
+from protonet.episodes.draws.meta_dataset import MetaDataset
+from protonet.episodes.draws.numbered import Setting
+from protonet.episodes.draws.sampler import NO_ROW, Sampler
+from protonet.sampling import index_classes
+from tests.strategies import seeds
+
+GENERATOR = torch.Generator().manual_seed(3)
+SIZE = torch.randint(9, 14, (12,), generator=GENERATOR)
+LABELS = torch.arange(12).repeat_interleave(SIZE)[torch.randperm(int(SIZE.sum()), generator=GENERATOR)]
+INDEX = index_classes(LABELS)
+GROUPED = MetaDataset((tuple(range(6)), tuple(range(4, 12))))
+PROTOCOLS: dict[str, Sampler] = {
+    "balanced": Setting(way=(3, 3), shot=(2, 2), n_query=3),
+    "spans": Setting(way=(2, 4), shot=(1, 3), n_query=2, unequal=True),
+    "open": Setting(way=(2, 4), n_query=2, n_open=2),
+    "dirichlet": Setting(way=(3, 3), shot=(1, 2), n_query=2, imbalance=2.0),
+    "small": Setting(way=(2, 3), shot=(2, 2), n_query=12, imbalance=0.5, allow_small=True),
+    "unlabelled": Setting(way=(2, 3), n_query=2, n_unlabelled=4),
+    "fixed split": FixedSplit(2, tuple((SIZE - 3).tolist())),
+    "Meta-Dataset": MetaDataset(),
+    "groups": GROUPED,
+    "generalized": Generalized(Setting(way=(3, 3), shot=(1, 2), n_query=3), n_base=4),
+}
+every = pytest.mark.parametrize("name", PROTOCOLS)
+
+
+@every
+@settings(max_examples=20)
+@given(seed=seeds, first=st.integers(0, 10**9), n=st.integers(0, 4))
+def test_an_episode_depends_only_on_its_number(name: str, seed: int, first: int, n: int) -> None:
+    whole = PROTOCOLS[name].draw(INDEX, seed=seed, first=first, n_episodes=6)
+    part = PROTOCOLS[name].draw(INDEX, seed=seed, first=first + 2, n_episodes=n)
+    for more, less in zip(whole, part, strict=True):
+        width = less.shape[2]
+        assert torch.equal(more[2 : 2 + n, :, :width], less)
+        assert bool((more[2 : 2 + n, :, width:] == NO_ROW).all())
+
+
+@every
+@settings(max_examples=20)
+@given(seed=seeds)
+def test_rows_are_distinct_of_their_classes_and_counted(name: str, seed: int) -> None:
+    sampler = PROTOCOLS[name]
+    index = sampler.check(INDEX, tuple(map(str, range(12))))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(numbered, "COUNTED", 4)
+        counts = sampler.count_queries(index, seed=seed, n_episodes=6)
+    members = sampler.find_members(index, seed=seed, n_episodes=6)
+    draw = sampler.draw(index, seed=seed, first=0, n_episodes=6)
+    assert counts.tolist() == (draw.query >= 0).sum(dim=(1, 2)).tolist()
+    for number in range(6):
+        slots = torch.cat([draw.support[number], draw.query[number], draw.unlabelled[number]], dim=1)
+        classes = [rows[rows >= 0] for rows in (*slots, *draw.open_query[number])]
+        drawn = torch.cat(classes)
+        assert len(drawn.unique()) == len(drawn)
+        assert all(len(LABELS[rows].unique()) == 1 for rows in classes if len(rows))
+        labels = [int(LABELS[rows[0]]) for rows in classes if len(rows)]
+        assert len(set(labels)) == len(labels)
+        assert sorted(labels) == members[number].nonzero().flatten().tolist()
