@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 
 from protonet.fit.prior import (
     PROBLEM_FEATURES,
@@ -51,6 +51,7 @@ def test_the_words_of_a_name() -> None:
     assert not spell("a new kind").any()
 
 
+@settings(max_examples=15)
 @given(seed=seeds)
 def test_untrained_it_gives_what_held_out_rows_suggest(seed: int) -> None:
     rows, cosines, labels = draw(seed)
@@ -62,6 +63,7 @@ def test_untrained_it_gives_what_held_out_rows_suggest(seed: int) -> None:
     assert size == 1.0
 
 
+@settings(max_examples=15)
 @given(seed=seeds)
 def test_the_order_of_views_does_not_matter(seed: int) -> None:
     rows, cosines, labels = draw(seed)
@@ -102,6 +104,7 @@ def test_without_a_judge_only_the_spread_is_looked_at() -> None:
     torch.testing.assert_close(weights, (1 / spread) / (1 / spread).sum())
 
 
+@settings(max_examples=15)
 @given(seed=seeds)
 def test_a_problem_looks_the_same_in_other_units_and_another_order(seed: int) -> None:
     x, y = blobs(seed % 100)
