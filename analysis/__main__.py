@@ -33,6 +33,7 @@ STUDIES = {
     "ask": ("real_data.ask", "labels that it takes where the rows to label are chosen, by ours and by baselines"),
     "training": ("solver.training", "what each part of the training recipe is worth"),
     "scale": ("solver.scale", "time and memory of solve() as rows and classes grow, and of prediction"),
+    "coverage": ("solver.coverage", "whether fit's intervals hold what its model does on fresh rows"),
     "laplacian": ("solver.laplacian", "what prediction costs with Laplacian views, and what rounding them changes"),
     "episodes": ("episodes.methods", "every few-shot method on glyphs, and with unbalanced queries"),
     "episode-families": ("episodes.families", "few-shot methods on skewed, heavy-tailed, shifted and sparse features"),

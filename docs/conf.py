@@ -13,32 +13,35 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "analysis" / "results"
 sys.path.insert(0, str(ROOT))
 
+from protonet.episodes.methods import METHODS  # noqa: E402 - behind its path
+
 project = "protonet"
 author = "the protonet authors"
 release = re.findall(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)[0]
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon"]
-exclude_patterns = ["_build", "_templates"]
-templates_path = ["_templates"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["_build"]
 suppress_warnings: list[str] = []
 
 # Pages: headings have anchors, so that a link to a heading that is not there is an error.
 myst_heading_anchors = 4
 
-# Reference: one page for each public module, written by autosummary from its docstrings.
-autosummary_generate = True
-autosummary_ignore_module_all = True
+# Reference: pages by subject, from the docstrings of what is public.
 add_module_names = False
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
-autodoc_default_options = {"members": True, "show-inheritance": True, "ignore-module-all": True}
+# The types of settings are called by their names, whose bounds the page on extending has.
+BOUNDED = ("Positive", "NonNegative", "Share", "PositiveShare", "BelowOne", "Count", "PositiveCount")
+autodoc_type_aliases = {name: name for name in BOUNDED}
+autodoc_default_options = {"members": True, "show-inheritance": True}
 python_maximum_signature_line_length = 100
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 napoleon_use_ivar = True
 
-# Every reference to a name of this project has to resolve. What lies outside it is not checked: the inventories of
-# Python, torch, NumPy and scikit-learn are on the network, and the site is built without it.
+# Every reference to a name of this project has to resolve, but for the types of signatures, of which some are not
+# public. What lies outside is not checked: the inventories of Python, torch, NumPy and scikit-learn are on the network,
+# and the site is built without it.
 nitpicky = True
 OUTSIDE = (
     "argparse",
@@ -59,7 +62,7 @@ OUTSIDE = (
 nitpick_ignore_regex = [
     (r"py:.*", rf"({'|'.join(OUTSIDE)})\..+"),
     (r"py:.*", r"Tensor|nn\.Module|Path|Image|Callable(\[.*)?|Iterable|Iterator|Mapping|Sequence"),
-    (r"py:.*", r"(protonet\..+\.)?(T|Result)"),  # type variables
+    (r"py:(class|data|obj)", r"protonet\..+|[A-Z]\w*"),  # types of signatures
 ]
 
 html_theme = "furo"
@@ -92,6 +95,18 @@ def write_results(app: Any) -> None:
         path = folder / f"{name}.md"
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
+
+
+def write_methods(app: Any) -> None:
+    """Write the page of all few-shot methods, each by its docstring; it is not committed."""
+    lines = ["# Methods", "", "Settings are keyword-only parameters; `--method NAME:setting=value` sets them.", ""]
+    for kind, title in ((False, "Each query alone"), (True, "All queries of an episode together")):
+        lines += [f"## {title}", ""]
+        for name, spec in METHODS.items():
+            if spec.transductive is kind:
+                function = f"{spec.function.__module__}.{spec.function.__name__}"
+                lines += [f"### {name}", "", "```{eval-rst}", f".. autofunction:: {function}", "```", ""]
+    (Path(app.srcdir) / "reference" / "methods.md").write_text("\n".join(lines), encoding="utf-8")
 
 
 def link_results(app: Any, docname: str, source: list[str]) -> None:
@@ -135,8 +150,10 @@ def resolve_annotations(app: Any) -> None:
 def shorten_defaults(
     app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returned: str | None
 ) -> tuple[str | None, str | None]:
-    """Write ``...`` for a default that is no Python, such as ``<function f>``: the signature could not be read."""
-    return (None if signature is None else re.sub(r"<[^<>]*>", "...", signature)), returned
+    """Write ``...`` for a default that is no Python, such as ``<function f>``, and the names of types of settings."""
+    if signature is None:
+        return None, returned
+    return re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", re.sub(r"<[^<>]*>", "...", signature)), returned
 
 
 def skip_member(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
@@ -148,6 +165,7 @@ def setup(app: Any) -> None:
     """Connect the functions above."""
     app.add_config_value("kept_attributes", {}, "")
     app.connect("builder-inited", write_results, priority=100)
+    app.connect("builder-inited", write_methods, priority=100)
     app.connect("builder-inited", resolve_annotations, priority=100)
     app.connect("source-read", link_results)
     app.connect("autodoc-process-docstring", prepare_docstring, priority=400)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from protonet.files.model import Model, load_model, save_model
     from protonet.fit.solver import solve
     from protonet.network import PrototypeNetwork
-    from protonet.views.mlp import plan_encoder
+    from protonet.views.budget import plan_encoder
 
 __all__ = [
     "Encoder",
@@ -34,7 +34,7 @@ _ROOMS = {
     "Model": "files.model",
     "PrototypeNetwork": "network",
     "load_model": "files.model",
-    "plan_encoder": "views.mlp",
+    "plan_encoder": "views.budget",
     "save_model": "files.model",
     "solve": "fit.solver",
 }

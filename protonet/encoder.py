@@ -20,30 +20,25 @@ class Encoder(nn.Module):
 
     Args:
         views: At least one. Those that read the same share one source.
-        weights: (views,) positive weight of each view's cosine; the parts of a view share its weight evenly.
-        input_dim: Columns of the features.
+        weights: (parts,) weight of the cosine of each part of each view, >= 0, summing to 1; see `share_weights`.
+        origin: (input_dim,) what columns that lie far from 0 have in common: taken off first, in the precision of the
+            features; 0 for all others.
+        scale: 0-d or a number, > 0: the magnitude of what is left, divided out so that no unit over- or underflows.
 
-    The buffer ``origin`` (input_dim,) is what columns that lie far from 0 have in common, taken off first, in the
-    precision of the features. The buffer ``scale`` is the magnitude of what is left, divided out so that no unit over-
-    or underflows. The buffer ``weights`` (parts,) sums to 1.
+    What is given is kept in float32 buffers.
     """
 
     weights: Tensor
     origin: Tensor
     scale: Tensor
 
-    def __init__(self, views: Sequence[View], weights: Tensor, *, input_dim: int) -> None:
+    def __init__(self, views: Sequence[View], weights: Tensor, *, origin: Tensor, scale: Tensor | float = 1.0) -> None:
         super().__init__()
         self.views = nn.ModuleList(views)
-        self.input_dim = input_dim
+        self.input_dim = len(origin)
         self.sizes = [size for view in views for size in view.sizes]
-        parts = [
-            weight / len(view.sizes) for view, weight in zip(views, weights.tolist(), strict=True) for _ in view.sizes
-        ]
-        shares = torch.tensor(parts, dtype=torch.float32)
-        self.register_buffer("weights", (shares / shares.sum()).to(torch.float32))
-        self.register_buffer("origin", torch.zeros(input_dim, dtype=torch.float32))
-        self.register_buffer("scale", torch.tensor(1.0, dtype=torch.float32))
+        for name, value in (("weights", weights), ("origin", origin), ("scale", torch.as_tensor(scale))):
+            self.register_buffer(name, value.to(torch.float32).clone())
 
     @property
     def embedding_dim(self) -> int:
@@ -106,3 +101,10 @@ class Encoder(nn.Module):
             for part, weight in zip(parts, self.weights.sqrt(), strict=True)
         ]
         return torch.cat(scaled, dim=1) if len(scaled) > 1 else scaled[0]
+
+
+def share_weights(views: Sequence[View], weights: Sequence[float]) -> Tensor:
+    """Return the weight of each part (parts,) float32, summing to 1: those of a view share its weight > 0 evenly."""
+    parts = [weight / len(view.sizes) for view, weight in zip(views, weights, strict=True) for _ in view.sizes]
+    shares = torch.tensor(parts, dtype=torch.float32)
+    return shares / shares.sum()

@@ -19,14 +19,13 @@ from torch import Tensor
 
 from protonet._checks import check_groups, fail, show
 from protonet.files import Model, load_model, save_model
-from protonet.fit.active import Suggestion, suggest_rows
-from protonet.fit.crossfit import crossfit, predict_held
+from protonet.fit.active import Suggestion, group_strangers, suggest_rows
+from protonet.fit.crossfit import crossfit, measure_held
 from protonet.fit.marks import even_weights, find_unlabelled, name_classes, number_labels
 from protonet.fit.search import EFFORTS, Search
 from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
-from protonet.fit.strangers import group_strangers
 from protonet.losses import CHUNK
-from protonet.metrics import Metrics, measure
+from protonet.metrics import Metrics
 from protonet.network import PrototypeNetwork
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.frames import (
@@ -360,7 +359,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
                 raise AttributeError("a pickle, a copy or a file has no rows to hold out: ask before it is made")
             crossed = crossfit(self._solution, deadline=time.monotonic() + self.time_limit)
             if len(crossed.labels):
-                self._held_out = measure(predict_held(crossed), crossed.labels, crossed.weights)
+                self._held_out = measure_held(crossed)
         return self._held_out
 
     def __getstate__(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -16,14 +17,115 @@ BINS = 15
 NORMAL = 1.96
 
 
+@dataclass(frozen=True)
+class IntervalRules:
+    """How sure a mean over judged rows is. The numbers were set on made problems: analysis/results/coverage.md."""
+
+    pseudo_groups: float = 2.0
+    """Groups, of rows that are all right or all wrong, that are added to those that tell how alike a group's rows are:
+    where none is wrong, nothing tells, and a group counts as one row."""
+    refits: float = 5.0
+    """Of rows held out, each network is another one than that which is told of. With m groups per class, that adds
+    this many times 1 / (1 + m) to the variance, which is 1 of rows judged by one network."""
+
+
+INTERVALS = IntervalRules()
+
+
 class Metrics(NamedTuple):
-    """How good logits are: shares of 1, and nats per row."""
+    """How good logits are: shares of 1, and nats per row. Intervals are of 95 %."""
 
     accuracy: float  #: The share of rows that are right.
-    interval: tuple[float, float]  #: Of the accuracy, 95 %.
+    interval: tuple[float, float]  #: Of the accuracy.
     log_loss: float  #: In nats per row.
-    calibration_error: float  #: In [0, 1].
+    calibration_error: float  #: In [0, 1], less what chance gives.
     confusion: Tensor  #: (num_classes, num_classes) int64: rows of each class (down), by prediction (across)
+    log_loss_interval: tuple[float, float]
+    calibration_interval: tuple[float, float]
+
+
+class Sample(NamedTuple):
+    """Rows that something is judged on: how much each counts, and which are alike."""
+
+    weights: Tensor  #: (n,) float64, > 0: how many rows each stands for.
+    groups: Tensor  #: (n,) int64: the group of each row, from 0, each number there.
+    spread: float = 1.0  #: The variance of a mean over them, in that of one over rows judged by one network.
+
+    @classmethod
+    def of(cls, n: int, weights: Tensor | None = None, groups: Tensor | None = None, spread: float = 1.0) -> Sample:
+        """Return a sample of n rows, of weights (n,), None for 1, and groups (n,), None or below 0 for each alone."""
+        weights = torch.ones(n, dtype=torch.float64) if weights is None else weights
+        if groups is None:
+            return cls(weights, torch.arange(n), spread)
+        alone = groups.max().clamp_min(-1) + 1 + torch.arange(n)
+        return cls(weights, torch.where(groups < 0, alone, groups).unique(return_inverse=True)[1], spread)
+
+    def add_up(self, values: Tensor) -> Tensor:
+        """Return the sum of values (n,) in each group, (groups,) float64."""
+        return self.weights.new_zeros(int(self.groups.max()) + 1).index_add_(0, self.groups, values)
+
+    @property
+    def equal_groups(self) -> float:
+        """How many groups of equal weight say as much as these."""
+        return count_equal_rows(self.add_up(self.weights))
+
+    @property
+    def quantile(self) -> float:
+        """The factor on a standard error for 95 %: few groups tell little of how much they vary."""
+        return find_quantile(self.equal_groups - 1)
+
+    def find_share(self, right: Tensor) -> float:
+        """Return the share that is right (n,) float64, 0 or 1: of rows that all are, 1 exactly."""
+        return float((self.weights * right).sum() / self.weights.sum())
+
+    def count_rows(self, right: Tensor) -> float:
+        """Return how many rows, of equal weight and each alone, say as much of a share as these do.
+
+        Args:
+            right: (n,) float64, 0 or 1.
+
+        Source: the design effect of groups of unequal sizes and weights, Kish, "Survey sampling" (1965), sec. 8.2, and
+            Gabler, Haeder and Lahiri, "A model based justification of Kish's formula for design effects for weighting
+            and clustering" (1999); how alike the rows of a group are is their intraclass correlation, by moments.
+        """
+        squares, sums = float(self.weights.square().sum()), self.add_up(self.weights)
+        pairs = float(sums.square().sum()) - squares  # of rows of one group, by weight
+        if pairs < squares * 1e-9:
+            return count_equal_rows(self.weights)
+        total, groups = float(self.weights.sum()), self.equal_groups
+        share = self.find_share(right)
+        errors = self.weights * (right - share)
+        alike = float(self.add_up(errors).square().sum() - errors.square().sum())
+        smooth = (share * groups + 1) / (groups + 2)  # no group is right, and none is wrong, for good
+        added = INTERVALS.pseudo_groups / groups * pairs * smooth * (1 - smooth)
+        correlation = min(1.0, max(0.0, (alike + added) / (pairs * share * (1 - share) + added)))
+        return total**2 / (squares + correlation * pairs)
+
+    def find_interval(self, right: Tensor, share: float | None = None) -> tuple[float, float]:
+        """Return the 95 % interval of a share: `find_interval` of as many rows, each alone, as say as much of it.
+
+        Args:
+            right: (n,) float64, 0 or 1: what there is a share of.
+            share: Another one that is as uncertain; None for its own.
+        """
+        share = self.find_share(right) if share is None else share
+        alone = len(self.groups) == int(self.groups.max()) + 1  # then the share itself says how it varies
+        return find_interval(share, self.count_rows(right) / self.spread, NORMAL if alone else self.quantile)
+
+    def find_half_width(self, values: Tensor) -> float:
+        """Return half the width of the 95 % interval of the mean of values (n,) float64, groups counting as one each.
+
+        Source: the variance over clusters, Liang and Zeger, "Longitudinal data analysis using generalized linear
+            models" (1986), with the quantile of Student's t that many groups have.
+        """
+        return self.quantile * math.sqrt(self.find_variance(values))
+
+    def find_variance(self, values: Tensor) -> float:
+        """Return the variance of the mean of values (n,) float64."""
+        shares = self.weights / self.weights.sum()
+        sums = self.add_up(shares * (values - (shares * values).sum()))
+        groups = len(sums)
+        return self.spread * float(sums.square().sum()) * groups / max(1, groups - 1)
 
 
 def count_equal_rows(weights: Tensor) -> float:
@@ -34,32 +136,60 @@ def count_equal_rows(weights: Tensor) -> float:
     return float(weights.sum().square() / weights.square().sum())
 
 
-def find_interval(share: float, rows: float) -> tuple[float, float]:
+def find_quantile(degrees: float) -> float:
+    """Return the 97.5 % quantile of Student's t; below 2 degrees of freedom, which may be a fraction, that of 2.
+
+    Source: the expansion of Abramowitz and Stegun, "Handbook of mathematical functions" (1964), 26.7.5, right to 1 %.
+    """
+    z, degrees = NORMAL, max(2.0, degrees)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + sum(term / degrees**power for power, term in enumerate(terms, start=1))
+
+
+def find_interval(share: float, rows: float, quantile: float = NORMAL) -> tuple[float, float]:
     """Return the 95 % interval of a share in [0, 1] of some rows of equal weight, > 0.
 
-    Source: Wilson, "Probable inference, the law of succession, and statistical inference" (1927).
+    Args:
+        share: The share.
+        rows: How many there are, or how many say as much: `Sample.count_rows`.
+        quantile: `Sample.quantile`, where the rows are in groups.
+
+    Source: Wilson, "Probable inference, the law of succession, and statistical inference" (1927), with the quantile of
+        Student's t, as Korn and Graubard, "Confidence intervals for proportions with small expected number of
+        positive counts estimated from survey data" (1998), do for groups.
     """
-    spread = NORMAL**2 / rows
+    spread = quantile**2 / rows
     middle = (share + spread / 2) / (1 + spread)
     half = math.sqrt(share * (1 - share) * spread + spread**2 / 4) / (1 + spread)
-    return max(0.0, middle - half), min(1.0, middle + half)
+    return min(share, max(0.0, middle - half)), max(share, min(1.0, middle + half))  # of 1, the end is not rounded off
 
 
-def measure(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Metrics:
+def find_refit_spread(groups: float, classes: int) -> float:
+    """Return `Sample.spread` of rows held out, given how many groups there are, and classes; see `IntervalRules`."""
+    return 1 + INTERVALS.refits / (1 + groups / classes)
+
+
+def measure(logits: Tensor, labels: Tensor, sample: Tensor | Sample | None = None) -> Metrics:
     """Judge logits.
 
     Args:
         logits: (n, num_classes) floating, n >= 1.
         labels: (n,) int64.
-        weights: (n,) float64, > 0: how many rows each stands for; None for one.
+        sample: The rows; or their weights alone, (n,) float64, > 0: how many rows each stands for; None for one.
 
     Returns:
-        The metrics, the accuracy's interval after Wilson: of a row's repetitions none makes it narrower.
+        The metrics. Intervals count groups, not rows, as far as their rows are alike, and of a row's repetitions none
+        makes them narrower. That of the log-loss takes the variance that the probabilities themselves promise, where
+        the rows show less: few rows seldom show the rare ones that cost most. The calibration error is that of Guo et
+        al. without the part that chance gives where probabilities are honest.
 
     Raises:
         InputError: Logits that give no probabilities.
-
-    Source: calibration error, Guo et al., "On calibration of modern neural networks" (2017), eq. 3.
     """
     n, num_classes = logits.shape
     log_p = logits.double().log_softmax(dim=1)
@@ -68,18 +198,59 @@ def measure(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Me
         fail("measure", "logits", "give probabilities", got, "Mend or drop the rows that they come from.")
     predicted = logits.argmax(dim=1)
     right = (predicted == labels).double()
-    confidence = log_p.amax(dim=1).exp()
-    weights = torch.ones(n, dtype=torch.float64) if weights is None else weights
-    shares = weights / weights.mean()
-    accuracy = float((shares * right).mean())
+    sample = sample if isinstance(sample, Sample) else Sample.of(n, sample)
+    weights, _, spread = sample
+    shares = weights / weights.sum()
+    losses = -log_p.gather(1, labels[:, None])[:, 0]
+    log_loss = float((shares * losses).sum())
+    p = log_p.exp()
+    possible = torch.where(p > 0, log_p, 0.0)  # of a class that cannot be, p log p is 0
+    promised = (p * possible.square()).sum(dim=1) - (p * possible).sum(dim=1).square()
+    rows = sample.count_rows(right)
+    variance = max(sample.find_variance(losses), spread * float((shares * promised).sum()) / rows)
+    half = sample.quantile * math.sqrt(variance)
+    around = math.hypot(log_loss, half)
+    error, beyond, deviation = _find_calibration(log_p.amax(dim=1).exp(), right, shares, rows)
+    error_half = sample.quantile * math.sqrt(spread) * deviation
     confusion = torch.bincount(labels * num_classes + predicted, weights, minlength=num_classes**2).round().long()
     return Metrics(
-        accuracy,
-        find_interval(accuracy, count_equal_rows(weights)),
-        -float((shares * log_p.gather(1, labels[:, None])[:, 0]).mean()),
-        calibration_error(fill_bins(confidence, right, weights=shares)),
+        sample.find_share(right),
+        sample.find_interval(right),
+        log_loss,
+        error,
         confusion.reshape(num_classes, num_classes),
+        (around - half, around + half),
+        (max(0.0, min(error, beyond - error_half)), min(1.0, error + error_half)),
     )
+
+
+def _find_calibration(confidence: Tensor, right: Tensor, shares: Tensor, rows: float) -> tuple[float, float, float]:
+    """Return the calibration error without what chance gives.
+
+    In each bin, the variance that the gap between confidence and accuracy has where confidences are honest is taken
+    off the gap's square; what would be negative is 0. Of few rows, that is still more than 0 where they are.
+
+    Args:
+        confidence: (n,) float64.
+        right: (n,) float64.
+        shares: (n,) of the rows' weight, summing to 1.
+        rows: How many rows, each alone, say as much: the variances are those of so many.
+
+    Returns:
+        The error; by how much the plain sum of gaps is more than its mean where confidences are honest; and the
+        standard deviation of that sum, of halves of normal distributions, there.
+
+    Source: the error of Guo et al., "On calibration of modern neural networks" (2017), eq. 3; its bias and the remedy,
+        for squares, Kumar, Liang and Ma, "Verified uncertainty calibration" (2019), sec. 4.1.
+    """
+    alike = count_equal_rows(shares) / rows  # the design effect
+    position = (confidence * BINS).ceil().long().sub_(1).clamp_(0, BINS - 1)
+    gaps = confidence - right
+    values = torch.stack([shares * gaps, shares.square() * confidence * (1 - confidence), (shares * gaps).square()])
+    gap, honest, shown = values.new_zeros(3, BINS).index_add_(1, position, values)
+    error = float((gap.square() - alike * honest).clamp_min(0).sqrt().sum())
+    beyond = float(gap.abs().sum() - (2 / math.pi * alike * honest).sqrt().sum())
+    return error, beyond, math.sqrt((1 - 2 / math.pi) * alike * float(torch.maximum(honest, shown).sum()))
 
 
 class ClassMetrics(NamedTuple):
@@ -171,17 +342,17 @@ def score_known(logits: Tensor) -> Tensor:
     return logits.double().logsumexp(dim=1)
 
 
-def calibrate(logits: Tensor, offset: float = 0.0) -> Tensor:
+def calibrate(scores: Tensor, offset: float = 0.0) -> Tensor:
     """Return the scores that fresh rows of known classes have, in ascending order, for `find_threshold`.
 
     Args:
-        logits: (n, num_classes) of rows by networks that did not see them, from `protonet.fit.crossfit.predict_held`.
+        scores: (n,) float64 of rows by networks that did not see them, from `protonet.fit.crossfit.score_held`.
         offset: What a network of all rows adds to such a row's score: `protonet.fit.crossfit.Crossfit.offset`.
 
     Returns:
         (min(n, MOST_SCORES),) float64.
     """
-    scores = score_known(logits).sort().values + offset
+    scores = scores.sort().values + offset
     places = torch.linspace(0, len(scores) - 1, min(len(scores), MOST_SCORES), dtype=torch.float64)
     return scores[places.round().long()]
 

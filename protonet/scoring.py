@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.optim.lbfgs import _strong_wolfe
 
 
 @dataclass(frozen=True)
@@ -58,9 +57,16 @@ class NewtonRules:
 
 @dataclass(frozen=True)
 class LBFGSRules:
-    """When L-BFGS is done, as `torch.optim.LBFGS` decides it."""
+    """How L-BFGS goes along a step, and when it is done, as `torch.optim.LBFGS` does and decides it."""
 
     steps: int = 60  #: Steps, at the most.
+    trials: int = 25  #: Sizes of a step, at the most.
+    decrease: float = 1e-4  #: Of the decrease that the slope promises, what a step has to bring ...
+    flatter: float = 0.9  #: ... and of the slope, what may be left at its end.
+    longer: tuple[float, float] = (0.01, 10.0)
+    """How far the next size is beyond the last one at the least, as a share of the last growth, and at most how many
+    times it ..."""
+    inside: float = 0.1  #: ... or how far, as a share of two sizes' distance, one between them is from both.
     least: float = 1e-7  #: Largest derivative at which nothing more is done.
     tolerance: float = 1e-9  #: Change of the value, or of every variable, below which a step was the last.
     curved: float = 1e-10  #: Least curvature along a step that is learned from.
@@ -188,13 +194,13 @@ def fit_weights(
         share = x[:-1].log_softmax(dim=0)
         logits = x[-1].exp() * torch.tensordot(share.exp(), stacked, dims=1)  # (rows, seen classes)
         size = logits.var(dim=1, correction=0).mean() / WEIGHTS.logit_scale**2
-        held = WEIGHTS.held_back * (share.exp() * (share - prior.log())).sum()
+        divergence = WEIGHTS.held_back * (share.exp() * (share - prior.log())).sum()
         log_p = importance * logits.log_softmax(dim=1)
-        loss: Tensor = torch.nn.functional.nll_loss(log_p, targets) + (held + size / 2) / len(targets)
+        loss: Tensor = torch.nn.functional.nll_loss(log_p, targets) + (divergence + size / 2) / len(targets)
         return float(loss.detach()), torch.autograd.grad(loss, x)[0]
 
-    found = _minimize(evaluate, torch.cat([prior.log(), prior.new_zeros(1)]))  # logarithms of shares and of the scale
-    influence = found[:-1].softmax(dim=0).clamp_min(WEIGHTS.least_share)
+    fitted = _minimize(evaluate, torch.cat([prior.log(), prior.new_zeros(1)]))  # logarithms of shares and of the scale
+    influence = fitted[:-1].softmax(dim=0).clamp_min(WEIGHTS.least_share)
     weights = torch.zeros_like(start)
     weights[used] = influence / spread
     return weights / weights.sum()
@@ -205,21 +211,19 @@ def _minimize(evaluate: Callable[[Tensor], tuple[float, Tensor]], x: Tensor) -> 
 
     These are the steps of `torch.optim.LBFGS`, the first use of which imports torch's compiler.
 
-    Source: Nocedal and Wright, "Numerical optimization" (2006), algorithms 7.4, 7.5 and 3.5; the last is torch's.
+    Source: Nocedal and Wright, "Numerical optimization" (2006), algorithms 7.4 and 7.5.
     """
     value, gradient = evaluate(x)
     pairs: list[tuple[Tensor, Tensor]] = []  # steps, and the changes of the gradient along them
     step = -gradient
     size = min(1.0, 1 / max(float(gradient.abs().sum()), LBFGS.least))
     for _ in range(LBFGS.steps):
-        slope = gradient @ step
-        if float(gradient.abs().max()) <= LBFGS.least or float(slope) > -LBFGS.tolerance:
+        start = Trial(0.0, value, float(gradient @ step), gradient)
+        if float(gradient.abs().max()) <= LBFGS.least or start.slope > -LBFGS.tolerance:
             break
-        new_value, new_gradient, size, _ = _strong_wolfe(
-            lambda x, size, step: evaluate(x + size * step), x, size, step, value, gradient, slope
-        )
-        moved, change, drop = size * step, new_gradient - gradient, value - new_value
-        x, value, gradient, size = x + moved, new_value, new_gradient, 1.0
+        end = _search_line(evaluate, x, step, start, size)
+        moved, change, drop = end.size * step, end.gradient - gradient, value - end.value
+        x, value, gradient, size = x + moved, end.value, end.gradient, 1.0
         if float(moved.abs().max()) <= LBFGS.tolerance or abs(drop) < LBFGS.tolerance:
             break
         if float(change @ moved) > LBFGS.curved:
@@ -235,6 +239,66 @@ def _minimize(evaluate: Callable[[Tensor], tuple[float, Tensor]], x: Tensor) -> 
         for (own, along), part in zip(pairs, reversed(parts), strict=True):
             step = step + (part - along @ step / (along @ own)) * own
     return x
+
+
+class Trial(NamedTuple):
+    """What a function is at some size of a step."""
+
+    size: float
+    value: float
+    slope: float  #: Along the step.
+    gradient: Tensor  #: (n,)
+
+
+def _search_line(
+    evaluate: Callable[[Tensor], tuple[float, Tensor]], x: Tensor, step: Tensor, start: Trial, size: float
+) -> Trial:
+    """Return a size of a step (n,) from x (n,) at which the function is low enough and flat enough along the step.
+
+    Args:
+        evaluate: As in `_minimize`.
+        x: Where the step starts.
+        step: Down the function.
+        start: At size 0.
+        size: The first one that is tried.
+
+    Source: Nocedal and Wright, "Numerical optimization" (2006), algorithms 3.5 and 3.6.
+    """
+    low, high = start, None  # the lowest one so far; once there is one, a minimum lies between it and the high one
+    for _ in range(LBFGS.trials):
+        value, gradient = evaluate(x + size * step)
+        trial, last = Trial(size, value, float(gradient @ step), gradient), low
+        if value > start.value + LBFGS.decrease * size * start.slope or value >= low.value:
+            high = trial
+        elif abs(trial.slope) <= -LBFGS.flatter * start.slope:
+            return trial
+        else:
+            if trial.slope * (math.inf if high is None else high.size - low.size) >= 0:
+                high = low
+            low = trial
+        if high is None:
+            least, most = LBFGS.longer
+            size = _find_minimum(last, low, low.size + least * (low.size - last.size), most * low.size)
+            continue
+        first, second = sorted((low.size, high.size))
+        margin = LBFGS.inside * (second - first)
+        if second - first < LBFGS.tolerance / max(float(step.abs().max()), LBFGS.least):
+            break
+        size = _find_minimum(low, high, first + margin, second - margin)
+    return low
+
+
+def _find_minimum(one: Trial, other: Trial, least: float, most: float) -> float:
+    """Return, within bounds, the size at which the cubic of two trials' values and slopes is least; eq. 3.59."""
+    first, second = sorted((one, other), key=lambda trial: trial.size)
+    width = second.size - first.size
+    bend = first.slope + second.slope + 3 * (first.value - second.value) / width
+    square = bend * bend - first.slope * second.slope
+    turn = second.slope - first.slope + 2 * math.sqrt(max(square, 0.0))
+    if square < 0 or turn <= 0:  # it has none
+        return (least + most) / 2
+    size = second.size - width * (second.slope + math.sqrt(square) - bend) / turn
+    return min(max(size, least), most)
 
 
 def worse_by_one_error(losses: Tensor, reference: Tensor, *, most: float = math.inf, margin: float = 0.0) -> bool:

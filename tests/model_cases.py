@@ -6,12 +6,14 @@ import torch
 import torch.nn.functional as F
 
 from protonet import Encoder, PrototypeNetwork
+from protonet.encoder import share_weights
 from protonet.files.model import Model
 from protonet.views.forest import Forest
 from protonet.views.linear import Linear
-from protonet.views.mlp import MLPView, ResidualMLPs
+from protonet.views.mlp import MLPView
 from protonet.views.patterns import Patterns
 from protonet.views.radial import Radial
+from protonet.views.training import ResidualMLPs
 from protonet.views.view import Rows, View
 from tests.strategies import blobs
 
@@ -33,7 +35,7 @@ def make_network(*, learned: bool = True, raw: bool = False) -> PrototypeNetwork
     ]
     views: list[View] = [
         linear["standardised"],
-        *(each.fit(rows, linear[each.source.scaling]) for each in radial),
+        *(each.fit(rows, linear[each.source.scaling].map) for each in radial),
         Forest(7).fit(rows),
         linear["whitened"],
     ]
@@ -45,9 +47,8 @@ def make_network(*, learned: bool = True, raw: bool = False) -> PrototypeNetwork
         torch.nn.init.normal_(mlps.last, generator=generator)
         views.append(MLPView(linear["raw"].map, mlps))
     views += [Patterns(8, 2, 0.1).fit(rows), Patterns(4, 1, 0.1).fit(rows)]
-    encoder = Encoder(views, torch.ones(len(views)), input_dim=8)
+    encoder = Encoder(views, share_weights(views, [1.0] * len(views)), origin=torch.zeros(8), scale=1.5)
     network = PrototypeNetwork(encoder, embedding_dim=encoder.embedding_dim, num_classes=6, temperature=0.07)
-    encoder.scale.fill_(1.5)
     network.set_prototypes(x, y)  # class 5 does not occur
     network.add_class(F.normalize(x[:3] + 1, dim=1))
     return network.eval()

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from protonet.fit.search import EFFORTS
 from protonet.scoring import Fold
+from protonet.views.budget import plan_encoder
 from protonet.views.forest import ForestKind
 from protonet.views.judge import Judge
-from protonet.views.mlp import MLPKind, plan_encoder
+from protonet.views.mlp import MLPKind
 from protonet.views.patterns import PatternKind
 from protonet.views.radial import VIEWS, RadialKind
 from protonet.views.view import Rows

@@ -14,7 +14,7 @@ from scipy.stats import binomtest
 from sklearn.metrics import confusion_matrix, log_loss
 
 from protonet._checks import InputError, InputTypeError
-from protonet.fit.crossfit import crossfit, predict_held
+from protonet.fit.crossfit import crossfit, score_held
 from protonet.fit.search import Search
 from protonet.fit.solver import solve_problem
 from protonet.metrics import MOST_SCORES, calibrate, find_threshold, measure, score_known
@@ -30,14 +30,19 @@ PLAIN = replace(Search(), folds=3).without(RadialKind).without(ForestKind).witho
 
 
 def calibration_error(log_p: np.ndarray, labels: list[int]) -> float:
-    """Sum over bins of confidence: the share of the rows, times how far confidence and accuracy are apart."""
+    """Sum over bins: the rows' share, times how far confidence and accuracy are apart, beyond what chance gives."""
     rows: list[list[tuple[float, bool]]] = [[] for _ in range(BINS)]
     for scores, label in zip(log_p, labels, strict=True):
         confidence = float(np.exp(scores.max()))
         number = next(place for place in range(BINS) if confidence <= (place + 1) / BINS or place == BINS - 1)
         rows[number].append((confidence, int(scores.argmax()) == label))
     filled = [np.array(each, dtype=float) for each in rows if each]
-    return float(sum(len(each) / len(labels) * abs(each[:, 0].mean() - each[:, 1].mean()) for each in filled))
+    total = 0.0
+    for confidences, right in (each.T for each in filled):
+        honest = (confidences * (1 - confidences)).sum() / len(right) ** 2
+        gap = (confidences.mean() - right.mean()) ** 2 - honest
+        total += len(right) / len(labels) * math.sqrt(max(0.0, gap))
+    return total
 
 
 @settings(max_examples=20)
@@ -76,7 +81,7 @@ def test_the_score_is_the_logarithm_of_the_sum_of_exponentials(seed: int, size: 
 @settings(max_examples=30)
 @given(n=st.integers(1, 3000), rate=st.floats(0.001, 0.999))
 def test_at_most_the_rate_of_exchangeable_rows_is_rejected(n: int, rate: float) -> None:
-    scores = calibrate(torch.randn(n, 1, generator=torch.Generator().manual_seed(n)))
+    scores = calibrate(torch.randn(n, generator=torch.Generator().manual_seed(n)))
     assert len(scores) == min(n, MOST_SCORES)
     if 1 <= rate * (len(scores) + 1) < len(scores) + 1:
         rejected = int((scores <= find_threshold(scores, rate)).sum())
@@ -86,7 +91,7 @@ def test_at_most_the_rate_of_exchangeable_rows_is_rejected(n: int, rate: float) 
 
 def test_the_offset_moves_the_threshold() -> None:
     logits = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
-    plain, moved = (find_threshold(calibrate(logits, offset), 0.1) for offset in (0.0, 0.25))
+    plain, moved = (find_threshold(calibrate(score_known(logits), offset), 0.1) for offset in (0.0, 0.25))
     assert moved == plain + 0.25
 
 
@@ -118,6 +123,6 @@ def test_the_rate_asked_for_is_the_rate_on_fresh_rows() -> None:
         x, y = blobs(seed, rows=60, noise=0.8)
         solution = solve_problem([(x[:50], y[:50])], effort=PLAIN)
         crossed = crossfit(solution)
-        threshold = find_threshold(calibrate(predict_held(crossed), float(crossed.offset)), 0.1)
+        threshold = find_threshold(calibrate(score_held(crossed), float(crossed.offset)), 0.1)
         rates.append(float((score_known(solution.network(x[50:])) <= threshold).double().mean()))
     assert abs(np.mean(rates) - 0.1) < 3 * np.std(rates, ddof=1) / np.sqrt(len(rates)) + 0.02

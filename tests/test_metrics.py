@@ -8,13 +8,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
+from scipy.stats import t as student
 from sklearn.metrics import balanced_accuracy_score, classification_report, confusion_matrix, roc_auc_score
 
 from protonet.metrics import (
+    Sample,
     calibration_error,
     fill_bins,
     find_auroc,
     find_interval,
+    find_quantile,
     measure,
     measure_classes,
     suspect_labels,
@@ -59,17 +62,6 @@ def test_calibration_error() -> None:
 
 def test_calibration_error_without_predictions() -> None:
     assert math.isnan(calibration_error(torch.zeros(15, 3, dtype=torch.float64)))
-
-
-@given(seed=seeds)
-def test_calibration_error_is_that_of_measure(seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    logits = torch.randn(50, 4, generator=generator, dtype=torch.float64)
-    labels = torch.randint(4, (50,), generator=generator)
-    confidence, predicted = logits.softmax(dim=1).max(dim=1)
-    error = calibration_error(fill_bins(confidence, predicted == labels))
-    assert error == pytest.approx(measure(logits, labels).calibration_error, abs=1e-9)
-    assert 0 <= error <= 1
 
 
 def test_sure_and_right_is_calibrated_sure_and_wrong_is_not() -> None:
@@ -125,3 +117,80 @@ def test_suspicion_is_the_slow_loops(seed: int) -> None:
 def test_interval_is_scipys(share: float, rows: int) -> None:
     theirs = binomtest(round(share * rows), rows).proportion_ci(method="wilson")
     assert find_interval(share, rows) == pytest.approx((theirs.low, theirs.high), abs=1e-4)
+    right = (torch.arange(rows) < round(share * rows)).double()
+    assert Sample.of(rows).find_interval(right) == find_interval(share, rows)  # each row alone
+
+
+def test_an_interval_holds_its_share() -> None:
+    for rows in range(1, 200):  # of 1, rounding took the end off
+        assert find_interval(1.0, rows)[1] == 1
+        assert find_interval(0.0, rows)[0] == 0
+        metrics = measure(torch.eye(2).repeat(rows, 1), torch.arange(2).repeat(rows))
+        assert metrics.accuracy == metrics.interval[1] == 1
+
+
+@pytest.mark.parametrize("degrees", [2, 3, 4.5, 10, 100, 1e6])
+def test_quantile_is_scipys(degrees: float) -> None:
+    assert find_quantile(degrees) == pytest.approx(student.ppf(0.975, degrees), rel=0.01)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.85, 0.97])
+@pytest.mark.parametrize("correlation", [0.0, 0.3, 0.9])
+@pytest.mark.parametrize("groups", [6, 12, 40])
+@pytest.mark.parametrize("uneven", [False, True])
+def test_intervals_hold_the_truth_where_rows_of_a_group_are_alike(
+    share: float, correlation: float, groups: int, uneven: bool
+) -> None:
+    rng = np.random.default_rng(0)
+    covered, width, trials = 0, 0.0, 300
+    for _ in range(trials):
+        sizes = 1 + rng.poisson(4 * rng.exponential(size=groups)) if uneven else np.full(groups, 5)
+        own = np.repeat(rng.random(groups) < share, sizes)  # of rows that are alike, all are what their group is
+        number = np.repeat(np.arange(groups), sizes)
+        alone = rng.random(len(own)) < share
+        right = torch.from_numpy(np.where(rng.random(len(own)) < math.sqrt(correlation), own, alone)).double()
+        low, high = Sample.of(len(right), None, torch.from_numpy(number)).find_interval(right)
+        covered += low <= share <= high
+        width += (high - low) / trials
+    error = math.sqrt(0.95 * 0.05 / trials)
+    assert covered / trials >= 0.93 - 3 * error
+    if groups == 40 and correlation in {0, 0.9}:  # and no wider than they have to be
+        rows = groups * (5 if correlation == 0 else 1)
+        low, high = find_interval(share, rows)
+        assert width < 2 * (high - low)
+
+
+@given(seeds)
+def test_groups_that_say_nothing_change_nothing_and_repeated_rows_count_once(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    right = (torch.rand(12, generator=generator) < 0.7).double()
+    weights = torch.rand(12, generator=generator, dtype=torch.float64) + 0.5
+    alone = Sample.of(12, weights, torch.full((12,), -1))
+    assert alone.find_interval(right) == Sample.of(12, weights).find_interval(right)
+    thrice = Sample.of(36, weights.repeat(3), torch.arange(12).repeat(3))
+    equal = Sample.of(36, None, torch.arange(12).repeat(3))
+    assert equal.count_rows(right.repeat(3)) == pytest.approx(12)  # all three are alike: they are one
+    values = torch.randn(12, generator=generator, dtype=torch.float64)
+    assert thrice.find_half_width(values.repeat(3)) == pytest.approx(alone.find_half_width(values))
+
+
+def test_losses_have_intervals_that_hold_the_truth_where_probabilities_are_honest() -> None:
+    generator = torch.Generator().manual_seed(0)
+    holds, errors, trials = torch.zeros(2), [], 300
+    for _ in range(trials):
+        logits = 2 * torch.randn(40, 3, generator=generator, dtype=torch.float64)
+        log_p = logits.log_softmax(dim=1)
+        labels = torch.multinomial(log_p.exp(), 1, generator=generator)[:, 0]
+        metrics = measure(logits, labels)
+        truth = 0.6  # the entropy of these logits: see below
+        ends = metrics.log_loss_interval
+        holds += torch.tensor([ends[0] <= truth <= ends[1], metrics.calibration_interval[0] == 0])
+        errors.append(
+            (metrics.calibration_error, calibration_error(fill_bins(log_p.amax(1).exp(), log_p.argmax(1) == labels)))
+        )
+    logits = 2 * torch.randn(200_000, 3, generator=generator, dtype=torch.float64)
+    entropy = -(logits.softmax(dim=1) * logits.log_softmax(dim=1)).sum(dim=1).mean()
+    assert float(entropy) == pytest.approx(0.6, abs=0.02)
+    assert bool((holds / trials > 0.92).all())
+    ours, plain = np.mean(errors, axis=0)
+    assert ours < 0.5 * plain  # which is nothing but chance

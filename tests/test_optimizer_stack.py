@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from protonet.optimizer import CustomOptimizer, StackOptimizer
-from protonet.views.mlp import Recipe, ResidualMLPs, Task, train
+from protonet.views.training import Recipe, ResidualMLPs, Task, train
 
 MEMBERS, STEPS = 3, 30
 #: A matrix turned on both sides, one of odd length on one side, a bias, a vector, a convolution, a table.

@@ -18,7 +18,7 @@ from analysis.shared.runner import Report, StudyParser
 from analysis.shared.tables import format_mean
 from protonet._checks import fail
 from protonet.datasets import Split, sample_family
-from protonet.fit.baselines import score_cosine
+from protonet.fit.crossfit import score_cosine
 from protonet.losses import class_means
 from protonet.ui.text import count, format_table
 from protonet.views.linear import Linear, shrink_covariance

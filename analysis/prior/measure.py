@@ -13,12 +13,13 @@ from torch import Tensor
 
 from analysis.prior.tasks import Task, draw_task
 from protonet._writing import write_whole
-from protonet.fit.prior import Evidence, gather_evidence
-from protonet.fit.problem import fit_view, pose_problem
+from protonet.fit.networks import fit_view
+from protonet.fit.prior import Evidence, gather_evidence, mark_traits
+from protonet.fit.problem import pose_problem
 from protonet.fit.search import Search, explore
 from protonet.fit.solver import PARAM_LIMIT, untouched_globals
 from protonet.losses import class_means
-from protonet.views.mlp import plan_encoder
+from protonet.views.budget import plan_encoder
 from protonet.views.view import Rows, Specification, View
 
 
@@ -37,8 +38,8 @@ def measure(task: Task) -> dict[str, np.ndarray]:
     """Return what is known of a task's views as arrays; none where there is nothing but raw cosine.
 
     ``held`` (views, n, classes) are cosines out of fold, ``labels`` (n,) their classes; ``judged`` (views, m, classes)
-    those of the rows to judge on, ``truth`` (m,) their classes; ``views`` (views,) the names; ``x``, ``y``, ``blocks``
-    and ``shifts`` the rows as views are fitted to them.
+    those of the rows to judge on, ``truth`` (m,) their classes; ``traits`` (views, traits) what the views are; ``x``,
+    ``y``, ``blocks`` and ``shifts`` the rows as views are fitted to them.
     """
     started = time.process_time()
     with untouched_globals():
@@ -55,7 +56,7 @@ def measure(task: Task) -> dict[str, np.ndarray]:
     return {
         "name": np.array(task.name),
         "kin": np.array(task.kin),
-        "views": np.array([each.specification.name for each in explored.candidates]),
+        "traits": mark_traits([each.specification for each in explored.candidates]).numpy(),
         "held": held.numpy().astype(np.float16),
         "labels": explored.judge.labels.numpy().astype(np.int16),
         "judged": judged.numpy().astype(np.float16),
@@ -96,7 +97,7 @@ def measure_number(folder: str, number: int) -> float:
 def load_measured(path: Path) -> Measured | None:
     """Load a measured task, and gather the evidence on its views; None where nothing was tried."""
     with np.load(path) as stored:
-        if "views" not in stored:
+        if "traits" not in stored:
             return None
         arrays = {name: stored[name] for name in stored.files}
     whole = {name: torch.from_numpy(arrays[name].astype(np.int64)) for name in ("y", "labels", "truth", "blocks")}
@@ -104,7 +105,7 @@ def load_measured(path: Path) -> Measured | None:
     blocks = whole["blocks"] if len(whole["blocks"]) else None
     shifts = tuple(arrays["shifts"].tolist())
     rows = Rows(torch.from_numpy(arrays["x"]), whole["y"], held.shape[2], shifts=shifts, blocks=blocks)
-    names, judged = arrays["views"].tolist(), bool(arrays["was_judged"])
-    evidence = gather_evidence(rows, names, list(held), whole["labels"] if judged else None)
+    traits, judged = torch.from_numpy(arrays["traits"]), bool(arrays["was_judged"])
+    evidence = gather_evidence(rows, traits, list(held), whole["labels"] if judged else None)
     cosines = torch.from_numpy(arrays["judged"])
     return Measured(str(arrays["name"]), str(arrays["kin"]), judged, evidence, cosines, whole["truth"])

@@ -26,7 +26,7 @@ from analysis.shared.runner import Report, StudyParser
 from analysis.shared.tables import mean_and_error
 from protonet._checks import fail
 from protonet._writing import write_whole
-from protonet.fit.prior import WORDS, Prior, read_numbers, write_numbers
+from protonet.fit.prior import TRAITS, Prior, read_numbers, write_numbers
 from protonet.ui.text import format_table
 from solution.pack import ROOT
 
@@ -120,7 +120,7 @@ def compare(tasks: Sequence[Measured], batch: Batch, epochs: int) -> list[dict[s
     judged = torch.tensor([each.judged for each in tasks])
     made = torch.tensor([each.kin.startswith("synthetic ") for each in tasks])
     half = torch.arange(len(tasks)) % 2 == 0
-    blind = batch._replace(words=torch.zeros(len(tasks), batch.words.shape[1], len(WORDS)))
+    blind = batch._replace(traits=torch.zeros(len(tasks), batch.traits.shape[1], len(TRAITS)))
     unseen = batch._replace(problem=torch.zeros_like(batch.problem))
     everything = torch.ones_like(made)
     variants: list[tuple[str, Batch, torch.Tensor, int]] = [

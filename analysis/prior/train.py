@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from analysis.prior.measure import Measured
-from protonet.fit.prior import LEAST, LEAST_SPREAD, WORDS, Prior
+from protonet.fit.prior import LEAST, LEAST_SPREAD, TRAITS, Prior
 
 #: Passes over the tasks, tasks a step, the step size, and the decay of the weights.
 EPOCHS, BATCH, RATE, DECAY = 40, 64, 2e-3, 0.05
@@ -23,7 +23,7 @@ class Batch(NamedTuple):
     """Tasks side by side, padded to the largest."""
 
     views: Tensor  #: (tasks, views, view features)
-    words: Tensor  #: (tasks, views, words)
+    traits: Tensor  #: (tasks, views, traits)
     problem: Tensor  #: (tasks, problem features)
     start: Tensor  #: (tasks, views)
     there: Tensor  #: (tasks, views) bool: views that tell rows apart
@@ -57,7 +57,7 @@ def collate(tasks: Sequence[Measured]) -> Batch:
     there[~there.any(dim=1), 0] = True
     return Batch(
         torch.stack([pad(each.views, n_views, each.views.shape[1]) for each in evidence]),
-        torch.stack([pad(each.words, n_views, len(WORDS)) for each in evidence]),
+        torch.stack([pad(each.traits, n_views, len(TRAITS)) for each in evidence]),
         torch.stack([each.problem for each in evidence]),
         torch.stack([pad(each.start, n_views, fill=LEAST) for each in evidence]),
         there,
@@ -85,7 +85,7 @@ def evaluate(prior: Prior, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def _weigh(prior: Prior, batch: Batch, there: Tensor) -> tuple[Tensor, Tensor]:
-    log_share, size = prior(batch.views, batch.words, batch.problem, batch.start, there)
+    log_share, size = prior(batch.views, batch.traits, batch.problem, batch.start, there)
     return log_share.masked_fill(~there, -1e4), size
 
 

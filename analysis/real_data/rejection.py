@@ -18,8 +18,7 @@ from analysis.shared.journal import run_all
 from analysis.shared.runner import Report, StudyParser
 from analysis.shared.tables import format_mean, subtract
 from protonet.datasets import Dataset, load_glyphs
-from protonet.fit.baselines import score_lda
-from protonet.fit.crossfit import crossfit, predict_held
+from protonet.fit.crossfit import crossfit, score_held, score_lda
 from protonet.fit.search import EFFORTS
 from protonet.fit.solver import solve_problem
 from protonet.metrics import calibrate, find_auroc, find_threshold, score_known
@@ -82,7 +81,7 @@ def measure_split(rows: Rows, effort: str) -> tuple[dict[str, float], list[float
         }
 
     known, unknown = score(rows.known), score(rows.unknown)
-    scores = calibrate(predict_held(crossed), float(crossed.offset))
+    scores = calibrate(score_held(crossed), float(crossed.offset))
     rejected = [100 * float((known[OURS] <= find_threshold(scores, rate)).double().mean()) for rate in RATES]
     return {name: 100 * find_auroc(known[name], unknown[name]) for name in known}, rejected
 

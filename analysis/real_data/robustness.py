@@ -28,9 +28,10 @@ from protonet import solve
 from protonet._checks import fail
 from protonet.datasets import Split
 from protonet.fit.search import Search
-from protonet.metrics import measure
+from protonet.metrics import calibration_error, fill_bins, measure
 from protonet.ui.text import count, format_table
-from protonet.views.mlp import MLPKind, Recipe
+from protonet.views.mlp import MLPKind
+from protonet.views.training import Recipe
 from solution.pack import library_files
 
 PROG = "analysis robustness"
@@ -167,8 +168,9 @@ def judge(outcome: Outcome, truth: Tensor) -> dict[str, float]:
     predicted, log_probabilities = outcome
     result = {"accuracy": float((predicted == truth.numpy()).mean())}
     if log_probabilities is not None:
-        metrics = measure(torch.from_numpy(log_probabilities), truth)
-        result |= {"log_loss": metrics.log_loss, "calibration_error": metrics.calibration_error}
+        log_p = torch.from_numpy(log_probabilities)
+        bins = fill_bins(log_p.log_softmax(dim=1).amax(dim=1).exp(), log_p.argmax(dim=1) == truth)
+        result |= {"log_loss": measure(log_p, truth).log_loss, "calibration_error": calibration_error(bins)}
     return result
 
 

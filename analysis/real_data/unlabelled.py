@@ -24,9 +24,9 @@ from analysis.shared.runner import Report, StudyParser, load_sets, parse_wholes
 from analysis.shared.tables import format_mean
 from protonet._checks import fail
 from protonet.datasets import Dataset
+from protonet.fit.active import group_strangers
 from protonet.fit.search import EFFORTS
 from protonet.fit.solver import solve_problem
-from protonet.fit.strangers import group_strangers
 from protonet.network import PrototypeNetwork
 from protonet.ui.command_line import check_name
 from protonet.ui.text import format_table

@@ -24,7 +24,8 @@ from analysis.solver.scale import list_products, make_products
 from protonet import PrototypeNetwork
 from protonet.datasets import FAMILIES, sample_family
 from protonet.encoder import Encoder
-from protonet.fit.problem import fit_choice, pose_problem
+from protonet.fit.networks import fit_choice
+from protonet.fit.problem import pose_problem
 from protonet.fit.search import Choice
 from protonet.fit.solver import untouched_globals
 from protonet.views import radial

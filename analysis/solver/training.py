@@ -18,10 +18,11 @@ from analysis.shared.journal import run_all
 from analysis.shared.runner import Report, StudyParser
 from analysis.shared.tables import format_mean, subtract
 from protonet.datasets import Split
-from protonet.fit.baselines import score_cosine
+from protonet.fit.crossfit import score_cosine
 from protonet.ui.text import format_table
+from protonet.views.budget import plan_encoder
 from protonet.views.linear import Linear
-from protonet.views.mlp import Recipe, ResidualMLPs, Task, plan_encoder, train
+from protonet.views.training import Recipe, ResidualMLPs, Task, train
 from protonet.views.view import Rows
 
 DATASETS = ("digits", "wine", "iris", "breast_cancer")

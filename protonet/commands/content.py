@@ -16,7 +16,7 @@ from protonet.fit.crossfit import Crossfit
 from protonet.fit.learning import draw_curve, expect_more
 from protonet.fit.search import Progress
 from protonet.fit.solver import Solution
-from protonet.metrics import count_equal_rows, fill_bins, find_interval, suspect_labels
+from protonet.metrics import fill_bins, find_interval, suspect_labels
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.parsing import write_cells
 from protonet.ui.plots import project
@@ -161,15 +161,16 @@ def list_importance(
 def list_learning(solution: Solution, crossed: Crossfit, deadline: float, progress: Progress) -> dict[str, Any]:
     """Return how often the model is right with fewer rows, and of twice as many; of equal rows one counts."""
     limit = min(deadline, time.monotonic() + LEARNING_SECONDS)
-    curve, weights = draw_curve(solution, crossed, deadline=limit, progress=progress), crossed.weights
-    shares = curve.right.double() @ weights / weights.sum()
+    curve, sample = draw_curve(solution, crossed, deadline=limit, progress=progress), crossed.sample
+    right = curve.right.double()
+    shares = right @ sample.weights / sample.weights.sum()
     points = [
-        {"per_class": size, "accuracy": share, "interval": find_interval(share, count_equal_rows(weights))}
-        for size, share in zip(curve.per_class, shares.tolist(), strict=True)
+        {"per_class": size, "accuracy": share, "interval": sample.find_interval(each)}
+        for size, share, each in zip(curve.per_class, shares.tolist(), right, strict=True)
     ]
     rows = solution.problem.rows
     twice = 2 * len(rows.labels) / rows.num_classes
-    outlook = expect_more(curve, weights, twice)
+    outlook = expect_more(curve, sample, twice)
     return {"points": points, "twice": None if outlook is None else {"per_class": twice, **outlook._asdict()}}
 
 

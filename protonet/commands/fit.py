@@ -38,15 +38,23 @@ from protonet.commands.summary import (
     tell_columns,
 )
 from protonet.files import Model
+from protonet.fit.active import group_strangers
 from protonet.fit.balance import balance_classes, count_rows, count_samples
-from protonet.fit.baselines import FREQUENT, score_frequent
 from protonet.fit.copies import hash_rows
-from protonet.fit.crossfit import Crossfit, crossfit, number_held, predict_baselines, predict_held, repeat_held
+from protonet.fit.crossfit import (
+    FREQUENT,
+    Crossfit,
+    crossfit,
+    measure_held,
+    number_held,
+    predict_baselines,
+    predict_held,
+    repeat_held,
+    score_frequent,
+)
 from protonet.fit.search import EFFORTS, Progress
 from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
-from protonet.fit.strangers import group_strangers
 from protonet.fit.twins import TWINS, find_twins
-from protonet.metrics import measure
 from protonet.ui.command_line import check_name, parse_number, parse_whole
 from protonet.ui.page.document import write_outputs
 from protonet.ui.plots import draw_plot
@@ -232,18 +240,22 @@ def compare(crossed: Crossfit, solution: Solution) -> list[dict[str, Any]]:
         return []
     frequent = score_frequent(crossed.whole.counts, len(crossed.labels))
     baselines = {FREQUENT: frequent, **predict_baselines(solution.problem)}
-    return compare_baselines(predict_held(crossed), crossed.labels, baselines, crossed.weights)
+    return compare_baselines(predict_held(crossed), crossed.labels, baselines, crossed.sample)
 
 
 def report(crossed: Crossfit, compared: Sequence[Mapping[str, Any]], classes: Sequence[str | int]) -> str:
     """Return what the held-out rows say of a model, compared with its baselines."""
     if not len(crossed.labels):
         return "no class has two samples, copies aside: none could be held out to judge by\n"
-    metrics = measure(predict_held(crossed), crossed.labels, crossed.weights)
+    metrics = measure_held(crossed)
     rows, folds = count(round(float(crossed.weights.sum())), "row"), count(len(crossed.folds), "fold")
     held = f"{rows} in {folds}, each judged by a fit without its fold"
     return "".join(
-        [format_baselines(compared), f"{held}: {format_losses(metrics)}", format_pairs(metrics.confusion, classes)]
+        [
+            format_baselines(compared),
+            f"{held}: {format_losses(metrics._asdict())}",
+            format_pairs(metrics.confusion, classes),
+        ]
     )
 
 
@@ -258,7 +270,7 @@ def list_fit(
     figures: dict[str, Any] = {"command": "fit", "table": name, "views": model.metadata["views"], "data": table}
     if not len(crossed.labels):
         return figures
-    metrics = measure(predict_held(crossed), crossed.labels, crossed.weights)
+    metrics = measure_held(crossed)
     return figures | list_figures(name, data.classes, metrics) | {"baselines": compared}
 
 

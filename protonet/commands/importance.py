@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from protonet.fit.crossfit import Crossfit, predict_held
+from protonet.fit.crossfit import Crossfit, measure_held, predict_held
 from protonet.fit.search import Progress, ignore
-from protonet.metrics import NORMAL, measure
 from protonet.network import PrototypeNetwork
 
 #: Most shuffles of a column, and most predictions of all: with many columns and rows, shuffles are fewer, then rows.
@@ -56,7 +55,7 @@ def rank_columns(
     found = measure_columns(judged, sizes, orders, progress)
     if not all(math.isfinite(each.log_loss_rise) for each in found):
         raise FloatingPointError("a row, as it is or shuffled, whose embedding overflows")
-    metrics = measure(predict_held(judged), judged.labels, judged.weights)
+    metrics = measure_held(judged)
     columns: list[dict[str, Any]] = [
         {"name": name, "number": number, **each._asdict()}
         for number, (name, each) in enumerate(zip(names, found, strict=True))
@@ -106,14 +105,15 @@ def measure_columns(
         progress: Told which column begins, and the share of them that is over.
 
     Returns:
-        For each column, the mean over the shuffles. Its interval is that over rows, each compared with itself: a row
+        For each column, the mean over the shuffles. Its interval is that over groups, each compared with itself: a row
         counts by what another's cell costs it, and by what its own cell costs others, of which it is as much a sample.
         (Of the first alone, 95 % intervals of 10 shuffles held the truth in 85 to 87 % of simulated tables.)
 
     Source: Breiman, "Random forests" (2001), sec. 10; Fisher, Rudin and Dominici, "All models are wrong, but many are
         useful" (2019), sec. 3.
     """
-    before, times, shares = score_rows(judged), len(orders), judged.weights / judged.weights.mean()
+    before, times, sample = score_rows(judged), len(orders), judged.sample
+    shares = judged.weights / judged.weights.mean()
     repeated = judged._replace(labels=judged.labels.repeat(times), fold=judged.fold.repeat(times))
     found = []
     for number, features in enumerate(torch.arange(sum(sizes)).split(list(sizes))):
@@ -125,7 +125,7 @@ def measure_columns(
         mean = costs.mean(dim=(1, 2))
         given = torch.zeros_like(before).index_add_(1, orders.flatten(), costs.flatten(1)) / times
         influence = costs.mean(dim=1) - shares * mean[:, None] + given - mean[:, None]
-        half = NORMAL * influence.square().mean(dim=1).sqrt() / math.sqrt(len(shares))
+        half = torch.tensor([sample.find_half_width(each / shares) for each in influence], dtype=torch.float64)
         (rise, fall), ends = mean.tolist(), torch.stack([mean - half, mean + half], dim=1).tolist()
         found.append(Importance(rise, (ends[0][0], ends[0][1]), fall, (ends[1][0], ends[1][1])))
     return found

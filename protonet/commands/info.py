@@ -7,14 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from protonet._checks import show
 from protonet.commands.models import make_parser, read_model
 from protonet.commands.report import MOST_CLASSES, list_names
 from protonet.commands.summary import format_losses, format_share, format_views, tell_columns
 from protonet.files import Model, read_versions
-from protonet.metrics import Metrics
 from protonet.ui.text import count, format_table
 
 PROG = "protonet info"
@@ -86,9 +83,12 @@ def _check_figures(figures: Any) -> dict[str, Any] | None:
     numbers = ("rows", "accuracy", "log_loss", "calibration_error")
     if not isinstance(figures, dict) or not all(isinstance(figures.get(name), int | float) for name in numbers):
         return None
-    interval = figures.get("interval")
-    sound = isinstance(interval, list) and len(interval) == 2 and all(isinstance(end, float) for end in interval)
-    return figures if sound else None
+    intervals = {name: value for name, value in figures.items() if name.endswith("interval")}
+    sound = all(
+        isinstance(ends, list) and len(ends) == 2 and all(isinstance(end, float) for end in ends)
+        for ends in intervals.values()
+    )
+    return figures if sound and "interval" in intervals else None
 
 
 def format_facts(facts: Mapping[str, Any]) -> str:
@@ -123,13 +123,10 @@ def _format_figures(figures: Mapping[str, Any] | None) -> str:
     """Return a line of the figures of held-out rows."""
     if figures is None:
         return "held out: no row"
-    low, high = figures["interval"]
-    losses = figures["log_loss"], figures["calibration_error"]
-    metrics = Metrics(figures["accuracy"], (low, high), *losses, torch.empty(0, 0))
-    right, interval = format_share(metrics.accuracy, metrics.interval)
+    right, interval = format_share(figures["accuracy"], figures["interval"])
     rows = count(figures["rows"], "row")
     balanced, frequent = (figures.get(name) for name in ("balanced_accuracy", "most_frequent_class"))
     beside = ""
     if isinstance(balanced, float) and isinstance(frequent, float):  # older files have none
         beside = f"balanced accuracy {100 * balanced:.2f} %, the most frequent class alone {100 * frequent:.2f} %, "
-    return f"held out: {right} % of {rows} right, 95 % interval {interval}, {beside}{format_losses(metrics).rstrip()}"
+    return f"held out: {right} % of {rows} right, 95 % interval {interval}, {beside}{format_losses(figures).rstrip()}"

@@ -20,8 +20,7 @@ from torch import Tensor
 from protonet._checks import as_typed, fail, optional_packages
 from protonet.files import INSTALL, Model, load_model, save_model
 from protonet.fit.active import Suggestion, suggest_rows
-from protonet.fit.baselines import score_frequent
-from protonet.fit.crossfit import Crossfit, pack, predict_held
+from protonet.fit.crossfit import Crossfit, measure_held, pack, score_frequent, score_held
 from protonet.fit.search import Progress
 from protonet.metrics import calibrate, measure, measure_classes
 from protonet.network import PrototypeNetwork
@@ -361,12 +360,13 @@ def keep_crossfit(model: Model, crossed: Crossfit, groups: dict[str, int], given
     structures, held = pack(crossed)
     metadata = model.metadata | {"folds": structures, "samples": crossed.whole.counts.tolist(), "groups": groups}
     if len(crossed.labels):
-        logits = predict_held(crossed)
-        metrics = measure(logits, crossed.labels, crossed.weights)
+        metrics = measure_held(crossed)
         rows = round(float(crossed.weights.sum()))
         metadata["held_out"] = {"rows": rows, **metrics._asdict(), "confusion": metrics.confusion.tolist()}
-        frequent = measure(score_frequent(crossed.whole.counts, len(logits)), crossed.labels, crossed.weights).accuracy
+        frequent = measure(
+            score_frequent(crossed.whole.counts, len(crossed.labels)), crossed.labels, crossed.sample
+        ).accuracy
         balanced = measure_classes(metrics.confusion).balanced_accuracy
         metadata["held_out"] |= {"balanced_accuracy": balanced, "most_frequent_class": frequent}
-        metadata["scores"] = calibrate(logits, float(crossed.offset)).tolist()
+        metadata["scores"] = calibrate(score_held(crossed), float(crossed.offset)).tolist()
     return model._replace(network=crossed.whole, metadata=metadata, held={**held, GIVEN: given})

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from protonet._checks import show
 from protonet.commands.summary import compare_baselines, format_balance, format_losses, format_pairs, format_share
-from protonet.fit.baselines import FREQUENT, score_frequent
-from protonet.metrics import ClassMetrics, Metrics, find_auroc, measure, measure_classes, score_known
+from protonet.fit.crossfit import FREQUENT, score_frequent
+from protonet.metrics import ClassMetrics, Metrics, Sample, find_auroc, measure, measure_classes, score_known
 from protonet.ui.text import count, format_table
 
 #: Most classes that are printed; a JSON file has all.
@@ -51,8 +50,8 @@ def judge(
     scores = score_known(logits)
     auroc = find_auroc(scores[known], scores[~known]) if strange else None
     rows = int(known.sum())
-    frequent, once = {FREQUENT: score_frequent(counts, rows)}, torch.ones(rows, dtype=torch.float64)
-    compared = compare_baselines(logits[known], labels[known], frequent, once)
+    frequent = {FREQUENT: score_frequent(counts, rows)}
+    compared = compare_baselines(logits[known], labels[known], frequent, Sample.of(rows))
     most = classes[int(counts.argmax())]
     return Report(name, classes, metrics, compared, most, measure_classes(metrics.confusion), strange, auroc)
 
@@ -67,7 +66,7 @@ def format_report(report: Report) -> str:
         names = list_names(list(map(show, report.strange)))
         others = f"{count(sum(report.strange.values()), 'row')} of {count(len(report.strange), 'unknown class')}"
         lines.append(f"and {others} ({names}): AUROC {100 * report.auroc:.1f} % of known rows against these")
-    lines.append(format_losses(report.metrics) + "\n" + format_classes(report.by_class, report.classes))
+    lines.append(format_losses(report.metrics._asdict()) + "\n" + format_classes(report.by_class, report.classes))
     return "\n".join(lines) + format_pairs(report.metrics.confusion, report.classes)
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from protonet._checks import show
-from protonet.fit.problem import leave_out
+from protonet.fit.networks import leave_out
 from protonet.fit.search import Choice
-from protonet.metrics import NORMAL, Metrics, count_equal_rows, measure, measure_classes
+from protonet.metrics import Sample, measure, measure_classes
 from protonet.tables.columns.encoding import Encoding
 from protonet.ui.text import format_table
 
@@ -43,7 +42,7 @@ def tell_columns(names: Sequence[str] | None, encoding: Encoding | None) -> list
 
 
 def compare_baselines(
-    logits: Tensor, labels: Tensor, baselines: Mapping[str, Tensor], weights: Tensor
+    logits: Tensor, labels: Tensor, baselines: Mapping[str, Tensor], sample: Sample
 ) -> list[dict[str, Any]]:
     """Return how often the model, and each baseline, is right on the same rows, as JSON can hold it.
 
@@ -51,20 +50,18 @@ def compare_baselines(
         logits: (n, num_classes).
         labels: (n,) int64.
         baselines: By name, scores (n, num_classes).
-        weights: (n,), as in `protonet.metrics.measure`.
+        sample: What the rows are.
 
     Returns:
         For "this model" and each baseline its accuracy, plain and balanced, and the model's lead in pairs, with the
         half-width of its 95 % interval, but for the model itself.
     """
-    right, shares = (logits.argmax(dim=1) == labels).double(), weights / weights.mean()
+    right, shares = (logits.argmax(dim=1) == labels).double(), sample.weights / sample.weights.sum()
     found = []
     for name, scores in {"this model": logits, **baselines}.items():
-        metrics = measure(scores, labels, weights)
+        metrics = measure(scores, labels, sample)
         lead = right - (scores.argmax(dim=1) == labels).double()
-        mean = float((shares * lead).mean())
-        spread = math.sqrt(float((shares * (lead - mean).square()).mean()))
-        half = NORMAL * spread / math.sqrt(count_equal_rows(weights))
+        mean, half = float((shares * lead).sum()), sample.find_half_width(lead)
         own = {"name": name, "accuracy": metrics.accuracy, "interval": metrics.interval}
         own |= {"balanced_accuracy": measure_classes(metrics.confusion).balanced_accuracy}
         found.append({**own, "lead": mean, "half_width": half} if name in baselines else own)
@@ -105,9 +102,16 @@ def format_balance(confusion: Tensor, frequent: str | int, share: float) -> str:
     return f"balanced accuracy {balanced:.2f} %; {alone}"
 
 
-def format_losses(metrics: Metrics) -> str:
-    """Return how good the probabilities are."""
-    return f"log-loss {metrics.log_loss:.3f}, calibration error {100 * metrics.calibration_error:.1f} points\n"
+def format_losses(figures: Mapping[str, Any]) -> str:
+    """Return how good the probabilities are, given a `Metrics` as a dict; files of older versions have no intervals."""
+    told = []
+    for name, interval, factor, digits in (
+        ("log_loss", "log_loss_interval", 1, 3),
+        ("calibration_error", "calibration_interval", 100, 1),
+    ):
+        ends = ", ".join(f"{factor * end:.{digits}f}" for end in figures.get(interval, ()))
+        told.append(f"{factor * figures[name]:.{digits}f}" + f" [{ends}]" * bool(ends))
+    return "log-loss {}, calibration error {} points\n".format(*told)
 
 
 def format_pairs(confusion: Tensor, classes: Sequence[str | int]) -> str:

@@ -1,1 +1,6 @@
-"""From loaders to a network: what is switched on, and its fit."""
+"""From loaders to a network, and what is known of it.
+
+Rows: `loading`, `copies`, `problem`, and those without a label, `marks` and `unlabelled`.
+Choice: `search`, weighed by the learned `prior`. Network: `networks`. All of it: `solver`.
+How it does on rows that it has not seen: `crossfit`, `learning`. What to label next: `active`.
+"""

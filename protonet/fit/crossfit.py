@@ -1,4 +1,4 @@
-"""Cross-fitting: the choice made on all rows, fitted again without each fold, and what that says of unseen rows.
+"""Cross-fitting: the choice, made and fitted again without each fold, and what that says of unseen rows.
 
 A network cannot be judged on rows that it was fitted to. The fold models, each fitted without one fold, can be judged
 on that fold: how often they are right, what rows of a known class look like to them, and what new samples cost.
@@ -12,18 +12,21 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.encoder import Encoder
 from protonet.files.model import describe_network, restore_network
-from protonet.fit.baselines import score_cosine, score_lda
 from protonet.fit.copies import find_copies
-from protonet.fit.problem import Problem, fit_choice
-from protonet.fit.search import Choice, Progress, ignore
+from protonet.fit.networks import fit_choice
+from protonet.fit.problem import Problem
+from protonet.fit.search import Progress, ignore
 from protonet.fit.solver import Solution, untouched_globals
-from protonet.metrics import score_known
+from protonet.losses import class_means, weigh
+from protonet.metrics import Metrics, Sample, find_refit_spread, measure, score_known
 from protonet.network import PrototypeNetwork
 from protonet.scoring import Fold, split_folds
+from protonet.views.linear import shrink_covariance
 from protonet.views.view import Rows, expect
 
 #: With fewer rows per class, a fold more or less is felt.
@@ -42,15 +45,26 @@ class Crossfit(NamedTuple):
     labels: Tensor  #: (judged,) int64.
     weights: Tensor  #: (judged,) float64: how many rows each stands for.
     fold: Tensor  #: (judged,) int64: which fold model did not see the row.
-    groups: Tensor  #: (judged,) int64, as `protonet.fit.solver.Solution` numbers them; -1 where there are none.
+    groups: Tensor
+    """(judged,) int64: rows of one number were held out together, of one group, as `protonet.fit.solver.Solution`
+    numbers them, or nearly equal; -1 where each row is alone."""
     offset: Tensor
     """0-d float64: by how much the network of all rows scores such rows higher; see `protonet.metrics.calibrate`."""
 
+    @property
+    def sample(self) -> Sample:
+        """The rows as a sample, for intervals that hold what the network of all rows does on fresh ones."""
+        sample = Sample.of(len(self.labels), self.weights, self.groups)
+        if len(self.folds) < 2:  # one network judges all
+            return sample
+        return sample._replace(spread=find_refit_spread(sample.equal_groups, len(self.labels.unique())))
+
 
 def crossfit(solution: Solution, *, deadline: float = math.inf, progress: Progress = ignore) -> Crossfit:
-    """Fit what was chosen on all rows again without each fold.
+    """Choose and fit again without each fold.
 
-    The folds are others than those that the choice was made on.
+    The folds are others than those that the choice was made on. What each view did on held-out rows is not measured
+    again: the choice is made anew of what it did on the rows of the other folds.
 
     Args:
         solution: Of `protonet.fit.solver.solve_problem`. Its network, put on the CPU, is part of the result.
@@ -62,25 +76,21 @@ def crossfit(solution: Solution, *, deadline: float = math.inf, progress: Progre
 
     Source: cross-fitting, Stone, "Cross-validatory choice and assessment of statistical predictions" (1974).
     """
-    problem, choice = solution.problem, solution.choice
-    rows, labels = problem.rows, problem.rows.labels
+    problem, rows, labels = solution.problem, solution.problem.rows, solution.problem.rows.labels
     folds = split_rows(problem)
     models: list[PrototypeNetwork] = []
     with untouched_globals():
         for number, fold_rows in enumerate(folds):
             progress(f"fold {number + 1} of {len(folds)}", number / (len(folds) + 1))
-            models.append(fit_choice(problem._replace(rows=rows.take(fold_rows.fit)), choice, deadline))
+            models.append(_fit_without(solution, fold_rows, deadline))
         progress("pairs of folds", len(folds) / (len(folds) + 1))
-        offset = _measure_offset(problem, choice, folds, models, deadline)
+        offset = _measure_offset(solution, folds, models, deadline)
     judged = torch.cat([labels[:0], *(judge for _, judge in folds)])
     fold = torch.cat([judged[:0], *(torch.full_like(judge, number) for number, (_, judge) in enumerate(folds))])
     features = problem.features_as_they_came(judged)
-    groups = torch.full_like(judged, -1)
-    if solution.groups is not None and rows.groups is not None:
-        groups = rows.groups[judged]
-    return Crossfit(
-        solution.network.cpu(), tuple(models), features, labels[judged], rows.times[judged], fold, groups, offset
-    )
+    groups = torch.full_like(judged, -1) if rows.groups is None else rows.groups[judged]
+    network = solution.network.cpu()
+    return Crossfit(network, tuple(models), features, labels[judged], rows.times[judged], fold, groups, offset)
 
 
 def split_rows(problem: Problem, number: int = 0) -> list[Fold]:
@@ -90,25 +100,31 @@ def split_rows(problem: Problem, number: int = 0) -> list[Fold]:
     return split_folds(rows.labels, rows.num_classes, generator, groups=rows.groups)
 
 
-def _measure_offset(
-    problem: Problem, choice: Choice, folds: list[Fold], models: list[PrototypeNetwork], deadline: float
-) -> Tensor:
+def _fit_without(solution: Solution, fold: Fold, deadline: float) -> PrototypeNetwork:
+    """Return a network that has nothing of the rows of a fold, neither of its parts nor the choice of them."""
+    problem, choice = solution.problem, solution.choose_without(fold.judge)
+    return fit_choice(problem._replace(rows=problem.rows.take(fold.fit)), choice, deadline)
+
+
+def _measure_offset(solution: Solution, folds: list[Fold], models: list[PrototypeNetwork], deadline: float) -> Tensor:
     """Return by how much a network of all rows scores unseen rows higher than a fold model does, 0-d float64.
 
     Without two folds they score lower than without one. What that difference says of the step to all rows is
     extrapolated, scores being a linear function of one over the number of rows.
     """
-    labels = problem.rows.labels
+    problem, labels = solution.problem, solution.problem.rows.labels
     few = len(labels) < FEW_ROWS * len(labels.unique())
     differences = [torch.zeros(0, dtype=torch.float64)]
     for one in range(0, len(folds) - 1, 2) if few and len(folds) > 2 else ():
         left = torch.ones_like(labels, dtype=torch.bool)
         left[torch.cat([folds[one].judge, folds[one + 1].judge])] = False
-        network = fit_choice(problem._replace(rows=problem.rows.take(left)), choice, deadline)
+        pair = Fold(left.nonzero().flatten(), (~left).nonzero().flatten())
+        network = _fit_without(solution, pair, deadline)
         for number in (one, one + 1):
             rows = folds[number].judge[network.seen[labels[folds[number].judge]]]
             x = problem.features_as_they_came(rows)
-            differences.append(score_known(models[number](x).detach()) - score_known(network(x).detach()))
+            scores = [_score_rows(each, x, solution.network) for each in (models[number], network)]
+            differences.append(scores[0] - scores[1])
     measured = torch.cat(differences)
     return measured.mean() * (1 - 2 / len(folds)) if len(measured) else measured.sum()
 
@@ -121,6 +137,29 @@ def predict_held(crossed: Crossfit) -> Tensor:
         rows = crossed.fold == number
         logits[rows] = network(crossed.features[rows])
     return logits
+
+
+@torch.no_grad()
+def score_held(crossed: Crossfit) -> Tensor:
+    """Return `protonet.metrics.score_known` (judged,) of each row by the fold model that did not see it.
+
+    Scores of several networks are compared at one temperature, that of the network of all rows.
+    """
+    scores = torch.zeros(len(crossed.labels), dtype=torch.float64)
+    for number, network in enumerate(crossed.folds):
+        rows = crossed.fold == number
+        scores[rows] = _score_rows(network, crossed.features[rows], crossed.whole)
+    return scores
+
+
+def _score_rows(network: PrototypeNetwork, x: Tensor, whole: PrototypeNetwork) -> Tensor:
+    """Return the scores (n,) of rows x (n, dim) by a network, at the temperature of that of all rows."""
+    return score_known(network(x).detach() * (network.temperature / whole.temperature))
+
+
+def measure_held(crossed: Crossfit) -> Metrics:
+    """Judge the network of all rows by those that were held out, at least one."""
+    return measure(predict_held(crossed), crossed.labels, crossed.sample)
 
 
 def repeat_held(
@@ -153,12 +192,12 @@ def repeat_held(
         for number in range(1, times if len(places) > 1 else 1):
             progress(f"cross-fit {number + 1} of {times}", (number - 1) / (times - 1))
             again = torch.full((len(problem.rows.labels), total.shape[1]), math.nan, dtype=torch.float64)
-            for fit, judge in split_rows(problem, number):
+            for fold in split_rows(problem, number):
                 if time.monotonic() >= deadline:
                     return (total / count).log()
-                network = fit_choice(problem._replace(rows=problem.rows.take(fit)), solution.choice, deadline)
+                network = _fit_without(solution, fold, deadline)
                 with torch.no_grad():
-                    again[judge] = network(problem.features_as_they_came(judge)).double().softmax(dim=1)
+                    again[fold.judge] = network(problem.features_as_they_came(fold.judge)).double().softmax(dim=1)
             again = again[torch.cat(places)]
             total += torch.where(again.isnan(), total / count, again)  # a row that these folds never hold out
             count += 1
@@ -179,6 +218,20 @@ def number_held(problem: Problem) -> Tensor:
     if judged:
         numbers[torch.cat(judged)] = torch.arange(sum(map(len, judged)))
     return numbers[problem.places]
+
+
+#: What `score_frequent` is called.
+FREQUENT = "most frequent class"
+
+
+def score_frequent(counts: Tensor, rows: int) -> Tensor:
+    """Return class scores (rows, num_classes) float64 that know no features: the numbers of rows of the classes.
+
+    Args:
+        counts: (num_classes,) of the rows that a model was fitted to.
+        rows: How many are to be classified.
+    """
+    return counts.double().expand(rows, -1)
 
 
 def predict_baselines(problem: Problem) -> dict[str, Tensor]:
@@ -202,6 +255,40 @@ def _score(score: Callable[..., Tensor], rows: Rows, fold: Fold) -> Tensor:
     """Return the scores of a baseline, fitted without a fold, of its rows."""
     fitted = rows.take(fold.fit)
     return score(fitted.features, fitted.labels, rows.features[fold.judge], rows.num_classes, fitted.shares)
+
+
+def score_cosine(x: Tensor, labels: Tensor, queries: Tensor, num_classes: int, weights: Tensor | None = None) -> Tensor:
+    """Return the cosines (m, num_classes) float64 of queries (m, dim) to the class means of unit rows x (n, dim)."""
+    means, _ = class_means(F.normalize(x.double(), dim=1), labels, num_classes, weights)
+    return F.normalize(queries.double(), dim=1) @ F.normalize(means, dim=1).T
+
+
+def score_lda(x: Tensor, labels: Tensor, queries: Tensor, num_classes: int, weights: Tensor | None = None) -> Tensor:
+    """Fit linear discriminant analysis with a shrunken covariance, and score queries.
+
+    Args:
+        x: (n, dim) float32.
+        labels: (n,) int64 in [0, num_classes).
+        queries: (m, dim) float32.
+        num_classes: Number of classes.
+        weights: (n,) of the rows, of mean 1; None for 1.
+
+    Returns:
+        (m, num_classes) float64, the log posterior up to a constant per row; minus infinity for a class without rows.
+
+    Source: Fisher, "The use of multiple measurements in taxonomic problems" (1936); see `shrink_covariance`.
+    """
+    means, counts = class_means(x.double(), labels, num_classes, weights)
+    degrees = len(x) - int((counts > 0).sum())
+    residuals = weigh(x.double() - means[labels], None if weights is None else weights.sqrt())
+    basis, variances, rest = shrink_covariance(residuals, degrees)
+    constant = float(rest) == 0 and len(variances) > 0  # what is off the basis never varies
+    off = 0.0 if constant else 1 / math.sqrt(float(rest) or 1.0)
+
+    def whiten(rows: Tensor) -> Tensor:
+        return off * rows + ((rows @ basis) * (variances.rsqrt() - off)) @ basis.T
+
+    return counts.log() - torch.cdist(whiten(queries.double()), whiten(means)).square() / 2
 
 
 def update(crossed: Crossfit, features: Tensor, labels: Tensor, num_classes: int, groups: Tensor | None = None) -> None:

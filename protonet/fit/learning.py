@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from protonet.fit.crossfit import Crossfit, predict_held, split_rows
-from protonet.fit.problem import fit_choice
+from protonet.fit.networks import fit_choice
 from protonet.fit.search import Progress, ignore
 from protonet.fit.solver import Solution, untouched_globals
-from protonet.metrics import count_equal_rows, find_interval
+from protonet.metrics import Sample
 
 #: How often the rows are halved at the most, and the fewest rows per class, on average, that are fitted to.
 HALVINGS, FEWEST = 3, 2.0
-#: How often rows are drawn again for the interval of what is expected.
+#: How often groups are drawn again for the interval of what is expected.
 DRAWS = 500
 
 
@@ -64,7 +64,8 @@ def draw_curve(
                 if time.monotonic() >= deadline:
                     return Curve(sorted(found), torch.stack([found[size] for size in sorted(found)]))
                 some = thin_rows(labels, fold.fit, share, generator)
-                network = fit_choice(problem._replace(rows=problem.rows.take(some)), solution.choice, deadline)
+                choice = solution.choose_without(fold.judge)
+                network = fit_choice(problem._replace(rows=problem.rows.take(some)), choice, deadline)
                 with torch.no_grad():
                     logits = network(problem.features_as_they_came(fold.judge))
                 right.append(logits.argmax(dim=1) == labels[fold.judge])
@@ -92,12 +93,12 @@ def thin_rows(labels: Tensor, rows: Tensor, share: float, generator: torch.Gener
     return order[rank < (share * count[labels[order]]).ceil()].sort().values
 
 
-def expect_more(curve: Curve, weights: Tensor, per_class: float) -> Outlook | None:
+def expect_more(curve: Curve, sample: Sample, per_class: float) -> Outlook | None:
     """Return what is expected of more rows, if errors go on to fall as a power of their number.
 
     Args:
         curve: Of `draw_curve`.
-        weights: (judged,) > 0: how many rows each stands for.
+        sample: The held-out rows.
         per_class: How many rows there will be per class, the mean over classes.
 
     Returns:
@@ -106,15 +107,15 @@ def expect_more(curve: Curve, weights: Tensor, per_class: float) -> Outlook | No
 
     Source: Cortes, Jackel, Solla, Vapnik and Denker, "Learning curves: asymptotic values and rate of convergence"
         (1993). The interval: Efron, "Bootstrap methods: another look at the jackknife" (1979),
-        and `protonet.metrics.find_interval`.
+        and `protonet.metrics.Sample`.
     """
-    sizes, judged = curve.right.shape
-    if sizes < 3:
+    if len(curve.right) < 3:
         return None
     generator = torch.Generator().manual_seed(0)
-    drawn = torch.randint(judged, (DRAWS, judged), generator=generator)
-    times = torch.stack([torch.ones(judged), *(torch.bincount(each, minlength=judged) for each in drawn)]).double()
-    times = times * weights  # (1 + draws, judged)
+    groups = int(sample.groups.max()) + 1
+    drawn = torch.randint(groups, (DRAWS, groups), generator=generator)
+    times = torch.stack([torch.ones(groups), *(torch.bincount(each, minlength=groups) for each in drawn)]).double()
+    times = times[:, sample.groups] * sample.weights  # (1 + draws, judged)
     wrong = times @ (~curve.right).double().T  # (1 + draws, sizes)
     totals = times.sum(dim=1, keepdim=True)
     errors = (wrong + 0.5) / (totals + 1)  # none is 0
@@ -123,5 +124,5 @@ def expect_more(curve: Curve, weights: Tensor, per_class: float) -> Outlook | No
     slope = ((errors.log() @ position) / position.square().sum()).clamp_max(0)
     expected = 1 - wrong[:, -1] / totals[:, 0] * (per_class / curve.per_class[-1]) ** slope
     low, high = expected[1:].quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    least, most = find_interval(float(expected[0]), count_equal_rows(weights))
+    least, most = sample.find_interval(curve.right[-1].double(), float(expected[0]))
     return Outlook(float(expected[0]), (min(low, least), max(high, most)))

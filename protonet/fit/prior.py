@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from protonet.fit.prior_numbers import NUMBERS
 from protonet.scoring import WEIGHTS, fit_temperature, fit_weights, soft_weights
-from protonet.views.view import Rows
+from protonet.views.view import Rows, Specification
 
-#: What a view may be, as its name says; another word says nothing.
-WORDS = (
+#: What a view may be; see `protonet.views.view.Specification.traits`.
+TRAITS = (
     "raw",
     "centred",
     "standardised",
@@ -56,17 +56,17 @@ class Evidence(NamedTuple):
     """What is seen of a problem and its views."""
 
     views: Tensor  #: (views, view features) float32
-    words: Tensor  #: (views, words) float32, 0 or 1
+    traits: Tensor  #: (views, traits) float32, 0 or 1
     problem: Tensor  #: (problem features,) float32
     start: Tensor  #: (views,) float32: logarithms of the influences that held-out rows suggest
     spread: Tensor  #: (views,) float64: standard deviation of each view's cosines over the classes of a row
     factor: float  #: On the sum of the influences times the cosines over their spread: what held-out rows suggest.
 
 
-def spell(name: str) -> Tensor:
-    """Return which words (words,) a view's name has."""
-    said = set(name.replace(":", " ").replace(",", " ").split())
-    return torch.tensor([float(word in said) for word in WORDS], dtype=torch.float32)
+def mark_traits(specifications: Sequence[Specification]) -> Tensor:
+    """Return which of ``TRAITS`` each view has: (views, traits) float32, 0 or 1."""
+    marks = [[float(trait in specification.traits) for trait in TRAITS] for specification in specifications]
+    return torch.tensor(marks, dtype=torch.float32)
 
 
 def describe_rows(rows: Rows) -> Tensor:
@@ -119,7 +119,7 @@ def _spread_of_spectrum(x: Tensor) -> float:
 
 def gather_evidence(
     rows: Rows,
-    names: Sequence[str],
+    traits: Tensor,
     cosines: Sequence[Tensor],
     labels: Tensor | None,
     weights: Tensor | None = None,
@@ -129,14 +129,13 @@ def gather_evidence(
 
     Args:
         rows: The labelled rows, with their shifts.
-        names: Of the views, at least one.
+        traits: (views, traits) of at least one view, from `mark_traits`.
         cosines: Of each view, (n, num_classes), of rows held out; or of the labelled rows where none can be.
         labels: (n,) of the rows held out; None where there are none: then only the cosines' spread is looked at.
         weights: (n,) float64 of the rows held out, about 1; None for 1.
         losses: Of each view, (n,), from `fit_temperature`; None to fit them here.
     """
     seen = torch.bincount(rows.labels, minlength=rows.num_classes) > 0
-    words = torch.stack([spell(name) for name in names])
     stacked = torch.stack(list(cosines))[:, :, seen].double()  # (views, n, seen)
     spread = stacked.var(dim=2, correction=0).mean(dim=1).sqrt()
     size = (spread.clamp_min(LEAST_SPREAD) / spread.max().clamp_min(LEAST_SPREAD)).log()
@@ -144,7 +143,7 @@ def gather_evidence(
     problem = describe_rows(rows)
     if labels is None:
         start = torch.where(spread > LEAST_SPREAD, 0.0, LEAST)
-        columns += [torch.zeros(len(names), dtype=torch.float64)] * 8
+        columns += [torch.zeros(len(traits), dtype=torch.float64)] * 8
         problem, factor = torch.cat([problem, torch.zeros(5)]), SPREAD
     else:
         n, most = len(labels), math.log(max(2, int(seen.sum())))
@@ -183,7 +182,7 @@ def gather_evidence(
         held = [1.0, math.log(n), float(own.mean()) / most, mixed_right, math.log(max(factor, LEAST_FACTOR))]
         problem = torch.cat([problem, torch.tensor(held)])
     views = torch.stack(columns, dim=1).float()
-    return Evidence(views, words, problem.float(), start.float(), spread, max(factor, LEAST_FACTOR))
+    return Evidence(views, traits, problem.float(), start.float(), spread, max(factor, LEAST_FACTOR))
 
 
 def _make_layer(inputs: int, outputs: int) -> nn.Linear:
@@ -207,7 +206,7 @@ class Prior(nn.Module):
         for name, size in (("view", VIEW_FEATURES), ("problem", PROBLEM_FEATURES)):
             self.register_buffer(f"{name}_mean", torch.zeros(size, dtype=torch.float32))
             self.register_buffer(f"{name}_deviation", torch.ones(size, dtype=torch.float32))
-        self.first = _make_layer(VIEW_FEATURES + len(WORDS) + PROBLEM_FEATURES, HIDDEN)
+        self.first = _make_layer(VIEW_FEATURES + len(TRAITS) + PROBLEM_FEATURES, HIDDEN)
         self.second = _make_layer(2 * HIDDEN, HIDDEN)
         self.score = _make_layer(HIDDEN, 1)
         self.belief = _make_layer(len(SIZED), HIDDEN)
@@ -215,13 +214,13 @@ class Prior(nn.Module):
         self.trust = nn.Parameter(torch.zeros(1, dtype=torch.float32))  # in what the held-out rows suggest, a logarithm
 
     def forward(
-        self, views: Tensor, words: Tensor, problem: Tensor, start: Tensor, there: Tensor
+        self, views: Tensor, traits: Tensor, problem: Tensor, start: Tensor, there: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return the logarithms of the influences (tasks, views), and of what multiplies the factor (tasks,).
 
         Args:
             views: (tasks, views, view features).
-            words: (tasks, views, words).
+            traits: (tasks, views, traits).
             problem: (tasks, problem features).
             start: (tasks, views).
             there: (tasks, views) bool: which views there are, at least one.
@@ -229,7 +228,7 @@ class Prior(nn.Module):
         views = (views - self.view_mean) / self.view_deviation
         problem = (problem - self.problem_mean) / self.problem_deviation
         wide = problem[:, None].expand(-1, views.shape[1], -1)
-        hidden = F.gelu(self.first(torch.cat([views, words, wide], dim=2)))
+        hidden = F.gelu(self.first(torch.cat([views, traits, wide], dim=2)))
         share = start.masked_fill(~there, -torch.inf).softmax(dim=1)
         context = (share[..., None] * hidden).sum(dim=1)  # (tasks, hidden)
         both = torch.cat([hidden, context[:, None].expand_as(hidden)], dim=2)
@@ -249,7 +248,7 @@ class Prior(nn.Module):
         there = evidence.spread > LEAST_SPREAD
         if not bool(there.any()):
             return torch.zeros_like(evidence.spread), 1.0
-        given = (evidence.views, evidence.words, evidence.problem, evidence.start, there)
+        given = (evidence.views, evidence.traits, evidence.problem, evidence.start, there)
         log_share, size = self(*(each[None] for each in given))
         share = log_share[0].double().exp()
         share = torch.where(share >= min(WEIGHTS.least_share, float(share.max())), share, 0.0)

@@ -14,15 +14,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from protonet.fit.prior import FEW, SPREAD, Prior, gather_evidence, published
+from protonet.fit.prior import FEW, SPREAD, Prior, gather_evidence, mark_traits, published
 from protonet.scoring import FOLDS, WEIGHTS, Fold, simplest_within_one_error, split_folds, worse_by_one_error
 from protonet.views import KINDS
-from protonet.views.judge import Candidate, Judge
+from protonet.views.budget import Plan
+from protonet.views.judge import Candidate, Judge, Kind
 from protonet.views.linear import Linear, LinearKind
-from protonet.views.mlp import MLPKind, Plan
-from protonet.views.radial import RadialKind
 from protonet.views.shifts import find_order
-from protonet.views.view import Kind, Rows, Specification
+from protonet.views.view import Rows, Specification
 
 #: What is always there, and never goes wrong.
 RAW = Linear("raw")
@@ -52,8 +51,7 @@ class Search:
 
     def with_spans(self, spans: Sequence[tuple[int, int]]) -> Search:
         """Return the search with views of some spans of neighbouring features alone: (first, behind the last) each."""
-        kinds = (kind.with_spans(spans) if isinstance(kind, RadialKind) else kind for kind in self.kinds)
-        return replace(self, kinds=tuple(kinds)) if spans else self
+        return replace(self, kinds=tuple(kind.with_spans(spans) for kind in self.kinds)) if spans else self
 
     def without(self, kind: type[Kind]) -> Search:
         """Return the search without a kind."""
@@ -95,6 +93,18 @@ class Explored(NamedTuple):
     candidates: list[Candidate]  #: Raw cosine first; of the learned ones the chosen one alone, the last.
     losses: dict[str, float]  #: Mean log-loss of all that was tried, by name, at its best temperature.
     judged: bool  #: Were rows held out?
+
+    def without(self, rows: Tensor) -> Explored:
+        """Return it without the evidence of some rows (m,) int64; as it is, where there would be none left."""
+        judge = self.judge
+        kept = [~torch.isin(fold.judge, rows) for fold in judge.folds]
+        held = torch.cat(kept)
+        if not self.judged or not bool(held.any()):
+            return self
+        folds = [Fold(fold.fit, fold.judge[own]) for fold, own in zip(judge.folds, kept, strict=True)]
+        judge = Judge(judge.rows, folds, judge.plan)
+        found = [judge.judge(each.specification, each.cosines[held]) for each in self.candidates]
+        return self._replace(judge=judge, candidates=found)
 
 
 def explore(rows: Rows, plan: Plan, search: Search, progress: Progress = ignore) -> Explored | None:
@@ -151,9 +161,13 @@ def select(rows: Rows, plan: Plan, *, search: Search | None = None, progress: Pr
         time, raw cosine.
     """
     search = search or Search()
-    smallest = next((kind.smallest(plan, RAW) for kind in search.kinds if isinstance(kind, MLPKind)), None)
+    return decide(explore(rows, plan, search, progress), plan, search)
+
+
+def decide(explored: Explored | None, plan: Plan, search: Search) -> Choice:
+    """Decide what `select` does on what `explore` found."""
+    smallest = next(filter(None, (kind.smallest(plan, RAW) for kind in search.kinds)), None)
     raw_alone = Choice(((smallest or RAW, 1.0),), 0.1)
-    explored = explore(rows, plan, search, progress)
     if explored is None:
         return raw_alone
     judge, (raw, *_) = explored.judge, explored.candidates
@@ -180,10 +194,10 @@ def _try_kinds(judge: Judge, kinds: Sequence[Kind], progress: Progress) -> tuple
         if number:  # the first stage is told before shifts are looked for
             progress(kind.stage, SEARCH_SHARE * sum(shares[:number]) / sum(shares))
         for candidate in kind.candidates(judge):
-            judge.found.append(candidate)
-            (learned if kind.trained else closed).append(candidate)
+            judge.candidates.append(candidate)
+            (learned if candidate.specification.trained else closed).append(candidate)
         if judge.reference is None:
-            judge.reference = min(judge.found, key=lambda each: each.loss).losses
+            judge.reference = min(judge.candidates, key=lambda each: each.loss).losses
     return closed, learned
 
 
@@ -191,9 +205,9 @@ def _mix(explored: Explored, prior: Prior) -> tuple[Choice | None, Tensor]:
     """Return the mixture of what was tried, None if no view tells rows apart, and its log-losses, of judged rows."""
     judge, candidates = explored.judge, explored.candidates
     cosines = [each.cosines for each in candidates]
-    names = [each.specification.name for each in candidates]
+    traits = mark_traits([each.specification for each in candidates])
     labels, losses = judge.labels if explored.judged else None, [each.losses for each in candidates]
-    evidence = gather_evidence(explored.rows, names, cosines, labels, judge.weights, losses)
+    evidence = gather_evidence(explored.rows, traits, cosines, labels, judge.weights, losses)
     weights, size = prior.weigh(evidence)
     mixed = torch.zeros_like(cosines[0])
     for each, weight in zip(cosines, weights.tolist(), strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,13 +16,13 @@ from torch import Tensor
 
 from protonet._checks import check_int, check_number, fail, fail_type
 from protonet.fit.loading import Samples, read_loaders
-from protonet.fit.pooling import Pooled, decide_pooling
-from protonet.fit.problem import Problem, fit_choice, pose_problem
-from protonet.fit.search import EFFORTS, RAW, SEARCH_SHARE, Choice, Progress, Search, ignore, select
+from protonet.fit.networks import Pooled, decide_pooling, fit_choice
+from protonet.fit.problem import Problem, pose_problem
+from protonet.fit.search import EFFORTS, RAW, SEARCH_SHARE, Choice, Explored, Progress, Search, decide, explore, ignore
 from protonet.fit.unlabelled import SPREAD, Unlabelled, read_rows
 from protonet.network import PrototypeNetwork
+from protonet.views.budget import Plan, plan_encoder
 from protonet.views.linear import LinearKind
-from protonet.views.mlp import plan_encoder
 
 #: The contest's limit, used where the metadata names none.
 PARAM_LIMIT = 500_000
@@ -48,6 +48,21 @@ class Solution(NamedTuple):
     """(groups,) int64: the number, in the problem's rows, of each group that was given, in ascending order; groups that
     share a row, or nearly, are one."""
     pooled: Pooled | None = None  #: What was made of rows without a label, if some came.
+    rechoose: Callable[[Tensor], Choice] | None = None
+    """What would have been chosen without the evidence of some rows (m,) int64; None where none was looked at."""
+
+    def choose_without(self, rows: Tensor) -> Choice:
+        """Return what would have been chosen without the evidence of some rows (m,) int64.
+
+        A choice is judged on rows that had no say in it: of few rows, even the temperature remembers each.
+        """
+        if self.rechoose is None:
+            return self.choice
+        choice, pooling = self.rechoose(rows), self.choice.pooling
+        if pooling is not None:
+            ratio = choice.temperature / self.choice.temperature
+            pooling = pooling._replace(temperature=ratio * pooling.temperature)
+        return choice._replace(pooling=pooling)
 
 
 def solve(
@@ -145,14 +160,22 @@ def solve_problem(
         problem, joined = pose_problem(features, labels, num_classes, seed, weights, groups, blocks)
         plan = plan_encoder(features.shape[1], num_classes, metadata.get("param_limit", PARAM_LIMIT))
         searched = problem.rows._replace(deadline=started + SELECTION_SHARE * time_limit)
-        choice = select(searched, plan, search=search, progress=progress)
+        explored = explore(searched, plan, search, progress)
+        choice = decide(explored, plan, search)
         pooled = None
         if pool is not None and pool[2] and plan.sizes:
             problem = problem.add_pool(*pool)
             choice, pooled = decide_pooling(problem, choice, searched.deadline, partial(_tell_later, progress))
         progress("final fit", SEARCH_SHARE if pooled is None else FINAL_SHARE)
         network = fit_choice(problem, choice, started + time_limit)
-        return Solution(network.to(metadata.get("device", "cpu")), choice, problem, joined, pooled)
+        network = network.to(metadata.get("device", "cpu"))
+        rechoose = None if explored is None else partial(_decide_without, explored, plan, search)
+        return Solution(network, choice, problem, joined, pooled, rechoose)
+
+
+def _decide_without(explored: Explored, plan: Plan, search: Search, rows: Tensor) -> Choice:
+    """Return what is chosen without the evidence of some rows (m,)."""
+    return decide(explored.without(rows), plan, search)
 
 
 def _tell_later(progress: Progress, stage: str, share: float) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from protonet.views.forest import ForestKind, ForestView
+from protonet.views.judge import Kind
 from protonet.views.linear import LinearKind, LinearView
 from protonet.views.mlp import MLPKind, MLPView
 from protonet.views.patterns import PatternKind, PatternView
 from protonet.views.radial import RadialKind, RadialView
-from protonet.views.view import Kind, View
+from protonet.views.view import View
 
 #: Every kind of view, in the order in which the search tries them: what is read comes first, what is trained last.
 #: A new kind is a file beside these, and a line here.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from protonet.losses import CHUNK
-from protonet.views.judge import PRUNING, Candidate, Judge, embed_fold
+from protonet.views.judge import PRUNING, Candidate, Judge, Kind, embed_fold
 from protonet.views.shifts import shift_rows
 from protonet.views.view import Graph, LinearMap, Rows, Specification, Stored, View, expect
 
@@ -52,13 +52,19 @@ class Forest:
     trees: int
     shifted: bool = False
     source: ClassVar[Specification | None] = None
+    trained: ClassVar[bool] = False
+
+    @property
+    def traits(self) -> frozenset[str]:
+        """That it is a forest, and whether of shifted rows."""
+        return frozenset({"forest", "shifted"} if self.shifted else {"forest"})
 
     @property
     def name(self) -> str:
         """What it is grown from."""
         return "shifted forest" if self.shifted else "forest"
 
-    def fit(self, rows: Rows, source: View | None = None) -> ForestView:
+    def fit(self, rows: Rows, source: LinearMap | None = None) -> ForestView:
         """Grow a forest; of more than ``FOREST.most_rows`` rows, that many spread over them are used.
 
         Source: Geurts, Ernst and Wehenkel, "Extremely randomized trees" (2006): every tree sees all rows, a node tries
@@ -85,22 +91,16 @@ class Forest:
 
 
 @dataclass(frozen=True)
-class ForestKind:
+class ForestKind(Kind):
     """One forest of the rows and, where features are in an order, one of the shifted rows."""
 
     trees: int = 200
     stage: ClassVar[str] = "forests"
-    share: ClassVar[float] = 1.0
-    trained: ClassVar[bool] = False
 
     @classmethod
     def for_effort(cls, effort: str) -> ForestKind:
         """Return fewer or more trees."""
         return cls({"fast": 50, "best": 500}.get(effort, 200))
-
-    def unjudged(self) -> ForestKind:
-        """Return the same."""
-        return self
 
     def candidates(self, judge: Judge) -> Iterator[Candidate]:
         """Judge the forests, where rows and classes allow one."""

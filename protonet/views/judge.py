@@ -1,12 +1,12 @@
-"""The judge of what may be switched on: out-of-fold cosines of anything that embeds, and their log-losses."""
+"""The judge of what may be switched on, by log-losses of out-of-fold cosines; and the kinds of views that are tried."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -14,10 +14,8 @@ from torch import Tensor
 
 from protonet.losses import CHUNK, weigh
 from protonet.scoring import Fold, fit_temperature, worse_by_one_error
-from protonet.views.view import Rows, Specification, View
-
-if TYPE_CHECKING:
-    from protonet.views.mlp import Plan
+from protonet.views.budget import Plan
+from protonet.views.view import LinearMap, Rows, Specification, View
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ class Judge:
     generator: torch.Generator = field(default_factory=torch.Generator)
     fitted: dict[Specification, list[View]] = field(default_factory=dict)
     """The views that others may read, one per fold."""
-    found: list[Candidate] = field(default_factory=list)  #: The candidates so far, of all kinds.
+    candidates: list[Candidate] = field(default_factory=list)  #: Those so far, of all kinds.
     reference: Tensor | None = None
     """(judged,) losses that a view is compared with to be pruned; None as long as nothing is."""
 
@@ -90,9 +88,11 @@ class Judge:
             self.fitted[specification] = [specification.fit(self.take(fold), source) for fold, source in pairs]
         return self.fitted[specification]
 
-    def sources(self, specification: Specification) -> Sequence[View | None]:
-        """Return, for each fold, the fitted view that a specification reads."""
-        return [None] * len(self.folds) if specification.source is None else self.fit(specification.source)
+    def sources(self, specification: Specification) -> Sequence[LinearMap | None]:
+        """Return, for each fold, the fitted map that a specification reads."""
+        if specification.source is None:
+            return [None] * len(self.folds)
+        return [view.source for view in self.fit(specification.source)]
 
     def try_out(self, specification: Specification) -> Candidate | None:
         """Fit to each fold and judge; return None if it is late, or pruned after the first fold."""
@@ -156,3 +156,30 @@ def embed_fold(views: Sequence[View], fold: int, x: Tensor) -> Tensor:
     view = views[fold]
     part: Tensor = view(x if view.source is None else view.source(x))
     return part[None]
+
+
+class Kind(Protocol):
+    """A kind of view as the search tries it: a frozen dataclass of what is tried."""
+
+    stage: ClassVar[str]  #: What progress calls the trying of this kind.
+    share: ClassVar[float] = 1.0  #: How much of the search's time it takes, next to the other kinds.
+
+    @classmethod
+    def for_effort(cls, effort: str) -> Kind:
+        """Return what is tried at an effort: "fast", "default" or "best"; without another word, the same at all."""
+        return cls()
+
+    def candidates(self, judge: Judge) -> Iterator[Candidate]:
+        """Yield what was tried and is worth a weight, each judged on rows held out."""
+
+    def unjudged(self) -> Kind | None:
+        """Return what is used where no row can judge, one sample per class; None for nothing."""
+        return self
+
+    def with_spans(self, spans: Sequence[tuple[int, int]]) -> Kind:
+        """Return the same, and views of some spans of neighbouring features alone, (first, behind the last) each."""
+        return self
+
+    def smallest(self, plan: Plan, source: Specification) -> Specification | None:
+        """Return the trained view that changes another one least; None where none is trained, or affordable."""
+        return None

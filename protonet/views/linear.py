@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from protonet.losses import CHUNK, class_means, weigh
-from protonet.views.judge import Candidate, Judge, embed_fold
+from protonet.views.judge import Candidate, Judge, Kind, embed_fold
 from protonet.views.view import Graph, LinearMap, Rows, Specification, Stored, View, expect, need_source
 
 #: From the simplest to the most fitted; ties in selection go to the earlier one.
@@ -61,6 +61,12 @@ class Linear:
     span: tuple[int, int] | None = None
     source: ClassVar[Specification | None] = None
     shifted: ClassVar[bool] = False
+    trained: ClassVar[bool] = False
+
+    @property
+    def traits(self) -> frozenset[str]:
+        """The scaling."""
+        return frozenset({self.scaling})
 
     @property
     def name(self) -> str:
@@ -72,7 +78,7 @@ class Linear:
         """Degrees of freedom within the classes that it takes to fit it."""
         return 2 if self.scaling in {"relevant", "whitened"} else 0
 
-    def fit(self, rows: Rows, source: View | None = None) -> LinearView:
+    def fit(self, rows: Rows, source: LinearMap | None = None) -> LinearView:
         """Fit to labelled rows, scaled so that they have about unit mean square per feature.
 
         Source: standardised and whitened views as in Snell et al. 2017 (cosine prototypes) after LDA's sphering.
@@ -111,18 +117,11 @@ class Linear:
 
 
 @dataclass(frozen=True)
-class LinearKind:
+class LinearKind(Kind):
     """All scalings that the rows allow, the simplest first; none of them is pruned."""
 
     scalings: tuple[str, ...] = SCALINGS
     stage: ClassVar[str] = "linear views"
-    share: ClassVar[float] = 1.0
-    trained: ClassVar[bool] = False
-
-    @classmethod
-    def for_effort(cls, effort: str) -> LinearKind:
-        """Return the same for every effort: they cost next to nothing."""
-        return cls()
 
     def unjudged(self) -> LinearKind:
         """Return what one row per class allows."""
@@ -274,13 +273,13 @@ def _quartiles(features: Tensor, shares: Tensor | None) -> tuple[Tensor, Tensor,
     step = max(1, len(features) // CHUNK)
     ordered, order = features[::step].sort(dim=0)
     if shares is None:
-        found = [ordered[round(share * (len(ordered) - 1))] for share in (0.25, 0.5, 0.75)]
+        quartiles = [ordered[round(share * (len(ordered) - 1))] for share in (0.25, 0.5, 0.75)]
     else:
         below = shares[::step][order].cumsum(dim=0)  # (rows, dim): the weight of each value and of those below it
         last = below[-1] - below[-1] / len(below)
         places = [(below <= (share * last).round()).sum(dim=0) for share in (0.25, 0.5, 0.75)]
-        found = [ordered.gather(0, place[None])[0] for place in places]
-    return tuple(each.to(torch.float64) for each in found)  # type: ignore[return-value]
+        quartiles = [ordered.gather(0, place[None])[0] for place in places]
+    return tuple(quartile.to(torch.float64) for quartile in quartiles)  # type: ignore[return-value]
 
 
 def _relevance(rows: Rows) -> Tensor:

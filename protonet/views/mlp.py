@@ -1,104 +1,26 @@
-"""Learned views: small residual MLPs on a linear view, trained by episodes plus cross-entropy.
+"""Learned views: small residual MLPs on a linear view, the only parameters of a network.
 
-They are the only parameters of a network, so they are what its budget is spent on. An MLP's last layer starts at zero:
-untrained it is the linear view that it reads. Training has one loop, for a whole stack of MLPs at once.
+`protonet.views.budget` says how many there may be, `protonet.views.training` trains them.
 """
 
 from __future__ import annotations
 
-import copy
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, NamedTuple, cast
+from typing import ClassVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from protonet._checks import check_int, check_number
-from protonet.losses import CHUNK, class_means, cosine_cross_entropy, episodic_loss
-from protonet.optimizer import StackOptimizer
-from protonet.sampling import index_classes, sample_episodes
 from protonet.scoring import simplest_within_one_error, worse_by_one_error
-from protonet.views.judge import PRUNING, Candidate, Judge
-from protonet.views.linear import Linear, LinearView
-from protonet.views.shifts import shift_rows
-from protonet.views.view import Graph, LinearMap, Rows, Stored, View, expect, need_source
-
-#: A learned view has at least this many dimensions: few features are padded with zeros to give classes room.
-MIN_EMBEDDING_DIM = 64
-#: Sizes of stacks, (members, hidden units), that the search may try, smallest first, cut to the budget.
-SIZES = ((1, 1), (1, 32), (1, 128), (4, 128))
-#: Episodes that are drawn by one call of the sampler: its cost is per call.
-EPISODES_AT_ONCE = 64
-
-
-class Recipe(NamedTuple):
-    """What one training run uses; analysis/results/training.md shows what each part is worth."""
-
-    optimizer: Callable[..., torch.optim.Optimizer] | None = None
-    """Makes an optimizer of each member from groups of parameters and ``lr``; None: all members' steps at once, as
-    `CustomOptimizer` takes them, without torch.optim, the first use of which imports torch's compiler."""
-    learning_rate: float = 1e-3  #: Where the search for the step size starts.
-    weight_decay: float = 0.15  #: Of the MLPs' matrices, decoupled, in units of the step size.
-    temperature: float = 0.1  #: Divides the cosines in both losses.
-    smoothing: float = 0.1  #: Label smoothing, in [0, 1).
-    noise: float = 0.5  #: Standard deviation of what is added to the rows, in units of the features' own.
-    average: float = 0.98  #: Decay of the average of the weights.
-    rows: int = 256  #: Rows per episode, at the most.
-    ways: int = 64  #: Classes per episode, at the most.
-    episodic: float = 1.0  #: Weight of the episodic loss.
-    cross_entropy: float = 1.0  #: Weight of the cross-entropy.
-
-
-RECIPE = Recipe()
-
-
-class Plan(NamedTuple):
-    """What a parameter budget affords."""
-
-    embedding_dim: int  #: Of the learned views.
-    sizes: tuple[tuple[int, int], ...]  #: Of stacks, (members, hidden units), smallest first.
-
-
-def count_mlp_parameters(input_dim: int, hidden: int, embedding_dim: int) -> int:
-    """Return the parameters of one residual MLP: two matrices and the hidden bias."""
-    return hidden * (input_dim + 1 + embedding_dim)
-
-
-def plan_encoder(input_dim: int, num_classes: int, param_limit: float) -> Plan:
-    """Turn a problem's size and a parameter limit into exact sizes, never one parameter over.
-
-    Args:
-        input_dim: Features per sample, >= 1.
-        num_classes: Number of classes, >= 2.
-        param_limit: Trainable parameters allowed, finite and >= 0; fractions are rounded down.
-
-    Returns:
-        Those of ``SIZES`` that fit, and as the last one what fits of the first that does not. ``sizes`` is empty
-        where not even the smallest MLP fits: the model is then raw cosine with no parameters.
-
-    Raises:
-        InputTypeError: A size or the limit is not a number.
-        InputError: A size below its least value; a negative or non-finite limit.
-    """
-    input_dim = check_int("plan_encoder", "input_dim", input_dim, low=1)
-    num_classes = check_int("plan_encoder", "num_classes", num_classes, low=2)
-    limit = math.floor(check_number("plan_encoder", "param_limit", param_limit, low=0))
-    embedding_dim = max(input_dim, min(MIN_EMBEDDING_DIM, 4 * num_classes))
-    units = limit // count_mlp_parameters(input_dim, 1, embedding_dim)
-    sizes: list[tuple[int, int]] = []
-    for members, hidden in SIZES:
-        size = (members, hidden) if members * hidden <= units else (max(units // hidden, 1), min(units, hidden))
-        if size[1] and size not in sizes:
-            sizes.append(size)
-        if size != (members, hidden):
-            break
-    return Plan(embedding_dim, tuple(sizes))
+from protonet.views.budget import SIZES, Plan, count_mlp_parameters
+from protonet.views.judge import PRUNING, Candidate, Judge, Kind
+from protonet.views.linear import Linear
+from protonet.views.training import RECIPE, Recipe, ResidualMLPs, make_task, train
+from protonet.views.view import Graph, LinearMap, Rows, Specification, Stored, View, expect, need_source
 
 
 @dataclass(frozen=True)
@@ -122,16 +44,23 @@ class MLP:
     embedding_dim: int
     shifted: bool = False
     recipe: Recipe = RECIPE
+    trained: ClassVar[bool] = True
+
+    @property
+    def traits(self) -> frozenset[str]:
+        """That it is learned, and what it reads."""
+        return self.source.traits | {"learned"}
 
     @property
     def name(self) -> str:
         """Its size, what it reads, and how long it trains."""
         return f"learned: {self.members}x{self.hidden} MLP on {self.source.name}, {self.steps} steps"
 
-    def fit(self, rows: Rows, source: View | None) -> MLPView:
+    def fit(self, rows: Rows, source: LinearMap | None) -> MLPView:
         """Train on labelled rows, from weights and episodes that depend on their seed alone."""
         generator = torch.Generator().manual_seed(rows.seed)
-        task = make_task(cast(LinearView, source), rows, shifted=self.shifted)
+        source = need_source(source)
+        task = make_task(source, rows, shifted=self.shifted)
         stack = ResidualMLPs(self.members, task.z.shape[1], self.hidden, self.embedding_dim, generator)
         for _, average in train(
             stack,
@@ -143,11 +72,11 @@ class MLP:
             recipe=self.recipe,
         ):
             stack = average.requires_grad_(True)
-        return MLPView(cast(LinearView, source).map, stack)
+        return MLPView(source, stack)
 
 
 @dataclass(frozen=True)
-class MLPKind:
+class MLPKind(Kind):
     """Stacks of MLPs of rising size, each trained for as long as more steps do not hurt."""
 
     sizes: int = len(SIZES)  #: How many of the sizes that the budget affords are tried.
@@ -156,7 +85,6 @@ class MLPKind:
     recipe: Recipe = RECIPE  #: Of the training.
     stage: ClassVar[str] = "learned views"
     share: ClassVar[float] = 3.0
-    trained: ClassVar[bool] = True
 
     @classmethod
     def for_effort(cls, effort: str) -> MLPKind:
@@ -168,9 +96,9 @@ class MLPKind:
     def unjudged(self) -> None:
         """Return nothing: whether training helps is not known."""
 
-    def smallest(self, plan: Plan, source: Linear) -> MLP | None:
-        """Return the least MLP, which changes a linear view least, if the budget affords it and one is asked for."""
-        if not plan.sizes or not self.sizes:
+    def smallest(self, plan: Plan, source: Specification) -> MLP | None:
+        """Return the least MLP on a linear view, if the budget affords it and one is asked for."""
+        if not plan.sizes or not self.sizes or not isinstance(source, Linear):
             return None
         return MLP(source, *plan.sizes[0], self.steps[0], plan.embedding_dim, recipe=self.recipe)
 
@@ -181,14 +109,14 @@ class MLPKind:
         the best view so far does.
         """
         rows, plan = judge.rows, judge.plan
-        readable = [each for each in judge.found if isinstance(each.specification, Linear)]
-        base = readable[simplest_within_one_error([each.losses for each in readable])].specification
-        leader = min(judge.found, key=lambda each: each.loss)
+        linear = [candidate for candidate in judge.candidates if isinstance(candidate.specification, Linear)]
+        base = linear[simplest_within_one_error([candidate.losses for candidate in linear])].specification
+        leader = min(judge.candidates, key=lambda candidate: candidate.loss)
         shifted = leader.specification.shifted
-        smallest = self.smallest(plan, cast(Linear, base))
+        smallest = self.smallest(plan, base)
         if smallest is None:
             return
-        sources = [cast(LinearView, view) for view in judge.fit(base)]
+        sources = [need_source(view.source) for view in judge.fit(base)]
         untrained = judge.judge(smallest, judge.cosines(partial(_embed_source, sources)))
         if judge.late():
             yield untrained  # as good as trained for no step
@@ -232,52 +160,16 @@ class MLPKind:
                 best, best_size = best_of_size, (members, hidden)
 
 
-def _embed_source(sources: Sequence[LinearView], fold: int, x: Tensor) -> Tensor:
+def _embed_source(sources: Sequence[LinearMap], fold: int, x: Tensor) -> Tensor:
     """Return what a fold's MLPs read of features (n, input_dim): (1, n, dim)."""
-    z: Tensor = sources[fold].map(x)
+    z: Tensor = sources[fold](x)
     return z[None]
 
 
-def _embed_learned(sources: Sequence[LinearView], stack: ResidualMLPs, members: int, fold: int, x: Tensor) -> Tensor:
+def _embed_learned(sources: Sequence[LinearMap], stack: ResidualMLPs, members: int, fold: int, x: Tensor) -> Tensor:
     """Return one fold's learned views of features (n, input_dim): (members, n, embedding_dim)."""
-    z: Tensor = stack(sources[fold].map(x), slice(fold * members, (fold + 1) * members))
+    z: Tensor = stack(sources[fold](x), slice(fold * members, (fold + 1) * members))
     return z
-
-
-class ResidualMLPs(nn.Module):
-    """A stack of equal residual MLPs, evaluated as one: ``pad(z) + W2 gelu(W1 z + b1)``.
-
-    The last layer starts at zero, so an untrained member returns its (zero-padded) input.
-
-    Args:
-        members: MLPs in the stack.
-        input_dim: Features of the input.
-        hidden: Hidden units of each.
-        embedding_dim: Features of the output, >= input_dim.
-        generator: Draws the first layer.
-    """
-
-    def __init__(
-        self, members: int, input_dim: int, hidden: int, embedding_dim: int, generator: torch.Generator
-    ) -> None:
-        super().__init__()
-        first = torch.randn(members, input_dim, hidden, generator=generator, dtype=torch.float32)
-        self.first = nn.Parameter(first * math.sqrt(1 / input_dim))
-        self.bias = nn.Parameter(torch.zeros(members, 1, hidden, dtype=torch.float32))
-        self.last = nn.Parameter(torch.zeros(members, hidden, embedding_dim, dtype=torch.float32))
-
-    def forward(self, z: Tensor, members: slice = slice(None)) -> Tensor:
-        """Map (members, n, input_dim), or (n, input_dim) shared by them, to (members, n, embedding_dim).
-
-        Args:
-            z: Float rows, or one set of rows for each member.
-            members: Which members to evaluate.
-        """
-        first, bias, last = self.first[members], self.bias[members], self.last[members]
-        z = z.expand(len(first), -1, -1)
-        hidden = F.gelu(torch.baddbmm(bias, z, first))
-        padding = last.shape[2] - z.shape[2]
-        return torch.baddbmm(F.pad(z, (0, padding)) if padding else z, hidden, last)
 
 
 class MLPView(View):
@@ -328,122 +220,3 @@ class MLPView(View):
         """Return both layers of each member."""
         members, dim, hidden = self.stack.first.shape
         return [(dim, hidden), (hidden, self.sizes[0])] * members
-
-
-class Task(NamedTuple):
-    """What one member of the stack learns from: view rows ``z`` (n, dim), their labels (n,) and weights (n,)."""
-
-    z: Tensor
-    labels: Tensor
-    weights: Tensor | None = None  #: Of mean 1 within each class, as episodes draw from all classes alike; None for 1.
-
-
-def make_task(source: LinearView, rows: Rows, *, shifted: bool) -> Task:
-    """Return what a learned view learns from: the rows as it reads them, with shifted copies if asked for."""
-    shifts = rows.shifts if shifted else (0,)
-    z = torch.cat([source.map(part) for part in shift_rows(rows.features, shifts).split(CHUNK)])
-    shares = rows.shares
-    weights = None if shares is None else shares.to(z.dtype).repeat(len(shifts))
-    return Task(z, rows.labels.repeat(len(shifts)), weights)
-
-
-def train(
-    stack: ResidualMLPs,
-    tasks: Sequence[Task],
-    num_classes: int,
-    *,
-    steps: Sequence[int],
-    generator: torch.Generator,
-    deadline: float = float("inf"),
-    recipe: Recipe = RECIPE,
-) -> Iterator[tuple[int, ResidualMLPs]]:
-    """Train every member on its own task; after each of the given step counts, yield the averaged weights.
-
-    Args:
-        stack: One MLP per task, where training starts; trained in place.
-        tasks: One for each member, of any sizes.
-        num_classes: Number of classes.
-        steps: Ascending step counts.
-        generator: The source of all randomness: the same one gives the same weights.
-        deadline: ``time.monotonic()`` after which no step but the first starts; the run then ends, with a last yield.
-        recipe: Rates, augmentation and the losses' weights.
-
-    Yields:
-        The number of steps taken and the weight average so far, the same object each time.
-
-    Source: episodes as in Vinyals et al. 2016; weight averaging as in Polyak and Juditsky 1992.
-    """
-    embedding_dim = stack.last.shape[2]
-    indices = [index_classes(task.labels) for task in tasks]
-    n_way = min(recipe.ways, recipe.rows // 2, *(len(index.size) for index in indices))
-    slots = max(2, min(10, recipe.rows // n_way))
-    n_shot = slots // 2
-    proxies = _initial_proxies(tasks, num_classes, embedding_dim, generator)
-    average = copy.deepcopy(stack).requires_grad_(False)
-    trained = [*stack.parameters(), proxies]
-    kept, current = ([weight.detach() for weight in each.parameters()] for each in (average, stack))
-    step_members = _make_step(recipe, trained)
-    setting = {"temperature": recipe.temperature, "smoothing": recipe.smoothing}
-    for step in range(1, steps[-1] + 1):
-        if step > 1 and time.monotonic() > deadline:
-            yield step - 1, average
-            return
-        position = (step - 1) % EPISODES_AT_ONCE
-        if position == 0:
-            count = min(EPISODES_AT_ONCE, steps[-1] + 1 - step)
-            sizes = {"n_way": n_way, "n_shot": n_shot, "n_query": slots - n_shot, "n_episodes": count}
-            drawn = [sample_episodes(index, **sizes, generator=generator).flatten(1) for index in indices]
-            drawn_labels = torch.stack([task.labels[rows] for task, rows in zip(tasks, drawn, strict=True)], dim=1)
-            own = [task.weights[rows] for task, rows in zip(tasks, drawn, strict=True) if task.weights is not None]
-            drawn_weights = torch.stack(own, dim=1) if own else None
-        rows = [episodes[position] for episodes in drawn]
-        z = torch.stack([task.z[row] for task, row in zip(tasks, rows, strict=True)])  # (members, way * slots, dim)
-        labels = drawn_labels[position]  # (members, way * slots)
-        z = z + recipe.noise * torch.randn(z.shape[1:], generator=generator, dtype=z.dtype)  # one for all members
-        embeddings = F.normalize(stack(z), dim=2)
-        episode = embeddings.unflatten(1, (n_way, slots))  # (members, way, slots, dim)
-        weights = None if drawn_weights is None else drawn_weights[position]  # (members, way * slots)
-        shaped = None if weights is None else weights.unflatten(1, (n_way, slots))
-        loss = recipe.episodic * episodic_loss(episode, n_shot=n_shot, **setting, weights=shaped)
-        more = cosine_cross_entropy(embeddings, labels, proxies, **setting, weights=weights)
-        loss = loss + recipe.cross_entropy * more
-        gradients = torch.autograd.grad(loss, trained)
-        step_members(gradients)
-        decay = min(recipe.average, step / (step + 9))
-        torch._foreach_lerp_(kept, current, 1 - decay)
-        if step in steps:
-            yield step, average
-
-
-def _make_step(recipe: Recipe, weights: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], None]:
-    """Return what moves all members by the gradients of weights (members, ...), the last of which are the proxies.
-
-    Each member has an optimizer, or a step size, of its own: a common one would let folds see each other.
-    """
-    if recipe.optimizer is None:
-        groups = [(weights[:-1], recipe.weight_decay), (weights[-1:], 0.0)]
-        return StackOptimizer(groups, start=recipe.learning_rate).step
-    shares = [[nn.Parameter(share) for share in member] for member in zip(*(w.detach() for w in weights), strict=True)]
-    optimizers = [
-        recipe.optimizer(
-            [{"params": own, "weight_decay": recipe.weight_decay}, {"params": [own_proxies], "weight_decay": 0.0}],
-            lr=recipe.learning_rate,
-        )
-        for *own, own_proxies in shares
-    ]
-
-    def step(gradients: Sequence[Tensor]) -> None:
-        for own, optimizer, parts in zip(shares, optimizers, zip(*gradients, strict=True), strict=True):
-            for share, gradient in zip(own, parts, strict=True):
-                share.grad = gradient
-            optimizer.step()
-
-    return step
-
-
-def _initial_proxies(tasks: Sequence[Task], num_classes: int, embedding_dim: int, generator: torch.Generator) -> Tensor:
-    """Return trainable proxies (members, num_classes, embedding_dim): the untrained prototypes, off their padding."""
-    means = torch.stack([class_means(F.normalize(z, dim=1), y, num_classes, w)[0] for z, y, w in tasks])
-    padding = embedding_dim - means.shape[2]
-    noise = torch.randn(*means.shape[:2], padding, generator=generator, dtype=means.dtype)
-    return torch.cat([means, 0.02 * noise], dim=2).requires_grad_(True)

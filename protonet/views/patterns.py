@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.losses import class_means
-from protonet.views.judge import Candidate, Judge
+from protonet.views.judge import Candidate, Judge, Kind
 from protonet.views.view import Graph, LinearMap, Rows, Specification, Stored, View, expect
 
 
@@ -65,13 +65,19 @@ class Patterns:
     ridge: float
     source: ClassVar[Specification | None] = None
     shifted: ClassVar[bool] = False
+    trained: ClassVar[bool] = False
+
+    @property
+    def traits(self) -> frozenset[str]:
+        """Whether shares are taken anywhere, or part by part."""
+        return frozenset({"patterns"} if self.parts == 1 else {"patterns", "local"})
 
     @property
     def name(self) -> str:
         """Where patterns are looked for; the ridge is a setting of the same view."""
         return "patterns" if self.parts == 1 else "local patterns"
 
-    def fit(self, rows: Rows, source: View | None = None) -> PatternView:
+    def fit(self, rows: Rows, source: LinearMap | None = None) -> PatternView:
         """Fit in closed form; the view has ``num_classes`` dimensions.
 
         Source: Dempster, Schmidt and Webb, "MiniRocket" (2021): its kernels; thresholds of quantiles, ridge regression.
@@ -84,13 +90,11 @@ class Patterns:
 
 
 @dataclass(frozen=True)
-class PatternKind:
+class PatternKind(Kind):
     """Patterns anywhere and part by part, where features are in an order; each at the ridge that folds find best."""
 
     ridges: tuple[float, ...] = RIDGES
     stage: ClassVar[str] = "patterns"
-    share: ClassVar[float] = 1.0
-    trained: ClassVar[bool] = False
 
     @classmethod
     def for_effort(cls, effort: str) -> PatternKind:
@@ -108,20 +112,20 @@ class PatternKind:
         if not rows.width or n * dim * count_kernels() * len(list_dilations(rows.width, dim)) > PATTERNS.most_work:
             return
         parts = PARTS["series" if rows.width == dim else "picture"]
-        found: dict[Patterns, list[Tensor]] = {}
+        cosines: dict[Patterns, list[Tensor]] = {}
         for fold in judge.folds:
             if judge.late():
                 return
             own = judge.take(fold)
             bank = Bank.fit(own.features, rows.width)
             fitted, judged = (bank.shares(x, *parts) for x in (own.features, rows.features[fold.judge]))
-            for each, shares, queries in zip(parts, fitted, judged, strict=True):
+            for count, shares, queries in zip(parts, fitted, judged, strict=True):
                 problem = _Problem(shares, own, queries)
                 for ridge in self.ridges:
-                    found.setdefault(Patterns(rows.width, each, ridge), []).append(problem.cosines(ridge))
-        for each in parts:
-            settings = [Patterns(rows.width, each, ridge) for ridge in self.ridges]
-            tried = [judge.judge(setting, torch.cat(found[setting])) for setting in settings]
+                    cosines.setdefault(Patterns(rows.width, count, ridge), []).append(problem.cosines(ridge))
+        for count in parts:
+            settings = [Patterns(rows.width, count, ridge) for ridge in self.ridges]
+            tried = [judge.judge(setting, torch.cat(cosines[setting])) for setting in settings]
             yield min(tried, key=lambda candidate: candidate.loss)
 
 
@@ -166,15 +170,15 @@ class Bank(torch.nn.Module):
     @classmethod
     def fit(cls, x: Tensor, width: int) -> Bank:
         """Take the thresholds from rows (n, dim)."""
-        found = []
+        thresholds = []
         some = x[:: max(1, math.ceil(x.numel() / PATTERNS.responses))]
         for dilation in list_dilations(width, x.shape[1]):
             responses = _respond(some, width, dilation).transpose(0, 1).flatten(1)  # (kernels, places)
             margin = PATTERNS.margin * responses.std(dim=1, correction=0)
             ordered = responses.sort(dim=1).values
             places = [round(share * (responses.shape[1] - 1)) for share in PATTERNS.quantiles]
-            found.append(ordered[:, places] + margin[:, None])
-        return cls(width, torch.stack(found))
+            thresholds.append(ordered[:, places] + margin[:, None])
+        return cls(width, torch.stack(thresholds))
 
     def shares(self, x: Tensor, *parts: int) -> list[Tensor]:
         """Return the shares of places above each threshold, for each number of parts.

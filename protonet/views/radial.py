@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.losses import CHUNK, class_means
-from protonet.views.judge import PRUNING, Candidate, Judge
-from protonet.views.linear import Linear, LinearView
+from protonet.views.judge import PRUNING, Candidate, Judge, Kind
+from protonet.views.linear import Linear
 from protonet.views.shifts import shift_rows
 from protonet.views.view import Graph, LinearMap, Rows, Stored, View, expect, need_source
 
@@ -72,20 +72,32 @@ class Radial:
     shifted: bool = False
     bandwidth: float = 2.0
     ridge: float = 0.1
+    trained: ClassVar[bool] = False
+
+    @property
+    def kernel(self) -> str:
+        """What the kernel is called."""
+        return "laplacian" if self.norm == 1 else "gaussian"
+
+    @property
+    def traits(self) -> frozenset[str]:
+        """The kernel, what it reads, and whether of shifted rows."""
+        read = frozenset({"squashed"}) if self.squash else self.source.traits
+        return read | ({self.kernel, "shifted"} if self.shifted else {self.kernel})
 
     @property
     def name(self) -> str:
         """The kernel and what it reads; bandwidth and ridge are settings of the same view."""
-        words = ["shifted"] * self.shifted + [{1: "laplacian", 2: "gaussian"}[self.norm]]
-        return " ".join([*words, "squashed" if self.squash else self.source.name])
+        name = f"{self.kernel} {'squashed' if self.squash else self.source.name}"
+        return f"shifted {name}" if self.shifted else name
 
-    def fit(self, rows: Rows, source: View | None) -> RadialView:
+    def fit(self, rows: Rows, source: LinearMap | None) -> RadialView:
         """Fit in closed form; the view has ``num_classes`` dimensions.
 
         Source: kernel ridge regression (Saunders et al. 1998); with more samples than units, the subset of regressors
             (Smola and Schoelkopf 2000).
         """
-        problem = _Problem(self, cast(LinearView, source), rows)
+        problem = _Problem(self, need_source(source), rows)
         _, (readout,) = problem.solve(self.bandwidth, [self.ridge])
         bandwidth = self.bandwidth * problem.median
         return RadialView(problem.map, problem.landmarks, readout, bandwidth, norm=self.norm, squash=self.squash)
@@ -122,7 +134,7 @@ UNJUDGED = (2.0, 0.1)
 
 
 @dataclass(frozen=True)
-class RadialKind:
+class RadialKind(Kind):
     """Radial views, each at the bandwidth and ridge that the folds find best."""
 
     views: tuple[Radial, ...] = VIEWS
@@ -130,7 +142,6 @@ class RadialKind:
     ridges: tuple[float, ...] = RIDGES
     stage: ClassVar[str] = "radial views"
     share: ClassVar[float] = 3.0
-    trained: ClassVar[bool] = False
 
     @classmethod
     def for_effort(cls, effort: str) -> RadialKind:
@@ -172,7 +183,7 @@ def _judge(judge: Judge, settings: Sequence[Radial]) -> Candidate | None:
     for number, (source, fold) in enumerate(zip(judge.sources(settings[0]), judge.folds, strict=True)):
         if judge.late():
             return None
-        problem = _Problem(settings[0], cast(LinearView, source), judge.take(fold), judge.rows.features[fold.judge])
+        problem = _Problem(settings[0], need_source(source), judge.take(fold), judge.rows.features[fold.judge])
         settles = len(fold.judge) >= PRUNING.settled
         scored: dict[Radial, Tensor] = {}
         if number == 0 and settles:
@@ -195,8 +206,8 @@ def _judge(judge: Judge, settings: Sequence[Radial]) -> Candidate | None:
         if judge.prunes(cosines[best[0]]):
             return None
         if halves:  # successive halving: the worse half is not tried on the next fold
-            kept = sorted(best[: 1 if settles else math.ceil(len(best) / 2)])
-            cosines, settings = cosines[kept], [settings[place] for place in kept]
+            better = sorted(best[: 1 if settles else math.ceil(len(best) / 2)])
+            cosines, settings = cosines[better], [settings[place] for place in better]
     best = _rank(judge, cosines)
     return judge.judge(settings[best[0]], cosines[best[0]])
 
@@ -345,14 +356,14 @@ class _Problem:
 
     Args:
         view: What is read, and how distance is measured; its bandwidth and ridge do not matter.
-        source: The linear view that is read, fitted to the same rows.
+        source: The map that is read, fitted to the same rows.
         rows: What is learned from.
         queries: (m, input_dim) features that `cosines` classifies, if any.
     """
 
-    def __init__(self, view: Radial, source: LinearView, rows: Rows, queries: Tensor | None = None) -> None:
+    def __init__(self, view: Radial, source: LinearMap, rows: Rows, queries: Tensor | None = None) -> None:
         x, labels, self.num_classes, *_ = rows
-        self.labels, self.map, self.own_shares = labels, source.map, rows.shares
+        self.labels, self.map, self.own_shares = labels, source, rows.shares
         shares = torch.ones(len(x), dtype=torch.float64) if rows.shares is None else rows.shares
         if view.shifted:
             copies = len(rows.shifts)

@@ -1,24 +1,20 @@
 """The protocol of views: all that a kind of view has to say for itself.
 
 A *specification* is a frozen dataclass: what a view is made of, before it has seen a row. Fitted to rows it gives a
-*view*, a module that maps rows to its part of the embedding. A *kind* tells the search which specifications to try. A
-new kind is one file with these three, and one line in `protonet.views.KINDS`.
+*view*, a module that maps rows to its part of the embedding. A *kind* (`protonet.views.judge.Kind`) tells the search
+which specifications to try. A new kind is one file with these three, and one line in `protonet.views.KINDS`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-
-if TYPE_CHECKING:
-    from protonet.views.judge import Candidate, Judge
-
 
 Array = NDArray[Any]
 
@@ -85,8 +81,8 @@ class Stored:
 
     def entry(self, name: str, kind: type) -> Any:
         """Return an entry of the description, of this very type."""
-        found = isinstance(self.description, dict) and type(self.description.get(name)) is kind
-        expect(found, f"no usable entry {name}")
+        usable = isinstance(self.description, dict) and type(self.description.get(name)) is kind
+        expect(usable, f"no usable entry {name}")
         return self.description[name]
 
     def whole(self, name: str, high: int, low: int = 0) -> int:
@@ -287,35 +283,25 @@ class Specification(Protocol):
         """What people read."""
 
     @property
+    def traits(self) -> frozenset[str]:
+        """What it is, of `protonet.fit.prior.TRAITS`: the learned prior weighs a view by these, and by what it does."""
+
+    @property
     def source(self) -> Specification | None:
-        """The view that is read, or None for the features."""
+        """The view whose linear map is read, or None for the features."""
 
     @property
     def shifted(self) -> bool:
         """Whether it is fitted to shifted copies of the rows, too."""
 
-    def fit(self, rows: Rows, source: View | None) -> View:
+    @property
+    def trained(self) -> bool:
+        """Whether it is trained by gradient: of such views, one at most is switched on."""
+
+    def fit(self, rows: Rows, source: LinearMap | None) -> View:
         """Fit to labelled rows.
 
         Args:
             rows: The rows.
-            source: The view of ``source``, fitted to the same rows; None if there is none.
+            source: The map of the view of ``source``, fitted to the same rows; None if there is none.
         """
-
-
-class Kind(Protocol):
-    """A kind of view as the search tries it: a frozen dataclass of what is tried."""
-
-    stage: ClassVar[str]  #: What progress calls the trying of this kind.
-    share: ClassVar[float]  #: How much of the search's time it takes, next to the other kinds.
-    trained: ClassVar[bool]  #: Are its views trained by gradient? The search switches on one candidate of these.
-
-    @classmethod
-    def for_effort(cls, effort: str) -> Kind:
-        """Return what is tried at an effort: "fast", "default" or "best"."""
-
-    def unjudged(self) -> Kind | None:
-        """Return what is used where no row can judge, one sample per class; None for nothing."""
-
-    def candidates(self, judge: Judge) -> Iterator[Candidate]:
-        """Yield what was tried and is worth a weight, each judged on rows held out."""

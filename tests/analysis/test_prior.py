@@ -64,7 +64,7 @@ def test_measured_cosines_are_those_of_the_network_that_solve_fits() -> None:
     with torch.no_grad():
         logits = network(torch.from_numpy(task.test_x))
     judged = torch.from_numpy(found["judged"].astype(np.float32))
-    assert judged.shape == (len(found["views"]), 40, 2)
+    assert judged.shape == (len(found["traits"]), 40, 2)
     # The network mixes some of the views: its logits are a positive combination of their cosines.
     solution = torch.linalg.lstsq(judged.flatten(1).T.double(), logits.flatten().double()[:, None]).solution
     residual = judged.flatten(1).T.double() @ solution - logits.flatten().double()[:, None]

@@ -22,12 +22,12 @@ from torch import Tensor
 from protonet import PrototypeNetwork, solve
 from protonet.__main__ import COMMANDS, main
 from protonet.commands import fit as fit_command
-from protonet.commands.summary import format_pairs
+from protonet.commands.summary import format_losses, format_pairs
 from protonet.commands.update import compare, extend_classes
 from protonet.files import load_model
-from protonet.fit.crossfit import crossfit, predict_held
+from protonet.fit.crossfit import crossfit, measure_held
 from protonet.fit.solver import solve_problem
-from protonet.metrics import find_threshold, measure, score_known
+from protonet.metrics import find_threshold, score_known
 from protonet.tables import formats
 from protonet.ui.text import count, format_csv
 from tests.strategies import blobs
@@ -78,12 +78,12 @@ class TestFit:
         assert main(["fit", str(fitted / "train.csv"), "--label", "kind", *FAST, "-o", str(output)]) == 0
         said = capsys.readouterr().out
         crossed = crossfit(solve_problem([data], effort="fast"))
-        metrics = measure(predict_held(crossed), crossed.labels)
+        metrics = measure_held(crossed)
         assert said.startswith("train.csv: 3 classes, 30 samples, 4 features, 10 per class\n")
         assert f"| this model          | {100 * metrics.accuracy:.2f}    | [" in said
         assert "| raw cosine " in said
         assert "| LDA " in said
-        assert f"log-loss {metrics.log_loss:.3f}, calibration error {100 * metrics.calibration_error:.1f}" in said
+        assert format_losses(metrics._asdict()) in said
         weights = [float(line.split("|")[2]) for line in said.split("\n\n")[1].splitlines()[2:]]
         assert sum(weights) == pytest.approx(100, abs=0.05 * len(weights))
         assert weights == sorted(weights, reverse=True)

@@ -196,5 +196,5 @@ def test_the_estimator_suggests_what_the_library_does() -> None:
     assert chosen == suggest_rows(model.network_, x[12:].double(), 5, model.classes_.tolist())
     with pytest.raises(ValueError, match=r"`n` must be a whole number in \[1, 30\]; got 31\. Ask for at most 30"):
         model.suggest(x[12:].numpy(), 31)
-    with pytest.raises(ValueError, match="contains NaN"):
+    with pytest.raises(ValueError, match="must have no gaps, as the rows of fit had none"):
         model.suggest(np.full((3, 4), np.nan), 1)

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-GENERATED = (ROOT / "docs" / "_build", ROOT / "docs" / "results", ROOT / "docs" / "reference" / "generated")
+GENERATED = (ROOT / "docs" / "_build", ROOT / "docs" / "results", ROOT / "docs" / "reference" / "methods.md")
 PAGES = sorted(
     path
     for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    if not any(folder in path.parents for folder in GENERATED)
+    if not any(made in (path, *path.parents) for made in GENERATED)
 )
 NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from protonet.__main__ import main
 from protonet.fit.crossfit import crossfit, predict_baselines, predict_held, repeat_held
 from protonet.fit.learning import draw_curve
-from protonet.fit.problem import fit_choice, fit_rows, pose_problem
+from protonet.fit.networks import fit_choice, fit_rows
+from protonet.fit.problem import pose_problem
 from protonet.fit.search import Choice
 from protonet.fit.solver import Solution, solve_problem
 from protonet.views.forest import Forest

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from protonet.fit.crossfit import Crossfit, crossfit, number_held, predict_held, repeat_held, split_rows
 from protonet.fit.learning import Curve, draw_curve, expect_more, thin_rows
 from protonet.fit.solver import Solution, solve_problem
-from protonet.metrics import count_equal_rows, find_interval
+from protonet.metrics import Sample, count_equal_rows, find_interval
 from tests.strategies import blobs, seeds
 
 Solved = tuple[Solution, Crossfit]
@@ -86,16 +86,16 @@ def test_what_is_expected_goes_on_as_the_power_law_did() -> None:
     sizes, rows = [4.0, 8.0, 16.0], 200_000
     errors = [0.4 * (size / 4) ** -0.5 for size in sizes]
     right = torch.stack([torch.rand(rows, generator=generator) > error for error in errors])
-    outlook = expect_more(Curve(sizes, right[:, :20_000]), torch.ones(20_000, dtype=torch.float64), 64.0)
+    outlook = expect_more(Curve(sizes, right[:, :20_000]), Sample.of(20_000), 64.0)
     assert outlook is not None
     low, high = outlook.interval
     assert outlook.accuracy == pytest.approx(1 - 0.1, abs=0.01)
     assert low < outlook.accuracy < high < low + 0.03
-    assert expect_more(Curve(sizes[1:], right[1:, :9]), torch.ones(9, dtype=torch.float64), 64.0) is None
-    worse = expect_more(Curve(sizes, right.flip(0)[:, :9000]), torch.ones(9000, dtype=torch.float64), 64.0)
+    assert expect_more(Curve(sizes[1:], right[1:, :9]), Sample.of(9), 64.0) is None
+    worse = expect_more(Curve(sizes, right.flip(0)[:, :9000]), Sample.of(9000), 64.0)
     assert worse is not None  # errors that rise are not expected to go on rising
     assert worse.accuracy == pytest.approx(float(right[0, :9000].double().mean()))
-    none_wrong = expect_more(Curve(sizes, torch.ones(3, 9, dtype=torch.bool)), torch.ones(9).double(), 64.0)
+    none_wrong = expect_more(Curve(sizes, torch.ones(3, 9, dtype=torch.bool)), Sample.of(9), 64.0)
     assert none_wrong is not None
     assert none_wrong.accuracy == 1
 
@@ -105,7 +105,7 @@ def test_what_is_expected_goes_on_as_the_power_law_did() -> None:
 def test_what_is_expected_is_no_surer_than_so_many_rows_allow(wrong: tuple[int, ...], weighted: bool) -> None:
     right = torch.stack([torch.arange(30) >= number for number in wrong])
     weights = torch.ones(30, dtype=torch.float64) + weighted * (torch.arange(30) % 3)
-    outlook = expect_more(Curve([4.0, 8.0, 16.0], right), weights, 36.0)
+    outlook = expect_more(Curve([4.0, 8.0, 16.0], right), Sample.of(30, weights), 36.0)
     assert outlook is not None
     low, high = find_interval(outlook.accuracy, count_equal_rows(weights))
     assert outlook.interval[0] <= low < high <= outlook.interval[1] <= 1

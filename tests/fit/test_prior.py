@@ -8,23 +8,34 @@ from hypothesis import given, settings
 
 from protonet.fit.prior import (
     PROBLEM_FEATURES,
+    TRAITS,
     VIEW_FEATURES,
-    WORDS,
     Evidence,
     Prior,
     describe_rows,
     gather_evidence,
+    mark_traits,
     published,
     read_numbers,
-    spell,
     write_numbers,
 )
 from protonet.scoring import WEIGHTS, fit_weights, soft_weights
 from protonet.scoring import fit_temperature as fit
-from protonet.views.view import Rows
+from protonet.views.forest import Forest
+from protonet.views.linear import SCALINGS, Linear
+from protonet.views.mlp import MLP
+from protonet.views.patterns import Patterns
+from protonet.views.radial import Radial
+from protonet.views.view import Rows, Specification
 from tests.strategies import blobs, seeds
 
-NAMES = ["raw", "gaussian standardised", "shifted forest", "learned: 1x32 MLP on raw, 10 steps"]
+VIEWS: list[Specification] = [
+    Linear("raw"),
+    Radial(Linear("standardised"), 2),
+    Forest(9, shifted=True),
+    MLP(Linear("raw"), 1, 32, 10, 64),
+]
+MARKS = mark_traits(VIEWS)
 
 
 def draw(seed: int, n: int = 30) -> tuple[Rows, list[torch.Tensor], torch.Tensor]:
@@ -45,10 +56,23 @@ def jiggled(seed: int) -> Prior:
     return prior
 
 
-def test_the_words_of_a_name() -> None:
-    said = {word for word, there in zip(WORDS, spell(NAMES[3]).tolist(), strict=True) if there}
-    assert said == {"learned", "raw"}
-    assert not spell("a new kind").any()
+@pytest.mark.parametrize(
+    ("specification", "traits"),
+    [
+        *((Linear(scaling, span), {scaling}) for scaling in SCALINGS for span in (None, (0, 3))),
+        (Radial(Linear("relevant"), 1), {"laplacian", "relevant"}),
+        (Radial(Linear("robust"), 2, squash=True, shifted=True), {"gaussian", "squashed", "shifted"}),
+        (Patterns(9, 1, 0.1), {"patterns"}),
+        (Patterns(9, 3, 0.1), {"patterns", "local"}),
+        (Forest(9), {"forest"}),
+        (Forest(9, shifted=True), {"forest", "shifted"}),
+        (MLP(Linear("whitened"), 1, 32, 10, 64, shifted=True), {"learned", "whitened"}),
+    ],
+)
+def test_the_traits_of_a_view(specification: Specification, traits: set[str]) -> None:
+    (marks,) = mark_traits([specification]).tolist()
+    assert marks == [float(trait in traits) for trait in TRAITS]
+    assert specification.traits <= set(TRAITS)
 
 
 @settings(max_examples=15)
@@ -58,7 +82,7 @@ def test_untrained_it_gives_what_held_out_rows_suggest(seed: int) -> None:
     seen = torch.ones(5, dtype=torch.bool)
     start = soft_weights(cosines, [fit(each, labels, seen)[1] for each in cosines])
     joint = fit_weights(cosines, labels, seen, start)
-    weights, size = Prior().weigh(gather_evidence(rows, NAMES, cosines, labels))
+    weights, size = Prior().weigh(gather_evidence(rows, MARKS, cosines, labels))
     torch.testing.assert_close(weights, joint, rtol=0.02, atol=0.02)  # the least ones are left out
     assert size == 1.0
 
@@ -69,8 +93,8 @@ def test_the_order_of_views_does_not_matter(seed: int) -> None:
     rows, cosines, labels = draw(seed)
     order = torch.randperm(4, generator=torch.Generator().manual_seed(seed)).tolist()
     prior = jiggled(seed)
-    weights, size = prior.weigh(gather_evidence(rows, NAMES, cosines, labels))
-    swapped = [NAMES[at] for at in order], [cosines[at] for at in order]
+    weights, size = prior.weigh(gather_evidence(rows, MARKS, cosines, labels))
+    swapped = MARKS[order], [cosines[at] for at in order]
     others, other = prior.weigh(gather_evidence(rows, *swapped, labels))
     torch.testing.assert_close(others, weights[order], rtol=1e-3, atol=1e-5)
     assert other == pytest.approx(size, rel=1e-3)
@@ -79,7 +103,7 @@ def test_the_order_of_views_does_not_matter(seed: int) -> None:
 def test_weights_sum_to_one_and_small_ones_are_left_out() -> None:
     rows, cosines, labels = draw(3)
     for number in range(5):
-        evidence = gather_evidence(rows, NAMES, cosines, labels)
+        evidence = gather_evidence(rows, MARKS, cosines, labels)
         weights, size = jiggled(number).weigh(evidence)
         assert float(weights.sum()) == pytest.approx(1)
         shares = weights * evidence.spread
@@ -91,15 +115,15 @@ def test_weights_sum_to_one_and_small_ones_are_left_out() -> None:
 def test_a_view_that_tells_no_rows_apart_gets_nothing() -> None:
     rows, cosines, labels = draw(4)
     cosines[1] = torch.full_like(cosines[1], 0.7)
-    weights, _ = Prior().weigh(gather_evidence(rows, NAMES, cosines, labels))
+    weights, _ = Prior().weigh(gather_evidence(rows, MARKS, cosines, labels))
     assert float(weights[1]) == 0
-    nothing, _ = Prior().weigh(gather_evidence(rows, NAMES[:1], cosines[1:2], labels))
+    nothing, _ = Prior().weigh(gather_evidence(rows, MARKS[:1], cosines[1:2], labels))
     assert nothing.tolist() == [0.0]
 
 
 def test_without_a_judge_only_the_spread_is_looked_at() -> None:
     rows, cosines, _ = draw(5)
-    weights, _ = Prior().weigh(gather_evidence(rows, NAMES, cosines, None))
+    weights, _ = Prior().weigh(gather_evidence(rows, MARKS, cosines, None))
     spread = torch.stack([each.double().var(dim=1, correction=0).mean().sqrt() for each in cosines])
     torch.testing.assert_close(weights, (1 / spread) / (1 / spread).sum())
 
@@ -141,7 +165,7 @@ def test_the_published_prior_is_small_and_finite() -> None:
 def test_evidence_is_finite_where_all_rows_are_right() -> None:
     rows, _, labels = draw(6)
     right = [torch.nn.functional.one_hot(labels, 5).float()] * 2
-    evidence = gather_evidence(rows, NAMES[:2], right, labels)
+    evidence = gather_evidence(rows, MARKS[:2], right, labels)
     for part in evidence[:4]:
         assert bool(torch.isfinite(part).all())
     assert math.isfinite(evidence.factor)

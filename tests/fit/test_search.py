@@ -7,16 +7,17 @@ import torch
 
 from protonet.datasets import load_digits
 from protonet.datasets.synthetic import sample_family
-from protonet.fit.prior import VIEW_FEATURES, WORDS, Prior
-from protonet.fit.search import EFFORTS, RAW, Choice, Search, select
+from protonet.fit.prior import TRAITS, VIEW_FEATURES, Prior
+from protonet.fit.search import EFFORTS, RAW, Choice, Explored, Search, decide, explore, select
 from protonet.views import KINDS
+from protonet.views.budget import Plan, plan_encoder
 from protonet.views.forest import ForestKind
 from protonet.views.linear import Linear
-from protonet.views.mlp import MLP, MLPKind, Plan, plan_encoder
+from protonet.views.mlp import MLP, MLPKind
 from protonet.views.patterns import Patterns
 from protonet.views.radial import BANDWIDTHS, RIDGES, Radial, RadialKind
 from protonet.views.view import Rows
-from tests.strategies import LITTLE
+from tests.strategies import LITTLE, blobs
 
 
 def choose(
@@ -151,7 +152,7 @@ def test_the_prior_weighs_the_views() -> None:
     prior = Prior()
     prior.first.weight.data.zero_()
     prior.second.weight.data.zero_()
-    prior.first.weight.data[0, VIEW_FEATURES + WORDS.index("forest")] = 10.0
+    prior.first.weight.data[0, VIEW_FEATURES + TRAITS.index("forest")] = 10.0
     prior.second.weight.data[0, 0] = 1.0
     prior.score.weight.data[0, 0] = 10.0
     untrained, trained = (
@@ -174,3 +175,22 @@ def test_patterns_are_used_where_rows_are_moved() -> None:
     choice = select(Rows(x, y, 3), plan_encoder(120, 3, 10_000), search=search)
     assert sum(weight for each, weight in choice.views if isinstance(each, Patterns)) > 0.3
     assert choice.losses["patterns"] < choice.losses["raw"] - 0.2
+
+
+def test_a_choice_without_some_rows_does_not_know_what_they_said() -> None:
+    x, y = blobs(0, rows=10, classes=3, noise=1.5)
+    explored = explore(Rows(x / x.square().mean().sqrt(), y, 3), plan_encoder(x.shape[1], 3, 10_000), EFFORTS["fast"])
+    assert explored is not None
+    judged = torch.cat([fold.judge for fold in explored.judge.folds])
+    left_out = torch.arange(0, 30, 4)
+    there = torch.isin(judged, left_out)
+    lied = [
+        each._replace(cosines=torch.where(there[:, None], -each.cosines, each.cosines)) for each in explored.candidates
+    ]
+
+    def choose(explored: Explored, rows: torch.Tensor) -> Choice:
+        return decide(explored.without(rows), explored.judge.plan, EFFORTS["fast"])._replace(losses={})
+
+    assert choose(explored, left_out) == choose(explored._replace(candidates=lied), left_out)
+    assert choose(explored, left_out) != choose(explored, left_out[:0])
+    assert explored.without(judged) is explored  # nothing would be left

@@ -21,13 +21,14 @@ from protonet import PrototypeNetwork, solve
 from protonet._checks import InputError, InputTypeError
 from protonet.datasets import load_digits
 from protonet.encoder import Encoder
-from protonet.fit.problem import fit_choice
+from protonet.fit.networks import fit_choice
 from protonet.fit.search import EFFORTS, Search, select
 from protonet.fit.solver import solve_problem
 from protonet.losses import class_means
+from protonet.views.budget import plan_encoder
 from protonet.views.forest import ForestKind
 from protonet.views.linear import LinearKind
-from protonet.views.mlp import MLPKind, plan_encoder
+from protonet.views.mlp import MLPKind
 from protonet.views.radial import RadialKind
 from protonet.views.view import Rows
 from tests.strategies import LITTLE, blobs, seeds

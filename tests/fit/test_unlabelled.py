@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
+import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.datasets import load_wine
@@ -14,11 +18,12 @@ from torch.utils.data import DataLoader, TensorDataset
 from protonet import solve
 from protonet._checks import InputError, InputTypeError
 from protonet.datasets import load_digits
+from protonet.fit.active import group_strangers
 from protonet.fit.crossfit import crossfit, predict_held
-from protonet.fit.problem import believe, fit_rows
+from protonet.fit.marks import find_unlabelled
+from protonet.fit.networks import POOLING, believe, fit_rows
 from protonet.fit.search import RAW
 from protonet.fit.solver import Solution, solve_problem
-from protonet.fit.strangers import group_strangers
 from protonet.fit.unlabelled import (
     FEWEST_HELD,
     SPREAD,
@@ -32,7 +37,8 @@ from protonet.fit.unlabelled import (
     spread_labels,
 )
 from protonet.metrics import measure
-from protonet.views.mlp import MLPKind, plan_encoder
+from protonet.views.budget import plan_encoder
+from protonet.views.mlp import MLPKind
 from protonet.views.patterns import PatternKind
 from protonet.views.view import Rows
 from tests.strategies import LITTLE
@@ -283,7 +289,39 @@ def test_with_one_row_per_class_nobody_judges() -> None:
 def test_of_many_labelled_rows_some_spread_their_labels(solved: Solution, monkeypatch: pytest.MonkeyPatch) -> None:
     network = fit_rows(solved.problem.rows, solved.choice)
     wanted, logits = believe(solved.problem, network)
-    monkeypatch.setattr("protonet.fit.problem.MOST_SEEDS", 5)
+    monkeypatch.setattr("protonet.fit.networks.POOLING", replace(POOLING, most_seeds=5))
     found, same = believe(solved.problem, network)
     torch.testing.assert_close(same, logits, rtol=1e-4, atol=1e-4)
     assert float((found.argmax(dim=1) == wanted.argmax(dim=1)).double().mean()) > 0.8
+
+
+@pytest.mark.parametrize(
+    ("y", "places"),
+    [
+        (np.array([0, 1, -1, -1, -1]), [2, 3, 4]),
+        (np.array([0.0, 1.0, -1.0, math.nan, -1.0]), [2, 3, 4]),
+        (np.array([0, 1, None, -1, -1], object), [2, 3, 4]),
+        (["a", None, "b", math.nan], [1, 3]),
+        (np.array([["a"], [None], ["b"]], object), [1]),
+        (pd.Series(["a", pd.NA, "b"], dtype="string"), [1]),
+        (pd.Series([1, pd.NA, 2], dtype="Int64"), [1]),
+        (pd.Series([pd.Timestamp("2020-01-01"), pd.NaT], dtype=object), [1]),
+        (np.array([-1, 1, -1, 1]), []),
+        (np.array([-1, 0, -1]), []),
+        (np.array([-2, -1, 0, 1]), []),
+        (np.array([0.5, -1.0, 1.0]), []),
+        (np.array([True, False]), []),
+        (["-1", "0", "1"], []),
+        (np.array([-1, -1]), [0, 1]),
+        (np.array([], int), []),
+        (np.zeros((3, 2)), []),
+    ],
+    ids=str,
+)
+def test_marks(y: Any, places: list[int]) -> None:
+    assert find_unlabelled(y)[0].tolist() == places
+
+
+def test_a_class_of_minus_one_may_be_meant() -> None:
+    with pytest.warns(UserWarning, match=r"2 of 6 rows have the label -1, which is taken for none. If it is a class"):
+        assert find_unlabelled([-1, 0, 1, -1, 0, 1])[0].tolist() == [0, 3]

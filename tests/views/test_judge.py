@@ -12,12 +12,13 @@ from protonet.losses import class_means
 from protonet.scoring import fit_temperature, split_folds
 from protonet.views import judge as judging
 from protonet.views import radial
+from protonet.views.budget import plan_encoder
 from protonet.views.forest import Forest, ForestKind, ForestView
-from protonet.views.judge import PRUNING, Candidate, Judge, embed_fold
+from protonet.views.judge import PRUNING, Candidate, Judge, Kind, embed_fold
 from protonet.views.linear import Linear, LinearKind, LinearView
-from protonet.views.mlp import MLP, MLPKind, plan_encoder
+from protonet.views.mlp import MLP, MLPKind
 from protonet.views.radial import BANDWIDTHS, RADIAL, RIDGES, VIEWS, Radial, RadialKind
-from protonet.views.view import Kind, Rows, View
+from protonet.views.view import LinearMap, Rows
 from tests.strategies import blobs
 
 
@@ -67,7 +68,7 @@ def test_halving_finds_a_setting_that_is_no_worse_than_the_rest(monkeypatch: pyt
     every = torch.cat(
         [
             radial._Problem(VIEWS[0], source, judge.take(fold), judge.rows.features[fold.judge]).cosines(settings)  # type: ignore[arg-type]
-            for source, fold in zip(judge.fit(VIEWS[0].source), judge.folds, strict=True)
+            for source, fold in zip(judge.sources(VIEWS[0]), judge.folds, strict=True)
         ],
         dim=1,
     )
@@ -96,7 +97,7 @@ def test_a_view_that_is_clearly_worse_is_not_tried_on_all_folds(monkeypatch: pyt
     fits: list[Rows] = []
     fit = Forest.fit
 
-    def record(specification: Forest, rows: Rows, source: View | None) -> ForestView:
+    def record(specification: Forest, rows: Rows, source: LinearMap | None) -> ForestView:
         fits.append(rows)
         return fit(specification, rows, source)
 
@@ -130,16 +131,16 @@ def test_nothing_is_tried_when_it_is_late(kind: Kind) -> None:
 def test_when_it_is_late_the_simplest_views_are_judged_all_the_same() -> None:
     judge = make_judge()
     judge.rows = judge.rows._replace(deadline=0.0)
-    judge.found = list(LinearKind().candidates(judge))
-    assert [each.specification for each in judge.found] == [Linear("raw")]
+    judge.candidates = list(LinearKind().candidates(judge))
+    assert [each.specification for each in judge.candidates] == [Linear("raw")]
     (untrained,) = MLPKind().candidates(judge)
     assert untrained.specification == MLP(Linear("raw"), 1, 1, 3, 20)
-    torch.testing.assert_close(untrained.cosines, judge.found[0].cosines)
+    torch.testing.assert_close(untrained.cosines, judge.candidates[0].cosines)
 
 
 def test_learned_views_read_the_simplest_good_view_and_are_judged_after_each_number_of_steps() -> None:
     judge = make_judge(noise=2.0, shifts=(0, 1))
-    judge.found = list(LinearKind(("raw", "standardised")).candidates(judge))
+    judge.candidates = list(LinearKind(("raw", "standardised")).candidates(judge))
     tried = list(MLPKind(sizes=2, steps=(1, 4)).candidates(judge))
     specifications = [each.specification for each in tried]
     assert {each.source for each in specifications} == {Linear("raw")}
@@ -147,8 +148,8 @@ def test_learned_views_read_the_simplest_good_view_and_are_judged_after_each_num
     assert sizes == [(1, 1, 1), (1, 32, 1), (1, 32, 4)][: len(sizes)]  # the least one is trained as short as any
     assert len(sizes) > 1
     assert not any(each.shifted for each in specifications)
-    shifted = Candidate(Forest(3, shifted=True), judge.found[0].cosines, judge.found[0].losses * 0)
-    judge.found.append(shifted)  # the best view so far
+    shifted = Candidate(Forest(3, shifted=True), judge.candidates[0].cosines, judge.candidates[0].losses * 0)
+    judge.candidates.append(shifted)  # the best view so far
     assert all(each.specification.shifted for each in MLPKind(sizes=1, steps=(1,)).candidates(judge))
 
 

@@ -12,21 +12,13 @@ from hypothesis import strategies as st
 
 from protonet._checks import InputError, InputTypeError
 from protonet.losses import class_means
+from protonet.views.budget import SIZES, count_mlp_parameters, plan_encoder
+from protonet.views.judge import Kind
 from protonet.views.linear import Linear
-from protonet.views.mlp import (
-    MLP,
-    SIZES,
-    MLPKind,
-    Recipe,
-    ResidualMLPs,
-    Task,
-    count_mlp_parameters,
-    make_task,
-    plan_encoder,
-    train,
-)
+from protonet.views.mlp import MLP, MLPKind
 from protonet.views.shifts import shift_rows
-from protonet.views.view import Kind, Rows
+from protonet.views.training import Recipe, ResidualMLPs, Task, make_task, train
+from protonet.views.view import Rows
 from tests.strategies import blobs
 
 
@@ -191,26 +183,26 @@ def test_each_member_has_an_optimizer_of_its_own_with_the_recipes_settings() -> 
 def test_a_task_has_the_shifted_rows_too() -> None:
     x, y = blobs(1)
     rows = Rows(x, y, 5, shifts=(0, 1))
-    source = Linear("standardised").fit(rows)
+    source = Linear("standardised").fit(rows).map
     task = make_task(source, rows, shifted=True)
-    torch.testing.assert_close(task.z, source.map(shift_rows(x, (0, 1))))
+    torch.testing.assert_close(task.z, source(shift_rows(x, (0, 1))))
     assert task.labels.tolist() == y.tolist() * 2
     plain = make_task(source, rows, shifted=False)
-    torch.testing.assert_close(plain.z, source.map(x))
+    torch.testing.assert_close(plain.z, source(x))
     assert torch.equal(plain.labels, y)
 
 
 def test_a_fitted_view_is_the_training_run_of_its_seed() -> None:
     x, y = blobs(2)
-    source = Linear("standardised").fit(Rows(x, y, 5))
+    source = Linear("standardised").fit(Rows(x, y, 5)).map
     specification = MLP(Linear("standardised"), members=2, hidden=3, steps=4, embedding_dim=12)
     view = specification.fit(Rows(x, y, 5, seed=7), source)
     generator = torch.Generator().manual_seed(7)
     stack = ResidualMLPs(2, 8, 3, 12, generator)
     task = make_task(source, Rows(x, y, 5), shifted=False)
     ((_, expected),) = train(stack, [task] * 2, 5, steps=[4], generator=generator)
-    assert torch.equal(view(source.map(x)), torch.cat(list(expected(source.map(x))), dim=1))
-    assert view.source is source.map
+    assert torch.equal(view(source(x)), torch.cat(list(expected(source(x))), dim=1))
+    assert view.source is source
     assert view.sizes == (12, 12)
     assert all(parameter.requires_grad for parameter in view.stack.parameters())
     assert not torch.equal(specification.fit(Rows(x, y, 5, seed=8), source).stack.first, view.stack.first)

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from protonet.views.judge import Candidate, Judge
+from protonet.views.judge import Candidate, Judge, Kind
 from protonet.views.view import Graph, LinearMap, Rows, Specification, Stored, View, expect
 
 
@@ -34,30 +34,25 @@ class Toy:
     power: float
     source: ClassVar[Specification | None] = None
     shifted: ClassVar[bool] = False
+    trained: ClassVar[bool] = False
+    traits: ClassVar[frozenset[str]] = frozenset()  # none that the prior knows
 
     @property
     def name(self) -> str:
         """The power."""
         return f"toy to the power of {self.power}"
 
-    def fit(self, rows: Rows, source: View | None = None) -> ToyView:
+    def fit(self, rows: Rows, source: LinearMap | None = None) -> ToyView:
         """Take the means."""
         return ToyView(rows.features.mean(dim=0), self.power)
 
 
 @dataclass(frozen=True)
-class ToyKind:
+class ToyKind(Kind):
     """Toy views of some powers."""
 
     powers: tuple[float, ...] = (1.0, 2.0)
     stage: ClassVar[str] = "toy views"
-    share: ClassVar[float] = 1.0
-    trained: ClassVar[bool] = False
-
-    @classmethod
-    def for_effort(cls, effort: str) -> ToyKind:
-        """Return the same for every effort."""
-        return cls()
 
     def unjudged(self) -> None:
         """Return nothing."""

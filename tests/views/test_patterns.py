@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from hypothesis import given
 
 from protonet.scoring import split_folds
+from protonet.views.budget import plan_encoder
 from protonet.views.judge import Judge
-from protonet.views.mlp import plan_encoder
 from protonet.views.patterns import (
     PARTS,
     PATTERNS,

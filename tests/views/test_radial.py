@@ -23,7 +23,7 @@ GAUSSIAN = Radial(CENTRED, 2)
 def fit(view: Radial, x: Tensor, y: Tensor, classes: int = 5, shifts: tuple[int, ...] = (0,)) -> RadialView:
     """Fit a radial view, and before it what it reads."""
     rows = Rows(x, y, classes, shifts=shifts)
-    return view.fit(rows, view.source.fit(rows))
+    return view.fit(rows, view.source.fit(rows).map)
 
 
 def score(view: RadialView, x: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ def test_the_cosines_of_the_search_are_those_of_the_fitted_view(
     x, y = blobs(4, rows=8)
     queries = blobs(5)[0]
     rows = Rows(x, y, 5, shifts=(0, 1, -1))
-    source = view.source.fit(rows)
+    source = view.source.fit(rows).map
     settings = [
         replace(view, bandwidth=bandwidth, ridge=ridge) for bandwidth, ridge in ((4.0, 0.1), (0.5, 0.1), (4.0, 1e-2))
     ]
@@ -147,7 +147,7 @@ def test_a_radial_view_separates_what_cosine_cannot() -> None:
     generator = torch.Generator().manual_seed(0)
     y = torch.arange(200) % 2
     x = F.normalize(torch.randn(200, 2, generator=generator), dim=1) * (1 + 2 * y[:, None])
-    source = CENTRED.fit(Rows(x, y, 2))
+    source = CENTRED.fit(Rows(x, y, 2)).map
     fitted = replace(GAUSSIAN, bandwidth=1.0, ridge=0.01).fit(Rows(x[:100], y[:100], 2), source)
     assert bool((score(fitted, x[100:]).argmax(dim=1) == y[100:]).all())
 
@@ -164,7 +164,7 @@ def test_work_is_bounded(n: int) -> None:
 def test_a_shifted_view_is_the_view_of_the_shifted_rows() -> None:
     x, y = blobs(7)
     plain = replace(GAUSSIAN, bandwidth=1.0, ridge=0.1)
-    source = CENTRED.fit(Rows(x, y, 5))
+    source = CENTRED.fit(Rows(x, y, 5)).map
     shifted = replace(plain, shifted=True).fit(Rows(x, y, 5, shifts=(0, 2)), source)
     copies = torch.cat([x, torch.cat([x[:, 2:], x[:, 7:], x[:, 7:]], dim=1)])
     expected = plain.fit(Rows(copies, y.repeat(2), 5), source)

@@ -160,11 +160,16 @@ def list_tiles(figures: Figures) -> list[Tile]:
     ]
     if "each_row" not in figures:
         return tiles
+    off = "{:.1f} to {:.1f}".format(*(100 * end for end in figures["calibration_interval"]))
     return [
         ("right", percent(figures["accuracy"]), f"95 %: {span(figures['interval'])}"),
         ("balanced accuracy", percent(figures["balanced_accuracy"]), "the mean over classes"),
-        ("log-loss", f"{figures['log_loss']:.3f}", "nats per row"),
-        ("calibration error", f"{100 * figures['calibration_error']:.1f}", "points"),
+        (
+            "log-loss",
+            f"{figures['log_loss']:.3f}",
+            "nats, 95 %: {:.3f} to {:.3f}".format(*figures["log_loss_interval"]),
+        ),
+        ("calibration error", f"{100 * figures['calibration_error']:.1f}", f"points, 95 %: {off}"),
         ("rows to look at", f"{figures['doubted']:,}", "believed to be of another class"),
         *tiles,
     ]

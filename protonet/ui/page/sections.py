@@ -234,7 +234,7 @@ def format_reliability(figures: Figures) -> Markup:
         "How often predictions of about the same probability are right, with 95 % intervals.",
         "Dots are on the dashed line where probabilities are honest, and below it where they are too sure.",
         "A larger dot is of more rows.",
-        f"On average probabilities are {100 * figures['calibration_error']:.1f} points off (in 15 bins).",
+        f"On average probabilities are {100 * figures['calibration_error']:.1f} points off (in 15 bins, less chance).",
     ]
     rows = [
         [

@@ -1,0 +1,214 @@
+"""From a choice to a network: the chosen views fitted to rows, and to those without a label where these help."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from protonet.encoder import Encoder, share_weights
+from protonet.fit.problem import Problem
+from protonet.fit.search import Choice, Pooling, Progress, ignore
+from protonet.fit.unlabelled import find_unlike, pool_rows, rank_scores, spread_labels
+from protonet.losses import CHUNK
+from protonet.metrics import score_known
+from protonet.network import PrototypeNetwork
+from protonet.scoring import fit_temperature, split_folds, worse_by_one_error
+from protonet.views.view import Rows, Specification, View
+
+
+@dataclass(frozen=True)
+class PoolingRules:
+    """How rows without a label are learned from."""
+
+    folds: int = 3  #: Folds on which it is decided whether they are: each takes two fits.
+    share: float = 0.9  #: Of the weight of the views that are not trained, what those have that learn from them, too.
+    most_seeds: int = 4096  #: Labelled rows that labels spread from, at the most.
+
+
+POOLING = PoolingRules()
+
+
+def fit_choice(problem: Problem, choice: Choice, deadline: float = math.inf) -> PrototypeNetwork:
+    """Fit the chosen views and train the chosen MLPs on all rows of a problem; call it within `untouched_globals`.
+
+    Args:
+        problem: The rows. Those that were chosen on, or some of them with every class among them.
+        choice: What `protonet.fit.search.select` decided.
+        deadline: ``time.monotonic()`` after which training ends, and no view is fitted but the one of most weight.
+
+    Returns:
+        The network in eval mode, on the CPU, for features as they came.
+    """
+    network = fit_rows(problem.rows, choice, deadline)
+    if choice.pooling is not None and time.monotonic() < deadline:
+        pooled = fit_pooled(problem, choice, choice.pooling, believe(problem, network)[0], deadline)
+        # Prototypes are means of all, but count as the labelled rows: samples that come with a label move them as ever.
+        pooled.set_sums(pooled.sums * (network.counts / pooled.counts.clamp_min(1))[:, None], network.counts)
+        network = pooled if time.monotonic() < deadline else network
+    return _in_units(network, problem.origin, problem.scale)
+
+
+def _in_units(network: PrototypeNetwork, origin: Tensor, scale: float) -> PrototypeNetwork:
+    """Return a network like one of an `Encoder`, for features that have another origin and scale."""
+    fitted, temperature = network.encoder, float(network.temperature)
+    assert isinstance(fitted, Encoder)
+    encoder = Encoder(list(fitted.list_views()), fitted.weights, origin=origin, scale=scale)
+    result = PrototypeNetwork(
+        encoder, embedding_dim=encoder.embedding_dim, num_classes=len(network.counts), temperature=temperature
+    )
+    result.set_sums(network.sums, network.counts)
+    return result.eval()
+
+
+def fit_rows(rows: Rows, choice: Choice, deadline: float = math.inf) -> PrototypeNetwork:
+    """Do what `fit_choice` does, to labelled rows alone; the network is for features in their units."""
+    rows = rows._replace(shifts=choice.shifts, deadline=deadline)
+    fitted: dict[Specification, View] = {}
+    for specification, _ in sorted(choice.views, key=lambda view: -view[1]):
+        if not fitted or time.monotonic() < deadline:
+            fit_view(specification, rows, fitted)
+    chosen = [(fitted[specification], weight) for specification, weight in choice.views if specification in fitted]
+    views = [view for view, _ in chosen]
+    weights = share_weights(views, [weight for _, weight in chosen])
+    encoder = Encoder(views, weights, origin=rows.features.new_zeros(rows.features.shape[1]))
+    network = PrototypeNetwork(
+        encoder, embedding_dim=encoder.embedding_dim, num_classes=rows.num_classes, temperature=choice.temperature
+    )
+    network.set_prototypes(rows.features, rows.labels, rows.times)
+    return network.eval()
+
+
+def fit_pooled(
+    problem: Problem, choice: Choice, pooling: Pooling, beliefs: Tensor, deadline: float = math.inf
+) -> PrototypeNetwork:
+    """Fit to labelled rows and to those without a label.
+
+    Args:
+        problem: With its pool.
+        choice: As in `fit_choice`. Learned views stay out, unless there is nothing else; so do those of little weight.
+        pooling: How the pool is used.
+        beliefs: Of the pool, from `believe`.
+        deadline: As in `fit_choice`.
+
+    Returns:
+        The network, for features in the units of the problem's rows.
+    """
+    assert problem.pool is not None
+    choice = choice._replace(views=leave_out(choice.views), temperature=pooling.temperature)
+    return fit_rows(pool_rows(problem.rows, problem.pool.features, beliefs, pooling.known), choice, deadline)
+
+
+@torch.no_grad()
+def believe(problem: Problem, network: PrototypeNetwork) -> tuple[Tensor, Tensor]:
+    """Return what the rows of a problem's pool are likely to be, (m, num_classes) that sum to 1, and their logits.
+
+    Args:
+        problem: With its pool.
+        network: Of `fit_rows`, fitted to the problem's rows.
+    """
+    assert problem.pool is not None
+    n = len(problem.rows.labels)
+    some = problem.rows.take(torch.arange(0, n, -(-n // POOLING.most_seeds)))  # rows are in the order of their labels
+    rows = torch.cat([some.features, problem.pool.features])
+    embedding = torch.cat([network.embed(part) for part in rows.split(CHUNK)])
+    logits = (embedding[len(some.labels) :] @ network.prototypes.T) / network.temperature
+    logits = logits.masked_fill(~network.seen, torch.finfo(logits.dtype).min)
+    return spread_labels(embedding, some.labels, logits.softmax(dim=1)), logits
+
+
+def leave_out(
+    views: tuple[tuple[Specification, float], ...], share: float = POOLING.share
+) -> tuple[tuple[Specification, float], ...]:
+    """Return the views that are fitted to many rows: none that is trained, and those that hold a share of the weight.
+
+    Where all are trained, these count.
+    """
+    closed = [view for view in views if not view[0].trained] or list(views)
+    ordered = sorted(closed, key=lambda view: -view[1])
+    total = sum(weight for _, weight in ordered)
+    chosen: list[tuple[Specification, float]] = []
+    while ordered and sum(weight for _, weight in chosen) < share * total:
+        chosen.append(ordered.pop(0))
+    return tuple(view for view in closed if view in chosen)
+
+
+def fit_view(specification: Specification, rows: Rows, fitted: dict[Specification, View]) -> View:
+    """Return a view fitted to rows, and what it reads before it, each once."""
+    if specification not in fitted:
+        source = None if specification.source is None else fit_view(specification.source, rows, fitted).source
+        fitted[specification] = specification.fit(rows, source)
+    return fitted[specification]
+
+
+class Pooled(NamedTuple):
+    """What was made of rows without a label."""
+
+    learned: bool  #: Are they learned from?
+    losses: tuple[float, float] | None  #: Mean log-loss of held-out rows without them and with them, if judged.
+    ranks: Tensor
+    """(m,) float64: of each row of the problem's pool, which share of rows of known classes, held out, is less like a
+    class; 0 where none could be held out."""
+
+
+def decide_pooling(
+    problem: Problem, choice: Choice, deadline: float = math.inf, progress: Progress = ignore
+) -> tuple[Choice, Pooled]:
+    """Decide on held-out labelled rows whether the rows without a label are learned from.
+
+    Rows that are unlike every class do not count. The others do, unless what is fitted to them is worse by one standard
+    error.
+
+    Args:
+        problem: With a pool.
+        choice: What was chosen on the labelled rows.
+        deadline: ``time.monotonic()`` after which nothing more is fitted, and nothing is learned from the pool.
+        progress: Told which fold begins.
+
+    Returns:
+        The choice, with its pooling if there is to be one, and what was found.
+    """
+    rows, pool = problem.rows, problem.pool
+    assert pool is not None
+    generator = torch.Generator().manual_seed(rows.seed + 1)
+    folds = split_folds(rows.labels, rows.num_classes, generator, most=POOLING.folds, groups=rows.groups)
+    beliefs, alone = [], [torch.zeros(0, rows.num_classes, dtype=torch.float32)]
+    scores = torch.zeros(len(pool.features), dtype=torch.float64)
+    given_up = choice, Pooled(False, None, torch.zeros_like(scores))
+    for number, fold in enumerate(folds):
+        progress(f"unlabelled rows, fold {number + 1} of {len(folds)}", number / (2 * len(folds)))
+        part = problem._replace(rows=rows.take(fold.fit))
+        network = fit_rows(part.rows, choice, deadline)
+        if time.monotonic() >= deadline:
+            return given_up
+        alone.append(network(rows.features[fold.judge]).detach())
+        likely, logits = believe(part, network)
+        beliefs.append(likely)
+        scores += score_known(logits) / len(folds)
+    without = torch.cat(alone)
+    ranks = rank_scores(score_known(without), scores)
+    pooling = Pooling((~find_unlike(ranks, len(without))).double(), choice.temperature)
+    if not folds:  # with one row per class nobody can judge
+        return choice._replace(pooling=pooling), Pooled(True, None, ranks)
+    pooled = []
+    for number, (fold, likely) in enumerate(zip(folds, beliefs, strict=True)):
+        progress(f"unlabelled rows, fold {number + 1} of {len(folds)}", 0.5 + number / (2 * len(folds)))
+        part = problem._replace(rows=rows.take(fold.fit))
+        network = fit_pooled(part, choice, pooling, likely, deadline)
+        if time.monotonic() >= deadline:
+            return given_up
+        pooled.append(network(rows.features[fold.judge]).detach())
+    judged = torch.cat([fold.judge for fold in folds])
+    labels, seen = rows.labels[judged], torch.bincount(rows.labels, minlength=rows.num_classes) > 0
+    weights = None if rows.weights is None else rows.weights[judged] / rows.weights[judged].mean()
+    own, before = fit_temperature(without, labels, seen, weights)
+    factor, after = fit_temperature(torch.cat(pooled), labels, seen, weights)
+    learned = own > 0 and factor > 0 and bool(pooling.known.any()) and not worse_by_one_error(after, before)
+    outcome = Pooled(learned, (float(before.mean()), float(after.mean())), ranks)
+    if learned:
+        choice = choice._replace(pooling=pooling._replace(temperature=choice.temperature * own / factor))
+    return choice, outcome
