@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import scipy.sparse
 import sklearn
@@ -143,17 +142,6 @@ def test_columns_far_from_zero_keep_their_digits() -> None:
     model = make().fit(x[:30], y[:30])
     assert model.score(x[30:], y[30:]) == 1
     assert make().fit(x[:30].astype(np.int64), y[:30]).score(x[30:].astype(np.int64), y[30:]) == 1
-
-
-def test_frames_and_sparse_rows_are_rows() -> None:
-    frame = pd.DataFrame(X, columns=[f"leaf {number}" for number in range(X.shape[1])])
-    fitted = make().fit(frame, pd.Series(NAMES))
-    assert fitted.feature_names_in_.tolist() == list(frame.columns)
-    np.testing.assert_array_equal(fitted.predict_proba(frame), FITTED.predict_proba(X))
-    with pytest.raises(ValueError, match="feature names should match"):
-        fitted.predict(frame.rename(columns={"leaf 0": "bark"}))
-    for kind in (scipy.sparse.csr_array, scipy.sparse.coo_matrix):
-        np.testing.assert_allclose(make().fit(kind(X), NAMES).predict_proba(kind(X)), FITTED.predict_proba(X))
 
 
 def test_it_works_inside_scikit_learns_tools() -> None:

@@ -291,19 +291,6 @@ def test_rows_are_explained_as_by_hand(kinds: str, tmp_path: Path, capsys: pytes
     assert re.search(r"^  [+-][\d.e-]+ +note = ", said, re.MULTILINE)
 
 
-def test_the_column_that_tells_speaks_for_the_class(
-    numbers: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fresh = telling(1)
-    table = write(tmp_path / "t.csv", fresh)
-    found, _ = figures(capsys, tmp_path / "t.json", numbers, table, "--rows", "0,1,2,3,4,5,6,7")
-    clear = [told for told in found["rows"] if abs(fresh["x1"][told["row"]] - 1.25) > 1]
-    assert clear
-    for told in clear:
-        assert told["columns"][0]["name"] == "x1"
-        assert told["columns"][0]["support"] > 0
-
-
 def test_a_model_without_rows_says_so(bare: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.save(tmp_path / "t.npy", blobs(0, classes=3, rows=2, dim=40)[0].numpy())
     found, said = figures(capsys, tmp_path / "t.json", bare, str(tmp_path / "t.npy"), "--rows", "1")

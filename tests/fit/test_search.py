@@ -54,12 +54,6 @@ def test_on_correlated_noise_whitened_features_weigh_most() -> None:
     assert choice.losses["whitened"] < choice.losses["raw"]
 
 
-def test_without_parameters_the_choice_is_raw_cosine() -> None:
-    choice = choose("correlated", limit=0)
-    assert choice.views == ((RAW, 1.0),)
-    assert choice.temperature > 0
-
-
 def test_without_time_the_choice_is_the_smallest_mlp_on_raw_features() -> None:
     plan = plan_encoder(4, 4, 1000)
     choice = select(Rows(torch.eye(4), torch.arange(4) % 2, 4, deadline=0.0), plan)
