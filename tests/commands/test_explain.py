@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -26,17 +25,10 @@ from protonet.commands.importance import measure_columns
 from protonet.files import Model, load_model, save_model
 from protonet.fit.crossfit import Crossfit, predict_held, unpack
 from tests.strategies import blobs
+from tests.strategies import write_columns as write
 
 FIT = ("--label", "kind", "--effort", "fast", "-q")
 WORDS = {"ant": "small black worker", "bee": "yellow wild flyer", "cat": "soft furry sleeper"}
-
-
-def write(path: Path, columns: Mapping[str, Sequence[object]]) -> str:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        writer.writerows(zip(*columns.values(), strict=True))
-    return str(path)
 
 
 def telling(seed: int, n: int = 48) -> dict[str, Any]:
@@ -59,7 +51,7 @@ def mixed(seed: int, n: int = 60) -> dict[str, Any]:
     return {"colour": spoken, "note": notes, "size": sizes, "kind": kinds}
 
 
-def fit(folder: Path, columns: Mapping[str, Sequence[object]], *options: str) -> str:
+def fit(folder: Path, columns: dict[str, Any], *options: str) -> str:
     model = str(folder / "m.safetensors")
     assert main(["fit", write(folder / "train.csv", columns), *FIT, *options, "-o", model]) == 0
     return model

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from protonet.encoder import Encoder
 from protonet.views import KINDS
-from protonet.views.view import LinearMap, Rows, Stored, View
+from protonet.views.view import LinearMap, Stored, View
 from tests.model_cases import make_network
 from tests.strategies import blobs, seeds
 
@@ -70,11 +70,6 @@ def test_a_view_has_to_say_what_it_does() -> None:
             call()
     assert view.describe() == {}
     assert view.products() == []
-
-
-def test_rows_have_no_shifts_and_no_deadline_by_default() -> None:
-    rows = Rows(*blobs(0), 5)
-    assert (rows.shifts, rows.seed, rows.deadline) == ((0,), 0, float("inf"))
 
 
 @pytest.mark.parametrize(
