@@ -1,4 +1,4 @@
-"""The optimizer among torch's own tools: saving, groups, closures, scalers, schedules, hooks, two processes."""
+"""The optimizer among torch's own tools: saving, groups, closures, scalers, schedules, two processes."""
 
 from __future__ import annotations
 
@@ -141,17 +141,6 @@ def test_accumulated_gradients_are_one_large_batch() -> None:
     assert distance(parts, one) < 1e-6
 
 
-def test_clipped_gradients_train() -> None:
-    model = make_model()
-    optimizer, before = CustomOptimizer(model.parameters()), loss_on(model, 0).item()
-    for _ in range(30):
-        optimizer.zero_grad()
-        loss_on(model, 0).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-        optimizer.step()
-    assert loss_on(model, 0).item() < before
-
-
 def test_the_groups_rate_scales_the_step() -> None:
     start, ends = make_model(), [make_model(), make_model()]
     for model, factor in zip(ends, (1.0, 0.25), strict=True):
@@ -185,20 +174,6 @@ def test_schedules_end_where_nothing_moves(schedule: Callable[[torch.optim.Optim
     train(model, optimizer, 1, first=20)
     for p, q in zip(weights(model), before, strict=True):
         torch.testing.assert_close(p, q, rtol=0, atol=1e-8)
-
-
-def test_step_hooks_are_called_around_each_step() -> None:
-    model, calls = make_model(), list[str]()
-    optimizer = CustomOptimizer(model.parameters())
-    handles = [
-        optimizer.register_step_pre_hook(lambda *_: calls.append("before")),
-        optimizer.register_step_post_hook(lambda *_: calls.append("after")),
-    ]
-    train(model, optimizer, 2)
-    for handle in handles:
-        handle.remove()
-    train(model, optimizer, 1)
-    assert calls == ["before", "after"] * 2
 
 
 WORKER = """

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from protonet.files import load_model, save_model
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
-FILES, ROWS = 6, 10_000
+FILES, ROWS = 6, 5_000
 COLUMNS = [f"x{column}" for column in range(6)]
 
 
@@ -110,6 +110,14 @@ def lives(process: int) -> bool:
     return path.exists() and path.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
+def wait_for_more(output: Path, before: Set[str]) -> None:
+    wait_for(lambda: found_in(output).keys() - before, "no file was finished")
+
+
+def wait_for_end(processes: Sequence[int]) -> None:
+    wait_for(lambda: not any(map(lives, processes)), "a process goes on without its command")
+
+
 needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 
 
@@ -121,14 +129,14 @@ def test_whoever_is_killed_the_next_run_goes_on_and_every_file_gives_what_it_giv
     for blow in ("worker", signal.SIGINT, signal.SIGKILL):
         before = found_in(output).keys() | {"none.csv"}
         process = begin(model, rows, output, "--jobs", "1")
-        wait_for(lambda before=before: found_in(output).keys() - before, "no file was finished")
+        wait_for_more(output, before)
         children = list_children(process.pid)
         if blow == "worker":
             os.kill(next(child for child in children if is_working(child)), signal.SIGKILL)
         else:
             os.killpg(process.pid, blow) if blow == signal.SIGINT else process.kill()
         _, said = process.communicate()
-        wait_for(lambda children=children: not any(map(lives, children)), "a process goes on without its command")
+        wait_for_end(children)
         assert all(alone[name] == content for name, content in found_in(output).items())
         assert blow == signal.SIGKILL or not list(output.rglob("*.tmp"))
         if blow == "worker":
@@ -236,7 +244,7 @@ class TestDask:
         output = tmp_path / "out"
 
         def kill() -> None:
-            wait_for(lambda: found_in(output).keys() - {"none.csv"}, "no file was finished")
+            wait_for_more(output, {"none.csv"})
             os.kill(next(iter(cluster.workers.values())).pid, signal.SIGKILL)
 
         killer = threading.Thread(target=kill)

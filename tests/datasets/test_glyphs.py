@@ -120,7 +120,7 @@ class TestCache:
             if isinstance(content, bytes):
                 path.write_bytes(content)
             else:
-                np.savez(path, **content)  # type: ignore[arg-type]
+                np.savez(path, **content)
             assert torch.equal(load_glyphs(characters="ab").x, first.x)
             line = capsys.readouterr().err
             assert line.startswith(f"protonet: {path} is made again: ")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ import torch
 
 from protonet.datasets import Dataset, load_cifar_fs, load_cub, load_fc100, load_mini_imagenet, load_tiered_imagenet
 from tests.datasets import trees
+from tests.datasets.test_features import Hostile
 
 NAMES = [label for labels in trees.CLASSES.values() for label in labels]
 SIDES = ["base"] * 3 + ["validation"] * 2 + ["novel"] * 2
@@ -146,11 +146,6 @@ def test_bad_lists_of_cifar_fs(root: Path) -> None:
     path.unlink()
     with pytest.raises(ValueError, match=r"val\.txt \(FileNotFoundError\)"):
         load_cifar_fs(root)
-
-
-class Hostile:
-    def __reduce__(self) -> Any:
-        return exec, ("raise SystemExit('it was run')",)
 
 
 @pytest.mark.parametrize(
