@@ -54,6 +54,12 @@ def test_on_correlated_noise_whitened_features_weigh_most() -> None:
     assert choice.losses["whitened"] < choice.losses["raw"]
 
 
+def test_where_all_rows_are_equal_the_choice_is_raw_cosine() -> None:
+    for x in (torch.zeros(30, 8), torch.ones(30, 8)):
+        choice = select(Rows(x, torch.arange(30) % 5, 5), plan_encoder(8, 5, 30), search=EFFORTS["fast"])
+        assert choice.views == ((RAW, 1.0),)
+
+
 def test_without_time_the_choice_is_the_smallest_mlp_on_raw_features() -> None:
     plan = plan_encoder(4, 4, 1000)
     choice = select(Rows(torch.eye(4), torch.arange(4) % 2, 4, deadline=0.0), plan)
