@@ -22,9 +22,8 @@ from sklearn.utils.estimator_checks import estimator_checks_generator, parametri
 from protonet import solve
 from protonet._checks import InputError
 from protonet.estimator import ProtoNetClassifier
-from protonet.fit.crossfit import crossfit, predict_held
+from protonet.fit.crossfit import crossfit, measure_held
 from protonet.fit.solver import solve_problem
-from protonet.metrics import measure
 from protonet.views.mlp import MLPKind
 from tests.strategies import LITTLE, blobs
 
@@ -179,7 +178,7 @@ def test_a_fitted_estimator_tells_what_held_out_rows_say() -> None:
         [(TENSOR_X, TENSOR_Y)], effort="fast", seed=int(np.random.RandomState(0).randint(2**31 - 1))
     )
     crossed = crossfit(solution)
-    wanted = measure(predict_held(crossed), crossed.labels, crossed.weights)
+    wanted = measure_held(crossed)
     model = make().fit(X, NAMES)
     copied = pickle.loads(pickle.dumps(model))
     assert not hasattr(copied, "held_out_accuracy_")  # the rows of fit are in no pickle

@@ -17,16 +17,23 @@ from analysis.episodes.peers import load_easyfsl, make_loader
 from protonet.episodes.draws.batch import summarize_base, take_from
 from protonet.sampling import index_classes
 
+KINDS, OVER = ("half_width", "p_value", "p_holm"), ("classes", "episodes")
+
 
 def summary(names: tuple[str, ...], **accuracies: float) -> dict[str, Any]:
     own = {name: accuracies.get(name.replace("-", "_"), 0.5) for name in names}
     pairs = [
-        {"first": a, "second": b, "difference": own[a] - own[b], "half_width": 0.01, "p_value": p, "p_holm": p}
+        {
+            "first": a,
+            "second": b,
+            "difference": own[a] - own[b],
+            **{f"{kind}_{of}": 0.01 if kind == "half_width" else p for kind in KINDS for of in OVER},
+        }
         for position, a in enumerate(names)
         for b in names[position + 1 :]
         for p in [0.001 if own[a] != own[b] else 1.0]
     ]
-    return {"methods": {n: {"accuracy": v, "half_width": 0.002} for n, v in own.items()}, "comparisons": pairs}
+    return {"methods": {n: {"accuracy": v, "half_width_episodes": 0.002} for n, v in own.items()}, "comparisons": pairs}
 
 
 def test_tables_of_methods() -> None:

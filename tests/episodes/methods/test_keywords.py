@@ -119,7 +119,7 @@ def test_types_that_cannot_be_found() -> None:
         ("alpha-tim", {"alpha": "x"}, "a number or none; got 'x'"),
         ("linear-finetune", {"momentum": "1"}, r"in \[0, 1\) here"),
         ("pt-map", {"alpha": "0"}, r"in \(0, 1\] here"),
-        ("distribution-calibration", {"n-nearest": "0"}, r"in \[1, base classes\] here"),
+        ("distribution-calibration", {"n-nearest": "0"}, ">= 1 here"),
         ("bd-cspn", {"paper": "1"}, "true or false; got '1'"),
     ],
 )

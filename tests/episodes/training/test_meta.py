@@ -99,7 +99,7 @@ def test_a_packed_run_continues_to_the_same(plan: Plan, monkeypatch: pytest.Monk
 
 
 def test_heads_are_averaged_and_kept_with_the_encoder() -> None:
-    run = begin_run(make_plan()._replace(objective="anil", **SMALL), "cpu")
+    run = begin_run(make_plan()._replace(objective="anil", head="classes", **SMALL), "cpu")
     before = run.head.state_dict()["weight"].clone()
     advance(run, 1)
     decay = min(RECIPE.average_decay, 1 / (1 + RECIPE.average_delay))
@@ -109,7 +109,7 @@ def test_heads_are_averaged_and_kept_with_the_encoder() -> None:
     torch.testing.assert_close(run.head.state_dict()["weight"], expected)
     keep_best(run, Score(1, 0.5, 0.1))
     assert torch.equal(run.kept["head.weight"], run.head.state_dict()["weight"])
-    assert run.kept.keys() == {*run.average.state_dict(), "head.weight"}
+    assert run.kept.keys() == {*run.average.state_dict(), "head.weight", "head.bias"}
 
 
 def test_the_best_is_kept_until_there_is_a_better_one() -> None:
