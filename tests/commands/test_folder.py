@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from protonet.files import load_model, save_model
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
-FILES, ROWS = 6, 5_000
+FILES, ROWS = 6, 10_000
 COLUMNS = [f"x{column}" for column in range(6)]
 
 
@@ -87,7 +87,7 @@ def found_in(output: Path) -> dict[str, bytes]:
 
 
 def wait_for(holds: Callable[[], Any], what: str) -> Any:
-    for _ in range(1200):
+    for _ in range(2400):
         if found := holds():
             return found
         time.sleep(0.05)
@@ -110,8 +110,8 @@ def lives(process: int) -> bool:
     return path.exists() and path.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-def wait_for_more(output: Path, before: Set[str]) -> None:
-    wait_for(lambda: found_in(output).keys() - before, "no file was finished")
+def wait_for_file(output: Path) -> None:
+    wait_for(lambda: found_in(output).keys() - {"none.csv"}, "no file was finished")
 
 
 def wait_for_end(processes: Sequence[int]) -> None:
@@ -125,11 +125,10 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="ne
 def test_whoever_is_killed_the_next_run_goes_on_and_every_file_gives_what_it_gives_alone(
     model: Path, rows: Path, alone: dict[str, bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output = tmp_path / "out"
     for blow in ("worker", signal.SIGINT, signal.SIGKILL):
-        before = found_in(output).keys() | {"none.csv"}
+        output = tmp_path / str(blow)
         process = begin(model, rows, output, "--jobs", "1")
-        wait_for_more(output, before)
+        wait_for_file(output)
         children = list_children(process.pid)
         if blow == "worker":
             os.kill(next(child for child in children if is_working(child)), signal.SIGKILL)
@@ -244,7 +243,7 @@ class TestDask:
         output = tmp_path / "out"
 
         def kill() -> None:
-            wait_for_more(output, {"none.csv"})
+            wait_for_file(output)
             os.kill(next(iter(cluster.workers.values())).pid, signal.SIGKILL)
 
         killer = threading.Thread(target=kill)
