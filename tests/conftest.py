@@ -11,7 +11,7 @@ from hypothesis import settings
 from tests.browser import CHROMIUM, Browser
 
 torch.set_num_threads(1)  # the matrices are small: two threads cost more than they bring
-settings.register_profile("protonet", deadline=None, derandomize=True)
+settings.register_profile("protonet", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("protonet")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,20 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from protonet.fit.search import EFFORTS
 from protonet.scoring import Fold
 from protonet.views.budget import plan_encoder
+from protonet.views.forest import ForestKind
 from protonet.views.judge import Judge
+from protonet.views.mlp import MLPKind
+from protonet.views.patterns import PatternKind
+from protonet.views.radial import VIEWS, RadialKind
 from protonet.views.view import Rows
 
 seeds = st.integers(0, 2**31 - 1)
+#: A search with little of every kind of views, for what must hold whatever is tried: a third of a default fit's time.
+LITTLE = replace(EFFORTS["default"], folds=2).with_kind(RadialKind(VIEWS[1:2], (2.0,), (0.1,)))
+LITTLE = LITTLE.with_kind(PatternKind((0.1,))).with_kind(ForestKind(10)).with_kind(MLPKind(sizes=1, steps=(10,)))
 
 
 def blobs(seed: int, *, classes: int = 5, rows: int = 6, dim: int = 8, noise: float = 0.4) -> tuple[Tensor, Tensor]:

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import scipy.sparse
 import sklearn
@@ -25,11 +23,9 @@ from protonet import solve
 from protonet._checks import InputError
 from protonet.estimator import ProtoNetClassifier
 from protonet.fit.crossfit import crossfit, measure_held
-from protonet.fit.search import EFFORTS
 from protonet.fit.solver import solve_problem
-from protonet.views.forest import ForestKind
-from protonet.views.radial import VIEWS, RadialKind
-from tests.strategies import blobs
+from protonet.views.mlp import MLPKind
+from tests.strategies import LITTLE, blobs
 
 TENSOR_X, TENSOR_Y = blobs(0)
 X, Y = TENSOR_X.numpy(), TENSOR_Y.numpy()
@@ -44,7 +40,7 @@ FITTED = make().fit(X, NAMES)
 
 
 #: The checks fit more than a hundred times: they need a mixture of views, and no more than that.
-CHEAP = replace(EFFORTS["fast"], folds=2).with_kind(RadialKind(VIEWS[1:2], (2.0,), (0.1,))).with_kind(ForestKind(10))
+CHEAP = LITTLE.with_kind(MLPKind(sizes=0))
 
 
 @parametrize_with_checks([ProtoNetClassifier(effort=CHEAP)])  # type: ignore[untyped-decorator]
@@ -53,14 +49,14 @@ def test_scikit_learns_own_checks_pass(estimator: Any, check: Any) -> None:
 
 
 #: Those that tell repeated rows from weights: what is trained would make more of the least difference.
-AT_DEFAULT = [
+TRAINED = [
     check for _, check in estimator_checks_generator(ProtoNetClassifier()) if "sample_weight" in check.func.__name__
 ]
 
 
-@pytest.mark.parametrize("check", AT_DEFAULT, ids=lambda check: check.func.__name__)
-def test_scikit_learns_checks_of_weights_pass_at_the_default_effort(check: Any) -> None:
-    check(ProtoNetClassifier())
+@pytest.mark.parametrize("check", TRAINED, ids=lambda check: check.func.__name__)
+def test_scikit_learns_checks_of_weights_pass_where_mlps_are_trained(check: Any) -> None:
+    check(ProtoNetClassifier(effort=LITTLE))
 
 
 def test_the_default_effort_is_the_solvers() -> None:
@@ -147,17 +143,6 @@ def test_columns_far_from_zero_keep_their_digits() -> None:
     assert make().fit(x[:30].astype(np.int64), y[:30]).score(x[30:].astype(np.int64), y[30:]) == 1
 
 
-def test_frames_and_sparse_rows_are_rows() -> None:
-    frame = pd.DataFrame(X, columns=[f"leaf {number}" for number in range(X.shape[1])])
-    fitted = make().fit(frame, pd.Series(NAMES))
-    assert fitted.feature_names_in_.tolist() == list(frame.columns)
-    np.testing.assert_array_equal(fitted.predict_proba(frame), FITTED.predict_proba(X))
-    with pytest.raises(ValueError, match="feature names should match"):
-        fitted.predict(frame.rename(columns={"leaf 0": "bark"}))
-    for kind in (scipy.sparse.csr_array, scipy.sparse.coo_matrix):
-        np.testing.assert_allclose(make().fit(kind(X), NAMES).predict_proba(kind(X)), FITTED.predict_proba(X))
-
-
 def test_it_works_inside_scikit_learns_tools() -> None:
     x, y = load_iris(return_X_y=True)
     x, y = x[::3], np.array(["setosa", "versicolor", "virginica"])[y[::3]]
@@ -235,20 +220,20 @@ def wine_of_few(each: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def test_rows_without_a_label_may_be_marked_in_any_way() -> None:
     x, y, few = wine_of_few(5)
     rest = np.setdiff1d(np.arange(len(y)), few)
-    model = ProtoNetClassifier("fast").fit(x[few], y[few], unlabelled=x[rest])
+    model = ProtoNetClassifier(CHEAP).fit(x[few], y[few], unlabelled=x[rest])
     wanted = model.predict_proba(x)
     assert model.learned_unlabelled_
     minus, none, gaps = np.full(len(y), -1), np.full(len(y), None), np.full(len(y), np.nan)
     for marked in (minus, none, gaps):
         marked[few] = y[few]
-        again = ProtoNetClassifier("fast").fit(x, marked)
+        again = ProtoNetClassifier(CHEAP).fit(x, marked)
         np.testing.assert_array_equal(again.classes_, [0, 1, 2])
         np.testing.assert_allclose(again.predict_proba(x), wanted, atol=1e-6)
-    sparse = ProtoNetClassifier("fast").fit(scipy.sparse.coo_matrix(x), minus, unlabelled=x[:0])
+    sparse = ProtoNetClassifier(CHEAP).fit(scipy.sparse.coo_matrix(x), minus, unlabelled=x[:0])
     np.testing.assert_allclose(sparse.predict_proba(x), wanted, atol=1e-6)
-    half = ProtoNetClassifier("fast").fit(x[: len(x) // 2], minus[: len(x) // 2], unlabelled=x[len(x) // 2 :])
+    half = ProtoNetClassifier(CHEAP).fit(x[: len(x) // 2], minus[: len(x) // 2], unlabelled=x[len(x) // 2 :])
     assert half.learned_unlabelled_
-    alone = ProtoNetClassifier("fast").fit(x[few], y[few])
+    alone = ProtoNetClassifier(CHEAP).fit(x[few], y[few])
     assert not alone.learned_unlabelled_
     assert alone.strangers_ == []
 
@@ -256,13 +241,13 @@ def test_rows_without_a_label_may_be_marked_in_any_way() -> None:
 def test_minus_one_is_a_class_where_it_can_be_no_mark() -> None:
     x, y, _ = wine_of_few(5)
     for labels in (np.where(y == 0, -1, 1), np.where(y == 0, -1, 0), y - 2, np.array(["-1", "0", "1"])[y]):
-        model = ProtoNetClassifier("fast").fit(x, labels)
+        model = ProtoNetClassifier(CHEAP).fit(x, labels)
         np.testing.assert_array_equal(model.classes_, np.unique(labels))
 
 
 def test_saved_and_loaded_it_keeps_what_it_learned_without_labels(tmp_path: Path) -> None:
     x, y, few = wine_of_few(5)
-    model = ProtoNetClassifier("fast").fit(x[few], y[few], unlabelled=x)
+    model = ProtoNetClassifier(CHEAP).fit(x[few], y[few], unlabelled=x)
     model.save(tmp_path / "m.safetensors")
     loaded = ProtoNetClassifier.load(tmp_path / "m.safetensors")
     np.testing.assert_allclose(loaded.predict_proba(x), model.predict_proba(x), atol=1e-4)
@@ -271,15 +256,15 @@ def test_saved_and_loaded_it_keeps_what_it_learned_without_labels(tmp_path: Path
 def test_unlabelled_rows_that_do_not_fit() -> None:
     x, y, few = wine_of_few(5)
     with pytest.raises(InputError, match="`y` must have rows with a label; got none"):
-        ProtoNetClassifier("fast").fit(x, np.full(len(y), None))
+        ProtoNetClassifier(CHEAP).fit(x, np.full(len(y), None))
     with pytest.raises(ValueError, match="X has 5 features, but ProtoNetClassifier is expecting 13"):
-        ProtoNetClassifier("fast").fit(x[few], y[few], unlabelled=x[:, :5])
+        ProtoNetClassifier(CHEAP).fit(x[few], y[few], unlabelled=x[:, :5])
     marked = np.full(len(y), -1)
     marked[few] = y[few]
     for given in ({"sample_weight": np.ones(15)}, {"groups": list(range(15))}):
         with pytest.raises(ValueError, match="inconsistent numbers of samples"):
-            ProtoNetClassifier("fast").fit(x, marked, **given)
+            ProtoNetClassifier(CHEAP).fit(x, marked, **given)
     gap = x.copy()
     gap[3, 2] = np.nan
     with pytest.raises(InputError, match="`X` must have no gaps, as the rows of fit had none; got 1 of NaN"):
-        ProtoNetClassifier("fast").fit(x[few], y[few], unlabelled=gap)
+        ProtoNetClassifier(CHEAP).fit(x[few], y[few], unlabelled=gap)

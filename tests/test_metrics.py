@@ -64,11 +64,6 @@ def test_calibration_error_without_predictions() -> None:
     assert math.isnan(calibration_error(torch.zeros(15, 3, dtype=torch.float64)))
 
 
-def test_sure_and_right_is_calibrated_sure_and_wrong_is_not() -> None:
-    assert calibration_error(fill_bins(torch.ones(5), torch.ones(5, dtype=torch.bool))) == 0
-    assert calibration_error(fill_bins(torch.ones(5), torch.zeros(5, dtype=torch.bool))) == 1
-
-
 @given(seeds, st.integers(2, 6), st.integers(1, 40))
 def test_figures_of_classes_are_those_of_scikit_learn(seed: int, num_classes: int, n: int) -> None:
     rng = np.random.default_rng(seed)

@@ -199,7 +199,7 @@ def test_the_learning_rate_itself_does_not_matter(lr: float) -> None:
     assert distance(model, trained(30, torch.float64)) < 1e-6
 
 
-@pytest.mark.parametrize("factor", [0.01, 0.1, 1.0, 10.0, 100.0])
+@pytest.mark.parametrize("factor", [0.01, 1.0, 100.0])
 @pytest.mark.parametrize("shape", [(16,), (4, 4)], ids=str)
 def test_an_ill_conditioned_quadratic_converges_from_any_rate(factor: float, shape: tuple[int, ...]) -> None:
     """Condition number 1e4, axes rotated at random."""

@@ -1,4 +1,4 @@
-"""The optimizer among torch's own tools: saving, groups, closures, scalers, schedules, hooks, two processes."""
+"""The optimizer among torch's own tools: saving, groups, closures, scalers, schedules, two processes."""
 
 from __future__ import annotations
 
@@ -141,17 +141,6 @@ def test_accumulated_gradients_are_one_large_batch() -> None:
     assert distance(parts, one) < 1e-6
 
 
-def test_clipped_gradients_train() -> None:
-    model = make_model()
-    optimizer, before = CustomOptimizer(model.parameters()), loss_on(model, 0).item()
-    for _ in range(30):
-        optimizer.zero_grad()
-        loss_on(model, 0).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-        optimizer.step()
-    assert loss_on(model, 0).item() < before
-
-
 def test_the_groups_rate_scales_the_step() -> None:
     start, ends = make_model(), [make_model(), make_model()]
     for model, factor in zip(ends, (1.0, 0.25), strict=True):
@@ -187,28 +176,16 @@ def test_schedules_end_where_nothing_moves(schedule: Callable[[torch.optim.Optim
         torch.testing.assert_close(p, q, rtol=0, atol=1e-8)
 
 
-def test_step_hooks_are_called_around_each_step() -> None:
-    model, calls = make_model(), list[str]()
-    optimizer = CustomOptimizer(model.parameters())
-    handles = [
-        optimizer.register_step_pre_hook(lambda *_: calls.append("before")),
-        optimizer.register_step_post_hook(lambda *_: calls.append("after")),
-    ]
-    train(model, optimizer, 2)
-    for handle in handles:
-        handle.remove()
-    train(model, optimizer, 1)
-    assert calls == ["before", "after"] * 2
-
-
 WORKER = """
+import os
 import sys
 import torch
 import torch.distributed as dist
 from custom_optimizer import CustomOptimizer
 
-rank = int(sys.argv[1])
-dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+child = os.fork()
+rank = int(child > 0)
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=rank, world_size=2)
 torch.manual_seed(rank)  # rank 0's weights are sent to rank 1; rows stay apart
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(5, 3))
 start = model.module.weight.detach().clone()
@@ -224,6 +201,8 @@ ends = [torch.empty_like(start) for _ in range(2)]
 dist.all_gather(ends, model.module.weight.detach())
 assert torch.equal(*ends)
 dist.destroy_process_group()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
 """
 
 
@@ -231,7 +210,6 @@ def test_two_processes_stay_equal(tmp_path: Path) -> None:
     """One of them meets a NaN: both skip that step. The optimizer's file is all that they have of the library."""
     shutil.copy(module.__file__, tmp_path / "custom_optimizer.py")
     environment = {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1", "PATH": ""}
-    commands = [[sys.executable, "-c", WORKER, str(rank), str(tmp_path / "meeting")] for rank in range(2)]
-    running = [subprocess.Popen(c, env=environment, stderr=subprocess.PIPE, text=True) for c in commands]
-    errors = [process.communicate(timeout=100)[1] for process in running]
-    assert [process.returncode for process in running] == [0, 0], errors
+    command = [sys.executable, "-c", WORKER, str(tmp_path / "meeting")]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 0, ended.stderr

@@ -8,7 +8,6 @@ import json
 import re
 import shutil
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from protonet import PrototypeNetwork, solve
 from protonet.__main__ import COMMANDS, main
 from protonet.commands import fit as fit_command
 from protonet.commands.summary import format_losses, format_pairs
-from protonet.commands.update import compare, extend_classes
+from protonet.commands.update import compare
 from protonet.files import load_model
 from protonet.fit.crossfit import crossfit, measure_held
 from protonet.fit.solver import solve_problem
@@ -127,46 +125,28 @@ class TestFit:
     def test_time_limit(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         x, y = blobs(0, classes=6, rows=60, dim=20, noise=2.0)
         np.savez(tmp_path / "t.npz", x=x, y=y)
-        path, started = tmp_path / "m.safetensors", time.process_time()
+        path = tmp_path / "m.safetensors"
         options = ["--effort", "best", "--time-limit", "1e-9", "-q", "-o", str(path)]
         assert main(["fit", str(tmp_path / "t.npz"), *options]) == 0
-        assert time.process_time() - started < 3  # without a limit, 8 s
         said, metadata = capsys.readouterr().out, load_model(path).metadata
         assert (metadata["time_limit"], metadata["held_out"]["rows"], len(metadata["views"])) == (1e-9, 360, 1)
         assert "the time was over before the last fold: the model may do better than its folds\n" in said
 
-    @pytest.mark.parametrize("stage", ["solve_problem", "crossfit"])
-    def test_ctrl_c(
-        self,
-        stage: str,
-        tmp_path: Path,
-        data: tuple[Tensor, Tensor],
-        fitted: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
+    def test_ctrl_c_before_anything_is_chosen_changes_nothing(
+        self, tmp_path: Path, fitted: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         def interrupt(*_: Any, **__: Any) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(fit_command, stage, interrupt)
+        monkeypatch.setattr(fit_command, "solve_problem", interrupt)
         output = tmp_path / "model.safetensors"
         output.write_text("old")
         arguments = ["fit", str(fitted / "train.csv"), "--label", "kind", *FAST, "--quiet"]
-        assert main(arguments) == 130
-        assert capsys.readouterr().err == "protonet fit: interrupted\n"
-        assert main([*arguments, "-o", str(output)]) == 130
+        for more in ([], ["-o", str(output)]):
+            assert main([*arguments, *more]) == 130
+            assert capsys.readouterr().err == "protonet fit: interrupted\n"
         assert list(tmp_path.iterdir()) == [output]
-        error = capsys.readouterr().err
-        if stage == "solve_problem":
-            assert error == "protonet fit: interrupted\n"
-            assert output.read_text() == "old"
-            return
-        assert error == f"protonet fit: stopped; {output} is kept, without cross-validation\n"
-        assert torch.equal(load_model(output).network(data[0]), network_of(data)(data[0]))
-        assert main(["update", str(output), str(fitted / "train.csv"), "--in-place"]) == 2
-        assert capsys.readouterr().err.startswith(
-            "protonet update: `model` must hold what fit keeps for an update; got "
-        )
+        assert output.read_text() == "old"
 
 
 class TestPredict:
@@ -272,11 +252,6 @@ class TestUpdate:
             "of 5 rows held out: right 100.00 % before, 60.00 % now\n  a lost: 3 of 3 right before, 1 now\n"
         )
         assert compare(before, before, labels, ("a", "b")).endswith("100.00 % now: no class lost\n")
-
-    def test_numbers_stay_numbers_while_all_are(self) -> None:
-        assert extend_classes((1, 7), np.array([3, 7, 3])) == (1, 7, 3)
-        assert extend_classes((1, 7), np.array(["7", "x"])) == ("1", "7", "x")
-        assert extend_classes(("1", "x"), np.array([1, 2])) == ("1", "x", "2")
 
 
 def test_export(tmp_path: Path, fitted: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -403,16 +378,3 @@ def test_a_bug_in_a_command_exits_with_1(
     assert str(path) in error
     assert len(error.splitlines()) == 1
     assert "deep down" in path.read_text()
-
-
-def test_a_model_of_an_older_version_is_refused(
-    tmp_path: Path, fitted: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "old.safetensors"
-    header = {"version": 1, "library": "0.1.0"}
-    save_file({"prototypes": torch.zeros(1)}, path, {"protonet.model": json.dumps(header)})
-    for command in (["predict"], ["evaluate"], ["update", "--in-place"]):
-        assert main([*command, str(path), str(fitted / "train.csv")]) == 2
-        error = capsys.readouterr().err
-        assert error.startswith(f"protonet {command[0]}: `model` must be a model file of version 4; got ")
-        assert error.endswith("(version 1, by protonet '0.1.0'). Fit it again.\n")

@@ -122,17 +122,6 @@ def test_many_classes_show_the_worst_first(tmp_path: Path, capsys: pytest.Captur
     assert "20 of 30 classes shown, the lowest F1 first; --json writes all\n" in said
 
 
-def test_a_class_without_rows_has_no_say_in_the_balance(
-    tmp_path: Path, model: str, fresh: tuple[Tensor, list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    x = fresh[0][[label == "ant" for label in fresh[1]]]
-    path = tmp_path / "t.json"
-    evaluate(capsys, model, write_table(tmp_path / "t.csv", x, ["ant"] * len(x)), "--json", str(path))
-    figures = json.loads(path.read_text(encoding="utf-8"))
-    assert figures["balanced_accuracy"] == pytest.approx(figures["accuracy"])
-    assert [each["recall"] for each in figures["classes"]][1:] == [0, 0]
-
-
 @pytest.mark.parametrize(
     ("names", "known", "expected"),
     [

@@ -6,8 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from safetensors.torch import load_file
 
 from protonet.__main__ import main
+from protonet.commands import folder
 from protonet.commands.folder import Part, _run_here, list_parts
 from protonet.files import load_model, save_model
 
@@ -30,6 +32,13 @@ def write_rows(path: Path, rows: int, seed: int, names: list[str] = COLUMNS) -> 
     x = np.random.default_rng(seed).standard_normal((rows, len(names))).astype(np.float32)
     path.parent.mkdir(parents=True, exist_ok=True)
     parquet.write_table(pa.table(dict(zip(names, x.T, strict=True))), path)
+
+
+def write_fault(folder: Path) -> None:
+    """Write a file, and one whose numbers no model takes."""
+    write_rows(folder / "a.parquet", 3, 0)
+    x = np.full((6, 3), 1e38)
+    parquet.write_table(pa.table(dict(zip(COLUMNS, x, strict=True))), folder / "b.parquet")
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +87,7 @@ def found_in(output: Path) -> dict[str, bytes]:
 
 
 def wait_for(holds: Callable[[], Any], what: str) -> Any:
-    for _ in range(1200):
+    for _ in range(2400):
         if found := holds():
             return found
         time.sleep(0.05)
@@ -101,67 +110,59 @@ def lives(process: int) -> bool:
     return path.exists() and path.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
+def wait_for_file(output: Path) -> None:
+    wait_for(lambda: found_in(output).keys() - {"none.csv"}, "no file was finished")
+
+
+def wait_for_end(processes: Sequence[int]) -> None:
+    wait_for(lambda: not any(map(lives, processes)), "a process goes on without its command")
+
+
 needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 
 
-def test_every_file_gives_what_it_gives_alone_and_what_is_finished_stays(
+@needs_proc
+def test_whoever_is_killed_the_next_run_goes_on_and_every_file_gives_what_it_gives_alone(
     model: Path, rows: Path, alone: dict[str, bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["predict", str(model), str(rows), "-o", str(tmp_path / "out"), "--unknown", "0.1", "--workers", "2"]
-    assert main(arguments) == 0
-    assert found_in(tmp_path / "out") == alone
-    capsys.readouterr()
-    gone, old = (tmp_path / "out" / f"day=0/part-{number}.csv" for number in (0, 2))
-    kept = tmp_path / "out" / "day=1" / "part-1.csv"
-    gone.unlink()
-    os.utime(old, ns=(0, 0))  # the file was written anew since then
-    before = kept.stat().st_mtime_ns
-    assert main(arguments) == 0
-    assert found_in(tmp_path / "out") == alone
-    assert kept.stat().st_mtime_ns == before
-    assert old.stat().st_mtime_ns > 0
-    assert capsys.readouterr().err.splitlines()[-1] == "note: 5 files of 7 had been finished before"
-    assert main([*arguments, "--proba"]) == 2
-    assert "must be a new folder, or one of this model and these options" in capsys.readouterr().err
-
-
-@needs_proc
-@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGINT])
-def test_a_command_that_is_ended_goes_on(
-    blow: signal.Signals, model: Path, rows: Path, alone: dict[str, bytes], tmp_path: Path
-) -> None:
-    output = tmp_path / "out"
-    process = begin(model, rows, output, "--workers", "2")
-    wait_for(lambda: found_in(output).keys() - {"none.csv"}, "no file was finished")
-    children = list_children(process.pid)
-    os.killpg(process.pid, blow) if blow == signal.SIGINT else process.kill()
-    _, said = process.communicate()
-    if found_in(output) != alone:  # else the machine was quicker than the blow
-        assert process.returncode == (130 if blow == signal.SIGINT else -signal.SIGKILL), said
-    wait_for(lambda: not any(map(lives, children)), "a process goes on without its command")
-    partly = found_in(output)
-    assert all(alone[name] == content for name, content in partly.items())
-    assert blow == signal.SIGKILL or not list(output.rglob("*.tmp"))
-    process = begin(model, rows, output, "--workers", "2")
-    assert process.wait() == 0, process.communicate()
-    process.communicate()
+    for blow in ("worker", signal.SIGINT, signal.SIGKILL):
+        output = tmp_path / str(blow)
+        process = begin(model, rows, output, "--workers", "1")
+        wait_for_file(output)
+        children = list_children(process.pid)
+        if blow == "worker":
+            os.kill(next(child for child in children if is_working(child)), signal.SIGKILL)
+        else:
+            os.killpg(process.pid, blow) if blow == signal.SIGINT else process.kill()
+        _, said = process.communicate()
+        wait_for_end(children)
+        assert all(alone[name] == content for name, content in found_in(output).items())
+        assert blow == signal.SIGKILL or not list(output.rglob("*.tmp"))
+        if blow == "worker":
+            assert process.returncode == 2
+            assert said.splitlines()[-1].endswith(
+                "`--workers` must be no more than there is memory for; got 1, of which one was killed. "
+                "Run it again with fewer: finished files are kept."
+            )
+        elif found_in(output) != alone:  # else the machine was quicker than the blow
+            assert process.returncode == (130 if blow == signal.SIGINT else -signal.SIGKILL), said
+    arguments = ["predict", str(model), str(rows), "-o", str(output), "--unknown", "0.1", "--workers"]
+    assert main([*arguments, "2"]) == 0
     assert found_in(output) == alone
     assert not list(output.rglob("*.tmp"))
-
-
-@needs_proc
-def test_a_process_that_is_killed_is_told_of(model: Path, rows: Path, tmp_path: Path) -> None:
-    process = begin(model, rows, tmp_path / "out", "--workers", "2")
-    wait_for(lambda: found_in(tmp_path / "out"), "no file was finished")
-    working = [child for child in list_children(process.pid) if is_working(child)]
-    os.kill(working[0], signal.SIGKILL)
-    _, said = process.communicate()
-    assert process.returncode == 2
-    assert said.splitlines()[-1].endswith(
-        "`--workers` must be no more than there is memory for; got 2, of which one was killed. "
-        "Run it again with fewer: finished files are kept."
-    )
-    assert not list((tmp_path / "out").rglob("*.tmp"))
+    capsys.readouterr()
+    gone, old = (output / f"day=0/part-{number}.csv" for number in (0, 2))
+    kept = output / "day=1" / "part-1.csv"
+    gone.unlink()
+    os.utime(old, ns=(0, 0))  # the file was written anew since then
+    written = kept.stat().st_mtime_ns
+    assert main([*arguments, "1"]) == 0
+    assert found_in(output) == alone
+    assert kept.stat().st_mtime_ns == written
+    assert old.stat().st_mtime_ns > 0
+    assert capsys.readouterr().err.splitlines()[-1] == "note: 5 files of 7 had been finished before"
+    assert main([*arguments, "1", "--proba"]) == 2
+    assert "must be a new folder, or one of this model and these options" in capsys.readouterr().err
 
 
 def test_parts_are_in_the_order_of_names_and_hidden_ones_are_none(rows: Path, tmp_path: Path) -> None:
@@ -192,9 +193,7 @@ def test_files_that_differ_in_columns_are_named(
 def test_a_fault_in_a_file_is_one_line_that_names_it(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_rows(tmp_path / "in" / "a.parquet", 3, 0)
-    x = np.full((6, 3), 1e38)
-    parquet.write_table(pa.table(dict(zip(COLUMNS, x, strict=True))), tmp_path / "in" / "b.parquet")
+    write_fault(tmp_path / "in")
     assert main(["predict", str(model), str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--workers", "1"]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("protonet predict: ")
@@ -241,29 +240,45 @@ class TestDask:
     def test_a_worker_that_is_killed_loses_and_doubles_nothing(
         self, cluster: Any, model: Path, rows: Path, alone: dict[str, bytes], tmp_path: Path
     ) -> None:
-        process = begin(model, rows, tmp_path / "out", "--workers", cluster.scheduler_address)
-        wait_for(lambda: found_in(tmp_path / "out").keys() - {"none.csv"}, "no file was finished")
-        os.kill(next(iter(cluster.workers.values())).pid, signal.SIGKILL)
-        _, said = process.communicate()
-        assert process.returncode == 0, said
-        assert found_in(tmp_path / "out") == alone
-        assert not list((tmp_path / "out").rglob("*.tmp"))
+        output = tmp_path / "out"
+
+        def kill() -> None:
+            wait_for_file(output)
+            os.kill(next(iter(cluster.workers.values())).pid, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        arguments = ["--unknown", "0.1", "-q", "--workers", cluster.scheduler_address]
+        assert main(["predict", str(model), str(rows), "-o", str(output), *arguments]) == 0
+        killer.join()
+        assert found_in(output) == alone
+        assert not list(output.rglob("*.tmp"))
 
     @pytest.mark.filterwarnings("default")
-    def test_a_fault_in_a_file_is_one_line(self, cluster: Any, model: Path, tmp_path: Path) -> None:
-        write_rows(tmp_path / "in" / "a.parquet", 3, 0)
-        x = np.full((6, 3), 1e38)
-        parquet.write_table(pa.table(dict(zip(COLUMNS, x, strict=True))), tmp_path / "in" / "b.parquet")
-        process = begin(model, tmp_path / "in", tmp_path / "out", "-q", "--workers", cluster.scheduler_address)
-        _, said = process.communicate()
-        assert (process.returncode, len(said.splitlines())) == (2, 1), said
+    def test_a_fault_in_a_file_is_one_line(
+        self, cluster: Any, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        write_fault(tmp_path / "in")
+        arguments = ["-o", str(tmp_path / "out"), "-q", "--workers", cluster.scheduler_address]
+        assert main(["predict", str(model), str(tmp_path / "in"), *arguments]) == 2
+        said = capsys.readouterr().err
+        assert len(said.splitlines()) == 1, said
         assert said.endswith("In b.parquet.\n")
 
-    def test_a_cluster_that_is_not_there_is_one_line(self, model: Path, rows: Path, tmp_path: Path) -> None:
+    def test_a_cluster_that_is_not_there_is_one_line(
+        self,
+        model: Path,
+        rows: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
         pytest.importorskip("distributed")
-        process = begin(model, rows, tmp_path / "out", "-q", "--workers", "tcp://127.0.0.1:9")
-        _, said = process.communicate()
-        assert (process.returncode, len(said.splitlines())) == (2, 1), said
+        monkeypatch.setattr(folder, "PATIENCE", 1)
+        arguments = ["-o", str(tmp_path / "out"), "-q", "--workers", "tcp://127.0.0.1:9"]
+        assert main(["predict", str(model), str(rows), *arguments]) == 2
+        said = capsys.readouterr().err
+        assert len(said.splitlines()) == 1, said
         assert "`--workers` must be the address of a Dask scheduler that answers; got tcp://127.0.0.1:9" in said
 
 

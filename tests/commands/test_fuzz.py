@@ -24,7 +24,7 @@ from protonet.files import Model, save_model
 from protonet.tables.table import Wanted, read_table
 from tests.strategies import blobs
 
-EXAMPLES = int(os.environ.get("PROTONET_FUZZ", "100"))
+EXAMPLES = int(os.environ.get("PROTONET_FUZZ", "40"))
 BYTES = st.binary(max_size=6) | st.sampled_from([b"\0", b"\n", b'"', b",", b"\r", b"nan", b"1e999", b"\xff\xfe", b"_"])
 #: Where, how many bytes are taken away, and what is put there.
 DAMAGES = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 12) | st.just(10**6), BYTES), min_size=1, max_size=4)

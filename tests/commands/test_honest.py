@@ -154,11 +154,8 @@ def test_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-@pytest.mark.parametrize("numbers", [1.7e9 + 10.0 * np.repeat([0, 1], 20), 1.7e12 + 1e4 * np.repeat([0, 1], 20)])
-def test_what_lies_far_from_zero_keeps_its_digits(
-    numbers: np.ndarray, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    order = RNG.permutation(40)
+def test_what_lies_far_from_zero_keeps_its_digits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    numbers, order = 1.7e12 + 1e4 * np.repeat([0, 1], 20), RNG.permutation(40)
     columns = {
         "time": numbers[order].tolist(),
         "x0": (1e-3 * NOISE[:, 0]).tolist(),
@@ -188,6 +185,10 @@ def test_ctrl_c_before_the_first_fold_and_after_the_last(
         assert said.err == f"protonet fit: stopped; {model} is kept{words}\n"
         assert said.out.startswith("t.csv: 2 classes, 40 samples, 5 features, 20 per class\n")
         assert load_model(model).classes == ("ant", "bee")
+        judged = stage != "crossfit"
+        assert main(["update", str(model), table, "--in-place"]) == (0 if judged else 2)
+        missing = "protonet update: `model` must hold what fit keeps for an update; got "
+        assert capsys.readouterr().err.startswith("" if judged else missing)
 
 
 def test_a_class_called_unknown_and_one_with_control_characters(

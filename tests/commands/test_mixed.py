@@ -22,7 +22,7 @@ from protonet.tables.features import encode_block
 from protonet.tables.table import Wanted, open_table, read_table
 from tests.strategies import write_columns as write
 
-EXAMPLES = int(os.environ.get("PROTONET_FUZZ", "100"))
+EXAMPLES = int(os.environ.get("PROTONET_FUZZ", "40"))
 FAST = ("--label", "kind", "--effort", "fast")
 CLASSES = ("cheap", "dear", "odd")
 NOTES = {
@@ -212,14 +212,8 @@ def test_a_person_says_what_columns_hold(fitted: Path, tmp_path: Path, capsys: p
     assert main(["fit", table, *FAST, "--column", "note=category", "width=category", "-o", model]) == 0
     encoding = load_model(model).encoding
     assert encoding is not None
-    assert [column.kind for column in encoding.columns] == [
-        "category",
-        "number",
-        "category",
-        "category",
-        "date",
-        "category",
-    ]
+    kinds = [column.kind for column in encoding.columns]
+    assert kinds == ["category", "number", "category", "category", "date", "category"]
     assert main(["predict", model, table]) == 0
 
 
@@ -230,84 +224,44 @@ def rows_of(text: str, n: int, **values: Sequence[str]) -> str:
     )
 
 
+PLAIN = "x,kind\n" + rows_of("{n}.5,{k}", 30, k="ab")
+
+
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        (
-            "x,kind\n" + rows_of("{n}.5,{k}", 30, k="ab"),
-            ("--column", "x=categry"),
-            r"`--column` must be one of category, .*; got .categry.\. Did you mean category",
-        ),
-        ("x,kind\n" + rows_of("{n}.5,{k}", 30, k="ab"), ("--column", "x"), "`--column` must be NAME=KIND; got 'x'"),
-        (
-            "x,kind\n" + rows_of("{n}.5,{k}", 30, k="ab"),
-            ("--column", "y=date"),
-            "`--column` must name a feature of the table; got y",
-        ),
-        (
-            "x,kind\n" + rows_of("{n}.5,{k}", 30, k="ab"),
-            ("--column", "x=date"),
-            "`--column` must name a column that holds a date",
-        ),
-        (
-            "x,kind\n" + rows_of("{n}.5,{k}", 30, k="ab"),
-            ("--column", "kind=text"),
-            "`arguments` must use the classes' column for",
-        ),
-        ("x,kind\n1.5,a\n2.5,\n3.5,\n", (), "`table` must have at least 2 classes; got a alone in kind"),
-        (
-            "x,kind\n" + rows_of("{n}.5,{n}.25", 30),
-            (),
-            "`--label` must name a column of classes; got 30 classes in kind, 1 row per",
-        ),
+        (PLAIN, "--column x=categry", "`--column` must be one of category, .*; got .categry.. Did you mean category"),
+        (PLAIN, "--column x", "`--column` must be NAME=KIND; got 'x'"),
+        (PLAIN, "--column y=date", "`--column` must name a feature of the table; got y"),
+        (PLAIN, "--column x=date", "`--column` must name a column that holds a date"),
+        (PLAIN, "--column kind=text", "`arguments` must use the classes' column for"),
+        (PLAIN.replace("kind", "sort"), "", "`table` must have a column kind; .* look like classes: sort .2 values."),
+        (PLAIN + "\nname,sort\n" + rows_of("{k},{k}", 9, k="ab"), "", "`table` must hold one table"),
+        ("x,kind\n1.5,a\n2.5,\n3.5,\n", "", "`table` must have at least 2 classes; got a alone in kind"),
+        ("x,kind\n" + rows_of("{n}.5,a", 30), "", "`table` must have at least 2 classes; got a alone in kind"),
+        ("x,kind\n" + rows_of("{n}.5,{n}.25", 30), "", "`--label` must name .*; got 30 classes in kind, 1 row per"),
         (
             "x,kind\n" + rows_of("{n}.5,{k}.25", 60, k=[str(n) for n in range(30)]),
-            (),
+            "",
             "`--label` must name .*; got 30 numbers, such as",
         ),
         (
-            "x,sort\n" + rows_of("{n}.5,{k}", 30, k="ab"),
-            (),
-            "`table` must have a column kind; .* look like classes: sort \\(2 values\\)",
-        ),
-        (
-            "x,kind\n" + rows_of("{n}.5,{k}", 9, k="ab") + "\nname,sort\n" + rows_of("{k},{k}", 9, k="ab"),
-            (),
-            "`table` must hold one table",
-        ),
-        (
             "x,p,kind\n" + rows_of("{n}.5,{p},{k}", 30, k="ab", p=["P1", "P2", "P1", "P3"]),
-            ("--group", "p"),
+            "--group p",
             "`--group` must hold no class whole",
         ),
-        (
-            "x,kind\n" + rows_of("same,{k}", 30, k="ab"),
-            (),
-            "`table` must have a column of use; got left out: x: constant",
-        ),
-        (
-            "x,z,kind\n" + rows_of("{n},,{k}", 30, k="ab"),
-            (),
-            "`table` must have a column of use; got left out: x: whole numbers",
-        ),
-        ("x,kind\n" + rows_of("{n}.5,a", 30), (), "`table` must have at least 2 classes; got a alone in kind"),
-        (
-            "x,y,kind\n" + rows_of("{n}.5,1,{k}", 30, k="ab") + "inf,1,a\n",
-            (),
-            "`table` must have finite numbers; got 'inf' in x, line 32",
-        ),
-        (
-            "x,y,kind\n" + rows_of("{n}.5,{y},{k}", 30, k="ab", y=["u", "v", "w"]) + "1e99,u,a\n",
-            (),
-            "`table` must have numbers of at most .* got '1e99' in x, line 32",
-        ),
+        ("x,kind\n" + rows_of("same,{k}", 30, k="ab"), "", "`table` must .* of use; got left out: x: constant"),
+        ("x,z,kind\n" + rows_of("{n},,{k}", 30, k="ab"), "", "`table` must .* of use; got left out: x: whole numbers"),
+        (PLAIN + "inf,a\n", "", "`table` must have finite numbers; got 'inf' in x, line 32"),
+        (PLAIN + "1e99,a\n", "", "`table` must have numbers of at most .* got '1e99' in x, line 32"),
     ],
 )
 def test_bad_tables_are_one_line_and_nothing_is_written(
-    text: str, options: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: str, options: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "t.csv").write_text(text)
-    assert main(["fit", str(tmp_path / "t.csv"), *FAST, "-o", str(tmp_path / "m.safetensors"), *options]) == 2
+    output = ["-o", str(tmp_path / "m.safetensors")]
+    assert main(["fit", str(tmp_path / "t.csv"), *FAST, *output, *options.split()]) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert re.fullmatch(f"protonet fit: {message}.*\n", said.err), said.err
@@ -339,14 +293,8 @@ def test_damaged_cells_give_one_line_or_the_whole_output(
     for row, column, put in damages:
         rows[row][column] = put
     path, output = fitted / "damaged.csv", fitted / "predicted.csv"
-    path.write_text(
-        "\n".join(
-            [
-                ",".join(list(columns)[:6]),
-                *(",".join(f'"{c}"' if "," in c and c != "," else c for c in row) for row in rows),
-            ]
-        )
-    )
+    lines = [",".join(f'"{c}"' if "," in c and c != "," else c for c in row) for row in rows]
+    path.write_text("\n".join([",".join(list(columns)[:6]), *lines]))
     output.unlink(missing_ok=True)
     capsys.readouterr()
     code = main(["predict", str(fitted / "m.safetensors"), str(path), "-o", str(output), "-q"])

@@ -197,9 +197,3 @@ def test_a_column_of_pictures_is_read_from_a_file_that_is_not_trusted(fitted: Pa
     for name, value in spoiled.items():
         with pytest.raises(ValueError, match=r"\w"):
             Encoding.restore([described[0] | {name: value}], tensors)
-
-
-def test_views_of_some_columns_are_saved_and_read(fitted: Path) -> None:
-    network = load_model(fitted / "m.safetensors").network
-    sources = network.encoder.list_sources()  # type: ignore[operator]
-    assert any(source.columns is not None for source in sources)

@@ -110,26 +110,21 @@ class TestCache:
         load_glyphs(characters="ab", seed=1)
         assert len(list(cache.iterdir())) == 2
 
-    @pytest.mark.parametrize("damage", ["truncated", "foreign", "empty", "older", "pickle"])
-    def test_bad_file_is_made_again(self, cache: Path, capsys: pytest.CaptureFixture[str], damage: str) -> None:
+    def test_bad_file_is_made_again(self, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
         first = load_glyphs(characters="ab")
         (path,) = cache.iterdir()
         whole = path.read_bytes()
-        if damage == "older":
-            with np.load(path) as file:
-                arrays = {name: file[name] for name in file.files}
-            arrays["stamp"] = np.array(str(arrays["stamp"]).replace("glyphs 1 ", "glyphs 0 "))
-            np.savez(path, **arrays)
-        elif damage == "pickle":
-            np.savez(path, stamp=np.array([{}], object))
-        elif damage == "foreign":
-            np.savez(path, x=np.eye(2))
-        else:
-            path.write_bytes(whole[: len(whole) // 2] if damage == "truncated" else b"")
-        assert torch.equal(load_glyphs(characters="ab").x, first.x)
-        line = capsys.readouterr().err
-        assert line.startswith(f"protonet: {path} is made again: ")
-        assert line.count("\n") == 1
+        with np.load(path) as file:
+            older = {**file, "stamp": np.array(str(file["stamp"]).replace("glyphs 1 ", "glyphs 0 "))}
+        for content in (b"", whole[: len(whole) // 2], {"x": np.eye(2)}, {"stamp": np.array([{}], object)}, older):
+            if isinstance(content, bytes):
+                path.write_bytes(content)
+            else:
+                np.savez(path, **content)
+            assert torch.equal(load_glyphs(characters="ab").x, first.x)
+            line = capsys.readouterr().err
+            assert line.startswith(f"protonet: {path} is made again: ")
+            assert line.count("\n") == 1
         load_glyphs(characters="ab")
         assert capsys.readouterr().err == ""
         assert list(cache.iterdir()) == [path]

@@ -87,10 +87,16 @@ def test_all_leaves_out_methods_of_other_objectives(folder: Path, capsys: pytest
             ["--method", "maml"],
             "find an encoder of train --objective maml; got one of feat for maml. Pass --encoder FILE",
         ),
-        (["--method", "finetune:head=tree"], "finetune: `head` must be one of prototypes, linear; got 'tree'."),
+        (
+            ["--method", "finetune:head=tree"],
+            "protonet.episodes: `head` must be one of prototypes, linear; got 'tree'.",
+        ),
         (["--method", "finetune:learning-rate=-1"], "have settings within their bounds, >= 0 here; got '-1'"),
         (["--method", "feat:temperature=0"], "have settings within their bounds, > 0 here; got '0'"),
-        (["--dataset", "other.npz", "--method", "feat"], "`path` must hold an encoder of 9 features per row; got 64."),
+        (
+            ["--dataset", "other.npz", "--method", "feat"],
+            "`--encoder` must hold an encoder of 9 features per row; got 64.",
+        ),
     ],
 )
 def test_bad_input(folder: Path, capsys: pytest.CaptureFixture[str], more: list[str], said: str) -> None:

@@ -305,7 +305,7 @@ odd = st.one_of(
     st.sampled_from([[], {}, [0], [0, 0], [2**62, 0], [[]], {"kind": "forest"}]),
 )
 #: FUZZ=3400 makes some 10,000 files.
-SETTINGS = settings(max_examples=int(os.environ.get("FUZZ", "100")))
+SETTINGS = settings(max_examples=int(os.environ.get("FUZZ", "40")))
 
 
 def check(path: Path, content: bytes) -> None:

@@ -105,14 +105,6 @@ def test_adding_rows_is_what_all_rows_at_once_give() -> None:
     assert torch.equal(crossed.features, CROSSED.features)  # rows that were held out stay
 
 
-def test_the_sums_are_those_that_the_prototypes_are_means_of() -> None:
-    network = copy.deepcopy(SOLUTION.network)
-    network.set_sums(network.sums, network.counts)
-    assert torch.equal(network.prototypes, SOLUTION.network.prototypes)
-    network.set_prototypes(X, Y)
-    torch.testing.assert_close(network.prototypes, SOLUTION.network.prototypes)
-
-
 def test_an_update_shows_what_a_new_class_costs_the_others() -> None:
     near = X[Y == 2] + 0.01
     labels = torch.full((len(near),), 5)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 
 from protonet.fit.prior import (
     PROBLEM_FEATURES,
@@ -75,6 +75,7 @@ def test_the_traits_of_a_view(specification: Specification, traits: set[str]) ->
     assert specification.traits <= set(TRAITS)
 
 
+@settings(max_examples=15)
 @given(seed=seeds)
 def test_untrained_it_gives_what_held_out_rows_suggest(seed: int) -> None:
     rows, cosines, labels = draw(seed)
@@ -86,6 +87,7 @@ def test_untrained_it_gives_what_held_out_rows_suggest(seed: int) -> None:
     assert size == 1.0
 
 
+@settings(max_examples=15)
 @given(seed=seeds)
 def test_the_order_of_views_does_not_matter(seed: int) -> None:
     rows, cosines, labels = draw(seed)
@@ -126,6 +128,7 @@ def test_without_a_judge_only_the_spread_is_looked_at() -> None:
     torch.testing.assert_close(weights, (1 / spread) / (1 / spread).sum())
 
 
+@settings(max_examples=15)
 @given(seed=seeds)
 def test_a_problem_looks_the_same_in_other_units_and_another_order(seed: int) -> None:
     x, y = blobs(seed % 100)

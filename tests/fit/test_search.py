@@ -17,13 +17,15 @@ from protonet.views.mlp import MLP, MLPKind
 from protonet.views.patterns import Patterns
 from protonet.views.radial import BANDWIDTHS, RIDGES, Radial, RadialKind
 from protonet.views.view import Rows
-from tests.strategies import blobs
+from tests.strategies import LITTLE, blobs
 
 
-def choose(family: str, limit: float = 500_000, **counts: int) -> Choice:
-    split = sample_family(family, seed=21, num_classes=32, dim=48, **counts)
+def choose(
+    family: str, *, classes: int = 16, dim: int = 32, limit: float = 50_000, search: Search = EFFORTS["default"]
+) -> Choice:
+    split = sample_family(family, seed=21, num_classes=classes, dim=dim)
     x, y = torch.cat([split.train_x, split.val_x]), torch.cat([split.train_y, split.val_y])
-    return select(Rows(x / x.square().mean().sqrt(), y, 32), plan_encoder(48, 32, limit))
+    return select(Rows(x / x.square().mean().sqrt(), y, classes), plan_encoder(dim, classes, limit), search=search)
 
 
 def smallest(plan: Plan) -> MLP:
@@ -36,8 +38,9 @@ def weights(choice: Choice) -> dict[str, float]:
 
 
 def test_on_isotropic_data_the_smallest_mlp_on_raw_features_is_kept() -> None:
-    choice = choose("isotropic")
-    assert choice.views == ((smallest(plan_encoder(48, 32, 500_000)), 1.0),)
+    search = replace(LITTLE, folds=5).without(ForestKind).with_kind(MLPKind(sizes=1))
+    choice = choose("isotropic", classes=32, dim=48, search=search)
+    assert choice.views == ((smallest(plan_encoder(48, 32, 50_000)), 1.0),)
 
 
 def test_on_correlated_noise_whitened_features_weigh_most() -> None:
@@ -51,10 +54,10 @@ def test_on_correlated_noise_whitened_features_weigh_most() -> None:
     assert choice.losses["whitened"] < choice.losses["raw"]
 
 
-def test_without_parameters_the_choice_is_raw_cosine() -> None:
-    choice = choose("correlated", limit=0)
-    assert choice.views == ((RAW, 1.0),)
-    assert choice.temperature > 0
+def test_where_all_rows_are_equal_the_choice_is_raw_cosine() -> None:
+    for x in (torch.zeros(30, 8), torch.ones(30, 8)):
+        choice = select(Rows(x, torch.arange(30) % 5, 5), plan_encoder(8, 5, 30), search=EFFORTS["fast"])
+        assert choice.views == ((RAW, 1.0),)
 
 
 def test_without_time_the_choice_is_the_smallest_mlp_on_raw_features() -> None:
@@ -83,7 +86,7 @@ def test_without_folds_it_is_a_mixture_of_what_needs_no_judge(limit: int, effort
 def test_shifted_views_are_used_on_pixels_unless_they_are_ruled_out() -> None:
     data = load_digits()
     x, y = data.x[:100] / data.x[:100].square().mean().sqrt(), data.y[:100]
-    search = Search().with_kind(ForestKind(trees=20)).with_kind(MLPKind(sizes=1, steps=(10,)))
+    search = replace(LITTLE, folds=5)
     rows, plan = Rows(x, y, 10), plan_encoder(64, 10, 1000)
     choice = select(rows, plan, search=search)
     assert len(choice.shifts) == 9
@@ -100,7 +103,7 @@ def test_the_stages_are_told_in_order() -> None:
     told: list[tuple[str, float]] = []
     x = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
     rows = Rows(x, torch.arange(20) % 2, 2)
-    select(rows, plan_encoder(4, 2, 100), progress=lambda *stage: told.append(stage))
+    select(rows, plan_encoder(4, 2, 100), search=LITTLE, progress=lambda *stage: told.append(stage))
     assert [stage for stage, _ in told] == ["linear views", "radial views", "patterns", "forests", "learned views"]
     assert [share for _, share in told] == sorted(share for _, share in told)
 
@@ -166,9 +169,10 @@ def test_patterns_are_used_where_rows_are_moved() -> None:
     templates = torch.randn(3, 400, generator=generator)
     templates = torch.nn.functional.avg_pool1d(templates[:, None], 9, 1)[:, 0] * 3
     y = torch.arange(60) % 3
+    search = Search().without(RadialKind).without(ForestKind).without(MLPKind)
     start = torch.randint(200, (60,), generator=generator)
     x = templates[y[:, None], start[:, None] + torch.arange(120)]
-    choice = select(Rows(x, y, 3), plan_encoder(120, 3, 10_000))
+    choice = select(Rows(x, y, 3), plan_encoder(120, 3, 10_000), search=search)
     assert sum(weight for each, weight in choice.views if isinstance(each, Patterns)) > 0.3
     assert choice.losses["patterns"] < choice.losses["raw"] - 0.2
 

@@ -22,7 +22,7 @@ from protonet.fit.active import group_strangers
 from protonet.fit.crossfit import crossfit, predict_held
 from protonet.fit.marks import find_unlabelled
 from protonet.fit.networks import POOLING, believe, fit_rows
-from protonet.fit.search import EFFORTS, RAW
+from protonet.fit.search import RAW
 from protonet.fit.solver import Solution, solve_problem
 from protonet.fit.unlabelled import (
     FEWEST_HELD,
@@ -38,10 +38,10 @@ from protonet.fit.unlabelled import (
 )
 from protonet.metrics import measure
 from protonet.views.budget import plan_encoder
-from protonet.views.forest import ForestKind
 from protonet.views.mlp import MLPKind
 from protonet.views.patterns import PatternKind
 from protonet.views.view import Rows
+from tests.strategies import LITTLE
 
 
 def unit(n: int, dim: int = 4, seed: int = 0) -> Tensor:
@@ -66,7 +66,7 @@ def test_graph_is_that_of_a_slow_transcription() -> None:
     torch.testing.assert_close(dense(40, *link_neighbours(x, k)), wanted, rtol=1e-4, atol=1e-6)
 
 
-def test_labels_spread_as_the_linear_system_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labels_spread_as_the_linear_system_says() -> None:
     x, labels = unit(60), torch.tensor([0, 1, 2, 0, 1, 2])
     believed = torch.rand(54, 3, generator=torch.Generator().manual_seed(1)).softmax(dim=1)
     graph = dense(60, *link_neighbours(x, SPREAD.neighbours))
@@ -183,7 +183,7 @@ def test_rows_without_a_label_help() -> None:
     digits = load_digits()
     rows = torch.cat([(digits.y == label).nonzero()[:60, 0] for label in range(6)]).view(6, 60)
     few, hidden = rows[:, :3].flatten(), rows[:, 3:].flatten()
-    train, search = [(digits.x[few], digits.y[few])], EFFORTS["fast"].without(PatternKind).without(ForestKind)
+    train, search = [(digits.x[few], digits.y[few])], LITTLE.without(PatternKind).with_kind(MLPKind(sizes=0))
     solution = solve_problem(train, effort=search, unlabelled=digits.x[hidden])
     assert solution.pooled is not None
     assert solution.pooled.learned
@@ -286,13 +286,11 @@ def test_with_one_row_per_class_nobody_judges() -> None:
     assert group_strangers(solution) == []
 
 
-def test_of_many_labelled_rows_some_spread_their_labels(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y, few = wine()
-    solution = solve_problem([(x[few], y[few])], effort="fast", unlabelled=x)
-    network = fit_rows(solution.problem.rows, solution.choice)
-    wanted, logits = believe(solution.problem, network)
+def test_of_many_labelled_rows_some_spread_their_labels(solved: Solution, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = fit_rows(solved.problem.rows, solved.choice)
+    wanted, logits = believe(solved.problem, network)
     monkeypatch.setattr("protonet.fit.networks.POOLING", replace(POOLING, most_seeds=5))
-    found, same = believe(solution.problem, network)
+    found, same = believe(solved.problem, network)
     torch.testing.assert_close(same, logits, rtol=1e-4, atol=1e-4)
     assert float((found.argmax(dim=1) == wanted.argmax(dim=1)).double().mean()) > 0.8
 

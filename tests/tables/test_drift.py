@@ -58,14 +58,14 @@ def tell(seen: Any, encoding: Encoding | None, cells: Sequence[np.ndarray], bloc
 @pytest.mark.parametrize("new", ["same", "one class", "few"])
 def test_chance_names_a_column_in_one_table_of_a_hundred_at_most(new: str) -> None:
     """Of fits to 10 to 300 rows; rows like these, rows of one class alone, one to five rows."""
-    rng, named, tables = np.random.default_rng(0), 0, 300
+    rng, named, tables = np.random.default_rng(0), 0, 120
     for _ in range(tables):
         classes = int(rng.integers(2, 5))
         y = rng.permutation(np.arange(int(rng.integers(5 * classes, 300))) % classes)
         m = int(rng.integers(1, 6) if new == "few" else rng.integers(6, 400))
         fresh = rng.integers(classes) * np.ones(m, int) if new == "one class" else rng.integers(classes, size=m)
         named += bool(tell(*fit(draw(rng, y), y), draw(rng, fresh)))
-    # 1 % of 300, and three standard errors
+    # 1 % of them, and three standard errors
     assert named <= DRIFT.chance * tables + 3 * math.sqrt(DRIFT.chance * tables)
 
 

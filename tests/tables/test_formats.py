@@ -49,7 +49,7 @@ def write(folder: Path, content: str | bytes, name: str = "table.csv") -> Path:
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
 @pytest.mark.parametrize(("delimiter", "end"), [(",", "\n"), (";", "\r\n"), ("\t", "\n"), ("|", "\r")])
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=ROWS)
 @example(rows=[["1,5", "é", 'x "y"'], ["a\nb", "#", ";"], ["", " ", "€"]])
 @example(rows=[["#N/A", "1", "2"], ["", " ", ""], ["# x", "#", "'=1"], ["", "", ""], ["", "", ""]])

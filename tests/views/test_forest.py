@@ -135,10 +135,6 @@ def test_without_blocks_features_are_tried_alike_whatever_their_variance() -> No
     torch.testing.assert_close(count_roots(x, None), torch.full((2,), 1500.0).double(), rtol=0, atol=110)
 
 
-def test_everything_is_a_buffer() -> None:
-    assert list(grow(*blobs(4)).parameters()) == []
-
-
 def test_a_shifted_forest_is_the_forest_of_the_shifted_rows() -> None:
     x, y = blobs(5)
     shifts = (0, 2, -1)

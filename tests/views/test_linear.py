@@ -187,16 +187,6 @@ def test_the_bias_coordinate_joins_scaled_views_alone() -> None:
         expected = torch.cat([z, torch.full((len(x), 1), bias)], dim=1) if bias else z
         assert torch.equal(view(z), expected)
         assert view.sizes == (expected.shape[1],)
-        assert list(view.parameters()) == []
-
-
-def test_constant_and_duplicated_features_stay_finite() -> None:
-    x = torch.ones(6, 4)
-    x[:, 1] = torch.arange(6) % 3
-    x[:, 2] = x[:, 1]
-    for scaling in SCALINGS:
-        z = fit(scaling, x, torch.arange(6) % 3, 3).map(x)
-        assert bool(torch.isfinite(z).all())
 
 
 def test_robust_is_scikit_learns_up_to_scale() -> None:

@@ -157,7 +157,7 @@ print("fitted, saved, loaded and exported")
 
 def test_a_new_kind_of_view_is_one_file_and_one_line(tmp_path: Path) -> None:
     package, copy = Path(protonet.__file__).parent, tmp_path / "protonet"
-    shutil.copytree(package, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(package, copy)
     (copy / "views" / "toy.py").write_text(TOY, encoding="utf-8")
     with (copy / "views" / "__init__.py").open("a", encoding="utf-8") as kinds:
         kinds.write(f"{ENTRY}\n")

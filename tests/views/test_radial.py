@@ -188,12 +188,6 @@ def test_a_row_depends_on_itself_alone_even_where_read_outs_cancel() -> None:
     torch.testing.assert_close(F.normalize(alone, dim=1), F.normalize(score(fitted, x)[:60], dim=1), atol=1e-4, rtol=0)
 
 
-def test_everything_is_a_buffer() -> None:
-    x, y = blobs(6)
-    fitted = fit(GAUSSIAN, x, y)
-    assert list(fitted.parameters()) == []
-
-
 def test_equal_rows_stay_finite() -> None:
     x, y = torch.ones(6, 3), torch.arange(6) % 3
     for view in VIEWS:

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from protonet.encoder import Encoder
 from protonet.views import KINDS
-from protonet.views.view import LinearMap, Rows, Stored, View
+from protonet.views.view import LinearMap, Stored, View
 from tests.model_cases import make_network
 from tests.strategies import blobs, seeds
 
@@ -71,11 +72,6 @@ def test_a_view_has_to_say_what_it_does() -> None:
     assert view.products() == []
 
 
-def test_rows_have_no_shifts_and_no_deadline_by_default() -> None:
-    rows = Rows(*blobs(0), 5)
-    assert (rows.shifts, rows.seed, rows.deadline) == ((0,), 0, float("inf"))
-
-
 @pytest.mark.parametrize(
     ("description", "name", "kind"),
     [(None, "a", int), ([], "a", int), ({}, "a", int), ({"a": True}, "a", int), ({"a": 1}, "a", float)],
@@ -123,3 +119,9 @@ def test_what_is_taken_is_gone_and_thresholds_may_be_infinite() -> None:
     odd = torch.tensor([0, 2], dtype=torch.uint8).view(torch.bool)
     with pytest.raises(ValueError, match="a tensor a that is not of yes and no"):
         Stored({}, {"a": odd}).take("a", 2, dtype=torch.bool)
+
+
+def test_only_what_is_trained_has_parameters() -> None:
+    encoder = make_network().encoder
+    assert isinstance(encoder, Encoder)
+    assert {view.kind for view in encoder.list_views() if any(True for _ in view.parameters())} == {"mlp"}
