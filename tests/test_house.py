@@ -30,6 +30,7 @@ LEVELS = {
     "protonet.episodes": [{"draws"}, {"networks"}, {"methods", "features"}, {"evaluation"}, {"training"}, {"__main__"}],
 }
 MOST_ROOMS, MOST_LINES = 20, 450
+MOST_FILES = 12  #: In a folder, but where its `__init__` says that there is one file for each of something.
 
 
 def modules(folder: str) -> dict[str, Path]:
@@ -82,6 +83,14 @@ def test_rooms_are_few_and_small() -> None:
         for path in modules(folder).values():
             most = 820 if path.name == "optimizer.py" else MOST_LINES  # one file, handed in alone
             assert len(path.read_text(encoding="utf-8").splitlines()) <= most, path
+
+
+def test_a_folder_holds_few_files_or_says_why() -> None:
+    for folder in {path.parent for path in modules("protonet").values()} - {ROOT / "protonet"}:
+        names = {path.name for path in folder.iterdir()} - {"__pycache__", "__init__.py"}
+        assert len(names) <= MOST_FILES or "per file" in (ast.get_docstring(parse(folder / "__init__.py")) or ""), (
+            folder
+        )
 
 
 def test_nothing_imports_what_stands_above_it() -> None:

@@ -1,4 +1,4 @@
-"""From loaders to a network, and what is known of it.
+"""From loaders to a network, and what is known of it: one step per file.
 
 Rows: `loading`, `copies`, `problem`, and those without a label, `marks` and `unlabelled`.
 Choice: `search`, weighed by the learned `prior`. Network: `networks`. All of it: `solver`.
