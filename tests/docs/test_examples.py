@@ -298,18 +298,19 @@ def test_the_commands_of_meta_training_run(
 
 
 @cache
-def ask_for_help(module: str, arguments: tuple[str, ...]) -> str:
-    """Return what ``python -m module ... --help`` prints."""
+def ask_for_help(module: str, arguments: tuple[str, ...], option: str = "--help") -> str:
+    """Return what ``python -m module ... --help-all`` prints, or ``--help`` where that is all."""
     printed = io.StringIO()
     kept = sys.argv
-    sys.argv = [module, *arguments, "--help"]
+    sys.argv = [module, *arguments, option]
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
             warnings.simplefilter("ignore", RuntimeWarning)  # the module may have been imported by another test
             runpy.run_module(module, run_name="__main__", alter_sys=False)
     finally:
         sys.argv = kept
-    return printed.getvalue()
+    text = printed.getvalue()
+    return ask_for_help(module, arguments, "--help-all") if option == "--help" and "--help-all" in text else text
 
 
 def check_options(module: str, words: Sequence[str]) -> None:
