@@ -37,25 +37,22 @@ class SourceRules:
 
 SOURCES = SourceRules()
 #: What rows come from, in lower case, without accents: English, German, French, Spanish, Portuguese, Italian, Dutch,
-#: Polish, Russian.
-_NOUNS = """
-    subject subj person participant proband patient user customer client student pupil donor volunteer respondent
-    session recording record run animal mouse rat plot batch lot device sensor speaker singer signer writer author
-    household specimen sample slide video clip scan pid sid uid ptid case
-    versuchsperson vp patientin teilnehmer teilnehmerin kunde nutzer benutzer schuler tier gerat geraet sprecher haushalt
-    sitzung aufnahme charge parzelle probe
-    sujet utilisateur eleve appareil locuteur menage seance enregistrement parcelle echantillon
-    sujeto paciente participante usuario cliente alumno sesion lote dispositivo hablante hogar parcela muestra
-    sujeito sessao aluno
-    soggetto paziente partecipante utente sessione lotto parlante campione
-    proefpersoon deelnemer gebruiker sessie
-    pacjent uczestnik uzytkownik sesja
-    пациент субъект участник пользователь сессия
-""".split()
-_WIDE_NOUNS = ["患者", "受试者", "被试", "用户", "病人", "参与者", "被験者", "参加者", "利用者", "話者", "환자", "피험자"]
+#: Polish, Russian; and as they are written in Chinese, Japanese, Korean.
+_NOUNS = (
+    "subject|subj|person|participant|proband|patient|user|customer|client|student|pupil|donor|volunteer|"
+    "respondent|session|recording|record|run|animal|mouse|rat|plot|batch|lot|device|sensor|speaker|singer|"
+    "signer|writer|author|household|specimen|sample|slide|video|clip|scan|pid|sid|uid|ptid|case|"
+    "versuchsperson|vp|patientin|teilnehmer|teilnehmerin|kunde|nutzer|benutzer|schuler|gerat|geraet|"
+    "sprecher|haushalt|sitzung|aufnahme|parzelle|sujet|utilisateur|eleve|appareil|locuteur|menage|seance|"
+    "enregistrement|parcelle|echantillon|sujeto|paciente|participante|usuario|cliente|alumno|sesion|lote|"
+    "dispositivo|hablante|hogar|parcela|muestra|sujeito|sessao|aluno|soggetto|paziente|partecipante|"
+    "utente|sessione|lotto|parlante|campione|proefpersoon|deelnemer|gebruiker|sessie|pacjent|uczestnik|"
+    "uzytkownik|sesja|пациент|субъект|участник|пользователь|сессия|患者|受试者|被试|用户|病人|参与者|被験者|参加者|利用者|話者|환자|"
+    "피험자"
+)
 _IDS = "id|ids|uid|uuid|guid|idx|ident|identifier|kennung"
 _ENDS = f"{_IDS}|nr|no|num|nummer|numero|number|code|codigo|kode|key|name|index|编号|代码|番号|号|번호"
-_SOURCE = re.compile(f"(?:{'|'.join(_NOUNS + _WIDE_NOUNS)})(?:(?:e?n|s)?(?:{_ENDS}))?")
+_SOURCE = re.compile(f"(?:{_NOUNS})(?:(?:e?n|s)?(?:{_ENDS}))?")
 _END, _ID = re.compile(_ENDS), re.compile(_IDS)
 
 
