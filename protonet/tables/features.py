@@ -192,7 +192,7 @@ def tell_sources(found: Mapping[str, Sources]) -> list[str]:
     if not found[name].sure:
         what = f"values of {name} come again, nearly always with the same class{more}"
         return [f"look at: {what}; do rows of one {name} have one source? If so, --group {name}"]
-    what = f"{found[name].count} values of {name} come again, nearly always with the same class{more}"
+    what = f"{found[name].size} values of {name} come again, nearly always with the same class{more}"
     return [f"look at: {what}; if rows of one value have one source, --group {name} holds them out together"]
 
 

@@ -60,7 +60,7 @@ class Sources(NamedTuple):
     """What a column seems to name."""
 
     points: int  #: Of evidence, `SourceRules.asked` or more.
-    count: int  #: How many values come again.
+    size: int  #: How many values come again.
 
     @property
     def sure(self) -> bool:
@@ -176,4 +176,5 @@ def _is_smooth(classes: np.ndarray) -> bool:
     """Return whether the class (m,) changes less often from one value to the next than chance gives."""
     share = 1 - float(np.square(np.bincount(classes) / len(classes)).sum())
     changes = (len(classes) - 1) * share
-    return int((classes[1:] != classes[:-1]).sum()) < changes - 2 * np.sqrt(changes * (1 - share))
+    least = changes - 2 * float(np.sqrt(changes * (1 - share)))
+    return int((classes[1:] != classes[:-1]).sum()) < least

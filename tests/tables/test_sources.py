@@ -38,7 +38,7 @@ def test_named_sources_are_found(wrong: float) -> None:
         code = [f"{each:08x}" for each in rng.integers(2**32, size=count)]
         for written in (np.array(code)[subjects], np.char.add("P-", subjects.astype(str)), subjects + 1.0):
             found = find_sources(names[seed % len(names)], written, y, ordered=written.dtype.kind == "f")
-            missed += found is None or not found.sure or found.count != count
+            missed += found is None or not found.sure or found.size != count
     assert missed <= 0.05 * 3 * draws
 
 
