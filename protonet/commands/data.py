@@ -59,6 +59,7 @@ class Data(NamedTuple):
     rest: Tensor | None  #: (m, dim) rows without a class, if there are any.
     rest_rows: Sequence[int]  #: Where in the file each of them is.
     seen: Any  #: What was seen of the columns, for the model file: see `protonet.tables.drift`.
+    sources: tuple[int, ...] = ()  #: The numbers of the columns that seem to name the sources of rows.
 
     def number_groups(self, solution: Solution) -> dict[str, int]:
         """Return the number in the solution of each group's name."""
@@ -136,7 +137,9 @@ def read_data(options: argparse.Namespace, *, keep_cells: bool = False) -> Data:
         check_groups("fit", "--group", block.beside[0].tolist(), block.labels.tolist())
         group_names, numbered = np.unique(block.beside[0], return_inverse=True)
         groups = torch.from_numpy(numbered)
-    x, encoding, columns, left, notes = choose_features(table, block, kinds, named=only is not None, groups=numbered)
+    x, encoding, columns, left, notes, sources = choose_features(
+        table, block, kinds, named=only is not None, groups=numbered
+    )
     left_out = [*beside, *options.drop, *table.unused, *left]
     features = torch.from_numpy(np.ascontiguousarray(x))
     named = group_names.tolist()
@@ -152,7 +155,20 @@ def read_data(options: argparse.Namespace, *, keep_cells: bool = False) -> Data:
     rest_rows: Sequence[int] = [] if rest is None else rest.rows
     seen = describe_columns(cells, encoding, torch.bincount(labels).tolist())
     return Data(
-        features, labels, classes, columns, encoding, groups, named, left_out, told, *where, others, rest_rows, seen
+        features,
+        labels,
+        classes,
+        columns,
+        encoding,
+        groups,
+        named,
+        left_out,
+        told,
+        *where,
+        others,
+        rest_rows,
+        seen,
+        sources,
     )
 
 

@@ -139,7 +139,7 @@ def run(arguments: Sequence[str] | None) -> None:
                 progress=partial(tell, 0),
                 unlabelled=rest or None,
             )
-            data = data._replace(notes=[*data.notes, *suspect_twins(solution)])
+            data = data._replace(notes=[*data.notes, *suspect_twins(data, solution)])
             until = deadline if limit is None or "report" not in outputs else started + HELD * limit
             crossed = crossfit(solution, deadline=until, progress=partial(tell, 1))
             in_time = time.monotonic() < until
@@ -217,9 +217,16 @@ def tell_next(path: Path | None) -> str:
     return f"{path}: {size:.1f} MB; next: python -m protonet predict {quote(str(path))} NEW.csv -o predicted.csv"
 
 
-def suspect_twins(solution: Solution) -> list[str]:
-    """Return a line, or none, about rows that seem to come from one source each few of them."""
-    share = find_twins(solution.problem.rows)
+def suspect_twins(data: Data, solution: Solution) -> list[str]:
+    """Return a line, or none, about rows that seem to come from one source each few of them.
+
+    Columns that seem to name the sources are told of already: what they explain is no news.
+    """
+    rows, share = solution.problem.rows, find_twins(solution.problem.rows)
+    for number in data.sources:
+        if share >= TWINS.share and data.encoding is not None:
+            features = rows.features[:, list(data.encoding.find_features(number))]
+            share = find_twins(rows._replace(groups=features.unique(dim=0, return_inverse=True)[1]))
     if share < TWINS.share:
         return []
     what = f"{100 * share:.0f} % of the rows have twins of their class, far nearer than all others"

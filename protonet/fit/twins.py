@@ -31,6 +31,9 @@ class TwinRules:
         0.5  #: Of the rows of its class, a row and its twins are at most this share: a class may be a cluster.
     )
     ties: float = 0.1  #: Where more distances than this are equal to the next one, values are few: nothing is told.
+    tied: float = 0.5
+    """Of the twins, those that are equal in a column, at most: one day of a date is no source, and nor is one value of
+    another column. What is left without such columns has twins, or nothing is told."""
     queries: int = 512  #: Rows that are looked at, at equal distances, ...
     pairs: int = 2**27  #: ... and fewer, where all their distances to the others would be more than this.
     at_once: int = 2**24  #: Distances that are in memory.
@@ -56,7 +59,7 @@ def find_twins(rows: Rows) -> float:
         estimation of intrinsic dimension" (2004), eq. 8.
     """
     n = len(rows.labels)
-    if n <= TWINS.reach:
+    if n <= TWINS.reach or not bool((rows.features[1:] != rows.features[:-1]).any()):
         return 0.0
     queries = torch.arange(0, n, -(-n // max(TWINS.least, min(TWINS.queries, TWINS.pairs // n))))
     distance, nearest = _find_neighbours(rows, queries)
@@ -77,7 +80,25 @@ def find_twins(rows: Rows) -> float:
     expected = float((1 - shares[has_twins].pow(twins[has_twins])).sum())
     if float(mixed[has_twins].sum()) > TWINS.mixed * expected:
         return 0.0
-    return float((has_twins & ~mixed).double().mean())
+    has_twins &= ~mixed
+    found = float(has_twins.double().mean())
+    if found < TWINS.share:
+        return found
+    near = has_twins[:, None] & (torch.arange(TWINS.most) <= place[:, None])  # (queries, most)
+    tied = _find_tied(rows, queries[near.nonzero()[:, 0]], nearest[:, : TWINS.most][near])
+    if not bool(tied.any()):
+        return found
+    blocks = None if rows.blocks is None else rows.blocks[~tied]
+    return find_twins(rows._replace(features=rows.features[:, ~tied], blocks=blocks))
+
+
+def _find_tied(rows: Rows, first: Tensor, second: Tensor) -> Tensor:
+    """Return which features (dim,) are of a column in which too many pairs of rows (pairs,), by number, are equal."""
+    dim = rows.features.shape[1]
+    blocks = torch.arange(dim) if rows.blocks is None else rows.blocks.unique(return_inverse=True)[1]
+    differs = (rows.features[first] != rows.features[second]).float()
+    differing = torch.zeros(len(first), int(blocks.max()) + 1).index_add_(1, blocks, differs) > 0
+    return ((~differing).sum(dim=0) > TWINS.tied * len(first))[blocks]
 
 
 def _find_neighbours(rows: Rows, queries: Tensor) -> tuple[Tensor, Tensor]:

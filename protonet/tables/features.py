@@ -16,7 +16,8 @@ from protonet.tables.columns.number import MOST, Number
 from protonet.tables.columns.parsing import find_gaps, parse_dates, parse_numbers, write_cells
 from protonet.tables.columns.recognise import Verdict, fit_named, recognise
 from protonet.tables.columns.text import Text
-from protonet.tables.leaks import find_groups, find_row_number, find_suspicion
+from protonet.tables.leaks import find_row_number, find_suspicion
+from protonet.tables.sources import Sources, find_sources
 from protonet.tables.table import Block, Table
 
 #: At most this share of the cells of numbers or dates may be something else; they count as gaps.
@@ -31,6 +32,7 @@ class Features(NamedTuple):
     columns: tuple[str, ...] | None  #: The names of the columns that were encoded, if they have any.
     left_out: tuple[str, ...]  #: The names of those that were not.
     notes: tuple[str, ...]  #: What a person should know of them, a line each.
+    sources: tuple[int, ...] = ()  #: The numbers, of those encoded, that seem to name the sources of rows.
 
 
 def choose_features(
@@ -53,7 +55,7 @@ def choose_features(
     if table.columns is None:
         encoding = Encoding(tuple(map(Number.fit, block.columns)))
         gaps = any(column.missing for column in encoding.columns if isinstance(column, Number))
-        notes = suspect(table, block, encoding)
+        notes, _ = suspect(table, block, encoding)
         x = encode_block(table, block, encoding)
         return Features(x, encoding if gaps else None, None, (), tuple(notes))
     columns = dict(zip(table.columns, block.columns, strict=True))
@@ -70,10 +72,11 @@ def choose_features(
     own = [cells for name, cells in zip(table.columns, block.columns, strict=True) if name in used]
     chosen = [read_once(column, cells) for column, cells in zip(used.values(), own, strict=True)]
     table, block = table._replace(columns=tuple(used)), block._replace(columns=chosen)
-    notes += suspect(table, block, encoding, groups)
+    suspicions, sources = suspect(table, block, encoding, groups)
+    notes += suspicions
     notes += check_kinds(table, block._replace(columns=own), encoding)
     left_out = tuple(name for name in verdicts if name not in used)
-    return Features(encode_block(table, block, encoding), encoding, tuple(used), left_out, tuple(notes))
+    return Features(encode_block(table, block, encoding), encoding, tuple(used), left_out, tuple(notes), sources)
 
 
 def read_once(column: Column, cells: np.ndarray) -> np.ndarray:
@@ -131,53 +134,65 @@ def keep_constants(verdicts: dict[str, Verdict], cells: Mapping[str, np.ndarray]
         verdicts |= {name: Verdict(column, "") for name, column in fitted.items()}
 
 
-def suspect(table: Table, block: Block, encoding: Encoding, groups: np.ndarray | None = None) -> list[str]:
-    """Return a line for each column that may tell the classes in a way that new rows will not share.
+def suspect(
+    table: Table, block: Block, encoding: Encoding, groups: np.ndarray | None = None
+) -> tuple[list[str], tuple[int, ...]]:
+    """Look for columns that may tell the classes in a way that new rows will not share.
 
     Args:
         table: What the rows are of.
         block: All of its rows, with classes.
         encoding: Fitted to its columns.
         groups: (n,) of the rows, int64, where some are held out together already.
+
+    Returns:
+        A line for each such column, and one for all that seem to name the sources of rows; the numbers of these.
     """
-    notes, sources = [], dict[str, int]()
+    notes, sources = [], dict[int, Sources]()
     for number, (column, cells) in enumerate(zip(encoding.columns, block.columns, strict=True)):
-        if isinstance(column, Number):
-            values = column.fill(cells).astype(np.float64)
-        elif isinstance(column, (Category, Text)):
-            values = np.unique(write_cells(cells).astype(str), return_inverse=True)[1].astype(np.float64)
-        elif isinstance(column, Date):
+        name = table.name_column(number)
+        if isinstance(column, (Number, Category, Text)):
+            if ordered := isinstance(column, Number):
+                values = column.fill(cells).astype(np.float64)
+            else:
+                values = write_cells(cells).astype(str)
+            there = find_rows(values, ~find_gaps(cells), groups)
+            own = table.columns[number] if table.columns else ""
+            found = find_sources(own, values[there], block.labels[there], ordered=ordered) if own else None
+            if found:
+                sources[number] = found
+                continue
+            if not ordered:
+                values = np.unique(values, return_inverse=True)[1].astype(np.float64)
+        elif isinstance(column, Date):  # of one day there are many rows in most tables: that is no source
             values = np.nan_to_num(parse_dates(cells, column.form), nan=column.median)
         else:
             continue
-        name, there = table.name_column(number), ~find_gaps(cells)
-        ordered = isinstance(column, (Number, Date))
-        held = None if groups is None else groups[there]
-        if table.columns and (count := count_sources(values[there], block.labels[there], held, ordered=ordered)):
-            sources[name] = count
-        elif reason := find_suspicion(values, block.labels):
+        if reason := find_suspicion(values, block.labels):
             notes.append(f"look at: {name} {reason}; will it in new rows? (--drop leaves it out)")
-    return notes + tell_sources(sources)
+    return notes + tell_sources({table.name_column(number): each for number, each in sources.items()}), tuple(sources)
 
 
-def count_sources(values: np.ndarray, labels: np.ndarray, groups: np.ndarray | None, *, ordered: bool) -> int:
-    """Return `protonet.tables.leaks.find_groups`; of rows of one group (n,) that share a value, one counts."""
+def find_rows(values: np.ndarray, there: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
+    """Return the numbers (m,) of the rows (n,) that are there; of those of one group that share a value, the first."""
+    rows = np.flatnonzero(there)
     if groups is None:
-        return find_groups(values, labels, ordered=ordered)
-    first = np.sort(
-        np.unique(np.stack([np.unique(values, return_inverse=True)[1], groups]), axis=1, return_index=True)[1]
-    )
-    return find_groups(values[first], labels[first], ordered=ordered)
+        return rows
+    pairs = np.stack([np.unique(values[rows], return_inverse=True)[1], groups[rows]])
+    return rows[np.sort(np.unique(pairs, axis=1, return_index=True)[1])]
 
 
-def tell_sources(found: Mapping[str, int]) -> list[str]:
-    """Return a line, or none, about columns that seem to name the sources of rows, given how many each names."""
+def tell_sources(found: Mapping[str, Sources]) -> list[str]:
+    """Return a line, or none, about columns that seem to name the sources of rows."""
     if not found:
         return []
     name = max(found, key=lambda each: found[each])
     others = [each for each in found if each != name]
     more = f" (so do those of {', '.join(others)})" if others else ""
-    what = f"{found[name]} values of {name} come again, nearly each with one class alone{more}"
+    if not found[name].sure:
+        what = f"values of {name} come again, nearly always with the same class{more}"
+        return [f"look at: {what}; do rows of one {name} have one source? If so, --group {name}"]
+    what = f"{found[name].size} values of {name} come again, nearly always with the same class{more}"
     return [f"look at: {what}; if rows of one value have one source, --group {name} holds them out together"]
 
 

@@ -15,11 +15,6 @@ class LeakRules:
     dense: float = 1.2
     """Whole numbers that are all different, and span at most this many times as many values as there are rows, are
     numbers of the rows: of ten draws from twelve values, four in a thousand are all different."""
-    least_groups: int = 8  #: Values that come again, at least, and for each class so many: ...
-    groups_per_class: int = 3  #: ... of fewer, a feature of the world may well tell the class.
-    covered: float = 0.5  #: Of the rows, those whose value comes again, at least.
-    mixed: float = 0.1  #: Of the values that come again, those with rows of several classes, at most.
-    chance: float = 1e-4  #: The probability, at most, of so few if class and value were independent.
 
 
 LEAKS = LeakRules()
@@ -51,43 +46,6 @@ def find_suspicion(column: np.ndarray, labels: np.ndarray) -> str:
         return "has one value for each class"
     whole = len(values) == n and np.array_equal(column, np.rint(column))
     return "has whole numbers that all differ, sorted by class" if whole and _tells(column, labels, classes) else ""
-
-
-def find_groups(values: np.ndarray, labels: np.ndarray, *, ordered: bool) -> int:
-    """Count the values of a column that name sources of rows, such as persons: each comes again, with one class.
-
-    A category that tells the class has few values. A number that tells it changes the class a few times from its least
-    value to its largest, where names change it as often as chance; or each value has its rows one behind the other.
-
-    Args:
-        values: (n,) in the order of the file, of any kind that can be sorted.
-        labels: (n,) the classes.
-        ordered: Whether the values are in an order that means something, as numbers are.
-
-    Returns:
-        How many there are; 0 where the column may be a feature of the world.
-    """
-    n, (classes, y) = len(labels), np.unique(labels, return_inverse=True)
-    levels, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-    again = counts > 1
-    least = max(LEAKS.least_groups, LEAKS.groups_per_class * len(classes))
-    if again.sum() < least or counts[again].sum() < LEAKS.covered * n:
-        return 0
-    held = np.bincount(places * len(classes) + y, minlength=len(levels) * len(classes)).reshape(len(levels), -1)[again]
-    mixed = int((held.max(axis=1) < counts[again]).sum())
-    shares = np.bincount(y) / n
-    expected = float((1 - (shares ** counts[again][:, None]).sum(axis=1)).sum())
-    # Source of the bound: of the lower tail of a sum of independent events, Chernoff (1952).
-    log_chance = mixed - expected + mixed * np.log(expected / mixed) if mixed else -expected
-    if mixed > LEAKS.mixed * len(held) or log_chance > np.log(LEAKS.chance):
-        return 0
-    if ordered and _count_runs(places) > len(levels):
-        own = held.argmax(axis=1)
-        share = 1 - float(np.square(np.bincount(own) / len(own)).sum())
-        changes = (len(own) - 1) * share
-        if _count_runs(own) - 1 < changes - 2 * np.sqrt(changes * (1 - share)):
-            return 0
-    return len(held)
 
 
 def _is_in_order(column: np.ndarray, *, strictly: bool = False) -> bool:

@@ -11,9 +11,11 @@ from protonet.fit.problem import pose_problem
 from protonet.fit.twins import TWINS, find_twins
 
 
-def share_twins(x: np.ndarray, y: np.ndarray, groups: np.ndarray | None = None) -> float:
-    numbers = None if groups is None else torch.from_numpy(groups)
-    problem, _ = pose_problem(torch.from_numpy(x).float(), torch.from_numpy(y), int(y.max()) + 1, groups=numbers)
+def share_twins(
+    x: np.ndarray, y: np.ndarray, groups: np.ndarray | None = None, blocks: torch.Tensor | None = None
+) -> float:
+    numbers, features = None if groups is None else torch.from_numpy(groups), torch.from_numpy(x).float()
+    problem, _ = pose_problem(features, torch.from_numpy(y), int(y.max()) + 1, groups=numbers, blocks=blocks)
     return find_twins(problem.rows)
 
 
@@ -53,6 +55,26 @@ def test_features_of_the_world_are_no_twins() -> None:
             noise * (rng.random((n, dim)) < 0.3),
         ):
             assert share_twins(x, y) < TWINS.share
+
+
+def test_ties_in_a_column_are_no_twins() -> None:
+    """Rows of one day, or of one category, are on one axis: if each has a class, that makes no twins."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        n, many = 150, int(rng.integers(25, 60))
+        day, other = rng.integers(many, size=n), rng.integers(12, size=n)
+        y = rng.integers(2, size=many)[day]
+        measure = rng.normal(size=(n, 1))
+        later = np.stack([day / 10, np.cos(day), np.sin(day)], axis=1)
+        for x, blocks in (
+            (np.hstack([later, measure]), [0, 0, 0, 1]),
+            (np.hstack([np.eye(many)[day], measure]), [0] * many + [1]),
+            (np.hstack([np.eye(many)[day], np.eye(12)[other], measure]), [0] * many + [1] * 12 + [2]),
+        ):
+            assert share_twins(x, y, blocks=torch.tensor(blocks)) < TWINS.share
+    of = np.repeat(np.arange(40), 4)  # beside a column that they share, rows with noise are twins still
+    x = np.hstack([np.eye(2)[of % 2], rng.normal(size=(40, 6))[of] + 0.03 * rng.normal(size=(160, 6))])
+    assert share_twins(x, rng.integers(3, size=40)[of]) > TWINS.share
 
 
 def test_tight_classes_of_few_rows_are_no_twins() -> None:

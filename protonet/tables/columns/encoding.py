@@ -66,6 +66,11 @@ class Encoding:
             first += size
         return found
 
+    def find_features(self, number: int) -> range:
+        """Return which features come from a column, given its number."""
+        first = sum(self.sizes[:number])
+        return range(first, first + self.sizes[number])
+
     def name_features(self, names: Sequence[str]) -> list[str]:
         """Return a name for each feature, given those of the columns."""
         if self.plain:

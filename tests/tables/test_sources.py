@@ -1,0 +1,117 @@
+"""Columns that name the sources of rows are found, also where some labels are wrong; features of the world are none.
+
+The thresholds were set on other tables, of other seeds.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from protonet.tables.sources import SOURCES, find_sources, read_name
+
+NAMES = "golf passat corolla civic accord focus fiesta polo a4 a6 x5 i3 500 panda clio megane 208 mustang f-150 leaf"
+MODELS = np.array(NAMES.split())
+
+
+def draw_subjects(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return the subject (n,) of each row and the class (n,), of 8 to 60 subjects with 2 to 20 rows each."""
+    while True:
+        count = int(rng.integers(8, 61))
+        classes = rng.integers(2 if count < 12 else 3, size=count)
+        if len(np.unique(classes)) > 1:
+            break
+    sizes = rng.integers(2, 21, size=count) if rng.random() < 0.5 else rng.integers(2, 21)
+    subjects = np.repeat(np.arange(count), sizes)
+    subjects = rng.permutation(subjects) if rng.random() < 0.5 else subjects
+    return subjects, classes[subjects], count
+
+
+@pytest.mark.parametrize("wrong", [0, 0.05, 0.08])
+def test_named_sources_are_found(wrong: float) -> None:
+    names = ["subject", "Patient_ID", "Versuchsperson", "participantNo", "id_paciente", "sujet", "被験者"]
+    missed, draws = 0, 60
+    for seed in range(draws):
+        rng = np.random.default_rng(seed)
+        subjects, y, count = draw_subjects(rng)
+        y = np.where(rng.random(len(y)) < wrong, rng.permutation(y), y)
+        code = [f"{each:08x}" for each in rng.integers(2**32, size=count)]
+        for written in (np.array(code)[subjects], np.char.add("P-", subjects.astype(str)), subjects + 1.0):
+            found = find_sources(names[seed % len(names)], written, y, ordered=written.dtype.kind == "f")
+            missed += found is None or not found.sure or found.size != count
+    assert missed <= 0.05 * 3 * draws
+
+
+def test_without_a_name_codes_blocks_and_equal_numbers_of_rows_count() -> None:
+    rng = np.random.default_rng(0)
+    subjects = np.repeat(np.arange(30), 4)
+    y = rng.integers(2, size=30)[subjects]
+    order, codes = rng.permutation(120), np.char.add("s", subjects.astype(str))
+    words = np.array([chr(97 + each // 26) + chr(97 + each % 26) for each in range(30)])[subjects]
+    for values, rows, points in (
+        (codes, order, 3),
+        (subjects, np.arange(120), 3),
+        (subjects, order, 2),
+        (subjects, rng.integers(120, size=120), 0),  # running numbers alone are none
+        (words, np.arange(120), 2),
+        (words, order, 0),
+        (rng.normal(size=30)[subjects], order, 0),
+    ):
+        found = find_sources("x", values[rows], y[rows], ordered=values.dtype.kind != "U")
+        assert (found.points if found else 0) == points
+
+
+def test_categories_that_tell_the_class_name_no_sources() -> None:
+    """Models of a country of origin, 10 to 20, even or not; whole numbers of a class each; labels may be wrong."""
+    for seed in range(60):
+        rng = np.random.default_rng(1000 + seed)
+        count = int(rng.integers(10, 21))
+        origin = rng.integers(2, size=count)
+        skewed = rng.choice(count, 150, p=rng.dirichlet(np.ones(count)))
+        for model in (rng.integers(count, size=150), rng.permutation(np.arange(150) % count), skewed, np.sort(skewed)):
+            y = np.where(rng.random(150) < 0.05, 1, origin[model])
+            for labels in (origin[model], y):
+                assert find_sources("model", MODELS[model], labels, ordered=False) is None
+        hour = rng.integers(24, size=200)
+        assert find_sources("hour", hour, hour % 3, ordered=True) is None
+
+
+def test_features_of_the_world_name_no_sources() -> None:
+    """Categories, whole numbers and thresholds of them, rounded ones, identifiers; classes of a few rows, too."""
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        n = int(rng.integers(20, 400))
+        y = rng.integers(int(rng.integers(2, 5)), size=n)
+        z, age = rng.normal(size=n) + 3 * y, rng.integers(0, 50, n)
+        island = np.where(rng.random(n) < 0.8, y, rng.integers(3, size=n))
+        rare = (rng.random(n) < 0.05).astype(int)
+        for values, labels, ordered in (
+            (np.round(3 * z), y, True),
+            (rng.poisson(3 + 5 * y), y, True),
+            (age, y, True),
+            (age, (age > 25).astype(int), True),
+            (age, age // 10, True),
+            (rng.permutation(n), y, True),
+            (rng.integers(0, 30, n), y, False),
+            (rng.integers(0, n, n), y, False),
+            (rng.integers(0, n // 3 + 1, n), rare, False),
+            (island, y, False),
+            (rng.integers(0, 6, n), rng.integers(0, 6, n) % 2, False),
+        ):
+            assert find_sources("x", values, labels, ordered=ordered) is None
+    six = np.arange(300) % 6
+    assert find_sources("subject", six, six % 2, ordered=False) is None  # a category that truly tells the class
+
+
+@pytest.mark.parametrize(
+    ("points", "names"),
+    [
+        (SOURCES.sure, "patient patientID PATIENTID id_paciente codigo_paciente subjectNo Probandennummer Élève"),
+        (SOURCES.sure, "userid séance_id Gerät-Nr Schüler VP household_key 患者ID 被験者 환자번호 subject.1"),
+        (1, "id ID ward_id id_local"),
+        (0, "patient_age device_type user_country sessions batch_size acid grid zip postal_code model name 1"),
+    ],
+)
+def test_the_last_word_of_a_name_counts(points: int, names: str) -> None:
+    for name in names.split():
+        assert read_name(name) == points, name
