@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import as_typed, optional_packages, refuse
 from protonet import files
+from protonet._checks import as_typed, optional_packages, refuse
 from protonet.files import INSTALL, Model, save_model
 from protonet.fit.active import Suggestion, suggest_rows
 from protonet.fit.crossfit import Crossfit, measure_held, pack, score_frequent, score_held
