@@ -42,7 +42,8 @@ class DriftRules:
     share: float = 0.5  #: Of the rows, by how many more than in fit are strange.
     few: float = 0.5  #: Of the rows of the smallest class, how many at most lie where all new rows lie.
     widths: float = 100.0  #: Of the fitted range, beyond it, from which on a single row is told ...
-    tails: float = 6.0  #: ... where the range is at most so many times as wide as the middle half of the rows.
+    tails: float = 6.0  #: ... where the range is at most so many times as wide as the middle half of the rows, ...
+    enough: int = 16  #: ... and a class has so many on average: fewer tell nothing of tails.
     chance: float = 0.01  #: Tables of rows like those of fit in which any column is named, at most.
     most: int = 1000  #: Rows that a test counts: of more, a thousand in the same shares.
 
@@ -173,7 +174,7 @@ class Watch:
             where = f"{'lie within' if len(ends) > 1 else 'are'} {' to '.join(ends)}"
             few = f"at most {_write_share(share)}" if share else "none"
             return f"all rows {where}, where {few} were in fit; another unit?"
-        if tally.wild:
+        if tally.wild and per_class >= DRIFT.enough:
             some = "1 row lies" if tally.wild == 1 else f"{tally.wild} rows lie"
             span = f"{_write(column, low)} to {_write(column, high)}"
             return f"{some} far beyond {span}, such as {_write(column, tally.wildest)}; another unit?"
