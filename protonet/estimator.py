@@ -21,7 +21,7 @@ from protonet._checks import as_typed, check_groups, fail, show
 from protonet.files import Model, load_model, save_model
 from protonet.fit.active import Suggestion, group_strangers, suggest_rows
 from protonet.fit.crossfit import crossfit, measure_held
-from protonet.fit.marks import even_weights, find_unlabelled, name_classes, number_labels
+from protonet.fit.marks import check_one_kind, even_weights, find_unlabelled, name_classes, number_labels
 from protonet.fit.search import EFFORTS, Search
 from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
 from protonet.losses import CHUNK
@@ -171,7 +171,9 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         if first:
             self._fit(rows, labels, weights, None)
             rows, labels = rows[:0], labels[:0]
-        merged = np.unique(np.concatenate([self.classes_, labels, *known]))
+        every = np.concatenate([self.classes_, labels, *known])
+        check_one_kind("y", every)
+        merged = np.unique(every)
         order = torch.full((len(merged),), -1)
         order[number_labels(self.classes_, merged)] = torch.arange(len(self.classes_))
         self.network_.arrange_classes(order)
@@ -274,6 +276,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         """
         name = getattr(y, "name", None)
         rows, y = self._check(X, y, reset=reset)
+        check_one_kind("y", y)
         if (kind := type_of_target(y)).startswith("continuous"):
             remedy = "Cut them into classes first; to predict a number is another task."
             fail(NAME, "y", "name classes", f"numbers with fractions ({kind})", remedy)

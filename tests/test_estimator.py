@@ -268,3 +268,16 @@ def test_unlabelled_rows_that_do_not_fit() -> None:
     gap[3, 2] = np.nan
     with pytest.raises(InputError, match="`X` must have no gaps, as the rows of fit had none; got 1 of NaN"):
         ProtoNetClassifier(CHEAP).fit(x[few], y[few], unlabelled=gap)
+
+
+def test_labels_of_text_and_numbers_are_told() -> None:
+    x, mixed = np.arange(20.0)[:, None], np.array(["a", 1] * 10, object)
+    match = (
+        r"^ProtoNetClassifier: `y` must be all text or all numbers; got the text 'a' and 1\. Fit to y\.astype\(str\)\.$"
+    )
+    for y in (mixed, mixed[::-1]):
+        with pytest.raises(TypeError, match=match):
+            ProtoNetClassifier("fast").fit(x, y)
+    fitted = ProtoNetClassifier("fast").fit(x, np.array(["a", "b"] * 10, object))
+    with pytest.raises(TypeError, match=match):
+        fitted.partial_fit(x[:1], np.array([1]))

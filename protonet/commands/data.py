@@ -137,9 +137,8 @@ def read_data(options: argparse.Namespace, *, keep_cells: bool = False) -> Data:
         check_groups("fit", "--group", block.beside[0].tolist(), block.labels.tolist())
         group_names, numbered = np.unique(block.beside[0], return_inverse=True)
         groups = torch.from_numpy(numbered)
-    x, encoding, columns, left, notes, sources = choose_features(
-        table, block, kinds, named=only is not None, groups=numbered
-    )
+    keep = "--columns keeps it" if only is None else None
+    x, encoding, columns, left, notes, sources = choose_features(table, block, kinds, keep=keep, groups=numbered)
     left_out = [*beside, *options.drop, *table.unused, *left]
     features = torch.from_numpy(np.ascontiguousarray(x))
     named = group_names.tolist()
@@ -296,7 +295,7 @@ def check_table(options: argparse.Namespace) -> None:
     if options.table == "-":
         refuse("table", "be a file: it is read twice", "the standard input", "Save it, and name that file.")
     if options.table.lower().endswith(".safetensors"):
-        refuse("arguments", "name a table", f"the model {options.table} alone", "Pass the table after it.")
+        refuse("arguments", "end in a table", f"the model {options.table}", "Name the table there.")
 
 
 def read_unlabelled(options: argparse.Namespace, model: Model | None, label: str) -> Unlabelled:
@@ -312,7 +311,7 @@ def read_unlabelled(options: argparse.Namespace, model: Model | None, label: str
         table, block = read_table(Path(options.table), wanted)
         labels = block.labels
         block = block._replace(labels=np.zeros(len(block.rows), np.int64))  # one class: no column can tell it
-        features = choose_features(table, block, take_pictures(options, {}), named=False)
+        features = choose_features(table, block, take_pictures(options, {}), keep="")
         x, blocks = features.x, None if features.encoding is None else features.encoding.blocks
         likely = [name for name in table.columns or () if name.lower() in CLASS_NAMES and not len(labels)]
         if likely:

@@ -96,7 +96,8 @@ def run(arguments: Sequence[str] | None) -> None:
     if not bool(known.any()):
         got, remedy = f"{list_names(list(map(repr, strange)))} alone", "Name the classes' column: --label."
         refuse("table", "hold a class that the model knows", got, remedy)
-    report = judge(Path(options.table).name, model.classes, model.network.counts, rows, numbers, strange)
+    name, balanced = Path(options.table).name, bool(model.metadata.get("balanced"))
+    report = judge(name, model.classes, model.network.counts, rows, numbers, strange, balanced=balanced)
     print(format_report(report), end="")
     show_notes(table, quiet=options.quiet)
     figures = {"command": "evaluate", **list_report(report)}

@@ -162,7 +162,7 @@ def run(arguments: Sequence[str] | None) -> None:
         print(summarise(Path(options.table).name, data, model, solution, rest, strangers))
         if options.details:
             print(format_views(model.metadata["views"]))
-        compared = compare(crossed, solution)
+        compared = compare(crossed, solution, balanced=options.balanced)
         shown = compared if options.details else choose_baselines(compared)
         print(report(crossed, shown, list(map(show, data.classes))) + format_notes(data.notes), end="")
         if not in_time and len(crossed.labels):
@@ -264,18 +264,18 @@ def draw(path: Path, crossed: Crossfit, data: Data, *, quiet: bool) -> None:
         draw_plot(path, logits, data.y, data.classes, rows, judged=False, quiet=quiet)
 
 
-def compare(crossed: Crossfit, solution: Solution) -> list[dict[str, Any]]:
+def compare(crossed: Crossfit, solution: Solution, *, balanced: bool) -> list[dict[str, Any]]:
     """Return how often the model, and its baselines, are right on the held-out rows, if there are any."""
     if not len(crossed.labels):
         return []
     frequent = score_frequent(crossed.whole.counts, len(crossed.labels))
     baselines = {FREQUENT: frequent, **predict_baselines(solution.problem)}
-    return compare_baselines(predict_held(crossed), crossed.labels, baselines, crossed.sample)
+    return compare_baselines(predict_held(crossed), crossed.labels, baselines, crossed.sample, balanced=balanced)
 
 
 def choose_baselines(compared: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    """Return of `compare` the model, the most frequent class, and of the other baselines the one most often right."""
-    others = sorted(compared[2:], key=lambda baseline: -float(baseline["accuracy"]))
+    """Return of `compare` the model, the most frequent class, and of the other baselines the best one."""
+    others = sorted(compared[2:], key=lambda baseline: -float(baseline[baseline["compared_by"]]))
     return [*compared[:2], *others[:1]]
 
 

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protonet import files
 from protonet._checks import as_typed, optional_packages, refuse
-from protonet.files import INSTALL, Model, load_model, save_model
+from protonet.files import INSTALL, Model, save_model
 from protonet.fit.active import Suggestion, suggest_rows
 from protonet.fit.crossfit import Crossfit, measure_held, pack, score_frequent, score_held
 from protonet.fit.search import Progress
@@ -28,6 +29,7 @@ from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.picture import Picture
 from protonet.tables.drift import Watch, watch_blocks
 from protonet.tables.features import check_kinds, encode_block
+from protonet.tables.formats import SUFFIXES
 from protonet.tables.pictures.reading import are_pictures
 from protonet.tables.table import Block, Table, Wanted, list_names, open_table
 from protonet.ui.command_line import Parser, check_outputs
@@ -131,8 +133,10 @@ def check_packages(packages: Sequence[str], install: str = INSTALL) -> None:
 
 def read_model(path: str | Path, *, held: bool = False, argument: str = "model") -> Model:
     """Do what `load_model` does, in the name of a command and of its argument."""
+    if Path(path).is_file() and Path(path).name.lower().endswith(SUFFIXES):
+        refuse(argument, "be a model, which comes before a table", f"the table {path}", "Pass a file that fit wrote.")
     with as_typed(path=argument):
-        return load_model(path, held=held)
+        return files.read_model(path, held=held, writer="fit")
 
 
 def write_model(path: str | Path, model: Model, argument: str = "--output") -> None:

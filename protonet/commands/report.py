@@ -33,7 +33,14 @@ class Report(NamedTuple):
 
 
 def judge(
-    name: str, classes: Sequence[str | int], counts: Tensor, logits: Tensor, labels: Tensor, strange: Mapping[str, int]
+    name: str,
+    classes: Sequence[str | int],
+    counts: Tensor,
+    logits: Tensor,
+    labels: Tensor,
+    strange: Mapping[str, int],
+    *,
+    balanced: bool,
 ) -> Report:
     """Judge a model on a table.
 
@@ -44,6 +51,7 @@ def judge(
         logits: (n, num_classes).
         labels: (n,) int64, -1 for a class that the model does not know; one row at least has another.
         strange: The rows of each such class.
+        balanced: As of `compare_baselines`.
     """
     known = labels >= 0
     metrics = measure(logits[known], labels[known])
@@ -51,7 +59,7 @@ def judge(
     auroc = find_auroc(scores[known], scores[~known]) if strange else None
     rows = int(known.sum())
     frequent = {FREQUENT: score_frequent(counts, rows)}
-    compared = compare_baselines(logits[known], labels[known], frequent, Sample.of(rows))
+    compared = compare_baselines(logits[known], labels[known], frequent, Sample.of(rows), balanced=balanced)
     most = classes[int(counts.argmax())]
     return Report(name, classes, metrics, compared, most, measure_classes(metrics.confusion), strange, auroc)
 

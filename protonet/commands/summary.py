@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from protonet._checks import show
@@ -42,7 +43,7 @@ def tell_columns(names: Sequence[str] | None, encoding: Encoding | None) -> list
 
 
 def compare_baselines(
-    logits: Tensor, labels: Tensor, baselines: Mapping[str, Tensor], sample: Sample
+    logits: Tensor, labels: Tensor, baselines: Mapping[str, Tensor], sample: Sample, *, balanced: bool
 ) -> list[dict[str, Any]]:
     """Return how often the model, and each baseline, is right on the same rows, as JSON can hold it.
 
@@ -51,19 +52,23 @@ def compare_baselines(
         labels: (n,) int64.
         baselines: By name, scores (n, num_classes).
         sample: What the rows are.
+        balanced: Whether the model is to lead by balanced accuracy.
 
     Returns:
         For "this model" and each baseline its accuracy, plain and balanced, and the model's lead in pairs, with the
-        half-width of its 95 % interval, but for the model itself.
+        half-width of its 95 % interval, but for the model itself; "compared_by" names the accuracy that it leads by.
     """
-    right, shares = (logits.argmax(dim=1) == labels).double(), sample.weights / sample.weights.sum()
+    right, paired = (logits.argmax(dim=1) == labels).double(), sample
+    if balanced:  # the mean over classes is one over rows that weigh as much less as their class has more
+        paired = sample._replace(weights=sample.weights / torch.bincount(labels, sample.weights)[labels])
+    shares, measured = paired.weights / paired.weights.sum(), "balanced_accuracy" if balanced else "accuracy"
     found = []
     for name, scores in {"this model": logits, **baselines}.items():
         metrics = measure(scores, labels, sample)
         lead = right - (scores.argmax(dim=1) == labels).double()
-        mean, half = float((shares * lead).sum()), sample.find_half_width(lead)
+        mean, half = float((shares * lead).sum()), paired.find_half_width(lead)
         own = {"name": name, "accuracy": metrics.accuracy, "interval": metrics.interval}
-        own |= {"balanced_accuracy": measure_classes(metrics.confusion).balanced_accuracy}
+        own |= {"balanced_accuracy": measure_classes(metrics.confusion).balanced_accuracy, "compared_by": measured}
         found.append({**own, "lead": mean, "half_width": half} if name in baselines else own)
     return found
 
@@ -79,8 +84,14 @@ def format_baselines(compared: Sequence[Mapping[str, Any]]) -> str:
         ]
         for each in compared
     ]
-    header = ["on rows held out", "right, %", "95 % interval", "balanced, %", "this model's lead, points"]
+    header = ["on rows held out", "right, %", "95 % interval", "balanced, %", f"{name_lead(compared)}, points"]
     return format_table(header, rows)
+
+
+def name_lead(compared: Sequence[Mapping[str, Any]]) -> str:
+    """Return what a column of `compare_baselines`'s leads is called."""
+    balanced = any(each["compared_by"] == "balanced_accuracy" for each in compared)
+    return f"this model's {'balanced ' * balanced}lead"
 
 
 def format_share(share: float, interval: Sequence[float]) -> tuple[str, str]:

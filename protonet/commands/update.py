@@ -27,9 +27,10 @@ from protonet.commands.models import (
 )
 from protonet.files import Model
 from protonet.fit.copies import hash_rows
-from protonet.fit.crossfit import Crossfit, predict_held, unpack, update
+from protonet.fit.crossfit import Crossfit, find_held, predict_held, unpack, update
 from protonet.tables.features import encode_block
 from protonet.tables.table import read_table
+from protonet.ui.command_line import check_writable_file
 from protonet.ui.text import count
 
 PROG = "protonet update"
@@ -55,13 +56,12 @@ def run(arguments: Sequence[str] | None) -> None:
     meant = "labels that look like another spelling of known classes (0.0 and 0, cat and CAT) are classes of their own"
     parser.add_argument("--new-classes", action="store_true", help=meant)
     options = parser.parse_args(arguments)
-    if options.output is None:
-        if not options.in_place:
-            remedy = "Pass -o FILE for a new file, or --in-place to write over the old one."
-            refuse("arguments", "say where the new model goes", "neither -o nor --in-place", remedy)
-        options.output = options.model
-    output = check_paths(options, {"output": MODELS}, [options.table, options.labels])["output"]
+    if options.output is None and not options.in_place:
+        remedy = "Pass -o FILE for a new file, or --in-place to write over the old one."
+        refuse("arguments", "say where the new model goes", "neither -o nor --in-place", remedy)
+    outputs = check_paths(options, {"output": MODELS}, [options.table, options.labels])
     model = open_model(options, held=True)
+    output = outputs["output"] if "output" in outputs else check_writable_file("model", options.model)
     crossed = open_crossfit(model)
     group = model.metadata.get("group")
     wanted = want(model, options.label, labelled=True, beside=None if group is None else str(group))
@@ -80,14 +80,14 @@ def run(arguments: Sequence[str] | None) -> None:
     before = predict_held(crossed)
     update(crossed, torch.from_numpy(x), number_classes(labels, classes), len(classes), groups)
     show_notes(table, quiet=options.quiet)
-    given = list_given(model)
-    every = torch.cat([given, hash_rows(torch.from_numpy(x))])
-    updated = keep_crossfit(model._replace(classes=classes), crossed, known, every)
+    given, numbers = list_given(model), hash_rows(torch.from_numpy(x))
+    fresh = ~(torch.isin(numbers, given) | find_held(crossed, torch.from_numpy(x)))
+    updated = keep_crossfit(model._replace(classes=classes), crossed, known, torch.cat([given, numbers]))
     write_model(output, updated, "model" if options.in_place else "--output")
     new = classes[len(model.classes) :]
     named = f": {', '.join(map(show, new[:5]))}{' ...' if len(new) > 5 else ''}" if new else ""
     print(f"{output}: {count(len(x), 'sample')} more, {count(len(new), 'new class')}{named}")
-    if repeated := len(x) - (len(every.unique()) - len(given.unique())):
+    if repeated := len(x) - len(numbers[fresh].unique()):
         print(f"{count(repeated, 'sample')} equal to others that the model was given, before or now: they count again")
     print("".join(f"{line}\n" for line in suspect_spellings(new)), end="")
     print(compare(before, predict_held(crossed), crossed.labels, list(map(show, classes))), end="")

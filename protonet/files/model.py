@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from protonet._checks import fail, fail_type, find_version, optional_packages
+from protonet._checks import as_typed, fail, fail_type, find_version, optional_packages, refuse
 from protonet._writing import write_whole
 from protonet.encoder import Encoder
 from protonet.network import PrototypeNetwork
@@ -70,6 +70,7 @@ def save_model(path: str | Path, model: Model) -> None:
     write_whole(path, lambda file: file.write(content))
 
 
+@as_typed("load_model")
 def load_model(path: str | Path, *, held: bool = False) -> Model:
     """Read a model file, trusting nothing in it.
 
@@ -84,10 +85,28 @@ def load_model(path: str | Path, *, held: bool = False) -> Model:
         MissingPackageError: safetensors is missing.
         InputError: No file, a truncated, damaged or foreign one, or one of another version.
     """
-    with optional_packages("load_model", INSTALL):
+    return read_model(path, held=held, writer="save_model")
+
+
+def read_model(path: str | Path, *, held: bool = False, writer: str) -> Model:
+    """Read a model file, trusting nothing in it, for an entry that names itself.
+
+    Args:
+        path: As in `load_model`.
+        held: The same.
+        writer: What writes such files, as whoever called the entry knows it.
+
+    Returns:
+        The model, on the CPU; its network, in eval mode, gives the logits of the saved one, bit for bit.
+
+    Raises:
+        MissingPackageError: safetensors is missing.
+        InputError: No file, a truncated, damaged or foreign one, or one of another version.
+    """
+    with optional_packages("", INSTALL):
         from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - optional
 
-    remedy = "Pass a file that save_model wrote."
+    remedy = f"Pass a file that {writer} wrote."
     try:
         expect(Path(path).resolve(strict=True).is_file(), "no file")  # to open a pipe would be to wait
         with safe_open(path, framework="pt") as file:
@@ -108,9 +127,9 @@ def load_model(path: str | Path, *, held: bool = False) -> Model:
         kept = {name[len(HELD) :]: tensors.pop(name) for name in names if name.startswith(HELD)}
         return _make_model(header, tensors, kept)
     except FileNotFoundError:
-        fail("load_model", "path", "be a file that exists", path, remedy)
+        refuse("path", "be a file that exists", path, f"There is no such file; pass one that {writer} wrote.")
     except (OSError, RuntimeError, SafetensorError, ValueError) as error:
-        fail("load_model", "path", f"be a model file of version {VERSION}", f"{path} ({error})", remedy)
+        refuse("path", f"be a model file of version {VERSION}", f"{path} ({error})", remedy)
 
 
 def read_versions(path: str | Path) -> tuple[int, str | None]:

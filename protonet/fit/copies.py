@@ -27,6 +27,7 @@ class CopyRules:
     directions: int = 4  #: Random projections that are compared first ...
     reach: float = 4.0  #: ... in which copies are this many of those distances apart, at the most ...
     ahead: int = 16  #: ... and this many rows, in the order of the first.
+    rounding: float = 1e-6  #: Equal rows are kept in a model file, and come back, within this share of each value.
     constant: float = 1e-6  #: A feature that varies by less than this share of its root mean square is constant.
 
 
@@ -92,6 +93,29 @@ def _connect(groups: Tensor, pairs: Tensor) -> Tensor:
         if torch.equal(joined, groups):
             return groups
         groups = joined
+
+
+def find_equal(x: Tensor, known: Tensor, origin: Tensor) -> Tensor:
+    """Return which (n,) bool rows x (n, dim) are equal to one of the known ones (m, dim), rounding aside.
+
+    Each is compared with the two that are next to it in a random direction.
+
+    Args:
+        x: The rows, of any real dtype.
+        known: The others, which were kept in float32, less the origin.
+        origin: (dim,) of them.
+    """
+    if not len(known):
+        return torch.zeros(len(x), dtype=torch.bool)
+    x, known = x.double() - origin, known.double() - origin
+    deviation = known.std(dim=0, correction=0)
+    direction = torch.randn(x.shape[1], generator=torch.Generator().manual_seed(0), dtype=x.dtype)
+    direction = torch.where(deviation > 0, direction / deviation, 0.0)
+    places, order = (known @ direction).sort()
+    above = torch.searchsorted(places, x @ direction)
+    beside = (order[(above + step).clamp(0, len(known) - 1)] for step in (-1, 0))
+    first, second = (torch.isclose(x, known[rows], rtol=COPIES.rounding, atol=0).all(dim=1) for rows in beside)
+    return first | second
 
 
 def hash_rows(x: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from protonet.encoder import Encoder
 from protonet.files.model import describe_network, restore_network
-from protonet.fit.copies import find_copies
+from protonet.fit.copies import find_copies, find_equal
 from protonet.fit.networks import fit_choice
 from protonet.fit.problem import Problem
 from protonet.fit.search import Progress, ignore
@@ -318,6 +318,13 @@ def update(crossed: Crossfit, features: Tensor, labels: Tensor, num_classes: int
         network.arrange_classes(torch.cat([torch.arange(known), torch.full((num_classes - known,), -1)]))
         if bool(fresh.any()):
             network.add_samples(features[fresh], labels[fresh])
+
+
+def find_held(crossed: Crossfit, features: Tensor) -> Tensor:
+    """Return which (n,) bool rows of features (n, dim), real and finite, are equal to one that was held out."""
+    encoder = crossed.whole.encoder
+    assert isinstance(encoder, Encoder)  # the file's loader has said so
+    return find_equal(features, crossed.features, encoder.origin)
 
 
 def _find_copies(crossed: Crossfit, features: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import fail, show
+from protonet._checks import fail, fail_type, show
 
 #: Up to this share of rows of -1, where it is taken for no label, somebody may have meant a class.
 DOUBTFUL = 0.5
@@ -59,6 +59,18 @@ def _is_whole(label: Any) -> bool:
     """Return whether a label is a whole number, of any type."""
     number = isinstance(label, (int, float)) and not isinstance(label, bool)
     return number and math.isfinite(label) and label % 1 == 0
+
+
+def check_one_kind(argument: str, labels: np.ndarray) -> None:
+    """Raise an InputTypeError where labels (n,) are of kinds that are in no order, such as text and numbers."""
+    if labels.dtype.kind != "O":
+        return
+    first: dict[bool, Any] = {}
+    for label in labels.tolist():
+        first.setdefault(isinstance(label, str), label)
+    if len(first) > 1:
+        got = f"the text {show(repr(first[True]))} and {show(repr(first[False]))}"
+        fail_type("ProtoNetClassifier", argument, "be all text or all numbers", got, "Fit to y.astype(str).")
 
 
 def number_labels(labels: np.ndarray, classes: np.ndarray) -> Tensor:

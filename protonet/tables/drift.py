@@ -6,11 +6,13 @@ what is far away is told, a line for each column. Predictions do not change.
 A column is named where both hold:
 
 - **It is far**: most rows lie outside the fitted range, or are gaps, or of other categories, where at least that much
-  fewer were in fit; or all rows lie in an interval that few rows of any class were in.
+  fewer were in fit; or all rows lie in an interval that few rows of any class were in; or any row lies beyond the
+  fitted range by many times its width, in a column without long tails.
 - **It is no accident**: such rows drawn like those of fit would do so in one table of a hundred at most, whatever the
   column's distribution: Fisher's exact test of the two shares, and the range of a sample, each for all columns together
   (Bonferroni). New rows may all be of one class, so that only as many rows of fit count as a class has on average; the
-  least and the largest of them count as outside themselves.
+  least and the largest of them count as outside themselves. How far a single row lies out has no such bound, and
+  where the fitted range is many times as wide as the middle half of the rows, as in long tails, it says little.
 """
 
 from __future__ import annotations
@@ -39,6 +41,9 @@ class DriftRules:
     rows: int = 4096  #: Rows of a block that are looked at, at equal distances.
     share: float = 0.5  #: Of the rows, by how many more than in fit are strange.
     few: float = 0.5  #: Of the rows of the smallest class, how many at most lie where all new rows lie.
+    widths: float = 100.0  #: Of the fitted range, beyond it, from which on a single row is told ...
+    tails: float = 6.0  #: ... where the range is at most so many times as wide as the middle half of the rows, ...
+    enough: int = 16  #: ... and a class has so many on average: fewer tell nothing of tails.
     chance: float = 0.01  #: Tables of rows like those of fit in which any column is named, at most.
     most: int = 1000  #: Rows that a test counts: of more, a thousand in the same shares.
 
@@ -89,6 +94,8 @@ class Tally:
     rows: int = 0
     gaps: int = 0
     outside: int = 0  #: Of a column with an order.
+    wild: int = 0  #: Of them: those that are told even where there is a single one ...
+    wildest: float = math.nan  #: ... and the last of these.
     others: int = 0  #: Of categories: those without a number of their own.
     least: float = math.inf
     largest: float = -math.inf
@@ -128,7 +135,11 @@ class Watch:
                 tally.others += int((column.find_others(cells) & ~gaps).sum())
             elif numbers is not None and quantiles and not gaps.all():
                 there = numbers[~gaps]
-                tally.outside += int(((there < quantiles[0]) | (there > quantiles[-1])).sum())
+                beyond = np.maximum(quantiles[0] - there, there - quantiles[-1])
+                wild = there[beyond > _find_reach(quantiles)]
+                tally.outside += int((beyond > 0).sum())
+                tally.wild += len(wild)
+                tally.wildest = wild[-1] if len(wild) else tally.wildest
                 tally.least, tally.largest = min(tally.least, there.min()), max(tally.largest, there.max())
 
     def tell(self, table: Table) -> list[str]:
@@ -144,7 +155,7 @@ class Watch:
         """Return why a column is far away, or "" where it is not."""
         there = tally.rows - tally.gaps
         if self._is_far(tally.gaps, tally.rows, seen["gaps"]):
-            return f"most of its cells are gaps, where {100 * seen['gaps']:.2g} % were"
+            return f"most of its cells are gaps, where {_write_share(seen['gaps'])} were in fit"
         if isinstance(column, Category):
             # Where all categories have a number, `check_kinds` names those that have none.
             rare = 1 - sum(column.counts) / column.rows
@@ -159,8 +170,14 @@ class Watch:
         share = _find_share(np.array(seen["quantiles"]), tally.least, tally.largest)
         relative = share / self.seen["smallest"]
         if relative < DRIFT.few and there * relative ** (there - 1) < DRIFT.chance / self.count:
-            ends = f"{_write(column, tally.least)} to {_write(column, tally.largest)}"
-            return f"all rows lie within {ends}, where at most {100 * share:.2g} % did; another unit?"
+            ends = dict.fromkeys(_write(column, end) for end in (tally.least, tally.largest))
+            where = f"{'lie within' if len(ends) > 1 else 'are'} {' to '.join(ends)}"
+            few = f"at most {_write_share(share)}" if share else "none"
+            return f"all rows {where}, where {few} were in fit; another unit?"
+        if tally.wild and per_class >= DRIFT.enough:
+            some = "1 row lies" if tally.wild == 1 else f"{tally.wild} rows lie"
+            span = f"{_write(column, low)} to {_write(column, high)}"
+            return f"{some} far beyond {span}, such as {_write(column, tally.wildest)}; another unit?"
         return ""
 
     def _is_far(self, strange: int, rows: int, share: float, least: float | None = None) -> bool:
@@ -211,6 +228,18 @@ def _find_share(quantiles: np.ndarray, low: float, high: float) -> float:
     steps = len(quantiles) - 1
     before = max(0, int(np.searchsorted(quantiles, low, side="left")) - 1)
     return (min(steps, int(np.searchsorted(quantiles, high, side="right"))) - before) / steps
+
+
+def _find_reach(quantiles: Sequence[float]) -> float:
+    """Return how far beyond the range of a column, given quantiles at equal distances, a single row is told."""
+    width, quarter = quantiles[-1] - quantiles[0], len(quantiles) // 4
+    half = quantiles[-1 - quarter] - quantiles[quarter]
+    return DRIFT.widths * width if 0 < width <= DRIFT.tails * half else math.inf
+
+
+def _write_share(share: float) -> str:
+    """Return a share in per cent, or that there is none."""
+    return f"{100 * share:.2g} %" if share else "none"
 
 
 def _write(column: Column | None, value: float) -> str:

@@ -36,7 +36,7 @@ class Features(NamedTuple):
 
 
 def choose_features(
-    table: Table, block: Block, kinds: Mapping[str, str | Column], *, named: bool, groups: np.ndarray | None = None
+    table: Table, block: Block, kinds: Mapping[str, str | Column], *, keep: str | None, groups: np.ndarray | None = None
 ) -> Features:
     """Take each column of a table for something, and leave out what is of no use or none for new rows.
 
@@ -45,7 +45,7 @@ def choose_features(
         block: All of its rows, with classes.
         kinds: By a column's name, what a person says that it holds, of `protonet.tables.columns.recognise.NAMES`; or
             the column itself, which takes no fitting.
-        named: Whether a person has named the columns: then none is taken for a row's number.
+        keep: As in `take_columns`.
         groups: As in `suspect`.
 
     Raises:
@@ -59,7 +59,7 @@ def choose_features(
         x = encode_block(table, block, encoding)
         return Features(x, encoding if gaps else None, None, (), tuple(notes))
     columns = dict(zip(table.columns, block.columns, strict=True))
-    verdicts = take_columns(columns, kinds, keep="" if named else "--columns keeps it")
+    verdicts = take_columns(columns, kinds, keep=keep)
     used = {name: verdict.column for name, verdict in verdicts.items() if verdict.column is not None}
     reasons: dict[str, list[str]] = {}
     for name, verdict in verdicts.items():
@@ -67,7 +67,7 @@ def choose_features(
             reasons.setdefault(verdict.reason, []).append(show(name))
     notes = [f"left out: {', '.join(names)}: {reason}" for reason, names in reasons.items()]
     if not used:
-        refuse("path", "have a column of use", "; ".join(notes)[:500], "Add features, or name them: --columns.")
+        refuse("path", "have a column of use", "; ".join(notes)[:500], "Add features.")
     encoding = Encoding(tuple(used.values()))
     own = [cells for name, cells in zip(table.columns, block.columns, strict=True) if name in used]
     chosen = [read_once(column, cells) for column, cells in zip(used.values(), own, strict=True)]
@@ -88,14 +88,19 @@ def read_once(column: Column, cells: np.ndarray) -> np.ndarray:
 
 
 def take_columns(
-    columns: Mapping[str, np.ndarray], kinds: Mapping[str, str | Column], *, keep: str, argument: str = "--column"
+    columns: Mapping[str, np.ndarray],
+    kinds: Mapping[str, str | Column],
+    *,
+    keep: str | None,
+    argument: str = "--column",
 ) -> dict[str, Verdict]:
     """Take each column for something.
 
     Args:
         columns: By name, the cells (n,).
         kinds: As in `choose_features`.
-        keep: What a person is told to do to use a column that may be the rows' numbers; "" where it is used.
+        keep: What a person does to use a column that may be the rows' numbers, "" for nothing; None where they have
+            named the columns: then none is taken for these.
         argument: What gave the kinds.
 
     Raises:
@@ -112,9 +117,9 @@ def take_columns(
             verdicts[name] = Verdict(fitted, "")
             continue
         verdict = recognise(cells)
-        if isinstance(verdict.column, Number) and keep and not verdict.column.missing:
+        if isinstance(verdict.column, Number) and keep is not None and not verdict.column.missing:
             reason = find_row_number(verdict.column.fill(cells).astype(np.float64))
-            verdict = Verdict(None, f"{reason} ({keep})") if reason else verdict
+            verdict = Verdict(None, f"{reason} ({keep})" if keep else reason) if reason else verdict
         verdicts[name] = verdict
     numbers = {name: each.column for name, each in verdicts.items() if isinstance(each.column, Number)}
     if any(column.form == "comma" for column in numbers.values()):  # then "1.200" is not 1.2 either

@@ -111,7 +111,7 @@ def test_mixed_columns_are_taken_for_what_they_are(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     write_parquet(tmp_path / "a.parquet", 80, mixed=True)
     table, block = read_table(tmp_path / "a.parquet", Wanted("label"))
-    features = choose_features(table, block, {}, named=False)
+    features = choose_features(table, block, {}, keep="")
     assert features.encoding is not None
     kinds = dict.fromkeys(column.kind for column in features.encoding.columns)
     assert (len(features.encoding.columns), list(kinds)) == (MIXED, ["number", "category", "date"])

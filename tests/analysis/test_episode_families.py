@@ -22,6 +22,12 @@ def test_no_default_is_far_below_prototypes(family: str, setting: Setting) -> No
     assert min(accuracy.values()) > 0.9 * accuracy["protonet"], accuracy
 
 
+def test_a_common_mean_costs_our_own_method_nothing_at_one_shot() -> None:
+    accuracy = score_methods("shifted", SETTINGS[0], ("protonet", "adaptive"), 200)
+    lead = accuracy["adaptive"] - accuracy["protonet"]
+    assert float(lead.mean()) > -3 * float(lead.std()) / len(lead) ** 0.5  # it was 5 points below
+
+
 def test_the_families_are_what_they_are_called() -> None:
     x = {family: make_features(family)[0].double() for family in FAMILIES}
     assert float(((x["skewed"] - x["skewed"].mean()) / x["skewed"].std()).pow(3).mean()) > 3

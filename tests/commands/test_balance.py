@@ -77,6 +77,24 @@ def test_balanced_lets_a_rare_class_count(tmp_path: Path, capsys: pytest.Capture
     assert right[1] > right[0] + 0.1  # 12 standard errors of 1,000 rows
 
 
+def test_with_balanced_the_lead_is_of_balanced_accuracy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table, model, told = make_table(tmp_path / "t.csv", 1.5), str(tmp_path / "m.safetensors"), tmp_path / "f.json"
+    page = tmp_path / "f.html"
+    for options, measured in ([], "accuracy"), (["--balanced"], "balanced_accuracy"):
+        outputs = ["--json", str(told), "--report", str(page)]
+        assert main(["fit", table, *FAST, "-o", model, *outputs, *options]) == 0
+        heading = f"this model's {'balanced ' * bool(options)}lead, points"
+        assert heading in capsys.readouterr().out
+        assert heading.replace("'", "&#x27;") in page.read_text(encoding="utf-8")
+        for command in ([], ["evaluate", model, table, "--json", str(told), "-q"]):
+            assert not command or main(command) == 0
+            own, *others = json.loads(told.read_text())["baselines"]
+            for other in others:
+                assert other["lead"] == pytest.approx(own[measured] - other[measured])
+                assert other["compared_by"] == measured
+        capsys.readouterr()
+
+
 def test_balanced_changes_nothing_where_classes_are_alike(tmp_path: Path) -> None:
     table, paths = make_table(tmp_path / "t.csv", 1.5, rows=40, rare=20), [tmp_path / f"{name}" for name in "ab"]
     for path, options in zip(paths, ([], ["--balanced"]), strict=True):

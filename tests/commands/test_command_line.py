@@ -292,7 +292,10 @@ def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         ("fit none.csv -o T/m.safetensors", "protonet fit: `--output` must be a file that can be written"),
         ("fit none.csv --plot a.txt", r"protonet fit: `--plot` must end in \.png, \.pdf, \.svg"),
         ("fit M.npz -o M", "protonet fit: `table` must be a file that exists"),
-        ("predict T T", "protonet predict: `model` must be a model file .*train.csv"),
+        (
+            "predict T T",
+            "protonet predict: `model` must be a model, which comes before a table; got the table .*train.csv",
+        ),
         ("predict M other.csv", "protonet predict: `table` must have the model's columns; got .*other.csv without z"),
         ("predict M two.npy", "protonet predict: `table` must have 4 features per row; got 2 in two.npy"),
         (

@@ -152,7 +152,7 @@ def test_cells_are_found_in_any_block(tmp_path: Path) -> None:
             "protonet suggest: `-n` must be .*; got 31. Ask for at most 30",
         ),
         (["model.safetensors", "rest.csv", "-n", "0"], "`-n` must be a whole number >= 1"),
-        (["model.safetensors"], "`arguments` must name a table; got the model .* alone"),
+        (["model.safetensors"], "`arguments` must end in a table; got the model "),
         (["model.safetensors", "-"], "`table` must be a file"),
         (["model.safetensors", "other.csv"], "`table` must have the model's columns; got .* without c3"),
         (["model.safetensors", "far.csv"], "`table` must have finite numbers; got 'inf' in c1, line 2"),

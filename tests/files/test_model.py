@@ -155,7 +155,9 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
     for name in ("truncated", "longer", "empty", "text", "foreign", "other", "."):
         with pytest.raises(InputError, match=f"^{REFUSED}$"):
             load_model(tmp_path / name)
-    with pytest.raises(InputError, match=r"^load_model: `path` must be a file that exists; got .*missing\. Pass "):
+    with pytest.raises(
+        InputError, match=r"^load_model: `path` must be a file that exists; got .*missing\. There is no such file; "
+    ):
         load_model(tmp_path / "missing")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -76,10 +77,10 @@ def test_chance_names_a_column_in_one_table_of_a_hundred_at_most(new: str) -> No
         ("normal", lambda x: 1000 * x, "most rows lie outside"),
         ("normal", lambda x: x / 1000, "all rows lie within"),
         ("normal", lambda x: x + 8, "most rows lie outside"),
-        ("normal", lambda x: 0 * x, "all rows lie within 0 to 0"),
+        ("normal", lambda x: 0 * x, "all rows are 0, where "),
         ("skewed", lambda x: 1000 * x, "most rows lie outside"),
         ("count", lambda x: 100 * x + 50, "most rows lie outside"),
-        ("normal", lambda x: np.full_like(x, np.nan), "most of its cells are gaps, where 0 % were"),
+        ("normal", lambda x: np.full_like(x, np.nan), "most of its cells are gaps, where none were in fit"),
         ("gaps", lambda x: np.full_like(x, np.nan), "most of its cells are gaps, where "),
         ("colour", lambda x: np.full_like(x, ""), "most of its cells are gaps"),
         ("zip", lambda x: np.array([f"Y{place}" for place in range(len(x))], object), "most rows have categories that"),
@@ -96,6 +97,21 @@ def test_a_column_that_is_far_away_is_named(column: str, change: Any, words: str
     line, *more = tell(seen, encoding, cells, blocks)
     assert not more
     assert line.startswith(f"look at: {column} is far from what was fitted: {words}")
+
+
+@pytest.mark.parametrize("blocks", [1, 7])
+def test_a_single_row_that_is_far_away_is_told(blocks: int) -> None:
+    rng = np.random.default_rng(1)
+    y, fresh = np.arange(200) % 2, rng.integers(2, size=60)
+    seen, encoding = fit(draw(rng, y), y)
+    cells = draw(rng, fresh)
+    cells[0][[10, 50]] = 3.0, 3000.0
+    cells[8][20] = np.datetime64("2524-01-01", "us")
+    number, day = tell(seen, encoding, cells, blocks)
+    assert re.search(r"normal is far .*: 1 row lies far beyond -\S+ to \S+, such as 3000; another unit\?$", number)
+    assert "day is far from what was fitted: 1 row lies far beyond 2024-01-02 to 2024-10-25, such as 2524-01-0" in day
+    cells[0][10] = 4000.0
+    assert "normal is far from what was fitted: 2 rows lie far beyond " in tell(seen, encoding, cells, blocks)[0]
 
 
 def test_arrays_are_compared_without_an_encoding() -> None:

@@ -27,7 +27,7 @@ def make(columns: dict[str, Any], labels: np.ndarray = LABELS) -> tuple[Table, B
 
 
 def choose(columns: dict[str, Any], kinds: dict[str, str] | None = None, *, named: bool = False) -> Features:
-    return choose_features(*make(columns), kinds or {}, named=named)
+    return choose_features(*make(columns), kinds or {}, keep=None if named else "--columns keeps it")
 
 
 def repeat(*cells: str) -> list[str]:
@@ -44,8 +44,8 @@ def test_labels_are_not_used() -> None:
         ],
         "day": repeat("2020-01-01", "2020-05-03", "2021-07-09"),
     }
-    first = choose_features(*make(columns), {}, named=False)
-    other = choose_features(*make(columns, RNG.permutation(LABELS)), {}, named=False)
+    first = choose_features(*make(columns), {}, keep="--columns keeps it")
+    other = choose_features(*make(columns, RNG.permutation(LABELS)), {}, keep="--columns keeps it")
     assert np.array_equal(first.x, other.x)
     assert first.columns == other.columns == tuple(columns)
     assert first.encoding is not None
@@ -79,7 +79,7 @@ def test_what_tells_the_class_too_well_is_named() -> None:
     assert note.startswith("look at: code tells the class, as the order of the rows does")
     mixed = RNG.permutation(N)
     table, block = make({"code": np.where(LABELS == "ant", "p", "q").astype(object)[mixed], "x": X}, LABELS[mixed])
-    (note,) = choose_features(table, block, {}, named=False).notes
+    (note,) = choose_features(table, block, {}, keep="--columns keeps it").notes
     assert note.startswith("look at: code has one value for each class")
 
 
@@ -139,7 +139,7 @@ def test_arrays(tmp_path: Path) -> None:
     x = RNG.normal(size=(N, 2)).astype(np.float32)
     block = Block([x[:, 0], x[:, 1]], LABELS, (), range(N), range(N))
     table = Table(None, iter([block]), "row {} (counted from 0)", [])
-    found = choose_features(table, block, {}, named=False)
+    found = choose_features(table, block, {}, keep="--columns keeps it")
     assert (found.encoding, found.columns) == (None, None)
     assert found.x.dtype == np.float32
     assert np.array_equal(found.x, x)
@@ -147,7 +147,7 @@ def test_arrays(tmp_path: Path) -> None:
     x[3, 1] = np.nan
     with pytest.raises(InputError, match=r"have finite numbers; got 'nan' in column 1, row 3 \(counted from 0\)"):
         encode_block(table, block, None)
-    found = choose_features(table, block, {}, named=False)
+    found = choose_features(table, block, {}, keep="--columns keeps it")
     assert isinstance(found.encoding, Encoding)
     assert found.x.shape == (N, 3)
     assert np.isfinite(found.x).all()

@@ -86,7 +86,8 @@ def adaptive(episodes: Episodes) -> Tensor:
     # Classes come before rows: sums over the last of few numbers take many times as long.
     left_out = torch.stack([view.left_out.transpose(1, 2) for view in views], dim=1)
     true = hot.transpose(1, 2)[:, None]  # (episodes, 1, n_way, n_support); left_out has views there
-    spread = _spread(left_out, torch.ones_like(judged)[:, None])
+    # What a row that is alone in its class scores for that class without itself is of no row.
+    spread = _spread(left_out, 1 - true * (1 - judged)[:, None, None])
     factor, losses = _fit_temperature(left_out / spread, true, judged[:, None])
     count = judged.sum(dim=1, keepdim=True)
     softness = (WEIGHTS.softness_in_all / count.clamp_min(1)).clamp_min(WEIGHTS.softness)
@@ -147,10 +148,11 @@ def _ridge_view(kernel: Tensor, right: Tensor, ridge: float, hot: Tensor, prior:
     return View(left_out, right.transpose(1, 2) @ coefficients, prior, unjudged)
 
 
-def _spread(scores: Tensor, rows: Tensor) -> Tensor:
-    """Return the standard deviation (..., 1, 1) of a row's scores (..., n_way, n), over rows of weights (..., n)."""
-    variance = (scores - scores.mean(dim=-2, keepdim=True)).square().mean(dim=-2)
-    variance = (variance * rows).sum(dim=-1) / rows.sum(dim=-1)
+def _spread(scores: Tensor, weights: Tensor) -> Tensor:
+    """Return the standard deviation (..., 1, 1) of a row's scores (..., n_way, n), over those of ``weights``, alike."""
+    count = weights.sum(dim=-2, keepdim=True)  # (..., 1, n)
+    centred = scores - (weights * scores).sum(dim=-2, keepdim=True) / count
+    variance = (weights * centred.square()).sum(dim=(-2, -1)) / weights.sum(dim=(-2, -1))
     return variance.sqrt().clamp_min(SETTINGS.least)[..., None, None]
 
 
@@ -161,7 +163,7 @@ def _fit_temperature(scores: Tensor, hot: Tensor, rows: Tensor) -> tuple[Tensor,
     is returned, too, in nats.
     """
     count = rows.sum(dim=-1).clamp_min(1)
-    spread = _spread(scores, rows.clamp_min(SETTINGS.least))[..., 0, 0]
+    spread = _spread(scores, rows.clamp_min(SETTINGS.least)[..., None, :].expand_as(scores))[..., 0, 0]
     ridge = spread.square() / (WEIGHTS.logit_scale**2 * count)
     true = (scores * hot).sum(dim=-2)
 

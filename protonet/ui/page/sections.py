@@ -38,12 +38,13 @@ def describe_rows(figures: Figures) -> str:
 def format_accuracy(figures: Figures) -> Markup:
     """Return the accuracy with its interval, beside the baselines of the same rows."""
     shown, rows = figures["baselines"], []
+    balance = "balanced " * (shown[0]["compared_by"] == "balanced_accuracy")
     for each in shown:
         lead = f"{100 * each['lead']:+.1f} ±{100 * each['half_width']:.1f}" if "lead" in each else ""
         bar = draw_interval(each["accuracy"], each["interval"], 0.0, 1.0)
         balanced = percent(each["balanced_accuracy"])
         rows.append([each["name"], percent(each["accuracy"]), span(each["interval"]), bar, balanced, lead])
-    header = ["", "right", "95 % interval", "0 to 100 %", "balanced", "this model's lead, points"]
+    header = ["", "right", "95 % interval", "0 to 100 %", "balanced", f"this model's {balance}lead, points"]
     said = f"How often predictions are right on {describe_rows(figures)}; the bar is the 95 % interval."
     lead = "The lead is in pairs, row by row: where its interval holds 0, chance may have made it."
     mean = "Balanced is the mean over classes of how often their rows are right: a class of few rows counts as much."

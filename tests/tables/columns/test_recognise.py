@@ -234,11 +234,11 @@ def test_a_decimal_comma_speaks_for_its_table() -> None:
         "dotted": np.array(["1.200", "950", "12.300"], object),
         "comma": np.array(["1,5", "2,25", "3,75"], object),
     }
-    verdicts = take_columns(columns, {}, keep="")
+    verdicts = take_columns(columns, {}, keep=None)
     for name, first in (("dotted", 1200.0), ("comma", 1.5)):
         column = verdicts[name].column
         assert isinstance(column, Number)
         assert column.fill(columns[name])[0] == first
-    alone = take_columns({"dotted": columns["dotted"]}, {}, keep="")["dotted"].column
+    alone = take_columns({"dotted": columns["dotted"]}, {}, keep=None)["dotted"].column
     assert isinstance(alone, Number)
     assert alone.fill(columns["dotted"])[0] == 1.2
