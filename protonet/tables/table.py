@@ -44,6 +44,7 @@ class Wanted(NamedTuple):
     typed: bool = False  #: Did a person name ``columns`` and ``ignored``? If not, they are a model's.
     sheet: str | None = None  #: Of an Excel workbook; None for the first.
     everything: bool = False  #: Are all columns read beside, whatever else they are?
+    learned: bool = False  #: Are rows learned from? Then blank ones are left out, as where classes are wanted.
 
 
 class Block(NamedTuple):
@@ -243,7 +244,7 @@ def list_names(names: Sequence[str]) -> str:
 def _split_blocks(source: Source, blocks: Iterator[Raw], features: int, beside: int, wanted: Wanted) -> Iterator[Block]:
     """Yield rows with features, classes and what is wanted beside; raise an InputError where a class is missing.
 
-    Where classes are wanted, blank rows between others are left out: they tell nothing.
+    Where classes are wanted or rows learned from, blank rows between others are left out: they tell nothing.
     """
     first = n_blank = 0
     for columns, rows in blocks:
@@ -251,8 +252,8 @@ def _split_blocks(source: Source, blocks: Iterator[Raw], features: int, beside: 
         if len(columns) > features + beside:
             labels, missing = read_labels(columns[-1])
         kept = np.ones(len(rows), bool)
-        if wanted.labelled and missing.any():
-            kept = ~np.logical_and.reduce([missing, *map(_find_blank, columns)])
+        if wanted.learned or (wanted.labelled and missing.any()):
+            kept = ~np.logical_and.reduce([*map(_find_blank, columns)])
             n_blank += len(kept) - int(kept.sum())
         if wanted.partly:
             labels = np.where(missing, "", labels.astype(np.str_))

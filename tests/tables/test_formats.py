@@ -92,7 +92,7 @@ LINES, SPACED = "{} empty lines between rows: a blank row each", "a line is empt
 END, ENDS = "{} blank row at the end left out", "2 blank rows at the end left out"
 TITLES = "2 rows above the header left out: 'Report' ..."
 SALES = "2 rows above the header left out: 'Sales 2024' ..."
-OLD = "1 row above the header left out: 'A title'"
+TITLE = "1 row above the header left out: 'A title'"
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ OLD = "1 row above the header left out: 'A title'"
         ("# by hand\n#\ntext\nhello you\n", "text", ["hello_you"], ["2 comment lines (#) left out"]),
         ("Report,,\nAuthor: me,,\na,b,c\nx,y,z\nu,,w\n", "a b c", ["x y z", "u  w"], [TITLES]),
         ("Sales 2024, all regions\nQ1 to Q4\na,b,c\nx,1,z\ny,2,w\n", "a b c", ["x 1 z", "y 2 w"], [SALES]),
-        ("A title, old\na,b,c\n1,2,3\n3,4,5\n", "a b c", ["1 2 3", "3 4 5"], [OLD]),
+        ("A title, old\na,b,c\n1,2,3\n3,4,5\n", "a b c", ["1 2 3", "3 4 5"], [TITLE]),
         ("a,b\n1,2\x1b[2J\x1a\n", "a b", ["1 2\\x1b[2J\\x1a"], []),
         ("a,b\n'=1,'-x\n-3.5,''@\nisn't,'\n", "a b", ["=1 -x", "-3.5 '@", "isn't '"], []),
     ],
@@ -227,7 +227,7 @@ def test_standard_input() -> None:
 
 
 def test_load_csv_reads_the_same_files(tmp_path: Path) -> None:
-    data = load_csv(write(tmp_path, gzip.compress("# x\na; label;b\n1;é;2\n3; e;4\n".encode("utf-16"))))
+    data = load_csv(write(tmp_path, gzip.compress("# x\na; label;b\n1;é;2\n\n;;\n3; e;4\n".encode("utf-16"))))
     assert (data.x.tolist(), data.class_names) == ([[1, 2], [3, 4]], ("e", "é"))
 
 
@@ -405,6 +405,18 @@ def test_excel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         with pytest.raises(InputError, match=f"^`path` must {message}"):
             open_source(tmp_path / name)
+
+
+def test_titles_above_texts_in_excel(tmp_path: Path) -> None:
+    openpyxl = pytest.importorskip("openpyxl")
+    for titles in ([["Report"], ["by me"]], [], [["Report", None]]):
+        book = openpyxl.Workbook()
+        for row in [*titles, ["a", "b"], ["x", "y"], [], ["z", None]]:
+            book.active.append(row)
+        book.save(tmp_path / "x.xlsx")
+        source = open_source(tmp_path / "x.xlsx")
+        assert source.header == ["a", "b"]
+        assert list(zip(*read(source)[0], strict=True)) == [("x", "y"), ("", ""), ("z", "")]
 
 
 @pytest.mark.skipif(find_version("openpyxl") is not None, reason="needs a machine without openpyxl")

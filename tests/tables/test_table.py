@@ -196,6 +196,14 @@ def test_parquet_names_columns_and_rows(tmp_path: Path) -> None:
     assert np.isnan(block.columns[2][1])
 
 
+def test_blank_rows_are_left_out_where_rows_are_learned_from(tmp_path: Path) -> None:
+    path = write(tmp_path, "a,b\n1,2\n\n3,4\n,\n,5\n")
+    for learned, rows in ((True, [2, 4, 6]), (False, [2, 3, 4, 5, 6])):
+        table, block = read_table(path, Wanted("kind", labelled=False, learned=learned))
+        assert list(block.rows) == rows
+        assert ("2 blank rows between others left out" in table.notes) == learned
+
+
 def test_cells_of_any_kind_are_kept_as_the_file_has_them(tmp_path: Path) -> None:
     path = write(tmp_path, "a,kind,b\n 1 ,x,\n,y,red\n1_000,x,nan\n")
     table, block = read_table(path, KIND)
