@@ -259,7 +259,8 @@ def choose_dress(rng: np.random.Generator, *, alone: bool) -> Dress:
         bool(rng.random() < 0.3),
         lines,
         bool(rng.random() < 0.3) and end != "\r\r\n",
-        int(rng.integers(1, 4)) if rng.random() < 0.3 else 0,
+        # A cell of quotes alone in one column is a row, at the end too.
+        int(rng.integers(1, 4)) if rng.random() < 0.3 and not (alone and end == "\r\r\n") else 0,
     )
 
 
