@@ -76,7 +76,7 @@ class Dress(NamedTuple):
     end: str = "\n"
     quoted: bool = False  #: Are all cells in quotes?
     above: tuple[str, ...] = ()  #: Lines above the header.
-    empty: int = 0  #: Lines without anything, one after every so many rows; 0 for none.
+    bare: bool = False  #: Are blank rows lines without anything?
     below: int = 0  #: Blank rows below the last one.
 
 
@@ -151,9 +151,9 @@ def try_table(seed: int, folder: Path) -> Found:
     train = Rows(rows.header, [shuffled[number] for number in sorted(few)])
     rest = Rows(rows.header, [row for number, row in enumerate(shuffled) if number not in few])
     new = rest.leave("label")
-    blank = [""] * len(new.header)
-    for place in (len(new.cells) // 2, 0):  # blank rows between others are rows
-        new.cells.insert(place, blank)
+    for some in (train, rest, new):  # blank rows between others are rows, but for where classes are learned
+        for place in (len(some.cells) // 2, len(some.cells) // 3, 0)[: 2 + dress.bare]:
+            some.cells.insert(place, [""] * len(some.header))
     paths = {name: folder / f"{name}{dress.suffix}" for name in ("train", "new", "test")}
     write_rows(paths["train"], train, dress)
     write_rows(paths["new"], new, dress)
@@ -176,12 +176,13 @@ def try_table(seed: int, folder: Path) -> Found:
 
     Path(model).unlink(missing_ok=True)
     text = call("fit", str(paths["train"]), "--label", "label", "--effort", "fast", "-o", model, "-q")
-    fitted = Path(model).exists() and f" {len(train.cells)} samples" in text
+    n_train, n_rest = (sum(map(any, some.cells)) for some in (train, rest))
+    fitted = Path(model).exists() and f" {n_train} samples" in text
     if not fitted:
         return Found(kind, False, len(new.cells), 0, False, False, False, refused[0] if refused else "rows lost in fit")
     predicted, plain = predict(paths["new"]), predict(folder / "plain.csv")
-    evaluated = f" of {len(rest.cells)} rows" in call("evaluate", model, str(paths["test"]), "-q")
-    updated = f" {len(rest.cells)} samples more" in call("update", model, str(paths["test"]), "--in-place", "-q")
+    evaluated = f" of {n_rest} rows" in call("evaluate", model, str(paths["test"]), "-q")
+    updated = f" {n_rest} samples more" in call("update", model, str(paths["test"]), "--in-place", "-q")
     same = predicted == plain and len(predicted) == len(new.cells)
     return Found(kind, True, len(new.cells), len(predicted), same, evaluated, updated, (refused or [""])[0])
 
@@ -249,15 +250,17 @@ def choose_dress(rng: np.random.Generator, *, alone: bool) -> Dress:
     lines = tuple(f"sep={delimiter}" if line == "sep=" else line for line in above[rng.integers(len(above))])
     if suffix in {".parquet", ".xlsx"}:
         lines = tuple(line for line in lines if line[:1] not in {"#", "s"}) if suffix == ".xlsx" else ()
+    end = str(rng.choice(["\n", "\r\n", "\r\r\n"], p=[0.45, 0.45, 0.1]))
     return Dress(
         suffix,
         delimiter,
         str(rng.choice(["utf-8", "utf-8-sig", "utf-16", "cp1252"])),
-        str(rng.choice(["\n", "\r\n"])),
+        end,
         bool(rng.random() < 0.3),
         lines,
-        int(rng.integers(3, 9)) if rng.random() < 0.3 and not alone else 0,
-        int(rng.integers(1, 4)) if rng.random() < 0.3 else 0,
+        bool(rng.random() < 0.3) and end != "\r\r\n",
+        # A cell of quotes alone in one column is a row, at the end too.
+        int(rng.integers(1, 4)) if rng.random() < 0.3 and not (alone and end == "\r\r\n") else 0,
     )
 
 
@@ -292,13 +295,11 @@ def write_rows(path: Path, rows: Rows, dress: Dress) -> None:
     writer = csv.writer(text, delimiter="\x1f" if alone else dress.delimiter, lineterminator=dress.end, quoting=quoting)
     text.write("".join(line + dress.end for line in dress.above if not (alone and line.startswith("sep="))))
     writer.writerow(rows.header)
-    for number, row in enumerate([*rows.cells, *blank]):
-        if alone and not any(row):
-            text.write(dress.end)  # what a spreadsheet writes
+    for row in [*rows.cells, *blank]:
+        if not any(row) and (dress.bare or (alone and dress.end != "\r\r\n")):
+            text.write(dress.end)  # of one column, what a spreadsheet writes
         else:
             writer.writerow(row)
-        if dress.empty and number % dress.empty == 0:
-            text.write(dress.end)
     data = text.getvalue().encode(dress.encoding)
     path.write_bytes(gzip.compress(data, mtime=0) if dress.suffix.endswith(".gz") else data)
 

@@ -199,6 +199,7 @@ class Rest:
         if path is not None:
             width = data.x.shape[1] if data.encoding is None else len(data.encoding.columns)
             wanted = Wanted(label, labelled=False, columns=data.columns, width=width, ignored=tuple(data.left_out))
+            wanted = wanted._replace(learned=True)
             with as_typed(path="--unlabelled"):
                 self.table = open_table(path, wanted)
 

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache, partial
+from itertools import chain, count
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -263,7 +264,11 @@ def format_header(model: Model, asked: Asked, beside: Sequence[str]) -> str:
     first = [*beside, *[PICTURE] * asked.pictured]
     own = [ROW] * asked.numbered + ["class", "probability"]
     own += [f"P({name})" for name in model.classes] if asked.everything else []
-    own = [f"{name} (predicted)" if name in first else name for name in own]
+    taken = set(first)
+    for at, name in enumerate(own):
+        others = (f"{name} (predicted{f' {number}' if number > 1 else ''})" for number in count(1))
+        own[at] = next(each for each in chain([name], others) if each not in taken)
+        taken.add(own[at])
     return format_csv([[*own[: asked.numbered], *first, *own[asked.numbered :]]])
 
 

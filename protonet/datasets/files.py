@@ -106,6 +106,8 @@ def load_csv(path: str | Path, *, label: str = "label") -> Dataset:
         fail("load_csv", "path", f"have one column {label} and columns of numbers", got, remedy)
     column = header.index(label)
     for number, cells in lines:
+        if not any(map(str.strip, cells)):
+            continue  # a blank row tells nothing
         labels.append(cells.pop(column).strip())
         rows.append([_parse_number(cell, number) for cell in cells])
     features = torch.tensor(rows, dtype=torch.float32).reshape(len(rows), len(header) - 1)  # (n, dim)

@@ -1,7 +1,7 @@
 """Tables of text, row by row: encoding, separator and header are settled for a whole file before its first row.
 
 What is a row is settled here for every format that people type into: comments and titles stand above the header, every
-row below it is one, also where its cells are empty, and blank rows at the end are none.
+row below it is one, also where its cells are empty or there are none, and blank rows at the end are none.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import re
 import shutil
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
@@ -45,7 +46,10 @@ ESCAPED = re.compile("[\udc80-\udcff]")
 GUARD_BYTES = re.compile(rb"'[\s']*(?:[=+@-]|\xef\xbc[\x8b\x8d\x9d\xa0])")
 CONTROL_BYTES = re.compile(rb"[\x01-\x08\x0b\x0c\x0e-\x1f\x7f]|\xc2[\x80-\x9f]")
 #: What a spreadsheet shows where there is no value, in lower case.
-ERRORS = frozenset({"#n/a", "#div/0!", "#name?", "#null!", "#num!", "#ref!", "#value!", "#spill!", "#calc!"})
+ERRORS = frozenset(
+    {"#n/a", "#div/0!", "#name?", "#null!", "#num!", "#ref!", "#value!", "#getting_data", "#spill!", "#calc!"}
+    | {"#field!", "#blocked!", "#connect!", "#unknown!", "#python!", "#busy!", "#external!"}
+)
 #: What stands for nothing, in lower case.
 GAPS = ERRORS | {"", "?", "-", "--", ".", "na", "n/a", "<na>", "nan", "nat", "null", "none", "missing"}
 
@@ -57,8 +61,8 @@ def read_rows(
 
     Cells stand between commas, semicolons, tabs or bars, the same in the whole file, and may be quoted; or each line is
     one cell. Text is UTF-8, UTF-16 with its mark, or else Windows-1252, which holds Latin-1. Lines that start with
-    ``#`` above the header are comments; so are titles above it, rows of fewer cells. Below it every line is a row, but
-    for blank rows at the end and, where rows have several cells, for lines without any.
+    ``#`` above the header are comments; so are titles above it, rows of fewer cells. Below it every line is a row, an
+    empty one too, but for blank rows at the end; and where as many empty lines stand below every row, these end it.
 
     Control characters come as escapes, the ends of lines within cells as ``\\n``, and what `protonet._checks.guard`
     put before a formula is taken off again.
@@ -82,8 +86,9 @@ def read_rows(
             text = _Text(file, _survey(path, file))
             delimiter, above, found = _find_layout(text, names)
             notes += ["it is not UTF-8: read as Latin-1 (Windows-1252)"] * (text.survey.encoding == "cp1252") + found
+            spacing = _find_spacing(text, delimiter, above)
             with closing(text.read_records(delimiter, above)) as records:
-                yield from _check_rows(path, text, records, notes)
+                yield from _check_rows(path, text, records, spacing, notes)
     except (FileNotFoundError, IsADirectoryError):
         refuse("path", "be a file that exists", path, "")
     except csv.Error as error:
@@ -172,7 +177,7 @@ class _Text:
         self.file, self.survey = file, survey
         self.line = 0  #: The number of the last line that was read.
         self.row = 0  #: The number of the line on which the last row begins.
-        self.bare = False  #: Has the last line nothing but spaces, not even quotes?
+        self.bare = False  #: Has the last line nothing but spaces, not even quotes or what stands between cells?
         self._whole = True  #: Was that the end of a row? If not, the next line begins in a quoted cell.
 
     def read_lines(self, above: int = 0) -> Generator[str, None, None]:
@@ -198,6 +203,7 @@ class _Text:
         with closing(self.read_lines(above)) as lines:
             for cells in csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True):
                 self._whole = True
+                self.bare = self.bare and len(cells) < 2
                 yield [unguard(cell.strip()) for cell in cells] if self.survey.guards else cells
 
     def sample(self, delimiter: str, above: int) -> tuple[list[tuple[int, list[str]]], bool]:
@@ -232,7 +238,7 @@ def _find_layout(text: _Text, names: Collection[str]) -> tuple[str, int, list[st
         split = csv.reader((line for _, line in comments), delimiter=delimiter, quoting=csv.QUOTE_NONE)
         rows = [(at, [unguard(cell.strip()) for cell in cells]) for (at, _), cells in zip(comments, split, strict=True)]
         rows += below
-        header = find_header([cells for _, cells in rows], names)
+        header = find_header([cells for _, cells in rows], names, certain=told is not None)
         widths = [len(cells) for _, cells in rows[header:]] or [0]
         named = bool(rows and names) and set(names) <= set(rows[header][1])
         agree = readable and widths[0] > 1 and len(set(widths)) == 1
@@ -247,16 +253,16 @@ def _find_layout(text: _Text, names: Collection[str]) -> tuple[str, int, list[st
     return delimiter, rows[header][0] - 1 if rows else above, notes
 
 
-def find_header(rows: Sequence[Sequence[str]], names: Collection[str] = ()) -> int:
+def find_header(rows: Sequence[Sequence[str]], names: Collection[str] = (), *, certain: bool = True) -> int:
     """Return which of the first rows of a table is its header: the first one below comments and titles.
 
-    The header is where the names are that it should have. Otherwise titles are told by a single cell, and by numbers
-    below names alone; and the last comment is the header if it fits above numbers: "#,name,weight", or what
-    numpy.savetxt writes.
+    The header is where the names are that it should have. Otherwise it is the last comment if that names the columns:
+    "#,name,weight", or what numpy.savetxt writes; or it is below titles.
 
     Args:
         rows: Of cells without spaces around them, "" for none.
         names: Columns that the table should have.
+        certain: Is it known what stands between cells?
     """
     comments = next((number for number, cells in enumerate(rows) if not _is_comment(cells)), 0)
     most = 0  # cells of a title so far
@@ -266,14 +272,68 @@ def find_header(rows: Sequence[Sequence[str]], names: Collection[str] = ()) -> i
         if fits and names and set(names) <= set(cells):
             return number
         most = most if number < comments else max(most, full)
-    if comments and len(rows[comments - 1]) == len(rows[comments]) > 1 and any(map(is_number, rows[comments])):
+    if comments and _is_commented_header(rows[comments - 1], rows[comments:]):
         return comments - 1
-    at = next(
-        (number for number, cells in enumerate(rows) if number >= comments and sum(map(bool, cells)) > 1), comments
-    )
-    if at == comments or at + 1 == len(rows) or len(rows[at]) != len(rows[at + 1]):
-        return comments
-    return at if _are_names(rows[at]) and any(map(is_number, rows[at + 1])) else comments
+    return comments + _count_titles(rows[comments:], certain=certain)
+
+
+def _is_commented_header(comment: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
+    """Return whether a comment names the columns of the rows below it, rather than the first of these.
+
+    It does above numbers. Without these it does if it looks like names, "#id", unlike "# by hand", and if the first row
+    has no name above numbers.
+    """
+    first, *others = below
+    if len(comment) != len(first):
+        return False
+    if len(first) > 1 and any(map(is_number, first)):
+        return True
+    above = (bool(others) and all(len(row) > at and is_number(row[at]) for row in others) for at in range(len(first)))
+    return " " not in comment[0] and "".join(comment) != "#" and _are_names(comment) and not any(above)
+
+
+def _count_titles(rows: Sequence[Sequence[str]], *, certain: bool) -> int:
+    """Return how many of some rows are titles above the header.
+
+    The header is the first row of as many cells as most rows have. What is above it are titles if it holds names, and
+    if each has one cell, followed by separators, or if there are numbers below names, and no title but one has several
+    cells. Where the lines may also be texts in one column, and commas part of these, all rows have to have as many
+    cells: three or more, or two numbers.
+    """
+    widths = Counter(len(cells) for cells in rows if len(cells) > 1)
+    width = max(widths, key=lambda each: (widths[each], each), default=0)
+    at = next((number for number, cells in enumerate(rows) if len(cells) == width and sum(map(bool, cells)) > 1), 0)
+    titles, below = rows[:at], rows[at + 1 :]
+    if not titles or not below or len(below[0]) != width or not _are_names(rows[at]):
+        return 0
+    several = [cells for cells in titles if sum(map(bool, cells)) > 1]
+    if not several and all(len(cells) == width and cells[0] for cells in titles):
+        return at
+    numbers = sum(map(is_number, below[0]))
+    narrow = len(several) <= 1 and all(len(cells) < width and not any(map(is_number, cells)) for cells in several)
+    constant = all(len(cells) == width for cells in below)
+    return at if narrow and numbers and (certain or (constant and (numbers > 1 or width > 2))) else 0
+
+
+def _find_spacing(text: _Text, delimiter: str, above: int) -> int:
+    """Return how many empty lines stand below every row, as where a program wrote each end of a line twice; else 0.
+
+    Most files tell by their first row; only where lines are empty throughout all of them are read.
+    """
+    spacing, gaps, empty = 0, -1, 0  # between rows, how many of them there are, and lines since the last row
+    try:
+        with closing(text.read_records(delimiter, above)) as records:
+            for _ in records:
+                if text.bare:
+                    empty += gaps >= 0  # not above the header
+                    continue
+                gaps += 1
+                if gaps and (not empty or empty != (spacing or empty)):
+                    return 0
+                spacing, empty = empty, 0
+    except csv.Error:
+        return 0  # which is told where the rows are read
+    return spacing if gaps > 1 or empty >= spacing else 0
 
 
 def _is_comment(cells: Sequence[str]) -> bool:
@@ -282,7 +342,7 @@ def _is_comment(cells: Sequence[str]) -> bool:
 
 
 def _check_rows(
-    path: Path, text: _Text, records: Iterator[list[str]], notes: list[str]
+    path: Path, text: _Text, records: Iterator[list[str]], spacing: int, notes: list[str]
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield the number of the line and the cells of each row; raise an InputError at one of another table."""
     header = next((cells for cells in records if not text.bare), None)
@@ -290,26 +350,34 @@ def _check_rows(
         return
     yield text.row, header
     width, numeric = len(header), None
-    n_empty = n_alone = empty = 0  # lines without a cell: left out, or a row of one column; and since the last row
+    if spacing:
+        lines = "a line is" if spacing == 1 else f"{spacing} lines are"
+        notes.append(f"{lines} empty below every row: no rows")
+    title = f"If the header, line {text.row} ({show(', '.join(filter(None, header))[:50])!r}), is a title, drop it."
+    n_empty = empty = 0  # lines without a cell that are rows, and since the last row
+    ends = spacing  # lines to come that only end the last row
     blank: list[int] = []  # the lines of blank rows since the last one with a cell
 
     def refuse_table(what: str) -> NoReturn:
-        remedy = "Save each table as a file of its own, without what is no row."
+        remedy = f"Save each table as a file of its own, without what is no row. {title}"
         refuse("path", "hold one table", f"{what} of {path}", remedy)
 
     for cells in records:
         line = text.row
-        if text.bare and len(cells) < 2:
-            if width == 1:  # what a spreadsheet writes for an empty cell
-                blank.append(line)
+        if text.bare and ends:
+            ends -= 1
+            continue
+        if text.bare:
+            blank.append(line)
             empty += 1
             continue
+        ends = spacing
         if len(cells) != width:
             following = next((cells for cells in records if not text.bare), None)
             if empty or (following is not None and len(following) == len(cells) and cells[0][:1] != "#"):
                 refuse_table(f"rows of {width} cells, and of {len(cells)} from line {line}")
             remedy = "Comments stand above the header: remove it." if cells[0][:1] == "#" else "Mend that line."
-            refuse("path", f"have {width} cells per row", f"{len(cells)} in line {line}", remedy)
+            refuse("path", f"have {width} cells per row", f"{len(cells)} in line {line}", f"{remedy} {title}")
         if width > 1 and not any(map(str.strip, cells)):
             blank.append(line)
             continue
@@ -321,14 +389,11 @@ def _check_rows(
             refuse_table(f"another header after an empty line in line {line}")
         for at in blank:
             yield at, [""] * width
-        n_empty, n_alone = (n_empty, n_alone + empty) if width == 1 else (n_empty + empty, n_alone)
-        blank, empty = [], 0
+        n_empty, empty, blank = n_empty + empty, 0, []
         yield line, cells
-    for lines, what in (
-        (n_empty, "empty {} between rows left out"),
-        (n_alone, "empty {} between rows: a row each, without text"),
-    ):
-        notes += [f"{lines} {what.format('line' if lines == 1 else 'lines')}"] * (lines > 0)
+    if n_empty:
+        what = "line between rows: a blank row" if n_empty == 1 else "lines between rows: a blank row each"
+        notes.append(f"{n_empty} empty {what}")
     note_blank(notes, len(blank))
 
 

@@ -225,7 +225,8 @@ def check_kinds(table: Table, block: Block, encoding: Encoding | None, argument:
             continue
         row, name = int(np.argmax(strange)), table.name_column(number)
         first = f"{str(cells[row])[:50]!r} in {name}, {table.place.format(block.rows[row])}"
-        rest = f"{first}, and {strange.sum() - 1} more of {len(cells)}"
+        others = int(strange.sum()) - 1
+        rest = f"{first}, {f'and {others} more' if others else 'the only one'} of {len(cells)}"
         if isinstance(column, Category):
             notes.append(f"a category that fit never saw: {rest}")
             continue

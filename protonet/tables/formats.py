@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 import warnings
@@ -330,9 +331,13 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
         got = f"{path} ({type(error).__name__})"
         refuse("path", "be an Excel workbook that can be read", got, "Save the sheet as CSV.")
     if chosen not in sheets:
-        refuse("--sheet", f"name a sheet of {path}", repr(chosen), f"It has {', '.join(map(repr, sheets))}.")
+        near = find_near(chosen, list(sheets))
+        meant = "" if near is None else f"Did you mean {near!r}? "
+        refuse("--sheet", f"name a sheet of {path}", repr(chosen), f"{meant}It has {', '.join(map(repr, sheets))}.")
     places = [at for at, line in enumerate(lines) if any(map(has_content, line))]  # from 0, those of rows with cells
     tops = [[read_cell(cell) for cell in lines[at]] for at in places[:SAMPLE]]
+    most = max(map(len, tops), default=0)
+    tops = [cells + [""] * (most - len(cells)) for cells in tops]
     top = find_header(tops, names)
     first, end = (places[top], places[-1] + 1) if places else (0, 0)
     notes: list[str] = []
@@ -355,6 +360,13 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
 
     part = f", sheet {chosen!r} of {', '.join(map(repr, sheets))}" if len(sheets) > 1 else ""
     return Source(header, width, "row {}", read, notes, max(0, len(rows) - 1), part)
+
+
+def find_near(name: str, known: Sequence[str]) -> str | None:
+    """Return the known name that is most like a name, whatever the case; None where none is."""
+    forms = {each.lower(): each for each in reversed(known)}
+    near = difflib.get_close_matches(name.lower(), forms, n=1)
+    return forms[near[0]] if near else None
 
 
 def has_content(cell: object) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 from protonet._checks import refuse, show
 from protonet.tables.columns.parsing import find_gaps
 from protonet.tables.delimited import ERRORS, is_number
-from protonet.tables.formats import PICTURE, Raw, Source, open_source
+from protonet.tables.formats import PICTURE, Raw, Source, find_near, open_source
 
 #: What stands for no class, in lower case; "none" and "?" may be classes.
 NO_CLASS = ERRORS | {"", "na", "<na>", "nan", "null", "nat"}
@@ -45,6 +44,7 @@ class Wanted(NamedTuple):
     typed: bool = False  #: Did a person name ``columns`` and ``ignored``? If not, they are a model's.
     sheet: str | None = None  #: Of an Excel workbook; None for the first.
     everything: bool = False  #: Are all columns read beside, whatever else they are?
+    learned: bool = False  #: Are rows learned from? Then blank ones are left out, as where classes are wanted.
 
 
 class Block(NamedTuple):
@@ -208,22 +208,15 @@ def _check_typed(argument: str, names: Sequence[str], path: str, known: Sequence
     """Raise an InputError that names the nearest of the known columns, if an option names one that is not known."""
     if strange := [name for name in names if name not in known]:
         got = f"{list_names(strange)}, and {path} has {list_names([name for name in known if name])}"
-        near = _find_near(strange[0], known)
+        near = find_near(strange[0], known)
         remedy = f"Did you mean {show(near)}?" if near else "Name those that it has."
         refuse(argument, "name columns of the table", got, remedy)
-
-
-def _find_near(name: str, known: Sequence[str]) -> str | None:
-    """Return the known name that is most like a name, whatever the case; None where none is."""
-    forms = {each.lower(): each for each in reversed(known)}
-    near = difflib.get_close_matches(name.lower(), forms, n=1)
-    return forms[near[0]] if near else None
 
 
 def _guess_label(source: Source, wanted: str) -> str:
     """Return what to do about a missing column of classes: the nearest name, and the columns that look like one."""
     header = source.header or []
-    near = _find_near(wanted, header)
+    near = find_near(wanted, header)
     block = next(source.read(range(len(header))), None)
     likely = []
     for number, (name, cells) in enumerate(zip(header, block.columns if block else [], strict=False)):
@@ -251,7 +244,7 @@ def list_names(names: Sequence[str]) -> str:
 def _split_blocks(source: Source, blocks: Iterator[Raw], features: int, beside: int, wanted: Wanted) -> Iterator[Block]:
     """Yield rows with features, classes and what is wanted beside; raise an InputError where a class is missing.
 
-    Where classes are wanted, blank rows between others are left out: they tell nothing.
+    Where classes are wanted or rows learned from, blank rows between others are left out: they tell nothing.
     """
     first = n_blank = 0
     for columns, rows in blocks:
@@ -259,8 +252,8 @@ def _split_blocks(source: Source, blocks: Iterator[Raw], features: int, beside: 
         if len(columns) > features + beside:
             labels, missing = read_labels(columns[-1])
         kept = np.ones(len(rows), bool)
-        if wanted.labelled and missing.any():
-            kept = ~np.logical_and.reduce([missing, *map(_find_blank, columns)])
+        if wanted.learned or (wanted.labelled and missing.any()):
+            kept = ~np.logical_and.reduce([*map(_find_blank, columns)])
             n_blank += len(kept) - int(kept.sum())
         if wanted.partly:
             labels = np.where(missing, "", labels.astype(np.str_))

@@ -70,6 +70,13 @@ def test_classes_that_look_like_formulas_are_read_from_what_we_wrote(fitted: Pat
         ["2", "-2", "3", "x, y"],
     ]
     assert {unguard(row[4]) for row in rows} <= set(CLASSES)
+    ours = [str(output)]  # our output is a table like any other
+    for number in range(3):
+        ours.append(str(tmp_path / f"p{number}.csv"))
+        assert main(["predict", str(model), ours[-2], "--with-inputs", "--row-numbers", "-o", ours[-1]]) == 0
+    header, *_ = read(Path(ours[-1]))
+    assert header[:4] == ["row (predicted 3)", "row (predicted 2)", "row (predicted)", "row"]
+    assert len(set(header)) == len(header)
     again = tmp_path / "again.csv"  # as new rows with classes
     write(again, [["x", "class"], *([row[2], row[4]] for row in rows)])
     assert main(["evaluate", str(model), str(again), "-q"]) == 0
@@ -121,3 +128,35 @@ def test_sheets_and_blank_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert len(read(output)) == 21
     assert main(["evaluate", model, table, "--sheet", "Rows"]) == 0
     assert "of 19 rows right" in capsys.readouterr().out
+
+
+def test_texts_with_commas_are_one_column(tmp_path: Path) -> None:
+    texts = [f"word{number} cheap, {number}" for number in range(20)]
+    path, output = tmp_path / "t.csv", tmp_path / "out.csv"
+    path.write_text("\n".join(["note", "good wine, but dear", *texts]), encoding="utf-8")
+    assert main(["suggest", str(path), "-n", "3", "-q", "-o", str(output)]) == 0
+    header, *rows = read(output)
+    assert header == ["note", "label"]
+    assert {row[0] for row in rows} < {"good wine, but dear", *texts}
+
+
+def test_an_empty_line_between_rows_has_a_prediction(fitted: Path, tmp_path: Path) -> None:
+    model, output = str(fitted / "model.safetensors"), tmp_path / "p.csv"
+    places = {}
+    for blank in ("", ","):
+        (tmp_path / "new.csv").write_text(f"x,note\n1,a\n{blank}\n4,b\n", encoding="utf-8")
+        assert main(["predict", model, str(tmp_path / "new.csv"), "-o", str(output), "-q"]) == 0
+        places[blank] = read(output)[1:]
+    assert places[""] == places[","]
+    assert len(places[""]) == 3
+
+
+def test_a_cell_that_is_no_number_is_told(fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, table = str(fitted / "model.safetensors"), tmp_path / "new.csv"
+    for cells, said in ((["bad"], "line 2, the only one of 7"), (["bad", "odd"], "line 2, and 1 more of 8")):
+        table.write_text("\n".join(["x", *cells, *"123456"]), encoding="utf-8")
+        assert main(["predict", model, str(table)]) == 0
+        assert f"not a number, taken for a gap: 'bad' in x, {said}" in capsys.readouterr().err
+    table.write_text("\n".join(["x", "#GETTING_DATA", "#BLOCKED!", *"123456"]), encoding="utf-8")
+    assert main(["predict", model, str(table)]) == 0
+    assert "taken for a gap" not in capsys.readouterr().err

@@ -88,6 +88,13 @@ def test_text_as_pandas_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert places == (np.cumsum(lines) - lines + 2).tolist()  # a row is where it begins, below the header
 
 
+LINES, SPACED = "{} empty lines between rows: a blank row each", "a line is empty below every row: no rows"
+END, ENDS = "{} blank row at the end left out", "2 blank rows at the end left out"
+TITLES = "2 rows above the header left out: 'Report' ..."
+SALES = "2 rows above the header left out: 'Sales 2024' ..."
+TITLE = "1 row above the header left out: 'A title'"
+
+
 @pytest.mark.parametrize(
     ("text", "header", "rows", "notes"),
     [
@@ -101,15 +108,20 @@ def test_text_as_pandas_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ("#,name\n1,x\n#2,y\n", "# name", ["1 x", "#2 y"], []),
         ("# one\n# a;b\n1;2\n", "#_a b", ["1 2"], ["cells are separated by semicolons", "1 comment line (#) left out"]),
         ("colour,b\n#f00,1\n#0f0,2\n", "colour b", ["#f00 1", "#0f0 2"], []),
-        ("a,b\n\n1,x\n\n \ny,2\n\n", "a b", ["1 x", "y 2"], ["3 empty lines between rows left out"]),
-        ("a,b\n,\n1,x\n , \ny,2\n,\n\n,\n", "a b", [" ", "1 x", " ", "y 2"], ["2 blank rows at the end left out"]),
-        ("a,b\nx,1\n\ny,NA\n", "a b", ["x 1", "y NA"], ["1 empty line between rows left out"]),
+        ("a,b\n\n1,x\n\n \ny,2\n\n", "a b", [" ", "1 x", " ", " ", "y 2"], [LINES.format(3), END.format(1)]),
+        ("a,b\n,\n1,x\n , \ny,2\n,\n\n,\n", "a b", [" ", "1 x", " ", "y 2"], ["3 blank rows at the end left out"]),
+        ("a,b\nx,1\n\ny,NA\n", "a b", ["x 1", " ", "y NA"], ["1 empty line between rows: a blank row"]),
+        ("a,b\n\nx,1\n\n\n\ny,NA\n\n\n", "a b", [" ", "x 1", " ", " ", " ", "y NA"], [LINES.format(4), ENDS]),
+        ("a,b\r\r\nx,1\r\r\ny,NA\r\r\n", "a b", ["x 1", "y NA"], [SPACED]),
+        ("a,b\r\r\nx,1\r\r\n", "a b", ["x 1"], [SPACED]),
+        ("a,b\n\n\nx,1\n\n\n,\n\n\ny,2\n", "a b", ["x 1", " ", "y 2"], [SPACED.replace("a line is", "2 lines are")]),
+        ("a\n\nx, y\n\ny\n\n\n", "a", ["x,_y", "y"], [SPACED, END.format(1)]),
         ("a\nx\n", "a", ["x"], []),
         (
             "a\n\nx; y\n\na\n&lt;|&gt;\t\n\n",
             "a",
             ["", "x;_y", "", "a", "&lt;|&gt;"],
-            ["2 empty lines between rows: a row each, without text", "1 blank row at the end left out"],
+            [LINES.format(2), "1 blank row at the end left out"],
         ),
         ('a\n""\nx,y\n""\n', "a", ["", "x,y", ""], []),
         ("sep=;\na;b\n1;2,5\n", "a b", ["1 2,5"], ["cells are separated by semicolons"]),
@@ -122,6 +134,18 @@ def test_text_as_pandas_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             ["cells are separated by semicolons", "2 rows above the header left out: 'Sales' ..."],
         ),
         (",a\n0,x\n1,y\n", " a", ["0 x", "1 y"], []),
+        (",a\nr,x\ns,y\n", " a", ["r x", "s y"], []),
+        ("text\nhello, you\nbye, 5\nsee, 6\n", "text", ["hello,_you", "bye,_5", "see,_6"], []),
+        ("text\nred, green, 5\none\n", "text", ["red,_green,_5", "one"], []),
+        ("#id,colour,shape\na1,red,square\nb2,red,round\n", "#id colour shape", ["a1 red square", "b2 red round"], []),
+        ("# old\n#id,colour\na1,red\n", "#id colour", ["a1 red"], ["1 comment line (#) left out"]),
+        ("# made by hand, us\nid,x\na,1\nb,2\n", "id x", ["a 1", "b 2"], ["1 comment line (#) left out"]),
+        ("#id,x\na,b\nc,1\nd,2\n", "a b", ["c 1", "d 2"], ["1 comment line (#) left out"]),
+        ("#text\nhello you\nbye, 5\n", "#text", ["hello_you", "bye,_5"], []),
+        ("# by hand\n#\ntext\nhello you\n", "text", ["hello_you"], ["2 comment lines (#) left out"]),
+        ("Report,,\nAuthor: me,,\na,b,c\nx,y,z\nu,,w\n", "a b c", ["x y z", "u  w"], [TITLES]),
+        ("Sales 2024, all regions\nQ1 to Q4\na,b,c\nx,1,z\ny,2,w\n", "a b c", ["x 1 z", "y 2 w"], [SALES]),
+        ("A title, old\na,b,c\n1,2,3\n3,4,5\n", "a b c", ["1 2 3", "3 4 5"], [TITLE]),
         ("a,b\n1,2\x1b[2J\x1a\n", "a b", ["1 2\\x1b[2J\\x1a"], []),
         ("a,b\n'=1,'-x\n-3.5,''@\nisn't,'\n", "a b", ["=1 -x", "-3.5 '@", "isn't '"], []),
     ],
@@ -139,7 +163,7 @@ def test_a_row_is_where_it_begins(tmp_path: Path) -> None:
     text = '# one\n"a\n\nx",b\n1,2\n\n\n"3\n# no comment\n",4\n5,"\n6"\n'
     source = open_source(write(tmp_path, text))
     assert source.header == ["a\n\nx", "b"]
-    assert read(source) == ([["1", "3\n# no comment", "5"], ["2", "4", "6"]], [5, 8, 11])
+    assert read(source) == ([["1", "", "", "3\n# no comment", "5"], ["2", "", "", "4", "6"]], [5, 6, 7, 8, 11])
     with pytest.raises(ValueError, match=r"have 2 cells per row; got 3 in line 2\."):
         read(open_source(write(tmp_path, 'a,b\n1,"\n\n2",3\n4,5\n')))
 
@@ -161,7 +185,10 @@ PACKED = gzip.compress(b"a,b\n1,2\n", mtime=0)  # no time: it stands in the name
         ("a,b\n1,2\n\nx,y,z\n3,4,5\n", "hold one table; got rows of 2 cells, and of 3 from line 4 of "),
         ("a,b\n1,2\nx,y,z\n3,4,5\n", "hold one table; got rows of 2 cells, and of 3 from line 3 of "),
         ("a,b\n1,2\n# x\n3,4\n", r"have 2 cells per row; got 1 in line 3\. Comments stand above the header"),
-        ("A title, old\na,b,c\n1,2,3\n3,4,5\n", "hold one table; got rows of 2 cells, and of 3 from line 2 of "),
+        (
+            "Sales, all\nyear, old\na,b,c\n1,2,3\n3,4,5\n",
+            r"hold one table; got rows of 2 cells, and of 3 from line 3 .* the header, line 1 \('Sales, all'\), is a",
+        ),
         ("a,b\n1,2\na,b\n3,4\n", "hold one table; got the header again in line 3 of "),
         ("a,b\n1,2\n\nc,d\n3,4\n", "hold one table; got another header after an empty line in line 4 of .*Save each"),
         (b"\xef\xbb\xbfa,b\n1,\xe9\n", r"be a CSV file that can be read; got .* \(no UTF-8 in line 2\)\. Save it as"),
@@ -200,7 +227,7 @@ def test_standard_input() -> None:
 
 
 def test_load_csv_reads_the_same_files(tmp_path: Path) -> None:
-    data = load_csv(write(tmp_path, gzip.compress("# x\na; label;b\n1;é;2\n3; e;4\n".encode("utf-16"))))
+    data = load_csv(write(tmp_path, gzip.compress("# x\na; label;b\n1;é;2\n\n;;\n3; e;4\n".encode("utf-16"))))
     assert (data.x.tolist(), data.class_names) == ([[1, 2], [3, 4]], ("e", "é"))
 
 
@@ -367,6 +394,8 @@ def test_excel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert open_source(tmp_path / "x.xlsx", sheet="More").header == []
     with pytest.raises(InputError, match=r"^`--sheet` must name a sheet of .*; got 'no'\. It has 'Data', 'More'"):
         open_source(tmp_path / "x.xlsx", sheet="no")
+    with pytest.raises(InputError, match=r"got 'mroe'\. Did you mean 'More'\? It has 'Data', 'More'"):
+        open_source(tmp_path / "x.xlsx", sheet="mroe")
     with pytest.raises(InputError, match=r"^`--sheet` must come with an Excel workbook"):
         open_source(Path("x.csv"), sheet="no")
     (tmp_path / "bad.xlsx").write_bytes(b"PK")
@@ -376,6 +405,18 @@ def test_excel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         with pytest.raises(InputError, match=f"^`path` must {message}"):
             open_source(tmp_path / name)
+
+
+def test_titles_above_texts_in_excel(tmp_path: Path) -> None:
+    openpyxl = pytest.importorskip("openpyxl")
+    for titles in ([["Report"], ["by me"]], [], [["Report", None]]):
+        book = openpyxl.Workbook()
+        for row in [*titles, ["a", "b"], ["x", "y"], [], ["z", None]]:
+            book.active.append(row)
+        book.save(tmp_path / "x.xlsx")
+        source = open_source(tmp_path / "x.xlsx")
+        assert source.header == ["a", "b"]
+        assert list(zip(*read(source)[0], strict=True)) == [("x", "y"), ("", ""), ("z", "")]
 
 
 @pytest.mark.skipif(find_version("openpyxl") is not None, reason="needs a machine without openpyxl")

@@ -61,8 +61,8 @@ def test_every_format_gives_the_same_rows_whatever_the_blocks(
 
 
 def numbers(block: Block) -> np.ndarray:
-    """Return the cells of a block (b, columns) as numbers."""
-    return np.stack([cells.astype(float) for cells in block.columns], axis=1)
+    """Return the cells of a block (b, columns) as numbers, gaps as 0."""
+    return np.stack([np.where(cells == "", 0, cells).astype(float) for cells in block.columns], axis=1)
 
 
 def write(folder: Path, text: str | bytes) -> Path:
@@ -74,10 +74,12 @@ def write(folder: Path, text: str | bytes) -> Path:
 def test_columns_are_matched_by_name(tmp_path: Path) -> None:
     path = write(tmp_path, 'b, a ,"kind"\r\n1,2,x\r\n\r\n 3 ,4e1," y, z "\r\n')
     wanted = Wanted("kind", labelled=False, columns=("a", "b"), width=2)
-    assert [numbers(block).tolist() for block in open_table(path, wanted).blocks] == [[[2, 1], [40, 3]]]
-    assert read_table(path, KIND)[1].labels.tolist() == ["x", "y, z"]
+    assert [numbers(block).tolist() for block in open_table(path, wanted).blocks] == [[[2, 1], [0, 0], [40, 3]]]
+    table, block = read_table(path, KIND)
+    assert block.labels.tolist() == ["x", "y, z"]  # where classes are wanted, a blank row is none
+    assert table.notes == ["1 empty line between rows: a blank row", "1 blank row between others left out"]
     partly = Wanted("kind", labelled=False, partly=True)
-    assert read_table(path, partly)[1].labels.tolist() == ["x", "y, z"]
+    assert read_table(path, partly)[1].labels.tolist() == ["x", "", "y, z"]
     gaps = write(tmp_path, "a,kind\n1,7\n2,\n3, NA\n")
     assert read_table(gaps, partly)[1].labels.tolist() == ["7", "", ""]
     path = write(tmp_path, "\ufeffa,b\n1,2\n")
@@ -96,6 +98,7 @@ def test_columns_are_matched_by_name(tmp_path: Path) -> None:
         ("a,a,b,kind\n1,2,3,x\n", r"name each column once; got a twice in .*\. Rename or drop one"),
         (",a,,kind\n0,1,2,x\n", "name every column; got none for 2 columns of .*; one alone would be left out"),
         ("a,kind\n", "have at least one row; got none in "),
+        ("\nold, new\n2\n1,x\n", r"have 2 cells .* in line 3\. .*If the header, line 2 \('old, new'\), is a title"),
         ("a,kind\n1,x\n2, \n", r"name the class of every row; got none in line 3\. Fill it in, or leave"),
         ("a,kind\n" + 5 * "1,NA\n", "name the class of every row; got none in line 2, line 3, line 4 and 2 more"),
         ('a,kind\n1,"x\n2,y\n', r"be a CSV file; got .*table\.csv \(unexpected end of data in line 3\)"),
@@ -186,6 +189,14 @@ def test_parquet_names_columns_and_rows(tmp_path: Path) -> None:
     assert [cells.tolist()[0] for cells in block.columns] == [1, "x", 1.5]
     assert block.columns[1].tolist()[1] == ""
     assert np.isnan(block.columns[2][1])
+
+
+def test_blank_rows_are_left_out_where_rows_are_learned_from(tmp_path: Path) -> None:
+    path = write(tmp_path, "a,b\n1,2\n\n3,4\n,\n,5\n")
+    for learned, rows in ((True, [2, 4, 6]), (False, [2, 3, 4, 5, 6])):
+        table, block = read_table(path, Wanted("kind", labelled=False, learned=learned))
+        assert list(block.rows) == rows
+        assert ("2 blank rows between others left out" in table.notes) == learned
 
 
 def test_cells_of_any_kind_are_kept_as_the_file_has_them(tmp_path: Path) -> None:

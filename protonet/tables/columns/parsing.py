@@ -58,14 +58,17 @@ _INTERVAL = re.compile(
     re.IGNORECASE,
 )
 _ISO = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,9})?)?(?:Z|[+-]\d{2}(?::?\d{2})?)?)?")
+_COMPACT = re.compile(r"(?:19|20)\d{6}")  # other numbers of so many digits are no days
 _ZONE = re.compile(r"(?:Z|[+-]\d{2}(?::?\d{2})?)$")
 _DAYS = (
     *("%Y/%m/%d", "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%m/%d/%y", "%d/%m/%y", "%d.%m.%y"),
     *("%d %b %Y", "%d %B %Y", "%b %d %Y", "%b %d, %Y", "%B %d, %Y", "%d-%b-%Y", "%d-%b-%y", "%b %Y", "%B %Y"),
 )
+#: Days as numbers, which are dates only in a column of others: numbers alone are numbers.
+COMPACT = "%Y%m%d"
 _CLOCKS = ("%H:%M", "%H:%M:%S", "%I:%M %p", "%I:%M:%S %p")
 #: The ways to write a day, a time or both, in the order in which they are tried: of two that fit, the first is meant.
-DATE_FORMS = ("iso", *_DAYS, *_CLOCKS, *(f"{day} {clock}" for day, clock in product(_DAYS, _CLOCKS)))
+DATE_FORMS = ("iso", COMPACT, *_DAYS, *_CLOCKS, *(f"{day} {clock}" for day, clock in product(_DAYS, _CLOCKS)))
 NUMBER_FORMS = ("plain", "point", "comma", "interval")
 
 
@@ -227,6 +230,8 @@ def read_date(cell: str, form: str) -> float:
             days = float(np.datetime64(bare[:26], "us").astype(np.int64)) / (1e6 * SECONDS_PER_DAY)
             minutes = 0 if zone in {"", "Z"} else int(zone[1:3]) * 60 + int(zone[3:].strip(":") or 0)
             return days - (-minutes if zone[:1] == "-" else minutes) / 1440
+        if form == COMPACT and not _COMPACT.fullmatch(cell):
+            return math.nan
         moment = datetime.strptime(cell, form)
     except (ValueError, OverflowError):
         return math.nan
@@ -263,7 +268,7 @@ def find_date_form(cells: Iterable[str]) -> str:
 def are_mixed_dates(cells: Iterable[str]) -> bool:
     """Return whether most of some distinct cells are dates, of which no forms together fit all."""
     cells = list(cells)
-    forms = [form for form in _DAYS if any(not math.isnan(read_date(cell, form)) for cell in cells[:SOME])]
+    forms = [form for form in (COMPACT, *_DAYS) if any(not math.isnan(read_date(cell, form)) for cell in cells[:SOME])]
     return sum(not math.isnan(read_date(cell, OR.join(["iso", *forms]))) for cell in cells) >= ENOUGH * len(cells)
 
 
