@@ -128,7 +128,9 @@ def test_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         said = capsys.readouterr()
         assert said.out == ""
         assert re.fullmatch(
-            r"protonet info: `model` must be a (file that exists|model, which comes before a table|model file of version \d+); got .*\n", said.err
+            r"protonet info: `model` must be a (file that exists|model, which comes before a table"
+            r"|model file of version \d+); got .*\n",
+            said.err,
         )
     assert main(["info"]) == 2
     assert capsys.readouterr().err.startswith("protonet info: `arguments` must be as --help lists them; got ")
