@@ -32,14 +32,7 @@ class Problem(NamedTuple):
 
     def features_as_they_came(self, places: Tensor) -> Tensor:
         """Return the features (m, dim) of some rows (m,): float32, or float64 where that would lose digits."""
-        return self._undo(self.rows.features[places])
-
-    def show_pool(self) -> Tensor:
-        """Return the features (m, dim) of the pool, if there is one, as `features_as_they_came` does."""
-        return self._undo(self.rows.features[:0] if self.pool is None else self.pool.features)
-
-    def _undo(self, features: Tensor) -> Tensor:
-        x = features * self.scale
+        x = self.rows.features[places] * self.scale
         return x.double() + self.origin if bool(self.origin.any()) else x
 
 
