@@ -16,6 +16,8 @@ from protonet.commands.labels import read_whole, suspect_spellings
 from protonet.commands.models import open_rows, want
 from protonet.files import Model
 from protonet.fit.solver import Solution
+from protonet.representations.pictures.files import SETTINGS, open_typed
+from protonet.representations.pictures.reading import are_pictures
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.kind import Column
 from protonet.tables.columns.parsing import count_gaps
@@ -24,8 +26,6 @@ from protonet.tables.columns.recognise import NAMES
 from protonet.tables.drift import describe_columns
 from protonet.tables.features import choose_features, encode_block
 from protonet.tables.formats import PICTURE
-from protonet.tables.pictures.backbone import SETTINGS, open_typed
-from protonet.tables.pictures.reading import are_pictures
 from protonet.tables.table import CLASS_NAMES, Block, Table, Wanted, list_names, open_table, read_table
 from protonet.ui.command_line import Parser, check_name
 from protonet.ui.text import count

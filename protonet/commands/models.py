@@ -25,12 +25,12 @@ from protonet.fit.crossfit import Crossfit, measure_held, pack, score_frequent, 
 from protonet.fit.search import Progress
 from protonet.metrics import calibrate, measure, measure_classes
 from protonet.network import PrototypeNetwork
+from protonet.representations.pictures.reading import are_pictures
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.picture import Picture
 from protonet.tables.drift import Watch, watch_blocks
 from protonet.tables.features import check_kinds, encode_block
 from protonet.tables.formats import SUFFIXES
-from protonet.tables.pictures.reading import are_pictures
 from protonet.tables.table import Block, Table, Wanted, list_names, open_table
 from protonet.ui.command_line import Parser, check_outputs
 from protonet.ui.text import count

@@ -36,9 +36,9 @@ from protonet.commands.models import (
 )
 from protonet.files import Model
 from protonet.metrics import find_threshold, score_known
+from protonet.representations.pictures.files import hash_file
+from protonet.representations.pictures.reading import are_pictures, hold_pictures
 from protonet.tables.formats import PICTURE, open_source
-from protonet.tables.pictures.backbone import hash_file
-from protonet.tables.pictures.reading import are_pictures, hold_pictures
 from protonet.tables.table import Block, Table
 from protonet.ui.command_line import check_writable_folder, parse_whole
 from protonet.ui.text import format_csv

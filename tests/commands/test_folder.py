@@ -285,7 +285,7 @@ class TestDask:
 def test_a_model_that_changes_is_refused(model: Path, rows: Path, tmp_path: Path) -> None:
     from protonet._checks import InputError
     from protonet.commands.predict import Asked, predict_part
-    from protonet.tables.pictures.backbone import hash_file
+    from protonet.representations.pictures.files import hash_file
 
     other, digest = tmp_path / "m.safetensors", hash_file(model)
     save_model(other, load_model(model)._replace(metadata={}))

@@ -14,11 +14,11 @@ import torch
 from protonet.__main__ import main
 from protonet.episodes.networks.backbones import make_backbone
 from protonet.files import load_model
+from protonet.representations.pictures.reading import read_pixels
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.picture import Picture
-from protonet.tables.pictures.reading import read_pixels
-from tests.tables.pictures.cases import draw, write_folders
-from tests.tables.pictures.test_backbone import Small, export
+from tests.representations.pictures.cases import draw, write_folders
+from tests.representations.pictures.test_files import Small, export
 
 
 @pytest.fixture(autouse=True)

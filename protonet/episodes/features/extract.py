@@ -13,19 +13,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import fail, optional_packages
+from protonet._checks import as_typed, fail, optional_packages
 from protonet.datasets.dataset import Dataset
 from protonet.datasets.pictures import INSTALL, Found, Picture, hash_state, load_pictures, open_picture
 from protonet.episodes.draws.batch import hash_rows
 from protonet.episodes.features.embeddings import Job, write_embeddings
-from protonet.episodes.features.extractors import PROG, Extractor, open_extractor
 from protonet.episodes.features.sources import find_pictures, load_source
 from protonet.episodes.networks.backbones import CHUNK
 from protonet.episodes.networks.checkpoints import load_encoder
+from protonet.representations.pictures.files import SETTINGS, hash_file
+from protonet.representations.pictures.networks import Extractor, open_extractor
 from protonet.sampling import index_classes
-from protonet.tables.pictures.backbone import SETTINGS, hash_file
 from protonet.ui.command_line import Parser, check_writable_file, parse_whole
 
+PROG = "protonet.episodes extract"
 TEMPLATE = "a photo of a {}."  #: CLIP's prompt.
 BATCH = 64  #: Pictures that are embedded at a time.
 AHEAD = 2  #: Batches that are read while another one is embedded.
@@ -115,7 +116,8 @@ def run_extract(arguments: Sequence[str] | None) -> None:
         if found is None and not options.texts:
             got = f"{options.data}, which is none"
             fail(PROG, "data", "be a folder of pictures by class, or KIND:ROOT", got, "Pass one of these.")
-        extractor = open_extractor(options.backbone, weights=options.weights, device=device)
+        with as_typed(PROG, backbone="--backbone", weights="--weights"):
+            extractor = open_extractor(options.backbone, weights=options.weights, device=device)
         if found is None:
             job = _plan_texts(options.data, extractor, templates, options.names)
         else:

@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from protonet._checks import refuse
-from protonet.tables.pictures.backbone import Backbone, Preprocessing, hash_file, open_backbone
-from protonet.tables.pictures.descriptors import RULES, describe_pictures, list_sizes
-from protonet.tables.pictures.reading import map_pictures, need_pillow
+from protonet.representations.pictures.descriptors import RULES, describe_pictures, list_sizes
+from protonet.representations.pictures.files import Backbone, Preprocessing, hash_file, open_backbone
+from protonet.representations.pictures.reading import map_pictures, need_pillow
 from protonet.views.view import Graph, Stored, expect
 
-#: Of the features; to be raised whenever `protonet.tables.pictures.descriptors` gives other ones.
+#: Of the features; to be raised whenever `protonet.representations.pictures.descriptors` gives other ones.
 VERSION = 1
 
 

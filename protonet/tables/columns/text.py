@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from protonet.tables.columns.kind import take_names
 from protonet.tables.columns.parsing import write_cells
 from protonet.views.view import Graph, Stored
 
@@ -126,7 +125,7 @@ class Text:
     @classmethod
     def restore(cls, stored: Stored) -> Text:
         """Build the column again."""
-        grams, mean = take_names(stored, "grams"), stored.take("mean", None)
+        grams, mean = stored.names("grams"), stored.take("mean", None)
         scales, basis = stored.take("scales", len(grams)), stored.take("basis", len(grams), len(mean))
         return cls(grams, *(tensor.numpy() for tensor in (scales, basis, mean)))
 

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from protonet._checks import MissingPackageError
 from protonet.episodes.__main__ import main
-from protonet.episodes.features.extractors import open_extractor
 from protonet.episodes.features.sources import load_texts
-from tests.tables.pictures.cases import draw, write_folders
+from protonet.representations.pictures.networks import open_extractor
+from tests.representations.pictures.cases import draw, write_folders
 
 PICTURES = [draw("disc", 0, 60), draw("cross", 1, 300)]
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from protonet import InputError
 from protonet.episodes.networks.backbones import make_backbone
-from protonet.tables.pictures import backbone as backbones
-from protonet.tables.pictures.backbone import embed_pictures, open_backbone
-from protonet.tables.pictures.reading import read_pixels
-from tests.tables.pictures.cases import write_folders
+from protonet.representations.pictures import files as backbones
+from protonet.representations.pictures.files import embed_pictures, open_backbone
+from protonet.representations.pictures.reading import read_pixels
+from tests.representations.pictures.cases import write_folders
 
 pytest.importorskip("onnxruntime")
 
