@@ -27,6 +27,7 @@ from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
 from protonet.losses import CHUNK
 from protonet.metrics import Metrics
 from protonet.network import PrototypeNetwork
+from protonet.representations.opening import Selection
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.frames import (
     Frame,
@@ -57,6 +58,8 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             time.
         column_kinds: What columns of a data frame hold, where that is not seen from their cells, by name: "number",
             "category", "date", "text" or "picture" (paths). None leaves all to the cells.
+        representation: What reads the texts and pictures of a data frame, as ``fit --representation`` has it, a name or
+            several; None for what is installed, or the variable ``PROTONET_REPRESENTATION``.
 
     Attributes:
         classes_: (n_classes,) the labels, in ascending order.
@@ -94,11 +97,13 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         time_limit: float = TIME_LIMIT,
         random_state: Any = 0,
         column_kinds: Mapping[str, str] | None = None,
+        representation: str | Sequence[str] | None = None,
     ) -> None:
         self.effort = effort
         self.time_limit = time_limit
         self.random_state = random_state
         self.column_kinds = column_kinds
+        self.representation = representation
 
     def fit(
         self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None, unlabelled: Any = None
@@ -297,7 +302,9 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         if groups is not None:
             check_groups(NAME, "groups", groups, y)
         if reset:
-            self._taken = take_frame(rows, self.column_kinds) if isinstance(rows, Frame) else None
+            names = [self.representation] if isinstance(self.representation, str) else self.representation
+            selection = Selection.of(names)
+            self._taken = take_frame(rows, self.column_kinds, selection) if isinstance(rows, Frame) else None
             self._label = name if isinstance(name, str) else "label"
         features = torch.from_numpy(make_dense(self._encode(rows)))
         return features, y, weights, None if groups is None else torch.from_numpy(groups)

@@ -16,12 +16,11 @@ from protonet.commands.labels import read_whole, suspect_spellings
 from protonet.commands.models import open_rows, want
 from protonet.files import Model
 from protonet.fit.solver import Solution
-from protonet.representations.pictures.files import SETTINGS, open_typed
+from protonet.representations.opening import Selection
+from protonet.representations.pictures.files import SETTINGS
 from protonet.representations.pictures.reading import are_pictures
 from protonet.tables.columns.encoding import Encoding
-from protonet.tables.columns.kind import Column
 from protonet.tables.columns.parsing import count_gaps
-from protonet.tables.columns.picture import Picture
 from protonet.tables.columns.recognise import NAMES
 from protonet.tables.drift import describe_columns
 from protonet.tables.features import choose_features, encode_block
@@ -97,7 +96,7 @@ def add_options(parser: Parser) -> None:
     add("--drop-unlabelled", action="store_true", help="leave out the table's rows without a class")
     add("--one-shot", action="store_true", help="the many classes of a few rows each are meant")
     for name in SETTINGS:
-        parser.add_removed(f"--{name}", f"Metadata of the backbone's file say it, or --backbone FILE:{name}=...")
+        parser.add_removed(f"--{name}", f"Metadata of the network's file say it, or --representation FILE:{name}=...")
 
 
 def read_data(options: argparse.Namespace, *, keep_cells: bool = False) -> Data:
@@ -108,7 +107,7 @@ def read_data(options: argparse.Namespace, *, keep_cells: bool = False) -> Data:
         InputError: Options or a table that do not fit.
     """
     label = options.label or "label"
-    kinds = take_pictures(options, parse_kinds(options.column))
+    kinds, selection = take_kinds(options, parse_kinds(options.column)), select(options)
     beside = tuple(name for name in (options.group, options.id) if name is not None)
     for name in (*beside, *options.drop, *(options.columns or ()), *kinds):
         if name == label:
@@ -138,7 +137,9 @@ def read_data(options: argparse.Namespace, *, keep_cells: bool = False) -> Data:
         group_names, numbered = np.unique(block.beside[0], return_inverse=True)
         groups = torch.from_numpy(numbered)
     keep = "--columns keeps it" if only is None else None
-    x, encoding, columns, left, notes, sources = choose_features(table, block, kinds, keep=keep, groups=numbered)
+    x, encoding, columns, left, notes, sources = choose_features(
+        table, block, kinds, keep=keep, groups=numbered, selection=selection
+    )
     left_out = [*beside, *options.drop, *table.unused, *left]
     features = torch.from_numpy(np.ascontiguousarray(x))
     named = group_names.tolist()
@@ -221,20 +222,18 @@ class Rest:
         return place.format(self.rows[row]) + ("" if own or self.path is None else f" of {show(self.path.name)}")
 
 
-def take_pictures(options: argparse.Namespace, kinds: Mapping[str, str]) -> dict[str, str | Column]:
-    """Return what columns hold, by name, with the column for those of pictures, by the backbone that the options name.
+def take_kinds(options: argparse.Namespace, kinds: Mapping[str, str]) -> Mapping[str, str]:
+    """Return what columns hold, by name: of a folder, that its one column holds pictures."""
+    return {PICTURE: "picture"} if are_pictures(Path(options.table)) else kinds
+
+
+def select(options: argparse.Namespace) -> Selection:
+    """Return what embeds texts and pictures, as the options say.
 
     Raises:
-        InputError: A backbone, or what it takes, without pictures; or as `open_backbone`.
+        InputError: There is no such thing.
     """
-    if are_pictures(Path(options.table)):
-        kinds = {PICTURE: "picture"}
-    if options.backbone is not None and "picture" not in kinds.values():
-        refuse("--backbone", "come with pictures", "a table", "Leave it out, or pass --column NAME=picture.")
-    column = Picture(shown=not options.quiet)
-    if options.backbone is not None:
-        column = Picture.of(open_typed(options.backbone), shown=not options.quiet)
-    return {name: column if kind == "picture" else kind for name, kind in kinds.items()}
+    return Selection.of(options.representation, shown=not options.quiet)
 
 
 def parse_kinds(texts: list[str]) -> dict[str, str]:
@@ -312,7 +311,7 @@ def read_unlabelled(options: argparse.Namespace, model: Model | None, label: str
         table, block = read_table(Path(options.table), wanted)
         labels = block.labels
         block = block._replace(labels=np.zeros(len(block.rows), np.int64))  # one class: no column can tell it
-        features = choose_features(table, block, take_pictures(options, {}), keep="")
+        features = choose_features(table, block, take_kinds(options, {}), keep="", selection=select(options))
         x, blocks = features.x, None if features.encoding is None else features.encoding.blocks
         likely = [name for name in table.columns or () if name.lower() in CLASS_NAMES and not len(labels)]
         if likely:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from protonet.representations.pictures.files import SUFFIXES, open_typed, split_
 from protonet.representations.pictures.lite import open_lite
 from protonet.representations.pictures.networks import LIBRARIES, open_extractor
 from protonet.representations.pictures.reading import draw_blank, open_whole
-from protonet.representations.representation import Record, Representation, hash_text
+from protonet.representations.representation import TAKES, Record, Representation, hash_text
 from protonet.representations.texts import open_folder, open_named, open_sentences, open_static, open_universal
 
 #: What asks for the best that is installed, and what for none at all.
@@ -92,31 +93,43 @@ def find_default(takes: str) -> str | None:
     return None
 
 
-def choose_names(names: Sequence[str] | None) -> dict[str, str | None]:
-    """Return, for texts and for pictures, the name of what embeds them, or None.
+class Selection(NamedTuple):
+    """What embeds texts, and what embeds pictures: names, or None for nothing."""
 
-    Args:
-        names: As a person types them, one for each; "auto", or None for the variable's, is what is installed, "none"
-            is none.
+    text: str | None
+    picture: str | None
+    asked: tuple[str, ...] = ()  #: What a person has named, to be of use.
+    shown: bool = False  #: Whether progress is shown.
 
-    Raises:
-        InputError: There is none of a name, or there are two for one thing, or one beside "none".
-    """
-    chosen = list(names if names is not None else os.environ.get(VARIABLE, AUTO).split())
-    if NONE in chosen:
-        if len(chosen) > 1:
-            refuse("representation", "be none, or others", " ".join(chosen), "Leave one out.")
-        return {"text": None, "picture": None}
-    found: dict[str, str | None] = {}
-    for name in chosen:
-        if name == AUTO:
-            continue
-        takes = find_takes(name)
-        if takes in found:
-            refuse("representation", f"name one for each {takes}", f"{found[takes]} and {name}", "Leave one out.")
-        found[takes] = name
-    every = AUTO in chosen or not chosen
-    return {takes: found.get(takes) or (find_default(takes) if every else None) for takes in ("text", "picture")}
+    @classmethod
+    def of(cls, names: Sequence[str] | None, *, shown: bool = False) -> Selection:
+        """Select by names, as a person types them, one for each kind.
+
+        "auto", or None where the variable says nothing, is what is installed; "none" is none.
+
+        Raises:
+            InputError: There is none of a name, or there are two for one thing, or one beside "none".
+        """
+        chosen = list(names if names is not None else os.environ.get(VARIABLE, AUTO).split())
+        if NONE in chosen:
+            if len(chosen) > 1:
+                refuse("representation", f"be {NONE}, or others", " ".join(chosen), "Leave one out.")
+            return cls(None, None)
+        found: dict[str, str] = {}
+        for name in chosen:
+            if name == AUTO:
+                continue
+            takes = find_takes(name)
+            if takes in found:
+                refuse("representation", f"name one for each {takes}", f"{found[takes]} and {name}", "Leave one out.")
+            found[takes] = name
+        text, picture = (found.get(takes) or find_default(takes) for takes in TAKES)
+        return cls(text, picture, tuple(found.values()) if names is not None else (), shown)
+
+    def open(self, takes: str) -> Representation | None:
+        """Open what embeds texts, or pictures, if anything does."""
+        name = self.text if takes == "text" else self.picture
+        return None if name is None else open_representation(name)
 
 
 def find_takes(name: str) -> str:

@@ -87,9 +87,9 @@ class Representation:
             with show_items(len(missing), self.record.takes, shown=shown) as bar:
                 for start in range(0, len(missing), AT_ONCE):
                     part = missing[start : start + AT_ONCE]
-                    rows = self._check([first[digest] for digest in part])
-                    found |= dict(zip(part, rows, strict=True))
-                    store.write(part, rows)
+                    computed = self._check([first[digest] for digest in part])
+                    found |= dict(zip(part, computed, strict=True))
+                    store.write(part, computed)
                     bar.update(len(part))
         rows = [found[digest] for digest in digests]
         return np.stack(rows) if rows else np.empty((0, self.record.width), np.float32)

@@ -10,6 +10,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -74,7 +75,7 @@ def open_sentences(folder: Path, name: str, *, licence: str = "") -> Representat
         from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - optional
 
         # Pickles of weights may run code, and so may code that a folder brings.
-        settings = {"local_files_only": True, "trust_remote_code": False, "device": "cpu"}
+        settings: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, "device": "cpu"}
         try:
             network = SentenceTransformer(str(folder), model_kwargs={"use_safetensors": True}, **settings)
         except Exception as error:
@@ -271,8 +272,7 @@ def _be_quiet() -> Iterator[None]:
         for logger in loggers:
             logger.setLevel(logging.ERROR)
         try:
-            from transformers.utils import logging as bars  # noqa: PLC0415 - optional
-
+            bars: Any = import_module("transformers.utils.logging")
             bars.disable_progress_bar()
             yield
         finally:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from protonet._checks import InputTypeError, optional_packages, refuse, show
+from protonet.representations.opening import Selection
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.number import Number
 from protonet.tables.columns.parsing import find_gaps
@@ -135,7 +136,7 @@ def _from_arrow(name: str, column: Any) -> np.ndarray:
         return refuse("X", must, f"{column.type} in {show(name)}", "Leave that column out.")
 
 
-def take_frame(frame: Frame, kinds: Mapping[str, str] | None) -> Taken:
+def take_frame(frame: Frame, kinds: Mapping[str, str] | None, selection: Selection) -> Taken:
     """Take each column of a frame for something, as `protonet.tables.features.choose_features` does.
 
     All columns are used as they are where they are numbers without gaps, and in arrays; others are taken for what the
@@ -144,6 +145,7 @@ def take_frame(frame: Frame, kinds: Mapping[str, str] | None) -> Taken:
     Args:
         frame: The rows.
         kinds: By a column's name, what the caller says that it holds, of `protonet.tables.columns.recognise.NAMES`.
+        selection: What embeds texts and pictures.
 
     Raises:
         InputTypeError: The kinds are no mapping.
@@ -155,8 +157,9 @@ def take_frame(frame: Frame, kinds: Mapping[str, str] | None) -> Taken:
     else:
         columns = dict(zip(frame.names, frame.columns, strict=True))
         kinds = {name: "category" for name in frame.categorical if _repeats(columns[name])} | kinds
-        verdicts = list(take_columns(columns, kinds, keep="column_kinds keeps it", argument="column_kinds").values())
-    found = [f"left out: {reason}" if column is None else column.tell() for column, reason in verdicts]
+        settings = {"keep": "column_kinds keeps it", "argument": "column_kinds"}
+        verdicts = list(take_columns(columns, kinds, selection=selection, **settings).values())
+    found = [f"left out: {each.reason}" if each.column is None else each.column.tell() for each in verdicts]
     told = {} if frame.native is None else dict(zip(frame.names, found, strict=True))
     places = [place for place, verdict in enumerate(verdicts) if verdict.column is not None]
     if not places:

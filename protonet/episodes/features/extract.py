@@ -21,8 +21,9 @@ from protonet.episodes.features.embeddings import Job, write_embeddings
 from protonet.episodes.features.sources import find_pictures, load_source
 from protonet.episodes.networks.backbones import CHUNK
 from protonet.episodes.networks.checkpoints import load_encoder
-from protonet.representations.pictures.files import SETTINGS, hash_file
+from protonet.representations.pictures.files import SETTINGS
 from protonet.representations.pictures.networks import Extractor, open_extractor
+from protonet.representations.representation import hash_file
 from protonet.sampling import index_classes
 from protonet.ui.command_line import Parser, check_writable_file, parse_whole
 

@@ -86,7 +86,7 @@ NAMES_OF_PEOPLE = [
     ],
 )
 def test_what_columns_are_taken_for(cells: np.ndarray, told: str) -> None:
-    column, reason = recognise(cells)
+    column, reason, _ = recognise(cells)
     assert column is not None, reason
     assert reason == ""
     assert column.tell().startswith(told) if told.endswith(": ") else column.tell() == told
@@ -113,7 +113,7 @@ def test_what_columns_are_taken_for(cells: np.ndarray, told: str) -> None:
     ],
 )
 def test_what_is_of_no_use(cells: np.ndarray, reason: str) -> None:
-    assert recognise(cells) == (None, reason)
+    assert recognise(cells)[:2] == (None, reason)
 
 
 def test_gaps_in_many_spellings() -> None:
@@ -193,7 +193,8 @@ class TestNamed:
         ],
     )
     def test_a_person_may_say_what_it_is(self, kind: str, cells: np.ndarray) -> None:
-        column = fit_named("a", kind, cells)
+        column = fit_named("a", kind, cells).column
+        assert column is not None
         assert column.kind == kind
         assert np.isfinite(column.encode(cells)).all()
 
