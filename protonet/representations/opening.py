@@ -102,7 +102,7 @@ class Selection(NamedTuple):
     shown: bool = False  #: Whether progress is shown.
 
     @classmethod
-    def of(cls, names: Sequence[str] | None, *, shown: bool = False) -> Selection:
+    def of(cls, names: str | Sequence[str] | None, *, shown: bool = False) -> Selection:
         """Select by names, as a person types them, one for each kind.
 
         "auto", or None where the variable says nothing, is what is installed; "none" is none.
@@ -110,7 +110,8 @@ class Selection(NamedTuple):
         Raises:
             InputError: There is none of a name, or there are two for one thing, or one beside "none".
         """
-        chosen = list(names if names is not None else os.environ.get(VARIABLE, AUTO).split())
+        given = os.environ.get(VARIABLE, AUTO).split() if names is None else names
+        chosen = [given] if isinstance(given, str) else list(given)
         if NONE in chosen:
             if len(chosen) > 1:
                 refuse("representation", f"be {NONE}, or others", " ".join(chosen), "Leave one out.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -208,6 +208,13 @@ def _repeats(cells: np.ndarray) -> bool:
 def make_dense(X: Any) -> np.ndarray:
     """Return rows as an array that torch may have: dense, float64, and not read-only."""
     return X.toarray() if hasattr(X, "toarray") else np.require(X, np.float64, ["C", "W"])
+
+
+def split_dense(parts: Sequence[Any], size: int) -> Iterator[np.ndarray]:
+    """Yield rows of arrays or sparse matrices, made dense, so many at a time."""
+    for part in parts:
+        for first in range(0, part.shape[0], size):
+            yield make_dense(part[first : first + size])
 
 
 def restore_taken(

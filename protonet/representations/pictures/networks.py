@@ -16,14 +16,8 @@ from torch import Tensor, nn
 
 from protonet._checks import find_version, optional_packages, refuse
 from protonet.representations.offline import stay_offline
-from protonet.representations.pictures.files import (
-    SUFFIXES,
-    Network,
-    hash_file,
-    open_typed,
-    run_network,
-    split_backbone,
-)
+from protonet.representations.pictures.files import SUFFIXES, Network, open_typed, run_network, split_backbone
+from protonet.representations.representation import hash_file
 
 if TYPE_CHECKING:
     from PIL.Image import Image

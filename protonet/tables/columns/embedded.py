@@ -15,6 +15,9 @@ from protonet.tables.columns.parsing import find_gaps, write_cells
 from protonet.tables.columns.text import Text
 from protonet.views.view import Graph, Stored, expect
 
+#: What the words are multiplied with, beside an embedding; see docs/decisions/texts.md.
+WORDS = np.float32(0.5)
+
 
 @dataclass(frozen=True, eq=False)
 class Embedded:
@@ -108,7 +111,7 @@ class EmbeddedText:
     @property
     def alone(self) -> list[int]:
         """How many features each part has that views may take alone."""
-        return self.blocks
+        return []
 
     def encode(self, cells: np.ndarray) -> np.ndarray:
         """Return (n, parts) float32.
@@ -117,7 +120,7 @@ class EmbeddedText:
             InputError: An embedding is not finite.
         """
         cells = write_cells(cells)
-        return np.concatenate([self.embedded.encode(cells.tolist()), self.words.encode(cells)], axis=1)
+        return np.concatenate([self.embedded.encode(cells.tolist()), WORDS * self.words.encode(cells)], axis=1)
 
     def attach(self, representation: Representation, *, shown: bool) -> EmbeddedText:
         """Return the column with its representation."""
