@@ -59,7 +59,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             time.
         column_kinds: What columns of a data frame hold, where that is not seen from their cells, by name: "number",
             "category", "date", "text" or "picture" (paths). None leaves all to the cells.
-        representation: What reads texts and pictures of a data frame, as ``fit --representation`` has it; None for auto.
+        representation: What reads texts and pictures of a data frame: see ``fit --representation``; None for auto.
 
     Attributes:
         classes_: (n_classes,) the labels, in ascending order.
