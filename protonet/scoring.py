@@ -361,8 +361,8 @@ def split_folds(
     if described is not None:
         samples, others = (~described).nonzero().flatten(), described.nonzero().flatten()
         own = None if groups is None else groups[samples]
-        folds = split_folds(labels[samples], num_classes, generator, most=most, groups=own)
-        return [Fold(torch.cat([samples[fold.fit], others]).sort().values, samples[fold.judge]) for fold in folds]
+        split = split_folds(labels[samples], num_classes, generator, most=most, groups=own)
+        return [Fold(torch.cat([samples[fold.fit], others]).sort().values, samples[fold.judge]) for fold in split]
     if not len(labels):
         return []
     if groups is not None:

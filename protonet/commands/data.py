@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from protonet._checks import as_typed, check_groups, refuse, show
+from protonet.commands.classes import read_classes
 from protonet.commands.labels import read_whole, suspect_spellings
 from protonet.commands.models import open_rows, want
 from protonet.files import Model
+from protonet.fit.names import Names, read_names
 from protonet.fit.solver import Solution
 from protonet.representations.opening import Selection
 from protonet.representations.pictures.files import SETTINGS
@@ -59,6 +61,7 @@ class Data(NamedTuple):
     rest_rows: Sequence[int]  #: Where in the file each of them is.
     seen: Any  #: What was seen of the columns, for the model file: see `protonet.tables.drift`.
     sources: tuple[int, ...] = ()  #: The numbers of the columns that seem to name the sources of rows.
+    names: Names | None = None  #: What the classes are called, as rows, where that says something.
 
     def number_groups(self, solution: Solution) -> dict[str, int]:
         """Return the number in the solution of each group's name."""
@@ -91,6 +94,8 @@ def add_options(parser: Parser) -> None:
     kinds = f"what columns hold, where it was not seen: {', '.join(NAMES)}"
     parser.add_argument("--column", nargs="+", metavar="NAME=KIND", default=[], help=kinds)
     parser.add_argument("--unlabelled", metavar="FILE", help="more rows, without a class, to be learned from")
+    text = "the classes: a table with a column class, and perhaps description; then rows need no label at all"
+    parser.add_argument("--classes", "--describe", metavar="FILE", help=text)
     add = parser.add_expert_group("rows of the table").add_argument
     add("--id", metavar="NAME", help="a column that names the rows; predict carries it to its output")
     add("--drop-unlabelled", action="store_true", help="leave out the table's rows without a class")
@@ -113,8 +118,11 @@ def read_data(options: argparse.Namespace, *, keep_cells: bool = False) -> Data:
         if name == label:
             refuse("arguments", "use the classes' column for nothing else", repr(name), "Name another one.")
     only = None if options.columns is None else tuple(options.columns)
+    named = {} if options.classes is None else read_classes(Path(options.classes))
     wanted = Wanted(
         label,
+        labelled=not named,
+        learned=bool(named),
         columns=only,
         beside=beside,
         ignored=tuple(options.drop),
@@ -124,15 +132,21 @@ def read_data(options: argparse.Namespace, *, keep_cells: bool = False) -> Data:
         sheet=options.sheet,
     )
     table, every = read_table(Path(options.table), wanted, options.labels and Path(options.labels))
+    if not len(every.labels):  # the classes are named beside the table
+        every = every._replace(labels=np.full(len(every.rows), ""))
     missing = every.labels == ""
-    block, rest = every, None
-    if missing.any():
+    block, rest, none = every, None, bool(missing.all())
+    if none:
+        selection = selection._replace(words=False)  # that texts share a word says nothing of names
+    elif missing.any():
         block = every.take(np.flatnonzero(~missing))
         rest = None if options.drop_unlabelled else every.take(np.flatnonzero(missing))
     one_shot = options.one_shot or are_pictures(Path(options.table))  # whoever makes folders means classes
-    classes, labels = check_classes(block.labels, label, one_shot=one_shot)
+    classes, labels = check_classes(block.labels[: 0 if none else None], label, one_shot=one_shot, named=list(named))
+    if none:
+        block = block._replace(labels=np.zeros(len(block.rows), np.int64))  # one class: no column can tell it
     groups, numbered, group_names = None, None, np.empty(0, np.str_)
-    if options.group is not None:
+    if options.group is not None and not none:
         check_groups("fit", "--group", block.beside[0].tolist(), block.labels.tolist())
         group_names, numbered = np.unique(block.beside[0], return_inverse=True)
         groups = torch.from_numpy(numbered)
@@ -142,7 +156,13 @@ def read_data(options: argparse.Namespace, *, keep_cells: bool = False) -> Data:
     )
     left_out = [*beside, *options.drop, *table.unused, *left]
     features = torch.from_numpy(np.ascontiguousarray(x))
-    named = group_names.tolist()
+    others = features if none else None if rest is None else _encode_rest(table, rest, columns, encoding)
+    rest_rows: Sequence[int] = block.rows if none else [] if rest is None else rest.rows
+    features = features[:0] if none else features
+    names = read_names(encoding, classes, features, labels, [named.get(str(each), "") for each in classes])
+    if none and names is None:
+        needed = "be texts that a representation reads, and classes be named in words, where no row has a class"
+        refuse("table", needed, "others", 'Run pip install "protonet[text]", or label some rows.')
     told = [*table.notes, *notes, *suspect_spellings(classes)]
     ids = None if options.id is None else block.beside[beside.index(options.id)].astype(str).tolist()
     cells = [
@@ -150,10 +170,10 @@ def read_data(options: argparse.Namespace, *, keep_cells: bool = False) -> Data:
         for number, each in enumerate(block.columns)
         if columns is None or table.columns is None or table.columns[number] in columns
     ]
-    where = block.rows, table.place, block.numbers, ids, list(map(count_gaps, cells)), cells if keep_cells else []
-    others = None if rest is None else _encode_rest(table, rest, columns, encoding)
-    rest_rows: Sequence[int] = [] if rest is None else rest.rows
-    seen = describe_columns(cells, encoding, torch.bincount(labels).tolist())
+    gaps = list(map(count_gaps, cells))
+    rows = block.rows[: 0 if none else None]
+    where = rows, table.place, block.numbers[: len(rows)], ids, gaps, cells if keep_cells else []
+    seen = describe_columns(cells, encoding, torch.bincount(labels, minlength=len(classes)).tolist())
     return Data(
         features,
         labels,
@@ -161,7 +181,7 @@ def read_data(options: argparse.Namespace, *, keep_cells: bool = False) -> Data:
         columns,
         encoding,
         groups,
-        named,
+        group_names.tolist(),
         left_out,
         told,
         *where,
@@ -169,6 +189,7 @@ def read_data(options: argparse.Namespace, *, keep_cells: bool = False) -> Data:
         rest_rows,
         seen,
         sources,
+        names,
     )
 
 
@@ -248,14 +269,24 @@ def parse_kinds(texts: list[str]) -> dict[str, str]:
 
 
 def check_classes(
-    labels: np.ndarray, label: str, *, one_shot: bool
+    labels: np.ndarray, label: str, *, one_shot: bool, named: Sequence[str] = ()
 ) -> tuple[tuple[str, ...] | tuple[int, ...], Tensor]:
     """Return the names of the classes in ascending order, and the number (n,) int64 of each row's class.
+
+    Args:
+        labels: (n,) of the rows, a class each.
+        label: The column that they are of.
+        one_shot: Whether many classes of a few rows each are meant.
+        named: Classes that there are, whether a row is of them or not.
 
     Raises:
         InputError: There is one class alone, or what looks like something else to be predicted than classes.
     """
-    names, numbers, rows = np.unique(read_whole(labels), return_inverse=True, return_counts=True)
+    n, one_shot = len(labels), one_shot or bool(named)
+    every = read_whole(np.concatenate([labels.astype(str), np.array(named, str)]) if named else labels)
+    names, numbers = np.unique(every, return_inverse=True)
+    numbers = numbers[:n]
+    rows = np.bincount(numbers, minlength=len(names))
     classes = tuple(names.tolist() if names.dtype.kind in "iu" else map(str, names.tolist()))
     if len(classes) < 2:
         got = f"{list_names(list(map(str, classes))) if classes else 'no row'} alone in {show(label)}"

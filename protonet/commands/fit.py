@@ -53,6 +53,7 @@ from protonet.fit.crossfit import (
     repeat_held,
     score_frequent,
 )
+from protonet.fit.names import ALONE
 from protonet.fit.search import EFFORTS, Progress
 from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
 from protonet.fit.twins import TWINS, find_twins
@@ -65,7 +66,7 @@ PROG = "protonet fit"
 EXAMPLES = (
     "train.csv --label species -o model.safetensors",
     "train.csv --label species --group patient --report fit.html",
-    "pictures/ -o model.safetensors  # a folder of pictures by class",
+    "texts.csv --classes classes.csv -o model.safetensors  # no row has a label",
 )
 #: Of a time limit, what is over as the report begins.
 HELD = 0.8
@@ -104,15 +105,17 @@ def run(arguments: Sequence[str] | None) -> None:
     seed = parse_whole("--seed", options.seed, low=0)
     limit = None if options.time_limit is None else parse_number("--time-limit", options.time_limit, low=0)
     suffixes = {"output": MODELS, "plot": PLOTS, **FIGURES}
-    outputs = check_paths(options, suffixes, [options.table, options.labels, options.unlabelled])
+    outputs = check_paths(options, suffixes, [options.table, options.labels, options.unlabelled, options.classes])
     check_packages(["safetensors"] * ("output" in outputs))
     check_packages(["matplotlib"] * ("plot" in outputs), 'pip install "protonet[analysis]"')
     data = read_data(options, keep_cells="report" in outputs)
     rest = Rest(data, options.unlabelled and Path(options.unlabelled), options.label or "label")
-    shots = torch.bincount(data.y).tolist()
+    shots = torch.bincount(data.y, minlength=len(data.classes)).tolist()
     metadata: dict[str, Any] = {"label": options.label or "label", "effort": options.effort, "seed": seed}
     metadata |= {"samples": shots, "group": options.group, "id": options.id, "left_out": data.left_out}
     metadata |= {"time_limit": limit, "balanced": options.balanced or None, "seen": data.seen}
+    if data.names is not None:
+        metadata["named"] = {"weight": data.names.weight, "classes": data.names.labels.tolist()}
     weights = balance_classes(data.y) if options.balanced else None
 
     def make_model(solution: Solution) -> Model:
@@ -127,10 +130,12 @@ def run(arguments: Sequence[str] | None) -> None:
             def tell(part: float, stage: str, share: float) -> None:
                 show_stage(stage, SOLVING * share if part == 0 else SOLVING + (1 - SOLVING) * share)
 
+            alone = data.names is not None and not len(data.x)
             solution = solve_problem(
-                [(data.x, data.y)],
+                None if alone else [(data.x, data.y)],
+                metadata={"num_classes": len(data.classes)},
                 time_limit=TIME_LIMIT if limit is None else max(0.0, SOLVING * (started + limit - time.monotonic())),
-                effort=options.effort,
+                effort=ALONE if alone else options.effort,
                 seed=seed,
                 weights=weights,
                 groups=data.groups,
@@ -138,6 +143,7 @@ def run(arguments: Sequence[str] | None) -> None:
                 spans=() if data.encoding is None else data.encoding.spans,
                 progress=partial(tell, 0),
                 unlabelled=rest or None,
+                names=data.names,
             )
             data = data._replace(notes=[*data.notes, *suspect_twins(data, solution)])
             until = deadline if limit is None or "report" not in outputs else started + HELD * limit
@@ -152,7 +158,7 @@ def run(arguments: Sequence[str] | None) -> None:
         if solution is None or "output" not in outputs:
             raise
         if weights is not None:
-            count_samples(solution.network, torch.bincount(data.y))
+            count_samples(solution.network, torch.bincount(data.y, minlength=len(data.classes)))
         model = make_model(solution)
         write_model(outputs["output"], model)
         print(summarise(Path(options.table).name, data, model, solution, rest, []) + format_notes(data.notes), end="")
@@ -187,7 +193,7 @@ def summarise(
     name: str, data: Data, model: Model, solution: Solution, rest: Rest, strangers: Sequence[Sequence[int]]
 ) -> str:
     """Return what the table was taken for, and what was made of equal rows and of rows without a class."""
-    shots = torch.bincount(data.y).tolist()
+    shots = torch.bincount(data.y, minlength=len(data.classes)).tolist()
     sizes = [count(len(data.classes), "class"), count(len(data.x), "sample"), count(data.x.shape[1], "feature")]
     if data.encoding is not None and not data.encoding.plain:
         sizes[-1] += f" of {count(len(data.encoding.columns), 'column')}"
@@ -198,6 +204,9 @@ def summarise(
     if solution.problem.repeated:
         rows = count(solution.problem.repeated, "row")
         lines.append(f"{rows} equal to others, or nearly: copies are held out together, and count as one where equal")
+    if data.names is not None:
+        total = f"each as {count(round(data.names.weight), 'sample')}"
+        lines.append(f"the names of {count(len(data.names.labels), 'class')} are learned from, {total}")
     if model.metadata["balanced"]:
         lines.append("every class counts alike in learning, also in the probabilities (--balanced)")
     lines += tell_rest(solution, rest, strangers)
@@ -299,7 +308,7 @@ def list_fit(
     name: str, data: Data, model: Model, crossed: Crossfit, compared: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Return all figures of the summary as JSON can hold them: of the table, and of the held-out rows, if any."""
-    rows = torch.bincount(data.y).tolist()
+    rows = torch.bincount(data.y, minlength=len(data.classes)).tolist()
     classes = [{"name": each, "rows": own} for each, own in zip(data.classes, rows, strict=True)]
     columns = list_columns(name_columns(model), data.encoding, data.gaps)
     table = {"rows": len(data.x), "classes": classes, "columns": columns, "notes": data.notes}

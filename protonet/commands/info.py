@@ -54,7 +54,7 @@ def describe_model(path: Path, model: Model) -> dict[str, Any]:
     """
     network, metadata = model.network, model.metadata
     version, library = read_versions(path)
-    samples = network.counts.tolist()
+    samples = _count_samples(network.counts.tolist(), metadata.get("named"))
     folds, left_out, groups = (metadata.get(name) for name in ("folds", "left_out", "groups"))
     views = metadata.get("views")
     sound = isinstance(views, dict) and all(isinstance(weight, float) for weight in views.values())
@@ -77,6 +77,16 @@ def describe_model(path: Path, model: Model) -> dict[str, Any]:
         "fold_models": len(folds) if isinstance(folds, list) else None,
         "held_out": _check_figures(metadata.get("held_out")),
     }
+
+
+def _count_samples(counts: list[int], named: Any) -> list[int]:
+    """Return of how many samples each class is, without what its name counts as."""
+    if not isinstance(named, dict) or not isinstance(named.get("classes"), list):
+        return counts
+    weight = named.get("weight")
+    own = {number for number in named["classes"] if type(number) is int}
+    less = round(weight) if isinstance(weight, float) and 0 <= weight < 2**31 else 0
+    return [max(0, rows - less * (number in own)) for number, rows in enumerate(counts)]
 
 
 def _check_figures(figures: Any) -> dict[str, Any] | None:

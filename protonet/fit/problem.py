@@ -11,6 +11,7 @@ from torch import Tensor
 from protonet._checks import check_weights
 from protonet.fit.copies import pool_copies
 from protonet.fit.loading import centre_columns, order_rows
+from protonet.fit.names import Names
 from protonet.fit.unlabelled import Pool
 from protonet.views.view import Rows
 
@@ -44,7 +45,7 @@ def pose_problem(
     weights: Tensor | None = None,
     groups: Tensor | None = None,
     blocks: Tensor | None = None,
-    described: Tensor | None = None,
+    names: Names | None = None,
 ) -> tuple[Problem, Tensor | None]:
     """Return a problem of samples as they came, and the number (groups,) of each group that was given.
 
@@ -56,8 +57,12 @@ def pose_problem(
         weights: The same.
         groups: The same.
         blocks: The same.
-        described: The same.
+        names: The same.
     """
+    n, described = len(labels), None
+    if names is not None:
+        several = None if groups is None else len(groups.unique())
+        features, labels, weights, groups, described = _add_names(names, features, labels, weights, groups)
     if weights is not None:
         weights = check_weights("solve", "weights", weights, n=len(labels))
         weights = weights / weights.max()
@@ -75,7 +80,24 @@ def pose_problem(
     )
     rows, repeated, joined, pooled = pool_copies(rows)
     rows = _compare_weights(rows, len(order) if described is None else int((~described).sum()))
-    return Problem(rows, scale, origin, repeated, torch.empty_like(order).index_copy_(0, order, pooled)), joined
+    places = torch.empty_like(order).index_copy_(0, order, pooled)
+    if names is not None and joined is not None:
+        joined = joined[:several]
+    return Problem(rows, scale, origin, repeated, places[:n]), joined
+
+
+def _add_names(
+    names: Names, features: Tensor, labels: Tensor, weights: Tensor | None, groups: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:
+    """Return rows with names behind them, what each weighs, its group, and which ones are names."""
+    n, m = len(labels), len(names.labels)
+    weights = torch.ones(n, dtype=torch.float64) if weights is None else weights.double()
+    described = torch.arange(n + m) >= n
+    mean = float(weights.mean()) if n else 1.0
+    weights = torch.cat([weights, torch.full((m,), names.weight * mean, dtype=torch.float64)])
+    if groups is not None:
+        groups = torch.cat([groups, int(groups.max()) + 1 + torch.arange(m)])
+    return torch.cat([features, names.x.to(features)]), torch.cat([labels, names.labels]), weights, groups, described
 
 
 def _find_scale(features: Tensor, weights: Tensor | None) -> float:

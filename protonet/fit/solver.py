@@ -16,6 +16,7 @@ from torch import Tensor
 
 from protonet._checks import check_int, check_number, fail, fail_type
 from protonet.fit.loading import Samples, read_loaders
+from protonet.fit.names import Names
 from protonet.fit.networks import Pooled, decide_pooling, fit_choice
 from protonet.fit.problem import Problem, pose_problem
 from protonet.fit.search import EFFORTS, RAW, SEARCH_SHARE, Choice, Explored, Progress, Search, decide, explore, ignore
@@ -116,7 +117,7 @@ def solve(
 
 
 def solve_problem(
-    train_loader: Samples,
+    train_loader: Samples | None,
     val_loader: Samples | None = None,
     metadata: Mapping[str, Any] | None = None,
     time_limit: float = TIME_LIMIT,
@@ -128,12 +129,13 @@ def solve_problem(
     blocks: Tensor | None = None,
     spans: Sequence[tuple[int, int]] = (),
     unlabelled: Unlabelled | None = None,
-    described: Tensor | None = None,
+    names: Names | None = None,
 ) -> Solution:
     """Do what `solve` does, and also return what was chosen and the rows, for `fit_choice` to fit to some of them.
 
     Args:
-        train_loader: As in `solve`, and so are all but weights, groups, blocks and spans.
+        train_loader: As in `solve`, and so are all but weights, groups, blocks, spans and names; None where there are
+            names alone.
         val_loader: The same.
         metadata: The same.
         time_limit: The same.
@@ -145,7 +147,8 @@ def solve_problem(
         blocks: (dim,) as in `protonet.views.view.Rows`.
         spans: As in `protonet.fit.search.Search.with_spans`.
         unlabelled: As in `solve`.
-        described: (n,) bool, as in `protonet.views.view.Rows`; None for none.
+        names: What classes are called, as rows; None for none. They are no samples: what the solution numbers are the
+            rows of the loaders alone.
     """
     started = time.monotonic()
     metadata = _check_metadata(metadata)
@@ -156,10 +159,14 @@ def solve_problem(
         fail_type("solve", "progress", "be a function of a stage and a share", type(progress).__name__, "Pass None.")
     progress = progress or ignore
     with untouched_globals():
-        features, labels, num_classes = read_loaders(train_loader, val_loader, metadata)
+        if train_loader is None:
+            assert names is not None
+            features, labels, num_classes = names.x[:0], names.labels[:0], metadata["num_classes"]
+        else:
+            features, labels, num_classes = read_loaders(train_loader, val_loader, metadata)
         most = min(SPREAD.limit, max(SPREAD.most_rows, SPREAD.per_class * num_classes))
         pool = None if unlabelled is None else read_rows(unlabelled, features.shape[1], most)
-        problem, joined = pose_problem(features, labels, num_classes, seed, weights, groups, blocks, described)
+        problem, joined = pose_problem(features, labels, num_classes, seed, weights, groups, blocks, names)
         plan = plan_encoder(features.shape[1], num_classes, metadata.get("param_limit", PARAM_LIMIT))
         searched = problem.rows._replace(deadline=started + SELECTION_SHARE * time_limit)
         explored = explore(searched, plan, search, progress)

@@ -100,6 +100,7 @@ class Selection(NamedTuple):
     picture: str | None
     asked: tuple[str, ...] = ()  #: What a person has named, to be of use.
     shown: bool = False  #: Whether progress is shown.
+    words: bool = True  #: Whether the words of texts are looked at, too.
 
     @classmethod
     def of(cls, names: str | Sequence[str] | None, *, shown: bool = False) -> Selection:

@@ -70,7 +70,7 @@ def describe_columns(cells: Sequence[np.ndarray], encoding: Encoding | None, cla
             seen["quantiles"] = [low, *rounded.tolist(), high]
         columns.append(seen)
     per_class = sum(class_rows) // len(class_rows)
-    return {"columns": columns, "per_class": per_class, "smallest": min(class_rows) / sum(class_rows)}
+    return {"columns": columns, "per_class": per_class, "smallest": min(class_rows) / max(1, sum(class_rows))}
 
 
 def list_columns(encoding: Encoding | None, count: int) -> list[Column | None]:

@@ -163,7 +163,7 @@ def read_columns(
         elif representation is None:
             continue
         else:
-            column = EmbeddedText.fit(columns[name], representation, shown=selection.shown)
+            column = EmbeddedText.fit(columns[name], representation, shown=selection.shown, words=selection.words)
         found[name] = verdict._replace(column=column, reason="")
     for each in selection.asked:
         if each not in of_use:
@@ -209,7 +209,10 @@ def suspect(
                 sources[number] = found
                 continue
             if not ordered:
-                values = np.unique(values, return_inverse=True)[1].astype(np.float64)
+                names, places = np.unique(values, return_inverse=True)
+                if len(names) == len(values):  # texts that all differ are in no order
+                    continue
+                values = places.astype(np.float64)
         elif isinstance(column, Date):  # of one day there are many rows in most tables: that is no source
             values = np.nan_to_num(parse_dates(cells, column.form), nan=column.median)
         else:

@@ -92,10 +92,12 @@ class EmbeddedText:
     kind: ClassVar[str] = "embedded text"
 
     @classmethod
-    def fit(cls, cells: np.ndarray, representation: Representation, *, shown: bool = False) -> EmbeddedText:
-        """Fit to cells (n,)."""
+    def fit(
+        cls, cells: np.ndarray, representation: Representation, *, shown: bool = False, words: bool = True
+    ) -> EmbeddedText:
+        """Fit to cells (n,), with their words or without."""
         present = write_cells(cells[~find_gaps(cells)]).tolist()
-        return cls(Embedded.fit(representation, present, shown=shown), Text.fit(cells))
+        return cls(Embedded.fit(representation, present, shown=shown), Text.fit(cells if words else cells[:0]))
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -132,7 +134,8 @@ class EmbeddedText:
 
     def tell(self) -> str:
         """Return what people read of it."""
-        return f"text by {self.embedded.record.tell()}, and {self.words.tell().removeprefix('text: ')}"
+        words = f", and {self.words.tell().removeprefix('text: ')}" if self.words.parts else ""
+        return f"text by {self.embedded.record.tell()}{words}"
 
     def describe(self) -> dict[str, Any]:
         """Return what embeds, and the words."""

@@ -65,7 +65,7 @@ class Text:
     def fit(cls, cells: np.ndarray) -> Text:
         """Fit to cells (n,); there may be no parts, where no two rows share a part of a word."""
         cells = np.sort(write_cells(cells))  # their order leaves no trace, also where directions are as wide as others
-        cells = cells[:: -(-len(cells) // TEXTS.rows)]
+        cells = cells[:: max(1, -(-len(cells) // TEXTS.rows))]
         counted = [count_grams(cell, pairs=TEXTS.pairs) for cell in cells]
         rows_with = Counter(gram for own in counted for gram in own)
         most_often, least_often = Counter[str](), Counter[str]()  # of the rows that have it
@@ -84,6 +84,8 @@ class Text:
         chosen = [sorted(each for each in shared if is_word(each[1]) is kind)[: TEXTS.most] for kind in (True, False)]
         grams = tuple(sorted(gram for part in chosen for _, gram in part))
         scales = np.array([1 + math.log(len(cells) / rows_with[gram]) for gram in grams], np.float32)
+        if not grams:
+            return cls(grams, scales, np.zeros((0, 0), np.float32), np.zeros(0, np.float32))
         x = cls(grams, scales, np.zeros((len(grams), 0)), np.zeros(0))._weigh(cells)
         mean = np.asarray(x.mean(axis=0)).ravel()
         centred = _centre_gram(x, mean)

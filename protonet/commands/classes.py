@@ -1,0 +1,46 @@
+"""A file of classes: their names, and perhaps a description of each, for ``fit --classes``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from protonet._checks import as_typed, refuse
+from protonet.tables.columns.parsing import write_cells
+from protonet.tables.formats import open_source
+from protonet.tables.table import list_names
+
+#: The columns of a file of classes; the second may be missing.
+CLASS, DESCRIPTION = "class", "description"
+
+
+def read_classes(path: Path) -> dict[str, str]:
+    """Read what classes there are, and what describes them.
+
+    Args:
+        path: A table with a column ``class``, and perhaps one ``description``.
+
+    Returns:
+        The description of each class, "" for none, in the order of the file.
+
+    Raises:
+        MissingPackageError: A package that the file needs is missing.
+        InputError: There is no such file or column; a class without a name, or one of a name twice.
+    """
+    with as_typed(path="--classes"):
+        source = open_source(path, names={CLASS})
+        header = source.header or []
+        if CLASS not in header:
+            got = f"{path} with {list_names(header)}"
+            refuse("path", f"have a column {CLASS}", got, f"Name it so, and the other one {DESCRIPTION}.")
+        places = [header.index(name) for name in (CLASS, DESCRIPTION) if name in header]
+        blocks = [block.columns for block in source.read(places)]
+        columns = [write_cells(np.concatenate(parts)).tolist() for parts in zip(*blocks, strict=True)]
+        names = columns[0] if columns else []
+        if "" in names or not names:
+            refuse("path", "name a class in each row", f"{path} with an empty one", "Fill it in, or leave it out.")
+        if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+            refuse("path", "name each class once", f"{twice[0]!r} twice", "Leave one out.")
+    descriptions = columns[1] if len(columns) > 1 else [""] * len(names)
+    return dict(zip(names, descriptions, strict=True))

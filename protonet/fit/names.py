@@ -1,0 +1,154 @@
+"""Names of classes as data: what a class is called, read by what reads the rows, counts as some samples of it.
+
+The network stays one of prototypes: names are part of the sums and counts that these are means of, so that samples that
+come later fade them out. See docs/decisions/names.md.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protonet.fit.search import RAW, Search
+from protonet.losses import class_means
+from protonet.scoring import fit_temperature
+from protonet.tables.columns.embedded import EmbeddedText
+from protonet.tables.columns.encoding import Encoding
+from protonet.views.linear import LinearKind
+
+
+@dataclass(frozen=True)
+class NameRules:
+    """How much a name counts; set on the developing half of the sets of docs/decisions/names.md."""
+
+    scale: float = 10.0  #: Of the cosines of rows and names, as logits, in judging whether names fit their rows.
+    prior: float = 1.0  #: Nats that speak for names before any row does: words are rarely without meaning.
+    weight: float = 2.0  #: Samples that a name counts as, where no class has two rows.
+    weights: tuple[float, ...] = (0.0, 1.0, 2.0, 4.0, 8.0)  #: The same, to choose from on rows left out.
+    least: int = 3  #: Letters of a word that says something.
+
+
+NAMES = NameRules()
+#: Words that say what a class is, and nothing of this one.
+EMPTY = {
+    "class",
+    "label",
+    "category",
+    "type",
+    "group",
+    "cluster",
+    "code",
+    "kind",
+    "target",
+    "topic",
+    "id",
+    "the",
+    "and",
+}
+#: What is learned from where there are names alone: whatever else is tried has no row to be judged by.
+ALONE = Search((LinearKind((RAW.scaling,)),), folds=0)
+
+
+class Names(NamedTuple):
+    """What classes are called, as rows."""
+
+    x: Tensor  #: (m, dim) as features.
+    labels: Tensor  #: (m,) int64, the number of each one's class.
+    weight: float  #: How many samples each counts as.
+
+
+def find_words(name: str | int) -> str:
+    """Return a class's name as words, "" where it says nothing: a code, a number.
+
+    Words in other cases, or with signs between them, are told apart: "cardArrival", "card_arrival".
+    """
+    text = re.sub(r"(?<=[a-z])(?=[A-Z])|[_\W]+", " ", str(name)).strip()
+    words = [word for word in text.split() if len(re.sub(r"[\d_]", "", word)) >= NAMES.least]
+    told = [word for word in words if word.lower() not in EMPTY and not any(map(str.isdigit, word))]
+    return " ".join(text.split()) if told else ""
+
+
+def read_names(
+    encoding: Encoding | None,
+    classes: Sequence[str | int],
+    x: Tensor,
+    labels: Tensor,
+    descriptions: Sequence[str] | None = None,
+) -> Names | None:
+    """Read what classes are called, and decide how much it counts.
+
+    Args:
+        encoding: Of the rows. Names are cells of its columns of embedded text; other columns are as in the class's
+            rows, on average.
+        classes: Their names.
+        x: (n, dim) rows with a class, as features; there may be none.
+        labels: (n,) int64 of these.
+        descriptions: Of each class, "" for none; None for none at all.
+
+    Returns:
+        The names that say something; None where there is no such column, fewer than two names say something, or rows
+        speak against them.
+    """
+    said = [(find_words(name), text) for name, text in zip(classes, descriptions or [""] * len(classes), strict=True)]
+    phrases = {number: ": ".join(filter(None, pair)) for number, pair in enumerate(said) if any(pair)}
+    columns = () if encoding is None else encoding.columns
+    if len(set(phrases.values())) < 2 or not any(isinstance(column, EmbeddedText) for column in columns):
+        return None
+    assert encoding is not None
+    cells = np.array(list(phrases.values()), object)
+    known = torch.tensor(list(phrases))
+    rows, _ = class_means(x.double(), labels, len(classes))
+    rows = rows[known].to(torch.float32)
+    of_names = torch.zeros(rows.shape[1], dtype=torch.bool)
+    for number, column in enumerate(columns):
+        if isinstance(column, EmbeddedText):
+            own = torch.from_numpy(column.encode(cells))
+            place = list(encoding.find_features(number))
+            rows[:, place] = own - own.mean(dim=0)  # names are all unlike texts in the same way
+            of_names[place] = True
+    weight = weigh_names(x[:, of_names].float(), labels, rows[:, of_names], known, len(classes))
+    return Names(rows, known, weight) if weight else None
+
+
+def weigh_names(x: Tensor, labels: Tensor, names: Tensor, known: Tensor, num_classes: int) -> float:
+    """Return how many samples a name counts as, 0 where rows speak against names.
+
+    Args:
+        x: (n, dim) rows, of what names tell.
+        labels: (n,) int64.
+        names: (m, dim).
+        known: (m,) int64, the class of each.
+        num_classes: Number of classes.
+
+    Returns:
+        Where the rows are unlikelier by names alone than by chance, 0. Where some classes have two rows, what leaves
+        the least log-loss, row by row left out; otherwise what was best on other problems.
+    """
+    place = torch.full((num_classes,), -1).scatter_(0, known, torch.arange(len(known)))
+    x, names = F.normalize(x, dim=1), F.normalize(names, dim=1)
+    judged = place[labels] >= 0
+    if bool(judged.any()):
+        log_p = (NAMES.scale * x[judged] @ names.T).log_softmax(dim=1)
+        evidence = log_p.gather(1, place[labels[judged]][:, None]).sum() + int(judged.sum()) * math.log(len(known))
+        if float(evidence) + NAMES.prior < 0:
+            return 0.0
+    several = torch.bincount(labels, minlength=num_classes)[labels] > 1
+    if not bool(several.any()):
+        return NAMES.weight
+    sums = torch.zeros(num_classes, x.shape[1]).index_add_(0, labels, x)
+    losses = []
+    for weight in NAMES.weights:
+        whole = sums.index_add(0, known, weight * names)
+        cosines = x @ F.normalize(whole, dim=1).T
+        left = F.normalize(whole[labels] - x, dim=1)  # its own class without the row
+        cosines[torch.arange(len(x)), labels] = (x * left).sum(dim=1)
+        losses.append(float(fit_temperature(cosines[several], labels[several], whole.any(dim=1))[1].sum()))
+    return NAMES.weights[losses.index(min(losses))]
