@@ -23,7 +23,8 @@ from protonet.episodes.features.sources import find_pictures, load_source
 from protonet.episodes.networks.backbones import CHUNK
 from protonet.episodes.networks.checkpoints import load_encoder
 from protonet.sampling import index_classes
-from protonet.tables.pictures.backbone import SETTINGS, hash_file
+from protonet.tables.pictures import SETTINGS
+from protonet.tables.pictures.backbone import hash_file
 from protonet.ui.command_line import Parser, check_writable_file, parse_whole
 
 TEMPLATE = "a photo of a {}."  #: CLIP's prompt.

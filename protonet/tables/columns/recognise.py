@@ -34,8 +34,6 @@ class RecogniseRules:
 
 
 RULES = RecogniseRules()
-#: The kinds that a person may name.
-NAMES = ("number", "category", "date", "text", "picture")
 
 
 class Verdict(NamedTuple):
@@ -88,7 +86,7 @@ def recognise(cells: np.ndarray, *, comma: bool = False) -> Verdict:
 
 
 def fit_named(name: str, kind: str, cells: np.ndarray, argument: str = "--column") -> Column:
-    """Fit a column (n,) as a kind of ``NAMES`` that a person gave for it, with an argument.
+    """Fit a column (n,) as a kind of `protonet.tables.columns.NAMES` that a person gave for it, with an argument.
 
     Raises:
         InputError: Its cells are no such thing.

@@ -21,12 +21,11 @@ from torch import Tensor
 from protonet._checks import as_typed, check_int, optional_packages, refuse
 from protonet._writing import cache_folder
 from protonet.tables.columns.kind import take_numbers
+from protonet.tables.pictures import SETTINGS
 from protonet.tables.pictures.reading import map_pictures, need_pillow, refuse_picture, show_pictures
 from protonet.views.view import Stored, expect
 
 FUNCTION = "embed_pictures"
-#: What a file's metadata, or a person, may say of the pictures that it takes.
-SETTINGS = ("size", "mean", "std")
 INSTALL = 'pip install "protonet[onnx,pictures]"'
 #: What the name of a backbone's file may end in.
 SUFFIXES = (".onnx", ".pt2")
