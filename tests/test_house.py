@@ -27,7 +27,14 @@ LEVELS = {
         {"episodes"},
         {"__main__"},
     ],
-    "protonet.episodes": [{"draws"}, {"networks"}, {"methods", "features"}, {"evaluation"}, {"training"}, {"__main__"}],
+    "protonet.episodes": [
+        {"arguments", "draws"},
+        {"networks"},
+        {"methods", "features"},
+        {"evaluation"},
+        {"training"},
+        {"__main__"},
+    ],
 }
 MOST_ROOMS, MOST_LINES = 20, 450
 MOST_FILES = 12  #: In a folder, but where its `__init__` says that there is one file for each of something.
