@@ -127,6 +127,12 @@ def read_predict(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_removed("--jobs", "Pass --workers N.")
     parser.add_removed("--dask", "Pass --workers ADDRESS.")
     options = parser.parse_args(arguments)
+    if options.unknown is not None:
+        try:
+            options.unknown = float(options.unknown)
+        except ValueError:
+            got, remedy = repr(options.unknown), "Pass a number such as 0.05."
+            refuse("--unknown", "be a number between 0 and 1", got, remedy)
     if Path(options.table).is_dir():  # of tables, or of pictures: the model tells
         look_for_model(options.model)
         return options

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from protonet import files
 from protonet._checks import as_typed, refuse
-from protonet.commands.options import LABEL
+from protonet.commands.options import LABEL, look_for_model
 from protonet.files import Model, save_model
 from protonet.fit.active import Suggestion, suggest_rows
 from protonet.fit.crossfit import Crossfit, measure_held, pack, score_frequent, score_held
@@ -29,7 +29,6 @@ from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.picture import Picture
 from protonet.tables.drift import Watch, watch_blocks
 from protonet.tables.features import check_kinds, encode_block
-from protonet.tables.formats import SUFFIXES
 from protonet.tables.pictures.reading import are_pictures
 from protonet.tables.table import Block, Table, Wanted, list_names, open_table
 from protonet.ui.text import count
@@ -44,8 +43,7 @@ Result = TypeVar("Result")
 
 def read_model(path: str | Path, *, held: bool = False, argument: str = "model") -> Model:
     """Do what `load_model` does, in the name of a command and of its argument."""
-    if Path(path).is_file() and Path(path).name.lower().endswith(SUFFIXES):
-        refuse(argument, "be a model, which comes before a table", f"the table {path}", "Pass a file that fit wrote.")
+    look_for_model(path, argument)
     with as_typed(path=argument):
         return files.read_model(path, held=held, writer="fit")
 

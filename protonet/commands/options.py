@@ -134,7 +134,7 @@ def check_table(options: argparse.Namespace) -> None:
         refuse("arguments", "end in a table", f"the model {options.table}", "Name the table there.")
 
 
-def look_for_model(path: str, argument: str = "model") -> None:
+def look_for_model(path: str | Path, argument: str = "model") -> None:
     """Raise an InputError where a model is not there, or a table stands in its place."""
     try:
         Path(path).stat()

@@ -201,7 +201,7 @@ def copy_to_stdout(file: BinaryIO) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes nowhere
 
 
-def choose_threshold(model: Model, text: str) -> float:
+def choose_threshold(model: Model, rate: float) -> float:
     """Return the score at and below which a row is unknown, for a share of the rows of known classes.
 
     Raises:
@@ -214,10 +214,6 @@ def choose_threshold(model: Model, text: str) -> float:
     if not isinstance(scores, list) or not all(type(score) is float for score in scores):
         remedy = "Fit it again, to two samples or more of some classes."
         refuse("--unknown", "come with a model that was cross-validated", "one without held-out rows", remedy)
-    try:
-        rate = float(text)
-    except ValueError:
-        refuse("--unknown", "be a number between 0 and 1", repr(text), "Pass a number such as 0.05.")
     with as_typed(PROG, rate="--unknown"):
         return find_threshold(torch.tensor(scores, dtype=torch.float64), rate)
 
