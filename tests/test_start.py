@@ -116,6 +116,7 @@ def test_the_help_of_a_command_does_not_wait_for_torch(name: str, tmp_path: Path
         ("protonet.episodes train -o plain/e.safetensors", "`--output` must be a file that can be written"),
         ("protonet.episodes train -o e.safetensors --backbone x", "`--backbone` must be one of mlp, "),
         ("protonet.episodes compare no.json", "`FILE.json` must be a file that --json wrote; got no.json "),
+        ("protonet.episodes study no.toml", "`STUDY.toml` must be a TOML file; got no.toml ("),
         ("protonet.episodes extract pictures --backbone n.onnx -o t.csv", "`--output` must end in .npz; got t.csv."),
     ],
 )

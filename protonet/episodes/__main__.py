@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from protonet._checks import InputError, as_typed, fail
-from protonet.episodes.arguments import PROG, read_compare, read_extract, read_train
+from protonet.episodes.arguments import PROG, read_compare, read_extract, read_study, read_train
 from protonet.episodes.draws.presets import PRESETS, list_presets
 from protonet.episodes.features import NORMALIZATIONS
 from protonet.ui.command_line import Parser, check_name, check_outputs, parse_whole, run_command
@@ -258,10 +258,11 @@ def make_study_parser() -> Parser:
 def study(arguments: Sequence[str] | None) -> None:
     """Run the study that the arguments name."""
     options, more = make_study_parser().parse_known_args(arguments)
+    own = [name.replace("_", "-") for name in vars(make_parser().parse_args([])) if name not in {*OUTPUTS, *KEPT}]
+    settings = read_study(Path(options.file), own, more)
     from protonet.episodes.evaluation.study import run_study  # noqa: PLC0415 - as above
 
-    own = [name.replace("_", "-") for name in vars(make_parser().parse_args([])) if name not in {*OUTPUTS, *KEPT}]
-    run_study(Path(options.file), own, more, run, options.output, reports=options.reports)
+    run_study(settings, more, run, options.output, reports=options.reports)
 
 
 def extract(arguments: Sequence[str] | None) -> None:
