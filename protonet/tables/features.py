@@ -43,7 +43,7 @@ def choose_features(
     Args:
         table: The table.
         block: All of its rows, with classes.
-        kinds: By a column's name, what a person says that it holds, of `protonet.tables.columns.recognise.NAMES`; or
+        kinds: By a column's name, what a person says that it holds, of `protonet.tables.columns.NAMES`; or
             the column itself, which takes no fitting.
         keep: As in `take_columns`.
         groups: As in `suspect`.

@@ -144,7 +144,7 @@ def take_frame(frame: Frame, kinds: Mapping[str, str] | None) -> Taken:
 
     Args:
         frame: The rows.
-        kinds: By a column's name, what the caller says that it holds, of `protonet.tables.columns.recognise.NAMES`.
+        kinds: By a column's name, what the caller says that it holds, of `protonet.tables.columns.NAMES`.
 
     Raises:
         InputTypeError: The kinds are no mapping.
