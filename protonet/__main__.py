@@ -23,7 +23,9 @@ COMMANDS = {
     "export": "write a model as ONNX",
 }
 #: What a person typed, by what functions call it.
-TYPED = dict.fromkeys(("path", "train_loader", "solution", "features", "x"), "table") | {"backbone": "--backbone"}
+TYPED = dict.fromkeys(("path", "train_loader", "solution", "features", "x"), "table") | {
+    "representation": "--representation"
+}
 EXAMPLES = """\
   python -m protonet fit train.csv --label species -o model.safetensors
   python -m protonet predict model.safetensors new.csv -o predicted.csv --unknown 0.05

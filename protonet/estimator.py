@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
 from protonet.losses import CHUNK
 from protonet.metrics import Metrics
 from protonet.network import PrototypeNetwork
+from protonet.representations.opening import Selection
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.frames import (
     Frame,
@@ -36,6 +37,7 @@ from protonet.tables.frames import (
     name_columns,
     read_frame,
     restore_taken,
+    split_dense,
     take_frame,
 )
 
@@ -57,6 +59,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             time.
         column_kinds: What columns of a data frame hold, where that is not seen from their cells, by name: "number",
             "category", "date", "text" or "picture" (paths). None leaves all to the cells.
+        representation: What reads texts and pictures of a data frame: see ``fit --representation``; None for auto.
 
     Attributes:
         classes_: (n_classes,) the labels, in ascending order.
@@ -94,11 +97,13 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         time_limit: float = TIME_LIMIT,
         random_state: Any = 0,
         column_kinds: Mapping[str, str] | None = None,
+        representation: str | Sequence[str] | None = None,
     ) -> None:
         self.effort = effort
         self.time_limit = time_limit
         self.random_state = random_state
         self.column_kinds = column_kinds
+        self.representation = representation
 
     def fit(
         self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None, unlabelled: Any = None
@@ -297,7 +302,8 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         if groups is not None:
             check_groups(NAME, "groups", groups, y)
         if reset:
-            self._taken = take_frame(rows, self.column_kinds) if isinstance(rows, Frame) else None
+            kinds, selection = self.column_kinds, Selection.of(self.representation)
+            self._taken = take_frame(rows, kinds, selection) if isinstance(rows, Frame) else None
             self._label = name if isinstance(name, str) else "label"
         features = torch.from_numpy(make_dense(self._encode(rows)))
         return features, y, weights, None if groups is None else torch.from_numpy(groups)
@@ -317,7 +323,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         metadata = {"num_classes": max(2, len(classes))}
         blocks = None if self.encoding_ is None else self.encoding_.blocks
         spans = () if self.encoding_ is None else self.encoding_.spans
-        pool = (block for part in unlabelled for block in _split_dense(part)) if unlabelled else None
+        pool = map(torch.from_numpy, split_dense(unlabelled, CHUNK)) if unlabelled else None
         given = [(rows, numbers)], None, metadata, self.time_limit, self.effort, None
         solution = solve_problem(*given, seed, weights, groups, blocks, spans, pool)
         network = deepcopy(solution.network)
@@ -442,9 +448,3 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = tags.input_tags.allow_nan = True
         return tags
-
-
-def _split_dense(part: Any) -> Iterator[Tensor]:
-    """Yield rows of an array or a sparse matrix as tensors, a block at a time."""
-    for first in range(0, part.shape[0], CHUNK):
-        yield torch.from_numpy(make_dense(part[first : first + CHUNK]))

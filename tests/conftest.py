@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import settings
 
 from tests.browser import CHROMIUM, Browser
 
+os.environ["PROTONET_REPRESENTATION"] = "none"  # what is installed reads texts and pictures only where a test asks
 torch.set_num_threads(1)  # the matrices are small: two threads cost more than they bring
 settings.register_profile("protonet", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("protonet")

@@ -106,7 +106,7 @@ def test_the_help_of_a_command_does_not_wait_for_torch(name: str, tmp_path: Path
         ("protonet fit t.csv", "`table` must have a column label; got t.csv with a, b, kind. Pass --label NAME"),
         ("protonet fit gaps.csv --label kind", "`table` must have at least 2 classes; got no row alone in kind."),
         ("protonet fit t.csv --label kind --column a=colour", "`--column` must be one of "),
-        ("protonet fit t.csv --label kind --backbone no.onnx", "`--backbone` must come with pictures; got a table."),
+        ("protonet fit t.csv --backbone no.onnx", "`--backbone` must be left out: there is no such option any more"),
         ("protonet fit t.csv --label kind --unlabelled no.csv", "`--unlabelled` must be a file that exists"),
         ("protonet fit t.csv --effort slow", "`--effort` must be one of fast, default, best; got 'slow'."),
         ("protonet fit t.csv --seed x", "`--seed` must be a whole number >= 0; got 'x'."),

@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> Report:
         for shots in options.shots
         for method in METHODS
     ]
-    sources = ("analysis/pictures/sets.py", "protonet/tables/pictures/descriptors.py", *library_files())
+    sources = ("analysis/pictures/sets.py", "protonet/representations/pictures/descriptors.py", *library_files())
     results = run_all(runs, run_method, options.state, lambda run: hash_sources(*sources))
     rows = []
     for name in names:

@@ -18,6 +18,7 @@ import torch
 from analysis.prior.synthetic import draw
 from analysis.real_data.sets import DATASETS, load_real
 from protonet._checks import InputError, MissingPackageError
+from protonet.tables.features import NOTHING
 from protonet.tables.frames import encode_frame, read_frame, take_frame
 
 SHOTS = (1, 1, 2, 2, 3, 4, 5, 5, 7, 10, 15, 20)
@@ -139,7 +140,7 @@ def _draw_table(rng: np.random.Generator) -> Task | None:
     if read is None:
         return None
     train = read.take(split[0])
-    taken = take_frame(train, None)
+    taken = take_frame(train, None, NOTHING)
     x, test_x = (encode_frame(part, taken).astype(np.float64) for part in (train, read.take(split[2])))
     if x.shape[1] > MOST_FEATURES:
         return None

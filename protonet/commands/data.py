@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,16 +14,14 @@ from torch import Tensor
 from protonet._checks import as_typed, refuse, show
 from protonet.commands.labels import suspect_spellings
 from protonet.commands.models import open_rows, want
-from protonet.commands.rows import TableRows, name_kinds
+from protonet.commands.rows import TableRows, take_kinds
 from protonet.files import Model
 from protonet.fit.solver import Solution
+from protonet.representations.opening import Selection
 from protonet.tables.columns.encoding import Encoding
-from protonet.tables.columns.kind import Column
 from protonet.tables.columns.parsing import count_gaps
-from protonet.tables.columns.picture import Picture
 from protonet.tables.drift import describe_columns
 from protonet.tables.features import choose_features, encode_block
-from protonet.tables.pictures.backbone import open_typed
 from protonet.tables.table import CLASS_NAMES, Block, Table, Wanted, list_names, open_table, read_table
 from protonet.ui.text import count
 
@@ -79,9 +77,10 @@ def read_data(options: argparse.Namespace, rows: TableRows, *, keep_cells: bool 
         InputError: Options or a table that do not fit.
     """
     table, block, rest = rows.table, rows.block, rows.rest
-    kinds = take_pictures(options, rows.kinds)
     keep = "--columns keeps it" if options.columns is None else None
-    x, encoding, columns, left, notes, sources = choose_features(table, block, kinds, keep=keep, groups=rows.groups)
+    x, encoding, columns, left, notes, sources = choose_features(
+        table, block, rows.kinds, keep=keep, groups=rows.groups, selection=select(options)
+    )
     beside = [name for name in (options.group, options.id) if name is not None]
     left_out = [*beside, *options.drop, *table.unused, *left]
     features = torch.from_numpy(np.ascontiguousarray(x))
@@ -166,17 +165,13 @@ class Rest:
         return place.format(self.rows[row]) + ("" if own or self.path is None else f" of {show(self.path.name)}")
 
 
-def take_pictures(options: argparse.Namespace, kinds: Mapping[str, str]) -> dict[str, str | Column]:
-    """Return what columns hold, by name, with the column for those of pictures, by the backbone that the options name.
+def select(options: argparse.Namespace) -> Selection:
+    """Return what embeds texts and pictures, as the options say.
 
     Raises:
-        InputError: A backbone, or what it takes, without pictures; or as `open_backbone`.
+        InputError: There is no such thing.
     """
-    kinds = name_kinds(options, kinds)
-    column = Picture(shown=not options.quiet)
-    if options.backbone is not None:
-        column = Picture.of(open_typed(options.backbone), shown=not options.quiet)
-    return {name: column if kind == "picture" else kind for name, kind in kinds.items()}
+    return Selection.of(options.representation, shown=not options.quiet)
 
 
 def read_unlabelled(options: argparse.Namespace, model: Model | None, label: str) -> Unlabelled:
@@ -192,7 +187,7 @@ def read_unlabelled(options: argparse.Namespace, model: Model | None, label: str
         table, block = read_table(Path(options.table), wanted)
         labels = block.labels
         block = block._replace(labels=np.zeros(len(block.rows), np.int64))  # one class: no column can tell it
-        features = choose_features(table, block, take_pictures(options, {}), keep="")
+        features = choose_features(table, block, take_kinds(options, {}), keep="", selection=select(options))
         x, blocks = features.x, None if features.encoding is None else features.encoding.blocks
         likely = [name for name in table.columns or () if name.lower() in CLASS_NAMES and not len(labels)]
         if likely:

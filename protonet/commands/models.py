@@ -25,11 +25,12 @@ from protonet.fit.crossfit import Crossfit, measure_held, pack, score_frequent, 
 from protonet.fit.search import Progress
 from protonet.metrics import calibrate, measure, measure_classes
 from protonet.network import PrototypeNetwork
-from protonet.tables.columns.encoding import Encoding
+from protonet.representations.opening import AUTO, NONE, find_takes, reopen
+from protonet.representations.pictures.reading import are_pictures
+from protonet.tables.columns.encoding import READ, Encoding
 from protonet.tables.columns.picture import Picture
 from protonet.tables.drift import Watch, watch_blocks
 from protonet.tables.features import check_kinds, encode_block
-from protonet.tables.pictures.reading import are_pictures
 from protonet.tables.table import Block, Table, Wanted, list_names, open_table
 from protonet.ui.text import count
 
@@ -55,28 +56,52 @@ def write_model(path: str | Path, model: Model, argument: str = "--output") -> N
 
 
 def open_model(options: argparse.Namespace, *, held: bool = False, argument: str = "model") -> Model:
-    """Read the model that the options name by an argument, with the backbone that embeds its pictures, if it has any.
+    """Read the model that the options name by an argument, with what reads its texts and pictures, if it has any.
 
     Raises:
-        InputError: As `load_model`; another backbone than in fit, or none; pictures for a model of tables, or the other
-            way round.
+        MissingPackageError: A package of that is missing.
+        InputError: As `load_model`; another representation than in fit, or none; pictures for a model of tables, or the
+            other way round.
     """
     model = read_model(options.model, held=held, argument=argument)
     table = None if options.table is None else Path(options.table)
-    if model.encoding is None or not has_pictures(model):
-        if options.backbone is not None:
-            refuse("--backbone", "come with a model of pictures", "one of a table", "Leave it out.")
-        if table is not None and are_pictures(table):
-            got = f"the pictures {table}"
-            refuse("table", "be a table, as the model was fitted to", got, "Pass a table, or fit to pictures.")
-        return model
     if table is None:
         return model
-    if table.suffix.lower() in {".npy", ".npz"}:
+    if not has_pictures(model):
+        if are_pictures(table):
+            got = f"the pictures {table}"
+            refuse("table", "be a table, as the model was fitted to", got, "Pass a table, or fit to pictures.")
+    elif table.suffix.lower() in {".npy", ".npz"}:
         remedy = "Pass a folder of them, or a table with their paths in that column."
         refuse("table", "hold pictures, as the model was fitted to", table, remedy)
-    found = [each.attach(options.backbone) if isinstance(each, Picture) else each for each in model.encoding.columns]
-    return model._replace(encoding=Encoding(tuple(found)))
+    return attach(model, options.representation, shown=not options.quiet)
+
+
+def attach(model: Model, names: Sequence[str] | None, *, shown: bool) -> Model:
+    """Return a model with what reads its texts and pictures.
+
+    Args:
+        model: As a file has it.
+        names: As a person types them, or None.
+        shown: Whether progress is shown.
+
+    Raises:
+        MissingPackageError: A package of that is missing.
+        InputError: Another representation than in fit, or none.
+    """
+    columns = () if model.encoding is None else model.encoding.columns
+    found = [
+        each.attach(reopen(each.embedded.record, names), shown=shown)
+        if isinstance(each, READ) and each.embedded is not None
+        else each
+        for each in columns
+    ]
+    read = {each.embedded.record.takes for each in columns if isinstance(each, READ) and each.embedded is not None}
+    for name in names or ():
+        if name not in {AUTO, NONE} and find_takes(name) not in read:
+            got = f"{name}, for a model without"
+            refuse("representation", f"come with a model that one read {find_takes(name)}s for", got, "Leave it out.")
+    return model if model.encoding is None else model._replace(encoding=Encoding(tuple(found)))
 
 
 def has_pictures(model: Model) -> bool:

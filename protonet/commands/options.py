@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from protonet._checks import optional_packages, refuse
+from protonet.representations.pictures import SETTINGS
 from protonet.tables.columns import NAMES
-from protonet.tables.pictures import SETTINGS
 from protonet.ui.command_line import Parser, check_outputs
 
 #: What the name of a model, of a plot and of a table may end in.
@@ -62,8 +62,10 @@ def make_parser(
     if label is not None:
         add("--labels", metavar="FILE", help="the classes of an NPY table, an NPY file as well")
     add("--skip-broken", action="store_true", help="leave out pictures that cannot be read")
-    backbone = "what embeds pictures, .onnx or .pt2; what its metadata lack, after it: FILE:size=224,mean=0.5,std=0.2"
-    add("--backbone", metavar="FILE", help="what embeds pictures: the file of fit" if model else backbone)
+    where = "where what read texts or pictures in fit is now, if it was a folder or a file"
+    what = "what reads texts and pictures: auto, none, a name, a folder or a file (default: auto)"
+    add("--representation", nargs="+", metavar="NAME", help=where if model else what)
+    parser.add_removed("--backbone", "Pass --representation FILE.")
     parser.add_removed("--cache", "The environment variable PROTONET_CACHE names the folder.")
     return parser
 
@@ -92,7 +94,7 @@ def add_options(parser: Parser) -> None:
     add("--drop-unlabelled", action="store_true", help="leave out the table's rows without a class")
     add("--one-shot", action="store_true", help="the many classes of a few rows each are meant")
     for name in SETTINGS:
-        parser.add_removed(f"--{name}", f"Metadata of the backbone's file say it, or --backbone FILE:{name}=...")
+        parser.add_removed(f"--{name}", f"Metadata of the network's file say it, or --representation FILE:{name}=...")
 
 
 def check_paths(
@@ -158,8 +160,8 @@ def look_for_table(options: argparse.Namespace, path: str | None, *, labelled: b
     """
     if path is None or path == "-":
         return
+    from protonet.representations.pictures.reading import are_pictures  # noqa: PLC0415
     from protonet.tables.formats import SUFFIXES  # noqa: PLC0415 - NumPy, as above
-    from protonet.tables.pictures.reading import are_pictures  # noqa: PLC0415
     from protonet.tables.table import Wanted, open_table  # noqa: PLC0415
 
     table = Path(path)

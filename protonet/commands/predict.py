@@ -23,6 +23,7 @@ from protonet._writing import clear_folder, write_whole
 from protonet.commands.arguments import check_predictions
 from protonet.commands.folder import Part, Tick, claim_folder, list_parts, name_file, run_parts
 from protonet.commands.models import (
+    attach,
     classify_block,
     has_pictures,
     list_notes,
@@ -35,9 +36,9 @@ from protonet.commands.models import (
 )
 from protonet.files import Model
 from protonet.metrics import find_threshold, score_known
+from protonet.representations.pictures.reading import are_pictures, hold_pictures
+from protonet.representations.representation import hash_file
 from protonet.tables.formats import PICTURE, open_source
-from protonet.tables.pictures.backbone import hash_file
-from protonet.tables.pictures.reading import are_pictures, hold_pictures
 from protonet.tables.table import Block, Table
 from protonet.ui.command_line import check_writable_folder, parse_whole
 from protonet.ui.text import format_csv
@@ -115,7 +116,9 @@ def predict_folder(model: Model, options: argparse.Namespace) -> None:
     output = check_writable_folder("--output", options.output)
     parts = list_parts(Path(options.table), output)
     claim_folder(output, {"model": digest, **asked._asdict()})
-    work = partial(predict_part, str(path), digest, asked)
+    names = None if options.representation is None else tuple(options.representation)
+    attach(model, names, shown=False)  # before the work, in all processes
+    work = partial(predict_part, str(path), digest, names, asked)
     try:
         notes = run_parts(work, parts, workers=workers, quiet=options.quiet)
     finally:
@@ -124,18 +127,21 @@ def predict_folder(model: Model, options: argparse.Namespace) -> None:
         print(f"note: {note}", file=sys.stderr)
 
 
-def predict_part(path: str, digest: str, asked: Asked, part: Part, tick: Tick) -> list[str]:
+def predict_part(
+    path: str, digest: str, names: tuple[str, ...] | None, asked: Asked, part: Part, tick: Tick
+) -> list[str]:
     """Classify one file of a folder on one thread, as `run` does; return what a person should be told.
 
     Args:
         path: Of the model.
         digest: What the file must hold.
+        names: What reads its texts and pictures, as a person types it, or None.
         asked: What is wanted of it.
         part: The file.
         tick: Told how many rows are done further.
     """
     torch.set_num_threads(1)
-    model = load_once(path, digest)
+    model = load_once(path, digest, names)
     notes: list[str] = []
 
     def write(file: BinaryIO) -> None:
@@ -159,9 +165,9 @@ def predict_part(path: str, digest: str, asked: Asked, part: Part, tick: Tick) -
 
 
 @lru_cache(maxsize=1)
-def load_once(path: str, digest: str) -> Model:
+def load_once(path: str, digest: str, names: tuple[str, ...] | None) -> Model:
     """Return a model that is read once per process; raise an InputError where its file holds another one by now."""
-    model = read_model(path)
+    model = attach(read_model(path), names, shown=False)
     if hash_file(Path(path)) != digest:
         refuse("model", "stay as it was", path, "Leave it alone until the folder is done.")
     return model

@@ -13,9 +13,9 @@ import numpy as np
 from protonet._checks import check_groups, refuse, show
 from protonet.commands.labels import read_whole
 from protonet.commands.options import LABEL
+from protonet.representations.pictures.reading import are_pictures
 from protonet.tables.columns import NAMES
 from protonet.tables.formats import PICTURE
-from protonet.tables.pictures.reading import are_pictures
 from protonet.tables.table import Block, Table, Wanted, list_names, read_table
 from protonet.ui.command_line import check_name
 
@@ -50,7 +50,7 @@ def read_rows(options: argparse.Namespace) -> TableRows:
     """
     started = time.monotonic()
     label = options.label or LABEL
-    kinds = name_kinds(options, parse_kinds(options.column))
+    kinds = take_kinds(options, parse_kinds(options.column))
     beside = tuple(name for name in (options.group, options.id) if name is not None)
     for name in (*beside, *options.drop, *(options.columns or ()), *kinds):
         if name == label:
@@ -80,13 +80,9 @@ def read_rows(options: argparse.Namespace) -> TableRows:
     return TableRows(table, block, rest, kinds, classes, labels, group_names, groups, time.monotonic() - started)
 
 
-def name_kinds(options: argparse.Namespace, kinds: Mapping[str, str]) -> Mapping[str, str]:
-    """Return what columns hold, by name, those of pictures among them; raise an InputError for a backbone without."""
-    if are_pictures(Path(options.table)):
-        kinds = {PICTURE: "picture"}
-    if options.backbone is not None and "picture" not in kinds.values():
-        refuse("--backbone", "come with pictures", "a table", "Leave it out, or pass --column NAME=picture.")
-    return kinds
+def take_kinds(options: argparse.Namespace, kinds: Mapping[str, str]) -> Mapping[str, str]:
+    """Return what columns hold, by name: of a folder, that its one column holds pictures."""
+    return {PICTURE: "picture"} if are_pictures(Path(options.table)) else kinds
 
 
 def parse_kinds(texts: list[str]) -> dict[str, str]:

@@ -10,9 +10,9 @@ import torch
 
 from protonet._checks import as_typed, check_int, fail
 from protonet.datasets.dataset import Dataset, assign_sides, make_dataset
+from protonet.representations.pictures.images import list_folders, list_images, read_image
 from protonet.tables.arrays import read_arrays
 from protonet.tables.delimited import read_rows
-from protonet.tables.pictures.images import list_folders, list_images, read_image
 
 
 def load_images(folder: str | Path, *, size: int | None = None, colour: bool = False) -> Dataset:

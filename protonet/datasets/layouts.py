@@ -15,8 +15,8 @@ from protonet.datasets.dataset import ALIASES, SIDES
 from protonet.datasets.mapped import map_rows
 from protonet.datasets.pictures import Found, Picture, Pictures, join_sides
 from protonet.datasets.unpickling import load_pickle
+from protonet.representations.pictures.images import list_folders, list_images
 from protonet.tables.arrays import UNREADABLE
-from protonet.tables.pictures.images import list_folders, list_images
 
 #: The files that a set is made of, and what reads it.
 Layout = tuple[Sequence[Path], Callable[[], Pictures]]

@@ -7,7 +7,7 @@ from pathlib import Path
 from protonet._checks import fail
 from protonet.datasets.dataset import Dataset
 from protonet.datasets.pictures import Found, Pictures, load_pictures
-from protonet.tables.pictures.images import list_folders, list_images
+from protonet.representations.pictures.images import list_folders, list_images
 
 BACKGROUND, EVALUATION = "images_background", "images_evaluation"
 VALIDATION_SHARE = 0.2  #: The least share of the background's characters that are for validation. Our own choice.

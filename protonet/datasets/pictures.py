@@ -18,8 +18,8 @@ from protonet._checks import check_int, fail, optional_packages
 from protonet._writing import cache_folder, write_whole
 from protonet.datasets.dataset import SIDES, Dataset, assign_sides, make_dataset
 from protonet.datasets.mapped import map_rows, write_npz
+from protonet.representations.pictures.images import SUFFIXES, UNREADABLE_IMAGE, open_plain
 from protonet.tables.arrays import UNREADABLE
-from protonet.tables.pictures.images import SUFFIXES, UNREADABLE_IMAGE, open_plain
 
 if TYPE_CHECKING:
     from PIL.Image import Image

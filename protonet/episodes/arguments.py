@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from protonet._checks import check_int, check_number, fail, optional_packages
-from protonet.tables.pictures import SETTINGS
+from protonet.representations.pictures import SETTINGS
 from protonet.ui.command_line import (
     Parser,
     check_name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from protonet.files.model import INSTALL, Model, load_model, read_model, read_versions, save_model
 from protonet.files.onnx import export_onnx
-from protonet.tables.pictures.backbone import embed_pictures
+from protonet.representations.pictures.files import embed_pictures
 
 __all__ = [
     "INSTALL",

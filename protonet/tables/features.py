@@ -8,12 +8,15 @@ from typing import NamedTuple
 import numpy as np
 
 from protonet._checks import refuse, show
+from protonet.representations.opening import Selection, find_takes
 from protonet.tables.columns.category import Category
 from protonet.tables.columns.date import Date
+from protonet.tables.columns.embedded import EmbeddedText
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.kind import Column
 from protonet.tables.columns.number import MOST, Number
 from protonet.tables.columns.parsing import find_gaps, parse_dates, parse_numbers, write_cells
+from protonet.tables.columns.picture import Picture
 from protonet.tables.columns.recognise import Verdict, fit_named, recognise
 from protonet.tables.columns.text import Text
 from protonet.tables.leaks import find_row_number, find_suspicion
@@ -22,6 +25,8 @@ from protonet.tables.table import Block, Table
 
 #: At most this share of the cells of numbers or dates may be something else; they count as gaps.
 MOST_STRANGE = 0.5
+#: No representation.
+NOTHING = Selection(None, None)
 
 
 class Features(NamedTuple):
@@ -36,17 +41,23 @@ class Features(NamedTuple):
 
 
 def choose_features(
-    table: Table, block: Block, kinds: Mapping[str, str | Column], *, keep: str | None, groups: np.ndarray | None = None
+    table: Table,
+    block: Block,
+    kinds: Mapping[str, str],
+    *,
+    keep: str | None,
+    groups: np.ndarray | None = None,
+    selection: Selection = NOTHING,
 ) -> Features:
     """Take each column of a table for something, and leave out what is of no use or none for new rows.
 
     Args:
         table: The table.
         block: All of its rows, with classes.
-        kinds: By a column's name, what a person says that it holds, of `protonet.tables.columns.NAMES`; or
-            the column itself, which takes no fitting.
+        kinds: By a column's name, what a person says that it holds, of `protonet.tables.columns.NAMES`.
         keep: As in `take_columns`.
         groups: As in `suspect`.
+        selection: What embeds texts and pictures.
 
     Raises:
         InputError: A column of that name is not there, or holds something else; no column is left; a number is infinite
@@ -59,7 +70,7 @@ def choose_features(
         x = encode_block(table, block, encoding)
         return Features(x, encoding if gaps else None, None, (), tuple(notes))
     columns = dict(zip(table.columns, block.columns, strict=True))
-    verdicts = take_columns(columns, kinds, keep=keep)
+    verdicts = take_columns(columns, kinds, keep=keep, selection=selection)
     used = {name: verdict.column for name, verdict in verdicts.items() if verdict.column is not None}
     reasons: dict[str, list[str]] = {}
     for name, verdict in verdicts.items():
@@ -89,10 +100,11 @@ def read_once(column: Column, cells: np.ndarray) -> np.ndarray:
 
 def take_columns(
     columns: Mapping[str, np.ndarray],
-    kinds: Mapping[str, str | Column],
+    kinds: Mapping[str, str],
     *,
     keep: str | None,
     argument: str = "--column",
+    selection: Selection = NOTHING,
 ) -> dict[str, Verdict]:
     """Take each column for something.
 
@@ -102,6 +114,7 @@ def take_columns(
         keep: What a person does to use a column that may be the rows' numbers, "" for nothing; None where they have
             named the columns: then none is taken for these.
         argument: What gave the kinds.
+        selection: What embeds texts and pictures.
 
     Raises:
         InputError: A column of that name is not there, or holds something else.
@@ -113,8 +126,7 @@ def take_columns(
     for name, cells in columns.items():
         kind = kinds.get(name)
         if kind is not None:
-            fitted = fit_named(name, kind, cells, argument) if isinstance(kind, str) else kind
-            verdicts[name] = Verdict(fitted, "")
+            verdicts[name] = fit_named(name, kind, cells, argument, read=selection.text is not None)
             continue
         verdict = recognise(cells)
         if isinstance(verdict.column, Number) and keep is not None and not verdict.column.missing:
@@ -127,7 +139,36 @@ def take_columns(
             if column.form in {"plain", "point"} and columns[name].dtype.kind == "O" and name not in kinds:
                 verdicts[name] = recognise(columns[name], comma=True)
     keep_constants(verdicts, columns)
-    return verdicts
+    return read_columns(verdicts, columns, selection)
+
+
+def read_columns(
+    verdicts: Mapping[str, Verdict], columns: Mapping[str, np.ndarray], selection: Selection
+) -> dict[str, Verdict]:
+    """Let what embeds texts and pictures read the columns (n,) that hold some.
+
+    Raises:
+        MissingPackageError: A package that it needs is missing.
+        InputError: It cannot be opened; a picture cannot be read; or a person has named one for what is not there.
+    """
+    found, of_use = dict(verdicts), set[str | None]()
+    for name, verdict in verdicts.items():
+        takes = "text" if verdict.is_text else "picture" if isinstance(verdict.column, Picture) else None
+        if takes is None:
+            continue
+        of_use.add(selection.text if takes == "text" else selection.picture)
+        representation = selection.open(takes)
+        if takes == "picture":
+            column: Column = Picture.fit(columns[name], representation, shown=selection.shown)
+        elif representation is None:
+            continue
+        else:
+            column = EmbeddedText.fit(columns[name], representation, shown=selection.shown)
+        found[name] = verdict._replace(column=column, reason="")
+    for each in selection.asked:
+        if each not in of_use:
+            refuse("representation", f"come with a column of {find_takes(each)}s", f"{each}, and none", "Leave it out.")
+    return found
 
 
 def keep_constants(verdicts: dict[str, Verdict], cells: Mapping[str, np.ndarray]) -> None:
@@ -156,7 +197,7 @@ def suspect(
     notes, sources = [], dict[int, Sources]()
     for number, (column, cells) in enumerate(zip(encoding.columns, block.columns, strict=True)):
         name = table.name_column(number)
-        if isinstance(column, (Number, Category, Text)):
+        if isinstance(column, (Number, Category, Text, EmbeddedText)):
             if ordered := isinstance(column, Number):
                 values = column.fill(cells).astype(np.float64)
             else:

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from protonet._checks import clean, optional_packages, refuse, unguard
+from protonet.representations.pictures.reading import MOST_NAMED, are_pictures, find_broken, list_pictures
 from protonet.tables.arrays import UNREADABLE, check_names, read_arrays
 from protonet.tables.delimited import ERRORS, SAMPLE, find_header, note_blank, note_titles, read_rows
-from protonet.tables.pictures.reading import MOST_NAMED, are_pictures, find_broken, list_pictures
 
 #: Cells that are read at a time.
 CELLS = 2**20

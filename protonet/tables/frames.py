@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from protonet._checks import InputTypeError, optional_packages, refuse, show
+from protonet.representations.opening import Selection
 from protonet.tables.columns import NAMES
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.number import Number
@@ -136,7 +137,7 @@ def _from_arrow(name: str, column: Any) -> np.ndarray:
         return refuse("X", must, f"{column.type} in {show(name)}", "Leave that column out.")
 
 
-def take_frame(frame: Frame, kinds: Mapping[str, str] | None) -> Taken:
+def take_frame(frame: Frame, kinds: Mapping[str, str] | None, selection: Selection) -> Taken:
     """Take each column of a frame for something, as `protonet.tables.features.choose_features` does.
 
     All columns are used as they are where they are numbers without gaps, and in arrays; others are taken for what the
@@ -145,6 +146,7 @@ def take_frame(frame: Frame, kinds: Mapping[str, str] | None) -> Taken:
     Args:
         frame: The rows.
         kinds: By a column's name, what the caller says that it holds, of `protonet.tables.columns.NAMES`.
+        selection: What embeds texts and pictures.
 
     Raises:
         InputTypeError: The kinds are no mapping.
@@ -156,8 +158,9 @@ def take_frame(frame: Frame, kinds: Mapping[str, str] | None) -> Taken:
     else:
         columns = dict(zip(frame.names, frame.columns, strict=True))
         kinds = {name: "category" for name in frame.categorical if _repeats(columns[name])} | kinds
-        verdicts = list(take_columns(columns, kinds, keep="column_kinds keeps it", argument="column_kinds").values())
-    found = [f"left out: {reason}" if column is None else column.tell() for column, reason in verdicts]
+        settings = {"keep": "column_kinds keeps it", "argument": "column_kinds"}
+        verdicts = list(take_columns(columns, kinds, selection=selection, **settings).values())
+    found = [f"left out: {each.reason}" if each.column is None else each.column.tell() for each in verdicts]
     told = {} if frame.native is None else dict(zip(frame.names, found, strict=True))
     places = [place for place, verdict in enumerate(verdicts) if verdict.column is not None]
     if not places:
@@ -206,6 +209,13 @@ def _repeats(cells: np.ndarray) -> bool:
 def make_dense(X: Any) -> np.ndarray:
     """Return rows as an array that torch may have: dense, float64, and not read-only."""
     return X.toarray() if hasattr(X, "toarray") else np.require(X, np.float64, ["C", "W"])
+
+
+def split_dense(parts: Sequence[Any], size: int) -> Iterator[np.ndarray]:
+    """Yield rows of arrays or sparse matrices, made dense, so many at a time."""
+    for part in parts:
+        for first in range(0, part.shape[0], size):
+            yield make_dense(part[first : first + size])
 
 
 def restore_taken(

@@ -91,6 +91,25 @@ class Stored:
         expect(low <= number <= high, f"an entry {name} out of range")
         return number
 
+    def number(self, name: str, low: float = -math.inf, high: float = math.inf) -> float:
+        """Return an entry that is a finite float in [low, high]."""
+        number: float = self.entry(name, float)
+        expect(math.isfinite(number) and low <= number <= high, f"an entry {name} out of range")
+        return number
+
+    def numbers(self, name: str, count: int) -> tuple[float, ...]:
+        """Return an entry that is a list of so many finite floats."""
+        numbers = self.entry(name, list)
+        sound = all(type(each) is float and math.isfinite(each) for each in numbers) and len(numbers) == count
+        expect(sound, f"no usable entry {name}")
+        return tuple(numbers)
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """Return an entry that is a list of different strings."""
+        names = self.entry(name, list)
+        expect(all(type(each) is str for each in names) and len(set(names)) == len(names), f"no usable entry {name}")
+        return tuple(names)
+
     def take(self, name: str, *shape: int | None, dtype: torch.dtype = torch.float32, infinite: bool = False) -> Tensor:
         """Take a tensor out.
 

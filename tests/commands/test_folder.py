@@ -285,11 +285,11 @@ class TestDask:
 def test_a_model_that_changes_is_refused(model: Path, rows: Path, tmp_path: Path) -> None:
     from protonet._checks import InputError
     from protonet.commands.predict import Asked, predict_part
-    from protonet.tables.pictures.backbone import hash_file
+    from protonet.representations.representation import hash_file
 
     other, digest = tmp_path / "m.safetensors", hash_file(model)
     save_model(other, load_model(model)._replace(metadata={}))
     assert load_file(other).keys() <= load_file(model).keys()
     part = Part(rows / "none.parquet", tmp_path / "none.csv", 0)
     with pytest.raises(InputError, match="`model` must stay as it was"):
-        predict_part(str(other), digest, Asked(None, everything=False, numbered=False), part, lambda rows: None)
+        predict_part(str(other), digest, None, Asked(None, everything=False, numbered=False), part, lambda rows: None)

@@ -14,11 +14,12 @@ import torch
 from protonet.__main__ import main
 from protonet.episodes.networks.backbones import make_backbone
 from protonet.files import load_model
+from protonet.representations.pictures.files import open_typed
+from protonet.representations.pictures.reading import read_pixels
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.picture import Picture
-from protonet.tables.pictures.reading import read_pixels
-from tests.tables.pictures.cases import draw, write_folders
-from tests.tables.pictures.test_backbone import Small, export
+from tests.representations.pictures.cases import draw, write_folders
+from tests.representations.pictures.test_files import Small, export
 
 
 @pytest.fixture(autouse=True)
@@ -153,39 +154,49 @@ def test_what_does_not_fit_is_one_line(fitted: Path, tmp_path: Path, capsys: pyt
         ("predict", model, tmp_path / "x.npy"): "must hold pictures, as the model was fitted to",
         ("predict", own, fitted / "test"): "must be a table, as the model was fitted to",
         ("predict", model, tables, "-o", tmp_path / "out"): "must hold pictures, as the model was fitted to",
-        ("predict", own, table, "--backbone", "x.onnx"): "`--backbone` must come with a model of pictures",
-        ("predict", model, fitted / "test", "--backbone", "x.onnx"): "`--backbone` must be left out",
-        ("fit", fitted / "train", "--backbone", "x.onnx"): "must be a file that ends in .onnx or .pt2",
-        ("fit", fitted / "train", "--backbone", "x.onnx:hue=1"): "must say no more than size, mean, std after the file",
-        ("fit", table, "--backbone", "x.onnx"): "`--backbone` must come with pictures",
+        ("predict", own, table, "--representation", "x.onnx"): "must come with a model that one read pictures for",
+        ("predict", model, fitted / "test", "--representation", "x.onnx"): "`--representation` must come with a model",
+        ("fit", fitted / "train", "--representation", "x.onnx"): "must be a file that ends in .onnx or .pt2",
+        ("fit", fitted / "train", "--representation", "x.onnx:hue=1"): "`--representation` must say no more than size",
+        ("fit", fitted / "train", "--representation", "x"): "must be auto, none, or one of sentences",
+        ("fit", fitted / "train", "--representation", "none", "x.onnx"): "`--representation` must be none, or others",
+        ("fit", fitted / "train", "--representation", "a.pt2", "x.onnx"): "must name one for each picture",
+        ("fit", table, "--representation", "x.onnx"): "`--representation` must come with a column of pictures",
+        ("fit", table, "--backbone", "x.onnx"): "Pass --representation FILE.",
     }
     for arguments, message in cases.items():
         assert message in run(capsys, *arguments, code=2), arguments
 
 
-def test_the_meta_trained_network_is_as_its_embeddings_from_an_array(
+def test_a_network_of_a_file_reads_pictures_beside_our_features(
     fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     network = make_backbone("conv", 784, torch.Generator().manual_seed(0)).eval()
     exported = export(network, tmp_path / "conv.pt2", 2, 784)
-    for name in ("train", "test"):
-        paths = sorted((fitted / name).rglob("*.*"), key=lambda path: (path.parent.name, path))
-        pixels = np.stack([read_pixels(path, 28, 28, grey=True).reshape(-1) for path in paths])
-        with torch.no_grad():
-            rows = network(torch.from_numpy(pixels.astype(np.float32) / 255)).numpy()
-        np.savez(tmp_path / f"{name}.npz", x=rows, y=np.array([path.parent.name for path in paths]))
-    by_picture, by_array = tmp_path / "p.safetensors", tmp_path / "a.safetensors"
-    run(capsys, "fit", fitted / "train", "--backbone", exported, "-o", by_picture, "--effort", "fast")
-    run(capsys, "fit", tmp_path / "train.npz", "-o", by_array, "--effort", "fast")
-    pictures = run(capsys, "predict", by_picture, fitted / "test", "--backbone", exported)
-    arrays = run(capsys, "predict", by_array, tmp_path / "test.npz")
-    assert [row["class"] for row in read_table(pictures)] == [row["class"] for row in read_table(arrays)]
+    model, test = tmp_path / "p.safetensors", fitted / "test"
+    run(capsys, "fit", fitted / "train", "--representation", exported, "-o", model, "--effort", "fast")
+    predicted = run(capsys, "predict", model, test, "--representation", exported)
+    right = [row["class"] == Path(row["picture"]).parent.name for row in read_table(predicted)]
+    assert sum(right) >= 7
+    encoding = load_model(model).encoding
+    assert encoding is not None
+    (column,) = encoding.columns
+    assert isinstance(column, Picture)
+    assert column.embedded is not None
+    paths = sorted(test.rglob("*.*"))
+    pixels = np.stack([read_pixels(path, 28, 28, grey=True).reshape(-1) for path in paths])
+    with torch.no_grad():
+        rows = network(torch.from_numpy(pixels.astype(np.float32) / 255)).numpy()
+    opened = open_typed(f"{exported}:{column.embedded.record.name.partition(':')[2]}").represent()
+    x = column.attach(opened, shown=False).encode(np.array(list(map(str, paths)), object))
+    expected = (rows - column.embedded.mean) / column.embedded.scale
+    np.testing.assert_allclose(x[:, : column.width], expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(x[:, column.width :], Picture().encode(np.array(list(map(str, paths)), object)))
     other = export(Small(), tmp_path / "other.pt2", 2, 3, 8, 8)
-    error = run(capsys, "predict", by_picture, fitted / "test", "--backbone", other, code=2)
-    assert "must be that of fit, conv.pt2" in error
+    error = run(capsys, "predict", model, test, "--representation", f"{other}:size=8", code=2)
+    assert "`--representation` must be that of fit, conv.pt2" in error
     assert "other.pt2" in error
-    error = run(capsys, "predict", by_picture, fitted / "test", code=2)
-    assert "Pass --backbone conv.pt2" in error
+    assert "where it is now" in run(capsys, "predict", model, test, code=2)
 
 
 def test_a_column_of_pictures_is_read_from_a_file_that_is_not_trusted(fitted: Path) -> None:
@@ -193,7 +204,7 @@ def test_a_column_of_pictures_is_read_from_a_file_that_is_not_trusted(fitted: Pa
     assert encoding is not None
     described, tensors = encoding.describe()
     assert Encoding.restore(json.loads(json.dumps(described)), tensors) == encoding == Encoding((Picture(),))
-    spoiled = {"sizes": [3], "side": 8, "version": 0, "kind": 1, "backbone": {"file": 3}}
+    spoiled = {"sizes": [3], "side": 8, "version": 0, "kind": 1, "backbone": {"file": 3}, "representation": {"name": 3}}
     for name, value in spoiled.items():
         with pytest.raises(ValueError, match=r"\w"):
             Encoding.restore([described[0] | {name: value}], tensors)

@@ -14,19 +14,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import fail, optional_packages
+from protonet._checks import as_typed, fail, optional_packages
 from protonet.datasets.dataset import Dataset
 from protonet.datasets.pictures import INSTALL, Found, Picture, hash_state, load_pictures, open_picture
 from protonet.episodes.arguments import PICTURES
 from protonet.episodes.draws.batch import hash_rows
 from protonet.episodes.features.embeddings import Job, write_embeddings
-from protonet.episodes.features.extractors import PROG, Extractor, open_extractor
 from protonet.episodes.features.sources import find_pictures, load_source
 from protonet.episodes.networks.backbones import CHUNK
 from protonet.episodes.networks.checkpoints import load_encoder
+from protonet.representations.pictures.networks import Extractor, open_extractor
+from protonet.representations.representation import hash_file
 from protonet.sampling import index_classes
-from protonet.tables.pictures.backbone import hash_file
 
+PROG = "protonet.episodes extract"
 AHEAD = 2  #: Batches that are read while another one is embedded.
 CHECKPOINT = ".safetensors"  #: What the name of an encoder's file of ours ends in.
 
@@ -63,7 +64,8 @@ def run_extract(options: argparse.Namespace) -> None:
         if found is None and not options.texts:
             got = f"{options.data}, which is none"
             fail(PROG, "data", "be a folder of pictures by class, or KIND:ROOT", got, "Pass one of these.")
-        extractor = open_extractor(options.backbone, weights=options.weights, device=device)
+        with as_typed(PROG, backbone="--backbone", weights="--weights"):
+            extractor = open_extractor(options.backbone, weights=options.weights, device=device)
         if found is None:
             job = _plan_texts(options.data, extractor, templates, options.names)
         else:

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from protonet._checks import show
-from protonet.tables.columns.kind import take_names
 from protonet.tables.columns.parsing import write_cells
 from protonet.tables.delimited import GAPS
 from protonet.views.view import Graph, Stored, expect
@@ -119,7 +118,7 @@ class Category:
     @classmethod
     def restore(cls, stored: Stored) -> Category:
         """Build the column again."""
-        levels, counts = take_names(stored, "levels"), stored.entry("counts", list)
+        levels, counts = stored.names("levels"), stored.entry("counts", list)
         rows = stored.whole("rows", 2**53, low=1)
         expect(len(counts) == len(levels) and all(type(each) is int and each > 0 for each in counts), "no counts")
         expect(sum(counts) <= rows, "more rows of some levels than there are")

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from protonet.tables.columns.kind import name_gaps, take_names, take_number, tell_gaps, write_share
+from protonet.tables.columns.kind import name_gaps, tell_gaps, write_share
 from protonet.tables.columns.parsing import DATE_FORMS, OR, find_words, parse_dates
 from protonet.views.view import Graph, Stored, expect
 
@@ -93,12 +93,12 @@ class Date:
     @classmethod
     def restore(cls, stored: Stored) -> Date:
         """Build the column again."""
-        form, cycles = stored.entry("form", str), take_names(stored, "cycles")
+        form, cycles = stored.entry("form", str), stored.names("cycles")
         known = set(form.split(OR)) <= set(DATE_FORMS) and set(cycles) <= set(CYCLES)
         expect(known, "dates of an unknown form or cycle")
-        median, mean = take_number(stored, "median"), take_number(stored, "mean")
-        scale = take_number(stored, "scale", math.ulp(0.0))
-        return cls(form, median, mean, scale, take_number(stored, "missing", 0, 1), cycles)
+        median, mean = stored.number("median"), stored.number("mean")
+        scale = stored.number("scale", math.ulp(0.0))
+        return cls(form, median, mean, scale, stored.number("missing", 0, 1), cycles)
 
     def add_to_graph(self, graph: Graph, cells: str) -> None:
         """Return None: ONNX has no dates."""

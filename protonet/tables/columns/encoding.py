@@ -13,6 +13,7 @@ from torch import Tensor
 
 from protonet.tables.columns.category import Category
 from protonet.tables.columns.date import Date
+from protonet.tables.columns.embedded import EmbeddedText
 from protonet.tables.columns.kind import Column
 from protonet.tables.columns.number import Number
 from protonet.tables.columns.picture import Picture
@@ -20,7 +21,9 @@ from protonet.tables.columns.text import Text
 from protonet.views.view import Stored, expect
 
 #: Every kind of column, by its name in model files.
-KINDS: dict[str, type[Column]] = {kind.kind: kind for kind in (Number, Category, Date, Text, Picture)}
+KINDS: dict[str, type[Column]] = {kind.kind: kind for kind in (Number, Category, Date, Text, EmbeddedText, Picture)}
+#: Those that a representation may read.
+READ = (EmbeddedText, Picture)
 
 
 @dataclass(frozen=True)
@@ -47,20 +50,21 @@ class Encoding:
     def blocks(self) -> Tensor | None:
         """Which column each feature (dim,) comes from, for `protonet.views.view.Rows`; None where each is one.
 
-        A picture's parts count as columns of their own, and so does each number of a backbone.
+        The parts of a picture and of a text count as columns of their own, and so does each number of a network of
+        pictures.
         """
         sizes = [1] * len(self.columns) if self.plain else []
         for column in () if self.plain else self.columns:
-            sizes += column.blocks if isinstance(column, Picture) else [len(column.parts)]
+            sizes += column.blocks if isinstance(column, READ) else [len(column.parts)]
         return None if max(sizes) == 1 else torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """The first feature of each of a picture's own parts, and the one behind the last."""
+        """The first feature of each of a picture's, or a text's, parts, and the one behind the last."""
         found: list[tuple[int, int]] = []
         first = 0
         for column, size in zip(self.columns, self.sizes, strict=True):
-            own = column.sizes if isinstance(column, Picture) and column.preprocessing is None else ()
+            own = column.alone if isinstance(column, READ) else []
             ends = [first + sum(own[:place]) for place in range(len(own) + 1)]
             found += itertools.pairwise(ends)
             first += size

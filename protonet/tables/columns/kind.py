@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from protonet.views.view import Graph, Stored, expect
+from protonet.views.view import Graph, Stored
 
 
 class Column(Protocol):
@@ -75,25 +75,3 @@ def name_gaps(share: float) -> tuple[str, ...]:
 def write_share(share: float) -> str:
     """Return a share of gaps for people: ", 12 % missing", or nothing where there are none."""
     return f", {100 * share:.2g} % missing" if share else ""
-
-
-def take_number(stored: Stored, name: str, low: float = -math.inf, high: float = math.inf) -> float:
-    """Take a finite float within bounds out of a description."""
-    number: float = stored.entry(name, float)
-    expect(math.isfinite(number) and low <= number <= high, f"an entry {name} out of range")
-    return number
-
-
-def take_numbers(stored: Stored, name: str, count: int) -> tuple[float, ...]:
-    """Take a list of so many finite floats out of a description."""
-    numbers = stored.entry(name, list)
-    sound = all(type(each) is float and math.isfinite(each) for each in numbers) and len(numbers) == count
-    expect(sound, f"no usable entry {name}")
-    return tuple(numbers)
-
-
-def take_names(stored: Stored, name: str) -> tuple[str, ...]:
-    """Take a list of different strings out of a description."""
-    names = stored.entry(name, list)
-    expect(all(type(each) is str for each in names) and len(set(names)) == len(names), f"no usable entry {name}")
-    return tuple(names)

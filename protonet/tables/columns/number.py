@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from protonet.tables.columns.kind import name_gaps, take_number, tell_gaps, write_share
+from protonet.tables.columns.kind import name_gaps, tell_gaps, write_share
 from protonet.tables.columns.parsing import NUMBER_FORMS, find_words, parse_numbers
 from protonet.views.view import Graph, Stored, expect
 
@@ -92,9 +92,9 @@ class Number:
         """Build the column again."""
         form = stored.entry("form", str)
         expect(form in NUMBER_FORMS, "numbers of an unknown form")
-        median, mean = take_number(stored, "median"), take_number(stored, "mean")
-        scale = take_number(stored, "scale", math.ulp(0.0))
-        return cls(form, median, mean, scale, take_number(stored, "missing", 0, 1))
+        median, mean = stored.number("median"), stored.number("mean")
+        scale = stored.number("scale", math.ulp(0.0))
+        return cls(form, median, mean, scale, stored.number("missing", 0, 1))
 
     def add_to_graph(self, graph: Graph, cells: str) -> str:
         """Add the column: of numbers, whatever their form in a file was."""

@@ -1,4 +1,4 @@
-"""A column of pictures' paths: our own fixed features of them, or the embeddings of a backbone."""
+"""A column of pictures' paths: our own fixed features of them, and beside them the embedding of a network."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from protonet._checks import refuse
-from protonet.tables.pictures.backbone import Backbone, Preprocessing, hash_file, open_backbone
-from protonet.tables.pictures.descriptors import RULES, describe_pictures, list_sizes
-from protonet.tables.pictures.reading import map_pictures, need_pillow
+from protonet.representations.pictures.descriptors import RULES, describe_pictures, list_sizes
+from protonet.representations.pictures.files import Preprocessing
+from protonet.representations.pictures.reading import map_pictures, need_pillow
+from protonet.representations.representation import Record, Representation
+from protonet.tables.columns.embedded import Embedded
 from protonet.views.view import Graph, Stored, expect
 
-#: Of the features; to be raised whenever `protonet.tables.pictures.descriptors` gives other ones.
+#: Of the features; to be raised whenever `protonet.representations.pictures.descriptors` gives other ones.
 VERSION = 1
 
 
@@ -23,34 +24,47 @@ class Picture:
     """A column of pictures.
 
     Args:
-        sizes: How many features each part has; parts count as one thing each.
+        sizes: How many features each part of our own has; parts count as one thing each. None in older model files
+            that have a network.
         side: Pixels per side that pictures are brought to, for features of our own.
-        preprocessing: How pictures are brought to a backbone, and which one; None for features of our own.
-        backbone: The backbone itself, which no model file holds.
+        embedded: What a network makes of them, before our own features; None for these alone.
         shown: Whether progress is shown.
     """
 
     sizes: tuple[int, ...] = field(default_factory=lambda: tuple(list_sizes().values()))
     side: int = RULES.side
-    preprocessing: Preprocessing | None = None
-    backbone: Backbone | None = field(default=None, compare=False, repr=False)
+    embedded: Embedded | None = field(default=None, compare=False)
     shown: bool = field(default=False, compare=False, repr=False)
     kind: ClassVar[str] = "picture"
 
     @classmethod
-    def of(cls, backbone: Backbone, *, shown: bool = False) -> Picture:
-        """Return the column for a backbone."""
-        return cls((backbone.width,), 0, backbone.preprocessing, backbone, shown)
+    def fit(cls, cells: np.ndarray, representation: Representation | None, *, shown: bool = False) -> Picture:
+        """Fit to the paths (n,) of pictures."""
+        if representation is None:
+            return cls(shown=shown)
+        return cls(embedded=Embedded.fit(representation, _list_paths(cells), shown=shown), shown=shown)
+
+    @property
+    def width(self) -> int:
+        """Numbers of the embedding."""
+        return 0 if self.embedded is None else self.embedded.record.width
 
     @property
     def parts(self) -> tuple[str, ...]:
         """A number for each feature."""
-        return tuple(f" {number}" for number in range(sum(self.sizes)))
+        return tuple(f" {number}" for number in range(self.width + sum(self.sizes)))
 
     @property
     def blocks(self) -> list[int]:
-        """How many features count as one thing where features are made alike: those of a part, each of a backbone."""
-        return list(self.sizes) if self.preprocessing is None else [1] * sum(self.sizes)
+        """How many features count as one thing where features are made alike: each of a network, those of a part."""
+        return [1] * self.width + list(self.sizes)
+
+    @property
+    def alone(self) -> list[int]:
+        """How many features each part has that views may take alone."""
+        if not self.sizes:
+            return []
+        return [*[self.width] * bool(self.width), *self.sizes]
 
     def encode(self, cells: np.ndarray) -> np.ndarray:
         """Return (n, parts) float32.
@@ -59,38 +73,18 @@ class Picture:
             InputError: A picture cannot be read, or its embedding is not finite.
         """
         need_pillow()
-        paths = [Path(str(cell)) for cell in cells.tolist()]
+        paths = _list_paths(cells)
         if not paths:
-            return np.empty((0, sum(self.sizes)), np.float32)
-        if self.preprocessing is None:
-            return map_pictures(paths, self.side, self.side, describe_pictures, shown=self.shown).numpy()
-        assert self.backbone is not None, "attach gives it"
-        return self.backbone.embed(paths, shown=self.shown)
+            return np.empty((0, len(self.parts)), np.float32)
+        found = [] if self.embedded is None else [self.embedded.encode(paths)]
+        if self.sizes:
+            found.append(map_pictures(paths, self.side, self.side, describe_pictures, shown=self.shown).numpy())
+        return np.concatenate(found, axis=1)
 
-    def attach(self, backbone: str | Path | None) -> Picture:
-        """Return the column with its backbone, which no model file holds.
-
-        Args:
-            backbone: A file, or None for none.
-
-        Raises:
-            InputError: It is another backbone than in fit, or none is given where one is needed, or the other way
-                round.
-        """
-        settings = self.preprocessing
-        if settings is None:
-            if backbone is not None:
-                refuse("--backbone", "be left out: the model has features of its own", backbone, "Leave it out.")
-            return self
-        asked = f"be that of fit, {settings.tell()}"
-        if backbone is None:
-            refuse("--backbone", asked, "none", f"Pass --backbone {settings.file}.")
-        path = Path(backbone)
-        if path.is_file() and (digest := hash_file(path)) != settings.digest:
-            refuse("--backbone", asked, f"{path} ({digest[:8]})", "Pass that file, or fit again.")
-        size = settings.height, settings.width
-        opened = open_backbone(path, size=size, mean=settings.mean, std=settings.std)
-        return replace(self, backbone=opened)
+    def attach(self, representation: Representation, *, shown: bool) -> Picture:
+        """Return the column with its representation."""
+        assert self.embedded is not None
+        return replace(self, embedded=self.embedded.attach(representation, shown=shown), shown=shown)
 
     def find_strange(self, cells: np.ndarray) -> np.ndarray:
         """Return none: what is no picture is an error."""
@@ -98,32 +92,47 @@ class Picture:
 
     def tell(self) -> str:
         """Return what people read of it."""
-        if self.preprocessing is None:
-            return f"pictures, {sum(self.sizes):,} features of {self.side} x {self.side} pixels"
-        return f"pictures, {sum(self.sizes):,} features by {self.preprocessing.tell()}"
+        own = f"{sum(self.sizes):,} features of {self.side} x {self.side} pixels"
+        told = [] if self.embedded is None else [f"by {self.embedded.record.tell()}"]
+        return f"pictures, {', and '.join([*told, *[own] * bool(self.sizes)])}"
 
     def describe(self) -> dict[str, Any]:
-        """Return sizes and settings."""
-        own = None if self.preprocessing is None else self.preprocessing.describe()
-        return {"sizes": list(self.sizes), "side": self.side, "version": VERSION, "backbone": own}
+        """Return sizes and what embeds."""
+        more = {} if self.embedded is None else self.embedded.describe()
+        return {"sizes": list(self.sizes), "side": self.side, "version": VERSION, **more}
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Return none."""
-        return {}
+        """Return the mean of the embedding."""
+        return {} if self.embedded is None else {"centre": self.embedded.mean}
 
     @classmethod
     def restore(cls, stored: Stored) -> Picture:
         """Build the column again, without what no file holds."""
         sizes, side = stored.entry("sizes", list), stored.whole("side", 2**15)
-        expect(bool(sizes) and all(type(each) is int and 0 < each < 2**24 for each in sizes), "no sizes of pictures")
+        expect(all(type(size) is int and 0 < size < 2**24 for size in sizes), "no sizes of pictures")
         described = stored.description.get("backbone")
-        if described is None:
+        if described is not None:
+            expect(len(sizes) == 1 and side == 0, "a backbone beside features")
+            return cls((), 0, _restore_backbone(described, sizes[0]))
+        embedded = Embedded.restore(stored) if "representation" in stored.description else None
+        if embedded is None or sizes:
             same = tuple(sizes) == tuple(list_sizes().values()) and side == RULES.side
             expect(same and stored.entry("version", int) == VERSION, "features of pictures of another version")
-            return cls(tuple(sizes), side)
-        expect(len(sizes) == 1 and side == 0, "a backbone beside features")
-        return cls(tuple(sizes), 0, Preprocessing.restore(Stored(described, {})))
+        expect(embedded is None or embedded.record.takes == "picture", "a column of pictures that takes none")
+        return cls(tuple(sizes), side, embedded)
 
     def add_to_graph(self, graph: Graph, cells: str) -> None:
         """Add nothing: ONNX reads no files."""
         return
+
+
+def _list_paths(cells: np.ndarray) -> list[Path]:
+    """Return cells (n,) as paths."""
+    return [Path(str(cell)) for cell in cells.tolist()]
+
+
+def _restore_backbone(described: Any, width: int) -> Embedded:
+    """Return what older model files say of a network: its embedding as it is, without features of our own."""
+    settings = Preprocessing.restore(Stored(described, {}))
+    record = Record(settings.write(), "picture", width, settings.hash(), "")
+    return Embedded(record, np.zeros(width, np.float32), 1.0)

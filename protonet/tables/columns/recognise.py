@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,6 +31,7 @@ class RecogniseRules:
 
     few: int = 5  #: So many levels are categories in any number of rows ...
     share: float = 0.5  #: ... and more, if there are at most this many for each row; otherwise it is text, ...
+    words: int = 3  #: So many words, in most cells that all differ, are a text.
     digits: float = 0.5  #: ... or an identifier: single words that all differ, so many of them with a digit.
 
 
@@ -41,6 +43,7 @@ class Verdict(NamedTuple):
 
     column: Column | None  #: Fitted, or None where it is left out ...
     reason: str  #: ... for this reason.
+    is_text: bool = False  #: Whether it holds free text, for a representation to read.
 
 
 def recognise(cells: np.ndarray, *, comma: bool = False) -> Verdict:
@@ -69,7 +72,7 @@ def recognise(cells: np.ndarray, *, comma: bool = False) -> Verdict:
         return Verdict(Number.fit(cells, "interval"), "")
     if form := find_date_form(distinct):
         return Verdict(Date.fit(cells, form), "")
-    if len(distinct) <= max(RULES.few, RULES.share * len(present)):
+    if len(distinct) <= max(RULES.few, RULES.share * len(present)) and not are_sentences(distinct, len(present)):
         return Verdict(Category.fit(cells), "")
     words = any(" " in cell for cell in distinct)
     digits = sum(any(map(str.isdigit, cell)) for cell in distinct) > RULES.digits * len(distinct)
@@ -80,13 +83,27 @@ def recognise(cells: np.ndarray, *, comma: bool = False) -> Verdict:
         return Verdict(told, "") if told.levels == ("",) else Verdict(None, "a name for each row")
     text = Text.fit(cells)
     if text.parts:
-        return Verdict(text, "")
+        return Verdict(text, "", is_text=True)
     common = set.intersection(*(set(count_grams(cell)) for cell in distinct))
-    return Verdict(None, "text of the same words in every row" if common else "text of which no two rows share a word")
+    reason = "text of the same words in every row" if common else "text of which no two rows share a word"
+    return Verdict(None, reason, is_text=True)
 
 
-def fit_named(name: str, kind: str, cells: np.ndarray, argument: str = "--column") -> Column:
+def are_sentences(distinct: Sequence[Any], rows: int) -> bool:
+    """Return whether cells that all differ are texts of some words: of a few rows, they are no categories."""
+    words = sorted(len(str(cell).split()) for cell in distinct)
+    return len(distinct) == rows and words[len(words) // 2] >= RULES.words
+
+
+def fit_named(name: str, kind: str, cells: np.ndarray, argument: str = "--column", *, read: bool = False) -> Verdict:
     """Fit a column (n,) as a kind of `protonet.tables.columns.NAMES` that a person gave for it, with an argument.
+
+    Args:
+        name: Of the column.
+        kind: The kind.
+        cells: The column.
+        argument: What gave the kind.
+        read: Whether there is what reads a text of which no two rows share a word.
 
     Raises:
         InputError: Its cells are no such thing.
@@ -96,16 +113,16 @@ def fit_named(name: str, kind: str, cells: np.ndarray, argument: str = "--column
     got = f"{name} with cells such as {str(distinct[0])[:50]!r}" if distinct else f"{name}, which is empty"
     text = write_cells(cells)
     if distinct and kind == "picture" and cells.dtype.kind == "O":
-        return Picture()
+        return Verdict(Picture(), "")
     if distinct and kind == "category":
-        return Category.fit(cells)
-    if distinct and kind == "text" and (fitted := Text.fit(text)).parts:
-        return fitted
+        return Verdict(Category.fit(cells), "")
+    if distinct and kind == "text" and ((fitted := Text.fit(text)).parts or read):
+        return Verdict(fitted, "", is_text=True)
     if distinct and kind == "date":
         if cells.dtype.kind == "M":
-            return Date.fit(cells)
+            return Verdict(Date.fit(cells), "")
         if form := find_date_form(map(str, distinct)):
-            return Date.fit(text, form)
+            return Verdict(Date.fit(text, form), "")
     if distinct and kind == "number" and cells.dtype.kind != "M":
         form = (
             "plain"
@@ -113,5 +130,5 @@ def fit_named(name: str, kind: str, cells: np.ndarray, argument: str = "--column
             else find_number_form(distinct, codes=True) or ("interval" if are_intervals(distinct) else "")
         )
         if form:
-            return Number.fit(cells, form)
+            return Verdict(Number.fit(cells, form), "")
     return refuse(argument, f"name a column that holds a {kind}", got, "Name another kind, or none.")

@@ -7,11 +7,11 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from protonet.tables.columns.kind import take_names
 from protonet.tables.columns.parsing import write_cells
 from protonet.views.view import Graph, Stored
 
@@ -21,17 +21,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TextRules:
-    """What is counted in a text."""
+    """What is counted in a text; chosen on sets that docs/decisions/texts.md names."""
 
-    sizes: tuple[int, ...] = (3, 4, 5)  #: Characters of a part of a word; its ends are one each.
-    least: int = 2  #: Rows that have to share a part.
-    most: int = 4096  #: Parts, those that most rows have.
+    sizes: tuple[int, ...] = (2, 3, 4, 5)  #: Characters of a part of a word; its ends are one each.
+    pairs: bool = True  #: Whether two words that follow one another count as a word, too.
+    least: int = 1  #: Rows that have to have it: of few rows, what one alone has may be what new ones share with it.
+    common: int = 2  #: Rows that have to share something, for there to be anything at all.
+    most: int = 16384  #: Words, and as many parts of words: those that most rows have.
     rows: int = 4096  #: Rows that are looked at, spread over all.
-    share: float = 0.25  #: Of the rows, how many directions there are, ...
-    rank: int = 24  #: ... and at most so many.
+    rank: int = 256  #: Directions, at the most ...
+    numbers: float = 2e6  #: ... and numbers of them all, which a model file holds.
+    power: float = 0.5  #: Of the variance along a direction, which its coordinate keeps: 1 all of it, 0 none.
 
 
 TEXTS = TextRules()
+#: What was counted before words were told from their parts; model files of then hold these sizes.
+OLD_SIZES = (3, 4, 5)
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +48,7 @@ class Text:
         scales: (grams,) what each is worth: the rarer, the more.
         basis: (grams, parts) the directions.
         mean: (parts,) of the rows of fit.
+        apart: Whether words, and parts of words, are of unit norm each by itself; False in older model files.
 
     Source: Manning, Raghavan and Schuetze, "Introduction to Information Retrieval" (2008), sec. 6.4 (weights) and 18.4
         (directions by singular values).
@@ -52,6 +58,7 @@ class Text:
     scales: np.ndarray
     basis: np.ndarray
     mean: np.ndarray
+    apart: bool = True
     kind: ClassVar[str] = "text"
 
     @classmethod
@@ -59,22 +66,35 @@ class Text:
         """Fit to cells (n,); there may be no parts, where no two rows share a part of a word."""
         cells = np.sort(write_cells(cells))  # their order leaves no trace, also where directions are as wide as others
         cells = cells[:: -(-len(cells) // TEXTS.rows)]
-        counted = list(map(count_grams, cells))
+        counted = [count_grams(cell, pairs=TEXTS.pairs) for cell in cells]
         rows_with = Counter(gram for own in counted for gram in own)
+        most_often, least_often = Counter[str](), Counter[str]()  # of the rows that have it
+        for own in counted:
+            for gram, number in own.items():
+                most_often[gram] = max(most_often[gram], number)
+                least_often[gram] = min(least_often[gram] or number, number)
         # What all rows have tells them apart by how often.
-        differs = {
-            gram for gram, rows in rows_with.items() if len({own[gram] for own in counted}) > 1 or rows < len(cells)
-        }
-        shared = [(-rows, gram) for gram, rows in rows_with.items() if rows >= TEXTS.least and gram in differs]
-        grams = tuple(sorted(gram for _, gram in sorted(shared)[: TEXTS.most]))
+        shared = [
+            (-rows, gram)
+            for gram, rows in rows_with.items()
+            if rows >= TEXTS.least and (rows < len(cells) or most_often[gram] > least_often[gram])
+        ]
+        if not any(-rows >= TEXTS.common for rows, _ in shared):
+            shared = []
+        chosen = [sorted(each for each in shared if is_word(each[1]) is kind)[: TEXTS.most] for kind in (True, False)]
+        grams = tuple(sorted(gram for part in chosen for _, gram in part))
         scales = np.array([1 + math.log(len(cells) / rows_with[gram]) for gram in grams], np.float32)
-        empty = np.zeros((len(grams), 0)), np.zeros(0)
-        x = cls(grams, scales, *empty)._weigh(cells).toarray()
-        mean = x.mean(axis=0)
-        values, left = np.linalg.eigh((x - mean) @ (x - mean).T / len(x))
-        rank = min(TEXTS.rank, max(1, round(TEXTS.share * len(x))), int((values > 1e-9).sum()))
+        x = cls(grams, scales, np.zeros((len(grams), 0)), np.zeros(0))._weigh(cells)
+        mean = np.asarray(x.mean(axis=0)).ravel()
+        centred = _centre_gram(x, mean)
+        values, left = np.linalg.eigh(centred / len(cells))
+        most = min(TEXTS.rank, max(1, int(TEXTS.numbers / max(1, len(grams)))))
+        rank = min(most, int((values > 1e-9).sum()))
         values, left = values[::-1][:rank], left[:, ::-1][:, :rank]
-        basis = (x - mean).T @ left / np.sqrt(values * len(x)) / math.sqrt(values.sum() or 1.0)
+        directions = x.T @ left - mean[:, None] * left.sum(axis=0)  # (grams, rank)
+        kept = values**TEXTS.power
+        basis = directions / np.sqrt(values * len(cells)) * np.sqrt(kept / np.where(values > 0, values, 1))
+        basis /= math.sqrt(kept.sum() or 1.0)
         return cls(grams, scales, basis.astype(np.float32), (mean @ basis).astype(np.float32))
 
     @property
@@ -92,16 +112,20 @@ class Text:
         from scipy import sparse  # noqa: PLC0415 - slow to import
 
         ends, places, values = [0], [], []
+        sizes = TEXTS.sizes if self.apart else OLD_SIZES
         for cell in cells:
-            for gram, number in count_grams(cell).items():
+            for gram, number in count_grams(cell, sizes, pairs=self.apart and TEXTS.pairs).items():
                 place = self._places.get(gram)
                 if place is not None:
                     places.append(place)
                     values.append((1 + math.log(number)) * self.scales[place])
             ends.append(len(places))
         x = sparse.csr_matrix((values, places, ends), shape=(len(cells), len(self.grams)))
-        norms = np.sqrt(np.asarray(x.multiply(x).sum(axis=1)).ravel())
-        return sparse.diags(1 / np.where(norms > 0, norms, 1.0)) @ x
+        if not self.apart:
+            return _shorten(x)
+        words = np.array([is_word(gram) for gram in self.grams], np.float64)
+        some = [_shorten(x @ sparse.diags(each)) for each in (words, 1 - words)]
+        return _shorten(some[0] + some[1])
 
     def encode(self, cells: np.ndarray) -> np.ndarray:
         """Return (n, parts) float32."""
@@ -117,7 +141,7 @@ class Text:
 
     def describe(self) -> dict[str, Any]:
         """Return the words and parts of words."""
-        return {"grams": list(self.grams)}
+        return {"grams": list(self.grams), "apart": self.apart}
 
     def tensors(self) -> dict[str, np.ndarray]:
         """Return the rest."""
@@ -126,21 +150,43 @@ class Text:
     @classmethod
     def restore(cls, stored: Stored) -> Text:
         """Build the column again."""
-        grams, mean = take_names(stored, "grams"), stored.take("mean", None)
+        grams, mean = stored.names("grams"), stored.take("mean", None)
+        apart = stored.entry("apart", bool) if "apart" in stored.description else False
         scales, basis = stored.take("scales", len(grams)), stored.take("basis", len(grams), len(mean))
-        return cls(grams, *(tensor.numpy() for tensor in (scales, basis, mean)))
+        return cls(grams, scales.numpy(), basis.numpy(), mean.numpy(), apart)
 
     def add_to_graph(self, graph: Graph, cells: str) -> None:
         """Return None: ONNX has no such parts of words."""
 
 
-def count_grams(text: str) -> Counter[str]:
-    """Count the words of a text, with a space at both ends, and the parts of those words."""
+def _shorten(x: sparse.csr_matrix) -> sparse.csr_matrix:
+    """Return rows at unit norm; zeros stay zeros."""
+    from scipy import sparse  # noqa: PLC0415 - slow to import
+
+    norms = np.sqrt(np.asarray(x.multiply(x).sum(axis=1)).ravel())
+    return sparse.diags(1 / np.where(norms > 0, norms, 1.0)) @ x
+
+
+def _centre_gram(x: sparse.csr_matrix, mean: np.ndarray) -> np.ndarray:
+    """Return the products (n, n) of rows less their mean (grams,), which keeps the rows sparse."""
+    products = (x @ x.T).toarray()
+    along = np.asarray(x @ mean).ravel()
+    return np.asarray(products - along[:, None] - along[None, :] + mean @ mean)
+
+
+def is_word(gram: str) -> bool:
+    """Return whether it is a whole word, with a space at both ends."""
+    return len(gram) > 2 and gram[0] == gram[-1] == " "
+
+
+def count_grams(text: str, sizes: tuple[int, ...] = TEXTS.sizes, *, pairs: bool = False) -> Counter[str]:
+    """Count the words of a text, with a space at both ends, the parts of those words, and perhaps pairs of words."""
     found: Counter[str] = Counter()
-    for bare in re.findall(r"\w+", text.lower()):
-        word = f" {bare} "
+    words = [f" {bare} " for bare in re.findall(r"\w+", text.lower())]
+    for word in words:
         found[word] += 1
-        for size in TEXTS.sizes:
+        for size in sizes:
             if size < len(word):
                 found.update(word[first : first + size] for first in range(len(word) - size + 1))
+    found.update(first + second for first, second in pairwise(words) if pairs)
     return found

@@ -20,11 +20,11 @@ from protonet.episodes.features.embeddings import Job, write_embeddings
 from protonet.episodes.features.extract import find_words
 from protonet.episodes.features.sources import load_source
 from protonet.episodes.networks.checkpoints import load_encoder
-from protonet.tables.pictures.backbone import embed_pictures
+from protonet.representations.pictures.files import embed_pictures
 from tests.datasets.trees import CLASSES, make_cache, make_csv, make_folders, paint
 from tests.episodes.meta_cases import save_data
-from tests.tables.pictures.cases import write_folders
-from tests.tables.pictures.test_backbone import Small, export, write_onnx
+from tests.representations.pictures.cases import write_folders
+from tests.representations.pictures.test_files import Small, export, write_onnx
 
 NAMES = [label for labels in CLASSES.values() for label in labels]
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from protonet.tables.columns.category import CATEGORIES, Category
 from protonet.tables.columns.date import CYCLES, Date
 from protonet.tables.columns.encoding import KINDS, Encoding
-from protonet.tables.columns.kind import Column, name_gaps, take_names, take_number, tell_gaps, write_share
+from protonet.tables.columns.kind import Column, name_gaps, tell_gaps, write_share
 from protonet.tables.columns.number import Number
 from protonet.tables.columns.text import TEXTS, Text, count_grams
 from protonet.views.view import Stored
@@ -387,11 +387,11 @@ def test_what_kinds_share() -> None:
     assert (name_gaps(0.0), name_gaps(0.5), name_gaps(1.0)) == ((), (" missing",), ())
     assert (write_share(0.0), write_share(0.125)) == ("", ", 12 % missing")
     stored = Stored({"a": 1.5, "b": math.nan, "c": ["x", "y"], "d": ["x", "x"], "e": [1]}, {})
-    assert take_number(stored, "a") == 1.5
-    assert take_names(stored, "c") == ("x", "y")
+    assert stored.number("a") == 1.5
+    assert stored.names("c") == ("x", "y")
     for name, low in (("a", 2.0), ("b", -math.inf)):
         with pytest.raises(ValueError, match="out of range"):
-            take_number(stored, name, low)
+            stored.number(name, low)
     for name in "de":
         with pytest.raises(ValueError, match="no usable entry"):
-            take_names(stored, name)
+            stored.names(name)

@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 
 from protonet._checks import fail, optional_packages, refuse
-from protonet.tables.pictures.images import SUFFIXES, UNREADABLE_IMAGE, list_folders, open_plain
+from protonet.representations.pictures.images import SUFFIXES, UNREADABLE_IMAGE, list_folders, open_plain
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,6 +111,25 @@ def read_pixels(path: Path, height: int, width: int, *, grey: bool = False) -> n
         refuse_picture(path, error)
     pixels = np.asarray(image.resize((width, height), Image.Resampling.BICUBIC), np.uint8)
     return pixels[None] if grey else pixels.transpose(2, 0, 1)
+
+
+def open_whole(path: Path, least: int | None = None) -> Image:
+    """Open and decode a picture, as `open_plain` does, in colours.
+
+    Raises:
+        InputError: It cannot be read.
+    """
+    try:
+        return open_plain(path, least).convert("RGB")
+    except UNREADABLE_IMAGE as error:
+        refuse_picture(path, error)
+
+
+def draw_blank() -> Image:
+    """Return a picture of nothing, to try a network on."""
+    from PIL import Image  # noqa: PLC0415 - optional
+
+    return Image.new("RGB", (32, 32))
 
 
 def refuse_picture(path: Path, error: Exception) -> NoReturn:

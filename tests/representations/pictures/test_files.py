@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from protonet import InputError
 from protonet.episodes.networks.backbones import make_backbone
-from protonet.tables.pictures import backbone as backbones
-from protonet.tables.pictures.backbone import embed_pictures, open_backbone
-from protonet.tables.pictures.reading import read_pixels
-from tests.tables.pictures.cases import write_folders
+from protonet.representations import representation
+from protonet.representations.pictures import files as backbones
+from protonet.representations.pictures.files import embed_pictures, open_backbone
+from protonet.representations.pictures.reading import read_pixels
+from tests.representations.pictures.cases import write_folders
 
 pytest.importorskip("onnxruntime")
 
@@ -69,7 +70,7 @@ def paths(tmp_path: Path) -> list[Path]:
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "pictures"
+    return tmp_path / "cache" / "embeddings"
 
 
 def test_all_kinds_of_backbones_give_what_the_network_gives(tmp_path: Path, paths: list[Path]) -> None:
@@ -139,7 +140,7 @@ def test_an_interrupted_run_keeps_what_was_done_and_a_damaged_cache_is_made_agai
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     exported = export(Small(), tmp_path / "net.pt2", 2, 3, 8, 8)
-    monkeypatch.setattr(backbones, "AT_ONCE", 2)
+    monkeypatch.setattr(representation, "AT_ONCE", 2)
     broken = paths[4].read_bytes()
     paths[4].write_text("no picture")
     with pytest.raises(InputError, match=paths[4].name):
@@ -184,7 +185,7 @@ def test_a_backbone_that_does_not_fit_is_refused(
 
 
 def test_embeddings_that_are_not_finite_are_refused(paths: list[Path]) -> None:
-    with pytest.raises(InputError, match="`backbone` must give finite numbers"):
+    with pytest.raises(InputError, match="`representation` must give finite numbers"):
         embed_pictures(paths, lambda x: x.flatten(1) * torch.nan, size=4)
     with pytest.raises(InputError, match="`paths` must name a picture"):
         embed_pictures([], lambda x: x, size=4)

@@ -10,8 +10,14 @@ import torch
 from PIL import Image
 
 from protonet import InputError
-from protonet.tables.pictures.reading import are_pictures, find_broken, list_pictures, map_pictures, read_pixels
-from tests.tables.pictures.cases import draw, write_folders
+from protonet.representations.pictures.reading import (
+    are_pictures,
+    find_broken,
+    list_pictures,
+    map_pictures,
+    read_pixels,
+)
+from tests.representations.pictures.cases import draw, write_folders
 
 
 def test_a_folder_is_listed_by_class_in_the_order_of_names(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from protonet._checks import MissingPackageError
 from protonet.episodes.__main__ import main
-from protonet.episodes.features.extractors import open_extractor
 from protonet.episodes.features.sources import load_texts
-from tests.tables.pictures.cases import draw, write_folders
+from protonet.representations.pictures.networks import open_extractor
+from tests.representations.pictures.cases import draw, write_folders
 
 PICTURES = [draw("disc", 0, 60), draw("cross", 1, 300)]
 
@@ -238,8 +238,6 @@ def test_files_of_weights_that_do_not_fit(libraries: Any, tmp_path: Path) -> Non
 @pytest.mark.parametrize("library", ["timm", "torchvision", "open_clip"])
 def test_a_library_that_is_missing_is_one_line(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, library, None)
-    message = (
-        rf"^protonet\.episodes extract: `{library}` must be installed; .*Run pip install \"protonet\[backbones\]\"\."
-    )
+    message = rf"`{library}` must be installed; .*Run pip install \"protonet\[backbones\]\"\."
     with pytest.raises(MissingPackageError, match=message):
         open_extractor(f"{library}:resnet18")

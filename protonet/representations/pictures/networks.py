@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,16 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from protonet._checks import fail, find_version, optional_packages
-from protonet.tables.pictures.backbone import SUFFIXES, Network, hash_file, open_typed, run_network, split_backbone
+from protonet._checks import find_version, optional_packages, refuse
+from protonet.representations.offline import stay_offline
+from protonet.representations.pictures.files import SUFFIXES, Network, open_typed, run_network, split_backbone
+from protonet.representations.representation import hash_file
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-PROG = "protonet.episodes extract"
 INSTALL = 'pip install "protonet[backbones]"'
-#: Variables that tell the hub's clients to stay off the network.
-OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 #: Entries of a checkpoint that hold the network's weights, and what the names of these may begin with.
 WRAPPERS, PREFIXES = ("state_dict", "model", "params"), ("module.", "_orig_mod.")
 #: What torchvision's networks call the part that ends in the classifier.
@@ -52,7 +50,7 @@ def open_extractor(backbone: str, *, weights: str | Path | None = None, device: 
     """Open a network that embeds pictures.
 
     Args:
-        backbone: A file, as `protonet.tables.pictures.backbone.open_typed` takes; or ``timm:NAME``,
+        backbone: A file, as `protonet.representations.pictures.files.open_typed` takes; or ``timm:NAME``,
             ``torchvision:NAME`` or ``open_clip:NAME``, whose own preprocessing is used, and whose classifier is left
             out. A name may end in a tag of weights: ``timm:resnet18.a1_in1k``, ``torchvision:resnet18:IMAGENET1K_V1``,
             ``open_clip:ViT-B-32:laion2b_s34b_b79k``.
@@ -68,9 +66,9 @@ def open_extractor(backbone: str, *, weights: str | Path | None = None, device: 
     if not colon or library not in LIBRARIES:
         if weights is not None:
             remedy = f"Leave it out, or pass --backbone {'|'.join(f'{each}:NAME' for each in LIBRARIES)}."
-            fail(PROG, "--weights", "come with the name of a network", f"--backbone {backbone}", remedy)
+            refuse("--weights", "come with the name of a network", f"--backbone {backbone}", remedy)
         return _open_file(backbone)
-    with _stay_offline(), warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+    with stay_offline(), warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # of what the libraries think of each other
         return LIBRARIES[library](name, None if weights is None else Path(weights), torch.device(device))
 
@@ -81,7 +79,7 @@ def _open_file(backbone: str) -> Extractor:
     if path.suffix.lower() not in SUFFIXES or not path.is_file():
         named = ", ".join(f"{library}:NAME" for library in LIBRARIES)
         wanted = f"be a file that ends in {', '.join(SUFFIXES)} or .safetensors (of train), or one of {named}"
-        fail(PROG, "--backbone", wanted, backbone, "Export the network as such a file.")
+        refuse("--backbone", wanted, backbone, "Export the network as such a file.")
     opened = open_typed(backbone)
     settings = opened.preprocessing
     centre, scale = (torch.tensor(each).view(-1, 1, 1) for each in (settings.mean, settings.std))
@@ -134,7 +132,7 @@ def _open_torchvision(text: str, file: Path | None, device: torch.device) -> Ext
     choices = {each.name: each for each in models.get_model_weights(name)}
     choice = choices.get(tag or "DEFAULT", None if tag else models.get_model_weights(name).DEFAULT)
     if choice is None:
-        fail(PROG, "--backbone", f"name weights of {', '.join(choices)}", repr(tag), "Pick a listed one.")
+        refuse("--backbone", f"name weights of {', '.join(choices)}", repr(tag), "Pick a listed one.")
     if file is None:
         command = f"import torchvision; torchvision.models.get_model('{name}', weights='{choice.name}')"
         found = _find_cached(None, [], choice.url, _torch_folder())
@@ -146,7 +144,7 @@ def _open_torchvision(text: str, file: Path | None, device: torch.device) -> Ext
     heads = [part for part in HEADS if hasattr(model, part)]
     linear = [key for key, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not heads or not linear or linear[-1].split(".")[0] not in heads:
-        fail(PROG, "--backbone", "end in a linear classifier, to be left out", text, "Pass another network.")
+        refuse("--backbone", "end in a linear classifier, to be left out", text, "Pass another network.")
     parent, _, last = linear[-1].rpartition(".")
     setattr(model.get_submodule(parent), last, nn.Identity())
     if file is not None:
@@ -167,7 +165,7 @@ def _open_clip(text: str, file: Path | None, device: torch.device) -> Extractor:
     if (tag and tag not in tags) or not (tag or file):
         got = repr(tag) if tag else f"none for {name}"
         remedy = f"Pass open_clip:{name}:TAG, or --weights FILE."
-        fail(PROG, "--backbone", f"name weights of {', '.join(tags) or 'a file'}", got, remedy)
+        refuse("--backbone", f"name weights of {', '.join(tags) or 'a file'}", got, remedy)
     settings: Mapping[str, Any] = open_clip.get_pretrained_cfg(name, tag) if tag else {}
     weights = Weights(Path() if file is None else file, tag or None)
     if file is None:
@@ -192,7 +190,7 @@ def _open_clip(text: str, file: Path | None, device: torch.device) -> Extractor:
     transform = image_transform_v2(PreprocessCfg(**model.visual.preprocess_cfg), is_train=False)
 
     def embed_texts(texts: Sequence[str]) -> Tensor:
-        with _stay_offline():
+        with stay_offline():
             tokenizer = _make(f"the tokenizer of {name}", lambda: open_clip.get_tokenizer(name))
         with torch.no_grad():
             found: Tensor = model.encode_text(tokenizer(list(texts)).to(device))
@@ -234,35 +232,11 @@ def _finish(
 def _import(package: str) -> Iterator[None]:
     """Say in one line what is wrong with a package that cannot be imported."""
     try:
-        with optional_packages(PROG, INSTALL):
+        with optional_packages("", INSTALL):
             yield
     except RuntimeError as error:  # torchvision with another torch than its own
         got = f"one that cannot be imported ({(str(error).splitlines() or [''])[0]})"
-        fail(PROG, package, "be the release that fits torch", got, f"Run {INSTALL}.")
-
-
-@contextmanager
-def _stay_offline() -> Iterator[None]:
-    """Keep the hub's clients off the network, those that are imported already, too."""
-    try:
-        from huggingface_hub import constants  # noqa: PLC0415 - optional
-    except ImportError:
-        constants = None
-    was = getattr(constants, "HF_HUB_OFFLINE", None)
-    before = {name: os.environ.get(name) for name in OFFLINE}
-    os.environ.update(dict.fromkeys(OFFLINE, "1"))
-    try:
-        if constants is not None:
-            constants.HF_HUB_OFFLINE = True
-        yield
-    finally:
-        if constants is not None:
-            constants.HF_HUB_OFFLINE = was
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        refuse(package, "be the release that fits torch", got, f"Run {INSTALL}.")
 
 
 def _torch_folder() -> Path:
@@ -294,13 +268,13 @@ def _make(name: str, make: Callable[[], Any]) -> Any:
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         remedy = "Pass weights of that network, or another one."
-        fail(PROG, "--backbone", "be a network that can be made of its weights", f"{name}: {reason}", remedy)
+        refuse("--backbone", "be a network that can be made of its weights", f"{name}: {reason}", remedy)
 
 
 def _check_file(path: Path) -> None:
     """Raise an InputError where there is no file of weights."""
     if not path.is_file():
-        fail(PROG, "--weights", "be a file that exists", path, "")
+        refuse("--weights", "be a file that exists", path, "")
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
@@ -308,7 +282,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     _check_file(path)
     try:
         if path.suffix.lower() == ".safetensors":
-            with optional_packages(PROG, INSTALL):
+            with optional_packages("", INSTALL):
                 from safetensors.torch import load_file  # noqa: PLC0415 - optional
             content: Any = load_file(path)
         else:
@@ -317,13 +291,13 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         raise
     except Exception as error:  # torch and safetensors raise anything of a damaged file
         got, remedy = f"{path} ({type(error).__name__})", "Save it with torch.save(network.state_dict(), path)."
-        fail(PROG, "--weights", "be a file of tensors by name", got, remedy)
+        refuse("--weights", "be a file of tensors by name", got, remedy)
     for wrapper in WRAPPERS:
         if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
             content = content[wrapper]
     if not isinstance(content, dict) or not all(isinstance(each, Tensor) for each in content.values()):
         remedy = "Save it with torch.save(network.state_dict(), path)."
-        fail(PROG, "--weights", "be a file of tensors by name", f"{path} of something else", remedy)
+        refuse("--weights", "be a file of tensors by name", f"{path} of something else", remedy)
     for prefix in PREFIXES:
         if content and all(key.startswith(prefix) for key in content):
             content = {key[len(prefix) :]: value for key, value in content.items()}
@@ -339,7 +313,7 @@ def _load(model: nn.Module, weights: Weights, heads: Sequence[str]) -> None:
     wrong += [key for key in content if key not in own]
     if wrong:
         got = f"{weights.path}, where {len(wrong)} differ or are missing, such as {wrong[0]}"
-        fail(PROG, "--weights", "have the weights of the network", got, "Pass those of the same network.")
+        refuse("--weights", "have the weights of the network", got, "Pass those of the same network.")
     model.load_state_dict(content)
 
 
@@ -347,12 +321,10 @@ def _refuse_name(library: str, name: str, known: Sequence[str]) -> NoReturn:
     """Raise an InputError: a library has no such network."""
     near = get_close_matches(name, known)
     remedy = f"Did you mean {near[0]}?" if near else f"{library} lists its names: {library}.list_models()."
-    fail(PROG, "--backbone", f"name a network of {library}", repr(name), remedy.replace("torchvision.l", "models.l"))
+    refuse("--backbone", f"name a network of {library}", repr(name), remedy.replace("torchvision.l", "models.l"))
 
 
 def _refuse_weights(library: str, name: str, command: str) -> NoReturn:
     """Raise an InputError: weights are not in the user's cache, and nothing is downloaded here."""
     remedy = f'Fetch them once with python -c "{command}", or pass --weights FILE.'
-    fail(
-        PROG, "--backbone", "have its weights in the cache", f"none of {library}:{name}; none are fetched here", remedy
-    )
+    refuse("--backbone", "have its weights in the cache", f"none of {library}:{name}; none are fetched here", remedy)

@@ -1,4 +1,4 @@
-"""Backbones that a person brings: ONNX, torch.export or any callable; the embeddings of pictures by them, cached."""
+"""Networks of pictures from files that a person brings: ONNX, torch.export; or any callable."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import hashlib
 import json
 import math
 import re
-import sqlite3
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -19,18 +16,15 @@ import torch
 from torch import Tensor
 
 from protonet._checks import as_typed, check_int, optional_packages, refuse
-from protonet._writing import cache_folder
-from protonet.tables.columns.kind import take_numbers
-from protonet.tables.pictures import SETTINGS
-from protonet.tables.pictures.reading import map_pictures, need_pillow, refuse_picture, show_pictures
+from protonet.representations.pictures import SETTINGS
+from protonet.representations.pictures.reading import map_pictures, need_pillow
+from protonet.representations.representation import Record, Representation, hash_file
 from protonet.views.view import Stored, expect
 
 FUNCTION = "embed_pictures"
 INSTALL = 'pip install "protonet[onnx,pictures]"'
 #: What the name of a backbone's file may end in.
 SUFFIXES = (".onnx", ".pt2")
-#: Pictures whose embeddings are kept at once: an interruption costs no more.
-AT_ONCE = 256
 #: From pictures (b, channels, height, width) float32 to embeddings (b, width), or (b, width, 1, 1).
 Network = Callable[[Tensor], Any]
 
@@ -47,9 +41,15 @@ class Preprocessing:
     mean: tuple[float, ...]  #: By channel, of values in [0, 1]; it is subtracted, ...
     std: tuple[float, ...]  #: ... and this divided by.
 
-    def tell(self) -> str:
-        """Return what people read of it."""
-        return f"{self.file} ({self.digest[:8]}), {self.width} x {self.height}, mean {self.mean}, std {self.std}"
+    def write(self) -> str:
+        """Return it as `open_typed` takes it, the file without its folder."""
+        mean, std = ("/".join(map(repr, each)) for each in (self.mean, self.std))
+        return f"{self.file}:size={self.height}x{self.width},mean={mean},std={std}"
+
+    def hash(self) -> str:
+        """Return the SHA-256, hexadecimal, of all that decides an embedding; "" for a callable."""
+        settings = replace(self, file="").describe()
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest() if self.digest else ""
 
     def describe(self) -> dict[str, Any]:
         """Return the fields."""
@@ -60,7 +60,7 @@ class Preprocessing:
         """Build it again from a description that may say anything."""
         channels = stored.whole("channels", 3, low=1)
         height, width = (stored.whole(name, 2**15, low=1) for name in ("height", "width"))
-        mean, std = (take_numbers(stored, name, channels) for name in ("mean", "std"))
+        mean, std = (stored.numbers(name, channels) for name in ("mean", "std"))
         expect(all(each > 0 for each in std), "a backbone's std that is not positive")
         return cls(stored.entry("file", str), stored.entry("digest", str), height, width, channels, mean, std)
 
@@ -82,36 +82,18 @@ class Backbone:
         preprocessing: How.
         width: Of an embedding.
         batch: How many pictures it takes at a time; None for any number.
-        cache: The folder of embeddings, or None for none.
     """
 
     network: Network
     preprocessing: Preprocessing
     width: int
     batch: int | None = None
-    cache: Path | None = None
 
-    def embed(self, paths: Sequence[Path], *, shown: bool = False) -> np.ndarray:
-        """Return the embeddings (n, width) float32 of pictures, each by itself; those that are cached are read.
-
-        Raises:
-            InputError: A picture cannot be read, or an embedding is not finite.
-        """
-        need_pillow()
-        digests = [hash_file(path) for path in paths]
-        found: dict[str, np.ndarray] = {}
-        with _open_cache(self.cache, self.preprocessing) as store:
-            found |= store.read(digests, self.width)
-            missing = [digest for digest in dict.fromkeys(digests) if digest not in found]
-            first = dict(zip(reversed(digests), reversed(paths), strict=True))
-            with show_pictures(len(missing), shown=shown) as bar:
-                for start in range(0, len(missing), AT_ONCE):
-                    part = missing[start : start + AT_ONCE]
-                    own = self._compute([first[digest] for digest in part])
-                    found |= dict(zip(part, own, strict=True))
-                    store.write(part, own)
-                    bar.update(len(part))
-        return np.stack([found[digest] for digest in digests])
+    def represent(self, cache: Path | None = None) -> Representation:
+        """Return the representation of pictures, whose embeddings a folder keeps; of a callable none does."""
+        settings = self.preprocessing
+        record = Record(settings.write(), "picture", self.width, settings.hash(), "")
+        return Representation(record, self._compute, cache)
 
     def run(self, x: Tensor) -> Tensor:
         """Return the embeddings (n, width) float32 of prepared pictures (n, channels, height, width)."""
@@ -122,6 +104,7 @@ class Backbone:
 
     def _compute(self, paths: Sequence[Path]) -> np.ndarray:
         """Return the embeddings (n, width) of pictures."""
+        need_pillow()
         settings = self.preprocessing
         mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (settings.mean, settings.std))
 
@@ -129,12 +112,7 @@ class Backbone:
             return self.run((pixels.float() / 255 - mean) / std)
 
         grey = settings.channels == 1
-        found = map_pictures(paths, settings.height, settings.width, work, grey=grey).numpy()
-        if not np.isfinite(found).all():
-            at = int(np.flatnonzero(~np.isfinite(found).all(axis=1))[0])
-            remedy = "Mend the backbone, or its mean and std."
-            refuse("backbone", "give finite numbers", f"others for {paths[at]}", remedy)
-        return found
+        return map_pictures(paths, settings.height, settings.width, work, grey=grey).numpy()
 
 
 def run_network(network: Network, x: Tensor, name: str) -> Tensor:
@@ -162,7 +140,6 @@ def open_backbone(
     size: int | tuple[int, int] | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-    cache: str | Path | None = None,
 ) -> Backbone:
     """Open a backbone.
 
@@ -173,14 +150,12 @@ def open_backbone(
         size: Height and width in pixels, or both as one; None for what the file says.
         mean: By channel, of values in [0, 1]; None for what the file's metadata say, or else 0.
         std: The same, or else 1.
-        cache: A folder to keep embeddings in; None for ``pictures`` in the cache's folder. Those of a callable are not
-            kept.
 
     Raises:
         MissingPackageError: ONNX Runtime is missing.
         InputError: No such file, or none of these; another size than it takes; an output of another rank.
     """
-    digest, path = "", None
+    digest = ""
     if callable(backbone):
         opened = _Opened(backbone, (None, 3, None, None), {})
         name = getattr(backbone, "__name__", type(backbone).__name__)
@@ -207,8 +182,7 @@ def open_backbone(
     preprocessing = Preprocessing(name, digest, height, width, channels, tuple(mean), tuple(std))
     batch = shape[0]
     trial = run_network(network, torch.zeros(batch or 1, channels, height, width), name)
-    folder = None if path is None else Path(cache) if cache is not None else cache_folder() / "pictures"
-    return Backbone(network, preprocessing, trial.shape[1], batch, folder)
+    return Backbone(network, preprocessing, trial.shape[1], batch)
 
 
 def split_backbone(text: str) -> tuple[str, str]:
@@ -234,9 +208,9 @@ def open_typed(text: str) -> Backbone:
         numbers = _parse(value)
         if name not in SETTINGS or name in settings or not numbers or (name == "size" and len(numbers) > 2):
             remedy = "Pass FILE:size=224,mean=0.485/0.456/0.406,std=0.2, say."
-            refuse("--backbone", f"say no more than {', '.join(SETTINGS)} after the file", repr(part), remedy)
+            refuse("backbone", f"say no more than {', '.join(SETTINGS)} after the file", repr(part), remedy)
         settings[name] = (int(numbers[0]), int(numbers[-1])) if name == "size" else numbers
-    with as_typed(**dict.fromkeys(("backbone", *SETTINGS), "--backbone")):
+    with as_typed(**dict.fromkeys(SETTINGS, "backbone")):
         return open_backbone(path, **settings)
 
 
@@ -251,7 +225,7 @@ def embed_pictures(
     cache: str | Path | None = None,
     shown: bool = False,
 ) -> np.ndarray:
-    """Embed pictures by a backbone: what the command ``fit --backbone`` gives the solver.
+    """Embed pictures by a backbone: what ``fit --representation FILE`` gives the solver.
 
     Args:
         paths: Of the pictures, at least one.
@@ -259,7 +233,8 @@ def embed_pictures(
         size: The same.
         mean: The same.
         std: The same.
-        cache: The same.
+        cache: A folder to keep embeddings in; None for ``embeddings`` in the cache's folder. Those of a callable are
+            not kept.
         shown: Show progress on stderr.
 
     Returns:
@@ -271,8 +246,8 @@ def embed_pictures(
     """
     if not len(paths):
         refuse("paths", "name a picture", "none", "Pass paths.")
-    opened = open_backbone(backbone, size=size, mean=mean, std=std, cache=cache)
-    return opened.embed(list(map(Path, paths)), shown=shown)
+    opened = open_backbone(backbone, size=size, mean=mean, std=std)
+    return opened.represent(None if cache is None else Path(cache)).embed(list(map(Path, paths)), shown=shown)
 
 
 def _open_onnx(path: Path) -> _Opened:
@@ -370,76 +345,3 @@ def _parse(text: str) -> list[float]:
         return [float(each) for each in re.split(r"[,/x\s]+", text.strip("[]() "))]
     except ValueError:
         return []
-
-
-def hash_file(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        refuse_picture(path, error)
-
-
-class _Store:
-    """Embeddings in a file, by the digest of the picture; each part is there whole or not at all."""
-
-    def __init__(self, connection: sqlite3.Connection | None) -> None:
-        self.connection = connection
-
-    def read(self, digests: Sequence[str], width: int) -> dict[str, np.ndarray]:
-        """Return those that there are."""
-        found: dict[str, np.ndarray] = {}
-        for digest in set(digests) if self.connection is not None else ():
-            assert self.connection is not None
-            row = self.connection.execute("SELECT embedding FROM embeddings WHERE picture = ?", (digest,)).fetchone()
-            if row is not None and len(row[0]) == 4 * width:
-                found[digest] = np.frombuffer(row[0], "<f4")
-        return found
-
-    def write(self, digests: Sequence[str], rows: np.ndarray) -> None:
-        """Add some at once; where that fails, they are not kept."""
-        if self.connection is None:
-            return
-        pairs = [(digest, row.astype("<f4").tobytes()) for digest, row in zip(digests, rows, strict=True)]
-        try:
-            with self.connection:
-                self.connection.executemany("INSERT OR REPLACE INTO embeddings VALUES (?, ?)", pairs)
-        except sqlite3.Error as error:
-            print(f"protonet: embeddings are not kept: {error}", file=sys.stderr)
-            self.connection = None
-
-
-@contextmanager
-def _open_cache(folder: Path | None, preprocessing: Preprocessing) -> Iterator[_Store]:
-    """Open the embeddings of a backbone with its settings; a damaged file is made again, with a line on stderr."""
-    if folder is None or not preprocessing.digest:
-        yield _Store(None)
-        return
-    settings = replace(preprocessing, file="").describe()
-    key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
-    path = folder / f"{key}.sqlite"
-    create = "CREATE TABLE IF NOT EXISTS embeddings (picture TEXT PRIMARY KEY, embedding BLOB)"
-    connection = None
-    for last in (False, True):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            connection = sqlite3.connect(path, timeout=60, check_same_thread=False)
-            connection.execute(create)
-            connection.execute("SELECT COUNT(*) FROM embeddings").fetchone()
-            break
-        except (sqlite3.Error, OSError) as error:
-            if connection is not None:
-                connection.close()
-                connection = None
-            damaged = isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
-            if damaged and not last:
-                print(f"protonet: {path} is made again: {error}", file=sys.stderr)
-                path.unlink(missing_ok=True)
-                continue
-            print(f"protonet: {path} is not kept: {error}", file=sys.stderr)
-            break
-    if connection is None:
-        yield _Store(None)
-        return
-    with closing(connection):
-        yield _Store(connection)

@@ -1,0 +1,34 @@
+"""The hub's clients, kept off the network: weights come from the disk, or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+#: Variables that tell the hub's clients to stay off the network.
+OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+
+
+@contextmanager
+def stay_offline() -> Iterator[None]:
+    """Keep the hub's clients off the network, those that are imported already, too."""
+    before = {name: os.environ.get(name) for name in OFFLINE}
+    os.environ.update(dict.fromkeys(OFFLINE, "1"))
+    constants: Any = import_module("huggingface_hub.constants") if find_spec("huggingface_hub") else None
+    was = getattr(constants, "HF_HUB_OFFLINE", None)
+    try:
+        if constants is not None:
+            constants.HF_HUB_OFFLINE = True
+        yield
+    finally:
+        if constants is not None:
+            constants.HF_HUB_OFFLINE = was
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

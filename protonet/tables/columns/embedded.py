@@ -1,0 +1,153 @@
+"""Columns that a representation reads: its embedding, and a column of free text with it beside what words tell."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from protonet.representations.opening import reopen
+from protonet.representations.representation import Record, Representation
+from protonet.tables.columns.parsing import find_gaps, write_cells
+from protonet.tables.columns.text import Text
+from protonet.views.view import Graph, Stored, expect
+
+#: What the words are multiplied with, beside an embedding; see docs/decisions/texts.md.
+WORDS = np.float32(0.5)
+
+
+@dataclass(frozen=True, eq=False)
+class Embedded:
+    """The embedding of a column's cells, of a total variance of 1 over the rows of fit.
+
+    Args:
+        record: What embeds them.
+        mean: (width,) of the rows of fit, subtracted.
+        scale: > 0, what is divided by.
+        representation: It itself, which no model file holds.
+        shown: Whether progress is shown.
+    """
+
+    record: Record
+    mean: np.ndarray
+    scale: float
+    representation: Representation | None = field(default=None, repr=False)
+    shown: bool = False
+
+    @classmethod
+    def fit(cls, representation: Representation, items: Sequence[Any], *, shown: bool) -> Embedded:
+        """Fit to the items (n,) that are there, texts or paths of pictures."""
+        rows = representation.embed(items, shown=shown).astype(np.float64)
+        mean = rows.mean(axis=0) if len(rows) else np.zeros(representation.record.width)
+        scale = math.sqrt(float(np.square(rows - mean).sum(axis=1).mean())) if len(rows) else 0.0
+        return cls(representation.record, mean.astype(np.float32), scale or 1.0, representation, shown)
+
+    def encode(self, items: Sequence[Any]) -> np.ndarray:
+        """Return (n, width) float32; empty texts are what the mean is: zeros.
+
+        Raises:
+            InputError: A picture cannot be read, or an embedding is not finite.
+        """
+        representation = self.representation or reopen(self.record, None)  # of a copy, a pickle or a file
+        rows = representation.embed(items, shown=self.shown)
+        x = (rows - self.mean) / np.float32(self.scale)
+        if self.record.takes == "text":
+            x[[not text.strip() for text in items]] = 0
+        return np.asarray(x, np.float32)
+
+    def attach(self, representation: Representation, *, shown: bool) -> Embedded:
+        """Return it with its representation."""
+        return replace(self, representation=representation, shown=shown)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the network out."""
+        return {**vars(self), "representation": None}
+
+    def describe(self) -> dict[str, Any]:
+        """Return the record and the scale."""
+        return {"representation": self.record.describe(), "scale": float(self.scale)}
+
+    @classmethod
+    def restore(cls, stored: Stored) -> Embedded:
+        """Build it again from a description that may say anything, without what no file holds."""
+        record = Record.restore(Stored(stored.entry("representation", dict), {}))
+        scale = stored.number("scale", 1e-30)
+        return cls(record, stored.take("centre", record.width).numpy(), scale)
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddedText:
+    """A column of free text: its embedding, and beside it the directions of its words.
+
+    Args:
+        embedded: The embedding.
+        words: The words and parts of words; there may be no directions.
+    """
+
+    embedded: Embedded
+    words: Text
+    kind: ClassVar[str] = "embedded text"
+
+    @classmethod
+    def fit(cls, cells: np.ndarray, representation: Representation, *, shown: bool = False) -> EmbeddedText:
+        """Fit to cells (n,)."""
+        present = write_cells(cells[~find_gaps(cells)]).tolist()
+        return cls(Embedded.fit(representation, present, shown=shown), Text.fit(cells))
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The numbers of the embedding, and the words' directions."""
+        return (*(f" meaning {number + 1}" for number in range(self.embedded.record.width)), *self.words.parts)
+
+    @property
+    def blocks(self) -> list[int]:
+        """How many features count as one thing where features are made alike."""
+        sizes = [self.embedded.record.width, len(self.words.parts)]
+        return [size for size in sizes if size]
+
+    @property
+    def alone(self) -> list[int]:
+        """How many features each part has that views may take alone."""
+        return []
+
+    def encode(self, cells: np.ndarray) -> np.ndarray:
+        """Return (n, parts) float32.
+
+        Raises:
+            InputError: An embedding is not finite.
+        """
+        cells = write_cells(cells)
+        return np.concatenate([self.embedded.encode(cells.tolist()), WORDS * self.words.encode(cells)], axis=1)
+
+    def attach(self, representation: Representation, *, shown: bool) -> EmbeddedText:
+        """Return the column with its representation."""
+        return replace(self, embedded=self.embedded.attach(representation, shown=shown))
+
+    def find_strange(self, cells: np.ndarray) -> np.ndarray:
+        """Return False: anything is text."""
+        return np.zeros(len(cells), bool)
+
+    def tell(self) -> str:
+        """Return what people read of it."""
+        return f"text by {self.embedded.record.tell()}, and {self.words.tell().removeprefix('text: ')}"
+
+    def describe(self) -> dict[str, Any]:
+        """Return what embeds, and the words."""
+        return self.embedded.describe() | self.words.describe()
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """Return the rest."""
+        return {"centre": self.embedded.mean, **self.words.tensors()}
+
+    @classmethod
+    def restore(cls, stored: Stored) -> EmbeddedText:
+        """Build the column again, without what no file holds."""
+        embedded = Embedded.restore(stored)
+        expect(embedded.record.takes == "text", "a column of text that takes none")
+        return cls(embedded, Text.restore(stored))
+
+    def add_to_graph(self, graph: Graph, cells: str) -> None:
+        """Return None: ONNX has no such parts of words."""
