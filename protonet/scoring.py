@@ -340,6 +340,7 @@ def split_folds(
     *,
     most: int = FOLDS.count,
     groups: Tensor | None = None,
+    described: Tensor | None = None,
 ) -> list[Fold]:
     """Split rows into folds stratified by class.
 
@@ -349,6 +350,7 @@ def split_folds(
         generator: Shuffles the rows of each class.
         most: Folds, where rows and classes are few enough.
         groups: (n,) int64: rows of one group are in one fold; None for rows that are each alone.
+        described: (n,) bool: rows that are no samples: every fold is fitted to them, and none is judged on them.
 
     Returns:
         Up to ``most`` folds; one held-out part where rows or classes are many; none if no class has two rows, or if
@@ -356,6 +358,13 @@ def split_folds(
         A class with a single row is always fitted on and never judged, and so is one of a single group, with all rows
         of that group.
     """
+    if described is not None:
+        samples, others = (~described).nonzero().flatten(), described.nonzero().flatten()
+        own = None if groups is None else groups[samples]
+        folds = split_folds(labels[samples], num_classes, generator, most=most, groups=own)
+        return [Fold(torch.cat([samples[fold.fit], others]).sort().values, samples[fold.judge]) for fold in folds]
+    if not len(labels):
+        return []
     if groups is not None:
         return _split_groups(labels, num_classes, groups, generator, most)
     n = len(labels)

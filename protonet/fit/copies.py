@@ -156,6 +156,8 @@ def pool_copies(rows: Rows) -> tuple[Rows, int, Tensor | None, Tensor]:
         copies = _connect(copies, torch.stack([alone, first[groups]]))
         numbers = copies[first]
     same = (rows.features[1:] == rows.features[:-1]).all(dim=1) & (rows.labels[1:] == rows.labels[:-1])
+    if rows.described is not None:
+        same &= rows.described[1:] == rows.described[:-1]
     new = torch.cat([torch.tensor([True]), ~same])
     places = new.cumsum(dim=0) - 1
     weights = torch.bincount(places, rows.weights).to(torch.float64)

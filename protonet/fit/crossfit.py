@@ -97,7 +97,7 @@ def split_rows(problem: Problem, number: int = 0) -> list[Fold]:
     """Return the folds that `crossfit` holds out of a problem's rows, or others of another ``number``."""
     rows = problem.rows
     generator = torch.Generator().manual_seed(rows.seed + 1 + number)
-    return split_folds(rows.labels, rows.num_classes, generator, groups=rows.groups)
+    return split_folds(rows.labels, rows.num_classes, generator, groups=rows.groups, described=rows.described)
 
 
 def _fit_without(solution: Solution, fold: Fold, deadline: float) -> PrototypeNetwork:

@@ -63,13 +63,16 @@ def draw_curve(
             for fold in folds:
                 if time.monotonic() >= deadline:
                     return Curve(sorted(found), torch.stack([found[size] for size in sorted(found)]))
-                some = thin_rows(labels, fold.fit, share, generator)
+                names = problem.rows.described
+                samples = fold.fit if names is None else fold.fit[~names[fold.fit]]
+                some = thin_rows(labels, samples, share, generator)
+                some = some if names is None else torch.cat([some, names.nonzero().flatten()]).sort().values
                 choice = solution.choose_without(fold.judge)
                 network = fit_choice(problem._replace(rows=problem.rows.take(some)), choice, deadline)
                 with torch.no_grad():
                     logits = network(problem.features_as_they_came(fold.judge))
                 right.append(logits.argmax(dim=1) == labels[fold.judge])
-                rows += len(some)
+                rows += len(some) if names is None else int((~names[some]).sum())
             found[rows / len(folds) / classes] = torch.cat(right)
     return Curve(sorted(found), torch.stack([found[size] for size in sorted(found)]))
 

@@ -175,7 +175,7 @@ def decide_pooling(
     rows, pool = problem.rows, problem.pool
     assert pool is not None
     generator = torch.Generator().manual_seed(rows.seed + 1)
-    folds = split_folds(rows.labels, rows.num_classes, generator, most=POOLING.folds, groups=rows.groups)
+    folds = split_folds(rows.labels, rows.num_classes, generator, most=POOLING.folds, groups=rows.groups, described=rows.described)
     beliefs, alone = [], [torch.zeros(0, rows.num_classes, dtype=torch.float32)]
     scores = torch.zeros(len(pool.features), dtype=torch.float64)
     given_up = choice, Pooled(False, None, torch.zeros_like(scores))

@@ -44,6 +44,7 @@ def pose_problem(
     weights: Tensor | None = None,
     groups: Tensor | None = None,
     blocks: Tensor | None = None,
+    described: Tensor | None = None,
 ) -> tuple[Problem, Tensor | None]:
     """Return a problem of samples as they came, and the number (groups,) of each group that was given.
 
@@ -55,6 +56,7 @@ def pose_problem(
         weights: The same.
         groups: The same.
         blocks: The same.
+        described: The same.
     """
     if weights is not None:
         weights = check_weights("solve", "weights", weights, n=len(labels))
@@ -67,9 +69,12 @@ def pose_problem(
         groups = groups[order].unique(return_inverse=True)[1]
     scale = _find_scale(features, weights) or 1.0
     features.div_(scale)  # in place: these rows are a copy
-    rows = Rows(features, labels, num_classes, seed=seed, weights=weights, groups=groups, blocks=blocks)
+    described = None if described is None else described[order]
+    rows = Rows(
+        features, labels, num_classes, seed=seed, weights=weights, groups=groups, blocks=blocks, described=described
+    )
     rows, repeated, joined, pooled = pool_copies(rows)
-    rows = _compare_weights(rows, len(order))
+    rows = _compare_weights(rows, len(order) if described is None else int((~described).sum()))
     return Problem(rows, scale, origin, repeated, torch.empty_like(order).index_copy_(0, order, pooled)), joined
 
 
@@ -82,7 +87,7 @@ def _find_scale(features: Tensor, weights: Tensor | None) -> float:
 
 
 def _compare_weights(rows: Rows, n: int) -> Rows:
-    """Return rows whose weights stand for n rows that came, the largest of them 1; None where all are.
+    """Return rows whose weights stand for n samples that came, the largest of them 1; None where all are.
 
     A row of weight 2 and a row that came twice are the same from here on, to the last digit: what is decided on
     held-out rows, and what is trained, would make more of the least difference.
@@ -90,5 +95,7 @@ def _compare_weights(rows: Rows, n: int) -> Rows:
     if rows.weights is None:
         return rows
     weights = rows.weights / rows.weights.max()
-    alike = bool((weights == 1).all())
-    return rows._replace(weights=None if alike else weights, unit=n / float(weights.sum()))
+    alike, samples = bool((weights == 1).all()), weights
+    if rows.described is not None and not bool(rows.described.all()):
+        samples = weights[~rows.described]
+    return rows._replace(weights=None if alike else weights, unit=(n or len(weights)) / float(samples.sum()))

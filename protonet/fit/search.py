@@ -120,7 +120,7 @@ def explore(rows: Rows, plan: Plan, search: Search, progress: Progress = ignore)
         The candidates; None where there is nothing but raw cosine: one class, no budget to judge by, or no time.
     """
     generator = torch.Generator().manual_seed(rows.seed)
-    folds = split_folds(rows.labels, rows.num_classes, generator, most=search.folds, groups=rows.groups)
+    folds = split_folds(rows.labels, rows.num_classes, generator, most=search.folds, groups=rows.groups, described=rows.described)
     seen = int((torch.bincount(rows.labels) > 0).sum())
     judged = len(rows.labels[torch.cat([fold.judge for fold in folds])].unique()) if folds else 0
     unjudged = 2 * judged < seen  # most classes could not be judged

@@ -128,6 +128,7 @@ def solve_problem(
     blocks: Tensor | None = None,
     spans: Sequence[tuple[int, int]] = (),
     unlabelled: Unlabelled | None = None,
+    described: Tensor | None = None,
 ) -> Solution:
     """Do what `solve` does, and also return what was chosen and the rows, for `fit_choice` to fit to some of them.
 
@@ -144,6 +145,7 @@ def solve_problem(
         blocks: (dim,) as in `protonet.views.view.Rows`.
         spans: As in `protonet.fit.search.Search.with_spans`.
         unlabelled: As in `solve`.
+        described: (n,) bool, as in `protonet.views.view.Rows`; None for none.
     """
     started = time.monotonic()
     metadata = _check_metadata(metadata)
@@ -157,7 +159,7 @@ def solve_problem(
         features, labels, num_classes = read_loaders(train_loader, val_loader, metadata)
         most = min(SPREAD.limit, max(SPREAD.most_rows, SPREAD.per_class * num_classes))
         pool = None if unlabelled is None else read_rows(unlabelled, features.shape[1], most)
-        problem, joined = pose_problem(features, labels, num_classes, seed, weights, groups, blocks)
+        problem, joined = pose_problem(features, labels, num_classes, seed, weights, groups, blocks, described)
         plan = plan_encoder(features.shape[1], num_classes, metadata.get("param_limit", PARAM_LIMIT))
         searched = problem.rows._replace(deadline=started + SELECTION_SHARE * time_limit)
         explored = explore(searched, plan, search, progress)

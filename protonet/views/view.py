@@ -36,6 +36,8 @@ class Rows(NamedTuple):
     blocks: Tensor | None = None
     """(dim,) int64, ascending from 0: features of one block tell of one thing, such as the categories of a column, and
     count as one where features are made alike; None for each alone."""
+    described: Tensor | None = None
+    """(n,) bool: rows that are no samples, but what a class is called; they are fitted to, and never judged."""
     unit: float = 1.0  #: How many of the rows that came a weight of 1 stands for.
 
     @property
@@ -57,9 +59,10 @@ class Rows(NamedTuple):
 
     def take(self, places: Tensor) -> Rows:
         """Return some of the rows, given their numbers (m,) int64 or which they are (n,) bool."""
-        weights, groups = (None if each is None else each[places] for each in (self.weights, self.groups))
         x, labels = self.features[places], self.labels[places]
-        return self._replace(features=x, labels=labels, weights=weights, groups=groups)
+        more = {name: getattr(self, name) for name in ("weights", "groups", "described")}
+        more = {name: None if each is None else each[places] for name, each in more.items()}
+        return self._replace(features=x, labels=labels, **more)
 
     def take_columns(self, first: int, stop: int) -> Rows:
         """Return the rows with some neighbouring features alone."""
