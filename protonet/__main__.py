@@ -63,7 +63,10 @@ def main(arguments: Sequence[str]) -> int:
 
     def command(rest: Sequence[str] | None) -> None:
         with as_typed(prog, **TYPED):
-            importlib.import_module(f"protonet.commands.{name}").run(rest)
+            from protonet.commands.arguments import READERS  # noqa: PLC0415 - not for the help of all
+
+            options = READERS[name](rest)  # what is wrong with these is told before torch is imported
+            importlib.import_module(f"protonet.commands.{name}").run(options)
 
     prog = f"{PROG} {name}"
     return run_command(prog, command, arguments[1:])

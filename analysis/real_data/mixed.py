@@ -27,9 +27,10 @@ from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser, load_sets, parse_wholes
 from analysis.shared.tables import average_rows, describe_regrets, format_mean, gather
 from protonet._checks import fail
-from protonet.commands.data import add_options as add_data_options
 from protonet.commands.data import read_data
-from protonet.commands.models import make_parser
+from protonet.commands.options import add_options as add_data_options
+from protonet.commands.options import make_parser
+from protonet.commands.rows import read_rows
 from protonet.fit.solver import solve_problem
 from protonet.tables.features import encode_block
 from protonet.tables.table import Wanted, open_table
@@ -66,7 +67,8 @@ def fit_ours(split: MixedSplit, effort: str = "default") -> np.ndarray:
         write_table(test, ["class of the row", *split.columns], zip(split.test_labels, split.test, strict=True))
         parser = make_parser(PROG, "", (), label="label")
         add_data_options(parser)
-        data = read_data(parser.parse_args([str(train), "--label", "class of the row"]))
+        options = parser.parse_args([str(train), "--label", "class of the row"])
+        data = read_data(options, read_rows(options))
         blocks = None if data.encoding is None else data.encoding.blocks
         network = solve_problem([(data.x, data.y)], effort=effort, blocks=blocks).network
         table = open_table(test, Wanted("class of the row", columns=data.columns))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,32 +11,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import as_typed, check_groups, refuse, show
-from protonet.commands.classes import read_classes
-from protonet.commands.labels import read_whole, suspect_spellings
+from protonet._checks import as_typed, refuse, show
+from protonet.commands.labels import suspect_spellings
 from protonet.commands.models import open_rows, want
+from protonet.commands.rows import TableRows, take_kinds
 from protonet.files import Model
 from protonet.fit.names import Names, read_names
 from protonet.fit.solver import Solution
 from protonet.representations.opening import Selection
-from protonet.representations.pictures.files import SETTINGS
-from protonet.representations.pictures.reading import are_pictures
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.parsing import count_gaps
-from protonet.tables.columns.recognise import NAMES
 from protonet.tables.drift import describe_columns
 from protonet.tables.features import choose_features, encode_block
-from protonet.tables.formats import PICTURE
 from protonet.tables.table import CLASS_NAMES, Block, Table, Wanted, list_names, open_table, read_table
-from protonet.ui.command_line import Parser, check_name
 from protonet.ui.text import count
-
-#: More classes than this with one row each are hardly classes, nor are as many fractions; see `_doubt_classes`.
-MOST_SINGLE = 20
-#: Most whole numbers have at most so many rows each where they are measured, such as an age, ...
-FEW_ROWS = 3
-#: ... and more than this share of the rows have a number of their own, or the numbers span so many times their count.
-LARGE_SHARE, WIDE_SPAN = 0.5, 2
 
 
 class Data(NamedTuple):
@@ -83,105 +71,51 @@ class Unlabelled(NamedTuple):
         return (~self.known).nonzero().flatten()
 
 
-def add_options(parser: Parser) -> None:
-    """Add what says how the table is to be taken."""
-    parser.add_argument("--group", metavar="NAME", help="a column: rows that share its value are held out together")
-    some = parser.add_mutually_exclusive_group()
-    some.add_argument(
-        "--columns", nargs="+", metavar="NAME", help="the features (default: all columns but the classes')"
-    )
-    some.add_argument("--drop", nargs="+", metavar="NAME", default=[], help="columns that are no features")
-    kinds = f"what columns hold, where it was not seen: {', '.join(NAMES)}"
-    parser.add_argument("--column", nargs="+", metavar="NAME=KIND", default=[], help=kinds)
-    parser.add_argument("--unlabelled", metavar="FILE", help="more rows, without a class, to be learned from")
-    text = "the classes: a table with a column class, and perhaps description; then rows need no label at all"
-    parser.add_argument("--classes", "--describe", metavar="FILE", help=text)
-    add = parser.add_expert_group("rows of the table").add_argument
-    add("--id", metavar="NAME", help="a column that names the rows; predict carries it to its output")
-    add("--drop-unlabelled", action="store_true", help="leave out the table's rows without a class")
-    add("--one-shot", action="store_true", help="the many classes of a few rows each are meant")
-    for name in SETTINGS:
-        parser.add_removed(f"--{name}", f"Metadata of the network's file say it, or --representation FILE:{name}=...")
-
-
-def read_data(options: argparse.Namespace, *, keep_cells: bool = False) -> Data:
-    """Read the table that the options name, and take each of its columns for what it is; cells take memory.
+def read_data(options: argparse.Namespace, rows: TableRows, *, keep_cells: bool = False) -> Data:
+    """Take each column of a table's rows for what it is; cells take memory.
 
     Raises:
         MissingPackageError: A package that the table needs is missing.
         InputError: Options or a table that do not fit.
     """
-    label = options.label or "label"
-    kinds, selection = take_kinds(options, parse_kinds(options.column)), select(options)
-    beside = tuple(name for name in (options.group, options.id) if name is not None)
-    for name in (*beside, *options.drop, *(options.columns or ()), *kinds):
-        if name == label:
-            refuse("arguments", "use the classes' column for nothing else", repr(name), "Name another one.")
-    only = None if options.columns is None else tuple(options.columns)
-    named = {} if options.classes is None else read_classes(Path(options.classes))
-    wanted = Wanted(
-        label,
-        labelled=not named,
-        learned=bool(named),
-        columns=only,
-        beside=beside,
-        ignored=tuple(options.drop),
-        partly=True,
-        skip_broken=options.skip_broken,
-        typed=True,
-        sheet=options.sheet,
-    )
-    table, every = read_table(Path(options.table), wanted, options.labels and Path(options.labels))
-    if not len(every.labels):  # the classes are named beside the table
-        every = every._replace(labels=np.full(len(every.rows), ""))
-    missing = every.labels == ""
-    block, rest, none = every, None, bool(missing.all())
-    if none:
-        selection = selection._replace(words=False)  # that texts share a word says nothing of names
-    elif missing.any():
-        block = every.take(np.flatnonzero(~missing))
-        rest = None if options.drop_unlabelled else every.take(np.flatnonzero(missing))
-    one_shot = options.one_shot or are_pictures(Path(options.table))  # whoever makes folders means classes
-    classes, labels = check_classes(block.labels[: 0 if none else None], label, one_shot=one_shot, named=list(named))
-    if none:
-        block = block._replace(labels=np.zeros(len(block.rows), np.int64))  # one class: no column can tell it
-    groups, numbered, group_names = None, None, np.empty(0, np.str_)
-    if options.group is not None and not none:
-        check_groups("fit", "--group", block.beside[0].tolist(), block.labels.tolist())
-        group_names, numbered = np.unique(block.beside[0], return_inverse=True)
-        groups = torch.from_numpy(numbered)
-    keep = "--columns keeps it" if only is None else None
+    table, block, rest = rows.table, rows.block, rows.rest
+    keep = "--columns keeps it" if options.columns is None else None
+    selection = select(options)._replace(words=not rows.unlabelled)  # that texts share a word says nothing of names
     x, encoding, columns, left, notes, sources = choose_features(
-        table, block, kinds, keep=keep, groups=numbered, selection=selection
+        table, block, rows.kinds, keep=keep, groups=rows.groups, selection=selection
     )
+    beside = [name for name in (options.group, options.id) if name is not None]
     left_out = [*beside, *options.drop, *table.unused, *left]
     features = torch.from_numpy(np.ascontiguousarray(x))
-    others = features if none else None if rest is None else _encode_rest(table, rest, columns, encoding)
-    rest_rows: Sequence[int] = block.rows if none else [] if rest is None else rest.rows
-    features = features[:0] if none else features
-    names = read_names(encoding, classes, features, labels, [named.get(str(each), "") for each in classes])
-    if none and names is None:
+    labels = torch.from_numpy(rows.labels)
+    others, rest_rows = None, list[int]()
+    if rest is not None:
+        others, rest_rows = _encode_rest(table, rest, columns, encoding), list(rest.rows)
+    elif rows.unlabelled:
+        others, rest_rows, features = features, list(block.rows), features[:0]
+    names = read_names(encoding, rows.classes, features, labels, rows.descriptions)
+    if rows.unlabelled and names is None:
         needed = "be texts that a representation reads, and classes be named in words, where no row has a class"
         refuse("table", needed, "others", 'Run pip install "protonet[text]", or label some rows.')
-    told = [*table.notes, *notes, *suspect_spellings(classes)]
+    groups = None if rows.groups is None else torch.from_numpy(rows.groups)
+    told = [*table.notes, *notes, *suspect_spellings(rows.classes)]
     ids = None if options.id is None else block.beside[beside.index(options.id)].astype(str).tolist()
     cells = [
         each
         for number, each in enumerate(block.columns)
         if columns is None or table.columns is None or table.columns[number] in columns
     ]
-    gaps = list(map(count_gaps, cells))
-    rows = block.rows[: 0 if none else None]
-    where = rows, table.place, block.numbers[: len(rows)], ids, gaps, cells if keep_cells else []
-    seen = describe_columns(cells, encoding, torch.bincount(labels, minlength=len(classes)).tolist())
+    gaps, places = list(map(count_gaps, cells)), block.rows[: len(labels)]
+    where = places, table.place, block.numbers[: len(labels)], ids, gaps, cells if keep_cells else []
+    seen = describe_columns(cells, encoding, np.bincount(rows.labels, minlength=len(rows.classes)).tolist())
     return Data(
         features,
         labels,
-        classes,
+        rows.classes,
         columns,
         encoding,
         groups,
-        group_names.tolist(),
+        rows.group_names.tolist(),
         left_out,
         told,
         *where,
@@ -243,11 +177,6 @@ class Rest:
         return place.format(self.rows[row]) + ("" if own or self.path is None else f" of {show(self.path.name)}")
 
 
-def take_kinds(options: argparse.Namespace, kinds: Mapping[str, str]) -> Mapping[str, str]:
-    """Return what columns hold, by name: of a folder, that its one column holds pictures."""
-    return {PICTURE: "picture"} if are_pictures(Path(options.table)) else kinds
-
-
 def select(options: argparse.Namespace) -> Selection:
     """Return what embeds texts and pictures, as the options say.
 
@@ -255,78 +184,6 @@ def select(options: argparse.Namespace) -> Selection:
         InputError: There is no such thing.
     """
     return Selection.of(options.representation, shown=not options.quiet)
-
-
-def parse_kinds(texts: list[str]) -> dict[str, str]:
-    """Return what columns hold, by name, from ``NAME=KIND``; raise an InputError for anything else."""
-    kinds = {}
-    for text in texts:
-        name, equals, kind = text.rpartition("=")
-        if not equals:
-            refuse("--column", "be NAME=KIND", repr(text), f"Pass --column {text or 'NAME'}=category, say.")
-        kinds[name] = check_name("--column", kind, NAMES)
-    return kinds
-
-
-def check_classes(
-    labels: np.ndarray, label: str, *, one_shot: bool, named: Sequence[str] = ()
-) -> tuple[tuple[str, ...] | tuple[int, ...], Tensor]:
-    """Return the names of the classes in ascending order, and the number (n,) int64 of each row's class.
-
-    Args:
-        labels: (n,) of the rows, a class each.
-        label: The column that they are of.
-        one_shot: Whether many classes of a few rows each are meant.
-        named: Classes that there are, whether a row is of them or not.
-
-    Raises:
-        InputError: There is one class alone, or what looks like something else to be predicted than classes.
-    """
-    n, one_shot = len(labels), one_shot or bool(named)
-    every = read_whole(np.concatenate([labels.astype(str), np.array(named, str)]) if named else labels)
-    names, numbers = np.unique(every, return_inverse=True)
-    numbers = numbers[:n]
-    rows = np.bincount(numbers, minlength=len(names))
-    classes = tuple(names.tolist() if names.dtype.kind in "iu" else map(str, names.tolist()))
-    if len(classes) < 2:
-        got = f"{list_names(list(map(str, classes))) if classes else 'no row'} alone in {show(label)}"
-        refuse("table", "have at least 2 classes", got, "Add another one.")
-    doubt = None if one_shot or len(classes) <= MOST_SINGLE else _doubt_classes(classes, rows, show(label))
-    if doubt:
-        remedy = "Name a column of classes with --label; to predict a number is another task."
-        refuse("--label", "name a column of classes", doubt, f"{remedy} If they are meant, pass --one-shot.")
-    return classes, torch.from_numpy(numbers)
-
-
-def _doubt_classes(classes: Sequence[str | int], rows: np.ndarray, label: str) -> str | None:
-    """Return what many classes of so many rows (classes,) each look like, or None where they may be classes."""
-    if rows.max() == 1:
-        return f"{len(classes)} classes in {label}, 1 row per class"
-    numbers = read_numbers(classes)
-    if not numbers:
-        return None
-    got = f"numbers, such as {show(classes[-1])}, in {label}"
-    if any(number % 1 for number in numbers):
-        return f"{len(classes)} {got}"
-    apart = max(numbers) - min(numbers) >= WIDE_SPAN * len(numbers) or len(numbers) > LARGE_SHARE * rows.sum()
-    few = np.median(rows) <= FEW_ROWS
-    return f"{len(classes)} whole {got}, most with {FEW_ROWS} rows or fewer" if apart and few else None
-
-
-def read_numbers(names: Sequence[str | int]) -> list[float]:
-    """Return names as numbers, or none of them where one is something else."""
-    try:
-        return [float(name) for name in names]
-    except ValueError:
-        return []
-
-
-def check_table(options: argparse.Namespace) -> None:
-    """Raise an InputError for a table that cannot be read twice, or for a model in its place."""
-    if options.table == "-":
-        refuse("table", "be a file: it is read twice", "the standard input", "Save it, and name that file.")
-    if options.table.lower().endswith(".safetensors"):
-        refuse("arguments", "end in a table", f"the model {options.table}", "Name the table there.")
 
 
 def read_unlabelled(options: argparse.Namespace, model: Model | None, label: str) -> Unlabelled:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -17,13 +18,7 @@ from protonet.commands.content import JudgedRows, list_columns, list_importance,
 from protonet.commands.explain import find_sizes, judge_by_all, name_columns
 from protonet.commands.labels import check_spellings, find_strange
 from protonet.commands.models import (
-    FIGURES,
-    PLOTS,
-    add_figures,
-    check_packages,
-    check_paths,
     classify,
-    make_parser,
     map_blocks,
     number_classes,
     open_model,
@@ -41,13 +36,6 @@ from protonet.tables.table import Block, Table
 from protonet.ui.page.document import write_outputs
 from protonet.ui.plots import draw_plot
 
-PROG = "protonet evaluate"
-EXAMPLES = (
-    "model.safetensors test.csv",
-    "model.safetensors test.csv --label species --report judged.html",
-    "model.safetensors test/ --json judged.json  # pictures by class",
-)
-
 
 class Judged(NamedTuple):
     """Some rows of the table."""
@@ -58,21 +46,14 @@ class Judged(NamedTuple):
     kept: tuple[Tensor, Block] | None  #: The features (b, dim), and the rows; None if there is no report.
 
 
-def run(arguments: Sequence[str] | None) -> None:
+def run(options: argparse.Namespace) -> None:
     """Judge as the arguments say, and print a summary.
 
     Raises:
         MissingPackageError: A package that the table or an option needs is missing.
         InputError: Arguments, a model or a table that do not fit.
     """
-    text = "Judge a model on rows that it has not seen; those of classes that it does not know count as unknown rows."
-    text += " fit tells how well it does on its own rows, held out."
-    parser = make_parser(PROG, text, EXAMPLES, model=True, label="the same as in fit")
-    add_figures(parser)
-    options = parser.parse_args(arguments)
-    inputs = [options.model, options.table, options.labels]
-    outputs = check_paths(options, {"plot": PLOTS, **FIGURES}, inputs)
-    check_packages(["matplotlib"] * ("plot" in outputs), 'pip install "protonet[analysis]"')
+    outputs = options.outputs
     model = open_model(options)
     wanted = want(model, options.label, labelled=True)
     table = open_rows(options, model, wanted, options.labels and Path(options.labels))

@@ -12,15 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import check_int, refuse, show
+from protonet._checks import refuse, show
 from protonet._writing import write_whole
 from protonet.commands.importance import measure_support, rank_columns
 from protonet.commands.labels import check_spellings
 from protonet.commands.models import (
-    check_paths,
     classify,
     compare_columns,
-    make_parser,
     number_classes,
     open_model,
     open_rows,
@@ -32,15 +30,8 @@ from protonet.files import Model
 from protonet.fit.crossfit import Crossfit, unpack
 from protonet.tables.features import encode_block
 from protonet.tables.table import Table, read_table
-from protonet.ui.command_line import parse_whole
 from protonet.ui.text import count, format_table
 
-PROG = "protonet explain"
-EXAMPLES = (
-    "model.safetensors",
-    "model.safetensors test.csv --json columns.json",
-    "model.safetensors new.csv --rows 0,5",
-)
 #: Most columns that are printed; a JSON file has all.
 MOST_COLUMNS = 30
 #: Of each row: how many columns, and how many near rows, are told.
@@ -53,27 +44,14 @@ SAMPLE = 50
 ROWS_AT_ONCE = 1024
 
 
-def run(arguments: Sequence[str] | None) -> None:
+def run(options: argparse.Namespace) -> None:
     """Explain as the arguments say.
 
     Raises:
         MissingPackageError: A package that the table needs is missing.
         InputError: Arguments, a model or a table that do not fit.
     """
-    text = "Tell which columns matter: what is lost where a column's cells are shuffled among the rows of a table with"
-    text += " classes; without a table, among the rows that fit held out, each judged by a fit without its fold. With"
-    text += " --rows, tell what is near these rows of a table, and which columns spoke for their class."
-    parser = make_parser(PROG, text, EXAMPLES, model=True, label="the same as in fit", may_lack_table=True)
-    parser.add_argument("--rows", metavar="N,N", help="explain these rows of the table, counted from 0")
-    parser.add_argument("--json", metavar="FILE", help="all figures, of all columns, .json")
-    parser.add_argument("--seed", default="0", metavar="N", help="of what is drawn at random (default 0)")
-    options = parser.parse_args(arguments)
-    seed = check_int(PROG, "--seed", parse_whole("--seed", options.seed, low=0), low=0, high=2**63 - 1)
-    rows = None if options.rows is None else parse_rows(options.rows)
-    if options.table is None and (rows is not None or options.label or options.labels):
-        refuse("arguments", "name a table for --rows, --label and --labels", "none", "Pass it after the model.")
-    inputs = [options.model, options.table, options.labels]
-    outputs = check_paths(options, {"json": (".json",)}, inputs)
+    seed, rows, outputs = options.seed, options.rows, options.outputs
     model = open_model(options, held=True)
     generator = torch.Generator().manual_seed(seed)
     if rows is None:
@@ -85,11 +63,6 @@ def run(arguments: Sequence[str] | None) -> None:
     if "json" in outputs:
         content = json.dumps({"seed": seed, **figures}, indent=1, allow_nan=False) + "\n"
         write_whole(outputs["json"], lambda file: file.write(content.encode()))
-
-
-def parse_rows(text: str) -> list[int]:
-    """Return the different numbers of rows that a list names, in its order."""
-    return list(dict.fromkeys(parse_whole("--rows", number, low=0) for number in text.split(",")))
 
 
 def find_held(model: Model) -> Crossfit | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -14,20 +15,9 @@ import torch
 
 from protonet._checks import show
 from protonet.commands.content import JudgedRows, list_columns, list_importance, list_learning, list_sections
-from protonet.commands.data import Data, Rest, add_options, read_data
+from protonet.commands.data import Data, Rest, read_data
 from protonet.commands.explain import find_sizes, name_columns
-from protonet.commands.models import (
-    FIGURES,
-    MODELS,
-    PLOTS,
-    add_figures,
-    check_packages,
-    check_paths,
-    keep_crossfit,
-    make_parser,
-    show_progress,
-    write_model,
-)
+from protonet.commands.models import keep_crossfit, show_progress, write_model
 from protonet.commands.report import list_figures
 from protonet.commands.summary import (
     compare_baselines,
@@ -54,20 +44,13 @@ from protonet.fit.crossfit import (
     score_frequent,
 )
 from protonet.fit.names import ALONE
-from protonet.fit.search import EFFORTS, Progress
+from protonet.fit.search import Progress
 from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
 from protonet.fit.twins import TWINS, find_twins
-from protonet.ui.command_line import check_name, parse_number, parse_whole
 from protonet.ui.page.document import write_outputs
 from protonet.ui.plots import draw_plot
 from protonet.ui.text import count
 
-PROG = "protonet fit"
-EXAMPLES = (
-    "train.csv --label species -o model.safetensors",
-    "train.csv --label species --group patient --report fit.html",
-    "texts.csv --classes classes.csv -o model.safetensors  # no row has a label",
-)
 #: Of a time limit, what is over as the report begins.
 HELD = 0.8
 #: Groups of strangers that are told of, and rows of each that are named, at the most.
@@ -76,7 +59,7 @@ MOST_GROUPS, SHOWN = 5, 5
 SOLVING = 0.6
 
 
-def run(arguments: Sequence[str] | None) -> None:
+def run(options: argparse.Namespace) -> None:
     """Fit as the arguments say, print a summary, and write the model if there is a path for it.
 
     Raises:
@@ -86,29 +69,10 @@ def run(arguments: Sequence[str] | None) -> None:
             printed.
         InputError: Arguments or a table that do not fit.
     """
-    started = time.monotonic()
-    text = "Learn the classes of a table, and tell how well."
-    parser = make_parser(PROG, text, EXAMPLES, label="label")
-    parser.add_argument("-o", "--output", metavar="FILE", help="the model, .safetensors; without it, only the summary")
-    parser.add_argument("--effort", default="default", help="fast, default or best")
-    time_help = f"of the fit and its folds (default: {TIME_LIMIT:.0f} for the fit, and what its folds take)"
-    parser.add_argument("--time-limit", metavar="SECONDS", help=time_help)
-    parser.add_argument("--details", action="store_true", help="tell the views and their weights, and all baselines")
-    add_figures(parser)
-    add_options(parser)
-    add = parser.add_expert_group("learning").add_argument
-    alike = "let each class count alike in learning, however many rows it has: for balanced accuracy"
-    add("--balanced", action="store_true", help=alike)
-    add("--seed", default="0", metavar="N", help="of folds, first weights and episodes (default 0)")
-    options = parser.parse_args(arguments)
-    check_name("--effort", options.effort, EFFORTS)
-    seed = parse_whole("--seed", options.seed, low=0)
-    limit = None if options.time_limit is None else parse_number("--time-limit", options.time_limit, low=0)
-    suffixes = {"output": MODELS, "plot": PLOTS, **FIGURES}
-    outputs = check_paths(options, suffixes, [options.table, options.labels, options.unlabelled, options.classes])
-    check_packages(["safetensors"] * ("output" in outputs))
-    check_packages(["matplotlib"] * ("plot" in outputs), 'pip install "protonet[analysis]"')
-    data = read_data(options, keep_cells="report" in outputs)
+    rows = vars(options).pop("rows")  # which take memory
+    seed, limit, outputs, started = options.seed, options.time_limit, options.outputs, time.monotonic() - rows.seconds
+    data = read_data(options, rows, keep_cells="report" in outputs)
+    del rows
     rest = Rest(data, options.unlabelled and Path(options.unlabelled), options.label or "label")
     shots = torch.bincount(data.y, minlength=len(data.classes)).tolist()
     metadata: dict[str, Any] = {"label": options.label or "label", "effort": options.effort, "seed": seed}

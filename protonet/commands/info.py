@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from protonet._checks import show
-from protonet.commands.models import make_parser, read_model
+from protonet.commands.models import read_model
 from protonet.commands.report import MOST_CLASSES, list_names
 from protonet.commands.summary import format_losses, format_share, format_views, tell_columns
 from protonet.files import Model, read_versions
 from protonet.ui.text import count, format_table
 
-PROG = "protonet info"
-EXAMPLES = ("model.safetensors", "model.safetensors --json", "wine.safetensors -q")
 #: What the metadata say of the fit, each with its heading.
 FIT = {
     "label": "label",
@@ -30,17 +29,13 @@ FIT = {
 MOST_COLUMNS = 20
 
 
-def run(arguments: Sequence[str] | None) -> None:
+def run(options: argparse.Namespace) -> None:
     """Print what is in the file that the arguments name.
 
     Raises:
         MissingPackageError: safetensors is missing.
         InputError: Arguments that do not fit, or no model.
     """
-    text = "Say what is in a model: what it was fitted to, its views, and its figures on held-out rows."
-    parser = make_parser(PROG, text, EXAMPLES, model=True, table=False)
-    parser.add_argument("--json", action="store_true", help="print all of it as JSON, and nothing else")
-    options = parser.parse_args(arguments)
     facts = describe_model(Path(options.model), read_model(options.model))
     print(json.dumps(facts, indent=1) if options.json else format_facts(facts))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import os
 import select
@@ -9,15 +10,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from protonet._checks import refuse, show
 from protonet.commands.answers import Answers
-from protonet.commands.data import Unlabelled, check_table, read_cells, read_unlabelled
-from protonet.commands.models import LABEL, check_paths, make_parser, name_label, open_model, show_notes, suggest
+from protonet.commands.data import Unlabelled, read_cells, read_unlabelled
+from protonet.commands.models import name_label, open_model, show_notes, suggest
 from protonet.files import Model
 from protonet.fit.active import Suggestion
 from protonet.fit.solver import solve_problem
@@ -25,12 +25,6 @@ from protonet.network import PrototypeNetwork
 from protonet.tables.table import NO_CLASS
 from protonet.ui.text import count
 
-PROG = "protonet label"
-EXAMPLES = (
-    "rest.csv --classes cat,dog",
-    "rest.csv --model model.safetensors -o labelled.csv",
-    "pictures/ --classes cat,dog -o labelled.csv",
-)
 #: What is pressed for the classes, in their order, and what for something else.
 KEYS = "123456789abcdefghijklmnoprtvwxyz"
 SKIP, UNDO, LEAVE = "s", "u", "q"
@@ -46,7 +40,7 @@ MOST_CELL = 300
 TIME_LIMIT = 5.0
 
 
-def run(arguments: Sequence[str] | None) -> None:
+def run(options: argparse.Namespace) -> None:
     """Ask for the classes of rows until there is none left or the person leaves.
 
     Raises:
@@ -55,22 +49,7 @@ def run(arguments: Sequence[str] | None) -> None:
         OSError: The answers cannot be written.
         InputError: Arguments, a model, a table or a file of answers that do not fit; no terminal.
     """
-    text = "Label rows in the terminal, the most telling ones first. Every answer is on the disk at once; the same"
-    text += " command goes on where it was left. fit and update take the file of the answers as it is."
-    parser = make_parser(PROG, text, EXAMPLES)
-    parser.add_argument("--classes", metavar="NAME,NAME", help="the classes, with commas (default: the model's)")
-    parser.add_argument("-o", "--output", metavar="FILE", help="the answers, .csv (default: TABLE-labelled.csv)")
-    parser.add_argument("--model", metavar="FILE", help="a file that fit wrote, to begin with")
-    parser.add_argument("--label", metavar="NAME", help=f"the column of the answers (default: the model's, or {LABEL})")
-    options = parser.parse_args(arguments)
-    check_table(options)
-    if not (sys.stdin.isatty() and sys.stdout.isatty()) or sys.platform == "win32":
-        remedy = "Run it in one, without pipes; python -m protonet suggest writes the rows to a file."
-        refuse("arguments", "come from a terminal", "a pipe, a file or Windows", remedy)
-    if options.output is None:
-        table = Path(options.table)
-        options.output = str(table.with_name(f"{table.name.split('.')[0]}-labelled.csv"))
-    output = check_paths(options, {"output": (".csv",)}, [options.model, options.table])["output"]
+    output = options.outputs["output"]
     model = None if options.model is None else open_model(options, argument="--model")
     classes = parse_classes(options.classes, model)
     label = name_label(options.label, model)

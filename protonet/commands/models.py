@@ -1,12 +1,11 @@
-"""What the commands share: their options, what is checked before the work, and progress."""
+"""What the commands share: models, tables for them, and progress."""
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import chain
@@ -18,8 +17,9 @@ import torch
 from torch import Tensor
 
 from protonet import files
-from protonet._checks import as_typed, optional_packages, refuse
-from protonet.files import INSTALL, Model, save_model
+from protonet._checks import as_typed, refuse
+from protonet.commands.options import LABEL, look_for_model
+from protonet.files import Model, save_model
 from protonet.fit.active import Suggestion, suggest_rows
 from protonet.fit.crossfit import Crossfit, measure_held, pack, score_frequent, score_held
 from protonet.fit.search import Progress
@@ -31,17 +31,9 @@ from protonet.tables.columns.encoding import READ, Encoding
 from protonet.tables.columns.picture import Picture
 from protonet.tables.drift import Watch, watch_blocks
 from protonet.tables.features import check_kinds, encode_block
-from protonet.tables.formats import SUFFIXES
 from protonet.tables.table import Block, Table, Wanted, list_names, open_table
-from protonet.ui.command_line import Parser, check_outputs
 from protonet.ui.text import count
 
-#: What the name of a model, of a plot and of a table may end in.
-MODELS, PLOTS = (".safetensors",), (".png", ".pdf", ".svg")
-#: What the names of all figures, by option, may end in.
-FIGURES = {"json": (".json",), "report": (".html", ".htm")}
-#: What the column of the classes is called where nothing else is said.
-LABEL = "label"
 #: The tensor of a model file that says which rows the model was given, so that `update` notices equal ones.
 GIVEN = "given"
 #: Most blocks that are classified at a time.
@@ -50,94 +42,9 @@ MOST_THREADS = 8
 Result = TypeVar("Result")
 
 
-def make_parser(
-    prog: str,
-    description: str,
-    examples: Sequence[str],
-    *,
-    model: bool = False,
-    table: bool = True,
-    label: str | None = None,
-    may_lack_table: bool = False,
-) -> Parser:
-    """Return a parser with what most commands take.
-
-    Args:
-        prog: The command's name.
-        description: One sentence.
-        examples: Command lines, without what they all begin with.
-        model: Whether a model comes before the table.
-        table: Whether there is one.
-        label: Which column holds the classes by default; None if none are to be read.
-        may_lack_table: Whether there may be no table.
-    """
-    parser = Parser(prog, description, [f"python -m {prog} {example}" for example in examples])
-    if model:
-        parser.add_argument("model", help="a file that fit wrote")
-    parser.add_argument("-q", "--quiet", action="store_true", help="show no progress and no notes on standard error")
-    if not table:
-        return parser
-    some = "?" if may_lack_table else None
-    kinds = "CSV, TSV or text with a header (also .gz, or - for standard input), Excel, Parquet, NPZ with x and y, NPY"
-    parser.add_argument("table", nargs=some, help=f"{kinds}; a folder of pictures")
-    add = parser.add_expert_group("workbooks, arrays and pictures").add_argument
-    if label is not None:
-        parser.add_argument("--label", metavar="NAME", help=f"the column of the classes (default: {label})")
-    add("--sheet", metavar="NAME", help="the sheet of an Excel workbook (default: the first)")
-    if label is not None:
-        add("--labels", metavar="FILE", help="the classes of an NPY table, an NPY file as well")
-    add("--skip-broken", action="store_true", help="leave out pictures that cannot be read")
-    where = "where what read texts or pictures in fit is now, if it was a folder or a file"
-    what = "what reads texts and pictures: auto, none, a name, a folder or a file (default: auto)"
-    add("--representation", nargs="+", metavar="NAME", help=where if model else what)
-    parser.add_removed("--backbone", "Pass --representation FILE.")
-    parser.add_removed("--cache", "The environment variable PROTONET_CACHE names the folder.")
-    return parser
-
-
-def add_figures(parser: Parser) -> None:
-    """Add where all figures are written."""
-    parser.add_argument("--report", metavar="FILE", help="a report for the browser, .html: one file, without network")
-    add = parser.add_expert_group("further results").add_argument
-    add("--plot", metavar="FILE", help="a plot, .png, .pdf or .svg: the embedding and the confusion")
-    add("--json", metavar="FILE", help="all figures, of all classes, .json; with --report, all of it")
-
-
-def check_paths(
-    options: argparse.Namespace, suffixes: Mapping[str, Sequence[str]], inputs: Sequence[str | None]
-) -> dict[str, Path]:
-    """Return the paths to be written, by option, once it is known that they can be.
-
-    Args:
-        options: The arguments.
-        suffixes: By option, what its path may end in.
-        inputs: The paths that are read.
-
-    Raises:
-        InputError: A path cannot be written, ends in something else, or is that of another output or of an input.
-    """
-    for name, allowed in suffixes.items():
-        path = getattr(options, name)
-        if path is not None and Path(path).suffix.lower() not in allowed:
-            refuse(f"--{name}", f"end in {', '.join(allowed)}", path, "Rename it.")
-    outputs = check_outputs(options, list(suffixes))
-    for name, path in outputs.items():
-        if path.exists() and any(Path(each).exists() and path.samefile(each) for each in inputs if each is not None):
-            refuse(f"--{name}", "be another file than what is read", path, "Pass another path.")
-    return outputs
-
-
-def check_packages(packages: Sequence[str], install: str = INSTALL) -> None:
-    """Raise an ImportError of one line, before the work, if a package that it needs is missing."""
-    with optional_packages("", install):
-        for package in packages:
-            importlib.import_module(package)
-
-
 def read_model(path: str | Path, *, held: bool = False, argument: str = "model") -> Model:
     """Do what `load_model` does, in the name of a command and of its argument."""
-    if Path(path).is_file() and Path(path).name.lower().endswith(SUFFIXES):
-        refuse(argument, "be a model, which comes before a table", f"the table {path}", "Pass a file that fit wrote.")
+    look_for_model(path, argument)
     with as_typed(path=argument):
         return files.read_model(path, held=held, writer="fit")
 

@@ -20,14 +20,13 @@ import torch
 
 from protonet._checks import InputError, as_typed, guard, refuse
 from protonet._writing import clear_folder, write_whole
+from protonet.commands.arguments import check_predictions
 from protonet.commands.folder import Part, Tick, claim_folder, list_parts, name_file, run_parts
 from protonet.commands.models import (
     attach,
-    check_paths,
     classify_block,
     has_pictures,
     list_notes,
-    make_parser,
     map_blocks,
     open_model,
     open_rows,
@@ -45,11 +44,6 @@ from protonet.ui.command_line import check_writable_folder, parse_whole
 from protonet.ui.text import format_csv
 
 PROG = "protonet predict"
-EXAMPLES = (
-    "model.safetensors new.csv -o predicted.csv",
-    "model.safetensors new.csv --unknown 0.05 --proba -o predicted.csv",
-    "model.safetensors tables/ --workers 4 -o predicted/  # Parquet files",
-)
 #: What a row that is unlike every class is called.
 UNKNOWN = "unknown"
 #: The column of the rows' numbers.
@@ -66,7 +60,7 @@ class Asked(NamedTuple):
     inputs: bool = False  #: Repeat all columns of the table, before its class.
 
 
-def run(arguments: Sequence[str] | None) -> None:
+def run(options: argparse.Namespace) -> None:
     """Classify a table block by block, and write all of it or nothing; of a folder, each file so.
 
     Raises:
@@ -74,23 +68,6 @@ def run(arguments: Sequence[str] | None) -> None:
         OSError: The predictions cannot be written.
         InputError: Arguments, a model or a table that do not fit.
     """
-    text = "Classify the rows of a table, or of a folder of Parquet files, in order."
-    parser = make_parser(PROG, text, EXAMPLES, model=True)
-    output = "the predictions, .csv (default: standard output); of a folder, a folder"
-    parser.add_argument("-o", "--output", metavar="FILE", help=output)
-    rate = "call rows unlike every class unknown, so many that this share of those of known classes would be"
-    parser.add_argument("--unknown", metavar="RATE", help=f"{rate}, such as 0.05")
-    parser.add_argument(
-        "--proba", "--probabilities", dest="proba", action="store_true", help="write the probabilities of all classes"
-    )
-    numbers = "write the number of each row in its file, from 0, first"
-    parser.add_argument("--row-numbers", action="store_true", help=numbers)
-    parser.add_argument("--with-inputs", action="store_true", help="repeat the table's own columns, before the class")
-    workers = "of a folder: processes, of one thread each (default: one a core), or the address of a Dask scheduler"
-    parser.add_argument("--workers", metavar="N|ADDRESS", help=workers)
-    parser.add_removed("--jobs", "Pass --workers N.")
-    parser.add_removed("--dask", "Pass --workers ADDRESS.")
-    options = parser.parse_args(arguments)
     if Path(options.table).is_dir():
         model = read_model(options.model)
         held, pictured = hold_pictures(Path(options.table)), has_pictures(model)
@@ -99,9 +76,7 @@ def run(arguments: Sequence[str] | None) -> None:
         if not pictured and not held:
             predict_folder(model, options)
             return
-    if options.workers is not None:
-        refuse("--workers", "come with a folder of tables", options.table, "Leave it out, or pass one.")
-    outputs = check_paths(options, {"output": (".csv",)}, [options.model, options.table])
+        check_predictions(options)
     model = open_model(options)
     asked = ask(model, options)
     named = asked.inputs or model.metadata.get("id") is not None
@@ -114,8 +89,8 @@ def run(arguments: Sequence[str] | None) -> None:
         for text in map_blocks(work, blocks, rows=table.rows, quiet=options.quiet):
             file.write(text.encode())
 
-    if "output" in outputs:
-        write_whole(outputs["output"], write)
+    if "output" in options.outputs:
+        write_whole(options.outputs["output"], write)
     else:
         with tempfile.TemporaryFile() as file:  # a fault in the last row must not come after the others are printed
             write(file)
@@ -232,7 +207,7 @@ def copy_to_stdout(file: BinaryIO) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes nowhere
 
 
-def choose_threshold(model: Model, text: str) -> float:
+def choose_threshold(model: Model, rate: float) -> float:
     """Return the score at and below which a row is unknown, for a share of the rows of known classes.
 
     Raises:
@@ -245,10 +220,6 @@ def choose_threshold(model: Model, text: str) -> float:
     if not isinstance(scores, list) or not all(type(score) is float for score in scores):
         remedy = "Fit it again, to two samples or more of some classes."
         refuse("--unknown", "come with a model that was cross-validated", "one without held-out rows", remedy)
-    try:
-        rate = float(text)
-    except ValueError:
-        refuse("--unknown", "be a number between 0 and 1", repr(text), "Pass a number such as 0.05.")
     with as_typed(PROG, rate="--unknown"):
         return find_threshold(torch.tensor(scores, dtype=torch.float64), rate)
 

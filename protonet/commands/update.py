@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,12 +14,9 @@ from protonet._checks import refuse, show
 from protonet.commands.labels import check_spellings, read_whole, suspect_spellings
 from protonet.commands.models import (
     GIVEN,
-    MODELS,
-    check_paths,
     classify,
     compare_columns,
     keep_crossfit,
-    make_parser,
     number_classes,
     open_model,
     show_notes,
@@ -33,33 +31,15 @@ from protonet.tables.table import read_table
 from protonet.ui.command_line import check_writable_file
 from protonet.ui.text import count
 
-PROG = "protonet update"
-EXAMPLES = (
-    "model.safetensors more.csv -o newer.safetensors",
-    "model.safetensors more.csv --in-place",
-    "model.safetensors more/ --in-place  # a folder of pictures by class",
-)
 
-
-def run(arguments: Sequence[str] | None) -> None:
+def run(options: argparse.Namespace) -> None:
     """Add as the arguments say, print which of the old classes lost by it, and write the model.
 
     Raises:
         MissingPackageError: A package that the table needs is missing.
         InputError: Arguments, a model or a table that do not fit.
     """
-    text = "Add samples and new classes to a model, without training. The same samples twice count twice."
-    parser = make_parser(PROG, text, EXAMPLES, model=True, label="the same as in fit")
-    place = parser.add_mutually_exclusive_group()
-    place.add_argument("-o", "--output", metavar="FILE", help="the new model, .safetensors")
-    place.add_argument("--in-place", action="store_true", help="write the new model over the old one")
-    meant = "labels that look like another spelling of known classes (0.0 and 0, cat and CAT) are classes of their own"
-    parser.add_argument("--new-classes", action="store_true", help=meant)
-    options = parser.parse_args(arguments)
-    if options.output is None and not options.in_place:
-        remedy = "Pass -o FILE for a new file, or --in-place to write over the old one."
-        refuse("arguments", "say where the new model goes", "neither -o nor --in-place", remedy)
-    outputs = check_paths(options, {"output": MODELS}, [options.table, options.labels])
+    outputs = options.outputs
     model = open_model(options, held=True)
     output = outputs["output"] if "output" in outputs else check_writable_file("model", options.model)
     crossed = open_crossfit(model)

@@ -1,8 +1,8 @@
 """Few-shot experiments: episodes, methods, evaluation and meta-training.
 
-Rooms, from below: `draws` numbers the episodes of each protocol and gathers their rows; `networks` embeds rows;
-`methods` classify, with settings of their own; `features` come from data sets and networks; `evaluation` goes from
-settings to numbers; `training` meta-trains an encoder.
+Rooms, from below: `arguments` are those of the commands beside the evaluation; `draws` numbers the episodes of each
+protocol and gathers their rows; `networks` embeds rows; `methods` classify, with settings of their own; `features` come
+from data sets and networks; `evaluation` goes from settings to numbers; `training` meta-trains an encoder.
 """
 
 from __future__ import annotations

@@ -16,10 +16,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from protonet._checks import InputError, as_typed, fail
+from protonet.episodes.arguments import PROG, read_compare, read_extract, read_study, read_train
+from protonet.episodes.draws.presets import PRESETS, list_presets
 from protonet.episodes.features import NORMALIZATIONS
 from protonet.ui.command_line import Parser, check_name, check_outputs, parse_whole, run_command
 
-PROG = "protonet.episodes"
 DEFAULT_METHODS = ("protonet", "protonet-cosine", "simpleshot", "adaptive", "bd-cspn")
 PLOT_SUFFIXES, PAGE_SUFFIXES = (".png", ".pdf", ".svg"), (".html", ".htm")
 #: The files to write.
@@ -144,11 +145,13 @@ def run(arguments: Sequence[str] | None) -> None:
     """Evaluate as the arguments say."""
     parser = make_parser()
     options = parser.parse_args(arguments)
-    from protonet.episodes.draws.presets import PRESETS, list_presets  # noqa: PLC0415 - as above
-    from protonet.episodes.methods.choice import list_methods  # noqa: PLC0415 - as above
+    if options.methods:
+        from protonet.episodes.methods.choice import list_methods  # noqa: PLC0415 - as above
 
-    if options.methods or options.presets:
-        print(list_methods() if options.methods else list_presets(), end="")
+        print(list_methods(), end="")
+        return
+    if options.presets:
+        print(list_presets(), end="")
         return
     passed = vars(parser.parse_args(arguments, argparse.Namespace(**dict.fromkeys(vars(options)))))  # without defaults
     given = {name for name, value in passed.items() if value is not None}
@@ -167,15 +170,7 @@ def run(arguments: Sequence[str] | None) -> None:
 
 def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mapping[str, str]) -> None:
     """Evaluate as the options say, of which ``given`` names those that were given, and ``preset`` has its own."""
-    from protonet.episodes.draws.kinds import parse_number, read_samplers  # noqa: PLC0415
-    from protonet.episodes.methods.choice import choose_grid, choose_method  # noqa: PLC0415 - torch, as above
-
-    methods = [choose_method(text) for text in options.method if text != "all"]
-    grids = [choose_grid(text) for text in options.tune]
-    against = None if options.against is None else choose_method(options.against, "--against")
-    samplers = read_samplers(options, given, preset)
     n_episodes = parse_whole("--episodes", options.episodes or ("10" if options.test else "2000"), low=1)
-    until = parse_number("--until", options.until, strict=False)
     seed = parse_whole("--seed", options.seed, low=0)
     split_seed = None if options.split_seed is None else parse_whole("--split-seed", options.split_seed, low=0)
     image_size = None if options.image_size is None else parse_whole("--image-size", options.image_size, low=1)
@@ -198,15 +193,23 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mappi
         read |= {*paths}
         if path.exists() and path.resolve() in read:
             fail(PROG, f"--{name}", "be another file than what is read", path, "Pass another path.")
+    if "plot" in outputs and outputs["plot"].suffix.lower() not in PLOT_SUFFIXES:
+        fail(PROG, "--plot", f"end in {', '.join(PLOT_SUFFIXES)}", outputs["plot"], "Pass a path such as out.png.")
+    if "report" in outputs and outputs["report"].suffix.lower() not in PAGE_SUFFIXES:
+        fail(PROG, "--report", f"end in {', '.join(PAGE_SUFFIXES)}", outputs["report"], "Rename it.")
+    from protonet.episodes.draws.kinds import parse_number, read_samplers  # noqa: PLC0415
+    from protonet.episodes.methods.choice import choose_grid, choose_method  # noqa: PLC0415 - torch, as above
+
+    methods = [choose_method(text) for text in options.method if text != "all"]
+    grids = [choose_grid(text) for text in options.tune]
+    against = None if options.against is None else choose_method(options.against, "--against")
+    samplers = read_samplers(options, given, preset)
+    until = parse_number("--until", options.until, strict=False)
     state = outputs.pop("state", None)
     is_one = len(tests) * len(samplers) == 1  # several have a numbered file each, which `run_suite` looks at
     if is_one and state is not None and state.exists() and not options.resume:
         remedy = "Continue its run with --resume, or pass another path."
         fail(PROG, "--state", "be a new file", f"{state}, which exists", remedy)
-    if "plot" in outputs and outputs["plot"].suffix.lower() not in PLOT_SUFFIXES:
-        fail(PROG, "--plot", f"end in {', '.join(PLOT_SUFFIXES)}", outputs["plot"], "Pass a path such as out.png.")
-    if "report" in outputs and outputs["report"].suffix.lower() not in PAGE_SUFFIXES:
-        fail(PROG, "--report", f"end in {', '.join(PAGE_SUFFIXES)}", outputs["report"], "Rename it.")
     from protonet.episodes.evaluation.plan import EvaluationPlan, MethodsPlan, RowsPlan  # noqa: PLC0415 - checked first
     from protonet.episodes.evaluation.run import run_evaluation  # noqa: PLC0415
     from protonet.episodes.evaluation.suite import Member, run_suite  # noqa: PLC0415
@@ -228,16 +231,18 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mappi
 
 def train(arguments: Sequence[str] | None) -> None:
     """Meta-train as the arguments say."""
+    options = read_train(arguments)
     from protonet.episodes.training.train import run_train  # noqa: PLC0415 - one of the two commands needs it
 
-    run_train(arguments)
+    run_train(options)
 
 
 def compare(arguments: Sequence[str] | None) -> None:
     """Compare the files of several runs as the arguments say."""
+    options = read_compare(arguments)
     from protonet.episodes.evaluation.compare import run_compare  # noqa: PLC0415 - as above
 
-    run_compare(arguments)
+    run_compare(options)
 
 
 def make_study_parser() -> Parser:
@@ -252,19 +257,21 @@ def make_study_parser() -> Parser:
 
 def study(arguments: Sequence[str] | None) -> None:
     """Run the study that the arguments name."""
-    from protonet.episodes.evaluation.study import run_study  # noqa: PLC0415 - as above
-
     options, more = make_study_parser().parse_known_args(arguments)
     own = [name.replace("_", "-") for name in vars(make_parser().parse_args([])) if name not in {*OUTPUTS, *KEPT}]
-    run_study(Path(options.file), own, more, run, options.output, reports=options.reports)
+    settings = read_study(Path(options.file), own, more)
+    from protonet.episodes.evaluation.study import run_study  # noqa: PLC0415 - as above
+
+    run_study(settings, more, run, options.output, reports=options.reports)
 
 
 def extract(arguments: Sequence[str] | None) -> None:
     """Embed pictures as the arguments say."""
-    from protonet.episodes.features.extract import run_extract  # noqa: PLC0415 - as above
-
     with as_typed(f"{PROG} extract", output="--output", backbone="--backbone"):
-        run_extract(arguments)
+        options = read_extract(arguments)
+        from protonet.episodes.features.extract import run_extract  # noqa: PLC0415 - as above
+
+        run_extract(options)
 
 
 COMMANDS = {"train": train, "compare": compare, "study": study, "extract": extract}

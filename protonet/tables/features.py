@@ -54,7 +54,7 @@ def choose_features(
     Args:
         table: The table.
         block: All of its rows, with classes.
-        kinds: By a column's name, what a person says that it holds, of `protonet.tables.columns.recognise.NAMES`.
+        kinds: By a column's name, what a person says that it holds, of `protonet.tables.columns.NAMES`.
         keep: As in `take_columns`.
         groups: As in `suspect`.
         selection: What embeds texts and pictures.

@@ -11,10 +11,11 @@ import numpy as np
 
 from protonet._checks import InputTypeError, optional_packages, refuse, show
 from protonet.representations.opening import Selection
+from protonet.tables.columns import NAMES
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.number import Number
 from protonet.tables.columns.parsing import find_gaps
-from protonet.tables.columns.recognise import NAMES, Verdict
+from protonet.tables.columns.recognise import Verdict
 from protonet.tables.features import check_kinds, encode_block, take_columns
 from protonet.tables.formats import COUNTED, from_arrow, to_numbers, to_text
 from protonet.tables.table import Block, Table
@@ -144,7 +145,7 @@ def take_frame(frame: Frame, kinds: Mapping[str, str] | None, selection: Selecti
 
     Args:
         frame: The rows.
-        kinds: By a column's name, what the caller says that it holds, of `protonet.tables.columns.recognise.NAMES`.
+        kinds: By a column's name, what the caller says that it holds, of `protonet.tables.columns.NAMES`.
         selection: What embeds texts and pictures.
 
     Raises:

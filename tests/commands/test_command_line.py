@@ -194,7 +194,7 @@ class TestPredict:
 
     @pytest.mark.parametrize("rate", ["0", "1", "-0.1", "nan", "x", "0.001"])
     def test_no_such_rate(self, rate: str, fitted: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["predict", str(fitted / "model.safetensors"), "none.csv", f"--unknown={rate}"]) == 2
+        assert main(["predict", str(fitted / "model.safetensors"), str(fitted / "train.csv"), f"--unknown={rate}"]) == 2
         error = capsys.readouterr().err
         assert len(error.splitlines()) == 1
         assert "`--unknown` must be a number" in error or "protonet predict: `--unknown` must be" in error

@@ -13,8 +13,8 @@ import pytest
 from protonet.__main__ import main
 from protonet._checks import InputError
 from protonet.commands import fit as fit_command
-from protonet.commands.data import check_classes
 from protonet.commands.labels import read_whole, suspect_spellings
+from protonet.commands.rows import check_classes
 from protonet.commands.update import extend_classes
 from protonet.files import load_model
 from tests.strategies import write_columns as write

@@ -28,10 +28,8 @@ from sklearn.datasets import load_wine
 
 from protonet import __main__ as library
 from protonet.episodes import __main__ as episodes
-from protonet.episodes.evaluation.compare import make_parser as make_compare_parser
-from protonet.episodes.features.extract import make_parser as make_extract_parser
+from protonet.episodes.arguments import make_compare_parser, make_extract_parser, make_train_parser
 from protonet.episodes.training import tasks
-from protonet.episodes.training.train import make_parser as make_train_parser
 from tests.datasets import trees
 from tests.docs.blocks import NAMES, ROOT, Block, read_blocks, read_commands, read_extras
 from tests.episodes.meta_cases import save_data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,12 +12,12 @@ import torch
 from torch import Tensor
 
 from protonet._checks import fail, show
+from protonet.episodes.arguments import REMEDY, refuse_run
 from protonet.episodes.evaluation.report import format_report, write_tables
 from protonet.episodes.evaluation.statistics import MethodSummary, Rate, Summary, compare_pairs, read_members
-from protonet.ui.command_line import Parser, check_name, check_outputs
+from protonet.ui.command_line import check_name
 
 PROG = "protonet.episodes compare"
-REMEDY = "Write them with --json, of the same data, kind of episodes and seed."
 #: Settings that must be equal beside the data, for equal episodes; the others may differ between runs.
 SAME = ("way", "shot", "query", "unequal", "imbalance", "open", "allow_small", "seed")
 #: Likewise, of which files of earlier versions and of some protocols have nothing.
@@ -36,38 +37,17 @@ class Run(NamedTuple):
     right: dict[str, Tensor]  #: For each method (episodes,) float64, the queries that it has right.
 
 
-def make_parser() -> Parser:
-    """Return the parser of the command's arguments."""
-    parser = Parser(PROG, "Compare the methods of several runs in pairs, on the episodes that all runs have.")
-    parser.add_argument("files", nargs="+", metavar="FILE.json", help="files that --json wrote")
-    parser.add_argument(
-        "--against", metavar="NAME", help="compare this method alone with each other one, not all pairs"
-    )
-    parser.add_argument("--latex", metavar="FILE", help="write the table, for a paper")
-    parser.add_argument("--markdown", metavar="FILE", help="write the table")
-    return parser
-
-
-def run_compare(arguments: Sequence[str] | None) -> None:
-    """Compare as the arguments say, print the table and write it to files.
+def run_compare(options: argparse.Namespace) -> None:
+    """Compare as `protonet.episodes.arguments.read_compare` says, print the table and write it to files.
 
     Raises:
-        InputError: A file is none of ``--json``, the runs are not of the same episodes, or an option does not fit.
+        InputError: A file is none of ``--json``, or the runs are not of the same episodes.
     """
-    options = make_parser().parse_args(arguments)
-    paths = [Path(each).resolve() for each in options.files]
-    for number, path in enumerate(paths):
-        if path in paths[:number]:
-            fail(PROG, "FILE.json", "be named once", f"{options.files[number]} again", "Leave one out.")
-    outputs = check_outputs(options, ("latex", "markdown"))
-    for name, path in outputs.items():
-        if path.resolve() in paths:
-            fail(PROG, f"--{name}", "be another file than what is read", path, "Pass another path.")
     runs = [read_run(Path(path)) for path in options.files]
     check_same(runs)
     summary, notes = join_runs(runs, against=options.against)
     print("\n".join([*notes, "", format_report(summary)]), end="", flush=True)
-    write_tables(outputs, summary)
+    write_tables(options.outputs, summary)
 
 
 def read_run(path: Path) -> Run:
@@ -91,7 +71,7 @@ def read_run(path: Path) -> Run:
         if isinstance(error, KeyError) and "runs" in held:
             got = f"{path} of {', '.join(held['runs'])}"
             fail(PROG, "FILE.json", "be of one evaluation", got, "Run them one by one, or by a study.")
-        fail(PROG, "FILE.json", "be a file that --json wrote", f"{path} ({type(error).__name__}: {error})", REMEDY)
+        refuse_run(path, error)
     for name, counts in right.items():
         if counts.shape != queries.shape or not bool(((counts >= 0) & (counts <= queries)).all()):
             fail(PROG, "FILE.json", "hold right queries of every episode", f"others of {name} in {path}", REMEDY)

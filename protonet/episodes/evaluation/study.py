@@ -12,22 +12,19 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from protonet._checks import fail, optional_packages
+from protonet._checks import fail
 from protonet._writing import write_text
 from protonet.episodes.evaluation.distributed import join_group
 from protonet.episodes.evaluation.report import format_latex, head_accuracy, percent
 from protonet.episodes.evaluation.statistics import Rate
-from protonet.ui.command_line import check_name, check_writable_folder
+from protonet.ui.command_line import check_writable_folder
 from protonet.ui.text import format_table
 
 PROG = "protonet.episodes study"
 LISTS = ("method", "tune")  #: Options that take several values in one run.
-REMEDY = "Write option = value, or option = [value, value] to sweep it."
 
 
 class Run(NamedTuple):
@@ -39,8 +36,7 @@ class Run(NamedTuple):
 
 
 def run_study(
-    path: Path,
-    options: Sequence[str],
+    settings: dict[str, Any],
     more: Sequence[str],
     run: Callable[[list[str]], None],
     output: str | None = None,
@@ -50,21 +46,16 @@ def run_study(
     """Run a study, print and write a table of the accuracies of all of its runs.
 
     Args:
-        path: Of a TOML file.
-        options: The names of the command's options that a study may set, without dashes: none of files to write.
+        settings: Of its file, by `protonet.episodes.arguments.read_study`.
         more: Arguments of the command that are set for all runs, whatever the file says.
         run: Evaluates as arguments of the command say.
         output: The folder of the results; None for the file's.
         reports: Write a report for the browser beside each JSON file.
 
     Raises:
-        MissingPackageError: Python is 3.10, and tomli is not installed.
-        InputError: The file is no such TOML file, or as of the command.
+        MissingPackageError: As of the command.
+        InputError: The same; or the folder cannot be written.
     """
-    settings = read_study(path, options)
-    for word in more:
-        if word.startswith("--"):
-            check_name("an option of a study", word[2:].partition("=")[0], options)
     kept = settings.pop("output")
     folder = check_writable_folder("output", output or kept)
     runs = plan_runs(settings, folder)
@@ -95,29 +86,6 @@ def read_runs(runs: Sequence[Run]) -> dict[str, dict[str, Rate]]:
 def _is_main() -> bool:
     """Tell whether this process prints and writes, of those that torchrun starts."""
     return os.environ.get("RANK", "0") == "0"
-
-
-def read_study(path: Path, options: Sequence[str]) -> dict[str, Any]:
-    """Read and check a TOML file: options of the command with their values, and ``output``.
-
-    Raises:
-        MissingPackageError: Python is 3.10, and tomli is not installed.
-        InputError: It is no TOML file, or a key or a value is none of an option's.
-    """
-    with optional_packages(PROG, "pip install tomli, or use Python 3.11"):
-        toml = import_module("tomllib" if find_spec("tomllib") else "tomli")  # which Python 3.10 does not have
-    try:
-        settings: dict[str, Any] = toml.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        fail(PROG, "STUDY.toml", "be a TOML file", f"{path} ({error})", "See the guide on few-shot experiments.")
-    for name, value in settings.items():
-        check_name(f"a key of {path}", name, [*options, "output"])
-        values = value if isinstance(value, list) else [value]
-        if not values or not all(isinstance(each, bool | int | float | str) for each in values):
-            fail(PROG, "STUDY.toml", "have values that are texts, numbers or true", f"{name} = {value}", REMEDY)
-    if not isinstance(settings.get("output"), str):
-        fail(PROG, "STUDY.toml", 'say output = "FOLDER"', f"none in {path}", "Results, states and tables lie there.")
-    return settings
 
 
 def plan_runs(settings: Mapping[str, Any], folder: Path) -> list[Run]:

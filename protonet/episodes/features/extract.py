@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 from collections import deque
@@ -16,84 +17,30 @@ from torch import Tensor
 from protonet._checks import as_typed, fail, optional_packages
 from protonet.datasets.dataset import Dataset
 from protonet.datasets.pictures import INSTALL, Found, Picture, hash_state, load_pictures, open_picture
+from protonet.episodes.arguments import PICTURES
 from protonet.episodes.draws.batch import hash_rows
 from protonet.episodes.features.embeddings import Job, write_embeddings
 from protonet.episodes.features.sources import find_pictures, load_source
 from protonet.episodes.networks.backbones import CHUNK
 from protonet.episodes.networks.checkpoints import load_encoder
-from protonet.representations.pictures.files import SETTINGS
 from protonet.representations.pictures.networks import Extractor, open_extractor
 from protonet.representations.representation import hash_file
 from protonet.sampling import index_classes
-from protonet.ui.command_line import Parser, check_writable_file, parse_whole
 
 PROG = "protonet.episodes extract"
-TEMPLATE = "a photo of a {}."  #: CLIP's prompt.
-BATCH = 64  #: Pictures that are embedded at a time.
 AHEAD = 2  #: Batches that are read while another one is embedded.
-EXAMPLES = (
-    f"python -m {PROG} pictures/ --backbone net.onnx -o features.npz",
-    f"python -m {PROG} cub:ROOT --backbone timm:resnet18.a1_in1k -o cub.npz",
-    f"python -m {PROG} cub:ROOT --backbone open_clip:RN50:openai --texts -o texts.npz",
-)
 CHECKPOINT = ".safetensors"  #: What the name of an encoder's file of ours ends in.
 
 
-def make_parser() -> Parser:
-    """Return the parser of the command's arguments."""
-    text = "Embed pictures by a network, and write the features to a file that --dataset reads."
-    parser = Parser(PROG, text, EXAMPLES)
-    text = "a folder of pictures by class, perhaps in train, val and test, or KIND:ROOT as --dataset takes it; with "
-    text += "--texts, or a checkpoint of ours, any data set"
-    parser.add_argument("data", metavar="DATA", help=text)
-    text = "FILE.onnx, FILE.pt2 (with what its metadata lack: FILE:size=224,mean=0.5/0.4/0.4,std=0.2), FILE.safetensors"
-    text += " of 'train', timm:NAME, torchvision:NAME or open_clip:NAME:TAG; weights are taken from the cache of that"
-    text += " library, and never downloaded"
-    parser.add_argument("--backbone", required=True, metavar="NET", help=text)
-    parser.add_argument("--weights", metavar="FILE", help="of a named network, instead of those in the cache")
-    parser.add_argument("-o", "--output", required=True, metavar="FILE.npz", help="a new file")
-    text = "go on with the file, if the command was stopped, with the same arguments; a finished one is left as it is"
-    parser.add_argument("--resume", action="store_true", help=text)
-    parser.add_argument("--texts", action="store_true", help="embed the classes' names instead, by open_clip:NAME:TAG")
-    add = parser.add_expert_group("how it computes").add_argument
-    add("--batch", default=str(BATCH), metavar="N", help=f"pictures at a time (default {BATCH})")
-    add("--device", help="such as cpu or cuda, of a named network (default: cuda where there is one)")
-    text = "pixels per side of the pictures that FILE.safetensors takes, if it is not the default of --dataset"
-    add("--image-size", metavar="N", help=text)
-    add = parser.add_expert_group("texts").add_argument
-    text = (
-        f"what is said of a class, {{}} being its name; several are averaged where they are used (default: {TEMPLATE})"
-    )
-    add("--template", nargs="+", metavar="TEXT", help=text)
-    text = "a line for each class: its name, a comma, tab or space, and its words; only the first of several is taken"
-    add("--names", metavar="FILE", help=text)
-    for name in SETTINGS:
-        parser.add_removed(f"--{name}", f"Metadata of the network's file say it, or --backbone FILE:{name}=...")
-    return parser
-
-
-def run_extract(arguments: Sequence[str] | None) -> None:
-    """Embed pictures or the names of classes, as the arguments say.
+def run_extract(options: argparse.Namespace) -> None:
+    """Embed pictures or the names of classes, as `protonet.episodes.arguments.read_extract` says.
 
     Raises:
         KeyboardInterrupt: After Ctrl-C; what is done is kept.
         MissingPackageError: A package that is needed is missing.
         InputError: Data, network and files do not fit together.
     """
-    options = make_parser().parse_args(arguments)
-    batch = parse_whole("--batch", options.batch, low=1)
-    image_size = None if options.image_size is None else parse_whole("--image-size", options.image_size, low=1)
-    output = Path(options.output)
-    if output.suffix.lower() != ".npz":
-        fail(PROG, "--output", "end in .npz", output, "Rename it.")
-    check_writable_file("--output", output)
-    if output.exists() and not options.resume:
-        fail(PROG, "--output", "be a new file", f"{output}, which exists", "Pass another path, or --resume.")
-    if not options.texts and (options.names or options.template):
-        fail(PROG, "--names" if options.names else "--template", "come with --texts", "none", "Leave it out.")
-    templates = options.template or [TEMPLATE]
-    if bad := [each for each in templates if each.count("{}") != 1]:
-        fail(PROG, "--template", "have one {} for the name", repr(bad[0]), f"Pass one such as {TEMPLATE!r}.")
+    batch, image_size, output, templates = options.batch, options.image_size, options.output, options.template
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         torch.zeros(1, device=device).cpu()
@@ -206,12 +153,12 @@ def _plan_texts(data: str, extractor: Extractor, templates: Sequence[str], names
     texts = [template.replace("{}", word) for word in words for template in templates]
 
     def embed(first: int) -> Iterator[np.ndarray]:
-        for start in range(first, len(texts), BATCH):
-            yield embed_texts(texts[start : start + BATCH]).numpy()
+        for start in range(first, len(texts), PICTURES):
+            yield embed_texts(texts[start : start + PICTURES]).numpy()
 
     labels = [label for label in classes for _ in templates]
     made = {"data": data, **extractor.made, "templates": list(templates)}
-    return Job(labels, None, texts, embed, BATCH, made, str(texts))
+    return Job(labels, None, texts, embed, PICTURES, made, str(texts))
 
 
 def find_words(classes: Sequence[str], names: str | None) -> list[str]:

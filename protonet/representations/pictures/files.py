@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 from protonet._checks import as_typed, check_int, optional_packages, refuse
+from protonet.representations.pictures import SETTINGS
 from protonet.representations.pictures.reading import map_pictures, need_pillow
 from protonet.representations.representation import Record, Representation, hash_file
 from protonet.views.view import Stored, expect
 
 FUNCTION = "embed_pictures"
-#: What a file's metadata, or a person, may say of the pictures that it takes.
-SETTINGS = ("size", "mean", "std")
 INSTALL = 'pip install "protonet[onnx,pictures]"'
 #: What the name of a backbone's file may end in.
 SUFFIXES = (".onnx", ".pt2")

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from protonet._checks import fail, optional_packages, refuse
 from protonet.representations.pictures.images import SUFFIXES, UNREADABLE_IMAGE, list_folders, open_plain
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 INSTALL = 'pip install "protonet[pictures]"'
 #: Pictures that a thread reads at a time.
@@ -181,6 +182,7 @@ def map_pictures(
     Raises:
         InputError: One cannot be read.
     """
+    import torch  # noqa: PLC0415 - commands look for pictures before it is there
 
     def do(part: Sequence[Path]) -> Tensor:
         pixels = np.stack([read_pixels(path, height, width, grey=grey) for path in part])
@@ -212,6 +214,8 @@ def show_pictures(count: int, *, shown: bool) -> Any:
 @contextmanager
 def _use_threads() -> Iterator[ThreadPoolExecutor | None]:
     """Yield a pool of as many threads as torch may use, each of which computes alone; None for one."""
+    import torch  # noqa: PLC0415 - as above
+
     threads = torch.get_num_threads()
     if threads == 1:
         yield None

@@ -36,8 +36,6 @@ class RecogniseRules:
 
 
 RULES = RecogniseRules()
-#: The kinds that a person may name.
-NAMES = ("number", "category", "date", "text", "picture")
 
 
 class Verdict(NamedTuple):
@@ -98,7 +96,7 @@ def are_sentences(distinct: Sequence[Any], rows: int) -> bool:
 
 
 def fit_named(name: str, kind: str, cells: np.ndarray, argument: str = "--column", *, read: bool = False) -> Verdict:
-    """Fit a column (n,) as a kind of ``NAMES`` that a person gave for it, with an argument.
+    """Fit a column (n,) as a kind of `protonet.tables.columns.NAMES` that a person gave for it, with an argument.
 
     Args:
         name: Of the column.

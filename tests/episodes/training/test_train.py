@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from protonet.episodes.__main__ import train as run_train
 from protonet.episodes.draws.batch import take_from
 from protonet.episodes.draws.numbered import Setting
 from protonet.episodes.evaluation.distributed import Group
@@ -33,7 +34,7 @@ from protonet.episodes.networks.checkpoints import (
 from protonet.episodes.training import meta, tasks
 from protonet.episodes.training.objectives import LOSSES, RECIPE, make_learner
 from protonet.episodes.training.tasks import Score, Side, draw_batch, score_encoder, take_side
-from protonet.episodes.training.train import choose_backbone, run_train
+from protonet.episodes.training.train import choose_backbone
 from protonet.sampling import index_classes
 from tests.episodes.meta_cases import SIDES, make_data, save_data
 
@@ -367,7 +368,7 @@ def test_two_processes_follow_the_path_of_one(data: Path) -> None:
         for name in ("one", "two")
     ]
     run_train(both[0])
-    code = "import sys; from protonet.episodes.training.train import run_train; run_train(sys.argv[1:])"
+    code = "import sys; from protonet.episodes.__main__ import train; train(sys.argv[1:])"
     script = data.with_name("script.py")
     script.write_text(code, encoding="utf-8")
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from protonet._checks import InputError
+from protonet.tables.columns import NAMES
 from protonet.tables.columns.number import Number
-from protonet.tables.columns.recognise import NAMES, RULES, fit_named, recognise
+from protonet.tables.columns.recognise import RULES, fit_named, recognise
 from protonet.tables.features import take_columns
 
 RNG = np.random.default_rng(0)

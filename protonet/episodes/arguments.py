@@ -1,0 +1,333 @@
+"""What the commands beside the evaluation are asked, and what is wrong with that, told before torch is imported."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import math
+import os
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NoReturn
+
+from protonet._checks import check_int, check_number, fail, optional_packages
+from protonet.representations.pictures import SETTINGS
+from protonet.ui.command_line import (
+    Parser,
+    check_name,
+    check_outputs,
+    check_writable_file,
+    check_writable_folder,
+    parse_whole,
+)
+
+PROG = "protonet.episodes"
+#: What `train` knows by name: the backbones of `protonet.episodes.networks.backbones`, objectives, and the heads of
+#: `protonet.episodes.networks.heads`; and the largest number that it takes, `protonet.episodes.draws.sampler.MOST`.
+BACKBONES = ("mlp", "conv", "conv4", "resnet12")
+OBJECTIVES = ("prototypes", "feat", "maml", "anil")
+HEADS = ("classes", "zero")
+MOST = 10**6
+#: As `protonet.episodes.networks.checkpoints.INSTALL`.
+INSTALL = 'pip install "protonet[train]"'
+#: Options that are whole numbers: least value, default, help. The largest value is a million, but for the seed.
+NUMBERS = {
+    "way": (2, 64, "classes per training episode; all base classes if they are fewer"),
+    "shot": (1, 1, "support rows per class"),
+    "query": (1, 1, "query rows per class"),
+    "episodes-per-step": (1, 2, "episodes per step, shared by the processes"),
+    "steps": (1, 2000, "most steps"),
+    "eval-every": (1, 100, "steps from one validation to the next"),
+    "patience": (1, 8, "stop after this many validations without a new best score"),
+    "seed": (0, 0, "of the initial weights, the episodes and the augmentation; up to 2^63 - 1"),
+}
+#: Defaults of the objectives that learn from episodes such as those of the evaluation, as their papers do.
+EPISODIC = {"way": 5, "query": 15, "episodes-per-step": 4}
+#: Options of MAML and ANIL alone: their names among the plan's fields, and their defaults.
+INNER = {"inner-steps": 5, "inner-rate": 0.01, "first-order": False, "head": "classes"}
+RATES = {"prototypes": 3e-3, "feat": 1e-3, "maml": 1e-3, "anil": 1e-3}  #: AdamW's learning rate by objective.
+#: Those of ``NUMBERS`` that most people need.
+USUAL = ("way", "shot", "steps", "seed")
+TRAIN_EXAMPLES = (
+    "python -m protonet.episodes train -o encoder.safetensors",
+    "python -m protonet.episodes train --dataset cub:CUB_200_2011 --backbone resnet12 -o cub.safetensors",
+    "python -m protonet.episodes train --resume -o encoder.safetensors",
+)
+TEMPLATE = "a photo of a {}."  #: CLIP's prompt.
+PICTURES = 64  #: That are embedded at a time, and texts.
+EXTRACT_EXAMPLES = (
+    f"python -m {PROG} extract pictures/ --backbone net.onnx -o features.npz",
+    f"python -m {PROG} extract cub:ROOT --backbone timm:resnet18.a1_in1k -o cub.npz",
+    f"python -m {PROG} extract cub:ROOT --backbone open_clip:RN50:openai --texts -o texts.npz",
+)
+#: What to do about files that are none to compare.
+REMEDY = "Write them with --json, of the same data, kind of episodes and seed."
+STUDY_REMEDY = "Write option = value, or option = [value, value] to sweep it."
+
+
+def make_train_parser() -> Parser:
+    """Return the parser of the arguments of ``train``."""
+    what = "Meta-train an encoder on base classes; the weights best on validation classes are kept."
+    parser = Parser(f"{PROG} train", what, TRAIN_EXAMPLES)
+    add = parser.add_argument
+    data = "glyphs (default), digits, synthetic:FAMILY, FEATURES.npz, TABLE.csv, a folder of images by class, or "
+    data += "KIND:ROOT, of mini-imagenet, tiered-imagenet, cub, cifar-fs, fc100 and omniglot"
+    add("--dataset", default="glyphs", metavar="DATA", help=data)
+    add("--split-seed", metavar="N", help="split the classes at random: 60 %% base, 15 %% validation, 25 %% novel")
+    backbone = "conv (default for square grey images), conv4 (default for RGB), resnet12, or mlp, for rows of any kind"
+    add("--backbone", metavar="NAME", help=backbone)
+    objective = "prototypes of many classes (default); feat, which also adapts them to each other; maml and anil, "
+    objective += "gradient steps on each episode's support, of the whole network or of its last layer"
+    add("--objective", default="prototypes", metavar="NAME", help=objective)
+    output = "a new .safetensors file: the checkpoint during training, and the encoder at the end"
+    add("-o", "--output", required=True, metavar="FILE", help=output)
+    add("--resume", action="store_true", help="continue the run of that file, if it is there, with the same arguments")
+    add("--device", metavar="NAME", help="such as cpu or cuda (default: cuda where there is one)")
+    episodes = parser.add_expert_group("episodes and validation").add_argument
+    for name, (_, default, text) in NUMBERS.items():
+        other = f"; {EPISODIC[name]} for feat, maml, anil" if name in EPISODIC else ""
+        own = add if name in USUAL else episodes
+        own(f"--{name}", metavar="N", help=f"{text} (default {default}{other})")
+
+    add = parser.add_expert_group("learning").add_argument
+    add("--learning-rate", metavar="R", help="AdamW's (default 0.003; 0.001 for feat, maml, anil)")
+    add("--inner-steps", metavar="N", help="of maml and anil: gradient steps on the support (default 5)")
+    add("--inner-rate", metavar="R", help="of maml and anil: the rate of these steps (default 0.01)")
+    text = "of maml and anil: take these steps' gradients for constants, which is faster"
+    add("--first-order", action="store_true", help=text)
+    text = "of maml and anil: what the last layer begins at, classes (default), learned weights of each class, for "
+    text += "episodes of --way classes alone, or zero, for any number of classes"
+    add("--head", metavar="NAME", help=text)
+    text = "of resnet12: drop this share of its maps by DropBlock, such as 0.1 (default 0)"
+    add("--dropblock", default="0", metavar="R", help=text)
+    text = "begin at the encoder of another run, of the same backbone, such as one of prototypes (default: new weights)"
+    add("--start", metavar="FILE", help=text)
+
+    add = parser.add_expert_group("data and logs").add_argument
+    size = "pixels per side of pictures (default: as their authors take them; 28, and grey, for a folder by class)"
+    add("--image-size", metavar="N", help=size)
+    log = "write one JSON line per validation (--log-file under torchrun, which has a --log of its own)"
+    add("--log", "--log-file", metavar="FILE", help=log)
+    add("--tensorboard", metavar="FOLDER", help="write the same for TensorBoard")
+    return parser
+
+
+def read_train(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return what ``train`` is asked: ``numbers`` and ``more`` are fields of the plan, ``paths`` what is written.
+
+    Raises:
+        MissingPackageError: A package that an option needs is missing.
+        InputError: Arguments do not fit.
+    """
+    options = make_train_parser().parse_args(arguments)
+    if options.backbone is not None:
+        check_name("--backbone", options.backbone, BACKBONES)
+    objective = check_name("--objective", options.objective, OBJECTIVES)
+    numbers: dict[str, Any] = {}
+    for name, (low, default, _) in NUMBERS.items():
+        key, high = name.replace("-", "_"), 2**63 - 1 if name == "seed" else MOST
+        usual = default if objective == "prototypes" else EPISODIC.get(name, default)
+        text = getattr(options, key)
+        number = usual if text is None else parse_whole(f"--{name}", text, low=low)
+        numbers[key] = check_int(f"{PROG} train", f"--{name}", number, low=low, high=high)
+    options.numbers, options.more = numbers, _parse_objective(options, objective)
+    if options.split_seed is not None:
+        options.split_seed = parse_whole("--split-seed", options.split_seed, low=0)
+    if options.image_size is not None:
+        options.image_size = parse_whole("--image-size", options.image_size, low=1)
+    is_main = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts, the first one writes
+    options.paths = _check_train_outputs(options) if is_main else {}
+    return options
+
+
+def _parse_objective(options: argparse.Namespace, objective: str) -> dict[str, Any]:
+    """Return those fields of the plan that depend on the objective, from the options."""
+    given = {name: getattr(options, name.replace("-", "_")) for name in INNER}
+    chosen: dict[str, Any] = {"objective": objective, "start": options.start}
+    if objective in ("maml", "anil"):
+        texts = {name: INNER[name] if given[name] is None else given[name] for name in INNER}
+        chosen["inner_steps"] = parse_whole("--inner-steps", str(texts["inner-steps"]), low=1)
+        chosen["inner_rate"] = _parse_rate("--inner-rate", texts["inner-rate"], strict=True)
+        chosen["first_order"] = bool(texts["first-order"])
+        chosen["head"] = check_name("--head", str(texts["head"]), HEADS)
+    for name, value in given.items():
+        if value and objective not in ("maml", "anil"):
+            fail(
+                f"{PROG} train",
+                f"--{name}",
+                "be of the objectives maml and anil",
+                f"that of {objective}",
+                "Leave it out.",
+            )
+    rate = RATES[objective] if options.learning_rate is None else options.learning_rate
+    chosen["learning_rate"] = _parse_rate("--learning-rate", rate, strict=True)
+    chosen["dropblock"] = _parse_rate("--dropblock", options.dropblock, strict=False)
+    if chosen["dropblock"] >= 1:
+        fail(f"{PROG} train", "--dropblock", "be a share below 1", options.dropblock, "Pass a number such as 0.1.")
+    return chosen
+
+
+def _parse_rate(argument: str, text: object, *, strict: bool) -> float:
+    """Return a text or a number as a finite float >= 0, or > 0 if ``strict``."""
+    try:
+        value: object = float(str(text))
+    except ValueError:
+        value = math.nan
+    return check_number(f"{PROG} train", argument, value, low=0, strict=strict, remedy="Pass a number such as 0.01.")
+
+
+def _check_train_outputs(options: argparse.Namespace) -> dict[str, Path]:
+    """Return the paths that ``train`` writes, by option, after checking that it can."""
+    prog = f"{PROG} train"
+    if Path(options.output).suffix != ".safetensors":
+        fail(prog, "--output", "end in .safetensors", options.output, "Rename it.")
+    with optional_packages(prog, INSTALL):
+        importlib.import_module("safetensors")  # if it is missing, before the work
+    paths = {"output": check_writable_file("--output", options.output)}
+    if paths["output"].exists() and not options.resume:
+        remedy = "Continue its run with --resume, or pass another path."
+        fail(prog, "--output", "be a new file", f"{paths['output']}, which exists", remedy)
+    if options.log is not None:
+        paths["log"] = check_writable_file("--log", options.log)
+        if paths["log"].resolve() == paths["output"].resolve():
+            fail(prog, "--log", "be another file than --output", paths["log"], "Pass another path.")
+    if options.tensorboard is not None:
+        with optional_packages(prog, 'pip install "protonet[tensorboard]"'):
+            importlib.import_module("torch.utils.tensorboard")
+        paths["tensorboard"] = check_writable_folder("--tensorboard", options.tensorboard)
+    return paths
+
+
+def make_compare_parser() -> Parser:
+    """Return the parser of the arguments of ``compare``."""
+    parser = Parser(
+        f"{PROG} compare", "Compare the methods of several runs in pairs, on the episodes that all runs have."
+    )
+    parser.add_argument("files", nargs="+", metavar="FILE.json", help="files that --json wrote")
+    parser.add_argument(
+        "--against", metavar="NAME", help="compare this method alone with each other one, not all pairs"
+    )
+    parser.add_argument("--latex", metavar="FILE", help="write the table, for a paper")
+    parser.add_argument("--markdown", metavar="FILE", help="write the table")
+    return parser
+
+
+def read_compare(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return what ``compare`` is asked, with its ``outputs``, the paths to be written.
+
+    Raises:
+        InputError: A file cannot be read, or is named twice, or an option does not fit.
+    """
+    options = make_compare_parser().parse_args(arguments)
+    prog, paths = f"{PROG} compare", [Path(each).resolve() for each in options.files]
+    for number, path in enumerate(paths):
+        if path in paths[:number]:
+            fail(prog, "FILE.json", "be named once", f"{options.files[number]} again", "Leave one out.")
+    options.outputs = check_outputs(options, ("latex", "markdown"))
+    for name, path in options.outputs.items():
+        if path.resolve() in paths:
+            fail(prog, f"--{name}", "be another file than what is read", path, "Pass another path.")
+    for path in map(Path, options.files):
+        try:
+            path.open("rb").close()
+        except OSError as error:
+            refuse_run(path, error)
+    return options
+
+
+def refuse_run(path: Path, error: Exception) -> NoReturn:
+    """Raise an InputError about a file that is none of ``--json``."""
+    got = f"{path} ({type(error).__name__}: {error})"
+    fail(f"{PROG} compare", "FILE.json", "be a file that --json wrote", got, REMEDY)
+
+
+def read_study(path: Path, options: Sequence[str], more: Sequence[str]) -> dict[str, Any]:
+    """Read and check a TOML file: options of the command with their values, and ``output``.
+
+    Args:
+        path: Of the file.
+        options: The names of the command's options that a study may set, without dashes: none of files to write.
+        more: Arguments of the command that are set for all runs, whatever the file says.
+
+    Raises:
+        MissingPackageError: Python is 3.10, and tomli is not installed.
+        InputError: It is no TOML file, or a key or a value is none of an option's.
+    """
+    prog = f"{PROG} study"
+    with optional_packages(prog, "pip install tomli, or use Python 3.11"):
+        toml = importlib.import_module(
+            "tomllib" if find_spec("tomllib") else "tomli"
+        )  # which Python 3.10 does not have
+    try:
+        settings: dict[str, Any] = toml.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        fail(prog, "STUDY.toml", "be a TOML file", f"{path} ({error})", "See the guide on few-shot experiments.")
+    for name, value in settings.items():
+        check_name(f"a key of {path}", name, [*options, "output"])
+        values = value if isinstance(value, list) else [value]
+        if not values or not all(isinstance(each, bool | int | float | str) for each in values):
+            fail(prog, "STUDY.toml", "have values that are texts, numbers or true", f"{name} = {value}", STUDY_REMEDY)
+    if not isinstance(settings.get("output"), str):
+        fail(prog, "STUDY.toml", 'say output = "FOLDER"', f"none in {path}", "Results, states and tables lie there.")
+    for word in more:
+        if word.startswith("--"):
+            check_name("an option of a study", word[2:].partition("=")[0], options)
+    return settings
+
+
+def make_extract_parser() -> Parser:
+    """Return the parser of the arguments of ``extract``."""
+    text = "Embed pictures by a network, and write the features to a file that --dataset reads."
+    parser = Parser(f"{PROG} extract", text, EXTRACT_EXAMPLES)
+    text = "a folder of pictures by class, perhaps in train, val and test, or KIND:ROOT as --dataset takes it; with "
+    text += "--texts, or a checkpoint of ours, any data set"
+    parser.add_argument("data", metavar="DATA", help=text)
+    text = "FILE.onnx, FILE.pt2 (with what its metadata lack: FILE:size=224,mean=0.5/0.4/0.4,std=0.2), FILE.safetensors"
+    text += " of 'train', timm:NAME, torchvision:NAME or open_clip:NAME:TAG; weights are taken from the cache of that"
+    text += " library, and never downloaded"
+    parser.add_argument("--backbone", required=True, metavar="NET", help=text)
+    parser.add_argument("--weights", metavar="FILE", help="of a named network, instead of those in the cache")
+    parser.add_argument("-o", "--output", required=True, metavar="FILE.npz", help="a new file")
+    text = "go on with the file, if the command was stopped, with the same arguments; a finished one is left as it is"
+    parser.add_argument("--resume", action="store_true", help=text)
+    parser.add_argument("--texts", action="store_true", help="embed the classes' names instead, by open_clip:NAME:TAG")
+    add = parser.add_expert_group("how it computes").add_argument
+    add("--batch", default=str(PICTURES), metavar="N", help=f"pictures at a time (default {PICTURES})")
+    add("--device", help="such as cpu or cuda, of a named network (default: cuda where there is one)")
+    text = "pixels per side of the pictures that FILE.safetensors takes, if it is not the default of --dataset"
+    add("--image-size", metavar="N", help=text)
+    add = parser.add_expert_group("texts").add_argument
+    text = (
+        f"what is said of a class, {{}} being its name; several are averaged where they are used (default: {TEMPLATE})"
+    )
+    add("--template", nargs="+", metavar="TEXT", help=text)
+    text = "a line for each class: its name, a comma, tab or space, and its words; only the first of several is taken"
+    add("--names", metavar="FILE", help=text)
+    for name in SETTINGS:
+        parser.add_removed(f"--{name}", f"Metadata of the network's file say it, or --backbone FILE:{name}=...")
+    return parser
+
+
+def read_extract(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return what ``extract`` is asked.
+
+    Raises:
+        InputError: Arguments do not fit.
+    """
+    options, prog = make_extract_parser().parse_args(arguments), f"{PROG} extract"
+    options.batch = parse_whole("--batch", options.batch, low=1)
+    if options.image_size is not None:
+        options.image_size = parse_whole("--image-size", options.image_size, low=1)
+    options.output = output = Path(options.output)
+    if output.suffix.lower() != ".npz":
+        fail(prog, "--output", "end in .npz", output, "Rename it.")
+    check_writable_file("--output", output)
+    if output.exists() and not options.resume:
+        fail(prog, "--output", "be a new file", f"{output}, which exists", "Pass another path, or --resume.")
+    if not options.texts and (options.names or options.template):
+        fail(prog, "--names" if options.names else "--template", "come with --texts", "none", "Leave it out.")
+    options.template = options.template or [TEMPLATE]
+    if bad := [each for each in options.template if each.count("{}") != 1]:
+        fail(prog, "--template", "have one {} for the name", repr(bad[0]), f"Pass one such as {TEMPLATE!r}.")
+    return options
