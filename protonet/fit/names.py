@@ -10,13 +10,13 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from protonet.fit.problem import Names
 from protonet.fit.search import RAW, Search
 from protonet.losses import class_means
 from protonet.scoring import fit_temperature
@@ -55,14 +55,6 @@ EMPTY = {
 }
 #: What is learned from where there are names alone: whatever else is tried has no row to be judged by.
 ALONE = Search((LinearKind((RAW.scaling,)),), folds=0)
-
-
-class Names(NamedTuple):
-    """What classes are called, as rows."""
-
-    x: Tensor  #: (m, dim) as features.
-    labels: Tensor  #: (m,) int64, the number of each one's class.
-    weight: float  #: How many samples each counts as.
 
 
 def find_words(name: str | int) -> str:

@@ -11,9 +11,16 @@ from torch import Tensor
 from protonet._checks import check_weights
 from protonet.fit.copies import pool_copies
 from protonet.fit.loading import centre_columns, order_rows
-from protonet.fit.names import Names
 from protonet.fit.unlabelled import Pool
 from protonet.views.view import Rows
+
+
+class Names(NamedTuple):
+    """What classes are called, as rows, which are fitted to and never judged; see `protonet.fit.names`."""
+
+    x: Tensor  #: (m, dim) as features.
+    labels: Tensor  #: (m,) int64, the number of each one's class.
+    weight: float  #: How many samples each counts as.
 
 
 class Problem(NamedTuple):
