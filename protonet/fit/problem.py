@@ -69,7 +69,7 @@ def pose_problem(
     n, described = len(labels), None
     if names is not None:
         several = None if groups is None else len(groups.unique())
-        features, labels, weights, groups, described = _add_names(names, features, labels, weights, groups)
+        features, labels, weights, groups, described = add_names(names, features, labels, weights, groups)
     if weights is not None:
         weights = check_weights("solve", "weights", weights, n=len(labels))
         weights = weights / weights.max()
@@ -93,8 +93,8 @@ def pose_problem(
     return Problem(rows, scale, origin, repeated, places[:n]), joined
 
 
-def _add_names(
-    names: Names, features: Tensor, labels: Tensor, weights: Tensor | None, groups: Tensor | None
+def add_names(
+    names: Names, features: Tensor, labels: Tensor, weights: Tensor | None, groups: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:
     """Return rows with names behind them, what each weighs, its group, and which ones are names."""
     n, m = len(labels), len(names.labels)
