@@ -79,8 +79,8 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             ``fit`` took, from the rows: it is not known of a pickle, a copy or a file, unless it was asked for before.
         held_out_interval_: Of that accuracy, 95 %; None in the same case.
 
-    Sample weights are in the losses, the prototypes and the statistics; only how those of one call differ matters. Whole
-    weights do what repeated rows do, to the last digits, but in the encoding. Rows of weight 0 are left out.
+    Sample weights are in the losses, the prototypes and the statistics; only how those of one call differ matters.
+    Whole weights do what repeated rows do, to the last digits, but in the encoding. Rows of weight 0 are left out.
     """
 
     classes_: np.ndarray
