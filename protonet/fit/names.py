@@ -89,16 +89,37 @@ def read_names(
         The names that say something; None where there is no such column, fewer than two names say something, or rows
         speak against them.
     """
+    found = _embed_names(encoding, classes, descriptions)
+    if found is None:
+        return None
+    rows, known, of_names = found
+    means, _ = class_means(x.double(), labels, len(classes))
+    rows = torch.where(of_names, rows, means[known].float())
+    weight = weigh_names(x[:, of_names].float(), labels, rows[:, of_names], known, len(classes))
+    return Names(rows, known, weight) if weight else None
+
+
+def classify_by_names(encoding: Encoding | None, classes: Sequence[str | int], x: Tensor) -> Tensor | None:
+    """Return the class (n,) int64 whose name rows x (n, dim) are nearest to; None where names say nothing."""
+    found = _embed_names(encoding, classes, None)
+    if found is None:
+        return None
+    rows, known, of_names = found
+    cosines = F.normalize(x[:, of_names].float(), dim=1) @ F.normalize(rows[:, of_names], dim=1).T
+    return known[cosines.argmax(dim=1)]
+
+
+def _embed_names(
+    encoding: Encoding | None, classes: Sequence[str | int], descriptions: Sequence[str] | None
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Return names as rows (m, dim), zeros in what they do not tell; their classes (m,); and what they tell (dim,)."""
     said = [(find_words(name), text) for name, text in zip(classes, descriptions or [""] * len(classes), strict=True)]
     phrases = {number: ": ".join(filter(None, pair)) for number, pair in enumerate(said) if any(pair)}
     columns = () if encoding is None else encoding.columns
-    if len(set(phrases.values())) < 2 or not any(isinstance(column, EmbeddedText) for column in columns):
+    if encoding is None or len(set(phrases.values())) < 2:
         return None
-    assert encoding is not None
     cells = np.array(list(phrases.values()), object)
-    known = torch.tensor(list(phrases))
-    rows, _ = class_means(x.double(), labels, len(classes))
-    rows = rows[known].to(torch.float32)
+    rows = torch.zeros(len(phrases), sum(encoding.sizes))
     of_names = torch.zeros(rows.shape[1], dtype=torch.bool)
     for number, column in enumerate(columns):
         if isinstance(column, EmbeddedText):
@@ -106,8 +127,7 @@ def read_names(
             place = list(encoding.find_features(number))
             rows[:, place] = own - own.mean(dim=0)  # names are all unlike texts in the same way
             of_names[place] = True
-    weight = weigh_names(x[:, of_names].float(), labels, rows[:, of_names], known, len(classes))
-    return Names(rows, known, weight) if weight else None
+    return (rows, torch.tensor(list(phrases)), of_names) if bool(of_names.any()) else None
 
 
 def weigh_names(x: Tensor, labels: Tensor, names: Tensor, known: Tensor, num_classes: int) -> float:
