@@ -175,7 +175,7 @@ FAULTS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "outputs": (lambda folder: write_network(folder, whole=True), r"model\.onnx \(outputs of \[\(\)\] for tokens"),
     "unknown": (_no_unknown, r"be a network that can be opened; got .*UNK"),
 }
-NEEDS = dict.fromkeys(("onnx", "inputs", "outputs", "unknown"), ["onnx", "onnxruntime"])
+NEEDS = {fault: ["onnx", "onnxruntime"] for fault in ("onnx", "inputs", "outputs", "unknown")}
 NEEDS["no modules"] = ["sentence_transformers"]
 
 
