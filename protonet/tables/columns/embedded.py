@@ -11,7 +11,7 @@ import numpy as np
 
 from protonet.representations.opening import reopen
 from protonet.representations.representation import Record, Representation
-from protonet.tables.columns.parsing import find_gaps, write_cells
+from protonet.tables.columns.parsing import write_cells
 from protonet.tables.columns.text import Text
 from protonet.views.view import Graph, Stored, expect
 
@@ -96,7 +96,7 @@ class EmbeddedText:
         cls, cells: np.ndarray, representation: Representation, *, shown: bool = False, words: bool = True
     ) -> EmbeddedText:
         """Fit to cells (n,), with their words or without."""
-        present = write_cells(cells[~find_gaps(cells)]).tolist()
+        present = [text for text in write_cells(cells).tolist() if text.strip()]
         return cls(Embedded.fit(representation, present, shown=shown), Text.fit(cells if words else cells[:0]))
 
     @property
