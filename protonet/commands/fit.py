@@ -81,6 +81,7 @@ def run(options: argparse.Namespace) -> None:
     if data.names is not None:
         metadata["named"] = {"weight": data.names.weight, "classes": data.names.labels.tolist()}
     weights = balance_classes(data.y) if options.balanced else None
+    beside = None if data.names is None else data.names.count_samples(len(data.classes))
 
     def make_model(solution: Solution) -> Model:
         views = {"views": describe_views(solution.choice)}
@@ -114,7 +115,7 @@ def run(options: argparse.Namespace) -> None:
             crossed = crossfit(solution, deadline=until, progress=partial(tell, 1))
             in_time = time.monotonic() < until
         if weights is not None:
-            crossed = count_rows(crossed, data.y, weights)
+            crossed = count_rows(crossed, data.y, weights, beside)
         model = keep_crossfit(make_model(solution), crossed, data.number_groups(solution), hash_rows(data.x))
         if "output" in outputs:
             write_model(outputs["output"], model)
@@ -122,7 +123,8 @@ def run(options: argparse.Namespace) -> None:
         if solution is None or "output" not in outputs:
             raise
         if weights is not None:
-            count_samples(solution.network, torch.bincount(data.y, minlength=len(data.classes)))
+            rows = torch.bincount(data.y, minlength=len(data.classes))
+            count_samples(solution.network, rows if beside is None else rows + beside)
         model = make_model(solution)
         write_model(outputs["output"], model)
         print(summarise(Path(options.table).name, data, model, solution, rest, []) + format_notes(data.notes), end="")
