@@ -13,7 +13,6 @@ import torch
 from scipy import sparse
 from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import _safe_indexing, check_consistent_length, check_random_state, check_X_y, column_or_1d
-from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import _check_sample_weight, _num_samples, check_is_fitted, validate_data
 from torch import Tensor
 
@@ -21,7 +20,9 @@ from protonet._checks import as_typed, check_groups, fail, show
 from protonet.files import Model, load_model, save_model
 from protonet.fit.active import Suggestion, group_strangers, suggest_rows
 from protonet.fit.crossfit import crossfit, measure_held
-from protonet.fit.marks import check_one_kind, even_weights, find_unlabelled, name_classes, number_labels
+from protonet.fit.marks import check_labels, check_one_kind, even_weights, find_unlabelled, name_classes, number_labels
+from protonet.fit.names import read_names
+from protonet.fit.problem import add_names
 from protonet.fit.search import EFFORTS, Search
 from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
 from protonet.losses import CHUNK
@@ -78,9 +79,8 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             ``fit`` took, from the rows: it is not known of a pickle, a copy or a file, unless it was asked for before.
         held_out_interval_: Of that accuracy, 95 %; None in the same case.
 
-    Sample weights are in the losses, the prototypes and the statistics; only how those of one call differ matters, so
-    that equal weights are none. Whole weights do what repeated rows do, to the last digits, but in the encoding. Rows
-    of weight 0 are left out.
+    Sample weights are in the losses, the prototypes and the statistics; only how those of one call differ matters.
+    Whole weights do what repeated rows do, to the last digits, but in the encoding. Rows of weight 0 are left out.
     """
 
     classes_: np.ndarray
@@ -281,11 +281,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         """
         name = getattr(y, "name", None)
         rows, y = self._check(X, y, reset=reset)
-        check_one_kind("y", y)
-        if (kind := type_of_target(y)).startswith("continuous"):
-            remedy = "Cut them into classes first; to predict a number is another task."
-            fail(NAME, "y", "name classes", f"numbers with fractions ({kind})", remedy)
-        check_classification_targets(y)
+        check_labels(y)
         weights = None
         if groups is not None:
             groups = np.unique(column_or_1d(groups), return_inverse=True)[1]
@@ -325,7 +321,8 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         spans = () if self.encoding_ is None else self.encoding_.spans
         pool = map(torch.from_numpy, split_dense(unlabelled, CHUNK)) if unlabelled else None
         given = [(rows, numbers)], None, metadata, self.time_limit, self.effort, None
-        solution = solve_problem(*given, seed, weights, groups, blocks, spans, pool)
+        names = read_names(self.encoding_, classes.tolist(), rows, numbers)
+        solution = solve_problem(*given, seed, weights, groups, blocks, spans, pool, names)
         network = deepcopy(solution.network)
         self._solution, self._held_out = solution, None
         self.learned_unlabelled_ = solution.pooled is not None and solution.pooled.learned
@@ -334,7 +331,10 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         # In float64, a row's probabilities are its own to the last digits, whatever else is in the batch.
         self.network_ = network.double()
         if not self.learned_unlabelled_:
-            self.network_.set_prototypes(rows, numbers, even_weights(weights))
+            weights = even_weights(weights)
+            if names is not None:
+                rows, numbers, weights, *_ = add_names(names, rows, numbers, weights)
+            self.network_.set_prototypes(rows, numbers, weights)
         self.classes_ = classes
 
     @property

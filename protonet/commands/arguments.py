@@ -84,8 +84,8 @@ def read_fit(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--effort", default="default", help="fast, default or best")
     time_help = f"of the fit and its folds (default: {TIME_LIMIT:.0f} for the fit, and what its folds take)"
     parser.add_argument("--time-limit", metavar="SECONDS", help=time_help)
-    parser.add_argument("--details", action="store_true", help="tell the views and their weights, and all baselines")
-    add_figures(parser)
+    add = add_figures(parser)
+    add("--details", action="store_true", help="tell the views and their weights, and all baselines")
     add_options(parser)
     add = parser.add_expert_group("learning").add_argument
     alike = "let each class count alike in learning, however many rows it has: for balanced accuracy"

@@ -16,7 +16,8 @@ from protonet.commands.labels import suspect_spellings
 from protonet.commands.models import open_rows, want
 from protonet.commands.rows import TableRows, take_kinds
 from protonet.files import Model
-from protonet.fit.names import Names, read_names
+from protonet.fit.names import read_names
+from protonet.fit.problem import Names
 from protonet.fit.solver import Solution
 from protonet.representations.opening import Selection
 from protonet.tables.columns.encoding import Encoding

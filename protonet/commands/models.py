@@ -209,6 +209,7 @@ def suggest(
     *,
     rows: Tensor,
     known: Tensor | None = None,
+    by_name: Tensor | None = None,
 ) -> list[Suggestion]:
     """Return `protonet.fit.active.suggest_rows` of some ``rows`` (m,) int64 of a table, with its numbers of rows.
 
@@ -216,7 +217,8 @@ def suggest(
         InputError: As there, in the name of a command.
     """
     with as_typed(n="-n", x="table"):
-        chosen = suggest_rows(network, x if len(rows) == len(x) else x[rows], n, names, known=known)
+        by_name = None if by_name is None else by_name[rows]
+        chosen = suggest_rows(network, x if len(rows) == len(x) else x[rows], n, names, known=known, by_name=by_name)
     return [each._replace(row=int(rows[each.row])) for each in chosen]
 
 

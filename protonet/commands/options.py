@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from protonet._checks import optional_packages, refuse
@@ -70,12 +70,13 @@ def make_parser(
     return parser
 
 
-def add_figures(parser: Parser) -> None:
-    """Add where all figures are written."""
+def add_figures(parser: Parser) -> Callable[..., object]:
+    """Add where all figures are written; return what adds to them."""
     parser.add_argument("--report", metavar="FILE", help="a report for the browser, .html: one file, without network")
     add = parser.add_expert_group("further results").add_argument
     add("--plot", metavar="FILE", help="a plot, .png, .pdf or .svg: the embedding and the confusion")
     add("--json", metavar="FILE", help="all figures, of all classes, .json; with --report, all of it")
+    return add
 
 
 def add_options(parser: Parser) -> None:

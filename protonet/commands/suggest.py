@@ -8,6 +8,7 @@ from protonet._checks import show
 from protonet._writing import write_whole
 from protonet.commands.data import read_cells, read_unlabelled
 from protonet.commands.models import name_label, open_model, show_notes, suggest
+from protonet.fit.names import classify_by_names
 from protonet.ui.text import format_csv, format_table
 
 
@@ -25,7 +26,9 @@ def run(options: argparse.Namespace) -> None:
     rows = read_unlabelled(options, model, label)
     names = [] if model is None else [show(name) for name in model.classes]
     network, known = (None, rows.x[rows.known]) if model is None else (model.network, None)
-    chosen = suggest(network, rows.x, options.n, names, rows=rows.left, known=known)
+    named = model is not None and "named" in model.metadata
+    by_name = classify_by_names(model.encoding, model.classes, rows.x) if model is not None and named else None
+    chosen = suggest(network, rows.x, options.n, names, rows=rows.left, known=known, by_name=by_name)
     if "output" in outputs:
         header, cells = read_cells(options, model, label, [each.row for each in chosen])
         lines = [[*header, label], *([*own, ""] for own in cells)]

@@ -63,6 +63,7 @@ class Beliefs(NamedTuple):
     second: Tensor  #: (n,) int64, the next one; the first again where there is one class alone.
     shares: Tensor  #: (n, 2) the probabilities of both.
     nearness: Tensor  #: (n,) the highest logit.
+    by_name: Tensor | None = None  #: (n,) int64, the class whose name is nearest, if names say something.
 
     @property
     def doubt(self) -> Tensor:
@@ -77,6 +78,7 @@ def suggest_rows(
     names: Sequence[object] = (),
     *,
     known: Tensor | None = None,
+    by_name: Tensor | None = None,
     seed: int = 0,
 ) -> list[Suggestion]:
     """Say which rows to label next, a batch of them at once, and why.
@@ -91,6 +93,8 @@ def suggest_rows(
         n: How many to choose, at least 1, and at most as there are and as ``AskRules.most_rows``.
         names: Of the network's classes, for the reasons.
         known: (k, dim) rows with a label that no network has learned from: as good as chosen already.
+        by_name: (rows,) int64, the class whose name each row is nearest to: where that is another one than the
+            network's, nothing is in more doubt. None where names say nothing.
         seed: Of the rows that are drawn where there are more than ``AskRules.most_rows``.
 
     Returns:
@@ -116,6 +120,9 @@ def suggest_rows(
         space = Standardised(torch.cat([x, labelled]) if len(labelled) else x) if network is None else network
         beliefs = None if network is None else find_beliefs(network, x)
         doubt = torch.ones(len(x)) if beliefs is None else beliefs.doubt.clamp_min(torch.finfo(torch.float32).tiny)
+        if beliefs is not None and by_name is not None:
+            beliefs = beliefs._replace(by_name=by_name)
+            doubt = torch.where(by_name == beliefs.first, doubt, 1.0)
         sample = draw_rows(doubt, RULES.most_rows, seed)
         rows, drawn = space.embed(x[sample]).float(), len(sample) < len(x)
         weights = torch.ones(len(rows)) if drawn else doubt.float()  # those that are drawn have been weighed already
@@ -243,7 +250,9 @@ def _explain(
             continue
         (more, less), first, second = beliefs.shares[row].tolist(), int(beliefs.first[row]), int(beliefs.second[row])
         nearer = 1 - float(torch.searchsorted(farther, beliefs.nearness[row], right=True)) / len(x)
-        if nearer > 1 - RULES.far:
+        if beliefs.by_name is not None and int(beliefs.by_name[row]) != first:
+            yield f"{names[first]} by its rows, {names[int(beliefs.by_name[row])]} by its name"
+        elif nearer > 1 - RULES.far:
             yield f"unlike every class: {100 * nearer:.0f} % of the rows are nearer to one"
         elif first != second and more - less < RULES.between:
             yield f"between {names[first]} and {names[second]}: {100 * more:.0f} % and {100 * less:.0f} %"

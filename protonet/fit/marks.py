@@ -73,6 +73,17 @@ def check_one_kind(argument: str, labels: np.ndarray) -> None:
         fail_type("ProtoNetClassifier", argument, "be all text or all numbers", got, "Fit to y.astype(str).")
 
 
+def check_labels(labels: np.ndarray) -> None:
+    """Raise an error where labels (n,) are no classes: of several kinds, with fractions, or of several columns."""
+    from sklearn.utils.multiclass import check_classification_targets, type_of_target  # noqa: PLC0415 - optional
+
+    check_one_kind("y", labels)
+    if (kind := type_of_target(labels)).startswith("continuous"):
+        remedy = "Cut them into classes first; to predict a number is another task."
+        fail("ProtoNetClassifier", "y", "name classes", f"numbers with fractions ({kind})", remedy)
+    check_classification_targets(labels)
+
+
 def number_labels(labels: np.ndarray, classes: np.ndarray) -> Tensor:
     """Return the places (n,) of labels (n,) among the classes, which are in ascending order."""
     return torch.from_numpy(np.searchsorted(classes, labels))

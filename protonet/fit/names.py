@@ -11,13 +11,13 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from protonet.fit.problem import Names
 from protonet.fit.search import RAW, Search
 from protonet.losses import class_means
 from protonet.scoring import fit_temperature
@@ -60,18 +60,6 @@ SIGNS = "\u2e80"
 ALONE = Search((LinearKind((RAW.scaling,)),), folds=0)
 
 
-class Names(NamedTuple):
-    """What classes are called, as rows."""
-
-    x: Tensor  #: (m, dim) as features.
-    labels: Tensor  #: (m,) int64, the number of each one's class.
-    weight: float  #: How many samples each counts as.
-
-    def count_samples(self, num_classes: int) -> Tensor:
-        """Return how many samples the names of each class (num_classes,) count as, int64."""
-        return torch.bincount(self.labels, minlength=num_classes) * round(self.weight)
-
-
 def find_words(name: str | int) -> str:
     """Return a class's name as words, "" where it says nothing: a code, a number.
 
@@ -111,16 +99,37 @@ def read_names(
         The names that say something; None where there is no such column, fewer than two names say something, or rows
         speak against them.
     """
+    found = _embed_names(encoding, classes, descriptions)
+    if found is None:
+        return None
+    rows, known, of_names = found
+    means, _ = class_means(x.double(), labels, len(classes))
+    rows = torch.where(of_names, rows, means[known].float())
+    weight = weigh_names(x[:, of_names].float(), labels, rows[:, of_names], known, len(classes))
+    return Names(rows, known, weight) if weight else None
+
+
+def classify_by_names(encoding: Encoding | None, classes: Sequence[str | int], x: Tensor) -> Tensor | None:
+    """Return the class (n,) int64 whose name rows x (n, dim) are nearest to; None where names say nothing."""
+    found = _embed_names(encoding, classes, None)
+    if found is None:
+        return None
+    rows, known, of_names = found
+    cosines = F.normalize(x[:, of_names].float(), dim=1) @ F.normalize(rows[:, of_names], dim=1).T
+    return known[cosines.argmax(dim=1)]
+
+
+def _embed_names(
+    encoding: Encoding | None, classes: Sequence[str | int], descriptions: Sequence[str] | None
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Return names as rows (m, dim), zeros in what they do not tell; their classes (m,); and what they tell (dim,)."""
     said = [(find_words(name), text) for name, text in zip(classes, descriptions or [""] * len(classes), strict=True)]
     phrases = {number: ": ".join(filter(None, pair)) for number, pair in enumerate(said) if any(pair)}
     columns = () if encoding is None else encoding.columns
-    if len(set(phrases.values())) < 2 or not any(isinstance(column, EmbeddedText) for column in columns):
+    if encoding is None or len(set(phrases.values())) < 2:
         return None
-    assert encoding is not None
     cells = np.array(list(phrases.values()), object)
-    known = torch.tensor(list(phrases))
-    rows, _ = class_means(x.double(), labels, len(classes))
-    rows = rows[known].to(torch.float32)
+    rows = torch.zeros(len(phrases), sum(encoding.sizes))
     of_names = torch.zeros(rows.shape[1], dtype=torch.bool)
     for number, column in enumerate(columns):
         if isinstance(column, EmbeddedText):
@@ -128,8 +137,7 @@ def read_names(
             place = list(encoding.find_features(number))
             rows[:, place] = own - own.mean(dim=0)  # names are all unlike texts in the same way
             of_names[place] = True
-    weight = weigh_names(x[:, of_names].float(), labels, rows[:, of_names], known, len(classes))
-    return Names(rows, known, weight) if weight else None
+    return (rows, torch.tensor(list(phrases)), of_names) if bool(of_names.any()) else None
 
 
 def weigh_names(x: Tensor, labels: Tensor, names: Tensor, known: Tensor, num_classes: int) -> float:

@@ -11,9 +11,20 @@ from torch import Tensor
 from protonet._checks import check_weights
 from protonet.fit.copies import pool_copies
 from protonet.fit.loading import centre_columns, order_rows
-from protonet.fit.names import Names
 from protonet.fit.unlabelled import Pool
 from protonet.views.view import Rows
+
+
+class Names(NamedTuple):
+    """What classes are called, as rows, which are fitted to and never judged; see `protonet.fit.names`."""
+
+    x: Tensor  #: (m, dim) as features.
+    labels: Tensor  #: (m,) int64, the number of each one's class.
+    weight: float  #: How many samples each counts as.
+
+    def count_samples(self, num_classes: int) -> Tensor:
+        """Return how many samples the names of each class (num_classes,) count as, int64."""
+        return torch.bincount(self.labels, minlength=num_classes) * round(self.weight)
 
 
 class Problem(NamedTuple):
@@ -62,7 +73,7 @@ def pose_problem(
     n, described = len(labels), None
     if names is not None:
         several = None if groups is None else len(groups.unique())
-        features, labels, weights, groups, described = _add_names(names, features, labels, weights, groups)
+        features, labels, weights, groups, described = add_names(names, features, labels, weights, groups)
     if weights is not None:
         weights = check_weights("solve", "weights", weights, n=len(labels))
         weights = weights / weights.max()
@@ -86,8 +97,8 @@ def pose_problem(
     return Problem(rows, scale, origin, repeated, places[:n]), joined
 
 
-def _add_names(
-    names: Names, features: Tensor, labels: Tensor, weights: Tensor | None, groups: Tensor | None
+def add_names(
+    names: Names, features: Tensor, labels: Tensor, weights: Tensor | None, groups: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:
     """Return rows with names behind them, what each weighs, its group, and which ones are names."""
     n, m = len(labels), len(names.labels)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -16,9 +16,8 @@ from torch import Tensor
 
 from protonet._checks import check_int, check_number, fail, fail_type
 from protonet.fit.loading import Samples, read_loaders
-from protonet.fit.names import Names
 from protonet.fit.networks import Pooled, decide_pooling, fit_choice
-from protonet.fit.problem import Problem, pose_problem
+from protonet.fit.problem import Names, Problem, pose_problem
 from protonet.fit.search import EFFORTS, RAW, SEARCH_SHARE, Choice, Explored, Progress, Search, decide, explore, ignore
 from protonet.fit.unlabelled import SPREAD, Unlabelled, read_rows
 from protonet.network import PrototypeNetwork
@@ -159,11 +158,10 @@ def solve_problem(
         fail_type("solve", "progress", "be a function of a stage and a share", type(progress).__name__, "Pass None.")
     progress = progress or ignore
     with untouched_globals():
-        if train_loader is None:
-            assert names is not None
+        if train_loader is None and names is not None:
             features, labels, num_classes = names.x[:0], names.labels[:0], metadata["num_classes"]
         else:
-            features, labels, num_classes = read_loaders(train_loader, val_loader, metadata)
+            features, labels, num_classes = read_loaders(cast(Samples, train_loader), val_loader, metadata)
         most = min(SPREAD.limit, max(SPREAD.most_rows, SPREAD.per_class * num_classes))
         pool = None if unlabelled is None else read_rows(unlabelled, features.shape[1], most)
         problem, joined = pose_problem(features, labels, num_classes, seed, weights, groups, blocks, names)

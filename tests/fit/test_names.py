@@ -16,7 +16,8 @@ from torch import Tensor
 
 from protonet.fit.balance import balance_classes, count_rows
 from protonet.fit.crossfit import crossfit, number_held
-from protonet.fit.names import ALONE, NAMES, Names, find_words, read_names, weigh_names
+from protonet.fit.names import ALONE, NAMES, find_words, read_names, weigh_names
+from protonet.fit.problem import Names
 from protonet.fit.solver import Solution, solve_problem
 from protonet.representations.opening import open_representation
 from protonet.scoring import WEIGHTS, split_folds
