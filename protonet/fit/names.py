@@ -152,7 +152,8 @@ def weigh_names(x: Tensor, labels: Tensor, names: Tensor, known: Tensor, num_cla
 
     Returns:
         Where the rows are unlikelier by names alone than by chance, 0. Where some classes have two rows, what leaves
-        the least log-loss, row by row left out; otherwise what was best on other problems.
+        the least log-loss, row by row left out, but more than 0 where a class has a name and no row; otherwise what was
+        best on other problems.
     """
     place = torch.full((num_classes,), -1).scatter_(0, known, torch.arange(len(known)))
     x, names = F.normalize(x, dim=1), F.normalize(names, dim=1)
@@ -162,15 +163,16 @@ def weigh_names(x: Tensor, labels: Tensor, names: Tensor, known: Tensor, num_cla
         evidence = log_p.gather(1, place[labels[judged]][:, None]).sum() + int(judged.sum()) * math.log(len(known))
         if float(evidence) + NAMES.prior < 0:
             return 0.0
-    several = torch.bincount(labels, minlength=num_classes)[labels] > 1
+    count = torch.bincount(labels, minlength=num_classes)
+    several = count[labels] > 1
     if not bool(several.any()):
         return NAMES.weight
     sums = torch.zeros(num_classes, x.shape[1]).index_add_(0, labels, x)
-    losses = []
-    for weight in NAMES.weights:
+    losses, weights = [], [weight for weight in NAMES.weights if weight or bool(count[known].all())]
+    for weight in weights:
         whole = sums.index_add(0, known, weight * names)
         cosines = x @ F.normalize(whole, dim=1).T
         left = F.normalize(whole[labels] - x, dim=1)  # its own class without the row
         cosines[torch.arange(len(x)), labels] = (x * left).sum(dim=1)
         losses.append(float(fit_temperature(cosines[several], labels[several], whole.any(dim=1))[1].sum()))
-    return NAMES.weights[losses.index(min(losses))]
+    return weights[losses.index(min(losses))]

