@@ -316,15 +316,15 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         classes = np.unique(labels)
         seed = check_random_state(self.random_state).randint(2**31 - 1)
         numbers = number_labels(labels, classes)
-        metadata = {"num_classes": max(2, len(classes))}
         blocks = None if self.encoding_ is None else self.encoding_.blocks
         spans = () if self.encoding_ is None else self.encoding_.spans
         pool = map(torch.from_numpy, split_dense(unlabelled, CHUNK)) if unlabelled else None
-        given = [(rows, numbers)], None, metadata, self.time_limit, self.effort, None
+        given = [(rows, numbers)], None, {"num_classes": max(2, len(classes))}, self.time_limit, self.effort, None
         names = read_names(self.encoding_, classes.tolist(), rows, numbers)
         solution = solve_problem(*given, seed, weights, groups, blocks, spans, pool, names)
         network = deepcopy(solution.network)
         self._solution, self._held_out = solution, None
+        self._named = None if names is None else names.describe(classes.tolist())
         self.learned_unlabelled_ = solution.pooled is not None and solution.pooled.learned
         self.strangers_ = group_strangers(solution)
         network.arrange_classes(torch.arange(len(classes)))  # solve has two at the least
@@ -390,8 +390,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             OSError: The file cannot be written.
             InputError: Classes that are neither all strings nor all whole numbers, or two columns of one name.
         """
-        check_is_fitted(self)
-        taken, names = self._taken, list(self.columns_)
+        names, taken = list(self.columns_), self._taken
         columns = tuple(names[place] for place in taken.places) if taken is not None and names else None
         label = self._label
         while label in names:
@@ -401,6 +400,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             "effort": self.effort if isinstance(self.effort, str) else None,
             "seed": self.random_state if isinstance(self.random_state, int) else None,
             "samples": self.network_.counts.tolist(),
+            **({"named": self._named} if self._named else {}),
             "left_out": [name for name in names if name not in (columns or ())],
             "features": self.columns_,
         }
@@ -423,7 +423,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             InputError: No file, a truncated, damaged or foreign one, or one of another version.
         """
         model = load_model(path)
-        effort, seed, label = (model.metadata.get(name) for name in ("effort", "seed", "label"))
+        effort, seed, label, named = (model.metadata.get(name) for name in ("effort", "seed", "label", "named"))
         if not isinstance(effort, str) or effort not in EFFORTS:
             effort = "default"
         estimator = cls(effort, random_state=seed if type(seed) is int and 0 <= seed < 2**32 else 0)
@@ -431,7 +431,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         order = sorted(range(len(model.classes)), key=model.classes.__getitem__)
         network.arrange_classes(torch.tensor(order))
         estimator.classes_, estimator.network_ = np.array(model.classes)[order], network
-        estimator._label = label if isinstance(label, str) else "label"
+        estimator._label, estimator._named = label if isinstance(label, str) else "label", named
         estimator._taken, names = restore_taken(model.encoding, model.columns, model.metadata.get("features"))
         width = network.encoder.input_dim if model.encoding is None else len(model.encoding.columns)
         estimator.n_features_in_ = width if names is None else len(names)

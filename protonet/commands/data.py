@@ -99,14 +99,19 @@ def read_data(options: argparse.Namespace, rows: TableRows, *, keep_cells: bool 
         needed = "be texts that a representation reads, and classes be named in words, where no row has a class"
         refuse("table", needed, "others", 'Run pip install "protonet[text]", or label some rows.')
     groups = None if rows.groups is None else torch.from_numpy(rows.groups)
+    known = {*rows.labels.tolist(), *(() if names is None else names.labels.tolist())}
+    lost = [str(name) for number, name in enumerate(rows.classes) if number not in known]
     told = [*table.notes, *notes, *suspect_spellings(rows.classes)]
+    if lost:
+        what = "neither a row nor a name says what these classes are, never predicted"
+        told.append(f"look at: {what}: {list_names(lost)}")
     ids = None if options.id is None else block.beside[beside.index(options.id)].astype(str).tolist()
     cells = [
         each
         for number, each in enumerate(block.columns)
         if columns is None or table.columns is None or table.columns[number] in columns
     ]
-    gaps, places = list(map(count_gaps, cells)), block.rows[: len(labels)]
+    gaps, places = [count_gaps(each[: len(labels)]) for each in cells], block.rows[: len(labels)]
     where = places, table.place, block.numbers[: len(labels)], ids, gaps, cells if keep_cells else []
     seen = describe_columns(cells, encoding, np.bincount(rows.labels, minlength=len(rows.classes)).tolist())
     return Data(

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from protonet._checks import show
+from protonet._checks import refuse, show
 from protonet.commands.content import JudgedRows, list_columns, list_importance, list_learning, list_sections
 from protonet.commands.data import Data, Rest, read_data
 from protonet.commands.explain import find_sizes, name_columns
@@ -73,14 +73,17 @@ def run(options: argparse.Namespace) -> None:
     seed, limit, outputs, started = options.seed, options.time_limit, options.outputs, time.monotonic() - rows.seconds
     data = read_data(options, rows, keep_cells="report" in outputs)
     del rows
+    if "plot" in outputs and not len(data.x):
+        refuse("--plot", "come with rows that have a class", "none", "Leave it out.")
     rest = Rest(data, options.unlabelled and Path(options.unlabelled), options.label or "label")
     shots = torch.bincount(data.y, minlength=len(data.classes)).tolist()
     metadata: dict[str, Any] = {"label": options.label or "label", "effort": options.effort, "seed": seed}
     metadata |= {"samples": shots, "group": options.group, "id": options.id, "left_out": data.left_out}
     metadata |= {"time_limit": limit, "balanced": options.balanced or None, "seen": data.seen}
     if data.names is not None:
-        metadata["named"] = {"weight": data.names.weight, "classes": data.names.labels.tolist()}
+        metadata["named"] = data.names.describe(data.classes)
     weights = balance_classes(data.y) if options.balanced else None
+    beside = None if data.names is None else data.names.count_samples(len(data.classes))
 
     def make_model(solution: Solution) -> Model:
         views = {"views": describe_views(solution.choice)}
@@ -114,7 +117,7 @@ def run(options: argparse.Namespace) -> None:
             crossed = crossfit(solution, deadline=until, progress=partial(tell, 1))
             in_time = time.monotonic() < until
         if weights is not None:
-            crossed = count_rows(crossed, data.y, weights)
+            crossed = count_rows(crossed, data.y, weights, beside)
         model = keep_crossfit(make_model(solution), crossed, data.number_groups(solution), hash_rows(data.x))
         if "output" in outputs:
             write_model(outputs["output"], model)
@@ -122,7 +125,8 @@ def run(options: argparse.Namespace) -> None:
         if solution is None or "output" not in outputs:
             raise
         if weights is not None:
-            count_samples(solution.network, torch.bincount(data.y, minlength=len(data.classes)))
+            rows = torch.bincount(data.y, minlength=len(data.classes))
+            count_samples(solution.network, rows if beside is None else rows + beside)
         model = make_model(solution)
         write_model(outputs["output"], model)
         print(summarise(Path(options.table).name, data, model, solution, rest, []) + format_notes(data.notes), end="")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ def describe_model(path: Path, model: Model) -> dict[str, Any]:
     """
     network, metadata = model.network, model.metadata
     version, library = read_versions(path)
-    samples = _count_samples(network.counts.tolist(), metadata.get("named"))
+    samples = _count_samples(network.counts.tolist(), model.classes, metadata.get("named"))
     folds, left_out, groups = (metadata.get(name) for name in ("folds", "left_out", "groups"))
     views = metadata.get("views")
     sound = isinstance(views, dict) and all(isinstance(weight, float) for weight in views.values())
@@ -74,14 +74,13 @@ def describe_model(path: Path, model: Model) -> dict[str, Any]:
     }
 
 
-def _count_samples(counts: list[int], named: Any) -> list[int]:
+def _count_samples(counts: list[int], classes: Sequence[str | int], named: Any) -> list[int]:
     """Return of how many samples each class is, without what its name counts as."""
     if not isinstance(named, dict) or not isinstance(named.get("classes"), list):
         return counts
     weight = named.get("weight")
-    own = {number for number in named["classes"] if type(number) is int}
     less = round(weight) if isinstance(weight, float) and 0 <= weight < 2**31 else 0
-    return [max(0, rows - less * (number in own)) for number, rows in enumerate(counts)]
+    return [max(0, rows - less * (name in named["classes"])) for name, rows in zip(classes, counts, strict=True)]
 
 
 def _check_figures(figures: Any) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ def balance_classes(labels: Tensor) -> Tensor:
     return (len(labels) / (int((rows > 0).sum()) * rows.double()))[labels]
 
 
-def count_rows(crossed: Crossfit, labels: Tensor, weights: Tensor) -> Crossfit:
+def count_rows(crossed: Crossfit, labels: Tensor, weights: Tensor, beside: Tensor | None = None) -> Crossfit:
     """Make a crossfit that was fitted by weights of classes count rows again.
 
     The weights are for learning alone: figures are of the rows as they are, and samples that are added later move a
@@ -28,13 +28,15 @@ def count_rows(crossed: Crossfit, labels: Tensor, weights: Tensor) -> Crossfit:
         crossed: Its networks are changed.
         labels: (n,) int64 of all rows that came.
         weights: (n,) of mean 1, the same for all rows of a class.
+        beside: (num_classes,) int64, the samples that the classes' names count as, which no fold is without.
 
     Returns:
         The crossfit, whose weights say again how many equal rows each one stands for.
     """
-    own = torch.ones(int(labels.max()) + 1, dtype=torch.float64).scatter_(0, labels, weights)
+    own = torch.ones(len(crossed.whole.counts), dtype=torch.float64).scatter_(0, labels, weights)
     stands_for = (crossed.weights / own[crossed.labels]).round()
-    rows = torch.bincount(labels, minlength=len(crossed.whole.counts))
+    rows = torch.bincount(labels, minlength=len(own))
+    rows = rows if beside is None else rows + beside
     count_samples(crossed.whole, rows)
     for number, network in enumerate(crossed.folds):
         judged = crossed.fold == number

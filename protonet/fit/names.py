@@ -7,9 +7,10 @@ come later fade them out. See docs/decisions/names.md.
 from __future__ import annotations
 
 import math
-import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -53,6 +54,8 @@ EMPTY = {
     "the",
     "and",
 }
+#: From here on, Chinese, Japanese and Korean signs stand for a syllable or a word each, and count as two letters.
+SIGNS = "\u2e80"
 #: What is learned from where there are names alone: whatever else is tried has no row to be judged by.
 ALONE = Search((LinearKind((RAW.scaling,)),), folds=0)
 
@@ -62,10 +65,17 @@ def find_words(name: str | int) -> str:
 
     Words in other cases, or with signs between them, are told apart: "cardArrival", "card_arrival".
     """
-    text = re.sub(r"(?<=[a-z])(?=[A-Z])|[_\W]+", " ", str(name)).strip()
-    words = [word for word in text.split() if len(re.sub(r"[\d_]", "", word)) >= NAMES.least]
-    told = [word for word in words if word.lower() not in EMPTY and not any(map(str.isdigit, word))]
-    return " ".join(text.split()) if told else ""
+    pairs = pairwise(f" {unicodedata.normalize('NFC', str(name))}")
+    parts = [f" {each}" if before.islower() and each.isupper() else each for before, each in pairs]
+    words = "".join(part if _is_part(part[-1]) else " " for part in parts).split()
+    signs = [len(word) + sum(each >= SIGNS for each in word) for word in words]
+    told = [word for word, size in zip(words, signs, strict=True) if size >= NAMES.least and word.lower() not in EMPTY]
+    return " ".join(words) if any(not any(map(str.isdigit, word)) for word in told) else ""
+
+
+def _is_part(sign: str) -> bool:
+    """Return whether a sign is part of a word: a letter, a digit, or a mark on one."""
+    return sign.isalnum() or unicodedata.category(sign).startswith("M")
 
 
 def read_names(
@@ -142,7 +152,8 @@ def weigh_names(x: Tensor, labels: Tensor, names: Tensor, known: Tensor, num_cla
 
     Returns:
         Where the rows are unlikelier by names alone than by chance, 0. Where some classes have two rows, what leaves
-        the least log-loss, row by row left out; otherwise what was best on other problems.
+        the least log-loss, row by row left out, but more than 0 where a class has a name and no row; otherwise what was
+        best on other problems.
     """
     place = torch.full((num_classes,), -1).scatter_(0, known, torch.arange(len(known)))
     x, names = F.normalize(x, dim=1), F.normalize(names, dim=1)
@@ -152,15 +163,16 @@ def weigh_names(x: Tensor, labels: Tensor, names: Tensor, known: Tensor, num_cla
         evidence = log_p.gather(1, place[labels[judged]][:, None]).sum() + int(judged.sum()) * math.log(len(known))
         if float(evidence) + NAMES.prior < 0:
             return 0.0
-    several = torch.bincount(labels, minlength=num_classes)[labels] > 1
+    count = torch.bincount(labels, minlength=num_classes)
+    several = count[labels] > 1
     if not bool(several.any()):
         return NAMES.weight
     sums = torch.zeros(num_classes, x.shape[1]).index_add_(0, labels, x)
-    losses = []
-    for weight in NAMES.weights:
+    losses, weights = [], [weight for weight in NAMES.weights if weight or bool(count[known].all())]
+    for weight in weights:
         whole = sums.index_add(0, known, weight * names)
         cosines = x @ F.normalize(whole, dim=1).T
         left = F.normalize(whole[labels] - x, dim=1)  # its own class without the row
         cosines[torch.arange(len(x)), labels] = (x * left).sum(dim=1)
         losses.append(float(fit_temperature(cosines[several], labels[several], whole.any(dim=1))[1].sum()))
-    return NAMES.weights[losses.index(min(losses))]
+    return weights[losses.index(min(losses))]

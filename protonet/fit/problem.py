@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +22,14 @@ class Names(NamedTuple):
     x: Tensor  #: (m, dim) as features.
     labels: Tensor  #: (m,) int64, the number of each one's class.
     weight: float  #: How many samples each counts as.
+
+    def count_samples(self, num_classes: int) -> Tensor:
+        """Return how many samples the names of each class (num_classes,) count as, int64."""
+        return torch.bincount(self.labels, minlength=num_classes) * round(self.weight)
+
+    def describe(self, classes: Sequence[str | int]) -> dict[str, Any]:
+        """Return what a model file keeps: what each name counts as, and of all classes those that have one."""
+        return {"weight": self.weight, "classes": [classes[number] for number in self.labels.tolist()]}
 
 
 class Problem(NamedTuple):
@@ -86,7 +95,7 @@ def pose_problem(
         features, labels, num_classes, seed=seed, weights=weights, groups=groups, blocks=blocks, described=described
     )
     rows, repeated, joined, pooled = pool_copies(rows)
-    rows = _compare_weights(rows, len(order) if described is None else int((~described).sum()))
+    rows = _compare_weights(rows, n if names is None or n else names.weight * len(names.labels))
     places = torch.empty_like(order).index_copy_(0, order, pooled)
     if names is not None and joined is not None:
         joined = joined[:several]
@@ -115,8 +124,8 @@ def _find_scale(features: Tensor, weights: Tensor | None) -> float:
     return math.sqrt(float(weights @ energies / weights.sum()) / features.shape[1])
 
 
-def _compare_weights(rows: Rows, n: int) -> Rows:
-    """Return rows whose weights stand for n samples that came, the largest of them 1; None where all are.
+def _compare_weights(rows: Rows, n: float) -> Rows:
+    """Return rows whose weights stand for n samples, those that came, the largest of them 1; None where all are.
 
     A row of weight 2 and a row that came twice are the same from here on, to the last digit: what is decided on
     held-out rows, and what is trained, would make more of the least difference.
@@ -127,4 +136,4 @@ def _compare_weights(rows: Rows, n: int) -> Rows:
     alike, samples = bool((weights == 1).all()), weights
     if rows.described is not None and not bool(rows.described.all()):
         samples = weights[~rows.described]
-    return rows._replace(weights=None if alike else weights, unit=(n or len(weights)) / float(samples.sum()))
+    return rows._replace(weights=None if alike else weights, unit=n / float(samples.sum()))

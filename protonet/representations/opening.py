@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -153,7 +153,7 @@ def find_takes(name: str) -> str:
     if name in PACKAGED:
         return PACKAGED[name].takes
     library = name.partition(":")[0]
-    if library == SENTENCES or Path(name).is_dir():
+    if library == SENTENCES or (name and Path(name).is_dir()):
         return "text"
     if library in LIBRARIES or Path(split_backbone(name)[0]).suffix.lower() in SUFFIXES:
         return "picture"
@@ -162,7 +162,6 @@ def find_takes(name: str) -> str:
     return refuse("representation", f"be {AUTO}, {NONE}, or one of {named}", repr(name), remedy)
 
 
-@cache
 def open_representation(name: str) -> Representation:
     """Open a representation.
 
@@ -175,6 +174,17 @@ def open_representation(name: str) -> Representation:
         MissingPackageError: A package that it needs is missing.
         InputError: There is none, or it cannot be opened.
     """
+    path = Path(split_backbone(name)[0])
+    if name in PACKAGED or not (name and path.exists()):
+        return _open(name, ())
+    files = [path, *(sorted(path.rglob("*")) if path.is_dir() else ())]
+    stamps = [(str(each), each.stat().st_mtime_ns, each.stat().st_size) for each in files]
+    return replace(_open(name, tuple(stamps)), typed=name)
+
+
+@cache
+def _open(name: str, stamps: tuple[tuple[str, int, int], ...]) -> Representation:
+    """Open a representation once, unless files (name, time, bytes) of it have changed since."""
     packaged = PACKAGED.get(name)
     if packaged is not None:
         with optional_packages("", f'pip install "protonet[{packaged.extra}]"'):
@@ -202,11 +212,11 @@ def reopen(record: Record, names: Sequence[str] | None) -> Representation:
         MissingPackageError: Its package is missing.
         InputError: It is not at hand, or another one.
     """
-    if names is None and os.environ.get(VARIABLE, AUTO) not in {AUTO, NONE}:
-        names = os.environ[VARIABLE].split()
-    given = [each for each in names or () if each not in {AUTO, NONE} and find_takes(each) == record.takes]
     library = record.name.partition(":")[0]
     anywhere = record.name in PACKAGED or library == SENTENCES or library in LIBRARIES
+    if names is None and not anywhere:  # what is used by default matters to what cannot be found without
+        names = os.environ.get(VARIABLE, AUTO).split()
+    given = [each for each in names or () if each not in {AUTO, NONE} and find_takes(each) == record.takes]
     must = f"be that of fit, {record.tell()}"
     if not given and not anywhere:
         kind = "FOLDER" if record.takes == "text" else "FILE"
@@ -216,7 +226,7 @@ def reopen(record: Record, names: Sequence[str] | None) -> Representation:
         settings = split_backbone(record.name)[1]
         name = f"{name}:{settings}" if settings else name
     opened = open_representation(name)
-    if opened.record.digest != record.digest or opened.record.width != record.width:
+    if replace(opened.record, name=record.name, licence=record.licence) != record:
         got = f"{name} ({opened.record.digest[:8]})"
         remedy = "Install the version of fit, or fit again." if name in PACKAGED else "Pass that of fit, or fit again."
         refuse("representation", must, got, remedy)

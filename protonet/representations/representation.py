@@ -60,12 +60,14 @@ class Representation:
     Args:
         record: What it is.
         compute: From some items, texts or paths of pictures, to embeddings (n, width) float32.
-        cache: The folder of embeddings; None for none.
+        cache: The folder of embeddings; None for that in the cache's folder.
+        typed: The folder or file that it was opened from, as a person typed it; "" for another one.
     """
 
     record: Record
     compute: Callable[[Sequence[Any]], np.ndarray]
     cache: Path | None = None
+    typed: str = ""
 
     def embed(self, items: Sequence[Any], *, shown: bool = False) -> np.ndarray:
         """Return the embeddings (n, width) float32 of texts, or of paths of pictures.

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from protonet._checks import optional_packages, refuse
+from protonet._checks import InputError, optional_packages, refuse
 from protonet.representations.offline import stay_offline
 from protonet.representations.representation import Record, Representation, hash_files
 
@@ -132,12 +132,19 @@ def open_onnx(path: Path, tokenizer: Path, name: str, *, licence: str = "") -> R
         flat = [each for each in outputs if each.ndim == 2 and len(each) == len(ids)]
         if flat:
             return np.asarray(flat[0], np.float32)
+        if outputs[0].shape[:2] != ids.shape or outputs[0].ndim != 3:
+            raise ValueError(f"outputs of {[each.shape for each in outputs]} for tokens of {ids.shape}")
         return np.asarray((outputs[0] * mask[:, :, None]).sum(axis=1) / mask.sum(axis=1, keepdims=True), np.float32)
 
     def read_all(texts: Sequence[str]) -> np.ndarray:
         return np.concatenate([read(texts[first : first + BATCH]) for first in range(0, len(texts), BATCH)])
 
-    width = read(["a"]).shape[1]
+    try:
+        width = read(["a"]).shape[1]
+    except InputError:
+        raise
+    except Exception as error:
+        _refuse(path, error)
     digest = hash_files([path, tokenizer], str(limit))
     return Representation(Record(name, "text", width, digest, licence), _in_pieces(read_all, tokenizer, limit))
 
@@ -234,7 +241,10 @@ def _open_tokenizer(path: Path) -> Callable[..., list[Any]]:
     tokenizer.no_padding()
 
     def encode(texts: Sequence[str], *, special: bool) -> list[Any]:
-        return list(tokenizer.encode_batch(list(texts), add_special_tokens=special))
+        try:
+            return list(tokenizer.encode_batch(list(texts), add_special_tokens=special))
+        except Exception as error:  # of a word that it has no token for, say
+            _refuse(path, error)
 
     return encode
 

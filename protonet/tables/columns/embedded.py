@@ -11,7 +11,7 @@ import numpy as np
 
 from protonet.representations.opening import reopen
 from protonet.representations.representation import Record, Representation
-from protonet.tables.columns.parsing import find_gaps, write_cells
+from protonet.tables.columns.parsing import write_cells
 from protonet.tables.columns.text import Text
 from protonet.views.view import Graph, Stored, expect
 
@@ -29,6 +29,7 @@ class Embedded:
         scale: > 0, what is divided by.
         representation: It itself, which no model file holds.
         shown: Whether progress is shown.
+        typed: As of the representation, to find it again; no model file holds it.
     """
 
     record: Record
@@ -36,6 +37,7 @@ class Embedded:
     scale: float
     representation: Representation | None = field(default=None, repr=False)
     shown: bool = False
+    typed: str = ""
 
     @classmethod
     def fit(cls, representation: Representation, items: Sequence[Any], *, shown: bool) -> Embedded:
@@ -43,7 +45,8 @@ class Embedded:
         rows = representation.embed(items, shown=shown).astype(np.float64)
         mean = rows.mean(axis=0) if len(rows) else np.zeros(representation.record.width)
         scale = math.sqrt(float(np.square(rows - mean).sum(axis=1).mean())) if len(rows) else 0.0
-        return cls(representation.record, mean.astype(np.float32), scale or 1.0, representation, shown)
+        mean = mean.astype(np.float32)
+        return cls(representation.record, mean, scale or 1.0, representation, shown, representation.typed)
 
     def encode(self, items: Sequence[Any]) -> np.ndarray:
         """Return (n, width) float32; empty texts are what the mean is: zeros.
@@ -51,7 +54,8 @@ class Embedded:
         Raises:
             InputError: A picture cannot be read, or an embedding is not finite.
         """
-        representation = self.representation or reopen(self.record, None)  # of a copy, a pickle or a file
+        names = [self.typed] if self.typed else None
+        representation = self.representation or reopen(self.record, names)  # of a copy, a pickle or a file
         rows = representation.embed(items, shown=self.shown)
         x = (rows - self.mean) / np.float32(self.scale)
         if self.record.takes == "text":
@@ -60,7 +64,7 @@ class Embedded:
 
     def attach(self, representation: Representation, *, shown: bool) -> Embedded:
         """Return it with its representation."""
-        return replace(self, representation=representation, shown=shown)
+        return replace(self, representation=representation, shown=shown, typed=representation.typed)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the network out."""
@@ -96,7 +100,7 @@ class EmbeddedText:
         cls, cells: np.ndarray, representation: Representation, *, shown: bool = False, words: bool = True
     ) -> EmbeddedText:
         """Fit to cells (n,), with their words or without."""
-        present = write_cells(cells[~find_gaps(cells)]).tolist()
+        present = [text for text in write_cells(cells).tolist() if text.strip()]
         return cls(Embedded.fit(representation, present, shown=shown), Text.fit(cells if words else cells[:0]))
 
     @property

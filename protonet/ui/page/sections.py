@@ -327,7 +327,7 @@ def format_data(figures: Figures) -> Markup:
             name_class(each["name"], longest=LONG),
             name_class(each["kind"], longest=200),
             f"{each['gaps']:,}",
-            percent(each["gaps"] / data["rows"]),
+            percent(each["gaps"] / max(1, data["rows"])),
         ]
         for each in shown
     ]
@@ -341,7 +341,7 @@ def format_data(figures: Figures) -> Markup:
         parts.append(
             say(f"The first {len(shown)} of {count(len(data['columns']), 'column')}; --json has all.", soft=True)
         )
-    most, classes = max(each["rows"] for each in data["classes"]), data["classes"]
+    most, classes = max(1, *(each["rows"] for each in data["classes"])), data["classes"]
     sizes = [
         [name_class(each["name"], longest=LONG), f"{each['rows']:,}", draw_share(each["rows"] / most)]
         for each in (classes[number] for number in order_naturally([each["name"] for each in classes]))

