@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protonet import solve
+from protonet import PrototypeNetwork, solve
+from protonet.encoder import Encoder
 from protonet.files import Model, load_model, save_model
 from protonet.files.model import HELD, describe_network, restore_network
 from protonet.files.shared_rows import NARROWEST, SHARED, share_rows, unshare_rows
 from protonet.views.radial import RadialView
+from protonet.views.view import View
 
 DIM = 20
 
 
-def make_rows() -> tuple[torch.Tensor, torch.Tensor]:
+def fit(dim: int) -> tuple[PrototypeNetwork, list[View], torch.Tensor]:
+    """Return a network, its views, and the rows that it was fitted to."""
     generator = torch.Generator().manual_seed(0)
     y = torch.arange(60) % 3
-    return torch.randn(60, DIM, generator=generator) + torch.randn(3, DIM, generator=generator)[y], y
+    x = torch.randn(60, dim, generator=generator) + torch.randn(3, dim, generator=generator)[y]
+    network = solve((x, y), effort="fast")
+    assert isinstance(network.encoder, Encoder)
+    return network, list(network.encoder.list_views()), x
 
 
 @given(
@@ -51,25 +58,26 @@ def test_what_is_shared_comes_back_to_the_bit(parts: list[tuple[bool, list[int]]
 @pytest.mark.parametrize("fault", ["number", "dtype", "gone", "width", "kind"])
 def test_shared_rows_that_do_not_fit_are_refused(fault: str) -> None:
     rows = torch.randn(4, DIM).repeat(3, 1)
-    found, shared = share_rows({"a": rows, "b": rows}, HELD)
-    assert shared == {"a": DIM, "b": DIM}
-    pool = f"{SHARED}{DIM}"
-    faults = {
-        "number": lambda: found.update(a=found["a"] + 1),
-        "dtype": lambda: found.update(a=found["a"].long()),
-        "gone": lambda: found.pop(pool),
-        "width": lambda: found.update({pool: found[pool][:, 1:]}),
-        "kind": lambda: shared.update(a="x"),  # type: ignore[dict-item]
-    }
-    faults[fault]()
+    found, widths = share_rows({"a": rows, "b": rows}, HELD)
+    assert widths == {"a": DIM, "b": DIM}
+    pool, shared = f"{SHARED}{DIM}", dict[str, Any](widths)
+    if fault == "number":
+        found["a"] = found["a"] + 1
+    elif fault == "dtype":
+        found["a"] = found["a"].long()
+    elif fault == "gone":
+        del found[pool]
+    elif fault == "width":
+        found[pool] = found[pool][:, 1:]
+    else:
+        shared["a"] = "x"
     with pytest.raises(ValueError, match="shared rows"):
         unshare_rows(found, shared, HELD)
 
 
 def test_a_file_holds_the_rows_of_all_views_once(tmp_path: Path) -> None:
-    x, y = make_rows()
-    network = solve((x, y), effort="fast")
-    radial = [view for view in network.encoder.list_views() if isinstance(view, RadialView)]  # type: ignore[union-attr]
+    network, views, x = fit(400)
+    radial = [view for view in views if isinstance(view, RadialView)]
     assert len(radial) > 2
     path = tmp_path / "m.safetensors"
     save_model(path, Model(network, ("a", "b", "c"), None, {}, {}))
@@ -78,10 +86,8 @@ def test_a_file_holds_the_rows_of_all_views_once(tmp_path: Path) -> None:
 
 
 def test_landmarks_of_older_files_are_read() -> None:
-    x, y = make_rows()
-    network = solve((x, y), effort="fast")
+    network, views, x = fit(DIM)
     structure, tensors = describe_network(network)
-    views = network.encoder.list_views()  # type: ignore[union-attr]
     for number, view in enumerate(views):
         if isinstance(view, RadialView):
             del tensors[f"views.{number}.units"]
