@@ -21,8 +21,7 @@ from protonet.fit.problem import Names
 from protonet.fit.search import RAW, Search
 from protonet.losses import class_means
 from protonet.scoring import fit_temperature
-from protonet.tables.columns.embedded import EmbeddedText
-from protonet.tables.columns.encoding import Encoding
+from protonet.tables.columns.encoding import READ, Encoding
 from protonet.views.linear import LinearKind
 
 
@@ -88,8 +87,8 @@ def read_names(
     """Read what classes are called, and decide how much it counts.
 
     Args:
-        encoding: Of the rows. Names are cells of its columns of embedded text; other columns are as in the class's
-            rows, on average.
+        encoding: Of the rows. Names are cells of its columns of embedded text, and pictures to a joint network; other
+            columns are as in the class's rows, on average.
         classes: Their names.
         x: (n, dim) rows with a class, as features; there may be none.
         labels: (n,) int64 of these.
@@ -132,9 +131,10 @@ def _embed_names(
     rows = torch.zeros(len(phrases), sum(encoding.sizes))
     of_names = torch.zeros(rows.shape[1], dtype=torch.bool)
     for number, column in enumerate(columns):
-        if isinstance(column, EmbeddedText):
-            own = torch.from_numpy(column.encode(cells))
-            place = list(encoding.find_features(number))
+        found = column.read_names(cells) if isinstance(column, READ) else None
+        if found is not None:
+            own = torch.from_numpy(found)
+            place = list(encoding.find_features(number))[: own.shape[1]]
             rows[:, place] = own - own.mean(dim=0)  # names are all unlike texts in the same way
             of_names[place] = True
     return (rows, torch.tensor(list(phrases)), of_names) if bool(of_names.any()) else None

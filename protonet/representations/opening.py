@@ -27,6 +27,8 @@ AUTO, NONE = "auto", "none"
 VARIABLE = "PROTONET_REPRESENTATION"
 #: The library that names networks of texts.
 SENTENCES = "sentence_transformers"
+#: What a joint network is told of a class; CLIP's prompt.
+TEMPLATE = "a photo of a {}."
 #: Pictures that a named network embeds at a time.
 BATCH = 32
 
@@ -247,4 +249,6 @@ def _open_network(name: str) -> Representation:
     made = extractor.made
     digest = hash_text("\0".join(f"{key}={made[key]}" for key in sorted(made)))
     trial = extractor.embed(extractor.prepare(draw_blank())[None])
-    return Representation(Record(name, "picture", trial.shape[1], digest, ""), compute)
+    record, read = Record(name, "picture", trial.shape[1], digest, ""), extractor.embed_texts
+    join = None if read is None else (lambda texts: read([TEMPLATE.format(text) for text in texts]).numpy())
+    return Representation(record, compute, join=join)

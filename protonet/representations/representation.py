@@ -62,12 +62,15 @@ class Representation:
         compute: From some items, texts or paths of pictures, to embeddings (n, width) float32.
         cache: The folder of embeddings; None for that in the cache's folder.
         typed: The folder or file that it was opened from, as a person typed it; "" for another one.
+        join: Of a joint network of pictures and texts, from texts to embeddings (n, width) beside those of pictures;
+            None for another network.
     """
 
     record: Record
     compute: Callable[[Sequence[Any]], np.ndarray]
     cache: Path | None = None
     typed: str = ""
+    join: Callable[[Sequence[str]], np.ndarray] | None = None
 
     def embed(self, items: Sequence[Any], *, shown: bool = False) -> np.ndarray:
         """Return the embeddings (n, width) float32 of texts, or of paths of pictures.

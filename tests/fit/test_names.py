@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import unicodedata
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +18,16 @@ from torch import Tensor
 
 from protonet.fit.balance import balance_classes, count_rows
 from protonet.fit.crossfit import crossfit, number_held
-from protonet.fit.names import ALONE, NAMES, find_words, read_names, weigh_names
+from protonet.fit.names import ALONE, NAMES, classify_by_names, find_words, read_names, weigh_names
 from protonet.fit.problem import Names
 from protonet.fit.solver import Solution, solve_problem
 from protonet.representations.opening import open_representation
+from protonet.representations.representation import Record, Representation
 from protonet.scoring import WEIGHTS, split_folds
 from protonet.tables.columns.embedded import EmbeddedText
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.number import Number
+from protonet.tables.columns.picture import Picture
 from tests.strategies import blobs, seeds
 
 X, Y = blobs(0, classes=5, rows=4, dim=12, noise=0.6)
@@ -244,3 +248,41 @@ def test_classes_that_count_alike_keep_their_names() -> None:
     for number, fold in enumerate(crossed.folds):
         left = torch.bincount(crossed.labels[crossed.fold == number], minlength=6)
         assert fold.counts.tolist() == (rows + 2 - left).tolist()
+
+
+def test_a_joint_network_reads_the_names_of_pictures(tmp_path: Path) -> None:
+    """Means of colours, beside which the names of colours lie: such as they are, a joint network."""
+    pil = pytest.importorskip("PIL.Image", reason="the extra pictures reads them")
+    colours = {"red": (1.0, 0.0, 0.0), "green": (0.0, 1.0, 0.0), "deep blue": (0.0, 0.0, 1.0)}
+    rng = np.random.default_rng(0)
+    paths, labels = [], []
+    for number in range(24):
+        name = list(colours)[number % 3]
+        path = tmp_path / f"{number}.png"
+        pixels = rng.normal(60, 40, (20, 20, 3)) + 140 * np.array(colours[name])
+        pil.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(path)
+        paths.append(str(path))
+        labels.append(number % 3)
+
+    def read(items: Sequence[Path]) -> np.ndarray:
+        return np.stack([np.asarray(pil.open(path), np.float32).mean(axis=(0, 1)) for path in items])
+
+    def join(texts: Sequence[str]) -> np.ndarray:
+        return np.array([colours[text] for text in texts], np.float32)
+
+    network = Representation(Record("colours", "picture", 3, "", ""), read, join=join)
+    cells = np.array(paths, object)
+    column = Picture.fit(cells, network)
+    encoding = Encoding((column,))
+    x = torch.from_numpy(encoding.encode([cells]))
+    by_name = classify_by_names(encoding, list(colours), x)
+    assert by_name is not None
+    assert by_name.tolist() == labels
+    y = torch.tensor(labels)
+    names = read_names(encoding, list(colours), x, y)
+    assert names is not None
+    assert names.weight > 0
+    own = names.x[:, column.width :]  # our own features of a class are those of its rows
+    torch.testing.assert_close(own, torch.stack([x[y == k][:, column.width :].mean(dim=0) for k in range(3)]))
+    plain = Encoding((Picture.fit(cells, replace(network, join=None)),))
+    assert read_names(plain, list(colours), x, y) is None

@@ -54,13 +54,25 @@ class Embedded:
         Raises:
             InputError: A picture cannot be read, or an embedding is not finite.
         """
-        names = [self.typed] if self.typed else None
-        representation = self.representation or reopen(self.record, names)  # of a copy, a pickle or a file
-        rows = representation.embed(items, shown=self.shown)
+        rows = self._open().embed(items, shown=self.shown)
         x = (rows - self.mean) / np.float32(self.scale)
         if self.record.takes == "text":
             x[[not text.strip() for text in items]] = 0
         return np.asarray(x, np.float32)
+
+    def join(self, texts: Sequence[str]) -> np.ndarray | None:
+        """Return texts (n, width) float32 as items of a joint network, at their usual length; None of another one."""
+        read = self._open().join
+        if read is None:
+            return None
+        rows = read(texts)
+        usual = math.sqrt(float(np.square(self.mean).sum()) + self.scale**2)  # root mean square of the rows of fit
+        norms = np.linalg.norm(rows, axis=1, keepdims=True)
+        return np.asarray(rows / norms * usual / self.scale, np.float32)
+
+    def _open(self) -> Representation:
+        """Return the network, which a copy, a pickle and a file lack."""
+        return self.representation or reopen(self.record, [self.typed] if self.typed else None)
 
     def attach(self, representation: Representation, *, shown: bool) -> Embedded:
         """Return it with its representation."""
@@ -131,6 +143,10 @@ class EmbeddedText:
     def attach(self, representation: Representation, *, shown: bool) -> EmbeddedText:
         """Return the column with its representation."""
         return replace(self, embedded=self.embedded.attach(representation, shown=shown))
+
+    def read_names(self, texts: np.ndarray) -> np.ndarray:
+        """Return what classes are called (n,) as the first of the features, here all of them."""
+        return self.encode(texts)
 
     def find_strange(self, cells: np.ndarray) -> np.ndarray:
         """Return False: anything is text."""

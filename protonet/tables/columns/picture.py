@@ -81,6 +81,10 @@ class Picture:
             found.append(map_pictures(paths, self.side, self.side, describe_pictures, shown=self.shown).numpy())
         return np.concatenate(found, axis=1)
 
+    def read_names(self, texts: np.ndarray) -> np.ndarray | None:
+        """Return what classes are called (n,) as the first of the features; None where no joint network reads them."""
+        return None if self.embedded is None else self.embedded.join(texts.tolist())
+
     def attach(self, representation: Representation, *, shown: bool) -> Picture:
         """Return the column with its representation."""
         assert self.embedded is not None
