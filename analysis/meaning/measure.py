@@ -282,6 +282,7 @@ def draw_pairs(labels: np.ndarray, iterations: int, generator: np.random.Generat
 def tune(network: Any, texts: Sequence[str], pairs: np.ndarray, recipe: Recipe) -> None:
     """Fine-tune a sentence network for an epoch, so that the cosines of pairs become 1 and 0."""
     network.train()
+    prepare = getattr(network, "preprocess", network.tokenize)  # by the name of newer releases, or of older ones
     optimizer = torch.optim.AdamW(network.parameters(), lr=recipe.rate, weight_decay=0.01)
     steps = -(-len(pairs) // recipe.batch)
     warm = max(1, round(recipe.warm_up * steps))
@@ -291,7 +292,7 @@ def tune(network: Any, texts: Sequence[str], pairs: np.ndarray, recipe: Recipe) 
     for first in range(0, len(pairs), recipe.batch):
         batch = pairs[first : first + recipe.batch]
         left, right = (
-            network(network.tokenize([texts[row] for row in batch[:, side]]))["sentence_embedding"] for side in (0, 1)
+            network(prepare([texts[row] for row in batch[:, side]]))["sentence_embedding"] for side in (0, 1)
         )
         cosines = torch.nn.functional.cosine_similarity(left, right)
         loss = torch.nn.functional.mse_loss(cosines, torch.from_numpy(batch[:, 2]).to(cosines))

@@ -38,12 +38,27 @@ MOST_CLASSES = 8
 DEFAULT = "sentences,words,efficientnet,none"
 NOTE = """
 Accuracy in percent of `predict` on at most {tests:,} rows of the half of each class that is not learned from, mean
-over {splits} of each set, then over sets; ± one standard error of the sets' differences, in pairs. `fit` at effort
-{effort}, all else as it is by default; at 0 per class from names alone (`--classes`), with at most {unlabelled:,} rows
-without a label; at 1 with `--one-shot`. Seconds of one core's CPU to learn, in a process that has opened its network
-already: with the embeddings in the cache, and, on the first split, with an empty cache. Logistic regression has C = 10,
-on the embeddings as they are; TF-IDF counts words, pairs of words and parts of words, sublinearly.
+over {splits} of each set, then over sets; ± one standard error of the sets' differences, in pairs. `fit` is run at
+effort {effort}, all else as it is by default. Seconds of one core's CPU to learn, in a process that has opened its
+network already: with the embeddings in the cache, and, on the first split, with an empty cache. Logistic regression has
+C = 10, on the embeddings as they are.
 """
+#: What is said besides, where there are such runs.
+NOTES = {
+    "names": f"""\
+At 0 per class `fit` has names alone (`--classes`), and at most {MOST_UNLABELLED:,} rows without a label.
+""",
+    "one": """\
+At 1 per class it is told so (`--one-shot`).
+""",
+    TFIDF: """\
+TF-IDF is sublinear, of words, pairs of words and parts of words of 2 to 5 letters; its logistic regression has C = 10.
+""",
+    SETFIT: """\
+SetFit's recipe fine-tunes the same sentence network for an epoch, by the cosines of 20 pairs of one class and 20 of two
+for each labelled text (batches of 16, AdamW at 2e-5), then fits logistic regression.
+""",
+}
 
 
 def add_options(parser: StudyParser) -> None:
@@ -81,9 +96,10 @@ def run(options: argparse.Namespace) -> Report:
     kinds = {name: read_items(paths[name]).takes for name in chosen}
     rows = [{"takes": kinds[run.dataset], **run._asdict(), **result} for run, result in results.items()]
     sizes = {name: len(read_items(paths[name]).classes) for name in chosen}
-    note = NOTE.format(
-        tests=options.tests, splits=count(options.splits, "split"), effort=options.effort, unlabelled=MOST_UNLABELLED
-    )
+    note = NOTE.format(tests=options.tests, splits=count(options.splits, "split"), effort=options.effort)
+    told = {"names": 0 in options.shots, "one": 1 in options.shots}
+    told |= {method: any(run.method == method for run in runs) for method in (TFIDF, SETFIT)}
+    note += "".join(text for name, text in NOTES.items() if told[name])
     return Report(rows, tabulate(rows, sizes) + note)
 
 
