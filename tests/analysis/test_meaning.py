@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from sklearn.linear_model import LogisticRegression
 
@@ -19,10 +20,12 @@ from analysis.meaning.measure import (
     NEAREST,
     SETFIT,
     TFIDF,
+    Recipe,
     Run,
     draw_pairs,
     fit_logistic,
     list_methods,
+    tune,
     use_cache,
 )
 from analysis.meaning.sets import Items, find_sets, read_items, split
@@ -140,6 +143,57 @@ def test_the_commands_are_run_and_nothing_is_done_twice(
     journal = Path("state.jsonl").read_bytes()
     assert main(["meaning", str(sets), *command.split(), *outputs]) == 0
     assert (capsys.readouterr().out, Path("state.jsonl").read_bytes()) == (table, journal)
+
+
+def test_pictures_are_told_by_folders_whose_names_predict_does_not_see(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generator = np.random.default_rng(0)
+    for name, colour in (("red", (200, 30, 30)), ("blue", (30, 30, 200))):
+        folder = tmp_path / "sets" / "colours" / name
+        folder.mkdir(parents=True)
+        for number in range(8):
+            pixels = generator.normal(colour, 20, (16, 16, 3)).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / f"{number}.png")
+    command = "meaning sets --shots 0,4 --splits 1 --effort fast --representations none --state state.jsonl"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        assert main(command.split()) == 0
+    said = capsys.readouterr().out
+    assert "**1 set of pictures, 4 labelled per class**" in said
+    assert "| colours | 2       | 100.0     |" in said
+
+
+class Letters(torch.nn.Module):
+    """The smallest network that is called as a sentence network is: a linear map of the counts of letters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = torch.nn.Linear(26, 4)
+
+    def tokenize(self, texts: list[str]) -> dict[str, torch.Tensor]:
+        counts = [[text.count(chr(ord("a") + letter)) for letter in range(26)] for text in texts]
+        return {"counts": torch.tensor(counts, dtype=torch.float32)}
+
+    def forward(self, tokens: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {"sentence_embedding": self.map(tokens["counts"])}
+
+
+def test_tuning_brings_the_texts_of_a_class_together() -> None:
+    texts = [word for words in WORDS.values() for word in words[:4]]
+    labels = np.repeat([0, 1], 4)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = Letters()
+
+    def find_loss() -> float:
+        with torch.no_grad():
+            x = torch.nn.functional.normalize(network(network.tokenize(texts))["sentence_embedding"], dim=1)
+        return float((x @ x.T - torch.from_numpy(labels[:, None] == labels).float()).square().mean())
+
+    before = find_loss()
+    tune(network, texts, draw_pairs(labels, 20, np.random.default_rng(0)), Recipe(rate=0.05))
+    assert find_loss() < before / 2
 
 
 @needs_words
