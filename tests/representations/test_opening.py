@@ -196,6 +196,7 @@ def test_equal_texts_are_computed_once_and_never_again(own_cache: Path) -> None:
     assert len(counted) == 9
     make(counted, digest="").embed(texts[:1])  # nobody can tell which one it is: nothing is kept
     assert len(list(own_cache.iterdir())) == 2
+    np.testing.assert_array_equal(make(counted).embed(["\ud800b"]), make(counted).embed(["?b"]))  # no character
     with pytest.raises(InputError, match="`representation` must give finite numbers; got others for far"):
         make(counted).embed(["a", "far"])
 
