@@ -14,6 +14,7 @@ from torch import Tensor
 from protonet._checks import as_typed, fail, fail_type, find_version, optional_packages, refuse
 from protonet._writing import write_whole
 from protonet.encoder import Encoder
+from protonet.files.shared_rows import share_rows, unshare_rows
 from protonet.network import PrototypeNetwork
 from protonet.tables.columns.encoding import Encoding
 from protonet.views import KINDS
@@ -21,8 +22,8 @@ from protonet.views.view import LinearMap, Stored, expect, expect_sound
 
 #: The name of the entry, in the file's metadata, that says as JSON what the file is.
 FORMAT = "protonet.model"
-#: Raised whenever what is written changes; files of other versions are not read.
-VERSION = 4
+#: Raised whenever what is written changes; files of older versions than the second are not read.
+VERSION, OLDEST = 5, 4
 INSTALL = 'pip install "protonet[files]"'
 #: What the names of tensors begin with that are held for later, and are no part of the network.
 HELD = "held."
@@ -65,6 +66,7 @@ def save_model(path: str | Path, model: Model) -> None:
     columnwise = [name for name, tensor in tensors.items() if tensor.ndim == 2 and not tensor.is_contiguous()]
     tensors |= {name: tensors[name].t() for name in columnwise}
     header["columnwise"] = columnwise
+    tensors, header["shared"] = share_rows(tensors, HELD)
     header["checksums"] = {part: _sum(tensors, part) for part in ("", HELD)}
     content = save(tensors, {FORMAT: json.dumps(header | {"checksum": _sum_header(header)})})
     write_whole(path, lambda file: file.write(content))
@@ -111,7 +113,7 @@ def read_model(path: str | Path, *, held: bool = False, writer: str) -> Model:
         expect(Path(path).resolve(strict=True).is_file(), "no file")  # to open a pipe would be to wait
         with safe_open(path, framework="pt") as file:
             header = _parse_header((file.metadata() or {}).get(FORMAT))
-            if header["version"] != VERSION:
+            if not OLDEST <= header["version"] <= VERSION:
                 remedy = "Update protonet." if header["version"] > VERSION else "Fit it again."
                 raise ValueError(f"version {header['version']}, by protonet {header.get('library')!r:.20}")
             expect(header.pop("checksum", None) == _sum_header(header), "damaged: a wrong checksum")
@@ -123,8 +125,9 @@ def read_model(path: str | Path, *, held: bool = False, writer: str) -> Model:
         sums = header.get("checksums")
         for part in ("", HELD) if held else ("",):
             expect(isinstance(sums, dict) and sums.get(part) == _sum(tensors, part), "damaged: a wrong checksum")
-        tensors |= {name: tensors[name].t() for name in names if name in columnwise}
-        kept = {name[len(HELD) :]: tensors.pop(name) for name in names if name.startswith(HELD)}
+        tensors = unshare_rows(tensors, header.get("shared", {}), HELD)
+        tensors |= {name: tensors[name].t() for name in tensors if name in columnwise}
+        kept = {name[len(HELD) :]: tensors.pop(name) for name in list(tensors) if name.startswith(HELD)}
         return _make_model(header, tensors, kept)
     except FileNotFoundError:
         refuse("path", "be a file that exists", path, f"There is no such file; pass one that {writer} wrote.")

@@ -100,7 +100,7 @@ class Radial:
         problem = _Problem(self, need_source(source), rows)
         _, (readout,) = problem.solve(self.bandwidth, [self.ridge])
         bandwidth = self.bandwidth * problem.median
-        return RadialView(problem.map, problem.landmarks, readout, bandwidth, norm=self.norm, squash=self.squash)
+        return RadialView(problem.map, problem.units, readout, bandwidth, norm=self.norm, squash=self.squash)
 
     def count_units(self, n: int, dim: int) -> int:
         """Return how many of n samples become radial units: all, unless that is too much work."""
@@ -223,23 +223,38 @@ class RadialView(View):
 
     Args:
         source: The map.
-        landmarks: (units, input_dim), the units in the (squashed) map.
+        units: (units, input_dim) features: the rows that are units. Model files hold these, which many views share.
         readout: (units, num_classes).
         bandwidth: > 0, in units of the distance.
         norm: As in `Radial`.
         squash: As in `Radial`.
+        landmarks: (units, dim), the units in the (squashed) map, of older model files, which hold no units; None to
+            compute them.
     """
 
     kind = "radial"
+    units: Tensor
     landmarks: Tensor
     readout: Tensor
     bandwidth: Tensor
 
     def __init__(
-        self, source: LinearMap, landmarks: Tensor, readout: Tensor, bandwidth: float, *, norm: int, squash: bool
+        self,
+        source: LinearMap,
+        units: Tensor,
+        readout: Tensor,
+        bandwidth: float,
+        *,
+        norm: int,
+        squash: bool,
+        landmarks: Tensor | None = None,
     ) -> None:
         super().__init__(source, (readout.shape[1],))
         self.norm, self.squash = norm, squash
+        if landmarks is None:
+            z = source(units)
+            landmarks = torch.tanh(z) if squash else z
+        self.register_buffer("units", units.to(torch.float32))
         self.register_buffer("landmarks", landmarks.to(torch.float32))
         self.register_buffer("readout", readout.to(torch.float32))
         self.register_buffer("bandwidth", torch.tensor(bandwidth, dtype=torch.float32))
@@ -268,6 +283,13 @@ class RadialView(View):
         steps = {terms: float(find_steps(self.landmarks, terms)[2]) for terms in RADIAL.terms}
         return next((terms for terms, step in steps.items() if noise * step <= RADIAL.rounding), None)
 
+    def own_tensors(self) -> dict[str, Tensor]:
+        """Return the view's buffers by name: landmarks are made of units again."""
+        tensors = super().own_tensors()
+        return {
+            name: tensor for name, tensor in tensors.items() if name != ("landmarks" if len(self.units) else "units")
+        }
+
     def describe(self) -> dict[str, Any]:
         """Return how distance is measured."""
         return {"norm": self.norm, "squash": self.squash}
@@ -276,10 +298,16 @@ class RadialView(View):
     def restore(cls, stored: Stored, source: LinearMap | None, input_dim: int) -> RadialView:
         """Build the view again."""
         norm, squash = stored.whole("norm", 2, low=1), stored.entry("squash", bool)
-        landmarks = stored.take("landmarks", None, need_source(source).dim)
-        readout, bandwidth = stored.take("readout", len(landmarks), None), float(stored.take("bandwidth"))
+        units, landmarks = torch.zeros(0, input_dim), None
+        if stored.prefix + "landmarks" in stored.tensors:
+            landmarks = stored.take("landmarks", None, need_source(source).dim)
+        else:
+            units = stored.take("units", None, input_dim)
+        readout, bandwidth = stored.take("readout", len(units) or None, None), float(stored.take("bandwidth"))
+        expect(len(readout) == len(units if landmarks is None else landmarks), "read-outs of other units")
         expect(bandwidth > 0 and readout.shape[1] > 0, "a bandwidth that is not positive, or scores of no class")
-        return cls(need_source(source), landmarks, readout, bandwidth, norm=norm, squash=squash)
+        settings = {"norm": norm, "squash": squash, "landmarks": landmarks}
+        return cls(need_source(source), units, readout, bandwidth, **settings)
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
         """Add the scores, in float64: large read-outs cancel."""
@@ -372,6 +400,7 @@ class _Problem:
         z = torch.cat([self._read(view, part) for part in x.split(CHUNK)])
         units = view.count_units(*z.shape)
         self.chosen = torch.linspace(0, len(z) - 1, units, dtype=torch.float64).round().long()
+        self.units = x if len(self.chosen) == len(x) else x[self.chosen]
         self.landmarks = z[self.chosen]
         units64 = self.landmarks.to(torch.float64)
         self.between = torch.cat([distances(part.to(torch.float64), units64, view.norm) for part in z.split(CHUNK)])

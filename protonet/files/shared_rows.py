@@ -1,0 +1,83 @@
+"""Rows that several tensors of a model file hold are written once: views and fold models read the same samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protonet.views.view import expect
+
+#: What the names of the tensors of shared rows begin with.
+SHARED = "shared."
+#: The narrowest rows that are looked at, and the largest share of them that has to be written for it to pay.
+NARROWEST, PAYS = 16, 0.75
+
+
+def share_rows(tensors: dict[str, Tensor], held: str) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """Put each row of float32 matrices of one width into one tensor, once, where that makes a file smaller.
+
+    Args:
+        tensors: By name, contiguous, on the CPU.
+        held: What the names begin with of those that are not always read: no other needs rows of theirs.
+
+    Returns:
+        The tensors, with the numbers (n,) int32 of its rows in place of each matrix; and the width of each by name.
+    """
+    widths: dict[int, list[str]] = {}
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[0].startswith(held), item[0])):
+        if tensor.ndim == 2 and tensor.dtype == torch.float32 and len(tensor) and tensor.shape[1] >= NARROWEST:
+            widths.setdefault(tensor.shape[1], []).append(name)
+    found, shared = dict(tensors), dict[str, int]()
+    for width, names in widths.items():
+        rows = np.concatenate([tensors[name].numpy() for name in names])
+        keys = np.ascontiguousarray(rows).view(np.dtype((np.void, 4 * width)))[:, 0]
+        _, first, numbers = np.unique(keys, return_index=True, return_inverse=True)
+        if len(first) > PAYS * len(rows):
+            continue
+        order = np.argsort(first)  # rows of what is always read come first
+        places = np.empty_like(order)
+        places[order] = np.arange(len(order))
+        ends = np.cumsum([len(tensors[name]) for name in names])
+        always = int((first < sum(len(tensors[name]) for name in names if not name.startswith(held))).sum())
+        unique = torch.from_numpy(rows[first[order]])
+        for prefix, part in (("", unique[:always]), (held, unique[always:])):
+            if len(part):
+                found[f"{prefix}{SHARED}{width}"] = part.clone()
+        for name, own in zip(names, np.split(places[numbers.ravel()], ends[:-1]), strict=True):
+            found[name] = torch.from_numpy(own.astype(np.int32))
+        shared |= dict.fromkeys(names, width)
+    return found, shared
+
+
+def unshare_rows(tensors: Mapping[str, Tensor], shared: Any, held: str) -> dict[str, Tensor]:
+    """Return the tensors that `share_rows` was given, those of them that were read.
+
+    Args:
+        tensors: By name; they may be anything.
+        shared: What it returned beside them; it may be anything.
+        held: As there.
+
+    Raises:
+        ValueError: There are no such rows.
+    """
+    expect(isinstance(shared, dict), "shared rows that are no mapping")
+    found = {name: tensor for name, tensor in tensors.items() if not name.removeprefix(held).startswith(SHARED)}
+    pools: dict[Any, Tensor] = {}
+    for name, width in shared.items():
+        if name not in found:
+            continue
+        if width not in pools:
+            expect(type(width) is int, "shared rows of no width")
+            parts = [tensors[key] for prefix in ("", held) if (key := f"{prefix}{SHARED}{width}") in tensors]
+            sound = bool(parts) and all(part.ndim == 2 and part.shape[1] == width for part in parts)
+            expect(sound and {part.dtype for part in parts} == {torch.float32}, "shared rows that are not there")
+            pools[width] = torch.cat(parts)
+        numbers, pool = found[name], pools[width]
+        expect(numbers.ndim == 1 and numbers.dtype == torch.int32, "numbers of shared rows that are none")
+        expect(bool(((numbers >= 0) & (numbers < len(pool))).all()), "numbers of shared rows that are not there")
+        found[name] = pool[numbers.long()]
+    return found
