@@ -26,6 +26,7 @@ STUDIES = {
     "mixed": ("real_data.mixed", "the solver and seven pipelines on few rows of mixed tables"),
     "prior": ("prior.study", "train the mixture's prior on thousands of tasks, and what it is worth on others"),
     "pictures": ("pictures.study", "pictures in folders: our features, raw pixels, and HOG with an SVM"),
+    "meaning": ("meaning.study", "texts, pictures and names of classes on your own sets, beside what people use"),
     "picture-speed": ("pictures.speed", "time and memory of the features of pictures on the disk"),
     "rejection": ("real_data.rejection", "how well rows of unknown classes are told from those of known ones"),
     "unlabelled": ("real_data.unlabelled", "what rows without a label are worth, beside scikit-learn's methods"),

@@ -27,6 +27,8 @@ Loaded = TypeVar("Loaded")
 FORMATS = (".png", ".pdf", ".svg")
 #: Options of the machine, which the command that made a table is told without.
 UNSHOWN = ("authors", "baselines", "jobs", "peers", "python")
+#: The argument of a folder, whose path is this machine's.
+FOLDER = "folder"
 
 
 class Report(NamedTuple):
@@ -85,7 +87,9 @@ class StudyParser(Parser):
         options = self.parse_args(arguments)
         made = f"python -m {self.prog}"
         for name, value in vars(options).items():
-            if isinstance(value, list):  # arguments without a name
+            if name == FOLDER:
+                made += f" {name.upper()}"
+            elif isinstance(value, list):  # arguments without a name
                 made += "".join(f" {each}" for each in value)
             elif value is True or (value not in {None, False} and name not in (*self._outputs, *UNSHOWN)):
                 made += f" --{name.replace('_', '-')}{'' if value is True else f' {value}'}"

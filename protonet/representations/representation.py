@@ -81,6 +81,8 @@ class Representation:
             InputError: A picture cannot be read, or an embedding is not finite.
         """
         texts = self.record.takes == "text"
+        if texts:  # half of a pair of code units is no character
+            items = [each.encode(errors="replace").decode() for each in items]
         digests = [hash_text(each) if texts else hash_file(each) for each in items]
         folder = embeddings_folder() if self.cache is None else self.cache
         with open_store(folder, self.record.digest[:16]) as store:

@@ -21,6 +21,7 @@ from protonet.estimator import ProtoNetClassifier
 from protonet.files import load_model, save_model
 from protonet.tables.columns.embedded import EmbeddedText
 from protonet.tables.columns.encoding import Encoding
+from tests.commands.test_label import Terminal
 from tests.representations.cases import write_vectors
 
 pytest.importorskip("wordllama", reason="it brings vectors of words")
@@ -155,6 +156,24 @@ def test_texts_are_learned_by_their_meaning(fitted: Path, tmp_path: Path, capsys
     assert count_samples(capsys, model) == [4] * 5
     assert count_samples(capsys, new) == [6] * 5
     assert count_right(run(capsys, "predict", new, test), 2) >= right
+
+
+def test_texts_are_labelled_in_a_terminal(fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, answers = fitted / "m.safetensors", tmp_path / "answers.csv"
+    owners = {text: number for number, texts in enumerate(TEXTS.values()) for text in texts}
+    words = ["label", fitted / "bare.csv", "--model", model, "--representation", "words", "-o", answers]
+    terminal = Terminal(tmp_path, *map(str, words))
+    for _ in range(2):
+        shown = terminal.wait_for("q leave\r\n")
+        terminal.press(str(1 + owners[re.findall(r"text = (.*?)\r\n", shown)[-1]]).encode())
+        terminal.wait_for("row ")
+    terminal.wait_for("q leave\r\n")
+    terminal.press(b"q")
+    terminal.wait_for("2 answers in ")
+    assert terminal.end() == 0
+    rows = read_table(answers.read_text(encoding="utf-8"))
+    assert [row["intent"] for row in rows] == [NAMES[owners[row["text"]]] for row in rows]
+    assert "2 samples more" in run(capsys, "update", model, answers, "-o", tmp_path / "new.safetensors")
 
 
 def spoil(model: Path, path: Path, **changes: Any) -> Path:

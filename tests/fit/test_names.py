@@ -109,6 +109,8 @@ def test_names_count_where_they_fit_their_rows_and_not_where_they_do_not() -> No
     assert weigh_names(X[:0], Y[:0], NEAR, known, 5) == NAMES.weight
     some = Y < 2  # those named, the others' rows are no evidence
     assert weigh_names(X[some], Y[some], NEAR[2:], known[2:], 5) in NAMES.weights
+    assert weigh_names(10 * NEAR[Y[some]], Y[some], NEAR[:2], known[:2], 5) == 0  # rows that need no name
+    assert weigh_names(10 * NEAR[Y[some]], Y[some], NEAR, known, 5) > 0  # but three classes have nothing else
     mixed = torch.randperm(len(X), generator=torch.Generator().manual_seed(0))
     order = torch.tensor([3, 1, 4, 0, 2])
     assert weigh_names(X[mixed], Y[mixed], NEAR[order], known[order], 5) == weigh_names(X, Y, NEAR, known, 5)

@@ -27,7 +27,7 @@ from protonet.representations.opening import (
 from protonet.representations.pictures.reading import read_pixels
 from protonet.representations.representation import Record, Representation
 from protonet.views.view import Stored
-from tests.representations.cases import write_vectors
+from tests.representations.cases import TABLE, write_vectors
 from tests.representations.pictures.cases import draw
 
 RECORD = Record("words", "text", 5, "0" * 64, "MIT")
@@ -127,6 +127,18 @@ def test_a_record_opens_no_folder_and_no_file_that_nobody_named(
     assert reopen(opened.record, None).record == opened.record  # a person has named it, too
 
 
+def test_a_folder_is_opened_once_until_it_changes(vectors: Path) -> None:
+    first = open_representation(str(vectors))
+    assert first.typed == str(vectors)
+    assert open_representation(str(vectors)).compute is first.compute
+    rows = first.embed(["my card"])
+    changed = open_representation(str(write_vectors(vectors, table=-TABLE)))
+    assert changed.record.digest != first.record.digest
+    np.testing.assert_allclose(changed.embed(["my card"]), -rows, rtol=1e-6)
+    with pytest.raises(InputError, match="be that of fit, vectors"):
+        reopen(first.record, [str(vectors)])
+
+
 def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, (module, extra) in {
         "words": ("safetensors.numpy", "words"),
@@ -184,6 +196,7 @@ def test_equal_texts_are_computed_once_and_never_again(own_cache: Path) -> None:
     assert len(counted) == 9
     make(counted, digest="").embed(texts[:1])  # nobody can tell which one it is: nothing is kept
     assert len(list(own_cache.iterdir())) == 2
+    np.testing.assert_array_equal(make(counted).embed(["\ud800b"]), make(counted).embed(["?b"]))  # no character
     with pytest.raises(InputError, match="`representation` must give finite numbers; got others for far"):
         make(counted).embed(["a", "far"])
 

