@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.losses import CHUNK, class_means
+from protonet.views.distances import distances, find_steps, round_distances
 from protonet.views.judge import PRUNING, Candidate, Judge, Kind
 from protonet.views.linear import Linear
 from protonet.views.shifts import shift_rows
@@ -41,15 +42,12 @@ class RadialRules:
     """Whole numbers of 16 bits of which so many are added without overflow: fewer may be larger, that is finer, ..."""
     rounding: float = 0.002
     """... and the first are taken that leave a class score, of about 1, a standard error of at most this."""
-    tile: int = 2**19  #: Whole numbers of 16 bits that are compared at once: they stay in the processor's cache.
     hope: float = 0.8
     """The share of the middle bandwidth's log-loss that the best one may be expected to leave. Where that would still
     be clearly worse than the best linear view, no other bandwidth is tried (only on folds that settle the settings)."""
 
 
 RADIAL = RadialRules()
-#: The largest whole number of 16 bits.
-LARGEST = 2**15 - 1
 
 
 @dataclass(frozen=True)
@@ -306,8 +304,7 @@ class RadialView(View):
         readout, bandwidth = stored.take("readout", len(units) or None, None), float(stored.take("bandwidth"))
         expect(len(readout) == len(units if landmarks is None else landmarks), "read-outs of other units")
         expect(bandwidth > 0 and readout.shape[1] > 0, "a bandwidth that is not positive, or scores of no class")
-        settings = {"norm": norm, "squash": squash, "landmarks": landmarks}
-        return cls(need_source(source), units, readout, bandwidth, **settings)
+        return cls(need_source(source), units, readout, bandwidth, norm=norm, squash=squash, landmarks=landmarks)
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
         """Add the scores, in float64: large read-outs cancel."""
@@ -335,48 +332,6 @@ class RadialView(View):
         """Return the distances, as if they were a product, and the read-out."""
         units, dim = self.landmarks.shape
         return [(dim, units), (units, self.readout.shape[1])]
-
-
-def distances(z: Tensor, landmarks: Tensor, norm: int) -> Tensor:
-    """Return (n, units): sums of absolute differences for norm 1, squared Euclidean distances for norm 2."""
-    if norm == 1:
-        return torch.cdist(z, landmarks, p=1.0)
-    squares = landmarks.square().sum(dim=1) - 2 * (z @ landmarks.T)
-    return (squares + z.square().sum(dim=1, keepdim=True)).clamp_min(0)
-
-
-def find_steps(landmarks: Tensor, terms: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the least and the largest landmarks (dim,), and the step, 0-d, of `round_distances`."""
-    low, high = landmarks.amin(dim=0), landmarks.amax(dim=0)
-    return low, high, (high - low).max().clamp_min(torch.finfo(landmarks.dtype).tiny) / (LARGEST // terms)
-
-
-def round_distances(z: Tensor, landmarks: Tensor, terms: int) -> Tensor:
-    """Return (n, units) sums of absolute differences of coordinates rounded to whole steps; torch.cdist takes 15 times.
-
-    The sum of ``|a - b|`` is that of 2 max(a, b) - a - b. Between the least and the largest landmark a coordinate is a
-    whole number of steps, such that ``terms`` of them add up in 16 bits; what lies beyond is added as it is. A row's
-    distances do not depend on the others.
-
-    Args:
-        z: (n, dim) float32.
-        landmarks: (units, dim) float32.
-        terms: Coordinates that are added at a time, in `RadialRules.terms`.
-    """
-    low, high, step = find_steps(landmarks, terms)
-    inside = z.clamp(low, high)
-    rows, units = (((each - low) / step).round_().to(torch.int16).T.contiguous() for each in (inside, landmarks))
-    sums = [each.sum(dim=0, dtype=torch.int32) for each in (rows, units)]
-    larger = torch.zeros(len(z), len(landmarks), dtype=z.dtype, device=z.device)
-    size = max(1, RADIAL.tile // (terms * len(landmarks)))
-    tile, part = (units.new_empty(some, size, len(landmarks)) for some in (terms, 1))  # written to again and again
-    for block, columns in zip(larger.split(size), rows.split(size, dim=1), strict=True):
-        for some, others in zip(columns.split(terms), units.split(terms), strict=True):
-            pairs, added = tile[: len(some), : len(block)], part[0, : len(block)]
-            torch.maximum(some[:, :, None], others[:, None], out=pairs)
-            block.add_(torch.sum(pairs, dim=0, dtype=torch.int16, out=added))
-    larger.mul_(2).sub_(sums[0][:, None]).sub_(sums[1])
-    return larger.mul_(step).add_((z - inside).abs_().sum(dim=1, keepdim=True))
 
 
 class _Problem:

@@ -11,8 +11,9 @@ from sklearn.kernel_ridge import KernelRidge
 from torch import Tensor
 
 from protonet.views import radial
+from protonet.views.distances import distances, round_distances
 from protonet.views.linear import Linear
-from protonet.views.radial import RADIAL, VIEWS, Radial, RadialKind, RadialView, distances, round_distances
+from protonet.views.radial import RADIAL, VIEWS, Radial, RadialKind, RadialView
 from protonet.views.view import Rows
 from tests.strategies import blobs, judge_noise
 

@@ -27,11 +27,11 @@ class TextRules:
     pairs: bool = True  #: Whether two words that follow one another count as a word, too.
     least: int = 1  #: Rows that have to have it: of few rows, what one alone has may be what new ones share with it.
     common: int = 2  #: Rows that have to share something, for there to be anything at all.
-    most: int = 16384  #: Words, and as many parts of words: those that most rows have.
+    most: int = 4096  #: Words, and as many parts of words: those that most rows have.
     rows: int = 4096  #: Rows that are looked at, spread over all.
-    rank: int = 256  #: Directions, at the most ...
-    numbers: float = 2e6  #: ... and numbers of them all, which a model file holds.
-    power: float = 0.5  #: Of the variance along a direction, which its coordinate keeps: 1 all of it, 0 none.
+    rank: int = 512  #: Directions, at the most ...
+    numbers: float = 4e6  #: ... and numbers of them all, which a model file holds.
+    power: float = 0.25  #: Of the variance along a direction, which its coordinate keeps: 1 all of it, 0 none.
 
 
 TEXTS = TextRules()

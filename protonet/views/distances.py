@@ -1,0 +1,51 @@
+"""Distances of rows to the units of radial views, exact and rounded."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+#: The largest whole number of 16 bits, and how many such are compared at once: they stay in the processor's cache.
+LARGEST, TILE = 2**15 - 1, 2**19
+
+
+def distances(z: Tensor, landmarks: Tensor, norm: int) -> Tensor:
+    """Return (n, units): sums of absolute differences for norm 1, squared Euclidean distances for norm 2."""
+    if norm == 1:
+        return torch.cdist(z, landmarks, p=1.0)
+    squares = landmarks.square().sum(dim=1) - 2 * (z @ landmarks.T)
+    return (squares + z.square().sum(dim=1, keepdim=True)).clamp_min(0)
+
+
+def find_steps(landmarks: Tensor, terms: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the least and the largest landmarks (dim,), and the step, 0-d, of `round_distances`."""
+    low, high = landmarks.amin(dim=0), landmarks.amax(dim=0)
+    return low, high, (high - low).max().clamp_min(torch.finfo(landmarks.dtype).tiny) / (LARGEST // terms)
+
+
+def round_distances(z: Tensor, landmarks: Tensor, terms: int) -> Tensor:
+    """Return (n, units) sums of absolute differences of coordinates rounded to whole steps; torch.cdist takes 15 times.
+
+    The sum of ``|a - b|`` is that of 2 max(a, b) - a - b. Between the least and the largest landmark a coordinate is a
+    whole number of steps, such that ``terms`` of them add up in 16 bits; what lies beyond is added as it is. A row's
+    distances do not depend on the others.
+
+    Args:
+        z: (n, dim) float32.
+        landmarks: (units, dim) float32.
+        terms: Coordinates that are added at a time, in `RadialRules.terms`.
+    """
+    low, high, step = find_steps(landmarks, terms)
+    inside = z.clamp(low, high)
+    rows, units = (((each - low) / step).round_().to(torch.int16).T.contiguous() for each in (inside, landmarks))
+    sums = [each.sum(dim=0, dtype=torch.int32) for each in (rows, units)]
+    larger = torch.zeros(len(z), len(landmarks), dtype=z.dtype, device=z.device)
+    size = max(1, TILE // (terms * len(landmarks)))
+    tile, part = (units.new_empty(some, size, len(landmarks)) for some in (terms, 1))  # written to again and again
+    for block, columns in zip(larger.split(size), rows.split(size, dim=1), strict=True):
+        for some, others in zip(columns.split(terms), units.split(terms), strict=True):
+            pairs, added = tile[: len(some), : len(block)], part[0, : len(block)]
+            torch.maximum(some[:, :, None], others[:, None], out=pairs)
+            block.add_(torch.sum(pairs, dim=0, dtype=torch.int16, out=added))
+    larger.mul_(2).sub_(sums[0][:, None]).sub_(sums[1])
+    return larger.mul_(step).add_((z - inside).abs_().sum(dim=1, keepdim=True))
