@@ -27,10 +27,10 @@ class TextRules:
     pairs: bool = True  #: Whether two words that follow one another count as a word, too.
     least: int = 1  #: Rows that have to have it: of few rows, what one alone has may be what new ones share with it.
     common: int = 2  #: Rows that have to share something, for there to be anything at all.
-    most: int = 4096  #: Words, and as many parts of words: those that most rows have.
+    most: int = 16384  #: Words, and as many parts of words, those that most rows have; or fewer, so that ...
     rows: int = 4096  #: Rows that are looked at, spread over all.
-    rank: int = 512  #: Directions, at the most ...
-    numbers: float = 4e6  #: ... and numbers of them all, which a model file holds.
+    rank: int = 512  #: Directions, at the most.
+    numbers: float = 4e6  #: ... they and as many directions as rows allow are so many numbers, which a file holds.
     power: float = 0.25  #: Of the variance along a direction, which its coordinate keeps: 1 all of it, 0 none.
 
 
@@ -81,7 +81,9 @@ class Text:
         ]
         if not any(-rows >= TEXTS.common for rows, _ in shared):
             shared = []
-        chosen = [sorted(each for each in shared if is_word(each[1]) is kind)[: TEXTS.most] for kind in (True, False)]
+        rank = min(TEXTS.rank, len(cells))
+        most = min(TEXTS.most, int(TEXTS.numbers / 2 / max(1, rank)))
+        chosen = [sorted(each for each in shared if is_word(each[1]) is kind)[:most] for kind in (True, False)]
         grams = tuple(sorted(gram for part in chosen for _, gram in part))
         scales = np.array([1 + math.log(len(cells) / rows_with[gram]) for gram in grams], np.float32)
         if not grams:
@@ -90,8 +92,7 @@ class Text:
         mean = np.asarray(x.mean(axis=0)).ravel()
         centred = _centre_gram(x, mean)
         values, left = np.linalg.eigh(centred / len(cells))
-        most = min(TEXTS.rank, max(1, int(TEXTS.numbers / max(1, len(grams)))))
-        rank = min(most, int((values > 1e-9).sum()))
+        rank = min(rank, int((values > 1e-9).sum()))
         values, left = values[::-1][:rank], left[:, ::-1][:, :rank]
         directions = x.T @ left - mean[:, None] * left.sum(axis=0)  # (grams, rank)
         kept = values**TEXTS.power
