@@ -155,6 +155,7 @@ def read_columns(
         InputError: It cannot be opened; a picture cannot be read; or a person has named one for what is not there.
     """
     found, of_use = dict(verdicts), set[str | None]()
+    used = sum(verdict.column is not None or verdict.is_text for verdict in verdicts.values())
     for name, verdict in verdicts.items():
         takes = "text" if verdict.is_text else "picture" if isinstance(verdict.column, Picture) else None
         if takes is None:
@@ -166,7 +167,8 @@ def read_columns(
         elif representation is None:
             continue
         else:
-            column = EmbeddedText.fit(columns[name], representation, shown=selection.shown, words=selection.words)
+            settings = {"shown": selection.shown, "words": selection.words, "alone": used == 1}
+            column = EmbeddedText.fit(columns[name], representation, **settings)
         found[name] = verdict._replace(column=column, reason="")
     for each in selection.asked:
         if each not in of_use:

@@ -15,8 +15,9 @@ from protonet.tables.columns.parsing import write_cells
 from protonet.tables.columns.text import Text
 from protonet.views.view import Graph, Stored, expect
 
-#: What the words are multiplied with, beside an embedding; see docs/decisions/texts.md.
-WORDS = np.float32(0.5)
+#: What the words are multiplied with, beside an embedding, and all of a text that is beside other columns; see
+#: docs/decisions/representations.md.
+WORDS, BESIDE = 0.5, 0.3
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,19 +102,28 @@ class EmbeddedText:
     Args:
         embedded: The embedding.
         words: The words and parts of words; there may be no directions.
+        share: What all of it is multiplied with: less than 1 beside other columns, which it would drown.
     """
 
     embedded: Embedded
     words: Text
+    share: float = 1.0
     kind: ClassVar[str] = "embedded text"
 
     @classmethod
     def fit(
-        cls, cells: np.ndarray, representation: Representation, *, shown: bool = False, words: bool = True
+        cls,
+        cells: np.ndarray,
+        representation: Representation,
+        *,
+        shown: bool = False,
+        words: bool = True,
+        alone: bool = True,
     ) -> EmbeddedText:
-        """Fit to cells (n,), with their words or without."""
+        """Fit to cells (n,), with their words or without, of the only column or of one beside others."""
         present = [text for text in write_cells(cells).tolist() if text.strip()]
-        return cls(Embedded.fit(representation, present, shown=shown), Text.fit(cells if words else cells[:0]))
+        embedded = Embedded.fit(representation, present, shown=shown)
+        return cls(embedded, Text.fit(cells if words else cells[:0]), 1.0 if alone else BESIDE)
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -128,8 +138,8 @@ class EmbeddedText:
 
     @property
     def alone(self) -> list[int]:
-        """How many features each part has that views may take alone."""
-        return []
+        """How many features each part has that views may take alone, where there are other columns."""
+        return [len(self.parts)]
 
     def encode(self, cells: np.ndarray) -> np.ndarray:
         """Return (n, parts) float32.
@@ -138,7 +148,8 @@ class EmbeddedText:
             InputError: An embedding is not finite.
         """
         cells = write_cells(cells)
-        return np.concatenate([self.embedded.encode(cells.tolist()), WORDS * self.words.encode(cells)], axis=1)
+        meaning, words = self.embedded.encode(cells.tolist()), self.words.encode(cells)
+        return np.concatenate([meaning, np.float32(WORDS) * words], axis=1) * np.float32(self.share)
 
     def attach(self, representation: Representation, *, shown: bool) -> EmbeddedText:
         """Return the column with its representation."""
@@ -159,7 +170,7 @@ class EmbeddedText:
 
     def describe(self) -> dict[str, Any]:
         """Return what embeds, and the words."""
-        return self.embedded.describe() | self.words.describe()
+        return self.embedded.describe() | self.words.describe() | {"share": self.share}
 
     def tensors(self) -> dict[str, np.ndarray]:
         """Return the rest."""
@@ -170,7 +181,8 @@ class EmbeddedText:
         """Build the column again, without what no file holds."""
         embedded = Embedded.restore(stored)
         expect(embedded.record.takes == "text", "a column of text that takes none")
-        return cls(embedded, Text.restore(stored))
+        share = stored.number("share", 1e-3, 1.0)
+        return cls(embedded, Text.restore(stored), share)
 
     def add_to_graph(self, graph: Graph, cells: str) -> None:
         """Return None: ONNX has no such parts of words."""

@@ -60,15 +60,23 @@ class Encoding:
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """The first feature of each of a picture's, or a text's, parts, and the one behind the last."""
+        """The first feature of what views may take alone, and the one behind the last.
+
+        Such are the parts of pictures; and beside texts that are read, these, and the columns between them: what others
+        have learned must not drown them.
+        """
         found: list[tuple[int, int]] = []
-        first = 0
+        runs = any(isinstance(column, EmbeddedText) for column in self.columns) and len(self.columns) > 1
+        first = start = 0
         for column, size in zip(self.columns, self.sizes, strict=True):
-            own = column.alone if isinstance(column, READ) else []
+            own = column.alone if isinstance(column, READ) and (runs or not isinstance(column, EmbeddedText)) else []
+            if runs and own:
+                found += [(start, first)] * (first > start)
+                start = first + size
             ends = [first + sum(own[:place]) for place in range(len(own) + 1)]
             found += itertools.pairwise(ends)
             first += size
-        return found
+        return found + [(start, first)] * (runs and first > start)
 
     def find_features(self, number: int) -> range:
         """Return which features come from a column, given its number."""
