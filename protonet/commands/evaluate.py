@@ -19,6 +19,7 @@ from protonet.commands.explain import find_sizes, judge_by_all, name_columns
 from protonet.commands.labels import check_spellings, find_strange
 from protonet.commands.models import (
     classify,
+    count_samples,
     map_blocks,
     number_classes,
     open_model,
@@ -78,7 +79,7 @@ def run(options: argparse.Namespace) -> None:
         got, remedy = f"{list_names(list(map(repr, strange)))} alone", "Name the classes' column: --label."
         refuse("table", "hold a class that the model knows", got, remedy)
     name, balanced = Path(options.table).name, bool(model.metadata.get("balanced"))
-    report = judge(name, model.classes, model.network.counts, rows, numbers, strange, balanced=balanced)
+    report = judge(name, model.classes, torch.tensor(count_samples(model)), rows, numbers, strange, balanced=balanced)
     print(format_report(report), end="")
     show_notes(table, quiet=options.quiet)
     figures = {"command": "evaluate", **list_report(report)}

@@ -136,7 +136,7 @@ def run(options: argparse.Namespace) -> None:
         print(summarise(Path(options.table).name, data, model, solution, rest, strangers))
         if options.details:
             print(format_views(model.metadata["views"]))
-        compared = compare(crossed, solution, balanced=options.balanced)
+        compared = compare(crossed, solution, model)
         shown = compared if options.details else choose_baselines(compared)
         print(report(crossed, shown, list(map(show, data.classes))) + format_notes(data.notes), end="")
         if not in_time and len(crossed.labels):
@@ -241,11 +241,12 @@ def draw(path: Path, crossed: Crossfit, data: Data, *, quiet: bool) -> None:
         draw_plot(path, logits, data.y, data.classes, rows, judged=False, quiet=quiet)
 
 
-def compare(crossed: Crossfit, solution: Solution, *, balanced: bool) -> list[dict[str, Any]]:
+def compare(crossed: Crossfit, solution: Solution, model: Model) -> list[dict[str, Any]]:
     """Return how often the model, and its baselines, are right on the held-out rows, if there are any."""
     if not len(crossed.labels):
         return []
-    frequent = score_frequent(crossed.whole.counts, len(crossed.labels))
+    balanced = bool(model.metadata["balanced"])
+    frequent = score_frequent(torch.tensor(model.metadata["samples"]), len(crossed.labels))
     baselines = {FREQUENT: frequent, **predict_baselines(solution.problem)}
     return compare_baselines(predict_held(crossed), crossed.labels, baselines, crossed.sample, balanced=balanced)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from protonet._checks import show
-from protonet.commands.models import read_model
+from protonet.commands.models import count_samples, read_model
 from protonet.commands.report import MOST_CLASSES, list_names
 from protonet.commands.summary import format_losses, format_share, format_views, tell_columns
 from protonet.files import Model, read_versions
@@ -49,7 +49,7 @@ def describe_model(path: Path, model: Model) -> dict[str, Any]:
     """
     network, metadata = model.network, model.metadata
     version, library = read_versions(path)
-    samples = _count_samples(network.counts.tolist(), model.classes, metadata.get("named"))
+    samples = count_samples(model)
     folds, left_out, groups = (metadata.get(name) for name in ("folds", "left_out", "groups"))
     views = metadata.get("views")
     sound = isinstance(views, dict) and all(isinstance(weight, float) for weight in views.values())
@@ -72,15 +72,6 @@ def describe_model(path: Path, model: Model) -> dict[str, Any]:
         "fold_models": len(folds) if isinstance(folds, list) else None,
         "held_out": _check_figures(metadata.get("held_out")),
     }
-
-
-def _count_samples(counts: list[int], classes: Sequence[str | int], named: Any) -> list[int]:
-    """Return of how many samples each class is, without what its name counts as."""
-    if not isinstance(named, dict) or not isinstance(named.get("classes"), list):
-        return counts
-    weight = named.get("weight")
-    less = round(weight) if isinstance(weight, float) and 0 <= weight < 2**31 else 0
-    return [max(0, rows - less * (name in named["classes"])) for name, rows in zip(classes, counts, strict=True)]
 
 
 def _check_figures(figures: Any) -> dict[str, Any] | None:

@@ -287,6 +287,16 @@ def map_blocks(
         torch.set_num_threads(threads)
 
 
+def count_samples(model: Model) -> list[int]:
+    """Return of how many samples each class is, without what its name counts as, of a file that may say anything."""
+    counts, named = model.network.counts.tolist(), model.metadata.get("named")
+    if not isinstance(named, dict) or not isinstance(named.get("classes"), list):
+        return counts
+    weight = named.get("weight")
+    less = round(weight) if isinstance(weight, float) and 0 <= weight < 2**31 else 0
+    return [max(0, rows - less * (name in named["classes"])) for name, rows in zip(model.classes, counts, strict=True)]
+
+
 def keep_crossfit(model: Model, crossed: Crossfit, groups: dict[str, int], given: Tensor) -> Model:
     """Return a model with what its held-out rows say of it, and with what it takes to add samples to it.
 
@@ -297,13 +307,14 @@ def keep_crossfit(model: Model, crossed: Crossfit, groups: dict[str, int], given
         given: (n,) of all rows that the model was given, by `protonet.fit.copies.hash_rows`.
     """
     structures, held = pack(crossed)
-    metadata = model.metadata | {"folds": structures, "samples": crossed.whole.counts.tolist(), "groups": groups}
+    samples = count_samples(model._replace(network=crossed.whole))
+    metadata = model.metadata | {"folds": structures, "samples": samples, "groups": groups}
     if len(crossed.labels):
         metrics = measure_held(crossed)
         rows = round(float(crossed.weights.sum()))
         metadata["held_out"] = {"rows": rows, **metrics._asdict(), "confusion": metrics.confusion.tolist()}
         frequent = measure(
-            score_frequent(crossed.whole.counts, len(crossed.labels)), crossed.labels, crossed.sample
+            score_frequent(torch.tensor(samples), len(crossed.labels)), crossed.labels, crossed.sample
         ).accuracy
         balanced = measure_classes(metrics.confusion).balanced_accuracy
         metadata["held_out"] |= {"balanced_accuracy": balanced, "most_frequent_class": frequent}
