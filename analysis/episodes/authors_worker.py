@@ -15,7 +15,8 @@ import os
 import sys
 import types
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -107,14 +108,25 @@ def _find(name: str) -> type[Ingredient | Nothing]:
     return Ingredient if name == "Ingredient" else Nothing
 
 
-def stand_in() -> None:
+@contextmanager
+def stand_in() -> Iterator[None]:
     """Replace the packages that are not there by modules that do nothing, and the GPU by the processor."""
+    added, names, cuda = [], dict(vars(np)), torch.Tensor.cuda
     for name in UNUSED:
         if name not in sys.modules and ("." in name or importlib.util.find_spec(name) is None):
             module = sys.modules[name] = types.ModuleType(name)
             module.__getattr__ = _find  # type: ignore[method-assign]
+            added.append(name)
     vars(np).update(float=float, in1d=np.isin)  # what NumPy called them then
     torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for name in added:
+            del sys.modules[name]
+        for name in {"float", "in1d"} - names.keys():
+            del vars(np)[name]
+        torch.Tensor.cuda = cuda  # type: ignore[method-assign]
 
 
 def run_tim(case: Case, name: str, **settings: Any) -> Any:
@@ -300,15 +312,15 @@ POWERS = {"PT-MAP", "protoLP", "distribution calibration"}
 def main(folder: str, *jobs: str) -> None:
     """Write the accuracy of each episode, for each name, file of episodes and file to write."""
     torch.set_num_threads(1)
-    stand_in()
     os.chdir(folder)
     sys.path[0] = str(Path.cwd())
-    for name, episodes, out in zip(jobs[::3], jobs[1::3], jobs[2::3], strict=True):
-        with np.load(episodes) as arrays:
-            case = Case(*(torch.from_numpy(arrays[each]) for each in Case._fields))
-        negative = bool((case.support < 0).any() | (case.query < 0).any())
-        found = np.nan if negative and name in POWERS else RUNS[name](case)
-        np.save(out, np.broadcast_to(np.asarray(found, dtype=np.float64), len(case.support)))
+    with stand_in():
+        for name, episodes, out in zip(jobs[::3], jobs[1::3], jobs[2::3], strict=True):
+            with np.load(episodes) as arrays:
+                case = Case(*(torch.from_numpy(arrays[each]) for each in Case._fields))
+            negative = bool((case.support < 0).any() | (case.query < 0).any())
+            found = np.nan if negative and name in POWERS else RUNS[name](case)
+            np.save(out, np.broadcast_to(np.asarray(found, dtype=np.float64), len(case.support)))
 
 
 if __name__ == "__main__":

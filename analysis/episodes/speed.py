@@ -158,7 +158,6 @@ def time_lean(classifier: Any, x: Tensor, part: Part) -> float:
 
 def compare_authors(classes: str, file: Path, repeats: int) -> dict[str, Any]:
     """Return the median microseconds per episode of our PT-MAP and of its authors', in alternating runs."""
-    stand_in()
     x, labels = make_data(SPREADS[classes])
     index, take = index_classes(labels), take_from(x)
     part = next(split_draw(SETTING.draw(index, seed=0, first=0, n_episodes=TOGETHER)))
@@ -175,7 +174,7 @@ def compare_authors(classes: str, file: Path, repeats: int) -> dict[str, Any]:
         scores = evaluate(x, index, {"pt-map": METHODS["pt-map"]}, SETTING, n_episodes=TOGETHER * 8)["pt-map"]
         ours = (time.process_time() - started) / (TOGETHER * 8)
         started = time.process_time()
-        with torch.no_grad(), warnings.catch_warnings():
+        with stand_in(), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what torch has renamed since
             theirs = run_pt_map(case, file)
         seconds.append((ours, (time.process_time() - started) / TOGETHER))
