@@ -38,7 +38,9 @@ def read_classes(path: Path) -> dict[str, str]:
         blocks = [block.columns for block in source.read(places)]
         columns = [write_cells(np.concatenate(parts)).tolist() for parts in zip(*blocks, strict=True)]
         names = columns[0] if columns else []
-        if "" in names or not names:
+        if not names:
+            refuse("path", "name classes", f"{path} without a row", "Add a row for each.")
+        if "" in names:
             refuse("path", "name a class in each row", f"{path} with an empty one", "Fill it in, or leave it out.")
         if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
             refuse("path", "name each class once", f"{twice[0]!r} twice", "Leave one out.")

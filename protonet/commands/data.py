@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -20,8 +20,10 @@ from protonet.fit.names import read_names
 from protonet.fit.problem import Names
 from protonet.fit.solver import Solution
 from protonet.representations.opening import Selection
+from protonet.tables.columns.embedded import EmbeddedText
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.parsing import count_gaps
+from protonet.tables.columns.text import Text
 from protonet.tables.drift import describe_columns
 from protonet.tables.features import choose_features, encode_block
 from protonet.tables.table import CLASS_NAMES, Block, Table, Wanted, list_names, open_table, read_table
@@ -96,8 +98,7 @@ def read_data(options: argparse.Namespace, rows: TableRows, *, keep_cells: bool 
         others, rest_rows, features = features, list(block.rows), features[:0]
     names = read_names(encoding, rows.classes, features, labels, rows.descriptions)
     if rows.unlabelled and names is None:
-        needed = "be texts that a representation reads, and classes be named in words, where no row has a class"
-        refuse("table", needed, "others", 'Run pip install "protonet[text]", or label some rows.')
+        refuse_names(encoding, rows.classes)
     groups = None if rows.groups is None else torch.from_numpy(rows.groups)
     known = {*rows.labels.tolist(), *(() if names is None else names.labels.tolist())}
     lost = [str(name) for number, name in enumerate(rows.classes) if number not in known]
@@ -131,6 +132,18 @@ def read_data(options: argparse.Namespace, rows: TableRows, *, keep_cells: bool 
         sources,
         names,
     )
+
+
+def refuse_names(encoding: Encoding | None, classes: Sequence[str | int]) -> NoReturn:
+    """Raise an InputError: no row has a class, and nothing can be learned from the names of the classes."""
+    columns = () if encoding is None else encoding.columns
+    if any(isinstance(column, EmbeddedText) for column in columns):
+        got = list_names(list(map(str, classes)))
+        refuse("--classes", "name classes in words, or describe them", got, "Add a column description, or label rows.")
+    if any(isinstance(column, Text) for column in columns):
+        remedy = 'Run pip install "protonet[text]", pass --representation, or label some rows.'
+        refuse("table", "be read by a representation, where no row has a class", "texts, and none", remedy)
+    refuse("table", "have texts, where no row has a class", "none", "Label some rows.")
 
 
 def _encode_rest(table: Table, rest: Block, columns: tuple[str, ...] | None, encoding: Encoding | None) -> Tensor:

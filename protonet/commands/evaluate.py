@@ -20,6 +20,7 @@ from protonet.commands.labels import check_spellings, find_strange
 from protonet.commands.models import (
     classify,
     count_samples,
+    is_read,
     map_blocks,
     number_classes,
     open_model,
@@ -71,7 +72,7 @@ def run(options: argparse.Namespace) -> None:
         kept = (torch.from_numpy(x), block) if "report" in outputs else None
         return Judged(classify(model, x), numbers, names, kept)
 
-    judged = list(map_blocks(judge_block, table.blocks, rows=table.rows, quiet=options.quiet))
+    judged = list(map_blocks(judge_block, table.blocks, rows=table.rows, quiet=options.quiet, alone=is_read(model)))
     rows, numbers = torch.cat([each.logits for each in judged]), torch.cat([each.labels for each in judged])
     strange = dict(sum((each.strange for each in judged), Counter[str]()).most_common())
     known = numbers >= 0

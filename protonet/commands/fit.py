@@ -47,6 +47,7 @@ from protonet.fit.names import ALONE
 from protonet.fit.search import Progress
 from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
 from protonet.fit.twins import TWINS, find_twins
+from protonet.representations.pictures.files import split_backbone
 from protonet.ui.page.document import write_outputs
 from protonet.ui.plots import draw_plot
 from protonet.ui.text import count
@@ -150,7 +151,7 @@ def run(options: argparse.Namespace) -> None:
                 with show_progress(quiet=options.quiet) as progress:
                     figures |= list_more(data, model, solution, crossed, seed, deadline, progress)
             write_outputs(outputs, figures)
-        print(tell_next(outputs.get("output")))
+        print(tell_next(outputs.get("output"), options.representation))
     except KeyboardInterrupt:
         if "output" not in outputs:
             raise
@@ -186,12 +187,14 @@ def format_notes(notes: Sequence[str]) -> str:
     return "".join(f"{note}\n" for note in notes)
 
 
-def tell_next(path: Path | None) -> str:
-    """Return where the model is, and what to do next, given its path, if it was written."""
+def tell_next(path: Path | None, representation: Sequence[str] | None) -> str:
+    """Return where the model is, and what to do next, given its path, if it was written, and what reads its rows."""
     if path is None:
         return "no model was written: -o FILE.safetensors keeps it"
     size = path.stat().st_size / 1e6
-    return f"{path}: {size:.1f} MB; next: python -m protonet predict {quote(str(path))} NEW.csv -o predicted.csv"
+    again = [quote(name) for name in representation or () if Path(split_backbone(name)[0]).exists()]
+    more = f" --representation {' '.join(again)}" if again else ""
+    return f"{path}: {size:.1f} MB; next: python -m protonet predict {quote(str(path))} NEW.csv -o predicted.csv{more}"
 
 
 def suspect_twins(data: Data, solution: Solution) -> list[str]:

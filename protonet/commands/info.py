@@ -66,6 +66,7 @@ def describe_model(path: Path, model: Model) -> dict[str, Any]:
         "left_out": left_out if isinstance(left_out, list) else None,
         **{name: metadata.get(name) for name in FIT},
         "groups": len(groups) if isinstance(groups, dict) else None,
+        "names": metadata.get("named") if isinstance(metadata.get("named"), dict) else None,
         "views": views if sound else None,
         "parameters": network.count_parameters(),
         "buffer_elements": network.count_buffer_elements(),
@@ -99,6 +100,10 @@ def format_facts(facts: Mapping[str, Any]) -> str:
     of_fit = {heading: facts[name] for name, heading in FIT.items() if facts[name] is not None}
     of_fit["columns"] = None if columns is None or facts["held"] else list_names(columns, MOST_COLUMNS)
     of_fit["left out"] = list_names(list(map(str, facts["left_out"] or ())), MOST_COLUMNS) or None
+    if facts["names"]:
+        names, weight = facts["names"].get("classes"), facts["names"].get("weight")
+        if isinstance(names, list) and isinstance(weight, float):
+            of_fit["names"] = f"of {count(len(names), 'class')}, each as {weight:g} samples beside these"
     of_fit["parameters"] = f"{facts['parameters']:,} trained, {facts['buffer_elements']:,} numbers in buffers"
     folds = f", with {count(facts['fold_models'], 'fold model')}" if facts["fold_models"] else ""
     of_fit["size"] = f"{facts['bytes'] / 1e6:.1f} MB{folds}"

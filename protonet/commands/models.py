@@ -99,9 +99,15 @@ def attach(model: Model, names: Sequence[str] | None, *, shown: bool) -> Model:
     read = {each.embedded.record.takes for each in columns if isinstance(each, READ) and each.embedded is not None}
     for name in names or ():
         if name not in {AUTO, NONE} and find_takes(name) not in read:
-            got = f"{name}, for a model without"
-            refuse("representation", f"come with a model that one read {find_takes(name)}s for", got, "Leave it out.")
+            must = f"come with a model whose {find_takes(name)}s a network read in fit"
+            refuse("representation", must, f"{name}, and another model", "Leave it out.")
     return model if model.encoding is None else model._replace(encoding=Encoding(tuple(found)))
+
+
+def is_read(model: Model) -> bool:
+    """Return whether a network reads a column of a model."""
+    columns = () if model.encoding is None else model.encoding.columns
+    return any(isinstance(each, READ) and each.embedded is not None for each in columns)
 
 
 def has_pictures(model: Model) -> bool:
@@ -257,15 +263,24 @@ def show_progress(*, quiet: bool = False) -> Iterator[Progress]:
 
 
 def map_blocks(
-    work: Callable[[Block], Result], blocks: Iterable[Block], *, rows: int | None = None, quiet: bool = False
+    work: Callable[[Block], Result],
+    blocks: Iterable[Block],
+    *,
+    rows: int | None = None,
+    quiet: bool = False,
+    alone: bool = False,
 ) -> Iterator[Result]:
     """Yield what ``work`` gives for each block, in order, and show on stderr how many rows are done if it takes long.
 
     Where it is known how many ``rows`` there are, the bar says how long it will take yet.
 
     Every block has a thread of its own: threads that share one wait for each other at each of its small matrices, and
-    that costs a factor of five where another process wants the core.
+    that costs a factor of five where another process wants the core. ``alone`` is for what uses all cores by itself,
+    and shows its own progress, as networks do that read texts and pictures: one block after the other.
     """
+    if alone:
+        yield from map(work, blocks)
+        return
     from tqdm import tqdm  # noqa: PLC0415 - as above
 
     threads = torch.get_num_threads()

@@ -26,6 +26,7 @@ from protonet.commands.models import (
     attach,
     classify_block,
     has_pictures,
+    is_read,
     list_notes,
     map_blocks,
     open_model,
@@ -86,7 +87,7 @@ def run(options: argparse.Namespace) -> None:
 
     def write(file: BinaryIO) -> None:
         file.write(format_header(model, asked, table.beside).encode())
-        for text in map_blocks(work, blocks, rows=table.rows, quiet=options.quiet):
+        for text in map_blocks(work, blocks, rows=table.rows, quiet=options.quiet, alone=is_read(model)):
             file.write(text.encode())
 
     if "output" in options.outputs:

@@ -65,7 +65,7 @@ def read_rows(options: argparse.Namespace) -> TableRows:
     described = {} if options.classes is None else read_classes(Path(options.classes))
     wanted = Wanted(
         label,
-        labelled=not described,
+        labelled=not described or options.label is not None,
         learned=bool(described),
         columns=None if options.columns is None else tuple(options.columns),
         beside=beside,
@@ -76,6 +76,10 @@ def read_rows(options: argparse.Namespace) -> TableRows:
         sheet=options.sheet,
     )
     table, every = read_table(Path(options.table), wanted, options.labels and Path(options.labels))
+    for name, cells in zip(table.columns or (), every.columns, strict=bool(table.columns)) if described else ():
+        if label not in table.beside and cells.dtype.kind == "O" and set(cells.tolist()) - {""} <= described.keys():
+            got = f"{list_names([name])}, whose cells are classes of {options.classes}"
+            refuse("--label", "name the column of the classes", got, f"Pass --label {name}, or --drop {name}.")
     if not len(every.labels):  # the classes are named beside the table
         every = every._replace(labels=np.full(len(every.rows), ""))
     missing = every.labels == ""
@@ -134,7 +138,9 @@ def check_classes(
     classes = tuple(names.tolist() if names.dtype.kind in "iu" else map(str, names.tolist()))
     if len(classes) < 2:
         got = f"{list_names(list(map(str, classes))) if classes else 'no row'} alone in {show(label)}"
-        refuse("table", "have at least 2 classes", got, "Add another one.")
+        where = "--classes" if described else "table"
+        got = list_names(list(map(str, classes))) if described else got
+        refuse(where, "have at least 2 classes", got, "Add another one.")
     doubt = None if one_shot or len(classes) <= MOST_SINGLE else _doubt_classes(classes, rows, show(label))
     if doubt:
         remedy = "Name a column of classes with --label; to predict a number is another task."

@@ -26,8 +26,11 @@ def run(options: argparse.Namespace) -> None:
     rows = read_unlabelled(options, model, label)
     names = [] if model is None else [show(name) for name in model.classes]
     network, known = (None, rows.x[rows.known]) if model is None else (model.network, None)
-    named = model is not None and "named" in model.metadata
-    by_name = classify_by_names(model.encoding, model.classes, rows.x) if model is not None and named else None
+    by_name = None
+    if model is not None and isinstance(named := model.metadata.get("named"), dict):
+        told = named.get("descriptions")
+        sound = isinstance(told, list) and len(told) == len(model.classes) and all(type(each) is str for each in told)
+        by_name = classify_by_names(model.encoding, model.classes, rows.x, told if sound else None)
     chosen = suggest(network, rows.x, options.n, names, rows=rows.left, known=known, by_name=by_name)
     if "output" in outputs:
         header, cells = read_cells(options, model, label, [each.row for each in chosen])

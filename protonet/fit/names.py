@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -34,6 +35,7 @@ class NameRules:
     weight: float = 2.0  #: Samples that a name counts as, where no class has two rows.
     weights: tuple[float, ...] = (0.0, 1.0, 2.0, 4.0, 8.0)  #: The same, to choose from on rows left out.
     least: int = 3  #: Letters of a word that says something.
+    shared: float = 0.5  #: A word of more than this share of the names tells none of them from the others.
 
 
 NAMES = NameRules()
@@ -72,6 +74,15 @@ def find_words(name: str | int) -> str:
     return " ".join(words) if any(not any(map(str.isdigit, word)) for word in told) else ""
 
 
+def find_different(names: Sequence[str | int]) -> list[str]:
+    """Return the words of each name, "" where it says nothing but what most names say: "intent 1", "Klasse 3"."""
+    found = list(map(find_words, names))
+    rows_with = Counter(word for text in found for word in set(text.lower().split()))
+    shared = {word for word, count in rows_with.items() if count > max(NAMES.shared * len(found), 2)}
+    rest = [" ".join(word for word in text.split() if word.lower() not in shared) for text in found]
+    return [text if find_words(own) else "" for text, own in zip(found, rest, strict=True)]
+
+
 def _is_part(sign: str) -> bool:
     """Return whether a sign is part of a word: a letter, a digit, or a mark on one."""
     return sign.isalnum() or unicodedata.category(sign).startswith("M")
@@ -105,12 +116,14 @@ def read_names(
     means, _ = class_means(x.double(), labels, len(classes))
     rows = torch.where(of_names, rows, means[known].float())
     weight = weigh_names(x[:, of_names].float(), labels, rows[:, of_names], known, len(classes))
-    return Names(rows, known, weight) if weight else None
+    return Names(rows, known, weight, tuple(descriptions or ())) if weight else None
 
 
-def classify_by_names(encoding: Encoding | None, classes: Sequence[str | int], x: Tensor) -> Tensor | None:
+def classify_by_names(
+    encoding: Encoding | None, classes: Sequence[str | int], x: Tensor, descriptions: Sequence[str] | None = None
+) -> Tensor | None:
     """Return the class (n,) int64 whose name rows x (n, dim) are nearest to; None where names say nothing."""
-    found = _embed_names(encoding, classes, None)
+    found = _embed_names(encoding, classes, descriptions)
     if found is None:
         return None
     rows, known, of_names = found
@@ -122,7 +135,7 @@ def _embed_names(
     encoding: Encoding | None, classes: Sequence[str | int], descriptions: Sequence[str] | None
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """Return names as rows (m, dim), zeros in what they do not tell; their classes (m,); and what they tell (dim,)."""
-    said = [(find_words(name), text) for name, text in zip(classes, descriptions or [""] * len(classes), strict=True)]
+    said = list(zip(find_different(classes), descriptions or [""] * len(classes), strict=True))
     phrases = {number: ": ".join(filter(None, pair)) for number, pair in enumerate(said) if any(pair)}
     columns = () if encoding is None else encoding.columns
     if encoding is None or len(set(phrases.values())) < 2:

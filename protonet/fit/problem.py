@@ -22,14 +22,16 @@ class Names(NamedTuple):
     x: Tensor  #: (m, dim) as features.
     labels: Tensor  #: (m,) int64, the number of each one's class.
     weight: float  #: How many samples each counts as.
+    descriptions: tuple[str, ...] = ()  #: Of all classes, "" for none; none at all where nobody has described one.
 
     def count_samples(self, num_classes: int) -> Tensor:
         """Return how many samples the names of each class (num_classes,) count as, int64."""
         return torch.bincount(self.labels, minlength=num_classes) * round(self.weight)
 
     def describe(self, classes: Sequence[str | int]) -> dict[str, Any]:
-        """Return what a model file keeps: what each name counts as, and of all classes those that have one."""
-        return {"weight": self.weight, "classes": [classes[number] for number in self.labels.tolist()]}
+        """Return what a model file keeps: what each name counts as, the classes that have one, all descriptions."""
+        named = [classes[number] for number in self.labels.tolist()]
+        return {"weight": self.weight, "classes": named, "descriptions": list(self.descriptions)}
 
 
 class Problem(NamedTuple):

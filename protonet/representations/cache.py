@@ -106,7 +106,7 @@ def _connect(path: Path) -> sqlite3.Connection | None:
             if _is_damage(error) and not last:
                 _remove(path, error)
                 continue
-            print(f"protonet: {path} is not kept: {error}", file=sys.stderr)
+            print(f"protonet: {path} is not kept: {error}; PROTONET_CACHE names another folder", file=sys.stderr)
             break
     return None
 

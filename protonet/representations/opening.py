@@ -216,10 +216,12 @@ def reopen(record: Record, names: Sequence[str] | None) -> Representation:
     """
     library = record.name.partition(":")[0]
     anywhere = record.name in PACKAGED or library == SENTENCES or library in LIBRARIES
+    must = f"be that of fit, {record.tell()}"
+    if NONE in (names or ()):
+        refuse("representation", must, NONE, "Leave it out." if anywhere else "Pass the one of fit.")
     if names is None and not anywhere:  # what is used by default matters to what cannot be found without
         names = os.environ.get(VARIABLE, AUTO).split()
     given = [each for each in names or () if each not in {AUTO, NONE} and find_takes(each) == record.takes]
-    must = f"be that of fit, {record.tell()}"
     if not given and not anywhere:
         kind = "FOLDER" if record.takes == "text" else "FILE"
         refuse("representation", must, "none", f"Pass --representation {kind}, where it is now.")
@@ -230,7 +232,9 @@ def reopen(record: Record, names: Sequence[str] | None) -> Representation:
     opened = open_representation(name)
     if replace(opened.record, name=record.name, licence=record.licence) != record:
         got = f"{name} ({opened.record.digest[:8]})"
-        remedy = "Install the version of fit, or fit again." if name in PACKAGED else "Pass that of fit, or fit again."
+        remedy = "Pass that of fit, or fit again."
+        if anywhere:
+            remedy = "Leave it out." if name != record.name else "Install the version of fit, or fit again."
         refuse("representation", must, got, remedy)
     return opened
 

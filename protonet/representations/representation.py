@@ -19,12 +19,12 @@ from protonet.representations.cache import embeddings_folder, open_store
 from protonet.representations.pictures.reading import refuse_picture
 from protonet.views.view import Stored, expect
 
-#: Items whose embeddings are kept at once: an interruption costs no more.
-AT_ONCE = 256
+#: Texts, letters of texts, and pictures whose embeddings are kept at once: an interruption costs no more.
+AT_ONCE, LETTERS, PICTURES = 256, 30_000, 32
 #: What a representation may take, and what a bar of progress calls it.
 TAKES = ("text", "picture")
-#: Widest embedding that a model file may ask for.
-WIDEST = 2**16
+#: Widest embedding, and longest name, that a model file may ask for.
+WIDEST, LONGEST = 2**16, 500
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class Record:
         """Build it again from a description that may say anything."""
         name, takes, digest, licence = (stored.entry(key, str) for key in ("name", "takes", "digest", "licence"))
         expect(takes in TAKES, "a representation of something else than texts and pictures")
+        expect(name.isprintable() and len(name) <= LONGEST, "a representation without a usable name")
         return cls(name, takes, stored.whole("width", WIDEST, low=1), digest, licence)
 
 
@@ -92,8 +93,7 @@ class Representation:
             if texts:  # those of one length at a time: none waits for a longer one
                 missing.sort(key=lambda digest: len(first[digest]))
             with show_items(len(missing), self.record.takes, shown=shown) as bar:
-                for start in range(0, len(missing), AT_ONCE):
-                    part = missing[start : start + AT_ONCE]
+                for part in _split(missing, [len(first[digest]) for digest in missing] if texts else None):
                     computed = self._check([first[digest] for digest in part])
                     found |= dict(zip(part, computed, strict=True))
                     store.write(part, computed)
@@ -108,6 +108,22 @@ class Representation:
             at = int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
             refuse("representation", "give finite numbers", f"others for {str(items[at])[:80]}", "Pass another one.")
         return rows
+
+
+def _split(digests: Sequence[str], letters: Sequence[int] | None) -> Iterator[list[str]]:
+    """Yield parts that take some seconds each: of so many texts of so many letters, or of so many pictures."""
+    part: list[str] = []
+    total = 0
+    for number, digest in enumerate(digests):
+        own = 0 if letters is None else letters[number]
+        full = len(part) >= (min(AT_ONCE, PICTURES) if letters is None else AT_ONCE)
+        if part and (full or total + own > LETTERS):
+            yield part
+            part, total = [], 0
+        part.append(digest)
+        total += own
+    if part:
+        yield part
 
 
 @contextmanager

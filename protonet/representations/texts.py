@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +30,11 @@ LIMIT, BATCH = 256, 32
 #: Where an ONNX file may lie in a folder.
 ONNX = ("model.onnx", "onnx/model.onnx")
 #: Files that decide what a folder's network gives, beside the weights.
-SETTINGS = ("*.json", "*/config.json")
+SETTINGS = ("*.json", "vocab.txt", "*.model")
+#: What the modules of a folder of sentence-transformers are of: others would be code that the folder brings.
+OWN = "sentence_transformers."
+#: What a network of the hub may be called.
+NAMED = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
 
 Compute = Callable[[Sequence[str]], np.ndarray]
 
@@ -71,6 +76,8 @@ def open_sentences(folder: Path, name: str, *, licence: str = "") -> Representat
     if not weights or not (folder / TOKENIZER).is_file():
         got = f"{folder}, which lacks {TOKENIZER if weights else 'weights of safetensors'}"
         refuse("representation", "have safetensors and a tokenizer.json", got, "Save it anew with a new release.")
+    if strange := [kind for kind in _list_modules(folder) if not kind.startswith(OWN)]:
+        refuse("representation", "be of modules of sentence-transformers", f"{strange[0][:80]} in {folder}", "")
     with optional_packages("", INSTALL), _be_quiet():
         from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - optional
 
@@ -92,8 +99,19 @@ def open_sentences(folder: Path, name: str, *, licence: str = "") -> Representat
     return Representation(Record(name, "text", width, digest, licence), compute)
 
 
+def _list_modules(folder: Path) -> list[str]:
+    """Return the types of a folder's modules."""
+    try:
+        return [str(each["type"]) for each in json.loads((folder / MODULES).read_text(encoding="utf-8"))]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _refuse(folder, error)
+
+
 def open_named(name: str) -> Representation:
     """Open a network of sentence-transformers that is in the hub's cache, by its name there; nothing is downloaded."""
+    if not NAMED.fullmatch(name):
+        remedy = "Pass sentence_transformers:OWNER/NAME."
+        refuse("representation", "name a network of the hub", repr(name[:100]), remedy)
     with optional_packages("", INSTALL):
         from huggingface_hub import snapshot_download  # noqa: PLC0415 - optional
     try:
@@ -263,7 +281,7 @@ def _find_limit(path: Path) -> int:
 
 def _list_settings(folder: Path) -> list[Path]:
     """Return the files of a folder that decide what its network gives, beside the weights."""
-    return sorted({path for pattern in SETTINGS for path in folder.glob(pattern)})
+    return sorted({path for pattern in SETTINGS for path in folder.rglob(pattern) if path.is_file()})
 
 
 def _refuse(path: Path, error: Exception) -> NoReturn:

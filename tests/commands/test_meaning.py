@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from protonet.__main__ import main
+from protonet._checks import InputError
 from protonet.estimator import ProtoNetClassifier
 from protonet.files import load_model, save_model
 from protonet.tables.columns.embedded import EmbeddedText
@@ -193,15 +194,23 @@ def test_nothing_is_predicted_by_another_network(
     model, test, output = fitted / "m.safetensors", fitted / "test.csv", tmp_path / "out.csv"
     other = spoil(model, tmp_path / "other.safetensors", digest="f" * 64)
     unknown = spoil(model, tmp_path / "unknown.safetensors", name="../../etc")
-    pictures = spoil(model, tmp_path / "named.safetensors", name="a.onnx\x1b[31m")
+    pictures = spoil(model, tmp_path / "named.safetensors", name="a.onnx")
+    for name in ("a.onnx\x1b[31m", "a" * 5000):
+        with pytest.raises(InputError, match="a representation without a usable name"):
+            spoil(model, tmp_path / "hostile.safetensors", name=name)
     vectors = write_vectors(tmp_path / "vectors")
     cases: dict[tuple[object, ...], str] = {
         (other, test): "words (ffffffff), 256 numbers; got words (24143450). Install the version of fit",
         (unknown, test): "be that of fit, ../../etc (24143450), 256 numbers; got none. Pass --representation FOLDER",
-        (pictures, test): "be that of fit, a.onnx\\x1b[31m (24143450), 256 numbers; got none",
+        (pictures, test): "be that of fit, a.onnx (24143450), 256 numbers; got none",
         (model, test, "--representation", vectors): "be that of fit, words (24143450), 256 numbers; got",
         (model, test, "--representation", "wordz"): "must be auto, none, or one of sentences",
-        (model, test, "--representation", "x.onnx"): "must come with a model that one read pictures for; got x.onnx",
+        (
+            model,
+            test,
+            "--representation",
+            "x.onnx",
+        ): "must come with a model whose pictures a network read in fit; got x.onnx",
     }
     for arguments, message in cases.items():
         for more in (["predict", *arguments, "-o", output], ["evaluate", *arguments], ["explain", *arguments]):
@@ -302,9 +311,9 @@ def test_what_names_no_classes_is_one_line(fitted: Path, tmp_path: Path, capsys:
         "name\na\n": "must have a column class; got",
         "class\na\nb\na\n": "must name each class once; got 'a' twice",
         "class,description\na,x\n,y\n": "must name a class in each row",
-        "class\n": "`--classes` must ",
-        "class\none\n": "must have at least 2 classes",
-        "class\nc1\nc2\n": "must be texts that a representation reads, and classes be named in words",
+        "class\n": "`--classes` must name classes; got",
+        "class\none\n": "`--classes` must have at least 2 classes; got one",
+        "class\nc1\nc2\n": "`--classes` must name classes in words, or describe them",
     }
     for content, message in contents.items():
         classes = tmp_path / "c.csv"
@@ -313,7 +322,7 @@ def test_what_names_no_classes_is_one_line(fitted: Path, tmp_path: Path, capsys:
     good = fitted / "classes.csv"
     assert "`--classes` must " in run(capsys, *fit, "--classes", tmp_path / "nowhere.csv", code=2)
     none = run(capsys, "fit", fitted / "bare.csv", "--representation", "none", "--classes", good, code=2)
-    assert 'Run pip install "protonet[text]", or label some rows' in none
+    assert 'Run pip install "protonet[text]", pass --representation, or label some rows' in none
     plot = run(capsys, *fit, "--classes", good, "--plot", tmp_path / "p.png", code=2)
     assert "`--plot` must come with rows that have a class; got none" in plot
     numbers = tmp_path / "n.csv"
@@ -364,3 +373,22 @@ def test_an_estimator_that_is_pickled_finds_its_folder_again(fitted: Path, tmp_p
     probabilities = estimator.predict_proba(x)
     for copied in (pickle.loads(pickle.dumps(estimator)), copy.deepcopy(estimator)):
         np.testing.assert_array_equal(copied.predict_proba(x), probabilities)
+
+
+def test_classes_beside_a_labelled_table_and_words_that_all_names_share(
+    fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = (fitted / "train.csv").read_text(encoding="utf-8")
+    label = table.splitlines()[0].split(",")[-1]
+    names = sorted({line.rsplit(",", 1)[1] for line in table.splitlines()[1:]})
+    classes = tmp_path / "classes.csv"
+    classes.write_text("\n".join(["class", *names]) + "\n", encoding="utf-8")
+    error = run(capsys, "fit", fitted / "train.csv", "--classes", classes, *FAST, code=2)
+    assert f"`--label` must name the column of the classes; got {label}, whose cells are classes" in error
+    assert f"Pass --label {label}" in error
+    error = run(capsys, "fit", fitted / "train.csv", "--classes", classes, "--label", "nope", *FAST, code=2)
+    assert "must have a column nope" in error
+    shared = tmp_path / "shared.csv"
+    shared.write_text("\n".join(["class", *(f"Klasse {number}" for number in range(5))]) + "\n", encoding="utf-8")
+    error = run(capsys, "fit", fitted / "bare.csv", "--classes", shared, *FAST, code=2)
+    assert "`--classes` must name classes in words, or describe them" in error

@@ -90,10 +90,12 @@ def test_a_record_opens_itself_and_nothing_else(vectors: Path, monkeypatch: pyte
     pytest.importorskip("wordllama", reason="it brings vectors of words")
     own = open_representation("words").record
     assert own.describe() == open_representation("words").record.describe() | {"licence": "MIT", "takes": "text"}
-    for names in (None, (), ["auto"], ["none"], ["words"], ["words", "x.onnx"], ["x.onnx"]):  # of others, no word
+    for names in (None, (), ["auto"], ["words"], ["words", "x.onnx"], ["x.onnx"]):  # of others, no word
         assert reopen(own, names) is open_representation("words")
+    with pytest.raises(InputError, match=r"got none\. Leave it out\."):
+        reopen(own, ["none"])
     other = f"be that of fit, words \\({own.digest[:8]}\\), 256 numbers; got"
-    with pytest.raises(InputError, match=f"{other} .*vectors \\(\\w{{8}}\\)\\. Pass that of fit, or fit again"):
+    with pytest.raises(InputError, match=f"{other} .*vectors \\(\\w{{8}}\\)\\. Leave it out"):
         reopen(own, [str(vectors)])
     for changed in (replace(own, digest="f" * 64), replace(own, width=7)):
         with pytest.raises(InputError, match="Install the version of fit, or fit again"):

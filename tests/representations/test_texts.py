@@ -194,7 +194,10 @@ def test_a_named_network_is_in_the_hubs_cache_or_nowhere(tmp_path: Path, monkeyp
     constants: Any = pytest.importorskip("huggingface_hub.constants", reason="it keeps the hub's cache")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    for name in ("some/one", "no-such-thing", "../../etc", ""):
+    for name in ("../../etc", "", "a/b/c", "a/b'); import os; ('", "x" * 5000):
+        with pytest.raises(InputError, match="`representation` must name a network of the hub"):
+            open_named(name)
+    for name in ("some/one", "no-such-thing"):
         with pytest.raises(
             InputError, match=r"be in the hub's cache; got none of .*; none is fetched here\. Fetch it once"
         ):
