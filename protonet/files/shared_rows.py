@@ -15,6 +15,8 @@ from protonet.views.view import expect
 SHARED = "shared."
 #: The narrowest rows that are looked at, and the largest share of them that has to be written for it to pay.
 NARROWEST, PAYS = 16, 0.75
+#: Numbers of a matrix of shared rows, at the most: a small file may ask for any.
+MOST = 2**28
 
 
 def share_rows(tensors: dict[str, Tensor], held: str) -> tuple[dict[str, Tensor], dict[str, int]]:
@@ -36,7 +38,7 @@ def share_rows(tensors: dict[str, Tensor], held: str) -> tuple[dict[str, Tensor]
         rows = np.concatenate([tensors[name].numpy() for name in names])
         keys = np.ascontiguousarray(rows).view(np.dtype((np.void, 4 * width)))[:, 0]
         _, first, numbers = np.unique(keys, return_index=True, return_inverse=True)
-        if len(first) > PAYS * len(rows):
+        if len(first) > PAYS * len(rows) or width * max(len(tensors[name]) for name in names) > MOST:
             continue
         order = np.argsort(first)  # rows of what is always read come first
         places = np.empty_like(order)
@@ -78,6 +80,7 @@ def unshare_rows(tensors: Mapping[str, Tensor], shared: Any, held: str) -> dict[
             pools[width] = torch.cat(parts)
         numbers, pool = found[name], pools[width]
         expect(numbers.ndim == 1 and numbers.dtype == torch.int32, "numbers of shared rows that are none")
+        expect(len(numbers) * width <= MOST, "more shared rows than any view has")
         expect(bool(((numbers >= 0) & (numbers < len(pool))).all()), "numbers of shared rows that are not there")
         found[name] = pool[numbers.long()]
     return found

@@ -39,7 +39,7 @@ class Store:
         keys = list(dict.fromkeys(digests))
         for first in range(0, len(keys), AT_ONCE):
             part = keys[first : first + AT_ONCE]
-            query = f"SELECT picture, embedding FROM embeddings WHERE picture IN ({','.join('?' * len(part))})"
+            query = f"SELECT item, embedding FROM embeddings WHERE item IN ({','.join('?' * len(part))})"
             for key, content in self.connection.execute(query, part):
                 if len(content) == 4 * width:
                     found[key] = np.frombuffer(content, "<f4")
@@ -91,7 +91,7 @@ def open_store(folder: Path | None, key: str) -> Iterator[Store]:
 
 def _connect(path: Path) -> sqlite3.Connection | None:
     """Open a file of embeddings, or None where that cannot be."""
-    create = "CREATE TABLE IF NOT EXISTS embeddings (picture TEXT PRIMARY KEY, embedding BLOB)"
+    create = "CREATE TABLE IF NOT EXISTS embeddings (item TEXT PRIMARY KEY, embedding BLOB)"
     for last in (False, True):
         connection = None
         try:

@@ -189,7 +189,7 @@ def open_static(weights: Path, tokenizer: Path, name: str, *, licence: str = "")
             ids = [token for token in each.ids if token < len(table)]
             if ids:
                 found[row] = table[ids].mean(axis=0)
-        return _shorten(found)
+        return _normalise(found)
 
     digest = hash_files([weights, tokenizer])
     return Representation(Record(name, "text", table.shape[1], digest, licence), compute)
@@ -236,12 +236,12 @@ def _in_pieces(read: Compute, tokenizer: Path, limit: int) -> Compute:
         several = np.bincount(owners, minlength=len(texts)) if owners else np.zeros(len(texts))
         found /= np.maximum(several, 1)[:, None]
         unit = bool(len(rows)) and bool(np.allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-3))
-        return _shorten(found) if unit else found
+        return _normalise(found) if unit else found
 
     return compute
 
 
-def _shorten(rows: np.ndarray) -> np.ndarray:
+def _normalise(rows: np.ndarray) -> np.ndarray:
     """Return rows at unit length; zeros stay zeros."""
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     return np.asarray(rows / np.where(norms > 0, norms, 1), np.float32)

@@ -55,7 +55,7 @@ def test_what_is_shared_comes_back_to_the_bit(parts: list[tuple[bool, list[int]]
         assert size <= sum(tensor.nbytes for tensor in tensors.values())
 
 
-@pytest.mark.parametrize("fault", ["number", "dtype", "gone", "width", "kind"])
+@pytest.mark.parametrize("fault", ["number", "dtype", "gone", "width", "kind", "flood"])
 def test_shared_rows_that_do_not_fit_are_refused(fault: str) -> None:
     rows = torch.randn(4, DIM).repeat(3, 1)
     found, widths = share_rows({"a": rows, "b": rows}, HELD)
@@ -69,6 +69,8 @@ def test_shared_rows_that_do_not_fit_are_refused(fault: str) -> None:
         del found[pool]
     elif fault == "width":
         found[pool] = found[pool][:, 1:]
+    elif fault == "flood":
+        found["a"] = torch.zeros(2**24, dtype=torch.int32)
     else:
         shared["a"] = "x"
     with pytest.raises(ValueError, match="shared rows"):
