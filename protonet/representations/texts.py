@@ -11,7 +11,9 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,6 +33,8 @@ LIMIT, BATCH = 256, 32
 ONNX = ("model.onnx", "onnx/model.onnx")
 #: Files that decide what a folder's network gives, beside the weights.
 SETTINGS = ("*.json", "vocab.txt", "*.model")
+#: Where such a folder says how many tokens are read at once.
+LENGTH = "sentence_bert_config.json"
 #: What the modules of a folder of sentence-transformers are of: others would be code that the folder brings.
 OWN = "sentence_transformers."
 #: What a network of the hub may be called.
@@ -71,39 +75,70 @@ def open_folder(folder: Path, name: str = "", *, licence: str = "") -> Represent
 
 
 def open_sentences(folder: Path, name: str, *, licence: str = "") -> Representation:
-    """Open a folder of sentence-transformers, none of whose code is run."""
+    """Open a folder of sentence-transformers, none of whose code is run.
+
+    Where its settings tell width and limit, the network is loaded when the first text is read: it takes seconds, which
+    texts whose embeddings are kept can do without.
+    """
     weights = sorted(folder.rglob("*.safetensors"))
     if not weights or not (folder / TOKENIZER).is_file():
         got = f"{folder}, which lacks {TOKENIZER if weights else 'weights of safetensors'}"
         refuse("representation", "have safetensors and a tokenizer.json", got, "Save it anew with a new release.")
-    if strange := [kind for kind in _list_modules(folder) if not kind.startswith(OWN)]:
+    modules = _read_json(folder, MODULES, list)
+    if strange := [str(each.get("type")) for each in modules if not str(each.get("type")).startswith(OWN)]:
         refuse("representation", "be of modules of sentence-transformers", f"{strange[0][:80]} in {folder}", "")
-    with optional_packages("", INSTALL), _be_quiet():
-        from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - optional
+    with optional_packages("", INSTALL):
+        if find_spec("sentence_transformers") is None:
+            raise ImportError(name="sentence_transformers")
 
-        # Pickles of weights may run code, and so may code that a folder brings.
-        settings: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, "device": "cpu"}
-        try:
-            network = SentenceTransformer(str(folder), model_kwargs={"use_safetensors": True}, **settings)
-        except Exception as error:
-            _refuse(folder, error)
-    limit = network.max_seq_length or LIMIT
-    digest = hash_files([*weights, *_list_settings(folder)], str(limit))
+    @cache
+    def load() -> Any:
+        with _be_quiet():
+            from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - optional
+
+            # Pickles of weights may run code, and so may code that a folder brings.
+            settings: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, "device": "cpu"}
+            try:
+                return SentenceTransformer(str(folder), model_kwargs={"use_safetensors": True}, **settings)
+            except Exception as error:
+                _refuse(folder, error)
 
     def read(texts: Sequence[str]) -> np.ndarray:
+        network = load()
         with _be_quiet():
             return np.asarray(network.encode(list(texts), batch_size=BATCH, show_progress_bar=False))
 
-    width = read(["a"]).shape[1]
+    width, limit = _find_facts(folder, modules)
+    if width is None or limit is None:
+        width, limit = read(["a"]).shape[1], load().max_seq_length or LIMIT
+    digest = hash_files([*weights, *_list_settings(folder)], str(limit))
     compute = _in_pieces(read, folder / TOKENIZER, limit)
     return Representation(Record(name, "text", width, digest, licence), compute)
 
 
-def _list_modules(folder: Path) -> list[str]:
-    """Return the types of a folder's modules."""
+def _find_facts(folder: Path, modules: Sequence[dict[str, Any]]) -> tuple[int | None, int | None]:
+    """Return the width of a folder's embeddings and how many tokens it reads at once, where its settings tell both."""
+    paths = {str(each["type"]).rpartition(".")[2]: str(each.get("path", "")) for each in modules}
+    if not {"Transformer", "Pooling"} <= paths.keys() <= {"Transformer", "Pooling", "Normalize"}:
+        return None, None
+    pooling = _read_json(folder / paths["Pooling"], "config.json", dict)
+    beside = folder / paths["Transformer"]
+    settings = _read_json(beside, LENGTH, dict) if (beside / LENGTH).is_file() else {}
+    width, limit = pooling.get("word_embedding_dimension"), settings.get("max_seq_length")
+    one_mode = sum(value is True for key, value in pooling.items() if key.startswith("pooling_mode")) == 1
+    sound = type(width) is int and type(limit) is int and one_mode and width > 0 and limit > 2
+    return (width, limit) if sound else (None, None)
+
+
+def _read_json(folder: Path, name: str, kind: type) -> Any:
+    """Return what a file of settings holds."""
     try:
-        return [str(each["type"]) for each in json.loads((folder / MODULES).read_text(encoding="utf-8"))]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        content: Any = json.loads((folder / name).read_text(encoding="utf-8"))
+        listed = content if type(content) is list else []
+        if type(content) is not kind or not all(isinstance(each, dict) for each in listed):
+            raise ValueError(f"{name} of something else")
+        return content
+    except (OSError, ValueError) as error:
         _refuse(folder, error)
 
 
