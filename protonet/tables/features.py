@@ -167,8 +167,10 @@ def read_columns(
         elif representation is None:
             continue
         else:
-            settings = {"shown": selection.shown, "words": selection.words, "alone": used == 1}
-            column = EmbeddedText.fit(columns[name], representation, **settings)
+            words = verdict.column if isinstance(verdict.column, Text) else None
+            words = words if selection.words else Text.fit(columns[name][:0])
+            settings = {"shown": selection.shown, "alone": used == 1}
+            column = EmbeddedText.fit(columns[name], representation, words=words, **settings)
         found[name] = verdict._replace(column=column, reason="")
     for each in selection.asked:
         if each not in of_use:

@@ -28,6 +28,7 @@ from protonet.tables.columns.embedded import EmbeddedText
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.number import Number
 from protonet.tables.columns.picture import Picture
+from protonet.tables.columns.text import Text
 from tests.strategies import blobs, seeds
 
 X, Y = blobs(0, classes=5, rows=4, dim=12, noise=0.6)
@@ -74,7 +75,7 @@ def test_names_are_rows_as_texts_are(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
     texts = np.array(["my card is lost", "the card came", "where is my money", "money back", "a dog", "dogs"], object)
     numbers = np.array([1.0, 2, 3, 4, 5, np.nan])
-    column = EmbeddedText.fit(texts, open_representation("words"), words=False)
+    column = EmbeddedText.fit(texts, open_representation("words"), words=Text.fit(texts[:0]))
     encoding = Encoding((Number.fit(numbers), column))
     x, labels = torch.from_numpy(encoding.encode([numbers, texts])), torch.tensor([0, 0, 1, 1, 2, 2])
     names = read_names(encoding, ["card", "money_back", "c3"], x, labels, ["", "refunds", ""])

@@ -117,13 +117,13 @@ class EmbeddedText:
         representation: Representation,
         *,
         shown: bool = False,
-        words: bool = True,
+        words: Text | None = None,
         alone: bool = True,
     ) -> EmbeddedText:
-        """Fit to cells (n,), with their words or without, of the only column or of one beside others."""
+        """Fit to cells (n,), of the only column or of one beside others; their words may have been fitted already."""
         present = [text for text in write_cells(cells).tolist() if text.strip()]
         embedded = Embedded.fit(representation, present, shown=shown)
-        return cls(embedded, Text.fit(cells if words else cells[:0]), 1.0 if alone else BESIDE)
+        return cls(embedded, Text.fit(cells) if words is None else words, 1.0 if alone else BESIDE)
 
     @property
     def parts(self) -> tuple[str, ...]:

@@ -76,7 +76,7 @@ def test_texts_become_their_embedding_and_their_words(words: Representation) -> 
     np.testing.assert_allclose(embedded, (rows - rows.mean(axis=0)) / column.embedded.scale, rtol=1e-4, atol=1e-6)
     assert not x[GAPS, :width].any()
     np.testing.assert_array_equal(x[:, width:], WORDS * Text.fit(CELLS).encode(CELLS))
-    bare = EmbeddedText.fit(CELLS, words, words=False)
+    bare = EmbeddedText.fit(CELLS, words, words=Text.fit(CELLS[:0]))
     np.testing.assert_array_equal(bare.encode(CELLS), x[:, :width])
     assert bare.blocks == [width]
     assert column.tell().startswith("text by words (24143450), 256 numbers, and ")
@@ -87,7 +87,7 @@ def test_texts_become_their_embedding_and_their_words(words: Representation) -> 
 
 
 def test_texts_come_back_from_a_file_to_the_bit(words: Representation) -> None:
-    fitted = [EmbeddedText.fit(CELLS, words, words=each) for each in (True, False)]
+    fitted = [EmbeddedText.fit(CELLS, words, words=each) for each in (None, Text.fit(CELLS[:0]))]
     encoding = Encoding((*fitted, Text.fit(CELLS)))
     x = encoding.encode([CELLS] * 3)
     restored = restore(encoding)
