@@ -43,7 +43,7 @@ from protonet.fit.crossfit import (
     repeat_held,
     score_frequent,
 )
-from protonet.fit.names import ALONE
+from protonet.fit.names import ALONE, NAMES
 from protonet.fit.search import Progress
 from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
 from protonet.fit.twins import TWINS, find_twins
@@ -113,6 +113,8 @@ def run(options: argparse.Namespace) -> None:
                 unlabelled=rest or None,
                 names=data.names,
             )
+            if alone:
+                solution.network.temperature.div_(1 + NAMES.sharper / len(data.classes))
             data = data._replace(notes=[*data.notes, *suspect_twins(data, solution)])
             until = deadline if limit is None or "report" not in outputs else started + HELD * limit
             crossed = crossfit(solution, deadline=until, progress=partial(tell, 1))

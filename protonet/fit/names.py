@@ -34,6 +34,7 @@ class NameRules:
     prior: float = 1.0  #: Nats that speak for names before any row does: words are rarely without meaning.
     weight: float = 2.0  #: Samples that a name counts as, where no class has two rows.
     weights: tuple[float, ...] = (0.0, 1.0, 2.0, 4.0, 8.0)  #: The same, to choose from on rows left out.
+    sharper: float = 12.0  #: Where there are names alone, logits are multiplied with 1 and this over the classes.
     least: int = 3  #: Letters of a word that says something.
     shared: float = 0.5  #: A word of more than this share of the names tells none of them from the others.
 
