@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
