@@ -67,7 +67,7 @@ def fit_ours(split: MixedSplit, effort: str = "default") -> np.ndarray:
         write_table(test, ["class of the row", *split.columns], zip(split.test_labels, split.test, strict=True))
         parser = make_parser(PROG, "", (), label="label")
         add_data_options(parser)
-        options = parser.parse_args([str(train), "--label", "class of the row"])
+        options = parser.parse_args([str(train), "--label", "class of the row", "--representation", "none"])
         data = read_data(options, read_rows(options))
         blocks = None if data.encoding is None else data.encoding.blocks
         network = solve_problem([(data.x, data.y)], effort=effort, blocks=blocks).network
