@@ -75,7 +75,7 @@ def test_each_column_is_taken_for_what_it_holds_and_said() -> None:
         "country": "left out: constant",
         "empty": "left out: empty",
     }
-    assert FITTED.columns_["notes"].startswith("text: 35 directions")
+    assert FITTED.columns_["notes"].startswith("text: 9 directions")
     assert FITTED.feature_names_in_.tolist() == list(FRAME)
     assert FITTED.n_features_in_ == 9
     assert FITTED.encoding_ is not None

@@ -165,7 +165,10 @@ def read_columns(
         if takes == "picture":
             column: Column = Picture.fit(columns[name], representation, shown=selection.shown)
         elif representation is None:
-            continue
+            few = Text.fit(columns[name], beside=True)
+            if used == 1 or not few.parts:
+                continue
+            column = few
         else:
             words = verdict.column if isinstance(verdict.column, Text) else None
             words = words if selection.words else Text.fit(columns[name][:0])

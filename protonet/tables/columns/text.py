@@ -29,14 +29,18 @@ class TextRules:
     common: int = 2  #: Rows that have to share something, for there to be anything at all.
     most: int = 16384  #: Words, and as many parts of words, those that most rows have; or fewer, so that ...
     rows: int = 4096  #: Rows that are looked at, spread over all.
-    rank: int = 512  #: Directions, at the most.
+    rank: int = 512  #: Directions, at the most ...
+    share: float = 1.0  #: ... and this share of the rows.
     numbers: float = 4e6  #: ... they and as many directions as rows allow are so many numbers, which a file holds.
+    apart: bool = True  #: Whether words, and parts of words, are of unit norm each by itself.
     power: float = 0.25  #: Of the variance along a direction, which its coordinate keeps: 1 all of it, 0 none.
 
 
 TEXTS = TextRules()
-#: What was counted before words were told from their parts; model files of then hold these sizes.
-OLD_SIZES = (3, 4, 5)
+#: The same beside other columns, which many directions would drown, and in older files.
+FEW = TextRules(
+    (3, 4, 5), pairs=False, least=2, most=4096, rank=24, share=0.25, numbers=math.inf, apart=False, power=1.0
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,11 +66,15 @@ class Text:
     kind: ClassVar[str] = "text"
 
     @classmethod
-    def fit(cls, cells: np.ndarray) -> Text:
-        """Fit to cells (n,); there may be no parts, where no two rows share a part of a word."""
+    def fit(cls, cells: np.ndarray, *, beside: bool = False) -> Text:
+        """Fit to cells (n,), of the only column or of one beside others.
+
+        There may be no parts, where no two rows share a part of a word.
+        """
+        rules = FEW if beside else TEXTS
         cells = np.sort(write_cells(cells))  # their order leaves no trace, also where directions are as wide as others
-        cells = cells[:: max(1, -(-len(cells) // TEXTS.rows))]
-        counted = [count_grams(cell, pairs=TEXTS.pairs) for cell in cells]
+        cells = cells[:: max(1, -(-len(cells) // rules.rows))]
+        counted = [count_grams(cell, rules.sizes, pairs=rules.pairs) for cell in cells]
         rows_with = Counter(gram for own in counted for gram in own)
         most_often, least_often = Counter[str](), Counter[str]()  # of the rows that have it
         for own in counted:
@@ -77,28 +85,29 @@ class Text:
         shared = [
             (-rows, gram)
             for gram, rows in rows_with.items()
-            if rows >= TEXTS.least and (rows < len(cells) or most_often[gram] > least_often[gram])
+            if rows >= rules.least and (rows < len(cells) or most_often[gram] > least_often[gram])
         ]
-        if not any(-rows >= TEXTS.common for rows, _ in shared):
+        if not any(-rows >= rules.common for rows, _ in shared):
             shared = []
-        rank = min(TEXTS.rank, len(cells))
-        most = min(TEXTS.most, int(TEXTS.numbers / 2 / max(1, rank)))
-        chosen = [sorted(each for each in shared if is_word(each[1]) is kind)[:most] for kind in (True, False)]
+        rank = min(rules.rank, max(1, round(rules.share * len(cells))))
+        most = int(min(rules.most, rules.numbers / 2 / rank))
+        kinds = (True, False) if rules.apart else (None,)
+        chosen = [sorted(each for each in shared if kind in {None, is_word(each[1])})[:most] for kind in kinds]
         grams = tuple(sorted(gram for part in chosen for _, gram in part))
         scales = np.array([1 + math.log(len(cells) / rows_with[gram]) for gram in grams], np.float32)
         if not grams:
-            return cls(grams, scales, np.zeros((0, 0), np.float32), np.zeros(0, np.float32))
-        x = cls(grams, scales, np.zeros((len(grams), 0)), np.zeros(0))._weigh(cells)
+            return cls(grams, scales, np.zeros((0, 0), np.float32), np.zeros(0, np.float32), rules.apart)
+        x = cls(grams, scales, np.zeros((len(grams), 0)), np.zeros(0), rules.apart)._weigh(cells)
         mean = np.asarray(x.mean(axis=0)).ravel()
         centred = _centre_gram(x, mean)
         values, left = np.linalg.eigh(centred / len(cells))
         rank = min(rank, int((values > 1e-9).sum()))
         values, left = values[::-1][:rank], left[:, ::-1][:, :rank]
         directions = x.T @ left - mean[:, None] * left.sum(axis=0)  # (grams, rank)
-        kept = values**TEXTS.power
+        kept = values**rules.power
         basis = directions / np.sqrt(values * len(cells)) * np.sqrt(kept / np.where(values > 0, values, 1))
         basis /= math.sqrt(kept.sum() or 1.0)
-        return cls(grams, scales, basis.astype(np.float32), (mean @ basis).astype(np.float32))
+        return cls(grams, scales, basis.astype(np.float32), (mean @ basis).astype(np.float32), rules.apart)
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -115,9 +124,9 @@ class Text:
         from scipy import sparse  # noqa: PLC0415 - slow to import
 
         ends, places, values = [0], [], []
-        sizes = TEXTS.sizes if self.apart else OLD_SIZES
+        rules = TEXTS if self.apart else FEW
         for cell in cells:
-            for gram, number in count_grams(cell, sizes, pairs=self.apart and TEXTS.pairs).items():
+            for gram, number in count_grams(cell, rules.sizes, pairs=rules.pairs).items():
                 place = self._places.get(gram)
                 if place is not None:
                     places.append(place)
