@@ -53,6 +53,8 @@ def draw_curve(
     """
     problem, folds = solution.problem, split_rows(solution.problem)
     labels, classes = problem.rows.labels, problem.rows.num_classes
+    described = problem.rows.described
+    described = torch.zeros_like(labels, dtype=torch.bool) if described is None else described
     whole = sum(len(fold.fit) for fold in folds) / len(folds) / classes
     found = {whole: predict_held(crossed).argmax(dim=1) == crossed.labels}
     shares = [share for share in (0.5**halving for halving in range(1, HALVINGS + 1)) if share * whole >= FEWEST]
@@ -63,16 +65,14 @@ def draw_curve(
             for fold in folds:
                 if time.monotonic() >= deadline:
                     return Curve(sorted(found), torch.stack([found[size] for size in sorted(found)]))
-                names = problem.rows.described
-                samples = fold.fit if names is None else fold.fit[~names[fold.fit]]
-                some = thin_rows(labels, samples, share, generator)
-                some = some if names is None else torch.cat([some, names.nonzero().flatten()]).sort().values
+                samples = thin_rows(labels, fold.fit[~described[fold.fit]], share, generator)
+                some = torch.cat([samples, described.nonzero().flatten()]).sort().values
                 choice = solution.choose_without(fold.judge)
                 network = fit_choice(problem._replace(rows=problem.rows.take(some)), choice, deadline)
                 with torch.no_grad():
                     logits = network(problem.features_as_they_came(fold.judge))
                 right.append(logits.argmax(dim=1) == labels[fold.judge])
-                rows += len(some) if names is None else int((~names[some]).sum())
+                rows += len(samples)
             found[rows / len(folds) / classes] = torch.cat(right)
     return Curve(sorted(found), torch.stack([found[size] for size in sorted(found)]))
 

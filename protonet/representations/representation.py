@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import numpy as np
 
 from protonet._checks import refuse
 from protonet.representations.cache import embeddings_folder, open_store
-from protonet.representations.pictures.reading import refuse_picture
+from protonet.representations.pictures.reading import refuse_picture, show_items
 from protonet.views.view import Stored, expect
 
 #: Texts, letters of texts, and pictures whose embeddings are kept at once: an interruption costs no more.
@@ -124,15 +123,6 @@ def _split(digests: Sequence[str], letters: Sequence[int] | None) -> Iterator[li
         total += own
     if part:
         yield part
-
-
-@contextmanager
-def show_items(count: int, name: str, *, shown: bool) -> Iterator[Any]:
-    """Yield a bar of so many items on stderr, which says how long it will take yet; none is seen if not shown."""
-    from tqdm import tqdm  # noqa: PLC0415 - slow to import
-
-    with tqdm(total=count, unit=name, delay=1.0, leave=False, disable=not shown, dynamic_ncols=True) as bar:
-        yield bar
 
 
 def hash_text(text: str) -> str:

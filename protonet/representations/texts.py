@@ -112,7 +112,7 @@ def open_sentences(folder: Path, name: str, *, licence: str = "") -> Representat
     if width is None or limit is None:
         width, limit = read(["a"]).shape[1], load().max_seq_length or LIMIT
     digest = hash_files([*weights, *_list_settings(folder)], str(limit))
-    compute = _in_pieces(read, folder / TOKENIZER, limit)
+    compute = _in_pieces(read, folder / TOKENIZER, limit, width)
     return Representation(Record(name, "text", width, digest, licence), compute)
 
 
@@ -199,7 +199,7 @@ def open_onnx(path: Path, tokenizer: Path, name: str, *, licence: str = "") -> R
     except Exception as error:
         _refuse(path, error)
     digest = hash_files([path, tokenizer], str(limit))
-    return Representation(Record(name, "text", width, digest, licence), _in_pieces(read_all, tokenizer, limit))
+    return Representation(Record(name, "text", width, digest, licence), _in_pieces(read_all, tokenizer, limit, width))
 
 
 def open_static(weights: Path, tokenizer: Path, name: str, *, licence: str = "") -> Representation:
@@ -251,8 +251,8 @@ def open_universal(name: str, *, licence: str) -> Representation:
     return Representation(Record(name, "text", 512, digest, licence), compute)
 
 
-def _in_pieces(read: Compute, tokenizer: Path, limit: int) -> Compute:
-    """Return what reads texts in pieces of at most so many tokens, and averages a text's pieces."""
+def _in_pieces(read: Compute, tokenizer: Path, limit: int, width: int) -> Compute:
+    """Return what reads texts in pieces of at most so many tokens, and averages a text's pieces (n, width)."""
     encode = _open_tokenizer(tokenizer)
     most = max(1, limit - 2)  # of which two are the network's own
 
@@ -265,7 +265,7 @@ def _in_pieces(read: Compute, tokenizer: Path, limit: int) -> Compute:
                 own = spans[first : first + most]
                 pieces.append(text[own[0][0] : own[-1][1]])
                 owners.append(row)
-        rows = read(pieces) if pieces else np.empty((0, read(["a"]).shape[1]), np.float32)
+        rows = read(pieces) if pieces else np.empty((0, width), np.float32)
         found = np.zeros((len(texts), rows.shape[1]), np.float32)
         np.add.at(found, owners, rows)
         several = np.bincount(owners, minlength=len(texts)) if owners else np.zeros(len(texts))

@@ -72,8 +72,7 @@ def choose_features(
     columns = dict(zip(table.columns, block.columns, strict=True))
     verdicts = take_columns(columns, kinds, keep=keep, selection=selection)
     used = {name: verdict.column for name, verdict in verdicts.items() if verdict.column is not None}
-    kinds_read = {"text" for verdict in verdicts.values() if verdict.is_text}
-    kinds_read |= {"picture" for column in used.values() if isinstance(column, Picture)}
+    kinds_read = {verdict.takes for verdict in verdicts.values() if verdict.takes}
     reasons: dict[str, list[str]] = {}
     for name, verdict in verdicts.items():
         if verdict.column is None:
@@ -157,7 +156,7 @@ def read_columns(
     found, of_use = dict(verdicts), set[str | None]()
     used = sum(verdict.column is not None or verdict.is_text for verdict in verdicts.values())
     for name, verdict in verdicts.items():
-        takes = "text" if verdict.is_text else "picture" if isinstance(verdict.column, Picture) else None
+        takes = verdict.takes
         if takes is None:
             continue
         of_use.add(selection.text if takes == "text" else selection.picture)
@@ -165,8 +164,8 @@ def read_columns(
         if takes == "picture":
             column: Column = Picture.fit(columns[name], representation, shown=selection.shown)
         elif representation is None:
-            few = Text.fit(columns[name], beside=True)
-            if used == 1 or not few.parts:
+            few = None if used == 1 else Text.fit(columns[name], beside=True)
+            if few is None or not few.parts:
                 continue
             column = few
         else:

@@ -191,7 +191,7 @@ def map_pictures(
 
     parts = [paths[first : first + AT_ONCE] for first in range(0, len(paths), AT_ONCE)]
     found = []
-    with show_pictures(len(paths), shown=shown) as bar, _use_threads() as pool:
+    with show_items(len(paths), "picture", shown=shown) as bar, _use_threads() as pool:
         results = pool.map(do, parts) if pool else map(do, parts)
         try:
             for part, result in zip(parts, results, strict=True):
@@ -204,11 +204,11 @@ def map_pictures(
     return torch.cat(found)
 
 
-def show_pictures(count: int, *, shown: bool) -> Any:
-    """Return a bar of so many pictures on stderr, which says how long it will take yet; there is none if not shown."""
+def show_items(count: int, name: str, *, shown: bool) -> Any:
+    """Return a bar of so many items on stderr, which says how long it will take yet; there is none if not shown."""
     from tqdm import tqdm  # noqa: PLC0415 - slow to import
 
-    return tqdm(total=count, unit="picture", delay=1.0, leave=False, disable=not shown, dynamic_ncols=True)
+    return tqdm(total=count, unit=name, delay=1.0, leave=False, disable=not shown, dynamic_ncols=True)
 
 
 @contextmanager

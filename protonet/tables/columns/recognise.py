@@ -45,6 +45,11 @@ class Verdict(NamedTuple):
     reason: str  #: ... for this reason.
     is_text: bool = False  #: Whether it holds free text, for a representation to read.
 
+    @property
+    def takes(self) -> str | None:
+        """What a representation has to take to read it, "text" or "picture"; None where none reads such columns."""
+        return "text" if self.is_text else "picture" if isinstance(self.column, Picture) else None
+
 
 def recognise(cells: np.ndarray, *, comma: bool = False) -> Verdict:
     """Take a column for what it most likely is, and fit it.
