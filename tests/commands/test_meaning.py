@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import csv
-import io
 import json
 import pickle
 import re
@@ -22,6 +21,7 @@ from protonet.estimator import ProtoNetClassifier
 from protonet.files import load_model, save_model
 from protonet.tables.columns.embedded import EmbeddedText
 from protonet.tables.columns.encoding import Encoding
+from tests.commands.cases import read_table, run
 from tests.commands.test_label import Terminal
 from tests.representations.cases import write_vectors
 
@@ -84,23 +84,6 @@ def write_table(
         writer.writerow(["text", "intent"])
         writer.writerows([text, names[name]] for name in classes for text in TEXTS[name][rows])
     return path
-
-
-def read_table(text: str) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(text)))
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> str:
-    """Run a command; return what it printed, or its one line of error."""
-    found = main([*map(str, arguments), *["-q"] * (arguments[0] != "info")])
-    out, err = capsys.readouterr()
-    assert found == code, err
-    if code:
-        assert err.count("\n") == 1
-        assert not out
-        return err
-    assert not err
-    return out
 
 
 def count_samples(capsys: pytest.CaptureFixture[str], model: Path) -> list[int]:

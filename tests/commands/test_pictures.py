@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from protonet.representations.pictures.files import open_typed
 from protonet.representations.pictures.reading import read_pixels
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.picture import Picture
+from tests.commands.cases import read_table, run
 from tests.representations.pictures.cases import draw, write_folders
 from tests.representations.pictures.test_files import Small, export
 
@@ -25,22 +24,6 @@ from tests.representations.pictures.test_files import Small, export
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
-
-
-def read_table(text: str) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(text)))
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> str:
-    """Run a command; return what it printed, or its one line of error."""
-    found = main([*map(str, arguments), "-q"] if arguments[0] != "info" else list(map(str, arguments)))
-    out, err = capsys.readouterr()
-    assert found == code, err
-    if code:
-        assert err.count("\n") == 1
-        assert not out
-        return err
-    return out
 
 
 @pytest.fixture(scope="module")

