@@ -25,6 +25,7 @@ STUDIES = {
     "boosters": ("real_data.boosters", "the solver beside LightGBM, CatBoost and AutoGluon-Tabular on real data"),
     "mixed": ("real_data.mixed", "the solver and seven pipelines on few rows of mixed tables"),
     "prior": ("prior.study", "train the mixture's prior on thousands of tasks, and what it is worth on others"),
+    "incontext": ("incontext.study", "train the transformer that reads tables in context, and judge it on new ones"),
     "pictures": ("pictures.study", "pictures in folders: our features, raw pixels, and HOG with an SVM"),
     "meaning": ("meaning.study", "texts, pictures and names of classes on your own sets, beside what people use"),
     "picture-speed": ("pictures.speed", "time and memory of the features of pictures on the disk"),

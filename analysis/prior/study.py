@@ -19,9 +19,9 @@ from tqdm import tqdm
 
 from analysis.prior.measure import Measured, load_measured, measure_number
 from analysis.prior.train import EPOCHS, Batch, collate, evaluate, train
-from analysis.real_data.mixed_sets import MIXED
 from analysis.real_data.sets import DATASETS
 from analysis.shared.journal import run_all
+from analysis.shared.packaged import MIXED_KINS
 from analysis.shared.runner import Report, StudyParser
 from analysis.shared.tables import mean_and_error
 from protonet._checks import fail
@@ -34,12 +34,6 @@ FOLDS, CURVE = 4, (10, 80)
 #: What is trained on the same rows or frames as a set of `analysis.real_data.sets`.
 VOWELS = {"spectra", "JapaneseVowels"}
 KINS = {name: VOWELS if name in VOWELS else {name} for name in DATASETS}
-#: Tables of `analysis.real_data.mixed_sets`, under the names that other packages ship them by.
-MIXED_KINS = {Path(each.path).stem.lower().replace("-", "") for each in MIXED.values()} | {
-    "peng",
-    "penguinsraw",
-    "autompg",
-}
 NUMBERS = ROOT / "protonet/fit/prior_numbers.py"
 LEFT_OUT, MIXED_NAME = Path("build/prior-left-out"), "mixed"
 HEADER = (

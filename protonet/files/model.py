@@ -23,7 +23,7 @@ from protonet.views.view import LinearMap, Stored, expect, expect_sound
 #: The name of the entry, in the file's metadata, that says as JSON what the file is.
 FORMAT = "protonet.model"
 #: Raised whenever what is written changes; those from the second on are read.
-VERSION, OLDEST = 5, 4
+VERSION, OLDEST = 6, 4
 INSTALL = 'pip install "protonet[files]"'
 #: What the names of tensors begin with that are held for later, and are no part of the network.
 HELD = "held."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,25 +20,30 @@ NARROWEST, PAYS = 16, 0.75
 MOST = 2**28
 
 
-def share_rows(tensors: dict[str, Tensor], held: str) -> tuple[dict[str, Tensor], dict[str, int]]:
-    """Put each row of float32 matrices of one width into one tensor, once, where that makes a file smaller.
+def share_rows(tensors: dict[str, Tensor], held: str) -> tuple[dict[str, Tensor], dict[str, int | str]]:
+    """Put each row of matrices of one width and precision into one tensor, once, where that makes a file smaller.
 
     Args:
         tensors: By name, contiguous, on the CPU.
         held: What the names begin with of those that are not always read: no other needs rows of theirs.
 
     Returns:
-        The tensors, with the numbers (n,) int32 of its rows in place of each matrix; and the width of each by name.
+        The tensors, with the numbers (n,) int32 of its rows in place of each matrix; and by name the width of each,
+        with an "h" behind it for float16.
     """
-    widths: dict[int, list[str]] = {}
+    alike: dict[int | str, list[str]] = {}
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[0].startswith(held), item[0])):
-        if tensor.ndim == 2 and tensor.dtype == torch.float32 and len(tensor) and tensor.shape[1] >= NARROWEST:
-            widths.setdefault(tensor.shape[1], []).append(name)
-    found, shared = dict(tensors), dict[str, int]()
-    for width, names in widths.items():
+        if tensor.ndim == 2 and len(tensor) and tensor.shape[1] >= NARROWEST:
+            if tensor.dtype == torch.float32:
+                alike.setdefault(tensor.shape[1], []).append(name)
+            elif tensor.dtype == torch.float16:
+                alike.setdefault(f"{tensor.shape[1]}h", []).append(name)
+    found, shared = dict(tensors), dict[str, int | str]()
+    for key, names in alike.items():
         rows = np.concatenate([tensors[name].numpy() for name in names])
-        keys = np.ascontiguousarray(rows).view(np.dtype((np.void, 4 * width)))[:, 0]
-        _, first, numbers = np.unique(keys, return_index=True, return_inverse=True)
+        width = rows.shape[1]
+        whole = np.ascontiguousarray(rows).view(np.dtype((np.void, rows.itemsize * width)))[:, 0]
+        _, first, numbers = np.unique(whole, return_index=True, return_inverse=True)
         if len(first) > PAYS * len(rows) or width * max(len(tensors[name]) for name in names) > MOST:
             continue
         order = np.argsort(first)  # rows of what is always read come first
@@ -48,10 +54,10 @@ def share_rows(tensors: dict[str, Tensor], held: str) -> tuple[dict[str, Tensor]
         unique = torch.from_numpy(rows[first[order]])
         for prefix, part in (("", unique[:always]), (held, unique[always:])):
             if len(part):
-                found[f"{prefix}{SHARED}{width}"] = part.clone()
-        for name, own in zip(names, np.split(places[numbers.ravel()], ends[:-1]), strict=True):
-            found[name] = torch.from_numpy(own.astype(np.int32))
-        shared |= dict.fromkeys(names, width)
+                found[f"{prefix}{SHARED}{key}"] = part.clone()
+        for name, numbers_of in zip(names, np.split(places[numbers.ravel()], ends[:-1]), strict=True):
+            found[name] = torch.from_numpy(numbers_of.astype(np.int32))
+        shared |= dict.fromkeys(names, key)
     return found, shared
 
 
@@ -69,16 +75,19 @@ def unshare_rows(tensors: Mapping[str, Tensor], shared: Any, held: str) -> dict[
     expect(isinstance(shared, dict), "shared rows that are no mapping")
     found = {name: tensor for name, tensor in tensors.items() if not name.removeprefix(held).startswith(SHARED)}
     pools: dict[Any, Tensor] = {}
-    for name, width in shared.items():
+    for name, key in shared.items():
         if name not in found:
             continue
-        if width not in pools:
-            expect(type(width) is int, "shared rows of no width")
-            parts = [tensors[key] for prefix in ("", held) if (key := f"{prefix}{SHARED}{width}") in tensors]
+        half = isinstance(key, str) and re.fullmatch("[0-9]{1,9}h", key) is not None
+        expect(half or type(key) is int, "shared rows of no width")
+        width = int(key[:-1]) if half else key
+        if key not in pools:
+            parts = [tensors[stored] for prefix in ("", held) if (stored := f"{prefix}{SHARED}{key}") in tensors]
             sound = bool(parts) and all(part.ndim == 2 and part.shape[1] == width for part in parts)
-            expect(sound and {part.dtype for part in parts} == {torch.float32}, "shared rows that are not there")
-            pools[width] = torch.cat(parts)
-        numbers, pool = found[name], pools[width]
+            precision = torch.float16 if half else torch.float32
+            expect(sound and {part.dtype for part in parts} == {precision}, "shared rows that are not there")
+            pools[key] = torch.cat(parts)
+        numbers, pool = found[name], pools[key]
         expect(numbers.ndim == 1 and numbers.dtype == torch.int32, "numbers of shared rows that are none")
         expect(len(numbers) * width <= MOST, "more shared rows than any view has")
         expect(bool(((numbers >= 0) & (numbers < len(pool))).all()), "numbers of shared rows that are not there")

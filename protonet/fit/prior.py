@@ -39,6 +39,7 @@ TRAITS = (
     "local",
     "forest",
     "learned",
+    "context",
 )
 VIEW_FEATURES, PROBLEM_FEATURES = 10, 23  #: Numbers that are seen of each view, and of the problem.
 #: The numbers of the problem that the factor depends on, counts and what was seen of rows held out: with how rows look,

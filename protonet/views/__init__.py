@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from protonet.views.context import ContextKind, ContextView
 from protonet.views.forest import ForestKind, ForestView
 from protonet.views.judge import Kind
 from protonet.views.linear import LinearKind, LinearView
@@ -17,5 +18,6 @@ KINDS: tuple[tuple[type[Kind], type[View]], ...] = (
     (RadialKind, RadialView),
     (PatternKind, PatternView),
     (ForestKind, ForestView),
+    (ContextKind, ContextView),
     (MLPKind, MLPView),
 )

@@ -12,9 +12,26 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from analysis.__main__ import STUDIES, main
+from analysis.incontext.real import Column
+
+
+def make_tables() -> list[tuple[str, list[Column]]]:
+    """Return tables as `analysis.incontext.real.load_tables` does, of numbers with gaps and of categories."""
+    tables = []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        level = rng.integers(4, size=90)
+        numbers = rng.normal(size=(90, 2)) + level[:, None]
+        numbers[rng.random(90) < 0.2, 0] = np.nan
+        columns = [Column(numbers[:, 0], category=False), Column(numbers[:, 1], category=False)]
+        columns += [Column(each, category=True) for each in (level, (level + rng.integers(2, size=90)) % 4)]
+        tables.append((f"table {seed}", columns))
+    return tables
+
 
 #: Arguments that make a study as short as a test must be; the others take minutes, or a repository that is not ours.
 SMALL = {
@@ -22,6 +39,7 @@ SMALL = {
     "boosters": "--datasets iris --methods ours --shots 5 --splits 1",
     "ceiling": "--draws 1",
     "contest-draws": "--draws 1 --family isotropic,class_noise --classes 4 --dim 16 --shots 2+1 --limits 0,30",
+    "incontext": "--tables 8",
     "laplacian": "--family isotropic --rows 64 --dim 48 --classes 20 --shots 20 --held 5",
     "mislabelled": "--datasets iris --splits 1",
     "pictures": "--sets hues --shots 2 --splits 1 --effort fast",
@@ -33,6 +51,12 @@ SMALL = {
 #: Constants of modules that are smaller in tests.
 LESS: dict[str, dict[str, object]] = {
     "ask": {"analysis.real_data.asking.BATCHES": 1},
+    "incontext": {
+        "analysis.incontext.real.load_tables": make_tables,
+        "analysis.incontext.train.CELLS": 300,
+        "analysis.incontext.study.SIZES": ((6, 3, 3),),
+        "analysis.incontext.study.COUNT": 4,
+    },
     "pictures": {"analysis.pictures.study.BUILD": Path(), "analysis.pictures.sets.PER_CLASS": 6},
     "training": {
         "analysis.solver.training.DATASETS": ("iris",),

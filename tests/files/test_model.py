@@ -22,7 +22,16 @@ from torch import nn
 
 from protonet import PrototypeNetwork, solve
 from protonet._checks import InputError, InputTypeError
-from protonet.files.model import FORMAT, VERSION, Model, describe_network, load_model, restore_network, save_model
+from protonet.files.model import (
+    FORMAT,
+    OLDEST,
+    VERSION,
+    Model,
+    describe_network,
+    load_model,
+    restore_network,
+    save_model,
+)
 from tests.model_cases import make_model, make_network
 from tests.strategies import blobs
 
@@ -162,7 +171,7 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "remedy"), [(VERSION + 1, "Update protonet"), (VERSION - 2, "Fit it again"), (-1, "Fit it again")]
+    ("version", "remedy"), [(VERSION + 1, "Update protonet"), (OLDEST - 1, "Fit it again"), (-1, "Fit it again")]
 )
 def test_files_of_other_versions_are_refused_with_one_line(tmp_path: Path, version: int, remedy: str) -> None:
     header = {"version": version, "library": "9.0"}
@@ -172,8 +181,8 @@ def test_files_of_other_versions_are_refused_with_one_line(tmp_path: Path, versi
         load_model(tmp_path / "other")
 
 
-def test_the_version_is_four() -> None:
-    assert VERSION == 5  # raised with whatever is written, and with it these tests
+def test_the_version_is_six() -> None:
+    assert VERSION == 6  # raised with whatever is written, and with it these tests
 
 
 def test_what_is_described_is_restored_and_trusts_nothing() -> None:
@@ -187,7 +196,18 @@ def test_what_is_described_is_restored_and_trusts_nothing() -> None:
     assert again == structure
     assert parts.keys() == tensors.keys()
     kinds = [view["kind"] for view in structure["views"]]
-    assert kinds == ["linear", "radial", "radial", "radial", "forest", "linear", "mlp", "patterns", "patterns"]
+    assert kinds == [
+        "linear",
+        "radial",
+        "radial",
+        "radial",
+        "forest",
+        "linear",
+        "mlp",
+        "patterns",
+        "patterns",
+        "context",
+    ]
     for name in tensors:
         with pytest.raises(ValueError, match="no tensor"):
             restore_network(structure, {key: value for key, value in tensors.items() if key != name})

@@ -1,0 +1,110 @@
+"""Episodes for the transformer: cells of labelled rows and of new ones, of made tables and of real ones, in batches."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from analysis.incontext.made import make_batch
+from protonet.views.cells import FARTHEST, RANKS
+from protonet.views.transformer import CHANNELS, CODES
+
+TOLD, LEVELS = 3, 12  #: Channels of numbers; levels of a category, at the most.
+COPIES = 4  #: New rows that are labelled ones: what is known of them must not mislead.
+
+
+class Columns(NamedTuple):
+    """Columns of all sorts."""
+
+    number: Tensor  #: (tables, rows, columns) float32: of numbers, gaps filled in
+    gap: Tensor  #: (tables, rows, columns) bool
+    category: Tensor  #: (tables, 1, columns) bool: is the column one?
+    level: Tensor  #: (tables, rows, columns) int64 < LEVELS
+
+
+class Episodes(NamedTuple):
+    """Tables of one size; the first n rows are labelled."""
+
+    cells: Tensor  #: (tables, rows, columns, CHANNELS)
+    classes: Tensor  #: (tables, rows) int64 < CODES
+    known: Tensor  #: (tables, rows) bool: does a labelled row have the class?
+
+
+def make_episodes(
+    generator: torch.Generator, tables: int, labelled: int, new: int, columns: int, per_class: int
+) -> Episodes:
+    """Return episodes of made tables, with about ``per_class`` labelled rows per class or more."""
+    rows = 2 * labelled + new
+    x, y = make_batch(generator, tables, rows, columns, min(CODES, max(2, labelled // per_class)))
+    counts = F.one_hot(y, CODES).sum(dim=1).float()
+    balanced = torch.rand(tables, 1, generator=generator) < 0.65  # as many of each class, or as rows come
+    chosen = torch.multinomial(torch.where(balanced, 1 / counts.gather(1, y), 1.0), labelled, generator=generator)
+    others = torch.ones(tables, rows).scatter_(1, chosen, 0.0)
+    asked = torch.multinomial(others, new - COPIES, generator=generator)
+    again = chosen[:, torch.randint(labelled, (COPIES,), generator=generator)]
+    order = torch.cat([chosen, asked, again], dim=1)
+    x = x.gather(1, order[:, :, None].expand(*order.shape, columns))
+    names = torch.rand(tables, CODES, generator=generator).argsort(dim=1)
+    return read_columns(generator, _sort_columns(generator, x, labelled), names.gather(1, y.gather(1, order)), labelled)
+
+
+def _sort_columns(generator: torch.Generator, x: Tensor, labelled: int) -> Columns:
+    """Return numbers (tables, rows, columns) as columns of all sorts: also rounded, binary, categories, with gaps."""
+    tables, rows, columns = x.shape
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator)
+
+    one, own = (tables, 1, 1), (tables, 1, columns)
+    plain = uniform(*own) > uniform(*one) * (uniform(*one) < 0.6)
+    sort, few = uniform(*own), uniform(*own)
+    rank = x.argsort(dim=1).argsort(dim=1) / rows
+    levels = torch.where(uniform(*own) < 0.5, 2, torch.randint(2, LEVELS + 1, own, generator=generator))
+    level = torch.floor(rank ** (0.4 + 1.6 * few) * levels)
+    category, steps, binary = ~plain & (sort < 0.55), ~plain & (sort >= 0.55) & (sort < 0.8), ~plain & (sort >= 0.8)
+    two = category & (levels == 2)
+    number = torch.where(steps, torch.where(few < 0.5, level, torch.floor(x * (1 + 2 * few))), x)
+    number = torch.where(binary, (rank > 0.1 + 0.8 * few).float(), torch.where(two, level, number))
+    category = category & ~two
+    gaps = (uniform(*own) < 0.6 * uniform(*one)) & (uniform(*one) < 0.35) & ~category
+    reason = torch.randn(x.shape, generator=generator)  # gaps may tell something of the value
+    reason = reason + x * torch.randn(own, generator=generator) * (uniform(*own) < 0.5)
+    gap = gaps & (reason > 0.3 + 1.8 * uniform(*own))
+    number = torch.where(gap, number[:, :labelled].median(dim=1, keepdim=True).values, number)
+    return Columns(number, gap, category, level.long().clamp(0, LEVELS - 1))
+
+
+def read_columns(generator: torch.Generator, columns: Columns, classes: Tensor, labelled: int) -> Episodes:
+    """Return the cells as `protonet.views.cells.Cells` has them, in batches; levels of categories get random codes."""
+    number, gap, category, level = columns
+    shape = (len(number), number.shape[2], LEVELS, CHANNELS - TOLD)
+    codes = torch.randn(shape, generator=generator)
+    share = F.one_hot(level[:, :labelled], LEVELS).float().mean(dim=1)  # (tables, columns, LEVELS)
+    spread = (share * (1 - share)).sum(dim=2).clamp_min(1e-4).sqrt()[..., None, None]
+    codes = (codes - (share[..., None] * codes).sum(dim=2, keepdim=True)) / spread
+    chosen = level.transpose(1, 2)[..., None].expand(*level.transpose(1, 2).shape, CHANNELS - TOLD)
+    told = codes.gather(2, chosen).transpose(1, 2)
+    numbers = torch.stack(
+        [_scale(number, labelled), RANKS * _rank(number, labelled), _scale(gap.float(), labelled)], dim=3
+    )
+    numbers, told = numbers.masked_fill(category[..., None], 0), told.masked_fill(~category[..., None], 0)
+    known = (F.one_hot(classes[:, :labelled], CODES).sum(dim=1) > 0).gather(1, classes)
+    return Episodes(torch.cat([numbers, told], dim=3), classes, known)
+
+
+def _scale(values: Tensor, labelled: int) -> Tensor:
+    mean = values[:, :labelled].mean(dim=1, keepdim=True)
+    deviation = values[:, :labelled].std(dim=1, keepdim=True, correction=0)
+    z = torch.where(deviation > 1e-6, (values - mean) / deviation.clamp_min(1e-6), 0.0)
+    return z.clamp(-FARTHEST, FARTHEST)
+
+
+def _rank(values: Tensor, labelled: int) -> Tensor:
+    """Return, of each cell, the share of the labelled rows below it less that above it."""
+    ordered = values[:, :labelled].transpose(1, 2).contiguous().sort(dim=2).values
+    columnwise = values.transpose(1, 2).contiguous()
+    below, up_to = (torch.searchsorted(ordered, columnwise, right=right) for right in (False, True))
+    return ((below + up_to) / labelled - 1).transpose(1, 2)

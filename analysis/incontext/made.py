@@ -1,0 +1,240 @@
+"""Made tables, a batch at a time: values of columns, and the classes that follow from them or that they follow from.
+
+Every family gives (tables, rows, columns) numbers and (tables, rows) classes below each table's count. `cells` then
+makes columns of all sorts of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from protonet.views.transformer import CODES
+
+#: Tables in a batch come from these families, as often as they are named.
+ACTIVATIONS, SMOOTH_WAVES, MOST_DEPTH = 9, 48, 6
+
+Family = Callable[[torch.Generator, int, int, int, Tensor], tuple[Tensor, Tensor]]
+
+
+def make_batch(
+    generator: torch.Generator, tables: int, rows: int, columns: int, most_classes: int
+) -> tuple[Tensor, Tensor]:
+    """Return values (tables, rows, columns) and classes (tables, rows) of tables with 2 to ``most_classes`` classes."""
+    drawn = torch.randint(len(FAMILIES), (tables,), generator=generator)
+    values, classes = [], []
+    for family, count in zip(FAMILIES, torch.bincount(drawn, minlength=len(FAMILIES)).tolist(), strict=True):
+        if not count:
+            continue
+        more = 2 + (_uniform(generator, count) * (most_classes - 1)).long()
+        counts = torch.where(_uniform(generator, count) < 0.4, 2, more).clamp_max(most_classes)
+        x, y = family(generator, count, rows, columns, counts)
+        spoiled = _spoil(generator, torch.nan_to_num(x), y, counts)
+        values.append(spoiled[0])
+        classes.append(spoiled[1])
+    return torch.cat(values), torch.cat(classes)
+
+
+def _uniform(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.rand(shape, generator=generator)
+
+
+def _normal(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=generator)
+
+
+def _whole(generator: torch.Generator, high: int, *shape: int) -> Tensor:
+    return torch.randint(high, shape, generator=generator)
+
+
+def _classes(generator: torch.Generator, counts: Tensor, *shape: int) -> Tensor:
+    """Return classes (tables, *shape), each as likely as any other of its table."""
+    drawn = _whole(generator, 2**20, len(counts), *shape)
+    return drawn % counts.view(-1, *[1] * len(shape))
+
+
+def _log_uniform(generator: torch.Generator, low: float, high: float) -> float:
+    return low * (high / low) ** float(_uniform(generator, 1))
+
+
+def _standardise(z: Tensor) -> Tensor:
+    z = z - z.mean(dim=1, keepdim=True)
+    return z / (z.std(dim=1, keepdim=True) + 1e-6)
+
+
+def _rank(z: Tensor) -> Tensor:
+    return z.argsort(dim=1).argsort(dim=1)
+
+
+def _activate(z: Tensor, kind: Tensor) -> Tensor:
+    curves = (torch.tanh(z), z.clamp_min(0), torch.sin(2 * z), z.abs(), z.square().clamp_max(9), (z > 0).float())
+    bent = z
+    for number, curve in enumerate((*curves, z.clamp(-4, 3).exp(), torch.exp(-z.square())), 1):
+        bent = torch.where(kind == number, curve, bent)
+    return bent
+
+
+def _draw_causes(generator: torch.Generator, tables: int, rows: int, columns: int) -> Tensor:
+    """Return causes (tables, rows, columns): normal, uniform, heavy-tailed or in clusters."""
+    shape = (tables, rows, columns)
+    z = _normal(generator, *shape)
+    kind = _whole(generator, 5, tables, 1, columns)
+    centres, cluster = 2 * _normal(generator, tables, columns, 4), _whole(generator, 4, *shape)
+    clustered = centres.gather(2, cluster.transpose(1, 2)).transpose(1, 2) + 0.4 * z
+    chi = sum(_normal(generator, *shape).square() for _ in range(3)) / 3
+    drawn = torch.where(kind == 1, 3.4 * _uniform(generator, *shape) - 1.7, z)
+    drawn = torch.where(kind == 2, z / torch.as_tensor(chi).sqrt().clamp_min(0.2), drawn)
+    return torch.where(kind == 3, clustered, drawn)
+
+
+def _cut(generator: torch.Generator, score: Tensor, counts: Tensor, even: Tensor) -> Tensor:
+    """Return scores (tables, rows) cut into classes at random places, even ones or not."""
+    weight = -_uniform(generator, len(score), CODES).clamp_min(1e-9).log()
+    weight = torch.where(even[:, None], 1 + 0.2 * weight, 0.5 + weight) * (torch.arange(CODES) < counts[:, None])
+    places = (weight.cumsum(1) / weight.sum(dim=1, keepdim=True))[:, :-1]
+    classes = (_rank(score)[:, :, None] / score.shape[1] >= places[:, None]).sum(dim=2)
+    return torch.minimum(classes, (counts - 1)[:, None])
+
+
+def _make_causal(
+    generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Columns and the class are nodes of a random network of causes; the class is one cut, or the largest of some."""
+    width, wild = max(columns + 4, 12), 0.8 * _uniform(generator, tables, 1, 1)
+    z = _draw_causes(generator, tables, rows, 2 + int(_whole(generator, max(2, width // 3) - 1, 1)) + 1)
+    layers = []
+    for _ in range(int(_whole(generator, 3, 1)) + 2):
+        shape = (tables, z.shape[2], width)
+        weight = _normal(generator, *shape) * (_uniform(generator, *shape) < _log_uniform(generator, 0.15, 1.0))
+        weight = weight / (weight.square().sum(dim=1, keepdim=True).sqrt() + 0.3)
+        tame, any_kind = _whole(generator, 3, tables, 1, width), _whole(generator, ACTIVATIONS, tables, 1, width)
+        kind = torch.where(_uniform(generator, tables, 1, width) < wild, any_kind, tame)
+        z = _standardise(_activate(_standardise(z @ weight) + 0.5 * wild * _normal(generator, tables, 1, width), kind))
+        noise = 0.35 * _uniform(generator, tables, 1, width) * _uniform(generator, tables, 1, 1)
+        layers.append(z := z + noise * _normal(generator, tables, rows, width))
+    nodes = torch.cat(layers, dim=2)
+    order = _uniform(generator, tables, nodes.shape[2]).argsort(dim=1)[:, None].expand(nodes.shape)
+    nodes = nodes.gather(2, order)
+    x, others = nodes[:, :, :columns], nodes[:, :, columns:]
+    score = others[:, :, 0] + others[:, :, 1] * (_uniform(generator, tables, 1) < 0.5)
+    rivals = _standardise(others[:, :, 1 : 1 + CODES])
+    absent = torch.arange(rivals.shape[2]) >= counts[:, None, None]
+    largest = rivals.masked_fill(absent, -9.0).argmax(dim=2)
+    one = (_uniform(generator, tables) < 0.75) | (counts > rivals.shape[2])
+    even = _uniform(generator, tables) < 0.7
+    return x, torch.where(one[:, None], _cut(generator, score, counts, even), largest)
+
+
+def _make_groups(
+    generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The class first: columns differ between classes by place and spread, as much as it happens; some are in parts."""
+    y = _classes(generator, counts, rows)
+    share = _uniform(generator, tables, CODES) * (torch.arange(CODES) < counts[:, None])
+    share = (share / share.sum(dim=1, keepdim=True)).cumsum(1)
+    skewed = (_uniform(generator, tables, rows)[:, :, None] > share[:, None]).sum(dim=2)
+    uneven = _uniform(generator, tables, 1) < 0.4
+    y = torch.where(uneven, torch.minimum(skewed, (counts - 1)[:, None]), y)
+    parts = 1 + 2 * (_uniform(generator, tables, 1) < 0.3).long()
+    place = (3 * y + _whole(generator, 2**20, tables, rows) % parts)[:, :, None].expand(tables, rows, columns)
+    useful = (_uniform(generator, tables, 1, columns) < _uniform(generator, tables, 1, 1) ** 0.7).float()
+    strength = torch.exp(0.7 * _normal(generator, tables, 1, columns)) * (0.5 + 2 * _uniform(generator, tables, 1, 1))
+    mean = _normal(generator, tables, 3 * CODES, columns) * useful * strength
+    differs = useful * (_uniform(generator, tables, 1, 1) < 0.4)
+    spread = torch.exp(0.7 * _normal(generator, tables, 3 * CODES, columns) * differs)
+    turn = _normal(generator, tables, columns, columns) * 1.5 / math.sqrt(columns)
+    turn = turn * _uniform(generator, tables, 1, 1) * (_uniform(generator, tables, 1, 1) < 0.5)
+    noise = _draw_causes(generator, tables, rows, columns) @ (torch.eye(columns) + turn)
+    return mean.gather(1, place) + spread.gather(1, place) * noise, y
+
+
+def _make_boxes(
+    generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Thresholds on a few columns: their box decides, or their sum."""
+    x = _draw_causes(generator, tables, rows, columns)
+    turn = 0.4 * _normal(generator, tables, columns, columns) * (_uniform(generator, tables, 1, 1) < 0.4)
+    x = x @ (torch.eye(columns) + turn)
+    used = (1 + _whole(generator, 3, tables)).clamp_max(columns)
+    column = _uniform(generator, tables, columns).argsort(dim=1).gather(1, _classes(generator, used, MOST_DEPTH))
+    value = x.gather(2, column[:, None].expand(tables, rows, MOST_DEPTH))
+    place = ((0.2 + 0.6 * _uniform(generator, tables, 1, MOST_DEPTH)) * (rows - 1)).long()
+    above = value > value.sort(dim=1).values.gather(1, place)
+    depth = 1 + torch.minimum(*(_whole(generator, MOST_DEPTH, tables) for _ in range(2)))
+    above = above & (torch.arange(MOST_DEPTH) < depth[:, None])[:, None]
+    box = (above * 2 ** torch.arange(MOST_DEPTH)).sum(dim=2)
+    decided = _classes(generator, counts, 2**MOST_DEPTH).gather(1, box)
+    score = (above * _normal(generator, tables, 1, MOST_DEPTH)).sum(dim=2) + 0.1 * _normal(generator, tables, rows)
+    summed = _cut(generator, score, counts, _uniform(generator, tables) < 0.7)
+    return x, torch.where(_uniform(generator, tables, 1) < 0.6, decided, summed)
+
+
+def _make_smooth(
+    generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The class is the largest of smooth or linear functions of a few directions, or of a few columns."""
+    x, inner = _draw_causes(generator, tables, rows, columns), min(columns, 6)
+    dense = _normal(generator, tables, columns, inner)
+    dense = dense * (_uniform(generator, tables, columns, 1) < 0.1 + 0.9 * _uniform(generator, tables, 1, 1))
+    chosen = _uniform(generator, tables, columns).argsort(dim=1)[:, None, :inner]
+    single = torch.zeros(tables, columns, inner).scatter_(1, chosen, 1.0) * _normal(generator, tables, 1, inner)
+    use = torch.where(_uniform(generator, tables, 1, 1) < 0.5, dense, single)
+    z = _standardise(x @ use) * (_uniform(generator, tables, 1, inner) < 0.45)
+    rate = _normal(generator, tables, inner, SMOOTH_WAVES) * (0.1 + 0.9 * _uniform(generator, tables, 1, 1))
+    waves = torch.cos(z @ rate + 6.3 * _uniform(generator, tables, 1, SMOOTH_WAVES))
+    smooth = waves @ _normal(generator, tables, SMOOTH_WAVES, CODES)
+    linear = z @ _normal(generator, tables, inner, CODES) + 0.5 * _normal(generator, tables, 1, CODES)
+    score = torch.where(_uniform(generator, tables, 1, 1) < 0.5, smooth, linear)
+    return x, score.masked_fill(torch.arange(CODES) >= counts[:, None, None], -99.0).argmax(dim=2)
+
+
+def _make_pairs(
+    generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Two or three columns decide together: by order, ratio, product or equality, or as categories."""
+    x = _draw_causes(generator, tables, rows, columns)
+    order = _uniform(generator, tables, columns).argsort(dim=1)
+    places = order[:, [place % columns for place in range(3)]][:, None].expand(tables, rows, 3)
+    a, b, c = x.gather(2, places).unbind(2)
+    ways = (a - b, a * b, a / (b.abs() + 0.2), (a - b).abs(), torch.maximum(a, b), a * b.sign())
+    more = ((a.round() - b.round()).abs(), torch.where(c > 0, a, b), a + b, a.abs())
+    scores = torch.stack([*ways, *more], dim=1)
+    score = scores[torch.arange(tables), _whole(generator, scores.shape[1], tables)]
+    noisy = score + 0.05 * _normal(generator, tables, rows)
+    cut = _cut(generator, noisy, counts, _uniform(generator, tables) < 0.6)
+    levels = 2 + _whole(generator, 3, tables, 1)
+    first, second = (_rank(z) * levels // rows for z in (a, b))
+    third = (_rank(c) * 2 // rows) * (_uniform(generator, tables, 1) < 0.5)
+    decided = _classes(generator, counts, 64).gather(1, (first * 4 + second) * 2 + third)
+    return x, torch.where(_uniform(generator, tables, 1) < 0.6, cut, decided)
+
+
+FAMILIES: tuple[Family, ...] = (*(_make_causal, _make_groups) * 2, _make_groups, _make_boxes, _make_smooth, _make_pairs)
+
+
+def _spoil(generator: torch.Generator, x: Tensor, y: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Add what real tables have: columns of noise, copies, skewed scales, measurement's noise, wrong labels."""
+    tables, rows, columns = x.shape
+    x = _standardise(x)
+    some = _uniform(generator, tables, 1) < 0.35
+    noise = _uniform(generator, tables, columns) < 0.6 * _uniform(generator, tables, 1) * some
+    shuffled = x.gather(1, _uniform(generator, tables, rows).argsort(dim=1)[:, :, None].expand(x.shape))
+    x = torch.where(noise[:, None], shuffled, x)
+    copied = _uniform(generator, tables, columns) < 0.15 * (_uniform(generator, tables, 1) < 0.3)
+    source = _whole(generator, columns, tables, columns)[:, None].expand(x.shape)
+    x = torch.where(copied[:, None], x.gather(2, source) + 0.1 * _normal(generator, *x.shape), x)
+    kind = _whole(generator, 5, tables, 1, columns) + 1
+    kind = kind * (_uniform(generator, tables, 1, columns) < 0.5 * _uniform(generator, tables, 1, 1))
+    tail = (x.clamp(-4, 4) * (0.3 + 1.5 * _uniform(generator, tables, 1, 1))).exp()
+    bent = x
+    curves = (tail, x**3, torch.tanh(2 * x), x.clamp_min(-0.3), x.sign() * x.abs().sqrt())
+    for number, curve in enumerate(curves, 1):
+        bent = torch.where(kind == number, curve, bent)
+    loud = 0.4 * _uniform(generator, tables, 1, columns) * _uniform(generator, tables, 1, 1) ** 2
+    rate = 0.25 * _uniform(generator, tables, 1) ** 2 * (_uniform(generator, tables, 1) < 0.3)
+    wrong = _uniform(generator, tables, rows) < rate
+    y = torch.where(wrong, _classes(generator, counts, rows), y)
+    return _standardise(bent) + loud * _normal(generator, *x.shape), y

