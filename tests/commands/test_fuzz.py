@@ -6,23 +6,21 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from protonet import solve
-from protonet.__main__ import main
 from protonet._checks import InputError
 from protonet.files import Model, save_model
 from protonet.tables.table import Wanted, read_table
-from tests.strategies import blobs
+from tests.commands.cases import Run, predict_or_refuse
+from tests.strategies import blobs, write_columns
 
 EXAMPLES = int(os.environ.get("PROTONET_FUZZ", "40"))
 BYTES = st.binary(max_size=6) | st.sampled_from([b"\0", b"\n", b'"', b",", b"\r", b"nan", b"1e999", b"\xff\xfe", b"_"])
@@ -40,25 +38,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     network = solve([(x, y)], effort="fast")
     save_model(folder / "model.safetensors", Model(network, classes, columns, {"label": "kind"}, {}))
     names = [classes[number] for number in y.tolist()]
-    lines = [",".join([*map(str, row), name]) for row, name in zip(x.tolist(), names, strict=True)]
-    (folder / "whole.csv").write_text("\n".join([",".join([*columns, "kind"]), *lines]))
+    write_columns(folder / "whole.csv", {**dict(zip(columns, x.T.tolist(), strict=True)), "kind": names})
     np.savez(folder / "whole.npz", x=x.numpy(), y=np.array(names))
     np.save(folder / "whole.npy", x.numpy())
-    assert torch.equal(y, torch.tensor([classes.index(name) for name in names]))
     return folder
 
 
 @pytest.mark.parametrize("cell", ["red", "1_000", "", "2020-01-02"])
-def test_a_model_without_an_encoding_has_no_use_for_text(
-    folder: Path, cell: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_without_an_encoding_has_no_use_for_text(folder: Path, cell: str, run: Run) -> None:
     path = folder / "text.csv"
     path.write_text(f"a,b,c\n1,2,3\n1,{cell},3\n")
-    assert main(["predict", str(folder / "model.safetensors"), str(path)]) == 2
-    line = (
-        f"protonet predict: `table` must have finite numbers; got {cell!r} in b, line 3. Fill it in, or leave it out.\n"
-    )
-    assert capsys.readouterr() == ("", line)
+    message = f"`table` must have finite numbers; got {cell!r} in b, line 3. Fill it in, or leave it out."
+    assert run("predict", folder / "model.safetensors", path, code=2) == f"protonet predict: {message}\n"
 
 
 def damage(content: bytes, damages: Damages) -> bytes:
@@ -71,21 +62,11 @@ def damage(content: bytes, damages: Damages) -> bytes:
 @pytest.mark.parametrize("suffix", [".csv", ".npz", ".npy"])
 @settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(damages=DAMAGES)
-def test_damaged_tables(folder: Path, suffix: str, damages: Damages) -> None:
+def test_damaged_tables(folder: Path, suffix: str, damages: Damages, capsys: pytest.CaptureFixture[str]) -> None:
     path, output = folder / f"damaged{suffix}", folder / "predicted.csv"
     path.write_bytes(damage((folder / f"whole{suffix}").read_bytes(), damages))
-    output.unlink(missing_ok=True)
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said):
-        code = main(["predict", str(folder / "model.safetensors"), str(path), "-o", str(output)])
-    if code == 0:
+    if not predict_or_refuse(folder / "model.safetensors", path, output, capsys):
         assert len(output.read_text().splitlines()) > 1
-    else:
-        assert code == 2
-        assert not output.exists()
-        assert len(said.getvalue().splitlines()) == 1
-        assert said.getvalue().startswith("protonet predict: `")
-    assert not list(folder.glob(".*"))
     if suffix != ".npy":
         with contextlib.suppress(InputError):
             read_table(path, Wanted("kind"))
