@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import csv
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from protonet.fit.search import EFFORTS
 from protonet.scoring import Fold
@@ -53,3 +55,29 @@ def write_columns(path: Path, columns: dict[str, Any]) -> str:
         writer.writerow(columns)
         writer.writerows(zip(*columns.values(), strict=True))
     return str(path)
+
+
+def same_state(first: nn.Module, second: nn.Module) -> bool:
+    """Return whether two networks have the same parameters and buffers, to the bit."""
+    a, b = first.state_dict(), second.state_dict()
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def spoil(data: st.DataObject, described: Any, odd: st.SearchStrategy[Any]) -> None:
+    """Replace one to three values of what JSON holds, by odd ones or by others of its own, or take them away."""
+    for _ in range(data.draw(st.integers(1, 3))):
+        places = list(_list_places(described))
+        (container, key), (other, name) = (data.draw(st.sampled_from(places)) for _ in range(2))
+        action = data.draw(st.sampled_from(["replace", "replace", "remove", "copy"]))
+        if action == "remove":
+            del container[key]
+        else:
+            container[key] = copy.deepcopy(other[name]) if action == "copy" else data.draw(odd)
+
+
+def _list_places(node: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield every place of a JSON value, as container and key."""
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, value in items:
+        yield node, key
+        yield from _list_places(value)

@@ -243,6 +243,10 @@ SIZE = "`table` must hold numbers of the size that .*; got 3e.38 as the largest"
         ("update M spelled.csv --in-place", "`table` must spell known .*; got 'ANT' for 'ant'.* --new-c"),
         ("update M none.csv -o none.csv", r"`--output` must end in \.safetensors"),
         ("export M --onnx M", r"`--onnx` must end in \.onnx"),
+        (
+            "label T --classes a,b",
+            "`arguments` must come from a terminal; got a pipe, a file or Windows. Run it in one",
+        ),
     ],
 )
 def test_errors_change_nothing(

@@ -26,6 +26,7 @@ from tests.representations.cases import write_vectors
 
 pytest.importorskip("wordllama", reason="it brings vectors of words")
 pytest.importorskip("tokenizers", reason="it turns texts into tokens")
+pytestmark = pytest.mark.usefixtures("own_cache")
 #: By class, four texts to learn from and two to be judged by.
 TEXTS = {
     "card_arrival": [
@@ -89,11 +90,6 @@ def count_right(predicted: str, rows: int) -> int:
     found = [row["class"] for row in read_table(predicted)]
     assert len(found) == rows * len(NAMES)
     return sum(name == NAMES[number // rows] for number, name in enumerate(found))
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture(scope="module")

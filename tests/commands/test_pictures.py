@@ -19,10 +19,7 @@ from tests.commands.cases import Run, do, read_table
 from tests.representations.pictures.cases import draw, write_folders
 from tests.representations.pictures.test_files import Small, export
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import os
@@ -24,15 +23,10 @@ from protonet import PrototypeNetwork, solve
 from protonet._checks import InputError, InputTypeError
 from protonet.files.model import FORMAT, VERSION, Model, describe_network, load_model, restore_network, save_model
 from tests.model_cases import make_model, make_network
-from tests.strategies import blobs
+from tests.strategies import blobs, same_state, spoil
 
 X, Y = blobs(0)
 REFUSED = rf"load_model: `path` must be a model file of version {VERSION}; got [^\n]*\. Pass a file that [^\n]*\."
-
-
-def same_tensors(first: nn.Module, second: nn.Module) -> bool:
-    a, b = first.state_dict(), second.state_dict()
-    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
 @pytest.mark.parametrize(("learned", "raw"), [(True, False), (True, True), (False, False), (False, True)])
@@ -42,7 +36,7 @@ def test_the_file_alone_gives_the_same_logits(tmp_path: Path, learned: bool, raw
     loaded = load_model(path)
     for rows in (X, X[:2], X[:1]):  # products of other sizes round in other ways
         assert torch.equal(loaded.network(rows), model.network(rows))
-    assert same_tensors(loaded.network, model.network)
+    assert same_state(loaded.network, model.network)
     assert loaded.network.count_parameters() == model.network.count_parameters()
     assert not loaded.network.training
     assert (loaded.classes, loaded.columns, loaded.metadata) == (model.classes, model.columns, model.metadata)
@@ -182,7 +176,7 @@ def test_what_is_described_is_restored_and_trusts_nothing() -> None:
     assert json.loads(json.dumps(structure)) == structure
     restored = restore_network(structure, tensors)
     assert torch.equal(restored(X), network(X))
-    assert same_tensors(restored, network)
+    assert same_state(restored, network)
     again, parts = describe_network(restored)
     assert again == structure
     assert parts.keys() == tensors.keys()
@@ -191,6 +185,10 @@ def test_what_is_described_is_restored_and_trusts_nothing() -> None:
     for name in tensors:
         with pytest.raises(ValueError, match="no tensor"):
             restore_network(structure, {key: value for key, value in tensors.items() if key != name})
+    emptied = {name: tensor[:0] if ".stack." in name else tensor for name, tensor in tensors.items()}
+    assert any(".stack." in name for name in emptied)
+    with pytest.raises(ValueError, match="learned views without a member"):
+        restore_network(structure, emptied)
 
 
 @pytest.mark.parametrize(
@@ -283,14 +281,6 @@ def join(header: dict[str, Any], data: bytes) -> bytes:
     return struct.pack("<Q", len(text)) + text + data
 
 
-def places(node: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield every place of a JSON value, as container and key."""
-    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
-    for key, value in items:
-        yield node, key
-        yield from places(value)
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     path = tmp_path_factory.mktemp("whole") / "x"
@@ -331,32 +321,23 @@ def test_mutated_headers_give_a_network_or_one_line(
     tmp_path_factory: pytest.TempPathFactory, whole: bytes, data: st.DataObject
 ) -> None:
     header, tensors = split(whole)
-    for _ in range(data.draw(st.integers(1, 3))):
-        container, key = data.draw(st.sampled_from(list(places(header))))
-        action = data.draw(st.sampled_from(["replace", "replace", "remove", "copy"]))
-        if action == "remove":
-            del container[key]
-        else:
-            other, name = data.draw(st.sampled_from(list(places(header))))
-            container[key] = copy.deepcopy(other[name]) if action == "copy" else data.draw(odd)
+    spoil(data, header, odd)
     check(tmp_path_factory.getbasetemp() / "mutated", join(header, tensors))
 
 
 def test_a_flipped_bit_is_never_silent(tmp_path: Path, whole: bytes) -> None:
-    before = load_model_of(tmp_path, whole)(X)
+    path = tmp_path / "x"
+    path.write_bytes(whole)
+    before = load_model(path, held=True).network(X)
     for place in np.random.default_rng(0).integers(0, 8 * len(whole), 200).tolist():
         content = bytearray(whole)
         content[place // 8] ^= 1 << place % 8
+        path.write_bytes(content)
         try:
-            after = load_model_of(tmp_path, bytes(content))(X)
+            after = load_model(path, held=True).network(X)
         except InputError:
             continue
         assert torch.equal(after, before)
-
-
-def load_model_of(folder: Path, content: bytes) -> PrototypeNetwork:
-    (folder / "x").write_bytes(content)
-    return load_model(folder / "x", held=True).network
 
 
 @SETTINGS
@@ -391,11 +372,3 @@ def test_mutated_tensors_give_a_network_or_one_line(
         if first < last:
             content[first + place * width : first + (place + 1) * width] = value
     check(tmp_path_factory.getbasetemp() / "mutated", join(header, bytes(content)))
-
-
-def test_learned_views_without_a_member_are_an_error() -> None:
-    structure, tensors = describe_network(make_network())
-    emptied = {name: tensor[:0] if ".stack." in name else tensor for name, tensor in tensors.items()}
-    assert any(".stack." in name for name in emptied)
-    with pytest.raises(ValueError, match="learned views without a member"):
-        restore_network(structure, emptied)

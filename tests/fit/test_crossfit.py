@@ -49,13 +49,6 @@ def updated(crossed: Crossfit, features: Tensor, labels: Tensor, num_classes: in
     return crossed
 
 
-def test_the_solution_is_what_solve_returns_and_its_choice_fits_again() -> None:
-    network = solve([(X, Y)], effort="fast")
-    again = fit_choice(SOLUTION.problem, SOLUTION.choice)
-    for other in (SOLUTION.network, again):
-        assert all(torch.equal(value, other.state_dict()[name]) for name, value in network.state_dict().items())
-
-
 def test_every_row_is_held_out_once_and_judged_by_a_network_of_the_other_rows() -> None:
     assert sorted(map(tuple, CROSSED.features.tolist())) == sorted(
         map(tuple, (SOLUTION.problem.rows.features * SOLUTION.problem.scale).tolist())

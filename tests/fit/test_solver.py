@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from protonet import PrototypeNetwork, solve
@@ -31,7 +31,7 @@ from protonet.views.linear import LinearKind
 from protonet.views.mlp import MLPKind
 from protonet.views.radial import RadialKind
 from protonet.views.view import Rows
-from tests.strategies import LITTLE, blobs, seeds
+from tests.strategies import LITTLE, blobs, same_state, seeds
 
 Loader = Iterable[Any]
 
@@ -54,11 +54,6 @@ def solved(seed: int) -> PrototypeNetwork:
     return solve_little([blobs(seed)])
 
 
-def same_weights(first: nn.Module, second: nn.Module) -> bool:
-    a, b = first.state_dict(), second.state_dict()
-    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
-
-
 @settings(max_examples=5)
 @given(seed=seeds, batch_size=st.integers(1, 40), cut=st.integers(1, 29))
 def test_order_batches_split_and_global_seed_leave_no_trace(seed: int, batch_size: int, cut: int) -> None:
@@ -67,7 +62,7 @@ def test_order_batches_split_and_global_seed_leave_no_trace(seed: int, batch_siz
     order = torch.randperm(len(x))
     x, y = x[order], y[order]
     batches = loader(x[:cut], y[:cut], batch_size=batch_size, shuffle=True)
-    assert same_weights(solve_little(batches, loader(x[cut:], y[cut:])), solved(0))
+    assert same_state(solve_little(batches, loader(x[cut:], y[cut:])), solved(0))
 
 
 def test_global_state_is_left_as_it_was() -> None:
@@ -88,7 +83,7 @@ def test_global_state_is_left_as_it_was() -> None:
     assert random.getstate() == before[2]
     assert torch.get_num_threads() == before[3]
     with torch.inference_mode():
-        assert same_weights(solve_little([(x, y)], [(x, y)]), network)
+        assert same_state(solve_little([(x, y)], [(x, y)]), network)
 
 
 @settings(max_examples=8)
@@ -129,7 +124,7 @@ def test_any_real_type_and_shape() -> None:
     for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.int32):
         shaped = x.to(dtype).reshape(-1, 2, 1, 4)
         network = solve_little([(shaped, y[:, None].to(torch.int32))], None, {"input_dim": 8, "num_classes": 5})
-        assert same_weights(network, expected), dtype
+        assert same_state(network, expected), dtype
         torch.testing.assert_close(network(shaped), network(x))
 
 
@@ -169,53 +164,40 @@ def test_odd_data_pass_without_fuss() -> None:
 X, Y = blobs(0)
 
 
-@pytest.mark.parametrize(
-    ("metadata", "error", "message"),
-    [
-        ({"num_classes": 1}, InputError, r"`metadata\['num_classes'\]` must be a whole number >= 2"),
-        ({"param_limit": -1}, InputError, r"`metadata\['param_limit'\]` must be a finite number >= 0"),
-        ({"param_limit": math.nan}, InputError, r"`metadata\['param_limit'\]` must be a finite"),
-        ({"device": "nonsense"}, InputError, r"`metadata\['device'\]` must be a device of this machine"),
-        ([1], InputTypeError, "`metadata` must be a mapping or None; got list"),
-        (
-            {"num_class": 3},
-            InputError,
-            r"`metadata` must have no keys but .*; got 'num_class'\. Did you mean 'num_classes'",
-        ),
-    ],
-)
-def test_bad_metadata_get_their_message(metadata: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=f"^solve: {message}"):
-        solve([(X, Y)], None, metadata)
+EFFORTS_OF_NO_USE = [
+    (Search(folds=-1), InputError, r"`effort.folds` must be a whole number >= 0; got -1"),
+    (Search(folds=2.5), InputError, r"`effort.folds` must be a whole number >= 0; got 2\.5"),  # type: ignore[arg-type]
+    (Search(folds=1), InputError, "`effort` must have no folds or two, .*; got folds=1"),
+    (Search((LinearKind(), 3)), InputTypeError, "`effort` must have kinds of views"),  # type: ignore[arg-type]
+    (Search(kinds=()), InputError, "`effort` must .*linear views first; got folds=5, kinds "),
+    (Search().without(LinearKind), InputError, "`effort` must .*linear views first; got .*RadialKind"),
+    (Search().with_kind(LinearKind(("whitened",))), InputError, "`effort` must .*got "),
+    (Search().with_kind(RadialKind(bandwidths=())), InputError, "`effort` must .*got "),
+    (Search().with_kind(RadialKind(ridges=())), InputError, "`effort` must .*got "),
+    (Search().with_kind(MLPKind(steps=())), InputError, "`effort` must .*got "),
+]
 
 
 @pytest.mark.parametrize(
-    ("effort", "error", "message"),
+    ("argument", "value", "error", "message"),
     [
-        ("slow", InputError, "be one of fast, default, best; got 'slow'"),
-        (["fast"], InputTypeError, "be a name or a Search; got list"),
-        (Search(folds=-1), InputError, r"be a whole number >= 0; got -1"),
-        (Search(folds=2.5), InputError, r"be a whole number >= 0; got 2\.5"),  # type: ignore[arg-type]
-        (Search(folds=1), InputError, "have no folds or two, .*; got folds=1"),
-        (Search((LinearKind(), 3)), InputTypeError, "have kinds of views"),  # type: ignore[arg-type]
-        (Search(kinds=()), InputError, "linear views first; got folds=5, kinds "),
-        (Search().without(LinearKind), InputError, "linear views first; got .*RadialKind"),
-        (Search().with_kind(LinearKind(("whitened",))), InputError, "got "),
-        (Search().with_kind(RadialKind(bandwidths=())), InputError, "got "),
-        (Search().with_kind(RadialKind(ridges=())), InputError, "got "),
-        (Search().with_kind(MLPKind(steps=())), InputError, "got "),
+        ("metadata", {"num_classes": 1}, InputError, r"`metadata\['num_classes'\]` must be a whole number >= 2"),
+        ("metadata", {"param_limit": -1}, InputError, r"`metadata\['param_limit'\]` must be a finite number >= 0"),
+        ("metadata", {"param_limit": math.nan}, InputError, r"`metadata\['param_limit'\]` must be a finite"),
+        ("metadata", {"device": "nonsense"}, InputError, r"`metadata\['device'\]` must be a device of this machine"),
+        ("metadata", [1], InputTypeError, "`metadata` must be a mapping or None; got list"),
+        ("metadata", {"num_class": 3}, InputError, "have no keys but .*; got 'num_class'. Did you mean 'num_classes'"),
+        ("time_limit", -1, InputError, "`time_limit` must be a finite number >= 0; got -1"),
+        ("progress", 5, InputTypeError, "`progress` must be a function of a stage and a share; got int"),
+        ("effort", "slow", InputError, "`effort` must be one of fast, default, best; got 'slow'"),
+        ("effort", ["fast"], InputTypeError, "`effort` must be a name or a Search; got list"),
+        *(("effort", *each) for each in EFFORTS_OF_NO_USE),
     ],
 )
-def test_an_effort_that_cannot_be_made_is_an_error(effort: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=rf"solve: `effort(\.folds)?` must .*{message}"):
-        solve([(X, Y)], effort=effort)
-
-
-def test_other_arguments_that_do_not_fit() -> None:
-    with pytest.raises(InputError, match="solve: `time_limit` must be a finite number >= 0; got -1"):
-        solve([(X, Y)], time_limit=-1)
-    with pytest.raises(InputTypeError, match="solve: `progress` must be a function of a stage and a share; got int"):
-        solve([(X, Y)], progress=5)  # type: ignore[arg-type]
+def test_arguments_that_do_not_fit(argument: str, value: Any, error: type[Exception], message: str) -> None:
+    given: dict[str, Any] = {argument: value}
+    with pytest.raises(error, match=f"^solve: .*{message}"):
+        solve([(X, Y)], **given)
 
 
 def test_little_effort_trains_nothing_and_much_effort_no_less() -> None:
@@ -258,7 +240,7 @@ def test_the_callers_default_dtype_does_not_matter() -> None:
     reference = solved(0)
     torch.set_default_dtype(torch.float64)
     try:
-        assert same_weights(solve_little([(X, Y)]), reference)
+        assert same_state(solve_little([(X, Y)]), reference)
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -320,4 +302,4 @@ def test_what_is_chosen_is_fitted_with_its_weights_and_sources_once(limit: int) 
     assert len(encoder.list_sources()) == len(read) == len(sources)
     assert float(solution.network.temperature) == pytest.approx(choice.temperature)
     again = fit_choice(solution.problem, choice)
-    assert same_weights(again, solution.network)
+    assert same_state(again, solution.network)

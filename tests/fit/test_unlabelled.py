@@ -212,17 +212,6 @@ def test_folds_of_a_crossfit_learn_from_them_too(solved: Solution) -> None:
     assert measure(predict_held(crossed), crossed.labels).accuracy > 0.9
 
 
-def test_samples_with_a_label_move_prototypes_as_ever(solved: Solution) -> None:
-    x, y, _ = wine()
-    network = copy.deepcopy(solved.network)
-    assert network.counts.tolist() == [5, 5, 5]
-    before = network.sums / network.counts[:, None]
-    embedding = network.embed(x[:1])
-    network.add_samples(x[:1], y[:1])
-    own = int(y[0])
-    torch.testing.assert_close(network.sums[own] / 6, (5 * before[own] + embedding[0]) / 6)
-
-
 def test_rows_that_mislead_are_not_learned_from() -> None:
     generator = torch.Generator().manual_seed(0)
     y = torch.arange(40) % 2
@@ -237,6 +226,17 @@ def test_rows_that_mislead_are_not_learned_from() -> None:
         float((network(fresh).argmax(dim=1) == torch.arange(400) % 2).double().mean()) for network in (alone, pooled)
     ]
     assert right[1] >= right[0] - 0.01
+
+
+def test_samples_with_a_label_move_prototypes_as_ever(solved: Solution) -> None:
+    x, y, _ = wine()
+    network = copy.deepcopy(solved.network)
+    assert network.counts.tolist() == [5, 5, 5]
+    before = network.sums / network.counts[:, None]
+    embedding = network.embed(x[:1])
+    network.add_samples(x[:1], y[:1])
+    own = int(y[0])
+    torch.testing.assert_close(network.sums[own] / 6, (5 * before[own] + embedding[0]) / 6)
 
 
 def test_none_and_no_rows_change_nothing() -> None:
@@ -267,23 +267,15 @@ def test_a_class_without_a_label_is_found_as_a_group() -> None:
     assert group_strangers(solve_problem(train, effort="fast")) == []
 
 
-def test_without_time_nothing_is_learned_from_them() -> None:
+def test_without_time_nothing_is_learned_and_with_one_row_per_class_nobody_judges() -> None:
     x, y, few = wine()
-    solution = solve_problem([(x[few], y[few])], effort="fast", unlabelled=x, time_limit=0.0)
-    assert solution.pooled is not None
-    assert not solution.pooled.learned
-    assert solution.choice.pooling is None
-    assert group_strangers(solution) == []
-
-
-def test_with_one_row_per_class_nobody_judges() -> None:
-    x, y, few = wine()
-    one = few[::5]
-    solution = solve_problem([(x[one], y[one])], effort="fast", unlabelled=x)
-    assert solution.pooled is not None
-    assert solution.pooled.learned
-    assert solution.pooled.losses is None
-    assert group_strangers(solution) == []
+    for rows, limit in ((few, 0.0), (few[::5], 900.0)):
+        solution = solve_problem([(x[rows], y[rows])], effort="fast", unlabelled=x, time_limit=limit)
+        assert solution.pooled is not None
+        assert solution.pooled.learned == (limit > 0)
+        assert solution.pooled.losses is None
+        assert (solution.choice.pooling is None) == (limit == 0)
+        assert group_strangers(solution) == []
 
 
 def test_of_many_labelled_rows_some_spread_their_labels(solved: Solution, monkeypatch: pytest.MonkeyPatch) -> None:
