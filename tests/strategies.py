@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import csv
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -24,6 +26,8 @@ from protonet.views.radial import VIEWS, RadialKind
 from protonet.views.view import Rows
 
 seeds = st.integers(0, 2**31 - 1)
+#: How many damages are tried of each kind of table: PROTONET_FUZZ=10000 tries that many.
+EXAMPLES = int(os.environ.get("PROTONET_FUZZ", "40"))
 #: A search with little of every kind of views, for what must hold whatever is tried: a third of a default fit's time.
 LITTLE = replace(EFFORTS["default"], folds=2).with_kind(RadialKind(VIEWS[1:2], (2.0,), (0.1,)))
 LITTLE = LITTLE.with_kind(PatternKind((0.1,))).with_kind(ForestKind(10)).with_kind(MLPKind(sizes=1, steps=(10,)))
@@ -55,6 +59,16 @@ def write_columns(path: Path, columns: dict[str, Any]) -> str:
         writer.writerow(columns)
         writer.writerows(zip(*columns.values(), strict=True))
     return str(path)
+
+
+def draw_wine() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return all rows of wine, mixed, their classes, and the numbers of five rows of each class."""
+    from sklearn.datasets import load_wine
+
+    x, y = load_wine(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(y))
+    x, y = x[order], y[order]
+    return x, y, np.concatenate([np.flatnonzero(y == label)[:5] for label in range(3)])
 
 
 def same_state(first: nn.Module, second: nn.Module) -> bool:

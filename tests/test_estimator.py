@@ -9,7 +9,7 @@ import scipy.sparse
 import torch
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
-from sklearn.datasets import load_iris, load_wine
+from sklearn.datasets import load_iris
 from sklearn.exceptions import NotFittedError
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
@@ -21,7 +21,7 @@ from protonet.estimator import ProtoNetClassifier
 from protonet.fit.crossfit import crossfit, measure_held
 from protonet.fit.solver import solve_problem
 from protonet.views.mlp import MLPKind
-from tests.strategies import LITTLE, blobs
+from tests.strategies import LITTLE, blobs, draw_wine
 
 TENSOR_X, TENSOR_Y = blobs(0)
 X, Y = TENSOR_X.numpy(), TENSOR_Y.numpy()
@@ -58,6 +58,8 @@ def test_it_is_the_solvers_network_with_its_probabilities() -> None:
     np.testing.assert_allclose(FITTED.predict_proba(X), expected, atol=1e-4)
     assert FITTED.predict(X).tolist() == np.unique(NAMES)[expected.argmax(axis=1)].tolist()
     assert FITTED.score(X, NAMES) > 0.9
+    calibrated = CalibratedClassifierCV(make(), cv=2, ensemble=False).fit(X, NAMES)
+    np.testing.assert_allclose(calibrated.predict_proba(X).sum(axis=1), 1)
 
 
 def test_the_embedding_feeds_a_neighbours_index() -> None:
@@ -113,11 +115,6 @@ def test_groups_are_checked() -> None:
         make().fit(X, NAMES, groups=np.arange(3))
 
 
-def test_it_is_calibrated_by_scikit_learn() -> None:
-    calibrated = CalibratedClassifierCV(make(), cv=2, ensemble=False).fit(X, NAMES)
-    np.testing.assert_allclose(calibrated.predict_proba(X).sum(axis=1), 1)
-
-
 def test_one_sample_a_class_works_and_so_does_one_class_where_others_may_come() -> None:
     first = [int(np.flatnonzero(name == NAMES)[0]) for name in np.unique(NAMES)]
     assert make().fit(X[first], NAMES[first]).predict(X[first]).tolist() == NAMES[first].tolist()
@@ -169,16 +166,8 @@ def test_bad_arguments_get_one_line(change: dict[str, Any], labels: Any, weights
         make().set_params(**change).fit(X, labels, sample_weight=weights)
 
 
-def wine_of_few(each: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return all rows, their classes, and the numbers of a few rows of each class."""
-    x, y = load_wine(return_X_y=True)
-    order = np.random.default_rng(0).permutation(len(y))
-    x, y = x[order], y[order]
-    return x, y, np.concatenate([np.flatnonzero(y == label)[:each] for label in range(3)])
-
-
 def test_rows_without_a_label_may_be_marked_in_any_way() -> None:
-    x, y, few = wine_of_few(5)
+    x, y, few = draw_wine()
     rest = np.setdiff1d(np.arange(len(y)), few)
     model = ProtoNetClassifier(CHEAP).fit(x[few], y[few], unlabelled=x[rest])
     wanted = model.predict_proba(x)
@@ -199,14 +188,14 @@ def test_rows_without_a_label_may_be_marked_in_any_way() -> None:
 
 
 def test_minus_one_is_a_class_where_it_can_be_no_mark() -> None:
-    x, y, _ = wine_of_few(5)
+    x, y, _ = draw_wine()
     for labels in (np.where(y == 0, -1, 1), np.where(y == 0, -1, 0), y - 2, np.array(["-1", "0", "1"])[y]):
         model = ProtoNetClassifier(CHEAP).fit(x, labels)
         np.testing.assert_array_equal(model.classes_, np.unique(labels))
 
 
 def test_unlabelled_rows_that_do_not_fit() -> None:
-    x, y, few = wine_of_few(5)
+    x, y, few = draw_wine()
     with pytest.raises(InputError, match="`y` must have rows with a label; got none"):
         ProtoNetClassifier(CHEAP).fit(x, np.full(len(y), None))
     with pytest.raises(ValueError, match="X has 5 features, but ProtoNetClassifier is expecting 13"):

@@ -58,9 +58,6 @@ def test_bins_of_batches_add_up(seed: int, n: int, cut: int) -> None:
 def test_calibration_error() -> None:
     bins = torch.tensor([[0.0, 0.0, 0.0], [10.0, 6.0, 5.0], [30.0, 27.0, 30.0]], dtype=torch.float64)
     assert calibration_error(bins) == pytest.approx(0.25 * abs(0.6 - 0.5) + 0.75 * abs(0.9 - 1.0))
-
-
-def test_calibration_error_without_predictions() -> None:
     assert math.isnan(calibration_error(torch.zeros(15, 3, dtype=torch.float64)))
 
 

@@ -55,11 +55,8 @@ def test_a_curved_valley_takes_more_than_one_trial_of_a_step(start: tuple[float,
     torch.testing.assert_close(found, torch.ones(2, dtype=torch.float64), rtol=0, atol=1e-3)
 
 
-def test_a_minimum_stays() -> None:
+def test_a_minimum_stays_and_what_has_none_ends() -> None:
     x = torch.zeros(3, dtype=torch.float64)
     assert torch.equal(_minimize(with_gradient(lambda w: w.square().sum()), x), x)
-
-
-def test_what_has_no_minimum_ends() -> None:
     found = _minimize(with_gradient(lambda x: -x.sum()), torch.zeros(2, dtype=torch.float64))
     assert all(map(math.isfinite, found.tolist()))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import io
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -34,35 +35,29 @@ def test_logits_are_cosines_to_class_means_over_temperature() -> None:
     torch.testing.assert_close(network(x), expected)
 
 
-@given(
-    change=st.sampled_from(
-        ["none", "set_prototypes", "state_dict", "deepcopy", "float64", "add_class", "add_samples", "arrange_classes"]
-    ),
-    requires_grad=st.booleans(),
-)
+CHANGES: dict[str, Callable[[PrototypeNetwork, torch.Tensor, torch.Tensor], object]] = {
+    "none": lambda network, x, y: None,
+    "set_prototypes": lambda network, x, y: network.set_prototypes(x, y),
+    "state_dict": lambda network, x, y: network.load_state_dict(make_network(3).state_dict()),
+    "float64": lambda network, x, y: network.to(torch.float64),
+    "add_class": lambda network, x, y: network.add_class(x),
+    "add_samples": lambda network, x, y: network.add_samples(x, y, num_classes=7),
+    "arrange_classes": lambda network, x, y: network.arrange_classes(torch.tensor([4, -1, 0])),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("requires_grad", [False, True])
 def test_buffers_are_never_parameters(change: str, requires_grad: bool) -> None:
-    network = make_network()
-    encoder_size = sum(p.numel() for p in network.encoder.parameters())
-    features = blobs(2)[0].requires_grad_(requires_grad)
-    if change == "set_prototypes":
-        network.set_prototypes(features, blobs(2)[1])
-    elif change == "state_dict":
-        network.load_state_dict(make_network(3).state_dict())
-    elif change == "deepcopy":
-        network = copy.deepcopy(network)
-    elif change == "float64":
-        network = network.to(torch.float64)
-        assert network.prototypes.dtype == network(blobs(2)[0]).dtype == torch.float64
-    elif change == "add_class":
-        network.add_class(features)
-    elif change == "add_samples":
-        network.add_samples(features, blobs(2)[1], num_classes=7)
-    elif change == "arrange_classes":
-        network.arrange_classes(torch.tensor([4, -1, 0]))
-    assert network.count_parameters() == sum(p.numel() for p in network.parameters()) == encoder_size
-    assert {"prototypes", "sums", "counts", "temperature"} <= {name for name, _ in network.named_buffers()}
-    assert not any(buffer.requires_grad for buffer in network.buffers())
-    assert network.count_buffer_elements() == sum(b.numel() for b in network.buffers()) > 0
+    changed, (x, y) = make_network(), blobs(2)
+    CHANGES[change](changed, x.requires_grad_(requires_grad), y)
+    for network in (changed, copy.deepcopy(changed)):
+        assert network.prototypes.dtype == network(x).dtype == (torch.float64 if change == "float64" else torch.float32)
+        encoder_size = sum(p.numel() for p in network.encoder.parameters())
+        assert network.count_parameters() == sum(p.numel() for p in network.parameters()) == encoder_size
+        assert {"prototypes", "sums", "counts", "temperature"} <= {name for name, _ in network.named_buffers()}
+        assert not any(buffer.requires_grad for buffer in network.buffers())
+        assert network.count_buffer_elements() == sum(b.numel() for b in network.buffers()) > 0
 
 
 @given(seed=seeds, keep=st.integers(1, 29))

@@ -76,11 +76,11 @@ def beside_idle_ones(model: nn.Module) -> CustomOptimizer:
     return optimizer
 
 
-def named(model: nn.Module) -> CustomOptimizer:
+def named_by_wrapping(model: nn.Module) -> CustomOptimizer:
     return CustomOptimizer((f"blocks.{i}", p) for i, p in enumerate(model.parameters()))
 
 
-@pytest.mark.parametrize("make", [split_groups, beside_idle_ones, named])
+@pytest.mark.parametrize("make", [split_groups, beside_idle_ones, named_by_wrapping])
 def test_how_parameters_are_passed_changes_nothing(make: Callable[[nn.Module], CustomOptimizer]) -> None:
     model = make_model()
     train(model, make(model), 20)

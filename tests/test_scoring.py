@@ -58,18 +58,12 @@ def test_soft_weights_are_shares_that_fall_with_the_loss(seed: int) -> None:
     torch.testing.assert_close(weights, expected / expected.sum())
 
 
-def test_a_view_that_is_far_worse_is_left_out() -> None:
+def test_soft_weights_follow_losses_rows_and_spread() -> None:
     losses = [torch.full((4,), value, dtype=torch.float64) for value in (0.1, 9.0, 9.0)]
     assert soft_weights([torch.eye(4)] * 3, losses).tolist() == [1.0, 0.0, 0.0]
-
-
-def test_of_few_rows_the_weights_differ_less() -> None:
     losses = [torch.full((4,), value, dtype=torch.float64) for value in (0.0, 1.0)]
     weights = soft_weights([torch.eye(4)] * 2, losses)
     assert float(weights[0] / weights[1]) == pytest.approx(math.exp(4 / WEIGHTS.softness_in_all))
-
-
-def test_a_view_of_small_cosines_gets_a_larger_weight_for_the_same_influence() -> None:
     losses = [torch.ones(4, dtype=torch.float64)] * 2
     weights = soft_weights([torch.eye(4), 0.1 * torch.eye(4)], losses)
     torch.testing.assert_close(weights[1] / weights[0], torch.tensor(10.0, dtype=torch.float64))
@@ -163,14 +157,8 @@ def test_many_rows_are_judged_on_one_held_out_part() -> None:
     assert len(fold.judge) <= FOLDS.held_out
     assert torch.equal(torch.cat(fold).sort().values, torch.arange(40_000))
     assert int(torch.bincount(labels[fold.judge]).min()) > 0
-
-
-def test_every_row_is_never_judged_at_once_however_many_classes_there_are() -> None:
     (fold,) = split_folds(torch.arange(100) % 20, 400_000, torch.Generator().manual_seed(0))
     assert len(fold.fit) > 0
     assert len(fold.judge) > 0
     assert sorted([*fold.fit.tolist(), *fold.judge.tolist()]) == list(range(100))
-
-
-def test_no_folds_where_none_are_asked_for() -> None:
     assert split_folds(torch.arange(10) % 2, 2, torch.Generator(), most=0) == []

@@ -79,19 +79,3 @@ def fit_model(table: str | Path, *options: object) -> Path:
     model = Path(table).with_name("model.safetensors")
     do("fit", table, *FAST, *options, "-o", model)
     return model
-
-
-def predict_or_refuse(model: Path, table: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """Predict a table that may be damaged: return "" where there is an output, or the one line why there is none."""
-    output.unlink(missing_ok=True)
-    capsys.readouterr()
-    code = main(["predict", str(model), str(table), "-o", str(output), "-q"])
-    error = capsys.readouterr().err
-    assert output.exists() == (code == 0)
-    assert not list(output.parent.glob(".*"))
-    if code == 0:
-        return ""
-    assert code == 2, error
-    assert len(error.splitlines()) == 1
-    assert error.startswith("protonet predict: `")
-    return error

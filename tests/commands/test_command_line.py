@@ -6,7 +6,6 @@ import copy
 import json
 import re
 import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -275,19 +274,3 @@ def test_words() -> None:
     )
     assert format_pairs(torch.eye(3), NAMES) == "no class is taken for another\n"
     assert format_csv([["a", 'b"', "c,d", "-3.5", "-a"]]) == 'a,"b""","c,d",-3.5,\'-a\n'
-
-
-def test_a_bug_in_a_command_exits_with_1(
-    tmp_path: Path, fitted: Path, monkeypatch: pytest.MonkeyPatch, run: Run
-) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise ValueError("deep down")
-
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(fit_command, "solve_problem", fail)
-    run("fit", fitted / "train.csv", *FAST, "-o", tmp_path / "model.safetensors", code=1)
-    (path,) = tmp_path.iterdir()
-    assert run.notes.startswith("protonet fit: this is a bug of protonet, not your mistake (ValueError). ")
-    assert str(path) in run.notes
-    assert run.notes.count("\n") == 1
-    assert "deep down" in path.read_text()

@@ -109,6 +109,14 @@ def test_many_classes_show_the_worst_first(tmp_path: Path, run: Run) -> None:
     assert "20 of 30 classes shown, the lowest F1 first; --json writes all\n" in said
 
 
+@pytest.mark.parametrize("cell", ["red", "1_000", "", "2020-01-02"])
+def test_a_model_without_an_encoding_has_no_use_for_text(cell: str, model: str, tmp_path: Path, run: Run) -> None:
+    table = tmp_path / "text.csv"
+    table.write_text(f"a,b,c\n1,2,3\n1,{cell},3\n")
+    message = f"`table` must have finite numbers; got {cell!r} in b, line 3. Fill it in, or leave it out."
+    assert run("predict", model, table, code=2) == f"protonet predict: {message}\n"
+
+
 @pytest.mark.parametrize(
     ("names", "known", "expected"),
     [

@@ -189,13 +189,6 @@ def test_files_that_differ_in_columns_are_named(
     assert not any((tmp_path / "out").iterdir())
 
 
-def test_a_fault_in_a_file_is_one_line_that_names_it(model: Path, tmp_path: Path, run: Run) -> None:
-    write_fault(tmp_path / "in")
-    error = run("predict", model, tmp_path / "in", "-o", tmp_path / "out", "--workers", "1", code=2)
-    assert error.endswith("In b.parquet.\n")
-    assert list(found_in(tmp_path / "out")) == ["a.csv"]
-
-
 def test_arguments_that_do_not_fit(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("none", "broken", "other"):
@@ -228,38 +221,43 @@ def cluster() -> Iterator[Any]:
     os.environ["PYTHONPATH"] = path
 
 
-class TestDask:
-    @pytest.mark.filterwarnings("default")
-    def test_a_worker_that_is_killed_loses_and_doubles_nothing(
-        self, cluster: Any, model: Path, rows: Path, alone: dict[str, bytes], tmp_path: Path, run: Run
-    ) -> None:
-        output = tmp_path / "out"
+@pytest.mark.filterwarnings("default")
+def test_a_worker_of_a_cluster_that_is_killed_loses_and_doubles_nothing(
+    cluster: Any, model: Path, rows: Path, alone: dict[str, bytes], tmp_path: Path, run: Run
+) -> None:
+    output = tmp_path / "out"
 
-        def kill() -> None:
-            wait_for_file(output)
-            os.kill(next(iter(cluster.workers.values())).pid, signal.SIGKILL)
+    def kill() -> None:
+        wait_for_file(output)
+        os.kill(next(iter(cluster.workers.values())).pid, signal.SIGKILL)
 
-        killer = threading.Thread(target=kill)
-        killer.start()
-        run("predict", model, rows, "-o", output, "--unknown", "0.1", "--workers", cluster.scheduler_address)
-        killer.join()
-        assert found_in(output) == alone
-        assert not list(output.rglob("*.tmp"))
+    killer = threading.Thread(target=kill)
+    killer.start()
+    run("predict", model, rows, "-o", output, "--unknown", "0.1", "--workers", cluster.scheduler_address)
+    killer.join()
+    assert found_in(output) == alone
+    assert not list(output.rglob("*.tmp"))
 
-    @pytest.mark.filterwarnings("default")
-    def test_a_fault_in_a_file_is_one_line(self, cluster: Any, model: Path, tmp_path: Path, run: Run) -> None:
-        write_fault(tmp_path / "in")
-        workers = ["--workers", cluster.scheduler_address]
-        error = run("predict", model, tmp_path / "in", "-o", tmp_path / "out", *workers, code=2)
-        assert error.endswith("In b.parquet.\n")
 
-    def test_a_cluster_that_is_not_there_is_one_line(
-        self, model: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
-    ) -> None:
-        pytest.importorskip("distributed")
-        monkeypatch.setattr(folder, "PATIENCE", 1)
-        error = run("predict", model, rows, "-o", tmp_path / "out", "--workers", "tcp://127.0.0.1:9", code=2)
-        assert "`--workers` must be the address of a Dask scheduler that answers; got tcp://127.0.0.1:9" in error
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("here", [True, False])
+def test_a_fault_in_a_file_is_one_line_that_names_it(
+    here: bool, cluster: Any, model: Path, tmp_path: Path, run: Run
+) -> None:
+    write_fault(tmp_path / "in")
+    workers = "1" if here else cluster.scheduler_address
+    error = run("predict", model, tmp_path / "in", "-o", tmp_path / "out", "--workers", workers, code=2)
+    assert error.endswith("In b.parquet.\n")
+    assert not here or list(found_in(tmp_path / "out")) == ["a.csv"]
+
+
+def test_a_cluster_that_is_not_there_is_one_line(
+    model: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
+    pytest.importorskip("distributed")
+    monkeypatch.setattr(folder, "PATIENCE", 1)
+    error = run("predict", model, rows, "-o", tmp_path / "out", "--workers", "tcp://127.0.0.1:9", code=2)
+    assert "`--workers` must be the address of a Dask scheduler that answers; got tcp://127.0.0.1:9" in error
 
 
 def test_a_model_that_changes_is_refused(model: Path, rows: Path, tmp_path: Path) -> None:

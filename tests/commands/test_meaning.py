@@ -175,12 +175,7 @@ def test_nothing_is_predicted_by_another_network(fitted: Path, tmp_path: Path, r
         (pictures, test): "be that of fit, a.onnx (24143450), 256 numbers; got none",
         (model, test, "--representation", vectors): "be that of fit, words (24143450), 256 numbers; got",
         (model, test, "--representation", "wordz"): "must be auto, none, or one of sentences",
-        (
-            model,
-            test,
-            "--representation",
-            "x.onnx",
-        ): "must come with a model whose pictures a network read in fit; got x.onnx",
+        (model, test, "--representation", "x.onnx"): "a model whose pictures a network read in fit; got x.onnx",
     }
     for arguments, message in cases.items():
         for more in (["predict", *arguments, "-o", output], ["evaluate", *arguments], ["explain", *arguments]):
@@ -278,6 +273,7 @@ def test_what_names_no_classes_is_one_line(fitted: Path, tmp_path: Path, run: Ru
         "class\n": "`--classes` must name classes; got",
         "class\none\n": "`--classes` must have at least 2 classes; got one",
         "class\nc1\nc2\n": "`--classes` must name classes in words, or describe them",
+        "class\nKlasse 0\nKlasse 1\nKlasse 2\nKlasse 3\n": "`--classes` must name classes in words, or describe them",
     }
     for content, message in contents.items():
         classes = tmp_path / "c.csv"
@@ -289,6 +285,12 @@ def test_what_names_no_classes_is_one_line(fitted: Path, tmp_path: Path, run: Ru
     assert 'Run pip install "protonet[text]", pass --representation, or label some rows' in none
     plot = run(*fit, "--classes", good, "--plot", tmp_path / "p.png", code=2)
     assert "`--plot` must come with rows that have a class; got none" in plot
+    for label, message in (
+        ([], "`--label` must name the column of the classes; got intent, whose cells are classes"),
+        ([], "Pass --label intent"),
+        (["--label", "nope"], "must have a column nope"),
+    ):
+        assert message in run("fit", fitted / "train.csv", "--classes", good, *label, *FAST, code=2)
     numbers = tmp_path / "n.csv"
     numbers.write_text("a,intent\n" + "".join(f"{n},{n % 2}\n" for n in range(12)), encoding="utf-8")
     error = run("fit", numbers, "--label", "intent", *FAST, code=2)
@@ -308,8 +310,10 @@ def test_an_estimator_reads_frames_of_texts(fitted: Path, tmp_path: Path, run: R
     probabilities = estimator.predict_proba(test)
     assert (estimator.predict(test) == expected).mean() >= 0.9
     assert estimator.columns_["text"].startswith("text by words (24143450)")
-    for copied in (pickle.loads(pickle.dumps(estimator)), copy.deepcopy(estimator)):
-        np.testing.assert_array_equal(copied.predict_proba(test), probabilities)
+    own = ProtoNetClassifier("fast", representation=str(write_vectors(tmp_path / "vectors"))).fit(x, y)
+    for fitted_one in (estimator, own):
+        for copied in (pickle.loads(pickle.dumps(fitted_one)), copy.deepcopy(fitted_one)):
+            np.testing.assert_array_equal(copied.predict_proba(test), fitted_one.predict_proba(test))
     path = tmp_path / "m.safetensors"
     estimator.save(path)
     loaded = ProtoNetClassifier.load(path)
@@ -328,29 +332,3 @@ def test_an_estimator_reads_frames_of_texts(fitted: Path, tmp_path: Path, run: R
         ProtoNetClassifier("fast", representation="wordz").fit(x, y)
     plain = ProtoNetClassifier("fast", representation="none").fit(x, y)
     assert plain.columns_["text"].startswith("text: ")
-
-
-def test_an_estimator_that_is_pickled_finds_its_folder_again(fitted: Path, tmp_path: Path) -> None:
-    x, y = make_frame(fitted / "train.csv")
-    folder = str(write_vectors(tmp_path / "vectors"))
-    estimator = ProtoNetClassifier("fast", representation=folder).fit(x, y)
-    probabilities = estimator.predict_proba(x)
-    for copied in (pickle.loads(pickle.dumps(estimator)), copy.deepcopy(estimator)):
-        np.testing.assert_array_equal(copied.predict_proba(x), probabilities)
-
-
-def test_classes_beside_a_labelled_table_and_words_that_all_names_share(fitted: Path, tmp_path: Path, run: Run) -> None:
-    table = (fitted / "train.csv").read_text(encoding="utf-8")
-    label = table.splitlines()[0].split(",")[-1]
-    names = sorted({line.rsplit(",", 1)[1] for line in table.splitlines()[1:]})
-    classes = tmp_path / "classes.csv"
-    classes.write_text("\n".join(["class", *names]) + "\n", encoding="utf-8")
-    error = run("fit", fitted / "train.csv", "--classes", classes, *FAST, code=2)
-    assert f"`--label` must name the column of the classes; got {label}, whose cells are classes" in error
-    assert f"Pass --label {label}" in error
-    error = run("fit", fitted / "train.csv", "--classes", classes, "--label", "nope", *FAST, code=2)
-    assert "must have a column nope" in error
-    shared = tmp_path / "shared.csv"
-    shared.write_text("\n".join(["class", *(f"Klasse {number}" for number in range(5))]) + "\n", encoding="utf-8")
-    error = run("fit", fitted / "bare.csv", "--classes", shared, *FAST, code=2)
-    assert "`--classes` must name classes in words, or describe them" in error

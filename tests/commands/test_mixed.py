@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,14 +13,15 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from protonet.__main__ import main
 from protonet.files import load_model
 from protonet.tables import formats
 from protonet.tables.features import encode_block
 from protonet.tables.table import Wanted, open_table, read_table
-from tests.commands.cases import FAST, Run, find_right, fit_model, predict_or_refuse, read_lines
+from tests.commands.cases import FAST, Run, find_right, fit_model, read_lines
+from tests.strategies import EXAMPLES
 from tests.strategies import write_columns as write
 
-EXAMPLES = int(os.environ.get("PROTONET_FUZZ", "40"))
 CLASSES = ("cheap", "dear", "odd")
 NOTES = {
     "cheap": ("sold at the market", "a bargain from the market", "market stall, last day"),
@@ -200,8 +200,6 @@ PLAIN = "x,kind\n" + rows_of("{n}.5,{k}", 30, k="ab")
         (PLAIN, "--column y=date", "`--column` must name a feature of the table; got y"),
         (PLAIN, "--column x=date", "`--column` must name a column that holds a date"),
         (PLAIN, "--column kind=text", "`arguments` must use the classes' column for"),
-        (PLAIN.replace("kind", "sort"), "", "`table` must have a column kind; .* look like classes: sort .2 values."),
-        (PLAIN + "\nname,sort\n" + rows_of("{k},{k}", 9, k="ab"), "", "`table` must hold one table"),
         ("x,kind\n1.5,a\n2.5,\n3.5,\n", "", "`table` must have at least 2 classes; got a alone in kind"),
         ("x,kind\n" + rows_of("{n}.5,a", 30), "", "`table` must have at least 2 classes; got a alone in kind"),
         ("x,kind\n" + rows_of("{n}.5,{n}.25", 30), "", "`--label` must name .*; got 30 classes in kind, 1 row per"),
@@ -218,7 +216,6 @@ PLAIN = "x,kind\n" + rows_of("{n}.5,{k}", 30, k="ab")
         ("x,kind\n" + rows_of("same,{k}", 30, k="ab"), "", "`table` must .* of use; got left out: x: constant"),
         ("x,z,kind\n" + rows_of("{n},,{k}", 30, k="ab"), "", "`table` must .* of use; got left out: x: whole numbers"),
         (PLAIN + "inf,a\n", "", "`table` must have finite numbers; got 'inf' in x, line 32"),
-        (PLAIN + "1e99,a\n", "", "`table` must have numbers of at most .* got '1e99' in x, line 32"),
     ],
 )
 def test_of_bad_tables_nothing_is_written(text: str, options: str, message: str, tmp_path: Path, run: Run) -> None:
@@ -254,9 +251,16 @@ def test_damaged_cells_give_one_line_or_the_whole_output(
     path, output = model.with_name("damaged.csv"), model.with_name("predicted.csv")
     lines = [",".join(f'"{c}"' if "," in c and c != "," else c for c in row) for row in rows]
     path.write_text("\n".join([",".join(list(columns)[:6]), *lines]))
-    error = predict_or_refuse(model, path, output, capsys)
-    if error:
-        assert error.startswith("protonet predict: `table` must ")
-    else:
+    output.unlink(missing_ok=True)
+    capsys.readouterr()
+    code = main(["predict", str(model), str(path), "-o", str(output), "-q"])
+    error = capsys.readouterr().err
+    if code == 0:
         whole = open_table(path, Wanted("kind", labelled=False))
         assert len(output.read_text().splitlines()) == 1 + sum(len(block.rows) for block in whole.blocks)
+    else:
+        assert code == 2, error
+        assert not output.exists()
+        assert len(error.splitlines()) == 1
+        assert error.startswith("protonet predict: `table` must ")
+    assert not list(path.parent.glob(".*"))

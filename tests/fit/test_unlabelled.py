@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from sklearn.datasets import load_wine
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -41,7 +40,7 @@ from protonet.views.budget import plan_encoder
 from protonet.views.mlp import MLPKind
 from protonet.views.patterns import PatternKind
 from protonet.views.view import Rows
-from tests.strategies import LITTLE
+from tests.strategies import LITTLE, draw_wine
 
 
 def unit(n: int, dim: int = 4, seed: int = 0) -> Tensor:
@@ -93,9 +92,6 @@ def test_shares_that_differ_little_become_equal_and_others_less_so() -> None:
     torch.testing.assert_close(evened.sum(dim=1), torch.ones(4, dtype=torch.float64))
     far = torch.tensor([[0.95, 0.05]] * 9 + [[0.1, 0.9]], dtype=torch.float64)
     assert far.mean(dim=0)[0] - 0.1 < even_shares(far).mean(dim=0)[0] < far.mean(dim=0)[0]
-
-
-def test_classes_without_a_sample_stay_without_a_share() -> None:
     evened = even_shares(torch.tensor([[0.8, 0.2, 0.0], [0.4, 0.6, 0.0], [0.3, 0.7, 0.0]], dtype=torch.float64))
     torch.testing.assert_close(evened.sum(dim=1), torch.ones(3, dtype=torch.float64))
     assert evened[:, 2].tolist() == [0, 0, 0]
@@ -105,7 +101,7 @@ def test_classes_without_a_sample_stay_without_a_share() -> None:
     assert network.seen.tolist() == [True] * 3 + [False] * 3
 
 
-def test_what_is_drawn_depends_on_the_rows_alone() -> None:
+def test_what_is_drawn_depends_on_the_rows_alone_and_keeps_their_digits() -> None:
     x = torch.randn(5000, 3, generator=torch.Generator().manual_seed(0))
     kept, places, total = read_rows(x, 3, 100)
     assert (len(kept), total) == (100, 5000)
@@ -116,10 +112,7 @@ def test_what_is_drawn_depends_on_the_rows_alone() -> None:
         again, numbers, _ = read_rows(source, 3, 100)
         torch.testing.assert_close(again, kept, rtol=0, atol=0)
         torch.testing.assert_close(order[numbers], places)
-
-
-def test_of_few_rows_all_are_kept_with_their_digits() -> None:
-    x = torch.tensor([[1e9 + 1, 2.0], [1e9 + 2, 3.0]], dtype=torch.float64)
+    x = torch.tensor([[1e9 + 1, 2.0], [1e9 + 2, 3.0]], dtype=torch.float64)  # of few rows all are kept
     kept, places, _ = read_rows(x, 2, 10)
     torch.testing.assert_close(kept, x[places], rtol=0, atol=0)
     assert read_rows([], 2, 10)[2] == 0
@@ -166,11 +159,8 @@ def moons(n: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def wine() -> tuple[Tensor, Tensor, Tensor]:
-    """Return all rows, their classes, and the numbers of five rows per class."""
-    table = load_wine()
-    order = np.random.default_rng(0).permutation(len(table.target))
-    x, y = torch.from_numpy(table.data[order]).float(), torch.from_numpy(table.target[order])
-    return x, y, torch.cat([(y == label).nonzero()[:5, 0] for label in range(3)])
+    x, y, few = map(torch.from_numpy, draw_wine())
+    return x.float(), y, few
 
 
 @pytest.fixture(scope="module")

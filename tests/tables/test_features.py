@@ -67,9 +67,6 @@ def test_row_numbers_and_columns_of_no_use_are_left_out_by_name() -> None:
         "left out: id: a name for each row",
     )
     assert choose({"row": np.arange(N), "x": X}, named=True).columns == ("row", "x")
-
-
-def test_constants_stay_among_numbers_and_go_from_a_mixed_table() -> None:
     assert choose({"x": X, "dark": np.zeros(N)}).columns == ("x", "dark")
     assert choose({"x": X, "dark": np.zeros(N), "sort": repeat("a", "b")}).columns == ("x", "sort")
 

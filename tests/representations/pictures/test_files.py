@@ -85,6 +85,8 @@ def test_a_backbone_of_one_picture_at_a_time_gives_the_same(tmp_path: Path, path
     single = export(Small(), tmp_path / "single.pt2", 1, 3, 8, 8, fixed=True)
     several = export(Small(), tmp_path / "several.pt2", 2, 3, 8, 8)
     np.testing.assert_array_equal(embed_pictures(paths, single), embed_pictures(paths, several))
+    with pytest.raises(InputError, match="`paths` must name a picture"):
+        embed_pictures([], lambda x: x, size=4)
 
 
 def test_embeddings_are_kept_by_content_and_by_settings(
@@ -141,8 +143,3 @@ def test_a_backbone_that_does_not_fit_is_refused(
         write_onnx(path, shapes[made], axes=[3] if made == "map" else [2] if made == "flat" else None)
     with pytest.raises(InputError, match=message):
         open_backbone(path, **options)
-
-
-def test_no_picture_is_refused() -> None:
-    with pytest.raises(InputError, match="`paths` must name a picture"):
-        embed_pictures([], lambda x: x, size=4)

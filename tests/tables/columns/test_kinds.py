@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from protonet.tables.columns.category import CATEGORIES, Category
 from protonet.tables.columns.date import CYCLES, Date
 from protonet.tables.columns.encoding import KINDS, Encoding
-from protonet.tables.columns.kind import Column, name_gaps, tell_gaps, write_share
+from protonet.tables.columns.kind import Column
 from protonet.tables.columns.number import Number
 from protonet.tables.columns.text import TEXTS, Text, count_grams
-from protonet.views.view import Stored
 from tests.strategies import spoil
 
 RNG = np.random.default_rng(0)
@@ -337,21 +336,3 @@ def test_tensors_of_another_column_are_an_error(
     described, tensors = Encoding((Text.fit(sentences(20)),)).describe()
     with pytest.raises(ValueError, match="tensor"):
         Encoding.restore(described, change(tensors))
-
-
-def test_what_kinds_share() -> None:
-    assert tell_gaps(np.array([True, False]), 0.0) == []
-    assert tell_gaps(np.array([True, False]), 1.0) == []
-    (told,) = tell_gaps(np.array([True, False, False, False]), 0.25)
-    assert (told.mean(), told.var()) == (pytest.approx(0), pytest.approx(1))
-    assert (name_gaps(0.0), name_gaps(0.5), name_gaps(1.0)) == ((), (" missing",), ())
-    assert (write_share(0.0), write_share(0.125)) == ("", ", 12 % missing")
-    stored = Stored({"a": 1.5, "b": math.nan, "c": ["x", "y"], "d": ["x", "x"], "e": [1]}, {})
-    assert stored.number("a") == 1.5
-    assert stored.names("c") == ("x", "y")
-    for name, low in (("a", 2.0), ("b", -math.inf)):
-        with pytest.raises(ValueError, match="out of range"):
-            stored.number(name, low)
-    for name in "de":
-        with pytest.raises(ValueError, match="no usable entry"):
-            stored.names(name)
