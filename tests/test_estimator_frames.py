@@ -158,9 +158,7 @@ class Arrays:
         raise AssertionError
 
 
-def test_without_pyarrow_frames_of_numbers_are_arrays_and_others_say_what_is_missing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_pyarrow_frames_of_numbers_are_arrays_and_others_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)  # what Python does for a package that is not there
     assert read_frame(Arrays([[1.0, 2.0]])) is None
     frame = read_frame(pd.DataFrame({"a": ["b"], "c": [True], "d": [1]}))

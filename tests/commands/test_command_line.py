@@ -187,9 +187,7 @@ class TestUpdate:
         assert run.count_samples(again) == [20, 20, 20, 5]
         assert run.count_samples(path) == [10, 10, 10, 5]
 
-    def test_another_spelling_is_a_class_of_its_own_where_it_is_meant(
-        self, tmp_path: Path, fitted: Path, run: Run
-    ) -> None:
+    def test_another_spelling_is_another_class_where_it_is_meant(self, tmp_path: Path, fitted: Path, run: Run) -> None:
         table = write_table(tmp_path / "more.csv", torch.eye(4), ["ANT", "ant", "CAT", "dog"])
         update = ["update", fitted / "model.safetensors", table, "-o", tmp_path / "new.safetensors"]
         run(*update, code=2)

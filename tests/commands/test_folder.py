@@ -179,9 +179,7 @@ def test_parts_are_in_the_order_of_names_and_hidden_ones_are_none(rows: Path, tm
         ([*COLUMNS[:-1], "y"], "b.parquet without x5 and with y, unlike a.parquet"),
     ],
 )
-def test_files_that_differ_in_columns_are_named(
-    names: list[str], said: str, model: Path, tmp_path: Path, run: Run
-) -> None:
+def test_files_of_other_columns_are_named(names: list[str], said: str, model: Path, tmp_path: Path, run: Run) -> None:
     for name, columns in (("a", COLUMNS), ("b", names), ("c", COLUMNS[:1])):
         write_rows(tmp_path / "in" / f"{name}.parquet", 3, 0, columns)
     error = run("predict", model, tmp_path / "in", "-o", tmp_path / "out", code=2)

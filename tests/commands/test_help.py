@@ -71,9 +71,7 @@ def test_every_command_is_named(arguments: list[str], capsys: pytest.CaptureFixt
         ("extract pictures --std 0.2 0.3 0.2", "--backbone FILE:std=..."),
     ],
 )
-def test_an_option_that_went_names_its_successor(
-    arguments: str, successor: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_old_option_names_its_successor(arguments: str, successor: str, capsys: pytest.CaptureFixture[str]) -> None:
     name = arguments.split(maxsplit=1)[0]
     call = main_episodes if name == "extract" else main
     assert call(arguments.split()) == 2

@@ -9,15 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from protonet.__main__ import main
 from protonet.files import load_model
 from protonet.tables import formats
-from protonet.tables.features import encode_block
-from protonet.tables.table import Wanted, open_table, read_table
+from protonet.tables.table import Wanted, open_table
 from tests.commands.cases import FAST, Run, find_right, fit_model, read_lines
 from tests.strategies import EXAMPLES
 from tests.strategies import write_columns as write
@@ -70,18 +68,6 @@ def test_fit_tells_what_each_column_was_taken_for(model: Path, run: Run) -> None
     ):
         assert re.search(f"^{line}$", said, re.MULTILINE), line
     assert find_right(said) > 80
-
-
-def test_predictions_are_those_of_the_network_on_the_encoded_cells(model: Path, run: Run) -> None:
-    path, loaded = model.with_name("train.csv"), load_model(model)
-    _, *rows = read_lines(run("predict", model, path, "--proba"))
-    assert loaded.columns == ("width", "price", "framed", "style", "sold", "note")
-    table, block = read_table(path, Wanted("kind"))
-    with torch.no_grad():
-        expected = loaded.network(torch.from_numpy(encode_block(table, block, loaded.encoding))).softmax(dim=1)
-    given_shares = torch.tensor([[float(cell) for cell in row[2:]] for row in rows])
-    torch.testing.assert_close(given_shares, expected, atol=1e-5, rtol=1e-4)
-    assert [row[0] for row in rows] == [loaded.classes[place] for place in expected.argmax(dim=1).tolist()]
 
 
 def test_new_rows_may_lack_anything(model: Path, tmp_path: Path, run: Run) -> None:
@@ -172,16 +158,6 @@ def test_onnx_has_no_dates(model: Path, tmp_path: Path, run: Run) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_person_says_what_columns_hold(model: Path, tmp_path: Path, run: Run) -> None:
-    table, own = model.with_name("train.csv"), tmp_path / "m.safetensors"
-    run("fit", table, *FAST, "--column", "note=category", "width=category", "-o", own)
-    encoding = load_model(own).encoding
-    assert encoding is not None
-    kinds = [column.kind for column in encoding.columns]
-    assert kinds == ["category", "number", "category", "category", "date", "category"]
-    run("predict", own, table)
-
-
 def rows_of(text: str, n: int, **values: Sequence[str]) -> str:
     """Return lines of CSV, with the number of the row for {n} and values by turns for others."""
     return "".join(
@@ -226,10 +202,8 @@ def test_of_bad_tables_nothing_is_written(text: str, options: str, message: str,
     assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
 
 
-def test_what_is_meant_is_done(tmp_path: Path, run: Run) -> None:
+def test_one_row_per_class_may_be_meant(tmp_path: Path, run: Run) -> None:
     path = tmp_path / "t.csv"
-    path.write_text("x,kind\n" + rows_of("{n}.5,{k}", 12, k=["a", "b", ""]))
-    assert "2 classes, 8 samples" in run("fit", path, *FAST, "--drop-unlabelled")
     path.write_text("x,y,kind\n" + rows_of("{n}.5,{y}.5,{n}.25", 22, y=["3", "8", "2", "9", "7"]))
     assert "22 classes, 22 samples" in run("fit", path, *FAST, "--one-shot")
 

@@ -165,9 +165,7 @@ def test_rows_are_the_tables_and_equal_ones_count_once(tmp_path: Path, run: Run)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_report_that_cannot_be_written_is_an_error_before_the_work(
-    made: Path, tmp_path: Path, command: str, run: Run
-) -> None:
+def test_a_report_that_cannot_be_written_is_an_early_error(made: Path, tmp_path: Path, command: str, run: Run) -> None:
     (tmp_path / "file").touch()
     more = [made / "t.csv", "--label", "kind"] if command == "fit" else [made / "m.safetensors", made / "t.csv"]
     for path, said in (

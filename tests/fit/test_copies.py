@@ -50,7 +50,7 @@ def test_what_chance_repeats_is_no_copy() -> None:
 
 
 @given(seed=seeds, n_groups=st.integers(2, 30), classes=st.integers(1, 4), many=st.booleans())
-def test_groups_are_never_on_both_sides_and_every_class_is_fitted_to(
+def test_groups_are_never_on_both_sides_nor_is_a_class_left_out(
     seed: int, n_groups: int, classes: int, many: bool
 ) -> None:
     generator = torch.Generator().manual_seed(seed)

@@ -330,7 +330,7 @@ def test_no_encoding_at_all(described: Any) -> None:
         lambda tensors: tensors | {"0.basis": tensors["0.basis"].double()},
     ],
 )
-def test_tensors_of_another_column_are_an_error(
+def test_other_columns_tensors_are_an_error(
     change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]],
 ) -> None:
     described, tensors = Encoding((Text.fit(sentences(20)),)).describe()
