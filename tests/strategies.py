@@ -15,7 +15,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from protonet.fit.search import EFFORTS
+from protonet.fit.search import EFFORTS, Search
 from protonet.scoring import Fold
 from protonet.views.budget import plan_encoder
 from protonet.views.forest import ForestKind
@@ -31,6 +31,8 @@ EXAMPLES = int(os.environ.get("PROTONET_FUZZ", "40"))
 #: A search with little of every kind of views, for what must hold whatever is tried: a third of a default fit's time.
 LITTLE = replace(EFFORTS["default"], folds=2).with_kind(RadialKind(VIEWS[1:2], (2.0,), (0.1,)))
 LITTLE = LITTLE.with_kind(PatternKind((0.1,))).with_kind(ForestKind(10)).with_kind(MLPKind(sizes=1, steps=(10,)))
+#: Linear views alone, where accuracy is not what is tested.
+PLAIN = replace(Search(), folds=3).without(RadialKind).without(ForestKind).without(MLPKind)
 
 
 def blobs(seed: int, *, classes: int = 5, rows: int = 6, dim: int = 8, noise: float = 0.4) -> tuple[Tensor, Tensor]:

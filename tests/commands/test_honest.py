@@ -1,4 +1,4 @@
-"""What the commands do so that no figure is fooled: copies, groups, row numbers, and a model that Ctrl-C leaves."""
+"""What the commands do so that no figure is fooled: copies, groups, sources, row numbers, and what Ctrl-C leaves."""
 
 from __future__ import annotations
 
@@ -23,8 +23,12 @@ NOISE = RNG.normal(size=(40, 5))
 SORTED = ["ant"] * 20 + ["bee"] * 20
 
 
+def name_columns(x: np.ndarray) -> dict[str, Any]:
+    return {f"x{number}": column.tolist() for number, column in enumerate(x.T)}
+
+
 def noise(rows: Any = slice(None)) -> dict[str, Any]:
-    return {f"x{number}": column[rows].tolist() for number, column in enumerate(NOISE.T)}
+    return name_columns(NOISE[rows])
 
 
 @pytest.fixture
@@ -105,7 +109,7 @@ def test_drop_columns_and_id(model: Path, tmp_path: Path, run: Run) -> None:
 def test_groups(model: Path, tmp_path: Path, run: Run) -> None:
     patients = np.arange(80) // 4
     x = 5 * NOISE[patients] + 0.3 * RNG.normal(size=(80, 5))
-    columns = {f"x{number}": column.tolist() for number, column in enumerate(x.T)}
+    columns = name_columns(x)
     columns["kind"] = np.where(np.arange(20) % 2, "ant", "bee")[patients].tolist()
     table = write(tmp_path / "t.csv", {**columns, "patient": [f"P{number}" for number in patients]})
     said = run("fit", table, *FAST, "--group", "patient", "-o", model)
@@ -228,3 +232,59 @@ def test_new_classes_of_whole_numbers_stay_numbers() -> None:
     assert extend_classes((1, 2), np.array(["ten"])) == ("1", "2", "ten")
     assert extend_classes(("a",), np.array(["10", "9"])) == ("a", "9", "10")
     assert read_whole(np.array(["01", "1"])).tolist() == ["01", "1"]  # two names of one number stay two
+
+
+def list_notes(said: str) -> list[str]:
+    return [line for line in said.splitlines() if "look at" in line]
+
+
+@pytest.mark.parametrize("noise", [0.05, 1.0])
+@pytest.mark.parametrize("form", ["S{}", "{}"])
+def test_a_column_of_subjects(form: str, noise: float, tmp_path: Path, run: Run) -> None:
+    rng = np.random.default_rng(0)
+    subject = np.repeat(np.arange(30), 4)
+    x = rng.normal(size=(30, 4))[subject] * (noise < 1) + noise * rng.normal(size=(120, 4))
+    kind = np.array(["a", "b"])[rng.integers(2, size=30)][subject]
+    columns = name_columns(x) | {"subject": [form.format(number) for number in subject], "kind": kind.tolist()}
+    table = write(tmp_path / "t.csv", columns)
+    told, said = run.read_json("fit", table, *FAST)
+    line = "look at: 30 values of subject come again, nearly always with the same class; if rows of one value have one "
+    line += "source, --group subject holds them out together"
+    assert list_notes(said) == [line]  # one cause, one line
+    assert line in told["data"]["notes"]
+    held = run("fit", table, *FAST, "--group", "subject")
+    assert not list_notes(held)
+    assert find_right(held) < 75
+
+
+def test_rows_with_twins(tmp_path: Path, run: Run) -> None:
+    rng = np.random.default_rng(0)
+    of = np.repeat(np.arange(30), 4)
+    x, kind = rng.normal(size=(30, 10))[of] + 0.2 * rng.normal(size=(120, 10)), np.arange(30)[of] % 3
+    columns = name_columns(x) | {"source": [f"file {number} here" for number in of]}
+    table = write(tmp_path / "t.csv", columns | {"kind": [f"k{number}" for number in kind]})
+    said = run("fit", table, *FAST, "--drop", "source")
+    assert find_right(said) > 90
+    (line,) = list_notes(said)
+    assert line.endswith("; if such have one source, name the column that tells it with --group NAME")
+    said = run("fit", table, *FAST, "--group", "source")
+    assert find_right(said) < 60
+    assert not list_notes(said)
+
+
+def test_a_date_and_cities_that_tell_the_class(tmp_path: Path, run: Run) -> None:
+    rng = np.random.default_rng(0)
+    day = rng.integers(40, size=200)
+    cities = np.array(["Rome", "Oslo", "Bern"] + [f"{chr(65 + k)}wick" for k in range(9)])
+    for name, values, of in (("date", np.datetime64("2024-01-01") + day, day), ("city", cities[day % 12], day % 12)):
+        kind = np.array(["a", "b"])[rng.integers(2, size=40)][of]
+        columns = {name: values.astype(str).tolist(), "x": rng.normal(size=200).tolist(), "kind": kind.tolist()}
+        assert not list_notes(run("fit", write(tmp_path / "t.csv", columns), *FAST))
+
+
+def test_running_numbers_of_equally_many_rows_are_asked_about(tmp_path: Path, run: Run) -> None:
+    rng = np.random.default_rng(0)
+    number = rng.permutation(np.arange(120) % 24)
+    columns = {"v": number.tolist(), "x": rng.normal(size=120).tolist(), "kind": [f"k{each % 3}" for each in number]}
+    line = "look at: values of v come again, nearly always with the same class; do rows of one v have one source? "
+    assert line + "If so, --group v" in list_notes(run("fit", write(tmp_path / "t.csv", columns), *FAST))

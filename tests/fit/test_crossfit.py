@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import copy
 import random
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,22 +23,16 @@ from protonet.fit.crossfit import (
     update,
 )
 from protonet.fit.networks import fit_choice
-from protonet.fit.search import Search
 from protonet.fit.solver import Solution, solve, solve_problem
 from protonet.losses import class_means
 from protonet.metrics import measure
-from protonet.views.forest import ForestKind
 from protonet.views.linear import shrink_covariance
-from protonet.views.mlp import MLPKind
-from protonet.views.radial import RadialKind
-from tests.strategies import blobs
+from tests.strategies import PLAIN, blobs
 
 X, Y = blobs(0, rows=8, noise=0.8)
 SOLUTION = solve_problem([(X, Y)], effort="fast")
 CROSSED = crossfit(SOLUTION)
 STRUCTURES, TENSORS = pack(CROSSED)
-#: Linear views alone: what is tested here is not accuracy.
-PLAIN = replace(Search(), folds=3).without(RadialKind).without(ForestKind).without(MLPKind)
 
 
 def updated(crossed: Crossfit, features: Tensor, labels: Tensor, num_classes: int) -> Crossfit:
