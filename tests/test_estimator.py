@@ -15,7 +15,6 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from protonet import solve
 from protonet._checks import InputError
 from protonet.estimator import ProtoNetClassifier
 from protonet.fit.crossfit import crossfit, measure_held
@@ -33,6 +32,7 @@ def make() -> ProtoNetClassifier:
 
 
 FITTED = make().fit(X, NAMES)
+SOLUTION = solve_problem([(TENSOR_X, TENSOR_Y)], effort="fast", seed=int(np.random.RandomState(0).randint(2**31 - 1)))
 
 
 #: The checks fit more than a hundred times: they need a mixture of views, and no more than that.
@@ -52,9 +52,7 @@ def test_the_default_effort_is_the_solvers() -> None:
 
 
 def test_it_is_the_solvers_network_with_its_probabilities() -> None:
-    seed = int(np.random.RandomState(0).randint(2**31 - 1))
-    network = solve([(TENSOR_X, TENSOR_Y)], effort="fast", seed=seed)
-    expected = network(TENSOR_X).softmax(dim=1).detach().numpy()
+    expected = SOLUTION.network(TENSOR_X).softmax(dim=1).detach().numpy()
     np.testing.assert_allclose(FITTED.predict_proba(X), expected, atol=1e-4)
     assert FITTED.predict(X).tolist() == np.unique(NAMES)[expected.argmax(axis=1)].tolist()
     assert FITTED.score(X, NAMES) > 0.9
@@ -124,11 +122,7 @@ def test_one_sample_a_class_works_and_so_does_one_class_where_others_may_come() 
 
 
 def test_a_fitted_estimator_tells_what_held_out_rows_say() -> None:
-    solution = solve_problem(
-        [(TENSOR_X, TENSOR_Y)], effort="fast", seed=int(np.random.RandomState(0).randint(2**31 - 1))
-    )
-    crossed = crossfit(solution)
-    wanted = measure_held(crossed)
+    wanted = measure_held(crossfit(SOLUTION))
     model = make().fit(X, NAMES)
     copied = pickle.loads(pickle.dumps(model))
     assert not hasattr(copied, "held_out_accuracy_")  # the rows of fit are in no pickle

@@ -155,9 +155,7 @@ def test_the_groups_rate_scales_the_step() -> None:
     "schedule",
     [
         lambda optimizer: CosineAnnealingLR(optimizer, 20),
-        lambda optimizer: OneCycleLR(
-            optimizer, optimizer.defaults["lr"], 21, cycle_momentum=False, final_div_factor=1e9
-        ),
+        lambda optimizer: OneCycleLR(optimizer, 0.01, 21, cycle_momentum=False, final_div_factor=1e9),
         lambda optimizer: LambdaLR(optimizer, lambda step: float(step < 20)),
     ],
     ids=["cosine", "one cycle", "lambda"],

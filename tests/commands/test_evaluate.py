@@ -40,40 +40,30 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_model(tmp_path_factory.mktemp("models") / "m.safetensors", NAMES)
 
 
-@pytest.fixture(scope="module")
-def fresh() -> tuple[Tensor, list[str]]:
-    """Rows of the known classes, with noise and without balance, and then some of strange ones."""
-    x, y = blobs(0, classes=3, rows=12, dim=3, noise=1.5)
-    x, y = x[:30] + 0.5 * torch.randn(30, 3, generator=torch.Generator().manual_seed(1)), y[:30]
-    strange = 4 * torch.randn(7, 3, generator=torch.Generator().manual_seed(2))
-    return torch.cat([x, strange]), [NAMES[number] for number in y.tolist()] + ["elk"] * 5 + ["fox"] * 2
+_NEAR, _KINDS = blobs(0, classes=3, rows=12, dim=3, noise=1.5)
+_STRANGE = 4 * torch.randn(7, 3, generator=torch.Generator().manual_seed(2))
+#: Rows of the known classes, with noise and without balance, and then some of strange ones.
+X = torch.cat([_NEAR[:30] + 0.5 * torch.randn(30, 3, generator=torch.Generator().manual_seed(1)), _STRANGE])
+LABELS = [NAMES[number] for number in _KINDS[:30].tolist()] + ["elk"] * 5 + ["fox"] * 2
 
 
 @pytest.mark.parametrize("cells", [8, 2**20])
 @pytest.mark.parametrize("known", [30, 37])
 def test_figures_are_those_of_scikit_learn(
-    cells: int,
-    known: int,
-    tmp_path: Path,
-    model: str,
-    fresh: tuple[Tensor, list[str]],
-    monkeypatch: pytest.MonkeyPatch,
-    run: Run,
+    cells: int, known: int, tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     monkeypatch.setattr(formats, "CELLS", cells)
-    x, labels = fresh[0][:known], fresh[1][:known]
-    figures, said = run.read_json("evaluate", model, write_table(tmp_path / "t.csv", x, labels))
-    logits = load_model(model).network(x)
-    predicted, true = [NAMES[place] for place in logits[:30].argmax(dim=1).tolist()], labels[:30]
+    figures, said = run.read_json("evaluate", model, write_table(tmp_path / "t.csv", X[:known], LABELS[:known]))
+    logits = load_model(model).network(X[:known])
+    predicted, true = [NAMES[place] for place in logits[:30].argmax(dim=1).tolist()], LABELS[:30]
     theirs = classification_report(true, predicted, output_dict=True, zero_division=0)
+    names = {"recall": "recall", "precision": "precision", "f1": "f1-score"}
     for own in figures["classes"]:
         of_class = theirs[own["name"]]
-        assert [own[name] for name in ("recall", "precision", "f1", "rows")] == pytest.approx(
-            [of_class[name] for name in ("recall", "precision", "f1-score", "support")]
-        )
-        assert own["predicted"] == predicted.count(own["name"])
+        assert [own[name] for name in names] == pytest.approx([of_class[name] for name in names.values()])
+        assert (own["rows"], own["predicted"]) == (of_class["support"], predicted.count(own["name"]))
         assert f"| {own['name']:<9} | {own['rows']:<4} | {100 * own['recall']:.2f} " in said
-    means = [100 * theirs["macro avg"][name] for name in ("recall", "precision", "f1-score")]
+    means = [100 * theirs["macro avg"][name] for name in names.values()]
     assert f"| mean of 3 | 30   | {means[0]:<9.2f} | {means[1]:<12.2f} | {means[2]:.2f} |\n" in said
     assert list(figures["mean"].values()) == pytest.approx([mean / 100 for mean in means])
     assert figures["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(true, predicted))
@@ -83,7 +73,7 @@ def test_figures_are_those_of_scikit_learn(
     low, high = figures["interval"]
     assert low < figures["accuracy"] < high
     assert said.startswith(
-        f"t.csv: {100 * theirs['accuracy']:.2f} % of 30 rows right, 95 % interval [{100 * low:.2f}, "
+        f"t.csv: {100 * figures['accuracy']:.2f} % of 30 rows right, 95 % interval [{100 * low:.2f}, "
     )
     assert (figures["table"], figures["rows"]) == ("t.csv", 30)
     if known == 30:
@@ -136,9 +126,9 @@ def test_spellings(names: list[str], known: list[Any], expected: dict[str, str])
     assert find_spellings(names, known) == expected
 
 
-def test_errors(tmp_path: Path, model: str, fresh: tuple[Tensor, list[str]], run: Run) -> None:
-    spelled = write_table(tmp_path / "s.csv", fresh[0][:4], ["ant", "ANT", "bee,  wild", "\x1bant"])
-    strange = write_table(tmp_path / "u.csv", fresh[0][:7], ["elk", *"ABCDE", "\x1b[31m"])
+def test_errors(tmp_path: Path, model: str, run: Run) -> None:
+    spelled = write_table(tmp_path / "s.csv", X[:4], ["ant", "ANT", "bee,  wild", "\x1bant"])
+    strange = write_table(tmp_path / "u.csv", X[:7], ["elk", *"ABCDE", "\x1b[31m"])
     output = tmp_path / "t.json"
     for table, path, message in (
         (

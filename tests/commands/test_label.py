@@ -10,7 +10,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -142,6 +142,20 @@ def open_session(path: Path, model: Model | None = None) -> Iterator[Session]:
         yield Session(make_rows(X), CELLS, CLASSES, model, answers)
 
 
+def play(path: Path, keys: Sequence[str]) -> tuple[Session, list[str], list[int]]:
+    """Press keys; return the session, what was shown before each of them, and how many answers there were then."""
+    shown, kept = list[str](), list[int]()
+
+    def press(text: str) -> str:
+        shown.append(text)
+        kept.append(len(path.read_text(encoding="utf-8").splitlines()) - 1)
+        return keys[len(shown) - 1]
+
+    with open_session(path) as session:
+        ask(session, COLUMNS, press)
+    return session, shown, kept
+
+
 class TestSession:
     def test_answers_move_the_prototypes_as_samples_do(self, tmp_path: Path) -> None:
         model = make_model(("ant", "bee"))
@@ -204,37 +218,20 @@ class TestSession:
             assert session.list_left().tolist() == [1, 5]
             assert {row for row, _ in session.choose()} == {1, 5}
 
-    def test_the_last_key_is_taken_back(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        keys, shown = iter(["2", "s", "u", "s", "u", "u", "u", "q"]), list[str]()
-
-        def press(text: str) -> str:
-            shown.append(text.split("\n")[1])
-            kept.append(len((tmp_path / "answers.csv").read_text(encoding="utf-8").splitlines()) - 1)
-            return next(keys)
-
-        kept = list[int]()
-        with open_session(tmp_path / "answers.csv") as session:
-            ask(session, COLUMNS, press)
-        capsys.readouterr()
-        first, second = (re.findall(r"row \d+ ", text)[0] for text in shown[:2])
+    def test_the_last_key_is_taken_back(self, tmp_path: Path) -> None:
+        session, shown, kept = play(tmp_path / "answers.csv", ["2", "s", "u", "s", "u", "u", "u", "q"])
+        lines = [text.split("\n")[1] for text in shown]
+        first, second = (re.findall(r"row \d+ ", text)[0] for text in lines[:2])
         assert kept == [0, 1, 1, 1, 1, 1, 0, 0]
-        assert shown[3] == shown[5] == f"{second}(1 answered): taken back: it was skipped"
-        assert shown[6] == f"{first}(0 answered): taken back: it was bee"
-        assert shown[7] == shown[6]  # there is nothing more
+        assert lines[3] == lines[5] == f"{second}(1 answered): taken back: it was skipped"
+        assert lines[6] == f"{first}(0 answered): taken back: it was bee"
+        assert lines[7] == lines[6]  # there is nothing more
         assert not session.skipped
 
     def test_keys(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        keys, shown = ["1", "x", "", "2", "u", "s", *"1212" * 9], list[str]()
-
-        def press(text: str) -> str:
-            shown.append(text)
-            return str(keys[len(shown) - 1])
-
-        with open_session(tmp_path / "answers.csv") as session:
-            ask(session, COLUMNS, press)
-        said = capsys.readouterr().out
+        session, shown, _ = play(tmp_path / "answers.csv", ["1", "x", "", "2", "u", "s", *"1212" * 9])
         assert len(session.answers.rows) == 23
-        assert said.endswith("no row is left; 1 row skipped\n")
+        assert capsys.readouterr().out.endswith("no row is left; 1 row skipped\n")
         rows = [int(number) for number in re.findall(r"^\nrow (\d+) ", "\n".join(shown), re.MULTILINE)]
         assert rows[1] == rows[3]  # taken back
         assert "taken back" in shown[5]

@@ -173,9 +173,6 @@ PLAIN = "x,kind\n" + rows_of("{n}.5,{k}", 30, k="ab")
     [
         (PLAIN, "--column x=categry", "`--column` must be one of category, .*; got .categry.. Did you mean category"),
         (PLAIN, "--column x", "`--column` must be NAME=KIND; got 'x'"),
-        (PLAIN, "--column y=date", "`--column` must name a feature of the table; got y"),
-        (PLAIN, "--column x=date", "`--column` must name a column that holds a date"),
-        (PLAIN, "--column kind=text", "`arguments` must use the classes' column for"),
         ("x,kind\n1.5,a\n2.5,\n3.5,\n", "", "`table` must have at least 2 classes; got a alone in kind"),
         ("x,kind\n" + rows_of("{n}.5,a", 30), "", "`table` must have at least 2 classes; got a alone in kind"),
         ("x,kind\n" + rows_of("{n}.5,{n}.25", 30), "", "`--label` must name .*; got 30 classes in kind, 1 row per"),
@@ -184,13 +181,7 @@ PLAIN = "x,kind\n" + rows_of("{n}.5,{k}", 30, k="ab")
             "",
             "`--label` must name .*; got 30 numbers, such as",
         ),
-        (
-            "x,p,kind\n" + rows_of("{n}.5,{p},{k}", 30, k="ab", p=["P1", "P2", "P1", "P3"]),
-            "--group p",
-            "`--group` must hold no class whole",
-        ),
         ("x,kind\n" + rows_of("same,{k}", 30, k="ab"), "", "`table` must .* of use; got left out: x: constant"),
-        ("x,z,kind\n" + rows_of("{n},,{k}", 30, k="ab"), "", "`table` must .* of use; got left out: x: whole numbers"),
         (PLAIN + "inf,a\n", "", "`table` must have finite numbers; got 'inf' in x, line 32"),
     ],
 )

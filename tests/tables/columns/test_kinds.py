@@ -91,6 +91,19 @@ def test_all_gaps_and_new_cells_are_no_error(kind: type[Any], cells: np.ndarray)
         assert np.isfinite(column.encode(odd)).all()
 
 
+def test_cells_and_text_of_them_are_the_same() -> None:
+    numbers, texts = np.array([1.0, 2.0, 2.0, np.nan, 1.0]), objects("1", "2", "2", "", "1")
+    cells = COLUMNS["date with gaps"][1]
+    dates64 = np.array(["NaT" if cell == "NA" else cell for cell in cells], "datetime64[us]")
+    for kind, values, written in ((Category, numbers, texts), (Date, dates64, cells)):
+        assert np.array_equal(kind.fit(values).encode(written), kind.fit(written).encode(values))
+    assert Category.fit(texts).tell() == "category: missing, 1, 2"
+    column = Date.fit(cells)
+    assert column.parts[-1] == " missing"
+    assert column.tell().endswith("20 % missing")
+    assert column.find_strange(objects("2020-01-01", "red", "")).tolist() == [False, True, False]
+
+
 class TestNumber:
     def test_oracle(self) -> None:
         column = Number.fit(NUMBERS)
@@ -165,12 +178,6 @@ class TestCategory:
         assert len(column.levels) == CATEGORIES.most
         assert set(column.levels) >= {f"c{n:04}" for n in range(min(60, CATEGORIES.most))}  # the most frequent
 
-    def test_numbers_and_text_of_them_are_the_same(self) -> None:
-        numbers = np.array([1.0, 2.0, 2.0, np.nan, 1.0])
-        texts = objects("1", "2", "2", "", "1")
-        assert np.array_equal(Category.fit(numbers).encode(texts), Category.fit(texts).encode(numbers))
-        assert Category.fit(texts).tell() == "category: missing, 1, 2"
-
 
 class TestDate:
     def test_oracle(self) -> None:
@@ -200,15 +207,6 @@ class TestDate:
         x = Date.fit(days).encode(np.array(["2020-12-31", "2021-01-01", "2020-07-01"], "datetime64[D]"))
         year = x[:, -2:]
         assert np.linalg.norm(year[0] - year[1]) < 0.1 * np.linalg.norm(year[0] - year[2])
-
-    def test_text_and_dates_are_the_same(self) -> None:
-        cells = COLUMNS["date with gaps"][1]
-        dates64 = np.array(["NaT" if cell == "NA" else cell for cell in cells], "datetime64[us]")
-        assert np.array_equal(Date.fit(cells).encode(dates64), Date.fit(dates64).encode(cells))
-        column = Date.fit(cells)
-        assert column.parts[-1] == " missing"
-        assert column.tell().endswith("20 % missing")
-        assert column.find_strange(objects("2020-01-01", "red", "")).tolist() == [False, True, False]
 
 
 class TestText:
