@@ -62,12 +62,12 @@ def test_soft_weights_are_shares_that_fall_with_the_loss(seed: int) -> None:
 
 
 def test_soft_weights_follow_losses_rows_and_spread() -> None:
-    losses = [torch.full((4,), value, dtype=torch.float64) for value in (0.1, 9.0, 9.0)]
+    losses = [torch.full((4,), value, dtype=torch.float64) for value in (0.1, 9.0, 9.0)]  # far worse: left out
     assert soft_weights([torch.eye(4)] * 3, losses).tolist() == [1.0, 0.0, 0.0]
-    losses = [torch.full((4,), value, dtype=torch.float64) for value in (0.0, 1.0)]
+    losses = [torch.full((4,), value, dtype=torch.float64) for value in (0.0, 1.0)]  # of few rows they differ less
     weights = soft_weights([torch.eye(4)] * 2, losses)
     assert float(weights[0] / weights[1]) == pytest.approx(math.exp(4 / WEIGHTS.softness_in_all))
-    losses = [torch.ones(4, dtype=torch.float64)] * 2
+    losses = [torch.ones(4, dtype=torch.float64)] * 2  # small cosines get a larger weight for the same influence
     weights = soft_weights([torch.eye(4), 0.1 * torch.eye(4)], losses)
     torch.testing.assert_close(weights[1] / weights[0], torch.tensor(10.0, dtype=torch.float64))
 

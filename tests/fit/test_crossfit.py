@@ -74,7 +74,7 @@ def test_baselines_are_judged_on_the_same_rows_and_bear_odd_ones() -> None:
         assert scores.shape == (len(CROSSED.labels), 5)
         assert measure(scores, CROSSED.labels).accuracy > 0.6
     x, y = blobs(0)
-    flat = torch.cat([x, torch.ones(len(x), 3)], dim=1)
+    flat = torch.cat([x, torch.ones(len(x), 3)], dim=1)  # constant features, single rows, a class without any
     torch.testing.assert_close(score_lda(flat, y, flat, 5), score_lda(x, y, x, 5), atol=1e-3, rtol=1e-3)
     single = torch.stack([x[y == label][0] for label in range(5)])
     assert score_lda(single, torch.arange(5), single, 6).argmax(dim=1).tolist() == [0, 1, 2, 3, 4]

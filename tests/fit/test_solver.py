@@ -199,14 +199,14 @@ def test_how_much_is_trained_depends_on_effort_time_and_rows() -> None:
     search = search.with_kind(replace(MLPKind.for_effort("best"), steps=(10, 30)))
     best = solve([(X, Y)], None, SMALL, effort=search)
     assert 0 < best.count_parameters() <= SMALL["param_limit"]
-    for rows in (1, 2, 6):
+    for rows in (1, 2, 6):  # the MLP is always there, and trained
         network = solve_little([blobs(4, rows=rows)])
         assert network.count_parameters() > 0
         (last,) = (value for name, value in network.encoder.named_parameters() if name.endswith("stack.last"))
         assert bool((last != 0).any())
     hurried = solve([(X, Y)], time_limit=0)
     assert float((hurried(X).argmax(dim=1) == Y).double().mean()) > 0.8
-    many = torch.cat([Y * 0, torch.arange(1, 21)])
+    many = torch.cat([Y * 0, torch.arange(1, 21)])  # where most classes have one sample the model stays simple
     x = torch.cat([X, torch.randn(20, 8, generator=torch.Generator().manual_seed(0))])
     assert solve([(x, many)]).count_parameters() == solve([(x, many)], time_limit=0).count_parameters()
 
