@@ -236,6 +236,9 @@ SIZE = "`table` must hold numbers of the size that .*; got 3e.38 as the largest"
         ("update M T -o a.safetensors --in-place", "`arguments` must be .* not allowed with"),
         ("update M spelled.csv --in-place", "`table` must spell known .*; got 'ANT' for 'ant'.* --new-c"),
         ("update M none.csv -o none.csv", r"`--output` must end in \.safetensors"),
+        ("info none", "`model` must be a file that exists; got none. There is no such file; pass one that fit wrote"),
+        ("suggest none.csv", "`table` must be a file that exists; got none.csv"),
+        ("predict M none.csv", "`table` must be a file that exists; got none.csv"),
         ("export M --onnx M", r"`--onnx` must end in \.onnx"),
         (
             "label T --classes a,b",
