@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
 
 from tests.browser import CHROMIUM, Browser
+from tests.commands.cases import Run
 
 os.environ["PROTONET_REPRESENTATION"] = "none"  # what is installed reads texts and pictures only where a test asks
 torch.set_num_threads(1)  # the matrices are small: two threads cost more than they bring
 settings.register_profile("protonet", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("protonet")
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Keep embeddings in a folder of the test's own, and return it."""
+    monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "embeddings"
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    return Run(capsys, tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import csv
+import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
-from protonet.fit.search import EFFORTS
+from protonet.fit.search import EFFORTS, Search
 from protonet.scoring import Fold
 from protonet.views.budget import plan_encoder
 from protonet.views.forest import ForestKind
@@ -22,9 +26,13 @@ from protonet.views.radial import VIEWS, RadialKind
 from protonet.views.view import Rows
 
 seeds = st.integers(0, 2**31 - 1)
+#: How many damages are tried of each kind of table: PROTONET_FUZZ=10000 tries that many.
+EXAMPLES = int(os.environ.get("PROTONET_FUZZ", "40"))
 #: A search with little of every kind of views, for what must hold whatever is tried: a third of a default fit's time.
 LITTLE = replace(EFFORTS["default"], folds=2).with_kind(RadialKind(VIEWS[1:2], (2.0,), (0.1,)))
 LITTLE = LITTLE.with_kind(PatternKind((0.1,))).with_kind(ForestKind(10)).with_kind(MLPKind(sizes=1, steps=(10,)))
+#: Linear views alone, where accuracy is not what is tested.
+PLAIN = replace(Search(), folds=3).without(RadialKind).without(ForestKind).without(MLPKind)
 
 
 def blobs(seed: int, *, classes: int = 5, rows: int = 6, dim: int = 8, noise: float = 0.4) -> tuple[Tensor, Tensor]:
@@ -53,3 +61,39 @@ def write_columns(path: Path, columns: dict[str, Any]) -> str:
         writer.writerow(columns)
         writer.writerows(zip(*columns.values(), strict=True))
     return str(path)
+
+
+def draw_wine() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return all rows of wine, mixed, their classes, and the numbers of five rows of each class."""
+    from sklearn.datasets import load_wine
+
+    x, y = load_wine(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(y))
+    x, y = x[order], y[order]
+    return x, y, np.concatenate([np.flatnonzero(y == label)[:5] for label in range(3)])
+
+
+def same_state(first: nn.Module, second: nn.Module) -> bool:
+    """Return whether two networks have the same parameters and buffers, to the bit."""
+    a, b = first.state_dict(), second.state_dict()
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def spoil(data: st.DataObject, described: Any, odd: st.SearchStrategy[Any]) -> None:
+    """Replace one to three values of what JSON holds, by odd ones or by others of its own, or take them away."""
+    for _ in range(data.draw(st.integers(1, 3))):
+        places = list(_list_places(described))
+        (container, key), (other, name) = (data.draw(st.sampled_from(places)) for _ in range(2))
+        action = data.draw(st.sampled_from(["replace", "replace", "remove", "copy"]))
+        if action == "remove":
+            del container[key]
+        else:
+            container[key] = copy.deepcopy(other[name]) if action == "copy" else data.draw(odd)
+
+
+def _list_places(node: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield every place of a JSON value, as container and key."""
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, value in items:
+        yield node, key
+        yield from _list_places(value)

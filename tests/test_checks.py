@@ -106,3 +106,6 @@ def test_what_lies_deep_names_no_entry_and_the_entry_names_itself(kind: type[_ch
         _checks.as_typed("entry")(_checks.as_typed(a="typed")(deep))()
     assert type(raised.value) is kind
     assert _checks.name_entry(raised.value, "cmd") is raised.value
+    for error, told in ((kind("other"), "^other$"), (raised.value, "^command: `typed` must be good")):
+        with pytest.raises(kind, match=told), _checks.as_typed("command", a="FILE"):
+            raise error

@@ -81,8 +81,3 @@ def test_what_several_views_read_is_evaluated_and_listed_once() -> None:
     assert len(calls) == 1
     rank = sources[2].basis.shape[1]
     assert encoder.products() == [(8, rank), (rank, 8), *[(8, 3), (3, 12)] * 2]
-
-
-def test_only_the_mlps_are_parameters() -> None:
-    names = {name for name, _ in make_encoder([1.0, 1, 1, 1]).named_parameters()}
-    assert names == {"views.3.stack.first", "views.3.stack.bias", "views.3.stack.last"}

@@ -28,6 +28,8 @@ def test_episodic_loss_is_the_slow_loops() -> None:
             total += [-log_softmax([query @ p / 0.3 for p in prototypes])[label] for query in rows[2:]]
     loss = episodic_loss(episodes, n_shot=2, temperature=0.3)
     torch.testing.assert_close(loss, torch.tensor(sum(total) / len(total), dtype=torch.float64))
+    loss = episodic_loss(torch.ones(3, 8, 4, 1), n_shot=1, temperature=0.1)
+    torch.testing.assert_close(loss, torch.tensor(math.log(8)))
 
 
 def test_cross_entropy_is_the_slow_loops() -> None:
@@ -56,20 +58,12 @@ def test_the_scale_of_proxies_does_not_matter(seed: int) -> None:
     torch.testing.assert_close(here, there)
 
 
-def test_equal_embeddings_cost_the_entropy_of_a_guess() -> None:
-    loss = episodic_loss(torch.ones(3, 8, 4, 1), n_shot=1, temperature=0.1)
-    torch.testing.assert_close(loss, torch.tensor(math.log(8)))
-
-
 def test_means_are_scikit_learns_centroids() -> None:
     x, y = blobs(0)
     means, counts = class_means(x.double(), y, 5)
     centroids = NearestCentroid().fit(x.double().numpy(), y.numpy()).centroids_
     torch.testing.assert_close(means, torch.from_numpy(centroids))
     assert counts.tolist() == [6.0] * 5
-
-
-def test_a_class_without_rows_is_zero_and_counted_zero() -> None:
     means, counts = class_means(torch.ones(2, 3), torch.tensor([0, 2]), 4)
     assert counts.tolist() == [1, 0, 1, 0]
     assert means[1].tolist() == [0, 0, 0]

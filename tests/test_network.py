@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import copy
 import io
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from torch import nn
 from protonet import PrototypeNetwork
 from protonet._checks import InputError, InputTypeError
 from protonet.losses import class_means
-from tests.strategies import blobs, seeds
+from tests.strategies import blobs, same_state, seeds
 from tests.test_encoder import make_encoder
 
 
@@ -33,35 +35,29 @@ def test_logits_are_cosines_to_class_means_over_temperature() -> None:
     torch.testing.assert_close(network(x), expected)
 
 
-@given(
-    change=st.sampled_from(
-        ["none", "set_prototypes", "state_dict", "deepcopy", "float64", "add_class", "add_samples", "arrange_classes"]
-    ),
-    requires_grad=st.booleans(),
-)
+CHANGES: dict[str, Callable[[PrototypeNetwork, torch.Tensor, torch.Tensor], object]] = {
+    "none": lambda network, x, y: None,
+    "set_prototypes": lambda network, x, y: network.set_prototypes(x, y),
+    "state_dict": lambda network, x, y: network.load_state_dict(make_network(3).state_dict()),
+    "float64": lambda network, x, y: network.to(torch.float64),
+    "add_class": lambda network, x, y: network.add_class(x),
+    "add_samples": lambda network, x, y: network.add_samples(x, y, num_classes=7),
+    "arrange_classes": lambda network, x, y: network.arrange_classes(torch.tensor([4, -1, 0])),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("requires_grad", [False, True])
 def test_buffers_are_never_parameters(change: str, requires_grad: bool) -> None:
-    network = make_network()
-    encoder_size = sum(p.numel() for p in network.encoder.parameters())
-    features = blobs(2)[0].requires_grad_(requires_grad)
-    if change == "set_prototypes":
-        network.set_prototypes(features, blobs(2)[1])
-    elif change == "state_dict":
-        network.load_state_dict(make_network(3).state_dict())
-    elif change == "deepcopy":
-        network = copy.deepcopy(network)
-    elif change == "float64":
-        network = network.to(torch.float64)
-        assert network.prototypes.dtype == network(blobs(2)[0]).dtype == torch.float64
-    elif change == "add_class":
-        network.add_class(features)
-    elif change == "add_samples":
-        network.add_samples(features, blobs(2)[1], num_classes=7)
-    elif change == "arrange_classes":
-        network.arrange_classes(torch.tensor([4, -1, 0]))
-    assert network.count_parameters() == sum(p.numel() for p in network.parameters()) == encoder_size
-    assert {"prototypes", "sums", "counts", "temperature"} <= {name for name, _ in network.named_buffers()}
-    assert not any(buffer.requires_grad for buffer in network.buffers())
-    assert network.count_buffer_elements() == sum(b.numel() for b in network.buffers()) > 0
+    changed, (x, y) = make_network(), blobs(2)
+    CHANGES[change](changed, x.requires_grad_(requires_grad), y)
+    for network in (changed, copy.deepcopy(changed)):
+        assert network.prototypes.dtype == network(x).dtype == (torch.float64 if change == "float64" else torch.float32)
+        encoder_size = sum(p.numel() for p in network.encoder.parameters())
+        assert network.count_parameters() == sum(p.numel() for p in network.parameters()) == encoder_size
+        assert {"prototypes", "sums", "counts", "temperature"} <= {name for name, _ in network.named_buffers()}
+        assert not any(buffer.requires_grad for buffer in network.buffers())
+        assert network.count_buffer_elements() == sum(b.numel() for b in network.buffers()) > 0
 
 
 @given(seed=seeds, keep=st.integers(1, 29))
@@ -108,12 +104,14 @@ def test_classes_that_were_not_seen_never_win() -> None:
     assert float(logits.softmax(dim=1)[:, 5:].abs().max()) == 0.0
 
 
-def test_add_class_extends_without_touching_the_others() -> None:
-    network = make_network()
+def test_a_class_is_added_as_samples_are_without_touching_the_others() -> None:
+    network, other = make_network(), make_network()
     before, new = network.prototypes.clone(), torch.full((3, 8), 4.0)
     assert network.add_class(new) == 5
     assert torch.equal(network.prototypes[:5], before)
     assert network(new).argmax(dim=1).tolist() == [5, 5, 5]
+    other.add_samples(new, torch.full((3,), 5), num_classes=6)
+    assert same_state(network, other)
 
 
 @settings(max_examples=20)
@@ -165,14 +163,6 @@ def test_setting_prototypes_forgets_and_adding_does_not() -> None:
         assert torch.equal(getattr(empty, name), getattr(network, name))
 
 
-def test_a_class_is_added_as_samples_are() -> None:
-    first, second = make_network(), make_network()
-    x, _ = blobs(2)
-    first.add_class(x)
-    second.add_samples(x, torch.full((30,), 5), num_classes=6)
-    assert all(torch.equal(value, second.state_dict()[name]) for name, value in first.state_dict().items())
-
-
 @given(seed=seeds, permutation=st.permutations(range(5)), more=st.integers(0, 3))
 def test_arranging_back_and_forth_is_the_identity(seed: int, permutation: list[int], more: int) -> None:
     network = make_network(seed % 7)
@@ -188,13 +178,9 @@ def test_arranging_back_and_forth_is_the_identity(seed: int, permutation: list[i
     assert not more or int(logits.argmax(dim=1).max()) < 5
     network.arrange_classes(order.argsort()[more:])
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
-
-
-def test_a_class_that_is_not_arranged_is_forgotten() -> None:
-    network = make_network()
     sums = network.sums.clone()
     network.arrange_classes(torch.tensor([3, 1]))
-    assert torch.equal(network.sums, sums[[3, 1]])
+    assert torch.equal(network.sums, sums[[3, 1]])  # the others are forgotten
     assert network(blobs(0)[0]).shape == (30, 2)
 
 
@@ -269,10 +255,6 @@ def test_a_class_added_in_inference_mode_does_not_end_training() -> None:
     network(blobs(2)[0]).sum().backward()
 
 
-def test_no_rows_give_no_logits() -> None:
-    assert make_network()(torch.zeros(0, 2, 2, 2)).shape == (0, 5)
-
-
 def test_the_weights_of_the_views_travel_with_the_state() -> None:
     x, _ = blobs(0)
     first, second = make_encoder([0.4, 0.1, 0.0, 0.5]), make_encoder([0.1, 0.4, 0.0, 0.5], seed=1)
@@ -281,31 +263,31 @@ def test_the_weights_of_the_views_travel_with_the_state() -> None:
     assert torch.equal(first(x), second(x))
 
 
-def test_prototype_errors_leave_the_network_as_it_was() -> None:
+X, Y = blobs(0)
+NINE = r"`labels` must be in \[0, {}\); got 9 \(30 such"
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "message"),
+    [
+        ("set_prototypes", (X, Y * 0 + 9), NINE.format(5)),
+        ("set_prototypes", (X[:0], Y[:0]), "`features` must have at least one row; got none"),
+        ("add_class", (X[:0],), "`features` must have at least one row; got none"),
+        ("add_class", (X * torch.nan,), "`features` must be finite; got NaN or infinity in 30 of 30"),
+        ("add_samples", (X, Y * 0 + 9, 6), NINE.format(6)),
+        ("add_samples", (X, Y * 0 + 9), NINE.format(5)),
+        ("add_samples", (X, Y * 0, 4), "`num_classes` must be a whole number >= 5; got 4"),
+        ("add_samples", (X[:0], Y[:0]), "`features` must have at least one row; got none"),
+        ("add_samples", (X, Y.float()), "`labels` must be a tensor of integer labels; got torch"),
+        ("add_samples", (X.tolist(), Y), r"`features` must be a tensor of shape \(n, dim\); got list"),
+    ],
+)
+def test_errors_leave_the_network_as_it_was(method: str, arguments: tuple[Any, ...], message: str) -> None:
     network = make_network()
-    before = {name: value.clone() for name, value in network.state_dict().items()}
-    x, y = blobs(0)
-    with pytest.raises(InputError, match=r"set_prototypes: `labels` must be in \[0, 5\); got 9 \(30 such"):
-        network.set_prototypes(x, y * 0 + 9)
-    with pytest.raises(InputError, match="set_prototypes: `features` must have at least one row; got none"):
-        network.set_prototypes(x[:0], y[:0])
-    with pytest.raises(InputError, match="add_class: `features` must have at least one row; got none"):
-        network.add_class(x[:0])
-    with pytest.raises(InputError, match="add_class: `features` must be finite; got NaN or infinity in 30 of 30"):
-        network.add_class(x * torch.nan)
-    with pytest.raises(InputError, match=r"add_samples: `labels` must be in \[0, 6\); got 9 \(30 such"):
-        network.add_samples(x, y * 0 + 9, num_classes=6)
-    with pytest.raises(InputError, match=r"add_samples: `labels` must be in \[0, 5\); got 5 \(30 such"):
-        network.add_samples(x, y * 0 + 5)
-    with pytest.raises(InputError, match="add_samples: `num_classes` must be a whole number >= 5; got 4"):
-        network.add_samples(x, y * 0, num_classes=4)
-    with pytest.raises(InputError, match="add_samples: `features` must have at least one row; got none"):
-        network.add_samples(x[:0], y[:0])
-    with pytest.raises(InputTypeError, match="add_samples: `labels` must be a tensor of integer labels; got torch"):
-        network.add_samples(x, y.float())
-    with pytest.raises(InputTypeError, match=r"add_samples: `features` must be a tensor of shape \(n, dim\); got list"):
-        network.add_samples(x.tolist(), y)  # type: ignore[arg-type]
-    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    named = dict(zip(("features", "labels", "num_classes"), arguments, strict=False))
+    with pytest.raises((InputError, InputTypeError), match=f"^{method}: {message}"):
+        getattr(network, method)(**named)
+    assert same_state(network, make_network())
 
 
 def test_many_rows_are_classified_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,17 +20,10 @@ def list_sides(*shapes: tuple[int, ...]) -> list[set[str]]:
     return [{"left", "right"} & optimizer.state[p].keys() for p in parameters]
 
 
-def test_small_matrices_are_turned_on_both_sides_and_convolutions_as_matrices() -> None:
+def test_sides_of_small_matrices_and_convolutions_are_turned_and_long_ones_are_not() -> None:
     assert list_sides((64, 32), (8, 3, 3, 3)) == [{"left", "right"}, {"left", "right"}]
-
-
-@pytest.mark.parametrize("shape", [(), (5,), (1, 7), (7, 1), (1, 1)])
-def test_what_is_no_matrix_is_not_turned(shape: tuple[int, ...]) -> None:
-    assert list_sides(shape) == [set()]
-
-
-def test_a_side_is_left_as_it_is_if_it_is_long_or_much_longer_than_the_other() -> None:
     assert list_sides((600, 64), (64, 600), (170, 20)) == [{"right"}, {"left"}, {"right"}]
+    assert list_sides((), (5,), (1, 7), (7, 1), (1, 1)) == [set()] * 5
 
 
 def test_the_inputs_sides_come_first_where_not_all_can_be_paid_for() -> None:

@@ -16,55 +16,23 @@ MEMBERS, STEPS = 3, 30
 #: A matrix turned on both sides, one of odd length on one side, a bias, a vector, a convolution, a table.
 SHAPES: list[tuple[int, ...]] = [(16, 32), (5, 41), (1, 7), (7,), (4, 3, 2, 2), (60, 5)]
 #: Changes gradients (members, ...) of a parameter at a step, in place.
-Change = Callable[[list[Tensor], int], None]
+Change = Callable[[list[Tensor], int], object]
 
 
-def nothing(gradients: list[Tensor], step: int) -> None:
-    pass
+CHANGES: dict[str, Change] = {
+    "nothing": lambda gradients, step: None,
+    "one not finite": lambda gradients, step: gradients[1][2].view(-1)[:1].add_(math.nan if step == 4 else 0),
+    "all not finite": lambda gradients, step: gradients[1].add_(math.inf if step == 4 else 0),
+    "late": lambda gradients, step: gradients[0].mul_(float(step >= 2)),
+    "late in one": lambda gradients, step: gradients[0][1].mul_(float(step >= 2)),
+    "table": lambda gradients, step: gradients[5][:, 10:40].zero_(),
+    "table in one": lambda gradients, step: gradients[5][0, 10:40].zero_(),
+    "spike in one": lambda gradients, step: gradients[0][1].mul_(1e6 if step == 6 else 1),
+}
 
 
-def not_finite(gradients: list[Tensor], step: int) -> None:
-    if step == 4:
-        gradients[1][2].view(-1)[0] = math.nan
-
-
-def all_not_finite(gradients: list[Tensor], step: int) -> None:
-    if step == 4:
-        gradients[1][:] = math.inf
-
-
-def late(gradients: list[Tensor], step: int) -> None:
-    if step < 2:
-        gradients[0][:] = 0
-
-
-def late_in_one(gradients: list[Tensor], step: int) -> None:
-    if step < 2:
-        gradients[0][1] = 0
-
-
-def table(gradients: list[Tensor], step: int) -> None:
-    gradients[5][:, 10:40] = 0
-
-
-def table_in_one(gradients: list[Tensor], step: int) -> None:
-    gradients[5][0, 10:40] = 0
-
-
-def spike_in_one(gradients: list[Tensor], step: int) -> None:
-    if step == 6:
-        gradients[0][1] *= 1e6
-
-
-CHANGES: list[Change] = [not_finite, all_not_finite, late, late_in_one, table, table_in_one, spike_in_one]
-
-
-@pytest.mark.parametrize(
-    ("members", "change"),
-    [(1, nothing), (MEMBERS, nothing), *((MEMBERS, change) for change in CHANGES)],
-    ids=lambda value: str(getattr(value, "__name__", value)),
-)
-def test_a_stack_is_its_members(members: int, change: Change) -> None:
+@pytest.mark.parametrize(("members", "change"), [(1, "nothing"), *((MEMBERS, change) for change in CHANGES)])
+def test_a_stack_is_its_members(members: int, change: str) -> None:
     generator = torch.Generator().manual_seed(0)
     stack = [torch.randn((members, *shape), generator=generator) for shape in SHAPES]
     targets = [torch.randn((members, *shape), generator=generator) for shape in SHAPES]
@@ -77,7 +45,7 @@ def test_a_stack_is_its_members(members: int, change: Change) -> None:
     for step in range(STEPS):
         noise = [0.3 * torch.randn(weight.shape, generator=generator) for weight in stack]
         gradients = [weight - target + own for weight, target, own in zip(stack, targets, noise, strict=True)]
-        change(gradients, step)
+        CHANGES[change](gradients, step)
         for member, (own, each) in enumerate(zip(alone, optimizers, strict=True)):
             for p, gradient in zip(own, gradients, strict=True):
                 p.grad = gradient[member].clone()

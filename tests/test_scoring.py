@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -9,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize, minimize_scalar
 from scipy.special import log_softmax
+from torch import Tensor
 
 from protonet.scoring import (
     FOLDS,
     WEIGHTS,
+    _minimize,
     fit_temperature,
     fit_weights,
     simplest_within_one_error,
@@ -58,19 +61,13 @@ def test_soft_weights_are_shares_that_fall_with_the_loss(seed: int) -> None:
     torch.testing.assert_close(weights, expected / expected.sum())
 
 
-def test_a_view_that_is_far_worse_is_left_out() -> None:
-    losses = [torch.full((4,), value, dtype=torch.float64) for value in (0.1, 9.0, 9.0)]
+def test_soft_weights_follow_losses_rows_and_spread() -> None:
+    losses = [torch.full((4,), value, dtype=torch.float64) for value in (0.1, 9.0, 9.0)]  # far worse: left out
     assert soft_weights([torch.eye(4)] * 3, losses).tolist() == [1.0, 0.0, 0.0]
-
-
-def test_of_few_rows_the_weights_differ_less() -> None:
-    losses = [torch.full((4,), value, dtype=torch.float64) for value in (0.0, 1.0)]
+    losses = [torch.full((4,), value, dtype=torch.float64) for value in (0.0, 1.0)]  # of few rows they differ less
     weights = soft_weights([torch.eye(4)] * 2, losses)
     assert float(weights[0] / weights[1]) == pytest.approx(math.exp(4 / WEIGHTS.softness_in_all))
-
-
-def test_a_view_of_small_cosines_gets_a_larger_weight_for_the_same_influence() -> None:
-    losses = [torch.ones(4, dtype=torch.float64)] * 2
+    losses = [torch.ones(4, dtype=torch.float64)] * 2  # small cosines get a larger weight for the same influence
     weights = soft_weights([torch.eye(4), 0.1 * torch.eye(4)], losses)
     torch.testing.assert_close(weights[1] / weights[0], torch.tensor(10.0, dtype=torch.float64))
 
@@ -163,14 +160,58 @@ def test_many_rows_are_judged_on_one_held_out_part() -> None:
     assert len(fold.judge) <= FOLDS.held_out
     assert torch.equal(torch.cat(fold).sort().values, torch.arange(40_000))
     assert int(torch.bincount(labels[fold.judge]).min()) > 0
-
-
-def test_every_row_is_never_judged_at_once_however_many_classes_there_are() -> None:
     (fold,) = split_folds(torch.arange(100) % 20, 400_000, torch.Generator().manual_seed(0))
     assert len(fold.fit) > 0
     assert len(fold.judge) > 0
     assert sorted([*fold.fit.tolist(), *fold.judge.tolist()]) == list(range(100))
-
-
-def test_no_folds_where_none_are_asked_for() -> None:
     assert split_folds(torch.arange(10) % 2, 2, torch.Generator(), most=0) == []
+
+
+def with_gradient(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], tuple[float, Tensor]]:
+    def evaluate(x: Tensor) -> tuple[float, Tensor]:
+        x = x.detach().requires_grad_(True)
+        value = function(x)
+        return float(value.detach()), torch.autograd.grad(value, x)[0]
+
+    return evaluate
+
+
+def draw_regression(seed: int, features: int) -> Callable[[Tensor], Tensor]:
+    """Return the loss of a logistic regression with a ridge."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(40, features, generator=generator, dtype=torch.float64)
+    signs = torch.randn(40, generator=generator, dtype=torch.float64).sign()
+    return lambda w: torch.nn.functional.softplus(-signs * (x @ w)).mean() + 0.01 * w.square().sum()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_it_ends_where_torchs_does(seed: int) -> None:
+    loss = draw_regression(seed, 12)
+    w = torch.zeros(12, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([w], max_iter=60, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        value = loss(w)
+        value.backward()
+        return value
+
+    optimizer.step(closure)
+    found = _minimize(with_gradient(loss), torch.zeros(12, dtype=torch.float64))
+    torch.testing.assert_close(found, w.detach(), rtol=0, atol=1e-6)
+    assert float(loss(found)) <= float(loss(w.detach())) + 1e-10
+
+
+@pytest.mark.parametrize("start", [(-1.2, 1.0), (0.0, 0.0), (3.0, -2.0)])
+def test_a_curved_valley_takes_more_than_one_trial_of_a_step(start: tuple[float, float]) -> None:
+    """Rosenbrock's function, least at (1, 1)."""
+    rosenbrock = with_gradient(lambda x: (1 - x[0]) ** 2 + 100 * (x[1] - x[0] ** 2) ** 2)
+    found = _minimize(rosenbrock, torch.tensor(start, dtype=torch.float64))
+    torch.testing.assert_close(found, torch.ones(2, dtype=torch.float64), rtol=0, atol=1e-3)
+
+
+def test_a_minimum_stays_and_what_has_none_ends() -> None:
+    x = torch.zeros(3, dtype=torch.float64)
+    assert torch.equal(_minimize(with_gradient(lambda w: w.square().sum()), x), x)
+    found = _minimize(with_gradient(lambda x: -x.sum()), torch.zeros(2, dtype=torch.float64))
+    assert all(map(math.isfinite, found.tolist()))

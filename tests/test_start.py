@@ -145,9 +145,6 @@ def test_what_is_known_before_torch_is_what_the_rooms_say(tmp_path: Path) -> Non
     with pytest.raises(InputError) as heavy:
         files.read_model(tmp_path / "none", writer="fit")
     assert str(light.value) == str(heavy.value)
-
-
-def test_every_command_reads_its_arguments() -> None:
     assert [*arguments.READERS] == [*arguments.EXAMPLES] == [*COMMANDS]
 
 

@@ -46,6 +46,8 @@ def test_the_content_is_there_and_nothing_else(tmp_path: Path) -> None:
         write_whole(str(path), lambda file, content=content: file.write(content))  # type: ignore[misc]
         assert path.read_bytes() == content
         assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(FileNotFoundError):
+        write_whole(tmp_path / "none" / "x", lambda file: file.write(b""))
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt(), ValueError("no")])
@@ -61,11 +63,6 @@ def test_a_failed_write_leaves_the_old_file_alone(tmp_path: Path, error: BaseExc
         write_whole(path, write)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        write_whole(tmp_path / "none" / "x", lambda file: file.write(b""))
 
 
 def test_a_killed_writer_leaves_a_whole_file(tmp_path: Path) -> None:

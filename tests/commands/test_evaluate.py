@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,13 +12,13 @@ from sklearn.metrics import balanced_accuracy_score, classification_report, conf
 from torch import Tensor
 
 from protonet import solve
-from protonet.__main__ import main
 from protonet.commands.labels import find_spellings
 from protonet.commands.report import MOST_CLASSES
 from protonet.files import Model, load_model, save_model
 from protonet.metrics import score_known
 from protonet.tables import formats
-from tests.strategies import blobs
+from tests.commands.cases import Run
+from tests.strategies import blobs, write_columns
 
 NAMES = ("ant", "bee, wild", "caf\N{LATIN SMALL LETTER E WITH ACUTE}")
 
@@ -32,11 +30,9 @@ def write_model(path: Path, classes: Sequence[str | int]) -> str:
 
 
 def write_table(path: Path, x: Tensor, labels: Sequence[object]) -> str:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["a", "b", "c", "kind"])
-        writer.writerows([*row, label] for row, label in zip(x.tolist(), labels, strict=True))
-    return str(path)
+    return write_columns(
+        path, {**{name: cells.tolist() for name, cells in zip("abc", x.T, strict=True)}, "kind": labels}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -44,48 +40,30 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_model(tmp_path_factory.mktemp("models") / "m.safetensors", NAMES)
 
 
-@pytest.fixture(scope="module")
-def fresh() -> tuple[Tensor, list[str]]:
-    """Rows of the known classes, with noise and without balance, and then some of strange ones."""
-    x, y = blobs(0, classes=3, rows=12, dim=3, noise=1.5)
-    x, y = x[:30] + 0.5 * torch.randn(30, 3, generator=torch.Generator().manual_seed(1)), y[:30]
-    strange = 4 * torch.randn(7, 3, generator=torch.Generator().manual_seed(2))
-    return torch.cat([x, strange]), [NAMES[number] for number in y.tolist()] + ["elk"] * 5 + ["fox"] * 2
-
-
-def evaluate(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    capsys.readouterr()
-    assert main(["evaluate", *arguments]) == 0
-    return capsys.readouterr().out
+_NEAR, _KINDS = blobs(0, classes=3, rows=12, dim=3, noise=1.5)
+_STRANGE = 4 * torch.randn(7, 3, generator=torch.Generator().manual_seed(2))
+#: Rows of the known classes, with noise and without balance, and then some of strange ones.
+X = torch.cat([_NEAR[:30] + 0.5 * torch.randn(30, 3, generator=torch.Generator().manual_seed(1)), _STRANGE])
+LABELS = [NAMES[number] for number in _KINDS[:30].tolist()] + ["elk"] * 5 + ["fox"] * 2
 
 
 @pytest.mark.parametrize("cells", [8, 2**20])
 @pytest.mark.parametrize("known", [30, 37])
 def test_figures_are_those_of_scikit_learn(
-    cells: int,
-    known: int,
-    tmp_path: Path,
-    model: str,
-    fresh: tuple[Tensor, list[str]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    cells: int, known: int, tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     monkeypatch.setattr(formats, "CELLS", cells)
-    x, labels = fresh[0][:known], fresh[1][:known]
-    table, path = write_table(tmp_path / "t.csv", x, labels), tmp_path / "new" / "t.json"
-    said = evaluate(capsys, model, table, "--json", str(path))
-    figures = json.loads(path.read_text(encoding="utf-8"))
-    logits = load_model(model).network(x)
-    predicted, true = [NAMES[place] for place in logits[:30].argmax(dim=1).tolist()], labels[:30]
+    figures, said = run.read_json("evaluate", model, write_table(tmp_path / "t.csv", X[:known], LABELS[:known]))
+    logits = load_model(model).network(X[:known])
+    predicted, true = [NAMES[place] for place in logits[:30].argmax(dim=1).tolist()], LABELS[:30]
     theirs = classification_report(true, predicted, output_dict=True, zero_division=0)
+    names = {"recall": "recall", "precision": "precision", "f1": "f1-score"}
     for own in figures["classes"]:
         of_class = theirs[own["name"]]
-        assert [own[name] for name in ("recall", "precision", "f1", "rows")] == pytest.approx(
-            [of_class[name] for name in ("recall", "precision", "f1-score", "support")]
-        )
-        assert own["predicted"] == predicted.count(own["name"])
+        assert [own[name] for name in names] == pytest.approx([of_class[name] for name in names.values()])
+        assert (own["rows"], own["predicted"]) == (of_class["support"], predicted.count(own["name"]))
         assert f"| {own['name']:<9} | {own['rows']:<4} | {100 * own['recall']:.2f} " in said
-    means = [100 * theirs["macro avg"][name] for name in ("recall", "precision", "f1-score")]
+    means = [100 * theirs["macro avg"][name] for name in names.values()]
     assert f"| mean of 3 | 30   | {means[0]:<9.2f} | {means[1]:<12.2f} | {means[2]:.2f} |\n" in said
     assert list(figures["mean"].values()) == pytest.approx([mean / 100 for mean in means])
     assert figures["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(true, predicted))
@@ -95,7 +73,7 @@ def test_figures_are_those_of_scikit_learn(
     low, high = figures["interval"]
     assert low < figures["accuracy"] < high
     assert said.startswith(
-        f"t.csv: {100 * theirs['accuracy']:.2f} % of 30 rows right, 95 % interval [{100 * low:.2f}, "
+        f"t.csv: {100 * figures['accuracy']:.2f} % of 30 rows right, 95 % interval [{100 * low:.2f}, "
     )
     assert (figures["table"], figures["rows"]) == ("t.csv", 30)
     if known == 30:
@@ -108,18 +86,25 @@ def test_figures_are_those_of_scikit_learn(
     assert line in said.splitlines()
 
 
-def test_many_classes_show_the_worst_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_classes_show_the_worst_first(tmp_path: Path, run: Run) -> None:
     model = write_model(tmp_path / "m.safetensors", range(30))
     x, y = blobs(0, classes=30, rows=6, dim=3, noise=1.5)
-    path = tmp_path / "all.json"
-    said = evaluate(capsys, model, write_table(tmp_path / "t.csv", x, y.tolist()), "--json", str(path))
+    figures, said = run.read_json("evaluate", model, write_table(tmp_path / "t.csv", x, y.tolist()))
     shown = [line.split("|")[1:-1] for line in said.splitlines() if line.startswith("|")][2:]
     assert len(shown) == MOST_CLASSES + 1
     scores = [float(row[-1]) for row in shown[:-1]]
-    every = [100 * each["f1"] for each in json.loads(path.read_text(encoding="utf-8"))["classes"]]
+    every = [100 * each["f1"] for each in figures["classes"]]
     assert scores == pytest.approx(sorted(every)[:MOST_CLASSES], abs=0.006)
     assert shown[-1][0].strip() == "mean of 30"
     assert "20 of 30 classes shown, the lowest F1 first; --json writes all\n" in said
+
+
+@pytest.mark.parametrize("cell", ["red", "1_000", "", "2020-01-02"])
+def test_a_model_without_an_encoding_has_no_use_for_text(cell: str, model: str, tmp_path: Path, run: Run) -> None:
+    table = tmp_path / "text.csv"
+    table.write_text(f"a,b,c\n1,2,3\n1,{cell},3\n")
+    message = f"`table` must have finite numbers; got {cell!r} in b, line 3. Fill it in, or leave it out."
+    assert run("predict", model, table, code=2) == f"protonet predict: {message}\n"
 
 
 @pytest.mark.parametrize(
@@ -141,25 +126,20 @@ def test_spellings(names: list[str], known: list[Any], expected: dict[str, str])
     assert find_spellings(names, known) == expected
 
 
-def test_errors(
-    tmp_path: Path, model: str, fresh: tuple[Tensor, list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    x = fresh[0]
-    spelled = write_table(tmp_path / "s.csv", x[:4], ["ant", "ANT", "bee,  wild", "\x1bant"])
-    strange = write_table(tmp_path / "u.csv", x[:7], ["elk", *"ABCDE", "\x1b[31m"])
+def test_errors(tmp_path: Path, model: str, run: Run) -> None:
+    spelled = write_table(tmp_path / "s.csv", X[:4], ["ant", "ANT", "bee,  wild", "\x1bant"])
+    strange = write_table(tmp_path / "u.csv", X[:7], ["elk", *"ABCDE", "\x1b[31m"])
     output = tmp_path / "t.json"
-    for arguments, message in (
+    for table, path, message in (
         (
-            [spelled],
-            "`table` must spell known classes as the model does; got 'ANT' for 'ant', 'bee, wild' for 'bee, wild' (spa",
+            spelled,
+            output,
+            "spell known classes as the model does; got 'ANT' for 'ant', 'bee, wild' for 'bee, wild' (spa",
         ),
-        ([strange], "`table` must hold a class that the model knows; got 'elk', 'A', 'B', 'C', 'D' and 2 more alone. "),
-        ([spelled, "--json", "t.txt"], "`--json` must end in .json; got t.txt. Rename it."),
+        (strange, output, "hold a class that the model knows; got 'elk', 'A', 'B', 'C', 'D' and 2 more alone. "),
+        (spelled, "t.txt", "end in .json; got t.txt. Rename it."),
     ):
-        assert main(["evaluate", model, *(["--json", str(output)] if len(arguments) == 1 else []), *arguments]) == 2
-        said = capsys.readouterr()
-        assert said.out == ""
-        assert said.err.startswith(f"protonet evaluate: {message}"), said.err
-        assert len(said.err.splitlines()) == 1
-        assert "\x1b" not in said.err
+        argument = "table" if path == output else "--json"
+        error = run("evaluate", model, table, "--json", path, code=2)
+        assert error.startswith(f"protonet evaluate: `{argument}` must {message}")
     assert not output.exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,16 +18,15 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from protonet import solve
-from protonet.__main__ import main
 from protonet.commands import importance
 from protonet.commands.explain import MOST_COLUMNS
 from protonet.commands.importance import measure_columns
 from protonet.files import Model, load_model, save_model
 from protonet.fit.crossfit import Crossfit, predict_held, unpack
+from tests.commands.cases import Run, fit_model
 from tests.strategies import blobs
 from tests.strategies import write_columns as write
 
-FIT = ("--label", "kind", "--effort", "fast", "-q")
 WORDS = {"ant": "small black worker", "bee": "yellow wild flyer", "cat": "soft furry sleeper"}
 
 
@@ -52,21 +50,15 @@ def mixed(seed: int, n: int = 60) -> dict[str, Any]:
     return {"colour": spoken, "note": notes, "size": sizes, "kind": kinds}
 
 
-def fit(folder: Path, columns: dict[str, Any], *options: str) -> str:
-    model = str(folder / "m.safetensors")
-    assert main(["fit", write(folder / "train.csv", columns), *FIT, *options, "-o", model]) == 0
-    return model
-
-
 @pytest.fixture(scope="module")
 def numbers(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return fit(tmp_path_factory.mktemp("numbers"), telling(0))
+    return str(fit_model(write(tmp_path_factory.mktemp("numbers") / "train.csv", telling(0))))
 
 
 @pytest.fixture(scope="module")
 def kinds(tmp_path_factory: pytest.TempPathFactory) -> str:
     options = ["--column", "colour=category", "note=text", "size=number"]
-    return fit(tmp_path_factory.mktemp("kinds"), mixed(0), *options)
+    return str(fit_model(write(tmp_path_factory.mktemp("kinds") / "train.csv", mixed(0)), *options))
 
 
 @pytest.fixture(scope="module")
@@ -81,17 +73,6 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
 def unpacked(path: str) -> Crossfit:
     model = load_model(path, held=True)
     return unpack(model.network, model.metadata["folds"], model.held)
-
-
-def explain(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    capsys.readouterr()
-    assert main(["explain", *arguments]) == 0, capsys.readouterr().err
-    return capsys.readouterr().out
-
-
-def figures(capsys: pytest.CaptureFixture[str], path: Path, *arguments: str) -> tuple[dict[str, Any], str]:
-    said = explain(capsys, *arguments, "--json", str(path))
-    return json.loads(path.read_text(encoding="utf-8")), said
 
 
 class Wrapped(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -160,15 +141,8 @@ def test_a_shuffle_costs_what_scikit_learn_says(heavy: bool, numbers: str) -> No
         assert each.accuracy_interval == pytest.approx((means[1] - half[1], means[1] + half[1]), abs=1e-4)
 
 
-def test_rows_held_out_tell_the_column_that_matters(
-    numbers: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found, said = figures(capsys, tmp_path / "new" / "t.json", numbers)
-    crossed = unpacked(numbers)
-    wrapped = Wrapped(lambda x: predict_held(crossed._replace(features=torch.from_numpy(x))))
-    x, y = crossed.features.numpy(), crossed.labels.numpy()
-    theirs = permutation_importance(wrapped, x, y, scoring=["neg_log_loss", "accuracy"], n_repeats=12, random_state=0)
-    compare(found, ["x0", "x1", "x2", "x3"], theirs)
+def test_rows_held_out_tell_the_column_that_matters(numbers: str, tmp_path: Path, run: Run) -> None:
+    found, said = run.read_json("explain", numbers)
     first, *rest = found["columns"]
     assert (first["name"], first["number"]) == ("x1", 1)
     assert first["log_loss_interval"][0] > 0 < first["accuracy_interval"][0]
@@ -184,9 +158,9 @@ def test_rows_held_out_tell_the_column_that_matters(
     assert said.splitlines()[5].startswith(line)
 
 
-def test_all_features_of_a_column_move_together(kinds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_features_of_a_column_move_together(kinds: str, tmp_path: Path, run: Run) -> None:
     fresh = mixed(1)
-    found, said = figures(capsys, tmp_path / "t.json", kinds, write(tmp_path / "fresh.csv", fresh))
+    found, said = run.read_json("explain", kinds, write(tmp_path / "fresh.csv", fresh))
     model = load_model(kinds)
     encoding, names = model.encoding, ["colour", "note", "size"]
     assert encoding is not None
@@ -207,16 +181,14 @@ def test_all_features_of_a_column_move_together(kinds: str, tmp_path: Path, caps
     assert said.startswith(f"60 rows of fresh.csv: {100 * found['accuracy']:.2f} % right, log-loss ")
 
 
-def test_a_seed_gives_the_same_again_and_the_order_of_rows_is_noise(
-    numbers: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_seed_gives_the_same_again_and_the_order_of_rows_is_noise(numbers: str, tmp_path: Path, run: Run) -> None:
     fresh = telling(1)
     table = write(tmp_path / "a.csv", fresh)
     turned = write(tmp_path / "b.csv", {name: cells[::-1] for name, cells in fresh.items()})
-    said = explain(capsys, numbers, table)
-    assert explain(capsys, numbers, table, "--seed", "0") == said
-    assert explain(capsys, numbers, table, "--seed", "1") != said
-    one, other = (figures(capsys, tmp_path / "t.json", numbers, path)[0]["columns"] for path in (table, turned))
+    said = run("explain", numbers, table)
+    assert run("explain", numbers, table, "--seed", "0") == said
+    assert run("explain", numbers, table, "--seed", "1") != said
+    one, other = (run.read_json("explain", numbers, path)[0]["columns"] for path in (table, turned))
     by_name = {column["name"]: column for column in other}
     for column in one:
         low, high = column["log_loss_interval"]
@@ -224,13 +196,13 @@ def test_a_seed_gives_the_same_again_and_the_order_of_rows_is_noise(
 
 
 def test_many_columns_without_names_and_rows_drawn(
-    bare: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bare: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     monkeypatch.setattr(importance, "PREDICTIONS", 40 * 12)
     monkeypatch.setattr(importance, "LEAST_ROWS", 10)
     x, y = blobs(0, classes=3, rows=5, dim=40)
     np.savez(tmp_path / "t.npz", x=x.numpy(), y=y.numpy() + 5)
-    found, said = figures(capsys, tmp_path / "t.json", bare, str(tmp_path / "t.npz"))
+    found, said = run.read_json("explain", bare, str(tmp_path / "t.npz"))
     assert [found[name] for name in ("rows", "drawn_from", "shuffles")] == [12, 15, 1]
     assert said.startswith("12 rows of t.npz, drawn at random from 15: ")
     assert said.endswith("30 of 40 columns shown, the largest first; --json writes all\n")
@@ -242,10 +214,10 @@ def test_many_columns_without_names_and_rows_drawn(
     assert shown[0].startswith(f"| {found['columns'][0]['name']} ")
 
 
-def test_rows_are_explained_as_by_hand(kinds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_are_explained_as_by_hand(kinds: str, tmp_path: Path, run: Run) -> None:
     fresh = mixed(1)
     table = write(tmp_path / "t.csv", {name: cells for name, cells in fresh.items() if name != "kind"})
-    found, said = figures(capsys, tmp_path / "t.json", kinds, table, "--rows", "7,0,7", "--seed", "3")
+    found, said = run.read_json("explain", kinds, table, "--rows", "7,0,7", "--seed", "3")
     model, held = load_model(kinds), unpacked(kinds)
     encoding = model.encoding
     assert encoding is not None
@@ -285,16 +257,16 @@ def test_rows_are_explained_as_by_hand(kinds: str, tmp_path: Path, capsys: pytes
     assert re.search(r"^  [+-][\d.e-]+ +note = ", said, re.MULTILINE)
 
 
-def test_a_model_without_rows_says_so(bare: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_without_rows_says_so(bare: str, tmp_path: Path, run: Run) -> None:
     np.save(tmp_path / "t.npy", blobs(0, classes=3, rows=2, dim=40)[0].numpy())
-    found, said = figures(capsys, tmp_path / "t.json", bare, str(tmp_path / "t.npy"), "--rows", "1")
+    found, said = run.read_json("explain", bare, str(tmp_path / "t.npy"), "--rows", "1")
     assert [found["rows"][0][name] for name in ("row", "neighbours", "columns")] == [1, None, None]
     first, last = said.splitlines()
     assert first.startswith("row 1: ")
     assert last.startswith("the model holds no rows that fit held out")
 
 
-def test_errors(numbers: str, bare: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors(numbers: str, bare: str, tmp_path: Path, run: Run) -> None:
     fresh = telling(1)
     table = write(tmp_path / "t.csv", fresh)
     unlabelled = write(tmp_path / "u.csv", {name: cells for name, cells in fresh.items() if name != "kind"})
@@ -303,10 +275,10 @@ def test_errors(numbers: str, bare: str, tmp_path: Path, capsys: pytest.CaptureF
     spelled = write(tmp_path / "w.csv", {**fresh, "kind": ["ANT", *fresh["kind"][1:]]})
     far = write(tmp_path / "f.csv", {**fresh, "x0": [3e38, *fresh["x0"][1:]], "x1": [-3e38, *fresh["x1"][1:]]})
     output = tmp_path / "t.json"
-    size = "`table` must hold numbers of the size that the model was fitted to; got "
+    size = "`table` must hold numbers of the size that the model was fitted to; got 3e+38 as the largest of a row. "
     for arguments, message in (
-        ([numbers, far], f"{size}3e+38 as the largest of a row. "),
-        ([numbers, far, "--rows", "0"], f"{size}3e+38 as the largest of a row. "),
+        ([numbers, far], size),
+        ([numbers, far, "--rows", "0"], size),
         ([numbers, table, "--rows", "3,48"], "`--rows` must name rows of the table; got 48 of 48 rows. Count from 0"),
         ([numbers, table, "--rows", "1,x"], "`--rows` must be a whole number >= 0; got 'x'. "),
         ([numbers, "--rows", "1"], "`arguments` must name a table for --rows, --label and --labels; got none. "),
@@ -319,11 +291,7 @@ def test_errors(numbers: str, bare: str, tmp_path: Path, capsys: pytest.CaptureF
         ([numbers, table, "--json", table], "`--json` must end in .json; got "),
         ([numbers, "--seed", "9" * 30], "`--seed` must be a whole number in [0, 9223372036854775807]; got "),
     ):
-        more = [] if "--json" in arguments else ["--json", str(output)]
-        capsys.readouterr()
-        assert main(["explain", *arguments, *more]) == 2, arguments
-        said = capsys.readouterr()
-        assert said.out == ""
-        assert said.err.startswith(f"protonet explain: {message}"), said.err
-        assert len(said.err.splitlines()) == 1
+        more = [] if "--json" in arguments else ["--json", output]
+        error = run("explain", *arguments, *more, code=2)
+        assert error.startswith(f"protonet explain: {message}"), error
     assert not output.exists()

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from protonet.__main__ import main
 from protonet.commands import folder
 from protonet.commands.folder import Part, _run_here, list_parts
 from protonet.files import load_model, save_model
+from tests.commands.cases import Run, do
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -49,7 +49,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     x = generator.standard_normal((60, 6)) + 2 * np.eye(3, 6)[labels]
     columns = dict(zip(COLUMNS, x.T, strict=True)) | {"label": np.array(["ant", "bee", "cat"])[labels]}
     parquet.write_table(pa.table(columns), folder / "train.parquet")
-    assert main(["fit", str(folder / "train.parquet"), "-o", str(folder / "m.safetensors"), "--effort", "fast"]) == 0
+    do("fit", folder / "train.parquet", "-o", folder / "m.safetensors", "--effort", "fast")
     return folder / "m.safetensors"
 
 
@@ -71,7 +71,7 @@ def alone(model: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     """What each file gives alone, by the name of its output."""
     output, found = tmp_path_factory.mktemp("alone") / "out.csv", {}
     for path in rows.glob("day=*/*.parquet"):
-        assert main(["predict", str(model), str(path), "-o", str(output), "--unknown", "0.1"]) == 0
+        do("predict", model, path, "-o", output, "--unknown", "0.1")
         found[str(path.relative_to(rows).with_suffix(".csv"))] = output.read_bytes()
     return found | {"none.csv": b"class,probability\n"}
 
@@ -123,7 +123,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="ne
 
 @needs_proc
 def test_whoever_is_killed_the_next_run_goes_on_and_every_file_gives_what_it_gives_alone(
-    model: Path, rows: Path, alone: dict[str, bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: Path, rows: Path, alone: dict[str, bytes], tmp_path: Path, run: Run
 ) -> None:
     for blow in ("worker", signal.SIGINT, signal.SIGKILL):
         output = tmp_path / str(blow)
@@ -146,23 +146,22 @@ def test_whoever_is_killed_the_next_run_goes_on_and_every_file_gives_what_it_giv
             )
         elif found_in(output) != alone:  # else the machine was quicker than the blow
             assert process.returncode == (130 if blow == signal.SIGINT else -signal.SIGKILL), said
-    arguments = ["predict", str(model), str(rows), "-o", str(output), "--unknown", "0.1", "--workers"]
-    assert main([*arguments, "2"]) == 0
+    predict = ["predict", model, rows, "-o", output, "--unknown", "0.1", "--workers"]
+    run(*predict, "2")
     assert found_in(output) == alone
     assert not list(output.rglob("*.tmp"))
-    capsys.readouterr()
     gone, old = (output / f"day=0/part-{number}.csv" for number in (0, 2))
     kept = output / "day=1" / "part-1.csv"
     gone.unlink()
     os.utime(old, ns=(0, 0))  # the file was written anew since then
     written = kept.stat().st_mtime_ns
-    assert main([*arguments, "1"]) == 0
+    run(*predict, "1", quiet=False)
+    assert run.notes.splitlines()[-1] == "note: 5 files of 7 had been finished before"
     assert found_in(output) == alone
     assert kept.stat().st_mtime_ns == written
     assert old.stat().st_mtime_ns > 0
-    assert capsys.readouterr().err.splitlines()[-1] == "note: 5 files of 7 had been finished before"
-    assert main([*arguments, "1", "--proba"]) == 2
-    assert "must be a new folder, or one of this model and these options" in capsys.readouterr().err
+    error = run(*predict, "1", "--proba", code=2)
+    assert "must be a new folder, or one of this model and these options" in error
 
 
 def test_parts_are_in_the_order_of_names_and_hidden_ones_are_none(rows: Path, tmp_path: Path) -> None:
@@ -180,48 +179,33 @@ def test_parts_are_in_the_order_of_names_and_hidden_ones_are_none(rows: Path, tm
         ([*COLUMNS[:-1], "y"], "b.parquet without x5 and with y, unlike a.parquet"),
     ],
 )
-def test_files_that_differ_in_columns_are_named(
-    names: list[str], said: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_of_other_columns_are_named(names: list[str], said: str, model: Path, tmp_path: Path, run: Run) -> None:
     for name, columns in (("a", COLUMNS), ("b", names), ("c", COLUMNS[:1])):
         write_rows(tmp_path / "in" / f"{name}.parquet", 3, 0, columns)
-    assert main(["predict", str(model), str(tmp_path / "in"), "-o", str(tmp_path / "out")]) == 2
-    assert f"files with the same columns; got {said}. Move it" in capsys.readouterr().err
+    error = run("predict", model, tmp_path / "in", "-o", tmp_path / "out", code=2)
+    assert f"files with the same columns; got {said}. Move it" in error
     assert not any((tmp_path / "out").iterdir())
 
 
-def test_a_fault_in_a_file_is_one_line_that_names_it(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_fault(tmp_path / "in")
-    assert main(["predict", str(model), str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--workers", "1"]) == 2
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith("protonet predict: ")
-    assert said.endswith("In b.parquet.")
-    assert list(found_in(tmp_path / "out")) == ["a.csv"]
-
-
-def test_arguments_that_do_not_fit(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_rows(tmp_path / "in" / "a.parquet", 3, 0)
-    (tmp_path / "none").mkdir()
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "a.parquet").write_bytes(b"PAR1")
-    (tmp_path / "file").touch()
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "x.csv").touch()
-    output = ["-o", str(tmp_path / "out")]
+def test_arguments_that_do_not_fit(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("none", "broken", "other"):
+        Path(name).mkdir()
+    write_rows(Path("in/a.parquet"), 3, 0)
+    Path("broken/a.parquet").write_bytes(b"PAR1")
+    Path("file").touch()
+    Path("other/x.csv").touch()
     for arguments, text in (
-        (["in"], "`--output` must name a folder; got none."),
-        (["in/a.parquet", "--workers", "2"], "`--workers` must come with a folder"),
-        (["in/a.parquet", "--workers", "tcp://localhost:1"], "`--workers` must come with a folder"),
-        (["in", *output, "--workers", "0"], "`--workers` must be a whole number >= 1"),
-        (["in", "-o", str(tmp_path / "file")], "`--output` must be a folder that can be written"),
-        (["in", "-o", str(tmp_path / "other")], "`--output` must be a new folder"),
-        (["none", *output], "must be a folder of Parquet files; got none in "),
-        (["broken", *output], "must be a folder of Parquet files that can be read; got a.parquet (ArrowInvalid)"),
+        ("in", "`--output` must name a folder; got none."),
+        ("in/a.parquet --workers 2", "`--workers` must come with a folder"),
+        ("in/a.parquet --workers tcp://localhost:1", "`--workers` must come with a folder"),
+        ("in -o out --workers 0", "`--workers` must be a whole number >= 1"),
+        ("in -o file", "`--output` must be a folder that can be written"),
+        ("in -o other", "`--output` must be a new folder"),
+        ("none -o out", "must be a folder of Parquet files; got none in "),
+        ("broken -o out", "must be a folder of Parquet files that can be read; got a.parquet (ArrowInvalid)"),
     ):
-        assert main(["predict", str(model), str(tmp_path / arguments[0]), *arguments[1:]]) == 2, text
-        assert text in capsys.readouterr().err
+        assert text in run("predict", model, *arguments.split(), code=2)
 
 
 @pytest.fixture(scope="module")
@@ -235,51 +219,43 @@ def cluster() -> Iterator[Any]:
     os.environ["PYTHONPATH"] = path
 
 
-class TestDask:
-    @pytest.mark.filterwarnings("default")
-    def test_a_worker_that_is_killed_loses_and_doubles_nothing(
-        self, cluster: Any, model: Path, rows: Path, alone: dict[str, bytes], tmp_path: Path
-    ) -> None:
-        output = tmp_path / "out"
+@pytest.mark.filterwarnings("default")
+def test_a_worker_of_a_cluster_that_is_killed_loses_and_doubles_nothing(
+    cluster: Any, model: Path, rows: Path, alone: dict[str, bytes], tmp_path: Path, run: Run
+) -> None:
+    output = tmp_path / "out"
 
-        def kill() -> None:
-            wait_for_file(output)
-            os.kill(next(iter(cluster.workers.values())).pid, signal.SIGKILL)
+    def kill() -> None:
+        wait_for_file(output)
+        os.kill(next(iter(cluster.workers.values())).pid, signal.SIGKILL)
 
-        killer = threading.Thread(target=kill)
-        killer.start()
-        arguments = ["--unknown", "0.1", "-q", "--workers", cluster.scheduler_address]
-        assert main(["predict", str(model), str(rows), "-o", str(output), *arguments]) == 0
-        killer.join()
-        assert found_in(output) == alone
-        assert not list(output.rglob("*.tmp"))
+    killer = threading.Thread(target=kill)
+    killer.start()
+    run("predict", model, rows, "-o", output, "--unknown", "0.1", "--workers", cluster.scheduler_address)
+    killer.join()
+    assert found_in(output) == alone
+    assert not list(output.rglob("*.tmp"))
 
-    @pytest.mark.filterwarnings("default")
-    def test_a_fault_in_a_file_is_one_line(
-        self, cluster: Any, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        write_fault(tmp_path / "in")
-        arguments = ["-o", str(tmp_path / "out"), "-q", "--workers", cluster.scheduler_address]
-        assert main(["predict", str(model), str(tmp_path / "in"), *arguments]) == 2
-        said = capsys.readouterr().err
-        assert len(said.splitlines()) == 1, said
-        assert said.endswith("In b.parquet.\n")
 
-    def test_a_cluster_that_is_not_there_is_one_line(
-        self,
-        model: Path,
-        rows: Path,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
-    ) -> None:
-        pytest.importorskip("distributed")
-        monkeypatch.setattr(folder, "PATIENCE", 1)
-        arguments = ["-o", str(tmp_path / "out"), "-q", "--workers", "tcp://127.0.0.1:9"]
-        assert main(["predict", str(model), str(rows), *arguments]) == 2
-        said = capsys.readouterr().err
-        assert len(said.splitlines()) == 1, said
-        assert "`--workers` must be the address of a Dask scheduler that answers; got tcp://127.0.0.1:9" in said
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("here", [True, False])
+def test_a_fault_in_a_file_is_one_line_that_names_it(
+    here: bool, cluster: Any, model: Path, tmp_path: Path, run: Run
+) -> None:
+    write_fault(tmp_path / "in")
+    workers = "1" if here else cluster.scheduler_address
+    error = run("predict", model, tmp_path / "in", "-o", tmp_path / "out", "--workers", workers, code=2)
+    assert error.endswith("In b.parquet.\n")
+    assert not here or list(found_in(tmp_path / "out")) == ["a.csv"]
+
+
+def test_a_cluster_that_is_not_there_is_one_line(
+    model: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
+    pytest.importorskip("distributed")
+    monkeypatch.setattr(folder, "PATIENCE", 1)
+    error = run("predict", model, rows, "-o", tmp_path / "out", "--workers", "tcp://127.0.0.1:9", code=2)
+    assert "`--workers` must be the address of a Dask scheduler that answers; got tcp://127.0.0.1:9" in error
 
 
 def test_a_model_that_changes_is_refused(model: Path, rows: Path, tmp_path: Path) -> None:

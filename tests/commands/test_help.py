@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from protonet.ui.command_line import Parser
 Main = Callable[[Sequence[str]], int]
 EVERY: dict[str, tuple[Main, tuple[str, ...]]] = {name: (main, (name,)) for name in COMMANDS}
 EVERY |= {"episodes": (main_episodes, ()), "episodes extract": (main_episodes, ("extract",))}
+TABLES = "CSV, TSV or text with a header (also .gz, or - for standard input), Excel, Parquet, NPZ with x and y, NPY"
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -30,6 +32,8 @@ def test_help_fits_a_screen_and_its_examples_are_taken(
     lines = text.splitlines()
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 100
+    assert call is main_episodes or "-q, --quiet" in text
+    assert (TABLES in " ".join(text.split())) == (name in {*COMMANDS} - {"info", "export"})
     options = set(re.findall(r"^  (?:-\w,? .*?)?(--[\w-]+)|^  (-n) ", text, re.MULTILINE))
     assert 2 <= len(options) <= 14
     examples = text.partition("\nexamples:\n")[2].splitlines()
@@ -48,6 +52,14 @@ def test_help_fits_a_screen_and_its_examples_are_taken(
             call(arguments)
 
 
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_every_command_is_named(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=r"^0$") if arguments else contextlib.nullcontext():
+        assert main(arguments) == 0
+    said = capsys.readouterr().out
+    assert all(f"python -m protonet {name} " in said for name in COMMANDS)
+
+
 @pytest.mark.parametrize(
     ("arguments", "successor"),
     [
@@ -59,9 +71,7 @@ def test_help_fits_a_screen_and_its_examples_are_taken(
         ("extract pictures --std 0.2 0.3 0.2", "--backbone FILE:std=..."),
     ],
 )
-def test_an_option_that_went_names_its_successor(
-    arguments: str, successor: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_old_option_names_its_successor(arguments: str, successor: str, capsys: pytest.CaptureFixture[str]) -> None:
     name = arguments.split(maxsplit=1)[0]
     call = main_episodes if name == "extract" else main
     assert call(arguments.split()) == 2

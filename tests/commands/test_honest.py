@@ -1,8 +1,7 @@
-"""What the commands do so that no figure is fooled: copies, groups, row numbers, and a model that Ctrl-C leaves."""
+"""What the commands do so that no figure is fooled: copies, groups, sources, row numbers, and what Ctrl-C leaves."""
 
 from __future__ import annotations
 
-import csv
 import re
 from pathlib import Path
 from typing import Any
@@ -10,244 +9,185 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protonet.__main__ import main
 from protonet._checks import InputError
 from protonet.commands import fit as fit_command
 from protonet.commands.labels import read_whole, suspect_spellings
 from protonet.commands.rows import check_classes
 from protonet.commands.update import extend_classes
 from protonet.files import load_model
+from tests.commands.cases import FAST, Run, find_right, read_lines
 from tests.strategies import write_columns as write
 
 RNG = np.random.default_rng(0)
 NOISE = RNG.normal(size=(40, 5))
 SORTED = ["ant"] * 20 + ["bee"] * 20
-FAST = ("--label", "kind", "--effort", "fast")
+
+
+def name_columns(x: np.ndarray) -> dict[str, Any]:
+    return {f"x{number}": column.tolist() for number, column in enumerate(x.T)}
 
 
 def noise(rows: Any = slice(None)) -> dict[str, Any]:
-    return {f"x{number}": column[rows].tolist() for number, column in enumerate(NOISE.T)}
+    return name_columns(NOISE[rows])
 
 
-def right(said: str) -> float:
-    found = re.search(r"this model +\| ([\d.]+)", said)
-    assert found
-    return float(found[1])
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return tmp_path / "m.safetensors"
 
 
-def test_copies_are_counted_and_held_out_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def right_now(said: str) -> float:
+    """Return the percentage of rows held out that a model is right about after an update."""
+    return float(re.findall(r"([\d.]+) % now", said)[0])
+
+
+def test_copies_are_counted_and_held_out_together(model: Path, tmp_path: Path, run: Run) -> None:
     coins = np.where(RNG.integers(2, size=40), "ant", "bee").tolist()
     table = write(tmp_path / "t.csv", {**noise(np.arange(80) % 40), "kind": coins + coins})
-    model = str(tmp_path / "m.safetensors")
-    assert main(["fit", table, *FAST, "-o", model]) == 0
-    said = capsys.readouterr().out
+    said = run("fit", table, *FAST, "-o", model)
     assert "40 rows equal to others, or nearly: copies are held out together" in said
     assert "80 rows in 5 folds" in said
-    assert right(said) < 75
-    assert main(["update", model, table, "--in-place"]) == 0
-    assert float(re.findall(r"([\d.]+) % now", capsys.readouterr().out)[0]) < 75
+    assert find_right(said) < 75
+    assert right_now(run("update", model, table, "--in-place")) < 75
 
 
 @pytest.mark.parametrize("name", ["row", "id"])
-def test_a_row_number_is_left_out_by_name(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_row_number_is_left_out_by_name(name: str, model: Path, tmp_path: Path, run: Run) -> None:
     numbers = np.arange(40) if name == "row" else np.cumsum(RNG.integers(1, 50, 40))
     table = write(tmp_path / "t.csv", {name: numbers.tolist(), **noise(), "kind": SORTED})
-    model = str(tmp_path / "m.safetensors")
-    assert main(["fit", table, *FAST, "-o", model]) == 0
-    said = capsys.readouterr().out
+    said = run("fit", table, *FAST, "-o", model)
     assert f"left out: {name}: whole numbers that all differ, in the order of the rows (--columns keeps it)\n" in said
     assert "5 features" in said
-    assert right(said) < 75
-    assert main(["predict", model, table]) == 0  # the column may be there, or not
-    assert main(["predict", model, write(tmp_path / "u.csv", noise())]) == 0
-    capsys.readouterr()
-    assert main(["fit", table, *FAST, "--columns", name, "x0"]) == 0
-    said = capsys.readouterr().out
+    assert find_right(said) < 75
+    for new in (table, write(tmp_path / "u.csv", noise())):  # the column may be there, or not
+        run("predict", model, new)
+    said = run("fit", table, *FAST, "--columns", name, "x0")
     assert "2 features" in said
     assert f"look at: {name} " in said
 
 
-def test_a_date_that_tells_the_class_by_the_order_of_the_rows_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_date_that_tells_the_class_by_the_order_of_the_rows_is_named(tmp_path: Path, run: Run) -> None:
     days = [str(np.datetime64("2024-01-01T08:00") + np.timedelta64(7 * row, "h")) for row in range(40)]
-    table = write(tmp_path / "t.csv", {"when": days, **noise(), "kind": SORTED})
-    assert main(["fit", table, *FAST]) == 0
-    assert "look at: when tells the class, as the order of the rows does" in capsys.readouterr().out
+    said = run("fit", write(tmp_path / "t.csv", {"when": days, **noise(), "kind": SORTED}), *FAST)
+    assert "look at: when tells the class, as the order of the rows does" in said
 
 
-def test_classes_that_are_whole_numbers_are_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    table = write(tmp_path / "t.csv", {**noise(), "kind": [(2, 10, 1, 9)[row % 4] for row in range(40)]})
-    model = str(tmp_path / "m.safetensors")
-    assert main(["fit", table, *FAST, "-o", model]) == 0
+def test_classes_that_are_whole_numbers_are_numbers(model: Path, tmp_path: Path, run: Run) -> None:
+    kinds = [(2, 10, 1, 9)[row % 4] for row in range(40)]
+    run("fit", write(tmp_path / "t.csv", {**noise(), "kind": kinds}), *FAST, "-o", model)
     assert load_model(model).classes == (1, 2, 9, 10)
-    capsys.readouterr()
 
 
-def test_drop_columns_and_id(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_drop_columns_and_id(model: Path, tmp_path: Path, run: Run) -> None:
     names = [f"row {number}" for number in range(40)]
-    columns = {"name": names, "note": ["text"] * 40, **noise(), "kind": SORTED}
-    table, model = write(tmp_path / "t.csv", columns), str(tmp_path / "m.safetensors")
-    assert main(["fit", table, *FAST, "--drop", "note", "--id", "name", "-o", model]) == 0
+    table = write(tmp_path / "t.csv", {"name": names, "note": ["text"] * 40, **noise(), "kind": SORTED})
+    run("fit", table, *FAST, "--drop", "note", "--id", "name", "-o", model)
     assert load_model(model).columns == tuple(noise())
-    capsys.readouterr()
-    assert main(["predict", model, table]) == 0
-    rows = list(csv.reader(capsys.readouterr().out.splitlines()))
+    rows = read_lines(run("predict", model, table))
     assert rows[0] == ["name", "class", "probability"]
     assert [row[0] for row in rows[1:]] == names
-    assert main(["predict", model, table, "--row-numbers"]) == 0
-    numbered = list(csv.reader(capsys.readouterr().out.splitlines()))
+    numbered = read_lines(run("predict", model, table, "--row-numbers"))
     assert numbered == [[str(number), *row] for number, row in zip(["row", *range(40)], rows, strict=True)]
     for arguments, message in (
-        (["--drop", "kind"], "`arguments` must use the classes' column for nothing else; got 'kind'"),
-        (["--columns", "x0", "X9"], "`--columns` must name columns of the table; got X9, and "),
-        (["--columns", "Nam"], "t.csv has name, note, x0, x1, x2 and 2 more. Did you mean name?\n"),
-        (["--columns", "x0", "name", "--id", "name"], "`--columns` must name columns of the table; got name, and "),
-        (["--drop", "Note", "Nope"], "`--drop` must name columns of the table; got Note, Nope, and "),
-        (["--drop", "Note"], " and 3 more. Did you mean note?\n"),
-        (["--drop", "qqq"], " and 3 more. Name those that it has.\n"),
-        (["--id", "nobody"], "`table` must have a column nobody"),
-        (["--drop", "a", "--columns", "b"], "`arguments` must be as --help lists them"),
+        ("--drop kind", "`arguments` must use the classes' column for nothing else; got 'kind'"),
+        ("--columns x0 X9", "`--columns` must name columns of the table; got X9, and "),
+        ("--columns Nam", "t.csv has name, note, x0, x1, x2 and 2 more. Did you mean name?\n"),
+        ("--columns x0 name --id name", "`--columns` must name columns of the table; got name, and "),
+        ("--drop Note Nope", "`--drop` must name columns of the table; got Note, Nope, and "),
+        ("--drop Note", " and 3 more. Did you mean note?\n"),
+        ("--drop qqq", " and 3 more. Name those that it has.\n"),
+        ("--id nobody", "`table` must have a column nobody"),
+        ("--drop a --columns b", "`arguments` must be as --help lists them"),
     ):
-        assert main(["fit", table, *FAST, *arguments]) == 2
-        error = capsys.readouterr().err
-        assert message in error
-        assert len(error.splitlines()) == 1
-
-
-@pytest.mark.parametrize("option", ["--columns", "--drop"])
-def test_a_table_without_names_has_no_columns_to_name(
-    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+        assert message in run("fit", table, *FAST, *arguments.split(), code=2)
     np.savez(tmp_path / "t.npz", x=NOISE, y=np.array(SORTED))
-    assert main(["fit", str(tmp_path / "t.npz"), "--effort", "fast", option, "x0"]) == 2
-    said = capsys.readouterr()
-    assert "`table` must name its columns to choose among them; got " in said.err
-    assert len(said.err.splitlines()) == 1
+    for option in ("--columns", "--drop"):
+        error = run("fit", tmp_path / "t.npz", option, "x0", code=2)
+        assert "`table` must name its columns to choose among them; got " in error
 
 
-def test_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_groups(model: Path, tmp_path: Path, run: Run) -> None:
     patients = np.arange(80) // 4
-    coins = np.where(np.arange(20) % 2, "ant", "bee")[patients].tolist()
     x = 5 * NOISE[patients] + 0.3 * RNG.normal(size=(80, 5))
-    columns = {f"x{number}": column.tolist() for number, column in enumerate(x.T)}
-    columns |= {"patient": [f"P{number}" for number in patients], "kind": coins}
-    table, model = write(tmp_path / "t.csv", columns), str(tmp_path / "m.safetensors")
-    assert main(["fit", table, *FAST, "--group", "patient", "-o", model]) == 0
-    said = capsys.readouterr().out
+    columns = name_columns(x)
+    columns["kind"] = np.where(np.arange(20) % 2, "ant", "bee")[patients].tolist()
+    table = write(tmp_path / "t.csv", {**columns, "patient": [f"P{number}" for number in patients]})
+    said = run("fit", table, *FAST, "--group", "patient", "-o", model)
     assert "20 groups" in said
-    assert right(said) < 85
-    assert main(["fit", table, *FAST, "--drop", "patient"]) == 0
-    assert right(capsys.readouterr().out) > 90
-    assert main(["update", model, table, "--in-place"]) == 0
-    assert float(re.findall(r"([\d.]+) % now", capsys.readouterr().out)[0]) < 85
-    del columns["patient"]
+    assert find_right(said) < 85
+    assert find_right(run("fit", table, *FAST, "--drop", "patient")) > 90
+    assert right_now(run("update", model, table, "--in-place")) < 85
     bare = write(tmp_path / "u.csv", columns)
-    assert main(["predict", model, bare]) == 0
-    assert main(["update", model, bare, "--in-place"]) == 2
-    assert "must have a column patient" in capsys.readouterr().err
+    run("predict", model, bare)
+    assert "must have a column patient" in run("update", model, bare, "--in-place", code=2)
     whole = write(tmp_path / "w.csv", {**noise(), "patient": ["P1"] * 20 + ["P2", "P3"] * 10, "kind": SORTED})
-    assert main(["fit", whole, *FAST, "--group", "patient"]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(
-        "protonet fit: `--group` must hold no class whole; got all 20 rows of class ant in group P1."
-    )
+    error = run("fit", whole, *FAST, "--group", "patient", code=2)
+    assert "`--group` must hold no class whole; got all 20 rows of class ant in group P1." in error
 
 
-def test_what_lies_far_from_zero_keeps_its_digits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_lies_far_from_zero_keeps_its_digits(model: Path, tmp_path: Path, run: Run) -> None:
     numbers, order = 1.7e12 + 1e4 * np.repeat([0, 1], 20), RNG.permutation(40)
-    columns = {
-        "time": numbers[order].tolist(),
-        "x0": (1e-3 * NOISE[:, 0]).tolist(),
-        "kind": np.array(SORTED)[order].tolist(),
-    }
-    table, model = write(tmp_path / "t.csv", columns), str(tmp_path / "m.safetensors")
-    assert main(["fit", table, *FAST, "-o", model]) == 0
-    assert right(capsys.readouterr().out) == 100
-    assert main(["evaluate", model, table]) == 0
-    assert ": 100.00 % of 40 rows right" in capsys.readouterr().out
-    assert main(["update", model, table, "--in-place"]) == 0
+    columns = {"time": numbers[order].tolist(), "x0": (1e-3 * NOISE[:, 0]).tolist()}
+    table = write(tmp_path / "t.csv", {**columns, "kind": np.array(SORTED)[order].tolist()})
+    assert find_right(run("fit", table, *FAST, "-o", model)) == 100
+    assert ": 100.00 % of 40 rows right" in run("evaluate", model, table)
+    run("update", model, table, "--in-place")
 
 
+@pytest.mark.parametrize(("stage", "words"), [("crossfit", ", without cross-validation"), ("predict_baselines", "")])
 def test_ctrl_c_before_the_first_fold_and_after_the_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    stage: str, words: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     table = write(tmp_path / "t.csv", {**noise(), "kind": SORTED})
-    for stage, words in (("crossfit", ", without cross-validation"), ("predict_baselines", "")):
-        model = tmp_path / f"{stage}.safetensors"
-        with monkeypatch.context() as patch:
-            patch.setattr(fit_command, stage, interrupt)
-            assert main(["fit", table, *FAST, "-q", "-o", str(model)]) == 130
-        said = capsys.readouterr()
-        assert said.err == f"protonet fit: stopped; {model} is kept{words}\n"
-        assert said.out.startswith("t.csv: 2 classes, 40 samples, 5 features, 20 per class\n")
-        assert load_model(model).classes == ("ant", "bee")
-        judged = stage != "crossfit"
-        assert main(["update", str(model), table, "--in-place"]) == (0 if judged else 2)
-        missing = "protonet update: `model` must hold what fit keeps for an update; got "
-        assert capsys.readouterr().err.startswith("" if judged else missing)
+    with monkeypatch.context() as patch:
+        patch.setattr(fit_command, stage, interrupt)
+        said = run("fit", table, *FAST, "-o", model, code=130)
+    assert run.notes == f"protonet fit: stopped; {model} is kept{words}\n"
+    assert said.startswith("t.csv: 2 classes, 40 samples, 5 features, 20 per class\n")
+    assert load_model(model).classes == ("ant", "bee")
+    said = run("update", model, table, "--in-place", code=2 if words else 0)
+    assert not words or said.startswith("protonet update: `model` must hold what fit keeps for an update; got ")
 
 
-def test_a_class_called_unknown_and_one_with_control_characters(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_class_called_unknown_and_one_with_control_characters(model: Path, tmp_path: Path, run: Run) -> None:
     kinds = ["unknown"] * 20 + ["\x1b[31mred\x07"] * 20
-    table, model = write(tmp_path / "t.csv", {**noise(), "kind": kinds}), str(tmp_path / "m.safetensors")
-    assert main(["fit", table, *FAST, "-o", model]) == 0
-    assert main(["evaluate", model, table]) == 0
-    assert main(["update", model, table, "--in-place"]) == 0
-    said = capsys.readouterr().out
-    assert "\x1b" not in said
-    assert "\x07" not in said
-    assert main(["predict", model, table, "--unknown", "0.1"]) == 2
-    error = capsys.readouterr().err
+    table = write(tmp_path / "t.csv", {**noise(), "kind": kinds})
+    said = run("fit", table, *FAST, "-o", model) + run("evaluate", model, table)
+    said += run("update", model, table, "--in-place")
+    assert said.replace("\n", "").isprintable()
+    error = run("predict", model, table, "--unknown", "0.1", code=2)
     assert error.startswith("protonet predict: `--unknown` must come with a model that has no class of that name")
-    odd = write(tmp_path / "o.csv", {**noise(), "kind": ["\x1b[31mno"] * 40})
-    assert main(["evaluate", model, odd]) == 2
-    assert "\x1b" not in capsys.readouterr().err
+    run("evaluate", model, write(tmp_path / "o.csv", {**noise(), "kind": ["\x1b[31mno"] * 40}), code=2)
 
 
-def test_new_classes_that_look_alike_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_new_classes_that_look_alike_are_told(model: Path, tmp_path: Path, run: Run) -> None:
     kinds = ["cat", "CAT", "dog", "2", "2.0"]
     table = write(tmp_path / "t.csv", {**noise(), "kind": [kinds[row % 5] for row in range(40)]})
-    model = str(tmp_path / "m.safetensors")
-    assert main(["fit", table, *FAST, "-o", model]) == 0
-    line = "look at: classes '2.0' for '2', 'cat' for 'CAT'; one class, spelled in two ways?\n"
-    assert line in capsys.readouterr().out
-    for names, expected in ((["elk", "Elk"], "'elk' for 'Elk'"), (["fox", "ox"], None)):
-        more = write(tmp_path / "more.csv", {**noise(np.arange(2)), "kind": names})
-        assert main(["update", model, more, "--in-place"]) == 0
-        said = capsys.readouterr().out
-        assert ("look at: classes" in said) == (expected is not None)
-        assert expected is None or f"look at: classes {expected}; one class, spelled in two ways?\n" in said
+    said = run("fit", table, *FAST, "-o", model)
+    assert "look at: classes '2.0' for '2', 'cat' for 'CAT'; one class, spelled in two ways?\n" in said
+    more = write(tmp_path / "more.csv", {**noise(np.arange(2)), "kind": ["elk", "Elk"]})
+    said = run("update", model, more, "--in-place")
+    assert "look at: classes 'elk' for 'Elk'; one class, spelled in two ways?\n" in said
+    more = write(tmp_path / "more.csv", {**noise(np.arange(2)), "kind": ["fox", "ox"]})
+    assert "look at: classes" not in run("update", model, more, "--in-place")
 
 
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
-        ([], []),
-        (["a", "b"], []),
-        ([1, 2], []),
-        (["A", "a", "a "], ["'a' for 'A', 'a ' for 'A'"]),
-        (["1", "1.0", "1e0", "01", "1.00"], ["'01' for '1', '1.0' for '1', '1.00' for '1' and 1 more"]),
+        ([], ""),
+        (["a", "b"], ""),
+        ([1, 2], ""),
+        (["A", "a", "a "], "'a' for 'A', 'a ' for 'A'"),
+        (["1", "1.0", "1e0", "01", "1.00"], "'01' for '1', '1.0' for '1', '1.00' for '1' and 1 more"),
     ],
 )
-def test_spellings_among_classes(names: list[str | int], expected: list[str]) -> None:
-    assert suspect_spellings(names) == [
-        f"look at: classes {each}; one class, spelled in two ways?" for each in expected
-    ]
-
-
-@pytest.mark.parametrize("command", ["fit", "predict", "evaluate", "update", "explain"])
-def test_help_says_which_tables_are_read(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main([command, "--help"])
-    said = " ".join(capsys.readouterr().out.split())
-    kinds = "CSV, TSV or text with a header (also .gz, or - for standard input), Excel, Parquet, NPZ with x and y, NPY"
-    assert kinds in said
+def test_spellings_among_classes(names: list[str | int], expected: str) -> None:
+    line = f"look at: classes {expected}; one class, spelled in two ways?"
+    assert suspect_spellings(names) == [line] * bool(expected)
 
 
 AGES = np.concatenate([np.arange(18, 90, 2), np.arange(30, 78, 2)])  # 36 of them in 60 rows
@@ -263,7 +203,7 @@ AGES = np.concatenate([np.arange(18, 90, 2), np.arange(30, 78, 2)])  # 36 of the
         np.concatenate([np.repeat(np.arange(0, 90, 3), 2), np.zeros(50, int)]),  # one of them has many rows
     ],
 )
-def test_whole_numbers_that_are_measured_are_no_classes(labels: np.ndarray) -> None:
+def test_whole_numbers_that_are_measured_are_no_classes_unless_they_are_meant(labels: np.ndarray) -> None:
     said = r"^`--label` must name a column of classes; got \d\d whole numbers, such as \d\d, in age, most with 3 rows"
     with pytest.raises(InputError, match=f"{said} or fewer.*--one-shot"):
         check_classes(labels, "age", one_shot=False)
@@ -287,17 +227,64 @@ def test_classes_may_be_whole_numbers(labels: np.ndarray) -> None:
     assert [str(names[number]) for number in numbers.tolist()] == labels.astype(str).tolist()
 
 
-def test_fit_takes_no_age_for_classes_unless_it_is_meant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    table = write(tmp_path / "t.csv", {**noise(np.arange(60) % 40), "age": AGES.tolist()})
-    assert main(["fit", table, "--label", "age", "--effort", "fast"]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("protonet fit: `--label` must name a column of classes; got 36 whole numbers, such as ")
-    assert len(said.err.splitlines()) == 1
-
-
 def test_new_classes_of_whole_numbers_stay_numbers() -> None:
     assert extend_classes((1, 2), np.array(["10", "2", "9"])) == (1, 2, 9, 10)
     assert extend_classes((1, 2), np.array(["ten"])) == ("1", "2", "ten")
     assert extend_classes(("a",), np.array(["10", "9"])) == ("a", "9", "10")
     assert read_whole(np.array(["01", "1"])).tolist() == ["01", "1"]  # two names of one number stay two
+
+
+def list_notes(said: str) -> list[str]:
+    return [line for line in said.splitlines() if "look at" in line]
+
+
+@pytest.mark.parametrize("noise", [0.05, 1.0])
+@pytest.mark.parametrize("form", ["S{}", "{}"])
+def test_a_column_of_subjects(form: str, noise: float, tmp_path: Path, run: Run) -> None:
+    rng = np.random.default_rng(0)
+    subject = np.repeat(np.arange(30), 4)
+    x = rng.normal(size=(30, 4))[subject] * (noise < 1) + noise * rng.normal(size=(120, 4))
+    kind = np.array(["a", "b"])[rng.integers(2, size=30)][subject]
+    columns = name_columns(x) | {"subject": [form.format(number) for number in subject], "kind": kind.tolist()}
+    table = write(tmp_path / "t.csv", columns)
+    told, said = run.read_json("fit", table, *FAST)
+    line = "look at: 30 values of subject come again, nearly always with the same class; if rows of one value have one "
+    line += "source, --group subject holds them out together"
+    assert list_notes(said) == [line]  # one cause, one line
+    assert line in told["data"]["notes"]
+    held = run("fit", table, *FAST, "--group", "subject")
+    assert not list_notes(held)
+    assert find_right(held) < 75
+
+
+def test_rows_with_twins(tmp_path: Path, run: Run) -> None:
+    rng = np.random.default_rng(0)
+    of = np.repeat(np.arange(30), 4)
+    x, kind = rng.normal(size=(30, 10))[of] + 0.2 * rng.normal(size=(120, 10)), np.arange(30)[of] % 3
+    columns = name_columns(x) | {"source": [f"file {number} here" for number in of]}
+    table = write(tmp_path / "t.csv", columns | {"kind": [f"k{number}" for number in kind]})
+    said = run("fit", table, *FAST, "--drop", "source")
+    assert find_right(said) > 90
+    (line,) = list_notes(said)
+    assert line.endswith("; if such have one source, name the column that tells it with --group NAME")
+    said = run("fit", table, *FAST, "--group", "source")
+    assert find_right(said) < 60
+    assert not list_notes(said)
+
+
+def test_a_date_and_cities_that_tell_the_class(tmp_path: Path, run: Run) -> None:
+    rng = np.random.default_rng(0)
+    day = rng.integers(40, size=200)
+    cities = np.array(["Rome", "Oslo", "Bern"] + [f"{chr(65 + k)}wick" for k in range(9)])
+    for name, values, of in (("date", np.datetime64("2024-01-01") + day, day), ("city", cities[day % 12], day % 12)):
+        kind = np.array(["a", "b"])[rng.integers(2, size=40)][of]
+        columns = {name: values.astype(str).tolist(), "x": rng.normal(size=200).tolist(), "kind": kind.tolist()}
+        assert not list_notes(run("fit", write(tmp_path / "t.csv", columns), *FAST))
+
+
+def test_running_numbers_of_equally_many_rows_are_asked_about(tmp_path: Path, run: Run) -> None:
+    rng = np.random.default_rng(0)
+    number = rng.permutation(np.arange(120) % 24)
+    columns = {"v": number.tolist(), "x": rng.normal(size=120).tolist(), "kind": [f"k{each % 3}" for each in number]}
+    line = "look at: values of v come again, nearly always with the same class; do rows of one v have one source? "
+    assert line + "If so, --group v" in list_notes(run("fit", write(tmp_path / "t.csv", columns), *FAST))

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from protonet import PrototypeNetwork, solve
-from protonet.__main__ import main
 from protonet.commands.report import MOST_CLASSES
 from protonet.files import Model, load_model, save_model
 from protonet.files.model import VERSION
+from tests.commands.cases import FAST, Run
 from tests.strategies import blobs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,27 +40,17 @@ def write_model(path: Path, network: PrototypeNetwork, facts: dict[str, Any], na
     return str(path)
 
 
-def ask(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    capsys.readouterr()
-    assert main(["info", *arguments]) == 0
-    return capsys.readouterr().out
-
-
-def test_what_fit_says_is_told(tmp_path: Path, data: tuple[Tensor, Tensor], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_fit_says_is_told(tmp_path: Path, data: tuple[Tensor, Tensor], run: Run) -> None:
     x, y = data
     groups = [f"owner {row % 5}" for row in range(len(y))]
     rows = zip(x.tolist(), y.tolist(), groups, strict=True)
     lines = [f"{a},{b},{c},class {label},{group},r{number},0" for number, ((a, b, c), label, group) in enumerate(rows)]
     table, path = tmp_path / "t.csv", tmp_path / "m.safetensors"
     table.write_text("\n".join(["a,b,c,kind,owner,name,note", *lines]))
-    options = ["--label", "kind", "--group", "owner", "--id", "name", "--drop", "note", "--seed", "7", "-q"]
-    assert (
-        main(["fit", str(table), *options, "--effort", "fast", "--time-limit", "900", "--details", "-o", str(path)])
-        == 0
-    )
-    summary = capsys.readouterr().out
+    options = ["--group", "owner", "--id", "name", "--drop", "note", "--seed", "7", "--time-limit", "900"]
+    summary = run("fit", table, *FAST, *options, "--details", "-o", path)
     assert "the time was over" not in summary
-    model, facts = load_model(path), json.loads(ask(capsys, str(path), "--json"))
+    model, facts = load_model(path), json.loads(run("info", path, "--json"))
     assert facts["classes"] == [{"name": f"class {number}", "samples": 4} for number in range(3)]
     assert (facts["samples"], facts["features"], facts["columns"]) == (12, 3, ["a", "b", "c"])
     assert facts["left_out"] == ["owner", "name", "note"]
@@ -72,7 +62,7 @@ def test_what_fit_says_is_told(tmp_path: Path, data: tuple[Tensor, Tensor], caps
     assert facts["library"] == metadata.version("protonet")
     assert sum(facts["views"].values()) == pytest.approx(1)
     assert facts["held_out"]["confusion"] == model.metadata["held_out"]["confusion"]
-    said = ask(capsys, str(path))
+    said = run("info", path)
     assert said.startswith("m.safetensors: 3 classes, 12 samples, 3 features, 5 groups\n")
     for heading, value in (("label", "kind"), ("seed", "7"), ("groups by", "owner"), ("time limit, s", "900.0")):
         assert re.search(rf"^  {heading} +{value}$", said, re.MULTILINE)
@@ -82,16 +72,14 @@ def test_what_fit_says_is_told(tmp_path: Path, data: tuple[Tensor, Tensor], caps
     assert f"held out: {100 * facts['held_out']['accuracy']:.2f} % of 12 rows right, 95 % interval [" in said
 
 
-def test_names_are_printed_without_control_characters(
-    tmp_path: Path, network: PrototypeNetwork, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_are_printed_without_control_characters(tmp_path: Path, network: PrototypeNetwork, run: Run) -> None:
     facts = {"label": "\x1b]0;x\x07", "views": {"\x1b[1m": 1.0}, "left_out": ["\r"], "id": "\x08", "held_out": HELD_OUT}
     path = write_model(tmp_path / "m.safetensors", network, facts, ("a\x1b", "b\nc", "d"))
-    said = ask(capsys, path)
+    said = run("info", path)
     assert all(each.isprintable() for each in said.replace("\n", ""))
     assert "| b\\nc " in said
     assert "held out: 75.00 % of 12 rows right, 95 % interval [50.00, 87.50], log-loss 0.500, calibration " in said
-    assert [each["name"] for each in json.loads(ask(capsys, path, "--json"))["classes"]] == ["a\x1b", "b\nc", "d"]
+    assert [each["name"] for each in json.loads(run("info", path, "--json"))["classes"]] == ["a\x1b", "b\nc", "d"]
 
 
 @pytest.mark.parametrize(
@@ -103,37 +91,20 @@ def test_names_are_printed_without_control_characters(
         {"held_out": {**HELD_OUT, "interval": [0.5]}},
     ],
 )
-def test_odd_metadata_are_no_error(
-    facts: dict[str, Any], tmp_path: Path, network: PrototypeNetwork, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_odd_metadata_are_no_error(facts: dict[str, Any], tmp_path: Path, network: PrototypeNetwork, run: Run) -> None:
     path = write_model(tmp_path / "m.safetensors", network, facts)
-    said = ask(capsys, path)
+    said = run("info", path)
     assert said.startswith("m.safetensors: 3 classes, 12 samples, 3 features\n")
     assert said.endswith("held out: no row\n")
-    read = json.loads(ask(capsys, path, "--json"))
+    read = json.loads(run("info", path, "--json"))
     assert [read[name] for name in ("views", "held_out", "left_out", "groups", "fold_models")] == [None] * 5
 
 
-def test_many_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_classes(tmp_path: Path, run: Run) -> None:
     x, y = torch.eye(30)[:, :3] + torch.arange(30.0)[:, None], torch.arange(30)
-    said = ask(capsys, write_model(tmp_path / "m.safetensors", solve([(x, y)], effort="fast"), {}, range(30)))
+    said = run("info", write_model(tmp_path / "m.safetensors", solve([(x, y)], effort="fast"), {}, range(30)))
     assert len(re.findall(r"^\| \d", said, re.MULTILINE)) == MOST_CLASSES
     assert "the first 20 of 30 classes; --json has all\n" in said
-
-
-def test_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "t.csv").write_text("a,b\n1,2\n")
-    for name in ("t.csv", "none.safetensors"):
-        assert main(["info", str(tmp_path / name)]) == 2
-        said = capsys.readouterr()
-        assert said.out == ""
-        assert re.fullmatch(
-            r"protonet info: `model` must be a (file that exists|model, which comes before a table"
-            r"|model file of version \d+); got .*\n",
-            said.err,
-        )
-    assert main(["info"]) == 2
-    assert capsys.readouterr().err.startswith("protonet info: `arguments` must be as --help lists them; got ")
 
 
 def start(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -10,7 +10,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,22 +19,20 @@ import torch
 from torch import Tensor
 
 from protonet import InputError, PrototypeNetwork
-from protonet.__main__ import main
 from protonet.commands.answers import Answers
 from protonet.commands.data import Unlabelled
 from protonet.commands.label import BATCH, KEYS, Session, ask, fit_answers, parse_classes
 from protonet.files import Model
 from protonet.tables.table import Table
+from tests.commands.cases import FAST, Run
 from tests.strategies import blobs, write_columns
 
 CLASSES = ["ant", "bee"]
 HEADER = ["a", "b", "label"]
 
 
-@contextmanager
-def opened(path: Path, classes: list[str] | None = None) -> Iterator[Answers]:
-    with Answers(path, HEADER, classes or CLASSES) as answers:
-        yield answers
+def opened(path: Path) -> Answers:
+    return Answers(path, HEADER, CLASSES)
 
 
 class TestAnswers:
@@ -83,14 +81,14 @@ class TestAnswers:
         before = path.read_bytes()
         must = "be a new file, or one of answers for this table and these classes"
         with pytest.raises(InputError, match=rf"^`--output` must {must}; got .*other\.csv with {re.escape(got)}\."):
-            Answers(path, HEADER, CLASSES)
+            opened(path)
         assert path.read_bytes() == before
 
     def test_one_command_at_a_time(self, tmp_path: Path) -> None:
         message = "^`--output` must be written by one command at a time; got .*answers.csv, which another one"
         with opened(tmp_path / "answers.csv") as answers:
             with pytest.raises(InputError, match=message):
-                Answers(tmp_path / "answers.csv", HEADER, CLASSES)
+                opened(tmp_path / "answers.csv")
             answers.add(["1", "2"], "ant")
         with opened(tmp_path / "answers.csv") as answers:
             assert len(answers.rows) == 1
@@ -129,83 +127,86 @@ def test_classes_have_keys_of_their_own() -> None:
     assert len(set(KEYS)) == len(KEYS) == 32
 
 
-@pytest.fixture
-def table() -> tuple[Tensor, Tensor, list[list[str]]]:
-    x, y = blobs(1, classes=2, rows=12, dim=4, noise=0.8)
-    return x, y, [[f"{value:.6g}" for value in row] for row in x.tolist()]
+X, Y = blobs(1, classes=2, rows=12, dim=4, noise=0.8)
+CELLS = [[f"{value:.6g}" for value in row] for row in X.tolist()]
+COLUMNS = ("p", "q", "r", "s")
 
 
-def make_session(
-    path: Path, table: tuple[Tensor, Tensor, list[list[str]]], model: Model | None = None
-) -> tuple[Session, Answers]:
-    x, _, cells = table
-    answers = Answers(path, ["p", "q", "r", "s", "label"], CLASSES)
-    rows = Unlabelled(
-        x, None, Table(("p", "q", "r", "s"), iter(()), "row {}", []), torch.zeros(len(x), dtype=torch.bool)
-    )
-    return Session(rows, cells, CLASSES, model, answers), answers
+def make_rows(x: Tensor, columns: tuple[str, ...] = COLUMNS) -> Unlabelled:
+    return Unlabelled(x, None, Table(columns, iter(()), "row {}", []), torch.zeros(len(x), dtype=torch.bool))
+
+
+@contextmanager
+def open_session(path: Path, model: Model | None = None) -> Iterator[Session]:
+    with Answers(path, [*COLUMNS, "label"], CLASSES) as answers:
+        yield Session(make_rows(X), CELLS, CLASSES, model, answers)
+
+
+def play(path: Path, keys: Sequence[str]) -> tuple[Session, list[str], list[int]]:
+    """Press keys; return the session, what was shown before each of them, and how many answers there were then."""
+    shown, kept = list[str](), list[int]()
+
+    def press(text: str) -> str:
+        shown.append(text)
+        kept.append(len(path.read_text(encoding="utf-8").splitlines()) - 1)
+        return keys[len(shown) - 1]
+
+    with open_session(path) as session:
+        ask(session, COLUMNS, press)
+    return session, shown, kept
 
 
 class TestSession:
-    def test_answers_move_the_prototypes_as_samples_do(
-        self, tmp_path: Path, table: tuple[Tensor, Tensor, list[list[str]]]
-    ) -> None:
-        model, (x, y, _) = make_model(("ant", "bee")), table
+    def test_answers_move_the_prototypes_as_samples_do(self, tmp_path: Path) -> None:
+        model = make_model(("ant", "bee"))
         before = model.network.prototypes.clone()
-        session, answers = make_session(tmp_path / "answers.csv", table, model)
-        with answers:
+        with open_session(tmp_path / "answers.csv", model) as session:
             for row in (3, 8):
-                session.answer(row, CLASSES[int(y[row])])
+                session.answer(row, CLASSES[int(Y[row])])
             assert session.network is not None
             expected = make_model(("ant", "bee")).network
-            expected.add_samples(x[[3, 8]], y[[3, 8]])
+            expected.add_samples(X[[3, 8]], Y[[3, 8]])
             torch.testing.assert_close(session.network.prototypes, expected.prototypes)
-            sure = expected(x[session.list_left()]).softmax(dim=1).amax(dim=1).mean()
+            sure = expected(X[session.list_left()]).softmax(dim=1).amax(dim=1).mean()
             assert session.tell().startswith(f"{100 * sure:.0f} % sure of 22 rows left")
-            assert session.undo() == (8, f"taken back: it was {CLASSES[int(y[8])]}")
-            assert session.undo() == (3, f"taken back: it was {CLASSES[int(y[3])]}")
+            assert session.undo() == (8, f"taken back: it was {CLASSES[int(Y[8])]}")
+            assert session.undo() == (3, f"taken back: it was {CLASSES[int(Y[3])]}")
             assert session.undo() is None
             torch.testing.assert_close(session.network.prototypes, before)
         assert torch.equal(model.network.prototypes, before)
 
-    def test_without_a_model_it_is_fitted_to_the_answers(
-        self, tmp_path: Path, table: tuple[Tensor, Tensor, list[list[str]]]
-    ) -> None:
-        x, y, _ = table
-        session, answers = make_session(tmp_path / "answers.csv", table)
-        with answers:
+    def test_without_a_model_it_is_fitted_to_the_answers(self, tmp_path: Path) -> None:
+        with open_session(tmp_path / "answers.csv") as session:
             assert session.tell() == "nothing is learned yet: two classes need an answer"
             first = session.choose()
             assert len(first) == BATCH
-            assert {int(y[row]) for row, _ in first} == {0, 1}
+            assert {int(Y[row]) for row, _ in first} == {0, 1}
             rows = [row for row, _ in first]
             for row in rows:
-                session.answer(row, CLASSES[int(y[row])])
+                session.answer(row, CLASSES[int(Y[row])])
             session.learn(anew=True)
             assert session.network is not None
-            torch.testing.assert_close(session.network(x), fit_answers(x[rows], y[rows], 2, None)(x))
+            torch.testing.assert_close(session.network(X), fit_answers(X[rows], Y[rows], 2, None)(X))
             more = session.choose()
             assert not {row for row, _ in more} & set(rows)
             session.answer(more[0].row, "ant")
             assert re.search(r"% sure of 18 rows left.*; it would have said \d of your last \d,", session.tell())
             for _ in range(3):
                 session.undo()  # beyond what it was fitted to
-            torch.testing.assert_close(session.network(x), fit_answers(x[rows[:3]], y[rows[:3]], 2, None)(x))
-        again, answers = make_session(tmp_path / "answers.csv", table)
-        with answers:
+            torch.testing.assert_close(session.network(X), fit_answers(X[rows[:3]], Y[rows[:3]], 2, None)(X))
+        with open_session(tmp_path / "answers.csv") as again:
             assert again.done == rows[:3]
 
-    def test_answers_of_another_table_are_refused(
-        self, tmp_path: Path, table: tuple[Tensor, Tensor, list[list[str]]]
-    ) -> None:
+    def test_answers_of_another_table_are_refused(self, tmp_path: Path) -> None:
         (tmp_path / "answers.csv").write_text("p,q,r,s,label\n1,2,3,4,ant\n", encoding="utf-8")
-        with pytest.raises(InputError, match="`table` must be the table that the answers are for; got an answer 'ant'"):
-            make_session(tmp_path / "answers.csv", table)
+        message = "`table` must be the table that the answers are for; got an answer 'ant'"
+        with pytest.raises(InputError, match=message), open_session(tmp_path / "answers.csv"):
+            pass
 
     def test_equal_rows_are_asked_for_once_each(self, tmp_path: Path) -> None:
         x = torch.tensor([[0.0], [1.0]]).repeat(3, 1)
         cells = [[f"{value:g}"] for value in x[:, 0].tolist()]
-        rows = Unlabelled(x, None, Table(("p",), iter(()), "row {}", []), torch.zeros(6, dtype=torch.bool))
+        rows = make_rows(x, ("p",))
         with Answers(tmp_path / "answers.csv", ["p", "label"], CLASSES) as answers:
             session = Session(rows, cells, CLASSES, None, answers)
             for row in (4, 2):
@@ -217,49 +218,26 @@ class TestSession:
             assert session.list_left().tolist() == [1, 5]
             assert {row for row, _ in session.choose()} == {1, 5}
 
-    def test_the_last_key_is_taken_back(
-        self, tmp_path: Path, table: tuple[Tensor, Tensor, list[list[str]]], capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        session, answers = make_session(tmp_path / "answers.csv", table)
-        keys, shown = iter(["2", "s", "u", "s", "u", "u", "u", "q"]), list[str]()
-
-        def press(text: str) -> str:
-            shown.append(text.split("\n")[1])
-            kept.append(len((tmp_path / "answers.csv").read_text(encoding="utf-8").splitlines()) - 1)
-            return next(keys)
-
-        kept = list[int]()
-        with answers:
-            ask(session, ["p", "q", "r", "s"], press)
-        capsys.readouterr()
-        first, second = (re.findall(r"row \d+ ", text)[0] for text in shown[:2])
+    def test_the_last_key_is_taken_back(self, tmp_path: Path) -> None:
+        session, shown, kept = play(tmp_path / "answers.csv", ["2", "s", "u", "s", "u", "u", "u", "q"])
+        lines = [text.split("\n")[1] for text in shown]
+        first, second = (re.findall(r"row \d+ ", text)[0] for text in lines[:2])
         assert kept == [0, 1, 1, 1, 1, 1, 0, 0]
-        assert shown[3] == shown[5] == f"{second}(1 answered): taken back: it was skipped"
-        assert shown[6] == f"{first}(0 answered): taken back: it was bee"
-        assert shown[7] == shown[6]  # there is nothing more
+        assert lines[3] == lines[5] == f"{second}(1 answered): taken back: it was skipped"
+        assert lines[6] == f"{first}(0 answered): taken back: it was bee"
+        assert lines[7] == lines[6]  # there is nothing more
         assert not session.skipped
 
-    def test_keys(
-        self, tmp_path: Path, table: tuple[Tensor, Tensor, list[list[str]]], capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        session, answers = make_session(tmp_path / "answers.csv", table)
-        keys, shown = ["1", "x", "", "2", "u", "s", *"1212" * 9], list[str]()
-
-        def press(text: str) -> str:
-            shown.append(text)
-            return str(keys[len(shown) - 1])
-
-        with answers:
-            ask(session, ["p", "q", "r", "s"], press)
-        said = capsys.readouterr().out
-        assert len(answers.rows) == 23
-        assert said.endswith("no row is left; 1 row skipped\n")
+    def test_keys(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        session, shown, _ = play(tmp_path / "answers.csv", ["1", "x", "", "2", "u", "s", *"1212" * 9])
+        assert len(session.answers.rows) == 23
+        assert capsys.readouterr().out.endswith("no row is left; 1 row skipped\n")
         rows = [int(number) for number in re.findall(r"^\nrow (\d+) ", "\n".join(shown), re.MULTILINE)]
         assert rows[1] == rows[3]  # taken back
         assert "taken back" in shown[5]
         assert shown[0].endswith("\n1 ant  2 bee  s skip  u undo  q leave")
         assert shown[2:4] == ["", ""]
-        assert shown[0].split("\n")[2] == f"  p = {table[2][rows[0]][0]}"
+        assert shown[0].split("\n")[2] == f"  p = {CELLS[rows[0]][0]}"
 
 
 class Terminal:
@@ -294,7 +272,7 @@ class Terminal:
         return code
 
 
-def test_in_a_terminal_killed_and_taken_up_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_in_a_terminal_killed_and_taken_up_again(tmp_path: Path, run: Run) -> None:
     x, y = blobs(1, classes=2, rows=8, dim=2, noise=0.5)
     columns = {"picture": [f"pictures/{number} ü.png" for number in range(16)]}
     write_columns(tmp_path / "rest.csv", columns | {"p": x[:, 0].tolist(), "q": x[:, 1].tolist()})
@@ -329,13 +307,4 @@ def test_in_a_terminal_killed_and_taken_up_again(tmp_path: Path, capsys: pytest.
     assert len(set(answered)) == 7
     names = [CLASSES[int(y[int(path.split("/")[1].split()[0])])] for path in answered]
     assert [row[-1] for row in rows] == names
-    assert main(["fit", str(output), "--label", "kind", "--effort", "fast"]) == 0
-    assert "2 classes, 7 samples" in capsys.readouterr().out
-
-
-def test_without_a_terminal_nothing_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    table = write_columns(tmp_path / "rest.csv", {"a": [1, 2, 3]})
-    assert main(["label", table, "--classes", "ant,bee"]) == 2
-    message = "protonet label: `arguments` must come from a terminal; got a pipe, a file or Windows. Run it in one"
-    assert capsys.readouterr().err.startswith(message)
-    assert [path.name for path in tmp_path.iterdir()] == ["rest.csv"]
+    assert "2 classes, 7 samples" in run("fit", output, *FAST)

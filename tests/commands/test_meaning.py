@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protonet.__main__ import main
 from protonet._checks import InputError
 from protonet.estimator import ProtoNetClassifier
 from protonet.files import load_model, save_model
 from protonet.tables.columns.embedded import EmbeddedText
 from protonet.tables.columns.encoding import Encoding
-from tests.commands.cases import read_table, run
+from tests.commands.cases import Run, do, read_table
 from tests.commands.test_label import Terminal
 from tests.representations.cases import write_vectors
 
 pytest.importorskip("wordllama", reason="it brings vectors of words")
 pytest.importorskip("tokenizers", reason="it turns texts into tokens")
+pytestmark = pytest.mark.usefixtures("own_cache")
 #: By class, four texts to learn from and two to be judged by.
 TEXTS = {
     "card_arrival": [
@@ -86,20 +86,10 @@ def write_table(
     return path
 
 
-def count_samples(capsys: pytest.CaptureFixture[str], model: Path) -> list[int]:
-    """Return how many samples of each class there are, as info has it."""
-    return [each["samples"] for each in json.loads(run(capsys, "info", model, "--json"))["classes"]]
-
-
 def count_right(predicted: str, rows: int) -> int:
     found = [row["class"] for row in read_table(predicted)]
     assert len(found) == rows * len(NAMES)
     return sum(name == NAMES[number // rows] for number, name in enumerate(found))
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture(scope="module")
@@ -113,36 +103,35 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "bare.csv").write_text("\n".join(bare) + "\n", encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PROTONET_CACHE", str(root / "cache"))
-        arguments = ["fit", root / "train.csv", "--label", "intent", *FAST, "-o", root / "m.safetensors", "-q"]
-        assert main(list(map(str, arguments))) == 0
+        do("fit", root / "train.csv", "--label", "intent", *FAST, "-o", root / "m.safetensors")
     return root
 
 
-def test_texts_are_learned_by_their_meaning(fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_texts_are_learned_by_their_meaning(fitted: Path, tmp_path: Path, run: Run) -> None:
     model, test = fitted / "m.safetensors", fitted / "test.csv"
-    predicted = run(capsys, "predict", model, test)
+    predicted = run("predict", model, test)
     right = count_right(predicted, 2)
     assert right >= 9
     figures = tmp_path / "figures.json"
-    run(capsys, "evaluate", model, test, "--json", figures)
+    run("evaluate", model, test, "--json", figures)
     assert json.loads(figures.read_text(encoding="utf-8"))["accuracy"] == pytest.approx(right / 10)
-    assert run(capsys, "predict", model, test, "--representation", "words") == predicted
-    told = run(capsys, "info", model)
+    assert run("predict", model, test, "--representation", "words") == predicted
+    told = run("info", model)
     assert "text: text by words (24143450), 256 numbers, and " in told
-    assert "| text   | +" in run(capsys, "explain", model, test)
+    assert "| text   | +" in run("explain", model, test)
     asked = tmp_path / "ask.csv"
-    run(capsys, "suggest", model, fitted / "bare.csv", "-n", 3, "-o", asked)
+    run("suggest", model, fitted / "bare.csv", "-n", 3, "-o", asked)
     texts = [row["text"] for row in read_table(asked.read_text(encoding="utf-8"))]
     assert len(set(texts)) == 3
-    assert run(capsys, "suggest", fitted / "bare.csv", "--representation", "words", "-n", 3).count("\n") == 5
+    assert run("suggest", fitted / "bare.csv", "--representation", "words", "-n", 3).count("\n") == 5
     new = tmp_path / "new.safetensors"
-    assert "10 samples more, 0 new class" in run(capsys, "update", model, test, "-o", new)
-    assert count_samples(capsys, model) == [4] * 5
-    assert count_samples(capsys, new) == [6] * 5
-    assert count_right(run(capsys, "predict", new, test), 2) >= right
+    assert "10 samples more, 0 new class" in run("update", model, test, "-o", new)
+    assert run.count_samples(model) == [4] * 5
+    assert run.count_samples(new) == [6] * 5
+    assert count_right(run("predict", new, test), 2) >= right
 
 
-def test_texts_are_labelled_in_a_terminal(fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_texts_are_labelled_in_a_terminal(fitted: Path, tmp_path: Path, run: Run) -> None:
     model, answers = fitted / "m.safetensors", tmp_path / "answers.csv"
     owners = {text: number for number, texts in enumerate(TEXTS.values()) for text in texts}
     words = ["label", fitted / "bare.csv", "--model", model, "--representation", "words", "-o", answers]
@@ -157,7 +146,7 @@ def test_texts_are_labelled_in_a_terminal(fitted: Path, tmp_path: Path, capsys: 
     assert terminal.end() == 0
     rows = read_table(answers.read_text(encoding="utf-8"))
     assert [row["intent"] for row in rows] == [NAMES[owners[row["text"]]] for row in rows]
-    assert "2 samples more" in run(capsys, "update", model, answers, "-o", tmp_path / "new.safetensors")
+    assert "2 samples more" in run("update", model, answers, "-o", tmp_path / "new.safetensors")
 
 
 def spoil(model: Path, path: Path, **changes: Any) -> Path:
@@ -171,9 +160,7 @@ def spoil(model: Path, path: Path, **changes: Any) -> Path:
     return path
 
 
-def test_nothing_is_predicted_by_another_network(
-    fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_predicted_by_another_network(fitted: Path, tmp_path: Path, run: Run) -> None:
     model, test, output = fitted / "m.safetensors", fitted / "test.csv", tmp_path / "out.csv"
     other = spoil(model, tmp_path / "other.safetensors", digest="f" * 64)
     unknown = spoil(model, tmp_path / "unknown.safetensors", name="../../etc")
@@ -188,16 +175,11 @@ def test_nothing_is_predicted_by_another_network(
         (pictures, test): "be that of fit, a.onnx (24143450), 256 numbers; got none",
         (model, test, "--representation", vectors): "be that of fit, words (24143450), 256 numbers; got",
         (model, test, "--representation", "wordz"): "must be auto, none, or one of sentences",
-        (
-            model,
-            test,
-            "--representation",
-            "x.onnx",
-        ): "must come with a model whose pictures a network read in fit; got x.onnx",
+        (model, test, "--representation", "x.onnx"): "a model whose pictures a network read in fit; got x.onnx",
     }
     for arguments, message in cases.items():
         for more in (["predict", *arguments, "-o", output], ["evaluate", *arguments], ["explain", *arguments]):
-            error = run(capsys, *more, code=2)
+            error = run(*more, code=2)
             assert message in error, more
             assert error.startswith(f"protonet {more[0]}: `--representation` must ")
     assert not output.exists()
@@ -205,90 +187,84 @@ def test_nothing_is_predicted_by_another_network(
     damaged = tmp_path / "damaged.safetensors"
     at = content.index(b"24143450")
     damaged.write_bytes(content[:at] + b"0" + content[at + 1 :])
-    assert "damaged: a wrong checksum" in run(capsys, "predict", damaged, test, code=2)
+    assert "damaged: a wrong checksum" in run("predict", damaged, test, code=2)
 
 
-def test_a_folder_is_named_wherever_the_model_is_used(
-    fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_is_named_wherever_the_model_is_used(fitted: Path, tmp_path: Path, run: Run) -> None:
     vectors, model, test = write_vectors(tmp_path / "vectors"), tmp_path / "m.safetensors", fitted / "test.csv"
-    run(capsys, "fit", fitted / "train.csv", "--label", "intent", "--representation", vectors, *FAST[2:], "-o", model)
-    predicted = run(capsys, "predict", model, test, "--representation", vectors)
-    assert "Pass --representation FOLDER, where it is now" in run(capsys, "predict", model, test, code=2)
+    run("fit", fitted / "train.csv", "--label", "intent", "--representation", vectors, *FAST[2:], "-o", model)
+    predicted = run("predict", model, test, "--representation", vectors)
+    assert "Pass --representation FOLDER, where it is now" in run("predict", model, test, code=2)
     moved = vectors.rename(tmp_path / "elsewhere")
-    assert run(capsys, "predict", model, test, "--representation", moved) == predicted
+    assert run("predict", model, test, "--representation", moved) == predicted
     changed = write_vectors(tmp_path / "vectors", table=np.eye(9, 5, dtype=np.float32))
-    assert "be that of fit, vectors (" in run(capsys, "predict", model, test, "--representation", changed, code=2)
+    assert "be that of fit, vectors (" in run("predict", model, test, "--representation", changed, code=2)
     estimator = ProtoNetClassifier.load(model)
     with pytest.raises(ValueError, match=r"^ProtoNetClassifier: `representation` must be that of fit, vectors"):
         estimator.predict(make_frame(test)[0])
 
 
-def test_names_alone_tell_most_texts(fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_alone_tell_most_texts(fitted: Path, tmp_path: Path, run: Run) -> None:
     model, new = tmp_path / "m.safetensors", tmp_path / "new.safetensors"
     for more in ([], ["--balanced", "--report", tmp_path / "r.html", "--json", tmp_path / "r.json"]):
-        told = run(capsys, "fit", fitted / "bare.csv", "--classes", fitted / "classes.csv", *FAST, *more, "-o", model)
+        told = run("fit", fitted / "bare.csv", "--classes", fitted / "classes.csv", *FAST, *more, "-o", model)
         assert "bare.csv: 5 classes, 0 samples, 256 features" in told
         assert "the names of 5 classes are learned from, each as 2 samples" in told
         assert "none could be held out" in told
-        assert count_right(run(capsys, "predict", model, fitted / "bare.csv"), 6) >= 27
+        assert count_right(run("predict", model, fitted / "bare.csv"), 6) >= 27
     report = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
     assert report["data"]["rows"] == 0
-    told = run(capsys, "suggest", model, fitted / "bare.csv", "-n", 2)
+    told = run("suggest", model, fitted / "bare.csv", "-n", 2)
     assert told.count("\n") == 4
-    assert count_samples(capsys, model) == [0] * 5
-    run(capsys, "update", model, fitted / "test.csv", "--label", "intent", "-o", new)
-    assert count_samples(capsys, new) == [2] * 5
-    assert count_right(run(capsys, "predict", new, fitted / "test.csv"), 2) == 10
+    assert run.count_samples(model) == [0] * 5
+    run("update", model, fitted / "test.csv", "--label", "intent", "-o", new)
+    assert run.count_samples(new) == [2] * 5
+    assert count_right(run("predict", new, fitted / "test.csv"), 2) == 10
 
 
-def test_a_class_without_a_row_is_known_by_its_name(
-    fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_class_without_a_row_is_known_by_its_name(fitted: Path, tmp_path: Path, run: Run) -> None:
     table, model = write_table(tmp_path / "some.csv", slice(0, 4), classes=NAMES[:3]), tmp_path / "m.safetensors"
     fit = ["fit", table, "--label", "intent", *FAST[2:], "-o", model, "--classes", fitted / "classes.csv"]
     for more in ([], ["--balanced"]):
-        told = run(capsys, *fit, *FAST[:2], *more)
+        told = run(*fit, *FAST[:2], *more)
         assert "the names of 5 classes are learned from" in told
         assert "never predicted" not in told
-        assert count_samples(capsys, model) == [4, 4, 4, 0, 0]
-        assert count_right(run(capsys, "predict", model, fitted / "test.csv"), 2) >= 8
-    told = run(capsys, *fit, "--representation", "none")
+        assert run.count_samples(model) == [4, 4, 4, 0, 0]
+        assert count_right(run("predict", model, fitted / "test.csv"), 2) >= 8
+    told = run(*fit, "--representation", "none")
     assert "what these classes are, never predicted: lost_phone, refund_request" in told
-    assert count_samples(capsys, model) == [4, 4, 4, 0, 0]
+    assert run.count_samples(model) == [4, 4, 4, 0, 0]
 
 
-def test_names_that_say_nothing_cost_nothing(fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_that_say_nothing_cost_nothing(fitted: Path, tmp_path: Path, run: Run) -> None:
     found = []
     for letter in ("c", "k", "class "):
         names = {name: f"{letter}{number}" for number, name in enumerate(NAMES)}
         table, model = write_table(tmp_path / "t.csv", slice(0, 4), names), tmp_path / "m.safetensors"
-        told = run(capsys, "fit", table, "--label", "intent", *FAST, "-o", model)
+        told = run("fit", table, "--label", "intent", *FAST, "-o", model)
         assert "are learned from" not in told
-        predicted = run(capsys, "predict", model, fitted / "test.csv", "--proba")
+        predicted = run("predict", model, fitted / "test.csv", "--proba")
         found.append(re.sub(rf"\b{letter}(\d)\b", r"\1", predicted))
-        assert count_samples(capsys, model) == [4] * 5
+        assert run.count_samples(model) == [4] * 5
     assert found[0] == found[1] == found[2]
     assert found[0].count("\n") == 11
 
 
-def test_names_are_in_the_prototypes_and_not_among_the_samples(
-    fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_are_in_the_prototypes_and_not_among_the_samples(fitted: Path, tmp_path: Path, run: Run) -> None:
     table, model = write_table(tmp_path / "one.csv", slice(0, 1)), tmp_path / "m.safetensors"
-    told = run(capsys, "fit", table, "--label", "intent", *FAST, "-o", model)
+    told = run("fit", table, "--label", "intent", *FAST, "-o", model)
     assert "one.csv: 5 classes, 5 samples" in told
     assert "the names of 5 classes are learned from, each as 2 samples" in told
     loaded = load_model(model)
     assert loaded.network.counts.tolist() == [3] * 5
-    assert count_samples(capsys, model) == [1] * 5
-    assert "5 samples" in run(capsys, "info", model)
+    assert run.count_samples(model) == [1] * 5
+    assert "5 samples" in run("info", model)
     codes = dict(zip(NAMES, NAMES[1:] + NAMES[:1], strict=True))  # every class by the name of another one
-    told = run(capsys, "fit", write_table(tmp_path / "wrong.csv", slice(0, 4), codes), "--label", "intent", *FAST)
+    told = run("fit", write_table(tmp_path / "wrong.csv", slice(0, 4), codes), "--label", "intent", *FAST)
     assert "are learned from" not in told
 
 
-def test_what_names_no_classes_is_one_line(fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_names_no_classes_is_one_line(fitted: Path, tmp_path: Path, run: Run) -> None:
     fit = ["fit", fitted / "bare.csv", *FAST]
     contents = {
         "name\na\n": "must have a column class; got",
@@ -297,20 +273,27 @@ def test_what_names_no_classes_is_one_line(fitted: Path, tmp_path: Path, capsys:
         "class\n": "`--classes` must name classes; got",
         "class\none\n": "`--classes` must have at least 2 classes; got one",
         "class\nc1\nc2\n": "`--classes` must name classes in words, or describe them",
+        "class\nKlasse 0\nKlasse 1\nKlasse 2\nKlasse 3\n": "`--classes` must name classes in words, or describe them",
     }
     for content, message in contents.items():
         classes = tmp_path / "c.csv"
         classes.write_text(content, encoding="utf-8")
-        assert message in run(capsys, *fit, "--classes", classes, code=2), content
+        assert message in run(*fit, "--classes", classes, code=2), content
     good = fitted / "classes.csv"
-    assert "`--classes` must " in run(capsys, *fit, "--classes", tmp_path / "nowhere.csv", code=2)
-    none = run(capsys, "fit", fitted / "bare.csv", "--representation", "none", "--classes", good, code=2)
+    assert "`--classes` must " in run(*fit, "--classes", tmp_path / "nowhere.csv", code=2)
+    none = run("fit", fitted / "bare.csv", "--representation", "none", "--classes", good, code=2)
     assert 'Run pip install "protonet[text]", pass --representation, or label some rows' in none
-    plot = run(capsys, *fit, "--classes", good, "--plot", tmp_path / "p.png", code=2)
+    plot = run(*fit, "--classes", good, "--plot", tmp_path / "p.png", code=2)
     assert "`--plot` must come with rows that have a class; got none" in plot
+    for label, message in (
+        ([], "`--label` must name the column of the classes; got intent, whose cells are classes"),
+        ([], "Pass --label intent"),
+        (["--label", "nope"], "must have a column nope"),
+    ):
+        assert message in run("fit", fitted / "train.csv", "--classes", good, *label, *FAST, code=2)
     numbers = tmp_path / "n.csv"
     numbers.write_text("a,intent\n" + "".join(f"{n},{n % 2}\n" for n in range(12)), encoding="utf-8")
-    error = run(capsys, "fit", numbers, "--label", "intent", *FAST, code=2)
+    error = run("fit", numbers, "--label", "intent", *FAST, code=2)
     assert "`--representation` must come with a column of texts; got words, and none. Leave it out" in error
 
 
@@ -321,57 +304,31 @@ def make_frame(path: Path) -> tuple[Any, list[str]]:
     return frame[["text"]], frame["intent"].tolist()
 
 
-def test_an_estimator_reads_frames_of_texts(fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_estimator_reads_frames_of_texts(fitted: Path, tmp_path: Path, run: Run) -> None:
     (x, y), (test, expected) = make_frame(fitted / "train.csv"), make_frame(fitted / "test.csv")
     estimator = ProtoNetClassifier("fast", representation="words").fit(x, y)
     probabilities = estimator.predict_proba(test)
     assert (estimator.predict(test) == expected).mean() >= 0.9
     assert estimator.columns_["text"].startswith("text by words (24143450)")
-    for copied in (pickle.loads(pickle.dumps(estimator)), copy.deepcopy(estimator)):
-        np.testing.assert_array_equal(copied.predict_proba(test), probabilities)
+    own = ProtoNetClassifier("fast", representation=str(write_vectors(tmp_path / "vectors"))).fit(x, y)
+    for fitted_one in (estimator, own):
+        for copied in (pickle.loads(pickle.dumps(fitted_one)), copy.deepcopy(fitted_one)):
+            np.testing.assert_array_equal(copied.predict_proba(test), fitted_one.predict_proba(test))
     path = tmp_path / "m.safetensors"
     estimator.save(path)
     loaded = ProtoNetClassifier.load(path)
     np.testing.assert_allclose(loaded.predict_proba(test), probabilities, rtol=1e-4, atol=1e-6)
-    predicted = read_table(run(capsys, "predict", path, fitted / "test.csv"))
+    predicted = read_table(run("predict", path, fitted / "test.csv"))
     assert [row["class"] for row in predicted] == estimator.predict(test).tolist()
-    assert count_samples(capsys, path) == [4] * 5
+    assert run.count_samples(path) == [4] * 5
     few = ProtoNetClassifier("fast", representation="words")
     few.fit(*make_frame(write_table(tmp_path / "1.csv", slice(0, 1)))).save(path)
     assert few.network_.counts.tolist() == [3] * 5
-    assert count_samples(capsys, path) == [1] * 5
+    assert run.count_samples(path) == [1] * 5
     few.partial_fit(x[:1], ["another"]).save(path)  # before the others in the alphabet
     ProtoNetClassifier.load(path).save(path)
-    assert count_samples(capsys, path) == [1] * 6
+    assert run.count_samples(path) == [1] * 6
     with pytest.raises(ValueError, match=r"^ProtoNetClassifier: `representation` must be auto, none, or one of"):
         ProtoNetClassifier("fast", representation="wordz").fit(x, y)
     plain = ProtoNetClassifier("fast", representation="none").fit(x, y)
     assert plain.columns_["text"].startswith("text: ")
-
-
-def test_an_estimator_that_is_pickled_finds_its_folder_again(fitted: Path, tmp_path: Path) -> None:
-    x, y = make_frame(fitted / "train.csv")
-    folder = str(write_vectors(tmp_path / "vectors"))
-    estimator = ProtoNetClassifier("fast", representation=folder).fit(x, y)
-    probabilities = estimator.predict_proba(x)
-    for copied in (pickle.loads(pickle.dumps(estimator)), copy.deepcopy(estimator)):
-        np.testing.assert_array_equal(copied.predict_proba(x), probabilities)
-
-
-def test_classes_beside_a_labelled_table_and_words_that_all_names_share(
-    fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    table = (fitted / "train.csv").read_text(encoding="utf-8")
-    label = table.splitlines()[0].split(",")[-1]
-    names = sorted({line.rsplit(",", 1)[1] for line in table.splitlines()[1:]})
-    classes = tmp_path / "classes.csv"
-    classes.write_text("\n".join(["class", *names]) + "\n", encoding="utf-8")
-    error = run(capsys, "fit", fitted / "train.csv", "--classes", classes, *FAST, code=2)
-    assert f"`--label` must name the column of the classes; got {label}, whose cells are classes" in error
-    assert f"Pass --label {label}" in error
-    error = run(capsys, "fit", fitted / "train.csv", "--classes", classes, "--label", "nope", *FAST, code=2)
-    assert "must have a column nope" in error
-    shared = tmp_path / "shared.csv"
-    shared.write_text("\n".join(["class", *(f"Klasse {number}" for number in range(5))]) + "\n", encoding="utf-8")
-    error = run(capsys, "fit", fitted / "bare.csv", "--classes", shared, *FAST, code=2)
-    assert "`--classes` must name classes in words, or describe them" in error

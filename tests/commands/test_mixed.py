@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,19 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from protonet.__main__ import main
 from protonet.files import load_model
 from protonet.tables import formats
-from protonet.tables.features import encode_block
-from protonet.tables.table import Wanted, open_table, read_table
+from protonet.tables.table import Wanted, open_table
+from tests.commands.cases import FAST, Run, find_right, fit_model, read_lines
+from tests.strategies import EXAMPLES
 from tests.strategies import write_columns as write
 
-EXAMPLES = int(os.environ.get("PROTONET_FUZZ", "40"))
-FAST = ("--label", "kind", "--effort", "fast")
 CLASSES = ("cheap", "dear", "odd")
 NOTES = {
     "cheap": ("sold at the market", "a bargain from the market", "market stall, last day"),
@@ -53,28 +49,14 @@ def make_columns(n: int = 45, seed: int = 0) -> dict[str, list[str]]:
     return {name: [cells[row] for row in order] for name, cells in columns.items()}
 
 
-def read(text: str) -> list[list[str]]:
-    return list(csv.reader(text.splitlines()))
-
-
 @pytest.fixture(scope="module")
-def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a table and its model."""
-    folder = tmp_path_factory.mktemp("mixed")
-    table = write(folder / "train.csv", make_columns())
-    assert main(["fit", table, *FAST, "-o", str(folder / "m.safetensors")]) == 0
-    return folder
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, beside its table."""
+    return fit_model(write(tmp_path_factory.mktemp("mixed") / "train.csv", make_columns()))
 
 
-def predict(capsys: pytest.CaptureFixture[str], folder: Path, table: str, *more: str) -> list[list[str]]:
-    capsys.readouterr()
-    assert main(["predict", str(folder / "m.safetensors"), table, "--proba", *more]) == 0
-    return read(capsys.readouterr().out)
-
-
-def test_fit_tells_what_each_column_was_taken_for(fitted: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["fit", str(fitted / "train.csv"), *FAST]) == 0
-    said = capsys.readouterr().out
+def test_fit_tells_what_each_column_was_taken_for(model: Path, run: Run) -> None:
+    said = run("fit", model.with_name("train.csv"), *FAST)
     assert re.match(r"train\.csv: 3 classes, 45 samples, \d+ features of 6 columns, 15 per class\n", said)
     for line in (
         r"  width: number, \d\.\d % missing",
@@ -85,88 +67,60 @@ def test_fit_tells_what_each_column_was_taken_for(fitted: Path, capsys: pytest.C
         r"  note: text: \d+ directions of \d+ words and parts of words",
     ):
         assert re.search(f"^{line}$", said, re.MULTILINE), line
-    found = re.search(r"this model +\| ([\d.]+)", said)
-    assert found
-    assert float(found[1]) > 80
+    assert find_right(said) > 80
 
 
-def test_predictions_are_those_of_the_network_on_the_encoded_cells(
-    fitted: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = fitted / "train.csv"
-    rows = predict(capsys, fitted, str(path))
-    model = load_model(fitted / "m.safetensors")
-    assert model.columns == ("width", "price", "framed", "style", "sold", "note")
-    table, block = read_table(path, Wanted("kind"))
-    with torch.no_grad():
-        expected = model.network(torch.from_numpy(encode_block(table, block, model.encoding))).softmax(dim=1)
-    given_shares = torch.tensor([[float(cell) for cell in row[2:]] for row in rows[1:]])
-    torch.testing.assert_close(given_shares, expected, atol=1e-5, rtol=1e-4)
-    assert [row[0] for row in rows[1:]] == [model.classes[place] for place in expected.argmax(dim=1).tolist()]
-
-
-def test_new_rows_may_lack_anything(fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_new_rows_may_lack_anything(model: Path, tmp_path: Path, run: Run) -> None:
     columns = make_columns(9, seed=1)
-    columns["style"] = ["never seen"] * 9
-    columns["sold"] = [""] * 9
-    columns["price"] = ["n/a"] * 9
+    for name, cell in {"style": "never seen", "sold": "", "price": "n/a", "more": "beside"}.items():
+        columns[name] = [cell] * 9
     columns["note"] = ["\N{SNOWMAN}"] * 8 + [""]
-    columns["more"] = ["beside"] * 9
-    assert main(["predict", str(fitted / "m.safetensors"), write(tmp_path / "new.csv", columns)]) == 0
-    said = capsys.readouterr()
-    assert len(read(said.out)) == 10
-    assert all(0 < float(row[1]) <= 1 for row in read(said.out)[1:])
-    assert "note: 1 column of the table not used: more" in said.err
+    rows = read_lines(run("predict", model, write(tmp_path / "new.csv", columns), quiet=False))
+    assert "note: 1 column of the table not used: more" in run.notes
+    assert len(rows) == 10
+    assert all(0 < float(row[1]) <= 1 for row in rows[1:])
     del columns["width"]
-    assert main(["predict", str(fitted / "m.safetensors"), write(tmp_path / "less.csv", columns)]) == 2
-    assert "must have the model's columns; got " in capsys.readouterr().err
+    error = run("predict", model, write(tmp_path / "less.csv", columns), code=2)
+    assert "must have the model's columns; got " in error
 
 
 @pytest.mark.parametrize("command", ["predict", "evaluate"])
 def test_odd_cells_of_a_short_last_block_are_gaps_as_in_any_other(
-    command: str, fitted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     columns = make_columns(9, seed=1)
     columns["width"][8] = "broken"
     table = write(tmp_path / "new.csv", columns)
-    arguments = [command, str(fitted / "m.safetensors"), table, "-q"]
-    assert main(arguments) == 0
-    whole = capsys.readouterr().out
+    whole = run(command, model, table)
     monkeypatch.setattr(formats, "CELLS", 4 * len(columns))  # the last block has one row
-    assert main(arguments) == 0
-    assert capsys.readouterr().out == whole
+    assert run(command, model, table) == whole
     columns["width"][:3] = ["a", "b", "c"]  # most of the first block: said at once
-    assert main([command, str(fitted / "m.safetensors"), write(tmp_path / "odd.csv", columns)]) == 2
-    assert "got 'a' in width, line 2, which held number" in capsys.readouterr().err
+    error = run(command, model, write(tmp_path / "odd.csv", columns), code=2)
+    assert "got 'a' in width, line 2, which held number" in error
 
 
-def test_parquet_and_csv_of_the_same_table_give_the_same(
-    fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_parquet_and_csv_of_the_same_table_give_the_same(model: Path, tmp_path: Path, run: Run) -> None:
     pa = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     columns: dict[str, Any] = {name: cells for name, cells in make_columns(12, seed=2).items() if name != "kind"}
-    text = predict(capsys, fitted, write(tmp_path / "new.csv", columns))
+    text = run("predict", model, write(tmp_path / "new.csv", columns), "--proba")
     columns["width"] = [float(cell) if cell else None for cell in columns["width"]]
     columns["framed"] = [cell == "True" for cell in columns["framed"]]
     days = [np.datetime64(cell) if cell else np.datetime64("NaT") for cell in columns["sold"]]
     columns["sold"] = pa.array(np.array(days, "datetime64[s]"))
     columns["style"] = pa.array([cell or None for cell in columns["style"]]).dictionary_encode()
     parquet.write_table(pa.table(columns), tmp_path / "new.parquet")
-    assert predict(capsys, fitted, str(tmp_path / "new.parquet")) == text
+    assert run("predict", model, tmp_path / "new.parquet", "--proba") == text
 
 
-def test_evaluate_and_update(fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    table = write(tmp_path / "test.csv", make_columns(30, seed=3))
-    model, output = str(fitted / "m.safetensors"), str(tmp_path / "n.safetensors")
-    assert main(["evaluate", model, table]) == 0
-    found = re.match(r"test\.csv: ([\d.]+) % of 30 rows right", capsys.readouterr().out)
+def test_evaluate_and_update(model: Path, tmp_path: Path, run: Run) -> None:
+    table, output = write(tmp_path / "test.csv", make_columns(30, seed=3)), tmp_path / "n.safetensors"
+    found = re.match(r"test\.csv: ([\d.]+) % of 30 rows right", run("evaluate", model, table))
     assert found
     assert float(found[1]) > 70
     more = make_columns(6, seed=4)
     more["kind"], more["style"] = ["new"] * 6, ["clay"] * 6
-    assert main(["update", model, write(tmp_path / "more.csv", more), "-o", output]) == 0
-    assert "6 samples more, 1 new class: new" in capsys.readouterr().out
+    assert "6 samples more, 1 new class: new" in run("update", model, write(tmp_path / "more.csv", more), "-o", output)
     before, after = load_model(model), load_model(output)
     assert after.classes == (*CLASSES, "new")
     assert before.encoding is not None
@@ -174,16 +128,15 @@ def test_evaluate_and_update(fitted: Path, tmp_path: Path, capsys: pytest.Captur
     assert after.encoding.describe()[0] == before.encoding.describe()[0]
 
 
-def test_onnx_of_numbers_and_categories(fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_onnx_of_numbers_and_categories(model: Path, tmp_path: Path, run: Run) -> None:
     pytest.importorskip("onnx")
     runtime = pytest.importorskip("onnxruntime")
-    table, model = str(fitted / "train.csv"), str(tmp_path / "m.safetensors")
-    assert main(["fit", table, *FAST, "--columns", "width", "price", "framed", "style", "-o", model]) == 0
-    assert main(["export", model, "--onnx", str(tmp_path / "m.onnx")]) == 0
-    assert "m.onnx: 4 columns (n, 1) to logits and probabilities (n, 3)" in capsys.readouterr().out
+    own, graph, columns = tmp_path / "m.safetensors", tmp_path / "m.onnx", ["width", "price", "framed", "style"]
+    run("fit", model.with_name("train.csv"), *FAST, "--columns", *columns, "-o", own)
+    assert "m.onnx: 4 columns (n, 1) to logits and probabilities (n, 3)" in run("export", own, "--onnx", graph)
     new = make_columns(12, seed=5)
     new["style"][:3] = ["never seen", "", "NA"]
-    rows = predict(capsys, tmp_path, write(tmp_path / "new.csv", new), "-q")
+    _, *rows = read_lines(run("predict", own, write(tmp_path / "new.csv", new), "--proba"))
     money = [cell.replace("$", "").replace(",", "") for cell in new["price"]]
     feeds: dict[str, np.ndarray] = {
         "width": np.array([[float(cell or "nan")] for cell in new["width"]]),
@@ -191,30 +144,18 @@ def test_onnx_of_numbers_and_categories(fitted: Path, tmp_path: Path, capsys: py
         "framed": np.array(new["framed"], object)[:, None],
         "style": np.array(new["style"], object)[:, None],
     }
-    session = runtime.InferenceSession(str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"])
+    session = runtime.InferenceSession(str(graph), providers=["CPUExecutionProvider"])
     probabilities = session.run(["probabilities"], feeds)[0]
-    expected = np.array([[float(cell) for cell in row[2:]] for row in rows[1:]])
+    expected = np.array([[float(cell) for cell in row[2:]] for row in rows])
     np.testing.assert_allclose(probabilities, expected, atol=1e-4)
 
 
-def test_onnx_has_no_dates(fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_onnx_has_no_dates(model: Path, tmp_path: Path, run: Run) -> None:
     pytest.importorskip("onnx")
-    assert main(["export", str(fitted / "m.safetensors"), "--onnx", str(tmp_path / "m.onnx")]) == 2
-    error = capsys.readouterr().err
-    assert len(error.splitlines()) == 1
+    error = run("export", model, "--onnx", tmp_path / "m.onnx", code=2)
     assert "sold" in error
     assert "note" in error
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_person_says_what_columns_hold(fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    table, model = str(fitted / "train.csv"), str(tmp_path / "m.safetensors")
-    assert main(["fit", table, *FAST, "--column", "note=category", "width=category", "-o", model]) == 0
-    encoding = load_model(model).encoding
-    assert encoding is not None
-    kinds = [column.kind for column in encoding.columns]
-    assert kinds == ["category", "number", "category", "category", "date", "category"]
-    assert main(["predict", model, table]) == 0
 
 
 def rows_of(text: str, n: int, **values: Sequence[str]) -> str:
@@ -232,11 +173,6 @@ PLAIN = "x,kind\n" + rows_of("{n}.5,{k}", 30, k="ab")
     [
         (PLAIN, "--column x=categry", "`--column` must be one of category, .*; got .categry.. Did you mean category"),
         (PLAIN, "--column x", "`--column` must be NAME=KIND; got 'x'"),
-        (PLAIN, "--column y=date", "`--column` must name a feature of the table; got y"),
-        (PLAIN, "--column x=date", "`--column` must name a column that holds a date"),
-        (PLAIN, "--column kind=text", "`arguments` must use the classes' column for"),
-        (PLAIN.replace("kind", "sort"), "", "`table` must have a column kind; .* look like classes: sort .2 values."),
-        (PLAIN + "\nname,sort\n" + rows_of("{k},{k}", 9, k="ab"), "", "`table` must hold one table"),
         ("x,kind\n1.5,a\n2.5,\n3.5,\n", "", "`table` must have at least 2 classes; got a alone in kind"),
         ("x,kind\n" + rows_of("{n}.5,a", 30), "", "`table` must have at least 2 classes; got a alone in kind"),
         ("x,kind\n" + rows_of("{n}.5,{n}.25", 30), "", "`--label` must name .*; got 30 classes in kind, 1 row per"),
@@ -245,37 +181,22 @@ PLAIN = "x,kind\n" + rows_of("{n}.5,{k}", 30, k="ab")
             "",
             "`--label` must name .*; got 30 numbers, such as",
         ),
-        (
-            "x,p,kind\n" + rows_of("{n}.5,{p},{k}", 30, k="ab", p=["P1", "P2", "P1", "P3"]),
-            "--group p",
-            "`--group` must hold no class whole",
-        ),
         ("x,kind\n" + rows_of("same,{k}", 30, k="ab"), "", "`table` must .* of use; got left out: x: constant"),
-        ("x,z,kind\n" + rows_of("{n},,{k}", 30, k="ab"), "", "`table` must .* of use; got left out: x: whole numbers"),
         (PLAIN + "inf,a\n", "", "`table` must have finite numbers; got 'inf' in x, line 32"),
-        (PLAIN + "1e99,a\n", "", "`table` must have numbers of at most .* got '1e99' in x, line 32"),
     ],
 )
-def test_bad_tables_are_one_line_and_nothing_is_written(
-    text: str, options: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_bad_tables_nothing_is_written(text: str, options: str, message: str, tmp_path: Path, run: Run) -> None:
     (tmp_path / "t.csv").write_text(text)
-    output = ["-o", str(tmp_path / "m.safetensors")]
-    assert main(["fit", str(tmp_path / "t.csv"), *FAST, *output, *options.split()]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert re.fullmatch(f"protonet fit: {message}.*\n", said.err), said.err
+    output = tmp_path / "m.safetensors"
+    error = run("fit", tmp_path / "t.csv", *FAST, "-o", output, *options.split(), code=2)
+    assert re.fullmatch(f"protonet fit: {message}.*\n", error), error
     assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
 
 
-def test_what_is_meant_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_row_per_class_may_be_meant(tmp_path: Path, run: Run) -> None:
     path = tmp_path / "t.csv"
-    path.write_text("x,kind\n" + rows_of("{n}.5,{k}", 12, k=["a", "b", ""]))
-    assert main(["fit", str(path), *FAST, "--drop-unlabelled"]) == 0
-    assert "2 classes, 8 samples" in capsys.readouterr().out
     path.write_text("x,y,kind\n" + rows_of("{n}.5,{y}.5,{n}.25", 22, y=["3", "8", "2", "9", "7"]))
-    assert main(["fit", str(path), *FAST, "--one-shot"]) == 0
-    assert "22 classes, 22 samples" in capsys.readouterr().out
+    assert "22 classes, 22 samples" in run("fit", path, *FAST, "--one-shot")
 
 
 PUT = st.sampled_from(
@@ -286,18 +207,18 @@ PUT = st.sampled_from(
 @settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(damages=st.lists(st.tuples(st.integers(0, 8), st.integers(0, 5), PUT), min_size=1, max_size=6))
 def test_damaged_cells_give_one_line_or_the_whole_output(
-    fitted: Path, damages: list[tuple[int, int, str]], capsys: pytest.CaptureFixture[str]
+    model: Path, damages: list[tuple[int, int, str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     columns = make_columns(9, seed=6)
     rows = [list(row) for row in zip(*(columns[name] for name in list(columns)[:6]), strict=True)]
     for row, column, put in damages:
         rows[row][column] = put
-    path, output = fitted / "damaged.csv", fitted / "predicted.csv"
+    path, output = model.with_name("damaged.csv"), model.with_name("predicted.csv")
     lines = [",".join(f'"{c}"' if "," in c and c != "," else c for c in row) for row in rows]
     path.write_text("\n".join([",".join(list(columns)[:6]), *lines]))
     output.unlink(missing_ok=True)
     capsys.readouterr()
-    code = main(["predict", str(fitted / "m.safetensors"), str(path), "-o", str(output), "-q"])
+    code = main(["predict", str(model), str(path), "-o", str(output), "-q"])
     error = capsys.readouterr().err
     if code == 0:
         whole = open_table(path, Wanted("kind", labelled=False))
@@ -307,3 +228,4 @@ def test_damaged_cells_give_one_line_or_the_whole_output(
         assert not output.exists()
         assert len(error.splitlines()) == 1
         assert error.startswith("protonet predict: `table` must ")
+    assert not list(path.parent.glob(".*"))

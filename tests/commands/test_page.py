@@ -18,44 +18,43 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protonet.__main__ import main
 from protonet.commands.content import JudgedRows, list_bins, list_rows, list_suspects
 from protonet.ui.page.markup import Markup, tag
 from protonet.ui.text import order_naturally
 from tests.browser import Browser, check_looks, every
-from tests.strategies import blobs
+from tests.commands.cases import FAST, Run, do
+from tests.strategies import blobs, write_columns
 
 EVIL = "<script>alert(1)</script>"
 NAMES = (EVIL, '"><img src=x onerror=alert(2)>', "\N{CJK UNIFIED IDEOGRAPH-9CE5}" * 30, "k10", "k2", "a b" * 60)
-SHOWN = [EVIL, NAMES[1], NAMES[2]]
+COMMANDS = ("fit", "evaluate")
 
 
-def write_table(path: Path, rows: int = 8) -> str:
+def write_table(path: Path, rows: int = 8) -> Path:
     x, y = blobs(0, classes=len(NAMES), rows=rows, dim=4, noise=1.2)
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["name", "a", EVIL, "c", "d", "kind"])
-        for number, (row, label) in enumerate(zip(x.tolist(), y.tolist(), strict=True)):
-            cells = ["" if number % 9 == 0 else f"{row[0]:.3g}", *(f"{value:.3g}" for value in row[1:])]
-            writer.writerow([f"<b>{number}</b>", *cells, NAMES[label]])
-    return str(path)
+    columns = {
+        name: [f"{value:.3g}" for value in cells] for name, cells in zip(["a", EVIL, "c", "d"], x.T, strict=True)
+    }
+    columns["a"] = ["" if number % 9 == 0 else cell for number, cell in enumerate(columns["a"])]
+    names = {"name": [f"<b>{number}</b>" for number in range(len(y))]}
+    write_columns(path, {**names, **columns, "kind": [NAMES[label] for label in y]})
+    return path
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the reports and the figures of a fit and of an evaluation."""
     folder = tmp_path_factory.mktemp("page")
-    table, model = write_table(folder / "t.csv"), str(folder / "m.safetensors")
-
-    def outputs(name: str) -> list[str]:
-        return ["--report", str(folder / f"{name}.html"), "--json", str(folder / f"{name}.json")]
-
-    arguments = ["fit", table, "--label", "kind", "--id", "name", "--effort", "fast", "-o", model, *outputs("fit")]
-    assert main(arguments) == 0
-    more = folder / "more.csv"
-    more.write_text(Path(table).read_text(encoding="utf-8") + "<b>x</b>,1,2,3,4,<i>new</i>\n", encoding="utf-8")
-    assert main(["evaluate", model, str(more), *outputs("evaluate")]) == 0
+    table, model, more = write_table(folder / "t.csv"), folder / "m.safetensors", folder / "more.csv"
+    outputs = {name: ["--report", folder / f"{name}.html", "--json", folder / f"{name}.json"] for name in COMMANDS}
+    do("fit", table, *FAST, "--id", "name", "-o", model, *outputs["fit"])
+    more.write_text(table.read_text(encoding="utf-8") + "<b>x</b>,1,2,3,4,<i>new</i>\n", encoding="utf-8")
+    do("evaluate", model, more, *outputs["evaluate"])
     return folder
+
+
+def read_figures(folder: Path, name: str) -> Any:
+    return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
 
 
 class Page(HTMLParser):
@@ -68,6 +67,7 @@ class Page(HTMLParser):
         self.texts: dict[str, str] = {}
         self._open = ""
         self.feed(text)
+        self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
@@ -78,11 +78,11 @@ class Page(HTMLParser):
         self.texts[self._open] = self.texts.get(self._open, "") + data
 
 
-@pytest.mark.parametrize("name", ["fit", "evaluate"])
+@pytest.mark.parametrize("name", COMMANDS)
 def test_page_is_inert_and_holds_the_figures(made: Path, name: str) -> None:
     text = (made / f"{name}.html").read_text(encoding="utf-8")
     page = Page(text)
-    assert json.loads(page.texts["figures"]) == json.loads((made / f"{name}.json").read_text(encoding="utf-8"))
+    assert json.loads(page.texts["figures"]) == read_figures(made, name)
     assert page.tags.count("script") == 2
     assert not {"img", "b", "i", "link", "iframe"} & set(page.tags)
     assert not [key for key, _ in page.attributes if key.startswith("on") or key in {"src", "style"}]
@@ -95,7 +95,7 @@ def test_page_is_inert_and_holds_the_figures(made: Path, name: str) -> None:
 
 
 def test_figures_of_fit(made: Path) -> None:
-    figures = json.loads((made / "fit.json").read_text(encoding="utf-8"))
+    figures = read_figures(made, "fit")
     classes, rows = [each["name"] for each in figures["classes"]], figures["each_row"]
     with (made / "t.csv").open(encoding="utf-8", newline="") as file:
         table = list(csv.DictReader(file))
@@ -122,42 +122,36 @@ def test_figures_of_fit(made: Path) -> None:
     assert figures["doubted"] == sum(score > 0 for score in scores)
 
 
-def test_figures_of_evaluate(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    figures = json.loads((made / "evaluate.json").read_text(encoding="utf-8"))
-    alone = made / "alone.json"
-    assert main(["evaluate", str(made / "m.safetensors"), str(made / "more.csv"), "--json", str(alone)]) == 0
-    for name, value in json.loads(alone.read_text(encoding="utf-8")).items():
-        assert figures[name] == value
+def test_figures_of_evaluate(made: Path, run: Run) -> None:
+    figures = read_figures(made, "evaluate")
+    alone, _ = run.read_json("evaluate", made / "m.safetensors", made / "more.csv")
+    assert figures == {**figures, **alone}
     assert figures["data"]["rows"] == len(figures["each_row"]["row"]) + 1 == 49
     assert figures["unknown"]["classes"] == {"<i>new</i>": 1}
 
 
-def test_what_cannot_be_told_is_left_out(tmp_path: Path) -> None:
+def test_what_cannot_be_told_is_left_out(tmp_path: Path, run: Run) -> None:
     """One row per class: nothing can be held out; and a time limit that is over at once."""
-    table = write_table(tmp_path / "t.csv", rows=1)
-    report, figures = tmp_path / "r.html", tmp_path / "f.json"
-    outputs = ["--label", "kind", "--effort", "fast", "--report", str(report), "--json", str(figures)]
-    assert main(["fit", table, "--drop", "name", *outputs]) == 0
-    assert "none could be held out" in report.read_text(encoding="utf-8")
-    assert "accuracy" not in json.loads(figures.read_text(encoding="utf-8"))
-    table = write_table(tmp_path / "t.csv")
-    assert main(["fit", table, "--drop", "name", "--time-limit", "0.001", *outputs]) == 0
-    found = json.loads(figures.read_text(encoding="utf-8"))
-    assert found["importance"] is None
-    assert len(found["learning"]["points"]) == 1
-    assert "The time was over" in report.read_text(encoding="utf-8")
+    table, page = tmp_path / "t.csv", tmp_path / "r.html"
+    fit = ["fit", table, *FAST, "--drop", "name", "--report", page]
+    write_table(table, rows=1)
+    figures, _ = run.read_json(*fit)
+    assert "none could be held out" in page.read_text(encoding="utf-8")
+    assert "accuracy" not in figures
+    write_table(table)
+    figures, _ = run.read_json(*fit, "--time-limit", "0.001")
+    assert figures["importance"] is None
+    assert len(figures["learning"]["points"]) == 1
+    assert "The time was over" in page.read_text(encoding="utf-8")
 
 
-def test_rows_are_the_tables_and_equal_ones_count_once(tmp_path: Path) -> None:
+def test_rows_are_the_tables_and_equal_ones_count_once(tmp_path: Path, run: Run) -> None:
     """Rows without a class are left out, and some stand twice: the rows that are told keep their numbers."""
-    table, page, figures = tmp_path / "t.csv", tmp_path / "r.html", tmp_path / "f.json"
-    header, *lines = Path(write_table(table, rows=12)).read_text(encoding="utf-8").splitlines()
+    table, page = write_table(tmp_path / "t.csv", rows=12), tmp_path / "r.html"
+    header, *lines = table.read_text(encoding="utf-8").splitlines()
     lines = [f"<b>x</b>,1,2,3,4,{end}" for end in ("", "NA")] + lines + lines[:12]
     table.write_text("\n".join([header, *lines, ""]), encoding="utf-8")
-    outputs = ["--report", str(page), "--json", str(figures)]
-    some = ["--label", "kind", "--id", "name", "--drop-unlabelled", "--effort", "fast"]
-    assert main(["fit", str(table), *some, *outputs]) == 0
-    found = json.loads(figures.read_text(encoding="utf-8"))
+    found, _ = run.read_json("fit", table, *FAST, "--id", "name", "--drop-unlabelled", "--report", page)
     names = [row["name"] for row in csv.DictReader(lines, header.split(","))]
     rows = found["each_row"]
     assert rows["row"] == list(range(2, len(lines)))
@@ -170,46 +164,26 @@ def test_rows_are_the_tables_and_equal_ones_count_once(tmp_path: Path) -> None:
     assert said.startswith("With twice as many labels, 24 rows per class where equal rows count once, about")
 
 
-@pytest.mark.parametrize("command", ["fit", "evaluate"])
-def test_a_report_that_cannot_be_written_is_an_error_before_the_work(
-    made: Path, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_report_that_cannot_be_written_is_an_early_error(made: Path, tmp_path: Path, command: str, run: Run) -> None:
     (tmp_path / "file").touch()
-    first = ["fit", str(made / "t.csv"), "--label", "kind"]
-    arguments = first if command == "fit" else ["evaluate", str(made / "m.safetensors"), str(made / "t.csv")]
+    more = [made / "t.csv", "--label", "kind"] if command == "fit" else [made / "m.safetensors", made / "t.csv"]
     for path, said in (
-        (tmp_path / "file" / "r.html", r"`--report` must be a file that can be written"),
-        (tmp_path / "r.pdf", r"`--report` must end in \.html, \.htm"),
+        (tmp_path / "file" / "r.html", r"be a file that can be written"),
+        (tmp_path / "r.pdf", r"end in \.html, \.htm"),
     ):
-        assert main([*arguments, "--report", str(path)]) == 2
-        error = capsys.readouterr().err
-        assert re.match(rf"protonet {command}: {said}", error)
-        assert error.count("\n") == 1
+        error = run(command, *more, "--report", path, code=2)
+        assert re.match(rf"protonet {command}: `--report` must {said}", error)
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
 @settings(max_examples=40)
 @given(st.text(), st.text())
 def test_text_is_never_markup(text: str, attribute: str) -> None:
-    class Seen(HTMLParser):
-        tags: list[str] = []  # noqa: RUF012 - of one test
-        found = ""
-
-        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-            self.tags.append(tag)
-            assert [key for key, _ in attrs] == ["title"]
-
-        def handle_data(self, data: str) -> None:
-            self.found += data
-
-    seen = Seen()
-    seen.tags = []
-    seen.feed(tag("p", text, title=attribute))
-    seen.close()
-    assert seen.tags == ["p"]
-    assert seen.found == "".join(
-        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
-    )
+    page = Page(str(tag("p", text, title=attribute)))
+    assert (page.tags, [key for key, _ in page.attributes]) == (["p"], ["title"])
+    written = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    assert page.texts.get("p", "") == written
 
 
 def test_markup_is_kept_and_attributes_may_be_left_out() -> None:
@@ -255,22 +229,12 @@ def test_names_are_in_the_order_in_which_people_look_for_them() -> None:
     assert order_naturally([10, 9, 8]) == [2, 1, 0]
 
 
-@pytest.mark.parametrize("name", ["fit", "evaluate"])
+@pytest.mark.parametrize("name", COMMANDS)
 def test_looks_and_figures_in_a_browser(made: Path, browser: Browser, name: str) -> None:
-    figures: Any = json.loads((made / f"{name}.json").read_text(encoding="utf-8"))
+    figures = read_figures(made, name)
     check_looks(browser, made / f"{name}.html")
-    sections = [
-        "sure",
-        "suspects",
-        "confusion",
-        "classes",
-        "map",
-        "reliability",
-        "columns",
-        "learning",
-        "views",
-        "data",
-    ]
+    sections = ["sure", "suspects", "confusion", "classes", "map", "reliability", "columns"]
+    sections += ["learning", "views", "data"]
     found = browser.ask(every("main section", "[each.id, each.innerText.length]"))
     assert [each for each, _ in found] == [
         each for each in sections if name == "fit" or each not in {"learning", "views"}
@@ -293,7 +257,7 @@ def test_looks_and_figures_in_a_browser(made: Path, browser: Browser, name: str)
 def test_keyboard_in_a_browser(made: Path, browser: Browser) -> None:
     browser.look()
     browser.open(made / "fit.html")
-    figures = json.loads((made / "fit.json").read_text(encoding="utf-8"))
+    figures = read_figures(made, "fit")
     seen: list[str] = []
     where = "document.activeElement.closest('section')?.id ?? document.activeElement.tagName"
     for _ in range(60):

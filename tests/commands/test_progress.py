@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-import pyarrow
+import pandas
 import pytest
 import torch
-from pyarrow import parquet
 
 from protonet.commands.models import map_blocks, show_progress
 from protonet.tables import formats
@@ -66,19 +65,15 @@ def test_the_bar_of_rows_tells_what_is_left_where_it_is_known(
     suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, x = tmp_path / f"t{suffix}", np.arange(8.0).reshape(4, 2)
-    if suffix == ".npz":
-        np.savez(path, x=x)
-    elif suffix == ".npy":
-        np.save(path, x)
-    elif suffix == ".parquet":
-        parquet.write_table(pyarrow.table({"a": x[:, 0], "b": x[:, 1]}), path)
-    elif suffix == ".xlsx":
-        book = pytest.importorskip("openpyxl").Workbook()
-        for row in [["a", "b"], *x.tolist()]:
-            book.worksheets[0].append(row)
-        book.save(path)
-    else:
-        path.write_text("a,b\n" + "\n".join(f"{a},{b}" for a, b in x.tolist()), encoding="utf-8")
+    frame = pandas.DataFrame(x, columns=["a", "b"])
+    writers: dict[str, Callable[[], object]] = {
+        ".npz": lambda: np.savez(path, x=x),
+        ".npy": lambda: np.save(path, x),
+        ".parquet": lambda: frame.to_parquet(path),
+        ".xlsx": lambda: frame.to_excel(path, index=False),
+        ".csv": lambda: frame.to_csv(path, index=False),
+    }
+    writers[suffix]()
     monkeypatch.setattr(formats, "CELLS", 4)
     now = [100.0]
     monkeypatch.setattr("tqdm.std.time", lambda: now[0])

@@ -50,6 +50,9 @@ def test_all_kinds_of_views_in_batches_of_any_size(tmp_path: Path, learned: bool
     for n in (1, 2, 300):
         check(session, model.network, 2 * torch.randn(n, 8, generator=torch.Generator().manual_seed(n)))
     assert list(tmp_path.iterdir()) == [tmp_path / "x.onnx"]
+    texts = session.get_modelmeta().custom_metadata_map
+    assert tuple(json.loads(texts["classes"])) == model.classes
+    assert tuple(json.loads(texts["columns"])) == model.columns
 
 
 @pytest.mark.parametrize("limit", [0, 30, 1000])
@@ -85,14 +88,6 @@ def test_rounded_distances_are_the_networks(tmp_path: Path, monkeypatch: pytest.
     assert not torch.equal(model.network(X), exact)
     export_onnx(tmp_path / "x", model)
     check(start(tmp_path / "x"), model.network, X)
-
-
-def test_the_names_are_in_the_file(tmp_path: Path) -> None:
-    model = make_model()
-    export_onnx(tmp_path / "x", model)
-    texts = start(tmp_path / "x").get_modelmeta().custom_metadata_map
-    assert tuple(json.loads(texts["classes"])) == model.classes
-    assert tuple(json.loads(texts["columns"])) == model.columns
 
 
 def test_what_cannot_be_exported_is_an_error(tmp_path: Path) -> None:

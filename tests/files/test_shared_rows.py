@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,26 +57,26 @@ def test_what_is_shared_comes_back_to_the_bit(parts: list[tuple[bool, list[int]]
         assert size <= sum(tensor.nbytes for tensor in tensors.values())
 
 
-@pytest.mark.parametrize("fault", ["number", "dtype", "gone", "width", "kind", "flood"])
-def test_shared_rows_that_do_not_fit_are_refused(fault: str) -> None:
+POOL = f"{SHARED}{DIM}"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda found: found | {"a": found["a"] + 1},  # a number that there is not
+        lambda found: found | {"a": found["a"].long()},
+        lambda found: found | {"a": torch.zeros(2**24, dtype=torch.int32)},  # a flood
+        lambda found: found | {POOL: found[POOL][:, 1:]},
+        lambda found: {name: tensor for name, tensor in found.items() if name != POOL},
+    ],
+)
+def test_shared_rows_that_do_not_fit_are_refused(change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
     rows = torch.randn(4, DIM).repeat(3, 1)
     found, widths = share_rows({"a": rows, "b": rows}, HELD)
     assert widths == {"a": DIM, "b": DIM}
-    pool, shared = f"{SHARED}{DIM}", dict[str, Any](widths)
-    if fault == "number":
-        found["a"] = found["a"] + 1
-    elif fault == "dtype":
-        found["a"] = found["a"].long()
-    elif fault == "gone":
-        del found[pool]
-    elif fault == "width":
-        found[pool] = found[pool][:, 1:]
-    elif fault == "flood":
-        found["a"] = torch.zeros(2**24, dtype=torch.int32)
-    else:
-        shared["a"] = "x"
-    with pytest.raises(ValueError, match="shared rows"):
-        unshare_rows(found, shared, HELD)
+    for tensors, shared in ((change(found), widths), (found, widths | {"a": "x"})):
+        with pytest.raises(ValueError, match="shared rows"):
+            unshare_rows(tensors, shared, HELD)
 
 
 def test_a_file_holds_the_rows_of_all_views_once(tmp_path: Path) -> None:

@@ -74,13 +74,6 @@ def test_the_order_of_rows_and_the_scale_of_weights_do_not_matter_and_more_rows_
     assert len(chosen.unique()) == 5
 
 
-def test_what_is_known_is_not_chosen_and_equal_rows_are_chosen_once() -> None:
-    rows = torch.eye(3).repeat_interleave(torch.tensor([5, 3, 2]), dim=0)
-    ones = torch.ones(10)
-    assert rows[choose_covering(rows, ones, rows[:0], 3, 0.1)].argmax(dim=1).tolist() == [0, 1, 2]
-    assert rows[choose_covering(rows, ones, torch.eye(3)[:1], 2, 0.1)].argmax(dim=1).tolist() == [1, 2]
-
-
 def test_rows_that_are_labelled_already_are_as_good_as_chosen() -> None:
     x = torch.eye(3).repeat_interleave(torch.tensor([5, 3, 2]), dim=0)
     assert [x[row].argmax() for row, _ in suggest_rows(None, x, 1)] == [0]
@@ -88,6 +81,9 @@ def test_rows_that_are_labelled_already_are_as_good_as_chosen() -> None:
     assert suggest_rows(None, x, 3, known=x[:0]) == suggest_rows(None, x, 3)
     with pytest.raises(InputError, match="suggest_rows: `known` must have"):
         suggest_rows(None, x, 1, known=x[:, :2])
+    for known, expected in ((x[:0], [0, 1, 2]), (x[:1], [1, 2])):
+        chosen = choose_covering(x, torch.ones(10), known, len(expected), 0.1)
+        assert x[chosen].argmax(dim=1).tolist() == expected  # equal rows are chosen once
 
 
 def test_rows_are_drawn_in_proportion_to_their_weights() -> None:

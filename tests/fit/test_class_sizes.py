@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from protonet.__main__ import main
 from protonet.fit.crossfit import crossfit, predict_baselines, predict_held, repeat_held
 from protonet.fit.learning import draw_curve
 from protonet.fit.networks import fit_choice, fit_rows
@@ -24,6 +23,7 @@ from protonet.views.mlp import MLP
 from protonet.views.patterns import Patterns
 from protonet.views.radial import VIEWS
 from protonet.views.view import Rows, Specification
+from tests.commands.cases import FAST, Run
 from tests.strategies import write_columns
 
 DIM = 9
@@ -79,23 +79,16 @@ def test_what_judges_a_solution_takes_any_class_sizes(sizes: tuple[int, ...], ef
 
 
 @pytest.mark.parametrize("sizes", [(1, 1), (3, 3, 3), (1, 2, 4)])
-def test_every_command_that_fits_takes_any_class_sizes(
-    sizes: tuple[int, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_that_fits_takes_any_class_sizes(sizes: tuple[int, ...], tmp_path: Path, run: Run) -> None:
     x, y = make_rows(sizes, 3)
     columns = {f"x{place}": column.tolist() for place, column in enumerate(x.T)}
+    few = {name: cells[:2] for name, cells in columns.items()}
     table = write_columns(tmp_path / "t.csv", {**columns, "kind": np.array(list("abcde"))[y].tolist()})
-    more = write_columns(
-        tmp_path / "m.csv", {**{name: cells[:2] for name, cells in columns.items()}, "kind": ["a", "z"]}
-    )
-    model, page = (str(tmp_path / name) for name in ("m.safetensors", "m.html"))
+    more = write_columns(tmp_path / "m.csv", {**few, "kind": ["a", "z"]})
     rest = write_columns(tmp_path / "r.csv", {name: [cell + 0.1 for cell in cells] for name, cells in columns.items()})
-    fit = ["fit", table, "--label", "kind", "--effort", "fast", "-q"]
-    for arguments in (
-        [*fit, "-o", model, "--report", page],
-        [*fit, "--unlabelled", rest],
-        ["update", model, more, "--in-place", "-q"],
-        ["explain", model, table, "-q"],
-        ["suggest", model, rest, "-n", "1", "-q"],
-    ):
-        assert main(arguments) == 0, (arguments, capsys.readouterr().err)
+    model = tmp_path / "m.safetensors"
+    run("fit", table, *FAST, "-o", model, "--report", tmp_path / "m.html")
+    run("fit", table, *FAST, "--unlabelled", rest)
+    run("update", model, more, "--in-place")
+    run("explain", model, table)
+    run("suggest", model, rest, "-n", "1")

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import copy
 import random
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,22 +23,16 @@ from protonet.fit.crossfit import (
     update,
 )
 from protonet.fit.networks import fit_choice
-from protonet.fit.search import Search
 from protonet.fit.solver import Solution, solve, solve_problem
 from protonet.losses import class_means
 from protonet.metrics import measure
-from protonet.views.forest import ForestKind
 from protonet.views.linear import shrink_covariance
-from protonet.views.mlp import MLPKind
-from protonet.views.radial import RadialKind
-from tests.strategies import blobs
+from tests.strategies import PLAIN, blobs
 
 X, Y = blobs(0, rows=8, noise=0.8)
 SOLUTION = solve_problem([(X, Y)], effort="fast")
 CROSSED = crossfit(SOLUTION)
 STRUCTURES, TENSORS = pack(CROSSED)
-#: Linear views alone: what is tested here is not accuracy.
-PLAIN = replace(Search(), folds=3).without(RadialKind).without(ForestKind).without(MLPKind)
 
 
 def updated(crossed: Crossfit, features: Tensor, labels: Tensor, num_classes: int) -> Crossfit:
@@ -47,13 +40,6 @@ def updated(crossed: Crossfit, features: Tensor, labels: Tensor, num_classes: in
     crossed = copy.deepcopy(crossed)
     update(crossed, features, labels, num_classes)
     return crossed
-
-
-def test_the_solution_is_what_solve_returns_and_its_choice_fits_again() -> None:
-    network = solve([(X, Y)], effort="fast")
-    again = fit_choice(SOLUTION.problem, SOLUTION.choice)
-    for other in (SOLUTION.network, again):
-        assert all(torch.equal(value, other.state_dict()[name]) for name, value in network.state_dict().items())
 
 
 def test_every_row_is_held_out_once_and_judged_by_a_network_of_the_other_rows() -> None:
@@ -83,10 +69,18 @@ def test_held_out_rows_tell_the_accuracy_on_fresh_rows() -> None:
     assert abs(np.mean(held) - np.mean(new)) < 3 * np.sqrt(0.25 / 400 + 0.25 / 400)
 
 
-def test_baselines_are_judged_on_the_same_rows() -> None:
+def test_baselines_are_judged_on_the_same_rows_and_bear_odd_ones() -> None:
     for scores in predict_baselines(SOLUTION.problem).values():
         assert scores.shape == (len(CROSSED.labels), 5)
         assert measure(scores, CROSSED.labels).accuracy > 0.6
+    x, y = blobs(0)
+    flat = torch.cat([x, torch.ones(len(x), 3)], dim=1)  # constant features, single rows, a class without any
+    torch.testing.assert_close(score_lda(flat, y, flat, 5), score_lda(x, y, x, 5), atol=1e-3, rtol=1e-3)
+    single = torch.stack([x[y == label][0] for label in range(5)])
+    assert score_lda(single, torch.arange(5), single, 6).argmax(dim=1).tolist() == [0, 1, 2, 3, 4]
+    means = [(x[y == label] / x[y == label].norm(dim=1, keepdim=True)).mean(dim=0) for label in range(5)]
+    expected = torch.cosine_similarity(x[:, None], torch.stack(means)[None], dim=2)
+    torch.testing.assert_close(score_cosine(x, y, x, 5).float(), expected)
 
 
 def test_adding_rows_is_what_all_rows_at_once_give() -> None:
@@ -208,18 +202,3 @@ def test_lda_scores_are_the_gaussian_log_posterior() -> None:
     )
     scores = score_lda(x, y, queries, 5).softmax(dim=1)
     torch.testing.assert_close(scores, torch.from_numpy(expected).softmax(dim=1), atol=1e-8, rtol=1e-6)
-
-
-def test_lda_bears_constant_features_single_rows_and_missing_classes() -> None:
-    x, y = blobs(0)
-    flat = torch.cat([x, torch.ones(len(x), 3)], dim=1)
-    torch.testing.assert_close(score_lda(flat, y, flat, 5), score_lda(x, y, x, 5), atol=1e-3, rtol=1e-3)
-    single = torch.stack([x[y == label][0] for label in range(5)])
-    assert score_lda(single, torch.arange(5), single, 6).argmax(dim=1).tolist() == [0, 1, 2, 3, 4]
-
-
-def test_raw_cosines_are_those_to_the_class_means() -> None:
-    x, y = blobs(0)
-    means = [(x[y == label] / x[y == label].norm(dim=1, keepdim=True)).mean(dim=0) for label in range(5)]
-    expected = torch.cosine_similarity(x[:, None], torch.stack(means)[None], dim=2)
-    torch.testing.assert_close(score_cosine(x, y, x, 5).float(), expected)

@@ -68,13 +68,6 @@ def test_datasets_and_pairs_are_read_as_batches_are(whole: Any) -> None:
         assert torch.equal(labels[-30:], Y)
 
 
-def test_a_dataset_gives_the_network_of_its_batches_and_touches_no_global_state() -> None:
-    state = torch.get_rng_state()
-    network = solve(TensorDataset(X, Y), (X, Y), effort="fast")
-    assert torch.equal(torch.get_rng_state(), state)
-    assert torch.equal(network.prototypes, solve([(X, Y)], [(X, Y)], effort="fast").prototypes)
-
-
 def test_what_is_told_holds() -> None:
     assert read_loaders([(X, Y)], None, {"num_classes": 9})[2] == 9
     assert read_loaders([(X, Y * 0)], None, {})[2] == 2

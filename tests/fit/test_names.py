@@ -70,9 +70,9 @@ def test_words_of_words_are_the_same(name: str) -> None:
     assert words == " ".join(words.split())
 
 
-def test_names_are_rows_as_texts_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("own_cache")
+def test_names_are_rows_as_texts_are() -> None:
     pytest.importorskip("wordllama", reason="it brings vectors of words")
-    monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
     texts = np.array(["my card is lost", "the card came", "where is my money", "money back", "a dog", "dogs"], object)
     numbers = np.array([1.0, 2, 3, 4, 5, np.nan])
     column = EmbeddedText.fit(texts, open_representation("words"), words=Text.fit(texts[:0]))

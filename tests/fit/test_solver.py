@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from protonet import PrototypeNetwork, solve
@@ -31,7 +31,7 @@ from protonet.views.linear import LinearKind
 from protonet.views.mlp import MLPKind
 from protonet.views.radial import RadialKind
 from protonet.views.view import Rows
-from tests.strategies import LITTLE, blobs, seeds
+from tests.strategies import LITTLE, blobs, same_state, seeds
 
 Loader = Iterable[Any]
 
@@ -54,11 +54,6 @@ def solved(seed: int) -> PrototypeNetwork:
     return solve_little([blobs(seed)])
 
 
-def same_weights(first: nn.Module, second: nn.Module) -> bool:
-    a, b = first.state_dict(), second.state_dict()
-    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
-
-
 @settings(max_examples=5)
 @given(seed=seeds, batch_size=st.integers(1, 40), cut=st.integers(1, 29))
 def test_order_batches_split_and_global_seed_leave_no_trace(seed: int, batch_size: int, cut: int) -> None:
@@ -67,7 +62,7 @@ def test_order_batches_split_and_global_seed_leave_no_trace(seed: int, batch_siz
     order = torch.randperm(len(x))
     x, y = x[order], y[order]
     batches = loader(x[:cut], y[:cut], batch_size=batch_size, shuffle=True)
-    assert same_weights(solve_little(batches, loader(x[cut:], y[cut:])), solved(0))
+    assert same_state(solve_little(batches, loader(x[cut:], y[cut:])), solved(0))
 
 
 def test_global_state_is_left_as_it_was() -> None:
@@ -88,7 +83,7 @@ def test_global_state_is_left_as_it_was() -> None:
     assert random.getstate() == before[2]
     assert torch.get_num_threads() == before[3]
     with torch.inference_mode():
-        assert same_weights(solve_little([(x, y)], [(x, y)]), network)
+        assert same_state(solve_little([(x, y)], [(x, y)]), network)
 
 
 @settings(max_examples=8)
@@ -108,20 +103,6 @@ def test_the_limit_is_never_passed_and_all_parameters_are_the_encoders(
     assert network(x).shape == (len(x), classes)
 
 
-def test_the_mlp_is_always_there_and_always_trained() -> None:
-    for rows in (1, 2, 6):
-        network = solve_little([blobs(4, rows=rows)])
-        assert network.count_parameters() > 0
-        (last,) = (value for name, value in network.encoder.named_parameters() if name.endswith("stack.last"))
-        assert bool((last != 0).any())
-
-
-def test_no_time_still_gives_a_model() -> None:
-    x, y = blobs(5)
-    network = solve([(x, y)], time_limit=0)
-    assert float((network(x).argmax(dim=1) == y).double().mean()) > 0.8
-
-
 def test_any_real_type_and_shape() -> None:
     x, y = blobs(6)
     x = (4 * x).round()
@@ -129,7 +110,7 @@ def test_any_real_type_and_shape() -> None:
     for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.int32):
         shaped = x.to(dtype).reshape(-1, 2, 1, 4)
         network = solve_little([(shaped, y[:, None].to(torch.int32))], None, {"input_dim": 8, "num_classes": 5})
-        assert same_weights(network, expected), dtype
+        assert same_state(network, expected), dtype
         torch.testing.assert_close(network(shaped), network(x))
 
 
@@ -164,61 +145,53 @@ def test_odd_data_pass_without_fuss() -> None:
         logits = network(torch.randn(4, network.encoder.input_dim, generator=torch.Generator().manual_seed(0)))
         assert bool(torch.isfinite(logits).all())
         assert float(logits[:, network.seen].detach().abs().max()) < 100
+    network = solve_little([(X, Y * 0 + 3)], None, {"num_classes": 5})
+    assert network(X).argmax(dim=1).tolist() == [3] * len(X)
+    half = solve([(X, Y)], effort="fast").to(torch.bfloat16)
+    assert bool(torch.isfinite(half(X)).all())
+    assert float((half(X).argmax(dim=1) == Y).double().mean()) > 0.9
 
 
 X, Y = blobs(0)
 
 
-@pytest.mark.parametrize(
-    ("metadata", "error", "message"),
-    [
-        ({"num_classes": 1}, InputError, r"`metadata\['num_classes'\]` must be a whole number >= 2"),
-        ({"param_limit": -1}, InputError, r"`metadata\['param_limit'\]` must be a finite number >= 0"),
-        ({"param_limit": math.nan}, InputError, r"`metadata\['param_limit'\]` must be a finite"),
-        ({"device": "nonsense"}, InputError, r"`metadata\['device'\]` must be a device of this machine"),
-        ([1], InputTypeError, "`metadata` must be a mapping or None; got list"),
-        (
-            {"num_class": 3},
-            InputError,
-            r"`metadata` must have no keys but .*; got 'num_class'\. Did you mean 'num_classes'",
-        ),
-    ],
-)
-def test_bad_metadata_get_their_message(metadata: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=f"^solve: {message}"):
-        solve([(X, Y)], None, metadata)
+EFFORTS_OF_NO_USE = [
+    (Search(folds=-1), InputError, r"`effort.folds` must be a whole number >= 0; got -1"),
+    (Search(folds=2.5), InputError, r"`effort.folds` must be a whole number >= 0; got 2\.5"),  # type: ignore[arg-type]
+    (Search(folds=1), InputError, "`effort` must have no folds or two, .*; got folds=1"),
+    (Search((LinearKind(), 3)), InputTypeError, "`effort` must have kinds of views"),  # type: ignore[arg-type]
+    (Search(kinds=()), InputError, "`effort` must .*linear views first; got folds=5, kinds "),
+    (Search().without(LinearKind), InputError, "`effort` must .*linear views first; got .*RadialKind"),
+    (Search().with_kind(LinearKind(("whitened",))), InputError, "`effort` must .*got "),
+    (Search().with_kind(RadialKind(bandwidths=())), InputError, "`effort` must .*got "),
+    (Search().with_kind(RadialKind(ridges=())), InputError, "`effort` must .*got "),
+    (Search().with_kind(MLPKind(steps=())), InputError, "`effort` must .*got "),
+]
 
 
 @pytest.mark.parametrize(
-    ("effort", "error", "message"),
+    ("argument", "value", "error", "message"),
     [
-        ("slow", InputError, "be one of fast, default, best; got 'slow'"),
-        (["fast"], InputTypeError, "be a name or a Search; got list"),
-        (Search(folds=-1), InputError, r"be a whole number >= 0; got -1"),
-        (Search(folds=2.5), InputError, r"be a whole number >= 0; got 2\.5"),  # type: ignore[arg-type]
-        (Search(folds=1), InputError, "have no folds or two, .*; got folds=1"),
-        (Search((LinearKind(), 3)), InputTypeError, "have kinds of views"),  # type: ignore[arg-type]
-        (Search(kinds=()), InputError, "linear views first; got folds=5, kinds "),
-        (Search().without(LinearKind), InputError, "linear views first; got .*RadialKind"),
-        (Search().with_kind(LinearKind(("whitened",))), InputError, "got "),
-        (Search().with_kind(RadialKind(bandwidths=())), InputError, "got "),
-        (Search().with_kind(RadialKind(ridges=())), InputError, "got "),
-        (Search().with_kind(MLPKind(steps=())), InputError, "got "),
+        ("metadata", {"num_classes": 1}, InputError, r"`metadata\['num_classes'\]` must be a whole number >= 2"),
+        ("metadata", {"param_limit": -1}, InputError, r"`metadata\['param_limit'\]` must be a finite number >= 0"),
+        ("metadata", {"param_limit": math.nan}, InputError, r"`metadata\['param_limit'\]` must be a finite"),
+        ("metadata", {"device": "nonsense"}, InputError, r"`metadata\['device'\]` must be a device of this machine"),
+        ("metadata", [1], InputTypeError, "`metadata` must be a mapping or None; got list"),
+        ("metadata", {"num_class": 3}, InputError, "have no keys but .*; got 'num_class'. Did you mean 'num_classes'"),
+        ("time_limit", -1, InputError, "`time_limit` must be a finite number >= 0; got -1"),
+        ("progress", 5, InputTypeError, "`progress` must be a function of a stage and a share; got int"),
+        ("effort", "slow", InputError, "`effort` must be one of fast, default, best; got 'slow'"),
+        ("effort", ["fast"], InputTypeError, "`effort` must be a name or a Search; got list"),
+        *(("effort", *each) for each in EFFORTS_OF_NO_USE),
     ],
 )
-def test_an_effort_that_cannot_be_made_is_an_error(effort: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=rf"solve: `effort(\.folds)?` must .*{message}"):
-        solve([(X, Y)], effort=effort)
+def test_arguments_that_do_not_fit(argument: str, value: Any, error: type[Exception], message: str) -> None:
+    given: dict[str, Any] = {argument: value}
+    with pytest.raises(error, match=f"^solve: .*{message}"):
+        solve([(X, Y)], **given)
 
 
-def test_other_arguments_that_do_not_fit() -> None:
-    with pytest.raises(InputError, match="solve: `time_limit` must be a finite number >= 0; got -1"):
-        solve([(X, Y)], time_limit=-1)
-    with pytest.raises(InputTypeError, match="solve: `progress` must be a function of a stage and a share; got int"):
-        solve([(X, Y)], progress=5)  # type: ignore[arg-type]
-
-
-def test_little_effort_trains_nothing_and_much_effort_no_less() -> None:
+def test_how_much_is_trained_depends_on_effort_time_and_rows() -> None:
     fast = solve([(X, Y)], effort="fast")
     assert fast.count_parameters() == 0
     assert float((fast(X).argmax(dim=1) == Y).double().mean()) > 0.9
@@ -226,6 +199,16 @@ def test_little_effort_trains_nothing_and_much_effort_no_less() -> None:
     search = search.with_kind(replace(MLPKind.for_effort("best"), steps=(10, 30)))
     best = solve([(X, Y)], None, SMALL, effort=search)
     assert 0 < best.count_parameters() <= SMALL["param_limit"]
+    for rows in (1, 2, 6):  # the MLP is always there, and trained
+        network = solve_little([blobs(4, rows=rows)])
+        assert network.count_parameters() > 0
+        (last,) = (value for name, value in network.encoder.named_parameters() if name.endswith("stack.last"))
+        assert bool((last != 0).any())
+    hurried = solve([(X, Y)], time_limit=0)
+    assert float((hurried(X).argmax(dim=1) == Y).double().mean()) > 0.8
+    many = torch.cat([Y * 0, torch.arange(1, 21)])  # where most classes have one sample the model stays simple
+    x = torch.cat([X, torch.randn(20, 8, generator=torch.Generator().manual_seed(0))])
+    assert solve([(x, many)]).count_parameters() == solve([(x, many)], time_limit=0).count_parameters()
 
 
 def test_progress_is_told_and_can_end_the_search() -> None:
@@ -258,14 +241,9 @@ def test_the_callers_default_dtype_does_not_matter() -> None:
     reference = solved(0)
     torch.set_default_dtype(torch.float64)
     try:
-        assert same_weights(solve_little([(X, Y)]), reference)
+        assert same_state(solve_little([(X, Y)]), reference)
     finally:
         torch.set_default_dtype(torch.float32)
-
-
-def test_a_single_class_is_always_predicted() -> None:
-    network = solve_little([(X, Y * 0 + 3)], None, {"num_classes": 5})
-    assert network(X).argmax(dim=1).tolist() == [3] * len(X)
 
 
 @pytest.mark.parametrize("extra", [0, 1, 20])
@@ -292,18 +270,6 @@ def test_in_few_dimensions_the_mlp_is_trained_for_as_long_as_it_helps() -> None:
     assert many < 0.5 * few
 
 
-def test_a_half_precision_copy_stays_finite() -> None:
-    network = solve([(X, Y)], effort="fast").to(torch.bfloat16)
-    assert bool(torch.isfinite(network(X)).all())
-    assert float((network(X).argmax(dim=1) == Y).double().mean()) > 0.9
-
-
-def test_where_most_classes_have_one_sample_the_model_stays_simple() -> None:
-    many = torch.cat([Y * 0, torch.arange(1, 21)])
-    x = torch.cat([X, torch.randn(20, 8, generator=torch.Generator().manual_seed(0))])
-    assert solve([(x, many)]).count_parameters() == solve([(x, many)], time_limit=0).count_parameters()
-
-
 @pytest.mark.parametrize("limit", [0, 30, 5000])
 def test_what_is_chosen_is_fitted_with_its_weights_and_sources_once(limit: int) -> None:
     solution = solve_problem([(X, Y)], None, {"param_limit": limit}, effort=LITTLE)
@@ -320,4 +286,4 @@ def test_what_is_chosen_is_fitted_with_its_weights_and_sources_once(limit: int) 
     assert len(encoder.list_sources()) == len(read) == len(sources)
     assert float(solution.network.temperature) == pytest.approx(choice.temperature)
     again = fit_choice(solution.problem, choice)
-    assert same_weights(again, solution.network)
+    assert same_state(again, solution.network)

@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from sklearn.datasets import load_wine
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -41,7 +40,7 @@ from protonet.views.budget import plan_encoder
 from protonet.views.mlp import MLPKind
 from protonet.views.patterns import PatternKind
 from protonet.views.view import Rows
-from tests.strategies import LITTLE
+from tests.strategies import LITTLE, draw_wine
 
 
 def unit(n: int, dim: int = 4, seed: int = 0) -> Tensor:
@@ -93,9 +92,6 @@ def test_shares_that_differ_little_become_equal_and_others_less_so() -> None:
     torch.testing.assert_close(evened.sum(dim=1), torch.ones(4, dtype=torch.float64))
     far = torch.tensor([[0.95, 0.05]] * 9 + [[0.1, 0.9]], dtype=torch.float64)
     assert far.mean(dim=0)[0] - 0.1 < even_shares(far).mean(dim=0)[0] < far.mean(dim=0)[0]
-
-
-def test_classes_without_a_sample_stay_without_a_share() -> None:
     evened = even_shares(torch.tensor([[0.8, 0.2, 0.0], [0.4, 0.6, 0.0], [0.3, 0.7, 0.0]], dtype=torch.float64))
     torch.testing.assert_close(evened.sum(dim=1), torch.ones(3, dtype=torch.float64))
     assert evened[:, 2].tolist() == [0, 0, 0]
@@ -105,7 +101,7 @@ def test_classes_without_a_sample_stay_without_a_share() -> None:
     assert network.seen.tolist() == [True] * 3 + [False] * 3
 
 
-def test_what_is_drawn_depends_on_the_rows_alone() -> None:
+def test_what_is_drawn_depends_on_the_rows_alone_and_keeps_their_digits() -> None:
     x = torch.randn(5000, 3, generator=torch.Generator().manual_seed(0))
     kept, places, total = read_rows(x, 3, 100)
     assert (len(kept), total) == (100, 5000)
@@ -116,10 +112,7 @@ def test_what_is_drawn_depends_on_the_rows_alone() -> None:
         again, numbers, _ = read_rows(source, 3, 100)
         torch.testing.assert_close(again, kept, rtol=0, atol=0)
         torch.testing.assert_close(order[numbers], places)
-
-
-def test_of_few_rows_all_are_kept_with_their_digits() -> None:
-    x = torch.tensor([[1e9 + 1, 2.0], [1e9 + 2, 3.0]], dtype=torch.float64)
+    x = torch.tensor([[1e9 + 1, 2.0], [1e9 + 2, 3.0]], dtype=torch.float64)  # of few rows all are kept
     kept, places, _ = read_rows(x, 2, 10)
     torch.testing.assert_close(kept, x[places], rtol=0, atol=0)
     assert read_rows([], 2, 10)[2] == 0
@@ -166,11 +159,8 @@ def moons(n: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def wine() -> tuple[Tensor, Tensor, Tensor]:
-    """Return all rows, their classes, and the numbers of five rows per class."""
-    table = load_wine()
-    order = np.random.default_rng(0).permutation(len(table.target))
-    x, y = torch.from_numpy(table.data[order]).float(), torch.from_numpy(table.target[order])
-    return x, y, torch.cat([(y == label).nonzero()[:5, 0] for label in range(3)])
+    x, y, few = map(torch.from_numpy, draw_wine())
+    return x.float(), y, few
 
 
 @pytest.fixture(scope="module")
@@ -212,17 +202,6 @@ def test_folds_of_a_crossfit_learn_from_them_too(solved: Solution) -> None:
     assert measure(predict_held(crossed), crossed.labels).accuracy > 0.9
 
 
-def test_samples_with_a_label_move_prototypes_as_ever(solved: Solution) -> None:
-    x, y, _ = wine()
-    network = copy.deepcopy(solved.network)
-    assert network.counts.tolist() == [5, 5, 5]
-    before = network.sums / network.counts[:, None]
-    embedding = network.embed(x[:1])
-    network.add_samples(x[:1], y[:1])
-    own = int(y[0])
-    torch.testing.assert_close(network.sums[own] / 6, (5 * before[own] + embedding[0]) / 6)
-
-
 def test_rows_that_mislead_are_not_learned_from() -> None:
     generator = torch.Generator().manual_seed(0)
     y = torch.arange(40) % 2
@@ -237,6 +216,17 @@ def test_rows_that_mislead_are_not_learned_from() -> None:
         float((network(fresh).argmax(dim=1) == torch.arange(400) % 2).double().mean()) for network in (alone, pooled)
     ]
     assert right[1] >= right[0] - 0.01
+
+
+def test_samples_with_a_label_move_prototypes_as_ever(solved: Solution) -> None:
+    x, y, _ = wine()
+    network = copy.deepcopy(solved.network)
+    assert network.counts.tolist() == [5, 5, 5]
+    before = network.sums / network.counts[:, None]
+    embedding = network.embed(x[:1])
+    network.add_samples(x[:1], y[:1])
+    own = int(y[0])
+    torch.testing.assert_close(network.sums[own] / 6, (5 * before[own] + embedding[0]) / 6)
 
 
 def test_none_and_no_rows_change_nothing() -> None:
@@ -267,23 +257,15 @@ def test_a_class_without_a_label_is_found_as_a_group() -> None:
     assert group_strangers(solve_problem(train, effort="fast")) == []
 
 
-def test_without_time_nothing_is_learned_from_them() -> None:
+def test_without_time_nothing_is_learned_and_with_one_row_per_class_nobody_judges() -> None:
     x, y, few = wine()
-    solution = solve_problem([(x[few], y[few])], effort="fast", unlabelled=x, time_limit=0.0)
-    assert solution.pooled is not None
-    assert not solution.pooled.learned
-    assert solution.choice.pooling is None
-    assert group_strangers(solution) == []
-
-
-def test_with_one_row_per_class_nobody_judges() -> None:
-    x, y, few = wine()
-    one = few[::5]
-    solution = solve_problem([(x[one], y[one])], effort="fast", unlabelled=x)
-    assert solution.pooled is not None
-    assert solution.pooled.learned
-    assert solution.pooled.losses is None
-    assert group_strangers(solution) == []
+    for rows, limit in ((few, 0.0), (few[::5], 900.0)):
+        solution = solve_problem([(x[rows], y[rows])], effort="fast", unlabelled=x, time_limit=limit)
+        assert solution.pooled is not None
+        assert solution.pooled.learned == (limit > 0)
+        assert solution.pooled.losses is None
+        assert (solution.choice.pooling is None) == (limit == 0)
+        assert group_strangers(solution) == []
 
 
 def test_of_many_labelled_rows_some_spread_their_labels(solved: Solution, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.fixture
-def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def offline(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Raise an error where somebody asks the network, and keep embeddings in a folder of the test's own."""
 
     def refuse(*_: object) -> None:
@@ -17,4 +17,3 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))

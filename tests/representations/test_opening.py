@@ -30,13 +30,8 @@ from protonet.views.view import Stored
 from tests.representations.cases import TABLE, write_vectors
 from tests.representations.pictures.cases import draw
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 RECORD = Record("words", "text", 5, "0" * 64, "MIT")
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "embeddings"
 
 
 @pytest.fixture

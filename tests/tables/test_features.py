@@ -44,7 +44,7 @@ def test_labels_are_not_used() -> None:
         ],
         "day": repeat("2020-01-01", "2020-05-03", "2021-07-09"),
     }
-    first = choose_features(*make(columns), {}, keep="--columns keeps it")
+    first = choose(columns)
     other = choose_features(*make(columns, RNG.permutation(LABELS)), {}, keep="--columns keeps it")
     assert np.array_equal(first.x, other.x)
     assert first.columns == other.columns == tuple(columns)
@@ -67,9 +67,6 @@ def test_row_numbers_and_columns_of_no_use_are_left_out_by_name() -> None:
         "left out: id: a name for each row",
     )
     assert choose({"row": np.arange(N), "x": X}, named=True).columns == ("row", "x")
-
-
-def test_constants_stay_among_numbers_and_go_from_a_mixed_table() -> None:
     assert choose({"x": X, "dark": np.zeros(N)}).columns == ("x", "dark")
     assert choose({"x": X, "dark": np.zeros(N), "sort": repeat("a", "b")}).columns == ("x", "sort")
 
@@ -93,9 +90,6 @@ def test_a_person_may_say_what_columns_hold() -> None:
         choose(columns, {"zap": "category"})
     with pytest.raises(InputError, match=r"^`--column` must name a column that holds a date; got zip with cells"):
         choose(columns, {"zip": "date"})
-
-
-def test_no_column_of_use() -> None:
     with pytest.raises(InputError, match=r"^`path` must have a column of use; got left out: a: empty; left out: b: c"):
         choose({"a": ["NA"] * N, "b": ["x"] * N})
 

@@ -7,6 +7,7 @@ import gzip
 import io
 import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -21,12 +22,24 @@ from protonet._checks import InputError, MissingPackageError, find_version, ungu
 from protonet.datasets import load_csv
 from protonet.tables import formats
 from protonet.tables.formats import Source, open_source
-from tests.commands.test_fuzz import DAMAGES, EXAMPLES, Damages, damage
+from tests.strategies import EXAMPLES
 
 COLUMNS = ("a", "b", "c")
 #: Text of a cell: what csv.writer has to quote, and what it need not.
 CELLS = st.text(st.sampled_from('ab1 ,;|\t"\n\r.é€') | st.characters(exclude_categories=["C"]), max_size=6)
 ROWS = st.lists(st.lists(CELLS, min_size=3, max_size=3), max_size=8)
+
+
+BYTES = st.binary(max_size=6) | st.sampled_from([b"\0", b"\n", b'"', b",", b"\r", b"nan", b"1e999", b"\xff\xfe", b"_"])
+#: Where, how many bytes are taken away, and what is put there.
+DAMAGES = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 12) | st.just(10**6), BYTES), min_size=1, max_size=4)
+
+
+def damage(content: bytes, damages: Sequence[tuple[float, int, bytes]]) -> bytes:
+    for where, gone, put in damages:
+        at = round(where * len(content))
+        content = content[:at] + put + content[at + gone :]
+    return content
 
 
 def read(source: Source, *columns: int) -> tuple[list[list[Any]], list[int]]:
@@ -159,6 +172,14 @@ def test_which_lines_are_rows(text: str, header: str, rows: list[str], notes: li
         assert source.notes == notes
 
 
+def test_old_encodings_are_said_and_load_csv_reads_the_same_files(tmp_path: Path) -> None:
+    source = open_source(write(tmp_path, "größe;“b”\n1;Ä\n".encode("cp1252")))
+    assert (source.header, read(source)[0]) == (["größe", "“b”"], [["1"], ["Ä"]])
+    assert source.notes[0] == "it is not UTF-8: read as Latin-1 (Windows-1252)"
+    data = load_csv(write(tmp_path, gzip.compress("# x\na; label;b\n1;é;2\n\n;;\n3; e;4\n".encode("utf-16"))))
+    assert (data.x.tolist(), data.class_names) == ([[1, 2], [3, 4]], ("e", "é"))
+
+
 def test_a_row_is_where_it_begins(tmp_path: Path) -> None:
     text = '# one\n"a\n\nx",b\n1,2\n\n\n"3\n# no comment\n",4\n5,"\n6"\n'
     source = open_source(write(tmp_path, text))
@@ -166,13 +187,6 @@ def test_a_row_is_where_it_begins(tmp_path: Path) -> None:
     assert read(source) == ([["1", "", "", "3\n# no comment", "5"], ["2", "", "", "4", "6"]], [5, 6, 7, 8, 11])
     with pytest.raises(ValueError, match=r"have 2 cells per row; got 3 in line 2\."):
         read(open_source(write(tmp_path, 'a,b\n1,"\n\n2",3\n4,5\n')))
-
-
-def test_old_encodings_are_said(tmp_path: Path) -> None:
-    source = open_source(write(tmp_path, "größe;“b”\n1;Ä\n".encode("cp1252")))
-    assert source.header == ["größe", "“b”"]
-    assert source.notes[0] == "it is not UTF-8: read as Latin-1 (Windows-1252)"
-    assert read(source)[0] == [["1"], ["Ä"]]
 
 
 PACKED = gzip.compress(b"a,b\n1,2\n", mtime=0)  # no time: it stands in the names of tests
@@ -226,11 +240,6 @@ def test_standard_input() -> None:
     )
 
 
-def test_load_csv_reads_the_same_files(tmp_path: Path) -> None:
-    data = load_csv(write(tmp_path, gzip.compress("# x\na; label;b\n1;é;2\n\n;;\n3; e;4\n".encode("utf-16"))))
-    assert (data.x.tolist(), data.class_names) == ([[1, 2], [3, 4]], ("e", "é"))
-
-
 @pytest.mark.parametrize("suffix", [".npz", ".npy"])
 def test_arrays_are_views_and_classes_come_last(suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats, "CELLS", 8)
@@ -279,16 +288,11 @@ PARQUET: dict[str, tuple[list[Any], Any, list[Any], str]] = {
     "gaps": ([1, None, 3], "int32", [1, np.nan, 3], "float64"),
     "half": ([np.float16(0.5), None, np.float16(2)], "float16", [0.5, np.nan, 2], "float16"),
     "float": ([0.5, None, 2], "float32", [0.5, np.nan, 2], "float32"),
-    "date": (
-        [date(2020, 1, 2), None, date(1, 1, 1)],
-        "date32",
-        [datetime(2020, 1, 2), None, datetime(1, 1, 1)],
-        "M8[us]",
-    ),
+    "date": ([date(2020, 1, 2), None, date(1, 1, 1)], "date32", [NEW, None, datetime(1, 1, 1)], "M8[us]"),
     "time": (
         [time(1, 2, 3), None, time(0)],
         "time32[s]",
-        [datetime(1970, 1, 1, 1, 2, 3), None, datetime(1970, 1, 1)],
+        [OLD.replace(hour=1, minute=2, second=3), None, OLD],
         "M8[us]",
     ),
     "long": ([timedelta(seconds=1.5), None, timedelta(1)], "duration[ms]", [1.5, np.nan, 86400], "float64"),
@@ -433,17 +437,21 @@ def whole(folder: Path, suffix: str) -> bytes:
         pa = pytest.importorskip("pyarrow")
         columns = {"a": [1.5, None] * 20, "b": ["x", "é"] * 20, "c": [True, None] * 20}
         pytest.importorskip("pyarrow.parquet").write_table(pa.table(columns), path)
+    elif suffix == ".npz":
+        np.savez(path, x=np.arange(20.0).reshape(10, 2), y=["p", "q"] * 5)
+    elif suffix == ".npy":
+        np.save(path, np.arange(20.0).reshape(10, 2))
     else:
         text = "# by hand\na;b;kind\n" + '1,5;"x\ny";é\n\n2; z ;ö\n' * 20
         path.write_bytes(gzip.compress(text.encode("utf-16")) if suffix.endswith("gz") else text.encode())
     return path.read_bytes()
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".parquet", ".xlsx"])
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".parquet", ".xlsx", ".npz", ".npy"])
 @settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(damages=DAMAGES, random=st.none() | st.binary(max_size=200))
 def test_damaged_files_give_columns_or_one_line(
-    suffix: str, damages: Damages, random: bytes | None, tmp_path_factory: pytest.TempPathFactory
+    suffix: str, damages: list[tuple[float, int, bytes]], random: bytes | None, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.getbasetemp()
     known = folder / f"whole{suffix}"
@@ -453,7 +461,7 @@ def test_damaged_files_give_columns_or_one_line(
     try:
         source = open_source(path)
         columns, places = read(source)
-        assert len(columns) == source.width == len(source.header or [])
+        assert len(columns) == source.width == len(source.header or columns)
         assert all(len(column) == len(places) for column in columns)
     except InputError as error:
         said = str(error)

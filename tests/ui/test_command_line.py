@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -61,31 +61,19 @@ def test_a_bug_is_one_line_that_names_the_file_with_the_traceback(
     said = capsys.readouterr()
     (path,) = tmp_path.iterdir()
     assert said.out == ""
-    assert said.err == (
-        f"cmd: this is a bug of protonet, not your mistake ({type(error).__name__}). "
-        f"Please report it with the command and {path}, which holds the traceback\n"
-    )
+    bug = f"cmd: this is a bug of protonet, not your mistake ({type(error).__name__}). Please report it with "
+    assert said.err == f"{bug}the command and {path}, which holds the traceback\n"
     text = path.read_text()
     assert text.startswith("cmd\nPython 3.")
     assert f"torch {metadata.version('torch')}" in text
     assert "Traceback (most recent call last):" in text
     assert "raise error" in text
     assert str(error) in text
-
-
-def test_a_bug_is_told_whole_where_no_file_can_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def command(_: Sequence[str] | None) -> None:
-        raise RuntimeError("a bug")
-
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))  # no file can be written: it is told whole
     assert run_command("cmd", command) == 1
-    error = capsys.readouterr().err
-    assert error.startswith(
-        "cmd: this is a bug of protonet, not your mistake (RuntimeError). Please report it with this:\n"
-    )
-    assert error.endswith("RuntimeError: a bug\n\n")
+    told = capsys.readouterr().err
+    assert told.startswith(f"{bug}this:\n")
+    assert told.rstrip().endswith(f"{type(error).__name__}: {error}".rstrip(": "))
 
 
 def test_parser_errors() -> None:
@@ -97,18 +85,18 @@ def test_parser_errors() -> None:
             parser.parse_args(arguments)
 
 
-def test_parse_whole() -> None:
-    assert parse_whole("--n", "12", low=0) == 12
-    for text in ("-1", "1.5", "", "nan", "x"):
-        with pytest.raises(InputError, match=rf"^`--n` must be a whole number >= 0; got '{text}'\."):
-            parse_whole("--n", text, low=0)
-
-
-def test_parse_number() -> None:
-    assert parse_number("--n", "1.5", low=0) == 1.5
-    for text in ("-1", "0", "", "nan", "inf", "x"):
-        with pytest.raises(InputError, match=rf"^`--n` must be a finite number > 0; got '{text}'\."):
-            parse_number("--n", text, low=0)
+@pytest.mark.parametrize(
+    ("parse", "good", "must", "bad"),
+    [
+        (parse_whole, "12", "be a whole number >= 0", ["-1", "1.5", "", "nan", "x"]),
+        (parse_number, "1.5", "be a finite number > 0", ["-1", "0", "", "nan", "inf", "x"]),
+    ],
+)
+def test_numbers(parse: Callable[..., float], good: str, must: str, bad: list[str]) -> None:
+    assert parse("--n", good, low=0) == float(good)
+    for text in bad:
+        with pytest.raises(InputError, match=rf"^`--n` must {must}; got '{text}'\."):
+            parse("--n", text, low=0)
 
 
 def test_help_is_of_what_most_people_need(capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,25 +114,22 @@ def test_help_is_of_what_most_people_need(capsys: pytest.CaptureFixture[str]) ->
     assert parser.parse_args(["r", "--rare", "1"]).rare == "1"
 
 
-def test_writable_file(tmp_path: Path) -> None:
-    old, new = tmp_path / "old", tmp_path / "folder" / "new"
+def test_writable_paths(tmp_path: Path) -> None:
+    old, new, folder = tmp_path / "old", tmp_path / "folder" / "new", tmp_path / "a" / "b"
     old.write_text("kept")
     assert check_writable_file("--out", str(old)) == old
     assert old.read_text() == "kept"
     assert check_writable_file("--out", new) == new
     assert not new.exists()
-    for bad in (tmp_path, old / "below"):
-        with pytest.raises(InputError, match=r"^`--out` must be a file that can be written; got /"):
-            check_writable_file("--out", bad)
-
-
-def test_writable_folder(tmp_path: Path) -> None:
-    new = tmp_path / "a" / "b"
-    assert check_writable_folder("--out", str(new)) == new
-    assert list(new.iterdir()) == []
-    (tmp_path / "file").touch()
-    with pytest.raises(InputError, match=r"^`--out` must be a folder that can be written; got /"):
-        check_writable_folder("--out", tmp_path / "file")
+    assert check_writable_folder("--out", str(folder)) == folder
+    assert list(folder.iterdir()) == []
+    for check, kind, bad in (
+        (check_writable_file, "file", tmp_path),
+        (check_writable_file, "file", old / "below"),
+        (check_writable_folder, "folder", old),
+    ):
+        with pytest.raises(InputError, match=rf"^`--out` must be a {kind} that can be written; got /"):
+            check("--out", bad)
 
 
 def test_check_name() -> None:

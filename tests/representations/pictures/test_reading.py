@@ -37,6 +37,11 @@ def test_a_folder_is_listed_by_class_in_the_order_of_names(tmp_path: Path) -> No
     flat = list_pictures(root / "cross", labelled=False)
     assert [path.name for path in flat.paths] == ["0.png", "1.png"]
     assert flat.classes is None
+    with pytest.raises(InputError, match="must be a file or folder that exists"):
+        list_pictures(tmp_path / "none.png", labelled=False)
+    assert are_pictures(tmp_path)
+    assert are_pictures(Path("a.JPEG"))
+    assert not are_pictures(Path("a.csv"))
 
 
 @pytest.mark.parametrize(
@@ -63,14 +68,6 @@ def test_a_folder_without_what_it_needs_is_refused(
         list_pictures(tmp_path, labelled=labelled)
 
 
-def test_a_path_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="must be a file or folder that exists"):
-        list_pictures(tmp_path / "none.png", labelled=False)
-    assert are_pictures(tmp_path)
-    assert are_pictures(Path("a.JPEG"))
-    assert not are_pictures(Path("a.csv"))
-
-
 def test_every_mode_is_decoded_as_people_see_it(tmp_path: Path) -> None:
     colour = np.zeros((6, 4, 3), np.uint8)
     colour[:3] = (200, 40, 90)
@@ -89,9 +86,6 @@ def test_every_mode_is_decoded_as_people_see_it(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_pixels(tmp_path / "clear.png", 6, 4)[:, 3:], 255)
     np.testing.assert_array_equal(read_pixels(tmp_path / "deep.png", 6, 4), np.stack([expected[0]] * 3))
     assert read_pixels(tmp_path / "plain.png", 8, 5, grey=True).shape == (1, 8, 5)
-
-
-def test_a_large_jpeg_is_about_what_its_png_is(tmp_path: Path) -> None:
     large = draw("disc", 3, side=640)
     large.save(tmp_path / "large.jpg", quality=95)
     large.save(tmp_path / "large.png")

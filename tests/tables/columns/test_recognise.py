@@ -9,6 +9,7 @@ import pytest
 
 from protonet._checks import InputError
 from protonet.tables.columns import NAMES
+from protonet.tables.columns.kind import Column
 from protonet.tables.columns.number import Number
 from protonet.tables.columns.recognise import RULES, fit_named, recognise
 from protonet.tables.features import take_columns
@@ -27,6 +28,14 @@ def repeat(*cells: str) -> np.ndarray:
 
 def gap(cells: np.ndarray, word: str = "NA") -> np.ndarray:
     return np.where(np.arange(len(cells)) % 7 == 3, word, cells)
+
+
+def take(cells: np.ndarray) -> Column:
+    """Return what a column is taken for, which must be something."""
+    column, reason, _ = recognise(cells)
+    assert column is not None, reason
+    assert reason == ""
+    return column
 
 
 DAYS = np.datetime64("2019-03-01") + RNG.integers(0, 900, N)
@@ -87,13 +96,10 @@ NAMES_OF_PEOPLE = [
     ],
 )
 def test_what_columns_are_taken_for(cells: np.ndarray, told: str) -> None:
-    column, reason, _ = recognise(cells)
-    assert column is not None, reason
-    assert reason == ""
+    column = take(cells)
     assert column.tell().startswith(told) if told.endswith(": ") else column.tell() == told
     mixed = RNG.permutation(len(cells))
-    again = recognise(cells[mixed]).column
-    assert again is not None
+    again = take(cells[mixed])
     assert again.tell() == column.tell()  # the order of the rows says nothing
     np.testing.assert_allclose(np.abs(again.encode(cells)).sum(), np.abs(column.encode(cells)).sum(), rtol=1e-3)
 
@@ -125,12 +131,10 @@ def test_gaps_in_many_spellings() -> None:
         (objects(DAYS), "date, in week, year, 33 % missing"),
         (repeat("0-9", "10-19", "20-29", "30+"), "number, the middle of intervals, 33 % missing"),
     ):
-        column = recognise(np.where(gaps, repeat(*words, "--"), cells)).column
-        assert column is not None
+        column = take(np.where(gaps, repeat(*words, "--"), cells))
         assert column.tell() == told
         assert not column.find_strange(np.array(words, object)).any()
-    column = recognise(repeat("yes", "no", "unknown", "n.a.")).column
-    assert column is not None
+    column = take(repeat("yes", "no", "unknown", "n.a."))
     assert column.tell() == "category: n.a., no, unknown, yes"  # which may tell something
 
 
@@ -147,8 +151,7 @@ def test_few_rows() -> None:
         (["2020-01-01", "2020-01-03"], "date"),
         (["a 1", "b 2", "c 3"], "category"),
     ):
-        column = recognise(objects(cells)).column
-        assert column is not None
+        column = take(objects(cells))
         assert column.kind == kind
         assert np.isfinite(column.encode(objects(cells))).all()
     assert recognise(objects(["a"])).reason == "constant"
@@ -156,8 +159,7 @@ def test_few_rows() -> None:
 
 def test_a_level_more_than_half_of_the_rows_is_text_or_an_identifier() -> None:
     few = objects(f"v{number}" for number in range(RULES.few))
-    column = recognise(few).column
-    assert column is not None
+    column = take(few)
     assert column.kind == "category"
     assert recognise(objects(f"v{number}" for number in range(RULES.few + 1))).column is None
 
@@ -165,12 +167,10 @@ def test_a_level_more_than_half_of_the_rows_is_text_or_an_identifier() -> None:
 def test_a_few_odd_cells_among_numbers_are_gaps_and_many_make_a_category() -> None:
     cells = objects(range(N))
     cells[5] = "broken"
-    column = recognise(cells).column
-    assert column is not None
+    column = take(cells)
     assert column.kind == "number"
     assert column.find_strange(cells).nonzero()[0].tolist() == [5]
-    column = recognise(repeat("1", "2", "red", "green")).column
-    assert column is not None
+    column = take(repeat("1", "2", "red", "green"))
     assert column.kind == "category"
 
 
@@ -223,24 +223,19 @@ class TestNamed:
 
 def test_the_form_that_fits_most_cells_is_meant() -> None:
     german = np.array(["1,234", "1,76", "12,5", *(f"{number},125" for number in range(20))], object)
-    found = recognise(german).column
+    found = take(german)
     assert isinstance(found, Number)
     assert found.form == "comma"
     assert found.fill(german[:2]).tolist() == [1.234, 1.76]
     days = np.array([*(f"{day:02}/03/2024" for day in range(1, 13)), "13/03/2024"], object)
-    assert recognise(days).column.tell().startswith("date as %d/%m/%Y")  # type: ignore[union-attr]
+    assert take(days).tell().startswith("date as %d/%m/%Y")
 
 
 def test_a_decimal_comma_speaks_for_its_table() -> None:
-    columns = {
-        "dotted": np.array(["1.200", "950", "12.300"], object),
-        "comma": np.array(["1,5", "2,25", "3,75"], object),
-    }
-    verdicts = take_columns(columns, {}, keep=None)
-    for name, first in (("dotted", 1200.0), ("comma", 1.5)):
-        column = verdicts[name].column
-        assert isinstance(column, Number)
-        assert column.fill(columns[name])[0] == first
-    alone = take_columns({"dotted": columns["dotted"]}, {}, keep=None)["dotted"].column
-    assert isinstance(alone, Number)
-    assert alone.fill(columns["dotted"])[0] == 1.2
+    dotted, comma = np.array(["1.200", "950", "12.300"], object), np.array(["1,5", "2,25", "3,75"], object)
+    for columns, firsts in (({"a": dotted, "b": comma}, (1200.0, 1.5)), ({"a": dotted}, (1.2,))):
+        verdicts = take_columns(columns, {}, keep=None)
+        for (name, cells), first in zip(columns.items(), firsts, strict=True):
+            column = verdicts[name].column
+            assert isinstance(column, Number)
+            assert column.fill(cells)[0] == first
