@@ -85,7 +85,7 @@ def test_maml_and_anil_are_slow_loops(method: Callable[..., Tensor], steps: int 
         rows, encoder = trained.gather(), copy.deepcopy(trained.encoder)
         if method is anil:
             rows, encoder = (episodes.support, episodes.query), nn.Identity()
-        network = nn.Sequential(encoder, layer)
+        network: nn.Module = nn.Sequential(encoder, layer)
         network = descend(network, rows[0][number], episodes.support_labels[number], 3 if steps is None else steps)
         found: Tensor = network(rows[1][number]).detach()
         return found
@@ -156,7 +156,7 @@ def test_fine_tuning_is_a_slow_loop(backbone: str, head: str, augment: bool) -> 
 def test_fine_tuning_without_steps_is_prototypes() -> None:
     episodes, labels = make_case("finetune")
     for settings in ({"steps": 0}, {"learning_rate": 0.0}):
-        torch.testing.assert_close(finetune(episodes, **settings), protonet_cosine(episodes), atol=1e-5, rtol=1e-4)  # type: ignore[arg-type]
+        torch.testing.assert_close(finetune(episodes, **settings), protonet_cosine(episodes), atol=1e-5, rtol=1e-4)
     assert float((finetune(episodes).argmax(dim=2) == labels).double().mean()) > 0.6
 
 
