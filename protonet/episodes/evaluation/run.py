@@ -51,12 +51,12 @@ def run_evaluation(
         with optional_packages("protonet.episodes"):
             import matplotlib as _  # noqa: F401, PLC0415 - before the work, if it is missing
     with join_group() as group:
-        sampler, data = load_data(plan)
-        tunings = tune(plan, sampler, data, group)
+        sampler, sources = load_data(plan)
+        tunings = tune(plan, sampler, sources, group)
         best = {tuning.chosen for tuning in tunings}
         candidates = [choice for grid in plan.methods.tune for choice in grid if choice.name in best]
         plan = replace(plan, methods=plan.methods.add_tuned(candidates))
-        prepared = prepare(plan, sampler, data)
+        prepared = prepare(plan, sampler, sources)
         prepared.notes.extend(map(str, tunings))
         watch = _Watch(plan, prepared, group, state, resume=resume)
         try:
