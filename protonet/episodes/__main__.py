@@ -210,9 +210,10 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mappi
     if is_one and state is not None and state.exists() and not options.resume:
         remedy = "Continue its run with --resume, or pass another path."
         fail(PROG, "--state", "be a new file", f"{state}, which exists", remedy)
-    from protonet.episodes.evaluation.plan import EvaluationPlan, MethodsPlan, RowsPlan  # noqa: PLC0415 - checked first
+    from protonet.episodes.evaluation.plan import EvaluationPlan, MethodsPlan  # noqa: PLC0415 - checked first
     from protonet.episodes.evaluation.run import run_evaluation  # noqa: PLC0415
     from protonet.episodes.evaluation.suite import Member, run_suite  # noqa: PLC0415
+    from protonet.episodes.features.sources import RowsPlan  # noqa: PLC0415
 
     state = None if options.state is None else Path(options.state)  # the other processes read it, too
     of_rows = {name: getattr(options, name) for name in ("side", "encoder", "normalize", "base", "texts")}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from protonet._checks import as_typed, fail
+from protonet._checks import fail
 from protonet.datasets import Dataset
 from protonet.datasets.dataset import SIDES
 from protonet.episodes.draws.batch import Base, Trained, summarize_base, take_from
@@ -20,11 +20,11 @@ from protonet.episodes.evaluation.evaluate import Progress, Scores, count_episod
 from protonet.episodes.evaluation.plan import EvaluationPlan, MethodsPlan
 from protonet.episodes.evaluation.statistics import Tuning
 from protonet.episodes.features.normalization import CHUNK, normalize_rows
-from protonet.episodes.features.sources import load_base, load_source, load_texts, same_source
+from protonet.episodes.features.sources import Sources, load_texts
 from protonet.episodes.methods.choice import ChosenMethod
 from protonet.episodes.methods.supply import Supply, find_methods
 from protonet.episodes.networks.backbones import embed_rows
-from protonet.episodes.networks.checkpoints import find_head_way, load_trained
+from protonet.episodes.networks.checkpoints import find_head_way
 from protonet.sampling import ClassIndex, index_classes
 
 MOST_TUNED = 500  #: Settings are compared on as many episodes as are evaluated, but on no more than these.
@@ -111,44 +111,6 @@ class SourceRows(NamedTuple):
             return self._replace(x=torch.cat([normalize_rows(x, kind, mean) for x in self.x.split(CHUNK)]))
         read = self.read
         return self._replace(read=lambda rows: normalize_rows(read(rows), kind, mean))
-
-
-class Sources(NamedTuple):
-    """All that the rows of an evaluation are read from."""
-
-    data: Dataset
-    base: Dataset  #: Holds the base classes: another data set, or ``data`` itself.
-    trained: Trained | None  #: The encoder, without rows.
-    is_own: bool  #: Whether the encoder was trained on ``data``, of the same split.
-
-
-def load_data(plan: EvaluationPlan) -> tuple[Sampler, Sources]:
-    """Open all data sets of a plan and its encoder, and join the test split; return the kind of its episodes, too.
-
-    Raises:
-        MissingPackageError: A package that the data need is missing.
-        InputError: Something cannot be loaded, or two of them do not fit together.
-    """
-    rows = plan.rows
-    with as_typed("load_data", text="dataset", path="dataset"):
-        data = load_source(rows.dataset, split_seed=rows.split_seed, image_size=rows.image_size)
-    with as_typed("load_data", text="test", path="test"):
-        test = None if rows.test is None else load_source(rows.test, image_size=rows.image_size)
-    sampler, data = plan.sampler.join_test(data, test, (rows.dataset, rows.test or ""))
-    dim = data.x.shape[1]
-    base = data if rows.base is None else load_base(rows.base, dim=dim, image_size=rows.image_size)
-    if rows.encoder is None:
-        return sampler, Sources(data, base, None, is_own=False)
-    with as_typed("load_data", path="encoder"):
-        trained = load_trained(rows.encoder, torch.clone, dim=dim)
-    training = trained.plan
-    is_own = same_source(training["dataset"], rows.dataset)
-    if is_own and training["split_seed"] != rows.split_seed:
-        before = "without one" if training["split_seed"] is None else f"with {training['split_seed']}"
-        got = f"{rows.split_seed}; the encoder was trained {before}"
-        constraint = "be the encoder's, or it would be judged on classes that it learned"
-        fail("load_data", "split_seed", constraint, got, "Pass the encoder's.")
-    return sampler, Sources(data, base, trained, is_own)
 
 
 def prepare(plan: EvaluationPlan, sampler: Sampler, sources: Sources) -> Prepared:

@@ -19,10 +19,11 @@ from protonet.episodes.evaluation.distributed import Group, join_group
 from protonet.episodes.evaluation.evaluate import Scores, count_episodes, join_batches
 from protonet.episodes.evaluation.page import list_classes, write_page
 from protonet.episodes.evaluation.plan import EvaluationPlan
-from protonet.episodes.evaluation.prepare import Prepared, load_data, prepare, tune
+from protonet.episodes.evaluation.prepare import Prepared, prepare, tune
 from protonet.episodes.evaluation.report import format_report, percent, summarize, write_csv, write_plot, write_tables
 from protonet.episodes.evaluation.state import describe_run, find_versions, read_state, write_state
 from protonet.episodes.evaluation.statistics import Evaluation, Rate, Tuning
+from protonet.episodes.features.sources import load_data
 
 SHOWN_EVERY, SAVED_EVERY = 0.5, 10.0  #: Seconds between two accuracies in the bar, and two writings of the state.
 
@@ -51,7 +52,7 @@ def run_evaluation(
         with optional_packages("protonet.episodes"):
             import matplotlib as _  # noqa: F401, PLC0415 - before the work, if it is missing
     with join_group() as group:
-        sampler, sources = load_data(plan)
+        sampler, sources = load_data(plan.rows, plan.sampler)
         tunings = tune(plan, sampler, sources, group)
         best = {tuning.chosen for tuning in tunings}
         candidates = [choice for grid in plan.methods.tune for choice in grid if choice.name in best]

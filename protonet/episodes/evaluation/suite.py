@@ -16,10 +16,11 @@ from protonet._checks import fail
 from protonet._writing import write_json, write_text
 from protonet.episodes.evaluation.distributed import join_group
 from protonet.episodes.evaluation.plan import EvaluationPlan
-from protonet.episodes.evaluation.prepare import load_data, prepare
+from protonet.episodes.evaluation.prepare import prepare
 from protonet.episodes.evaluation.report import Table, format_latex, head_accuracy, percent
 from protonet.episodes.evaluation.run import run_evaluation
 from protonet.episodes.evaluation.statistics import OVER, Evaluation, MethodSummary, Rate, compare_pairs, half_over
+from protonet.episodes.features.sources import load_data
 from protonet.ui.text import format_table
 
 SIGNIFICANT = 0.05  #: Methods share a rank whose paired t test has this p-value or a higher one.
@@ -83,7 +84,7 @@ def run_suite(members: Sequence[Member], outputs: Mapping[str, Path], *, state: 
             fail("run_suite", "state", "be new files", f"{path}, which exists", remedy)
     for member in members:  # all are looked at before the first is evaluated
         if member.plan.rows.encoder is None:  # which would embed all rows
-            prepare(member.plan, *load_data(member.plan))
+            prepare(member.plan, *load_data(member.plan.rows, member.plan.sampler))
     finished: list[Evaluation] = []
     try:
         with join_group():

@@ -1,10 +1,12 @@
-"""Data sets by name or path, as given on the command line."""
+"""Data sets by name or path, as given on the command line; and all that the rows of an evaluation are read from."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +25,9 @@ from protonet.datasets.omniglot import find_omniglot
 from protonet.datasets.pictures import Found, load_pictures
 from protonet.datasets.synthetic import FAMILIES, sample_family
 from protonet.datasets.tiered_imagenet import find_tiered_imagenet
+from protonet.episodes.draws.batch import Trained
+from protonet.episodes.draws.sampler import Sampler
+from protonet.episodes.networks.checkpoints import load_trained
 from protonet.sampling import index_classes, list_pieces
 from protonet.tables.arrays import UNREADABLE
 from protonet.ui.command_line import check_name
@@ -43,6 +48,66 @@ PUBLISHED: Mapping[str, Callable[[str], Found]] = {
 }
 LARGEST = 1024  #: The largest side of pictures, in pixels.
 GLYPH_COPIES = 3  #: Glyphs per face, each with its own jitter: at least 24 images per class.
+
+
+@dataclass(frozen=True)
+class RowsPlan:
+    """Which rows are classified, and what is done to them before any method."""
+
+    dataset: str  #: By name or path, see `load_source`.
+    test: str | None = None  #: The test rows of a fixed split, likewise.
+    #: Of the split by class, or "all"; None for "novel" if there is a split, otherwise "all".
+    side: str | None = None
+    image_size: int | None = None  #: Pixels per side of pictures, see `load_source`.
+    split_seed: int | None = None  #: Split the classes at random; None keeps the data set's own.
+    encoder: str | None = None  #: The path of a checkpoint; None takes the features as they are.
+    normalize: str = "none"  #: One of `protonet.episodes.features.NORMALIZATIONS`.
+    base: str | None = None  #: The base classes, see `load_base`; None for the data set's own.
+    texts: str | None = None  #: The embeddings of texts that name the classes, see `load_texts`.
+
+
+class Sources(NamedTuple):
+    """All that the rows of an evaluation are read from."""
+
+    data: Dataset
+    base: Dataset  #: Holds the base classes: another data set, or ``data`` itself.
+    trained: Trained | None  #: The encoder, without rows.
+    is_own: bool  #: Whether the encoder was trained on ``data``, of the same split.
+
+
+def load_data(rows: RowsPlan, sampler: Sampler) -> tuple[Sampler, Sources]:
+    """Open all data sets that rows are read from and their encoder, and join the test split to the others.
+
+    Args:
+        rows: Which they are.
+        sampler: The kind of episodes, as far as it is known without the data.
+
+    Returns:
+        The kind of episodes, of these data; and what was opened.
+
+    Raises:
+        MissingPackageError: A package that the data need is missing.
+        InputError: Something cannot be loaded, or two of them do not fit together.
+    """
+    with as_typed("load_data", text="dataset", path="dataset"):
+        data = load_source(rows.dataset, split_seed=rows.split_seed, image_size=rows.image_size)
+    with as_typed("load_data", text="test", path="test"):
+        test = None if rows.test is None else load_source(rows.test, image_size=rows.image_size)
+    sampler, data = sampler.join_test(data, test, (rows.dataset, rows.test or ""))
+    dim = data.x.shape[1]
+    base = data if rows.base is None else load_base(rows.base, dim=dim, image_size=rows.image_size)
+    if rows.encoder is None:
+        return sampler, Sources(data, base, None, is_own=False)
+    with as_typed("load_data", path="encoder"):
+        trained = load_trained(rows.encoder, torch.clone, dim=dim)
+    training = trained.plan
+    is_own = same_source(training["dataset"], rows.dataset)
+    if is_own and training["split_seed"] != rows.split_seed:
+        before = "without one" if training["split_seed"] is None else f"with {training['split_seed']}"
+        got = f"{rows.split_seed}; the encoder was trained {before}"
+        constraint = "be the encoder's, or it would be judged on classes that it learned"
+        fail("load_data", "split_seed", constraint, got, "Pass the encoder's.")
+    return sampler, Sources(data, base, trained, is_own)
 
 
 def load_source(

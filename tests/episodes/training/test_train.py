@@ -28,7 +28,6 @@ from protonet.episodes.networks.checkpoints import (
     load_encoder,
     load_trained,
     read_checkpoint,
-    read_plan,
     take_prefix,
 )
 from protonet.episodes.training import meta, tasks
@@ -155,8 +154,8 @@ def test_the_method_of_an_objective_has_the_accuracy_of_the_validation(objective
     methods = {objective: METHODS[objective]}
     accuracy = evaluate(x, index, methods, setting, n_episodes=n_episodes, trained=trained)[objective].accuracy
     assert float(accuracy.mean()) == pytest.approx(read(path)[1]["best"][1], abs=1e-9)
-    assert read_plan(path)["objective"] == objective
-    assert read_log()[-1].keys() & set(LOSSES) == set(make_learner(Plan(**read_plan(path)), GENERATOR).losses)
+    assert trained.plan["objective"] == objective
+    assert read_log()[-1].keys() & set(LOSSES) == set(make_learner(Plan(**trained.plan), GENERATOR).losses)
 
 
 @pytest.mark.usefixtures("quick")
@@ -212,8 +211,9 @@ def test_files_of_before_the_objectives_are_the_same() -> None:
     stored = read(path)[1]["plan"]
     fields = {"dataset", "split_seed", "dim", "classes", "backbone", "way", "shot", "query", "episodes_per_step"}
     assert stored.keys() == fields | {"steps", "eval_every", "patience", "seed"}
-    assert read_plan(path)["objective"] == "prototypes"
-    assert read_plan(path) == Plan(**stored)._asdict()
+    plan = load_trained(path, torch.clone).plan
+    assert plan["objective"] == "prototypes"
+    assert plan == Plan(**stored)._asdict()
 
 
 def test_a_second_interrupt_comes_at_once() -> None:
