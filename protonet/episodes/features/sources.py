@@ -220,8 +220,8 @@ def load_texts(text: str, *, dim: int, names: Sequence[str]) -> torch.Tensor:
         fail("load_texts", "texts", "have a text of each class, by name", got, "Name them as the data does.")
     index = index_classes(data.y)
     numbers = torch.tensor([data.class_names.index(name) for name in names])
-    rows = (data.take_rows(own).clone() for own in list_pieces(index.take(numbers)))
-    return F.normalize(torch.stack([F.normalize(each.float(), dim=1).mean(dim=0) for each in rows]), dim=1)
+    texts_of = (data.take_rows(rows).clone() for rows in list_pieces(index.take(numbers)))
+    return F.normalize(torch.stack([F.normalize(prompts.float(), dim=1).mean(dim=0) for prompts in texts_of]), dim=1)
 
 
 def _load_rows(path: Path) -> Dataset:
@@ -241,9 +241,9 @@ def _load_rows(path: Path) -> Dataset:
 
 def find_pictures(text: str) -> Found | None:
     """Find the pictures that a text names, in colour, or None where it names something else than pictures."""
-    kind, _, rest = text.partition(":")
-    if kind in PUBLISHED and rest:
-        return PUBLISHED[kind](rest)
+    kind, _, root = text.partition(":")
+    if kind in PUBLISHED and root:
+        return PUBLISHED[kind](root)
     path = Path(text)
     if not text or not path.is_dir():  # an empty path is the current folder
         return None
@@ -253,7 +253,7 @@ def find_pictures(text: str) -> Found | None:
 
 def _load(text: str, label: str, image_size: int | None = None) -> Dataset:
     """Load the data set that a text names, with its own split."""
-    kind, colon, rest = text.partition(":")
+    kind, colon, given = text.partition(":")
     by_name: dict[str, Callable[[], Dataset]] = {
         "glyphs": lambda: datasets.load_glyphs(copies=GLYPH_COPIES),
         "digits": datasets.load_digits,
@@ -262,7 +262,7 @@ def _load(text: str, label: str, image_size: int | None = None) -> Dataset:
         return by_name[text]()
     if kind == "synthetic" and colon:
         with as_typed("load_source"):
-            family = check_name("synthetic:", rest, FAMILIES)
+            family = check_name("synthetic:", given, FAMILIES)
         rows = sample_family(family, seed=0, n_val=0, n_test=1, **SYNTHETIC)
         return make_dataset("load_source", "text", rows.train_x, rows.train_y.numpy())
     path = Path(text)
@@ -274,8 +274,8 @@ def _load(text: str, label: str, image_size: int | None = None) -> Dataset:
         return datasets.load_features(path)
     if image_size is None and text and path.is_dir() and find_sides(path) is None:
         return datasets.load_images(path, size=IMAGE_SIZE)
-    found = find_pictures(text)
-    if found is None:
+    pictures = find_pictures(text)
+    if pictures is None:
         names = [*by_name, *(f"synthetic:{family}" for family in FAMILIES), *(f"{other}:<root>" for other in PUBLISHED)]
         near = get_close_matches(text.lower(), names)
         listed = ", ".join([*near, *(name for name in names if name not in near)])
@@ -283,4 +283,4 @@ def _load(text: str, label: str, image_size: int | None = None) -> Dataset:
         suffixes = ", ".join(f"*{suffix}" for suffix in (".npz", *READERS, ".csv"))
         constraint = f"be one of {listed}, {suffixes} or a folder of images by class"
         fail("load_source", "text", constraint, repr(text), remedy)
-    return load_pictures(found, image_size)
+    return load_pictures(pictures, image_size)
