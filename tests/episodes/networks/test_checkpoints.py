@@ -89,7 +89,6 @@ def test_metadata_of_something_else(tmp_path: Path, metadata: object) -> None:
 def test_newer_versions(tmp_path: Path) -> None:
     header = {"version": VERSION + 1, "library": "9.0"}
     save_file({"a": torch.zeros(1)}, tmp_path / "new", {FORMAT: json.dumps(header)})
-    with pytest.raises(
-        ValueError, match=rf"of version {VERSION} or older; got .* of version {VERSION + 1}, by .*9\.0\."
-    ):
+    said = rf"of version {VERSION} or older; got .* of version {VERSION + 1}, by .*9\.0\."
+    with pytest.raises(ValueError, match=said):
         read_checkpoint("f", "path", tmp_path / "new")
