@@ -28,9 +28,10 @@ from protonet._checks import fail
 from protonet.episodes.draws.batch import Base, gather_episodes, split_draw, summarize_base, take_from
 from protonet.episodes.draws.numbered import Setting
 from protonet.episodes.draws.sampler import Take
-from protonet.episodes.evaluation.plan import EvaluationPlan, MethodsPlan, RowsPlan
-from protonet.episodes.evaluation.prepare import load_data, prepare
+from protonet.episodes.evaluation.plan import EvaluationPlan, MethodsPlan
+from protonet.episodes.evaluation.prepare import prepare
 from protonet.episodes.evaluation.statistics import half_width
+from protonet.episodes.features.sources import RowsPlan, load_data
 from protonet.episodes.methods.choice import choose_method
 from protonet.sampling import ClassIndex, index_classes
 from protonet.ui.command_line import check_writable_folder
@@ -108,7 +109,7 @@ def load_glyphs(backbone: str | None) -> Source:
         train_encoder(backbone, ROOT / ENCODERS[backbone])
     methods = [choose_method("bd-cspn")]  # which uses the base classes
     plan = EvaluationPlan(RowsPlan("glyphs", encoder=encoder), MethodsPlan(methods), make_setting(1), n_episodes=1)
-    prepared = prepare(plan, *load_data(plan))
+    prepared = prepare(plan, *load_data(plan.rows, plan.sampler))
     assert prepared.base is not None  # glyphs have a split
     return Source(prepared.pool.take, prepared.pool.by_class, prepared.base)
 

@@ -119,7 +119,7 @@ def _describe_methods() -> str:
     from protonet.episodes.methods import ALIASES, METHODS  # noqa: PLC0415 - torch takes a second
 
     inductive, transductive = (
-        [name for name, own in METHODS.items() if own.transductive is kind] for kind in (False, True)
+        [name for name, spec in METHODS.items() if spec.transductive is kind] for kind in (False, True)
     )
     return f"""kinds of --dataset KIND:ROOT, as their authors publish them:
   mini-imagenet, tiered-imagenet, cub, cifar-fs, fc100, omniglot; features also as .npy, .pt, .plk
@@ -183,13 +183,13 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mappi
         fail(PROG, "--test", "be one for each --dataset, in their order", got, "Name as many.")
     if len(set(options.dataset)) < len(options.dataset):
         fail(PROG, "--dataset", "name each data set once", " ".join(options.dataset), "Leave one out.")
-    paths = [Path(each).resolve() for each in options.dataset]
+    paths = [Path(dataset).resolve() for dataset in options.dataset]
     if options.base is not None and Path(options.base).resolve() in paths:
         remedy = "Leave it out: the base classes of a split are taken anyway."
         fail(PROG, "--base", "be another data set than --dataset", options.base, remedy)
     outputs = check_outputs(options, (*OUTPUTS, "state")) if is_main else {}
     for name, path in outputs.items():
-        read = {Path(each or ".").resolve() for each in (*tests, options.encoder, options.base, options.texts)}
+        read = {Path(path or ".").resolve() for path in (*tests, options.encoder, options.base, options.texts)}
         read |= {*paths}
         if path.exists() and path.resolve() in read:
             fail(PROG, f"--{name}", "be another file than what is read", path, "Pass another path.")
@@ -210,9 +210,10 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mappi
     if is_one and state is not None and state.exists() and not options.resume:
         remedy = "Continue its run with --resume, or pass another path."
         fail(PROG, "--state", "be a new file", f"{state}, which exists", remedy)
-    from protonet.episodes.evaluation.plan import EvaluationPlan, MethodsPlan, RowsPlan  # noqa: PLC0415 - checked first
+    from protonet.episodes.evaluation.plan import EvaluationPlan, MethodsPlan  # noqa: PLC0415 - checked first
     from protonet.episodes.evaluation.run import run_evaluation  # noqa: PLC0415
     from protonet.episodes.evaluation.suite import Member, run_suite  # noqa: PLC0415
+    from protonet.episodes.features.sources import RowsPlan  # noqa: PLC0415
 
     state = None if options.state is None else Path(options.state)  # the other processes read it, too
     of_rows = {name: getattr(options, name) for name in ("side", "encoder", "normalize", "base", "texts")}
@@ -258,8 +259,8 @@ def make_study_parser() -> Parser:
 def study(arguments: Sequence[str] | None) -> None:
     """Run the study that the arguments name."""
     options, more = make_study_parser().parse_known_args(arguments)
-    own = [name.replace("_", "-") for name in vars(make_parser().parse_args([])) if name not in {*OUTPUTS, *KEPT}]
-    settings = read_study(Path(options.file), own, more)
+    known = [name.replace("_", "-") for name in vars(make_parser().parse_args([])) if name not in {*OUTPUTS, *KEPT}]
+    settings = read_study(Path(options.file), known, more)
     from protonet.episodes.evaluation.study import run_study  # noqa: PLC0415 - as above
 
     run_study(settings, more, run, options.output, reports=options.reports)

@@ -29,46 +29,24 @@ def save_npy(path: Path, content: Any) -> None:
     np.save(path.with_name(f"{path.stem}_labels.npy"), content[1])
 
 
+def save_torch(path: Path, content: Any) -> None:
+    torch.save(content, path)
+
+
+LISTS = {label: list(rows) for label, rows in BY_CLASS.items()}
+TENSORS = {label: torch.tensor(rows) for label, rows in BY_CLASS.items()}
+NAMED = {"features": torch.tensor(X).bfloat16(), "labels": Y.tolist(), "epoch": 3}
+TIM = {"concat_features": torch.tensor(X), "concat_labels": torch.tensor(Y)}
 #: For each form: the file's suffix, what saves it, what it holds, and whether its rows are class by class.
 FORMS: dict[str, tuple[str, Callable[[Path, Any], None], Any, bool]] = {
     "NPY": (".npy", save_npy, (X, Y), False),
-    "torch, a pair": (
-        ".pt",
-        lambda path, content: torch.save(content, path),
-        (torch.tensor(X), torch.tensor(Y)),
-        False,
-    ),
-    "torch, by name": (
-        ".pth",
-        lambda path, content: torch.save(content, path),
-        {"features": torch.tensor(X).bfloat16(), "labels": Y.tolist(), "epoch": 3},
-        False,
-    ),
-    "torch, by class": (
-        ".pt",
-        lambda path, content: torch.save(content, path),
-        {label: list(torch.tensor(rows)) for label, rows in BY_CLASS.items()},
-        True,
-    ),
-    "pickle of S2M2": (
-        ".plk",
-        save_pickle,
-        collections.defaultdict(list, {label: list(rows) for label, rows in BY_CLASS.items()}),
-        True,
-    ),
+    "torch, a pair": (".pt", save_torch, (torch.tensor(X), torch.tensor(Y)), False),
+    "torch, by name": (".pth", save_torch, NAMED, False),
+    "torch, by class": (".pt", save_torch, {label: list(rows) for label, rows in TENSORS.items()}, True),
+    "pickle of S2M2": (".plk", save_pickle, collections.defaultdict(list, LISTS), True),
     "pickle of LaplacianShot": (".plk", save_pickle, [X.mean(0), -1, BY_CLASS, {3: [None]}], True),
-    "pickle of TIM": (
-        ".plk",
-        save_pickle,
-        {"concat_features": torch.tensor(X), "concat_labels": torch.tensor(Y)},
-        False,
-    ),
-    "pickle of tensors by class": (
-        ".pickle",
-        save_pickle,
-        {torch.tensor(label): torch.tensor(rows) for label, rows in BY_CLASS.items()},
-        True,
-    ),
+    "pickle of TIM": (".plk", save_pickle, TIM, False),
+    "pickle of tensors by class": (".pickle", save_pickle, {torch.tensor(c): x for c, x in TENSORS.items()}, True),
     "pickle, a pair": (".pkl", save_pickle, [X.tolist(), Y.tolist()], False),
 }
 

@@ -119,17 +119,8 @@ class TestNpz:
         assert (data.y.tolist(), data.class_names) == ([2, 0, 1, 2], ("-1", "9", "10"))
 
     def test_split_by_class(self, tmp_path: Path) -> None:
-        x = np.eye(3)
-        data = load_npz(self.save(tmp_path, x=x, y=["b", "a", "b"], split=["novel", "base", "novel"]))
+        data = load_npz(self.save(tmp_path, x=np.eye(3), y=["b", "a", "b"], split=["novel", "base", "novel"]))
         assert data.sides == ("base", "novel")
-        message = "^load_npz: `split` must keep every class on one side; got class b on base and novel"
-        with pytest.raises(ValueError, match=message):
-            load_npz(self.save(tmp_path, x=x, y=["b", "a", "b"], split=["novel", "base", "base"]))
-        message = r"^load_npz: `split` must have only sides base, validation, novel; got 'tset'\. .* train, val"
-        with pytest.raises(ValueError, match=message):
-            load_npz(self.save(tmp_path, x=x, y=["b", "a", "b"], split=["base", "tset", "base"]))
-        with pytest.raises(ValueError, match=r"^load_npz: `split` must have one side per row; got 2 for 3 rows"):
-            load_npz(self.save(tmp_path, x=x, y=["b", "a", "b"], split=["base", "novel"]))
 
     def test_split_under_other_names(self, tmp_path: Path) -> None:
         split = ["train", "TRAIN", "Base", "val", "valid", "Validation", "test", "novel"]
@@ -140,28 +131,11 @@ class TestNpz:
         y, split = np.array(["ä".encode(), b"b"]), np.array([b"base", b"test"])
         data = load_npz(self.save(tmp_path, x=np.eye(2), y=y, split=split))
         assert (data.class_names, data.y.tolist(), data.sides) == (("b", "ä"), [1, 0], ("novel", "base"))
-        with pytest.raises(ValueError, match=r"^load_npz: `y` must be UTF-8 where it is bytes; got b'\\xff'"):
-            load_npz(self.save(tmp_path, x=np.eye(2), y=np.array([b"a", b"\xff"])))
-        with pytest.raises(ValueError, match=r"^load_npz: `split` must be UTF-8"):
-            load_npz(self.save(tmp_path, x=np.eye(2), y=y, split=np.array([b"a", b"\xff"])))
 
     def test_not_an_npz(self, tmp_path: Path) -> None:
-        path = self.save(tmp_path, x=np.eye(9), y=range(9))
-        path.write_bytes(path.read_bytes()[:300])
-        with pytest.raises(ValueError, match=r"^load_npz: `path` must be an NPZ file that can be read; got .*BadZip"):
-            load_npz(path)
-        path.write_bytes(b"something else")
-        with pytest.raises(ValueError, match=r"^load_npz: `path` must be an NPZ file; got"):
-            load_npz(path)
-        path.write_bytes(b"")
-        with pytest.raises(ValueError, match="EOFError"):
-            load_npz(path)
         np.save(tmp_path / "x.npy", np.eye(2))
         with pytest.raises(ValueError, match=r"be an NPZ file; got .*x\.npy"):
             load_npz(tmp_path / "x.npy")
-        for absent in (tmp_path / "absent.npz", tmp_path):
-            with pytest.raises(ValueError, match=rf"^load_npz: `path` must be a file that exists; got {absent}\.$"):
-                load_npz(absent)
 
 
 class TestCsv:

@@ -17,12 +17,6 @@ from protonet.datasets.glyphs import SHARES, alphabet_of, find_faces, split_alph
 SOME = "abcxyzαβγж≤⠿"
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 def rows_of(data: Dataset, character: str) -> torch.Tensor:
     return data.x[data.y == data.class_names.index(character)]
 

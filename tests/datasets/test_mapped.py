@@ -16,6 +16,8 @@ from protonet.datasets import Dataset, load_npz, map_npz
 from protonet.datasets import dataset as dataset_module
 from protonet.datasets.mapped import write_npz
 
+SPLIT = "`split` must keep every class on one side; got class b on base and novel"
+
 
 def make_rows(n: int = 12, *, dtype: str = "float32", shape: tuple[int, ...] = (5,)) -> np.ndarray:
     return np.random.default_rng(0).normal(size=(n, *shape)).astype(dtype)
@@ -68,18 +70,12 @@ def test_larger_header_and_extra_field(tmp_path: Path) -> None:
     ],
     ids=["byte order", "columns first", "integers", "long double"],
 )
-def test_other_layouts_are_loaded(tmp_path: Path, x: np.ndarray) -> None:
-    np.savez(tmp_path / "f.npz", x=x, y=np.arange(12) % 2)
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_other_layouts_are_loaded(tmp_path: Path, x: np.ndarray, save: Callable[..., None]) -> None:
+    save(tmp_path / "f.npz", x=x, y=np.arange(12) % 2)
     data = map_npz(tmp_path / "f.npz")
     assert (data.mapping, data.x.dtype) == (None, torch.float32)
     assert data.x.tolist() == x.astype(np.float32).tolist()
-
-
-def test_compressed_is_loaded(tmp_path: Path) -> None:
-    np.savez_compressed(tmp_path / "f.npz", x=make_rows(), y=np.arange(12) % 2)
-    data = map_npz(tmp_path / "f.npz")
-    assert data.mapping is None
-    assert data.x.tolist() == make_rows().tolist()
 
 
 @pytest.mark.parametrize(
@@ -130,9 +126,17 @@ def test_rows_with_nan_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ({"x": np.eye(2), "y": [1, 1]}, "`x` must have at least 2 classes; got 1"),
         ({"x": np.ones(2), "y": [0, 1]}, r"`x` must be real, of shape \(n, dim\); got float64 \(2,\)"),
         ({"x": np.empty((0, 3)), "y": np.empty(0, int)}, "`x` must have at least 2 classes; got 0"),
-        ({"x": np.eye(2), "y": [0, 1], "split": ["base", "x"]}, "`split` must have only sides base, .*; got 'x'"),
+        (
+            {"x": np.eye(2), "y": [0, 1], "split": ["base", "x"]},
+            "`split` must have only sides .*; got 'x'. .* train, val",
+        ),
+        ({"x": np.eye(3), "y": list("bab"), "split": ["novel", "base", "base"]}, SPLIT),
+        (
+            {"x": np.eye(2), "y": list("ab"), "split": np.array([b"a", b"\xff"])},
+            r"`split` must be UTF-8 where it is by",
+        ),
         ({"x": np.eye(2), "y": [0, 1], "split": ["base"]}, "`split` must have one side per row; got 1 for 2"),
-        ({"x": np.eye(2), "y": np.array([b"a", b"\xff"])}, "`y` must be UTF-8 where it is bytes"),
+        ({"x": np.eye(2), "y": np.array([b"a", b"\xff"])}, r"`y` must be UTF-8 where it is bytes; got b'\\xff'"),
         ({"x": [[1.0], [np.nan]], "y": [0, 1]}, "`x` must be finite; got NaN or infinity in 1 of 2 rows: 1. "),
     ],
 )
@@ -143,16 +147,23 @@ def test_errors(tmp_path: Path, read: Callable[[Path], Dataset], arrays: dict[st
         read(tmp_path / "f.npz")
 
 
-def test_damaged_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize("read", [load_npz, map_npz])
+def test_damaged_files(tmp_path: Path, read: Callable[[Path], Dataset]) -> None:
     path = tmp_path / "f.npz"
-    with pytest.raises(ValueError, match=rf"^load_npz: `path` must be a file that exists; got {path}\.$"):
-        map_npz(path)
+    for absent in (path, tmp_path):
+        with pytest.raises(ValueError, match=rf"^load_npz: `path` must be a file that exists; got {absent}\.$"):
+            read(absent)
     np.savez(path, x=make_rows(), y=np.arange(12) % 2)
     whole = path.read_bytes()
-    for damaged in (b"", b"no zip", whole[:300], whole[:-30]):
+    for damaged, said in (
+        (b"", " that can be read; got .*EOFError"),
+        (b"something else", "; got"),
+        (whole[:300], " that can be read; got .*BadZip"),
+        (whole[:-30], ""),
+    ):
         path.write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"^load_npz: `path` must be an NPZ file"):
-            map_npz(path)
+        with pytest.raises(ValueError, match=rf"^load_npz: `path` must be an NPZ file{said}"):
+            read(path)
 
 
 def read_resident() -> int:

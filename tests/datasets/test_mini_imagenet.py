@@ -10,11 +10,6 @@ from protonet.datasets import load_mini_imagenet
 from tests.datasets.trees import make_csv
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
-
-
 def test_rows_are_in_the_order_of_the_lists(tmp_path: Path) -> None:
     lines = (make_csv(tmp_path) / "train.csv").read_text().splitlines()
     (tmp_path / "train.csv").write_text("\n".join(lines[::-1][:-1]))  # nor is the header needed

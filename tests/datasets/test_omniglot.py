@@ -31,11 +31,6 @@ def make_tree(root: Path) -> Path:
     return root
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
-
-
 @pytest.mark.parametrize("home", ["", "omniglot-py"])
 def test_rows_names_and_sides(tmp_path: Path, home: str) -> None:
     make_tree(tmp_path / home)

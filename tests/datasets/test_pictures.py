@@ -17,12 +17,6 @@ from protonet.datasets.pictures import Found, Pictures, join_sides, load_picture
 from tests.datasets.trees import draw_classes, make_folders, paint
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     return make_folders(tmp_path / "data")

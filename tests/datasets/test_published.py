@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,57 +16,29 @@ from tests.datasets import trees
 from tests.datasets.test_features import Hostile
 
 NAMES = [label for labels in trees.CLASSES.values() for label in labels]
+NUMBERS, BIRDS = "0123456", [f"{number:03}.{name}" for number, name in enumerate(NAMES, 1)]
+COUNTED = ["base 0", "base 1", "2", "validation 0", "validation 1", "novel 0", "novel 1"]
+META = ("meta-train", "meta-val", "meta-test")
 SIDES = ["base"] * 3 + ["validation"] * 2 + ["novel"] * 2
 #: For each layout: the loader, what makes it, the side of its pictures, and the names of the classes.
-LAYOUTS: dict[str, tuple[Callable[..., Dataset], Callable[[Path], Path], int, list[str]]] = {
+LAYOUTS: dict[str, tuple[Callable[..., Dataset], Callable[[Path], Path], int, Sequence[str]]] = {
     "mini, lists": (load_mini_imagenet, trees.make_csv, 84, NAMES),
     "mini, pickles of rows by class": (load_mini_imagenet, trees.make_cache, 84, NAMES),
-    "mini, pickles of labels": (load_mini_imagenet, trees.make_phases, 84, list("0123456")),
+    "mini, pickles of labels": (load_mini_imagenet, trees.make_phases, 84, NUMBERS),
     "mini, folders": (load_mini_imagenet, trees.make_folders, 84, NAMES),
-    "tiered, PNG": (load_tiered_imagenet, lambda root: trees.make_tiered(root, png=True), 84, NAMES),
-    "tiered, NPZ": (
-        load_tiered_imagenet,
-        lambda root: trees.make_tiered(root, png=False),
-        84,
-        ["base 0", "base 1", "2", "validation 0", "validation 1", "novel 0", "novel 1"],
-    ),
+    "tiered, PNG": (load_tiered_imagenet, partial(trees.make_tiered, png=True), 84, NAMES),
+    "tiered, NPZ": (load_tiered_imagenet, partial(trees.make_tiered, png=False), 84, COUNTED),
     "tiered, lists": (load_tiered_imagenet, trees.make_imagenet, 84, NAMES),
     "tiered, folders": (load_tiered_imagenet, trees.make_folders, 84, NAMES),
-    "CUB, JSON": (
-        load_cub,
-        lambda root: trees.make_cub(root, "json"),
-        84,
-        [f"{k:03}.{n}" for k, n in enumerate(NAMES, 1)],
-    ),
-    "CUB, CSV": (
-        load_cub,
-        lambda root: trees.make_cub(root, "csv"),
-        84,
-        [f"{k:03}.{n}" for k, n in enumerate(NAMES, 1)],
-    ),
+    "CUB, JSON": (load_cub, partial(trees.make_cub, split="json"), 84, BIRDS),
+    "CUB, CSV": (load_cub, partial(trees.make_cub, split="csv"), 84, BIRDS),
     "CUB, folders": (load_cub, trees.make_folders, 84, NAMES),
     "CIFAR-FS, lists": (load_cifar_fs, trees.make_cifar_fs, 32, NAMES),
-    "CIFAR-FS, pickles": (
-        load_cifar_fs,
-        lambda root: trees.make_numbered(root, "CIFAR_FS_{}.pickle"),
-        32,
-        list("0123456"),
-    ),
-    "CIFAR-FS, folders": (
-        load_cifar_fs,
-        lambda root: trees.make_folders(root, ("meta-train", "meta-val", "meta-test")),
-        32,
-        NAMES,
-    ),
-    "FC100, pickles": (load_fc100, lambda root: trees.make_numbered(root, "FC100_{}.pickle"), 32, list("0123456")),
+    "CIFAR-FS, pickles": (load_cifar_fs, partial(trees.make_numbered, pattern="CIFAR_FS_{}.pickle"), 32, NUMBERS),
+    "CIFAR-FS, folders": (load_cifar_fs, partial(trees.make_folders, names=META), 32, NAMES),
+    "FC100, pickles": (load_fc100, partial(trees.make_numbered, pattern="FC100_{}.pickle"), 32, NUMBERS),
     "FC100, folders": (load_fc100, trees.make_folders, 32, NAMES),
 }
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 @pytest.fixture
@@ -120,7 +93,7 @@ def test_without_lists_cub_is_split_by_the_rule_of_chen_et_al(root: Path) -> Non
         (
             "image_class_labels.txt",
             "\n".join(f"{k} {k}" for k in range(1, 15)),
-            r"\(folder 001\.ant of classes 1 and 2\)",
+            r"\(folder 001\.ant of classes 1 and 2",
         ),
         ("base.json", "{}", r"base\.json \(KeyError\)"),
         ("base.json", '{"image_names": ["a"]}', r"base\.json \(ValueError\)"),
@@ -129,9 +102,8 @@ def test_without_lists_cub_is_split_by_the_rule_of_chen_et_al(root: Path) -> Non
 )
 def test_bad_lists_of_cub(root: Path, file: str, text: str, message: str) -> None:
     (trees.make_cub(root) / "CUB_200_2011" / file).write_text(text)
-    with pytest.raises(
-        ValueError, match=f"^load_cub: `root` must hold lists and pictures that can be read; .*{message}"
-    ):
+    said = f"^load_cub: `root` must hold lists and pictures that can be read; .*{message}"
+    with pytest.raises(ValueError, match=said):
         load_cub(root)
 
 

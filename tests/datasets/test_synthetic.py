@@ -59,8 +59,6 @@ class TestEveryFamily:
         large = sample_family(name, seed=0, n_train=9, n_val=0, n_test=4, num_classes=5, dim=12)
         assert torch.equal(small.test_x, large.test_x)
         assert tuple(large.val_x.shape) == (0, 12)
-
-    def test_is_described(self, name: str) -> None:
         assert FAMILIES[name].__name__ == name
         assert FAMILIES[name].__doc__
 

@@ -127,9 +127,7 @@ def test_what_it_names_beside_is_refused_in_one_line(
     tmp_path: Path, content: object, named: str, protocol: int
 ) -> None:
     path = write(tmp_path / "a.pkl", [1, content], protocol)
-    message = (
-        rf"^f: `path` must be a pickle of arrays.* alone; got .*a\.pkl with ({named})\S*, which is not loaded\. Save"
-    )
+    message = rf"^f: `path` must be a pickle of arrays.*; got .*a\.pkl with ({named})\S*, which is not loaded\. Save"
     with pytest.raises(ValueError, match=message) as caught:
         load_pickle("f", "path", path)
     assert "\n" not in str(caught.value)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from analysis.episodes.peers import load_easyfsl
 from protonet.episodes.draws.batch import Base, Episodes, summarize_base, take_from
@@ -15,13 +18,17 @@ from protonet.sampling import index_classes
 __all__ = [
     "SLOW",
     "TRAINED",
+    "agree",
+    "cosines",
     "load_easyfsl",
     "make_base",
     "make_episodes",
     "make_texts",
+    "means_of",
     "needing",
     "run_easyfsl",
     "texts_of",
+    "unit",
 ]
 
 #: Methods that take long, and those that need a meta-trained encoder, with its objective.
@@ -32,6 +39,32 @@ TRAINED = {name: spec.objective for name, spec in METHODS.items() if "encoder" i
 def needing(need: Need) -> set[str]:
     """Return the names of the methods that need something."""
     return {name for name, spec in METHODS.items() if need in spec.needs}
+
+
+def means_of(rows: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean of each class's rows."""
+    return torch.stack([rows[labels == c].mean(dim=0) for c in range(int(labels.max()) + 1)])
+
+
+def unit(rows: Tensor, centre: Tensor | float = 0.0) -> Tensor:
+    """Return rows less a centre, of unit norm."""
+    return F.normalize(rows - centre, dim=1)
+
+
+def cosines(rows: Tensor, others: Tensor) -> Tensor:
+    """Return the cosine of each row with each of some others."""
+    return F.cosine_similarity(rows[:, None], others[None], dim=2)
+
+
+def agree(
+    logits: Tensor, episodes: Episodes, slow: Callable[..., object], *, rtol: float = 1e-5, atol: float = 1e-8
+) -> bool:
+    """Tell whether logits are what a slow function gives of each episode's support, labels and queries.
+
+    It may return a tensor or an array.
+    """
+    expected = [slow(*rows) for rows in zip(*episodes[:3], strict=True)]
+    return torch.allclose(logits, torch.stack([torch.as_tensor(rows) for rows in expected]), rtol=rtol, atol=atol)
 
 
 def make_base(*, dim: int = 12, seed: int = 0, dtype: torch.dtype = torch.float64) -> Base:

@@ -71,3 +71,9 @@ def make_trained_episodes(trained: Trained, *, n_episodes: int = 3, n_shot: int 
     trained = trained._replace(support=support, query=query)
     rows = [trained.encoder(each.flatten(0, 1)).unflatten(0, each.shape[:2]) for each in trained.gather()]
     return Episodes(rows[0], support % 4, rows[1], 4, trained=trained), query % 4
+
+
+def trained_of(episodes: Episodes) -> Trained:
+    """Return the encoder of episodes that have one."""
+    assert episodes.trained is not None
+    return episodes.trained

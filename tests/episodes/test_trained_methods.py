@@ -12,11 +12,8 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from protonet.episodes.__main__ import main
-from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.draws.numbered import Setting
 from protonet.episodes.evaluation.evaluate import Scores, evaluate, join_batches
-from protonet.episodes.methods import METHODS
 from protonet.episodes.methods.choice import choose_methods
 from protonet.episodes.networks.backbones import embed_rows
 from protonet.episodes.networks.checkpoints import FORMAT, load_encoder, load_trained, read_checkpoint
@@ -24,10 +21,11 @@ from protonet.episodes.training import tasks
 from protonet.episodes.training.objectives import RECIPE
 from protonet.sampling import index_classes
 from tests.episodes.cases import TRAINED
-from tests.episodes.meta_cases import SIDES, make_data, make_trained, make_trained_episodes, save_data
+from tests.episodes.command_cases import Command
+from tests.episodes.meta_cases import SIDES, make_data, make_trained, save_data
 
 SETTING = Setting((2, 2), n_query=3)
-FEW = ["--way", "2", "--query", "3", "--episodes", "5"]
+FEW = "--dataset tiny.npz --way 2 --query 3 --episodes 5"
 MINE = """
 def own(episodes):
     for weight in episodes.trained.encoder.parameters():
@@ -40,81 +38,60 @@ def own(episodes):
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    save_data(tmp_path / "tiny.npz")
-    (tmp_path / "mine.py").write_text(MINE, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
+    save_data(tmp_path / "tiny.npz")
+    other = make_data(dim=9)
+    np.savez("other.npz", x=other.x.numpy(), y=other.y.numpy(), split=np.array(SIDES)[other.y.numpy()])
+    Path("mine.py").write_text(MINE, encoding="utf-8")
     monkeypatch.setattr(tasks, "VALIDATION", replace(tasks.VALIDATION, n_episodes=10, n_slow=2))
     monkeypatch.setattr("protonet.episodes.training.meta.RECIPE", replace(RECIPE, measured_rows=40))
     return tmp_path
 
 
-def train(objective: str, name: str, *more: str) -> list[str]:
-    small = "--way 2 --query 2 --episodes-per-step 2 --steps 1 --backbone mlp --device cpu"
-    assert main(["train", "--objective", objective, "--dataset", "tiny.npz", *small.split(), *more, "-o", name]) == 0
-    return ["--dataset", "tiny.npz", *FEW, "--encoder", name]
+def train(command: Command, objective: str, *more: str) -> str:
+    """Train an encoder for a step, and return the arguments of its evaluation."""
+    small = "--dataset tiny.npz --way 2 --query 2 --episodes-per-step 2 --steps 1 --backbone mlp --device cpu"
+    command(f"train --objective {objective} {small}", *more, "-o a.safetensors")
+    return f"{FEW} --encoder a.safetensors"
 
 
 @pytest.mark.parametrize("objective", ["feat", "maml", "anil"])
-def test_an_objective_is_trained_and_its_method_evaluated(folder: Path, objective: str) -> None:
-    arguments = train(objective, "a.safetensors")
+def test_an_objective_is_trained_and_its_method_evaluated(command: Command, folder: Path, objective: str) -> None:
     methods = ["protonet", objective, "finetune:steps=1", "mine.py:own"]
-    assert main([*arguments, "--method", *methods, "--json", "out.json"]) == 0
-    found = json.loads((folder / "out.json").read_text(encoding="utf-8"))["methods"]
-    assert found.keys() == set(methods)
+    accuracies = command.accuracies(train(command, objective), "--method", *methods)
+    assert accuracies.keys() == set(methods)
     data = make_data()
     trained = load_trained(folder / "a.safetensors", data.take_rows, dim=64)
     x = embed_rows(trained.encoder, data.take_rows, torch.arange(72))
     index = index_classes(data.y).take(torch.tensor([c for c, side in enumerate(SIDES) if side == "novel"]))
     scores = evaluate(x, index, choose_methods(methods), SETTING, n_episodes=5, trained=trained)
     for name in methods:
-        assert found[name]["accuracy"] == pytest.approx(float(scores[name].accuracy.mean()), abs=1e-9)
-    assert found["mine.py:own"]["accuracy"] == found["protonet"]["accuracy"]  # of one shot
+        assert accuracies[name] == pytest.approx(float(scores[name].accuracy.mean()), abs=1e-9)
+    assert accuracies["mine.py:own"] == accuracies["protonet"]  # of one shot
 
 
-def test_all_leaves_out_methods_of_other_objectives(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = train("feat", "a.safetensors", "--backbone", "conv")
-    assert main([*arguments, "--side", "all", "--method", "all"]) == 0
-    out = capsys.readouterr().out
+@pytest.mark.usefixtures("folder")
+def test_all_leaves_out_methods_of_other_objectives(command: Command) -> None:
+    out = command(train(command, "feat", "--backbone conv"), "--side all --method all")
     assert "Without an encoder of their objectives, maml, anil are left out." in out
     assert "| feat " in out
     assert all(f"| {name} " not in out for name in TRAINED if name != "feat")
 
 
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        (
-            ["--method", "maml"],
-            "find an encoder of train --objective maml; got one of feat for maml. Pass --encoder FILE",
-        ),
-        (
-            ["--method", "finetune:head=tree"],
-            "protonet.episodes: `head` must be one of prototypes, linear; got 'tree'.",
-        ),
-        (["--method", "finetune:learning-rate=-1"], "have settings within their bounds, >= 0 here; got '-1'"),
-        (["--method", "feat:temperature=0"], "have settings within their bounds, > 0 here; got '0'"),
-        (
-            ["--dataset", "other.npz", "--method", "feat"],
-            "`--encoder` must hold an encoder of 9 features per row; got 64.",
-        ),
-    ],
-)
-def test_bad_input(folder: Path, capsys: pytest.CaptureFixture[str], more: list[str], said: str) -> None:
-    arguments = train("feat", "a.safetensors")
-    other = make_data(dim=9)
-    np.savez("other.npz", x=other.x.numpy(), y=other.y.numpy(), split=np.array(SIDES)[other.y.numpy()])
-    capsys.readouterr()
-    assert main([*arguments, *more]) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1
-
-
-@pytest.mark.parametrize(("method", "wanted"), [("feat", " of train --objective feat"), ("finetune", "")])
-def test_without_an_encoder(folder: Path, capsys: pytest.CaptureFixture[str], method: str, wanted: str) -> None:
-    assert main(["--dataset", "tiny.npz", *FEW, "--method", method]) == 2
-    said = f"`--method` must find an encoder{wanted}; got none for {method}. Pass --encoder FILE, of such a run."
-    assert said in capsys.readouterr().err
+@pytest.mark.usefixtures("folder")
+def test_bad_input(command: Command) -> None:
+    arguments = train(command, "feat")
+    for more, said in (
+        ("--method maml", "find an encoder of train --objective maml; got one of feat for maml. Pass --encoder FILE"),
+        ("--method finetune:head=tree", "^protonet.episodes: `head` must be one of prototypes, linear; got 'tree'."),
+        ("--method finetune:learning-rate=-1", "have settings within their bounds, >= 0 here; got '-1'"),
+        ("--method feat:temperature=0", "have settings within their bounds, > 0 here; got '0'"),
+        ("--dataset other.npz --method feat", "`--encoder` must hold an encoder of 9 features per row; got 64."),
+    ):
+        command.refuses(said, arguments, more)
+    for method, of in (("feat", " of train --objective feat"), ("finetune", "")):
+        said = f"`--method` must find an encoder{of}; got none for {method}. Pass --encoder FILE, of such a run."
+        command.refuses(said, FEW, "--method", method)
 
 
 @pytest.mark.parametrize("objective", ["maml", "anil", "feat", "prototypes"])
@@ -137,8 +114,9 @@ def test_a_resumed_evaluation_is_the_same(objective: str) -> None:
         assert torch.equal(whole[name].bins, resumed[name].bins)
 
 
-def test_what_is_trained_is_loaded(folder: Path) -> None:
-    train("feat", "a.safetensors")
+@pytest.mark.usefixtures("folder")
+def test_what_is_trained_is_loaded(command: Command) -> None:
+    train(command, "feat")
     rows = make_data().x
     trained = load_trained("a.safetensors", lambda numbers: rows[numbers])
     assert trained.plan["objective"] == "feat"
@@ -152,43 +130,25 @@ def test_what_is_trained_is_loaded(folder: Path) -> None:
     assert torch.equal(query, rows[None, [7]])
 
 
+@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("objective", ["maml", "anil"])
-def test_files_whose_classes_share_a_weight_are_as_from_zero(folder: Path, objective: str) -> None:
-    arguments = train(objective, "zero.safetensors", "--head", "zero")
-    tensors, metadata = read_checkpoint("test", "path", "zero.safetensors")
-    weight = torch.randn(1, load_encoder("zero.safetensors")(torch.zeros(1, 64)).shape[1])
+def test_files_whose_classes_share_a_weight_are_as_from_zero(command: Command, objective: str) -> None:
+    arguments = train(command, objective, "--head zero")
+    tensors, metadata = read_checkpoint("test", "path", "a.safetensors")
+    weight = torch.randn(1, load_encoder("a.safetensors")(torch.zeros(1, 64)).shape[1])
     tensors |= {f"{part}.head.weight": weight.clone() for part in ("best", "average", "learner")}
-    content = save(tensors, {FORMAT: json.dumps(metadata | {"version": 2})})
-    (folder / "old.safetensors").write_bytes(content)
-    for name in ("zero", "old"):
-        changed = [*arguments[:-1], f"{name}.safetensors", "--method", objective]
-        assert main([*changed, "--json", f"{name}.json"]) == 0
-    results = [json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) for name in ("zero", "old")]
-    assert results[0]["methods"] == results[1]["methods"]
-
-
-def test_a_last_layer_of_other_classes_is_refused_before_the_work(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = train("anil", "a.safetensors")
-    assert main([*arguments, "--side", "all", "--method", "anil"]) == 0
-    wider = [*arguments, "--side", "all", "--way", "3"]
-    capsys.readouterr()
-    assert main([*wider, "--method", "anil"]) == 2
-    said = "`--way` must be 2 for anil, whose last layer has weights of as many classes; got 3. Pass --way 2, or"
-    assert said in capsys.readouterr().err
-    assert main([*wider, "--method", "all"]) == 0
-    assert "What was trained beside the encoder is for another --way, and anil are left out." in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("name", sorted(TRAINED))
-def test_some_of_the_queries_are_classified_as_all(name: str) -> None:
-    episodes, _ = make_trained_episodes(make_trained(TRAINED[name] or "prototypes"))
-    method, queries = METHODS[name], slice(3, 8)
-    torch.testing.assert_close(
-        method(episodes.take_queries(queries)), method(episodes)[:, queries], atol=1e-4, rtol=1e-3
+    Path("old.safetensors").write_bytes(save(tensors, {FORMAT: json.dumps(metadata | {"version": 2})}))
+    new, old = (
+        command.accuracies(arguments, f"--encoder {name}.safetensors --method", objective) for name in ("a", "old")
     )
+    assert new == old
 
 
-def test_episodes_have_no_encoder_unless_there_is_one() -> None:
-    assert Episodes(torch.zeros(1, 2, 3), torch.tensor([[0, 1]]), torch.zeros(1, 1, 3), 2).trained is None
+@pytest.mark.usefixtures("folder")
+def test_a_last_layer_of_other_classes_is_refused_before_the_work(command: Command) -> None:
+    arguments = f"{train(command, 'anil')} --side all"
+    command(arguments, "--method anil")
+    said = "`--way` must be 2 for anil, whose last layer has weights of as many classes; got 3. Pass --way 2, or"
+    command.refuses(said, arguments, "--way 3 --method anil")
+    said = "What was trained beside the encoder is for another --way, and anil are left out."
+    assert said in command(arguments, "--way 3 --method all")

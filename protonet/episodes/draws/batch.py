@@ -49,13 +49,13 @@ class Trained(NamedTuple):
 
     def hide_numbers(self, order: Tensor) -> Trained:
         """Copy it, with queries in an ``order`` (episodes, n_queries), and rows numbered as they come in the batch."""
-        own = self._replace(encoder=copy.deepcopy(self.encoder), head=copy.deepcopy(self.head))
+        copied = self._replace(encoder=copy.deepcopy(self.encoder), head=copy.deepcopy(self.head))
         if self.support is None or self.query is None:
-            return own
+            return copied
         rows = torch.cat([self.support, self.query.gather(1, order)], dim=1)  # (episodes, rows)
         places = torch.arange(rows.numel()).view_as(rows).split([self.support.shape[1], order.shape[1]], dim=1)
         take, known = self.take, rows.flatten()
-        return own._replace(take=lambda numbers: take(known[numbers]), support=places[0], query=places[1])
+        return copied._replace(take=lambda numbers: take(known[numbers]), support=places[0], query=places[1])
 
 
 class Episodes(NamedTuple):
@@ -157,9 +157,9 @@ def split_draw(draw: Draw) -> Iterator[Part]:
         numbers = (kinds == kind).nonzero().flatten()
         n_way, n_support, _, n_query = sizes[numbers[0]].tolist()
         slots = _find_present(support[numbers], n_support)
-        of_support = [each[numbers].gather(1, slots) for each in (support, support_labels)]
+        of_support = [slotted[numbers].gather(1, slots) for slotted in (support, support_labels)]
         slots = _find_present(query[numbers], n_query)
-        of_query = [each[numbers].gather(1, slots) for each in (query, query_labels, query_shots)]
+        of_query = [slotted[numbers].gather(1, slots) for slotted in (query, query_labels, query_shots)]
         more = draw.unlabelled[numbers].flatten(1)  # as many as there are classes, in each
         more = more.gather(1, _find_present(more, int((more[0] >= 0).sum())))
         yield Part._make([numbers, *of_support, *of_query, more, n_way])
@@ -204,10 +204,10 @@ class Texts(NamedTuple):
 
 def number_rows(index: ClassIndex, n_rows: int) -> Tensor:
     """Return the class of each of ``n_rows`` rows, (n_rows,) int64; -1 for those that are in none of the index."""
-    found = torch.full((n_rows,), -1)
-    for number, own in enumerate(list_pieces(index)):
-        found[own] = number
-    return found
+    classes = torch.full((n_rows,), -1)
+    for number, rows in enumerate(list_pieces(index)):
+        classes[rows] = number
+    return classes
 
 
 def gather_episodes(
@@ -231,9 +231,9 @@ def summarize_base(take: Take, by_class: ClassIndex) -> Base:
     They are numbered anew, class by class: by the numbers of the data, all other rows could be taken, too.
     """
     means, pieces = [], list_pieces(by_class)
-    for own in pieces:
-        sums = [take(rows).to(torch.float64).sum(dim=0) for rows in own.split(CHUNK)]
-        means.append(torch.stack(sums).sum(dim=0) / len(own))
+    for rows in pieces:
+        sums = [take(some).to(torch.float64).sum(dim=0) for some in rows.split(CHUNK)]
+        means.append(torch.stack(sums).sum(dim=0) / len(rows))
     class_means = torch.stack(means)  # (base classes, dim)
     share = by_class.size.double() / by_class.size.sum()
     known = index_pieces(pieces)

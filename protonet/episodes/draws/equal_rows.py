@@ -74,8 +74,8 @@ def list_equal(data: Dataset, class_ids: Tensor) -> Iterator[str]:
     def name(chosen: Tensor) -> str:
         return _name_classes([data.class_names[c] for c in classes[chosen].unique().tolist()])
 
-    if bool((own := inside & (counts > 1)).any()):
-        yield f"Exactly equal to another row of its class, so that a query may be a support row's copy: {tell(own)}."
+    if bool((copied := inside & (counts > 1)).any()):
+        yield f"Exactly equal to another row of its class, so that a query may be a support row's copy: {tell(copied)}."
     if bool((other := inside & (n_inside > 1)).any()):
         yield f"Exactly equal to a row of another evaluated class: {tell(other)}."
     if bool((seen := inside & (n_outside > 0)).any()):

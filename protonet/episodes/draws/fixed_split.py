@@ -135,8 +135,8 @@ def join_split(train: Dataset, test: Dataset, names: tuple[str, str]) -> tuple[D
         got = f"{test.x.shape[1]} of {names[1]}"
         fail("join_split", "test", f"have {train.x.shape[1]} features per row, as {names[0]}", got, "Embed both alike.")
     number = {name: c for c, name in enumerate(train.class_names)}
-    for held, other, at in ((test, train, 1), (train, test, 0)):
-        missing = [name for name in held.class_names if name not in other.class_names]
+    for split, other, at in ((test, train, 1), (train, test, 0)):
+        missing = [name for name in split.class_names if name not in other.class_names]
         if missing:
             got = f"{missing[0]!r} in {names[at]} alone" + (
                 f", and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -144,10 +144,10 @@ def join_split(train: Dataset, test: Dataset, names: tuple[str, str]) -> tuple[D
             fail("join_split", "test", "have the classes of --dataset, by name", got, "Rename them, or leave them out.")
     sides = [train.x, test.x]
     if train.x.dtype != test.x.dtype:  # pixels of 8 bits beside features: as they are meant
-        sides = [each.take_rows(torch.arange(len(each.x))) for each in (train, test)]
+        sides = [split.take_rows(torch.arange(len(split.x))) for split in (train, test)]
     x = torch.cat(sides)
-    coarse = min((each.dtype for each in sides), key=lambda dtype: dtype.itemsize)
-    shared = find_shared(*(each.to(coarse) for each in sides))
+    coarse = min((rows.dtype for rows in sides), key=lambda dtype: dtype.itemsize)
+    shared = find_shared(*(rows.to(coarse) for rows in sides))
     if len(shared):
         first, second = shared[0].tolist()
         got = f"{len(shared[:, 1].unique())}, such as row {second} of {names[1]} and row {first} of {names[0]}"
@@ -163,9 +163,9 @@ def find_shared(a: Tensor, b: Tensor) -> Tensor:
     Returns:
         (pairs, 2) int64: for each row of ``b`` that is in ``a``, in order, the last such row of ``a``, and it.
     """
-    known, asked = number_equal(torch.cat([a, b])).split([len(a), len(b)])
+    known, sought = number_equal(torch.cat([a, b])).split([len(a), len(b)])
     order = known.argsort(stable=True)
-    place = torch.searchsorted(known[order], asked, right=True) - 1  # of the last number that is not larger
+    place = torch.searchsorted(known[order], sought, right=True) - 1  # of the last number that is not larger
     rows = order[place.clamp_min(0)]
-    shared = ((place >= 0) & (known[rows] == asked)).nonzero().flatten()
+    shared = ((place >= 0) & (known[rows] == sought)).nonzero().flatten()
     return torch.stack([rows[shared], shared], dim=1)

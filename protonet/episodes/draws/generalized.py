@@ -107,7 +107,7 @@ class Generalized(Sampler):
         support[:, :, 0] = index.rows[start]
         most = max(query.shape[2], novel.query.shape[2])
         widths = (
-            torch.nn.functional.pad(each, (0, most - each.shape[2]), value=NO_ROW) for each in (query, novel.query)
+            torch.nn.functional.pad(rows, (0, most - rows.shape[2]), value=NO_ROW) for rows in (query, novel.query)
         )
         none = torch.empty(n_episodes, self.n_base + novel.support.shape[1], 0, dtype=torch.int64)
         return Draw(torch.cat([support, novel.support], dim=1), torch.cat(list(widths), dim=1), novel.open_query, none)

@@ -98,7 +98,7 @@ class MetaDataset(Sampler):
         if index.size[smallest] < 2:
             got = f"class {class_names[smallest]!r} with {int(index.size[smallest])}"
             fail("MetaDataset", "classes", "have 2 rows (shot + query)", got, "Leave small classes out.")
-        if any(len(set(own)) < LEAST_WAY or not set(own) <= set(range(len(index.size))) for own in self.groups):
+        if any(len(set(group)) < LEAST_WAY or not set(group) <= set(range(len(index.size))) for group in self.groups):
             fail(
                 "MetaDataset",
                 "groups",
@@ -217,25 +217,25 @@ def read_groups(hierarchy: str, names: Sequence[str]) -> tuple[tuple[tuple[int, 
         InputError: The file cannot be read or has circles, a class has no superclass, or no group is large enough.
     """
     whole = hierarchy != "names"
-    found = _read_nodes(Path(hierarchy), names) if whole else _split_names(names)
+    nodes = _read_nodes(Path(hierarchy), names) if whole else _split_names(names)
     most = MOST_LEAVES if whole else len(names)
-    groups = tuple(tuple(sorted(found[name])) for name in sorted(found) if LEAST_WAY <= len(found[name]) <= most)
+    groups = tuple(tuple(sorted(nodes[name])) for name in sorted(nodes) if LEAST_WAY <= len(nodes[name]) <= most)
     if not groups:
-        sizes = f"{max(map(len, found.values()), default=0)} at most"
+        sizes = f"{max(map(len, nodes.values()), default=0)} at most"
         fail("read_groups", "hierarchy", f"have a group of {LEAST_WAY} classes", sizes, "Leave --hierarchy out.")
     return groups, whole
 
 
 def _split_names(names: Sequence[str]) -> dict[str, set[int]]:
     """Return the classes of each superclass."""
-    found: dict[str, set[int]] = {}
+    members: dict[str, set[int]] = {}
     for number, name in enumerate(names):
         superclass, slash, _ = name.rpartition("/")
         if not slash:
             remedy = "Name classes SUPERCLASS/CLASS, or pass a file of lines 'parent child'."
             fail("read_groups", "hierarchy", "be in the names of all classes", f"{name!r} without a superclass", remedy)
-        found.setdefault(superclass, set()).add(number)
-    return found
+        members.setdefault(superclass, set()).add(number)
+    return members
 
 
 def _read_nodes(path: Path, names: Sequence[str]) -> dict[str, set[int]]:
@@ -262,7 +262,9 @@ def _read_nodes(path: Path, names: Sequence[str]) -> dict[str, set[int]]:
             fail("read_groups", "hierarchy", "have all classes, by name", f"none for {name!r}", remedy)
     below = _span(path, children, {name: number for number, name in enumerate(names)})
     return {
-        node: below[node] for node, own in children.items() if len({child for child in own if below.get(child)}) > 1
+        node: below[node]
+        for node, below_it in children.items()
+        if len({child for child in below_it if below.get(child)}) > 1
     }
 
 
@@ -276,8 +278,8 @@ def _span(path: Path, children: Mapping[str, Sequence[str]], numbers: Mapping[st
             node = stack[-1]
             waiting = [child for child in children.get(node, ()) if child not in below]
             if node in below or not waiting:
-                own = {numbers[node]} if node in numbers else set()
-                below.setdefault(node, own.union(*(below[child] for child in children.get(node, ()))))
+                itself = {numbers[node]} if node in numbers else set()
+                below.setdefault(node, itself.union(*(below[child] for child in children.get(node, ()))))
                 open_nodes.discard(stack.pop())
                 continue
             open_nodes.add(node)

@@ -152,8 +152,8 @@ def evaluate(
                 episodes = gather_episodes(take, block, base, named, trained)
                 for name, method in methods.items():
                     logits[name].append(_classify(name, method, episodes, first + block.numbers, seed))
-            for name, each in logits.items():
-                scored[name].append(_score_logits(torch.cat(each), part, setting.shot, setting.n_base))
+            for name, parts in logits.items():
+                scored[name].append(_score_logits(torch.cat(parts), part, setting.shot, setting.n_base))
         order = torch.cat(numbers).argsort()
         return {name: join_scores(parts, order) for name, parts in scored.items()}
 
@@ -166,15 +166,15 @@ def evaluate(
         for first in range(done // ROUND, -(-n_episodes // ROUND), group.world_size):
             begin = max(done, (first + group.rank) * ROUND)
             end = min((first + group.rank + 1) * ROUND, n_episodes)
-            own: list[dict[str, Scores]] = []
+            batches: list[dict[str, Scores]] = []
             if begin < end:
                 draw = setting.draw(index, seed=seed, first=begin, n_episodes=end - begin)
             for start, stop in _split_span(begin, end):
-                own.append(score_chunk(Draw(*(rows[start - begin : stop - begin] for rows in draw)), start))
+                batches.append(score_chunk(Draw(*(rows[start - begin : stop - begin] for rows in draw)), start))
                 if progress is not None and group.world_size == 1:
-                    progress([*finished, *own])
+                    progress([*finished, *batches])
             # In the order of their numbers: any number of processes stops at the same round.
-            for scores in group.gather(own):
+            for scores in group.gather(batches):
                 finished += scores
                 if until and is_precise():
                     return join_batches(finished)
@@ -288,7 +288,7 @@ def rate_sides(right: Tensor, is_base: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Source: Ye, Hu and Zhan, "Learning adaptive classifiers synthesis for generalized few-shot learning" (2021), sec. 5.
         https://arxiv.org/abs/1906.02944
     """
-    base, novel = ((right & own).sum(dim=1).double() / own.sum(dim=1) for own in (is_base, ~is_base))
+    base, novel = ((right & side).sum(dim=1).double() / side.sum(dim=1) for side in (is_base, ~is_base))
     return base, novel, 2 * base * novel / (base + novel).clamp_min(ROUNDING)
 
 
@@ -343,7 +343,7 @@ def count_episodes(batches: Sequence[Mapping[str, Scores]]) -> int:
 def join_scores(parts: Sequence[Scores], order: Tensor | slice = slice(None)) -> Scores:
     """Join the scores of several batches of episodes, then put the episodes into ``order``."""
     *by_episode, bins = zip(*parts, strict=True)
-    joined = [torch.cat(each)[order] for each in by_episode]
+    joined = [torch.cat(parts)[order] for parts in by_episode]
     # One after another, so that sums of sums are the same numbers.
     return Scores._make([*joined, reduce(torch.add, bins)])
 

@@ -7,23 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from protonet.episodes.draws.sampler import Sampler
+from protonet.episodes.features.sources import RowsPlan
 from protonet.episodes.methods.choice import ChosenMethod
-
-
-@dataclass(frozen=True)
-class RowsPlan:
-    """Which rows are classified, and what is done to them before any method."""
-
-    dataset: str  #: By name or path, see `protonet.episodes.features.sources.load_source`.
-    test: str | None = None  #: The test rows of a fixed split, likewise.
-    #: Of the split by class, or "all"; None for "novel" if there is a split, otherwise "all".
-    side: str | None = None
-    image_size: int | None = None  #: Pixels per side of pictures, see `load_source`.
-    split_seed: int | None = None  #: Split the classes at random; None keeps the data set's own.
-    encoder: str | None = None  #: The path of a checkpoint; None takes the features as they are.
-    normalize: str = "none"  #: One of `protonet.episodes.features.NORMALIZATIONS`.
-    base: str | None = None  #: The base classes, see `load_base`; None for the data set's own.
-    texts: str | None = None  #: The embeddings of texts that name the classes, see `load_texts`.
 
 
 @dataclass(frozen=True)

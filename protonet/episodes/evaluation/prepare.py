@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from protonet._checks import as_typed, fail
+from protonet._checks import fail
 from protonet.datasets import Dataset
 from protonet.datasets.dataset import SIDES
 from protonet.episodes.draws.batch import Base, Trained, summarize_base, take_from
 from protonet.episodes.draws.sampler import Pool, Sampler, Take
 from protonet.episodes.evaluation.distributed import Group
 from protonet.episodes.evaluation.evaluate import Progress, Scores, count_episodes, evaluate
-from protonet.episodes.evaluation.plan import EvaluationPlan, MethodsPlan, RowsPlan
+from protonet.episodes.evaluation.plan import EvaluationPlan, MethodsPlan
 from protonet.episodes.evaluation.statistics import Tuning
 from protonet.episodes.features.normalization import CHUNK, normalize_rows
-from protonet.episodes.features.sources import load_base, load_source, load_texts, same_source
+from protonet.episodes.features.sources import Sources, load_texts
 from protonet.episodes.methods.choice import ChosenMethod
 from protonet.episodes.methods.supply import Supply, find_methods
 from protonet.episodes.networks.backbones import embed_rows
-from protonet.episodes.networks.checkpoints import find_head_way, load_trained, read_plan
+from protonet.episodes.networks.checkpoints import find_head_way
 from protonet.sampling import ClassIndex, index_classes
 
 MOST_TUNED = 500  #: Settings are compared on as many episodes as are evaluated, but on no more than these.
@@ -113,44 +113,28 @@ class SourceRows(NamedTuple):
         return self._replace(read=lambda rows: normalize_rows(read(rows), kind, mean))
 
 
-def load_data(plan: EvaluationPlan) -> tuple[Sampler, Dataset]:
-    """Load the data set of a plan, with its test split where it has one; return the kind of its episodes, too.
-
-    Raises:
-        MissingPackageError: A package that the data need is missing.
-        InputError: The data cannot be loaded, or both splits do not fit together.
-    """
-    rows = plan.rows
-    with as_typed("load_data", text="dataset", path="dataset"):
-        data = load_source(rows.dataset, split_seed=rows.split_seed, image_size=rows.image_size)
-    with as_typed("load_data", text="test", path="test"):
-        test = None if rows.test is None else load_source(rows.test, image_size=rows.image_size)
-    return plan.sampler.join_test(data, test, (rows.dataset, rows.test or ""))
-
-
-def prepare(plan: EvaluationPlan, sampler: Sampler, data: Dataset) -> Prepared:
+def prepare(plan: EvaluationPlan, sampler: Sampler, sources: Sources) -> Prepared:
     """Select the rows and classes of a plan's side, and embed and normalise them as it says.
 
     Args:
         plan: The settings. Those of ``tune`` are not looked at.
         sampler: The kind of episodes, from `load_data`.
-        data: The data set, from `load_data`.
+        sources: What the rows are read from, likewise.
 
     Raises:
         InputError: Data, side, encoder, base, sampler and methods do not fit together.
     """
+    data, training = sources.data, None if sources.trained is None else sources.trained.plan
     sides = data.sides or ("all",) * data.num_classes
     side = plan.rows.side or ("all" if data.sides is None else "novel")
     if side not in {"all", *sides}:
         got = f"{side} of {', '.join(sorted(set(data.sides or ()))) or 'no split'}"
         remedy = "Pass --side all, or --split-seed 0 for a split."
         fail("prepare", "side", "be a side that has classes", got, remedy)
-    base_data, base_ids = _find_base(data, side, plan.rows)
+    base_ids = _find_base(sources, side, plan.rows.normalize)
     if sampler.adds_base and not base_ids:
         remedy = "Pass --side novel, of data with a split by class (--split-seed 0 makes one)."
         fail("prepare", "protocol", "find base classes, to be generalized", "none", remedy)
-    with as_typed("prepare", path="encoder"):
-        training = None if plan.rows.encoder is None else read_plan(plan.rows.encoder)
     supply = Supply(
         n_base=len(base_ids),
         objective=None if training is None else training["objective"],
@@ -171,7 +155,8 @@ def prepare(plan: EvaluationPlan, sampler: Sampler, data: Dataset) -> Prepared:
     if kind != "cl2" and not uses_base:
         base_ids = []
     if training is not None:
-        notes += _compare_split(training, plan.rows, side)
+        if sources.is_own and side != "novel":
+            notes.append(f"The encoder was trained or chosen on classes of side {side}: this is no test of it.")
         adapting = [name for name, choice in methods.items() if choice.spec.adapts]
         if kind != "none" and adapting:
             notes.append(f"{' and '.join(adapting)} embed rows anew, which are not normalized then.")
@@ -180,12 +165,13 @@ def prepare(plan: EvaluationPlan, sampler: Sampler, data: Dataset) -> Prepared:
             notes.append(f"The encoder takes rows of {n_features} features for images, which these may not be.")
         if sampler.adds_base:
             notes.append("The encoder may have learned from the queries of base classes: their accuracy flatters it.")
-    rows = _open_rows(data, chosen + (base_ids if base_data is data else []), plan.rows.encoder)
+    is_within = sources.base is data  # the base classes are some of the data's
+    rows = _open_rows(data, chosen + (base_ids if is_within else []), sources.trained)
     base, means, queries, mean = None, None, None, None
     if base_ids:
-        base_rows = rows if base_data is data else _open_rows(base_data, base_ids, plan.rows.encoder)
-        base_index = index_classes(base_data.y).take(torch.tensor(base_ids))
-        base_index, queries = sampler.hold_out(base_index, tuple(base_data.class_names[c] for c in base_ids))
+        base_rows = rows if is_within else _open_rows(sources.base, base_ids, sources.trained)
+        base_index = index_classes(sources.base.y).take(torch.tensor(base_ids))
+        base_index, queries = sampler.hold_out(base_index, tuple(sources.base.class_names[c] for c in base_ids))
         mean = base_rows.summarize(base_index).mean if kind == "cl2" else None
         base = base_rows.normalize(kind, mean).summarize(base_index)
         means = base.class_means
@@ -201,13 +187,13 @@ def prepare(plan: EvaluationPlan, sampler: Sampler, data: Dataset) -> Prepared:
     return replace(prepared, texts=load_texts(plan.rows.texts, dim=pool.x.shape[1], names=named))
 
 
-def tune(plan: EvaluationPlan, sampler: Sampler, data: Dataset, group: Group) -> list[Tuning]:
+def tune(plan: EvaluationPlan, sampler: Sampler, sources: Sources, group: Group) -> list[Tuning]:
     """Evaluate the settings of each method to tune on the same episodes of validation classes.
 
     Args:
         plan: The settings; the episodes are of its kind and seed, the classes are none of the evaluated ones.
         sampler: The kind of episodes, from `load_data`.
-        data: The data set, from `load_data`.
+        sources: What the rows are read from, likewise.
         group: The processes that share the work.
 
     Returns:
@@ -216,15 +202,15 @@ def tune(plan: EvaluationPlan, sampler: Sampler, data: Dataset, group: Group) ->
     Raises:
         InputError: There are no or too few validation classes, or they are those to be evaluated.
     """
-    grids = plan.methods.tune
+    grids, sides = plan.methods.tune, sources.data.sides
     if not grids:
         return []
-    evaluated = plan.rows.side or ("novel" if data.sides else "all")
+    evaluated = plan.rows.side or ("novel" if sides else "all")
     if evaluated in {"validation", "all"}:
         remedy = "Pass --side novel, of data with a split; --split-seed 0 makes one."
         constraint = "choose on other classes than the evaluated ones"
         fail("tune", "tune", constraint, f"--side {evaluated}", remedy)
-    needed, there = sampler.n_drawn, (data.sides or ()).count("validation")
+    needed, there = sampler.n_drawn, (sides or ()).count("validation")
     if there < needed:
         remedy = "Pass --split-seed 0 for a split with validation classes, or ask for fewer classes."
         fail("tune", "tune", f"find {needed} validation classes (--way and --open)", there, remedy)
@@ -232,50 +218,35 @@ def tune(plan: EvaluationPlan, sampler: Sampler, data: Dataset, group: Group) ->
     candidates = MethodsPlan([choice for grid in grids for choice in grid])
     n_episodes = min(plan.n_episodes, MOST_TUNED)
     plan = replace(plan, rows=rows, methods=candidates, n_episodes=n_episodes, until=0.0)
-    prepared = prepare(plan, sampler, data)
+    prepared = prepare(plan, sampler, sources)
     hidden = group.rank != 0
     bar = tqdm(total=n_episodes, desc="tune", unit="episode", delay=1.0, dynamic_ncols=True, disable=hidden)
     with bar:
         scores = prepared.evaluate(plan, group, lambda batches: bar.update(count_episodes(batches) - bar.n))
     accuracies = [{choice.name: scores[choice.name].accuracy for choice in grid} for grid in grids]
     n_classes = len(prepared.pool.by_class.size)
-    return [Tuning.of(own, n_classes) for own in accuracies]
+    return [Tuning.of(rates, n_classes) for rates in accuracies]
 
 
-def _find_base(data: Dataset, side: str, plan: RowsPlan) -> tuple[Dataset, list[int]]:
-    """Return the base classes: the data set that holds them, and their numbers, none where there are none."""
-    if plan.base is not None:
-        data = load_base(plan.base, dim=data.x.shape[1], image_size=plan.image_size)
-        sides = data.sides or ("base",) * data.num_classes
-        return data, [c for c, name in enumerate(sides) if name == "base"] or list(range(data.num_classes))
-    base_ids = [c for c, name in enumerate(data.sides or ()) if name == "base"] if side in SIDES[1:] else []
-    if plan.normalize == "cl2" and not base_ids:
+def _find_base(sources: Sources, side: str, normalize: str) -> list[int]:
+    """Return the numbers of the base classes in the data set that holds them; none where there are none."""
+    base = sources.base
+    base_ids = [c for c, name in enumerate(base.sides or ()) if name == "base"]
+    if base is not sources.data:
+        return base_ids or list(range(base.num_classes))
+    base_ids = base_ids if side in SIDES[1:] else []
+    if normalize == "cl2" and not base_ids:
         remedy = "Pass --base FILE, --side novel of data with a split (--split-seed 0 makes one), or --normalize l2."
         fail("prepare", "normalize", "find base classes to centre on", "cl2 without any", remedy)
-    return data, base_ids
+    return base_ids
 
 
-def _open_rows(data: Dataset, class_ids: Sequence[int], encoder: str | None) -> SourceRows:
+def _open_rows(data: Dataset, class_ids: Sequence[int], trained: Trained | None) -> SourceRows:
     """Return a data set's rows; with an encoder, embed those of some classes, the only ones that are then there."""
-    if encoder is None:
+    if trained is None:
         return SourceRows(data.x, torch.arange(len(data.x)), None if data.is_plain else data.take_rows)
     take = take_from(data.x) if data.is_plain else data.take_rows
     used = torch.isin(data.y, torch.tensor(class_ids)).nonzero().flatten()
     places = torch.full((len(data.x),), -1).index_copy_(0, used, torch.arange(len(used)))
-    with as_typed("prepare", path="encoder"):
-        trained = load_trained(encoder, lambda rows: take(used[rows]), dim=data.x.shape[1])
+    trained = trained._replace(take=lambda rows: take(used[rows]))
     return SourceRows(embed_rows(trained.encoder, take, used), places, trained=trained)
-
-
-def _compare_split(training: Mapping[str, Any], plan: RowsPlan, side: str) -> list[str]:
-    """Check that an encoder was trained on the same split; note where it is evaluated on classes that it learned."""
-    if not same_source(training["dataset"], plan.dataset):
-        return []
-    if training["split_seed"] != plan.split_seed:
-        trained = "without one" if training["split_seed"] is None else f"with {training['split_seed']}"
-        got = f"{plan.split_seed}; the encoder was trained {trained}"
-        constraint = "be the encoder's, or it would be judged on classes that it learned"
-        fail("prepare", "split_seed", constraint, got, "Pass the encoder's.")
-    if side == "novel":
-        return []
-    return [f"The encoder was trained or chosen on classes of side {side}: this is no test of it."]

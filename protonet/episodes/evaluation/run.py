@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -19,10 +20,11 @@ from protonet.episodes.evaluation.distributed import Group, join_group
 from protonet.episodes.evaluation.evaluate import Scores, count_episodes, join_batches
 from protonet.episodes.evaluation.page import list_classes, write_page
 from protonet.episodes.evaluation.plan import EvaluationPlan
-from protonet.episodes.evaluation.prepare import Prepared, load_data, prepare, tune
+from protonet.episodes.evaluation.prepare import Prepared, prepare, tune
 from protonet.episodes.evaluation.report import format_report, percent, summarize, write_csv, write_plot, write_tables
 from protonet.episodes.evaluation.state import describe_run, find_versions, read_state, write_state
 from protonet.episodes.evaluation.statistics import Evaluation, Rate, Tuning
+from protonet.episodes.features.sources import load_data
 
 SHOWN_EVERY, SAVED_EVERY = 0.5, 10.0  #: Seconds between two accuracies in the bar, and two writings of the state.
 
@@ -51,14 +53,15 @@ def run_evaluation(
         with optional_packages("protonet.episodes"):
             import matplotlib as _  # noqa: F401, PLC0415 - before the work, if it is missing
     with join_group() as group:
-        sampler, data = load_data(plan)
-        tunings = tune(plan, sampler, data, group)
+        sampler, sources = load_data(plan.rows, plan.sampler)
+        tunings = tune(plan, sampler, sources, group)
         best = {tuning.chosen for tuning in tunings}
         candidates = [choice for grid in plan.methods.tune for choice in grid if choice.name in best]
         plan = replace(plan, methods=plan.methods.add_tuned(candidates))
-        prepared = prepare(plan, sampler, data)
+        prepared = prepare(plan, sampler, sources)
         prepared.notes.extend(map(str, tunings))
-        watch = _Watch(plan, prepared, group, state, resume=resume)
+        settings = plan.describe(prepared.side, prepared.sampler)
+        watch = _Watch(settings, prepared, group, state, resume=resume)
         try:
             scores = prepared.evaluate(plan, group, watch.show, watch.earlier)
         except KeyboardInterrupt:
@@ -66,28 +69,27 @@ def run_evaluation(
             if not watch.latest:
                 raise
             if group.rank == 0:
-                _report(plan, prepared, tunings, join_batches(watch.latest), outputs)
+                _report(settings, prepared, tunings, join_batches(watch.latest), outputs)
             text = f"stopped after {count_episodes(watch.latest):,} of {plan.n_episodes:,} episodes"
             raise KeyboardInterrupt(text + ("" if state is None else "; run again with --resume")) from None
         watch.latest = [scores]
         watch.close()
-        return _report(plan, prepared, tunings, scores, outputs) if group.rank == 0 else None
+        return _report(settings, prepared, tunings, scores, outputs) if group.rank == 0 else None
 
 
 class _Watch:
     """What watches an evaluation: it shows how far it is, and keeps the scores of finished episodes."""
 
     def __init__(
-        self, plan: EvaluationPlan, prepared: Prepared, group: Group, state: Path | None, *, resume: bool
+        self, settings: Mapping[str, Any], prepared: Prepared, group: Group, state: Path | None, *, resume: bool
     ) -> None:
-        settings = plan.describe(prepared.side, prepared.sampler)
         self.run = describe_run(settings, prepared)
         self.path, self.group = state, group
         self.earlier = read_state(state, self.run) if state is not None and resume and state.exists() else None
         self.latest: Sequence[Mapping[str, Scores]] = [] if self.earlier is None else [self.earlier]
         self.shown = self.saved = time.monotonic()
         self.bar = tqdm(
-            total=plan.n_episodes,
+            total=settings["most_episodes"],
             initial=count_episodes(self.latest),
             unit="episode",
             delay=1.0,
@@ -121,22 +123,21 @@ class _Watch:
 
 
 def _report(
-    plan: EvaluationPlan,
+    settings: Mapping[str, Any],
     prepared: Prepared,
     tunings: Sequence[Tuning],
     scores: Mapping[str, Scores],
     outputs: Mapping[str, Path],
 ) -> Evaluation:
     """Print the report and write the outputs."""
-    sampler, index = prepared.sampler, prepared.pool.by_class
+    sampler, index, seed = prepared.sampler, prepared.pool.by_class, settings["seed"]
     n_episodes = count_episodes([scores])
-    members = sampler.find_members(index, seed=plan.seed, n_episodes=n_episodes)
-    queries = sampler.count_queries(index, seed=plan.seed, n_episodes=n_episodes)
+    members = sampler.find_members(index, seed=seed, n_episodes=n_episodes)
+    queries = sampler.count_queries(index, seed=seed, n_episodes=n_episodes)
     varied = members[:, sampler.n_base :]
-    settings = plan.describe(prepared.side, sampler)
     summary = summarize(scores, sampler.shot, settings, varied)
     notes = [*prepared.notes, *list_equal(prepared.data, prepared.class_ids)]
-    title = _format_title(plan, prepared, n_episodes)
+    title = _format_title(settings, prepared, n_episodes)
     print("\n".join([title, *notes]) + "\n\n" + format_report(summary), end="", flush=True)
     names = [prepared.data.class_names[c] for c in prepared.class_ids.tolist()]
     evaluation = Evaluation(
@@ -159,16 +160,16 @@ def _report(
         write_csv(outputs["csv"], summary)
     write_tables(outputs, summary)
     if "plot" in outputs:
-        part = next(split_draw(sampler.draw(index, seed=plan.seed, first=0, n_episodes=1)))
+        part = next(split_draw(sampler.draw(index, seed=seed, first=0, n_episodes=1)))
         write_plot(outputs["plot"], summary, gather_episodes(prepared.pool.take, part), part.query_labels)
     for path in outputs.values():
         print(f"wrote {path}", file=sys.stderr)
     return evaluation
 
 
-def _format_title(plan: EvaluationPlan, prepared: Prepared, n_episodes: int) -> str:
+def _format_title(settings: Mapping[str, Any], prepared: Prepared, n_episodes: int) -> str:
     """Format the line above the table: what was evaluated."""
-    features = plan.rows.encoder or f"{prepared.pool.x.shape[1]} features"
-    features += "" if plan.rows.normalize == "none" else f" ({plan.rows.normalize})"
-    title = f"{plan.rows.dataset}, {prepared.n_classes} classes, {features}: "
-    return f"{title}{prepared.sampler.title()}, {n_episodes:,} episodes, seed {plan.seed}"
+    features = settings["encoder"] or f"{prepared.pool.x.shape[1]} features"
+    features += "" if settings["normalize"] == "none" else f" ({settings['normalize']})"
+    title = f"{settings['dataset']}, {prepared.n_classes} classes, {features}: "
+    return f"{title}{prepared.sampler.title()}, {n_episodes:,} episodes, seed {settings['seed']}"

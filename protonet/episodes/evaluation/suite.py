@@ -16,10 +16,11 @@ from protonet._checks import fail
 from protonet._writing import write_json, write_text
 from protonet.episodes.evaluation.distributed import join_group
 from protonet.episodes.evaluation.plan import EvaluationPlan
-from protonet.episodes.evaluation.prepare import load_data, prepare
+from protonet.episodes.evaluation.prepare import prepare
 from protonet.episodes.evaluation.report import Table, format_latex, head_accuracy, percent
 from protonet.episodes.evaluation.run import run_evaluation
 from protonet.episodes.evaluation.statistics import OVER, Evaluation, MethodSummary, Rate, compare_pairs, half_over
+from protonet.episodes.features.sources import load_data
 from protonet.ui.text import format_table
 
 SIGNIFICANT = 0.05  #: Methods share a rank whose paired t test has this p-value or a higher one.
@@ -83,7 +84,7 @@ def run_suite(members: Sequence[Member], outputs: Mapping[str, Path], *, state: 
             fail("run_suite", "state", "be new files", f"{path}, which exists", remedy)
     for member in members:  # all are looked at before the first is evaluated
         if member.plan.rows.encoder is None:  # which would embed all rows
-            prepare(member.plan, *load_data(member.plan))
+            prepare(member.plan, *load_data(member.plan.rows, member.plan.sampler))
     finished: list[Evaluation] = []
     try:
         with join_group():
@@ -121,7 +122,7 @@ def report_suite(members: Sequence[Member], evaluations: Sequence[Evaluation], o
         if name in outputs:
             write_text(outputs[name], "\n".join(form(*table) for table in tables))
     if "json" in outputs:
-        runs = {member.name: each.describe() for member, each in zip(members, evaluations, strict=True)}
+        runs = {member.name: evaluation.describe() for member, evaluation in zip(members, evaluations, strict=True)}
         means = {shot: {name: mean.describe() for name, mean in methods.items()} for shot, methods in averages.items()}
         write_json(outputs["json"], {"runs": runs, "averages": means})
     for path in outputs.values():
@@ -143,7 +144,7 @@ def average(evaluations: Sequence[Evaluation]) -> dict[str, Average]:
             rates = [others[name].accuracy for others in methods]
             mean = sum(rate.mean for rate in rates) / len(rates)
             halves = (sum(half_over(rate, over) ** 2 for rate in rates) ** 0.5 / len(rates) for over in OVER)
-            averages[name] = Average(Rate(mean, *halves), [own[name] for own in ranks])
+            averages[name] = Average(Rate(mean, *halves), [ranked[name] for ranked in ranks])
     return averages
 
 
@@ -159,7 +160,7 @@ def rank_methods(accuracies: Mapping[str, Tensor]) -> dict[str, float]:
     Source: Triantafillou et al., "Meta-Dataset" (2020), sec. 4; as its code (Leaderboard.ipynb, ``compute_ranks``), but
         with a paired test, as the episodes are the same.
     """
-    p_values = {(each.first, each.second): each.p_value_episodes for each in compare_pairs(accuracies)}
+    p_values = {(pair.first, pair.second): pair.p_value_episodes for pair in compare_pairs(accuracies)}
     left = sorted(accuracies, key=lambda name: -float(accuracies[name].mean()))
     ranks: dict[str, float] = {}
     while left:
@@ -179,7 +180,7 @@ def tabulate_suite(
     """
     datasets = {member.dataset for member in members}
     whole = len(members) == len(averages) * len(datasets)
-    head = head_accuracy(m.accuracy for each in evaluations for m in each.summary.methods.values())
+    head = head_accuracy(m.accuracy for evaluation in evaluations for m in evaluation.summary.methods.values())
     for shot, means in averages.items():
         columns = [
             (member.dataset, evaluation.summary.methods)

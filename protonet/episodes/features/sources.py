@@ -1,10 +1,12 @@
-"""Data sets by name or path, as given on the command line."""
+"""Data sets by name or path, as given on the command line; and all that the rows of an evaluation are read from."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +25,9 @@ from protonet.datasets.omniglot import find_omniglot
 from protonet.datasets.pictures import Found, load_pictures
 from protonet.datasets.synthetic import FAMILIES, sample_family
 from protonet.datasets.tiered_imagenet import find_tiered_imagenet
+from protonet.episodes.draws.batch import Trained
+from protonet.episodes.draws.sampler import Sampler
+from protonet.episodes.networks.checkpoints import load_trained
 from protonet.sampling import index_classes, list_pieces
 from protonet.tables.arrays import UNREADABLE
 from protonet.ui.command_line import check_name
@@ -43,6 +48,66 @@ PUBLISHED: Mapping[str, Callable[[str], Found]] = {
 }
 LARGEST = 1024  #: The largest side of pictures, in pixels.
 GLYPH_COPIES = 3  #: Glyphs per face, each with its own jitter: at least 24 images per class.
+
+
+@dataclass(frozen=True)
+class RowsPlan:
+    """Which rows are classified, and what is done to them before any method."""
+
+    dataset: str  #: By name or path, see `load_source`.
+    test: str | None = None  #: The test rows of a fixed split, likewise.
+    #: Of the split by class, or "all"; None for "novel" if there is a split, otherwise "all".
+    side: str | None = None
+    image_size: int | None = None  #: Pixels per side of pictures, see `load_source`.
+    split_seed: int | None = None  #: Split the classes at random; None keeps the data set's own.
+    encoder: str | None = None  #: The path of a checkpoint; None takes the features as they are.
+    normalize: str = "none"  #: One of `protonet.episodes.features.NORMALIZATIONS`.
+    base: str | None = None  #: The base classes, see `load_base`; None for the data set's own.
+    texts: str | None = None  #: The embeddings of texts that name the classes, see `load_texts`.
+
+
+class Sources(NamedTuple):
+    """All that the rows of an evaluation are read from."""
+
+    data: Dataset
+    base: Dataset  #: Holds the base classes: another data set, or ``data`` itself.
+    trained: Trained | None  #: The encoder, without rows.
+    is_own: bool  #: Whether the encoder was trained on ``data``, of the same split.
+
+
+def load_data(rows: RowsPlan, sampler: Sampler) -> tuple[Sampler, Sources]:
+    """Open all data sets that rows are read from and their encoder, and join the test split to the others.
+
+    Args:
+        rows: Which they are.
+        sampler: The kind of episodes, as far as it is known without the data.
+
+    Returns:
+        The kind of episodes, of these data; and what was opened.
+
+    Raises:
+        MissingPackageError: A package that the data need is missing.
+        InputError: Something cannot be loaded, or two of them do not fit together.
+    """
+    with as_typed("load_data", text="dataset", path="dataset"):
+        data = load_source(rows.dataset, split_seed=rows.split_seed, image_size=rows.image_size)
+    with as_typed("load_data", text="test", path="test"):
+        test = None if rows.test is None else load_source(rows.test, image_size=rows.image_size)
+    sampler, data = sampler.join_test(data, test, (rows.dataset, rows.test or ""))
+    dim = data.x.shape[1]
+    base = data if rows.base is None else load_base(rows.base, dim=dim, image_size=rows.image_size)
+    if rows.encoder is None:
+        return sampler, Sources(data, base, None, is_own=False)
+    with as_typed("load_data", path="encoder"):
+        trained = load_trained(rows.encoder, torch.clone, dim=dim)
+    training = trained.plan
+    is_own = same_source(training["dataset"], rows.dataset)
+    if is_own and training["split_seed"] != rows.split_seed:
+        before = "without one" if training["split_seed"] is None else f"with {training['split_seed']}"
+        got = f"{rows.split_seed}; the encoder was trained {before}"
+        constraint = "be the encoder's, or it would be judged on classes that it learned"
+        fail("load_data", "split_seed", constraint, got, "Pass the encoder's.")
+    return sampler, Sources(data, base, trained, is_own)
 
 
 def load_source(
@@ -155,8 +220,8 @@ def load_texts(text: str, *, dim: int, names: Sequence[str]) -> torch.Tensor:
         fail("load_texts", "texts", "have a text of each class, by name", got, "Name them as the data does.")
     index = index_classes(data.y)
     numbers = torch.tensor([data.class_names.index(name) for name in names])
-    rows = (data.take_rows(own).clone() for own in list_pieces(index.take(numbers)))
-    return F.normalize(torch.stack([F.normalize(each.float(), dim=1).mean(dim=0) for each in rows]), dim=1)
+    texts_of = (data.take_rows(rows).clone() for rows in list_pieces(index.take(numbers)))
+    return F.normalize(torch.stack([F.normalize(prompts.float(), dim=1).mean(dim=0) for prompts in texts_of]), dim=1)
 
 
 def _load_rows(path: Path) -> Dataset:
@@ -176,9 +241,9 @@ def _load_rows(path: Path) -> Dataset:
 
 def find_pictures(text: str) -> Found | None:
     """Find the pictures that a text names, in colour, or None where it names something else than pictures."""
-    kind, _, rest = text.partition(":")
-    if kind in PUBLISHED and rest:
-        return PUBLISHED[kind](rest)
+    kind, _, root = text.partition(":")
+    if kind in PUBLISHED and root:
+        return PUBLISHED[kind](root)
     path = Path(text)
     if not text or not path.is_dir():  # an empty path is the current folder
         return None
@@ -188,7 +253,7 @@ def find_pictures(text: str) -> Found | None:
 
 def _load(text: str, label: str, image_size: int | None = None) -> Dataset:
     """Load the data set that a text names, with its own split."""
-    kind, colon, rest = text.partition(":")
+    kind, colon, given = text.partition(":")
     by_name: dict[str, Callable[[], Dataset]] = {
         "glyphs": lambda: datasets.load_glyphs(copies=GLYPH_COPIES),
         "digits": datasets.load_digits,
@@ -197,7 +262,7 @@ def _load(text: str, label: str, image_size: int | None = None) -> Dataset:
         return by_name[text]()
     if kind == "synthetic" and colon:
         with as_typed("load_source"):
-            family = check_name("synthetic:", rest, FAMILIES)
+            family = check_name("synthetic:", given, FAMILIES)
         rows = sample_family(family, seed=0, n_val=0, n_test=1, **SYNTHETIC)
         return make_dataset("load_source", "text", rows.train_x, rows.train_y.numpy())
     path = Path(text)
@@ -209,8 +274,8 @@ def _load(text: str, label: str, image_size: int | None = None) -> Dataset:
         return datasets.load_features(path)
     if image_size is None and text and path.is_dir() and find_sides(path) is None:
         return datasets.load_images(path, size=IMAGE_SIZE)
-    found = find_pictures(text)
-    if found is None:
+    pictures = find_pictures(text)
+    if pictures is None:
         names = [*by_name, *(f"synthetic:{family}" for family in FAMILIES), *(f"{other}:<root>" for other in PUBLISHED)]
         near = get_close_matches(text.lower(), names)
         listed = ", ".join([*near, *(name for name in names if name not in near)])
@@ -218,4 +283,4 @@ def _load(text: str, label: str, image_size: int | None = None) -> Dataset:
         suffixes = ", ".join(f"*{suffix}" for suffix in (".npz", *READERS, ".csv"))
         constraint = f"be one of {listed}, {suffixes} or a folder of images by class"
         fail("load_source", "text", constraint, repr(text), remedy)
-    return load_pictures(found, image_size)
+    return load_pictures(pictures, image_size)

@@ -157,8 +157,3 @@ def load_trained(path: str | Path, take: Take, *, dim: int | None = None) -> Tra
 def load_encoder(path: str | Path, *, dim: int | None = None) -> nn.Module:
     """Load the encoder of a checkpoint alone, as `load_trained` does."""
     return load_trained(path, torch.clone, dim=dim).encoder
-
-
-def read_plan(path: str | Path) -> dict[str, Any]:
-    """Read the fields of a checkpoint's `tasks.Plan` by name; errors are as in `read_checkpoint`."""
-    return complete_plan(read_checkpoint("read_plan", "path", path)[1]["plan"])

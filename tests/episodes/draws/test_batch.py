@@ -56,15 +56,22 @@ def test_parts_hold_each_episode_once_and_whole(setting: Setting, seed: int) -> 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 def test_gather(dtype: torch.dtype) -> None:
     x = torch.arange(100).reshape(50, 2).to(dtype)
-    take = take_from(x)
-    for n_episodes in (4, 2, 6):
-        draw = Setting(way=(3, 3), n_query=2).draw(INDEX, seed=0, first=0, n_episodes=n_episodes)
-        (part,) = split_draw(draw)
+    take, wide = take_from(x), torch.float64 if dtype == torch.float64 else torch.float32
+    for n_episodes, setting in (
+        (4, Setting(way=(3, 3), n_query=2)),
+        (2, Setting(way=(3, 3), n_query=2)),
+        (6, Setting(way=(3, 3), n_query=2, n_unlabelled=3, n_distractors=1)),
+    ):
+        (part,) = split_draw(setting.draw(INDEX, seed=0, first=0, n_episodes=n_episodes))
         episodes = gather_episodes(take, part)
-        assert torch.equal(episodes.support, x[part.support].to(episodes.support.dtype))
-        assert episodes.unlabelled is None
-        assert torch.equal(episodes.query, x[part.query].to(episodes.support.dtype))
-        assert episodes.support.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+        for rows, numbers in ((episodes.support, part.support), (episodes.query, part.query)):
+            assert torch.equal(rows, x[numbers].to(wide))
+        if setting.n_unlabelled:
+            assert episodes.unlabelled is not None
+            assert episodes.unlabelled.shape == (6, 12, 2)
+            assert torch.equal(episodes.unlabelled, x[part.unlabelled].to(wide))
+        else:
+            assert episodes.unlabelled is None
 
 
 def test_base() -> None:
@@ -72,14 +79,3 @@ def test_base() -> None:
     base = summarize_base(take_from(x), INDEX.take(torch.tensor([3, 1])))
     assert torch.allclose(base.class_means, torch.stack([x[LABELS == 3].mean(dim=0), x[LABELS == 1].mean(dim=0)]))
     assert torch.allclose(base.mean, x[(LABELS == 1) | (LABELS == 3)].mean(dim=0))
-
-
-def test_gather_unlabelled_rows() -> None:
-    x = torch.arange(100.0).reshape(50, 2)
-    setting = Setting(way=(3, 3), n_query=2, n_unlabelled=3, n_distractors=1)
-    (part,) = split_draw(setting.draw(INDEX, seed=0, first=0, n_episodes=4))
-    episodes = gather_episodes(take_from(x), part)
-    assert episodes.unlabelled is not None
-    assert episodes.unlabelled.shape == (4, 12, 2)
-    assert torch.equal(episodes.unlabelled, x[part.unlabelled])
-    assert torch.equal(episodes.query, x[part.query])

@@ -37,7 +37,7 @@ KIND, POOL, LEARNED = join(LABELS, X, 3, Setting(way=(2, 4), shot=(1, 3), n_quer
 ROWS, INDEX, SOURCES = POOL.x, POOL.by_class, POOL.sources
 
 
-def test_every_fifth_base_row_is_a_query_and_not_in_its_mean() -> None:
+def test_every_fifth_base_row_is_a_query_and_not_in_its_mean_and_no_row_is_lost() -> None:
     for own in range(3):
         mine = X[own == LABELS]
         asked = torch.arange(len(mine)) % 5 == 4
@@ -47,9 +47,6 @@ def test_every_fifth_base_row_is_a_query_and_not_in_its_mean() -> None:
     assert torch.equal(ROWS[INDEX.start[3] :], X[LABELS >= 3])
     assert torch.equal(LABELS[SOURCES.rows[SOURCES.start]], torch.arange(9))
     assert torch.equal(X[SOURCES.rows[SOURCES.start[3] :]], ROWS[INDEX.start[3] :])
-
-
-def test_base_rows_are_to_learn_from_or_queries() -> None:
     for own, learned in enumerate(list_pieces(LEARNED)):
         queries = list_pieces(SOURCES)[own][1:]
         assert sorted(torch.cat([learned, queries]).tolist()) == LABELS.eq(own).nonzero().flatten().tolist()

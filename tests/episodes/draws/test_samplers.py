@@ -28,6 +28,7 @@ PROTOCOLS: dict[str, Sampler] = {
     "dirichlet": Setting(way=(3, 3), shot=(1, 2), n_query=2, imbalance=2.0),
     "small": Setting(way=(2, 3), shot=(2, 2), n_query=12, imbalance=0.5, allow_small=True),
     "unlabelled": Setting(way=(2, 3), n_query=2, n_unlabelled=4),
+    "distractors": Setting(way=(2, 3), n_query=9, n_open=1, allow_small=True, n_unlabelled=4, n_distractors=1),
     "fixed split": FixedSplit(2, tuple((SIZE - 3).tolist())),
     "Meta-Dataset": MetaDataset(),
     "groups": GROUPED,
@@ -61,8 +62,9 @@ def test_rows_are_distinct_of_their_classes_and_counted(name: str, seed: int) ->
     draw = sampler.draw(index, seed=seed, first=0, n_episodes=6)
     assert counts.tolist() == (draw.query >= 0).sum(dim=(1, 2)).tolist()
     for number in range(6):
-        slots = torch.cat([draw.support[number], draw.query[number], draw.unlabelled[number]], dim=1)
-        classes = [rows[rows >= 0] for rows in (*slots, *draw.open_query[number])]
+        support, query, outside, unlabelled = (rows[number] for rows in draw)
+        slots = torch.cat([support, query, unlabelled[: len(support)]], dim=1)  # of the episode's classes
+        classes = [rows[rows >= 0] for rows in (*slots, *outside, *unlabelled[len(support) :])]
         drawn = torch.cat(classes)
         assert len(drawn.unique()) == len(drawn)
         assert all(len(LABELS[rows].unique()) == 1 for rows in classes if len(rows))

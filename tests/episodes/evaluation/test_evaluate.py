@@ -11,7 +11,9 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 from protonet.episodes import methods
 from protonet.episodes.draws.batch import Episodes, gather_episodes, split_draw, take_from
+from protonet.episodes.draws.fixed_split import FixedSplit
 from protonet.episodes.draws.numbered import Setting
+from protonet.episodes.draws.sampler import Sampler
 from protonet.episodes.evaluation.distributed import Group
 from protonet.episodes.evaluation.evaluate import (
     CHUNK,
@@ -34,10 +36,11 @@ X = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))[LABELS]
 X = X + torch.randn(240, 6, generator=torch.Generator().manual_seed(1))
 INDEX = index_classes(LABELS)
 METHODS = {"euclidean": protonet, "cosine": protonet_cosine}
-SETTINGS = [
+SETTINGS: list[Sampler] = [
     Setting(way=(3, 3), shot=(2, 2), n_query=4),
     Setting(way=(2, 5), shot=(1, 3), n_query=3, unequal=True, n_open=2),
     Setting(way=(3, 3), shot=(1, 2), n_query=4, imbalance=2.0),
+    FixedSplit(n_shot=2, n_train=(20,) * 8),
 ]
 
 
@@ -57,7 +60,7 @@ def area_slowly(scores: torch.Tensor, known: torch.Tensor, right: torch.Tensor) 
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_slow_loop(setting: Setting) -> None:
+def test_slow_loop(setting: Sampler) -> None:
     scores = evaluate(X, INDEX, METHODS, setting, seed=3, n_episodes=9)
     confidences, hits = [], []
     for number in range(9):
@@ -72,7 +75,7 @@ def test_slow_loop(setting: Setting) -> None:
             found = scores["euclidean"].by_shot[number, column]
             assert torch.allclose(found, expected.double(), equal_nan=True)
         highest = logits.max(dim=1).values
-        if setting.n_open:
+        if not known.all():
             assert math.isclose(scores["euclidean"].auroc[number], roc_auc_score(known.numpy(), highest.numpy()))
             false, true, _ = roc_curve(known.numpy(), highest.numpy(), drop_intermediate=False)
             assert math.isclose(scores["euclidean"].fpr95[number], false[true >= 0.95].min())
@@ -87,14 +90,6 @@ def test_slow_loop(setting: Setting) -> None:
         inside = [i for i, c in enumerate(confidences) if position / 15 < c <= (position + 1) / 15]
         error += abs(sum(confidences[i] - hits[i] for i in inside)) / len(hits)
     assert math.isclose(calibration_error(scores["euclidean"].bins), error, rel_tol=1e-5)
-
-
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_methods_do_not_meet(setting: Setting) -> None:
-    both = evaluate(X, INDEX, METHODS, setting, n_episodes=20)
-    for name, method in METHODS.items():
-        alone = evaluate(X, INDEX, {name: method}, setting, n_episodes=20)
-        assert equal(alone, {name: both[name]})
 
 
 def test_more_episodes_begin_with_the_same() -> None:
@@ -148,20 +143,17 @@ def test_threads_do_not_matter_and_are_put_back() -> None:
 
 
 def test_progress() -> None:
-    told: list[int] = []
-    evaluate(
-        X,
-        INDEX,
-        METHODS,
-        SETTINGS[0],
-        n_episodes=ROUND + 5,
-        progress=lambda batches: told.append(sum(len(batch["cosine"].accuracy) for batch in batches)),
-    )
-    assert told == [1, 4, 16, CHUNK, 2 * CHUNK, 3 * CHUNK, ROUND, ROUND + 5]
+    shown: list[int] = []
+
+    def show(batches: Sequence[Mapping[str, Scores]]) -> None:
+        shown.append(sum(len(batch["cosine"].accuracy) for batch in batches))
+
+    evaluate(X, INDEX, METHODS, SETTINGS[0], n_episodes=ROUND + 5, progress=show)
+    assert shown == [1, 4, 16, CHUNK, 2 * CHUNK, 3 * CHUNK, ROUND, ROUND + 5]
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_a_run_that_is_continued_is_one_that_was_never_interrupted(setting: Setting) -> None:
+def test_a_run_that_is_continued_is_one_that_was_never_interrupted(setting: Sampler) -> None:
     """After any number of episodes, by any number of processes, to the last bit."""
     seen: list[dict[str, Scores]] = []
 
@@ -208,10 +200,11 @@ def overwrite(episodes: Episodes) -> torch.Tensor:
     return logits
 
 
-def test_a_method_that_overwrites_its_input_disturbs_no_other() -> None:
-    alone = evaluate(X, INDEX, METHODS, SETTINGS[0], n_episodes=20)
-    both = evaluate(X, INDEX, {"own": overwrite, **METHODS}, SETTINGS[0], n_episodes=20)
-    assert equal(alone, {name: both[name] for name in METHODS})
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_methods_do_not_meet_even_if_one_overwrites_its_input(setting: Sampler) -> None:
+    both = evaluate(X, INDEX, {"mine": overwrite, **METHODS}, setting, n_episodes=20)
+    for name, method in METHODS.items():
+        assert equal(evaluate(X, INDEX, {name: method}, setting, n_episodes=20), {name: both[name]})
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,11 @@ from protonet.episodes.evaluation.evaluate import Scores
 from protonet.episodes.evaluation.page import list_classes
 from protonet.episodes.evaluation.statistics import ClassShare
 from tests.browser import Browser, check_looks, every
+from tests.episodes.command_cases import Command
 
 EVIL = "<img src=x onerror=alert(1)>"
-PLAIN = ("--way", "3", "--query", "4", "--episodes", "60", "--method", "protonet", "simpleshot", "bd-cspn")
-MORE = ("--way", "2-3", "--shot", "1-2", "--unequal", "--query", "3", "--open", "1", "--imbalance", "2")
+PLAIN = "--way 3 --query 4 --episodes 60 --method protonet simpleshot bd-cspn"
+MORE = "--way 2-3 --shot 1-2 --unequal --query 3 --open 1 --imbalance 2 --episodes 50"
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +32,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     centres = torch.randn(7, 8, generator=generator)
     x = centres[torch.arange(140) % 7] + torch.randn(140, 8, generator=generator)
     np.savez(folder / "x.npz", x=x.numpy(), y=labels)
-    for name, more in (("plain", PLAIN), ("more", (*MORE, "--episodes", "50"))):
-        outputs = ["--report", str(folder / f"{name}.html"), "--json", str(folder / f"{name}.json")]
-        assert main(["--dataset", str(folder / "x.npz"), *more, *outputs]) == 0
+    for name, more in (("plain", PLAIN), ("more", MORE)):
+        arguments = f"--dataset {folder}/x.npz {more} --report {folder}/{name}.html --json {folder}/{name}.json"
+        assert main(arguments.split()) == 0
     return folder
 
 
@@ -77,43 +77,37 @@ def test_classes_are_those_of_a_loop() -> None:
     ]
 
 
-def test_a_single_method_and_a_single_episode(made: Path, tmp_path: Path) -> None:
-    page, data = tmp_path / "r.html", ["--dataset", str(made / "x.npz"), "--episodes", "1", "--query", "3"]
-    assert main([*data, "--method", "protonet", "--report", str(page)]) == 0
+def test_a_single_method_and_a_single_episode(made: Path, command: Command, tmp_path: Path) -> None:
+    page = tmp_path / "r.html"
+    command(f"--dataset {made}/x.npz --episodes 1 --query 3 --method protonet --report {page}")
     text = page.read_text(encoding="utf-8")
     assert 'id="pairs"' not in text
     assert "too few to tell" in text
 
 
-def test_without_a_report_the_figures_are_as_before(made: Path, tmp_path: Path) -> None:
-    assert main(["--dataset", str(made / "x.npz"), *PLAIN, "--json", str(tmp_path / "x.json")]) == 0
-    found, all_of_it = (json.loads((folder / name).read_text(encoding="utf-8"))
-                        for folder, name in ((tmp_path, "x.json"), (made, "plain.json")))  # fmt: skip
-    assert all_of_it == found | {"by_class": all_of_it["by_class"]}
-    assert {each["name"] for each in all_of_it["by_class"]} == {EVIL, "漢字", "b" * 80, "d", "e", "f", "g"}
+def test_without_a_report_the_figures_are_as_before(made: Path, command: Command) -> None:
+    with_report = json.loads((made / "plain.json").read_text(encoding="utf-8"))
+    by_class = with_report.pop("by_class")
+    assert command.read(f"--dataset {made}/x.npz", PLAIN) == with_report
+    assert {share["name"] for share in by_class} == {EVIL, "漢字", "b" * 80, "d", "e", "f", "g"}
 
 
-def test_a_path_that_cannot_be_is_an_error_before_the_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_path_that_cannot_be_is_an_error_before_the_work(command: Command, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for path, said in (
-        (tmp_path / "file" / "r.html", "must be a file that can be written"),
-        (tmp_path / "r.pdf", r"must end in \.html, \.htm"),
-    ):
-        assert main(["--report", str(path)]) == 2
-        assert re.match(rf"protonet\.episodes: `--report` {said}.*\n$", capsys.readouterr().err)
+    said = r"^protonet\.episodes: `--report` must"
+    command.refuses(f"{said} be a file that can be written", f"--report {tmp_path}/file/r.html")
+    command.refuses(rf"{said} end in \.html, \.htm", f"--report {tmp_path}/r.pdf")
 
 
-def test_a_study_has_a_report_of_each_run(made: Path, tmp_path: Path) -> None:
-    text = (
-        f'dataset = "{made / "x.npz"}"\nshot = [1, 2]\nquery = 3\nepisodes = 4\nmethod = ["protonet"]\noutput = "."\n'
-    )
+def test_a_study_has_a_report_of_each_run(made: Path, command: Command, tmp_path: Path) -> None:
+    text = f'dataset = "{made}/x.npz"\nshot = [1, 2]\nquery = 3\nepisodes = 4\nmethod = ["protonet"]\noutput = "."\n'
     (tmp_path / "study.toml").write_text(text, encoding="utf-8")
-    assert main(["study", str(tmp_path / "study.toml"), "--output", str(tmp_path / "out"), "--reports"]) == 0
+    command(f"study {tmp_path}/study.toml --output {tmp_path}/out --reports")
     pages = sorted((tmp_path / "out").glob("*.html"))
     assert [page.stem for page in pages] == ["shot=1", "shot=2"]
     for page in pages:
-        own = json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))
-        assert json.loads(Script(page.read_text(encoding="utf-8")).figures) == own
+        results = json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))
+        assert json.loads(Script(page.read_text(encoding="utf-8")).figures) == results
 
 
 @pytest.mark.parametrize("name", ["plain", "more"])

@@ -4,8 +4,10 @@ import csv
 import json
 import math
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,7 +24,7 @@ from protonet.episodes.evaluation.report import (
     write_plot,
     write_tables,
 )
-from protonet.episodes.evaluation.statistics import list_members, read_members
+from protonet.episodes.evaluation.statistics import Summary, list_members, read_members
 from protonet.episodes.methods import METHODS
 from protonet.sampling import index_classes
 
@@ -30,12 +32,14 @@ LABELS = torch.arange(120) % 6
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))[LABELS]
 X = X + torch.randn(120, 4, generator=torch.Generator().manual_seed(1))
 NAMES = ("protonet", "ridge", "soft-kmeans")
+PLAIN = Setting(way=(3, 3), n_query=4)
 
 
 def find_members(setting: Setting, n_episodes: int = 40) -> torch.Tensor:
     return setting.find_members(index_classes(LABELS), seed=0, n_episodes=n_episodes)
 
 
+@cache
 def score(setting: Setting, n_episodes: int = 40) -> dict[str, Scores]:
     return evaluate(X, index_classes(LABELS), {name: METHODS[name] for name in NAMES}, setting, n_episodes=n_episodes)
 
@@ -88,24 +92,19 @@ def test_table_by_shot_and_of_open_classes() -> None:
 
 
 def test_a_single_method_or_episode() -> None:
-    scores = score(Setting(way=(3, 3), n_query=4), n_episodes=1)
+    scores = score(PLAIN, n_episodes=1)
     text = format_report(summarize({"ridge": scores["ridge"]}, (1, 1), {}))
     assert "Holm" not in text
     assert "±" not in text
     assert "nan" not in format_report(summarize(scores, (1, 1), {}))
 
 
-def test_an_interval_that_is_too_wide_is_told() -> None:
-    scores = score(Setting(way=(3, 3), n_query=4))
+def test_intervals_that_are_too_wide_and_p_values_that_underflow() -> None:
     said = "Intervals over episodes are not within 0.1 points yet"
-    assert said in format_report(summarize(scores, (1, 1), {"until": 0.1}))
-    assert said not in format_report(summarize(scores, (1, 1), {"until": 0.0}))
-    assert "not within" not in format_report(summarize(scores, (1, 1), {"until": 50.0}))
-
-
-def test_p_values_that_underflow() -> None:
-    scores = score(Setting(way=(3, 3), n_query=4))
-    summary = summarize(scores, (1, 1), {})
+    assert said in format_report(summarize(score(PLAIN), (1, 1), {"until": 0.1}))
+    for until in (0.0, 50.0):
+        assert "not within" not in format_report(summarize(score(PLAIN), (1, 1), {"until": until}))
+    summary = summarize(score(PLAIN), (1, 1), {})
     summary = replace(summary, comparisons=[replace(pair, p_holm_episodes=0.0) for pair in summary.comparisons])
     assert format_report(summary).count("<1e-300") == 2
 
@@ -115,6 +114,9 @@ def test_files(tmp_path: Path) -> None:
     summary = summarize(score(setting), (1, 2), {"seed": 0}, find_members(setting))
     write_json(tmp_path / "a.json", summary.describe())
     assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == summary.describe()
+    write_tables({"latex": tmp_path / "a.tex", "markdown": tmp_path / "a.md"}, summary)
+    assert format_report(summary).startswith((tmp_path / "a.md").read_text(encoding="utf-8"))
+    assert (tmp_path / "a.tex").read_text(encoding="utf-8").count(r"\begin{tabular}") == 2
     write_csv(tmp_path / "a.csv", summary)
     with (tmp_path / "a.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -125,39 +127,36 @@ def test_files(tmp_path: Path) -> None:
     assert kept == [rate.mean, rate.half_width_classes, rate.half_width_episodes]
 
 
-@pytest.mark.parametrize("n_methods", [1, 3])
-@pytest.mark.parametrize(
-    "setting", [Setting(way=(3, 3), n_query=4), Setting(way=(3, 3), shot=(1, 3), n_query=4, n_open=1)]
-)
-def test_plot(tmp_path: Path, n_methods: int, setting: Setting) -> None:
+def plot(path: Path, summary: Summary, setting: Setting) -> np.ndarray:
+    """Plot a summary with the first episode of a setting, and return the pixels."""
     from matplotlib.image import imread
 
-    scores = dict(list(score(setting).items())[:n_methods])
     part = next(split_draw(setting.draw(index_classes(LABELS), seed=0, first=0, n_episodes=1)))
-    summary = summarize(scores, setting.shot, {})
-    write_plot(tmp_path / "a.png", summary, gather_episodes(take_from(X), part), part.query_labels)
-    pixels = imread(tmp_path / "a.png")
-    assert pixels.shape[1] == (3 if n_methods > 1 else 2) * 624
+    write_plot(path / "a.png", summary, gather_episodes(take_from(X), part), part.query_labels)
+    pixels: np.ndarray = imread(path / "a.png")
     assert float(pixels.std()) > 0.05  # it is not blank
+    return pixels
+
+
+@pytest.mark.parametrize("n_methods", [1, 3])
+@pytest.mark.parametrize("setting", [PLAIN, Setting(way=(3, 3), shot=(1, 3), n_query=4, n_open=1)])
+def test_plot(tmp_path: Path, n_methods: int, setting: Setting) -> None:
+    scores = dict(list(score(setting).items())[:n_methods])
+    pixels = plot(tmp_path, summarize(scores, setting.shot, {}), setting)
+    assert pixels.shape[1] == (3 if n_methods > 1 else 2) * 624
 
 
 def test_one_episode_keeps_its_size_beside_many_methods(tmp_path: Path) -> None:
     """The differences alone grow with the methods: dots and text stay as large, in inches, in a figure not as wide."""
-    from matplotlib.image import imread
-
-    setting = Setting(way=(3, 3), n_query=4)
-    summary = summarize(score(setting), setting.shot, {})
-    names = [f"method-{number}" for number in range(15)]
-    pair = summary.comparisons[0]
+    summary = summarize(score(PLAIN), (1, 1), {})
+    names, pair = [f"method-{number}" for number in range(15)], summary.comparisons[0]
     pairs = [replace(pair, first=a, second=b) for i, a in enumerate(names) for b in names[i + 1 :]]
     summary = replace(summary, methods=dict.fromkeys(names, summary.methods["ridge"]), comparisons=pairs)
-    part = next(split_draw(setting.draw(index_classes(LABELS), seed=0, first=0, n_episodes=1)))
-    write_plot(tmp_path / "a.png", summary, gather_episodes(take_from(X), part), part.query_labels)
-    assert imread(tmp_path / "a.png").shape[:2] == (756, 2076)  # 6.3 inches, and 4.6 + 6.3 + 4.6 + 1.8
+    assert plot(tmp_path, summary, PLAIN).shape[:2] == (756, 2076)  # 6.3 inches, and 4.6 + 6.3 + 4.6 + 1.8
 
 
 def test_one_method_against_the_others(tmp_path: Path) -> None:
-    summary = summarize(score(Setting(way=(3, 3), n_query=4)), (1, 1), {"against": "ridge"})
+    summary = summarize(score(PLAIN), (1, 1), {"against": "ridge"})
     assert [pair.second for pair in summary.comparisons] == ["protonet", "soft-kmeans"]
     text = format_report(summary)
     assert "| ridge is ahead by |" in text
@@ -168,25 +167,13 @@ def test_one_method_against_the_others(tmp_path: Path) -> None:
             assert row[2:4] == ["", ""]
         else:
             assert row[2].startswith(f"{100 * (methods['ridge'].accuracy.mean - methods[row[0]].accuracy.mean):+.2f} ±")
-    part = next(split_draw(Setting((3, 3)).draw(index_classes(LABELS), seed=0, first=0, n_episodes=1)))
-    write_plot(tmp_path / "a.png", summary, gather_episodes(take_from(X), part), part.query_labels)
-    assert (tmp_path / "a.png").stat().st_size > 0
+    plot(tmp_path, summary, PLAIN)
 
 
 def test_latex() -> None:
-    text = format_latex(
-        ["a_b", "50 %"],
-        [
-            ["x & y", "-1.5 ±0.2"],
-            ["<1e-300", "{\\}~^#$"],
-            ["tim:a=1", "2.2e-07"],
-            ["9.5 ±3 ±1.5 (1.5)", "9 (2)"],
-            ["", "± <"],
-        ],
-    )
-    assert (
-        text
-        == r"""\begin{tabular}{lr}
+    cells = [["x & y", "-1.5 ±0.2"], ["<1e-300", "{\\}~^#$"], ["tim:a=1", "2.2e-07"]]
+    cells += [["9.5 ±3 ±1.5 (1.5)", "9 (2)"], ["", "± <"]]
+    expected = r"""\begin{tabular}{lr}
   \toprule
   a\_b & 50 \% \\
   \midrule
@@ -198,18 +185,11 @@ def test_latex() -> None:
   \bottomrule
 \end{tabular}
 """
-    )
-
-
-def test_tables_in_files(tmp_path: Path) -> None:
-    summary = summarize(score(Setting(way=(3, 3), shot=(1, 2), n_query=4)), (1, 2), {})
-    write_tables({"latex": tmp_path / "a.tex", "markdown": tmp_path / "a.md"}, summary)
-    assert format_report(summary).startswith((tmp_path / "a.md").read_text(encoding="utf-8"))
-    assert (tmp_path / "a.tex").read_text(encoding="utf-8").count(r"\begin{tabular}") == 2
+    assert format_latex(["a_b", "50 %"], cells) == expected
 
 
 def test_the_classes_of_episodes_come_back() -> None:
-    for setting in (Setting(way=(3, 3)), Setting(way=(2, 4))):
+    for setting in (PLAIN, Setting(way=(2, 4))):
         members = find_members(setting, 7)
         held = json.loads(json.dumps({"episodes": 7, "classes": 6, **list_members(members)}))
         found = read_members(held)

@@ -122,9 +122,8 @@ def test_pairs_over_classes() -> None:
 def test_no_interval_over_classes_that_every_episode_has() -> None:
     values = normal(10, 0)
     assert math.isnan(half_width(values, torch.ones(10, 5, dtype=torch.bool)))
-    assert (
-        compare_pairs({"a": values, "b": normal(10, 1)}, torch.ones(10, 5, dtype=torch.bool))[0].p_value_classes == 1.0
-    )
+    (pair,) = compare_pairs({"a": values, "b": normal(10, 1)}, torch.ones(10, 5, dtype=torch.bool))
+    assert pair.p_value_classes == 1.0
 
 
 def test_one_method_against_each_other_one() -> None:

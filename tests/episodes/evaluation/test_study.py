@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protonet.episodes.__main__ import main
 from protonet.episodes.evaluation.statistics import Rate
 from protonet.episodes.evaluation.study import plan_runs, tabulate_runs
+from tests.episodes.command_cases import Command
 
 if sys.version_info < (3, 11):
     pytest.importorskip("tomli")
@@ -33,66 +33,60 @@ output = "out"
 """
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(autouse=True)
+def _(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     generator = np.random.default_rng(0)
     y = np.repeat(np.arange(10), 12)
     x = generator.normal(size=(10, 5))[y] + 0.9 * generator.normal(size=(120, 5))
     split = np.repeat(np.array(["novel", "validation"] * 5), 12)
-    np.savez(tmp_path / "x.npz", x=x.astype(np.float32), y=y, split=split)
-    (tmp_path / "study.toml").write_text(STUDY, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    np.savez("x.npz", x=x.astype(np.float32), y=y, split=split)
+    Path("study.toml").write_text(STUDY, encoding="utf-8")
 
 
-def test_a_study_is_its_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["study", "study.toml", "--seed", "3"]) == 0
-    out = capsys.readouterr().out
+def test_a_study_is_its_runs(command: Command) -> None:
+    out, folder = command("study study.toml --seed 3"), Path("out")
     names = ["way=2 shot=1", "way=2 shot=2", "way=2-3 shot=1", "way=2-3 shot=2"]
     places = [name.replace(" ", "_") for name in names]
-    assert {path.stem for path in (folder / "out").glob("*.json")} == set(places)
-    alone = ["--dataset", "x.npz", "--query", "4", "--episodes", "30", "--unequal", "--seed", "3", "--json", "a.json"]
-    alone += ["--way", "2-3", "--shot", "2", "--method", "protonet", "tim:steps=3", "--tune", "ridge:penalty=0.1,1"]
-    assert main(alone) == 0
-    assert (folder / "a.json").read_bytes() == (folder / "out" / f"{places[3]}.json").read_bytes()
-    table = (folder / "out" / "table.md").read_text(encoding="utf-8")
+    assert {path.stem for path in folder.glob("*.json")} == set(places)
+    alone = "--dataset x.npz --query 4 --episodes 30 --unequal --seed 3 --json a.json --way 2-3 --shot 2"
+    command(alone, "--method protonet tim:steps=3 --tune ridge:penalty=0.1,1")
+    assert Path("a.json").read_bytes() == (folder / f"{places[3]}.json").read_bytes()
+    table = (folder / "table.md").read_text(encoding="utf-8")
     assert out.endswith(table)
     header = [cell.strip() for cell in table.splitlines()[0].split("|")[1:-1]]
     assert header == ["accuracy, % ±classes ±episodes", *names]
-    own = json.loads((folder / "a.json").read_text(encoding="utf-8"))["methods"]["protonet"]
+    rates = json.loads(Path("a.json").read_text(encoding="utf-8"))["methods"]["protonet"]
     row = next(line for line in table.splitlines() if line.startswith("| protonet ")).split("|")
-    assert row[-2].strip() == " ±".join(f"{100 * own[name]:.2f}" for name in RATE)
-    assert (folder / "out" / "table.tex").read_text(encoding="utf-8").startswith(r"\begin{tabular}{lrrrr}")
+    assert row[-2].strip() == " ±".join(f"{100 * rates[name]:.2f}" for name in RATE)
+    assert (folder / "table.tex").read_text(encoding="utf-8").startswith(r"\begin{tabular}{lrrrr}")
 
 
-def test_a_study_goes_on_and_notices_other_settings(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["study", "study.toml"]) == 0
-    before = {path.name: path.read_bytes() for path in (folder / "out").iterdir()}
-    (folder / "out" / "way=2_shot=2.json").unlink()
-    (folder / "out" / "way=2_shot=2.npz").unlink()
-    assert main(["study", "study.toml"]) == 0
-    assert {path.name: path.read_bytes() for path in (folder / "out").glob("*.json")}.items() <= before.items()
-    capsys.readouterr()
-    assert main(["study", "study.toml", "--seed", "9"]) == 2
-    error = capsys.readouterr().err
-    assert "`--resume` must continue the same run; got seed 9" in error
-    assert error.endswith("Pass the same arguments, or another --state; for a study, another --output.\n")
-    assert main(["study", "study.toml", "--seed", "9", "--output", "more"]) == 0  # what the message says works
-    assert {path.name for path in (folder / "more").iterdir()} == before.keys()
-    assert (folder / "out" / "table.md").read_bytes() == before["table.md"] != (folder / "more/table.md").read_bytes()
+def test_a_study_goes_on_and_notices_other_settings(command: Command) -> None:
+    command("study study.toml")
+    folder = Path("out")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    for suffix in ("json", "npz"):
+        (folder / f"way=2_shot=2.{suffix}").unlink()
+    command("study study.toml")
+    assert {path.name: path.read_bytes() for path in folder.glob("*.json")}.items() <= before.items()
+    command("study study.toml --seed 9", code=2)
+    assert "`--resume` must continue the same run; got seed 9" in command.error
+    assert command.error.endswith("Pass the same arguments, or another --state; for a study, another --output.\n")
+    command("study study.toml --seed 9 --output more")  # what the message says works
+    assert {path.name for path in Path("more").iterdir()} == before.keys()
+    table = (folder / "table.md").read_bytes()
+    assert table == before["table.md"] != Path("more", "table.md").read_bytes()
 
 
 @pytest.mark.parametrize("option", ["json", "csv", "plot", "latex", "markdown", "state"])
-def test_no_run_writes_over_the_file_of_another(folder: Path, capsys: pytest.CaptureFixture[str], option: str) -> None:
-    assert main(["study", "study.toml", f"--{option}", "one.png"]) == 2
-    error = capsys.readouterr().err
-    assert re.search("`an option of a study` must be one of (tests?, |texts, )*dataset, ", error)
-    assert f"got '{option}'" in error
-    (folder / "study.toml").write_text(f'{STUDY}{option} = "one.png"\n', encoding="utf-8")
-    assert main(["study", "study.toml"]) == 2
-    assert re.search("`a key of study.toml` must be one of (tests?, |texts, )*dataset, ", capsys.readouterr().err)
-    assert not (folder / "one.png").exists()
-    assert not (folder / "out").exists()
+def test_no_run_writes_over_the_file_of_another(command: Command, option: str) -> None:
+    said = "must be one of (tests?, |texts, )*dataset, "
+    command.refuses(f"`an option of a study` {said}.*got '{option}'", f"study study.toml --{option} one.png")
+    Path("study.toml").write_text(f'{STUDY}{option} = "one.png"\n', encoding="utf-8")
+    command.refuses(f"`a key of study.toml` {said}", "study study.toml")
+    assert not Path("one.png").exists()
+    assert not Path("out").exists()
 
 
 def test_arguments() -> None:
@@ -127,25 +121,16 @@ def test_a_method_that_some_runs_lack() -> None:
         ('output = "/proc/none"\nway = 5', "`output` must be a folder that can be written"),
     ],
 )
-def test_errors(folder: Path, capsys: pytest.CaptureFixture[str], content: str, message: str) -> None:
-    (folder / "study.toml").write_text(content, encoding="utf-8")
-    assert main(["study", "study.toml"]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert re.search(message, error), error
+def test_errors(command: Command, content: str, message: str) -> None:
+    Path("study.toml").write_text(content, encoding="utf-8")
+    command("study study.toml", code=2)  # it may have told what it runs
+    assert command.error.count("\n") == 1
+    assert re.search(message, command.error)
 
 
-def test_no_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    del folder
-    assert main(["study", "absent.toml"]) == 2
-    assert "must be a TOML file; got absent.toml" in capsys.readouterr().err
-
-
-def test_python_3_10_without_tomli(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    del folder
+def test_no_file_and_python_3_10_without_tomli(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    command.refuses("must be a TOML file; got absent.toml", "study absent.toml")
     monkeypatch.setitem(sys.modules, "tomllib", None)
     monkeypatch.setitem(sys.modules, "tomli", None)
-    assert main(["study", "study.toml"]) == 2
-    assert "`tomli` must be installed; got none of that name. Run pip install tomli" in capsys.readouterr().err
+    said = "`tomli` must be installed; got none of that name. Run pip install tomli"
+    command.refuses(said, "study study.toml")

@@ -15,13 +15,13 @@ import torch
 
 from protonet.datasets import load_mini_imagenet, map_npz
 from protonet.datasets.pictures import open_picture
-from protonet.episodes.__main__ import main
 from protonet.episodes.features.embeddings import Job, write_embeddings
 from protonet.episodes.features.extract import find_words
 from protonet.episodes.features.sources import load_source
 from protonet.episodes.networks.checkpoints import load_encoder
 from protonet.representations.pictures.files import embed_pictures
 from tests.datasets.trees import CLASSES, make_cache, make_csv, make_folders, paint
+from tests.episodes.command_cases import Command
 from tests.episodes.meta_cases import save_data
 from tests.representations.pictures.cases import write_folders
 from tests.representations.pictures.test_files import Small, export, write_onnx
@@ -30,97 +30,96 @@ NAMES = [label for labels in CLASSES.values() for label in labels]
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
-def extract(*arguments: object) -> int:
-    return main(["extract", *map(str, arguments)])
+@pytest.fixture
+def net() -> Path:
+    """Write a network of pictures of 8 x 8 pixels, two at a time or more, and two classes of two pictures."""
+    write_folders(Path("pictures"), each=2)
+    return export(Small(), Path("net.pt2"), 2, 3, 8, 8)
 
 
-def test_pictures_in_folders_as_the_other_commands_embed_them(tmp_path: Path) -> None:
+def read(path: str) -> dict[str, np.ndarray]:
+    with np.load(path) as file:
+        return dict(file)
+
+
+def same_bytes(path: str, other: str) -> bool:
+    found, expected = read(path), read(other)
+    return all(found[name].tobytes() == expected[name].tobytes() for name in expected)
+
+
+def test_pictures_in_folders_as_the_other_commands_embed_them(command: Command) -> None:
     pytest.importorskip("onnxruntime")
-    root = write_folders(tmp_path / "pictures", each=5)
-    net = write_onnx(tmp_path / "net.onnx", ["n", 3, 8, 8], mean="0.5, 0.4, 0.3", std="0.2")
-    assert extract(root, "--backbone", net, "-o", tmp_path / "a.npz", "--batch", 3) == 0
-    paths = sorted(root.rglob("*.*"))
-    with np.load(tmp_path / "a.npz") as file:
-        np.testing.assert_allclose(file["x"], embed_pictures(paths, net), rtol=1e-6, atol=1e-6)
-        assert [root / name for name in file["files"]] == paths
-        assert file["y"].tolist() == [path.parent.name for path in paths]
-        assert "split" not in file.files
-        made = json.loads(str(file["made"]))
+    root = write_folders(Path("pictures"), each=5)
+    net = write_onnx(Path("net.onnx"), ["n", 3, 8, 8], mean="0.5, 0.4, 0.3", std="0.2")
+    command("extract pictures --backbone net.onnx -o a.npz --batch 3")
+    paths, arrays = sorted(root.rglob("*.*")), read("a.npz")
+    np.testing.assert_allclose(arrays["x"], embed_pictures(paths, net), rtol=1e-6, atol=1e-6)
+    assert [root / name for name in arrays["files"]] == paths
+    assert arrays["y"].tolist() == [path.parent.name for path in paths]
+    assert "split" not in arrays
+    made = json.loads(str(arrays["made"]))
     assert (made["data"], made["preprocessing"]["height"], len(made["weights"])) == (str(root), 8, 64)
-    assert load_source(str(tmp_path / "a.npz")).class_names == ("cross", "disc")
+    assert load_source("a.npz").class_names == ("cross", "disc")
 
 
 @pytest.mark.parametrize("batch", [1, 2, 4])
-def test_a_network_of_a_fixed_number_of_pictures(tmp_path: Path, batch: int) -> None:
-    root = write_folders(tmp_path / "pictures", each=3)
-    net = export(Small(), tmp_path / "net.pt2", batch, 3, 8, 8, fixed=True)
-    several = export(Small(), tmp_path / "several.pt2", 2, 3, 8, 8)
-    for name, backbone in (("a", net), ("b", several)):
-        typed = f"{backbone}:mean=0.5,std=0.1/0.2/0.3"
-        assert extract(root, "--backbone", typed, "-o", tmp_path / f"{name}.npz", "--batch", 5) == 0
-    with np.load(tmp_path / "a.npz") as found, np.load(tmp_path / "b.npz") as expected:
-        np.testing.assert_allclose(found["x"], expected["x"], rtol=1e-6)
-    paths = sorted(root.rglob("*.*"))  # fewer than a batch of 4 at the end
+def test_a_network_of_a_fixed_number_of_pictures(command: Command, batch: int) -> None:
+    paths = sorted(write_folders(Path("pictures"), each=3).rglob("*.*"))  # fewer than a batch of 4 at the end
+    fixed = export(Small(), Path("fixed.pt2"), batch, 3, 8, 8, fixed=True)
+    export(Small(), Path("several.pt2"), 2, 3, 8, 8)
+    for name in ("fixed", "several"):
+        command(f"extract pictures --backbone {name}.pt2:mean=0.5,std=0.1/0.2/0.3 -o {name}.npz --batch 5")
+    found, expected = (read(f"{name}.npz")["x"] for name in ("fixed", "several"))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
     settings: dict[str, Any] = {"mean": [0.5], "std": [0.1, 0.2, 0.3]}
-    np.testing.assert_allclose(embed_pictures(paths, net, **settings), expected_rows(tmp_path), rtol=1e-5, atol=1e-5)
-
-
-def expected_rows(folder: Path) -> np.ndarray:
-    with np.load(folder / "b.npz") as file:
-        rows: np.ndarray = file["x"]
-    return rows
+    np.testing.assert_allclose(embed_pictures(paths, fixed, **settings), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("form", ["lists", "pickles", "folders"])
-def test_a_data_set_with_its_split(tmp_path: Path, form: str) -> None:
-    root = tmp_path / "data"
+def test_a_data_set_with_its_split(command: Command, form: str) -> None:
+    root = Path("data")
     root.mkdir()
     {"lists": make_csv, "pickles": make_cache, "folders": make_folders}[form](root)
-    net = export(Small(), tmp_path / "net.pt2", 2, 3, 84, 84)
-    text = str(root) if form == "folders" else f"mini-imagenet:{root}"
-    assert extract(text, "--backbone", net, "-o", tmp_path / "a.npz") == 0
-    found, data = map_npz(tmp_path / "a.npz"), load_mini_imagenet(root)
-    assert (found.class_names, found.sides) == (data.class_names, data.sides)
+    export(Small(), Path("net.pt2"), 2, 3, 84, 84)
+    command("extract", "data" if form == "folders" else "mini-imagenet:data", "--backbone net.pt2 -o a.npz")
+    extracted, data = map_npz("a.npz"), load_mini_imagenet(root)
+    assert (extracted.class_names, extracted.sides) == (data.class_names, data.sides)
     # From 20 to 84 pixels a picture of one colour keeps it.
     expected = torch.from_numpy(np.stack([paint(name, k) for name in NAMES for k in (0, 1)])[:, 0, 0]).float() / 255
     embedded = Small()(expected[:, :, None, None].expand(-1, -1, 84, 84))
-    torch.testing.assert_close(found.x.clone(), embedded.detach(), rtol=0, atol=0.15)
-    with np.load(tmp_path / "a.npz") as file:
-        assert ("files" in file.files) == (form != "pickles")
-    arguments = ["--way", "2", "--query", "1", "--episodes", "5", "--method", "protonet", "simpleshot"]
-    assert main(["--dataset", str(tmp_path / "a.npz"), *arguments]) == 0
+    torch.testing.assert_close(extracted.x.clone(), embedded.detach(), rtol=0, atol=0.15)
+    assert ("files" in read("a.npz")) == (form != "pickles")
+    command("--dataset a.npz --way 2 --query 1 --episodes 5 --method protonet simpleshot")
 
 
-def test_rows_by_an_encoder_of_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = str(save_data(tmp_path / "tiny.npz"))
-    small = ["--backbone", "mlp", "--way", "4", "--query", "2", "--steps", "2", "--eval-every", "2", "--device", "cpu"]
-    encoder = str(tmp_path / "mlp.safetensors")
-    assert main(["train", "--dataset", data, "-o", encoder, *small]) == 0
-    assert extract(data, "--backbone", encoder, "-o", tmp_path / "a.npz") == 0
-    assert "a.npz: 72 rows of 128 features, 9 classes" in capsys.readouterr().out
-    found, raw = map_npz(tmp_path / "a.npz"), load_source(data)
-    assert torch.equal(found.x, load_encoder(encoder)(raw.x.float()))
-    assert (found.class_names, found.sides, found.y.tolist()) == (raw.class_names, raw.sides, raw.y.tolist())
-    scores = []
-    for arguments in (["--dataset", data, "--encoder", encoder], ["--dataset", str(tmp_path / "a.npz")]):
-        path = tmp_path / "scores.json"
-        more = ["--way", "2", "--query", "3", "--episodes", "20", "--method", "protonet", "--json", str(path)]
-        assert main([*arguments, *more]) == 0
-        scores.append(json.loads(path.read_text(encoding="utf-8"))["right"])
-    assert scores[0] == scores[1]
+def test_rows_by_an_encoder_of_ours(command: Command) -> None:
+    save_data(Path("tiny.npz"))
+    small = "--backbone mlp --way 4 --query 2 --steps 2 --eval-every 2 --device cpu"
+    command("train --dataset tiny.npz -o mlp.safetensors", small)
+    line = "a.npz: 72 rows of 128 features, 9 classes"
+    assert line in command("extract tiny.npz --backbone mlp.safetensors -o a.npz")
+    extracted, raw = map_npz("a.npz"), load_source("tiny.npz")
+    assert torch.equal(extracted.x, load_encoder("mlp.safetensors")(raw.x.float()))
+    assert (extracted.class_names, extracted.sides, extracted.y.tolist()) == (
+        raw.class_names,
+        raw.sides,
+        raw.y.tolist(),
+    )
+    few = "--way 2 --query 3 --episodes 20 --method protonet"
+    before = command.read("--dataset tiny.npz --encoder mlp.safetensors", few)
+    assert before["right"] == command.read("--dataset a.npz", few)["right"]
 
 
-def test_ctrl_c_and_then_resume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    root = write_folders(tmp_path / "pictures", each=10)
-    net = export(Small(), tmp_path / "net.pt2", 2, 3, 8, 8)
-    assert extract(root, "--backbone", net, "-o", tmp_path / "whole.npz", "--batch", 4) == 0
+def test_ctrl_c_and_then_resume(command: Command, net: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = f"extract many --backbone {net} --batch 4 -o"
+    write_folders(Path("many"), each=10)
+    command(arguments, "whole.npz")
     opened: list[object] = []
 
     def interrupt(*given: Any) -> Any:
@@ -130,128 +129,94 @@ def test_ctrl_c_and_then_resume(
         return open_picture(*given)
 
     monkeypatch.setattr("protonet.episodes.features.extract.open_picture", interrupt)
-    out = tmp_path / "a.npz"
-    arguments = (root, "--backbone", net, "-o", out, "--batch", 4)
-    assert extract(*arguments) == 130
-    error = capsys.readouterr().err
-    assert re.search(r"protonet\.episodes extract: stopped after (4|8|12) of 20 rows; run again with --resume\n", error)
-    assert not out.exists()
-    assert extract(*arguments, "--resume") == 0
+    command(arguments, "a.npz", code=130)
+    line = r"protonet\.episodes extract: stopped after (4|8|12) of 20 rows; run again with --resume\n"
+    assert re.search(line, command.error)
+    assert not Path("a.npz").exists()
+    command(arguments, "a.npz --resume")
     assert len(opened) < 15 + 20  # those that were done are not read again
-    with np.load(out) as found, np.load(tmp_path / "whole.npz") as expected:
-        assert all(found[name].tobytes() == expected[name].tobytes() for name in expected.files)
+    assert same_bytes("a.npz", "whole.npz")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["{root}", "--backbone", "net.onnx", "-o", "a.txt"], r"`--output` must end in \.npz; got a\.txt"),
+        ("-o a.txt", r"`--output` must end in \.npz; got a\.txt"),
+        ("--backbone none.onnx", r"`--backbone` must be a file that ends in \.onnx, \.pt2 or \.safetensors \(of train"),
+        ("--backbone net.pt2:size=x", "`--backbone` must say no more than size, mean, std"),
+        ("--backbone net.pt2:hue=1", "`--backbone` must say no more than size, mean, std"),
+        ("--backbone net.pt2:std=1/2", "`--backbone` must be 3 finite numbers, or one"),
+        ("--batch 0", "`--batch` must be a whole number >= 1"),
+        ("--device abacus", "`--device` must be one that torch has"),
+        ("--weights w.pt", "`--weights` must come with the name of"),
+        ("--names x", "`--names` must come with --texts"),
+        ("--template {}", "`--template` must come with --texts"),
+        ("--texts --template a", r"`--template` must have one \{\}"),
+        ("--texts", r"`--texts` must come with --backbone open_clip:"),
         (
-            ["{root}", "--backbone", "none.onnx", "-o", "{out}"],
-            r"`--backbone` must be a file that ends in \.onnx, \.pt2 or \.safetensors \(of train\), or one of",
+            "--backbone a.safetensors --texts",
+            "must be another than a checkpoint of ours, to take this; got --texts with",
         ),
-        (["{root}", "--backbone", "{net}:size=x", "-o", "{out}"], "`--backbone` must say no more than size, mean, std"),
-        (["{root}", "--backbone", "{net}:hue=1", "-o", "{out}"], "`--backbone` must say no more than size, mean, std"),
-        (["{root}", "--backbone", "{net}:std=1/2", "-o", "{out}"], "`--backbone` must be 3 finite numbers, or one"),
-        (["{root}", "--backbone", "{net}", "-o", "{out}", "--batch", "0"], "`--batch` must be a whole number >= 1"),
-        (
-            ["{root}", "--backbone", "{net}", "-o", "{out}", "--device", "abacus"],
-            "`--device` must be one that torch has",
-        ),
-        (["digits", "--backbone", "{net}", "-o", "{out}"], r"`data` must be a folder of pictures by class, .*digits"),
-        (["cub:{root}", "--backbone", "{net}", "-o", "{out}"], "^protonet.episodes extract: `root` must hold images"),
-        (
-            ["{root}", "--backbone", "{net}", "-o", "{out}", "--weights", "w.pt"],
-            "`--weights` must come with the name of",
-        ),
-        (["{root}", "--backbone", "{net}", "-o", "{out}", "--names", "x"], "`--names` must come with --texts"),
-        (["{root}", "--backbone", "{net}", "-o", "{out}", "--template", "{{}}"], "`--template` must come with --texts"),
-        (
-            ["{root}", "--backbone", "{net}", "-o", "{out}", "--texts", "--template", "a"],
-            r"`--template` must have one \{\}",
-        ),
-        (
-            ["{root}", "--backbone", "{net}", "-o", "{out}", "--texts"],
-            r"`--texts` must come with --backbone open_clip:",
-        ),
-        (
-            ["{root}", "--backbone", "a.safetensors", "-o", "{out}", "--texts"],
-            "`--backbone` must be another than a checkpoint of ours, to take this; got --texts with",
-        ),
-        (["{root}", "--backbone", "a.safetensors", "-o", "{out}"], "must be a checkpoint of protonet.episodes train"),
-        (
-            ["{root}", "--backbone", "{net}", "-o", "{out}", "--image-size", "9"],
-            "`--image-size` must come with a checkpoint",
-        ),
-        (["{root}", "--backbone", "{net}"], "arguments"),
+        ("--backbone a.safetensors", "must be a checkpoint of protonet.episodes train"),
+        ("--image-size 9", "`--image-size` must come with a checkpoint"),
     ],
 )
-def test_errors_are_one_line(
-    tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    root = write_folders(tmp_path / "pictures", each=1)
-    net = export(Small(), tmp_path / "net.pt2", 2, 3, 8, 8)
-    given = [each.format(root=root, net=net, out=tmp_path / "out.npz") for each in arguments]
-    assert extract(*given) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert re.search(message, error), error
-    assert not list(tmp_path.glob("out.npz*"))
+@pytest.mark.usefixtures("net")
+def test_errors_are_one_line(command: Command, arguments: str, message: str) -> None:
+    command.refuses(message, "extract pictures --backbone net.pt2 -o out.npz", arguments)
+    assert not list(Path().glob("out.npz*"))
 
 
-def test_a_picture_that_cannot_be_read_and_a_file_that_is_there(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    root = write_folders(tmp_path / "pictures", each=2)
-    net = export(Small(), tmp_path / "net.pt2", 2, 3, 8, 8)
-    (root / "disc" / "1.jpg").write_bytes(b"nothing")
-    arguments = (root, "--backbone", net, "-o", tmp_path / "a.npz", "--batch", "1")
-    assert extract(*arguments) == 2
-    assert "`root` must hold images that can be read; got " in capsys.readouterr().err
-    write_folders(tmp_path / "more", each=2)
-    (root / "disc" / "1.jpg").write_bytes((tmp_path / "more" / "disc" / "1.jpg").read_bytes())
-    assert extract(*arguments, "--resume") == 2  # other pictures than those that the part is of
-    assert "`--resume` must continue a run of the same arguments; got " in capsys.readouterr().err
-    (tmp_path / "a.npz.part").unlink()
-    assert extract(*arguments) == 0
-    assert extract(*arguments, "--resume") == 0
-    capsys.readouterr()
-    assert extract(*arguments) == 2
-    assert "`--output` must be a new file; got " in capsys.readouterr().err
-    shutil.rmtree(root / "disc")
-    assert extract(root, "--backbone", net, "-o", tmp_path / "b.npz") == 2
-    assert "`data` must have at least 2 classes; got 1" in capsys.readouterr().err
+@pytest.mark.usefixtures("net")
+def test_data_that_are_no_pictures(command: Command) -> None:
+    given = "--backbone net.pt2 -o out.npz"
+    command.refuses(r"`data` must be a folder of pictures by class, .*digits", "extract digits", given)
+    command.refuses("^protonet.episodes extract: `root` must hold images", "extract cub:pictures", given)
+    command.refuses("arguments", "extract pictures --backbone net.pt2")
+    shutil.rmtree("pictures/disc")
+    command.refuses("`data` must have at least 2 classes; got 1", "extract pictures", given)
+
+
+def test_a_picture_that_cannot_be_read_and_a_file_that_is_there(command: Command, net: Path) -> None:
+    broken = Path("pictures", "disc", "1.jpg")
+    whole = broken.read_bytes()
+    broken.write_bytes(b"nothing")
+    arguments = f"extract pictures --backbone {net} -o a.npz --batch 1"
+    command.refuses("`root` must hold images that can be read; got ", arguments)
+    broken.write_bytes(whole)  # other pictures than those that the part is of
+    command.refuses("`--resume` must continue a run of the same arguments; got ", arguments, "--resume")
+    Path("a.npz.part").unlink()
+    command(arguments)
+    command(arguments, "--resume")
+    command.refuses("`--output` must be a new file; got ", arguments)
 
 
 def test_memory_is_that_of_a_few_batches(tmp_path: Path) -> None:
-    asked: list[int] = []
+    starts: list[int] = []
 
     def embed(first: int) -> Iterator[np.ndarray]:
         for start in range(first, 4000, 100):
-            asked.append(start)
+            starts.append(start)
             assert (tmp_path / "a.npz.part").stat().st_size >= 4 * 8 * start
             yield np.zeros((100, 8), np.float32)
 
     job = Job(["a"] * 4000, None, None, embed, 100, {}, "")
     write_embeddings(tmp_path / "a.npz", job, resume=False)
-    assert len(asked) == 40
+    assert len(starts) == 40
 
 
-def test_what_classes_are_called(tmp_path: Path) -> None:
-    assert find_words(["001.Black_footed_Albatross", "grey wolf", "maple_tree"], None) == [
-        "Black footed Albatross",
-        "grey wolf",
-        "maple tree",
-    ]
-    for name in ("n01532829", "12"):
-        with pytest.raises(ValueError, match=rf"`--names` must say what classes are called .*; got 1 such as {name}\."):
-            find_words(["ant", name], None)
-    path = tmp_path / "names.txt"
-    path.write_text("n01 house finch, linnet\nn02\trobin, American robin\nn03,jay\nblack bear,bear\nn01532829 x\n")
-    assert find_words(["n01", "n02", "n03", "black bear"], str(path)) == ["house finch", "robin", "jay", "bear"]
-    with pytest.raises(
-        ValueError, match=r"`--names` must have a line of each class; got none for 1 of 2, such as 'n9'"
+def test_what_classes_are_called() -> None:
+    words = find_words(["001.Black_footed_Albatross", "grey wolf", "maple_tree"], None)
+    assert words == ["Black footed Albatross", "grey wolf", "maple tree"]
+    lines = "n01 house finch, linnet\nn02\trobin, American robin\nn03,jay\nblack bear,bear\nn01532829 x\n"
+    Path("names.txt").write_text(lines, encoding="utf-8")
+    words = find_words(["n01", "n02", "n03", "black bear"], "names.txt")
+    assert words == ["house finch", "robin", "jay", "bear"]
+    for names, file, said in (
+        (["ant", "n01532829"], None, r"say what classes are called .*; got 1 such as n01532829\."),
+        (["ant", "12"], None, r"say what classes are called .*; got 1 such as 12\."),
+        (["n01", "n9"], "names.txt", r"have a line of each class; got none for 1 of 2, such as 'n9'"),
+        (["n01"], "no", r"be a file of text that can be read; got no \(FileNotFound"),
     ):
-        find_words(["n01", "n9"], str(path))
-    with pytest.raises(ValueError, match=r"`--names` must be a file of text that can be read; got .*no \(FileNotFound"):
-        find_words(["n01"], str(tmp_path / "no"))
+        with pytest.raises(ValueError, match=rf"`--names` must {said}"):
+            find_words(names, file)

@@ -23,47 +23,46 @@ def make_classes(names: list[str]) -> Dataset:
     return Dataset(torch.eye(len(names)), torch.arange(len(names)), tuple(names))
 
 
-def test_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert torch.equal(load_source("digits").x, load_digits().x)
-    monkeypatch.setattr("protonet.datasets.load_glyphs", lambda copies: make_classes(["a"] * copies))
-    assert load_source("glyphs").num_classes == 3
+@pytest.fixture(autouse=True)
+def _(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_synthetic(family: str) -> None:
     data = load_source(f"synthetic:{family}")
     assert (tuple(data.x.shape), data.num_classes, data.sides) == ((6400, 64), 64, None)
-    counts = torch.bincount(data.y)
-    assert int(counts.min()) >= 85  # wrong labels change the sizes a little
+    assert int(torch.bincount(data.y).min()) >= 85  # wrong labels change the sizes a little
     assert torch.equal(load_source(f"synthetic:{family}").x, data.x)
 
 
-def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
-    np.savez(tmp_path / "a.npz", x=np.eye(2), y=["a", "b"])
-    assert load_source(str(tmp_path / "a.npz")).mapping is not None
-    (tmp_path / "a.csv").write_text("kind,v\nx,1\ny,2\n")
-    assert load_source(str(tmp_path / "a.csv"), label="kind").x.tolist() == [[1], [2]]
+def test_names_and_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert torch.equal(load_source("digits").x, load_digits().x)
+    monkeypatch.setattr("protonet.datasets.load_glyphs", lambda copies: make_classes(["a"] * copies))
+    assert load_source("glyphs").num_classes == 3
+    np.savez("a.npz", x=np.eye(2), y=["a", "b"])
+    assert load_source("a.npz").mapping is not None
+    Path("a.csv").write_text("kind,v\nx,1\ny,2\n")
+    assert load_source("a.csv", label="kind").x.tolist() == [[1], [2]]
+    Path("output.plk").write_bytes(pickle.dumps({0: [np.zeros(3)], 1: [np.ones(3)]}))
+    assert load_source("output.plk").x.tolist() == [[0, 0, 0], [1, 1, 1]]
+    assert load_base("output.plk", dim=3).num_classes == 2
     for name, size in (("a", (3, 4)), ("b", (50, 40))):
-        (tmp_path / "images" / name).mkdir(parents=True)
-        Image.new("L", size).save(tmp_path / "images" / name / "1.png")
-    assert load_source(str(tmp_path / "images")).x.shape == (2, 784)
+        Path("images", name).mkdir(parents=True)
+        Image.new("L", size).save(Path("images", name, "1.png"))
+    assert load_source("images").x.shape == (2, 784)
     for kind, make in (("omniglot", make_omniglot), ("mini-imagenet", make_mini_imagenet)):
-        (tmp_path / kind).mkdir()
-        data = load_source(f"{kind}:{make(tmp_path / kind)}")
-        assert set(data.sides or ()) == {"base", "validation", "novel"}
-    assert load_source(f"mini-imagenet:{tmp_path / 'mini-imagenet'}", image_size=5).shape == (3, 5, 5)
+        Path(kind).mkdir()
+        assert set(load_source(f"{kind}:{make(Path(kind))}").sides or ()) == {"base", "validation", "novel"}
+    assert load_source("mini-imagenet:mini-imagenet", image_size=5).shape == (3, 5, 5)
 
 
-def test_folders_in_colour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
+def test_folders_in_colour(tmp_path: Path) -> None:
     root = make_folders(tmp_path / "split")
     data = load_source(str(root))  # with a split
-    assert (data.shape, data.x.dtype, set(data.sides or ())) == (
-        (3, 84, 84),
-        torch.uint8,
-        {"base", "validation", "novel"},
-    )
+    assert (data.shape, data.x.dtype) == ((3, 84, 84), torch.uint8)
+    assert set(data.sides or ()) == {"base", "validation", "novel"}
     data = load_source(str(root / "train"), image_size=6)
     assert (data.shape, data.sides, data.class_names) == ((3, 6, 6), None, ("ant", "bee", "cat"))
     assert load_source(str(root / "train")).shape == (1, 28, 28)
@@ -72,22 +71,15 @@ def test_folders_in_colour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         load_source(str(root / "train"))
 
 
-def test_a_size_without_pictures_is_one_line(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", x=np.eye(2), y=["a", "b"])
-    for text in (str(tmp_path / "a.npz"), "digits"):
+def test_a_size_without_pictures_is_one_line() -> None:
+    np.savez("a.npz", x=np.eye(2), y=["a", "b"])
+    for text in ("a.npz", "digits"):
         with pytest.raises(ValueError, match=r"^load_source: `image_size` must come with pictures .*; got 84 for"):
             load_source(text, image_size=84)
     with pytest.raises(
         ValueError, match=r"^load_source: `image_size` must be at most 1024; got 100000\. Pass a number"
     ):
         load_source("cub:birds", image_size=100_000)
-
-
-def test_features_of_others(tmp_path: Path) -> None:
-    with (tmp_path / "output.plk").open("wb") as file:
-        pickle.dump({0: [np.zeros(3)], 1: [np.ones(3)]}, file)
-    assert load_source(str(tmp_path / "output.plk")).x.tolist() == [[0, 0, 0], [1, 1, 1]]
-    assert load_base(str(tmp_path / "output.plk"), dim=3).num_classes == 2
 
 
 def test_split_seed(tmp_path: Path) -> None:
@@ -99,36 +91,26 @@ def test_split_seed(tmp_path: Path) -> None:
     assert data.mapping is not None
 
 
+LISTED = r"be one of glyphs, digits, .*<root>, \*\.npz, \*\.npy, .*\*\.csv or a folder .*; got 'a/b/c'\. Pass"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("glyhps", r"be one of glyphs, .*; got 'glyhps'\. Did you mean glyphs\?"),
-        ("Digits", r"be one of digits, glyphs, synthetic:.*Did you mean digits\?"),
-        ("omniglot", r"be one of omniglot:<root>, .*Did you mean omniglot:<root>\?"),
-        ("omniglot:", r".*Did you mean omniglot:<root>\?"),
-        ("", r"be one of glyphs, digits, .*; got ''\. Pass a listed name"),
-        (
-            "a/b/c",
-            r"be one of glyphs, digits, .*<root>, \*\.npz, \*\.npy, .*\*\.csv or a folder .*; got 'a/b/c'\. Pass",
-        ),
+        ("glyhps", r"`text` must be one of glyphs, .*; got 'glyhps'\. Did you mean glyphs\?"),
+        ("Digits", r"`text` must be one of digits, glyphs, synthetic:.*Did you mean digits\?"),
+        ("omniglot", r"`text` must be one of omniglot:<root>, .*Did you mean omniglot:<root>\?"),
+        ("omniglot:", r"`text` must .*Did you mean omniglot:<root>\?"),
+        ("", r"`text` must be one of glyphs, digits, .*; got ''\. Pass a listed name"),
+        ("a/b/c", f"`text` must {LISTED}"),
+        ("synthetic:warpd", "`synthetic:` must be one of warped, isotropic, correlated, .*'warpd'.*mean warped"),
+        ("synthetic:Class-Noise", "`synthetic:` must be one of class_noise, .*'Class-Noise'.*mean class_noise"),
+        *((f"synthetic:{text}", f"must be one of {', '.join(FAMILIES)}; got '{text}'") for text in ("", "zzz")),
     ],
 )
 def test_unknown(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=f"^load_source: `text` must {message}"):
+    with pytest.raises(ValueError, match=f"^load_source: .*{message}"):
         load_source(text)
-
-
-@pytest.mark.parametrize(
-    ("family", "listed", "meant"),
-    [("warpd", "warped, isotropic, correlated, ", "warped"), ("Class-Noise", "class_noise, ", "class_noise")],
-)
-def test_unknown_family(family: str, listed: str, meant: str) -> None:
-    message = rf"^load_source: `synthetic:` must be one of {listed}.*; got '{family}'\. Did you mean {meant}\?$"
-    with pytest.raises(ValueError, match=message):
-        load_source(f"synthetic:{family}")
-    for other in ("", "zzz"):
-        with pytest.raises(ValueError, match=f"must be one of {', '.join(FAMILIES)}; got '{other}'"):
-            load_source(f"synthetic:{other}")
 
 
 def test_data_that_cannot_be_loaded(tmp_path: Path) -> None:

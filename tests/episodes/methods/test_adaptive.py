@@ -45,10 +45,10 @@ def test_ridge_regression_without_a_row() -> None:
     targets = hot - 0.25
     for number in range(len(kernel)):
         for position in range(n):
-            rest = [row for row in range(n) if row != position]
-            gram = kernel[number][rest][:, rest] + 0.3 * torch.eye(n - 1)
-            readout = torch.linalg.solve(gram, targets[number][rest])
-            assert torch.allclose(view.left_out[number, position], kernel[number, position, rest] @ readout)
+            others = [row for row in range(n) if row != position]
+            gram = kernel[number][others][:, others] + 0.3 * torch.eye(n - 1)
+            readout = torch.linalg.solve(gram, targets[number][others])
+            assert torch.allclose(view.left_out[number, position], kernel[number, position, others] @ readout)
         readout = torch.linalg.solve(kernel[number] + 0.3 * torch.eye(n), targets[number])
         assert torch.allclose(view.query[number], right[number].T @ readout)
 
@@ -56,16 +56,13 @@ def test_ridge_regression_without_a_row() -> None:
 def test_temperature_is_the_solvers() -> None:
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(5, 30, 4, generator=generator, dtype=torch.float64)
-    labels = torch.where(
-        torch.rand(5, 30, generator=generator) < 0.5,
-        scores.argmax(dim=2),
-        torch.randint(4, (5, 30), generator=generator),
-    )
+    guesses, right = torch.randint(4, (5, 30), generator=generator), torch.rand(5, 30, generator=generator) < 0.5
+    labels = torch.where(right, scores.argmax(dim=2), guesses)
     factors, losses = module._fit_temperature(scores.mT, hot_of(labels).mT, torch.ones(5, 30, dtype=torch.float64))
-    for own, target, factor, loss in zip(scores, labels, factors, losses, strict=True):
-        expected, each = fit_temperature(own, target, torch.ones(4, dtype=torch.bool))
+    for rows, target, factor, loss in zip(scores, labels, factors, losses, strict=True):
+        expected, row_losses = fit_temperature(rows, target, torch.ones(4, dtype=torch.bool))
         assert abs(float(factor) - expected) < 1e-2 * expected
-        assert abs(float(loss - each.mean())) < 1e-4
+        assert abs(float(loss - row_losses.mean())) < 1e-4
 
 
 @pytest.mark.parametrize("dim", [3, CACHED // 8])

@@ -5,20 +5,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from sklearn.linear_model import LogisticRegression
 
 from protonet.episodes.draws.batch import Base, Episodes, summarize_base, take_from
 from protonet.episodes.methods import calibration
 from protonet.episodes.methods.calibration import distribution_calibration
+from protonet.sampling import list_pieces
 from tests.episodes.cases import make_base, make_episodes
 
 
 def base_classes(base: Base) -> list[torch.Tensor]:
-    starts, sizes = base.by_class.start.tolist(), base.by_class.size.tolist()
-    return [
-        base.take(base.by_class.rows[start : start + size]).clone() for start, size in zip(starts, sizes, strict=True)
-    ]
+    return [base.take(rows).clone() for rows in list_pieces(base.by_class)]
 
 
 def nearest_two(classes: list[torch.Tensor], row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -92,30 +89,7 @@ def test_slow_loop() -> None:
         assert float((ours[number] - theirs).abs().mean()) < 0.03
 
 
-def test_relabelling_and_queries_of_their_own() -> None:
+def test_no_more_neighbours_than_base_classes() -> None:
     episodes, _ = make_episodes(base=make_base())
-    logits = distribution_calibration(episodes)
-    order = torch.tensor([2, 0, 3, 1])
-    relabelled = distribution_calibration(episodes._replace(support_labels=order[episodes.support_labels]))
-    torch.testing.assert_close(relabelled[:, :, order], logits)
-    torch.testing.assert_close(
-        distribution_calibration(episodes._replace(query=episodes.query[:, 3:5])), logits[:, 3:5]
-    )
-
-
-def test_signs_zeros_and_rows_twice_the_same() -> None:
-    base = make_base()
-    x = F.pad(-base.take(torch.arange(57))[:, 1:], (1, 0))
-    episodes, _ = make_episodes(base=base._replace(take=take_from(x)))
-    support = -episodes.support
-    support[0] = 0
-    support[1, 1:] = support[1, :1]
-    assert bool(distribution_calibration(episodes._replace(support=support)).isfinite().all())
-
-
-def test_errors() -> None:
-    episodes, _ = make_episodes()
-    with pytest.raises(ValueError, match="distribution_calibration: `base` must be known; got None"):
-        distribution_calibration(episodes)
     with pytest.raises(ValueError, match="`n_nearest` must be at most the number of base classes"):
-        distribution_calibration(episodes._replace(base=make_base()), n_nearest=7)
+        distribution_calibration(episodes, n_nearest=7)

@@ -98,11 +98,7 @@ def test_an_error_of_ours_is_one_line_where_the_settings_are_ones_own() -> None:
         (MINE, ":NUMBER", "must be a function from episodes to logits; got int of"),
         (MINE, ":city_block:power=x", "a number; got 'x' for power"),
         ("", ":f", "It has none"),
-        (
-            "1 / 0",
-            ":f",
-            r"must be in a file that runs; got ZeroDivisionError of .*division by zero \(mine.py, line 1\)",
-        ),
+        ("1 / 0", ":f", r"be in a file that runs; got ZeroDivisionError of .*division by zero \(mine.py, line 1\)"),
         ("def f(:", ":f", r"got SyntaxError of .*\(mine.py, line 1\)\. "),
         ("import absent_module", ":f", "got ModuleNotFoundError of .*No module named 'absent_module'"),
         ("raise SystemExit(3)", ":f", "got SystemExit of"),
@@ -133,10 +129,9 @@ def test_errors(text: str, message: str) -> None:
 
 
 def test_grids() -> None:
-    assert [each.name for each in choose_grid("laplacian-shot:lambda=0.1,1")] == [
-        *("laplacian-shot:lambda=0.1", "laplacian-shot:lambda=1")
-    ]
-    names = [each.name for each in choose_grid("tim:weights=1,1,1/0.1,1,0.1:steps=1,2")]
+    names = [choice.name for choice in choose_grid("laplacian-shot:lambda=0.1,1")]
+    assert names == ["laplacian-shot:lambda=0.1", "laplacian-shot:lambda=1"]
+    names = [choice.name for choice in choose_grid("tim:weights=1,1,1/0.1,1,0.1:steps=1,2")]
     assert names[1:3] == ["tim:weights=1,1,1:steps=2", "tim:weights=0.1,1,0.1:steps=1"]
     assert len(names) == 4
     for text in ("tim", "tim:steps=1", "tim:steps=1,01"):

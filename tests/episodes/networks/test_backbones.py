@@ -9,6 +9,9 @@ from torch import nn
 from protonet.episodes.draws.batch import take_from
 from protonet.episodes.networks.backbones import BACKBONES, embed_rows, make_backbone
 
+COLOUR = "`dim` must be the square of a side of 16 pixels or more, or three times that"
+REMEDY = r"Use the mlp, or square grey or RGB images\."
+
 
 def make(name: str, dim: int, seed: int = 0) -> nn.Sequential:
     return make_backbone(name, dim, torch.Generator().manual_seed(seed))
@@ -48,11 +51,12 @@ def test_conv_is_the_slow_one() -> None:
         torch.testing.assert_close(embedding.detach(), torch.from_numpy(slow).float(), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["mlp", "conv"])
-def test_a_row_does_not_see_the_others(name: str) -> None:
-    backbone, x = make(name, 81), rows(5, 81)
+@pytest.mark.parametrize("name", BACKBONES)
+def test_in_evaluation_a_row_does_not_see_the_others(name: str) -> None:
+    dim, tolerance = (768, 1e-4) if name in ("conv4", "resnet12") else (81, 1e-5)
+    backbone, x = make(name, dim).eval(), rows(5, dim)
     alone = torch.cat([backbone(row[None]) for row in x])
-    torch.testing.assert_close(backbone(x), alone, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(backbone(x), alone, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("name", BACKBONES)
@@ -78,11 +82,14 @@ def test_embed_rows_in_chunks() -> None:
     assert not embedded.requires_grad
 
 
-def test_errors() -> None:
-    with pytest.raises(
-        ValueError, match=r"^make_backbone: `name` must be one of mlp, conv, conv4, resnet12; got 'cnn'\."
-    ):
-        make("cnn", 64)
-    for dim in (65, 49):
-        with pytest.raises(ValueError, match=rf"`dim` must be the square of a side of 8 pixels or more; got {dim}\."):
-            make("conv", dim)
+@pytest.mark.parametrize(
+    ("name", "dim", "said"),
+    [
+        ("cnn", 64, r"`name` must be one of mlp, conv, conv4, resnet12; got 'cnn'\."),
+        *(("conv", dim, rf"`dim` must be the square of a side of 8 pixels or more; got {dim}\.") for dim in (65, 49)),
+        *((name, dim, rf"{COLOUR}; got {dim}\. {REMEDY}$") for name in ("conv4", "resnet12") for dim in (225, 640)),
+    ],
+)
+def test_errors(name: str, dim: int, said: str) -> None:
+    with pytest.raises(ValueError, match=rf"^make_backbone: {said}"):
+        make(name, dim)

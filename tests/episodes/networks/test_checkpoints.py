@@ -14,8 +14,8 @@ from protonet.episodes.networks.checkpoints import (
     FORMAT,
     VERSION,
     load_encoder,
+    load_trained,
     read_checkpoint,
-    read_plan,
     take_prefix,
     write_checkpoint,
 )
@@ -61,16 +61,11 @@ def test_load_encoder(tmp_path: Path) -> None:
     x = torch.rand(4, 8, generator=torch.Generator().manual_seed(1))
     encoder = load_encoder(write(tmp_path / "x.safetensors"), dim=8)
     assert torch.equal(encoder(x), make_backbone("mlp", 8, torch.Generator().manual_seed(0))(x))
+    assert load_trained(tmp_path / "x.safetensors", torch.clone).plan == make_plan()._asdict()
     assert not encoder.training
     assert not encoder(x).requires_grad
     with pytest.raises(ValueError, match=r"^load_encoder: `path` must hold an encoder of 9 features per row; got 8\."):
         load_encoder(tmp_path / "x.safetensors", dim=9)
-
-
-def test_read_plan(tmp_path: Path) -> None:
-    assert read_plan(write(tmp_path / "x.safetensors")) == make_plan()._asdict()
-    with pytest.raises(ValueError, match=r"^read_plan: `path` must be a checkpoint of .*; got .*absent"):
-        read_plan(tmp_path / "absent")
 
 
 def test_files_that_are_no_checkpoints(tmp_path: Path) -> None:
@@ -94,7 +89,6 @@ def test_metadata_of_something_else(tmp_path: Path, metadata: object) -> None:
 def test_newer_versions(tmp_path: Path) -> None:
     header = {"version": VERSION + 1, "library": "9.0"}
     save_file({"a": torch.zeros(1)}, tmp_path / "new", {FORMAT: json.dumps(header)})
-    with pytest.raises(
-        ValueError, match=rf"of version {VERSION} or older; got .* of version {VERSION + 1}, by .*9\.0\."
-    ):
+    said = rf"of version {VERSION} or older; got .* of version {VERSION + 1}, by .*9\.0\."
+    with pytest.raises(ValueError, match=said):
         read_checkpoint("f", "path", tmp_path / "new")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +28,6 @@ from protonet.episodes.networks.checkpoints import (
     load_encoder,
     load_trained,
     read_checkpoint,
-    read_plan,
     take_prefix,
 )
 from protonet.episodes.training import meta, tasks
@@ -38,23 +37,36 @@ from protonet.episodes.training.train import choose_backbone
 from protonet.sampling import index_classes
 from tests.episodes.meta_cases import SIDES, make_data, save_data
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 GENERATOR = torch.Generator()
 
 
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    return save_data(tmp_path / "tiny.npz")
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    save_data(tmp_path / "tiny.npz")
+    return tmp_path
 
 
-def arguments(data: Path, output: str, *more: str) -> list[str]:
+def train(more: str = "", output: str = "a.safetensors") -> Path:
+    """Train on the tiny data as the command does, and return the checkpoint's path."""
     small = "--backbone mlp --way 4 --query 2 --episodes-per-step 2 --steps 10 --eval-every 4 --patience 9 --device cpu"
-    return ["--dataset", str(data), "-o", str(data.with_name(output)), *small.split(), *more]
+    run_train(f"--dataset tiny.npz -o {output} {small} {more}".split())
+    return Path(output)
 
 
-def read_log(path: Path) -> list[dict[str, float]]:
-    entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+def read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    return read_checkpoint("f", "path", path)
+
+
+def read_log(name: str = "log") -> list[dict[str, float]]:
+    entries = [json.loads(line) for line in Path(name).read_text(encoding="utf-8").splitlines()]
     return [{name: value for name, value in entry.items() if name != "seconds"} for entry in entries]
+
+
+def same_tensors(first: Path, second: Path) -> bool:
+    one, other = load_file(first), load_file(second)
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,12 +78,10 @@ def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meta, "draw_batch", draw)
 
 
-def test_the_best_encoder_is_kept(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_train(arguments(data, "a.safetensors", "--log", str(data.with_name("log"))))
-    path = data.with_name("a.safetensors")
-    entries = read_log(data.with_name("log"))
+def test_the_best_encoder_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    path, entries = train("--log log"), read_log()
     assert [entry["step"] for entry in entries] == [0, 4, 8, 10]
-    step, accuracy, half_width = read_checkpoint("f", "path", path)[1]["best"]
+    step, accuracy, half_width = read(path)[1]["best"]
     assert accuracy == max(entry["accuracy"] for entry in entries) == entries[-1]["best_accuracy"]
     encoder = load_encoder(path)
     score = score_encoder(encoder, take_side("f", "data", make_data(), "validation"), step, Group())
@@ -79,13 +89,23 @@ def test_the_best_encoder_is_kept(data: Path, capsys: pytest.CaptureFixture[str]
     assert embed_rows(encoder, take_from(make_data().x), torch.arange(72)).shape == (72, 128)
     assert step == 0
     said = f"no validation beat the untrained network: {100 * accuracy:.2f} ±{100 * half_width:.2f} %"
-    assert capsys.readouterr().out == f"{path}: mlp, 10 steps, {said} on validation classes\n"
+    line = f"{path}: mlp, 10 steps, {said} on validation classes\n"
+    assert capsys.readouterr().out == line
+    before = path.read_bytes()
+    train("--resume")  # a finished run is reported again
+    assert path.read_bytes() == before
+    assert capsys.readouterr().out == line
 
 
-def test_the_closing_line(data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_closing_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(meta, "score_encoder", lambda _encoder, _side, step, *_: Score(step, step / 10, 0.1))
-    run_train(arguments(data, "a.safetensors"))
+    train()
     assert capsys.readouterr().out.endswith(": mlp, 10 steps, 100.00 ±10.00 % on validation classes after step 10\n")
+
+
+def test_patience_ends_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meta, "score_encoder", lambda _encoder, _side, step, *_: Score(step, 0.5, 0.1))
+    assert read(train("--steps 99 --patience 2"))[1]["step"] == 8
 
 
 @pytest.fixture
@@ -95,35 +115,36 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("protonet.episodes.training.meta.RECIPE", replace(RECIPE, measured_rows=40))
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(("step", "objective"), [(4, "prototypes"), (7, "prototypes"), (7, "feat"), (7, "anil")])
 def test_an_interrupted_run_ends_in_the_same_tensors(
-    data: Path, monkeypatch: pytest.MonkeyPatch, quick: None, step: int, objective: str
+    monkeypatch: pytest.MonkeyPatch, step: int, objective: str
 ) -> None:
-    more = ["--objective", objective, "--way", "2" if objective == "anil" else "4"]
-    logs = [data.with_name(f"{name}.jsonl") for name in ("whole", "parts")]
-    run_train(arguments(data, "whole.safetensors", *more, "--log", str(logs[0])))
+    more = f"--objective {objective} --way {2 if objective == 'anil' else 4}"
+    whole = train(f"{more} --log whole", "whole.safetensors")
     with monkeypatch.context() as patch:
         interrupt_at(step, patch)
         handler = signal.getsignal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt, match=rf"^stopped at step {step}; run again with --resume$"):
-            run_train(arguments(data, "parts.safetensors", *more, "--log", str(logs[1])))
+            train(f"{more} --log log")
         assert signal.getsignal(signal.SIGINT) is handler
-    assert read_checkpoint("f", "path", data.with_name("parts.safetensors"))[1]["step"] == step
-    with logs[1].open("a", encoding="utf-8") as file:
-        file.write('{"step": 8, "accuracy": 0.5}\n{"step": 10, "accu')  # of a crash after the checkpoint
-    run_train(arguments(data, "parts.safetensors", *more, "--resume", "--log", str(logs[1])))
-    whole, parts = (load_file(data.with_name(f"{name}.safetensors")) for name in ("whole", "parts"))
-    assert whole.keys() == parts.keys()
-    assert all(torch.equal(whole[name], parts[name]) for name in whole)
-    assert read_log(logs[0]) == read_log(logs[1])
+    assert read(Path("a.safetensors"))[1]["step"] == step
+    entries = [json.loads(line) for line in Path("log").read_text(encoding="utf-8").splitlines()]
+    entries[-1]["seconds"] = 1000.0  # as if it had taken that long
+    lines = "".join(json.dumps(entry) + "\n" for entry in entries)
+    crash = '{"step": 8, "accuracy": 0.5, "seconds": 1}\n{"step": 10, "accu'  # after the checkpoint
+    Path("log").write_text(lines + crash, encoding="utf-8")
+    assert same_tensors(train(f"{more} --resume --log log"), whole)
+    assert read_log("whole") == read_log()
+    after = [json.loads(line)["seconds"] for line in Path("log").read_text(encoding="utf-8").splitlines()]
+    assert all(seconds >= 1000 for seconds in after[len(entries) :])
+    assert len(after) > len(entries)
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("objective", ["feat", "maml", "anil"])
-def test_the_method_of_an_objective_has_the_accuracy_of_the_validation(data: Path, quick: None, objective: str) -> None:
-    path = data.with_name("a.safetensors")
-    more = ["--objective", objective, "--way", "2", "--log", str(data.with_name("log"))]
-    run_train(arguments(data, "a.safetensors", *more, "--steps", "2"))
-    best = read_checkpoint("f", "path", path)[1]["best"]
+def test_the_method_of_an_objective_has_the_accuracy_of_the_validation(objective: str) -> None:
+    path = train(f"--objective {objective} --way 2 --log log --steps 2")
     validation = make_data()
     index = index_classes(validation.y).take(torch.tensor([3, 5]))
     trained = load_trained(path, validation.take_rows, dim=64)
@@ -132,16 +153,15 @@ def test_the_method_of_an_objective_has_the_accuracy_of_the_validation(data: Pat
     n_episodes = 4 if objective == "maml" else 20
     methods = {objective: METHODS[objective]}
     accuracy = evaluate(x, index, methods, setting, n_episodes=n_episodes, trained=trained)[objective].accuracy
-    assert float(accuracy.mean()) == pytest.approx(best[1], abs=1e-9)
-    assert read_plan(path)["objective"] == objective
-    entries = read_log(data.with_name("log"))
-    assert entries[-1].keys() & set(LOSSES) == set(make_learner(Plan(**read_plan(path)), GENERATOR).losses)
+    assert float(accuracy.mean()) == pytest.approx(read(path)[1]["best"][1], abs=1e-9)
+    assert trained.plan["objective"] == objective
+    assert read_log()[-1].keys() & set(LOSSES) == set(make_learner(Plan(**trained.plan), GENERATOR).losses)
 
 
-def test_batch_normalisation_is_measured_with_the_averaged_weights(tmp_path: Path, quick: None) -> None:
-    data = save_data(tmp_path / "tiny.npz", dim=256)
-    run_train(arguments(data, "a.safetensors", "--backbone", "conv4", "--steps", "2"))
-    tensors, metadata = read_checkpoint("f", "path", tmp_path / "a.safetensors")
+@pytest.mark.usefixtures("quick")
+def test_batch_normalisation_is_measured_with_the_averaged_weights(folder: Path) -> None:
+    save_data(folder / "tiny.npz", dim=256)
+    tensors, metadata = read(train("--backbone conv4 --steps 2"))
     plan = Plan(**complete_plan(metadata["plan"]))
     encoder = make_backbone("conv4", 256, GENERATOR)
     encoder.load_state_dict(take_prefix(tensors, meta.AVERAGED))
@@ -153,80 +173,47 @@ def test_batch_normalisation_is_measured_with_the_averaged_weights(tmp_path: Pat
     assert all(tensor.isfinite().all() for tensor in tensors.values())
 
 
-def test_a_run_begins_at_another_ones_encoder(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first, second = (data.with_name(f"{name}.safetensors") for name in "ab")
-    run_train(arguments(data, first.name))
-    more = ["--start", str(first), "--objective", "anil", "--head", "zero", "--steps", "1"]
-    run_train(arguments(data, second.name, *more))
-    learned = take_prefix(read_checkpoint("f", "path", first)[0], "best.")
-    started = take_prefix(read_checkpoint("f", "path", second)[0], "best.")
+def test_a_run_begins_at_another_ones_encoder(capsys: pytest.CaptureFixture[str]) -> None:
+    first = train()
+    more = f"--start {first} --objective anil --head zero --steps 1"
+    learned, started = (take_prefix(read(path)[0], "best.") for path in (first, train(more, "b.safetensors")))
     assert all(float((started[name] - learned[name]).abs().max()) < 0.02 for name in learned)
     assert "mlp by anil, 1 steps" in capsys.readouterr().out
+    said = r"`--start` must hold an encoder of conv and 64 features per row; got mlp and 64"
+    with pytest.raises(ValueError, match=said):
+        train(f"--start {first} --backbone conv", "c.safetensors")
     first.unlink()
-    run_train(arguments(data, second.name, *more, "--resume"))
+    train(f"{more} --resume", "b.safetensors")
     with pytest.raises(ValueError, match=r"--head zero there and classes here"):
-        run_train(arguments(data, second.name, *more, "--head", "classes", "--way", "2", "--resume"))
+        train(f"{more} --head classes --way 2 --resume", "b.safetensors")
 
 
-def test_validation_classes_that_are_too_small_for_the_shots(data: Path) -> None:
+def test_a_run_begins_at_an_encoder_of_its_split(folder: Path) -> None:
+    y = np.arange(20).repeat(8)
+    np.savez("tiny.npz", x=np.eye(20, 64, dtype=np.float32)[y], y=y)
+    train("--split-seed 0")
+    with pytest.raises(ValueError, match=r"`--split-seed` must be that of --start, 0, .*; got 1\. Pass the same"):
+        train(f"--split-seed 1 --start a.safetensors --dataset ../{folder.name}/tiny.npz", "b.safetensors")
+
+
+def test_validation_classes_that_are_too_small_for_the_shots() -> None:
     tiny = make_data()
-    kept = (tiny.y != 3) | (torch.arange(72) < 20)  # few rows of a validation class
-    np.savez(data, x=tiny.x[kept].numpy(), y=tiny.y[kept].numpy(), split=np.array(SIDES)[tiny.y[kept]])
-    more = ["--objective", "anil", "--shot", "6", "--query", "1"]
-    for least, own in ((2, ["--head", "zero"]), (3, ["--way", "3"])):
+    some = (tiny.y != 3) | (torch.arange(72) < 20)  # few rows of a validation class
+    np.savez("tiny.npz", x=tiny.x[some].numpy(), y=tiny.y[some].numpy(), split=np.array(SIDES)[tiny.y[some]])
+    for least, more in ((2, "--head zero"), (3, "--way 3")):
         said = rf"`--dataset` must have at least {least} validation classes with 7 rows \(--shot \+ 1\); got 1\. Ask"
         with pytest.raises(ValueError, match=said):
-            run_train(arguments(data, "a.safetensors", *more, *own))
+            train(f"--objective anil --shot 6 --query 1 {more}")
 
 
-def test_losses_that_are_not_finite(data: Path, quick: None) -> None:
-    said = r"^train: `loss` must stay finite; got nan in step \d\. Lower --learning-rate, or --inner-rate; --resume"
-    with pytest.raises(ValueError, match=said):
-        run_train(arguments(data, "a.safetensors", "--objective", "maml", "--head", "zero", "--inner-rate", "1e30"))
-
-
-def test_a_run_begins_at_an_encoder_of_its_backbone(data: Path) -> None:
-    run_train(arguments(data, "a.safetensors"))
-    start = ["--start", str(data.with_name("a.safetensors")), "--backbone", "conv"]
-    with pytest.raises(
-        ValueError, match=r"`--start` must hold an encoder of conv and 64 features per row; got mlp and 64"
-    ):
-        run_train(arguments(data, "b.safetensors", *start))
-
-
-def test_a_run_begins_at_an_encoder_of_its_split(data: Path) -> None:
-    y = np.arange(20).repeat(8)
-    np.savez(data, x=np.eye(20, 64, dtype=np.float32)[y], y=y)
-    run_train(arguments(data, "a.safetensors", "--split-seed", "0"))
-    again = Path(os.path.relpath(data.parent)) / data.name
-    start = ["--split-seed", "1", "--start", str(data.with_name("a.safetensors"))]
-    with pytest.raises(ValueError, match=r"`--split-seed` must be that of --start, 0, .*; got 1\. Pass the same"):
-        run_train([*arguments(data, "b.safetensors", *start), "--dataset", str(again)])
-
-
-def test_files_of_before_the_objectives_are_the_same(data: Path) -> None:
-    run_train(arguments(data, "a.safetensors"))
-    stored = read_checkpoint("f", "path", data.with_name("a.safetensors"))[1]["plan"]
+def test_files_of_before_the_objectives_are_the_same() -> None:
+    path = train()
+    stored = read(path)[1]["plan"]
     fields = {"dataset", "split_seed", "dim", "classes", "backbone", "way", "shot", "query", "episodes_per_step"}
     assert stored.keys() == fields | {"steps", "eval_every", "patience", "seed"}
-    plan = read_plan(data.with_name("a.safetensors"))
+    plan = load_trained(path, torch.clone).plan
     assert plan["objective"] == "prototypes"
     assert plan == Plan(**stored)._asdict()
-
-
-def test_seconds_go_on_where_they_stopped(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = data.with_name("log.jsonl")
-    with monkeypatch.context() as patch:
-        interrupt_at(7, patch)
-        with pytest.raises(KeyboardInterrupt):
-            run_train(arguments(data, "parts.safetensors", "--log", str(log)))
-    entries = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
-    entries[-1]["seconds"] = 1000.0  # as if it had taken that long
-    log.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
-    run_train(arguments(data, "parts.safetensors", "--resume", "--log", str(log)))
-    after = [json.loads(line)["seconds"] for line in log.read_text(encoding="utf-8").splitlines()][len(entries) :]
-    assert after
-    assert all(seconds >= 1000 for seconds in after)
 
 
 def test_a_second_interrupt_comes_at_once() -> None:
@@ -238,145 +225,112 @@ def test_a_second_interrupt_comes_at_once() -> None:
             signal.raise_signal(signal.SIGINT)
 
 
-def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(data: Path, quick: None) -> None:
+@pytest.mark.usefixtures("quick")
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew() -> None:
     """There is no file yet, but perhaps a line of the log, of the untrained network."""
-    log = data.with_name("log.jsonl")
-    run_train(arguments(data, "whole.safetensors", "--log", str(log)))
-    entries = read_log(log)
+    whole, entries = train("--log log", "whole.safetensors"), read_log()
+    log = Path("log")
     log.write_text(log.read_text(encoding="utf-8").partition("\n")[0] + "\n", encoding="utf-8")
-    run_train(arguments(data, "killed.safetensors", "--resume", "--log", str(log)))
-    whole, killed = (load_file(data.with_name(f"{name}.safetensors")) for name in ("whole", "killed"))
-    assert all(torch.equal(whole[name], killed[name]) for name in whole)
-    assert read_log(log) == entries
+    assert same_tensors(train("--resume --log log"), whole)
+    assert read_log() == entries
 
 
-def test_a_finished_run_is_reported_again(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_train(arguments(data, "a.safetensors"))
-    before, said = data.with_name("a.safetensors").read_bytes(), capsys.readouterr().out
-    run_train(arguments(data, "a.safetensors", "--resume"))
-    assert data.with_name("a.safetensors").read_bytes() == before
-    assert capsys.readouterr().out == said
-
-
-def test_patience_ends_a_run(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meta, "score_encoder", lambda _encoder, _side, step, *_: Score(step, 0.5, 0.1))
-    run_train(arguments(data, "a.safetensors", "--steps", "99", "--patience", "2"))
-    assert read_checkpoint("f", "path", data.with_name("a.safetensors"))[1]["step"] == 8
-
-
-def test_tensorboard_has_the_log(data: Path) -> None:
-    folder, log = data.with_name("board"), data.with_name("log")
-    run_train(arguments(data, "a.safetensors", "--tensorboard", str(folder), "--log", str(log)))
+def test_tensorboard_has_the_log() -> None:
+    train("--tensorboard board --log log")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
-    events = EventAccumulator(str(folder)).Reload()
+    events = EventAccumulator("board").Reload()
     for name in ("accuracy", "episodic_loss", "cross_entropy"):
-        logged = [(entry["step"], entry[name]) for entry in read_log(log) if name in entry]
+        logged = [(entry["step"], entry[name]) for entry in read_log() if name in entry]
         assert len(logged) == (4 if name == "accuracy" else 3)
         board = [(event.step, event.value) for event in events.Scalars(name)]
         assert board == [(step, pytest.approx(value)) for step, value in logged]
 
 
-def test_resuming_with_other_settings(data: Path) -> None:
-    run_train(arguments(data, "a.safetensors"))
-    said = (
-        r"`--resume` must continue a run of the same settings; got --steps 10 there and 20 here; --seed 0 there and 3 "
-    )
-    with pytest.raises(ValueError, match=rf"^protonet\.episodes train: {said}here\. Pass the same"):
-        run_train(arguments(data, "a.safetensors", "--resume", "--steps", "20", "--seed", "3"))
-
-
-def test_resuming_with_other_data(data: Path) -> None:
-    run_train(arguments(data, "a.safetensors"))
-    other = make_data(dim=9)
-    np.savez(data, x=other.x.numpy(), y=other.y.numpy(), split=np.array(["base", "validation", "base"] * 3)[other.y])
-    said = r"same settings; got features per row: 64 there and 9 here; base classes: 5 there and 6 here\. Pass the same"
+def test_resuming_with_other_settings_or_data() -> None:
+    train()
+    same = r"`--resume` must continue a run of the same settings; got"
+    said = rf"^protonet\.episodes train: {same} --steps 10 there and 20 here; --seed 0 there and 3 here\. Pass the same"
     with pytest.raises(ValueError, match=said):
-        run_train(arguments(data, "a.safetensors", "--resume"))
+        train("--resume --steps 20 --seed 3")
+    x, y = make_data(dim=9)[:2]
+    np.savez("tiny.npz", x=x.numpy(), y=y.numpy(), split=np.array(["base", "validation", "base"] * 3)[y])
+    said = rf"{same} features per row: 64 there and 9 here; base classes: 5 there and 6 here\. Pass the same"
+    with pytest.raises(ValueError, match=said):
+        train("--resume")
 
 
 def test_the_backbone_by_default(tmp_path: Path) -> None:
     for dataset in ("glyphs", "omniglot:root", "mini-imagenet:root", str(tmp_path)):
-        assert choose_backbone(dataset, 784) == "conv"
-        assert choose_backbone(dataset, 3 * 84 * 84) == "conv4"
-        assert choose_backbone(dataset, 640) == "mlp"
+        assert [choose_backbone(dataset, dim) for dim in (784, 3 * 84 * 84, 640)] == ["conv", "conv4", "mlp"]
     for dataset in ("digits", "synthetic:warped", str(tmp_path / "f.npz")):
         assert choose_backbone(dataset, 784) == "mlp"
 
 
-def test_outputs_are_checked_first(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_are_checked_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("protonet.episodes.features.sources.load_source", None)
-    data.with_name("old.safetensors").write_text("hours of work")
-    with pytest.raises(ValueError, match=r"`--output` must be a new file; got .*old\.safetensors, which exists\. Cont"):
-        run_train(arguments(data, "old.safetensors"))
-    with pytest.raises(ValueError, match=r"`--output` must be a checkpoint of .* train; got .*old\.safetensors"):
-        run_train(arguments(data, "old.safetensors", "--resume"))
-    with pytest.raises(ValueError, match=r"`--log` must be another file than --output"):
-        run_train(arguments(data, "new.safetensors", "--log", str(data.with_name("new.safetensors"))))
-    with pytest.raises(ValueError, match=r"`--tensorboard` must be a folder that can be written"):
-        run_train(arguments(data, "new.safetensors", "--tensorboard", str(data)))
-    with pytest.raises(ValueError, match=r"`--output` must end in \.safetensors; got .*new\.pt\. Rename it\."):
-        run_train(arguments(data, "new.pt"))
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ImportError, match=r'must be installed; .* Run pip install "protonet\[tensorboard\]"\.'):
-        run_train(arguments(data, "new.safetensors", "--tensorboard", str(data.with_name("board"))))
-    monkeypatch.setitem(sys.modules, "safetensors", None)
-    with pytest.raises(ImportError, match=r'`safetensors` must be installed; .* Run pip install "protonet\[train\]"\.'):
-        run_train(arguments(data, "new.safetensors"))
+    Path("old.safetensors").write_text("hours of work")
+    for more, output, said in (
+        ("", "old.safetensors", r"`--output` must be a new file; got old\.safetensors, which exists\. Cont"),
+        ("--resume", "old.safetensors", r"`--output` must be a checkpoint of .* train; got .*old\.safetensors"),
+        ("--log new.safetensors", "new.safetensors", r"`--log` must be another file than --output"),
+        ("--tensorboard tiny.npz", "new.safetensors", r"`--tensorboard` must be a folder that can be written"),
+        ("", "new.pt", r"`--output` must end in \.safetensors; got new\.pt\. Rename it\."),
+    ):
+        with pytest.raises(ValueError, match=said):
+            train(more, output)
+    for module, extra in (("torch.utils.tensorboard", "tensorboard"), ("safetensors", "train")):
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(ImportError, match=rf'must be installed; .* Run pip install "protonet\[{extra}\]"\.'):
+            train("--tensorboard board", "new.safetensors")
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("more", "said"),
     [
         (
-            ["--backbone", "cnov"],
+            "--backbone cnov",
             r"`--backbone` must be one of conv, conv4, mlp, resnet12; got 'cnov'\. Did you mean conv\?",
         ),
-        (["--steps", "0"], r"`--steps` must be a whole number >= 1; got '0'"),
-        (["--query", "9" * 20], r"`--query` must be a whole number in \[1, 1000000\]; got 9{20}\."),
+        ("--steps 0", r"`--steps` must be a whole number >= 1; got '0'"),
+        (f"--query {'9' * 20}", r"`--query` must be a whole number in \[1, 1000000\]; got 9{20}\."),
         (
-            ["--query", "8"],
-            r"`--dataset` must have 9 rows per base class \(--shot \+ --query\); got class '0' with 8\. "
-            r"Ask for fewer rows\.$",
+            "--query 8",
+            r"`--dataset` must have 9 rows per base class \(--shot \+ --query\); got class '0' with 8\. Ask ",
         ),
-        (
-            ["--dataset", "synthetic:isotropic"],
-            r"`--dataset` must have a split by class; got none\. Pass --split-seed 0",
-        ),
-        (
-            ["--split-seed", "0"],
-            r"`--dataset` must have at least 2 validation classes with 2 rows; got 1\. Add classes ",
-        ),
-        (["--device", "meta"], r"`--device` must be one that torch has here; got meta \(.*\)\. Leave it out\."),
-        (["--device", "abacus"], r"`--device` must be one that torch has here; got abacus \(.*\)\. Leave it out\."),
-        (
-            ["--seed", str(2**63)],
-            r"`--seed` must be a whole number in \[0, 9223372036854775807\]; got 9223372036854775808",
-        ),
-        (["--way", "1"], r"`--way` must be a whole number >= 2; got '1'"),
+        ("--dataset synthetic:isotropic", r"`--dataset` must have a split by class; got none\. Pass --split-seed 0"),
+        ("--split-seed 0", r"`--dataset` must have at least 2 validation classes with 2 rows; got 1\. Add classes "),
+        ("--device meta", r"`--device` must be one that torch has here; got meta \(.*\)\. Leave it out\."),
+        ("--device abacus", r"`--device` must be one that torch has here; got abacus \(.*\)\. Leave it out\."),
+        (f"--seed {2**63}", rf"`--seed` must be a whole number in \[0, {2**63 - 1}\]; got {2**63}"),
+        ("--way 1", r"`--way` must be a whole number >= 2; got '1'"),
     ],
 )
-def test_bad_arguments(data: Path, more: list[str], said: str) -> None:
+def test_bad_arguments(more: str, said: str) -> None:
     with pytest.raises(ValueError, match=rf"^(protonet\.episodes train: )?{said}"):
-        run_train(arguments(data, "a.safetensors", *more))
-    assert not data.with_name("a.safetensors").exists()
+        train(more)
+    assert not Path("a.safetensors").exists()
 
 
-def test_two_processes_follow_the_path_of_one(data: Path) -> None:
-    both = [
-        arguments(data, f"{name}.safetensors", "--backbone", "conv", "--log-file", str(data.with_name(name)))
-        for name in ("one", "two")
-    ]
-    run_train(both[0])
-    code = "import sys; from protonet.episodes.__main__ import train; train(sys.argv[1:])"
-    script = data.with_name("script.py")
-    script.write_text(code, encoding="utf-8")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+@pytest.mark.usefixtures("quick")
+def test_losses_that_are_not_finite() -> None:
+    said = r"^train: `loss` must stay finite; got nan in step \d\. Lower --learning-rate, or --inner-rate; --resume"
+    with pytest.raises(ValueError, match=said):
+        train("--objective maml --head zero --inner-rate 1e30")
+
+
+def test_two_processes_follow_the_path_of_one() -> None:
+    train("--backbone conv --log-file one", "one.safetensors")
+    code = "import sys; sys.path.insert(0, sys.argv.pop()); from tests.episodes.training import test_train as own; "
+    code += "own.train('--backbone conv --log-file two', 'two.safetensors')"
+    Path("script.py").write_text(code, encoding="utf-8")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "script.py"]
     environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": ""}
-    done = subprocess.run([*launch, *both[1]], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run([*launch, str(ROOT)], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 1
-    one, two = (read_log(data.with_name(name)) for name in ("one", "two"))
+    one, two = read_log("one"), read_log("two")
     assert len(one) == 4
     for ours, theirs in zip(one, two, strict=True):
         assert ours.keys() == theirs.keys()

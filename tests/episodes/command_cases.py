@@ -1,0 +1,43 @@
+"""What tests of the command share: it is run in this process, and says what it says."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protonet.episodes.__main__ import main
+
+
+class Command:
+    """``python -m protonet.episodes``, run in this process; its arguments are texts with spaces between words."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+        self.capsys, self.folder, self.error = capsys, folder, ""
+
+    def __call__(self, *arguments: object, code: int = 0) -> str:
+        """Run it, check its exit code, keep what it wrote to stderr, and return what it printed."""
+        self.capsys.readouterr()
+        ended = main([word for argument in arguments for word in str(argument).split()])
+        out, self.error = self.capsys.readouterr()
+        assert ended == code, self.error
+        return out
+
+    def read(self, *arguments: object) -> dict[str, Any]:
+        """Return what ``--json`` holds of a run."""
+        self.printed = self(*arguments, "--json", self.folder / "read.json")
+        results: dict[str, Any] = json.loads((self.folder / "read.json").read_text(encoding="utf-8"))
+        return results
+
+    def accuracies(self, *arguments: object) -> dict[str, float]:
+        """Return the accuracies of a run by method."""
+        return {name: method["accuracy"] for name, method in self.read(*arguments)["methods"].items()}
+
+    def refuses(self, message: str, *arguments: object) -> None:
+        """Check that it fails with one line, in which a pattern is found, and prints nothing."""
+        assert self(*arguments, code=2) == ""
+        assert self.error.count("\n") == 1, self.error
+        assert re.search(message, self.error), self.error

@@ -1,0 +1,341 @@
+"""Transductive methods that move prototypes, labels or layers by the queries: against slow loops and autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.neighbors import kneighbors_graph
+from torch import Tensor
+
+from protonet.episodes.methods.alpha_am import alpha_am
+from protonet.episodes.methods.bd_cspn import bd_cspn, find_unit_rows, rectify_prototypes
+from protonet.episodes.methods.laplacian_shot import _find_neighbours, laplacian_shot, laplacian_shot_dirichlet
+from protonet.episodes.methods.tim import alpha_tim, tim, tim_dirichlet
+from protonet.episodes.methods.tim_adm import tim_adm
+from protonet.episodes.methods.transductive_finetune import transductive_finetune
+from tests.episodes.cases import (
+    agree,
+    centre_rows,
+    cosines,
+    load_easyfsl,
+    make_centred_episodes,
+    make_episodes,
+    means_of,
+    run_easyfsl,
+    unit,
+)
+
+Weights = tuple[float, float, float]
+
+
+def rectify(support: Tensor, labels: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
+    """Rectify as the published code does, row by row; return the prototypes and the shifted queries."""
+    shifted, means = query + support.mean(dim=0) - query.mean(dim=0), means_of(support, labels)
+    weighed: list[list[Tensor]] = [[] for _ in means]
+    for row in torch.cat([support, shifted]):
+        weights = (10 * cosines(row[None], means)[0]).softmax(dim=0)
+        weighed[int(weights.argmax())].append(weights.max() * row)
+    return torch.stack([torch.stack(rows).mean(dim=0) if rows else means[c] for c, rows in enumerate(weighed)]), shifted
+
+
+def assign(unary: Tensor, query: Tensor) -> Tensor:
+    """LaplacianShot's algorithm 1, query by query: the assignments after 20 bound updates."""
+    graph = torch.as_tensor(kneighbors_graph(query.numpy(), 2).toarray())
+    assigned = (-unary).softmax(dim=1)
+    for _ in range(20):
+        assigned = torch.stack([(graph[p] @ assigned * 0.7 - unary[p]).softmax(dim=0) for p in range(len(query))])
+    return assigned
+
+
+@pytest.mark.parametrize("with_base", [False, True])
+@pytest.mark.parametrize("shots", [(1, 1, 1, 1), (3, 1, 2, 4)])
+def test_bd_cspn_and_laplacian_shot_are_slow_loops(shots: tuple[int, ...], with_base: bool) -> None:
+    episodes, centres = make_centred_episodes(shots, with_base=with_base)
+    rectified = bd_cspn(episodes)
+    shifted, plain = laplacian_shot(episodes).softmax(dim=2), laplacian_shot_dirichlet(episodes).softmax(dim=2)
+    unshifted = laplacian_shot(episodes, shift=False).softmax(dim=2)
+    for number, (support, labels, query, centre) in enumerate(zip(*episodes[:3], centres, strict=True)):
+        rows, queries = unit(support, centre), unit(query, centre)
+        prototypes, moved = rectify(rows, labels, queries)
+        distances = torch.cdist(queries, prototypes).square()
+        assert torch.equal(rectified[number].argmax(dim=1), distances.argmin(dim=1))
+        assert torch.allclose(rectified[number].softmax(dim=1), (-distances / 0.2).softmax(dim=1))
+        to_means = torch.cdist(queries, means_of(rows, labels)).square()
+        assert torch.allclose(shifted[number], assign(torch.cdist(moved, prototypes).square(), queries), atol=1e-6)
+        assert torch.allclose(unshifted[number], assign(distances, queries), atol=1e-6)
+        assert torch.allclose(plain[number], assign(to_means, queries), atol=1e-6)
+
+
+def test_easyfsl() -> None:
+    """Its BD-CSPN lacks the code's factor of 10 in the weights, as the paper does."""
+    rectified = load_easyfsl("methods.bd_cspn").BDCSPN(feature_normalization=2.0)
+    for noise in (0.3, 1.5):
+        episodes = centre_rows(make_episodes(noise=noise, n_episodes=8)[0])
+        assert torch.allclose(bd_cspn(episodes, temperature=1, paper=True) + 0.5, run_easyfsl(rectified, episodes))
+    episodes = centre_rows(make_episodes(noise=1.5, n_episodes=8, n_queries=30, dtype=torch.float32)[0])
+    theirs = run_easyfsl(load_easyfsl("methods.laplacian_shot").LaplacianShot(feature_normalization=2.0), episodes)
+    ours = laplacian_shot(episodes, temperature=1, paper=True)
+    assert torch.allclose(ours.softmax(dim=2), theirs, atol=1e-4)  # they stop at a change of the bound of 1e-6
+    assert torch.equal(ours.argmax(dim=2), theirs.argmax(dim=2))
+    # Its TIM has cosines, which overlook the means' norms, its fine-tuning distances to the means, the paper's a linear
+    # layer: classes apart are told alike, not queries between them.
+    episodes, _ = make_episodes(n_episodes=8)
+    theirs = run_easyfsl(load_easyfsl("methods.tim").TIM(feature_normalization=2.0, temperature=15.0), episodes)
+    ours = tim(episodes, weights=(1.0, 1.0, 0.1), steps=50)
+    assert float((ours.argmax(dim=2) == theirs.argmax(dim=2)).double().mean()) > 0.95
+    episodes, _ = make_episodes(n_episodes=8, noise=0.4)
+    classifier = load_easyfsl("methods.transductive_finetuning").TransductiveFinetuning(feature_normalization=2.0)
+    theirs = run_easyfsl(classifier, episodes)
+    assert float((transductive_finetune(episodes).argmax(dim=2) == theirs.argmax(dim=2)).double().mean()) > 0.95
+
+
+def test_slow_loop_of_bd_cspns_paper() -> None:
+    def slow(support: Tensor, labels: Tensor, query: Tensor) -> Tensor:
+        support, query = unit(support), unit(query)
+        means, rows = means_of(support, labels), torch.cat([support, query + support.mean(dim=0) - query.mean(dim=0)])
+        classes = torch.cat([labels, cosines(rows[len(support) :], means).argmax(dim=1)])
+        prototypes = []
+        for c, mean in enumerate(means):
+            members = rows[classes == c]
+            prototypes.append((torch.cosine_similarity(members, mean[None]) / 0.1).softmax(dim=0) @ members)
+        return cosines(query, torch.stack(prototypes)) / 0.1
+
+    episodes = centre_rows(make_episodes(noise=1.5)[0])
+    assert agree(bd_cspn(episodes, paper=True) + 5, episodes, slow)
+
+
+def test_queries_count_beside_a_single_support_row() -> None:
+    """The paper's weights leave a class's support row nearly all of its prototype, the code's an equal share."""
+    episodes, _ = make_episodes(shots=(1, 1, 1, 1), n_queries=40, n_episodes=8, dim=100, noise=1.5)
+    support, query, scale = find_unit_rows(episodes)
+    case = episodes._replace(support=support, query=query)
+    means = torch.zeros_like(episodes.support)
+    means.scatter_(1, episodes.support_labels[..., None].expand(-1, -1, 100), support)
+    code, paper = (rectify_prototypes(case, scale, paper=paper)[0] for paper in (False, True))
+    far, near = ((F.normalize(rows, dim=2) - means).norm(dim=2).median() for rows in (code, paper))
+    assert far > 1.5 * near
+
+
+def test_a_class_without_rows_keeps_its_mean() -> None:
+    support = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0], [1.0, 0.1]]])
+    episodes, _ = make_episodes(n_episodes=1, n_way=2, shots=(3, 2), n_queries=2, dim=2, dtype=torch.float32)
+    labels = torch.tensor([[0, 0, 1, 1, 1]])
+    case = episodes._replace(support=F.normalize(support, dim=2), support_labels=labels, query=support[:, :2])
+    assert bool(bd_cspn(case).isfinite().all())
+    same = case._replace(support=torch.ones_like(support))  # every row is labelled 0
+    prototypes, _ = rectify_prototypes(same, torch.ones(1, 1, 2))
+    assert torch.equal(prototypes[0, 1], torch.ones(2))
+
+
+def test_neighbours() -> None:
+    """As scikit-learn's; twins are neighbours, a row is none of its own, and a single query has none."""
+    episodes, _ = make_episodes(n_queries=20)
+    ours = _find_neighbours(-torch.cdist(episodes.query, episodes.query), 3, 1.0)
+    for rows, neighbours in zip(episodes.query, ours, strict=True):
+        assert torch.equal(neighbours.T, torch.as_tensor(kneighbors_graph(rows.numpy(), 3).toarray()))
+    twins = torch.tensor([[[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]])
+    one, five = (_find_neighbours(twins @ twins.transpose(1, 2), n, 1.0) for n in (1, 5))
+    assert one[0].diagonal().sum() == 0
+    assert one[0, 0, 1] == 1
+    assert bool((five.sum(dim=1) == 2).all())
+    episodes, _ = make_episodes(n_queries=1)
+    assert torch.allclose(laplacian_shot(episodes), laplacian_shot(episodes, lambda_=0))
+
+
+def test_the_bound_update_ends_in_a_fixed_point() -> None:
+    episodes, _ = make_episodes(noise=1.0)
+    assert torch.allclose(laplacian_shot(episodes, steps=200), laplacian_shot(episodes, steps=201))
+
+
+def entropy(p: Tensor, alpha: float) -> Tensor:
+    return -(p * p.log()).sum(dim=-1) if alpha == 1 else (1 - (p**alpha).sum(dim=-1)) / (alpha - 1)
+
+
+def lose(logits: Tensor, labels: Tensor, alpha: float, weights: Weights) -> Tensor:
+    """The loss of TIM and of its kin, of the logits of support rows and then of queries."""
+    p = logits[len(labels) :].softmax(dim=1)
+    cross = F.cross_entropy(logits[: len(labels)], labels)
+    marginal, conditional = entropy(p.mean(dim=0), alpha), entropy(p, alpha).mean()
+    return weights[0] * cross - weights[1] * marginal + weights[2] * conditional
+
+
+def descend(
+    parameters: list[Tensor], classify: Callable[[], Tensor], labels: Tensor, steps: int, rate: float, weights: Weights,
+    alpha: float = 1,
+) -> Tensor:  # fmt: skip
+    """Return the queries' logits before the last of some steps of torch's own Adam, and after it."""
+    optimizer = torch.optim.Adam(parameters, lr=rate)
+    for _ in range(steps):
+        logits = classify()
+        optimizer.zero_grad()
+        lose(logits, labels, alpha, weights).backward()
+        optimizer.step()
+    return torch.stack([logits, classify()])[:, len(labels) :].detach()
+
+
+def run_tim(support: Tensor, labels: Tensor, query: Tensor, weights: Weights, alpha: float, steps: int) -> Tensor:
+    """TIM-GD as the paper writes it, in the features' own coordinates: the probabilities."""
+    rows, prototypes = unit(torch.cat([support, query])), means_of(unit(support), labels).requires_grad_()
+
+    def classify() -> Tensor:
+        return -7.5 * (rows[:, None] - prototypes).square().sum(dim=2)
+
+    return descend([prototypes], classify, labels, steps, 1e-3, weights, alpha)[1].softmax(dim=1)
+
+
+@pytest.mark.parametrize(
+    ("method", "made", "weights", "alpha"),
+    [
+        (tim, {}, (0.1, 1.0, 0.1), 1),
+        (tim, {"dim": 100}, (0.1, 1.0, 0.1), 1),  # more features than rows
+        (partial(tim, weights=(1.0, 10.0, 1.0)), {}, (1.0, 10.0, 1.0), 1),
+        (partial(tim, weights=(1.0, 1.0, 1.0)), {}, (1.0, 1.0, 1.0), 1),
+        (partial(alpha_tim, alpha=0.5), {"n_queries": 12}, (1.0, 1.0, 1.0), 0.5),
+        (alpha_tim, {"shots": (1, 1, 1, 1), "n_queries": 12}, (1.0, 1.0, 1.0), 2),
+        (alpha_tim, {"n_queries": 12}, (1.0, 1.0, 1.0), 5),
+    ],
+)
+def test_tim_is_autograd(method: Callable[..., Tensor], made: dict[str, int], weights: Weights, alpha: float) -> None:
+    episodes, _ = make_episodes(noise=1.0, **made)  # type: ignore[arg-type]
+    ours = method(episodes, learning_rate=1e-3, steps=30).softmax(dim=2)
+    assert agree(ours, episodes, partial(run_tim, weights=weights, alpha=alpha, steps=30), atol=1e-6)
+    assert not torch.allclose(ours, method(episodes, steps=0).softmax(dim=2), atol=1e-3)
+
+
+def test_alpha_near_one_is_shannon() -> None:
+    episodes, _ = make_episodes()
+    near = alpha_tim(episodes, alpha=1 + 1e-6, steps=20)
+    assert torch.allclose(near, tim(episodes, weights=(1.0, 1.0, 1.0), steps=20), atol=1e-5)
+
+
+def test_settings_for_unbalanced_queries() -> None:
+    """The authors' configuration for Dirichlet queries, which loses far less where a class has nearly all of them."""
+    made = {"n_episodes": 6, "n_queries": 40, "noise": 0.4, "dim": 40}
+    episodes, labels = make_episodes(shots=(1, 1, 1, 1), dtype=torch.float32, **made)  # type: ignore[arg-type]
+    order = (labels == 0).double().argsort(dim=1, descending=True, stable=True)[:, :12]
+    uneven = episodes._replace(query=episodes.query.gather(1, order[..., None].expand(-1, -1, 40)))
+    labels = labels.gather(1, order)
+    balanced, settled = (method(uneven) for method in (tim, tim_dirichlet))
+    assert torch.equal(settled, tim(uneven, weights=(1.0, 1.0, 1.0)))
+    right = [float((logits.argmax(dim=2) == labels).double().mean()) for logits in (balanced, settled)]
+    assert right[1] > right[0] + 0.05
+
+
+def alternate(support: Tensor, labels: Tensor, query: Tensor, weights: Weights, steps: int, size: float) -> Tensor:
+    """TIM-ADM's proposition 1 with the code's exponents, class by class: the queries' probabilities."""
+    cross, marginal, conditional = weights
+    support, query = unit(support), unit(query)
+    means = means_of(support, labels)
+
+    def probabilities(rows: Tensor) -> Tensor:
+        return torch.stack([(-7.5 * (row - means).square().sum(dim=1)).softmax(dim=0) for row in rows])
+
+    for _ in range(steps):
+        of_support, of_query = probabilities(support), probabilities(query)
+        raised = of_query ** (1 + conditional)
+        guess = raised / raised.sum(dim=0) ** (marginal / (1 + marginal))
+        guess = guess / guess.sum(dim=1, keepdim=True)
+        share, ratio = cross / (1 + conditional), len(support) / len(query)
+        new = []
+        for k in range(4):
+            total, norm = torch.zeros_like(means[k]), 0.0
+            for n, row in enumerate(support):
+                member = float(labels[n] == k)
+                total = total + share * (member * row + of_support[n, k] * (means[k] - row))
+                norm += share * member
+            for n, row in enumerate(query):
+                total = total + ratio * (guess[n, k] * row + of_query[n, k] * (means[k] - row))
+                norm += ratio * float(guess[n, k])
+            new.append(means[k] + size * (total / norm - means[k]))
+        means = torch.stack(new)
+    return probabilities(query)
+
+
+@pytest.mark.parametrize(("steps", "size"), [(0, 1.0), (1, 1.0), (8, 1.0), (5, 0.3)])
+@pytest.mark.parametrize("weights", [(0.1, 1.0, 0.1), (1.0, 0.5, 0.3)])
+def test_tim_adm_is_a_slow_loop(weights: Weights, steps: int, size: float) -> None:
+    episodes, _ = make_episodes(noise=1.5)
+    ours = tim_adm(episodes, weights=weights, steps=steps, step_size=size).softmax(dim=2)
+    assert agree(ours, episodes, partial(alternate, weights=weights, steps=steps, size=size))
+
+
+def test_its_labels_are_mostly_those_of_gradient_descent() -> None:
+    episodes, _ = make_episodes(n_episodes=20, n_queries=40, shots=(3, 3, 3, 3))
+    same = tim_adm(episodes).argmax(dim=2) == tim(episodes, learning_rate=1e-3).argmax(dim=2)
+    assert float(same.double().mean()) > 0.9
+
+
+def spread_labels(nodes: Tensor, bandwidth: Tensor, weight: Tensor, k: int, share: float) -> Tensor:
+    """AlphaAM's graph edge by edge: what reaches each node from the first four, the centroids."""
+    n = len(nodes)
+    distances = ((nodes[:, None] - nodes).square().sum(dim=2) + 1e-16).sqrt() * (1 - torch.eye(n))
+    distances = distances / distances.std()
+    affinity = torch.zeros(n, n, dtype=torch.float64)
+    for i in range(4, n):
+        others = [j for j in range(n) if j != i]
+        strength = torch.stack([(-distances[i, j] * bandwidth[i, j]).exp() for j in others])
+        first = strength * torch.tensor([1.00001 if j < 4 else 1.0 for j in others])  # where a centroid is a row
+        for place in first.argsort(descending=True)[:k].tolist():
+            affinity[i, others[place]] = strength[place]
+    graph = weight * (affinity + affinity.T) / 2
+    degree = graph.sum(dim=1) + 1e-12
+    graph = graph / degree.sqrt() / degree.sqrt()[:, None]
+    reached: Tensor = torch.linalg.inv(torch.eye(n, dtype=torch.float64) - share * graph)[:, :4]
+    return reached
+
+
+def run_alpha_am(
+    support: Tensor, labels: Tensor, query: Tensor, alpha: float, weights: Weights, k: int, share: float
+) -> Tensor:
+    """Five rounds as in the code, at a learning rate at which they matter."""
+    rows, means = unit(torch.cat([support, query])), means_of(unit(support), labels).requires_grad_()
+    n = 4 + len(rows)
+    bandwidth = torch.ones(n, n, dtype=torch.float64, requires_grad=True)
+    weight = torch.full((n, n), share, dtype=torch.float64, requires_grad=True)
+
+    def classify() -> Tensor:
+        return 15 * spread_labels(torch.cat([means, rows]), bandwidth, weight, k, share)[4:]
+
+    return descend([means, bandwidth, weight], classify, labels, 5, 1e-2, weights, alpha)[0]
+
+
+@pytest.mark.parametrize(
+    ("shots", "alpha", "weights"),
+    [((3, 2, 2, 4), 2.0, (1.0, 1.0, 1.0)), ((5, 5, 5, 5), 5.0, (1.0, 10.0, 1.0)), ((2, 2, 1, 2), 1.0, (0.5, 1.0, 0.3))],
+)
+def test_alpha_am_is_autograd(shots: tuple[int, ...], alpha: float, weights: Weights) -> None:
+    episodes, _ = make_episodes(n_episodes=2, noise=1.0, shots=shots, n_queries=9)
+    chosen = alpha if alpha == 1 else None
+    ours = alpha_am(episodes, alpha=chosen, weights=weights, learning_rate=1e-2, steps=5)
+    k, share = (10, 0.9) if sum(shots) >= 20 else (20, 0.8)
+    slow = partial(run_alpha_am, alpha=alpha, weights=weights, k=min(k, sum(shots) + 12), share=share)
+    assert agree(ours, episodes, slow, atol=1e-5)
+    assert not torch.allclose(ours, alpha_am(episodes, alpha=chosen, weights=weights, steps=1), atol=1e-2)
+
+
+def test_transformed_rows_do_not_depend_on_their_length_and_labels_may_not_spread() -> None:
+    episodes, _ = make_episodes()
+    longer = episodes._replace(support=9 * episodes.support, query=9 * episodes.query)
+    assert torch.allclose(alpha_am(longer, plc=True, steps=3), alpha_am(episodes, plc=True, steps=3), atol=1e-4)
+    assert not torch.allclose(alpha_am(longer, steps=3), alpha_am(episodes, plc=True, steps=3), atol=1e-2)
+    assert not bool(alpha_am(episodes, spread=0.0, steps=1).any())
+
+
+def test_fine_tuning_is_autograd_and_lowers_the_entropy() -> None:
+    def slow(support: Tensor, labels: Tensor, query: Tensor) -> Tensor:
+        layer = torch.nn.Linear(support.shape[1], 4, dtype=torch.float64)
+        layer.load_state_dict({"weight": unit(means_of(unit(support), labels)), "bias": torch.zeros(4)})
+        rows = unit(torch.cat([support, query]))
+        return descend([*layer.parameters()], lambda: layer(rows) / 0.1, labels, 25, 1e-2, (1.0, 0.0, 1.0))[1]
+
+    episodes, _ = make_episodes(noise=1.0)
+    logits = [
+        transductive_finetune(episodes, temperature=0.1, learning_rate=1e-2, steps=steps) for steps in (50, 25, 0)
+    ]
+    assert agree(logits[1], episodes, slow)
+    more, some, none = (float(entropy(own.softmax(dim=2), 1).mean()) for own in logits)
+    assert more < some < none

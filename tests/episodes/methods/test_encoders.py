@@ -1,0 +1,243 @@
+"""Methods of a meta-trained encoder: against plain loops of torch's own optimizers, and what holds for all of them."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from protonet.episodes.draws.batch import Episodes
+from protonet.episodes.methods import METHODS
+from protonet.episodes.methods.anil import anil
+from protonet.episodes.methods.feat import feat
+from protonet.episodes.methods.finetune import finetune
+from protonet.episodes.methods.maml import InnerLoop, adapt, maml
+from protonet.episodes.methods.prototypes import protonet_cosine
+from protonet.episodes.networks.augmentation import AUGMENTATION, draw_maps, warp_images
+from protonet.episodes.networks.heads import HEADS, LinearHead, SetTransformer
+from tests.episodes.cases import TRAINED, cosines, means_of
+from tests.episodes.meta_cases import make_trained, make_trained_episodes, trained_of
+
+STEPS, RATE = 4, 0.02
+RENAMED = torch.tensor([2, 0, 3, 1])
+every = pytest.mark.parametrize("name", sorted(TRAINED))
+
+
+def make_case(name: str, *, backbone: str = "mlp", head: str = "zero", **made: Any) -> tuple[Episodes, Tensor]:
+    """Make episodes of an encoder that a method can use, and the queries' labels."""
+    dim = {"mlp": 6, "conv": 64, "conv4": 256}[backbone]
+    trained = make_trained(TRAINED[name] or "prototypes", backbone=backbone, dim=dim, head=head)
+    return make_trained_episodes(trained, **made)
+
+
+def is_near(logits: Tensor, slow: Callable[[int], Tensor], *, atol: float, rtol: float = 1e-4) -> bool:
+    """Tell whether three episodes' logits are those of a slow function of an episode's number."""
+    return torch.allclose(logits, torch.stack([slow(number) for number in range(3)]), atol=atol, rtol=rtol)
+
+
+def test_feat_is_a_slow_loop() -> None:
+    episodes, labels = make_case("feat")
+    head, logits = trained_of(episodes).head, feat(episodes)
+    assert isinstance(head, SetTransformer)
+
+    def slow(number: int) -> Tensor:
+        means, adapted = means_of(episodes.support[number], episodes.support_labels[number]), []
+        for mean in means:
+            scores = torch.stack([head.asking(mean) @ head.asked(other) / 8**0.5 for other in means])
+            moved = sum(p * head.value(other) for p, other in zip(scores.softmax(dim=0), means, strict=True))
+            adapted.append(F.layer_norm(mean + head.output(moved), (8,)))
+        return cosines(episodes.query[number], torch.stack(adapted)) / 0.1
+
+    assert is_near(logits, slow, atol=1e-4)
+    assert float((logits.argmax(dim=2) == labels).double().mean()) > 0.25
+    torch.testing.assert_close(feat(episodes, temperature=1.0), logits / 10)
+
+
+def descend(network: nn.Module, rows: Tensor, labels: Tensor, steps: int) -> nn.Module:
+    """Train a network by torch's own optimizer."""
+    optimizer = torch.optim.SGD(network.requires_grad_(True).parameters(), lr=0.5)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        F.cross_entropy(network(rows), labels).backward()
+        optimizer.step()
+    return network
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize(("method", "steps"), [(maml, None), (maml, 1), (maml, 0), (anil, None)])
+def test_maml_and_anil_are_slow_loops(method: Callable[..., Tensor], steps: int | None, head: str) -> None:
+    episodes, labels = make_case(method.__name__, head=head)
+    trained = trained_of(episodes)
+    with torch.no_grad():
+        logits = method(episodes, steps=steps)
+
+    def slow(number: int) -> Tensor:
+        assert isinstance(trained.head, LinearHead)
+        layer = nn.utils.skip_init(nn.Linear, trained.head.weight.shape[1], 4)
+        layer.load_state_dict(trained.head.begin(4))
+        rows, encoder = trained.gather(), copy.deepcopy(trained.encoder)
+        if method is anil:
+            rows, encoder = (episodes.support, episodes.query), nn.Identity()
+        network: nn.Module = nn.Sequential(encoder, layer)
+        network = descend(network, rows[0][number], episodes.support_labels[number], 3 if steps is None else steps)
+        found: Tensor = network(rows[1][number]).detach()
+        return found
+
+    assert is_near(logits, slow, atol=1e-5)
+    assert steps is not None or float((logits.argmax(dim=2) == labels).double().mean()) > 0.6
+    torch.testing.assert_close(method(episodes, steps=3, rate=0.5), method(episodes))  # as in training
+    assert not torch.allclose(method(episodes, rate=0.1), method(episodes), atol=1e-3)
+    assert not torch.allclose(method(episodes, steps=1), method(episodes, steps=2), atol=1e-3)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_one_step_of_maml_is_anils_where_the_layer_begins_at_zero(head: str) -> None:
+    episodes, _ = make_case("maml", head=head)
+    trained = trained_of(episodes)
+    trained = trained._replace(plan={**trained.plan, "objective": "anil"})
+    logits = anil(episodes._replace(trained=trained), steps=1)
+    assert torch.allclose(maml(episodes, steps=1), logits, atol=1e-5) == (head == "zero")
+
+
+def test_a_step_is_a_step() -> None:
+    weights = {"a": torch.tensor(2.0), "b": torch.tensor(1.0)}
+    after = adapt(lambda own: own["a"] ** 2 * own["b"], weights, InnerLoop(1, 0.1))
+    assert (float(after["a"]), float(after["b"])) == pytest.approx((2 - 0.1 * 4, 1 - 0.1 * 4))
+    assert adapt(lambda own: own["a"], weights, InnerLoop(0, 0.1)) is weights
+
+
+@pytest.mark.parametrize(
+    ("backbone", "head", "augment"),
+    [("mlp", "prototypes", True), ("mlp", "linear", True), ("mlp", "prototypes", False), ("conv", "prototypes", True)],
+)
+def test_fine_tuning_is_a_slow_loop(backbone: str, head: str, augment: bool) -> None:
+    episodes, _ = make_case("finetune", backbone=backbone)
+    trained = trained_of(episodes)
+    with torch.no_grad():
+        logits = finetune(episodes, head=head, steps=STEPS, learning_rate=RATE, augment=augment)
+
+    def slow(number: int) -> Tensor:
+        support, query = (rows[number] for rows in trained.gather())
+        labels, encoder = episodes.support_labels[number], copy.deepcopy(trained.encoder).requires_grad_(True)
+        layer = nn.utils.skip_init(nn.Linear, episodes.support.shape[2], 4)
+        layer.load_state_dict({"weight": torch.zeros(4, layer.in_features), "bias": torch.zeros(4)})
+
+        def classify(rows: Tensor) -> Tensor:
+            linear = head == "linear"
+            logits: Tensor = (
+                layer(encoder(rows)) if linear else cosines(encoder(rows), means_of(encoder(support), labels))
+            )
+            return logits if linear else logits / 0.1
+
+        optimizer = torch.optim.Adam([*encoder.parameters(), *layer.parameters()], lr=RATE)
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(STEPS):
+            changed = support
+            if augment and backbone == "mlp":
+                noise = torch.randn(support.shape, generator=generator)
+                changed = support + AUGMENTATION.noise * support.std(dim=0, correction=0) * noise
+            elif augment:
+                changed = warp_images(support, draw_maps(len(support), generator))
+            optimizer.zero_grad()
+            F.cross_entropy(classify(changed), labels).backward()
+            optimizer.step()
+        return classify(query).detach()
+
+    assert is_near(logits, slow, atol=5e-3, rtol=5e-3)
+
+
+def test_fine_tuning_without_steps_is_prototypes() -> None:
+    episodes, labels = make_case("finetune")
+    for settings in ({"steps": 0}, {"learning_rate": 0.0}):
+        torch.testing.assert_close(finetune(episodes, **settings), protonet_cosine(episodes), atol=1e-5, rtol=1e-4)
+    assert float((finetune(episodes).argmax(dim=2) == labels).double().mean()) > 0.6
+
+
+@pytest.mark.parametrize(
+    ("name", "backbone", "settings"),
+    [
+        ("feat", "mlp", {}),
+        ("anil", "mlp", {}),
+        ("maml", "mlp", {}),
+        ("maml", "conv4", {}),
+        ("finetune", "mlp", {}),
+        ("finetune", "conv4", {"head": "prototypes", "steps": 2}),
+        ("finetune", "conv4", {"head": "linear", "steps": 2}),
+    ],
+)
+def test_each_query_and_each_episode_is_alone_and_no_weight_is_changed(
+    name: str, backbone: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    episodes, _ = make_case(name, backbone=backbone, n_shot=1 if settings else 2)
+    method, trained = partial(METHODS[name].function, **settings), trained_of(episodes)
+    weights = copy.deepcopy(trained.encoder.state_dict())
+    tolerance: dict[str, Any] = {"atol": 1e-3 if settings else 1e-4, "rtol": 1e-3}
+    logits = method(episodes)
+    torch.testing.assert_close(method(episodes.take_queries(slice(3, 8))), logits[:, 3:8], **tolerance)
+    one = slice(1, 2)
+    assert trained.support is not None
+    assert trained.query is not None
+    alone = Episodes(episodes.support[one], episodes.support_labels[one], episodes.query[one], 4)
+    alone = alone._replace(trained=trained._replace(support=trained.support[one], query=trained.query[one]))
+    torch.testing.assert_close(method(alone)[0], logits[1], **tolerance)
+    module = sys.modules[METHODS[name].function.__module__]
+    for constant in {"ROWS_AT_ONCE", "WEIGHTS_AT_ONCE"} & set(vars(module)):  # an episode at a time
+        monkeypatch.setattr(module, constant, 1)
+    torch.testing.assert_close(method(episodes), logits, **tolerance)
+    assert all(torch.equal(weights[key], weight) for key, weight in trained.encoder.state_dict().items())
+    assert all(not layer.leading for layer in trained.encoder.modules() if hasattr(layer, "leading"))
+
+
+@every
+@pytest.mark.parametrize("head", HEADS)
+def test_the_names_of_classes_matter_where_each_has_weights(name: str, head: str) -> None:
+    episodes, _ = make_case(name, head=head)
+    changed = METHODS[name](episodes._replace(support_labels=RENAMED[episodes.support_labels]))[:, :, RENAMED]
+    same = name not in ("maml", "anil") or head == "zero"
+    tolerance = 1e-3 if name == "finetune" else 1e-5
+    assert torch.allclose(changed, METHODS[name](episodes), atol=tolerance, rtol=1e-4) == same
+
+
+@pytest.mark.parametrize("name", ["feat", "anil"])
+def test_those_that_embed_nothing_anew_keep_the_dtype(name: str) -> None:
+    episodes, _ = make_case(name)
+    double = episodes._replace(support=episodes.support.double(), query=episodes.query.double())
+    assert METHODS[name](double).dtype == torch.float64
+    torch.testing.assert_close(METHODS[name](double).float(), METHODS[name](episodes), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["maml", "anil"])
+def test_other_numbers_of_classes(name: str) -> None:
+    for head in HEADS:
+        episodes, _ = make_case(name, head=head)
+        episodes = episodes._replace(support_labels=episodes.support_labels % 3, n_way=3)
+        if head == "zero":
+            assert METHODS[name](episodes).shape == (3, 12, 3)
+        else:
+            said = rf"^{name}: `episodes` must have 4 classes, as those .*; got 3\. Pass --way 4, or train with --head"
+            with pytest.raises(ValueError, match=said):
+                METHODS[name](episodes)
+
+
+@every
+def test_encoders_of_something_else(name: str) -> None:
+    episodes, _ = make_trained_episodes(make_trained("anil" if name == "feat" else "feat"))
+    of, objective = "", TRAINED[name]
+    if objective is not None:
+        of, said = (
+            f" of the objective {name}",
+            rf"got one of \w+\. Pass --encoder FILE, from train --objective {name}\.$",
+        )
+        with pytest.raises(ValueError, match=rf"^{name}: `episodes` must come with an encoder{of}; {said}"):
+            METHODS[name](episodes)
+    with pytest.raises(ValueError, match=rf"^{name}: `episodes` must come with an encoder{of}; got none\. Pass --enc"):
+        METHODS[name](episodes._replace(trained=None))
+    with pytest.raises(ValueError, match=r"^finetune: `head` must be one of prototypes, linear; got 'tree'\. Pick one"):
+        finetune(episodes, head="tree")

@@ -1,0 +1,276 @@
+"""Methods that fit a linear or a quadratic classifier to the support: against scikit-learn's, SciPy's and torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.svm import LinearSVC
+from torch import Tensor, nn
+
+from protonet.episodes.draws.batch import Episodes
+from protonet.episodes.methods.baseline_pp import baseline_pp
+from protonet.episodes.methods.linear_finetune import linear_finetune
+from protonet.episodes.methods.linear_probe import linear_probe
+from protonet.episodes.methods.logistic import fit_logistic, logistic_regression
+from protonet.episodes.methods.mahalanobis import mahalanobis, project_to_span
+from protonet.episodes.methods.metaopt import metaopt_svm, solve_program
+from protonet.episodes.methods.ridge import ridge_regression
+from protonet.episodes.methods.svm import linear_svm
+from tests.episodes.cases import agree, make_episodes, unit
+
+Array = NDArray[np.float64]
+
+
+def fit_logistic_slowly(support: Tensor, labels: Tensor, query: Tensor, penalty: float) -> Any:
+    oracle = LogisticRegression(C=penalty, tol=1e-9, max_iter=10_000).fit(support, labels)
+    return oracle.predict_proba(query.numpy())
+
+
+@pytest.mark.parametrize("dim", [5, 12, 40])
+def test_logistic_regressions_are_scikit_learns(dim: int) -> None:
+    episodes, _ = make_episodes(dim=dim)
+    ours = linear_probe(episodes).softmax(dim=2)
+    assert agree(ours, episodes, partial(fit_logistic_slowly, penalty=0.316), atol=1e-5)
+    rows = episodes._replace(support=F.normalize(episodes.support, dim=2), query=F.normalize(episodes.query, dim=2))
+    for penalty in (1.0, 30.0):
+        ours = logistic_regression(episodes, inverse_penalty=penalty).softmax(dim=2)
+        assert agree(ours, rows, partial(fit_logistic_slowly, penalty=penalty), atol=1e-5)
+
+
+def test_the_size_of_features_acts_as_the_penalty() -> None:
+    episodes, _ = make_episodes()
+    larger = episodes._replace(support=3 * episodes.support, query=3 * episodes.query)
+    here, there = linear_probe(larger, inverse_penalty=0.1), linear_probe(episodes, inverse_penalty=0.9)
+    assert torch.allclose(here, there, atol=1e-4)
+
+
+def test_weights_of_many_rows_that_can_be_separated() -> None:
+    episodes, _ = make_episodes(shots=(30, 20, 25, 15), n_queries=2, dim=6, noise=0.2)
+    target = F.one_hot(episodes.support_labels).double()
+    weight, intercept = fit_logistic(10 * episodes.support, target)
+    for number, (support, labels) in enumerate(zip(episodes.support, episodes.support_labels, strict=True)):
+        oracle = LogisticRegression(tol=1e-9, max_iter=10_000).fit(10 * support.numpy(), labels.numpy())
+        assert torch.allclose(weight[number].T, torch.from_numpy(oracle.coef_), atol=1e-4)
+        here, there = intercept[number, 0], torch.from_numpy(oracle.intercept_)
+        assert torch.allclose(here - here.mean(), there - there.mean(), atol=1e-3)
+
+
+def test_single_precision_and_rows_without_direction() -> None:
+    episodes, _ = make_episodes(n_episodes=8, dim=300)
+    single = episodes._replace(support=episodes.support.float(), query=episodes.query.float())
+    torch.testing.assert_close(logistic_regression(single).double(), logistic_regression(episodes), atol=1e-3, rtol=0)
+    for dtype in (torch.float32, torch.float64):
+        episodes, _ = make_episodes(dtype=dtype, shots=(2, 2, 2, 2), dim=40)
+        support = episodes.support.clone()
+        support[0] = 0
+        support[1, 1:] = support[1, :1]
+        logits = logistic_regression(episodes._replace(support=support))
+        assert torch.allclose(logits[:2].softmax(dim=2), torch.tensor(0.25, dtype=dtype), atol=1e-4)
+
+
+def test_ridge_regression_is_scikit_learns_and_its_closed_form() -> None:
+    """Woodbury's identity: rows and features give the same weights, eqs. 4 and 5."""
+
+    def biased(rows: Tensor) -> Tensor:
+        return F.pad(unit(rows), (0, 1), value=1.0)
+
+    def fit(support: Tensor, labels: Tensor, query: Tensor) -> Any:
+        oracle = Ridge(alpha=0.3, fit_intercept=False).fit(biased(support), F.one_hot(labels))
+        return 7 * oracle.predict(biased(query).numpy()) - 2
+
+    episodes, _ = make_episodes()
+    assert agree(ridge_regression(episodes, penalty=0.3, scale=7.0, shift=-2.0), episodes, fit)
+    here, there = (ridge_regression(episodes, shift=shift).softmax(dim=2) for shift in (0.0, 3.0))
+    torch.testing.assert_close(here, there)
+    episodes, _ = make_episodes(n_episodes=1, shots=(9, 8, 7, 6))
+    rows, queries = biased(episodes.support[0]), biased(episodes.query[0])
+    target = F.one_hot(episodes.support_labels[0]).double()
+    weight = torch.linalg.inv(rows.T @ rows + 0.5 * torch.eye(13, dtype=torch.float64)) @ rows.T @ target
+    assert torch.allclose(ridge_regression(episodes, penalty=0.5, scale=1.0)[0], queries @ weight)
+
+
+@pytest.mark.parametrize("inverse_penalty", [0.01, 1.0, 100.0])
+@pytest.mark.parametrize("dim", [5, 40])
+def test_support_vector_machines_are_scikit_learns(dim: int, inverse_penalty: float) -> None:
+    def fit(support: Tensor, labels: Tensor, query: Tensor) -> Any:
+        oracle = LinearSVC(C=inverse_penalty, tol=1e-10, max_iter=100_000, dual=True).fit(unit(support), labels)
+        return oracle.decision_function(unit(query).numpy())
+
+    episodes, _ = make_episodes(dim=dim, shots=(5, 4, 6, 5), noise=1.0)
+    assert agree(linear_svm(episodes, inverse_penalty=inverse_penalty), episodes, fit, atol=1e-5)
+
+
+def test_rows_beyond_the_margin_do_not_matter() -> None:
+    """Twice a row that is no support vector of any machine is the same machine."""
+    episodes, _ = make_episodes(n_episodes=1, noise=0.1, shots=(6, 6, 6, 6))
+    support = F.normalize(episodes.support, dim=2)
+    outputs = linear_svm(episodes._replace(query=support), inverse_penalty=100.0)[0]
+    signs = 2 * F.one_hot(episodes.support_labels[0]) - 1
+    free = int((signs * outputs).amin(dim=1).argmax())
+    assert float((signs * outputs)[free].min()) > 1
+    more = torch.cat([episodes.support, episodes.support[:, free : free + 1]], dim=1)
+    labels = torch.cat([episodes.support_labels, episodes.support_labels[:, free : free + 1]], dim=1)
+    twice = episodes._replace(support=more, support_labels=labels)
+    assert torch.allclose(linear_svm(twice, inverse_penalty=100.0), linear_svm(episodes, inverse_penalty=100.0))
+
+
+def train(
+    parameters: list[nn.Parameter],
+    classify: Callable[[Tensor], Tensor],
+    rows: tuple[Tensor, Tensor, Tensor],
+    generator: torch.Generator,
+    *,
+    n_epochs: int,
+    batch_size: int,
+    **settings: Any,
+) -> Tensor:
+    """Return the queries' logits after torch's own SGD on the support, in batches of one order."""
+    support, labels, query = rows
+    optimizer = torch.optim.SGD(parameters, momentum=0.9, **settings)
+    for _ in range(n_epochs):
+        for batch in torch.randperm(len(labels), generator=generator).split(batch_size):
+            optimizer.zero_grad()
+            F.cross_entropy(classify(support[batch]), labels[batch]).backward()
+            optimizer.step()
+    return classify(query).detach()
+
+
+@pytest.mark.parametrize("dampening", [0.9, 0.0])
+@pytest.mark.parametrize("zero", [False, True])
+def test_a_linear_layer_is_trained_as_by_torch(dampening: float, zero: bool) -> None:
+    changed: dict[str, Any] = {"n_epochs": 8, "batch_size": 3, "dampening": dampening, "weight_decay": 0.1}
+
+    def slow(*rows: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(5)
+        start = 2 * torch.rand(4, 31, generator=generator, dtype=torch.float64) - 1
+        start = start * (not zero) / 30**0.5
+        layer = nn.Linear(30, 4, dtype=torch.float64)
+        layer.load_state_dict({"weight": start[:, :-1], "bias": start[:, -1]})
+        return train([*layer.parameters()], layer, rows, generator, lr=0.05, **changed)  # type: ignore[arg-type]
+
+    episodes, _ = make_episodes(dim=30)
+    ours = linear_finetune(episodes, learning_rate=0.05, seed=5, zero=zero, **changed)
+    assert agree(ours, episodes, slow, rtol=1e-7, atol=1e-7)
+
+
+def test_initial_weights_are_drawn_from_a_seed_as_torch_draws_them() -> None:
+    rows = torch.eye(400).expand(1, -1, -1)
+    episodes = Episodes(rows, torch.arange(400)[None] % 5, rows - rows.roll(1, dims=1), 5)
+    first, same, other = (linear_finetune(episodes, n_epochs=0, seed=seed)[0] for seed in (0, 0, 1))
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
+    spread = (2 / 3) ** 0.5 / 20  # of the difference of two weights, uniform in [-1, 1] / 20
+    assert float(first.std(dim=0).mean()) == pytest.approx(spread, rel=0.05)
+
+
+@pytest.mark.parametrize("dim", [6, 40])
+def test_directions_and_lengths_are_trained_as_by_torch(dim: int) -> None:
+    def slow(*rows: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(3)
+        v = nn.Parameter((2 * torch.rand(4, dim, generator=generator, dtype=torch.float64) - 1) / dim**0.5)
+        g = nn.Parameter(v.detach().norm(dim=1))
+
+        def classify(x: Tensor) -> Tensor:
+            return 2 * g * F.cosine_similarity(x[:, None], v, dim=2)
+
+        settings = {"lr": 0.01, "dampening": 0.9, "weight_decay": 0.001}
+        return train([v, g], classify, rows, generator, n_epochs=20, batch_size=4, **settings)  # type: ignore[arg-type]
+
+    episodes, _ = make_episodes(dim=dim)
+    ours = baseline_pp(episodes, n_epochs=20, seed=3)
+    assert agree(ours, episodes, slow)
+    assert not torch.allclose(ours, baseline_pp(episodes, n_epochs=20, seed=4), atol=1e-2)
+
+
+def solve_slowly(support: Array, labels: Array, limit: float, ridge: float) -> Array:
+    """The program as the paper writes it, by SciPy's sequential quadratic programming: weights (n_way, dim)."""
+    n, n_way = len(support), int(labels.max()) + 1
+    hot = np.eye(n_way)[labels]
+    kernel = support @ support.T + ridge * np.eye(n)
+
+    def lose(flat: Array) -> tuple[float, Array]:
+        share = flat.reshape(n, n_way)
+        return float(0.5 * np.sum(share * (kernel @ share)) - np.sum(hot * share)), (kernel @ share - hot).ravel()
+
+    sums = {"type": "eq", "fun": lambda flat: flat.reshape(n, n_way).sum(axis=1)}
+    bounds = [(None, limit if own else 0.0) for own in hot.ravel()]
+    options = {"maxiter": 2000, "ftol": 1e-15}
+    solved = minimize(lose, np.zeros(n * n_way), jac=True, bounds=bounds, constraints=[sums], options=options)
+    return np.asarray(solved.x.reshape(n, n_way).T @ support)
+
+
+@pytest.mark.parametrize(("limit", "ridge"), [(0.1, 1.0), (10.0, 1.0), (0.01, 0.1)])
+def test_metaopt_is_a_slow_program(limit: float, ridge: float) -> None:
+    episodes, _ = make_episodes(n_episodes=2, noise=1.0)
+
+    def slow(support: Tensor, labels: Tensor, query: Tensor) -> Array:
+        return np.asarray(3 * query.numpy() @ solve_slowly(support.numpy(), labels.numpy(), limit, ridge).T)
+
+    assert agree(metaopt_svm(episodes, inverse_penalty=limit, ridge=ridge, scale=3.0), episodes, slow, atol=1e-4)
+
+
+def test_the_conditions_of_a_minimum() -> None:
+    """Within its bounds, and no row gains by moving a share from one class to another."""
+    episodes, _ = make_episodes(shots=(5, 5, 5, 5), noise=1.5)
+    gram = episodes.support @ episodes.support.transpose(1, 2) + torch.eye(20)
+    hot = F.one_hot(episodes.support_labels).double().transpose(1, 2)
+    share = solve_program(gram, hot, torch.tensor(0.1))
+    assert float(share.sum(dim=1).abs().max()) < 1e-8
+    assert float((share - 0.1 * hot).max()) < 1e-8
+    slope = share @ gram - hot
+    free = share < 0.1 * hot - 1e-4
+    highest = slope.where(free, -torch.inf).amax(dim=1)
+    assert float((slope.where(free, torch.inf).amin(dim=1) - highest).abs().max()) < 1e-5
+    assert float((slope - highest[:, None]).max()) < 1e-5
+    bound = (solve_program(gram, hot, torch.tensor(1e-4)) * hot).sum(dim=1)  # small penalties bind every row
+    assert torch.allclose(bound, torch.tensor(1e-4).double())
+
+
+def test_rows_ridge_and_penalty_of_another_size_are_the_same_program() -> None:
+    episodes, _ = make_episodes()
+    larger = episodes._replace(support=1e3 * episodes.support, query=1e3 * episodes.query)
+    ours = metaopt_svm(larger, inverse_penalty=1e-7, ridge=1e6)
+    assert torch.allclose(ours, metaopt_svm(episodes), atol=1e-6)
+
+
+def covariance(rows: Tensor) -> Tensor:
+    centred = rows - rows.mean(dim=0)
+    return centred.T @ centred / max(len(rows) - 1, 1)
+
+
+@pytest.mark.parametrize("dim", [6, 12, 50])
+def test_mahalanobis_is_a_slow_loop(dim: int) -> None:
+    def slow(support: Tensor, labels: Tensor, query: Tensor) -> Tensor:
+        logits = torch.zeros(len(query), 4, dtype=torch.float64)
+        for c in range(4):
+            rows = support[labels == c]
+            share = len(rows) / (len(rows) + 1)
+            matrix = share * covariance(rows) + (1 - share) * covariance(support) + 0.4 * torch.eye(dim)
+            for position, row in enumerate(query):
+                away = row - rows.mean(dim=0)
+                logits[position, c] = -0.5 * away @ torch.linalg.inv(matrix) @ away
+        return logits.log_softmax(dim=1)
+
+    episodes, _ = make_episodes(dim=dim)
+    assert agree(mahalanobis(episodes, ridge=0.4).log_softmax(dim=2), episodes, slow, rtol=1e-7, atol=1e-7)
+
+
+def test_turning_all_rows_changes_nothing() -> None:
+    episodes, _ = make_episodes(dim=30)
+    generator = torch.Generator().manual_seed(1)
+    turn = torch.linalg.qr(torch.randn(30, 30, generator=generator, dtype=torch.float64)).Q
+    turned = episodes._replace(support=episodes.support @ turn, query=episodes.query @ turn)
+    torch.testing.assert_close(mahalanobis(turned), mahalanobis(episodes))
+    support, query = project_to_span(episodes.support, episodes.query)
+    assert query.shape == (3, 10, 10)
+    products = episodes.query @ episodes.support.transpose(1, 2)
+    torch.testing.assert_close(query @ support.transpose(1, 2), products)

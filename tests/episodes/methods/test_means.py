@@ -1,0 +1,304 @@
+"""Methods of class means, and of similarities to support rows: against slow loops, and easyfsl's."""
+
+from __future__ import annotations
+
+import math
+import sys
+import types
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.neighbors import KNeighborsClassifier
+from torch import Tensor
+
+from protonet.episodes.draws.batch import Episodes
+from protonet.episodes.evaluation.evaluate import rate_open
+from protonet.episodes.methods.clip import clip_zero_shot
+from protonet.episodes.methods.common import squared_distances
+from protonet.episodes.methods.knn import LEAST_SHARE, nearest_neighbours
+from protonet.episodes.methods.matching import matching_networks
+from protonet.episodes.methods.oslo import oslo
+from protonet.episodes.methods.paddle import paddle
+from protonet.episodes.methods.prototypes import protonet, protonet_cosine
+from protonet.episodes.methods.semi_supervised import semi_kmeans, semi_kmeans_cluster, semi_kmeans_masked
+from protonet.episodes.methods.simpleshot import simpleshot_cl2n, simpleshot_l2n
+from protonet.episodes.methods.soft_kmeans import soft_kmeans
+from protonet.episodes.methods.tip_adapter import tip_adapter
+from tests.episodes.cases import (
+    agree,
+    cosines,
+    load_easyfsl,
+    make_base,
+    make_episodes,
+    means_of,
+    run_easyfsl,
+    texts_of,
+    unit,
+)
+
+Method = Callable[..., Tensor]
+BASE = make_base()
+
+
+def near_means(support: Tensor, labels: Tensor, query: Tensor) -> Tensor:
+    """Return minus the squared distances of queries to the class means, one by one."""
+    means = [torch.stack([row for row, label in zip(support, labels, strict=True) if label == c]) for c in range(4)]
+    return torch.stack([torch.stack([-(torch.dist(row, own.mean(dim=0)) ** 2) for own in means]) for row in query])
+
+
+def near_unit_means(support: Tensor, labels: Tensor, query: Tensor, centre: Tensor | float) -> Tensor:
+    return near_means(unit(support, centre), labels, unit(query, centre))
+
+
+def match(support: Tensor, labels: Tensor, query: Tensor) -> Tensor:
+    """Return each class's share of the attention, eq. 1."""
+    shares = cosines(query, support).softmax(dim=1)
+    return torch.stack([shares[:, labels == c].sum(dim=1) for c in range(4)], dim=1).log()
+
+
+def find_nearest(support: Tensor, labels: Tensor, query: Tensor, n_neighbours: int) -> Tensor:
+    """Weigh the votes of each query's neighbours."""
+    weights = torch.zeros(len(query), 4, dtype=torch.float64)
+    for row, weight in zip(query, weights, strict=True):
+        angles = cosines(row[None], support)[0].tolist()
+        near = zip(angles, labels.tolist(), strict=True)
+        for cosine, c in sorted(near, reverse=True)[:n_neighbours]:
+            weight[c] += math.exp(cosine / 0.2)
+    return (weights / weights.sum(dim=1, keepdim=True) + LEAST_SHARE).log()
+
+
+@pytest.mark.parametrize(
+    ("method", "slow", "atol"),
+    [
+        (protonet, near_means, 1e-8),
+        (partial(protonet_cosine, temperature=0.5), lambda s, y, q: cosines(q, means_of(s, y)) / 0.5, 1e-8),
+        (simpleshot_l2n, partial(near_unit_means, centre=0.0), 1e-8),
+        (simpleshot_cl2n, partial(near_unit_means, centre=BASE.mean.double()), 1e-8),
+        (
+            lambda episodes: simpleshot_cl2n(episodes._replace(base=None)),
+            lambda s, y, q: near_unit_means(s, y, q, s.mean(dim=0)),
+            1e-8,
+        ),
+        (matching_networks, match, 1e-8),
+        *(
+            (partial(nearest_neighbours, n_neighbours=n, temperature=0.2), partial(find_nearest, n_neighbours=n), 1e-5)
+            for n in (1, 3, 50)
+        ),
+    ],
+)
+def test_slow_loop(method: Method, slow: Callable[..., Tensor], atol: float) -> None:
+    episodes, _ = make_episodes(base=BASE)
+    assert agree(method(episodes), episodes, slow, atol=atol)
+
+
+def test_easyfsl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its SimpleShot takes cosines to the means, the paper distances; with one shot the means have unit norm, too.
+
+    The context embeddings of its matching networks, which need torchvision, are off, and queries normalised as the
+    cosine of eq. 1 has it.
+    """
+    episodes, _ = make_episodes()
+    theirs = run_easyfsl(load_easyfsl("methods.prototypical_networks").PrototypicalNetworks(), episodes)
+    assert torch.allclose(protonet(episodes), -(theirs**2))
+    single, _ = make_episodes(shots=(1, 1, 1, 1), base=BASE)
+    module = load_easyfsl("methods.simple_shot")
+    for ours, centre in ((simpleshot_l2n, None), (simpleshot_cl2n, BASE.mean.double())):
+        theirs = run_easyfsl(module.SimpleShot(feature_centering=centre, feature_normalization=2.0), single)
+        assert torch.allclose(ours(single), 2 * theirs - 2)
+
+    def no_context(rows: Tensor) -> tuple[Tensor]:
+        return (torch.zeros_like(rows).repeat(1, 1, 2),)
+
+    def no_cell(rows: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return torch.zeros_like(rows[:, : state[0].shape[1]]), state[1]
+
+    bare = types.ModuleType("easyfsl.modules.predesigned_modules")
+    for side, encoder in (("support", no_context), ("query", no_cell)):
+        setattr(bare, f"default_matching_networks_{side}_encoder", lambda _, encoder=encoder: encoder)
+    for name in ("easyfsl.modules", "easyfsl.modules.predesigned_modules"):
+        monkeypatch.setitem(sys.modules, name, bare)
+    matching = load_easyfsl("methods.matching_networks").MatchingNetworks(feature_dimension=12)
+    episodes, _ = make_episodes(dtype=torch.float32)
+    theirs = run_easyfsl(matching, episodes._replace(query=F.normalize(episodes.query, dim=2)))
+    torch.testing.assert_close(matching_networks(episodes), theirs, atol=1e-4, rtol=0)
+
+
+def test_distances_far_from_zero_and_not_negative() -> None:
+    generator = torch.Generator().manual_seed(0)
+    a, b = 5000 + torch.randn(2, 3, 7, 16, generator=generator)
+    expected = torch.cdist(a.double(), b[:, :4].double()).float() ** 2
+    assert torch.allclose(squared_distances(a, b[:, :4]), expected, rtol=1e-2)
+    x = 1e3 + torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
+    assert float(squared_distances(x, x).min()) >= 0
+
+
+def test_a_support_of_zeros_matches_by_its_shots() -> None:
+    episodes, _ = make_episodes()
+    logits = matching_networks(episodes._replace(support=torch.zeros_like(episodes.support)))
+    assert torch.allclose(logits.exp(), torch.tensor([0.3, 0.1, 0.2, 0.4], dtype=torch.float64))
+
+
+def test_the_nearest_neighbour_is_scikit_learns_and_all_of_them_are_a_matching_network() -> None:
+    episodes, _ = make_episodes(noise=1.5, n_queries=30)
+    ours = nearest_neighbours(episodes, n_neighbours=1).argmax(dim=2)
+    assert agree(ours, episodes, lambda s, y, q: KNeighborsClassifier(1, metric="cosine").fit(s, y).predict(q.numpy()))
+    single, _ = make_episodes(shots=(1, 1, 1, 1))
+    ours = nearest_neighbours(single, n_neighbours=99, temperature=1.0)
+    assert torch.allclose(ours.softmax(dim=2), matching_networks(single).softmax(dim=2), atol=1e-5)
+
+
+def test_texts_are_slow_loops() -> None:
+    episodes, _ = make_episodes()
+    plain, cached = clip_zero_shot(episodes, temperature=0.5), tip_adapter(episodes, alpha=2.0, beta=3.0)
+    for number, (support, labels, query) in enumerate(zip(*episodes[:3], strict=True)):
+        angles = cosines(query, texts_of(episodes)[number])
+        assert torch.allclose(plain[number], angles / 0.5)
+        keys = (-3 * (1 - cosines(query, support))).exp()
+        votes = torch.stack([keys[:, labels == c].sum(dim=1) for c in range(4)], dim=1)
+        assert torch.allclose(cached[number], 100 * angles + 2 * votes)
+    assert torch.equal(tip_adapter(episodes, alpha=0.0), clip_zero_shot(episodes))  # without a cache
+
+
+def refine(
+    kind: str, episodes: Episodes, rows_of: Tensor, *, steps: int = 1, temperature: float = 1.0, **more: float
+) -> Tensor:
+    """Refine prototypes row by row by ``rows_of`` (episodes, n, dim), as the paper's equations say."""
+    logits = []
+    for support, labels, query, rows in zip(*episodes[:3], rows_of, strict=True):
+        first = moved = list(means_of(support, labels))
+        for _ in range(steps):
+            sums = [support[labels == c].sum(dim=0) for c in range(4)]
+            weights = [float((labels == c).sum()) for c in range(4)]
+            means = [sum(float(torch.dist(row, own)) ** 2 for row in rows) / len(rows) for own in moved]
+            for row in rows:
+                distances = [float(torch.dist(row, own)) ** 2 for own in moved]
+                powers = [-distance / temperature for distance in distances]
+                if kind == "cluster":
+                    place = torch.stack(first).mean(dim=0) if more.get("centred") else torch.zeros_like(row)
+                    far = float(torch.dist(row, place)) ** 2 / temperature / (2 * more["radius"] ** 2)
+                    powers = [power / 2 for power in powers] + [-far - math.log(more["radius"])]
+                total = sum(map(math.exp, powers))
+                for c in range(4):
+                    share = math.exp(powers[c]) / total
+                    if kind == "masked":
+                        share /= 1 + math.exp(-more["slope"] * (more["threshold"] - distances[c] / means[c]))
+                    sums[c], weights[c] = sums[c] + share * row, weights[c] + share
+            moved = [own / weight for own, weight in zip(sums, weights, strict=True)]
+        logits.append([[-(float(torch.dist(row, own)) ** 2) / temperature for own in moved] for row in query])
+    return torch.tensor(logits, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "settings"),
+    [
+        (semi_kmeans, "plain", {}),
+        (semi_kmeans, "plain", {"steps": 3, "temperature": 4.0}),
+        (semi_kmeans_cluster, "cluster", {"radius": 2.0, "temperature": 3.0}),
+        (semi_kmeans_cluster, "cluster", {"radius": 0.7, "centred": True, "steps": 2, "temperature": 5.0}),
+        (semi_kmeans_masked, "masked", {"threshold": 0.8, "slope": 4.0, "steps": 2, "temperature": 2.0}),
+        (soft_kmeans, "plain", {"steps": 2}),
+    ],
+)
+def test_k_means_are_refined_row_by_row(method: Method, kind: str, settings: dict[str, Any]) -> None:
+    episodes, _ = make_episodes(noise=1.5)
+    rows = episodes.query if method is soft_kmeans else episodes.unlabelled
+    assert rows is not None
+    tolerance = 1e-5 if method is soft_kmeans else 1e-8
+    expected = refine(kind, episodes, rows, **settings)
+    assert torch.allclose(method(episodes, **settings), expected, rtol=tolerance, atol=tolerance)
+    assert torch.allclose(method(episodes, steps=0), protonet(episodes))
+
+
+@pytest.mark.parametrize(
+    "method", [partial(semi_kmeans_masked, threshold=0.5), partial(semi_kmeans_cluster, radius=0.8)]
+)
+def test_rows_that_are_far_from_all_classes_are_left_out(method: Method) -> None:
+    """Distractors opposite of the classes draw plain k-means away, and neither of the two."""
+    episodes, _ = make_episodes(noise=0.2, shots=(2, 2, 2, 2))
+    assert episodes.unlabelled is not None
+    far = episodes._replace(unlabelled=torch.cat([episodes.unlabelled, -0.8 * episodes.unlabelled], dim=1))
+    moved, plain = (
+        (own(far, temperature=20.0) - own(episodes, temperature=20.0)).abs().mean() for own in (method, semi_kmeans)
+    )
+    assert moved < 0.8 * plain
+
+
+def describe(support: Tensor, labels: Tensor, query: Tensor, weight: float, steps: int) -> Tensor:
+    """PADDLE's updates, entry by entry, after features are divided by their range over queries: the assignments."""
+    spread = query.max(dim=0).values - query.min(dim=0).values
+    support, query = support / spread, query / spread
+    means, dual = list(means_of(support, labels)), [0.0] * 4
+    for _ in range(steps):
+        assigned = torch.zeros(len(query), 4, dtype=torch.float64)
+        for n, row in enumerate(query):
+            for k in range(4):
+                assigned[n, k] = (-0.5 * (row - means[k]).square().sum() + weight / len(query) * dual[k]).exp()
+            assigned[n] /= assigned[n].sum()
+        dual = [float((assigned[:, k].mean() + 1e-6).log()) + 1 for k in range(4)]
+        means = []
+        for k in range(4):
+            own = [row for row, label in zip(support, labels, strict=True) if label == k]
+            total = torch.stack(own).sum(dim=0) + sum(assigned[n, k] * row for n, row in enumerate(query))
+            means.append(total / (len(own) + assigned[:, k].sum()))
+    return assigned
+
+
+@pytest.mark.parametrize(("weight", "steps"), [(None, 1), (None, 7), (3.0, 5)])
+def test_paddle_is_a_slow_loop(weight: float | None, steps: int) -> None:
+    episodes, _ = make_episodes(noise=1.5)
+    ours = paddle(episodes, lambda_=weight, n_steps=steps).softmax(dim=2)
+    assert agree(ours, episodes, partial(describe, weight=10.0 if weight is None else weight, steps=steps))
+
+
+def test_paddle_without_a_partition_is_soft_k_means() -> None:
+    episodes, _ = make_episodes()
+    half = episodes._replace(support=episodes.support / 2**0.5, query=episodes.query / 2**0.5)
+    ours = paddle(episodes, lambda_=0.0, n_steps=4, scaled=False)
+    assert torch.allclose(ours.softmax(dim=2), soft_kmeans(half, steps=3).softmax(dim=2))
+
+
+def test_paddle_prefers_few_classes() -> None:
+    """Queries close together, between four classes: one of them describes all in the fewest words."""
+    episodes, _ = make_episodes(n_episodes=20, shots=(2, 2, 2, 2), n_queries=30)
+    near = episodes._replace(query=episodes.support.mean(dim=1, keepdim=True) + 0.3 * episodes.query)
+    few, many = (paddle(near, lambda_=weight, scaled=False).argmax(dim=2) for weight in (None, 0.0))
+    assert sum(len(row.unique()) for row in few) < sum(len(row.unique()) for row in many)
+
+
+def weigh_inliers(support: Tensor, labels: Tensor, query: Tensor, steps: int) -> Tensor:
+    """OSLO's updates row by row: the queries' probabilities at the end, and their inlier scores as a last column."""
+    centre = torch.cat([support, query]).mean(dim=0)
+    support, query = unit(support, centre), unit(query, centre)
+    means, scores = means_of(support, labels), torch.empty(0)
+    assigned = torch.full((len(query), 4), 0.25, dtype=torch.float64)
+    for _ in range(steps):
+        scores = torch.stack([(assigned[n] @ cosines(query, means)[n] / 0.05).sigmoid() for n in range(len(query))])
+        assigned = torch.stack([(scores[n] * cosines(query, means)[n] / 0.1).softmax(dim=0) for n in range(len(query))])
+        new = []
+        for k in range(4):
+            own, shares = support[labels == k], scores * assigned[:, k]
+            new.append((own.sum(dim=0) + shares @ query) / (len(own) + shares.sum()))
+        means = torch.stack(new)
+    return torch.cat([(cosines(query, means) / 0.1).softmax(dim=1), scores[:, None]], dim=1)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_oslo_is_a_slow_loop(steps: int) -> None:
+    episodes, _ = make_episodes(noise=1.5)
+    ours = oslo(episodes, steps=steps)
+    ours = torch.cat([ours.softmax(dim=2), ours.amax(dim=2, keepdim=True).sigmoid()], dim=2)
+    assert agree(ours, episodes, partial(weigh_inliers, steps=steps))
+
+
+def test_oslo_finds_open_queries_better_than_the_cosine() -> None:
+    known, other = (
+        make_episodes(n_episodes=100, shots=(3, 3, 3, 3), n_queries=15, dim=30, noise=1.0, seed=seed)[0]
+        for seed in (0, 1)
+    )
+    episodes = known._replace(query=torch.cat([known.query, other.query], dim=1))
+    ours, plain = (rate_open(method(episodes).amax(dim=2), 15).mean() for method in (oslo, protonet_cosine))
+    assert float(ours) > float(plain) + 0.03

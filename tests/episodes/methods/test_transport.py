@@ -1,0 +1,238 @@
+"""Transductive methods whose plans have as many queries of each class: against slow loops, and easyfsl's."""
+
+from __future__ import annotations
+
+import importlib
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from sklearn.neighbors import kneighbors_graph
+from torch import Tensor
+
+from protonet.episodes.methods.ilpc import ilpc
+from protonet.episodes.methods.proto_lp import proto_lp
+from protonet.episodes.methods.pt_map import balance, pt_map, transform
+from tests.episodes.cases import agree, load_easyfsl, make_episodes, run_easyfsl
+
+module = importlib.import_module("protonet.episodes.methods.pt_map")  # the package has a function of that name
+
+Array = NDArray[np.float64]
+STEPS = 40
+
+
+def unit(rows: Array) -> Array:
+    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True))
+
+
+def find_means(rows: Array, labels: Array) -> Array:
+    return np.stack([rows[labels == c].mean(axis=0) for c in range(4)])
+
+
+def transport(plan: Array, quota: Array | float | None = None, steps: int = 1000) -> Array:
+    """Scale a plan's rows and columns in turn until both sum to what they must, a column to its quota."""
+    quota = len(plan) / plan.shape[1] if quota is None else quota
+    for _ in range(steps):
+        plan = plan / plan.sum(axis=1, keepdims=True)
+        plan = plan * quota / np.maximum(plan.sum(axis=0), 1e-300)
+    return np.asarray(plan / plan.sum(axis=1, keepdims=True))
+
+
+def find_distances(rows: Array, means: Array) -> Array:
+    return np.array([[((row - mean) ** 2).sum() for mean in means] for row in rows])
+
+
+def map_slowly(*episode: Tensor) -> Array:
+    """PT-MAP as its paper has it: the rows themselves, QR, distances row by row."""
+    support, labels, query = (part.numpy() for part in episode)
+    rows = unit(np.linalg.qr(np.sqrt(np.concatenate([support, query]) + 1e-6).T).R.T)
+    support, query = (unit(part - part.mean(axis=0)) for part in (rows[: len(support)], rows[len(support) :]))
+    means = find_means(support, labels)
+    for _ in range(20):
+        plan = transport(np.exp(-10 * find_distances(query, means)))
+        for c in range(4):
+            total = support[labels == c].sum(axis=0) + (plan[:, c, None] * query).sum(axis=0)
+            means[c] += 0.2 * (total / ((labels == c).sum() + plan[:, c].sum()) - means[c])
+    return transport(np.exp(-10 * find_distances(query, means)))
+
+
+def test_pt_map_is_a_slow_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    episodes, _ = make_episodes(noise=1.5)  # 10 queries, 4 ways: 2.5 each
+    assert agree(pt_map(episodes).exp(), episodes, map_slowly, atol=10 * module.SINKHORN.tolerance)
+    monkeypatch.setattr(module, "SINKHORN", module.Sinkhorn(tolerance=1e-12, drift=0))
+    assert agree(pt_map(episodes), episodes, lambda *rows: np.log(map_slowly(*rows)), atol=1e-6)
+
+
+def test_easyfsl() -> None:
+    """Its PT-MAP takes features as they come, of any norm: the MAP step alone is the paper's.
+
+    Rows that are transformed beforehand pass its own transform, a ReLU and a power, when shifted to be positive and
+    with power 1; distances do not feel the shift. It stops when a plan's margins hardly change, 1e-4 before the end.
+
+    Where features are many, unnormalised, all of exp(-10 d^2) underflows: 0 / 0, which never converges, 1000 iterations
+    a transport.
+    """
+    theirs = load_easyfsl("methods.pt_map").PTMAP
+    episodes, _ = make_episodes(n_queries=12, noise=1.5)  # it rounds the queries of a class down
+    support, query = (1 + transform(rows, 0.5) for rows in (episodes.support, episodes.query))
+    classifier = theirs(fine_tuning_steps=20, power_factor=1.0)
+    plans, ours = run_easyfsl(classifier, episodes._replace(support=support, query=query)), pt_map(episodes)
+    assert torch.equal(ours.argmax(dim=2), plans.argmax(dim=2))
+    assert torch.allclose(ours.exp(), plans, atol=1e-3)
+    wide, _ = make_episodes(n_episodes=1, dim=640, n_queries=12, dtype=torch.float32)
+    assert bool(run_easyfsl(theirs(fine_tuning_steps=1), wide).isnan().all())
+    assert bool(pt_map(wide).isfinite().all())
+
+
+def test_balance_keeps_both_margins() -> None:
+    generator = torch.Generator().manual_seed(0)
+    kernel = torch.rand(3, 4, 9, generator=generator, dtype=torch.float64) ** 8
+    mass = torch.rand(3, 1, 9, generator=generator, dtype=torch.float64)
+    quota = torch.rand(3, 4, 1, generator=generator, dtype=torch.float64)
+    quota[1, 2] = 0
+    quota *= mass.sum(dim=2, keepdim=True) / quota.sum(dim=1, keepdim=True)
+    plan = kernel * balance(kernel, mass, quota, torch.ones_like(quota))
+    plan *= mass / plan.sum(dim=1, keepdim=True)
+    assert torch.allclose(plan.sum(dim=2, keepdim=True), quota, rtol=2 * module.SINKHORN.tolerance)
+
+
+@pytest.mark.parametrize("method", [pt_map, proto_lp])
+def test_signs_are_kept(method: Any) -> None:
+    episodes, _ = make_episodes()
+    negative = episodes._replace(support=-episodes.support, query=-episodes.query)
+    assert torch.allclose(method(negative), method(episodes), atol=1e-8 if method is pt_map else 1e-5)
+
+
+def test_scales_that_drift_on_change_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Classes far apart: the scales are still on their way, and every row keeps its class to four digits."""
+    centre = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2])  # two and three rows, where each class is to have 8 / 3
+    kernel = torch.full((1, 3, 8), 1e-6, dtype=torch.float64).scatter_(1, centre[None, None], 1.0)
+    start = torch.tensor([[[1.0], [1.001], [0.999]]], dtype=torch.float64)
+    mass = torch.ones(1, dtype=torch.float64)
+    quota = torch.tensor([[[3.0], [2.0], [3.0]]], dtype=torch.float64)
+    plans = []
+    for drift in (1e-6, 0.0):
+        monkeypatch.setattr(module, "SINKHORN", module.Sinkhorn(drift=drift))
+        plan = kernel * balance(kernel, mass, quota, start)
+        plans.append(plan / plan.sum(dim=1, keepdim=True))
+    assert torch.allclose(plans[0], plans[1], atol=1e-4)
+    assert torch.equal(plans[0].argmax(dim=1)[0], centre)
+
+
+def propagate_prototypes(*episode: Tensor, dims: int, balanced: bool, paper: bool) -> Array:
+    """Six steps of protoLP with the code's transform, in the rows' own coordinates: the assignments."""
+    support, labels, query = (part.numpy() for part in episode)
+    rows = unit(np.sqrt(np.concatenate([support, query]) + 1e-6))
+    rows = rows @ np.linalg.svd(rows, full_matrices=False)[2][:dims].T
+    rows = unit(rows - rows.mean(axis=0))
+    n, hot = len(support), np.eye(4)[labels]
+    means = unit(find_means(rows[:n], labels))
+    gamma, share = (0.05, 0.7) if paper else (1.0, 0.6)
+
+    def scale(plan: Array) -> Array:
+        return transport(plan, steps=3000) if balanced else np.asarray(plan / plan.sum(axis=1, keepdims=True))
+
+    for _ in range(6):
+        plan = scale(np.exp(-10 * find_distances(rows[n:], means)))
+        z = np.concatenate([hot, plan])
+        together, inverse = z.T @ z, np.diag(1 / z.sum(axis=0))
+        laplacian = together - together @ inverse @ together if paper else np.eye(4) - together @ inverse
+        label = z @ np.linalg.inv(hot.T @ hot + gamma * laplacian) @ hot.T @ hot
+        label = scale(np.maximum(label[n:], 1e-300))
+        joined = np.concatenate([hot, share * label + (1 - share) * plan])
+        means = means + 0.2 * (joined.T @ rows / joined.sum(axis=0)[:, None] - means)
+    return scale(np.exp(-10 * find_distances(rows[n:], means)))
+
+
+@pytest.mark.parametrize("dims", [40, 5])
+@pytest.mark.parametrize(("balanced", "paper"), [(True, False), (False, False), (True, True)])
+def test_proto_lp_is_a_slow_loop(monkeypatch: pytest.MonkeyPatch, dims: int, balanced: bool, paper: bool) -> None:
+    monkeypatch.setattr(module, "SINKHORN", module.Sinkhorn(tolerance=1e-12, drift=0))
+    episodes, _ = make_episodes(noise=1.0, n_queries=12)
+    settings = {"gamma": 0.05, "share": 0.7} if paper else {}
+    ours = proto_lp(episodes, n_dims=dims, balanced=balanced, paper=paper, n_epochs=6, **settings).exp()
+    slow = partial(propagate_prototypes, dims=dims, balanced=balanced, paper=paper)
+    assert agree(ours, episodes, slow, atol=1e-5)
+
+
+def test_balanced_classes_have_as_many_queries() -> None:
+    episodes, _ = make_episodes(noise=1.0, n_queries=12)
+    assert torch.allclose(proto_lp(episodes).exp().sum(dim=1), torch.tensor(3.0).double(), atol=1e-2)
+    assert float((proto_lp(episodes, balanced=False).exp().sum(dim=1) - 3).abs().max()) > 0.5
+    labels = ilpc(episodes, n_clean=1, n_steps=5).argmax(dim=2)
+    assert bool((F.one_hot(labels).sum(dim=1) == 3).all())
+
+
+def propagate(rows: Array, labels: dict[int, int], n_neighbours: int) -> Array:
+    near = 1 - kneighbors_graph(rows, n_neighbours, mode="distance", metric="cosine").toarray()
+    near[near == 1] = 0  # no neighbours
+    affinity = np.maximum(near, 0) ** 3
+    affinity = (affinity + affinity.T) / 2
+    degree = affinity.sum(axis=1)
+    graph = affinity / np.sqrt(degree[:, None] * degree[None, :])
+    given = np.zeros((len(rows), 4))
+    for row, label in labels.items():
+        given[row, label] = 1
+    reached = np.maximum(np.linalg.solve(np.eye(len(rows)) - 0.8 * graph, given), 0)
+    return np.asarray(reached / reached.sum(axis=1, keepdims=True))
+
+
+def train(rows: Array, labels: dict[int, int], guesses: dict[int, int]) -> Array:
+    """Return the mean losses of a linear classifier, by autograd and torch's own optimizer."""
+    layer = torch.nn.Linear(rows.shape[1], 4, dtype=torch.float64)
+    known = [*labels]
+    means = unit(find_means(rows[known], np.array([labels[row] for row in known])))
+    layer.load_state_dict({"weight": torch.tensor(means), "bias": torch.zeros(4)})
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
+    target = torch.tensor([(labels | guesses)[row] for row in range(len(rows))])
+    total = np.zeros(len(rows))
+    for _ in range(STEPS):
+        losses = F.cross_entropy(layer(torch.tensor(rows)), target, reduction="none")
+        optimizer.zero_grad()
+        losses.mean().backward()
+        optimizer.step()
+        total += losses.detach().numpy() / STEPS
+    return total
+
+
+def clean_labels(*episode: Tensor, n_neighbours: int, n_clean: int) -> Array:
+    """ILPC as its paper has it; returns the queries' rows of the plan."""
+    support, support_labels, query = (part.numpy() for part in episode)
+    rows = unit(np.sqrt(np.concatenate([support, query]) + 1e-6))
+    rows = unit(rows - rows.mean(axis=0))
+    labels = dict(enumerate(support_labels.tolist()))
+    left, result = list(range(len(support), len(rows))), np.zeros((len(query), 4))
+    moved = np.zeros(4)
+    while left:
+        quota = np.maximum(len(query) / 4 - moved, 0)
+        plan = transport(propagate(rows, labels, n_neighbours)[left] ** 3, quota * len(left) / quota.sum())
+        guesses = dict(zip(left, plan.argmax(axis=1).tolist(), strict=True))
+        losses = train(rows, labels, guesses)
+        for c in range(4):
+            for row in sorted((row for row in left if guesses[row] == c), key=lambda row: losses[row])[:n_clean]:
+                labels[row] = c
+                moved[c] += 1
+                result[row - len(support)] = plan[left.index(row)]
+        left = [row for row in left if row not in labels]
+    return result
+
+
+@pytest.mark.parametrize(("n_neighbours", "n_clean"), [(15, 1), (6, 3)])
+def test_ilpc_is_a_slow_loop(monkeypatch: pytest.MonkeyPatch, n_neighbours: int, n_clean: int) -> None:
+    episodes, _ = make_episodes()
+    monkeypatch.setattr(module, "SINKHORN", module.Sinkhorn(tolerance=1e-9))
+    ours = ilpc(episodes, n_neighbours=n_neighbours, n_clean=n_clean, n_steps=STEPS).exp()
+    assert agree(ours, episodes, partial(clean_labels, n_neighbours=n_neighbours, n_clean=n_clean), atol=1e-6)
+
+
+def test_more_queries_are_right_than_by_the_nearest_support() -> None:
+    episodes, labels = make_episodes(n_episodes=30, n_way=3, shots=(1, 1, 1), n_queries=60, dim=40, noise=0.8)
+    nearest = torch.cdist(episodes.query, episodes.support).argmin(dim=2)  # (episodes, n_queries)
+    before = episodes.support_labels.gather(1, nearest) == labels
+    after = ilpc(episodes, n_steps=STEPS).argmax(dim=2) == labels
+    gain = (after.double() - before.double()).mean(dim=1)  # (episodes,)
+    assert float(gain.mean()) > 3 * float(gain.std()) / len(gain) ** 0.5
