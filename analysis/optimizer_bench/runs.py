@@ -22,7 +22,7 @@ from protonet._checks import find_version
 WARMUP = 0.03  #: Of the steps, the share in which the rate rises.
 FOLDER = "analysis/optimizer_bench"
 #: The sources that decide every run.
-SHARED = [f"{FOLDER}/workload.py", *(f"{FOLDER}/workloads/{name}.py" for name in ("data", "models", "text", "gnn"))]
+SHARED = [f"{FOLDER}/workload.py", *(f"{FOLDER}/workloads/{name}.py" for name in ("data", "models"))]
 
 
 class Candidate(NamedTuple):
