@@ -27,16 +27,14 @@ from analysis.optimizer_bench import loading
 from analysis.optimizer_bench.looks import Look, check_look, log_look
 from analysis.optimizer_bench.peers import LIBRARIES, PEERS
 from analysis.optimizer_bench.report import Entry, plot, tabulate
-from analysis.optimizer_bench.runs import Candidate, Run
+from analysis.optimizer_bench.runs import Candidate, Curves, Run, train_all
 from analysis.optimizer_bench.score import Row, rate, score_workload, summarise
-from analysis.optimizer_bench.trials import Trial, run_trials
 from analysis.optimizer_bench.tune import check_steps
 from analysis.optimizer_bench.workloads import ROLES
 from analysis.shared.runner import Report, StudyParser, parse_names, parse_wholes
 from protonet._checks import fail, refuse
 
 PROG = loading.PROG
-Trials = dict[tuple[Candidate, str, int], Trial]  #: By optimizer, workload and seed.
 
 
 class Grid(NamedTuple):
@@ -58,21 +56,18 @@ class Grid(NamedTuple):
         runs = []
         steps = self.steps if steps is None else steps
         for name, file in self.workloads.items():
-            target = min(self.get_baseline(name, each)["target"] for each in steps)
-            runs += [
-                Run(name, file, seed, max(steps), optimizer, target)
-                for seed in (self.seeds if seeds is None else seeds)
-            ]
+            target = min(self.get_baseline(name, horizon)["target"] for horizon in steps)
+            runs += [Run(name, file, seed, max(steps), optimizer, target) for seed in seeds or self.seeds]
         return runs
 
-    def score(self, optimizers: Mapping[int, Candidate], trials: Trials) -> list[Row]:
+    def score(self, optimizers: Mapping[int, Candidate], curves: Curves) -> list[Row]:
         """Return the rows of an optimizer, one for each horizon: by role, then horizon, then workload."""
         rows = []
         for role in dict.fromkeys(map(loading.get_role, self.workloads)):
             names = [name for name in self.workloads if loading.get_role(name) == role]
             for steps, optimizer in optimizers.items():
                 for name in names:
-                    seen = [trials[optimizer, name, seed] for seed in self.seeds]
+                    seen = [curves[optimizer, name, seed] for seed in self.seeds]
                     rows.append(score_workload(name, seen, self.get_baseline(name, steps)))
         return rows
 
@@ -212,52 +207,43 @@ def compete(
     A peer's learning rate is chosen anew for each horizon, on the first seed of all workloads.
     """
     settings = {peer: {lr: Candidate(peer, json.dumps({"lr": lr})) for lr in PEERS[peer].rates} for peer in peers}
-    own = [run for each in factors.values() for run in grid.list_runs(each)]
-    first = [
-        run for rates in settings.values() for each in rates.values() for run in grid.list_runs(each, [grid.seeds[0]])
-    ]
-    trials = train_all([*own, *first], state, jobs)
-    means = {peer: {lr: _average_first(grid, each, trials) for lr, each in settings[peer].items()} for peer in peers}
+    runs = [run for candidate in factors.values() for run in grid.list_runs(candidate)]
+    for by_rate in settings.values():
+        runs += [run for setting in by_rate.values() for run in grid.list_runs(setting, grid.seeds[:1])]
+    curves = train_all(runs, state, jobs)
+    means = {peer: {lr: _average_first(grid, each, curves) for lr, each in settings[peer].items()} for peer in peers}
     best = {peer: {n: max(rates, key=lambda lr: rates[lr][n]) for n in grid.steps} for peer, rates in means.items()}
-    rest = []
+    more = []
     for peer, chosen in best.items():
-        for lr in dict.fromkeys(chosen.values()):
+        for lr in dict.fromkeys(chosen.values()) if grid.seeds[1:] else ():
             steps = [n for n in grid.steps if chosen[n] == lr]
-            rest += grid.list_runs(settings[peer][lr], grid.seeds[1:], steps)
-    trials |= train_all(rest, state, jobs) if rest else {}
+            more += grid.list_runs(settings[peer][lr], grid.seeds[1:], steps)
+    curves |= train_all(more, state, jobs) if more else {}
     entries = []
     for factor, candidate in factors.items():
-        rows = grid.score(dict.fromkeys(grid.steps, candidate), trials)
+        rows = grid.score(dict.fromkeys(grid.steps, candidate), curves)
         entry = {"name": candidate.name, "config": json.loads(candidate.config), "factor": factor, "rows": rows}
         entries.append(entry | {"summaries": summarise(rows)})
     if factors:
-        curves = {name: [trials[factors[1.0], name, seed].curve for seed in grid.seeds] for name in grid.workloads}
-        shown = {name: [[float(f"{x:.5g}") for x in each.losses] for each in seeds] for name, seeds in curves.items()}
-        entries[0]["curves"] = shown
+        entries[0]["curves"] = {
+            name: [[float(f"{x:.5g}") for x in curves[factors[1.0], name, seed].losses] for seed in grid.seeds]
+            for name in grid.workloads
+        }
     for peer, chosen in best.items():
-        rows = grid.score({n: settings[peer][lr] for n, lr in chosen.items()}, trials)
-        rates = {
+        rows = grid.score({n: settings[peer][lr] for n, lr in chosen.items()}, curves)
+        found = {
             f"{n}": {"best": lr, "means": {f"{each}": mean[n] for each, mean in means[peer].items()}}
             for n, lr in chosen.items()
         }
-        entries.append({"name": peer, "rows": rows, "summaries": summarise(rows), "rates": rates})
+        entries.append({"name": peer, "rows": rows, "summaries": summarise(rows), "rates": found})
     return entries
 
 
-def train_all(runs: Sequence[Run], state: Path, jobs: int) -> Trials:
-    """Return what candidates' and peers' runs showed, those of the journal included."""
-    found = run_trials(runs, state, jobs=jobs)
-    return {
-        (run.optimizer, run.workload, run.seed): trial
-        for run, trial in found.items()
-        if isinstance(run.optimizer, Candidate)
-    }
-
-
-def _average_first(grid: Grid, setting: Candidate, trials: Trials) -> dict[int, float]:
+def _average_first(grid: Grid, setting: Candidate, curves: Curves) -> dict[int, float]:
     """Return a setting's geometric mean on the first seed, by the horizon."""
-    curves = {name: trials[setting, name, grid.seeds[0]].curve for name in grid.workloads}
     return {
-        steps: statistics.geometric_mean(rate(curve, grid.get_baseline(name, steps)) for name, curve in curves.items())
+        steps: statistics.geometric_mean(
+            rate(curves[setting, name, grid.seeds[0]], grid.get_baseline(name, steps)) for name in grid.workloads
+        )
         for steps in grid.steps
     }

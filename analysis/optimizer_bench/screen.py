@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from scipy.stats import spearmanr
 
 from analysis.optimizer_bench import loading
-from analysis.optimizer_bench.bench import Grid, add_grid, check_baselines, load_candidate, train_all
-from analysis.optimizer_bench.runs import Candidate
+from analysis.optimizer_bench.bench import Grid, add_grid, check_baselines, load_candidate
+from analysis.optimizer_bench.runs import Candidate, train_all
 from analysis.optimizer_bench.score import Row, average_by
 from analysis.optimizer_bench.tune import check_steps
 from analysis.optimizer_bench.workloads import FAMILY, ROLE
@@ -42,13 +42,6 @@ Geometric means of AdamW's steps over the variant's, as of optimizer-bench, over
 each family, the variant that is best on all others, and what it gets on that family; the mean over all workloads is an
 honest estimate of what the choice is worth.
 """
-
-
-class Variant(NamedTuple):
-    """What is screened."""
-
-    name: str  #: What tables call it.
-    candidate: Candidate
 
 
 class Choice(NamedTuple):
@@ -73,15 +66,16 @@ def add_options(parser: StudyParser) -> None:
 def run(options: argparse.Namespace) -> Report:
     """Run every variant, rank them, and tell what the choice is worth."""
     folder = options.state.parent / "optimizer_variants"
-    variants = name_variants([make_variant(text, options.config, folder) for text in options.variants])
+    variants = {
+        name: make_variant(text, options.config, folder) for name, text in name_variants(options.variants).items()
+    }
     names = [name for name, role in ROLE.items() if role in {"visible", "tuning"} and (options.all or name in CHEAP)]
     baselines = loading.read_baselines(Path(options.baselines))
     grid = Grid(dict.fromkeys(names), baselines, options.seeds, sorted(options.steps))
     check_baselines(grid)
-    trials = train_all(
-        [run for each in variants for run in grid.list_runs(each.candidate)], options.state, options.jobs
-    )
-    rows = {each.name: grid.score(dict.fromkeys(grid.steps, each.candidate), trials) for each in variants}
+    runs = [run for candidate in variants.values() for run in grid.list_runs(candidate)]
+    curves = train_all(runs, options.state, options.jobs)
+    rows = {name: grid.score(dict.fromkeys(grid.steps, each), curves) for name, each in variants.items()}
     ratios = {name: average_by(found, "workload") for name, found in rows.items()}
     choices = leave_out(ratios, FAMILY)
     text = f"{tabulate(rows)}\n{tabulate_choices(choices, ratios)}"
@@ -94,29 +88,27 @@ def run(options: argparse.Namespace) -> Report:
     return Report(found, f"{text}{NOTE}")
 
 
-def make_variant(text: str, config_file: str | None, folder: Path) -> Variant:
+def make_variant(text: str, config_file: str | None, folder: Path) -> Candidate:
     """Return a variant of an optimizer; one with other constants becomes a file in a folder, named after what it is."""
     name, _, fields = text.partition(":")
     path = Path(name)
+    candidate = load_candidate(path, config_file)  # it says what is wrong with the file itself
     if not fields:
-        return Variant(text, load_candidate(path, config_file))
-    load_candidate(path, config_file)  # it says what is wrong with the file itself
+        return candidate
     source = change_constants(path, fields)
     made = folder / f"{path.stem}_{hashlib.sha256(source.encode()).hexdigest()[:12]}.py"
     folder.mkdir(parents=True, exist_ok=True)
     if not made.exists():
         write_whole(made, lambda file: file.write(source.encode()))
-    return Variant(text, load_candidate(made, config_file))
+    return load_candidate(made, config_file)
 
 
-def name_variants(variants: Sequence[Variant]) -> list[Variant]:
-    """Return variants, each once, called by their files' names without folders where that tells them apart."""
-    variants = list(dict.fromkeys(variants))
-    files = [each.name.partition(":") for each in variants]
-    short = [" ".join(filter(None, (Path(file).stem, fields))) for file, _, fields in files]
-    if len(set(short)) < len(short):
-        return variants
-    return [each._replace(name=name) for each, name in zip(variants, short, strict=True)]
+def name_variants(texts: Sequence[str]) -> dict[str, str]:
+    """Return variants by name, each once: their files' names without folders where that tells them apart."""
+    texts = list(dict.fromkeys(texts))
+    parts = [text.partition(":") for text in texts]
+    short = [" ".join(filter(None, (Path(file).stem, fields))) for file, _, fields in parts]
+    return dict(zip(short if len(set(short)) == len(short) else texts, texts, strict=True))
 
 
 def change_constants(path: Path, fields: str) -> str:

@@ -125,6 +125,7 @@ class Curve(NamedTuple):
     losses: list[float]
     diverged: bool = False  #: A training or validation loss was not finite; the run ended there.
     step_ms: float = 0.0  #: CPU milliseconds of one ``step()``, where they were measured.
+    raised: str | None = None  #: What the optimizer raised, if it did; its curve is one that diverged.
 
     def first_hit(self, target: float) -> int | None:
         """Return the first step whose smoothed loss is at most the target, or None."""

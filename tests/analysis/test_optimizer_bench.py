@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from analysis.__main__ import main
-from analysis.optimizer_bench import looks, step_time, trials, tune
+from analysis.optimizer_bench import looks, runs, step_time, tune
 from analysis.optimizer_bench.loading import BASELINES, load_python, read_baselines
 from analysis.optimizer_bench.peers import PEERS, Peer
-from analysis.optimizer_bench.runs import Candidate, Run
-from analysis.optimizer_bench.trials import Trial, do
+from analysis.optimizer_bench.runs import Candidate, Run, do
+from analysis.optimizer_bench.workload import Curve
 from analysis.optimizer_bench.workloads import FAMILY, ROLE, WORKLOADS
 from solution.pack import ROOT
 
@@ -163,7 +163,7 @@ def test_run(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     assert rows == [("tiny", "file", 20), ("small", "file", 20)]
     assert [len(entry["curves"][name]) for name in ("tiny", "small")] == [3, 3]
     assert entry["config"] == {"lr": 0.2}
-    monkeypatch.setattr(trials, "do", None)
+    monkeypatch.setattr(runs, "do", None)
     assert run(folder, *more) == 0
     assert capsys.readouterr().out == captured.out
 
@@ -182,24 +182,24 @@ def test_randomness_is_the_seeds(folder: Path) -> None:
     before = torch.get_rng_state()
     candidate = Candidate("optimizer", '{"noise": 0.1}', folder / "optimizer.py")
     tried = [do(Run("tiny", folder / "workloads.py", seed, 30, candidate, -math.inf)) for seed in (0, 0, 1)]
-    curves = [trial.curve.losses for trial in tried]
+    curves = [curve.losses for curve in tried]
     assert curves[0] == curves[1] != curves[2]
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_divergence_keeps_what_was_before(folder: Path) -> None:
-    def try_config(config: str) -> Trial:
+    def try_config(config: str) -> Curve:
         candidate = Candidate("optimizer", config, folder / "optimizer.py")
         return do(Run("tiny", folder / "workloads.py", 0, 40, candidate, 0.0))
 
     fine, far, crashed = map(try_config, ("{}", '{"lr": 1e30}', '{"crash": 25}'))
-    assert far.curve.diverged
+    assert far.diverged
     assert far.raised is None
-    assert crashed.curve.diverged
+    assert crashed.diverged
     assert crashed.raised is not None
     assert crashed.raised.startswith("LinAlgError: ")
-    assert crashed.curve.losses == fine.curve.losses[:3]  # of 0, 10 and 20 steps
-    assert not fine.curve.diverged
+    assert crashed.losses == fine.losses[:3]  # of 0, 10 and 20 steps
+    assert not fine.diverged
     assert fine.raised is None
 
 

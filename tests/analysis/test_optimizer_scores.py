@@ -11,14 +11,13 @@ import pytest
 
 from analysis.optimizer_bench.report import tabulate
 from analysis.optimizer_bench.score import bootstrap, measure_gap, rate, score_workload, summarise, view
-from analysis.optimizer_bench.trials import Trial
 from analysis.optimizer_bench.workload import Curve
 
 BASELINE: dict[str, Any] = {"target": 1.0, "steps": 60, "initial": 5.0, "max_steps": 100}
 
 
-def curve(*losses: float, diverged: bool = False) -> Curve:
-    return Curve(list(losses), diverged)
+def curve(*losses: float, diverged: bool = False, **more: Any) -> Curve:
+    return Curve(list(losses), diverged, **more)
 
 
 def test_rate() -> None:
@@ -61,12 +60,12 @@ def test_gaps_are_of_the_best_loss_within_the_horizon() -> None:
 
 
 def test_summary() -> None:
-    seeds = [Trial(curve(5, 1)._replace(step_ms=1.0)), Trial(curve(5, 2, 1)._replace(step_ms=3.0))]
+    seeds = [curve(5, 1, step_ms=1.0), curve(5, 2, 1, step_ms=3.0)]
     good = score_workload("gpt", seeds, BASELINE)
     assert good["ratio"] == pytest.approx(math.sqrt(6 * 3))
     assert (good["hits"], good["step_ms"], good["gaps"]) == ([10, 20], 2.0, [None, None])
     assert (good["role"], good["family"], good["steps"]) == ("visible", "language", 100)
-    lost = [Trial(curve(5, diverged=True), "ValueError: x"), Trial(curve(5, 5))]
+    lost = [curve(5, diverged=True, raised="ValueError: x"), curve(5, 5)]
     bad = score_workload("vae", lost, BASELINE)
     assert bad["raised"] == ["ValueError: x", None]
     (summary,) = summarise([good, bad])
@@ -78,7 +77,7 @@ def test_summary() -> None:
 
 def test_workloads_count_the_same_and_the_worst_family_is_told() -> None:
     rows = [
-        score_workload(name, [Trial(curve(*[5] * place, 1))], BASELINE | {"max_steps": steps})
+        score_workload(name, [curve(*[5] * place, 1)], BASELINE | {"max_steps": steps})
         for steps in (100, 200)
         for name, place in (("cnn", 1), ("vit", 3), ("gpt", 2), ("labels", 4))
     ]
@@ -94,10 +93,10 @@ def test_workloads_count_the_same_and_the_worst_family_is_told() -> None:
 
 
 def test_tables() -> None:
-    trials = [Trial(curve(5, 1)), Trial(curve(5, 3, 1.004))]
+    trials = [curve(5, 1), curve(5, 3, 1.004)]
     rows = [
         score_workload("gpt", trials, BASELINE),
-        score_workload("labels", [Trial(curve(5, diverged=True), "ValueError: x")] * 2, BASELINE),
+        score_workload("labels", [curve(5, diverged=True, raised="ValueError: x")] * 2, BASELINE),
     ]
     entry = {"name": "ours", "config": {}, "factor": 1.0, "rows": rows, "summaries": summarise(rows)}
     text = tabulate([entry], {name: {"100": BASELINE} for name in ("gpt", "labels")})

@@ -11,7 +11,7 @@ import torch
 from scipy.stats import spearmanr
 
 from analysis.__main__ import main
-from analysis.optimizer_bench import screen, trials
+from analysis.optimizer_bench import runs, screen
 from analysis.optimizer_bench.loading import load_python
 from analysis.optimizer_bench.screen import CHEAP, change_constants, correlate, estimate, leave_out
 from analysis.optimizer_bench.workloads import FAMILIES, FAMILY, ROLE, ROLES, WORKLOADS
@@ -135,7 +135,7 @@ def test_screen(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert {row["workload"] for row in told["rows"]["plain"]} == {"a", "b", "c", "d"}
     assert told["rank_correlation"] == pytest.approx(1)  # equal workloads
     assert "correlation of the 3 cheap workloads with all 4: 1.00.\n" in capsys.readouterr().out
-    monkeypatch.setattr(trials, "do", None)  # all is in the journal, of variants that are made again, too
+    monkeypatch.setattr(runs, "do", None)  # all is in the journal, of variants that are made again, too
     assert run(folder, *variants, "--json", str(folder / "again.json")) == 0
     assert json.loads((folder / "again.json").read_text()) == few
 
