@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TypeVar
@@ -27,8 +28,7 @@ from protonet.metrics import calibrate, measure, measure_classes
 from protonet.network import PrototypeNetwork
 from protonet.representations.opening import AUTO, NONE, find_takes, reopen
 from protonet.representations.pictures.reading import are_pictures
-from protonet.tables.columns.encoding import READ, Encoding
-from protonet.tables.columns.picture import Picture
+from protonet.tables.columns.encoding import Encoding
 from protonet.tables.drift import Watch, watch_blocks
 from protonet.tables.features import check_kinds, encode_block
 from protonet.tables.table import Block, Table, Wanted, list_names, open_table
@@ -90,29 +90,24 @@ def attach(model: Model, names: Sequence[str] | None, *, shown: bool) -> Model:
         InputError: Another representation than in fit, or none.
     """
     columns = () if model.encoding is None else model.encoding.columns
-    found = [
-        each.attach(reopen(each.embedded.record, names), shown=shown)
-        if isinstance(each, READ) and each.embedded is not None
-        else each
-        for each in columns
-    ]
-    read = {each.embedded.record.takes for each in columns if isinstance(each, READ) and each.embedded is not None}
+    attached = tuple(column.attach(partial(reopen, names=names), shown=shown) for column in columns)
+    read = {column.takes for column in columns if column.read_by is not None}
     for name in names or ():
         if name not in {AUTO, NONE} and find_takes(name) not in read:
             must = f"come with a model whose {find_takes(name)}s a network read in fit"
             refuse("representation", must, f"{name}, and another model", "Leave it out.")
-    return model if model.encoding is None else model._replace(encoding=Encoding(tuple(found)))
+    return model if model.encoding is None else model._replace(encoding=Encoding(attached))
 
 
 def is_read(model: Model) -> bool:
     """Return whether a network reads a column of a model."""
     columns = () if model.encoding is None else model.encoding.columns
-    return any(isinstance(each, READ) and each.embedded is not None for each in columns)
+    return any(column.read_by is not None for column in columns)
 
 
 def has_pictures(model: Model) -> bool:
     """Return whether a model was fitted to pictures, or to a table with some."""
-    return model.encoding is not None and any(isinstance(column, Picture) for column in model.encoding.columns)
+    return model.encoding is not None and any(column.takes == "picture" for column in model.encoding.columns)
 
 
 def name_label(option: str | None, model: Model | None) -> str:
