@@ -31,7 +31,6 @@ from analysis.optimizer_bench.workloads import (
     words,
 )
 from analysis.optimizer_bench.workloads.data import cut_windows, load_ascii, load_latin, read_sources
-from analysis.optimizer_bench.workloads.models import make_mlp
 from analysis.optimizer_bench.workloads.sources import LENGTH, TOKENS
 
 BATCHES, STEPS, RATE = 2, 30, 3e-3
@@ -109,11 +108,6 @@ def test_windows_of_text_do_not_overlap_and_modules_are_held_out() -> None:
     train, validation = read_sources()
     assert not train.keys() & validation.keys()
     assert len(validation) > 10
-
-
-def test_layers_of_an_mlp() -> None:
-    kinds = [type(layer).__name__ for layer in make_mlp(3, 5, 7, 2, norm=torch.nn.LayerNorm)]
-    assert kinds == ["Linear", "LayerNorm", "ReLU", "Linear", "LayerNorm", "ReLU", "Linear"]
 
 
 def test_attention_is_to_neighbours_alone_whatever_their_order() -> None:

@@ -12,10 +12,10 @@ from scipy.stats import spearmanr
 
 from analysis.__main__ import main
 from analysis.optimizer_bench import runs, screen
-from analysis.optimizer_bench.loading import load_python
+from analysis.optimizer_bench.loading import load_python, take_fingerprint
 from analysis.optimizer_bench.screen import CHEAP, change_constants, correlate, estimate, leave_out
-from analysis.optimizer_bench.workloads import FAMILIES, FAMILY, ROLE, ROLES, WORKLOADS
-from tests.analysis.test_optimizer_bench import WORKLOAD_FILE, swap
+from analysis.optimizer_bench.workloads import FAMILIES, FAMILY, ROLE, ROLES
+from tests.analysis.test_optimizer_bench import WORKLOAD_FILE, settle
 
 OPTIMIZER_FILE = """
 from __future__ import annotations
@@ -56,14 +56,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder of optimizers and baselines, of a bench with four tiny workloads."""
     (tmp_path / "workloads.py").write_text(WORKLOAD_FILE)
     (tmp_path / "plain.py").write_text(OPTIMIZER_FILE)
-    build = load_python("--workload-file", tmp_path / "workloads.py").build
     roles = {"a": "visible", "b": "tuning", "c": "tuning", "d": "tuning", "hidden": "test"}
-    swap(monkeypatch, WORKLOADS, dict.fromkeys(roles, build))
-    swap(monkeypatch, ROLE, roles)
-    swap(monkeypatch, FAMILY, OF | {"hidden": "hidden"})
+    settle(monkeypatch, tmp_path / "workloads.py", roles, OF | {"hidden": "hidden"})
     monkeypatch.setattr(screen, "CHEAP", ("a", "b", "c"))
     baseline = {"target": 1e-3, "steps": 30, "initial": 15.0, "max_steps": 30, "curve": [15.0]}
-    baseline["fingerprint"] = float(f"{build(0).val_loss():.4g}")
+    baseline["fingerprint"] = take_fingerprint("a", None)
     found = {"20": baseline | {"target": 0.5, "max_steps": 20}, "30": baseline}
     (tmp_path / "baselines.json").write_text(json.dumps(dict.fromkeys(roles, found)))
     return tmp_path
