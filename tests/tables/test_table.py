@@ -112,6 +112,12 @@ def test_csv_that_cannot_be_read(tmp_path: Path, text: str | bytes, message: str
         read_table(write(tmp_path, text), KIND)
 
 
+def test_a_line_may_be_longer_than_a_cell(tmp_path: Path) -> None:
+    long = "x" * 9_000_000  # two of them are more than a cell may have
+    _, block = read_table(write(tmp_path, f"a,b,kind\n{long},{long},z\n"), KIND)
+    assert [len(cells[0]) for cells in block.columns] == [len(long)] * 2
+
+
 def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("protonet.tables.delimited.LONGEST", 100)
     with pytest.raises(InputError, match=r"be a CSV file; got .*no end of the line"):

@@ -79,12 +79,6 @@ class Encoding:
         first = sum(self.sizes[:number])
         return range(first, first + self.sizes[number])
 
-    def name_features(self, names: Sequence[str]) -> list[str]:
-        """Return a name for each feature, given those of the columns."""
-        if self.plain:
-            return list(names)
-        return [name + part for name, column in zip(names, self.columns, strict=True) for part in column.parts]
-
     def encode(self, cells: Sequence[np.ndarray]) -> np.ndarray:
         """Return the features (n, sum of ``sizes``) of the columns' cells, (n,) each.
 

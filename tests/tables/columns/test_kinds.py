@@ -269,7 +269,6 @@ class TestEncoding:
         assert encoding.encode(cells).tolist() == [[1, 0.5], [2, 7]]
         assert encoding.encode(cells).dtype == np.float32
         assert encoding.encode([cells[0], np.array([0.5, 7e9])]).dtype == np.float64
-        assert encoding.name_features(["a", "b"]) == ["a", "b"]
         assert encoding.sizes == [1, 1]
         assert encoding.encode([cells[0], np.array([np.nan, 7])])[0, 1] == np.float32(3.75)  # the median
 
@@ -279,7 +278,7 @@ class TestEncoding:
         assert not encoding.plain
         x = encoding.encode(cells)
         assert x.shape == (60, sum(encoding.sizes))
-        names = encoding.name_features(list(COLUMNS))
+        names = [name + part for name, column in zip(COLUMNS, encoding.columns, strict=True) for part in column.parts]
         assert len(set(names)) == len(names) == x.shape[1]
         assert "two categories=yes" in names
         assert "number with gaps missing" in names
