@@ -62,14 +62,9 @@ def log_look(look: Look, steps: Sequence[int], seeds: Sequence[int], ratios: Map
     if not APART & set(look.roles):
         return
     means = "; ".join(f"{role} {horizon:,}: {mean:.2f}" for (role, horizon), mean in ratios.items())
-    date = datetime.date.today().isoformat()
-    config = f"`{look.config}`" if look.config else ""
-    cells = [date, ", ".join(look.roles), _join(steps), _join(seeds), look.optimizer, config, means]
+    date, config = datetime.date.today().isoformat(), f"`{look.config}`" if look.config else ""
+    lists = (", ".join(map(str, values)) for values in (look.roles, steps, seeds))
+    cells = [date, *lists, look.optimizer, config, means]
     text = LOOKS.read_text(encoding="utf-8") if LOOKS.exists() else HEADER
     text += f"| {' | '.join(cells)} |\n"
     write_whole(LOOKS, lambda file: file.write(text.encode()))
-
-
-def _join(numbers: Sequence[int]) -> str:
-    """Return numbers with commas."""
-    return ", ".join(f"{number}" for number in numbers)

@@ -161,6 +161,12 @@ def leave_out(ratios: Mapping[str, Mapping[str, float]], families: Mapping[str, 
     return choices
 
 
+def estimate(choices: Sequence[Choice], families: Mapping[str, str], names: Collection[str]) -> float:
+    """Return the geometric mean over workloads of what was chosen without their families."""
+    ratios = {choice.family: choice.ratio for choice in choices}
+    return statistics.geometric_mean(ratios[families[name]] for name in names)
+
+
 def correlate(ratios: Mapping[str, Mapping[str, float]], names: Collection[str]) -> float | None:
     """Return the rank correlation of variants by some workloads with that by all; None if too few differ."""
     some = [average(each, names) for each in ratios.values()]
@@ -191,14 +197,5 @@ def tabulate_choices(choices: Sequence[Choice], ratios: Mapping[str, Mapping[str
     lines = [[each.family, each.variant, f"{each.ratio:.2f}", f"{each.best:.2f}"] for each in choices]
     best = max(ratios, key=lambda variant: average(ratios[variant], ratios[variant]))
     text = f"Best on all: {best}, {average(ratios[best], ratios[best]):.3f}. "
-    text += f"Chosen without the family that it is judged on: {estimate(choices, ratios, FAMILY):.3f}."
+    text += f"Chosen without the family that it is judged on: {estimate(choices, FAMILY, ratios[best]):.3f}."
     return f"{format_table(['left out', 'best on the others', 'ratio', 'best there'], lines)}\n{text}\n"
-
-
-def estimate(
-    choices: Sequence[Choice], ratios: Mapping[str, Mapping[str, float]], families: Mapping[str, str]
-) -> float:
-    """Return the geometric mean over workloads of what was chosen without their families."""
-    chosen = {choice.family: choice.variant for choice in choices}
-    names = next(iter(ratios.values()))
-    return statistics.geometric_mean(ratios[chosen[families[name]]][name] for name in names)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from analysis.optimizer_bench import loading
 from analysis.optimizer_bench.runs import Run, Setting, identify, run_adamw
 from analysis.optimizer_bench.workload import EVERY, Curve
-from analysis.shared.journal import append_journal, read_journal, run_all
+from analysis.shared.journal import run_all
 from analysis.shared.runner import Report, StudyParser, parse_wholes
 from analysis.shared.tables import format_columns
 from protonet._checks import fail, refuse
@@ -110,17 +110,11 @@ def _identify(task: Task) -> list[object]:
 def tune_workload(task: Task) -> dict[str, loading.Baseline]:
     """Return a workload's baselines, by the horizon."""
     code = _identify(task)
-    entries = (entry for entry in read_journal(task.state) if entry.get("code") == code)
-    kept = {json.dumps(entry["run"]): entry["result"] for entry in entries}
 
     @functools.cache
     def train(setting: Setting, seed: int, max_steps: int) -> Curve:
         run = Run(task.workload, task.file, seed, max_steps, setting)
-        name = json.dumps(run, default=str)
-        if name not in kept:
-            kept[name] = run_adamw(run)
-            append_journal(task.state, {"run": run, "code": code, "result": kept[name]})
-        return Curve(*kept[name])
+        return Curve(*run_all([run], run_adamw, task.state, lambda _: code, quiet=True)[run])
 
     found = {}
     start = task.start

@@ -113,6 +113,14 @@ def make_products(shapes: Sequence[tuple[int, int]], n_rows: int) -> Callable[[]
     return multiply
 
 
+def time_products(shapes: Sequence[tuple[int, int]], n_rows: int, times: int) -> dict[tuple[int, int], float]:
+    """Return the CPU seconds of a row's bare product of each shape: the best of some times, of so many rows."""
+    return {
+        shape: min(repeat(make_products([shape], n_rows), timer=time.process_time, number=1, repeat=times)) / n_rows
+        for shape in dict.fromkeys(shapes)
+    }
+
+
 def measure_prediction(network: PrototypeNetwork, x: Tensor) -> tuple[float, float]:
     """Return the seconds to classify rows (n, dim), and those of bare float32 matrix products of the same sizes."""
     multiply = make_products(list_products(network), len(x))

@@ -31,7 +31,7 @@ from protonet.representations.pictures.reading import are_pictures
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.drift import Watch, watch_blocks
 from protonet.tables.features import check_kinds, encode_block
-from protonet.tables.table import Block, Table, Wanted, list_names, open_table
+from protonet.tables.table import Block, Table, Wanted, list_names, open_table, read_table
 from protonet.ui.text import count
 
 #: The tensor of a model file that says which rows the model was given, so that `update` notices equal ones.
@@ -127,8 +127,7 @@ def want(model: Model, label: str | None, *, labelled: bool, beside: str | None 
     left_out = model.metadata.get("left_out")
     ignored = tuple(map(str, left_out)) if isinstance(left_out, list) else ()
     named = () if beside is None else (beside,)
-    width = model.network.encoder.input_dim if model.encoding is None else len(model.encoding.columns)
-    return Wanted(name_label(label, model), labelled, model.columns, width, named, ignored)  # type: ignore[arg-type]
+    return Wanted(name_label(label, model), labelled, model.columns, len(find_sizes(model)), named, ignored)
 
 
 def open_rows(options: argparse.Namespace, model: Model, wanted: Wanted, labels: Path | None = None) -> Table:
@@ -148,21 +147,35 @@ def open_rows(options: argparse.Namespace, model: Model, wanted: Wanted, labels:
     return table._replace(blocks=watch_blocks(chain([first], table.blocks), watch_columns(model), table))
 
 
-def compare_columns(table: Table, block: Block, model: Model) -> None:
-    """Add to a table that was read whole the notes that `open_rows` adds.
+def read_labelled(options: argparse.Namespace, model: Model, beside: str | None = None) -> tuple[Table, Block]:
+    """Read the whole table with classes that the options name for a model; its notes are those that `open_rows` adds.
 
     Raises:
-        InputError: A column holds something else than in fit.
+        MissingPackageError: As `read_table`.
+        InputError: As `read_table`; or a column holds something else than in fit.
     """
+    wanted = want(model, options.label, labelled=True, beside=beside)
+    wanted = wanted._replace(skip_broken=options.skip_broken, sheet=options.sheet)
+    table, block = read_table(Path(options.table), wanted, options.labels and Path(options.labels))
     watch = watch_columns(model)
     watch.look(block)
     table.notes.extend([*check_kinds(table, block, model.encoding), *watch.tell(table)])
+    return table, block
 
 
 def watch_columns(model: Model) -> Watch:
     """Return what compares the columns of new rows with those that a model was fitted to."""
-    width = model.network.encoder.input_dim if model.encoding is None else len(model.encoding.columns)
-    return Watch(model.metadata.get("seen"), model.encoding, width)  # type: ignore[arg-type]
+    return Watch(model.metadata.get("seen"), model.encoding, len(find_sizes(model)))
+
+
+def find_sizes(model: Model) -> list[int]:
+    """Return how many features each column is."""
+    return [1] * int(model.network.encoder.input_dim) if model.encoding is None else model.encoding.sizes  # type: ignore[arg-type]
+
+
+def name_columns(model: Model) -> Sequence[str]:
+    """Return a name for each column, "column 3" for the fourth one of a table without names."""
+    return model.columns or [f"column {number}" for number in range(len(find_sizes(model)))]
 
 
 def list_notes(table: Table) -> list[str]:

@@ -94,7 +94,7 @@ def test_the_choice_without_a_family_does_not_see_it() -> None:
     assert (choices["x"].ratio, choices["x"].best) == pytest.approx((1.2, 9.0))
     assert choices["y"].variant == choices["z"].variant == "one"
     assert choices["z"].best == pytest.approx((1.3 * 1.2) ** 0.5)
-    assert estimate([*choices.values()], RATIOS, OF) == pytest.approx(statistics.geometric_mean([1.2, 1, 1, 1]))
+    assert estimate([*choices.values()], OF, OF) == pytest.approx(statistics.geometric_mean([1.2, 1, 1, 1]))
     renamed = {name: {place.upper(): ratio for place, ratio in each.items()} for name, each in RATIOS.items()}
     again = leave_out(renamed, {place.upper(): family for place, family in OF.items()})
     assert again == [*choices.values()]
