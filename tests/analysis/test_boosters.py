@@ -29,6 +29,7 @@ from analysis.real_data.boosters import (
 )
 from analysis.real_data.robustness import Run, load_split
 from analysis.real_data.sets import DATASETS
+from tests.analysis.conftest import read_cells
 
 FAST = ["boosters", "--datasets", "iris", "--shots", "5", "--splits", "1"]
 MISSING = [method for method, version in find_versions().items() if version is None]
@@ -111,7 +112,7 @@ def test_tables_pair_the_splits_and_name_failures() -> None:
     rows = summarise(results)
     assert pair(rows[0], "lightgbm", "accuracy") == ([0.75], [0.7])
     text = tabulate(rows, ["ours", "lightgbm", "catboost"], {"lightgbm": "4"})
-    tables = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    tables = read_cells(text)
     assert tables[2:4] == [["iris", "5", "80.00 ±10.00", "75.00", "–"], ["wine", "5", "75.00", "failed", "–"]]
     assert tables[6:8] == [
         ["LightGBM 4", "1", "2", "75.00", "0.500", "12.50", "2.00", "1.00", "", ""],

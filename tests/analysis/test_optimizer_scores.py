@@ -12,6 +12,7 @@ import pytest
 from analysis.optimizer_bench.report import tabulate
 from analysis.optimizer_bench.score import bootstrap, measure_gap, rate, score_workload, summarise
 from analysis.optimizer_bench.workload import Curve
+from tests.analysis.conftest import read_cells
 
 BASELINE: dict[str, Any] = {"target": 1.0, "steps": 60, "initial": 5.0, "max_steps": 100}
 
@@ -94,7 +95,7 @@ def test_tables() -> None:
     ]
     entry = {"name": "ours", "config": {}, "factor": 1.0, "rows": rows, "summaries": summarise(rows)}
     text = tabulate([entry], {name: {"100": BASELINE} for name in ("gpt", "labels")})
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    lines = read_cells(text)
     assert ["gpt", "language", "1", "60", "10, miss", "2.04", "0.4 %", "0.00"] in lines
     assert ["labels", "noise", "1", "60", "not finite, not finite", "0.05", "", "0.00"] in lines
     assert "**Visible workloads, 100 steps**" in text

@@ -24,7 +24,7 @@ from analysis.real_data.robustness import (
 )
 from analysis.real_data.sets import load_real, split_shots
 from analysis.shared.baselines import Outcome
-from tests.analysis.conftest import Made
+from tests.analysis.conftest import Made, read_cells
 
 
 def test_run_is_the_solvers() -> None:
@@ -77,8 +77,7 @@ def test_statistics() -> None:
     assert row["best"] == "svm"  # the first of the best
     assert regrets(row, "ours") == pytest.approx([10, -20])
     assert ranks(row) == pytest.approx({"ours": 1.75, "cosine": 3.5, "svm": 2.25, "knn": 2.5})
-    tables = [line.split("|")[1:-1] for line in tabulate(rows).splitlines() if line.startswith("|")]
-    cells = [[cell.strip() for cell in line] for line in tables]
+    cells = read_cells(tabulate(rows))
     assert cells[2][:3] == ["iris", "5", "85.00 ±5.00"]
     assert cells[2][-2:] == ["RBF SVM", "-5.00 ±15.00"]
     assert cells[5] == ["ours", "85.00", "-5.00", "-5.00 (iris 5)", "1.75", "0.250", "5.00", "1.50"]
