@@ -43,7 +43,6 @@ STUDIES = {
     "episode-speed": ("episodes.speed", "few-shot episodes per second against easyfsl, in the same run"),
     "command-speed": ("commands.speed", "time and memory of python -m protonet"),
     "folders": ("commands.folders", "throughput and memory of predict over a folder of Parquet files"),
-    "rows": ("commands.rows", "made tables through the commands: a prediction for every row, in order"),
     "optimizer-tune": ("optimizer_bench.tune", "tune AdamW on each workload: the bench's baselines"),
     "optimizer-bench": ("optimizer_bench.bench", "the steps that optimizers need to the loss of tuned AdamW"),
     "optimizer-screen": ("optimizer_bench.screen", "rank variants of an optimizer on a few cheap workloads"),

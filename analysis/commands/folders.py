@@ -21,7 +21,6 @@ from analysis.shared.runner import Report, StudyParser
 from analysis.shared.tables import format_columns
 from protonet._checks import optional_packages
 
-PROG = "analysis folders"
 CLASSES, GROUP = 20, 20_000  #: Of the rows, and rows of a row group.
 #: Starts a cluster of two workers, each a process of one thread, and predicts by it; fails where one takes 1.5 GiB.
 CLUSTER = """
@@ -132,7 +131,7 @@ def tabulate(timed: Sequence[Timed]) -> list[dict[str, Any]]:
 
 def write_folder(folder: Path, files: int, few: int, rows: int, dim: int) -> int:
     """Write a table to fit to, a folder ``all`` and, as links, its first files in ``few``; return the bytes of all."""
-    with optional_packages(PROG, 'pip install "protonet[parquet]"'):
+    with optional_packages("", 'pip install "protonet[parquet]"'):
         import pyarrow as pa  # noqa: PLC0415 - optional
         from pyarrow import parquet  # noqa: PLC0415
 

@@ -11,15 +11,13 @@ import tempfile
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from time import process_time
-from timeit import repeat
 from typing import Any
 
 import numpy as np
 import torch
 
 from analysis.shared.runner import Report, StudyParser
-from analysis.solver.scale import list_products, make_products
+from analysis.solver.scale import list_products, time_products
 from protonet.files.model import load_model
 from protonet.ui.text import format_table
 
@@ -112,13 +110,6 @@ def measure(command: Sequence[str]) -> tuple[float, float, float]:
     return seconds, cpu, mebibytes
 
 
-def time_products(model: Path) -> tuple[float, list[tuple[int, int]]]:
-    """Return the CPU seconds that a row's bare matrix products take, and their shapes."""
-    shapes = list_products(load_model(model).network)
-    times = [repeat(make_products([shape], MULTIPLIED), timer=process_time, number=1, repeat=3) for shape in shapes]
-    return sum(map(min, times)) / MULTIPLIED, shapes
-
-
 def run_commands(folder: Path, rows: int, tell: Callable[[str], None]) -> dict[str, Any]:
     """Return the seconds and mebibytes of each command, and those of bare products."""
     results: dict[str, Any] = {}
@@ -155,7 +146,9 @@ def run_commands(folder: Path, rows: int, tell: Callable[[str], None]) -> dict[s
     name = f"predict, NPY of {rows:,} x {STREAMED[1]}"
     note(name, "predict", model, folder / "rows.npy", "-o", folder / "out.csv")
     tell("bare products")
-    results["a row's products"], results["products"] = time_products(model)
+    shapes = results["products"] = list_products(load_model(model).network)
+    seconds = time_products(shapes, MULTIPLIED, 3)
+    results["a row's products"] = sum(seconds[shape] for shape in shapes)
     results["rows"], results["streamed"] = rows, name
     return results
 

@@ -21,12 +21,11 @@ from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser, parse_wholes
 from analysis.shared.tables import format_mean, mean_and_error, subtract
 from protonet import solve
-from protonet._checks import fail, refuse
+from protonet._checks import refuse
 from protonet.datasets import FAMILIES, Split, sample_family
 from protonet.ui.text import count, format_table
 from solution.pack import library_files
 
-PROG = "analysis contest-draws"
 OURS, LIMIT = "ours", "bayes"
 #: The methods beside the solver, in the table's order: baselines by their names in the registry, then the Bayes rule.
 METHODS = {
@@ -79,7 +78,7 @@ def run(options: argparse.Namespace) -> Report:
     needed = options.methods or METHODS
     if {"lda", "logistic"} & set(needed) and find_spec("sklearn") is None:
         remedy = 'Run pip install "protonet[analysis]", or leave out lda and logistic.'
-        fail(PROG, "--methods", "have scikit-learn for lda and logistic", "none installed", remedy)
+        refuse("--methods", "have scikit-learn for lda and logistic", "none installed", remedy)
     cells = []
     for family in options.family:
         methods = options.methods or [name for name in METHODS if name != "logistic" or family != "isotropic"]

@@ -28,7 +28,6 @@ from protonet.datasets import Split
 from protonet.ui.command_line import check_name, check_writable_file
 from solution.pack import pack_single, pack_zip
 
-PROG = "analysis contest"
 CONFIGS = {"official": (16, 4, 8), "agentics": (1, 1, 1)}  #: Samples per class of train, validation and test.
 WORKER = Path(__file__).with_name("worker.py")
 PARAM_LIMIT, BASELINE_ACCURACY = 500_000.0, 0.72

@@ -24,7 +24,7 @@ from analysis.episodes.methods import ENCODERS, train_encoder
 from analysis.episodes.speed import make_data
 from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import BUILD, Report, StudyParser
-from protonet._checks import fail
+from protonet._checks import refuse
 from protonet.episodes.draws.batch import Base, gather_episodes, split_draw, summarize_base, take_from
 from protonet.episodes.draws.numbered import Setting
 from protonet.episodes.draws.sampler import Take
@@ -38,7 +38,6 @@ from protonet.ui.command_line import check_writable_folder
 from protonet.ui.text import format_table
 from solution.pack import ROOT
 
-PROG = "analysis episode-authors"
 WAY, QUERIES = 5, 15  #: Some of their code has them written into it.
 SHOTS = (1, 5)
 SPREAD = 0.2  #: Of the classes' centres of the ReLU features, in standard deviations of their rows.
@@ -139,13 +138,13 @@ def run(options: argparse.Namespace) -> Report:
     """Compare every pair whose repository is there, on each kind of features."""
     if options.authors is None or not Path(options.authors).is_dir():
         remedy = "Put their repositories there, each under its own name."
-        fail(PROG, "--authors", "be a folder", options.authors, remedy)
+        refuse("--authors", "be a folder", options.authors, remedy)
     check_writable_folder("build", ROOT / BUILD)
     folder = Path(options.authors).absolute()
     chosen = [pair for pair in PAIRS if options.only is None or pair.name in options.only]
     there = [pair for pair in chosen if (folder / pair.folder).is_dir()]
     if not there:
-        fail(PROG, "--authors", f"hold {', '.join(sorted({pair.folder for pair in chosen}))}", folder, "Name them so.")
+        refuse("--authors", f"hold {', '.join(sorted({pair.folder for pair in chosen}))}", folder, "Name them so.")
     folders = dict.fromkeys(pair.folder for pair in there)
     kinds = list(KINDS) if options.kinds is None else options.kinds
     runs = [(each, kind, options.episodes) for kind in kinds for each in folders]
@@ -200,7 +199,7 @@ def compare(folder: Path, pairs: Sequence[Pair], kind: str, n_episodes: int) -> 
         ended = subprocess.run(command, check=False, capture_output=True, text=True, start_new_session=True)
         if ended.returncode:
             last = (ended.stderr.splitlines() or ["nothing on stderr"])[-1]
-            fail(PROG, "--authors", f"hold {folder.name} as it was published", last, "See that message.")
+            refuse("--authors", f"hold {folder.name} as it was published", last, "See that message.")
         for name, _, _, out in jobs:
             theirs[name] += np.load(out).tolist()
     return {name: [ours[name], theirs[name]] for name in ours}

@@ -165,16 +165,25 @@ def run_laplacian_shot(case: Case) -> list[float]:
     return [theirs.metric_class_type(*pair, labels, of_query, case.shot, train_mean=mean) for pair in pairs]
 
 
-def run_proto_lp(case: Case, file: str) -> Any:
-    """Run protoLP's script as its own main part does; 10,000 episodes and the GPU are written into it."""
-    n = len(case.support)
-    text = Path(file).read_text(encoding="utf-8").replace("repeat(10000", f"repeat({n}").replace("'cuda'", "'cpu'")
+def run_script(case: Case, file: Path) -> tuple[dict[str, Any], Tensor]:
+    """Run a script of PT-MAP's kind but for its main part; return its names, and the rows that it begins with.
+
+    10,000 episodes and the GPU are written into some.
+    """
+    n, n_support, n_queries = len(case.support), case.support.shape[1], case.query.shape[1]
+    text = file.read_text(encoding="utf-8").replace("repeat(10000", f"repeat({n}").replace("'cuda'", "'cpu'")
     labels = torch.cat([case.label(case.support), case.label(case.query)], dim=1)
-    n_support, n_queries = case.support.shape[1], case.query.shape[1]
     theirs: dict[str, Any] = {"__name__": "theirs", "labels": labels, "n_lsamples": n_support, "n_usamples": n_queries}
     theirs |= {"n_runs": n, "n_shot": case.shot, "n_ways": WAY, "n_queries": n_queries // WAY}
-    exec(compile(text, file, "exec"), theirs)
-    rows = theirs["scaleEachUnitaryDatas"](torch.pow(torch.cat([case.support, case.query], dim=1) + 1e-6, 0.5))
+    exec(compile(text, str(file), "exec"), theirs)
+    return theirs, torch.pow(torch.cat([case.support, case.query], dim=1) + 1e-6, 0.5)
+
+
+def run_proto_lp(case: Case, file: Path) -> Any:
+    """Run protoLP's script as its own main part does."""
+    theirs, rows = run_script(case, file)
+    n, n_support, n_queries = len(case.support), case.support.shape[1], case.query.shape[1]
+    rows = theirs["scaleEachUnitaryDatas"](rows)
     rows = theirs["centerDatas"](theirs["SVDreduction"](rows, 40))
     model = theirs["GaussianModel"](WAY, 10)
     model.initFromLabelledDatas(rows, n, case.shot, n_queries // WAY, WAY, rows.shape[2])
@@ -182,18 +191,14 @@ def run_proto_lp(case: Case, file: str) -> Any:
     theirs["MAP"](0.2).loop(model, rows, *sizes, n_epochs=100)
     found = model.getProbas(rows, *sizes)[:, n_support:]
     found = found.where(found.isfinite(), torch.nan)
-    right = (found.argmax(dim=2) == labels[:, n_support:]).float().mean(dim=1)
+    right = (found.argmax(dim=2) == theirs["labels"][:, n_support:]).float().mean(dim=1)
     return right.where(found.isfinite().flatten(1).all(dim=1), torch.nan).numpy()
 
 
 def run_pt_map(case: Case, file: Path) -> float:
     """Run PT-MAP's own script as its main part does, all episodes at once, and return the mean accuracy."""
-    n, n_support, n_queries = len(case.support), case.support.shape[1], case.query.shape[1]
-    labels = torch.cat([case.label(case.support), case.label(case.query)], dim=1)
-    theirs: dict[str, Any] = {"__name__": "theirs", "labels": labels, "n_lsamples": n_support, "n_usamples": n_queries}
-    theirs |= {"n_runs": n, "n_shot": case.shot, "n_ways": WAY, "n_queries": n_queries // WAY}
-    exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), theirs)
-    rows = theirs["QRreduction"](torch.pow(torch.cat([case.support, case.query], dim=1) + 1e-6, 0.5))
+    theirs, rows = run_script(case, file)
+    rows = theirs["QRreduction"](rows)
     theirs["n_nfeat"] = rows.shape[2]
     theirs["ndatas"] = theirs["centerDatas"](theirs["scaleEachUnitaryDatas"](rows))
     model = theirs["GaussianModel"](WAY, 10)
@@ -297,7 +302,7 @@ RUNS: dict[str, Callable[[Case], Any]] = {
     "LaplacianShot": run_laplacian_shot,
     "PT-MAP": lambda case: run_task(case, "PT_MAP", beta=0.5, lam=10, alpha=0.2, n_epochs=20),
     "PADDLE": lambda case: run_task(case, "PADDLE", iter=100, alpha=case.query.shape[1]),
-    "protoLP": lambda case: run_proto_lp(case, "test_standard_GSSL_lapshot.py"),
+    "protoLP": lambda case: run_proto_lp(case, Path("test_standard_GSSL_lapshot.py")),
     "iLPC": run_ilpc,
     "distribution calibration": run_calibration,
     "MetaOptNet": run_metaopt,

@@ -25,7 +25,7 @@ from analysis.episodes.peers import load_easyfsl, make_loader
 from analysis.shared.journal import run_all
 from analysis.shared.runner import Report, StudyParser, call_alone, parse_wholes
 from analysis.shared.tables import format_columns
-from protonet._checks import fail, find_version
+from protonet._checks import find_version, refuse
 from protonet.episodes.draws.batch import Base, Part, gather_episodes, split_draw, summarize_base, take_from
 from protonet.episodes.draws.numbered import Setting
 from protonet.episodes.evaluation.evaluate import evaluate
@@ -33,7 +33,6 @@ from protonet.episodes.methods import METHODS, Method
 from protonet.episodes.methods.tim import tim
 from protonet.sampling import ClassIndex, index_classes
 
-PROG = "analysis episode-speed"
 CLASSES, ROWS, DIM = 64, 600, 640
 SETTING = Setting(way=(5, 5), shot=(5, 5), n_query=15)
 
@@ -239,7 +238,7 @@ def run(options: argparse.Namespace) -> Report:
     by_name = {pair.name: pair for pair in PAIRS}
     file = Path(options.authors or "", "PT-MAP", "test_standard.py").absolute()
     if options.authors is not None and not file.is_file():
-        fail(PROG, "--authors", "hold PT-MAP/test_standard.py", options.authors, "Put its repository there.")
+        refuse("--authors", "hold PT-MAP/test_standard.py", options.authors, "Put its repository there.")
     beside = {} if options.authors is None else {AUTHORS.format(classes): classes for classes in SPREADS}
 
     def do(run: tuple[str, int]) -> dict[str, Any]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 import shutil
 import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from analysis.commands.rows import run_command
 from analysis.meaning.sets import CLASS, TEXT, Items, Split, read_items, split
+from protonet.__main__ import main
 from protonet.representations.cache import embeddings_folder, open_store
 from protonet.representations.opening import PACKAGED, open_representation
 from protonet.representations.representation import hash_file, hash_text
@@ -160,10 +161,11 @@ def pick(items: Items, numbers: Sequence[int] | np.ndarray) -> list[Any]:
 
 def call(arguments: Sequence[str]) -> float:
     """Run a command, and return its seconds of the CPU."""
-    started = time.process_time()
-    code, _, said = run_command(arguments)
+    started, said = time.process_time(), io.StringIO()
+    with redirect_stdout(io.StringIO()), redirect_stderr(said):
+        code = main(list(arguments))
     if code:
-        raise ChildProcessError(f"{' '.join(arguments[:2])}: exit code {code}, {said}")
+        raise ChildProcessError(f"{' '.join(arguments[:2])}: exit code {code}, {said.getvalue()}")
     return time.process_time() - started
 
 

@@ -27,16 +27,12 @@ from analysis.optimizer_bench import loading
 from analysis.optimizer_bench.looks import Look, check_look, log_look
 from analysis.optimizer_bench.peers import LIBRARIES, PEERS
 from analysis.optimizer_bench.report import Entry, plot, tabulate
-from analysis.optimizer_bench.runs import Candidate, Run
+from analysis.optimizer_bench.runs import Candidate, Curves, Run, train_all
 from analysis.optimizer_bench.score import Row, rate, score_workload, summarise
-from analysis.optimizer_bench.trials import Trial, run_trials
 from analysis.optimizer_bench.tune import check_steps
 from analysis.optimizer_bench.workloads import ROLES
 from analysis.shared.runner import Report, StudyParser, parse_names, parse_wholes
-from protonet._checks import fail, refuse
-
-PROG = loading.PROG
-Trials = dict[tuple[Candidate, str, int], Trial]  #: By optimizer, workload and seed.
+from protonet._checks import refuse
 
 
 class Grid(NamedTuple):
@@ -58,21 +54,18 @@ class Grid(NamedTuple):
         runs = []
         steps = self.steps if steps is None else steps
         for name, file in self.workloads.items():
-            target = min(self.get_baseline(name, each)["target"] for each in steps)
-            runs += [
-                Run(name, file, seed, max(steps), optimizer, target)
-                for seed in (self.seeds if seeds is None else seeds)
-            ]
+            target = min(self.get_baseline(name, horizon)["target"] for horizon in steps)
+            runs += [Run(name, file, seed, max(steps), optimizer, target) for seed in seeds or self.seeds]
         return runs
 
-    def score(self, optimizers: Mapping[int, Candidate], trials: Trials) -> list[Row]:
+    def score(self, optimizers: Mapping[int, Candidate], curves: Curves) -> list[Row]:
         """Return the rows of an optimizer, one for each horizon: by role, then horizon, then workload."""
         rows = []
         for role in dict.fromkeys(map(loading.get_role, self.workloads)):
             names = [name for name in self.workloads if loading.get_role(name) == role]
             for steps, optimizer in optimizers.items():
                 for name in names:
-                    seen = [trials[optimizer, name, seed] for seed in self.seeds]
+                    seen = [curves[optimizer, name, seed] for seed in self.seeds]
                     rows.append(score_workload(name, seen, self.get_baseline(name, steps)))
         return rows
 
@@ -118,7 +111,7 @@ def run(options: argparse.Namespace) -> Report:
     peers = [] if options.compare is None else parse_names("--compare", options.compare, PEERS)
     missing = [library for library in LIBRARIES if find_spec(library) is None]
     if peers and missing:
-        fail(PROG, "--compare", f"have {', '.join(missing)}", "none installed", 'Run pip install "protonet[peers]".')
+        refuse("--compare", f"have {', '.join(missing)}", "none installed", 'Run pip install "protonet[peers]".')
     candidate = _pick_candidate(options)
     grid = _pick_grid(options)
     factors = {} if candidate is None else {each: scale(candidate, each) for each in options.rates or [1.0]}
@@ -143,9 +136,9 @@ def _pick_candidate(options: argparse.Namespace) -> Candidate | None:
     if options.optimizer is None:
         for option in ("config", "rates", "plot"):
             if getattr(options, option) is not None:
-                fail(PROG, f"--{option}", "come with --optimizer", "none", "Add the optimizer's file.")
+                refuse(f"--{option}", "come with --optimizer", "none", "Add the optimizer's file.")
         if options.compare is None:
-            fail(PROG, "--optimizer", "be a Python file", "none", "Pass one, or --compare.")
+            refuse("--optimizer", "be a Python file", "none", "Pass one, or --compare.")
         return None
     return load_candidate(Path(options.optimizer), options.config)
 
@@ -156,7 +149,7 @@ def load_candidate(path: Path, config_file: str | None) -> Candidate:
     config = {} if config_file is None else loading.read_json("--config", Path(config_file))
     if not isinstance(config, dict):
         got = f"a {type(config).__name__} in {config_file}"
-        fail(PROG, "--config", "hold a JSON object", got, "Write {} for no setting.")
+        refuse("--config", "hold a JSON object", got, "Write {} for no setting.")
     loading.load_optimizer(path, config)
     return Candidate(path.stem, json.dumps(config, sort_keys=True), path)
 
@@ -169,7 +162,7 @@ def scale(candidate: Candidate, factor: float) -> Candidate:
     made = loading.load_optimizer(candidate.file, config)([nn.Parameter(torch.zeros(2, 2))], **config)
     lr = config.get("lr", made.defaults.get("lr"))
     if not isinstance(lr, (int, float)):
-        fail(PROG, "--rates", "come with a learning rate", f"an lr of {lr}", "Give --config a number lr.")
+        refuse("--rates", "come with a learning rate", f"an lr of {lr}", "Give --config a number lr.")
     config["lr"] = float(f"{lr * factor:.6g}")
     return candidate._replace(config=json.dumps(config, sort_keys=True))
 
@@ -177,7 +170,7 @@ def scale(candidate: Candidate, factor: float) -> Candidate:
 def _pick_grid(options: argparse.Namespace) -> Grid:
     """Return what was asked for; see `loading.pick_workloads`."""
     if options.roles is not None and options.workloads is not None:
-        fail(PROG, "--roles", "come without --workloads", ",".join(options.roles), "Names are of any role.")
+        refuse("--roles", "come without --workloads", ",".join(options.roles), "Names are of any role.")
     workloads = loading.pick_workloads(options, options.roles or ["visible"])
     return Grid(workloads, loading.read_baselines(Path(options.baselines)), options.seeds, sorted(options.steps))
 
@@ -191,7 +184,7 @@ def check_baselines(grid: Grid) -> None:
         steps = ",".join(map(str, sorted(set(chain(*lacking.values())), key=lambda n: (n != 1000, n))))
         remedy = f"Run python -m analysis optimizer-tune --steps {steps} --workloads {','.join(lacking)} first"
         file = any(grid.workloads[name] for name in lacking)
-        fail(PROG, "--baselines", "have every workload", got, remedy + (", with the same file." if file else "."))
+        refuse("--baselines", "have every workload", got, remedy + (", with the same file." if file else "."))
     for name, path in grid.workloads.items():
         found = loading.take_fingerprint(name, path)
         was = dict.fromkeys(grid.get_baseline(name, steps)["fingerprint"] for steps in grid.steps)
@@ -212,52 +205,43 @@ def compete(
     A peer's learning rate is chosen anew for each horizon, on the first seed of all workloads.
     """
     settings = {peer: {lr: Candidate(peer, json.dumps({"lr": lr})) for lr in PEERS[peer].rates} for peer in peers}
-    own = [run for each in factors.values() for run in grid.list_runs(each)]
-    first = [
-        run for rates in settings.values() for each in rates.values() for run in grid.list_runs(each, [grid.seeds[0]])
-    ]
-    trials = train_all([*own, *first], state, jobs)
-    means = {peer: {lr: _average_first(grid, each, trials) for lr, each in settings[peer].items()} for peer in peers}
+    runs = [run for candidate in factors.values() for run in grid.list_runs(candidate)]
+    for by_rate in settings.values():
+        runs += [run for setting in by_rate.values() for run in grid.list_runs(setting, grid.seeds[:1])]
+    curves = train_all(runs, state, jobs)
+    means = {peer: {lr: _average_first(grid, each, curves) for lr, each in settings[peer].items()} for peer in peers}
     best = {peer: {n: max(rates, key=lambda lr: rates[lr][n]) for n in grid.steps} for peer, rates in means.items()}
-    rest = []
+    more = []
     for peer, chosen in best.items():
-        for lr in dict.fromkeys(chosen.values()):
+        for lr in dict.fromkeys(chosen.values()) if grid.seeds[1:] else ():
             steps = [n for n in grid.steps if chosen[n] == lr]
-            rest += grid.list_runs(settings[peer][lr], grid.seeds[1:], steps)
-    trials |= train_all(rest, state, jobs) if rest else {}
+            more += grid.list_runs(settings[peer][lr], grid.seeds[1:], steps)
+    curves |= train_all(more, state, jobs) if more else {}
     entries = []
     for factor, candidate in factors.items():
-        rows = grid.score(dict.fromkeys(grid.steps, candidate), trials)
+        rows = grid.score(dict.fromkeys(grid.steps, candidate), curves)
         entry = {"name": candidate.name, "config": json.loads(candidate.config), "factor": factor, "rows": rows}
         entries.append(entry | {"summaries": summarise(rows)})
     if factors:
-        curves = {name: [trials[factors[1.0], name, seed].curve for seed in grid.seeds] for name in grid.workloads}
-        shown = {name: [[float(f"{x:.5g}") for x in each.losses] for each in seeds] for name, seeds in curves.items()}
-        entries[0]["curves"] = shown
+        entries[0]["curves"] = {
+            name: [[float(f"{x:.5g}") for x in curves[factors[1.0], name, seed].losses] for seed in grid.seeds]
+            for name in grid.workloads
+        }
     for peer, chosen in best.items():
-        rows = grid.score({n: settings[peer][lr] for n, lr in chosen.items()}, trials)
-        rates = {
+        rows = grid.score({n: settings[peer][lr] for n, lr in chosen.items()}, curves)
+        found = {
             f"{n}": {"best": lr, "means": {f"{each}": mean[n] for each, mean in means[peer].items()}}
             for n, lr in chosen.items()
         }
-        entries.append({"name": peer, "rows": rows, "summaries": summarise(rows), "rates": rates})
+        entries.append({"name": peer, "rows": rows, "summaries": summarise(rows), "rates": found})
     return entries
 
 
-def train_all(runs: Sequence[Run], state: Path, jobs: int) -> Trials:
-    """Return what candidates' and peers' runs showed, those of the journal included."""
-    found = run_trials(runs, state, jobs=jobs)
-    return {
-        (run.optimizer, run.workload, run.seed): trial
-        for run, trial in found.items()
-        if isinstance(run.optimizer, Candidate)
-    }
-
-
-def _average_first(grid: Grid, setting: Candidate, trials: Trials) -> dict[int, float]:
+def _average_first(grid: Grid, setting: Candidate, curves: Curves) -> dict[int, float]:
     """Return a setting's geometric mean on the first seed, by the horizon."""
-    curves = {name: trials[setting, name, grid.seeds[0]].curve for name in grid.workloads}
     return {
-        steps: statistics.geometric_mean(rate(curve, grid.get_baseline(name, steps)) for name, curve in curves.items())
+        steps: statistics.geometric_mean(
+            rate(curves[setting, name, grid.seeds[0]], grid.get_baseline(name, steps)) for name in grid.workloads
+        )
         for steps in grid.steps
     }

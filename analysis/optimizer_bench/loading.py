@@ -19,9 +19,8 @@ from torch import nn
 from analysis.optimizer_bench.workload import Build, validate
 from analysis.optimizer_bench.workloads import ROLE, ROLES, WORKLOADS
 from analysis.shared.runner import StudyParser, parse_names
-from protonet._checks import fail
+from protonet._checks import refuse
 
-PROG = "analysis optimizer-bench"
 FILE = "file"  #: The role and the family of a file's workloads.
 BASELINES = Path("analysis/results/optimizer_baselines.json")
 #: What tuned AdamW reaches on a workload: ``target``, the worst seed's best smoothed loss of the setting for which that
@@ -76,7 +75,7 @@ def load_python(argument: str, path: Path) -> ModuleType:
     except Exception as error:
         sys.modules.pop(name, None)
         got = f"{path} ({type(error).__name__}: {error})"
-        fail(PROG, argument, "be a Python file that can be imported", got, "Mend it, or pass another path.")
+        refuse(argument, "be a Python file that can be imported", got, "Mend it, or pass another path.")
     return module
 
 
@@ -84,10 +83,10 @@ def load_workloads(path: Path) -> dict[str, Build]:
     """Return the dictionary ``WORKLOADS`` of a file, whose names must not be those of the bench's own."""
     builds = getattr(load_python("--workload-file", path), "WORKLOADS", None)
     if not isinstance(builds, dict) or not builds:
-        fail(PROG, "--workload-file", "hold a dictionary WORKLOADS", str(path), "Map names to functions build(seed).")
+        refuse("--workload-file", "hold a dictionary WORKLOADS", str(path), "Map names to functions build(seed).")
     taken = sorted(builds.keys() & WORKLOADS.keys())
     if taken:
-        fail(PROG, "--workload-file", "have names of its own", ", ".join(taken), "Rename these workloads.")
+        refuse("--workload-file", "have names of its own", ", ".join(taken), "Rename these workloads.")
     return builds
 
 
@@ -100,16 +99,16 @@ def load_optimizer(path: Path, config: dict[str, Any]) -> type[torch.optim.Optim
     """Return the class ``CustomOptimizer`` of a file, if it takes the configuration."""
     if path.name == "custom_optimizer.py" and not path.exists():
         remedy = "Pass protonet/optimizer.py: python -m solution.pack makes custom_optimizer.py of it."
-        fail(PROG, "--optimizer", "be a file that exists", path, remedy)
+        refuse("--optimizer", "be a file that exists", path, remedy)
     made = getattr(load_python("--optimizer", path), "CustomOptimizer", None)
     if not isinstance(made, type) or not issubclass(made, torch.optim.Optimizer):
         remedy = "Derive one from torch.optim.Optimizer."
-        fail(PROG, "--optimizer", "hold a class CustomOptimizer", f"none in {path}", remedy)
+        refuse("--optimizer", "hold a class CustomOptimizer", f"none in {path}", remedy)
     try:
         made([nn.Parameter(torch.zeros(2, 2))], **config)
     except Exception as error:
         got = f"{type(error).__name__}: {error}"
-        fail(PROG, "--config", "be what CustomOptimizer takes", got, "Change the configuration.")
+        refuse("--config", "be what CustomOptimizer takes", got, "Change the configuration.")
     return made
 
 
@@ -119,7 +118,7 @@ def read_baselines(path: Path) -> Baselines:
     found = baselines.values() if isinstance(baselines, dict) else [None]
     entries = [entry for each in found for entry in (each.values() if isinstance(each, dict) else [None])]
     if not all(isinstance(entry, dict) and entry.keys() >= NEEDED for entry in entries):
-        fail(PROG, "--baselines", "hold what tune writes", str(path), "Make it with python -m analysis optimizer-tune.")
+        refuse("--baselines", "hold what tune writes", str(path), "Make it with python -m analysis optimizer-tune.")
     return baselines
 
 
@@ -128,7 +127,7 @@ def read_json(argument: str, path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        fail(PROG, argument, "be a readable JSON file", f"{path} ({error})", "Pass another path.")
+        refuse(argument, "be a readable JSON file", f"{path} ({error})", "Pass another path.")
 
 
 @functools.cache

@@ -10,9 +10,8 @@ import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from analysis.optimizer_bench.loading import PROG
 from analysis.optimizer_bench.runs import Candidate
-from protonet._checks import fail
+from protonet._checks import refuse
 from protonet._writing import write_whole
 from solution.pack import ROOT
 
@@ -54,7 +53,7 @@ def check_look(look: Look, argument: str) -> None:
     if len(seen) >= MOST and (look.optimizer, look.config) not in seen:
         got = f"{len(seen)} looks, at {' and '.join(f'{name} {config}' for name, config in seen)}"
         remedy = f"Judge on validation; {LOOKS.name} has the looks."
-        fail(PROG, argument, "let test families be looked at twice at the most", got, remedy)
+        refuse(argument, "let test families be looked at twice at the most", got, remedy)
 
 
 def log_look(look: Look, steps: Sequence[int], seeds: Sequence[int], ratios: Mapping[tuple[str, int], float]) -> None:
@@ -62,14 +61,9 @@ def log_look(look: Look, steps: Sequence[int], seeds: Sequence[int], ratios: Map
     if not APART & set(look.roles):
         return
     means = "; ".join(f"{role} {horizon:,}: {mean:.2f}" for (role, horizon), mean in ratios.items())
-    date = datetime.date.today().isoformat()
-    config = f"`{look.config}`" if look.config else ""
-    cells = [date, ", ".join(look.roles), _join(steps), _join(seeds), look.optimizer, config, means]
+    date, config = datetime.date.today().isoformat(), f"`{look.config}`" if look.config else ""
+    lists = (", ".join(map(str, values)) for values in (look.roles, steps, seeds))
+    cells = [date, *lists, look.optimizer, config, means]
     text = LOOKS.read_text(encoding="utf-8") if LOOKS.exists() else HEADER
     text += f"| {' | '.join(cells)} |\n"
     write_whole(LOOKS, lambda file: file.write(text.encode()))
-
-
-def _join(numbers: Sequence[int]) -> str:
-    """Return numbers with commas."""
-    return ", ".join(f"{number}" for number in numbers)

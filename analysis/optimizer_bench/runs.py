@@ -1,28 +1,32 @@
-"""The bench's runs: a workload, a seed and an optimizer each, and what decides them; those of AdamW."""
+"""The bench's runs: a workload, a seed and an optimizer each; of AdamW, of candidates and of peers."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import json
 import math
-from collections.abc import Iterable
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # exported, but not by its stubs
 
-from analysis.optimizer_bench.loading import find_build, take_fingerprint
-from analysis.optimizer_bench.peers import LIBRARIES
-from analysis.optimizer_bench.workload import EVERY, Curve, train
+from analysis.optimizer_bench.loading import find_build, load_optimizer, take_fingerprint
+from analysis.optimizer_bench.peers import LIBRARIES, PEERS
+from analysis.optimizer_bench.workload import EVERY, Curve, initial_weights, train
 from analysis.optimizer_bench.workloads import WORKLOADS
-from analysis.shared.journal import hash_sources
+from analysis.shared.journal import hash_sources, run_all
 from protonet._checks import find_version
 
 WARMUP = 0.03  #: Of the steps, the share in which the rate rises.
 FOLDER = "analysis/optimizer_bench"
 #: The sources that decide every run.
-SHARED = [f"{FOLDER}/workload.py", *(f"{FOLDER}/workloads/{name}.py" for name in ("data", "models", "text", "gnn"))]
+SHARED = [f"{FOLDER}/workload.py", *(f"{FOLDER}/workloads/{name}.py" for name in ("data", "models"))]
 
 
 class Candidate(NamedTuple):
@@ -58,6 +62,9 @@ class Run(NamedTuple):
     target: float | None = None  #: The smoothed loss at which a candidate's run ends.
 
 
+Curves = dict[tuple[Candidate | Setting, str, int], Curve]  #: By optimizer, workload and seed.
+
+
 def run_adamw(run: Run) -> Curve:
     """Train a workload by one AdamW, until its schedule ends."""
     build, setting, max_steps = find_build(run.workload, run.file), run.optimizer, run.max_steps
@@ -87,3 +94,66 @@ def identify(run: Run) -> list[Any]:
         versions = [] if optimizer.file else [*map(find_version, LIBRARIES)]
     workload = str(run.file or inspect.getfile(inspect.unwrap(WORKLOADS[run.workload])))
     return [take_fingerprint(run.workload, run.file), versions, hash_sources(*SHARED, workload, source)]
+
+
+def train_all(runs: Sequence[Run], state: Path, jobs: int) -> Curves:
+    """Return the curves of candidates' and peers' runs, those of the journal included; see `run_all`."""
+    results = run_all(runs, do, state, lambda run: [*identify(run), "candidate"], jobs=jobs)
+    return {(run.optimizer, run.workload, run.seed): Curve(*result) for run, result in results.items()}
+
+
+def do(run: Run) -> Curve:
+    """Do one run of a candidate or a peer.
+
+    What its optimizer draws is the seed's, and the global random state is put back.
+
+    A decomposition that fails, as one does of weights that are not finite, ends the run as one that diverged. So does
+    whatever a peer raises, for instance on a shape that it cannot take; what a candidate's file raises is raised.
+    """
+    candidate, target = run.optimizer, run.target
+    assert isinstance(candidate, Candidate), "the judged have no schedule"
+    assert target is not None, "candidates are judged at a target"
+    config: dict[str, Any] = json.loads(candidate.config)
+    build = find_build(run.workload, run.file)
+    caught = LinAlgError if candidate.file is not None else Exception
+    times: list[float] = []
+    raised: list[str] = []
+
+    def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        parameters = list(parameters)
+        maker = PEERS[candidate.name].make if candidate.file is None else load_optimizer(candidate.file, config)
+        optimizer = maker(parameters, **config)
+        for register in (optimizer.register_step_pre_hook, optimizer.register_step_post_hook):
+            register(lambda *_: times.append(time.process_time()))
+        step: Callable[[], object] = optimizer.step
+
+        def step_or_spoil() -> None:
+            """Take a step; if it raises, spoil the weights: the run ends, and what it was before is kept."""
+            try:
+                step()
+            except caught as error:
+                raised.append(_describe(error))
+                with torch.no_grad():
+                    for parameter in parameters:
+                        parameter.fill_(torch.nan)
+
+        optimizer.step = step_or_spoil  # type: ignore[assignment, method-assign]
+        return optimizer
+
+    with initial_weights(run.seed), warnings.catch_warnings():
+        if candidate.file is None:
+            warnings.simplefilter("ignore")  # libraries' own
+        try:
+            curve = train(build, run.seed, make, max_steps=run.max_steps, target=target)
+        except caught as error:  # where it is made, or in a loss
+            raised.append(_describe(error))
+            curve = Curve([], diverged=True)
+    seconds = sum(times[1::2]) - sum(times[: len(times) // 2 * 2 : 2])
+    step_ms = round(1000 * seconds / max(1, len(times) // 2), 3)
+    diverged, first = curve.diverged or bool(raised), raised[0] if raised else None
+    return curve._replace(step_ms=step_ms, diverged=diverged, raised=first)
+
+
+def _describe(error: Exception) -> str:
+    """Return an exception on one short line."""
+    return f"{type(error).__name__.lstrip('_')}: {' '.join(str(error).split())}"[:160]

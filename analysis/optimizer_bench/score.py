@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from analysis.optimizer_bench.loading import FILE, get_role
-from analysis.optimizer_bench.trials import Trial
 from analysis.optimizer_bench.workload import EVERY, Curve
 from analysis.optimizer_bench.workloads import FAMILY
 
@@ -56,10 +55,10 @@ def measure_gap(curve: Curve, baseline: Mapping[str, Any]) -> float | None:
     return None if best <= target else 100 * (best - target) / abs(target) if target else math.inf
 
 
-def score_workload(name: str, trials: Sequence[Trial], baseline: Mapping[str, Any]) -> Row:
+def score_workload(name: str, curves: Sequence[Curve], baseline: Mapping[str, Any]) -> Row:
     """Return a workload's row at its baseline's horizon, from the runs of its seeds."""
     target, max_steps = baseline["target"], baseline["max_steps"]
-    seen = [view(trial.curve, target, max_steps) for trial in trials]
+    seen = [view(curve, target, max_steps) for curve in curves]
     ratios = [rate(curve, baseline) for curve in seen]
     return {
         "workload": name,
@@ -70,7 +69,7 @@ def score_workload(name: str, trials: Sequence[Trial], baseline: Mapping[str, An
         "ratios": ratios,
         "hits": [curve.first_hit(target) for curve in seen],
         "diverged": [curve.diverged for curve in seen],
-        "raised": [trial.raised if curve.diverged else None for trial, curve in zip(trials, seen, strict=True)],
+        "raised": [curve.raised if curve.diverged else None for curve in seen],
         "gaps": [measure_gap(curve, baseline) for curve in seen],
         "step_ms": statistics.fmean(curve.step_ms for curve in seen),
     }

@@ -19,18 +19,17 @@ from typing import Any, NamedTuple
 from scipy.stats import spearmanr
 
 from analysis.optimizer_bench import loading
-from analysis.optimizer_bench.bench import Grid, add_grid, check_baselines, load_candidate, train_all
-from analysis.optimizer_bench.runs import Candidate
+from analysis.optimizer_bench.bench import Grid, add_grid, check_baselines, load_candidate
+from analysis.optimizer_bench.runs import Candidate, train_all
 from analysis.optimizer_bench.score import Row, average_by
 from analysis.optimizer_bench.tune import check_steps
 from analysis.optimizer_bench.workloads import FAMILY, ROLE
 from analysis.shared.runner import Report, StudyParser
-from protonet._checks import fail
+from protonet._checks import refuse
 from protonet._writing import write_whole
 from protonet.ui.command_line import check_name
 from protonet.ui.text import format_table
 
-PROG = "analysis optimizer-screen"
 #: One or two of each visible or tuning family, those whose runs take the least time with the shared optimizer, which
 #: ends early where it is fast: 50 s on two cores.
 CHEAP = (
@@ -42,13 +41,6 @@ Geometric means of AdamW's steps over the variant's, as of optimizer-bench, over
 each family, the variant that is best on all others, and what it gets on that family; the mean over all workloads is an
 honest estimate of what the choice is worth.
 """
-
-
-class Variant(NamedTuple):
-    """What is screened."""
-
-    name: str  #: What tables call it.
-    candidate: Candidate
 
 
 class Choice(NamedTuple):
@@ -73,15 +65,16 @@ def add_options(parser: StudyParser) -> None:
 def run(options: argparse.Namespace) -> Report:
     """Run every variant, rank them, and tell what the choice is worth."""
     folder = options.state.parent / "optimizer_variants"
-    variants = name_variants([make_variant(text, options.config, folder) for text in options.variants])
+    variants = {
+        name: make_variant(text, options.config, folder) for name, text in name_variants(options.variants).items()
+    }
     names = [name for name, role in ROLE.items() if role in {"visible", "tuning"} and (options.all or name in CHEAP)]
     baselines = loading.read_baselines(Path(options.baselines))
     grid = Grid(dict.fromkeys(names), baselines, options.seeds, sorted(options.steps))
     check_baselines(grid)
-    trials = train_all(
-        [run for each in variants for run in grid.list_runs(each.candidate)], options.state, options.jobs
-    )
-    rows = {each.name: grid.score(dict.fromkeys(grid.steps, each.candidate), trials) for each in variants}
+    runs = [run for candidate in variants.values() for run in grid.list_runs(candidate)]
+    curves = train_all(runs, options.state, options.jobs)
+    rows = {name: grid.score(dict.fromkeys(grid.steps, each), curves) for name, each in variants.items()}
     ratios = {name: average_by(found, "workload") for name, found in rows.items()}
     choices = leave_out(ratios, FAMILY)
     text = f"{tabulate(rows)}\n{tabulate_choices(choices, ratios)}"
@@ -94,29 +87,27 @@ def run(options: argparse.Namespace) -> Report:
     return Report(found, f"{text}{NOTE}")
 
 
-def make_variant(text: str, config_file: str | None, folder: Path) -> Variant:
+def make_variant(text: str, config_file: str | None, folder: Path) -> Candidate:
     """Return a variant of an optimizer; one with other constants becomes a file in a folder, named after what it is."""
     name, _, fields = text.partition(":")
     path = Path(name)
+    candidate = load_candidate(path, config_file)  # it says what is wrong with the file itself
     if not fields:
-        return Variant(text, load_candidate(path, config_file))
-    load_candidate(path, config_file)  # it says what is wrong with the file itself
+        return candidate
     source = change_constants(path, fields)
     made = folder / f"{path.stem}_{hashlib.sha256(source.encode()).hexdigest()[:12]}.py"
     folder.mkdir(parents=True, exist_ok=True)
     if not made.exists():
         write_whole(made, lambda file: file.write(source.encode()))
-    return Variant(text, load_candidate(made, config_file))
+    return load_candidate(made, config_file)
 
 
-def name_variants(variants: Sequence[Variant]) -> list[Variant]:
-    """Return variants, each once, called by their files' names without folders where that tells them apart."""
-    variants = list(dict.fromkeys(variants))
-    files = [each.name.partition(":") for each in variants]
-    short = [" ".join(filter(None, (Path(file).stem, fields))) for file, _, fields in files]
-    if len(set(short)) < len(short):
-        return variants
-    return [each._replace(name=name) for each, name in zip(variants, short, strict=True)]
+def name_variants(texts: Sequence[str]) -> dict[str, str]:
+    """Return variants by name, each once: their files' names without folders where that tells them apart."""
+    texts = list(dict.fromkeys(texts))
+    parts = [text.partition(":") for text in texts]
+    short = [" ".join(filter(None, (Path(file).stem, fields))) for file, _, fields in parts]
+    return dict(zip(short if len(set(short)) == len(short) else texts, texts, strict=True))
 
 
 def change_constants(path: Path, fields: str) -> str:
@@ -132,14 +123,14 @@ def change_constants(path: Path, fields: str) -> str:
     for part in re.split(r",(?=\s*\w+\.\w+=)", fields):
         match = re.fullmatch(r"\s*(\w+)\.(\w+)=(.+)", part)
         if match is None:
-            fail(PROG, "variants", "be FILE:NAME.field=value,...", repr(part), "Write such as SIDES.longest=256.")
+            refuse("variants", "be FILE:NAME.field=value,...", repr(part), "Write such as SIDES.longest=256.")
         name, field, value = match.groups()
         check_name("variants", name, constants)
         check_name("variants", field, [each.name for each in dataclasses.fields(constants[name])])
         try:
             changed.setdefault(name, {})[field] = ast.literal_eval(value)
         except (SyntaxError, ValueError):
-            fail(PROG, "variants", f"have a literal as {name}.{field}", repr(value), "Write a number or a tuple.")
+            refuse("variants", f"have a literal as {name}.{field}", repr(value), "Write a number or a tuple.")
     for name, values in changed.items():
         given = ", ".join(f"{field}={value!r}" for field, value in values.items())
         source += f'\n{name} = __import__("dataclasses").replace({name}, {given})\n'
@@ -167,6 +158,12 @@ def leave_out(ratios: Mapping[str, Mapping[str, float]], families: Mapping[str, 
         best = max(average(each, own) for each in ratios.values())
         choices.append(Choice(family, chosen, average(ratios[chosen], own), best))
     return choices
+
+
+def estimate(choices: Sequence[Choice], families: Mapping[str, str], names: Collection[str]) -> float:
+    """Return the geometric mean over workloads of what was chosen without their families."""
+    ratios = {choice.family: choice.ratio for choice in choices}
+    return statistics.geometric_mean(ratios[families[name]] for name in names)
 
 
 def correlate(ratios: Mapping[str, Mapping[str, float]], names: Collection[str]) -> float | None:
@@ -199,14 +196,5 @@ def tabulate_choices(choices: Sequence[Choice], ratios: Mapping[str, Mapping[str
     lines = [[each.family, each.variant, f"{each.ratio:.2f}", f"{each.best:.2f}"] for each in choices]
     best = max(ratios, key=lambda variant: average(ratios[variant], ratios[variant]))
     text = f"Best on all: {best}, {average(ratios[best], ratios[best]):.3f}. "
-    text += f"Chosen without the family that it is judged on: {estimate(choices, ratios, FAMILY):.3f}."
+    text += f"Chosen without the family that it is judged on: {estimate(choices, FAMILY, ratios[best]):.3f}."
     return f"{format_table(['left out', 'best on the others', 'ratio', 'best there'], lines)}\n{text}\n"
-
-
-def estimate(
-    choices: Sequence[Choice], ratios: Mapping[str, Mapping[str, float]], families: Mapping[str, str]
-) -> float:
-    """Return the geometric mean over workloads of what was chosen without their families."""
-    chosen = {choice.family: choice.variant for choice in choices}
-    names = next(iter(ratios.values()))
-    return statistics.geometric_mean(ratios[chosen[families[name]]][name] for name in names)

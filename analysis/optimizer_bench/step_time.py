@@ -23,7 +23,6 @@ from analysis.shared.runner import Report, StudyParser
 from protonet.ui.command_line import check_name
 from protonet.ui.text import format_table
 
-PROG = "analysis optimizer-time"
 Shapes = list[tuple[int, ...]]
 BLOCK: Shapes = [(64,), (64,), (192, 64), (192,), (64, 64), (64,), (64,), (64,), (256, 64), (256,), (64, 256), (64,)]
 #: By name, the shapes of a network's parameters.

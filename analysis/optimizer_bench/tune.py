@@ -20,13 +20,12 @@ from typing import NamedTuple
 from analysis.optimizer_bench import loading
 from analysis.optimizer_bench.runs import Run, Setting, identify, run_adamw
 from analysis.optimizer_bench.workload import EVERY, Curve
-from analysis.shared.journal import append_journal, read_journal, run_all
+from analysis.shared.journal import run_all
 from analysis.shared.runner import Report, StudyParser, parse_wholes
 from analysis.shared.tables import format_columns
-from protonet._checks import fail, refuse
+from protonet._checks import refuse
 from protonet._writing import write_whole
 
-PROG = "analysis optimizer-tune"
 SEEDS = (0, 1, 2)  #: The first one decides on settings, all of them make the baseline.
 #: First and second factor of the search for a learning rate, and its bounds.
 COARSE, FINE, RATES = 3.0, 1.7, (1e-6, 10.0)
@@ -79,7 +78,7 @@ def run(options: argparse.Namespace) -> Report:
     files = loading.pick_workloads(options)
     for name, file in files.items():
         if not math.isfinite(fingerprint := loading.take_fingerprint(name, file)):
-            fail(PROG, "--workloads", "have a finite loss before training", f"{fingerprint} of {name}", "Mend it.")
+            refuse("--workloads", "have a finite loss before training", f"{fingerprint} of {name}", "Mend it.")
     tasks = []
     for name, file in files.items():
         known = next((Setting.read(each["setting"]) for each in baselines.get(name, {}).values()), None)
@@ -88,7 +87,7 @@ def run(options: argparse.Namespace) -> Report:
     for task, found in tuned.items():
         for baseline in found.values():
             if not baseline["target"] < baseline["initial"]:
-                fail(PROG, "--workloads", "have what AdamW can train", task.workload, "Leave it out, or mend it.")
+                refuse("--workloads", "have what AdamW can train", task.workload, "Leave it out, or mend it.")
         baselines[task.workload] = dict(sorted((baselines.get(task.workload, {}) | found).items(), key=_get_horizon))
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(each)}" for name, each in baselines.items())
     write_whole(path, lambda file: file.write(f"{{\n{lines}\n}}\n".encode()))
@@ -110,17 +109,11 @@ def _identify(task: Task) -> list[object]:
 def tune_workload(task: Task) -> dict[str, loading.Baseline]:
     """Return a workload's baselines, by the horizon."""
     code = _identify(task)
-    entries = (entry for entry in read_journal(task.state) if entry.get("code") == code)
-    kept = {json.dumps(entry["run"]): entry["result"] for entry in entries}
 
     @functools.cache
     def train(setting: Setting, seed: int, max_steps: int) -> Curve:
         run = Run(task.workload, task.file, seed, max_steps, setting)
-        name = json.dumps(run, default=str)
-        if name not in kept:
-            kept[name] = run_adamw(run)
-            append_journal(task.state, {"run": run, "code": code, "result": kept[name]})
-        return Curve(*kept[name])
+        return Curve(*run_all([run], run_adamw, task.state, lambda _: code, quiet=True)[run])
 
     found = {}
     start = task.start

@@ -112,9 +112,10 @@ def tell(x: Tensor, y: Tensor) -> Callable[[nn.Module, Tensor], Tensor]:
     return lambda model, rows: F.cross_entropy(model(x[rows]), y[rows])
 
 
-def classify(make: Callable[[], nn.Module], x: Tensor, y: Tensor, *, held_out: int, size: int) -> Task:
-    """Return the task of telling the classes (n,) of rows (n, ...), some of which are held out."""
-    return on_rows(make, tell(x, y), hold_out(torch.arange(len(y)), held_out), size)
+def classify(make: Callable[[int], nn.Module], x: Tensor, y: Tensor, *, held_out: int, size: int) -> Task:
+    """Return the task of telling the classes (n,) of rows (n, ...), some held out, by a model of as many classes."""
+    make_it = functools.partial(make, int(y.max()) + 1)
+    return on_rows(make_it, tell(x, y), hold_out(torch.arange(len(y)), held_out), size)
 
 
 class Curve(NamedTuple):
@@ -124,6 +125,7 @@ class Curve(NamedTuple):
     losses: list[float]
     diverged: bool = False  #: A training or validation loss was not finite; the run ended there.
     step_ms: float = 0.0  #: CPU milliseconds of one ``step()``, where they were measured.
+    raised: str | None = None  #: What the optimizer raised, if it did; its curve is one that diverged.
 
     def first_hit(self, target: float) -> int | None:
         """Return the first step whose smoothed loss is at most the target, or None."""

@@ -24,7 +24,6 @@ from protonet.ui.command_line import check_name
 from protonet.ui.text import count, format_table
 from solution.pack import library_files
 
-PROG = "analysis ask"
 #: The sets that the strategy was chosen on, and those that chose nothing: every other one of those with rows enough.
 DEVELOPED = ("digits", "breast_cancer", "glyphs", "spectra", "ArrowHead", "ItalyPowerDemand")
 REPORTED = ("wine", "iris", "text", "OSULeaf", "GunPoint", "JapaneseVowels")
@@ -49,7 +48,7 @@ def add_options(parser: StudyParser) -> None:
 
 def run(options: argparse.Namespace) -> Report:
     """Do every run, and tell how many labels each strategy took."""
-    with optional_packages(PROG):
+    with optional_packages(""):
         import sklearn.cluster  # noqa: F401, PLC0415 - TypiClust and the isotonic curves
     strategies = options.strategies or list(STRATEGIES)
     runs = []

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from analysis.real_data.sets import load_real
 from protonet import solve
-from protonet.fit.active import choose_covering, find_beliefs, suggest_rows
+from protonet.fit.active import suggest_rows
 from protonet.fit.search import EFFORTS, Search
 from protonet.network import PrototypeNetwork
 
@@ -67,16 +67,6 @@ Strategy = Callable[[Pool, int, torch.Generator], Tensor]
 def choose_ours(pool: Pool, n: int, generator: torch.Generator) -> Tensor:
     """Choose as ``suggest`` does."""
     return torch.tensor([each.row for each in suggest_rows(pool.network, pool.x, n, range(len(pool.network.counts)))])
-
-
-def choose_with(bandwidth: float, *, doubt: bool = True) -> Strategy:
-    """Return what chooses as ours does, with another bandwidth, or with all rows in equal doubt."""
-
-    def choose(pool: Pool, n: int, generator: torch.Generator) -> Tensor:
-        weights = find_beliefs(pool.network, pool.x).doubt if doubt else torch.ones(len(pool.x))
-        return choose_covering(pool.rows, weights, pool.network.prototypes[pool.network.seen], n, bandwidth)
-
-    return choose
 
 
 def choose_random(pool: Pool, n: int, generator: torch.Generator) -> Tensor:
@@ -166,12 +156,9 @@ def choose_badge(pool: Pool, n: int, generator: torch.Generator) -> Tensor:
     return torch.tensor(chosen)
 
 
-#: Every strategy by its name: ours, it with other settings, and the baselines.
+#: Every strategy by its name: ours, and the baselines.
 STRATEGIES: dict[str, Strategy] = {
     "ours": choose_ours,
-    "narrow": choose_with(0.05),
-    "wide": choose_with(0.2),
-    "no-doubt": choose_with(0.1, doubt=False),
     "random": choose_random,
     "margin": choose_margin,
     "entropy": choose_entropy,

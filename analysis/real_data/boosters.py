@@ -27,11 +27,10 @@ from analysis.shared.baselines import Outcome
 from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser, check_python, parse_wholes
 from analysis.shared.tables import format_mean
-from protonet._checks import fail
+from protonet._checks import refuse
 from protonet.ui.text import count, format_table
 from solution.pack import library_files
 
-PROG = "analysis boosters"
 WORKER = Path(__file__).with_name("booster_worker.py")
 INSTALL = 'Run PEERS/bin/pip install "autogluon.tabular[lightgbm,catboost,xgboost]": it brings all three.'
 NAMES = {"ours": "ours", "lightgbm": "LightGBM", "catboost": "CatBoost", "autogluon": "AutoGluon-Tabular"}
@@ -83,7 +82,7 @@ def run(options: argparse.Namespace) -> Report:
     runs = [each for each in listed if is_measured(each)]
     if not runs:
         got = f"none at {options.shots} shots"
-        fail(PROG, "--datasets", "have rows enough for a split", got, "Pass fewer shots or other data sets.")
+        refuse("--datasets", "have rows enough for a split", got, "Pass fewer shots or other data sets.")
 
     def code(each: Run) -> list[str]:
         return hash_code(each.method, versions)
@@ -97,14 +96,14 @@ def find_versions(peers: str | None, methods: Sequence[str]) -> dict[str, str]:
     if not methods:
         return {}
     if peers is None:
-        fail(PROG, "--peers", "be the interpreter of an environment with the peers", "none", INSTALL)
+        refuse("--peers", "be the interpreter of an environment with the peers", "none", INSTALL)
     ended = subprocess.run([peers, "-I", str(WORKER)], capture_output=True, text=True, check=False)
     if ended.returncode:
-        fail(PROG, "--peers", "be a Python with numpy", (ended.stderr.splitlines() or [peers])[-1], INSTALL)
+        refuse("--peers", "be a Python with numpy", (ended.stderr.splitlines() or [peers])[-1], INSTALL)
     versions = json.loads(ended.stdout)
     for method in methods:
         if versions[method] is None:
-            fail(PROG, "--peers", f"have {PACKAGES[method]}", "none installed", INSTALL)
+            refuse("--peers", f"have {PACKAGES[method]}", "none installed", INSTALL)
     return {method: versions[method] for method in methods}
 
 

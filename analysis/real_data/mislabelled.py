@@ -24,7 +24,7 @@ from analysis.real_data.sets import DATASETS, load_real, split_shots
 from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser, load_sets
 from analysis.shared.tables import format_mean
-from protonet._checks import fail
+from protonet._checks import refuse
 from protonet.fit.crossfit import REPEATS, crossfit, number_held, predict_held, repeat_held
 from protonet.fit.search import EFFORTS
 from protonet.fit.solver import solve_problem
@@ -33,7 +33,6 @@ from protonet.ui.command_line import check_name
 from protonet.ui.text import count, format_table
 from solution.pack import library_files
 
-PROG = "analysis mislabelled"
 SHOTS, FLIPPED = 20, 0.05
 #: The sets that the list was chosen on; the others chose nothing.
 CHOSEN_ON = ("digits", "wine", "breast_cancer", "iris", "glyphs", "text")
@@ -92,7 +91,7 @@ def run(options: argparse.Namespace) -> Report:
         check_peers(options.peers)
     runs = list(list_runs(options.datasets or list(DATASETS), options.splits, options.effort, options.peers))
     if not runs:
-        fail(PROG, "--datasets", f"have {SHOTS} rows per class and some more", "none", "Pass other data sets.")
+        refuse("--datasets", f"have {SHOTS} rows per class and some more", "none", "Pass other data sets.")
     sources = ("analysis/real_data/mislabelled.py", *DATA, "protonet/fit/crossfit.py", "protonet/metrics.py")
     code = hash_sources(*sources, *library_files())
     results = run_all(runs, measure_run, options.state, lambda _: code)
@@ -144,7 +143,7 @@ def check_peers(python: str) -> None:
     except OSError as error:
         got = f"{python} ({error.strerror})"
     if got is not None:
-        fail(PROG, "--peers", "be a Python that has cleanlab", got, "Run pip install cleanlab there.")
+        refuse("--peers", "be a Python that has cleanlab", got, "Run pip install cleanlab there.")
 
 
 def ask_peers(python: str, once: Tensor, mean: Tensor, labels: Tensor) -> dict[str, Tensor]:

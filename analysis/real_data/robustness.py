@@ -25,7 +25,7 @@ from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser, load_sets, parse_wholes
 from analysis.shared.tables import average_rows, describe_regrets, format_mean, gather, mean_and_error, subtract
 from protonet import solve
-from protonet._checks import fail
+from protonet._checks import refuse
 from protonet.datasets import Split
 from protonet.fit.search import Search
 from protonet.metrics import calibration_error, fill_bins, measure
@@ -34,7 +34,6 @@ from protonet.views.mlp import MLPKind
 from protonet.views.training import Recipe
 from solution.pack import library_files
 
-PROG = "analysis robustness"
 #: The sources that decide the data sets and their splits.
 DATA = ("analysis/real_data/sets.py", *(f"protonet/datasets/{name}.py" for name in ("dataset", "digits", "glyphs")))
 #: The settings of ``solve`` by the methods' names: with less effort, and without its parts.
@@ -117,13 +116,13 @@ def run(options: argparse.Namespace) -> Report:
     baselines = [method for method in methods if method not in SETTINGS]
     if {*baselines} - {"cosine"} and find_spec("sklearn") is None:
         remedy = 'Run pip install "protonet[analysis]", or pass --methods ours,cosine.'
-        fail(PROG, "--methods", "have scikit-learn for the baselines", "none installed", remedy)
+        refuse("--methods", "have scikit-learn for the baselines", "none installed", remedy)
     if options.plot and not (ours and baselines):
-        fail(PROG, "--plot", "come with ours and a baseline", f"{methods}", "Add to --methods.")
+        refuse("--plot", "come with ours and a baseline", f"{methods}", "Add to --methods.")
     runs = list(list_runs(options.datasets or list(DATASETS), options.shots, options.splits, methods))
     if not runs:
         got = f"none at {options.shots} shots"
-        fail(PROG, "--datasets", "have rows enough for a split", got, "Pass fewer shots or other data sets.")
+        refuse("--datasets", "have rows enough for a split", got, "Pass fewer shots or other data sets.")
     rows = summarise(run_all(runs, run_method, options.state, lambda run: hash_code(run.method)))
     if options.plot:
         plot(rows, ours[0], options.plot)

@@ -22,7 +22,7 @@ from analysis.real_data.sets import DATASETS, SPARE_ROWS, load_real
 from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser, load_sets, parse_wholes
 from analysis.shared.tables import format_mean
-from protonet._checks import fail
+from protonet._checks import refuse
 from protonet.datasets import Dataset
 from protonet.fit.active import group_strangers
 from protonet.fit.search import EFFORTS
@@ -32,7 +32,6 @@ from protonet.ui.command_line import check_name
 from protonet.ui.text import format_table
 from solution.pack import library_files
 
-PROG = "analysis unlabelled"
 #: Of a set at most so many classes are used, and so many rows per class without a label, and to test on beside.
 MOST_CLASSES, MOST_ROWS, MOST_TESTS = 20, 60, 200
 #: The sets that what is learned from such rows was chosen on; the others chose nothing.
@@ -92,7 +91,7 @@ def run(options: argparse.Namespace) -> Report:
     """Do every run, and average by data set."""
     runs = list(list_runs(options))
     if not runs:
-        fail(PROG, "--datasets", "have rows enough for a split", f"none at {options.shots} shots", "Pass fewer shots.")
+        refuse("--datasets", "have rows enough for a split", f"none at {options.shots} shots", "Pass fewer shots.")
     code = hash_sources("analysis/real_data/unlabelled.py", *DATA, *library_files())
     results = run_all(runs, measure_run, options.state, lambda _: code)
     rows = [{**each._asdict(), **result} for each, result in results.items()]

@@ -19,6 +19,7 @@ from torch import Tensor
 from analysis.prior.synthetic import draw
 from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser
+from analysis.shared.tables import format_mean
 from protonet.fit.crossfit import crossfit, measure_held
 from protonet.fit.search import EFFORTS
 from protonet.fit.solver import solve_problem
@@ -211,12 +212,11 @@ def _summarise(results: Sequence[Mapping[str, Any]]) -> list[str]:
         fresh = [each["fresh"][number] for each in results]
         ends = [each["intervals"][number] for each in results]
         bias = [factor * (each["held"][number] - value) for each, value in zip(results, fresh, strict=True)]
-        error = statistics.stdev(bias) / math.sqrt(len(bias))
         width = factor * statistics.fmean(high - low for low, high in ends)
         digits = 1 if factor > 1 else 3
         cells += [
             _format_covered([low <= value <= high for (low, high), value in zip(ends, fresh, strict=True)]),
-            f"{statistics.fmean(bias):+.{digits}f} ±{error:.{digits}f}",
+            format_mean(bias, digits=digits, sign=True),
             f"{width:.{digits}f}",
         ]
     return cells

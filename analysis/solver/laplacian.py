@@ -20,7 +20,7 @@ from torch import Tensor
 
 from analysis.shared.runner import Report, StudyParser
 from analysis.shared.tables import format_columns
-from analysis.solver.scale import list_products, make_products
+from analysis.solver.scale import list_products, time_products
 from protonet import PrototypeNetwork
 from protonet.datasets import FAMILIES, sample_family
 from protonet.encoder import Encoder
@@ -134,10 +134,7 @@ def price(network: PrototypeNetwork, laplacian: Sequence[RadialView]) -> Mapping
     """Return the seconds of the CPU that a row's bare products take: of all views, and of all but the Laplacian."""
     shapes = list_products(network)
     theirs = [shape for view in laplacian for shape in view.products()]
-    seconds = {
-        shape: min(repeat(make_products([shape], BLOCK), timer=process_time, number=1, repeat=REPEATS)) / BLOCK
-        for shape in dict.fromkeys(shapes)
-    }
+    seconds = time_products(shapes, BLOCK, REPEATS)
     bare = math.fsum(seconds[shape] for shape in shapes)
     return {"bare": bare, "others": bare - math.fsum(seconds[shape] for shape in theirs)}
 

@@ -21,12 +21,11 @@ from analysis.shared.journal import run_all
 from analysis.shared.runner import Report, StudyParser, call_alone, parse_wholes
 from analysis.shared.tables import format_columns
 from protonet import PrototypeNetwork, solve
-from protonet._checks import fail
+from protonet._checks import refuse
 from protonet.encoder import Encoder
 from protonet.ui.command_line import parse_whole
 from protonet.ui.text import count
 
-PROG = "analysis scale"
 PREDICTED, REPEATS = 4096, 7  #: Rows that prediction is timed on, and how often; the best counts.
 #: The table's columns, from what `measure_solve` returns.
 COLUMNS = {
@@ -71,7 +70,7 @@ def measure_alone(size: tuple[int, int, int]) -> dict[str, float]:
     try:
         result: dict[str, float] = call_alone(measure_solve, *size)
     except ChildProcessError as error:
-        fail(PROG, "--rows", "be what this machine can hold", f"{size[0]}: {error}", "Pass fewer rows.")
+        refuse("--rows", "be what this machine can hold", f"{size[0]}: {error}", "Pass fewer rows.")
     return result
 
 
@@ -111,6 +110,14 @@ def make_products(shapes: Sequence[tuple[int, int]], n_rows: int) -> Callable[[]
             torch.mm(rows, matrix)
 
     return multiply
+
+
+def time_products(shapes: Sequence[tuple[int, int]], n_rows: int, times: int) -> dict[tuple[int, int], float]:
+    """Return the CPU seconds of a row's bare product of each shape: the best of some times, of so many rows."""
+    return {
+        shape: min(repeat(make_products([shape], n_rows), timer=time.process_time, number=1, repeat=times)) / n_rows
+        for shape in dict.fromkeys(shapes)
+    }
 
 
 def measure_prediction(network: PrototypeNetwork, x: Tensor) -> tuple[float, float]:

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from protonet.commands.importance import rank_columns
+from protonet.commands.models import name_columns
+from protonet.files import Model
 from protonet.fit.crossfit import Crossfit
 from protonet.fit.learning import draw_curve, expect_more
 from protonet.fit.search import Progress
@@ -58,6 +60,14 @@ def list_columns(names: Sequence[str], encoding: Encoding | None, gaps: Sequence
         {"name": name, "kind": re.sub(r", \S+ % missing$", "", kind), "gaps": number}
         for name, kind, number in zip(names, kinds, gaps, strict=True)
     ]
+
+
+def list_table(model: Model, labels: Tensor, rows: int, gaps: Sequence[int], notes: Sequence[str]) -> dict[str, Any]:
+    """Return what a table is: its rows, those of each class, given labels (n,) of known ones, its columns and notes."""
+    counts = torch.bincount(labels, minlength=len(model.classes)).tolist()
+    classes = [{"name": name, "rows": number} for name, number in zip(model.classes, counts, strict=True)]
+    columns = list_columns(name_columns(model), model.encoding, gaps)
+    return {"rows": rows, "classes": classes, "columns": columns, "notes": list(notes)}
 
 
 def list_bins(rows: JudgedRows) -> list[dict[str, Any]]:

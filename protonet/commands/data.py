@@ -20,10 +20,8 @@ from protonet.fit.names import read_names
 from protonet.fit.problem import Names
 from protonet.fit.solver import Solution
 from protonet.representations.opening import Selection
-from protonet.tables.columns.embedded import EmbeddedText
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.parsing import count_gaps
-from protonet.tables.columns.text import Text
 from protonet.tables.drift import describe_columns
 from protonet.tables.features import choose_features, encode_block
 from protonet.tables.table import CLASS_NAMES, Block, Table, Wanted, list_names, open_table, read_table
@@ -137,10 +135,11 @@ def read_data(options: argparse.Namespace, rows: TableRows, *, keep_cells: bool 
 def refuse_names(encoding: Encoding | None, classes: Sequence[str | int]) -> NoReturn:
     """Raise an InputError: no row has a class, and nothing can be learned from the names of the classes."""
     columns = () if encoding is None else encoding.columns
-    if any(isinstance(column, EmbeddedText) for column in columns):
+    texts = [column for column in columns if column.takes == "text"]
+    if any(column.read_by is not None for column in texts):
         got = list_names(list(map(str, classes)))
         refuse("--classes", "name classes in words, or describe them", got, "Add a column description, or label rows.")
-    if any(isinstance(column, Text) for column in columns):
+    if texts:
         remedy = 'Run pip install "protonet[text]", pass --representation, or label some rows.'
         refuse("table", "be read by a representation, where no row has a class", "texts, and none", remedy)
     refuse("table", "have texts, where no row has a class", "none", "Label some rows.")

@@ -14,14 +14,16 @@ import torch
 from torch import Tensor
 
 from protonet._checks import refuse
-from protonet.commands.content import JudgedRows, list_columns, list_importance, list_sections
-from protonet.commands.explain import find_sizes, judge_by_all, name_columns
+from protonet.commands.content import JudgedRows, list_importance, list_sections, list_table
+from protonet.commands.explain import judge_by_all
 from protonet.commands.labels import check_spellings, find_strange
 from protonet.commands.models import (
     classify,
     count_samples,
+    find_sizes,
     is_read,
     map_blocks,
+    name_columns,
     number_classes,
     open_model,
     open_rows,
@@ -110,10 +112,7 @@ def list_more(
     cells = [np.concatenate(parts) for parts in zip(*(block.columns for _, block in kept), strict=True)]
     places = [table.place.format(row) for _, block in kept for row in block.rows]
     known = labels >= 0
-    rows = torch.bincount(labels[known], minlength=len(model.classes)).tolist()
-    classes = [{"name": name, "rows": own} for name, own in zip(model.classes, rows, strict=True)]
-    columns = list_columns(names, model.encoding, list(map(count_gaps, cells)))
-    data = {"rows": len(labels), "classes": classes, "columns": columns, "notes": list(table.notes)}
+    data = list_table(model, labels[known], len(labels), list(map(count_gaps, cells)), table.notes)
     features = torch.cat([x for x, _ in kept])
     judged = judge_by_all(model, features[known], labels[known])
     importance = list_importance(judged, names, find_sizes(model), 0, math.inf, progress)

@@ -18,10 +18,12 @@ from protonet.commands.importance import measure_support, rank_columns
 from protonet.commands.labels import check_spellings
 from protonet.commands.models import (
     classify,
-    compare_columns,
+    find_sizes,
+    name_columns,
     number_classes,
     open_model,
     open_rows,
+    read_labelled,
     show_notes,
     show_progress,
     want,
@@ -29,7 +31,7 @@ from protonet.commands.models import (
 from protonet.files import Model
 from protonet.fit.crossfit import Crossfit, unpack
 from protonet.tables.features import encode_block
-from protonet.tables.table import Table, read_table
+from protonet.tables.table import Table
 from protonet.ui.text import count, format_table
 
 #: Most columns that are printed; a JSON file has all.
@@ -74,18 +76,6 @@ def find_held(model: Model) -> Crossfit | None:
     return crossed if len(crossed.labels) else None
 
 
-def find_sizes(model: Model) -> list[int]:
-    """Return how many features each column is."""
-    if model.encoding is not None:
-        return model.encoding.sizes
-    return [1] * len(model.network.encoder.get_buffer("origin"))
-
-
-def name_columns(model: Model) -> Sequence[str]:
-    """Return a name for each column, "column 3" for the fourth one of a table without names."""
-    return model.columns or [f"column {number}" for number in range(len(find_sizes(model)))]
-
-
 def judge_columns(options: argparse.Namespace, model: Model, generator: torch.Generator) -> dict[str, Any]:
     """Return what shuffling each column costs, the costliest first, as JSON can hold it.
 
@@ -109,10 +99,7 @@ def read_judged(options: argparse.Namespace, model: Model) -> tuple[Table, Cross
     Raises:
         InputError: A table that does not fit, has classes that the model does not know, or a row that is far out.
     """
-    wanted = want(model, options.label, labelled=True)
-    wanted = wanted._replace(skip_broken=options.skip_broken, sheet=options.sheet)
-    table, block = read_table(Path(options.table), wanted, options.labels and Path(options.labels))
-    compare_columns(table, block, model)
+    table, block = read_labelled(options, model)
     check_spellings(block.labels.tolist(), model.classes, "Spell them in the table as the model does.")
     labels = number_classes(block.labels, model.classes)
     x = encode_block(table, block, model.encoding)
@@ -206,10 +193,8 @@ def read_rows(table: Table, model: Model, rows: Sequence[int]) -> tuple[np.ndarr
     for block in table.blocks:
         here = [row for row in rows if first <= row < first + len(block.rows)]
         if here:
-            places = [row - first for row in here]
-            columns = [cells[places] for cells in block.columns]
-            taken = block._replace(columns=columns, rows=[block.rows[place] for place in places])
-            features, cells = encode_block(table, taken, model.encoding), zip(*columns, strict=True)
+            taken = block.take(np.array(here) - first)
+            features, cells = encode_block(table, taken, model.encoding), zip(*taken.columns, strict=True)
             found |= {row: (x, [*map(str, own)]) for row, x, own in zip(here, features, cells, strict=True)}
         first += len(block.rows)
     for row in rows:

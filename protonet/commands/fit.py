@@ -14,10 +14,9 @@ from typing import Any
 import torch
 
 from protonet._checks import refuse, show
-from protonet.commands.content import JudgedRows, list_columns, list_importance, list_learning, list_sections
+from protonet.commands.content import JudgedRows, list_importance, list_learning, list_sections, list_table
 from protonet.commands.data import Data, Rest, read_data
-from protonet.commands.explain import find_sizes, name_columns
-from protonet.commands.models import keep_crossfit, show_progress, write_model
+from protonet.commands.models import find_sizes, keep_crossfit, name_columns, show_progress, write_model
 from protonet.commands.report import list_figures
 from protonet.commands.summary import (
     compare_baselines,
@@ -282,10 +281,7 @@ def list_fit(
     name: str, data: Data, model: Model, crossed: Crossfit, compared: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Return all figures of the summary as JSON can hold them: of the table, and of the held-out rows, if any."""
-    rows = torch.bincount(data.y, minlength=len(data.classes)).tolist()
-    classes = [{"name": each, "rows": own} for each, own in zip(data.classes, rows, strict=True)]
-    columns = list_columns(name_columns(model), data.encoding, data.gaps)
-    table = {"rows": len(data.x), "classes": classes, "columns": columns, "notes": data.notes}
+    table = list_table(model, data.y, len(data.x), data.gaps, data.notes)
     figures: dict[str, Any] = {"command": "fit", "table": name, "views": model.metadata["views"], "data": table}
     if not len(crossed.labels):
         return figures

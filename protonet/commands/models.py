@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TypeVar
@@ -27,11 +28,10 @@ from protonet.metrics import calibrate, measure, measure_classes
 from protonet.network import PrototypeNetwork
 from protonet.representations.opening import AUTO, NONE, find_takes, reopen
 from protonet.representations.pictures.reading import are_pictures
-from protonet.tables.columns.encoding import READ, Encoding
-from protonet.tables.columns.picture import Picture
+from protonet.tables.columns.encoding import Encoding
 from protonet.tables.drift import Watch, watch_blocks
 from protonet.tables.features import check_kinds, encode_block
-from protonet.tables.table import Block, Table, Wanted, list_names, open_table
+from protonet.tables.table import Block, Table, Wanted, list_names, open_table, read_table
 from protonet.ui.text import count
 
 #: The tensor of a model file that says which rows the model was given, so that `update` notices equal ones.
@@ -90,29 +90,24 @@ def attach(model: Model, names: Sequence[str] | None, *, shown: bool) -> Model:
         InputError: Another representation than in fit, or none.
     """
     columns = () if model.encoding is None else model.encoding.columns
-    found = [
-        each.attach(reopen(each.embedded.record, names), shown=shown)
-        if isinstance(each, READ) and each.embedded is not None
-        else each
-        for each in columns
-    ]
-    read = {each.embedded.record.takes for each in columns if isinstance(each, READ) and each.embedded is not None}
+    attached = tuple(column.attach(partial(reopen, names=names), shown=shown) for column in columns)
+    read = {column.takes for column in columns if column.read_by is not None}
     for name in names or ():
         if name not in {AUTO, NONE} and find_takes(name) not in read:
             must = f"come with a model whose {find_takes(name)}s a network read in fit"
             refuse("representation", must, f"{name}, and another model", "Leave it out.")
-    return model if model.encoding is None else model._replace(encoding=Encoding(tuple(found)))
+    return model if model.encoding is None else model._replace(encoding=Encoding(attached))
 
 
 def is_read(model: Model) -> bool:
     """Return whether a network reads a column of a model."""
     columns = () if model.encoding is None else model.encoding.columns
-    return any(isinstance(each, READ) and each.embedded is not None for each in columns)
+    return any(column.read_by is not None for column in columns)
 
 
 def has_pictures(model: Model) -> bool:
     """Return whether a model was fitted to pictures, or to a table with some."""
-    return model.encoding is not None and any(isinstance(column, Picture) for column in model.encoding.columns)
+    return model.encoding is not None and any(column.takes == "picture" for column in model.encoding.columns)
 
 
 def name_label(option: str | None, model: Model | None) -> str:
@@ -132,8 +127,7 @@ def want(model: Model, label: str | None, *, labelled: bool, beside: str | None 
     left_out = model.metadata.get("left_out")
     ignored = tuple(map(str, left_out)) if isinstance(left_out, list) else ()
     named = () if beside is None else (beside,)
-    width = model.network.encoder.input_dim if model.encoding is None else len(model.encoding.columns)
-    return Wanted(name_label(label, model), labelled, model.columns, width, named, ignored)  # type: ignore[arg-type]
+    return Wanted(name_label(label, model), labelled, model.columns, len(find_sizes(model)), named, ignored)
 
 
 def open_rows(options: argparse.Namespace, model: Model, wanted: Wanted, labels: Path | None = None) -> Table:
@@ -153,21 +147,35 @@ def open_rows(options: argparse.Namespace, model: Model, wanted: Wanted, labels:
     return table._replace(blocks=watch_blocks(chain([first], table.blocks), watch_columns(model), table))
 
 
-def compare_columns(table: Table, block: Block, model: Model) -> None:
-    """Add to a table that was read whole the notes that `open_rows` adds.
+def read_labelled(options: argparse.Namespace, model: Model, beside: str | None = None) -> tuple[Table, Block]:
+    """Read the whole table with classes that the options name for a model; its notes are those that `open_rows` adds.
 
     Raises:
-        InputError: A column holds something else than in fit.
+        MissingPackageError: As `read_table`.
+        InputError: As `read_table`; or a column holds something else than in fit.
     """
+    wanted = want(model, options.label, labelled=True, beside=beside)
+    wanted = wanted._replace(skip_broken=options.skip_broken, sheet=options.sheet)
+    table, block = read_table(Path(options.table), wanted, options.labels and Path(options.labels))
     watch = watch_columns(model)
     watch.look(block)
     table.notes.extend([*check_kinds(table, block, model.encoding), *watch.tell(table)])
+    return table, block
 
 
 def watch_columns(model: Model) -> Watch:
     """Return what compares the columns of new rows with those that a model was fitted to."""
-    width = model.network.encoder.input_dim if model.encoding is None else len(model.encoding.columns)
-    return Watch(model.metadata.get("seen"), model.encoding, width)  # type: ignore[arg-type]
+    return Watch(model.metadata.get("seen"), model.encoding, len(find_sizes(model)))
+
+
+def find_sizes(model: Model) -> list[int]:
+    """Return how many features each column is."""
+    return [1] * int(model.network.encoder.input_dim) if model.encoding is None else model.encoding.sizes  # type: ignore[arg-type]
+
+
+def name_columns(model: Model) -> Sequence[str]:
+    """Return a name for each column, "column 3" for the fourth one of a table without names."""
+    return model.columns or [f"column {number}" for number in range(len(find_sizes(model)))]
 
 
 def list_notes(table: Table) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,19 +14,17 @@ from protonet.commands.labels import check_spellings, read_whole, suspect_spelli
 from protonet.commands.models import (
     GIVEN,
     classify,
-    compare_columns,
     keep_crossfit,
     number_classes,
     open_model,
+    read_labelled,
     show_notes,
-    want,
     write_model,
 )
 from protonet.files import Model
 from protonet.fit.copies import hash_rows
 from protonet.fit.crossfit import Crossfit, find_held, predict_held, unpack, update
 from protonet.tables.features import encode_block
-from protonet.tables.table import read_table
 from protonet.ui.command_line import check_writable_file
 from protonet.ui.text import count
 
@@ -44,10 +41,7 @@ def run(options: argparse.Namespace) -> None:
     output = outputs["output"] if "output" in outputs else check_writable_file("model", options.model)
     crossed = open_crossfit(model)
     group = model.metadata.get("group")
-    wanted = want(model, options.label, labelled=True, beside=None if group is None else str(group))
-    wanted = wanted._replace(skip_broken=options.skip_broken, sheet=options.sheet)
-    table, block = read_table(Path(options.table), wanted, options.labels and Path(options.labels))
-    compare_columns(table, block, model)
+    table, block = read_labelled(options, model, None if group is None else str(group))
     x, labels, beside = encode_block(table, block, model.encoding), block.labels, block.beside
     if not options.new_classes:
         remedy = "Spell them as it does, or pass --new-classes if they are classes of their own."

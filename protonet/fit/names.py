@@ -22,7 +22,7 @@ from protonet.fit.problem import Names
 from protonet.fit.search import RAW, Search
 from protonet.losses import class_means
 from protonet.scoring import fit_temperature
-from protonet.tables.columns.encoding import READ, Encoding
+from protonet.tables.columns.encoding import Encoding
 from protonet.views.linear import LinearKind
 
 
@@ -145,7 +145,7 @@ def _embed_names(
     rows = torch.zeros(len(phrases), sum(encoding.sizes))
     of_names = torch.zeros(rows.shape[1], dtype=torch.bool)
     for number, column in enumerate(columns):
-        found = column.read_names(cells) if isinstance(column, READ) else None
+        found = column.read_names(cells)
         if found is not None:
             own = torch.from_numpy(found)
             place = list(encoding.find_features(number))[: own.shape[1]]

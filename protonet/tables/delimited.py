@@ -46,7 +46,7 @@ ESCAPED = re.compile("[\udc80-\udcff]")
 GUARD_BYTES = re.compile(rb"'[\s']*(?:[=+@-]|\xef\xbc[\x8b\x8d\x9d\xa0])")
 CONTROL_BYTES = re.compile(rb"[\x01-\x08\x0b\x0c\x0e-\x1f\x7f]|\xc2[\x80-\x9f]")
 #: Characters of a cell, at the most: the csv module's own limit is that of a short book's chapter.
-LONGEST = 2**24
+LONGEST_CELL = 2**24
 #: What a spreadsheet shows where there is no value, in lower case.
 ERRORS = frozenset(
     {"#n/a", "#div/0!", "#name?", "#null!", "#num!", "#ref!", "#value!", "#getting_data", "#spill!", "#calc!"}
@@ -203,7 +203,7 @@ class _Text:
     def read_records(self, delimiter: str, above: int) -> Generator[list[str], None, None]:
         """Yield the cells of each row; those of an empty line are []."""
         with closing(self.read_lines(above)) as lines:
-            csv.field_size_limit(max(csv.field_size_limit(), LONGEST))
+            csv.field_size_limit(max(csv.field_size_limit(), LONGEST_CELL))
             for cells in csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True):
                 self._whole = True
                 self.bare = self.bare and len(cells) < 2

@@ -24,12 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from protonet.tables.columns.category import Category
-from protonet.tables.columns.date import Date
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.kind import Column
 from protonet.tables.columns.number import Number
-from protonet.tables.columns.parsing import find_gaps, parse_dates, parse_numbers
+from protonet.tables.columns.parsing import find_gaps
 from protonet.tables.table import Block, Table
 
 
@@ -61,7 +59,7 @@ def describe_columns(cells: Sequence[np.ndarray], encoding: Encoding | None, cla
     """
     columns: list[dict[str, Any]] = []
     for column, values in zip(list_columns(encoding, len(cells)), cells, strict=True):
-        numbers = read_numbers(column, values)
+        numbers = column.read_numbers(values)
         gaps = find_gaps(values) if numbers is None else np.isnan(numbers)
         seen: dict[str, Any] = {"gaps": float(gaps.mean())}
         if numbers is not None and not gaps.all():
@@ -73,18 +71,9 @@ def describe_columns(cells: Sequence[np.ndarray], encoding: Encoding | None, cla
     return {"columns": columns, "per_class": per_class, "smallest": min(class_rows) / max(1, sum(class_rows))}
 
 
-def list_columns(encoding: Encoding | None, count: int) -> list[Column | None]:
-    """Return the columns of an encoding, or so many None where there is none."""
-    return [None] * count if encoding is None else list(encoding.columns)
-
-
-def read_numbers(column: Column | None, cells: np.ndarray) -> np.ndarray | None:
-    """Return cells (n,) as float64, NaN for gaps; dates as days since 1970; None for what has no order."""
-    if isinstance(column, Date):
-        return parse_dates(cells, column.form)
-    if column is None or isinstance(column, Number):
-        return parse_numbers(cells, "plain" if column is None else column.form).astype(np.float64)
-    return None
+def list_columns(encoding: Encoding | None, count: int) -> Sequence[Column]:
+    """Return the columns of an encoding, or so many of numbers where there is none."""
+    return [Number("plain", 0.0, 0.0, 1.0, 0.0)] * count if encoding is None else encoding.columns
 
 
 @dataclass
@@ -126,14 +115,13 @@ class Watch:
         step = -(-len(block.rows) // DRIFT.rows)
         for place, tally in enumerate(self.tallies):
             column, cells = columns[place], block.columns[place][::step]
-            numbers = read_numbers(column, cells)
+            numbers = column.read_numbers(cells)
             gaps = find_gaps(cells) if numbers is None else np.isnan(numbers)
             tally.rows += len(cells)
             tally.gaps += int(gaps.sum())
             quantiles = self.seen["columns"][place].get("quantiles")
-            if isinstance(column, Category):
-                tally.others += int((column.find_others(cells) & ~gaps).sum())
-            elif numbers is not None and quantiles and not gaps.all():
+            tally.others += int((column.find_others(cells) & ~gaps).sum())
+            if numbers is not None and quantiles and not gaps.all():
                 there = numbers[~gaps]
                 beyond = np.maximum(quantiles[0] - there, there - quantiles[-1])
                 wild = there[beyond > _find_reach(quantiles)]
@@ -151,33 +139,31 @@ class Watch:
                 found.append(f"look at: {table.name_column(place)} is far from what was fitted: {reason}")
         return found
 
-    def _find_reason(self, column: Column | None, tally: Tally, seen: Mapping[str, Any]) -> str:
+    def _find_reason(self, column: Column, tally: Tally, seen: Mapping[str, Any]) -> str:
         """Return why a column is far away, or "" where it is not."""
         there = tally.rows - tally.gaps
         if self._is_far(tally.gaps, tally.rows, seen["gaps"]):
             return f"most of its cells are gaps, where {_write_share(seen['gaps'])} were in fit"
-        if isinstance(column, Category):
-            # Where all categories have a number, `check_kinds` names those that have none.
-            rare = 1 - sum(column.counts) / column.rows
-            far = bool(rare) and self._is_far(tally.others, there, rare)
-            return f"most rows have categories that were rare or unknown, where {100 * rare:.2g} % had" if far else ""
-        if "quantiles" not in seen or not there:
+        # Where all categories have a number, `check_kinds` names those that have none.
+        if (rare := column.rare) and self._is_far(tally.others, there, rare):
+            return f"most rows have categories that were rare or unknown, where {100 * rare:.2g} % had"
+        if "quantiles" not in seen or tally.least > tally.largest:  # no number came
             return ""
         low, *_, high = seen["quantiles"]
         per_class = self.seen["per_class"]
         if self._is_far(tally.outside, there, min(2, per_class) / per_class, least=0.0):
-            return f"most rows lie outside {_write(column, low)} to {_write(column, high)}; another unit?"
+            return f"most rows lie outside {column.write(low)} to {column.write(high)}; another unit?"
         share = _find_share(np.array(seen["quantiles"]), tally.least, tally.largest)
         relative = share / self.seen["smallest"]
         if relative < DRIFT.few and there * relative ** (there - 1) < DRIFT.chance / self.count:
-            ends = dict.fromkeys(_write(column, end) for end in (tally.least, tally.largest))
+            ends = dict.fromkeys(column.write(end) for end in (tally.least, tally.largest))
             where = f"{'lie within' if len(ends) > 1 else 'are'} {' to '.join(ends)}"
             few = f"at most {_write_share(share)}" if share else "none"
             return f"all rows {where}, where {few} were in fit; another unit?"
         if tally.wild and per_class >= DRIFT.enough:
             some = "1 row lies" if tally.wild == 1 else f"{tally.wild} rows lie"
-            span = f"{_write(column, low)} to {_write(column, high)}"
-            return f"{some} far beyond {span}, such as {_write(column, tally.wildest)}; another unit?"
+            span = f"{column.write(low)} to {column.write(high)}"
+            return f"{some} far beyond {span}, such as {column.write(tally.wildest)}; another unit?"
         return ""
 
     def _is_far(self, strange: int, rows: int, share: float, least: float | None = None) -> bool:
@@ -240,13 +226,6 @@ def _find_reach(quantiles: Sequence[float]) -> float:
 def _write_share(share: float) -> str:
     """Return a share in per cent, or that there is none."""
     return f"{100 * share:.2g} %" if share else "none"
-
-
-def _write(column: Column | None, value: float) -> str:
-    """Return a number, or a date, as people read it."""
-    if isinstance(column, Date):
-        return str(np.datetime64(0, "D") + np.timedelta64(round(value), "D"))
-    return f"{value:.4g}"
 
 
 def _is_sound(seen: Any, count: int) -> bool:

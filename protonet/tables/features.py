@@ -9,13 +9,11 @@ import numpy as np
 
 from protonet._checks import refuse, show
 from protonet.representations.opening import Selection, find_takes
-from protonet.tables.columns.category import Category
-from protonet.tables.columns.date import Date
 from protonet.tables.columns.embedded import EmbeddedText
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.kind import Column
 from protonet.tables.columns.number import MOST, Number
-from protonet.tables.columns.parsing import find_gaps, parse_dates, parse_numbers, write_cells
+from protonet.tables.columns.parsing import find_gaps, parse_numbers
 from protonet.tables.columns.picture import Picture
 from protonet.tables.columns.recognise import Verdict, fit_named, recognise
 from protonet.tables.columns.text import Text
@@ -23,8 +21,6 @@ from protonet.tables.leaks import find_row_number, find_suspicion
 from protonet.tables.sources import Sources, find_sources
 from protonet.tables.table import Block, Table
 
-#: At most this share of the cells of numbers or dates may be something else; they count as gaps.
-MOST_STRANGE = 0.5
 #: No representation.
 NOTHING = Selection(None, None)
 
@@ -65,10 +61,9 @@ def choose_features(
     """
     if table.columns is None:
         encoding = Encoding(tuple(map(Number.fit, block.columns)))
-        gaps = any(column.missing for column in encoding.columns if isinstance(column, Number))
         notes, _ = suspect(table, block, encoding)
         x = encode_block(table, block, encoding)
-        return Features(x, encoding if gaps else None, None, (), tuple(notes))
+        return Features(x, None if encoding.plain else encoding, None, (), tuple(notes))
     columns = dict(zip(table.columns, block.columns, strict=True))
     verdicts = take_columns(columns, kinds, keep=keep, selection=selection)
     used = {name: verdict.column for name, verdict in verdicts.items() if verdict.column is not None}
@@ -83,21 +78,13 @@ def choose_features(
         refuse("path", "have a column of use", "; ".join(notes)[:500], "Add features.")
     encoding = Encoding(tuple(used.values()))
     own = [cells for name, cells in zip(table.columns, block.columns, strict=True) if name in used]
-    chosen = [read_once(column, cells) for column, cells in zip(used.values(), own, strict=True)]
+    chosen = [column.read_once(cells) for column, cells in zip(used.values(), own, strict=True)]
     table, block = table._replace(columns=tuple(used)), block._replace(columns=chosen)
     suspicions, sources = suspect(table, block, encoding, groups)
     notes += suspicions
     notes += check_kinds(table, block._replace(columns=own), encoding)
     left_out = tuple(name for name in verdicts if name not in used)
     return Features(encode_block(table, block, encoding), encoding, tuple(used), left_out, tuple(notes), sources)
-
-
-def read_once(column: Column, cells: np.ndarray) -> np.ndarray:
-    """Return cells (n,), those of a column of numbers as such: they are looked at several times."""
-    if not isinstance(column, Number) or cells.dtype.kind != "O":
-        return cells
-    numbers = parse_numbers(cells, column.form)
-    return cells if (np.abs(numbers) > MOST).any() else numbers  # what is too large is told as it was written
 
 
 def take_columns(
@@ -131,14 +118,14 @@ def take_columns(
             verdicts[name] = fit_named(name, kind, cells, argument, read=selection.text is not None)
             continue
         verdict = recognise(cells)
-        if isinstance(verdict.column, Number) and keep is not None and not verdict.column.missing:
+        if verdict.column is not None and verdict.column.plain and keep is not None:
             reason = find_row_number(verdict.column.fill(cells).astype(np.float64))
             verdict = Verdict(None, f"{reason} ({keep})" if keep else reason) if reason else verdict
         verdicts[name] = verdict
-    numbers = {name: each.column for name, each in verdicts.items() if isinstance(each.column, Number)}
-    if any(column.form == "comma" for column in numbers.values()):  # then "1.200" is not 1.2 either
-        for name, column in numbers.items():
-            if column.form in {"plain", "point"} and columns[name].dtype.kind == "O" and name not in kinds:
+    commas = {name: verdict.column.comma for name, verdict in verdicts.items() if verdict.column is not None}
+    if any(commas.values()):  # then "1.200" is not 1.2 either
+        for name, comma in commas.items():
+            if comma is False and columns[name].dtype.kind == "O" and name not in kinds:
                 verdicts[name] = recognise(columns[name], comma=True)
     keep_constants(verdicts, columns)
     return read_columns(verdicts, columns, selection)
@@ -206,11 +193,9 @@ def suspect(
     notes, sources = [], dict[int, Sources]()
     for number, (column, cells) in enumerate(zip(encoding.columns, block.columns, strict=True)):
         name = table.name_column(number)
-        if isinstance(column, (Number, Category, Text, EmbeddedText)):
-            if ordered := isinstance(column, Number):
-                values = column.fill(cells).astype(np.float64)
-            else:
-                values = write_cells(cells).astype(str)
+        values = column.fill(cells)
+        ordered = values.dtype.kind == "f"
+        if column.names_sources:
             there = find_rows(values, ~find_gaps(cells), groups)
             own = table.columns[number] if table.columns else ""
             found = find_sources(own, values[there], block.labels[there], ordered=ordered) if own else None
@@ -218,15 +203,12 @@ def suspect(
                 sources[number] = found
                 continue
             if not ordered:
-                names, places = np.unique(values, return_inverse=True)
+                names, values = np.unique(values, return_inverse=True)
                 if len(names) == len(values):  # texts that all differ are in no order
                     continue
-                values = places.astype(np.float64)
-        elif isinstance(column, Date):  # of one day there are many rows in most tables: that is no source
-            values = np.nan_to_num(parse_dates(cells, column.form), nan=column.median)
-        else:
+        elif not ordered:
             continue
-        if reason := find_suspicion(values, block.labels):
+        if reason := find_suspicion(values.astype(np.float64), block.labels):
             notes.append(f"look at: {name} {reason}; will it in new rows? (--drop leaves it out)")
     return notes + tell_sources({table.name_column(number): each for number, each in sources.items()}), tuple(sources)
 
@@ -271,8 +253,6 @@ def check_kinds(table: Table, block: Block, encoding: Encoding | None, argument:
     """
     notes = []
     for number, (column, cells) in enumerate(zip(encoding.columns if encoding else (), block.columns, strict=False)):
-        if isinstance(column, Number) and cells.dtype.kind in "iuf":
-            continue
         strange = column.find_strange(cells)
         if not strange.any():
             continue
@@ -280,13 +260,10 @@ def check_kinds(table: Table, block: Block, encoding: Encoding | None, argument:
         first = f"{str(cells[row])[:50]!r} in {name}, {table.place.format(block.rows[row])}"
         others = int(strange.sum()) - 1
         rest = f"{first}, {f'and {others} more' if others else 'the only one'} of {len(cells)}"
-        if isinstance(column, Category):
-            notes.append(f"a category that fit never saw: {rest}")
-            continue
-        if strange.mean() > MOST_STRANGE:
+        if strange.mean() > column.most_strange:
             got = f"{first}, which held {column.tell()}"
             refuse(argument, "have columns of the kind that they were of in fit", got, "Mend it, or fit again.")
-        notes.append(f"not a {column.kind}, taken for a gap: {rest}")
+        notes.append(f"{column.strange}: {rest}")
     return notes
 
 

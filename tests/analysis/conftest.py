@@ -82,6 +82,12 @@ class Made(NamedTuple):
         return line.removeprefix("Made by `python -m analysis ").removesuffix("`.").split()
 
 
+def read_cells(text: str) -> list[list[str]]:
+    """Return the cells of all lines of tables in a text, headers and rules included."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+
+
 def load_study(name: str) -> ModuleType:
     """Import a study's module."""
     return import_module(f"analysis.{STUDIES[name][0]}")

@@ -22,7 +22,6 @@ from analysis.real_data.asking import (
     choose_margin,
     choose_ours,
     choose_typical,
-    choose_with,
     draw_shots,
     run_strategy,
     split_pool,
@@ -93,7 +92,6 @@ def test_typical_rows_are_of_clusters_without_a_label() -> None:
 def test_ours_is_what_the_library_suggests(pool: Pool) -> None:
     expected = [each.row for each in suggest_rows(pool.network, pool.x, 5, range(3))]
     assert choose_ours(pool, 5, draw()).tolist() == expected
-    assert choose_with(0.1, doubt=False)(pool, 5, draw()).tolist() != expected
 
 
 def test_the_curve_is_read_where_it_first_stays_above() -> None:

@@ -8,6 +8,7 @@ import random
 
 import numpy as np
 import pytest
+import sklearn.datasets  # noqa: F401 - its import draws from the global state
 import torch
 from torch.nn import functional as F
 
@@ -21,23 +22,16 @@ from analysis.optimizer_bench.workloads import (
     STUDIED,
     VISIBLE,
     WORKLOADS,
-    attention,
-    contrast,
-    densities,
+    characters,
     draw,
-    gnn,
-    multitask,
-    noise,
-    physics,
-    recurrent,
-    restoration,
-    tables,
-    transformers,
+    dynamics,
+    graphs,
+    pictures,
+    sources,
+    words,
 )
 from analysis.optimizer_bench.workloads.data import cut_windows, load_ascii, load_latin, read_sources
-from analysis.optimizer_bench.workloads.dense import label_characters
-from analysis.optimizer_bench.workloads.models import make_mlp
-from analysis.optimizer_bench.workloads.text import LENGTH, TOKENS
+from analysis.optimizer_bench.workloads.sources import LENGTH, TOKENS
 
 BATCHES, STEPS, RATE = 2, 30, 3e-3
 RATES = {"cnn": 1e-2}  #: AdamW's rate for what learns nothing in so few steps at ``RATE``.
@@ -116,18 +110,13 @@ def test_windows_of_text_do_not_overlap_and_modules_are_held_out() -> None:
     assert len(validation) > 10
 
 
-def test_layers_of_an_mlp() -> None:
-    kinds = [type(layer).__name__ for layer in make_mlp(3, 5, 7, 2, norm=torch.nn.LayerNorm)]
-    assert kinds == ["Linear", "LayerNorm", "ReLU", "Linear", "LayerNorm", "ReLU", "Linear"]
-
-
 def test_attention_is_to_neighbours_alone_whatever_their_order() -> None:
     ring = torch.tensor([[(node - 1) % 6, (node + 1) % 6] for node in range(6)])
     with initial_weights(0):
-        layer, x = attention.Attention(5, 3), torch.randn(6, 5)
-    values = layer.features(x).view(6, attention.HEADS, 3)
+        layer, x = graphs.Attention(5, 3), torch.randn(6, 5)
+    values = layer.features(x).view(6, graphs.HEADS, 3)
     ends = [(values * part).sum(-1) for part in (layer.from_self, layer.from_near)]  # each (n, heads)
-    scores = F.leaky_relu(ends[0][:, None] + ends[1][None], attention.SLOPE)  # (n, n, heads)
+    scores = F.leaky_relu(ends[0][:, None] + ends[1][None], graphs.SLOPE)  # (n, n, heads)
     adjacent = torch.eye(6, dtype=torch.bool).scatter(1, ring, True)
     weights = scores.masked_fill(~adjacent[..., None], -torch.inf).softmax(1)
     expected = torch.einsum("ijh,jhw->ihw", weights, values)
@@ -136,12 +125,12 @@ def test_attention_is_to_neighbours_alone_whatever_their_order() -> None:
 
 
 def test_convolution_divides_by_the_roots_of_degrees_of_the_whole_graph() -> None:
-    graph = gnn.load_graph()
-    x, y, edges = attention.load_modules()
-    mixing = attention.normalise(edges, len(x))
+    graph = graphs.load_graph()
+    x, y, edges = graphs.load_modules()
+    mixing = graphs.normalise(edges, len(x))
     roots = edges[0].bincount().float().sqrt()
     torch.testing.assert_close(mixing @ roots[:, None], roots[:, None])  # the leading eigenvector
-    kept = torch.isin(graph.y, graph.y.bincount().argsort(descending=True, stable=True)[: attention.MODULES])
+    kept = torch.isin(graph.y, graph.y.bincount().argsort(descending=True, stable=True)[: graphs.MODULES])
     assert torch.equal(x, graph.x[kept])
     node = len(y) // 2
     of_graph = int(kept.nonzero()[node])
@@ -151,28 +140,28 @@ def test_convolution_divides_by_the_roots_of_degrees_of_the_whole_graph() -> Non
 
 def test_views_are_told_from_all_others() -> None:
     embeddings = torch.randn(6, 4, generator=generate(), dtype=torch.float64)
-    likes = (F.cosine_similarity(embeddings[:, None], embeddings, dim=2) / contrast.TEMPERATURE).exp()
+    likes = (F.cosine_similarity(embeddings[:, None], embeddings, dim=2) / characters.TEMPERATURE).exp()
     shares = [likes[i, (i + 3) % 6] / (likes[i].sum() - likes[i, i]) for i in range(6)]
-    torch.testing.assert_close(contrast.compare_views(embeddings), -torch.stack(shares).log().mean())
+    torch.testing.assert_close(characters.compare_views(embeddings), -torch.stack(shares).log().mean())
 
 
 def test_pairs_are_of_the_same_character_or_not_and_characters_are_held_out() -> None:
     pictures = torch.arange(7 * 4).view(7, 4)  # its character is a picture's quotient by 4
-    characters = torch.arange(7).repeat(5000)
-    pairs, same = contrast.draw_pairs(pictures, characters, generate())
-    assert torch.equal(pairs[:, 0] // 4, characters)
+    drawn = torch.arange(7).repeat(5000)
+    pairs, same = characters.draw_pairs(pictures, drawn, generate())
+    assert torch.equal(pairs[:, 0] // 4, drawn)
     assert torch.equal((pairs[:, 0] // 4 == pairs[:, 1] // 4).float(), same)
     assert abs(same.mean().item() - 0.5) < 0.02
     data = load_ascii()
-    _, validation = contrast.split_pictures(data)
-    assert torch.equal(validation[1].flatten(1), data.x[data.y == contrast.HELD_OUT])
+    _, validation = characters.split_pictures(data)
+    assert torch.equal(validation[1].flatten(1), data.x[data.y == characters.HELD_OUT])
 
 
 def test_the_flows_determinant_is_the_jacobians() -> None:
-    model = densities.flow(0).model
-    levels = densities.cut_patches()[:3]
-    for row, log_determinant in zip(levels, model(levels)[1], strict=True):
-        jacobian = torch.autograd.functional.jacobian(lambda x: model(x[None])[0][0], row)
+    model = pictures.flow(0).model
+    levels = pictures.cut_levels()[:3]
+    for row, log_determinant in zip(levels, pictures.flow_to_noise(model, levels)[1], strict=True):
+        jacobian = torch.autograd.functional.jacobian(lambda x: pictures.flow_to_noise(model, x[None])[0][0], row)
         torch.testing.assert_close(torch.linalg.slogdet(jacobian.double())[1].float(), log_determinant)
 
 
@@ -183,12 +172,12 @@ def test_a_shape_is_where_the_ink_is() -> None:
     places = torch.tensor([(4.0, 10.0)] * 2 + [(8.0, 10.0)] * 2 + [(6.0, 7.0), (6.0, 13.0)])
     (rows, both), (_, columns) = torch.cov(places.T, correction=0).tolist()
     expected = torch.tensor([[1.5, *places.mean(0).tolist(), rows, columns, both]])
-    torch.testing.assert_close(multitask.measure_shapes(image.view(1, -1)), expected)
+    torch.testing.assert_close(characters.measure_shapes(image.view(1, -1)), expected)
 
 
 def test_each_image_goes_through_the_likeliest_expert_alone() -> None:
-    model = multitask.experts(0).model
-    assert isinstance(model, multitask.Experts)
+    model = characters.experts(0).model
+    assert isinstance(model, characters.Experts)
     images = load_latin().x[:20]
     with torch.no_grad():
         for image, expected in zip(images, model(images)[0], strict=True):
@@ -201,9 +190,9 @@ def test_each_image_goes_through_the_likeliest_expert_alone() -> None:
 
 def test_wrong_labels_are_of_any_other_class() -> None:
     right = torch.arange(50_000) % 5
-    spoilt = noise.spoil_labels(right, 5, generate())
+    spoilt = characters.spoil_labels(right, 5, generate())
     wrong = spoilt != right
-    assert abs(wrong.float().mean().item() - noise.WRONG) < 0.01
+    assert abs(wrong.float().mean().item() - characters.WRONG) < 0.01
     shares = ((spoilt - right)[wrong] % 5).bincount(minlength=5) / wrong.sum()
     torch.testing.assert_close(shares, torch.tensor([0, 0.25, 0.25, 0.25, 0.25]), atol=0.01, rtol=0)
 
@@ -211,47 +200,46 @@ def test_wrong_labels_are_of_any_other_class() -> None:
 def test_few_readings_of_the_hand_are_spoilt() -> None:
     angles = torch.zeros(3, 4)
     angles[1, 0] = angles[2, 2] = math.pi / 2  # the whole arm turned, and its second half
-    torch.testing.assert_close(noise.reach(angles), torch.tensor([[4.0, 0.0], [0.0, 4.0], [2.0, 2.0]]))
-    _, hands, readings = noise.draw_readings()
+    torch.testing.assert_close(dynamics.reach(angles), torch.tensor([[4.0, 0.0], [0.0, 4.0], [2.0, 2.0]]))
+    _, hands, readings = dynamics.draw_readings()
     spoilt = (readings != hands).all(1)
     assert torch.equal(spoilt, (readings != hands).any(1))
-    assert abs(spoilt.float().mean().item() - noise.SPIKES) < 0.003
-    assert abs(readings[spoilt].std().item() / noise.SPIKE - 1) < 0.1
+    assert abs(spoilt.float().mean().item() - dynamics.SPIKES) < 0.003
+    assert abs(readings[spoilt].std().item() / dynamics.SPIKE - 1) < 0.1
 
 
 def test_the_known_solution_solves_the_heat_equation_and_derivatives_are_those_of_autograd() -> None:
     points = torch.rand(20, 2, generator=generate(1), dtype=torch.float64).requires_grad_()
-    model = physics.heat(0).model.double()
-    assert isinstance(model, physics.HeatNet)
+    model = dynamics.heat(0).model.double()
     jets = []
-    for values in (model(points), physics.solve_heat(points)):
+    for values in (model(points).squeeze(1), dynamics.solve_heat(points)):
         (first,) = torch.autograd.grad(values.sum(), points, create_graph=True)
         (second,) = torch.autograd.grad(first[:, 1].sum(), points)
         jets.append(torch.stack([values, first[:, 0], first[:, 1], second[:, 1]]).detach())
-    torch.testing.assert_close(model.differentiate(points).detach(), jets[0])
+    torch.testing.assert_close(dynamics.differentiate(model, points).detach(), jets[0])
     _, u_t, _, u_xx = jets[1]
-    torch.testing.assert_close(u_t, physics.DIFFUSIVITY * u_xx)
+    torch.testing.assert_close(u_t, dynamics.DIFFUSIVITY * u_xx)
     assert u_t.abs().max() > 0.1
 
 
 def test_the_pendulums_keep_their_energy() -> None:
-    angles, rates = physics.draw_trajectories().double().chunk(2, dim=2)  # (n, times, 2)
+    angles, rates = dynamics.draw_trajectories().double().chunk(2, dim=2)  # (n, times, 2)
     stretched = (angles[..., 0] - angles[..., 1]) ** 2
-    energy = (rates**2 / 2 - angles.cos()).sum(2) + physics.SPRING / 2 * stretched  # (n, times)
+    energy = (rates**2 / 2 - angles.cos()).sum(2) + dynamics.SPRING / 2 * stretched  # (n, times)
     torch.testing.assert_close(energy, energy[:, :1].expand_as(energy), atol=1e-4, rtol=1e-4)
 
 
 def test_chaotic_series_solve_their_equation(monkeypatch: pytest.MonkeyPatch) -> None:
-    coarse = recurrent.simulate(9, 40)
+    coarse = dynamics.simulate(9, 40)
     torch.testing.assert_close(coarse[5], torch.ones(40, dtype=torch.float64))  # at 1, growth balances decay
-    monkeypatch.setattr(recurrent, "EULER", 0.05)
-    torch.testing.assert_close(recurrent.simulate(9, 40), coarse, atol=0.03, rtol=0)
+    monkeypatch.setattr(dynamics, "EULER", 0.05)
+    torch.testing.assert_close(dynamics.simulate(9, 40), coarse, atol=0.03, rtol=0)
 
 
 def test_the_state_space_model_is_a_recurrence() -> None:
     with initial_weights(0):
-        model = recurrent.StateSpace().double()
-    u = torch.randn(2, recurrent.CHANNELS, 40, generator=generate(), dtype=torch.float64)
+        model = characters.StateSpace().double()
+    u = torch.randn(2, characters.CHANNELS, 40, generator=generate(), dtype=torch.float64)
     step = model.log_step.exp()
     turn = torch.exp(step * torch.complex(-model.log_decay.exp(), model.frequency))  # (channels, states)
     readout, state = torch.complex(*model.readout), torch.zeros(2, *turn.shape, dtype=torch.complex128)
@@ -264,9 +252,9 @@ def test_the_state_space_model_is_a_recurrence() -> None:
 
 def test_the_masked_model_sees_what_is_not_missing_and_nothing_else() -> None:
     with initial_weights(0):
-        model = restoration.Mixer()
-    patches, missing = restoration.hide_patches(restoration.cut_patches(load_latin().x[:4]), generate())
-    assert missing.sum(1).unique().tolist() == [round(restoration.HIDDEN_SHARE * restoration.PATCHES)]
+        model = pictures.Mixer()
+    patches, missing = pictures.hide_patches(pictures.cut_patches(load_latin().x[:4]), generate())
+    assert missing.sum(1).unique().tolist() == [round(pictures.MISSING_SHARE * pictures.PATCHES)]
     other = torch.rand(patches.shape, generator=generate(1))
     logits = model(patches, missing)
     assert torch.equal(logits, model(torch.where(missing[..., None], other, patches), missing))
@@ -274,19 +262,21 @@ def test_the_masked_model_sees_what_is_not_missing_and_nothing_else() -> None:
 
 
 def test_kinds_of_characters() -> None:
-    kinds = label_characters("if é2 == 1:  # so\n    f('''a\nb''')\n")
+    kinds = sources.label_characters("if é2 == 1:  # so\n    f('''a\nb''')\n")
     assert "".join(" ndsock"[kind] for kind in kinds) == "kk nn oo do  cccc     nossssssssso "
 
 
 def test_embedding_tables_are_multiplied() -> None:
-    ranker, words = tables.Ranker(5, 7), tables.SkipGram()
-    torch.nn.init.normal_(ranker.biases.weight)
-    scores = ranker.users.weight @ ranker.items.weight.T + ranker.biases.weight.squeeze(1)  # (users, items)
+    ranker, embedding = words.make_factors(5, 7, (7,)), words.make_skip_gram()
+    torch.nn.init.normal_([*ranker.parameters()][2])
+    of_user, of_item, biases = ranker.parameters()
+    scores = of_user @ of_item.T + biases.squeeze(1)  # (users, items)
     users, items, others = torch.tensor([0, 4, 2]), torch.tensor([1, 6, 0]), torch.tensor([3, 6, 5])
-    torch.testing.assert_close(ranker(users, items, others), scores[users, items] - scores[users, others])
+    torch.testing.assert_close(words.prefer(ranker, users, items, others), scores[users, items] - scores[users, others])
     centres, others = torch.tensor([3, 8]), torch.tensor([[1, 3, 5], [0, 2, 4]])
-    every = words.centres.weight[centres] @ words.contexts.weight.T  # (n, vocabulary)
-    torch.testing.assert_close(words(centres, others), every.gather(1, others))
+    of_centre, of_context = embedding.parameters()
+    every = of_centre[centres] @ of_context.T  # (n, vocabulary)
+    torch.testing.assert_close(words.match_words(embedding, centres, others), every.gather(1, others))
 
 
 def test_memory_fades_step_by_step_and_gradients_survive_gates_that_close() -> None:
@@ -296,9 +286,9 @@ def test_memory_fades_step_by_step_and_gradients_survive_gates_that_close() -> N
     for t in range(9):
         memory = stay[..., t, None, None] * memory + k[..., t, :, None] * v[..., t, None, :]
         found.append((q[..., t, None, :] @ memory).squeeze(-2))
-    torch.testing.assert_close(transformers.recall(q, k, v, stay.log()), torch.stack(found, -2))
+    torch.testing.assert_close(sources.recall(q, k, v, stay.log()), torch.stack(found, -2))
     closed = torch.full((2, 4, 9), -60.0, requires_grad=True)
-    transformers.recall(q.float(), k.float(), v.float(), closed).sum().backward()
+    sources.recall(q.float(), k.float(), v.float(), closed).sum().backward()
     assert closed.grad is not None
     assert closed.grad.isfinite().all()
 
@@ -314,13 +304,13 @@ def test_what_predicts_the_next_byte_sees_no_future(name: str) -> None:
 
 def test_hidden_tokens_can_be_put_back_and_bert_ties_its_embeddings() -> None:
     windows = torch.randint(TOKENS, (50, 1 + LENGTH), generator=generate())
-    tokens, places, hidden = transformers.hide_tokens(windows, generate(1))
-    assert (tokens == transformers.MASK).sum(1).eq(transformers.MASKED).all()
+    tokens, places, hidden = sources.hide_tokens(windows, generate(1))
+    assert (tokens == sources.MASK).sum(1).eq(sources.MASKED).all()
     assert torch.equal(tokens.scatter(1, places, hidden), windows)
     with initial_weights(0):
-        model = transformers.BERT()
+        model = sources.BERT()
     logits = model(tokens[:2], places[:2])
-    assert logits.shape == (2, transformers.MASKED, TOKENS)  # the mask is never an answer
+    assert logits.shape == (2, sources.MASKED, TOKENS)  # the mask is never an answer
     logits.logsumexp(-1).sum().backward()
-    assert model.tokens.weight.grad is not None
-    assert model.tokens.weight.grad[:TOKENS].any(1).all()  # as weights of the output
+    assert model.embedding.symbols.weight.grad is not None
+    assert model.embedding.symbols.weight.grad[:TOKENS].any(1).all()  # as weights of the output

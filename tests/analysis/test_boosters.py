@@ -21,7 +21,6 @@ from analysis.real_data.boosters import (
     TEN_ROWS,
     WORKER,
     fit_peer,
-    hash_code,
     is_measured,
     pair,
     run_method,
@@ -30,6 +29,7 @@ from analysis.real_data.boosters import (
 )
 from analysis.real_data.robustness import Run, load_split
 from analysis.real_data.sets import DATASETS
+from tests.analysis.conftest import read_cells
 
 FAST = ["boosters", "--datasets", "iris", "--shots", "5", "--splits", "1"]
 MISSING = [method for method, version in find_versions().items() if version is None]
@@ -76,13 +76,6 @@ def test_rules_name_what_is_measured() -> None:
         assert is_measured(Run("digits", shots, 1, "lightgbm"))
 
 
-def test_codes() -> None:
-    versions = dict.fromkeys(PACKAGES, "1")
-    assert hash_code("ours", versions) == hash_code("ours", {})
-    assert hash_code("lightgbm", versions) == hash_code("catboost", versions) != hash_code("ours", versions)
-    assert hash_code("lightgbm", versions) != hash_code("lightgbm", {"lightgbm": "2"})
-
-
 @pytest.mark.skipif(not MISSING, reason="all peers are installed")
 def test_a_peer_that_fails_is_a_result() -> None:
     result = run_method(Run("iris", 5, 0, MISSING[0]), sys.executable)
@@ -119,7 +112,7 @@ def test_tables_pair_the_splits_and_name_failures() -> None:
     rows = summarise(results)
     assert pair(rows[0], "lightgbm", "accuracy") == ([0.75], [0.7])
     text = tabulate(rows, ["ours", "lightgbm", "catboost"], {"lightgbm": "4"})
-    tables = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    tables = read_cells(text)
     assert tables[2:4] == [["iris", "5", "80.00 ±10.00", "75.00", "–"], ["wine", "5", "75.00", "failed", "–"]]
     assert tables[6:8] == [
         ["LightGBM 4", "1", "2", "75.00", "0.500", "12.50", "2.00", "1.00", "", ""],
@@ -131,19 +124,6 @@ def test_tables_pair_the_splits_and_name_failures() -> None:
         ["wine", "5", "0", "LightGBM 4", "none"],
     ]
     assert "Failed: 2 fits" in text
-
-
-@pytest.mark.parametrize(
-    ("peers", "message"),
-    [
-        ([], "be the interpreter of an environment with the peers; got none"),
-        (["--peers", "false"], "be a Python with numpy; got "),
-        (["--peers", "no-such-python"], "be an interpreter; got 'no-such-python'"),
-    ],
-)
-def test_peers_that_cannot_be_asked(peers: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*FAST, *peers]) == 2
-    assert capsys.readouterr().err.startswith(f"analysis boosters: `--peers` must {message}")
 
 
 @pytest.mark.skipif(not MISSING, reason="all peers are installed")

@@ -28,7 +28,7 @@ from protonet.views import radial
 from protonet.views.forest import ForestKind
 from protonet.views.mlp import MLPKind
 from protonet.views.radial import RadialView
-from tests.analysis.conftest import Made
+from tests.analysis.conftest import Made, read_cells
 
 
 def test_rows_are_isotropic() -> None:
@@ -71,7 +71,7 @@ def test_sizes_are_measured_and_one_that_fails_is_named(
 
 def test_rounding_keeps_classes_and_costs_are_told(make_report: Callable[[str], Made]) -> None:
     said = make_report("laplacian").table
-    row = [cell.strip() for cell in said.splitlines()[2].split("|")[1:-1]]
+    row = read_cells(said)[2]
     assert row[0] == "isotropic"
     assert all(float(cell.rstrip(" %")) > 0 for cell in row[1:])
     assert float(row[-1].rstrip(" %")) >= 99

@@ -11,6 +11,7 @@ from analysis.episodes.families import FAMILIES, SETTINGS, make_features, score_
 from protonet.episodes.__main__ import DEFAULT_METHODS
 from protonet.episodes.draws.numbered import Setting
 from protonet.episodes.methods import METHODS
+from tests.analysis.conftest import read_cells
 
 HELD = tuple(dict.fromkeys((*DEFAULT_METHODS, *(name for name, spec in METHODS.items() if spec.without_base))))
 
@@ -39,8 +40,8 @@ def test_the_families_are_what_they_are_called() -> None:
 def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = str(tmp_path / "state.jsonl")
     assert main(["episode-families", "--episodes", "4", "--methods", "knn,baseline++", "--state", state]) == 0
-    lines = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
-    assert [line[0].strip() for line in lines[2:]] == ["protonet", "knn", "baseline++"]
+    lines = read_cells(capsys.readouterr().out)
+    assert [line[0] for line in lines[2:]] == ["protonet", "knn", "baseline++"]
     assert all(len(line) == 1 + len(FAMILIES) * len(SETTINGS) for line in lines)
     shifted = lines[0].index(next(cell for cell in lines[0] if "shifted, 5-way" in cell))
-    assert lines[-1][shifted].strip().startswith("**-")
+    assert lines[-1][shifted].startswith("**-")

@@ -128,28 +128,6 @@ def test_the_table_leaves_out_what_is_no_number() -> None:
     assert lines[-1].count("%") == 2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "analysis episode-authors: `--authors` must be a folder; got None"),
-        (["--authors", "absent"], "`--authors` must be a folder; got absent"),
-        (["--authors", "."], "`--authors` must hold Absent, PADDLE; got "),
-        (["--authors", ".", "--only", "X"], "`--only` must be of "),
-    ],
-)
-def test_errors(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    message: str,
-) -> None:
-    (folder / "empty").mkdir()
-    monkeypatch.chdir(folder / "empty")
-    assert main(["episode-authors", *arguments, "--state", str(folder / "s.jsonl")]) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_code_that_fails_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "PADDLE" / "src" / "utils.py").write_text("1 / 0\n", encoding="utf-8")
     arguments = ["--authors", str(folder), "--episodes", "20", "--state", str(folder / "s.jsonl")]
@@ -221,8 +199,3 @@ def test_pt_maps_script_runs_beside_ours(tmp_path: Path, monkeypatch: pytest.Mon
     assert found["theirs"] == found["ours"] == 1.0
     assert found["ratio"] == found["theirs_us"] / found["ours_us"] > 0
     assert "| separable | " in speed.tabulate([], [found], [], 1)
-
-
-def test_a_folder_without_pt_map_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["episode-speed", "--authors", "absent"]) == 2
-    assert "`--authors` must hold PT-MAP/test_standard.py; got absent" in capsys.readouterr().err

@@ -68,14 +68,10 @@ def test_sets_are_tables_and_folders_of_pictures(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "wrong"),
-    [(None, "hold tables"), ("text,label\na,b\n", "columns text and class"), ("text,class\na,b\n", "two classes")],
+    ("text", "wrong"), [("text,label\na,b\n", "columns text and class"), ("text,class\na,b\n", "two classes")]
 )
-def test_what_is_no_set_is_one_line(
-    text: str | None, wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if text is not None:
-        (tmp_path / "a.csv").write_text(text, encoding="utf-8")
+def test_what_is_no_set_is_one_line(text: str, wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.csv").write_text(text, encoding="utf-8")
     assert main(["meaning", str(tmp_path), "--state", str(tmp_path / "state")]) == 2
     said = capsys.readouterr().err
     assert wrong in said

@@ -10,45 +10,39 @@ import numpy as np
 import pytest
 
 from analysis.optimizer_bench.report import tabulate
-from analysis.optimizer_bench.score import bootstrap, measure_gap, rate, score_workload, summarise, view
-from analysis.optimizer_bench.trials import Trial
+from analysis.optimizer_bench.score import bootstrap, measure_gap, rate, score_workload, summarise
 from analysis.optimizer_bench.workload import Curve
+from tests.analysis.conftest import read_cells
 
 BASELINE: dict[str, Any] = {"target": 1.0, "steps": 60, "initial": 5.0, "max_steps": 100}
 
 
-def curve(*losses: float, diverged: bool = False) -> Curve:
-    return Curve(list(losses), diverged)
+def curve(*losses: float, diverged: bool = False, **more: Any) -> Curve:
+    return Curve(list(losses), diverged, **more)
 
 
-def test_rate() -> None:
-    assert rate(curve(5, 3, 1, 2), BASELINE) == 60 / 20
-    assert rate(curve(0.5, 3, 2, 0.9), BASELINE) == 60 / 30  # nothing is reached before training
-    assert rate(curve(5, 3, 1.4), BASELINE) == pytest.approx(0.7 * math.exp(-1))
-    assert rate(curve(5, 1 + 1e-9), BASELINE) == pytest.approx(0.7)
-    assert rate(curve(5, 3), BASELINE) == rate(curve(5, 1.5, diverged=True), BASELINE) == 0.05
-    assert rate(curve(diverged=True), BASELINE) == 0.05
+#: Losses of a run, the horizon, and what the run earns: AdamW takes 60 steps to a loss of 1 from 5.
+RATES: list[tuple[Curve, int, float]] = [
+    (curve(5, 3, 1, 2), 100, 60 / 20),  # a hit ends it, whatever comes later
+    (curve(5, 3, 0.9, diverged=True), 100, 60 / 20),
+    (curve(0.5, 3, 2, 0.9), 100, 60 / 30),  # nothing is reached before training
+    (curve(5, 3, 1.4), 100, 0.7 * math.exp(-1)),
+    (curve(5, 1 + 1e-9), 100, 0.7),
+    (curve(5, 3), 100, 0.05),
+    (curve(5, 1.5, diverged=True), 100, 0.05),
+    (curve(diverged=True), 100, 0.05),
+    (curve(5, 3, 2, 1.4, 0.9), 10, 0.05),  # a horizon hides what comes later
+    (curve(5, 3, 2, 1.4, 0.9), 20, 0.7 * math.exp(-2.5)),
+    (curve(5, 3, 2, 1.4, 0.9), 30, 0.7 * math.exp(-1)),
+    (curve(5, 3, 2, 1.4, 0.9), 40, 1.5),
+    (curve(5, 3, 2, diverged=True), 20, 0.7 * math.exp(-2.5)),  # its loss at 30 steps was not finite, or before
+    (curve(5, 3, 2, diverged=True), 30, 0.05),
+]
 
 
-def test_a_hit_ends_a_run_whatever_comes_later() -> None:
-    seen = view(curve(5, 3, 0.9, 4, 2), 1.0, 100)
-    assert seen == curve(5, 3, 0.9)
-    assert rate(curve(5, 3, 0.9, diverged=True), BASELINE) == 60 / 20
-
-
-def test_a_horizon_hides_what_comes_later() -> None:
-    losses = (5, 3, 2, 1.4, 0.9)
-    for steps, expected in ((10, 0.05), (20, 0.7 * math.exp(-2.5)), (30, 0.7 * math.exp(-1)), (40, 1.5)):
-        assert rate(curve(*losses), BASELINE | {"max_steps": steps}) == pytest.approx(expected)
-    assert rate(curve(*losses), BASELINE | {"max_steps": 30}) == rate(curve(*losses[:4]), BASELINE)
-
-
-def test_divergence_after_a_horizon_is_none() -> None:
-    lost = curve(5, 3, 2, diverged=True)  # its loss at 30 steps, or before, was not finite
-    assert view(lost, 1.0, 30).diverged
-    assert not view(lost, 1.0, 20).diverged
-    assert rate(lost, BASELINE | {"max_steps": 20}) == pytest.approx(0.7 * math.exp(-2.5))
-    assert view(curve(diverged=True), 1.0, 10).diverged
+@pytest.mark.parametrize(("losses", "steps", "expected"), RATES)
+def test_rate(losses: Curve, steps: int, expected: float) -> None:
+    assert rate(losses, BASELINE | {"max_steps": steps}) == pytest.approx(expected)
 
 
 def test_gaps_are_of_the_best_loss_within_the_horizon() -> None:
@@ -61,12 +55,12 @@ def test_gaps_are_of_the_best_loss_within_the_horizon() -> None:
 
 
 def test_summary() -> None:
-    seeds = [Trial(curve(5, 1)._replace(step_ms=1.0)), Trial(curve(5, 2, 1)._replace(step_ms=3.0))]
+    seeds = [curve(5, 1, step_ms=1.0), curve(5, 2, 1, step_ms=3.0)]
     good = score_workload("gpt", seeds, BASELINE)
     assert good["ratio"] == pytest.approx(math.sqrt(6 * 3))
     assert (good["hits"], good["step_ms"], good["gaps"]) == ([10, 20], 2.0, [None, None])
     assert (good["role"], good["family"], good["steps"]) == ("visible", "language", 100)
-    lost = [Trial(curve(5, diverged=True), "ValueError: x"), Trial(curve(5, 5))]
+    lost = [curve(5, diverged=True, raised="ValueError: x"), curve(5, 5)]
     bad = score_workload("vae", lost, BASELINE)
     assert bad["raised"] == ["ValueError: x", None]
     (summary,) = summarise([good, bad])
@@ -78,7 +72,7 @@ def test_summary() -> None:
 
 def test_workloads_count_the_same_and_the_worst_family_is_told() -> None:
     rows = [
-        score_workload(name, [Trial(curve(*[5] * place, 1))], BASELINE | {"max_steps": steps})
+        score_workload(name, [curve(*[5] * place, 1)], BASELINE | {"max_steps": steps})
         for steps in (100, 200)
         for name, place in (("cnn", 1), ("vit", 3), ("gpt", 2), ("labels", 4))
     ]
@@ -94,14 +88,14 @@ def test_workloads_count_the_same_and_the_worst_family_is_told() -> None:
 
 
 def test_tables() -> None:
-    trials = [Trial(curve(5, 1)), Trial(curve(5, 3, 1.004))]
+    trials = [curve(5, 1), curve(5, 3, 1.004)]
     rows = [
         score_workload("gpt", trials, BASELINE),
-        score_workload("labels", [Trial(curve(5, diverged=True), "ValueError: x")] * 2, BASELINE),
+        score_workload("labels", [curve(5, diverged=True, raised="ValueError: x")] * 2, BASELINE),
     ]
     entry = {"name": "ours", "config": {}, "factor": 1.0, "rows": rows, "summaries": summarise(rows)}
     text = tabulate([entry], {name: {"100": BASELINE} for name in ("gpt", "labels")})
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    lines = read_cells(text)
     assert ["gpt", "language", "1", "60", "10, miss", "2.04", "0.4 %", "0.00"] in lines
     assert ["labels", "noise", "1", "60", "not finite, not finite", "0.05", "", "0.00"] in lines
     assert "**Visible workloads, 100 steps**" in text

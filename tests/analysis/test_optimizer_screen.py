@@ -11,11 +11,11 @@ import torch
 from scipy.stats import spearmanr
 
 from analysis.__main__ import main
-from analysis.optimizer_bench import screen, trials
-from analysis.optimizer_bench.loading import load_python
+from analysis.optimizer_bench import runs, screen
+from analysis.optimizer_bench.loading import load_python, take_fingerprint
 from analysis.optimizer_bench.screen import CHEAP, change_constants, correlate, estimate, leave_out
-from analysis.optimizer_bench.workloads import FAMILIES, FAMILY, ROLE, ROLES, WORKLOADS
-from tests.analysis.test_optimizer_bench import WORKLOAD_FILE, swap
+from analysis.optimizer_bench.workloads import FAMILIES, FAMILY, ROLE, ROLES
+from tests.analysis.test_optimizer_bench import WORKLOAD_FILE, settle
 
 OPTIMIZER_FILE = """
 from __future__ import annotations
@@ -56,14 +56,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder of optimizers and baselines, of a bench with four tiny workloads."""
     (tmp_path / "workloads.py").write_text(WORKLOAD_FILE)
     (tmp_path / "plain.py").write_text(OPTIMIZER_FILE)
-    build = load_python("--workload-file", tmp_path / "workloads.py").build
     roles = {"a": "visible", "b": "tuning", "c": "tuning", "d": "tuning", "hidden": "test"}
-    swap(monkeypatch, WORKLOADS, dict.fromkeys(roles, build))
-    swap(monkeypatch, ROLE, roles)
-    swap(monkeypatch, FAMILY, OF | {"hidden": "hidden"})
+    settle(monkeypatch, tmp_path / "workloads.py", roles, OF | {"hidden": "hidden"})
     monkeypatch.setattr(screen, "CHEAP", ("a", "b", "c"))
     baseline = {"target": 1e-3, "steps": 30, "initial": 15.0, "max_steps": 30, "curve": [15.0]}
-    baseline["fingerprint"] = float(f"{build(0).val_loss():.4g}")
+    baseline["fingerprint"] = take_fingerprint("a", None)
     found = {"20": baseline | {"target": 0.5, "max_steps": 20}, "30": baseline}
     (tmp_path / "baselines.json").write_text(json.dumps(dict.fromkeys(roles, found)))
     return tmp_path
@@ -97,7 +94,7 @@ def test_the_choice_without_a_family_does_not_see_it() -> None:
     assert (choices["x"].ratio, choices["x"].best) == pytest.approx((1.2, 9.0))
     assert choices["y"].variant == choices["z"].variant == "one"
     assert choices["z"].best == pytest.approx((1.3 * 1.2) ** 0.5)
-    assert estimate([*choices.values()], RATIOS, OF) == pytest.approx(statistics.geometric_mean([1.2, 1, 1, 1]))
+    assert estimate([*choices.values()], OF, OF) == pytest.approx(statistics.geometric_mean([1.2, 1, 1, 1]))
     renamed = {name: {place.upper(): ratio for place, ratio in each.items()} for name, each in RATIOS.items()}
     again = leave_out(renamed, {place.upper(): family for place, family in OF.items()})
     assert again == [*choices.values()]
@@ -135,7 +132,7 @@ def test_screen(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert {row["workload"] for row in told["rows"]["plain"]} == {"a", "b", "c", "d"}
     assert told["rank_correlation"] == pytest.approx(1)  # equal workloads
     assert "correlation of the 3 cheap workloads with all 4: 1.00.\n" in capsys.readouterr().out
-    monkeypatch.setattr(trials, "do", None)  # all is in the journal, of variants that are made again, too
+    monkeypatch.setattr(runs, "do", None)  # all is in the journal, of variants that are made again, too
     assert run(folder, *variants, "--json", str(folder / "again.json")) == 0
     assert json.loads((folder / "again.json").read_text()) == few
 

@@ -11,11 +11,9 @@ import pytest
 import torch
 from sklearn.metrics import log_loss
 
-from analysis.__main__ import main
 from analysis.real_data.robustness import (
     METHODS,
     Run,
-    hash_code,
     judge,
     list_runs,
     ranks,
@@ -26,7 +24,7 @@ from analysis.real_data.robustness import (
 )
 from analysis.real_data.sets import load_real, split_shots
 from analysis.shared.baselines import Outcome
-from tests.analysis.conftest import Made
+from tests.analysis.conftest import Made, read_cells
 
 
 def test_run_is_the_solvers() -> None:
@@ -58,11 +56,6 @@ def test_calibration_error_is_the_slow_loop() -> None:
         assert judged["calibration_error"] == error
 
 
-def test_codes() -> None:
-    assert hash_code("svm") == hash_code("cosine") != hash_code("ours")
-    assert hash_code("ours") == hash_code("ours")
-
-
 def test_rows_and_plot(make_report: Callable[[str], Made]) -> None:
     made = make_report("robustness")
     assert (made.folder / "plot.png").read_bytes()[:4] == b"\x89PNG"
@@ -84,8 +77,7 @@ def test_statistics() -> None:
     assert row["best"] == "svm"  # the first of the best
     assert regrets(row, "ours") == pytest.approx([10, -20])
     assert ranks(row) == pytest.approx({"ours": 1.75, "cosine": 3.5, "svm": 2.25, "knn": 2.5})
-    tables = [line.split("|")[1:-1] for line in tabulate(rows).splitlines() if line.startswith("|")]
-    cells = [[cell.strip() for cell in line] for line in tables]
+    cells = read_cells(tabulate(rows))
     assert cells[2][:3] == ["iris", "5", "85.00 ±5.00"]
     assert cells[2][-2:] == ["RBF SVM", "-5.00 ±15.00"]
     assert cells[5] == ["ours", "85.00", "-5.00", "-5.00 (iris 5)", "1.75", "0.250", "5.00", "1.50"]
@@ -94,20 +86,6 @@ def test_statistics() -> None:
     assert alone[0]["best"] is None
     assert "best baseline, row" not in tabulate(alone)
     assert not math.isnan(ranks(alone[0])["ours"])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("--plot x.png --methods svm", "`--plot` must come with ours and a baseline"),
-        ("--datasets iris --shots 60", "`--datasets` must have rows enough for a split"),
-        ("--json /proc/x.json", "`--json` must be a file that can be written; got /proc/x.json"),
-        ("--json build/x --markdown build/../build/x", "`--markdown` must be another file than --json"),
-    ],
-)
-def test_errors(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["robustness", *arguments.split()]) == 2
-    assert capsys.readouterr().err.startswith(f"analysis robustness: {message}")
 
 
 def test_missing_package_leaves_its_sets_out(

@@ -6,6 +6,7 @@ import inspect
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -54,6 +55,42 @@ def test_a_study_says_what_it_is_and_what_is_wrong_with_an_option(
         assert captured.err.startswith(f"analysis {name}: `{argument}` must ")
         assert captured.err.count("\n") == 1
         assert not captured.out
+
+
+#: Arguments of studies that do not fit, and what the one line on stderr says behind the study's name.
+ERRORS = {
+    "boosters --datasets iris": "`--peers` must be the interpreter of an environment with the peers; got none",
+    "boosters --datasets iris --peers false": "`--peers` must be a Python with numpy; got ",
+    "boosters --peers no-such-python": "`--peers` must be an interpreter; got 'no-such-python'",
+    "episode-authors": "`--authors` must be a folder; got None",
+    "episode-authors --authors absent": "`--authors` must be a folder; got absent",
+    "episode-authors --authors . --only PADDLE,iLPC": "`--authors` must hold PADDLE, iLPC; got ",
+    "episode-speed --authors absent": "`--authors` must hold PT-MAP/test_standard.py; got absent",
+    "meaning .": "`folder` must hold tables",
+    "mislabelled --datasets iris --peers absent": "`--peers` must be a Python that has cleanlab",
+    "optimizer-bench": "`--optimizer` must be a Python file; got none.",
+    "optimizer-bench --compare --plot x.png": "`--plot` must come with --optimizer",
+    "optimizer-bench --compare --roles test --workloads gpt": "`--roles` must come without --workloads; got test.",
+    "optimizer-bench --compare sgd": "`--compare` must be of adamw, ",
+    "optimizer-time --optimizer OPTIMIZER --case large": "`--case` must be",
+    "robustness --plot x.png --methods svm": "`--plot` must come with ours and a baseline",
+    "robustness --datasets iris --shots 60": "`--datasets` must have rows enough for a split",
+    "robustness --json /proc/x.json": "`--json` must be a file that can be written; got /proc/x.json",
+    "robustness --json build/x --markdown build/../build/x": "`--markdown` must be another file than --json",
+    "unlabelled --datasets iris --shots 49": "`--datasets` must have rows enough for a split",
+}
+
+
+@pytest.mark.parametrize("arguments", ERRORS)
+def test_what_does_not_fit_is_one_line(
+    arguments: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "build").mkdir()
+    assert main(arguments.replace("OPTIMIZER", str(ROOT / "protonet/optimizer.py")).split()) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"analysis {arguments.split(maxsplit=1)[0]}: {ERRORS[arguments]}")
+    assert not captured.out
 
 
 @pytest.mark.parametrize("name", SMALL)

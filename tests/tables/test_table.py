@@ -123,6 +123,12 @@ def test_csv_that_cannot_be_read(
         read_table(write(tmp_path, text), KIND)
 
 
+def test_a_line_may_be_longer_than_a_cell(tmp_path: Path) -> None:
+    long = "x" * 9_000_000  # two of them are more than a cell may have
+    _, block = read_table(write(tmp_path, f"a,b,kind\n{long},{long},z\n"), KIND)
+    assert [len(cells[0]) for cells in block.columns] == [len(long)] * 2
+
+
 @pytest.mark.parametrize(
     ("x", "message"),
     [

@@ -12,53 +12,33 @@ from collections.abc import Mapping
 import numpy as np
 
 from analysis.optimizer_bench.workload import Build
-from analysis.optimizer_bench.workloads import (
-    attention,
-    contrast,
-    convex,
-    dense,
-    densities,
-    gnn,
-    images,
-    multitask,
-    noise,
-    physics,
-    prototype,
-    recommender,
-    recurrent,
-    restoration,
-    scales,
-    tables,
-    text,
-    transfer,
-    transformers,
-)
+from analysis.optimizer_bench.workloads import characters, dynamics, graphs, pictures, sources, words
 
 Family = Mapping[str, Build]
 VISIBLE: dict[str, Family] = {
-    "language": text.WORKLOADS,
-    "recommendation": recommender.WORKLOADS,
-    "vision": images.WORKLOADS,
-    "graphs": gnn.WORKLOADS,
-    "episodes": prototype.WORKLOADS,
+    "language": {"gpt": sources.gpt, "gru": sources.gru},
+    "recommendation": {"recommender": words.recommender},
+    "vision": {"cnn": characters.cnn, "vit": characters.vit, "vae": pictures.vae},
+    "graphs": {"gnn": graphs.gnn},
+    "episodes": {"prototype": characters.prototype},
 }
 STUDIED: dict[str, Family] = {
-    "dense": dense.WORKLOADS,
-    "noise": noise.WORKLOADS,
-    "recurrent": recurrent.WORKLOADS,
-    "restoration": restoration.WORKLOADS,
-    "tables": tables.WORKLOADS,
+    "dense": {"syntax": sources.syntax, "pixels": pictures.pixels},
+    "noise": {"labels": characters.labels, "spiky": dynamics.spiky},
+    "recurrent": {"chain": dynamics.chain, "states": characters.states},
+    "restoration": {"denoiser": pictures.denoiser, "masked": pictures.masked},
+    "tables": {"ranking": words.ranking, "words": words.words},
 }
 DRAWN: dict[str, Family] = {
-    "attention": attention.WORKLOADS,
-    "contrast": contrast.WORKLOADS,
-    "convex": convex.WORKLOADS,
-    "densities": densities.WORKLOADS,
-    "multitask": multitask.WORKLOADS,
-    "physics": physics.WORKLOADS,
-    "scales": scales.WORKLOADS,
-    "transfer": transfer.WORKLOADS,
-    "transformers": transformers.WORKLOADS,
+    "attention": {"gat": graphs.gat, "gcn": graphs.gcn},
+    "contrast": {"contrast": characters.contrast, "siamese": characters.siamese},
+    "convex": {"softmax": words.softmax, "factor": pictures.factor},
+    "densities": {"flow": pictures.flow, "diffusion": pictures.diffusion},
+    "multitask": {"heads": characters.heads, "experts": characters.experts},
+    "physics": {"heat": dynamics.heat, "oscillator": dynamics.oscillator},
+    "scales": {"loud": characters.loud, "faint": pictures.faint},
+    "transfer": {"transfer": characters.transfer, "adapter": characters.adapter},
+    "transformers": {"sorter": sources.sorter, "bert": sources.bert, "mixer": sources.mixer},
 }
 FAMILIES = {**VISIBLE, **STUDIED, **DRAWN}
 WORKLOADS = {name: build for family in FAMILIES.values() for name, build in family.items()}

@@ -34,6 +34,19 @@ class States(nn.Module):
         return states
 
 
+class Embedded(nn.Module):
+    """Vectors of symbols, and of their positions in a sequence."""
+
+    def __init__(self, symbols: int, length: int, width: int) -> None:
+        super().__init__()
+        self.symbols = nn.Embedding(symbols, width)
+        self.positions = nn.Embedding(length, width)
+
+    def forward(self, symbols: Tensor) -> Tensor:
+        """Map symbols (batch, length) to (batch, length, width)."""
+        return torch.add(self.symbols(symbols), self.positions.weight[: symbols.shape[1]])
+
+
 def make_mlp(
     *sizes: int,
     linear: Callable[[int, int], nn.Module] = nn.Linear,
@@ -50,9 +63,16 @@ def make_mlp(
     return nn.Sequential(*layers, linear(*last))
 
 
-def make_transformer(width: int, heads: int, layers: int, activation: str, *, norm_first: bool) -> nn.Module:
-    """Make transformer layers of (batch, length, width) whose hidden size is twice the width, without dropout."""
-    layer = nn.TransformerEncoderLayer(
-        width, heads, 2 * width, 0.0, activation, batch_first=True, norm_first=norm_first
-    )
-    return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+def make_convolutions(*channels: int, stride: int = 1, bias: bool = False) -> list[nn.Module]:
+    """Make 3 x 3 convolutions from each number of channels to the next, each with a batch norm and a ReLU."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in itertools.pairwise(channels):
+        convolve = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=bias)
+        layers += [convolve, nn.BatchNorm2d(outputs), nn.ReLU()]
+    return layers
+
+
+def make_transformer(width: int, activation: str, *, norm_first: bool) -> nn.Module:
+    """Make two transformer layers of four heads of (batch, length, width), twice as wide within, without dropout."""
+    layer = nn.TransformerEncoderLayer(width, 4, 2 * width, 0.0, activation, batch_first=True, norm_first=norm_first)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)

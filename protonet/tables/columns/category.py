@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from protonet._checks import show
+from protonet.tables.columns.kind import Column
 from protonet.tables.columns.parsing import write_cells
 from protonet.tables.delimited import GAPS
 from protonet.views.view import Graph, Stored, expect
@@ -31,7 +32,7 @@ _WHOLE = re.compile(r"(?<=\d)\.0+$")
 
 
 @dataclass(frozen=True)
-class Category:
+class Category(Column):
     """A column of categories.
 
     Args:
@@ -44,6 +45,7 @@ class Category:
     counts: tuple[int, ...]
     rows: int
     kind: ClassVar[str] = "category"
+    most_strange: ClassVar[float] = 1.0  #: There may always be new ones.
 
     @classmethod
     def fit(cls, cells: np.ndarray) -> Category:
@@ -64,6 +66,16 @@ class Category:
     def _pair(self) -> bool:
         """Whether there are two levels and no other rows: one number tells both."""
         return len(self.levels) == 2 and sum(self.counts) == self.rows
+
+    @property
+    def rare(self) -> float:
+        """The share of the rows of fit whose cells had no number of their own."""
+        return 1 - sum(self.counts) / self.rows
+
+    @property
+    def strange(self) -> str:
+        """What people read of a new category."""
+        return "a category that fit never saw"
 
     def _table(self) -> np.ndarray:
         """Return the numbers (levels + 1, parts) float32 of each level, and of all others.
@@ -110,10 +122,6 @@ class Category:
     def describe(self) -> dict[str, Any]:
         """Return the levels and how many rows have each."""
         return {"levels": list(self.levels), "counts": list(self.counts), "rows": self.rows}
-
-    def tensors(self) -> dict[str, np.ndarray]:
-        """Return none."""
-        return {}
 
     @classmethod
     def restore(cls, stored: Stored) -> Category:

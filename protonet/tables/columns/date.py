@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from protonet.tables.columns.kind import name_gaps, tell_gaps, write_share
+from protonet.tables.columns.kind import Column, name_gaps, tell_gaps, write_share
 from protonet.tables.columns.parsing import DATE_FORMS, OR, find_words, parse_dates
-from protonet.views.view import Graph, Stored, expect
+from protonet.views.view import Stored, expect
 
 #: Days in each cycle that a date may be a part of, and the least span of dates that tell of it.
 CYCLES = {"day": 1.0, "week": 7.0, "year": 365.2425}
@@ -24,7 +24,7 @@ FEW_MONTH_DAYS = 2
 
 
 @dataclass(frozen=True)
-class Date:
+class Date(Column):
     """A column of dates, times or both.
 
     Args:
@@ -43,6 +43,7 @@ class Date:
     missing: float
     cycles: tuple[str, ...]
     kind: ClassVar[str] = "date"
+    names_sources: ClassVar[bool] = False  #: Of one day there are many rows in most tables.
 
     @classmethod
     def fit(cls, cells: np.ndarray, form: str = "iso") -> Date:
@@ -60,6 +61,19 @@ class Date:
         """The time, two numbers for each cycle, and whether it is missing."""
         cycles = [f" {part} of {name}" for name in self.cycles for part in ("cosine", "sine")]
         return ("", *cycles, *name_gaps(self.missing))
+
+    def read_numbers(self, cells: np.ndarray) -> np.ndarray:
+        """Return days (n,) since 1970, NaN for gaps."""
+        return parse_dates(cells, self.form)
+
+    def fill(self, cells: np.ndarray) -> np.ndarray:
+        """Return days (n,) since 1970, gaps filled."""
+        days = parse_dates(cells, self.form)
+        return np.where(np.isnan(days), self.median, days)
+
+    def write(self, value: float) -> str:
+        """Return days since 1970 as a date."""
+        return str(np.datetime64(0, "D") + np.timedelta64(round(value), "D"))
 
     def encode(self, cells: np.ndarray) -> np.ndarray:
         """Return (n, parts) float32."""
@@ -86,10 +100,6 @@ class Date:
         """Return the fields."""
         return asdict(self) | {"cycles": list(self.cycles)}
 
-    def tensors(self) -> dict[str, np.ndarray]:
-        """Return none."""
-        return {}
-
     @classmethod
     def restore(cls, stored: Stored) -> Date:
         """Build the column again."""
@@ -99,9 +109,6 @@ class Date:
         median, mean = stored.number("median"), stored.number("mean")
         scale = stored.number("scale", math.ulp(0.0))
         return cls(form, median, mean, scale, stored.number("missing", 0, 1), cycles)
-
-    def add_to_graph(self, graph: Graph, cells: str) -> None:
-        """Return None: ONNX has no dates."""
 
 
 def _is_told(cycle: str, days: np.ndarray) -> bool:

@@ -11,9 +11,10 @@ import numpy as np
 
 from protonet.representations.opening import reopen
 from protonet.representations.representation import Record, Representation
+from protonet.tables.columns.kind import Column, Find
 from protonet.tables.columns.parsing import write_cells
 from protonet.tables.columns.text import Text
-from protonet.views.view import Graph, Stored, expect
+from protonet.views.view import Stored, expect
 
 #: What the words are multiplied with, beside an embedding, and all of a text that is beside other columns; see
 #: docs/decisions/representations.md.
@@ -75,8 +76,9 @@ class Embedded:
         """Return the network, which a copy, a pickle and a file lack."""
         return self.representation or reopen(self.record, [self.typed] if self.typed else None)
 
-    def attach(self, representation: Representation, *, shown: bool) -> Embedded:
+    def attach(self, find: Find, *, shown: bool) -> Embedded:
         """Return it with its representation."""
+        representation = find(self.record)
         return replace(self, representation=representation, shown=shown, typed=representation.typed)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -96,7 +98,7 @@ class Embedded:
 
 
 @dataclass(frozen=True, eq=False)
-class EmbeddedText:
+class EmbeddedText(Column):
     """A column of free text: its embedding, and beside it the directions of its words.
 
     Args:
@@ -109,6 +111,8 @@ class EmbeddedText:
     words: Text
     share: float = 1.0
     kind: ClassVar[str] = "embedded text"
+    takes: ClassVar[str | None] = "text"
+    drowns: ClassVar[bool] = True
 
     @classmethod
     def fit(
@@ -151,17 +155,18 @@ class EmbeddedText:
         meaning, words = self.embedded.encode(cells.tolist()), self.words.encode(cells)
         return np.concatenate([meaning, np.float32(WORDS) * words], axis=1) * np.float32(self.share)
 
-    def attach(self, representation: Representation, *, shown: bool) -> EmbeddedText:
+    @property
+    def read_by(self) -> Record:
+        """What embeds it."""
+        return self.embedded.record
+
+    def attach(self, find: Find, *, shown: bool) -> EmbeddedText:
         """Return the column with its representation."""
-        return replace(self, embedded=self.embedded.attach(representation, shown=shown))
+        return replace(self, embedded=self.embedded.attach(find, shown=shown))
 
     def read_names(self, texts: np.ndarray) -> np.ndarray:
         """Return what classes are called (n,) as the first of the features, here all of them."""
         return self.encode(texts)
-
-    def find_strange(self, cells: np.ndarray) -> np.ndarray:
-        """Return False: anything is text."""
-        return np.zeros(len(cells), bool)
 
     def tell(self) -> str:
         """Return what people read of it."""
@@ -183,6 +188,3 @@ class EmbeddedText:
         expect(embedded.record.takes == "text", "a column of text that takes none")
         share = stored.number("share", 1e-3, 1.0)
         return cls(embedded, Text.restore(stored), share)
-
-    def add_to_graph(self, graph: Graph, cells: str) -> None:
-        """Return None: ONNX has no such parts of words."""

@@ -22,8 +22,6 @@ from protonet.views.view import Stored, expect
 
 #: Every kind of column, by its name in model files.
 KINDS: dict[str, type[Column]] = {kind.kind: kind for kind in (Number, Category, Date, Text, EmbeddedText, Picture)}
-#: Those that a representation may read.
-READ = (EmbeddedText, Picture)
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class Encoding:
     @property
     def plain(self) -> bool:
         """Whether all columns are numbers without gaps."""
-        return all(isinstance(column, Number) and not column.missing for column in self.columns)
+        return all(column.plain for column in self.columns)
 
     @property
     def sizes(self) -> list[int]:
@@ -53,9 +51,7 @@ class Encoding:
         The parts of a picture and of a text count as columns of their own, and so does each number of a network of
         pictures.
         """
-        sizes = [1] * len(self.columns) if self.plain else []
-        for column in () if self.plain else self.columns:
-            sizes += column.blocks if isinstance(column, READ) else [len(column.parts)]
+        sizes = self.sizes if self.plain else [size for column in self.columns for size in column.blocks]
         return None if max(sizes) == 1 else torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
 
     @property
@@ -66,10 +62,10 @@ class Encoding:
         have learned must not drown them.
         """
         found: list[tuple[int, int]] = []
-        runs = any(isinstance(column, EmbeddedText) for column in self.columns) and len(self.columns) > 1
+        runs = any(column.drowns for column in self.columns) and len(self.columns) > 1
         first = start = 0
         for column, size in zip(self.columns, self.sizes, strict=True):
-            own = column.alone if isinstance(column, READ) and (runs or not isinstance(column, EmbeddedText)) else []
+            own = column.alone if runs or not column.drowns else []
             if runs and own:
                 found += [(start, first)] * (first > start)
                 start = first + size
@@ -83,12 +79,6 @@ class Encoding:
         first = sum(self.sizes[:number])
         return range(first, first + self.sizes[number])
 
-    def name_features(self, names: Sequence[str]) -> list[str]:
-        """Return a name for each feature, given those of the columns."""
-        if self.plain:
-            return list(names)
-        return [name + part for name, column in zip(names, self.columns, strict=True) for part in column.parts]
-
     def encode(self, cells: Sequence[np.ndarray]) -> np.ndarray:
         """Return the features (n, sum of ``sizes``) of the columns' cells, (n,) each.
 
@@ -97,8 +87,7 @@ class Encoding:
         if not self.plain:
             parts = [column.encode(each) for column, each in zip(self.columns, cells, strict=True)]
             return np.concatenate(parts, axis=1)
-        pairs = zip(self.columns, cells, strict=True)
-        return self.stack([column.fill(each) for column, each in pairs if isinstance(column, Number)])
+        return self.stack([column.fill(each) for column, each in zip(self.columns, cells, strict=True)])
 
     @staticmethod
     def stack(columns: Sequence[np.ndarray]) -> np.ndarray:

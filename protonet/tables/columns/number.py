@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from protonet.tables.columns.kind import name_gaps, tell_gaps, write_share
+from protonet.tables.columns.kind import Column, name_gaps, tell_gaps, write_share
 from protonet.tables.columns.parsing import NUMBER_FORMS, find_words, parse_numbers
 from protonet.views.view import Graph, Stored, expect
 
@@ -17,7 +17,7 @@ MOST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
-class Number:
+class Number(Column):
     """A column of numbers.
 
     Args:
@@ -50,6 +50,27 @@ class Number:
         """The number, and whether it is missing."""
         return ("", *name_gaps(self.missing))
 
+    @property
+    def plain(self) -> bool:
+        """Whether there are no gaps."""
+        return not self.missing
+
+    @property
+    def comma(self) -> bool | None:
+        """Whether they have a decimal comma; None of intervals."""
+        return None if self.form == "interval" else self.form == "comma"
+
+    def read_numbers(self, cells: np.ndarray) -> np.ndarray:
+        """Return the numbers (n,) float64, NaN for gaps."""
+        return parse_numbers(cells, self.form).astype(np.float64)
+
+    def read_once(self, cells: np.ndarray) -> np.ndarray:
+        """Return cells (n,) as numbers, unless one is too large, which is told as it was written."""
+        if cells.dtype.kind != "O":
+            return cells
+        numbers = parse_numbers(cells, self.form)
+        return cells if (np.abs(numbers) > MOST).any() else numbers
+
     def fill(self, cells: np.ndarray) -> np.ndarray:
         """Return the numbers (n,) as they came, float64 unless they have another floating type, gaps filled."""
         numbers = cells if cells.dtype.kind == "f" else parse_numbers(cells, self.form)
@@ -66,6 +87,8 @@ class Number:
 
     def find_strange(self, cells: np.ndarray) -> np.ndarray:
         """Return which cells (n,) are no numbers."""
+        if cells.dtype.kind in "iuf":
+            return np.zeros(len(cells), bool)
         strange: np.ndarray = np.isnan(parse_numbers(cells, self.form)) & ~find_words(cells)
         return strange
 
@@ -82,10 +105,6 @@ class Number:
     def describe(self) -> dict[str, Any]:
         """Return the fields."""
         return asdict(self)
-
-    def tensors(self) -> dict[str, np.ndarray]:
-        """Return none."""
-        return {}
 
     @classmethod
     def restore(cls, stored: Stored) -> Number:

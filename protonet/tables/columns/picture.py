@@ -13,14 +13,15 @@ from protonet.representations.pictures.files import Preprocessing
 from protonet.representations.pictures.reading import map_pictures, need_pillow
 from protonet.representations.representation import Record, Representation
 from protonet.tables.columns.embedded import Embedded
-from protonet.views.view import Graph, Stored, expect
+from protonet.tables.columns.kind import Column, Find
+from protonet.views.view import Stored, expect
 
 #: Of the features; to be raised whenever `protonet.representations.pictures.descriptors` gives other ones.
 VERSION = 1
 
 
 @dataclass(frozen=True)
-class Picture:
+class Picture(Column):
     """A column of pictures.
 
     Args:
@@ -36,6 +37,8 @@ class Picture:
     embedded: Embedded | None = field(default=None, compare=False)
     shown: bool = field(default=False, compare=False, repr=False)
     kind: ClassVar[str] = "picture"
+    takes: ClassVar[str | None] = "picture"
+    names_sources: ClassVar[bool] = False
 
     @classmethod
     def fit(cls, cells: np.ndarray, representation: Representation | None, *, shown: bool = False) -> Picture:
@@ -85,14 +88,16 @@ class Picture:
         """Return what classes are called (n,) as the first of the features; None where no joint network reads them."""
         return None if self.embedded is None else self.embedded.join(texts.tolist())
 
-    def attach(self, representation: Representation, *, shown: bool) -> Picture:
-        """Return the column with its representation."""
-        assert self.embedded is not None
-        return replace(self, embedded=self.embedded.attach(representation, shown=shown), shown=shown)
+    @property
+    def read_by(self) -> Record | None:
+        """What embeds it, beside our own features."""
+        return None if self.embedded is None else self.embedded.record
 
-    def find_strange(self, cells: np.ndarray) -> np.ndarray:
-        """Return none: what is no picture is an error."""
-        return np.zeros(len(cells), bool)
+    def attach(self, find: Find, *, shown: bool) -> Picture:
+        """Return the column with its representation."""
+        if self.embedded is None:
+            return self
+        return replace(self, embedded=self.embedded.attach(find, shown=shown), shown=shown)
 
     def tell(self) -> str:
         """Return what people read of it."""
@@ -124,10 +129,6 @@ class Picture:
             expect(same and stored.entry("version", int) == VERSION, "features of pictures of another version")
         expect(embedded is None or embedded.record.takes == "picture", "a column of pictures that takes none")
         return cls(tuple(sizes), side, embedded)
-
-    def add_to_graph(self, graph: Graph, cells: str) -> None:
-        """Add nothing: ONNX reads no files."""
-        return
 
 
 def _list_paths(cells: np.ndarray) -> list[Path]:

@@ -48,7 +48,7 @@ class Verdict(NamedTuple):
     @property
     def takes(self) -> str | None:
         """What a representation has to take to read it, "text" or "picture"; None where none reads such columns."""
-        return "text" if self.is_text else "picture" if isinstance(self.column, Picture) else None
+        return "text" if self.is_text else None if self.column is None else self.column.takes
 
 
 def recognise(cells: np.ndarray, *, comma: bool = False) -> Verdict:

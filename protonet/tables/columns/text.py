@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from protonet.tables.columns.kind import Column
 from protonet.tables.columns.parsing import write_cells
-from protonet.views.view import Graph, Stored
+from protonet.views.view import Stored
 
 if TYPE_CHECKING:
     from scipy import sparse
@@ -44,7 +45,7 @@ FEW = TextRules(
 
 
 @dataclass(frozen=True, eq=False)
-class Text:
+class Text(Column):
     """A column of free text.
 
     Args:
@@ -64,6 +65,7 @@ class Text:
     mean: np.ndarray
     apart: bool = True
     kind: ClassVar[str] = "text"
+    takes: ClassVar[str | None] = "text"
 
     @classmethod
     def fit(cls, cells: np.ndarray, *, beside: bool = False) -> Text:
@@ -143,10 +145,6 @@ class Text:
         """Return (n, parts) float32."""
         return np.asarray(self._weigh(write_cells(cells)) @ self.basis - self.mean, np.float32)
 
-    def find_strange(self, cells: np.ndarray) -> np.ndarray:
-        """Return False: anything is text."""
-        return np.zeros(len(cells), bool)
-
     def tell(self) -> str:
         """Return the kind and its size."""
         return f"text: {len(self.mean)} directions of {len(self.grams)} words and parts of words"
@@ -166,9 +164,6 @@ class Text:
         apart = stored.entry("apart", bool) if "apart" in stored.description else False
         scales, basis = stored.take("scales", len(grams)), stored.take("basis", len(grams), len(mean))
         return cls(grams, scales.numpy(), basis.numpy(), mean.numpy(), apart)
-
-    def add_to_graph(self, graph: Graph, cells: str) -> None:
-        """Return None: ONNX has no such parts of words."""
 
 
 def _shorten(x: sparse.csr_matrix) -> sparse.csr_matrix:

@@ -92,7 +92,7 @@ def test_texts_come_back_from_a_file_to_the_bit(words: Representation) -> None:
     assert isinstance(column, EmbeddedText)
     assert column.embedded.representation is None
     np.testing.assert_array_equal(restored.encode([CELLS] * 3), x)  # it is opened as it is needed
-    np.testing.assert_array_equal(column.attach(words, shown=False).encode(CELLS), fitted[0].encode(CELLS))
+    np.testing.assert_array_equal(column.attach(lambda _: words, shown=False).encode(CELLS), fitted[0].encode(CELLS))
     assert [len(encoding.find_features(number)) for number in range(3)] == encoding.sizes
     for copied in (pickle.loads(pickle.dumps(fitted[0])), copy.deepcopy(fitted[0])):
         assert copied.embedded.representation is None
@@ -113,14 +113,14 @@ def test_pictures_become_their_embedding_and_our_own_features(pictures: np.ndarr
     assert encoding.encode([pictures[:0]]).shape == (0, x.shape[1])
     (restored,) = restore(encoding).columns
     assert isinstance(restored, Picture)
-    np.testing.assert_array_equal(restored.attach(representation, shown=False).encode(pictures), x)
+    np.testing.assert_array_equal(restored.attach(lambda _: representation, shown=False).encode(pictures), x)
     for copied in (restored, pickle.loads(pickle.dumps(column))):  # a file that nobody has named is not looked for
         with pytest.raises(InputError, match="Pass --representation FILE, where it is now"):
             copied.encode(pictures)
     alone = replace(column, sizes=(), side=0)
     (without,) = restore(Encoding((alone,))).columns
     assert isinstance(without, Picture)
-    np.testing.assert_array_equal(without.attach(representation, shown=False).encode(pictures), x[:, :3])
+    np.testing.assert_array_equal(without.attach(lambda _: representation, shown=False).encode(pictures), x[:, :3])
 
 
 def test_pictures_of_an_older_file_are_what_its_network_gives(pictures: np.ndarray, tmp_path: Path) -> None:
@@ -135,11 +135,11 @@ def test_pictures_of_an_older_file_are_what_its_network_gives(pictures: np.ndarr
     assert isinstance(column, Picture)
     assert column.embedded is not None
     opened = reopen(column.embedded.record, [str(path)])
-    x = column.attach(opened, shown=False).encode(pictures)
+    x = column.attach(lambda _: opened, shown=False).encode(pictures)
     np.testing.assert_array_equal(x, embed_pictures(pictures.tolist(), path, size=4, mean=[0.5], std=[0.2]))
     again = restore(Encoding((column,))).columns[0]
     assert isinstance(again, Picture)
-    np.testing.assert_array_equal(again.attach(opened, shown=False).encode(pictures), x)
+    np.testing.assert_array_equal(again.attach(lambda _: opened, shown=False).encode(pictures), x)
     for changes in ({"side": 64}, {"sizes": [47, 1]}, {"backbone": settings | {"std": [0.0] * 3}}):
         with pytest.raises(ValueError, match=r"backbone|std"):
             Encoding.restore([described | changes], {})

@@ -73,6 +73,21 @@ def test_every_kind_keeps_the_protocol(kind: type[Any], cells: np.ndarray) -> No
 
 
 @EACH
+def test_every_kind_says_what_its_cells_are(kind: type[Any], cells: np.ndarray) -> None:
+    column: Column = kind.fit(cells)
+    numbers, filled = column.read_numbers(cells), column.fill(cells)
+    assert (numbers is None) == (filled.dtype.kind == "U") == (kind in {Category, Text})
+    if numbers is not None:  # they are in an order, and only gaps are filled
+        np.testing.assert_array_equal(filled[~np.isnan(numbers)], numbers[~np.isnan(numbers)])
+        assert not np.isnan(filled).any()
+        assert column.write(numbers[~np.isnan(numbers)][0])
+    assert column.find_others(cells).mean() == pytest.approx(column.rare)
+    np.testing.assert_array_equal(column.encode(column.read_once(cells)), column.encode(cells))
+    assert sum(column.blocks) == len(column.parts)
+    assert column.plain == (kind is Number and len(column.parts) == 1)
+
+
+@EACH
 def test_every_kind_comes_back_from_what_it_describes(kind: type[Any], cells: np.ndarray) -> None:
     encoding = Encoding((kind.fit(cells), Number.fit(NUMBERS)))
     described, tensors = encoding.describe()
@@ -253,7 +268,6 @@ class TestEncoding:
         assert encoding.encode(cells).tolist() == [[1, 0.5], [2, 7]]
         assert encoding.encode(cells).dtype == np.float32
         assert encoding.encode([cells[0], np.array([0.5, 7e9])]).dtype == np.float64
-        assert encoding.name_features(["a", "b"]) == ["a", "b"]
         assert encoding.sizes == [1, 1]
         assert encoding.encode([cells[0], np.array([np.nan, 7])])[0, 1] == np.float32(3.75)  # the median
 
@@ -263,7 +277,7 @@ class TestEncoding:
         assert not encoding.plain
         x = encoding.encode(cells)
         assert x.shape == (60, sum(encoding.sizes))
-        names = encoding.name_features(list(COLUMNS))
+        names = [name + part for name, column in zip(COLUMNS, encoding.columns, strict=True) for part in column.parts]
         assert len(set(names)) == len(names) == x.shape[1]
         assert "two categories=yes" in names
         assert "number with gaps missing" in names

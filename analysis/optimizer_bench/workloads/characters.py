@@ -1,0 +1,444 @@
+"""Characters in matplotlib's faces: told apart under difficulties, compared, and told by networks that knew others."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from analysis.optimizer_bench.workload import Task, build, classify, hold_out, on_rows, seed_0, shuffle, tell, workload
+from analysis.optimizer_bench.workloads.data import PIXELS, SIDE, load_ascii, load_latin
+from analysis.optimizer_bench.workloads.models import Skip, make_convolutions, make_mlp, make_transformer
+from protonet.datasets import Dataset
+from protonet.losses import episodic_loss
+from protonet.sampling import index_classes, sample_episodes
+
+PATCH, WIDTH = 7, 64  #: The vision transformer's.
+LOUDNESS = 10.0  #: Times torch's own initial weights.
+WRONG = 0.3  #: The share of training labels that are drawn anew among the other classes.
+SHAPES = 6  #: Numbers that say how a character's ink lies.
+EXPERTS = 8
+BALANCE = 0.01  #: Weight of the term that keeps experts equally busy.
+GRID = 8  #: Pixels a side of the shrunk pictures that are read pixel by pixel.
+CHANNELS, STATES = 16, 8
+STEPS = (0.01, 0.2)  #: The bounds of channels' first time steps: the state fades by exp(-DECAY * step) a pixel.
+DECAY = 0.5
+HELD_OUT = 5  #: Every fifth character, where validation is on characters that were never seen.
+EPISODE = {"n_way": 20, "n_shot": 1, "n_query": 4}
+TURN, ZOOM, SHIFT = math.radians(20), 0.25, 0.15  #: How far a view goes: half the picture's side is 1.
+GREY = 0.1  #: The standard deviation of a view's noise.
+TEMPERATURE = 0.2
+FEATURES = 64  #: Of the network whose head is new.
+ADAPTED = 192  #: The width of the network that has adapters.
+SLANT, INK, GRAIN = 0.35, 0.7, 0.15  #: How images change: a shear, a factor on their ink, the noise's deviation.
+
+
+@workload
+def cnn() -> Task:
+    """Tell Latin characters by three convolutions that halve the picture, and a linear head."""
+
+    def make(num_classes: int) -> nn.Module:
+        convolutions = make_convolutions(1, 16, 32, 32, stride=2)
+        return nn.Sequential(nn.Unflatten(1, (1, SIDE, SIDE)), *convolutions, nn.Flatten(), nn.Linear(512, num_classes))
+
+    data = load_latin()
+    return classify(make, data.x, data.y, held_out=300, size=32)
+
+
+class ViT(nn.Module):
+    """Patches with learned positions, transformer layers with the norm first, the mean patch and a head."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(1, WIDTH, PATCH, stride=PATCH)
+        self.positions = nn.Parameter(0.02 * torch.randn((SIDE // PATCH) ** 2, WIDTH))
+        self.layers = nn.Sequential(make_transformer(WIDTH, "gelu", norm_first=True), nn.LayerNorm(WIDTH))
+        self.head = nn.Linear(WIDTH, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images (n, pixels) to logits (n, num_classes)."""
+        patches = self.patches(images.view(-1, 1, SIDE, SIDE)).flatten(2).transpose(1, 2)  # (n, patches, width)
+        logits: Tensor = self.head(self.layers(patches + self.positions).mean(dim=1))
+        return logits
+
+
+@workload
+def vit() -> Task:
+    """Tell ASCII characters by a transformer of their patches."""
+    data = load_ascii()
+    return classify(ViT, data.x, data.y, held_out=200, size=16)
+
+
+@workload
+def loud() -> Task:
+    """Tell characters by an MLP of three layers whose logits begin some ``LOUDNESS**3`` times too large."""
+
+    def make(num_classes: int) -> nn.Module:
+        model = make_mlp(PIXELS, 96, 96, num_classes)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(LOUDNESS)
+        return model
+
+    data = load_ascii()
+    return classify(make, data.x, data.y, held_out=300, size=32)
+
+
+def spoil_labels(labels: Tensor, num_classes: int, generator: torch.Generator) -> Tensor:
+    """Replace a share of labels (n,) by another class's, each as likely."""
+    other = torch.randint(1, num_classes, labels.shape, generator=generator)
+    wrong = torch.rand(labels.shape, generator=generator) < WRONG
+    return torch.where(wrong, (labels + other) % num_classes, labels)
+
+
+@workload
+def labels() -> Task:
+    """Tell characters apart though many of the labels to learn from are wrong; validation is on right ones.
+
+    Source: C. Zhang et al. (2017), Understanding deep learning requires rethinking generalization, arXiv 1611.03530.
+    """
+    data, generator = load_ascii(), seed_0()
+    validation, train = torch.randperm(len(data.x), generator=generator).tensor_split([300])
+    y = data.y.clone()
+    y[train] = spoil_labels(y[train], data.num_classes, generator)
+    make = functools.partial(make_mlp, PIXELS, 96, 96, data.num_classes, norm=nn.LayerNorm)
+    return on_rows(make, tell(data.x, y), (train, validation), 16)
+
+
+def measure_shapes(images: Tensor) -> Tensor:
+    """Return how much ink images (n, pixels) have, and where: (n, shapes), in pixels.
+
+    They are: the ink, its mean row and column, the variances of both and their covariance.
+    """
+    positions = torch.cartesian_prod(torch.arange(SIDE), torch.arange(SIDE)).float()  # (pixels, 2)
+    total = images.sum(1, keepdim=True)  # (n, 1)
+    ink = images / total
+    mean = ink @ positions  # (n, 2)
+    row, column = (positions - mean.unsqueeze(1)).unbind(2)  # each (n, pixels)
+    moments = [(ink * product).sum(1, keepdim=True) for product in (row * row, column * column, row * column)]
+    return torch.cat([total, mean, *moments], 1)
+
+
+@workload
+def heads() -> Task:
+    """Tell a glyph's character and shape, less the mean shape, and draw it again, by heads on one trunk.
+
+    The training loss is the sum of losses that nobody weighed against each other: they begin at 4.5 nats, at some 150
+    of shapes and at some 0.04 of grey values. The validation loss weighs tasks alike: it is the mean of their losses,
+    each as a share of what it is for one who guesses the same for all glyphs.
+    """
+    data = load_ascii()
+    shapes = measure_shapes(data.x)
+    shapes -= shapes.mean(0)
+    guesses = torch.stack([torch.tensor(math.log(data.num_classes)), shapes.var(), data.x.var(0).mean()])
+
+    def make() -> nn.Module:
+        trunk = nn.Sequential(make_mlp(PIXELS, 96, 48), nn.ReLU())
+        return nn.ModuleList([trunk, *(nn.Linear(48, outputs) for outputs in (data.num_classes, SHAPES, PIXELS))])
+
+    def loss(model: nn.Module, rows: Tensor) -> Tensor:
+        trunk, *branches = model.children()
+        x = trunk(data.x[rows])  # (n, width)
+        logits, shape, image = (head(x) for head in branches)
+        told = F.cross_entropy(logits, data.y[rows])
+        losses = torch.stack([told, F.mse_loss(shape, shapes[rows]), F.mse_loss(image, data.x[rows])])  # (tasks,)
+        return losses.sum() if model.training else (losses / guesses).mean()
+
+    return on_rows(make, loss, hold_out(torch.arange(len(data.x)), 300), 32)
+
+
+class Experts(nn.Module):
+    """A layer, one of several experts beside a skip, and a linear head; a gate chooses each image's expert.
+
+    Source: W. Fedus, B. Zoph and N. Shazeer (2022), Switch transformers, arXiv 2101.03961, (1) to (6).
+    """
+
+    def __init__(self, num_classes: int, width: int = 64, within: int = 48) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Linear(PIXELS, width), nn.ReLU())
+        self.gate = nn.Linear(width, EXPERTS)
+        self.rise = nn.Parameter(torch.randn(EXPERTS, width, within) * math.sqrt(2 / width))
+        self.fall = nn.Parameter(torch.randn(EXPERTS, within, width) * math.sqrt(2 / within))
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Map images (n, pixels) to logits (n, num_classes) and the imbalance, 0-d: 1 where all are equally busy."""
+        x: Tensor = self.stem(images)  # (n, width)
+        shares = self.gate(x).softmax(1)  # (n, experts)
+        share, chosen = shares.max(1)  # each (n,)
+        # Each expert sees all images, which so few experts do faster than they would sort them.
+        outputs = (x @ self.rise).relu() @ self.fall  # (experts, n, width)
+        x = x + share.unsqueeze(1) * outputs[chosen, torch.arange(len(x))]
+        busy = F.one_hot(chosen, EXPERTS).float().mean(0)  # (experts,)
+        return self.head(x), EXPERTS * (busy * shares.mean(0)).sum()
+
+
+@workload
+def experts() -> Task:
+    """Tell characters apart. The imbalance is part of the training loss alone."""
+    data = load_latin()
+
+    def loss(model: nn.Module, rows: Tensor) -> Tensor:
+        logits, imbalance = model(data.x[rows])
+        total: Tensor = F.cross_entropy(logits, data.y[rows]) + BALANCE * imbalance * model.training
+        return total
+
+    make = functools.partial(Experts, data.num_classes)
+    return on_rows(make, loss, hold_out(torch.arange(len(data.x)), 300), 32)
+
+
+class StateSpace(nn.Module):
+    """A linear state-space model of each channel with a diagonal transition, as one long convolution.
+
+    A state is x_t = exp(step * (i frequency - decay)) x_(t-1) + step * u_t; the output is the real part of the sum of
+    a channel's states, each times its complex readout, and what goes through: a multiple of u_t.
+
+    Source: A. Gu et al. (2022), On the parameterization and initialization of diagonal state space models,
+        arXiv 2206.11893: S4D-Lin.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log_step = nn.Parameter(torch.empty(CHANNELS, 1).uniform_(*map(math.log, STEPS)))
+        self.log_decay = nn.Parameter(torch.full((CHANNELS, STATES), math.log(DECAY)))
+        self.frequency = nn.Parameter(math.pi * torch.arange(STATES).repeat(CHANNELS, 1))
+        self.readout = nn.Parameter(torch.randn(2, CHANNELS, STATES))
+        self.through = nn.Parameter(torch.randn(CHANNELS))
+
+    def make_kernel(self, length: int) -> Tensor:
+        """Return what an input adds to the outputs 0, 1, ... steps later: (channels, length)."""
+        time = self.log_step.exp() * torch.arange(length)  # (channels, length)
+        decay = torch.exp(-self.log_decay.exp()[..., None] * time[:, None])  # (channels, states, length)
+        angle = self.frequency[..., None] * time[:, None]
+        real, imaginary = self.log_step.exp()[..., None] * self.readout[..., None]
+        return torch.sum(decay * (real * angle.cos() - imaginary * angle.sin()), 1)
+
+    def forward(self, u: Tensor) -> Tensor:
+        """Map inputs (n, channels, length) to outputs of the same shape."""
+        length = u.shape[2]
+        spectra = [torch.fft.rfft(x, 2 * length) for x in (self.make_kernel(length), u)]
+        remembered = torch.fft.irfft(torch.mul(*spectra), 2 * length)[..., :length]
+        return torch.add(remembered, self.through[:, None] * u)
+
+
+@workload
+def states() -> Task:
+    """Tell characters apart of which one pixel is seen at a time, row by row, from the mean over time.
+
+    Each layer is a norm, a state-space model and a gated mix of channels, beside a skip.
+    """
+
+    def make(num_classes: int) -> nn.Module:
+        layers = []
+        for _ in range(2):
+            mix = StateSpace(), nn.GELU(), nn.Conv1d(CHANNELS, 2 * CHANNELS, 1), nn.GLU(dim=1)
+            layers.append(Skip(nn.BatchNorm1d(CHANNELS), *mix))
+        pool = nn.AdaptiveAvgPool1d(1), nn.Flatten()
+        return nn.Sequential(nn.Conv1d(1, CHANNELS, 1), *layers, *pool, nn.Linear(CHANNELS, num_classes))
+
+    data = load_ascii()
+    x = F.adaptive_avg_pool2d(data.x.view(-1, 1, SIDE, SIDE), GRID).flatten(2)  # (n, 1, GRID * GRID)
+    return classify(make, x, data.y, held_out=64, size=16)
+
+
+@workload
+def prototype() -> Task:
+    """Tell a few Latin characters apart by the nearest mean of embeddings; the seed decides the episodes.
+
+    It is the prototype network's own training, judged on characters that it never saw.
+    """
+    data = load_latin()
+    classes = torch.arange(data.num_classes)
+    index = index_classes(data.y)
+    train, novel = (index.take(classes[(classes % HELD_OUT == 0) == chosen]) for chosen in (False, True))
+
+    def stream(generator: torch.Generator) -> Iterator[Tensor]:
+        while True:
+            yield sample_episodes(train, **EPISODE, n_episodes=1, generator=generator)
+
+    def loss(model: nn.Module, episodes: Tensor) -> Tensor:
+        embeddings = F.normalize(model(data.x[episodes]), dim=-1)  # (episodes, way, shot + query, embedding)
+        return episodic_loss(embeddings, n_shot=EPISODE["n_shot"], temperature=0.1)
+
+    make = functools.partial(make_mlp, PIXELS, 192, 64, activation=nn.GELU)
+    return Task(make, loss, stream, sample_episodes(novel, **EPISODE, n_episodes=8, generator=seed_0()))
+
+
+def split_pictures(data: Dataset) -> tuple[Tensor, Tensor]:
+    """Return pictures by character, (characters, copies, 1, side, side): to train, and of others to validate on."""
+    pictures = data.x.view(data.num_classes, -1, 1, SIDE, SIDE)  # characters are in order, and have as many rows each
+    novel = torch.arange(data.num_classes) % HELD_OUT == 0
+    return pictures[~novel], pictures[novel]
+
+
+def draw_views(pictures: Tensor, generator: torch.Generator) -> Tensor:
+    """Turn, zoom, shift and blot pictures (n, 1, side, side) twice: (2 n, 1, side, side), a picture's n rows apart."""
+    angle, zoom, right, down = 2 * torch.rand(4, 2 * len(pictures), generator=generator) - 1  # each (2 n,) in [-1, 1]
+    cos, sin = ((1 + ZOOM * zoom) * side for side in ((TURN * angle).cos(), (TURN * angle).sin()))
+    maps = torch.stack((cos, -sin, SHIFT * right, sin, cos, SHIFT * down), 1).view(-1, 2, 3)
+    views = warp(pictures.repeat(2, 1, 1, 1), maps)
+    return views + GREY * torch.randn(views.shape, generator=generator)
+
+
+def warp(pictures: Tensor, maps: Tensor) -> Tensor:
+    """Map pictures (n, 1, side, side) by affine maps (n, 2, 3) of where each pixel comes from."""
+    grid = F.affine_grid(maps, [len(maps), 1, SIDE, SIDE], align_corners=False)
+    return F.grid_sample(pictures, grid, align_corners=False)
+
+
+def compare_views(embeddings: Tensor) -> Tensor:
+    """Return the cross-entropy, 0-d, of telling each view's twin, n rows apart, among all of (2 n, embedding).
+
+    Source: T. Chen et al. (2020), A simple framework for contrastive learning of visual representations,
+        arXiv 2002.05709, algorithm 1.
+    """
+    unit = F.normalize(embeddings, dim=1)
+    similar = (unit @ unit.T / TEMPERATURE).fill_diagonal_(-math.inf)  # (2 n, 2 n)
+    return F.cross_entropy(similar, torch.arange(len(unit)).roll(len(unit) // 2))
+
+
+@workload
+def contrast() -> Task:
+    """Tell which views are of one picture, as SimCLR does; the seed decides the views too."""
+    train, validation = (pictures.flatten(0, 1) for pictures in split_pictures(load_latin()))
+    generator = seed_0()
+    few = torch.randperm(len(validation), generator=generator)[:64]
+
+    def make() -> nn.Module:
+        convolutions = make_convolutions(1, 8, 16, 32, stride=2, bias=True)
+        return nn.Sequential(*convolutions, nn.Flatten(), make_mlp(512, 64, 32))
+
+    stream = shuffle(train, 16, draw_views)
+    twins = draw_views(validation[few], generator)
+    return Task(make, lambda model, views: compare_views(model(views)), stream, twins)
+
+
+def draw_pairs(pictures: Tensor, characters: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Pair a picture of each character (n,) with one of it or, as often, of another: (n, 2, ...) and same (n,)."""
+    total, copies = pictures.shape[:2]
+    same = torch.rand(len(characters), generator=generator) < 0.5
+    others = (characters + torch.randint(1, total, characters.shape, generator=generator)) % total
+    which = torch.stack((characters, torch.where(same, characters, others)), 1)  # (n, 2)
+    return pictures[which, torch.randint(copies, which.shape, generator=generator)], same.float()
+
+
+@workload
+def siamese() -> Task:
+    """Tell whether two pictures show one character, from few pairs at a time; the seed decides the pairs too.
+
+    The logit is of a weighted distance of what one encoder makes of them.
+
+    Source: G. Koch, R. Zemel and R. Salakhutdinov (2015), Siamese neural networks for one-shot image recognition.
+    """
+    train, validation = split_pictures(load_ascii())
+
+    def make() -> nn.Module:
+        convolve = nn.Conv2d(1, 8, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 5), nn.ReLU(), nn.MaxPool2d(2)
+        encoder = nn.Sequential(*convolve, nn.Flatten(), nn.Linear(256, 64), nn.Sigmoid())
+        return nn.ModuleList([encoder, nn.Linear(64, 1)])
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        (encoder, head), (pairs, same) = model.children(), batch
+        first, second = encoder(pairs.flatten(0, 1)).unflatten(0, (-1, 2)).unbind(1)  # each (n, 64)
+        return F.binary_cross_entropy_with_logits(head((first - second).abs()).squeeze(1), same)
+
+    generator = seed_0()
+    characters = torch.randint(len(validation), (64,), generator=generator)
+    pairs = draw_pairs(validation, characters, generator)
+    stream = shuffle(torch.arange(len(train)), 8, functools.partial(draw_pairs, train))
+    return Task(make, loss, stream, pairs)
+
+
+def pretrain(task: Task, steps: int) -> nn.Module:
+    """Return a model that AdamW has trained on a task, in the same way whatever the seed."""
+    workload = build(task, 0)
+    optimizer = torch.optim.AdamW(workload.model.parameters())
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, steps, cycle_momentum=False)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        workload.train_loss().backward()
+        optimizer.step()
+        schedule.step()
+    return workload.model
+
+
+def make_body() -> nn.Sequential:
+    """Make two convolutions, a linear layer and a norm: (n, pixels) to (n, features)."""
+    convolve = nn.Conv2d(1, 12, 5, stride=2, padding=2), nn.ReLU(), nn.Conv2d(12, 24, 3, stride=2, padding=1), nn.ReLU()
+    linear = nn.Linear(24 * (SIDE // 4) ** 2, FEATURES)
+    return nn.Sequential(nn.Unflatten(1, (1, SIDE, SIDE)), *convolve, nn.Flatten(), linear, nn.LayerNorm(FEATURES))
+
+
+@workload
+def transfer() -> Task:
+    """Tell Latin characters of odd numbers by a new head and all that was learnt on even ones."""
+    data = load_latin()
+    shuffled = torch.randperm(len(data.y), generator=seed_0())
+    even, odd = (shuffled[data.y[shuffled] % 2 == remainder] for remainder in (0, 1))
+    loss, half = tell(data.x, data.y // 2), data.num_classes // 2
+
+    def make_old() -> nn.Module:
+        return nn.Sequential(make_body(), nn.Linear(FEATURES, data.num_classes - half))
+
+    learnt = pretrain(on_rows(make_old, loss, (even, even), 64), 400).get_submodule("0").state_dict()
+
+    def make() -> nn.Module:
+        body, head = make_body(), nn.Linear(FEATURES, half)
+        body.load_state_dict(learnt)
+        return nn.Sequential(body, head)
+
+    validation, train, _ = odd.tensor_split([200, 2_200])
+    return on_rows(make, loss, (train, validation), 16)
+
+
+def make_adapter() -> nn.Module:
+    """Make a narrow network beside a skip, that changes next to nothing at first.
+
+    Source: N. Houlsby et al. (2019), Parameter-efficient transfer learning for NLP, arXiv 1902.00751; there the rest
+        of the network is frozen.
+    """
+    down, up = nn.Linear(ADAPTED, 16), nn.Linear(16, ADAPTED)
+    nn.init.normal_(up.weight, std=1e-3)
+    nn.init.zeros_(up.bias)
+    return Skip(down, nn.GELU(), up)
+
+
+def make_adapted(num_classes: int, make_adapter: Callable[[], nn.Module]) -> nn.Sequential:
+    """Make two hidden layers, each with what ``make_adapter`` makes, and a head."""
+    layers: list[nn.Module] = []
+    for inputs in (PIXELS, ADAPTED):
+        layers += [nn.Linear(inputs, ADAPTED), nn.GELU(), make_adapter()]
+    return nn.Sequential(*layers, nn.Linear(ADAPTED, num_classes))
+
+
+def shift(images: Tensor) -> Tensor:
+    """Slant images (n, pixels), take ink from them and add noise, the same one whenever it is asked for."""
+    shear = torch.tensor([[1, SLANT, 0], [0, 1, 0]]).expand(len(images), 2, 3)
+    slanted = warp(images.view(-1, 1, SIDE, SIDE), shear).flatten(1)
+    return INK * slanted + GRAIN * torch.randn(images.shape, generator=seed_0())
+
+
+@workload
+def adapter() -> Task:
+    """Tell characters whose images have changed, by new adapters and all that was learnt from the old images.
+
+    The weights start close to good ones: large rates forget, and long training learns the few rows by heart.
+    """
+    data = load_ascii()
+    rows = torch.randperm(len(data.y), generator=seed_0())
+    seen, validation = rows[:-300], rows[-300:]
+    make_old = functools.partial(make_adapted, data.num_classes, nn.Identity)
+    old = pretrain(on_rows(make_old, tell(data.x, data.y), (seen, seen), 64), 600)
+    changed = torch.empty_like(data.x)
+    changed[rows] = shift(data.x[rows])
+
+    def make() -> nn.Module:
+        model = make_adapted(data.num_classes, make_adapter)
+        model.load_state_dict(old.state_dict(), strict=False)  # the adapters are new
+        return model
+
+    return on_rows(make, tell(changed, data.y), (rows[:400], validation), 16)

@@ -1,0 +1,209 @@
+"""How things move and spread: a robot's arm, chaotic series, heat in a rod, and coupled pendulums."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from analysis.optimizer_bench.workload import Task, on_rows, seed_0, workload
+from analysis.optimizer_bench.workloads.data import standardise
+from analysis.optimizer_bench.workloads.models import States, make_mlp
+
+JOINTS, TURN = 4, math.pi / 2  #: Each joint turns by at most so much either way.
+SPIKES, SPIKE = 0.01, 100.0  #: The share of spoilt readings, and their standard deviation, that of the others being 1.
+READINGS = 20_000
+DELAY, EULER, SAMPLE = 17.0, 0.1, 6.0  #: Units of time: of the equation, of its solution, and between two samples.
+SERIES, SAMPLES, SETTLE = 64, 400, 50  #: Samples of each series that are used, and before them, in which it settles.
+AHEAD, GRAIN = 14, 0.05  #: Samples from what is seen to what is forecast, and the standard deviation of its noise.
+LENGTH, HEARD = 24, 8  #: Samples of a window, and those before the first forecast that counts.
+DIFFUSIVITY = 0.02
+MODES = {1: 1.0, 3: 0.6, 6: 0.4}  #: Amplitudes at time 0 of the waves sin(k pi x) that the solution is made of.
+INTERIOR, EDGE = 64, 16  #: Points of a batch: within, and on each of the three sides where the solution is given.
+EDGE_WEIGHT = 10.0
+SPRING = 0.5  #: Between the two pendulums, whose own frequency is 1.
+SPREAD = 1.5  #: Standard deviation of the first angles and velocities.
+INTERVAL, OBSERVATIONS, SUBSTEPS = 0.6, 2, 20  #: Of each trajectory, after its first state; substeps make the data.
+
+
+def reach(angles: Tensor) -> Tensor:
+    """Return where the hand (n, 2) is of a planar arm of links of length 1, each turned (n, joints) from the last."""
+    headings = angles.cumsum(1)  # (n, joints)
+    return torch.stack((headings.cos(), headings.sin()), 2).sum(1)
+
+
+def draw_readings() -> tuple[Tensor, Tensor, Tensor]:
+    """Return angles (n, joints) over ``TURN``, standardised hands (n, 2), and these as the tracker reads them."""
+    generator = seed_0()
+    x = 2 * torch.rand(READINGS, JOINTS, generator=generator) - 1
+    hands = standardise(reach(TURN * x))
+    spoilt = torch.rand(READINGS, 1, generator=generator) < SPIKES
+    return x, hands, torch.where(spoilt, SPIKE * torch.randn(hands.shape, generator=generator), hands)
+
+
+@workload
+def spiky() -> Task:
+    """Learn a robot arm's kinematics by squared error from readings of which few are wildly wrong.
+
+    Validation is on right ones.
+    """
+    x, hands, readings = draw_readings()
+    validation, train = torch.arange(READINGS).tensor_split([512])
+
+    def loss(model: nn.Module, rows: Tensor) -> Tensor:
+        return F.mse_loss(model(x[rows]), (readings if model.training else hands)[rows])
+
+    make = functools.partial(make_mlp, JOINTS, 64, 64, 2, activation=nn.Tanh)
+    return on_rows(make, loss, (train, validation), 16)
+
+
+def simulate(series: int, samples: int) -> Tensor:
+    """Return chaotic series, each from its own past, in float64: (series, samples), ``SAMPLE`` apart.
+
+    Source: M. Mackey and L. Glass (1977), Oscillation and chaos in physiological control systems: x'(t) =
+        0.2 x(t - DELAY) / (1 + x(t - DELAY)^10) - 0.1 x(t), by Euler steps.
+    """
+    delay, sample = round(DELAY / EULER), round(SAMPLE / EULER)
+    x = np.empty((delay + samples * sample, series))
+    x[:delay] = np.linspace(0.5, 1.3, series)  # constant pasts
+    for now in range(delay, len(x)):
+        past = x[now - delay]
+        x[now] = x[now - 1] + EULER * (0.2 * past / (1 + past**10) - 0.1 * x[now - 1])
+    return torch.from_numpy(x[delay::sample].T.copy())
+
+
+def draw_series() -> tuple[Tensor, Tensor]:
+    """Return windows (n, 2, length), of what is seen and what it is ``AHEAD`` later: to train, and to validate on."""
+    x = simulate(SERIES, SETTLE + SAMPLES)[:, SETTLE:].float()
+    x = (x - x.mean()) / x.std()
+    seen = x + GRAIN * torch.randn(x.shape, generator=seed_0())
+    pairs = torch.stack((seen[:, :-AHEAD], x[:, AHEAD:]), 1)  # (series, 2, samples - ahead)
+    windows = pairs.unfold(2, LENGTH, LENGTH // 2).transpose(1, 2)  # (series, windows of each, 2, length)
+    validation, train = windows.tensor_split([4])
+    return train.flatten(0, 1), validation.flatten(0, 1)
+
+
+@workload
+def chain() -> Task:
+    """Forecast noisy chaotic series by a tanh network, each sample from what came before.
+
+    The loss is the share of the variance that is missed, from ``HEARD`` on.
+    """
+
+    def make() -> nn.Module:
+        states = States(nn.RNN(1, 48, batch_first=True))
+        return nn.Sequential(nn.Unflatten(1, (-1, 1)), states, nn.Linear(48, 1), nn.Flatten())
+
+    def loss(model: nn.Module, windows: Tensor) -> Tensor:
+        seen, later = windows.unbind(1)
+        return F.mse_loss(model(seen)[:, HEARD:], later[:, HEARD:])
+
+    return on_rows(make, loss, draw_series(), 16)
+
+
+def differentiate(model: nn.Module, points: Tensor) -> Tensor:
+    """Return a tanh network's u, u_t, u_x and u_xx at times and places (n, 2), (4, n), carried through its layers."""
+    axes = torch.eye(3, 2, dtype=points.dtype)  # the last row is 0
+    rates = axes.unsqueeze(1).expand(-1, len(points), -1)  # (3, n, 2)
+    jet = torch.cat([points.unsqueeze(0), rates])  # (4, n, width)
+    *hidden, last = (layer for layer in model.children() if isinstance(layer, nn.Linear))
+    for layer in hidden:
+        jet = bend(carry(layer, jet))
+    return carry(last, jet).squeeze(2)
+
+
+def carry(layer: nn.Linear, jet: Tensor) -> Tensor:
+    """Map values and derivatives (4, n, inputs) by a linear layer, whose bias moves no derivative."""
+    return torch.cat([layer(jet[:1]), F.linear(jet[1:], layer.weight)])
+
+
+def bend(jet: Tensor) -> Tensor:
+    """Map values and derivatives (4, n, width) by tanh, whose slope is 1 - tanh^2 and curvature -2 tanh times that."""
+    value = jet[0].tanh()
+    slope = 1 - value**2
+    u_t, u_x, u_xx = slope * jet[1:]
+    return torch.stack([value, u_t, u_x, u_xx - 2 * value * u_x * jet[2]])
+
+
+def solve_heat(points: Tensor) -> Tensor:
+    """Return the temperatures (n,) of a rod of length 1 whose ends are kept at 0, at times and places (n, 2)."""
+    t, x = points.unbind(1)
+    waves = [a * (-DIFFUSIVITY * (k * math.pi) ** 2 * t).exp() * (k * math.pi * x).sin() for k, a in MODES.items()]
+    return torch.stack(waves).sum(0)
+
+
+@workload
+def heat() -> Task:
+    """Solve u_t = diffusivity * u_xx; the seed decides the points.
+
+    The training loss is the squared residual and the squared errors at time 0 and at both ends; the validation loss
+    is the squared error, as a share of the solution's square.
+
+    Source: M. Raissi, P. Perdikaris and G. E. Karniadakis (2019), Physics-informed neural networks.
+    """
+
+    def stream(generator: torch.Generator) -> Iterator[Tensor]:
+        while True:
+            points = torch.rand(INTERIOR + 3 * EDGE, 2, generator=generator)
+            start, left, right = points[INTERIOR:].split(EDGE)  # views
+            start[:, 0], left[:, 1], right[:, 1] = 0, 0, 1
+            yield points
+
+    def loss(model: nn.Module, points: Tensor) -> Tensor:
+        solution = solve_heat(points)
+        if not model.training:
+            error: Tensor = model(points).squeeze(1) - solution
+            return error.square().sum() / solution.square().sum()
+        u, u_t, _, u_xx = differentiate(model, points)
+        residual = (u_t - DIFFUSIVITY * u_xx)[:INTERIOR]
+        at_edges = F.mse_loss(u[INTERIOR:], solution[INTERIOR:])
+        return F.mse_loss(residual, torch.zeros_like(residual)) + EDGE_WEIGHT * at_edges
+
+    grid = torch.cartesian_prod(torch.linspace(0, 1, 25), torch.linspace(0, 1, 50))
+    return Task(functools.partial(make_mlp, 2, 32, 32, 32, 1, activation=nn.Tanh), loss, stream, grid)
+
+
+def swing(states: Tensor) -> Tensor:
+    """Return the rates (n, 4) of states (n, 4): the angles of two pendulums with a spring between, and their rates."""
+    angles, rates = states.chunk(2, dim=1)
+    return torch.cat([rates, SPRING * (angles.flip(1) - angles) - angles.sin()], 1)
+
+
+def integrate(field: Callable[[Tensor], Tensor], states: Tensor, interval: float, count: int) -> Tensor:
+    """Return the states (n, count, d) that follow states (n, d) at even intervals, by the classical Runge-Kutta."""
+    path = []
+    for _ in range(count):
+        first = field(states)
+        second = field(states + interval / 2 * first)
+        third = field(states + interval / 2 * second)
+        fourth = field(states + interval * third)
+        states = states + interval / 6 * (first + 2 * (second + third) + fourth)
+        path.append(states)
+    return torch.stack(path, dim=1)
+
+
+def draw_trajectories() -> Tensor:
+    """Return states of the pendulums, the first one and those observed: (n, 1 + observations, 4)."""
+    first = SPREAD * torch.randn(4000, 4, generator=seed_0(), dtype=torch.float64)
+    path = integrate(swing, first, INTERVAL / SUBSTEPS, OBSERVATIONS * SUBSTEPS)[:, SUBSTEPS - 1 :: SUBSTEPS]
+    return torch.cat([first.unsqueeze(1), path], 1).float()
+
+
+@workload
+def oscillator() -> Task:
+    """Learn the rates of the pendulums from what they lead to.
+
+    Source: R. T. Q. Chen et al. (2018), Neural ordinary differential equations, arXiv 1806.07366.
+    """
+
+    def loss(model: nn.Module, paths: Tensor) -> Tensor:
+        return F.mse_loss(integrate(model, paths[:, 0], INTERVAL, OBSERVATIONS), paths[:, 1:])
+
+    validation, train = draw_trajectories().tensor_split([256])
+    make = functools.partial(make_mlp, 4, 48, 48, 4, activation=nn.Tanh)
+    return on_rows(make, loss, (train, validation), 64)

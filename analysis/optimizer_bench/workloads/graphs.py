@@ -1,0 +1,230 @@
+"""Graph networks over the functions of Python's standard library: which module is each one from?
+
+Two functions are neighbours if one's body holds the other's name. Two networks see a few neighbours, drawn anew for
+every batch, and one convolves a whole small graph with few labels.
+"""
+
+from __future__ import annotations
+
+import functools
+import sysconfig
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from analysis.optimizer_bench.workload import Task, seed_0, shuffle, workload
+from analysis.optimizer_bench.workloads.data import DEFINITION, SMALLEST, WORD
+
+FOREIGN = {"site-packages", "dist-packages", "test"}  #: Not everywhere, or not the same.
+COMMON = 6  #: Functions of one name: a name that more share says nothing.
+WORDS = 256  #: Features: whether a body has each of the commonest words.
+FANOUT = 5  #: Neighbours drawn of each node.
+HEADS, SLOPE = 2, 0.2  #: The attention's, and the slope of its scores below zero.
+MODULES, LABELLED = 8, 6  #: The convolution's: modules, the largest ones, and labelled functions of each.
+HIDDEN, DROPOUT = 16, 0.5
+
+
+class Graph(NamedTuple):
+    """Nodes and their neighbours: node i's are ``neighbours[start[i] : start[i] + degree[i]]``, itself included."""
+
+    x: Tensor
+    y: Tensor
+    neighbours: Tensor
+    start: Tensor
+    degree: Tensor
+
+    def draw(self, nodes: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw neighbours (..., fanout) of nodes (...), with replacement."""
+        uniform = torch.rand(*nodes.shape, FANOUT, generator=generator, dtype=torch.float64)  # float32 could round up
+        return self.neighbours[self.start[nodes][..., None] + (uniform * self.degree[nodes][..., None]).long()]
+
+
+@functools.cache
+def load_graph() -> Graph:
+    """Read the functions of all large enough modules."""
+    names, bodies, labels = [], [], []
+    module = 0
+    library = Path(sysconfig.get_path("stdlib"))
+    for path in sorted([*library.glob("*.py"), *library.glob("*/*.py")]):
+        if path.parent.name in FOREIGN:
+            continue
+        _, *pieces = DEFINITION.split(path.read_text(encoding="utf-8", errors="replace"))
+        if len(pieces) // 2 >= SMALLEST:
+            names += pieces[::2]
+            bodies += [set(WORD.findall(body)) for body in pieces[1::2]]
+            labels += [module] * (len(pieces) // 2)
+            module += 1
+    nodes_of = defaultdict(set)
+    for node, name in enumerate(names):
+        nodes_of[name].add(node)
+    adjacent = [{node} for node in range(len(names))]
+    for node, body in enumerate(bodies):
+        for word in body & nodes_of.keys():
+            if len(nodes_of[word]) <= COMMON:
+                adjacent[node] |= nodes_of[word]
+                for other in nodes_of[word]:
+                    adjacent[other].add(node)
+    counts = Counter(word for body in bodies for word in body)
+    words = sorted(counts, key=lambda word: (-counts[word], word))[:WORDS]
+    x = np.array([[word in body for word in words] for body in bodies], np.float32)  # (n, words)
+    degree = torch.tensor(list(map(len, adjacent)))
+    neighbours = torch.tensor([other for near in adjacent for other in sorted(near)])
+    return Graph(torch.from_numpy(x), torch.tensor(labels), neighbours, degree.cumsum(0) - degree, degree)
+
+
+class Mean(nn.Module):
+    """What a layer makes of a node, plus what it makes of the mean of its neighbours.
+
+    Source: Hamilton, Ying and Leskovec (2017), Inductive representation learning on large graphs, algorithms 1 and 2:
+        GraphSAGE.
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.own = nn.Linear(inputs, outputs)
+        self.others = nn.Linear(inputs, outputs, bias=False)
+
+    def forward(self, x: Tensor, near: Tensor) -> Tensor:
+        """Map nodes (..., inputs) and their neighbours (..., fanout, inputs) to (..., outputs)."""
+        return torch.add(self.own(x), self.others(near.mean(dim=-2)))
+
+
+class Attention(nn.Module):
+    """Each head's mean of a node and its neighbours, weighted by what a network of one layer makes of the pairs.
+
+    Source: P. Veličković et al. (2018), Graph attention networks, arXiv 1710.10903; here neighbours are sampled.
+    """
+
+    def __init__(self, inputs: int, width: int) -> None:
+        super().__init__()
+        self.features = nn.Linear(inputs, HEADS * width, bias=False)
+        self.from_self = nn.Parameter(torch.empty(HEADS, width))
+        self.from_near = nn.Parameter(torch.empty(HEADS, width))
+        self.bias = nn.Parameter(torch.zeros(HEADS, width))
+        for parameter in (self.features.weight, self.from_self, self.from_near):
+            nn.init.xavier_uniform_(parameter)
+
+    def forward(self, x: Tensor, near: Tensor) -> Tensor:
+        """Map nodes (..., inputs) and their neighbours (..., k, inputs) to (..., heads, width)."""
+        own = self.features(x).unflatten(-1, self.bias.shape)[..., None, :, :]  # (..., 1, heads, width)
+        others = self.features(near).unflatten(-1, self.bias.shape)  # (..., k, heads, width)
+        values = torch.cat((own, others), -3)  # (..., 1 + k, heads, width)
+        scores = (own * self.from_self).sum(-1) + (values * self.from_near).sum(-1)  # (..., 1 + k, heads)
+        weights = F.leaky_relu(scores, SLOPE).softmax(-2)
+        return torch.add((weights[..., None] * values).sum(-3), self.bias)
+
+
+def tell_modules(
+    make: Callable[[int], nn.Module],
+    between: Callable[[Tensor], Tensor],
+    finish: Callable[[Tensor], Tensor],
+    *,
+    size: int,
+    held_out: int,
+) -> Task:
+    """Return the task of telling a function's module from it and from neighbours that are drawn.
+
+    Args:
+        make: Makes, of the number of classes, two layers that map nodes and their neighbours.
+        between: Maps what the first layer gives.
+        finish: Maps what the second layer gives to logits.
+        size: Functions of a batch.
+        held_out: Functions to validate on.
+    """
+    graph, generator = load_graph(), seed_0()
+    validation, train = torch.randperm(len(graph.x), generator=generator).tensor_split([held_out])
+
+    def draw(nodes: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        near = graph.draw(nodes, generator)
+        return nodes, near, graph.draw(near, generator)
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        (first, second), (x, near, far) = model.children(), (graph.x[nodes] for nodes in batch)
+        logits = finish(second(between(first(x, near)), between(first(near, far))))
+        return F.cross_entropy(logits, graph.y[batch[0]])
+
+    model = functools.partial(make, int(graph.y.max()) + 1)
+    return Task(model, loss, shuffle(train, size, draw), draw(validation, generator))
+
+
+@workload
+def gnn() -> Task:
+    """Tell a function's module by GraphSAGE; the seed decides the neighbours drawn, too."""
+
+    def make(num_classes: int) -> nn.Module:
+        return nn.ModuleList([Mean(WORDS, 64), Mean(64, num_classes)])
+
+    return tell_modules(make, torch.relu, lambda logits: logits, size=48, held_out=300)
+
+
+@workload
+def gat() -> Task:
+    """Tell it by attention: the first layer's heads side by side, the mean of the second one's."""
+
+    def make(num_classes: int) -> nn.Module:
+        return nn.ModuleList([Attention(WORDS, 16), Attention(HEADS * 16, num_classes)])
+
+    def between(x: Tensor) -> Tensor:
+        return F.elu(x).flatten(-2)
+
+    return tell_modules(make, between, lambda logits: logits.mean(-2), size=16, held_out=100)
+
+
+def load_modules() -> tuple[Tensor, Tensor, Tensor]:
+    """Return the features (n, words) and modules (n,) of the largest modules' functions, and their edges (2, e)."""
+    graph = load_graph()
+    largest = graph.y.bincount().argsort(descending=True, stable=True)[:MODULES]
+    among = torch.isin(graph.y, largest)
+    numbers = among.cumsum(0) - 1  # of the nodes of these modules
+    ends = torch.stack((torch.arange(len(graph.y)).repeat_interleave(graph.degree), graph.neighbours))
+    edges = numbers[ends[:, among[ends].all(0)]]
+    return graph.x[among], torch.searchsorted(largest.sort().values, graph.y[among]), edges
+
+
+def normalise(edges: Tensor, n: int) -> Tensor:
+    """Return edges (2, e) as a sparse matrix (n, n), each divided by the root of its two ends' degrees."""
+    degree = edges[0].bincount(minlength=n).float()
+    return torch.sparse_coo_tensor(edges, degree[edges].prod(0).rsqrt(), (n, n), check_invariants=True).coalesce()
+
+
+@workload
+def gcn() -> Task:
+    """Tell modules from a few labelled functions, the whole graph in one batch; the seed decides what is dropped, too.
+
+    Two layers mix what a linear map makes of the neighbours, with dropout before both. The weights learn the labels by
+    heart: the validation loss rises again, unless they decay fast.
+
+    Source: T. N. Kipf and M. Welling (2017), Semi-supervised classification with graph convolutional networks, arXiv
+        1609.02907; here dropout takes a word, or a hidden feature, from all nodes at once.
+    """
+    x, y, edges = load_modules()
+    mixing = normalise(edges, len(x))
+    shuffled = torch.randperm(len(x), generator=seed_0())
+    rank = F.one_hot(y[shuffled]).cumsum(0).gather(1, y[shuffled, None]).squeeze(1)  # of a node in its module, from 1
+    train, validation = shuffled[rank <= LABELLED], shuffled[rank > LABELLED]
+
+    def make() -> nn.Module:
+        layers = [nn.Linear(WORDS, HIDDEN), nn.Linear(HIDDEN, MODULES)]
+        for layer in layers:
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+        return nn.ModuleList(layers)
+
+    def draw(nodes: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        stays = torch.rand(WORDS + HIDDEN, generator=generator) >= DROPOUT
+        return nodes, stays / (1 - DROPOUT)
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        (first, second), (nodes, scale) = model.children(), batch
+        before, between = scale.split([WORDS, HIDDEN])
+        hidden = (mixing @ first(x * before)).relu() * between  # (n, hidden)
+        return F.cross_entropy((mixing @ second(hidden))[nodes], y[nodes])
+
+    held_out = validation, torch.ones(WORDS + HIDDEN)
+    return Task(make, loss, shuffle(train, len(train), draw), held_out)

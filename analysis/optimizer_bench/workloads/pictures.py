@@ -1,0 +1,309 @@
+"""Pictures to make: characters drawn, filled in and completed, photographs denoised and learnt, densities of both."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from analysis.optimizer_bench.workload import Task, hold_out, on_rows, seed_0, shuffle, workload
+from analysis.optimizer_bench.workloads.data import PIXELS, SIDE, load_ascii, load_latin, load_photograph, standardise
+from analysis.optimizer_bench.workloads.models import Skip, make_convolutions, make_mlp
+from protonet._checks import optional_packages
+
+LATENT = 16  #: The autoencoder's.
+FAINTNESS = 0.1  #: Times what a layer gives whose outputs begin as large as its inputs.
+TILE, NOISE = 12, (0.02, 0.3)  #: Standard deviations, of which each tile's is uniform; colours are in [0, 1].
+PATCH, MISSING_SHARE, MIXED = 7, 0.6, 48
+PATCHES = (SIDE // PATCH) ** 2
+SPREAD = 16.0  #: The standard deviation of the first frequencies, in periods a picture.
+FREQUENCIES, WIDTH = 48, 96
+RANK, START = 32, 0.1  #: Of a photograph's factors, and the standard deviation that they begin with.
+HALF = 6  #: A patch has 2 * 2 pixels of 3 colours; a coupling moves half of these by the other half.
+CENTRE, SCALE = 128.0, 64.0  #: What is taken from levels of 0 to 255, and what then divides them.
+DIGIT, WAVES = 64, 8  #: A digit's pixels, and the frequencies by which the time enters.
+
+
+@workload
+def vae() -> Task:
+    """Describe Latin characters; the seed decides the latent's noise too, which validation goes without.
+
+    An encoder gives the mean and log variance of a latent, and a decoder the logits of pixels. The loss is the negative
+    evidence bound, in nats an image.
+    """
+    train, validation = hold_out(load_latin().x, 1000)
+
+    def make() -> nn.Module:
+        return nn.ModuleList([make_mlp(PIXELS, 128, 2 * LATENT), make_mlp(LATENT, 128, PIXELS)])
+
+    def draw(images: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        return images, torch.randn(len(images), LATENT, generator=generator)
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        (encoder, decoder), (images, noise) = model.children(), batch
+        mean, log_variance = encoder(images).chunk(2, dim=1)  # each (n, latent)
+        logits = decoder(mean + noise * (log_variance / 2).exp())  # (n, pixels)
+        divergence: Tensor = (mean**2 + log_variance.exp() - 1 - log_variance).sum() / 2
+        surprise = F.binary_cross_entropy_with_logits(logits, images, reduction="sum")
+        return (surprise + divergence) / len(images)
+
+    return Task(make, loss, shuffle(train, 64, draw), (validation, torch.zeros(len(validation), LATENT)))
+
+
+class FaintLinear(nn.Module):
+    """A linear layer whose weights begin with a standard deviation of 1 and whose outputs are multiplied instead.
+
+    Source: T. Karras et al. (2018), Progressive growing of GANs, arXiv 1710.10196, section 4.1; there by He's constant
+        alone.
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(outputs, inputs))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (n, inputs) to (n, outputs)."""
+        return FAINTNESS * F.linear(x, self.weight / math.sqrt(x.shape[1]), self.bias)
+
+
+@workload
+def faint() -> Task:
+    """Draw the lower half of a character from its upper half; outputs begin near 0, and weights must go far."""
+
+    def loss(model: nn.Module, rows: Tensor) -> Tensor:
+        upper, lower = rows.chunk(2, dim=1)
+        return F.binary_cross_entropy_with_logits(model(upper), lower)
+
+    make = functools.partial(make_mlp, PIXELS // 2, 96, 96, PIXELS // 2, linear=FaintLinear)
+    return on_rows(make, loss, hold_out(load_ascii().x, 300), 32)
+
+
+class Mix(nn.Module):
+    """A layer norm and an MLP over one axis of (n, patches, width), beside a skip."""
+
+    def __init__(self, size: int, axis: int) -> None:
+        super().__init__()
+        self.axis = axis
+        self.norm = nn.LayerNorm(MIXED)
+        self.mlp = make_mlp(size, 2 * size, size, activation=nn.GELU)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (n, patches, width) to the same shape."""
+        mixed = self.mlp(self.norm(x).transpose(self.axis, 2)).transpose(self.axis, 2)
+        return torch.add(x, mixed)
+
+
+class Mixer(nn.Module):
+    """Patches, a learned one in place of each that is missing, mixed across patches and channels by turns.
+
+    Source: I. Tolstikhin et al. (2021), MLP-Mixer, arXiv 2105.01601; trained as by Z. Xie et al. (2021), SimMIM,
+        arXiv 2111.09886.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Linear(PATCH**2, MIXED)
+        self.missing = nn.Parameter(0.02 * torch.randn(MIXED))
+        mixes = [mix for _ in range(2) for mix in (Mix(PATCHES, 1), Mix(MIXED, 2))]
+        self.head = nn.Sequential(*mixes, nn.LayerNorm(MIXED), nn.Linear(MIXED, PATCH**2))
+
+    def forward(self, patches: Tensor, missing: Tensor) -> Tensor:
+        """Map patches (n, patches, pixels), of which some are missing (n, patches), to the logits of all pixels."""
+        logits: Tensor = self.head(torch.where(missing[..., None], self.missing, self.embedding(patches)))
+        return logits
+
+
+def cut_patches(images: Tensor) -> Tensor:
+    """Cut pictures (n, side * side) into patches (n, patches, pixels), row by row."""
+    return F.unfold(images.view(-1, 1, SIDE, SIDE), PATCH, stride=PATCH).transpose(1, 2).contiguous()
+
+
+def hide_patches(patches: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return patches (n, patches, pixels) and which are to be missing, (n, patches): as many of every picture."""
+    ranks = torch.rand(patches.shape[:2], generator=generator).argsort(1)
+    return patches, ranks < round(MISSING_SHARE * patches.shape[1])
+
+
+@workload
+def masked() -> Task:
+    """Fill in the missing patches of characters; the loss is the cross-entropy of their pixels, in nats a patch."""
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        whole, missing = batch
+        logits = model(whole, missing)
+        return PATCH**2 * F.binary_cross_entropy_with_logits(logits[missing], whole[missing])
+
+    return on_rows(Mixer, loss, hold_out(cut_patches(load_latin().x), 64), 16, hide_patches)
+
+
+def cut_tiles() -> Tensor:
+    """Cut the photographs into tiles: (n, 3, tile, tile) in [0, 1]."""
+    images = torch.stack(list(map(load_photograph, ("china.jpg", "flower.jpg")))).movedim(3, 1) / 255
+    tiles = images.unfold(2, TILE, TILE).unfold(3, TILE, TILE)  # (2, 3, rows, columns, tile, tile)
+    return tiles.permute(0, 2, 3, 1, 4, 5).flatten(0, 2).contiguous()
+
+
+def add_noise(tiles: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return tiles (n, 3, tile, tile) under normal noise, each at its own level, and the tiles."""
+    low, high = NOISE
+    levels = low + (high - low) * torch.rand(len(tiles), 1, 1, 1, generator=generator)
+    return tiles + levels * torch.randn(tiles.shape, generator=generator), tiles
+
+
+@workload
+def denoiser() -> Task:
+    """Take noise of an unknown level from tiles of photographs; the loss is 1000 times the mean squared error.
+
+    Convolutions guess the noise, to be taken away.
+
+    Source: K. Zhang et al. (2017), Beyond a Gaussian denoiser: residual learning of deep CNN for image denoising,
+        arXiv 1608.03981.
+    """
+
+    def make() -> nn.Module:
+        first = nn.Conv2d(3, 16, 3, padding=1), nn.ReLU()
+        return nn.Sequential(*first, *make_convolutions(16, 16, 16), nn.Conv2d(16, 3, 3, padding=1))
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        noisy, clean = batch
+        return 1000 * F.mse_loss(noisy - model(noisy), clean)
+
+    return on_rows(make, loss, hold_out(cut_tiles(), 64), 8, add_noise)
+
+
+class Waves(nn.Module):
+    """Cosines and sines of learned frequencies of numerical features."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.frequencies = nn.Parameter(SPREAD * torch.randn(features, FREQUENCIES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map features (n, features) to (n, 2 * frequencies)."""
+        angles = 2 * math.pi * x @ self.frequencies  # (n, frequencies)
+        return torch.cat((angles.cos(), angles.sin()), 1)
+
+
+@workload
+def pixels() -> Task:
+    """Tell the standardised colour of a photograph's pixel from its position, in [0, 1]: a table of two columns.
+
+    Source: Y. Gorishniy et al. (2021), Revisiting deep learning models for tabular data, arXiv 2106.11959, and
+        (2022), On embeddings for numerical features in tabular deep learning, arXiv 2203.05556.
+    """
+    image = load_photograph()
+    x = torch.cartesian_prod(*(torch.linspace(0, 1, size) for size in image.shape[:2]))  # (n, 2)
+    y = standardise(image.flatten(0, 1))  # (n, 3)
+
+    def make() -> nn.Module:
+        layers: list[nn.Module] = [Waves(2), nn.Linear(2 * FREQUENCIES, WIDTH)]
+        for _ in range(2):
+            layers.append(Skip(nn.BatchNorm1d(WIDTH), make_mlp(WIDTH, 2 * WIDTH, WIDTH)))
+        return nn.Sequential(*layers, nn.BatchNorm1d(WIDTH), nn.ReLU(), nn.Linear(WIDTH, 3))
+
+    def loss(model: nn.Module, rows: Tensor) -> Tensor:
+        return F.mse_loss(model(x[rows]), y[rows])
+
+    return on_rows(make, loss, hold_out(torch.arange(len(x)), 2048), 256)
+
+
+@workload
+def factor() -> Task:
+    """Complete a photograph, in standardised grey values, of which half the pixels are known, as a product of two."""
+    grey = load_photograph().mean(2)
+    image = (grey - grey.mean()) / grey.std()
+    known = torch.randperm(image.numel(), generator=seed_0())[: 4096 + image.numel() // 2]
+    validation, train = known.tensor_split([4096])
+
+    def make() -> nn.Module:
+        return nn.ParameterList([START * torch.randn(size, RANK) for size in image.shape])
+
+    def loss(model: nn.Module, pixels: Tensor) -> Tensor:
+        rows, columns = model.parameters()
+        row, column = pixels // image.shape[1], pixels % image.shape[1]
+        return F.mse_loss((rows[row] * columns[column]).sum(1), image[row, column])
+
+    return on_rows(make, loss, (train, validation), 512)
+
+
+def flow_to_noise(model: nn.Module, levels: Tensor) -> tuple[Tensor, Tensor]:
+    """Map levels (n, columns) to noise of that shape and the logarithms (n,) of the Jacobian's determinant.
+
+    In each coupling half of the columns scale and shift the other half; then both are interleaved. The determinant is
+    known up to its sign.
+    """
+    x = (levels - CENTRE) / SCALE
+    log_determinant = torch.full((len(x),), -2 * HALF * math.log(SCALE))
+    for coupling in model.children():
+        fixed, moved = x.chunk(2, dim=1)
+        shift, log_scale = coupling(fixed).chunk(2, dim=1)
+        log_scale = log_scale.tanh()
+        x = torch.stack([moved * log_scale.exp() + shift, fixed], dim=2).flatten(1)
+        log_determinant = log_determinant + log_scale.sum(1)
+    return x, log_determinant
+
+
+def cut_levels() -> Tensor:
+    """Return the levels 0 to 255 of a photograph's patches of 2 x 2 pixels, (n, columns)."""
+    return load_photograph().unfold(0, 2, 2).unfold(1, 2, 2).flatten(0, 1).flatten(1)
+
+
+@workload
+def flow() -> Task:
+    """Tell the density of patches; the seed decides the noise added to levels, too.
+
+    The loss is in nats a column. The noise, uniform in [0, 1), makes it a bound of the entropy of whole levels: it is
+    positive.
+
+    Source: L. Dinh, J. Sohl-Dickstein and S. Bengio (2017), Density estimation using Real NVP, arXiv 1605.08803;
+        L. Theis, A. van den Oord and M. Bethge (2016), A note on the evaluation of generative models.
+    """
+
+    def make() -> nn.Module:
+        return nn.ModuleList(make_mlp(HALF, 64, 2 * HALF) for _ in range(4))
+
+    def draw(levels: Tensor, generator: torch.Generator) -> Tensor:
+        return levels + torch.rand(levels.shape, generator=generator)
+
+    def loss(model: nn.Module, levels: Tensor) -> Tensor:
+        noise, log_determinant = flow_to_noise(model, levels)
+        surprise: Tensor = (noise**2).mean() / 2 + math.log(2 * math.pi) / 2 - log_determinant.mean() / (2 * HALF)
+        return surprise
+
+    return on_rows(make, loss, hold_out(cut_levels(), 512), 128, draw)
+
+
+@workload
+def diffusion() -> Task:
+    """Tell the noise in scikit-learn's digits; the seed decides the noise and the times, too.
+
+    Digits and noise are mixed, from digits alone at time 0 to noise alone at 1; the time enters as waves.
+
+    Source: J. Ho, A. Jain and P. Abbeel (2020), Denoising diffusion probabilistic models, arXiv 2006.11239, (14); the
+        schedule is A. Nichol and P. Dhariwal's (2021), Improved denoising diffusion probabilistic models.
+    """
+    with optional_packages("load_digits"):
+        from sklearn.datasets import load_digits  # noqa: PLC0415 - optional
+    digits = torch.tensor(load_digits().data).float() / 8 - 1  # (1797, pixels) in [-1, 1], of levels 0 to 16
+
+    def make() -> nn.Module:
+        stem = nn.Linear(DIGIT + 2 * WAVES, 160)
+        hidden = [Skip(nn.Linear(160, 160), nn.SiLU()) for _ in range(2)]
+        return nn.Sequential(stem, nn.SiLU(), *hidden, nn.Linear(160, DIGIT))
+
+    def draw(images: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        noise = torch.randn(images.shape, generator=generator)
+        return images, noise, torch.rand(len(images), 1, generator=generator)
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        images, noise, times = batch
+        angles = times * (math.pi / 2)  # (n, 1)
+        mixed = images * angles.cos() + noise * angles.sin()
+        waves = times * (math.pi * torch.arange(1, 1 + WAVES))  # (n, waves)
+        return F.mse_loss(model(torch.cat([mixed, waves.cos(), waves.sin()], 1)), noise)
+
+    return on_rows(make, loss, hold_out(digits, 297), 96, draw)

@@ -1,0 +1,299 @@
+"""Sequences of symbols: bytes, tokens and characters of Python's own sources, and numbers to sort."""
+
+from __future__ import annotations
+
+import functools
+import io
+import itertools
+import keyword
+import math
+import re
+import tokenize
+from collections import Counter
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations
+
+from analysis.optimizer_bench.workload import Task, on_rows, seed_0, workload
+from analysis.optimizer_bench.workloads.data import cut_windows, encode_ascii, join_sources, read_sources
+from analysis.optimizer_bench.workloads.models import Embedded, Skip, States, make_mlp, make_transformer
+
+ASCII, CONTEXT, GPT_WIDTH, HEADS = 128, 32, 64, 4
+TOKENS, LENGTH = 512, 16  #: Of the tokens, 0 stands for all that are not among the commonest.
+MASK, MASKED = TOKENS, 3  #: The token that hides another, and how many are hidden in a window.
+MIXER_WIDTH = 48
+#: What a character may belong to; white space and line ends are of kind 0.
+KINDS = (tokenize.ENDMARKER, tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP, tokenize.COMMENT)
+KEYWORD = len(KINDS)  #: A kind of its own, that tokenize counts among names.
+MODULES, CHANNELS = 30, 32  #: Modules whose characters are told: tokenising all would take seconds.
+NUMBERS, SIZE = 96, 10  #: What is sorted: so many numbers, all smaller than the first constant.
+
+
+def predict_next(model: nn.Module, symbols: Tensor) -> Tensor:
+    """Return the cross-entropy of the next symbol of windows (n, 1 + length), 0-d."""
+    logits = model(symbols[:, :-1])  # (n, length, vocabulary)
+    return F.cross_entropy(logits.flatten(0, 1), symbols[:, 1:].flatten())
+
+
+def split_heads(x: Tensor, parts: int) -> Tensor:
+    """Return (batch, length, parts * width) as (parts, batch, heads, length, width of a head)."""
+    heads: Tensor = x.unflatten(2, (parts, HEADS, -1)).permute(2, 0, 3, 1, 4)
+    return heads
+
+
+class CausalAttention(nn.Module):
+    """Attention to what came before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(GPT_WIDTH, 3 * GPT_WIDTH)
+        self.projection = nn.Linear(GPT_WIDTH, GPT_WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, length, width) to the same shape."""
+        q, k, v = split_heads(self.qkv(x), 3)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        projected: Tensor = self.projection(mixed.transpose(1, 2).flatten(2))
+        return projected
+
+
+def make_gpt() -> nn.Module:
+    """Make blocks of attention and an MLP, each after a norm and beside a skip, and a head that is not tied."""
+
+    def make_block() -> nn.Sequential:
+        attention = Skip(nn.LayerNorm(GPT_WIDTH), CausalAttention())
+        mlp = make_mlp(GPT_WIDTH, 4 * GPT_WIDTH, GPT_WIDTH, activation=nn.GELU)
+        return nn.Sequential(attention, Skip(nn.LayerNorm(GPT_WIDTH), mlp))
+
+    def draw_as_gpt_2(module: nn.Module) -> None:
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=0.02)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+    embedding, blocks = Embedded(ASCII, CONTEXT, GPT_WIDTH), [make_block() for _ in range(2)]
+    head = nn.Linear(GPT_WIDTH, ASCII, bias=False)
+    return nn.Sequential(embedding, *blocks, nn.LayerNorm(GPT_WIDTH), head).apply(draw_as_gpt_2)
+
+
+@functools.cache
+def load_bytes() -> tuple[Tensor, Tensor]:
+    """Return windows (n, 1 + context) of bytes to train and to validate on."""
+    train, validation = map(encode_ascii, join_sources())
+    return cut_windows(train, 1 + CONTEXT), cut_windows(validation, 1 + CONTEXT, 64)
+
+
+@workload
+def gpt() -> Task:
+    """Predict the next byte by a GPT."""
+    return on_rows(make_gpt, predict_next, load_bytes(), 8)
+
+
+@functools.cache
+def load_tokens() -> tuple[Tensor, Tensor]:
+    """Return windows (n, 1 + length) of tokens to train and to validate on."""
+    sides = [re.findall(r"\w+|[^\w\s]|\n", text) for text in join_sources()]
+    common = Counter(sides[0]).most_common(TOKENS - 1)
+    numbers = {token: number for number, (token, _) in enumerate(common, start=1)}
+    train, validation = (torch.tensor([numbers.get(token, 0) for token in side]) for side in sides)  # (size,)
+    return cut_windows(train, 1 + LENGTH), cut_windows(validation, 1 + LENGTH, 128)
+
+
+@workload
+def gru() -> Task:
+    """Predict the next token by a GRU: map (batch, length) to logits (batch, length, vocabulary)."""
+
+    def make() -> nn.Module:
+        embedding, states = nn.Embedding(TOKENS, 48), States(nn.GRU(48, 80, batch_first=True))
+        return nn.Sequential(embedding, states, nn.Linear(80, TOKENS))
+
+    return on_rows(make, predict_next, load_tokens(), 16)
+
+
+class BERT(nn.Module):
+    """An encoder whose tokens' embeddings are its output's weights, too.
+
+    Source: J. Devlin et al. (2018), BERT: pre-training of deep bidirectional transformers, arXiv 1810.04805.
+    """
+
+    def __init__(self, width: int = 48) -> None:
+        super().__init__()
+        self.embedding = Embedded(TOKENS + 1, 1 + LENGTH, width)
+        self.layers = nn.Sequential(nn.LayerNorm(width), make_transformer(width, "gelu", norm_first=False))
+        self.transform = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width))
+        self.bias = nn.Parameter(torch.zeros(TOKENS))
+        for parameter in self.parameters():
+            if parameter.ndim == 2:
+                nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, tokens: Tensor, places: Tensor) -> Tensor:
+        """Map tokens (batch, length) to logits (batch, k, vocabulary) of those that places (batch, k) hide."""
+        x = self.layers(self.embedding(tokens))  # (batch, length, width)
+        hidden = torch.take_along_dim(x, places[..., None], dim=1)  # (batch, k, width)
+        return F.linear(self.transform(hidden), self.embedding.symbols.weight[:TOKENS], self.bias)
+
+
+def hide_tokens(windows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Return windows (n, length) with some tokens hidden, and the places and the tokens hidden, (n, masked) each."""
+    places = torch.rand(windows.shape, generator=generator).argsort(1)[:, :MASKED]
+    return windows.scatter(1, places, MASK), places, windows.gather(1, places)
+
+
+@workload
+def bert() -> Task:
+    """Guess hidden tokens of sources; the seed decides what is hidden, too."""
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        tokens, places, hidden = batch
+        return F.cross_entropy(model(tokens, places).flatten(0, 1), hidden.flatten())
+
+    return on_rows(BERT, loss, load_tokens(), 8, hide_tokens)
+
+
+class RMSNorm(nn.Module):
+    """Features divided by their root mean square, times learned factors."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (..., features) to the same shape."""
+        return torch.mul(x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt(), self.weight)
+
+
+def recall(q: Tensor, k: Tensor, v: Tensor, log_stay: Tensor) -> Tensor:
+    """Return what queries find in a memory that fades: attention without a softmax.
+
+    The memory of step t is ``exp(log_stay[t])`` times the one before plus the outer product of key and value; all
+    steps are computed at once.
+
+    Args:
+        q: Queries, (..., length, width).
+        k: Keys, of the same shape.
+        v: Values, of the same shape.
+        log_stay: The logarithms of the shares of the memory that stay, (..., length).
+    """
+    log_left = log_stay.cumsum(-1)
+    future = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool).triu(1)
+    fade = (log_left[..., :, None] - log_left[..., None, :]).masked_fill(future, -math.inf).exp()
+    return (q @ k.transpose(-1, -2) * fade) @ v
+
+
+class GatedAttention(nn.Module):
+    """Gated linear attention; no biases but the gate's, by which seven eighths of the memory stay at first.
+
+    Source: S. Yang et al. (2023), Gated linear attention transformers with hardware-efficient training, arXiv
+        2312.06635, here with one gate a head.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = RMSNorm(MIXER_WIDTH // HEADS)
+        self.qkvo = nn.Linear(MIXER_WIDTH, 4 * MIXER_WIDTH, bias=False)
+        self.stay = nn.Linear(MIXER_WIDTH, HEADS)
+        nn.init.constant_(self.stay.bias, 2.0)
+        self.projection = nn.Linear(MIXER_WIDTH, MIXER_WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, length, width) to the same shape."""
+        q, k, v, out = split_heads(self.qkvo(x), 4)
+        recalled = recall(q, k, v, F.logsigmoid(self.stay(x)).transpose(1, 2))
+        mixed = self.norm(recalled) * F.silu(out)
+        projected: Tensor = self.projection(mixed.transpose(1, 2).flatten(2))
+        return projected
+
+
+class SwiGLU(nn.Module):
+    """A gated MLP, twice as wide within.
+
+    Source: N. Shazeer (2020), GLU variants improve transformer, arXiv 2002.05202.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rise = nn.Linear(MIXER_WIDTH, 4 * MIXER_WIDTH, bias=False)
+        self.fall = nn.Linear(2 * MIXER_WIDTH, MIXER_WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, length, width) to the same shape."""
+        gate, value = self.rise(x).chunk(2, dim=-1)
+        fallen: Tensor = self.fall(F.silu(gate) * value)
+        return fallen
+
+
+@workload
+def mixer() -> Task:
+    """Predict the next byte of sources by layers whose memory fades."""
+
+    def make() -> nn.Module:
+        head = nn.Linear(MIXER_WIDTH, ASCII, bias=False)
+        embedding = nn.Embedding(ASCII, MIXER_WIDTH)
+        layers = [Skip(RMSNorm(MIXER_WIDTH), kind()) for _ in range(2) for kind in (GatedAttention, SwiGLU)]
+        return nn.Sequential(embedding, *layers, RMSNorm(MIXER_WIDTH), head)
+
+    return on_rows(make, predict_next, load_bytes(), 6)
+
+
+@workload
+def sorter() -> Task:
+    """Sort numbers by a transformer whose norms come after the skips."""
+    sequences = torch.randint(NUMBERS, (60_000, SIZE), generator=seed_0())
+    validation, train = sequences.tensor_split([64])
+
+    def make() -> nn.Module:
+        layers = Embedded(NUMBERS, SIZE, 48), make_transformer(48, "relu", norm_first=False)
+        return nn.Sequential(*layers, nn.Linear(48, NUMBERS))
+
+    def loss(model: nn.Module, numbers: Tensor) -> Tensor:
+        return F.cross_entropy(model(numbers).flatten(0, 1), numbers.sort(1).values.flatten())
+
+    return on_rows(make, loss, (train, validation), 16)
+
+
+def label_characters(source: str) -> Tensor:
+    """Return the kind of every character of a Python source: (size,) int64."""
+    starts = [0, *itertools.accumulate(map(len, io.StringIO(source)))]  # of lines
+    kinds = torch.zeros(len(source), dtype=torch.int64)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type in KINDS:
+            begin, end = (starts[line - 1] + column for line, column in (token.start, token.end))
+            kinds[begin:end] = KEYWORD if keyword.iskeyword(token.string) else KINDS.index(token.type)
+    return kinds
+
+
+def cut_kinds(sources: Iterable[str], n: int | None = None) -> Tensor:
+    """Return characters of some sources with their kinds, (n, 2, window) int64."""
+    texts = list(itertools.islice(sources, MODULES))
+    characters, kinds = encode_ascii("".join(texts)), torch.cat(list(map(label_characters, texts)))
+    return torch.stack([cut_windows(symbols, 64, n) for symbols in (characters, kinds)], dim=1)
+
+
+def make_dilated(dilation: int) -> nn.Sequential:
+    """Make two weight-normed dilated convolutions beside a skip."""
+    convolve = functools.partial(nn.Conv1d, CHANNELS, CHANNELS, 3, padding=dilation, dilation=dilation)
+    first, second = (parametrizations.weight_norm(convolve()) for _ in range(2))
+    return nn.Sequential(Skip(first, nn.ReLU(), second, nn.ReLU()), nn.ReLU())
+
+
+@workload
+def syntax() -> Task:
+    """Tell what each character of a Python source belongs to: a keyword, a name, a string and so on.
+
+    Source: S. Bai, J. Z. Kolter and V. Koltun (2018), An empirical evaluation of generic convolutional and
+        recurrent networks for sequence modeling, arXiv 1803.01271; here both sides of a character are seen.
+    """
+
+    def make() -> nn.Module:
+        embedding, path = nn.Embedding(ASCII, CHANNELS), map(make_dilated, (1, 3, 9))
+        return nn.ModuleList([embedding, nn.Sequential(*path, nn.Conv1d(CHANNELS, len(KINDS) + 1, 1))])
+
+    def loss(model: nn.Module, windows: Tensor) -> Tensor:
+        (embedding, path), (characters, kinds) = model.children(), windows.unbind(1)
+        return F.cross_entropy(path(embedding(characters).transpose(1, 2)), kinds)
+
+    train, validation = (side.values() for side in read_sources())
+    return on_rows(make, loss, (cut_kinds(train), cut_kinds(validation, 128)), 8)

@@ -1,0 +1,189 @@
+"""Words of the functions of Python's standard library: recommended, ranked, embedded, and counted.
+
+All but the counts are for tables of vectors: most rows see no gradient in a step, and no weight is a matrix that
+multiplies.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections import Counter
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from analysis.optimizer_bench.workload import Task, classify, on_rows, seed_0, workload
+from analysis.optimizer_bench.workloads.data import DEFINITION, SMALLEST, WORD, join_sources, read_sources
+
+FACTORS = 16  #: Of a user's or an item's vector.
+UNUSED = 4  #: Words drawn for each that a function uses, as not used.
+VOCABULARY, WIDTH = 4096, 32
+REACH = 4  #: Words to either side that are a word's context.
+#: The columns of a window that are not its centre.
+CONTEXT = torch.tensor([column for column in range(1 + 2 * REACH) if column != REACH])
+NEGATIVES, FLATTEN = 5, 0.75  #: Words drawn for each pair, by their counts to this power.
+FREQUENT = 1e-3  #: A word of a larger share of the text is thinned out.
+COUNTED = 1000  #: How often a body has each of the commonest words.
+
+
+def make_factors(num_users: int, num_items: int, biases: tuple[int, ...]) -> nn.Module:
+    """Make small vectors of users and of items, and tables of biases that begin at 0."""
+    vectors = [nn.Embedding(count, FACTORS) for count in (num_users, num_items)]
+    tables = [nn.Embedding(count, 1) for count in biases]
+    for table in vectors:
+        nn.init.normal_(table.weight, std=0.1)
+    for table in tables:
+        nn.init.zeros_(table.weight)
+    return nn.ModuleList([*vectors, *tables])
+
+
+@functools.cache
+def load_pairs() -> Tensor:
+    """Return which functions, the users, use which words, the items: numbers (n, 2), in random order."""
+    bodies = re.split(r"^ *(?:async )?def ", "".join(join_sources()), flags=re.M)
+    functions = [set(re.findall(r"[^\W\d]\w\w+", body)) for body in bodies]
+    counts = Counter(word for words in functions for word in words)
+    known = sorted(word for word, count in counts.items() if count >= 10)
+    numbers = {word: number for number, word in enumerate(known)}
+    used = [sorted(numbers[word] for word in words & numbers.keys()) for words in functions]
+    used = [items for items in used if len(items) >= 10]
+    pairs = torch.tensor([(user, item) for user, items in enumerate(used) for item in items])  # (n, 2)
+    return pairs[torch.randperm(len(pairs), generator=seed_0())]
+
+
+@workload
+def recommender() -> Task:
+    """Tell which words a function uses from words that it may not; the seed decides those, too.
+
+    The logit is the dot product of a user's and an item's vector, plus their biases.
+    """
+    pairs = load_pairs()
+    num_users, num_items = (pairs.amax(0) + 1).tolist()
+    validation, train = pairs.tensor_split([10_000])
+
+    def draw(positive: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        return positive, torch.randint(num_items, (UNUSED * len(positive),), generator=generator)
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        (users, items), negatives = batch[0].unbind(1), batch[1]  # (n,), (n,), (negatives * n,)
+        users, items, used = users.repeat(1 + UNUSED), torch.cat([items, negatives]), len(users)
+        of_user, of_item, user_bias, item_bias = model.children()
+        biases = (user_bias(users) + item_bias(items)).squeeze(1)  # (n,)
+        logits = (of_user(users) * of_item(items)).sum(1) + biases
+        return F.binary_cross_entropy_with_logits(logits, (torch.arange(len(logits)) < used).float())
+
+    make = functools.partial(make_factors, num_users, num_items, (num_users, num_items))
+    return on_rows(make, loss, (train, validation), 256, draw)
+
+
+def prefer(model: nn.Module, users: Tensor, items: Tensor, others: Tensor) -> Tensor:
+    """Return how much more users (n,) like items (n,) than others (n,): by dot products and items' biases."""
+    of_user, of_item, item_bias = model.children()
+    difference = of_item(items) - of_item(others)  # (n, factors)
+    bias = (item_bias(items) - item_bias(others)).squeeze(1)  # (n,)
+    return torch.add((of_user(users) * difference).sum(1), bias)
+
+
+@workload
+def ranking() -> Task:
+    """Rank the words that a function uses before the others; the seed decides which others, too.
+
+    Some three words of each function are known.
+
+    Source: S. Rendle et al. (2009), BPR: Bayesian personalized ranking from implicit feedback, arXiv 1205.2618; here
+        a word that the function happens to use may be drawn as another, one time in fifty or less.
+    """
+    pairs = load_pairs()
+    num_users, num_items = (pairs.amax(0) + 1).tolist()
+    validation, train, _ = pairs.tensor_split([2_000, 18_000])
+
+    def draw(used: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
+        return *used.unbind(1), torch.randint(num_items, (len(used),), generator=generator)
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        return -F.logsigmoid(prefer(model, *batch)).mean()
+
+    make = functools.partial(make_factors, num_users, num_items, (num_items,))
+    return on_rows(make, loss, (train, validation), 32, draw)
+
+
+def make_skip_gram() -> nn.Module:
+    """Make a vector of each word as a centre, and one as context."""
+    tables = [nn.Embedding(VOCABULARY, WIDTH) for _ in range(2)]
+    for table in tables:  # word2vec's zeros for one would give the other no first gradient
+        nn.init.uniform_(table.weight, -0.5 / WIDTH, 0.5 / WIDTH)
+    return nn.ModuleList(tables)
+
+
+def match_words(model: nn.Module, centres: Tensor, others: Tensor) -> Tensor:
+    """Return the logits (n, k) of words (n, k) being in the context of words (n,)."""
+    of_centre, of_context = model.children()
+    logits: Tensor = (of_context(others) @ of_centre(centres)[:, :, None]).squeeze(2)
+    return logits
+
+
+def load_words() -> tuple[Tensor, Tensor, Tensor]:
+    """Return windows (n, 1 + 2 * reach) of words to train and to validate on, and the weights (vocabulary,) of words.
+
+    Frequent words are left out at random, the oftener the more frequent they are, and rare ones always.
+    """
+    sides = [WORD.findall(text) for text in join_sources()]
+    common = Counter(sides[0]).most_common(VOCABULARY)
+    numbers = {word: number for number, (word, _) in enumerate(common)}
+    counts = torch.tensor([count for _, count in common]).double()  # (vocabulary,)
+    chance = (FREQUENT * counts.sum() / counts).sqrt()  # of staying, if below 1
+    fixed = seed_0()
+
+    def cut(words: list[str]) -> Tensor:
+        text = torch.tensor([numbers[word] for word in words if word in numbers])  # (size,)
+        text = text[torch.rand(len(text), generator=fixed) < chance[text]]
+        return text.unfold(0, 1 + 2 * REACH, 1)
+
+    train, validation = map(cut, sides)
+    chosen = torch.linspace(0, len(validation) - 1, 1_000).long()
+    return train, validation[chosen], counts**FLATTEN
+
+
+@workload
+def words() -> Task:
+    """Tell a word's context from words drawn at random; the seed decides the words drawn, too.
+
+    Source: T. Mikolov et al. (2013), Distributed representations of words and phrases and their compositionality,
+        arXiv 1310.4546.
+    """
+    train, validation, weights = load_words()
+    signs = torch.tensor([1.0] + [-1.0] * NEGATIVES)
+
+    def draw(windows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        n = len(windows)
+        columns = CONTEXT[torch.randint(len(CONTEXT), (n, 1), generator=generator)]
+        negatives = torch.multinomial(weights, n * NEGATIVES, replacement=True, generator=generator).view(n, -1)
+        return windows[:, REACH], torch.cat((windows.gather(1, columns), negatives), 1)
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return -F.logsigmoid(signs * match_words(model, *batch)).sum(1).mean()
+
+    return on_rows(make_skip_gram, loss, (train, validation), 128, draw)
+
+
+def count_words() -> tuple[Tensor, Tensor]:
+    """Return how often each function of the standard library has each word, (n, words), and its module (n,)."""
+    modules = sorted(itertools.chain.from_iterable(side.items() for side in read_sources()))
+    functions = (DEFINITION.split(source)[2::2] for _, source in modules)
+    bodies = [each for each in functions if len(each) >= SMALLEST]
+    labels = torch.arange(len(bodies)).repeat_interleave(torch.tensor(list(map(len, bodies))))
+    bags = [WORD.findall(body) for body in itertools.chain.from_iterable(bodies)]
+    counts = Counter(itertools.chain.from_iterable(bags))
+    words = sorted(counts, key=lambda word: (-counts[word], word))[:COUNTED]
+    columns = {word: column for column, word in enumerate(words)}
+    known = [torch.tensor([columns[word] for word in bag if word in columns], dtype=torch.int64) for bag in bags]
+    return torch.stack([each.bincount(minlength=COUNTED) for each in known]).float(), labels
+
+
+@workload
+def softmax() -> Task:
+    """Tell the module of a function by multinomial logistic regression, on counts that nobody scaled."""
+    return classify(functools.partial(nn.Linear, COUNTED), *count_words(), held_out=300, size=48)
