@@ -57,7 +57,7 @@ def _classes(generator: torch.Generator, counts: Tensor, *shape: int) -> Tensor:
 
 
 def _log_uniform(generator: torch.Generator, low: float, high: float) -> float:
-    return low * (high / low) ** float(_uniform(generator, 1))
+    return low * math.exp(math.log(high / low) * float(_uniform(generator, 1)))
 
 
 def _standardise(z: Tensor) -> Tensor:

@@ -121,7 +121,8 @@ def _make_classes(rng: np.random.Generator, column: Column, labelled: int) -> np
     enough = enough[: int(rng.integers(2, most + 1)) if rng.random() < 0.4 else most]
     names = np.full(len(sizes) + 1, -1)  # the last one is that of no class
     names[enough] = rng.permutation(CODES)[: len(enough)]
-    return names[classes]
+    numbered: np.ndarray = names[classes]
+    return numbered
 
 
 @cache

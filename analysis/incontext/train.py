@@ -31,7 +31,7 @@ def draw_size(generator: torch.Generator) -> tuple[int, int, int, int]:
     """Return how many tables of how many labelled rows and columns a step has, and the fewest rows per class."""
 
     def draw(low: float, high: float) -> int:
-        return round(low * (high / low) ** float(torch.rand((), generator=generator)))
+        return round(low * math.exp(math.log(high / low) * float(torch.rand((), generator=generator))))
 
     few = float(torch.rand((), generator=generator)) < 0.3
     labelled, columns = draw(2, 24) if few else draw(6, 110), draw(2, 56)
@@ -108,7 +108,7 @@ class Trainer:
             for group in optimizer.param_groups:
                 group["lr"] = rate
         loss, _ = judge(self.weights, self.factor.exp(), episodes, labelled)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(self.values, CLIP)
         for optimizer in self.optimizers:
             optimizer.step()

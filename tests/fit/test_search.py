@@ -104,7 +104,14 @@ def test_the_stages_are_told_in_order() -> None:
     x = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
     rows = Rows(x, torch.arange(20) % 2, 2)
     select(rows, plan_encoder(4, 2, 100), search=LITTLE, progress=lambda *stage: told.append(stage))
-    assert [stage for stage, _ in told] == ["linear views", "radial views", "patterns", "forests", "learned views"]
+    assert [stage for stage, _ in told] == [
+        "linear views",
+        "radial views",
+        "patterns",
+        "forests",
+        "context",
+        "learned views",
+    ]
     assert [share for _, share in told] == sorted(share for _, share in told)
 
 
@@ -141,6 +148,7 @@ def test_without_a_kind_none_of_its_views_are_tried() -> None:
         "robust",
         "whitened",
         "forest",
+        "context",
         "mixture",
     }
 
