@@ -88,12 +88,12 @@ class ContextKind(Kind):
         return cls({"fast": 1, "best": 4}.get(effort, 2))
 
     def candidates(self, judge: Judge) -> Iterator[Candidate]:
-        """Judge the view, where there are columns, few classes, and no rows that are names."""
+        """Judge the view, where there are columns in no order, few classes, and no rows that are names."""
         rows = judge.rows
         columns = rows.features.shape[1] if rows.blocks is None else int(rows.blocks[-1]) + 1
         classes = int(judge.seen.sum())
-        usable = columns <= CONTEXT.most_columns and classes <= CONTEXT.most_classes and rows.described is None
-        if not self.passes or not usable or load_numbers() is None:
+        table = columns <= CONTEXT.most_columns and rows.shifts == (0,) and rows.described is None
+        if not self.passes or not table or classes > CONTEXT.most_classes or load_numbers() is None:
             return
         candidate = judge.try_out(Context(self.passes if classes <= CODES else len(TURNS)))
         if candidate is not None:

@@ -55,7 +55,8 @@ SIZE = sum(math.prod(shape) for shape in SHAPES.values())
 class Memory(NamedTuple):
     """What is kept of labelled rows."""
 
-    attended: tuple[Attended, ...]  #: Keys and values of each layer, (tables, columns + 1, heads, n, DIM / heads).
+    attended: tuple[Attended, ...]
+    """Keys and values of each layer, (tables, columns + 1, heads, n, DIM / heads); in the last, of labels alone."""
     prototypes: Tensor  #: (tables, CODES, DIM) of unit norm; 0 for a code that no row has.
 
 
@@ -114,10 +115,12 @@ def _enter(weights: Weights, cells: Tensor, codes: Tensor) -> Tensor:
 
 
 def _attend_columns(weights: Weights, layer: int, h: Tensor) -> Tensor:
-    """Let the cells of each row look at one another."""
+    """Let the cells of each row look at one another; in the last layer labels alone do, which are all that is left."""
     tables, rows, columns, _ = h.shape
     z = F.linear(_norm(weights, f"{layer}.norm0", h), weights[f"{layer}.columns"])
     q, k, v = z.view(tables * rows, columns, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+    if layer == LAYERS - 1:
+        q, h = q[:, :, :1], h[:, :, :1]
     z = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(h.shape)
     return h + F.linear(z, weights[f"{layer}.columns_out"])
 
@@ -197,6 +200,9 @@ def add_to_graph(graph: Graph, weights: Weights, cells: str, memory: Memory, tab
             take(graph.add("Transpose", z, perm=perm), part, 0)
             for part, perm in enumerate(([2, 0, 3, 1, 4], [2, 0, 3, 4, 1], [2, 0, 3, 1, 4]))
         )
+        if layer == LAYERS - 1:
+            columns = 1
+            q, h = graph.add("Gather", q, np.array([0]), axis=2), graph.add("Gather", h, np.array([0]), axis=1)
         z = graph.add("Transpose", attend(q, k, v), perm=[0, 2, 1, 3])
         z = graph.add("Reshape", z, np.array([-1, columns, DIM]))
         h = graph.add("Add", h, multiply(z, f"{layer}.columns_out"))

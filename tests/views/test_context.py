@@ -207,7 +207,8 @@ def test_it_is_tried_where_rows_are_those_of_a_table(monkeypatch: pytest.MonkeyP
     wide = Rows(torch.randn(8, CONTEXT.most_columns + 1), torch.arange(8) % 2, 2)
     many = Rows(*blobs(0, classes=CONTEXT.most_classes + 1, rows=2)[:2], CONTEXT.most_classes + 1)
     described = rows._replace(described=torch.zeros(24, dtype=torch.bool))
-    for unusable in (wide, many, described):
+    ordered = rows._replace(shifts=(0, 1, -1))
+    for unusable in (wide, many, described, ordered):
         assert list_candidates(unusable, kind) == []
     assert list_candidates(rows, ContextKind(0)) == []
     monkeypatch.setattr(context, "load_numbers", lambda: None)  # as in what is handed in to the contest
