@@ -50,7 +50,8 @@ def run(options: argparse.Namespace) -> Report:
     """Train what is left to train, and compare."""
     path = Path(options.folder) / "state.pt"
     path.parent.mkdir(parents=True, exist_ok=True)
-    trainer = Trainer(options.tables, load_numbers() if options.again else None)
+    start = load_numbers() if options.again else None
+    trainer = Trainer(options.tables, None if start is None else start.view(torch.float16))
     if path.exists():
         trainer.restore(torch.load(path, weights_only=True))
     with tqdm(total=options.tables, initial=trainer.tables, unit="table", dynamic_ncols=True) as bar:

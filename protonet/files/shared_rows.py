@@ -29,14 +29,14 @@ def share_rows(tensors: dict[str, Tensor], held: str) -> tuple[dict[str, Tensor]
 
     Returns:
         The tensors, with the numbers (n,) int32 of its rows in place of each matrix; and by name the width of each,
-        with an "h" behind it for float16.
+        with an "h" behind it for int16.
     """
     alike: dict[int | str, list[str]] = {}
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[0].startswith(held), item[0])):
         if tensor.ndim == 2 and len(tensor) and tensor.shape[1] >= NARROWEST:
             if tensor.dtype == torch.float32:
                 alike.setdefault(tensor.shape[1], []).append(name)
-            elif tensor.dtype == torch.float16:
+            elif tensor.dtype == torch.int16:
                 alike.setdefault(f"{tensor.shape[1]}h", []).append(name)
     found, shared = dict(tensors), dict[str, int | str]()
     for key, names in alike.items():
@@ -84,7 +84,7 @@ def unshare_rows(tensors: Mapping[str, Tensor], shared: Any, held: str) -> dict[
         if key not in pools:
             parts = [tensors[stored] for prefix in ("", held) if (stored := f"{prefix}{SHARED}{key}") in tensors]
             sound = bool(parts) and all(part.ndim == 2 and part.shape[1] == width for part in parts)
-            precision = torch.float16 if half else torch.float32
+            precision = torch.int16 if half else torch.float32
             expect(sound and {part.dtype for part in parts} == {precision}, "shared rows that are not there")
             pools[key] = torch.cat(parts)
         numbers, pool = found[name], pools[key]

@@ -15,6 +15,7 @@ from protonet.views.view import Graph
 FARTHEST = 5.0  #: Standard deviations from the mean, beyond which cells are not told apart.
 RANKS = 1.7  #: What ranks, of -1 to 1, are multiplied with: then they vary about as much as numbers do.
 TOLD = 3  #: Channels of numbers: the number, its rank, and what is told beside it. The others are of categories.
+TIE = 1e-6  #: Numbers whose ratio is nearer to 1 are equal: of rows in another precision, too.
 ROOTS = (2, 3, 5, 7, 11, 13, 17, 19)  #: Their square roots give the levels of categories codes that are alike nowhere.
 
 
@@ -36,7 +37,8 @@ class Cells:
         self.numbers, self.pairs = ((rule).nonzero().flatten() for rule in (width <= 2, width == 2))
         self.categories = (width > 2).nonzero().flatten().tolist()
         self.first, self.second = first[self.numbers], first[self.pairs] + 1
-        self.ranked = rows[:, self.first]  # (n, numbers)
+        values = rows[:, self.first]  # (n, numbers)
+        self.least, self.most = values - TIE * values.abs(), values + TIE * values.abs()
         self.mean, deviation = rows.mean(dim=0), rows.std(dim=0, correction=0)
         varies = deviation > 1e-6 * rows.abs().amax(dim=0)
         self.inverse = torch.where(varies, 1 / deviation.clamp_min(1e-30), 0.0)
@@ -55,7 +57,7 @@ class Cells:
         z = (centred * self.inverse).clamp(-FARTHEST, FARTHEST)
         cells[:, self.numbers, 0], cells[:, self.pairs, 2] = z[:, self.first], z[:, self.second]
         values = x[:, None, self.first]  # (m, 1, numbers)
-        above, below = (values > self.ranked).float(), (values < self.ranked).float()
+        above, below = (values > self.most).to(x.dtype), (values < self.least).to(x.dtype)
         cells[:, self.numbers, 1] = RANKS * (above - below).mean(dim=1)
         if self.categories:
             cells[:, self.categories, TOLD:] = torch.einsum("md,kdc->mkc", centred, self.codes)
@@ -68,8 +70,8 @@ class Cells:
         z = graph.add("Clip", z, np.float32(-FARTHEST), np.float32(FARTHEST))
         values = graph.add("Unsqueeze", graph.add("Gather", x, graph.array(self.first), axis=1), np.array([1]))
         above, below = (
-            graph.add("ReduceMean", graph.cast(graph.add(way, values, graph.array(self.ranked)), "FLOAT"), axes=[1])
-            for way in ("Greater", "Less")
+            graph.add("ReduceMean", graph.cast(graph.add(way, values, graph.array(bound)), "FLOAT"), axes=[1])
+            for way, bound in (("Greater", self.most), ("Less", self.least))
         )
         rank = graph.add("Squeeze", graph.add("Sub", above, below), np.array([1]))
         codes = graph.add("MatMul", centred, graph.array(self.codes.transpose(0, 1).flatten(1)))

@@ -6,7 +6,7 @@ What it learned elsewhere is constant, and nothing is trained on the rows: they 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,7 +18,7 @@ from torch import Tensor
 from protonet.views.cells import Cells, order_groups
 from protonet.views.judge import Candidate, Judge, Kind
 from protonet.views.transformer import CODES, DIM, SIZE, Memory, add_to_graph, embed, list_products, memorise, unpack
-from protonet.views.view import Graph, LinearMap, Rows, Specification, Stored, View, expect
+from protonet.views.view import Graph, LinearMap, Rows, Specification, Stored, View, expect, expect_sound
 
 #: What the transformer learned; not in what is handed in to the contest, whose features are no table's.
 NUMBERS = Path(__file__).with_suffix(".npy")
@@ -71,8 +71,8 @@ class Context:
 
 @functools.cache
 def load_numbers() -> Tensor | None:
-    """Return what the transformer learned, (SIZE / DIM, DIM) float16; None where it is not installed."""
-    return torch.from_numpy(np.load(NUMBERS)).view(-1, DIM) if NUMBERS.exists() else None
+    """Return what the transformer learned, (SIZE / DIM, DIM) int16, the bits of float16; None where there is none."""
+    return torch.from_numpy(np.load(NUMBERS).view(np.int16)).view(-1, DIM) if NUMBERS.exists() else None
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class ContextView(View):
         rows: (n, input_dim) labelled rows.
         classes: (n,) int64 >= 0: numbers of their classes.
         blocks: (input_dim,) int64, ascending: the column of each feature.
-        numbers: (SIZE / DIM, DIM) float16: what was learned.
+        numbers: From `load_numbers`: bits, which no change of precision may touch.
         passes: At most ``len(TURNS)``.
     """
 
@@ -126,11 +126,18 @@ class ContextView(View):
     @torch.no_grad()
     def _read(self) -> tuple[dict[str, Tensor], Cells, Memory]:
         """What every row is read with."""
-        weights, cells = unpack(self.numbers), Cells(self.rows, self.blocks)
+        weights = {name: value.to(self.rows) for name, value in unpack(self.numbers.view(torch.float16)).items()}
+        cells = Cells(self.rows, self.blocks)
         turns = range(len(self.sizes))
         codes = torch.stack([TURNS[p] * (self.classes + p * (self.classes // CODES)) + p for p in turns]) % CODES
         read = cells.read(self.rows).expand(len(codes), -1, -1, -1)
         return weights, cells, memorise(weights, read, codes)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ContextView:
+        """Forget what was read, on another device or in another precision."""
+        self.__dict__.pop("_read", None)
+        super()._apply(fn, recurse)
+        return self
 
     def forward(self, z: Tensor) -> Tensor:
         """Map features (n, input_dim) to (n, passes * DIM)."""
@@ -158,7 +165,8 @@ class ContextView(View):
         expect(bool((classes >= 0).all()) and len(rows) > 0, "a context without classes")
         step = blocks.diff(prepend=blocks.new_tensor([0]))
         expect(bool(((step == 0) | (step == 1)).all()), "columns in no order")
-        numbers = stored.take("numbers", SIZE // DIM, DIM, dtype=torch.float16)
+        numbers = stored.take("numbers", SIZE // DIM, DIM, dtype=torch.int16)
+        expect_sound("numbers", numbers.view(torch.float16))
         return cls(rows, classes, blocks, numbers, passes=stored.whole("passes", len(TURNS), low=1))
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:

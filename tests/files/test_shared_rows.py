@@ -42,7 +42,11 @@ def test_what_is_shared_comes_back_to_the_bit(parts: list[tuple[bool, list[int]]
     pool[1, 0] = 0.0  # equal, and not the same
     tensors = {f"{HELD * held}{number}": pool[rows] for number, (held, rows) in enumerate(parts)}
     tensors |= {"bias": pool[0], "whole": torch.arange(width).repeat(9, 1)}
-    tensors |= {f"{name} in half": tensor.half() for name, tensor in tensors.items() if tensor.is_floating_point()}
+    tensors |= {
+        f"{name} in half": tensor.half().view(torch.int16)
+        for name, tensor in tensors.items()
+        if tensor.is_floating_point()
+    }
     found, shared = share_rows(tensors, HELD)
     back = unshare_rows(found, shared, HELD)
     assert back.keys() == tensors.keys()

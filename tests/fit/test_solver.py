@@ -282,7 +282,7 @@ def test_what_is_chosen_is_fitted_with_its_weights_and_sources_once(limit: int) 
     torch.testing.assert_close(given, weights / weights.sum())
     assert bool((encoder.weights > 0).all())
     read = {view.source for view in views if view.source is not None}
-    sources = {each.source or each for each, _ in choice.views if each.name not in {"forest", "shifted forest"}}
+    sources = {each.source or each for each, _ in choice.views if not each.traits & {"forest", "context"}}
     assert len(encoder.list_sources()) == len(read) == len(sources)
     assert float(solution.network.temperature) == pytest.approx(choice.temperature)
     again = fit_choice(solution.problem, choice)

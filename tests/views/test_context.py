@@ -126,7 +126,7 @@ def test_neither_order_nor_names_nor_units_matter(seed: int) -> None:
     expected = Context(2).fit(rows)(new)
     generator = torch.Generator().manual_seed(seed)
     order, names = torch.randperm(24, generator=generator), torch.randperm(3, generator=generator)
-    scale = torch.tensor([3.0, 0.01, 2.0, 5.0, 5.0, 5.0, 7.0])
+    scale = torch.tensor([3.0, 0.5, 2.0, 5.0, 5.0, 5.0, 7.0])
     columns = torch.tensor([6, 5, 3, 4, 0, 1, 2])  # columns, and the levels of the category, in another order
     other_blocks = torch.tensor([0, 1, 1, 1, 2, 3, 3])
     for changed, read in (
@@ -157,6 +157,18 @@ def test_cells_are_numbers_by_their_deviation_and_rank_and_codes_of_levels(seed:
     assert all(len(codes[level == each].unique(dim=0)) == 1 for each in level.unique())
     constant = Cells(torch.ones(4, 1), torch.zeros(1, dtype=torch.int64)).read(torch.tensor([[1.0], [2.0]]))
     assert constant[:, 0, 0].tolist() == [0.0, 0.0]  # a column that never varied tells nothing by its size
+
+
+def test_another_precision_is_read_anew_and_comes_back_to_the_bit() -> None:
+    rows = draw_table(0)
+    view = Context(2).fit(rows)
+    expected = view(rows.features)
+    double = view.double()(rows.features.double())
+    assert double.dtype == torch.float64
+    torch.testing.assert_close(double.float(), expected, atol=1e-5, rtol=0)
+    assert torch.equal(view.float()(rows.features), expected)
+    half = view.bfloat16()(rows.features.bfloat16())
+    assert float(F.cosine_similarity(half.float(), expected).min()) > 0.95
 
 
 def test_groups_are_numbered_by_their_rows() -> None:
@@ -237,7 +249,7 @@ def test_the_numbers_know_tables() -> None:
     assert np.mean(lead) > 0.05 + 2 * error
 
 
-@pytest.mark.parametrize("fault", ["class", "none", "order", "size", "precision", "passes", "columns"])
+@pytest.mark.parametrize("fault", ["class", "none", "order", "size", "precision", "finite", "passes", "columns"])
 def test_what_is_no_context_view_is_refused(fault: str) -> None:
     view = Context(2).fit(draw_table(0))
     tensors, description = dict(view.own_tensors()), view.describe()
@@ -251,6 +263,7 @@ def test_what_is_no_context_view_is_refused(fault: str) -> None:
         "order": {"blocks": tensors["blocks"].flip(0)},
         "size": {"numbers": numbers[:-1]},
         "precision": {"numbers": numbers.float()},
+        "finite": {"numbers": torch.full_like(numbers, 0x7C00)},
         "columns": {"blocks": tensors["blocks"][:-1]},
         "passes": {},
     }
