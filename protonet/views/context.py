@@ -84,8 +84,8 @@ class ContextKind(Kind):
 
     @classmethod
     def for_effort(cls, effort: str) -> ContextKind:
-        """Return fewer or more passes."""
-        return cls({"fast": 1, "best": 4}.get(effort, 2))
+        """Return no pass where predictions are to be fast, or more of them."""
+        return cls({"fast": 0, "best": 4}.get(effort, 2))
 
     def candidates(self, judge: Judge) -> Iterator[Candidate]:
         """Judge the view, where there are columns in no order, few classes, and no rows that are names."""

@@ -273,5 +273,5 @@ def test_what_is_no_context_view_is_refused(fault: str) -> None:
 
 
 def test_settings_are_fields() -> None:
-    assert [ContextKind.for_effort(effort).passes for effort in ("fast", "default", "best")] == [1, 2, 4]
+    assert [ContextKind.for_effort(effort).passes for effort in ("fast", "default", "best")] == [0, 2, 4]
     assert replace(Context(), passes=3).name == "context"
