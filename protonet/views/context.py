@@ -6,7 +6,7 @@ What it learned elsewhere is constant, and nothing is trained on the rows: they 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -61,12 +61,17 @@ class Context:
             raise ValueError("a context view without what it learned")
         blocks = torch.arange(rows.features.shape[1]) if rows.blocks is None else rows.blocks
         n = len(rows.labels)
-        size = min(n, max(1, CONTEXT.most_cells // int(blocks[-1] + 2)))
+        size = min(n, _count_rows(blocks))
         chosen = torch.linspace(0, n - 1, size, dtype=torch.float64).round().long()
         if rows.weights is not None:
             chosen = rows.weights.argsort(descending=True, stable=True)[:size].sort().values
         x, labels = rows.features[chosen], rows.labels[chosen]
         return ContextView(x, order_groups(x, labels, rows.num_classes)[labels], blocks, numbers, passes=self.passes)
+
+
+def _count_rows(blocks: Tensor) -> int:
+    """Return how many rows of such columns are remembered, at the most."""
+    return max(1, CONTEXT.most_cells // int(blocks[-1] + 2))
 
 
 @functools.cache
@@ -121,28 +126,25 @@ class ContextView(View):
         super().__init__(None, (DIM,) * passes)
         for name, value in (("rows", rows), ("classes", classes), ("blocks", blocks), ("numbers", numbers)):
             self.register_buffer(name, value.clone())
+        self._kept: tuple[tuple[torch.dtype, torch.device], tuple[dict[str, Tensor], Cells, Memory]] | None = None
 
-    @functools.cached_property
     @torch.no_grad()
     def _read(self) -> tuple[dict[str, Tensor], Cells, Memory]:
-        """What every row is read with."""
-        weights = {name: value.to(self.rows) for name, value in unpack(self.numbers.view(torch.float16)).items()}
-        cells = Cells(self.rows, self.blocks)
-        turns = range(len(self.sizes))
-        codes = torch.stack([TURNS[p] * (self.classes + p * (self.classes // CODES)) + p for p in turns]) % CODES
-        read = cells.read(self.rows).expand(len(codes), -1, -1, -1)
-        return weights, cells, memorise(weights, read, codes)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ContextView:
-        """Forget what was read, on another device or in another precision."""
-        self.__dict__.pop("_read", None)
-        super()._apply(fn, recurse)
-        return self
+        """Return what every row is read with; it is kept for as long as precision and device stay."""
+        rows = self.rows
+        if self._kept is None or self._kept[0] != (rows.dtype, rows.device):
+            weights = {name: value.to(rows) for name, value in unpack(self.numbers.view(torch.float16)).items()}
+            cells = Cells(rows, self.blocks)
+            turns = range(len(self.sizes))
+            codes = torch.stack([TURNS[p] * (self.classes + p * (self.classes // CODES)) + p for p in turns]) % CODES
+            memory = memorise(weights, cells.read(rows).expand(len(codes), -1, -1, -1), codes)
+            self._kept = (rows.dtype, rows.device), (weights, cells, memory)
+        return self._kept[1]
 
     def forward(self, z: Tensor) -> Tensor:
         """Map features (n, input_dim) to (n, passes * DIM)."""
         with torch.no_grad():
-            weights, cells, memory = self._read
+            weights, cells, memory = self._read()
             size = max(1, CONTEXT.chunk // (cells.columns + 1) // len(self.sizes))
             parts = []
             for x in z.split(size):
@@ -162,16 +164,17 @@ class ContextView(View):
         classes, blocks = (
             stored.take(name, size, dtype=torch.int64) for name, size in (("classes", len(rows)), ("blocks", input_dim))
         )
-        expect(bool((classes >= 0).all()) and len(rows) > 0, "a context without classes")
+        expect(bool(((classes >= 0) & (classes < 2**31)).all()) and len(rows) > 0, "a context without classes")
         step = blocks.diff(prepend=blocks.new_tensor([0]))
         expect(bool(((step == 0) | (step == 1)).all()), "columns in no order")
+        expect(len(rows) <= _count_rows(blocks), "a context of more rows than any has")
         numbers = stored.take("numbers", SIZE // DIM, DIM, dtype=torch.int16)
         expect_sound("numbers", numbers.view(torch.float16))
         return cls(rows, classes, blocks, numbers, passes=stored.whole("passes", len(TURNS), low=1))
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
         """Add the transformer, once for each pass, with what it remembers."""
-        weights, cells, memory = self._read
+        weights, cells, memory = self._read()
         read = cells.add_to_graph(graph, rows)
         return [add_to_graph(graph, weights, read, memory, number) for number in range(len(self.sizes))]
 

@@ -249,7 +249,9 @@ def test_the_numbers_know_tables() -> None:
     assert np.mean(lead) > 0.05 + 2 * error
 
 
-@pytest.mark.parametrize("fault", ["class", "none", "order", "size", "precision", "finite", "passes", "columns"])
+@pytest.mark.parametrize(
+    "fault", ["class", "none", "order", "size", "precision", "finite", "many", "passes", "columns"]
+)
 def test_what_is_no_context_view_is_refused(fault: str) -> None:
     view = Context(2).fit(draw_table(0))
     tensors, description = dict(view.own_tensors()), view.describe()
@@ -265,6 +267,7 @@ def test_what_is_no_context_view_is_refused(fault: str) -> None:
         "precision": {"numbers": numbers.float()},
         "finite": {"numbers": torch.full_like(numbers, 0x7C00)},
         "columns": {"blocks": tensors["blocks"][:-1]},
+        "many": {"rows": tensors["rows"].repeat(200, 1), "classes": tensors["classes"].repeat(200)},
         "passes": {},
     }
     description = {"passes": len(TURNS) + 1} if fault == "passes" else description
