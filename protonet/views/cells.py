@@ -34,7 +34,7 @@ class Cells:
         width = torch.bincount(blocks)
         first = width.cumsum(0) - width
         self.columns = len(width)
-        self.numbers, self.pairs = ((rule).nonzero().flatten() for rule in (width <= 2, width == 2))
+        self.numbers, self.pairs = (rule.nonzero().flatten() for rule in (width <= 2, width == 2))
         self.categories = (width > 2).nonzero().flatten().tolist()
         self.first, self.second = first[self.numbers], first[self.pairs] + 1
         values = rows[:, self.first]  # (n, numbers)
@@ -43,12 +43,13 @@ class Cells:
         varies = deviation > 1e-6 * rows.abs().amax(dim=0)
         self.inverse = torch.where(varies, 1 / deviation.clamp_min(1e-30), 0.0)
         self.codes = rows.new_zeros(len(self.categories), rows.shape[1], CHANNELS - TOLD)
+        ranks = rank_rows(rows)
         for number, column in enumerate(self.categories):
             part = slice(int(first[column]), int(first[column] + width[column]))
             level = (rows[:, part] - rows[:, part].amin(dim=0)).argmax(dim=1)
-            codes = _draw_codes(int(width[column]))[order_groups(rows, level, int(width[column]))]
+            codes = _draw_codes(int(width[column])).to(rows)[order_groups(ranks, level, int(width[column]))]
             spread = deviation[part].square().sum().sqrt().clamp_min(1e-6)
-            self.codes[number, part] = codes.to(rows) / spread
+            self.codes[number, part] = codes / spread
 
     def read(self, x: Tensor) -> Tensor:
         """Return the cells (m, columns, CHANNELS) of rows x (m, features)."""
@@ -85,17 +86,24 @@ class Cells:
         return graph.add("Gather", every, place, axis=1)
 
 
-def order_groups(rows: Tensor, groups: Tensor, count: int) -> Tensor:
-    """Return a number below ``count`` for each group, (count,), by how its rows rank in all columns together.
+def rank_rows(rows: Tensor) -> Tensor:
+    """Return how rows (n, features) rank in all columns together, (n,) in (-1, 1): the mean of their ranks."""
+    columns = rows.T.contiguous()
+    ordered = columns.sort(dim=1).values
+    below, up_to = (torch.searchsorted(ordered, columns, right=right) for right in (False, True))
+    return ((below + up_to).to(rows.dtype) / len(rows) - 1).mean(dim=0)
+
+
+def order_groups(ranks: Tensor, groups: Tensor, count: int) -> Tensor:
+    """Return a number below ``count`` for each group, (count,), in the order of the mean ranks of its rows.
 
     Whatever the groups are called, each has the same number; those without a row come last.
 
     Args:
-        rows: (n, features).
+        ranks: (n,) of the rows, from `rank_rows`.
         groups: (n,) int64 in [0, count): of the rows.
         count: How many groups there are.
     """
-    ranks = (rows[:, None] > rows).float().mean(dim=(1, 2)) - (rows[:, None] < rows).float().mean(dim=(1, 2))
     means, sizes = class_means(ranks[:, None], groups, count)
     return torch.where(sizes > 0, means[:, 0], math.inf).argsort(stable=True).argsort()
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet.views.cells import Cells, order_groups
+from protonet.views.cells import Cells, order_groups, rank_rows
 from protonet.views.judge import Candidate, Judge, Kind
 from protonet.views.transformer import CODES, DIM, SIZE, Memory, add_to_graph, embed, list_products, memorise, unpack
 from protonet.views.view import Graph, LinearMap, Rows, Specification, Stored, View, expect, expect_sound
@@ -29,7 +29,9 @@ class ContextRules:
     """Bounds of the work."""
 
     most_columns: int = 64  #: Features of more are pixels or an embedding's, which other views read better.
-    most_cells: int = 2**13  #: Cells that are remembered, at the most, of rows spread over those that there are.
+    most_labelled: int = 1000  #: Of more labelled rows other views learn enough, and this one takes long.
+    most_rows: int = 256  #: Rows that are remembered, at the most, spread over those of every class ...
+    most_cells: int = 2**13  #: ... and of as many rows as have so many cells, at the most.
     most_classes: int = 60  #: More classes are not told apart by a few codes.
     chunk: int = 2**15  #: Cells that are read at a time.
 
@@ -62,16 +64,17 @@ class Context:
         blocks = torch.arange(rows.features.shape[1]) if rows.blocks is None else rows.blocks
         n = len(rows.labels)
         size = min(n, _count_rows(blocks))
-        chosen = torch.linspace(0, n - 1, size, dtype=torch.float64).round().long()
-        if rows.weights is not None:
-            chosen = rows.weights.argsort(descending=True, stable=True)[:size].sort().values
+        spread = torch.linspace(0, n - 1, size, dtype=torch.float64).round().long()
+        order = rows.labels.argsort(stable=True) if rows.weights is None else rows.weights.argsort(stable=True)
+        chosen = order[spread if rows.weights is None else slice(n - size, n)].sort().values
         x, labels = rows.features[chosen], rows.labels[chosen]
-        return ContextView(x, order_groups(x, labels, rows.num_classes)[labels], blocks, numbers, passes=self.passes)
+        classes = order_groups(rank_rows(x), labels, rows.num_classes)[labels]
+        return ContextView(x, classes, blocks, numbers, passes=self.passes)
 
 
 def _count_rows(blocks: Tensor) -> int:
     """Return how many rows of such columns are remembered, at the most."""
-    return max(1, CONTEXT.most_cells // int(blocks[-1] + 2))
+    return min(CONTEXT.most_rows, max(1, CONTEXT.most_cells // int(blocks[-1] + 2)))
 
 
 @functools.cache
@@ -98,7 +101,9 @@ class ContextKind(Kind):
         columns = rows.features.shape[1] if rows.blocks is None else int(rows.blocks[-1]) + 1
         classes = int(judge.seen.sum())
         table = columns <= CONTEXT.most_columns and rows.shifts == (0,) and rows.described is None
-        if not self.passes or not table or classes > CONTEXT.most_classes or load_numbers() is None:
+        alike = rows.weights is None or bool((rows.weights == rows.weights[0]).all())  # a row of weight 2 is not two
+        few = classes <= CONTEXT.most_classes and len(rows.labels) <= CONTEXT.most_labelled
+        if not self.passes or not (table and alike and few) or load_numbers() is None:
             return
         candidate = judge.try_out(Context(self.passes if classes <= CODES else len(TURNS)))
         if candidate is not None:
@@ -141,6 +146,15 @@ class ContextView(View):
             self._kept = (rows.dtype, rows.device), (weights, cells, memory)
         return self._kept[1]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy needs: what was read is read again."""
+        return self.__dict__ | {"_kept": None}
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        """Forget what was read of other rows."""
+        self._kept = None
+        super()._load_from_state_dict(*arguments)
+
     def forward(self, z: Tensor) -> Tensor:
         """Map features (n, input_dim) to (n, passes * DIM)."""
         with torch.no_grad():
@@ -167,6 +181,7 @@ class ContextView(View):
         expect(bool(((classes >= 0) & (classes < 2**31)).all()) and len(rows) > 0, "a context without classes")
         step = blocks.diff(prepend=blocks.new_tensor([0]))
         expect(bool(((step == 0) | (step == 1)).all()), "columns in no order")
+        expect(int(blocks[0]) == 0 and int(blocks[-1]) < CONTEXT.most_columns, "columns that no context has")
         expect(len(rows) <= _count_rows(blocks), "a context of more rows than any has")
         numbers = stored.take("numbers", SIZE // DIM, DIM, dtype=torch.int16)
         expect_sound("numbers", numbers.view(torch.float16))

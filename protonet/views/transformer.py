@@ -118,7 +118,7 @@ def _attend_columns(weights: Weights, layer: int, h: Tensor) -> Tensor:
     """Let the cells of each row look at one another; in the last layer labels alone do, which are all that is left."""
     tables, rows, columns, _ = h.shape
     z = F.linear(_norm(weights, f"{layer}.norm0", h), weights[f"{layer}.columns"])
-    q, k, v = z.view(tables * rows, columns, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+    q, k, v = z.view(tables * rows, columns, 3, HEADS, DIM // HEADS).permute(2, 0, 3, 1, 4)
     if layer == LAYERS - 1:
         q, h = q[:, :, :1], h[:, :, :1]
     z = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(h.shape)
@@ -129,7 +129,7 @@ def _remember(weights: Weights, layer: int, h: Tensor) -> Attended:
     """Return the keys and values of labelled rows."""
     tables, rows, columns, _ = h.shape
     z = F.linear(_norm(weights, f"{layer}.norm1", h), weights[f"{layer}.memory"])
-    k, v = z.view(tables, rows, columns, 2, HEADS, -1).permute(3, 0, 2, 4, 1, 5)
+    k, v = z.view(tables, rows, columns, 2, HEADS, DIM // HEADS).permute(3, 0, 2, 4, 1, 5)
     return k, v
 
 
@@ -138,9 +138,9 @@ def _finish(weights: Weights, layer: int, h: Tensor, attended: Attended) -> Tens
     tables, rows, columns, _ = h.shape
     k, v = (each.flatten(0, 1) for each in attended)
     q = F.linear(_norm(weights, f"{layer}.norm1", h), weights[f"{layer}.query"])
-    q = q.view(tables, rows, columns, HEADS, -1).permute(0, 2, 3, 1, 4).flatten(0, 1)
+    q = q.view(tables, rows, columns, HEADS, DIM // HEADS).permute(0, 2, 3, 1, 4).flatten(0, 1)
     z = F.scaled_dot_product_attention(q, k, v)  # (tables * columns, heads, rows, DIM / heads)
-    z = z.view(tables, columns, HEADS, rows, -1).permute(0, 3, 1, 2, 4).reshape(h.shape)
+    z = z.view(tables, columns, HEADS, rows, DIM // HEADS).permute(0, 3, 1, 2, 4).reshape(h.shape)
     h = h + F.linear(z, weights[f"{layer}.rows_out"])
     z = F.linear(_norm(weights, f"{layer}.norm2", h), weights[f"{layer}.up"], weights[f"{layer}.up_bias"])
     return h + F.linear(F.gelu(z, approximate="tanh"), weights[f"{layer}.down"], weights[f"{layer}.down_bias"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor
 from protonet.scoring import Fold
 from protonet.views import context
 from protonet.views.budget import plan_encoder
-from protonet.views.cells import FARTHEST, RANKS, TOLD, Cells, order_groups
+from protonet.views.cells import FARTHEST, RANKS, TOLD, Cells, order_groups, rank_rows
 from protonet.views.context import CONTEXT, TURNS, Context, ContextKind, ContextView, load_numbers
 from protonet.views.judge import Judge
 from protonet.views.linear import Linear
@@ -173,13 +174,28 @@ def test_another_precision_is_read_anew_and_comes_back_to_the_bit() -> None:
 
 def test_groups_are_numbered_by_their_rows() -> None:
     rows = torch.tensor([[3.0], [1.0], [2.0], [0.0]])
-    assert order_groups(rows, torch.tensor([0, 2, 0, 2]), 4).tolist() == [1, 2, 0, 3]
+    assert order_groups(rank_rows(rows), torch.tensor([0, 2, 0, 2]), 4).tolist() == [1, 2, 0, 3]
+    many = torch.randint(5, (40, 3), generator=torch.Generator().manual_seed(0)).float()
+    expected = np.mean([(2 * rankdata(column) - 41) / 40 for column in many.T.numpy()], axis=0)
+    np.testing.assert_allclose(rank_rows(many), expected, atol=1e-6)
+
+
+def test_no_row_makes_no_row_and_other_rows_are_read_anew() -> None:
+    rows, others = draw_table(0), draw_table(1)
+    view, other = Context(2).fit(rows), Context(2).fit(others)
+    assert view(rows.features[:0]).shape == (0, 2 * DIM)
+    expected = other(rows.features)
+    assert torch.equal(copy.deepcopy(view)(rows.features), view(rows.features))
+    view.load_state_dict(other.state_dict())
+    assert torch.equal(view(rows.features), expected)
 
 
 def test_many_rows_are_thinned_out_and_those_that_count_stay() -> None:
     x, y = blobs(0, rows=1500, dim=8)
-    rows, most = Rows(x, y, 5), CONTEXT.most_cells // 9
-    assert len(Context().fit(rows).rows) == most
+    rows, most = Rows(x, y, 5), CONTEXT.most_rows
+    thinned = Context().fit(rows)
+    assert len(thinned.rows) == most
+    assert thinned.classes.bincount().min() >= most // 5 - 1
     weights = torch.ones(len(y), dtype=torch.float64)
     weights[-most:] = 2.0
     assert torch.equal(Context().fit(rows._replace(weights=weights)).rows, x[-most:])
@@ -220,7 +236,9 @@ def test_it_is_tried_where_rows_are_those_of_a_table(monkeypatch: pytest.MonkeyP
     many = Rows(*blobs(0, classes=CONTEXT.most_classes + 1, rows=2)[:2], CONTEXT.most_classes + 1)
     described = rows._replace(described=torch.zeros(24, dtype=torch.bool))
     ordered = rows._replace(shifts=(0, 1, -1))
-    for unusable in (wide, many, described, ordered):
+    weighed = rows._replace(weights=torch.arange(24) + 1.0)
+    long = rows.take(torch.arange(24).repeat(CONTEXT.most_labelled // 24 + 1))
+    for unusable in (wide, many, described, ordered, weighed, long):
         assert list_candidates(unusable, kind) == []
     assert list_candidates(rows, ContextKind(0)) == []
     monkeypatch.setattr(context, "load_numbers", lambda: None)  # as in what is handed in to the contest
@@ -250,7 +268,7 @@ def test_the_numbers_know_tables() -> None:
 
 
 @pytest.mark.parametrize(
-    "fault", ["class", "none", "order", "size", "precision", "finite", "many", "passes", "columns"]
+    "fault", ["class", "none", "order", "size", "precision", "finite", "many", "first", "passes", "columns"]
 )
 def test_what_is_no_context_view_is_refused(fault: str) -> None:
     view = Context(2).fit(draw_table(0))
@@ -268,6 +286,7 @@ def test_what_is_no_context_view_is_refused(fault: str) -> None:
         "finite": {"numbers": torch.full_like(numbers, 0x7C00)},
         "columns": {"blocks": tensors["blocks"][:-1]},
         "many": {"rows": tensors["rows"].repeat(200, 1), "classes": tensors["classes"].repeat(200)},
+        "first": {"blocks": tensors["blocks"] + 1},
         "passes": {},
     }
     description = {"passes": len(TURNS) + 1} if fault == "passes" else description
