@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from protonet.views.view import Graph, LinearMap, View
+from protonet.views.view import Graph, Source, View
 
 
 class Encoder(nn.Module):
@@ -45,14 +45,14 @@ class Encoder(nn.Module):
         """Width of the embedding: all views side by side."""
         return sum(self.sizes)
 
-    def list_sources(self) -> list[LinearMap]:
+    def list_sources(self) -> list[Source]:
         """Return what the views read, each source once, in the order of the views."""
         return list(dict.fromkeys(view.source for view in self.list_views() if view.source is not None))
 
     def forward(self, x: Tensor) -> Tensor:
         """Embed features (n, input_dim) as unit rows (n, embedding_dim)."""
         x = (x - self.origin).to(self.scale.dtype) / self.scale
-        read: dict[LinearMap | None, Tensor] = {None: x}
+        read: dict[Source | None, Tensor] = {None: x}
         parts: list[Tensor] = []
         for view in self.list_views():
             if view.source is not None and view.source not in read:
@@ -70,7 +70,7 @@ class Encoder(nn.Module):
         if bool(self.origin.any()):  # then the features are float64
             features = graph.cast(graph.add("Sub", features, graph.array(self.origin.double())), "FLOAT")
         x = graph.add("Div", features, graph.array(self.scale))
-        read: dict[LinearMap | None, str] = {None: x}
+        read: dict[Source | None, str] = {None: x}
         parts: list[str] = []
         for view in self.list_views():
             if view.source is not None and view.source not in read:
@@ -84,7 +84,7 @@ class Encoder(nn.Module):
 
     def products(self) -> list[tuple[int, int]]:
         """Return the shapes (in, out) of all matrices that one row is multiplied with, shared sources counted once."""
-        costly: list[LinearMap | View] = [*self.list_sources(), *self.list_views()]
+        costly: list[Source | View] = [*self.list_sources(), *self.list_views()]
         return [shape for module in costly for shape in module.products()]
 
     def list_views(self) -> Iterator[View]:

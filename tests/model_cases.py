@@ -12,7 +12,7 @@ from protonet.views.context import Context
 from protonet.views.forest import Forest
 from protonet.views.linear import Linear
 from protonet.views.mlp import MLPView
-from protonet.views.patterns import Patterns
+from protonet.views.patterns import Bank, Patterns
 from protonet.views.radial import Radial
 from protonet.views.training import ResidualMLPs
 from protonet.views.view import Rows, View
@@ -47,7 +47,9 @@ def make_network(*, learned: bool = True, raw: bool = False) -> PrototypeNetwork
         mlps = ResidualMLPs(2, 8, 3, 11, generator)
         torch.nn.init.normal_(mlps.last, generator=generator)
         views.append(MLPView(linear["raw"].map, mlps))
-    views += [Patterns(8, 2, 0.1).fit(rows), Patterns(4, 1, 0.1).fit(rows), Context(2).fit(rows)]
+    patterns = [Patterns(8, True, 0.1), Patterns(8, False, 0.1), Patterns(4, True, 0.1)]
+    views += [each.fit(rows, Bank.fit(rows.features, each.width)) for each in patterns]
+    views.append(Context(2).fit(rows))
     encoder = Encoder(views, share_weights(views, [1.0] * len(views)), origin=torch.zeros(8), scale=1.5)
     network = PrototypeNetwork(encoder, embedding_dim=encoder.embedding_dim, num_classes=6, temperature=0.07)
     network.set_prototypes(x, y)  # class 5 does not occur

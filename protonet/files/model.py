@@ -17,13 +17,13 @@ from protonet.encoder import Encoder
 from protonet.files.shared_rows import share_rows, unshare_rows
 from protonet.network import PrototypeNetwork
 from protonet.tables.columns.encoding import Encoding
-from protonet.views import KINDS
-from protonet.views.view import LinearMap, Stored, expect, expect_sound
+from protonet.views import KINDS, SOURCES
+from protonet.views.view import LinearMap, Source, Stored, expect, expect_sound
 
 #: The name of the entry, in the file's metadata, that says as JSON what the file is.
 FORMAT = "protonet.model"
 #: Raised whenever what is written changes; those from the second on are read.
-VERSION, OLDEST = 6, 4
+VERSION, OLDEST = 7, 4
 INSTALL = 'pip install "protonet[files]"'
 #: What the names of tensors begin with that are held for later, and are no part of the network.
 HELD = "held."
@@ -186,13 +186,14 @@ def describe_network(network: PrototypeNetwork) -> tuple[dict[str, Any], dict[st
     tensors = {name: getattr(network, name) for name in ("sums", "counts", "temperature")}
     tensors |= {name: getattr(encoder, name) for name in ("weights", "origin", "scale")}
     for number, source in enumerate(sources):
-        tensors |= {f"sources.{number}.{name}": tensor for name, tensor in source.named_buffers()}
+        tensors |= {f"sources.{number}.{name}": tensor for name, tensor in source.state_dict().items()}
     views: list[dict[str, Any]] = []
     for number, view in enumerate(encoder.list_views()):
         source_number = None if view.source is None else sources.index(view.source)
         views.append({"kind": view.kind, "source": source_number, **view.describe()})
         tensors |= {f"views.{number}.{name}": tensor for name, tensor in view.own_tensors().items()}
-    structure = {"input_dim": encoder.input_dim, "sources": len(sources), "views": views}
+    read = [{"kind": source.kind, **source.describe()} for source in sources]
+    structure = {"input_dim": encoder.input_dim, "sources": read, "views": views}
     return structure, {name: tensor.detach() for name, tensor in tensors.items()}
 
 
@@ -213,8 +214,7 @@ def restore_network(structure: Any, tensors: Mapping[str, Tensor]) -> PrototypeN
     left = dict(tensors)
     whole = Stored(structure, left)
     input_dim = whole.whole("input_dim", 2**31, low=1)
-    count = whole.whole("sources", len(left))
-    sources = [LinearMap.restore(Stored({}, left, f"sources.{place}."), input_dim) for place in range(count)]
+    sources = _restore_sources(whole, left, input_dim)
     kinds = {view.kind: view for _, view in KINDS}
     views = []
     for number, description in enumerate(whole.entry("views", list)):
@@ -238,6 +238,23 @@ def restore_network(structure: Any, tensors: Mapping[str, Tensor]) -> PrototypeN
     )
     network.set_sums(sums, counts)
     return network.eval()
+
+
+def _restore_sources(whole: Stored, left: dict[str, Tensor], input_dim: int) -> list[Source]:
+    """Return what views read, which files before version 7 only count: linear maps."""
+    if type(whole.description.get("sources")) is int:
+        described: list[Any] = [{"kind": LinearMap.kind}] * whole.whole("sources", len(left))
+    else:
+        described = whole.entry("sources", list)
+    kinds = {source.kind: source for source in SOURCES}
+    sources = []
+    for number, description in enumerate(described):
+        stored = Stored(description, left, f"sources.{number}.")
+        kind = kinds.get(stored.entry("kind", str))
+        if kind is None:
+            raise ValueError("a source of an unknown kind")
+        sources.append(kind.restore(stored, input_dim))
+    return sources
 
 
 def _sum_header(header: dict[str, Any]) -> str:

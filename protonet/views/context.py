@@ -18,7 +18,7 @@ from torch import Tensor
 from protonet.views.cells import Cells, order_groups, rank_rows
 from protonet.views.judge import Candidate, Judge, Kind
 from protonet.views.transformer import CODES, DIM, SIZE, Memory, add_to_graph, embed, list_products, memorise, unpack
-from protonet.views.view import Graph, LinearMap, Rows, Specification, Stored, View, expect, expect_sound
+from protonet.views.view import Graph, Rows, Source, Specification, Stored, View, expect, expect_sound
 
 #: What the transformer learned; not in what is handed in to the contest, whose features are no table's.
 NUMBERS = Path(__file__).with_suffix(".npy")
@@ -56,7 +56,7 @@ class Context:
     traits: ClassVar[frozenset[str]] = frozenset({"context"})
     name: ClassVar[str] = "context"
 
-    def fit(self, rows: Rows, source: LinearMap | None = None) -> ContextView:
+    def fit(self, rows: Rows, source: Source | None = None) -> ContextView:
         """Remember the rows; of many, those that count most, or else some that are spread over them."""
         numbers = load_numbers()
         if numbers is None:
@@ -171,7 +171,7 @@ class ContextView(View):
         return {"passes": len(self.sizes)}
 
     @classmethod
-    def restore(cls, stored: Stored, source: LinearMap | None, input_dim: int) -> ContextView:
+    def restore(cls, stored: Stored, source: Source | None, input_dim: int) -> ContextView:
         """Build the view again."""
         expect(source is None, "a context that reads a view")
         rows = stored.take("rows", None, input_dim)

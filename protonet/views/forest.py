@@ -19,7 +19,7 @@ from torch import Tensor
 from protonet.losses import CHUNK
 from protonet.views.judge import PRUNING, Candidate, Judge, Kind, embed_fold
 from protonet.views.shifts import shift_rows
-from protonet.views.view import Graph, LinearMap, Rows, Specification, Stored, View, expect
+from protonet.views.view import Graph, Rows, Source, Specification, Stored, View, expect
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Forest:
         """What it is grown from."""
         return "shifted forest" if self.shifted else "forest"
 
-    def fit(self, rows: Rows, source: LinearMap | None = None) -> ForestView:
+    def fit(self, rows: Rows, source: Source | None = None) -> ForestView:
         """Grow a forest; of more than ``FOREST.most_rows`` rows, that many spread over them are used.
 
         Source: Geurts, Ernst and Wehenkel, "Extremely randomized trees" (2006): every tree sees all rows, a node tries
@@ -184,7 +184,7 @@ class ForestView(View):
         return {"depth": self.depth, "classes": self.sizes[0]}
 
     @classmethod
-    def restore(cls, stored: Stored, source: LinearMap | None, input_dim: int) -> ForestView:
+    def restore(cls, stored: Stored, source: Source | None, input_dim: int) -> ForestView:
         """Build the forest again, one in which every way from a root ends within the nodes."""
         expect(source is None, "a forest that reads a view")
         threshold = stored.take("threshold", None, infinite=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 from protonet.losses import CHUNK, weigh
 from protonet.scoring import Fold, fit_temperature, worse_by_one_error
 from protonet.views.budget import Plan
-from protonet.views.view import LinearMap, Rows, Specification, View
+from protonet.views.view import Rows, Source, Specification, View
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ class Judge:
             self.fitted[specification] = [specification.fit(self.take(fold), source) for fold, source in pairs]
         return self.fitted[specification]
 
-    def sources(self, specification: Specification) -> Sequence[LinearMap | None]:
-        """Return, for each fold, the fitted map that a specification reads."""
+    def sources(self, specification: Specification) -> Sequence[Source | None]:
+        """Return, for each fold, what a specification reads, fitted."""
         if specification.source is None:
             return [None] * len(self.folds)
         return [view.source for view in self.fit(specification.source)]

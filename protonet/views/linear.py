@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from protonet.losses import CHUNK, class_means, weigh
 from protonet.views.judge import Candidate, Judge, Kind, embed_fold
-from protonet.views.view import Graph, LinearMap, Rows, Specification, Stored, View, expect, need_source
+from protonet.views.view import Graph, LinearMap, Rows, Source, Specification, Stored, View, expect, need_map
 
 #: From the simplest to the most fitted; ties in selection go to the earlier one.
 SCALINGS = ("raw", "centred", "standardised", "relevant", "robust", "whitened")
@@ -78,7 +78,7 @@ class Linear:
         """Degrees of freedom within the classes that it takes to fit it."""
         return 2 if self.scaling in {"relevant", "whitened"} else 0
 
-    def fit(self, rows: Rows, source: LinearMap | None = None) -> LinearView:
+    def fit(self, rows: Rows, source: Source | None = None) -> LinearView:
         """Fit to labelled rows, scaled so that they have about unit mean square per feature.
 
         Source: standardised and whitened views as in Snell et al. 2017 (cosine prototypes) after LDA's sphering.
@@ -156,7 +156,7 @@ class LinearView(View):
     @property
     def map(self) -> LinearMap:
         """What others read of it: the rows without the bias coordinate."""
-        return need_source(self.source)
+        return need_map(self.source)
 
     def forward(self, z: Tensor) -> Tensor:
         """Map (n, dim) to (n, dim), or (n, dim + 1) with the bias coordinate."""
@@ -167,11 +167,11 @@ class LinearView(View):
         return {"bias": self.bias}
 
     @classmethod
-    def restore(cls, stored: Stored, source: LinearMap | None, input_dim: int) -> LinearView:
+    def restore(cls, stored: Stored, source: Source | None, input_dim: int) -> LinearView:
         """Build the view again; it has no tensors beside its source's."""
         bias: float = stored.entry("bias", float)
         expect(0 <= bias <= LINEAR.most_bias, "a bias coordinate out of range")
-        return cls(need_source(source), bias=bias)
+        return cls(need_map(source), bias=bias)
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
         """Add the bias coordinate."""

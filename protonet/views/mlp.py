@@ -20,7 +20,7 @@ from protonet.views.budget import SIZES, Plan, count_mlp_parameters
 from protonet.views.judge import PRUNING, Candidate, Judge, Kind
 from protonet.views.linear import Linear
 from protonet.views.training import RECIPE, Recipe, ResidualMLPs, make_task, train
-from protonet.views.view import Graph, LinearMap, Rows, Specification, Stored, View, expect, need_source
+from protonet.views.view import Graph, LinearMap, Rows, Source, Specification, Stored, View, expect, need_map
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,10 @@ class MLP:
         """Its size, what it reads, and how long it trains."""
         return f"learned: {self.members}x{self.hidden} MLP on {self.source.name}, {self.steps} steps"
 
-    def fit(self, rows: Rows, source: LinearMap | None) -> MLPView:
+    def fit(self, rows: Rows, source: Source | None) -> MLPView:
         """Train on labelled rows, from weights and episodes that depend on their seed alone."""
         generator = torch.Generator().manual_seed(rows.seed)
-        source = need_source(source)
+        source = need_map(source)
         task = make_task(source, rows, shifted=self.shifted)
         stack = ResidualMLPs(self.members, task.z.shape[1], self.hidden, self.embedding_dim, generator)
         for _, average in train(
@@ -116,7 +116,7 @@ class MLPKind(Kind):
         smallest = self.smallest(plan, base)
         if smallest is None:
             return
-        sources = [need_source(view.source) for view in judge.fit(base)]
+        sources = [need_map(view.source) for view in judge.fit(base)]
         untrained = judge.judge(smallest, judge.cosines(partial(_embed_source, sources)))
         if judge.late():
             yield untrained  # as good as trained for no step
@@ -192,7 +192,7 @@ class MLPView(View):
         return torch.cat(self.stack(z).unbind(0), dim=1)
 
     @classmethod
-    def restore(cls, stored: Stored, source: LinearMap | None, input_dim: int) -> MLPView:
+    def restore(cls, stored: Stored, source: Source | None, input_dim: int) -> MLPView:
         """Build the stack again."""
         first = stored.take("stack.first", None, input_dim, None)
         members, _, hidden = first.shape
@@ -202,7 +202,7 @@ class MLPView(View):
         expect(last.shape[2] >= input_dim, "learned views with fewer dimensions than features")
         stack = ResidualMLPs(members, input_dim, hidden, last.shape[2], torch.Generator())
         stack.load_state_dict({"first": first, "bias": bias, "last": last})
-        return cls(need_source(source), stack)
+        return cls(need_map(source), stack)
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
         """Add the members."""

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.losses import class_means
 from protonet.views.judge import Candidate, Judge, Kind
-from protonet.views.view import Graph, LinearMap, Rows, Specification, Stored, View, expect
+from protonet.views.view import Graph, Rows, Source, Specification, Stored, View, expect
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class PatternRules:
     dilations: int = 5  #: Of a series, at the most: powers of two up to its length ...
     picture: tuple[int, ...] = (7, 14)  #: ... and of a picture, one more from each of these sides on.
     responses: int = 2**14  #: Of each kernel, that thresholds are quantiles of.
-    chunk: float = 2**23  #: Responses that are worked on at a time.
+    chunk: float = 2**19  #: Responses that are worked on at a time: those that a core's cache holds.
     most_work: float = 1e9  #: Responses of all rows: with more, there is no such view.
     most_rows: int = 2048  #: Rows that the read-out is fitted to, at the most.
     least_deviation: float = 0.05  #: A share that varies by less is divided by this ...
@@ -46,8 +45,29 @@ PATTERNS = PatternRules()
 RIDGES = (1e-2, 1e-1, 1.0)
 #: The ridge where no row can judge.
 UNJUDGED = 1e-1
-#: Parts of each side over which shares are taken: 1 for the whole, and what is tried of a series and of a picture.
-PARTS = {"series": (1, 4), "picture": (1, 3)}
+#: Parts of a series, and of each side of a picture, over which local shares are taken.
+PARTS = {"series": 4, "picture": 3}
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The shares of patterns, part by part: what pattern views read.
+
+    Args:
+        width: Features of a line: all of them for a series, fewer for a picture.
+    """
+
+    width: int
+    source: ClassVar[Specification | None] = None
+    shifted: ClassVar[bool] = False
+    trained: ClassVar[bool] = False
+    name: ClassVar[str] = "shares of patterns"
+    traits: ClassVar[frozenset[str]] = frozenset({"patterns", "local"})
+
+    def fit(self, rows: Rows, source: Source | None = None) -> View:
+        """Take the thresholds from the rows."""
+        bank = Bank.fit(rows.features, self.width)
+        return View(bank, (bank.size,))
 
 
 @dataclass(frozen=True)
@@ -55,38 +75,41 @@ class Patterns:
     """A pattern view.
 
     Args:
-        width: Features of a line: all of them for a series, fewer for a picture.
-        parts: Along each side of a picture, or of a series, of which shares are taken.
+        width: As in `Shares`.
+        local: Are shares taken part by part, or over the whole row?
         ridge: > 0, the penalty, in units of the mean squared norm of a row's shares.
     """
 
     width: int
-    parts: int
+    local: bool
     ridge: float
-    source: ClassVar[Specification | None] = None
     shifted: ClassVar[bool] = False
     trained: ClassVar[bool] = False
 
     @property
+    def source(self) -> Shares:
+        """The shares, which the views of all ridges and parts have in common."""
+        return Shares(self.width)
+
+    @property
     def traits(self) -> frozenset[str]:
         """Whether shares are taken anywhere, or part by part."""
-        return frozenset({"patterns"} if self.parts == 1 else {"patterns", "local"})
+        return frozenset({"patterns", "local"} if self.local else {"patterns"})
 
     @property
     def name(self) -> str:
         """Where patterns are looked for; the ridge is a setting of the same view."""
-        return "patterns" if self.parts == 1 else "local patterns"
+        return "local patterns" if self.local else "patterns"
 
-    def fit(self, rows: Rows, source: LinearMap | None = None) -> PatternView:
+    def fit(self, rows: Rows, source: Source | None) -> PatternView:
         """Fit in closed form; the view has ``num_classes`` dimensions.
 
         Source: Dempster, Schmidt and Webb, "MiniRocket" (2021): its kernels; thresholds of quantiles, ridge regression.
         """
-        chosen = torch.linspace(0, len(rows.labels) - 1, min(len(rows.labels), PATTERNS.most_rows)).round().long()
-        bank = Bank.fit(rows.features[chosen], self.width)
-        problem = _Problem(bank.shares(rows.features[chosen], self.parts)[0], rows.take(chosen))
-        readout, offset = problem.solve(self.ridge)
-        return PatternView(bank, self.parts, rows.features.shape[1], readout, offset)
+        bank = _need_bank(source)
+        rows = rows.take(_spread_rows(len(rows.labels)))
+        problem = _Problem(bank.pool(bank(rows.features), local=self.local), rows)
+        return PatternView(bank, *problem.solve(self.ridge), local=self.local)
 
 
 @dataclass(frozen=True)
@@ -111,20 +134,19 @@ class PatternKind(Kind):
         n, dim = rows.features.shape
         if not rows.width or n * dim * count_kernels() * len(list_dilations(rows.width, dim)) > PATTERNS.most_work:
             return
-        parts = PARTS["series" if rows.width == dim else "picture"]
         cosines: dict[Patterns, list[Tensor]] = {}
         for fold in judge.folds:
             if judge.late():
                 return
-            own = judge.take(fold)
-            bank = Bank.fit(own.features, rows.width)
-            fitted, judged = (bank.shares(x, *parts) for x in (own.features, rows.features[fold.judge]))
-            for count, shares, queries in zip(parts, fitted, judged, strict=True):
-                problem = _Problem(shares, own, queries)
+            fitted = judge.take(fold)
+            bank = Bank.fit(fitted.features, rows.width)
+            shares, queries = bank(fitted.features), bank(rows.features[fold.judge])
+            for local in (False, True):
+                problem = _Problem(bank.pool(shares, local=local), fitted, bank.pool(queries, local=local))
                 for ridge in self.ridges:
-                    cosines.setdefault(Patterns(rows.width, count, ridge), []).append(problem.cosines(ridge))
-        for count in parts:
-            settings = [Patterns(rows.width, count, ridge) for ridge in self.ridges]
+                    cosines.setdefault(Patterns(rows.width, local, ridge), []).append(problem.cosines(ridge))
+        for local in (False, True):
+            settings = [Patterns(rows.width, local, ridge) for ridge in self.ridges]
             tried = [judge.judge(setting, torch.cat(cosines[setting])) for setting in settings]
             yield min(tried, key=lambda candidate: candidate.loss)
 
@@ -152,84 +174,142 @@ def list_dilations(width: int, dim: int) -> list[int]:
     return [2**number for number in range(1 + sum(min(width, dim // width) >= side for side in PATTERNS.picture))]
 
 
-class Bank(torch.nn.Module):
-    """Kernels at some dilations, with thresholds.
+@cache
+def find_taps(width: int, dim: int, dilation: int, parts: int) -> Tensor:
+    """Return which features lie under a kernel's taps, (dim, taps) int64, place by place as `split_places` has them.
+
+    Where there is none, it is ``dim``.
+    """
+    reach = range(-(PATTERNS.taps // 2), PATTERNS.taps // 2 + 1)
+    side = range(-(math.isqrt(PATTERNS.taps) // 2), math.isqrt(PATTERNS.taps) // 2 + 1)
+    steps = [(0, step) for step in reach] if width == dim else [(down, right) for down in side for right in side]
+    line, place = torch.arange(dim)[:, None] // width, torch.arange(dim)[:, None] % width
+    down, right = (dilation * torch.tensor(step) for step in zip(*steps, strict=True))
+    there = (line + down >= 0) & (line + down < dim // width) & (place + right >= 0) & (place + right < width)
+    return torch.where(there, (line + down) * width + place + right, dim)[split_places(width, dim, parts)[0]]
+
+
+@cache
+def split_places(width: int, dim: int, parts: int) -> tuple[Tensor, list[int]]:
+    """Return the places (dim,) int64, those of a part side by side, and how many each part has."""
+    line, place = torch.arange(dim) // width, torch.arange(dim) % width
+    height, across = min(parts, dim // width), min(parts, width)
+    part = (line * height // (dim // width)) * across + place * across // width
+    return part.argsort(stable=True), part.bincount().tolist()
+
+
+class Bank(Source):
+    """Kernels at some dilations, with thresholds: from features to the shares of places above each, part by part.
 
     Args:
-        width: As in `Patterns`.
+        width: As in `Shares`.
+        dim: Features.
+        parts: Along each side of a picture, or of a series.
         thresholds: (dilations, kernels, quantiles).
     """
 
+    kind = "patterns"
     thresholds: Tensor
 
-    def __init__(self, width: int, thresholds: Tensor) -> None:
+    def __init__(self, width: int, dim: int, parts: int, thresholds: Tensor) -> None:
         super().__init__()
-        self.width = width
+        self.width, self.dim, self.parts = width, dim, parts
         self.register_buffer("thresholds", thresholds)
+        self.counts = split_places(width, dim, parts)[1]
+
+    @property
+    def size(self) -> int:
+        """How many shares a row has."""
+        return self.thresholds.numel() * len(self.counts)
 
     @classmethod
     def fit(cls, x: Tensor, width: int) -> Bank:
-        """Take the thresholds from rows (n, dim)."""
-        thresholds = []
-        some = x[:: max(1, math.ceil(x.numel() / PATTERNS.responses))]
-        for dilation in list_dilations(width, x.shape[1]):
-            responses = _respond(some, width, dilation).transpose(0, 1).flatten(1)  # (kernels, places)
+        """Take the thresholds from rows (n, dim), of many from some."""
+        dim = x.shape[1]
+        x = x[_spread_rows(len(x))]
+        some, thresholds = x[:: max(1, math.ceil(x.numel() / PATTERNS.responses))], []
+        for dilation in list_dilations(width, dim):
+            responses = _respond(some, find_taps(width, dim, dilation, 1)).flatten(0, 1).T  # (kernels, places)
             margin = PATTERNS.margin * responses.std(dim=1, correction=0)
             ordered = responses.sort(dim=1).values
             places = [round(share * (responses.shape[1] - 1)) for share in PATTERNS.quantiles]
             thresholds.append(ordered[:, places] + margin[:, None])
-        return cls(width, torch.stack(thresholds))
+        return cls(width, dim, PARTS["series" if width == dim else "picture"], torch.stack(thresholds))
 
-    def shares(self, x: Tensor, *parts: int) -> list[Tensor]:
-        """Return the shares of places above each threshold, for each number of parts.
+    def forward(self, x: Tensor) -> Tensor:
+        """Map features (n, dim) to shares (n, dilations * quantiles * kernels * cells)."""
+        at_once = max(1, int(PATTERNS.chunk / (self.dim * count_kernels())))
+        return torch.cat([self._share(rows) for rows in x.split(at_once)])
 
-        (n, dilations * quantiles * kernels * parts or parts^2) each; the responses are computed once for all.
-        """
-        if not len(x):
-            return [each[:0] for each in self.shares(x.new_zeros(1, x.shape[1]), *parts)]
-        at_once = max(1, int(PATTERNS.chunk / (x.shape[1] * count_kernels())))
-        pools = [pooling(self.width, x.shape[1], each).to(x) for each in parts]
-        pieces = [self._shares(rows, pools) for rows in x.split(at_once)]
-        return [torch.cat(each) for each in zip(*pieces, strict=True)]
+    def _share(self, x: Tensor) -> Tensor:
+        """Return the shares of a few rows."""
+        above = x.new_empty(len(x), self.dim, count_kernels())
+        sums = x.new_empty(*self.thresholds.shape[::2], len(self.counts), len(x), count_kernels())
+        for number, dilation in enumerate(list_dilations(self.width, self.dim)):
+            responses = _respond(x, find_taps(self.width, self.dim, dilation, self.parts))
+            for quantile, threshold in enumerate(self.thresholds[number].T.contiguous()):
+                torch.gt(responses, threshold, out=above)
+                for part, out in zip(above.split(self.counts, dim=1), sums[number, quantile], strict=True):
+                    torch.sum(part, dim=1, out=out)
+        shares = sums / sums.new_tensor(self.counts)[:, None, None]  # (dilations, quantiles, cells, n, kernels)
+        return shares.permute(3, 0, 1, 4, 2).flatten(1)
 
-    def _shares(self, x: Tensor, pools: list[Tensor]) -> list[Tensor]:
-        columns: list[list[Tensor]] = [[] for _ in pools]
-        for dilation, thresholds in zip(list_dilations(self.width, x.shape[1]), self.thresholds, strict=True):
-            responses = _respond(x, self.width, dilation)  # (n, kernels, dim)
-            for threshold in thresholds.T:
-                above = (responses > threshold[:, None]).to(x.dtype)
-                for own, pool in zip(columns, pools, strict=True):
-                    own.append((above @ pool).flatten(1))
-        return [torch.cat(each, dim=1) for each in columns]
+    def pool(self, shares: Tensor, *, local: bool) -> Tensor:
+        """Return the shares of views: as they are, or over whole rows (n, dilations * quantiles * kernels)."""
+        if local:
+            return shares
+        cells = shares.new_tensor(self.counts) / self.dim
+        return shares.view(-1, self.thresholds.numel(), len(cells)) @ cells
+
+    @classmethod
+    def restore(cls, stored: Stored, input_dim: int) -> Bank:
+        """Build the bank again from what a file holds of it, for ``input_dim`` features."""
+        width, parts = stored.whole("width", input_dim, low=3), stored.whole("parts", input_dim, low=1)
+        expect(input_dim % width == 0, "pictures of no whole number of lines")
+        dilations = len(list_dilations(width, input_dim))
+        thresholds = stored.take("thresholds", dilations, count_kernels(), len(PATTERNS.quantiles))
+        return cls(width, input_dim, parts, thresholds)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the width of a line, and the parts."""
+        return {"width": self.width, "parts": self.parts}
+
+    def add_to_graph(self, graph: Graph, x: str) -> str:
+        """Add the products, the comparisons and the means over parts."""
+        kernels, columns = graph.constant(graph.array(make_kernels().T)), []
+        cells = F.one_hot(torch.arange(len(self.counts)).repeat_interleave(torch.tensor(self.counts))).float().T
+        means = graph.constant(graph.array(cells / cells.sum(dim=1, keepdim=True)))  # (cells, places)
+        padded = graph.pad(x, 1, 0.0)
+        for number, dilation in enumerate(list_dilations(self.width, self.dim)):
+            places = find_taps(self.width, self.dim, dilation, self.parts).numpy()
+            responses = graph.add("MatMul", graph.add("Gather", padded, places, axis=1), kernels)
+            for threshold in graph.array(self.thresholds[number].T):
+                above = graph.cast(graph.add("Greater", responses, threshold), "FLOAT")
+                shares = graph.add("Transpose", graph.add("MatMul", means, above), perm=[0, 2, 1])
+                columns.append(graph.add("Flatten", shares))
+        return graph.add("Concat", *columns, axis=1)
+
+    def products(self) -> list[tuple[int, int]]:
+        """Return the kernels' taps at every place."""
+        return [(PATTERNS.taps, self.thresholds[..., 0].numel() * self.dim)]
 
 
-def _respond(x: Tensor, width: int, dilation: int) -> Tensor:
-    """Return the responses (n, kernels, dim) of rows (n, dim), zero beyond their ends."""
-    kernels = make_kernels().to(x)
-    if width == x.shape[1]:
-        reach = dilation * (PATTERNS.taps // 2)
-        series: Tensor = F.conv1d(x[:, None], kernels[:, None], padding=reach, dilation=dilation)
-        return series
-    side = math.isqrt(PATTERNS.taps)
-    pictures = x.view(len(x), 1, -1, width)
-    responses = F.conv2d(pictures, kernels.view(-1, 1, side, side), padding=dilation * (side // 2), dilation=dilation)
-    return responses.flatten(2)
+def _need_bank(source: Source | None) -> Bank:
+    """Return the source of a pattern view; raise a ValueError if it is none."""
+    if not isinstance(source, Bank):
+        raise ValueError("patterns without a bank")
+    return source
 
 
-def pooling(width: int, dim: int, parts: int) -> Tensor:
-    """Return what takes means over parts of rows: (dim, parts), or (dim, parts^2) for pictures."""
-    along = [_split(width, parts)] if width == dim else [_split(dim // width, parts), _split(width, parts)]
-    pool = along[0]
-    for other in along[1:]:
-        pool = torch.kron(pool, other)
-    return pool
+def _spread_rows(n: int) -> Tensor:
+    """Return which of n rows are fitted to: all, or some of many."""
+    return torch.linspace(0, n - 1, min(n, PATTERNS.most_rows)).round().long()
 
 
-def _split(length: int, parts: int) -> Tensor:
-    """Return means (length, parts) over parts as equal as can be."""
-    owner = torch.arange(length) * min(parts, length) // length
-    indicators = F.one_hot(owner).float()
-    return indicators / indicators.sum(dim=0)
+def _respond(x: Tensor, taps: Tensor) -> Tensor:
+    """Return the responses (n, places, kernels) of rows (n, dim) at places with these taps, zero beyond their ends."""
+    values = F.pad(x, (0, 1)).index_select(1, taps.to(x.device).flatten()).view(-1, PATTERNS.taps)
+    return (values @ make_kernels().to(x).T).view(len(x), len(taps), count_kernels())
 
 
 class _Problem:
@@ -281,65 +361,53 @@ class PatternView(View):
     """Class scores that a ridge regression reads from the shares of patterns.
 
     Args:
-        bank: The kernels and their thresholds.
-        parts: As in `Patterns`.
-        input_dim: Columns of the features.
+        bank: The source: kernels and their thresholds.
         readout: (shares, num_classes).
         offset: (num_classes,).
+        local: As in `Patterns`.
     """
 
     kind = "patterns"
     readout: Tensor
     offset: Tensor
 
-    def __init__(self, bank: Bank, parts: int, input_dim: int, readout: Tensor, offset: Tensor) -> None:
-        super().__init__(None, (readout.shape[1],))
-        self.bank, self.parts, self.input_dim = bank, parts, input_dim
+    def __init__(self, bank: Bank, readout: Tensor, offset: Tensor, *, local: bool) -> None:
+        super().__init__(bank, (readout.shape[1],))
+        self.local = local
         self.register_buffer("readout", readout.to(torch.float32))
         self.register_buffer("offset", offset.to(torch.float32))
 
+    @property
+    def bank(self) -> Bank:
+        """What is read."""
+        return _need_bank(self.source)
+
     def forward(self, z: Tensor) -> Tensor:
-        """Map features (n, input_dim) to class scores (n, num_classes)."""
-        return torch.addmm(self.offset.to(z), self.bank.shares(z, self.parts)[0], self.readout.to(z))
+        """Map shares (n, cells of all) to class scores (n, num_classes)."""
+        return torch.addmm(self.offset.to(z), self.bank.pool(z, local=self.local), self.readout.to(z))
 
     def describe(self) -> dict[str, Any]:
-        """Return the width of a line, and the parts."""
-        return {"width": self.bank.width, "parts": self.parts}
+        """Return whether shares are local."""
+        return {"local": self.local}
 
     @classmethod
-    def restore(cls, stored: Stored, source: LinearMap | None, input_dim: int) -> PatternView:
-        """Build the view again."""
-        expect(source is None, "patterns that read a view")
-        width, parts = stored.whole("width", input_dim, low=3), stored.whole("parts", input_dim, low=1)
-        expect(input_dim % width == 0, "pictures of no whole number of lines")
-        dilations = len(list_dilations(width, input_dim))
-        thresholds = stored.take("bank.thresholds", dilations, count_kernels(), len(PATTERNS.quantiles))
-        cells = pooling(width, input_dim, parts).shape[1]
-        readout = stored.take("readout", thresholds.numel() * cells, None)
-        return cls(Bank(width, thresholds), parts, input_dim, readout, stored.take("offset", readout.shape[1]))
+    def restore(cls, stored: Stored, source: Source | None, input_dim: int) -> PatternView:
+        """Build the view again; before version 7 it held its bank, of the parts that it reads."""
+        if source is None:
+            bank = Bank.restore(Stored(stored.description, stored.tensors, stored.prefix + "bank."), input_dim)
+            local = True
+        else:
+            bank, local = _need_bank(source), stored.entry("local", bool)
+        shares = bank.size if local else bank.thresholds.numel()
+        readout = stored.take("readout", shares, None)
+        return cls(bank, readout, stored.take("offset", readout.shape[1]), local=local)
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
-        """Add the convolutions, the comparisons, the means over parts and the read-out."""
-        width, kernels = self.bank.width, graph.array(make_kernels())
-        dim = self.input_dim
-        pool = graph.array(pooling(width, dim, self.parts))
-        side = math.isqrt(PATTERNS.taps)
-        lines, shape = ([dim], [PATTERNS.taps]) if width == dim else ([dim // width, width], [side, side])
-        x = graph.add("Reshape", rows, np.array([-1, 1, *lines]))
-        columns = []
-        for dilation, thresholds in zip(list_dilations(width, dim), graph.array(self.bank.thresholds), strict=True):
-            reach = [dilation * (taps // 2) for taps in shape]
-            weights = kernels.reshape(-1, 1, *shape)
-            responses = graph.add("Conv", x, weights, dilations=[dilation] * len(shape), pads=reach * 2)
-            responses = graph.add("Reshape", responses, np.array([-1, len(kernels), dim]))
-            for threshold in thresholds.T:
-                above = graph.cast(graph.add("Greater", responses, threshold[:, None]), "FLOAT")
-                columns.append(graph.add("Flatten", graph.add("MatMul", above, pool)))
-        shares = graph.add("Concat", *columns, axis=1)
-        return [graph.add("Gemm", shares, graph.array(self.readout), graph.array(self.offset))]
+        """Add the read-out, of whole rows by that of their parts."""
+        cells = self.readout.new_tensor(self.bank.counts) / self.bank.dim
+        readout = self.readout if self.local else torch.einsum("sc,p->spc", self.readout, cells).flatten(0, 1)
+        return [graph.add("Gemm", rows, graph.array(readout), graph.array(self.offset))]
 
     def products(self) -> list[tuple[int, int]]:
-        """Return the kernels' taps at every place, and the read-out."""
-        responses = self.bank.thresholds[..., 0].numel() * self.input_dim
-        shares, num_classes = self.readout.shape
-        return [(PATTERNS.taps, responses), (shares, num_classes)]
+        """Return the read-out."""
+        return [(self.readout.shape[0], self.readout.shape[1])]

@@ -21,7 +21,7 @@ from protonet.views.distances import distances, find_steps, round_distances
 from protonet.views.judge import PRUNING, Candidate, Judge, Kind
 from protonet.views.linear import Linear
 from protonet.views.shifts import shift_rows
-from protonet.views.view import Graph, LinearMap, Rows, Stored, View, expect, need_source
+from protonet.views.view import Graph, LinearMap, Rows, Source, Stored, View, expect, need_map
 
 
 @dataclass(frozen=True)
@@ -89,13 +89,13 @@ class Radial:
         name = f"{self.kernel} {'squashed' if self.squash else self.source.name}"
         return f"shifted {name}" if self.shifted else name
 
-    def fit(self, rows: Rows, source: LinearMap | None) -> RadialView:
+    def fit(self, rows: Rows, source: Source | None) -> RadialView:
         """Fit in closed form; the view has ``num_classes`` dimensions.
 
         Source: kernel ridge regression (Saunders et al. 1998); with more samples than units, the subset of regressors
             (Smola and Schoelkopf 2000).
         """
-        problem = _Problem(self, need_source(source), rows)
+        problem = _Problem(self, need_map(source), rows)
         _, (readout,) = problem.solve(self.bandwidth, [self.ridge])
         bandwidth = self.bandwidth * problem.median
         return RadialView(problem.map, problem.units, readout, bandwidth, norm=self.norm, squash=self.squash)
@@ -181,7 +181,7 @@ def _judge(judge: Judge, settings: Sequence[Radial]) -> Candidate | None:
     for number, (source, fold) in enumerate(zip(judge.sources(settings[0]), judge.folds, strict=True)):
         if judge.late():
             return None
-        problem = _Problem(settings[0], need_source(source), judge.take(fold), judge.rows.features[fold.judge])
+        problem = _Problem(settings[0], need_map(source), judge.take(fold), judge.rows.features[fold.judge])
         settles = len(fold.judge) >= PRUNING.settled
         scored: dict[Radial, Tensor] = {}
         if number == 0 and settles:
@@ -293,18 +293,18 @@ class RadialView(View):
         return {"norm": self.norm, "squash": self.squash}
 
     @classmethod
-    def restore(cls, stored: Stored, source: LinearMap | None, input_dim: int) -> RadialView:
+    def restore(cls, stored: Stored, source: Source | None, input_dim: int) -> RadialView:
         """Build the view again."""
         norm, squash = stored.whole("norm", 2, low=1), stored.entry("squash", bool)
         units, landmarks = torch.zeros(0, input_dim), None
         if stored.prefix + "landmarks" in stored.tensors:
-            landmarks = stored.take("landmarks", None, need_source(source).dim)
+            landmarks = stored.take("landmarks", None, need_map(source).dim)
         else:
             units = stored.take("units", None, input_dim)
         readout, bandwidth = stored.take("readout", len(units) or None, None), float(stored.take("bandwidth"))
         expect(len(readout) == len(units if landmarks is None else landmarks), "read-outs of other units")
         expect(bandwidth > 0 and readout.shape[1] > 0, "a bandwidth that is not positive, or scores of no class")
-        return cls(need_source(source), units, readout, bandwidth, norm=norm, squash=squash, landmarks=landmarks)
+        return cls(need_map(source), units, readout, bandwidth, norm=norm, squash=squash, landmarks=landmarks)
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
         """Add the scores, in float64: large read-outs cancel."""

@@ -133,10 +133,10 @@ class Stored:
         return tensor
 
 
-def need_source(source: LinearMap | None) -> LinearMap:
-    """Return the source of a view that has to read one; raise a ValueError if there is none."""
-    if source is None:
-        raise ValueError("a view without a source")
+def need_map(source: Source | None) -> LinearMap:
+    """Return the source of a view that has to read a linear map; raise a ValueError if it is none."""
+    if not isinstance(source, LinearMap):
+        raise ValueError("a view without a linear map")
     return source
 
 
@@ -179,7 +179,30 @@ class Graph(Protocol):
         """Return a tensor of any device as an array."""
 
 
-class LinearMap(nn.Module):
+class Source(nn.Module):
+    """What views may read in place of the features: the encoder evaluates it once for all of them."""
+
+    kind: ClassVar[str]  #: The name in model files.
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the tensors do not tell, as JSON can hold it."""
+        return {}
+
+    @classmethod
+    def restore(cls, stored: Stored, input_dim: int) -> Source:
+        """Build the source again from tensors that may be anything, for ``input_dim`` features; else a ValueError."""
+        raise NotImplementedError
+
+    def add_to_graph(self, graph: Graph, x: str) -> str:
+        """Add what is done to the value ``x`` to an ONNX graph, and return the name of what it gives."""
+        raise NotImplementedError
+
+    def products(self) -> list[tuple[int, int]]:
+        """Return the shapes (in, out) of the matrices that a row is multiplied with."""
+        return []
+
+
+class LinearMap(Source):
     """The affine map ``z = gain * (x - shift) + ((x - shift) @ basis * coefficient) @ basis.T``.
 
     Args:
@@ -190,6 +213,7 @@ class LinearMap(nn.Module):
         first: The first of the ``dim`` columns that are read; None where these are all that there are.
     """
 
+    kind = "linear"
     shift: Tensor
     gain: Tensor
     basis: Tensor
@@ -214,16 +238,16 @@ class LinearMap(nn.Module):
         return torch.addmm(centred * self.gain, (centred @ self.basis).mul_(self.coefficient), self.basis.T)
 
     @classmethod
-    def restore(cls, stored: Stored, dim: int) -> LinearMap:
-        """Build the map again from tensors that may be anything, for ``dim`` features."""
+    def restore(cls, stored: Stored, input_dim: int) -> LinearMap:
+        """Build the map again."""
         first = int(stored.take("first", dtype=torch.int64)) if stored.prefix + "first" in stored.tensors else None
-        shift = stored.take("shift", dim if first is None else None)
-        expect(first is None or 0 <= first <= dim - len(shift), "a map of columns that are not there")
+        shift = stored.take("shift", input_dim if first is None else None)
+        expect(first is None or 0 <= first <= input_dim - len(shift), "a map of columns that are not there")
         coefficient, gain = stored.take("coefficient", None), stored.take("gain", len(shift))
         return cls(shift, gain, stored.take("basis", len(shift), len(coefficient)), coefficient, first)
 
     def add_to_graph(self, graph: Graph, x: str) -> str:
-        """Add the map of the value ``x`` to an ONNX graph, and return the name of what it gives."""
+        """Add the map."""
         if self.columns is not None:
             ends = (np.array([each]) for each in (self.columns.start, self.columns.stop, 1))
             x = graph.add("Slice", x, *ends)
@@ -251,9 +275,9 @@ class View(nn.Module):
     """
 
     kind: ClassVar[str]  #: The kind's name in model files.
-    source: LinearMap | None
+    source: Source | None
 
-    def __init__(self, source: LinearMap | None, sizes: tuple[int, ...]) -> None:
+    def __init__(self, source: Source | None, sizes: tuple[int, ...]) -> None:
         super().__init__()
         self.source, self.sizes = source, sizes
 
@@ -266,7 +290,7 @@ class View(nn.Module):
         return {}
 
     @classmethod
-    def restore(cls, stored: Stored, source: LinearMap | None, input_dim: int) -> View:
+    def restore(cls, stored: Stored, source: Source | None, input_dim: int) -> View:
         """Build a view again from a description and tensors that may say anything.
 
         Args:
@@ -320,7 +344,7 @@ class Specification(Protocol):
     def trained(self) -> bool:
         """Whether it is trained by gradient: of such views, one at most is switched on."""
 
-    def fit(self, rows: Rows, source: LinearMap | None) -> View:
+    def fit(self, rows: Rows, source: Source | None) -> View:
         """Fit to labelled rows.
 
         Args:

@@ -29,7 +29,7 @@ from tests.strategies import write_columns
 DIM = 9
 LINEAR = [Linear(scaling) for scaling in SCALINGS]
 #: Every kind, small.
-EVERY: list[Specification] = [*LINEAR, *VIEWS, Forest(3), Patterns(DIM, 1, 0.1), Patterns(3, 1, 0.1)]
+EVERY: list[Specification] = [*LINEAR, *VIEWS, Forest(3), Patterns(DIM, False, 0.1), Patterns(3, False, 0.1)]
 EVERY += [MLP(Linear("whitened"), 2, 3, steps=2, embedding_dim=12)]
 #: How many rows each class has: of all ways, but for the order, in which two to five have one to six, those in which
 #: they have as many, and one in twelve of the others.

@@ -12,7 +12,7 @@ from protonet.datasets import load_digits
 from protonet.views import forest
 from protonet.views.forest import FOREST, Forest, ForestKind, ForestView, count_trees
 from protonet.views.shifts import shift_rows
-from protonet.views.view import LinearMap, Rows
+from protonet.views.view import Rows, Source
 from tests.strategies import blobs, judge_noise, seeds
 
 
@@ -161,7 +161,7 @@ def test_a_few_trees_tell_what_is_clearly_worse(
     trees: list[int] = []
     fit = Forest.fit
 
-    def record(specification: Forest, rows: Rows, source: LinearMap | None = None) -> ForestView:
+    def record(specification: Forest, rows: Rows, source: Source | None = None) -> ForestView:
         trees.append(specification.trees)
         return fit(specification, rows, source)
 

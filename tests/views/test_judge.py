@@ -18,7 +18,7 @@ from protonet.views.judge import PRUNING, Candidate, Judge, Kind, embed_fold
 from protonet.views.linear import Linear, LinearKind, LinearView
 from protonet.views.mlp import MLP, MLPKind
 from protonet.views.radial import BANDWIDTHS, RADIAL, RIDGES, VIEWS, Radial, RadialKind
-from protonet.views.view import LinearMap, Rows
+from protonet.views.view import Rows, Source
 from tests.strategies import blobs
 
 
@@ -97,7 +97,7 @@ def test_a_view_that_is_clearly_worse_is_not_tried_on_all_folds(monkeypatch: pyt
     fits: list[Rows] = []
     fit = Forest.fit
 
-    def record(specification: Forest, rows: Rows, source: LinearMap | None) -> ForestView:
+    def record(specification: Forest, rows: Rows, source: Source | None) -> ForestView:
         fits.append(rows)
         return fit(specification, rows, source)
 

@@ -24,7 +24,7 @@ import numpy as np
 from torch import Tensor
 
 from protonet.views.judge import Candidate, Judge, Kind
-from protonet.views.view import Graph, LinearMap, Rows, Specification, Stored, View, expect
+from protonet.views.view import Graph, LinearMap, Rows, Source, Specification, Stored, View, expect
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Toy:
         """The power."""
         return f"toy to the power of {self.power}"
 
-    def fit(self, rows: Rows, source: LinearMap | None = None) -> ToyView:
+    def fit(self, rows: Rows, source: Source | None = None) -> ToyView:
         """Take the means."""
         return ToyView(rows.features.mean(dim=0), self.power)
 
@@ -86,7 +86,7 @@ class ToyView(View):
         return {"power": self.power}
 
     @classmethod
-    def restore(cls, stored: Stored, source: LinearMap | None, input_dim: int) -> ToyView:
+    def restore(cls, stored: Stored, source: Source | None, input_dim: int) -> ToyView:
         """Build the view again."""
         expect(source is None, "a toy that reads a view")
         return cls(stored.take("mean", input_dim), stored.entry("power", float))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,7 +13,6 @@ from protonet.scoring import split_folds
 from protonet.views.budget import plan_encoder
 from protonet.views.judge import Judge
 from protonet.views.patterns import (
-    PARTS,
     PATTERNS,
     Bank,
     PatternKind,
@@ -20,7 +20,7 @@ from protonet.views.patterns import (
     count_kernels,
     list_dilations,
     make_kernels,
-    pooling,
+    split_places,
 )
 from protonet.views.view import Rows
 from tests.strategies import seeds
@@ -35,9 +35,16 @@ def moved(n: int, dim: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     return templates[y[:, None], start + torch.arange(dim)], y
 
 
-def slow_shares(bank: Bank, x: torch.Tensor, parts: int) -> torch.Tensor:
-    """Return `Bank.shares` by loops."""
-    dim, width, columns = x.shape[1], bank.width, []
+def fit(specification: Patterns, rows: Rows) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return what a view makes of features."""
+    bank = Bank.fit(rows.features, specification.width)
+    view = specification.fit(rows, bank)
+    return lambda x: view(bank(x))
+
+
+def slow_shares(bank: Bank, x: torch.Tensor) -> torch.Tensor:
+    """Return what a bank does by loops."""
+    dim, width, parts, columns = x.shape[1], bank.width, bank.parts, []
     height = dim // width
     offsets = [(0, at - 4) for at in range(9)] if width == dim else [(at // 3 - 1, at % 3 - 1) for at in range(9)]
     for dilation, thresholds in zip(list_dilations(width, dim), bank.thresholds, strict=True):
@@ -70,8 +77,10 @@ def slow_shares(bank: Bank, x: torch.Tensor, parts: int) -> torch.Tensor:
 @pytest.mark.parametrize(("dim", "width", "parts"), [(20, 20, 1), (20, 20, 3), (30, 6, 1), (64, 8, 3)])
 def test_shares_are_those_of_a_slow_loop(dim: int, width: int, parts: int) -> None:
     x = torch.randn(5, dim, generator=torch.Generator().manual_seed(0))
-    bank = Bank.fit(x, width)
-    torch.testing.assert_close(bank.shares(x, parts)[0], slow_shares(bank, x, parts))
+    bank = Bank(width, dim, parts, Bank.fit(x, width).thresholds)
+    torch.testing.assert_close(bank(x), slow_shares(bank, x))
+    whole = Bank(width, dim, 1, bank.thresholds)
+    torch.testing.assert_close(bank.pool(bank(x), local=False), slow_shares(whole, x))
 
 
 def test_there_is_every_kernel_of_three_high_taps_and_each_sums_to_zero() -> None:
@@ -90,31 +99,34 @@ def test_dilations_reach_over_the_row() -> None:
     assert list_dilations(28, 784) == [1, 2, 4]
 
 
-@pytest.mark.parametrize(("width", "dim", "parts"), [(10, 10, 1), (10, 10, 4), (3, 3, 7), (8, 64, 3)])
-def test_pooling_takes_means_of_every_part(width: int, dim: int, parts: int) -> None:
-    pool = pooling(width, dim, parts)
-    torch.testing.assert_close(pool.sum(dim=0), torch.ones(pool.shape[1]))
-    assert bool((pool.gt(0).sum(dim=1) == 1).all())
+def test_places_of_a_part_are_neighbours_and_every_place_is_in_one() -> None:
+    order, counts = split_places(4, 8, 2)
+    assert [part.tolist() for part in order.split(counts)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    order, counts = split_places(10, 10, 4)
+    assert (order.tolist(), counts) == (list(range(10)), [3, 2, 3, 2])
+    assert split_places(3, 3, 7)[1] == [1, 1, 1]
 
 
 @given(seed=seeds)
 def test_whole_rows_scaled_and_lifted_have_the_same_shares_but_at_the_ends(seed: int) -> None:
     x = torch.randn(4, 40, generator=torch.Generator().manual_seed(seed))
     bank = Bank.fit(x, 40)
-    scaled = Bank(40, bank.thresholds * 7)
-    torch.testing.assert_close(scaled.shares(7 * x, 1)[0], bank.shares(x, 1)[0], atol=0.03, rtol=0)
+    scaled = Bank(40, 40, bank.parts, bank.thresholds * 7)
+    whole = [found.pool(found(rows), local=False) for found, rows in ((scaled, 7 * x), (bank, x))]
+    torch.testing.assert_close(*whole, atol=0.03, rtol=0)
 
 
 def test_rows_of_one_value_are_the_same_whatever_the_batch() -> None:
     x = torch.full((3, 30), 0.1) + torch.tensor([[0.0], [0.2], [1.7]])
     bank = Bank.fit(torch.cat([x, torch.randn(3, 30, generator=torch.Generator().manual_seed(0))]), 30)
-    torch.testing.assert_close(bank.shares(x, 1)[0], torch.cat([bank.shares(row[None], 1)[0] for row in x]))
+    torch.testing.assert_close(bank(x), torch.cat([bank(row[None]) for row in x]))
+    assert bank(x[:0]).shape == (0, bank.size)
 
 
 def test_moved_rows_are_told_apart_by_patterns_and_by_little_else() -> None:
     x, y = moved(40, 60)
     other, labels = moved(200, 60)  # other starts of the same templates
-    view = Patterns(60, 1, 0.1).fit(Rows(x, y, 2))
+    view = fit(Patterns(60, False, 0.1), Rows(x, y, 2))
     assert float((view(other).argmax(dim=1) == labels).float().mean()) > 0.85
 
 
@@ -122,10 +134,10 @@ def test_a_row_of_little_weight_is_hardly_fitted_and_equal_weights_change_nothin
     x, y = moved(12, 30)
     y[0] = 1 - y[0]
     weights = torch.ones(12, dtype=torch.float64)
-    plain = Patterns(30, 2, 1.0).fit(Rows(x, y, 2))
-    torch.testing.assert_close(Patterns(30, 2, 1.0).fit(Rows(x, y, 2, weights=3 * weights))(x), plain(x))
+    plain = fit(Patterns(30, True, 1.0), Rows(x, y, 2))
+    torch.testing.assert_close(fit(Patterns(30, True, 1.0), Rows(x, y, 2, weights=3 * weights))(x), plain(x))
     weights[0] = 1e-3
-    light = Patterns(30, 2, 1.0).fit(Rows(x, y, 2, weights=weights))
+    light = fit(Patterns(30, True, 1.0), Rows(x, y, 2, weights=weights))
     assert float(light(x)[0, y[0]]) < float(plain(x)[0, y[0]]) - 0.05
 
 
@@ -147,4 +159,4 @@ def test_features_in_no_order_have_no_patterns() -> None:
     plan = plan_encoder(30, 2, 1000)
     assert list(PatternKind().candidates(Judge(Rows(x, y, 2), folds, plan))) == []
     ordered = Judge(Rows(x, y, 2, width=30), folds, plan)
-    assert len(list(PatternKind().candidates(ordered))) == len(PARTS["series"])
+    assert len(list(PatternKind().candidates(ordered))) == 2
