@@ -1,0 +1,152 @@
+"""Every view is fitted and maps rows where they are, and so does a network: elsewhere, with the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from protonet import PrototypeNetwork, solve
+from protonet.losses import class_means
+from protonet.metrics import score_known
+from protonet.optimizer import CustomOptimizer
+from protonet.views import KINDS
+from protonet.views.budget import plan_encoder
+from protonet.views.context import Context
+from protonet.views.forest import Forest
+from protonet.views.linear import SCALINGS, Linear
+from protonet.views.mlp import MLP
+from protonet.views.patterns import Patterns
+from protonet.views.radial import VIEWS
+from protonet.views.view import Rows, Specification, View
+from tests.elsewhere import AWAY, Elsewhere
+from tests.model_cases import make_network
+from tests.strategies import LITTLE, blobs
+
+X, LABELS = blobs(0)
+#: Specifications of every kind; a line is missing where a kind is, as a test below says.
+EVERY: dict[str, Specification] = {each.name: each for each in (*map(Linear, SCALINGS), *VIEWS)}
+EVERY |= {f"{each.name} of {each.width}": each for each in (Patterns(8, 2, 0.1), Patterns(4, 1, 0.1))}
+EVERY |= {"forest": Forest(7), "shifted forest": Forest(7, shifted=True), "context": Context(2)}
+EVERY |= {"span": Linear("standardised", (2, 6)), "mlp": MLP(Linear("centred"), 2, 3, 4, 11)}
+#: What goes to the CPU and back, in the words of the guide.
+NAMED = {"forest": {"forest.Forest.fit"}, "shifted forest": {"forest.Forest.fit"}}
+
+
+def make_rows(**more: Tensor | None) -> Rows:
+    """Return rows, shifted ones too, with more of what rows may have."""
+    return Rows(X, LABELS, 5, shifts=(0, 1, -1), **more)
+
+
+CASES = {
+    "plain": {},
+    "weighted": {"weights": torch.linspace(0.5, 1, len(X), dtype=torch.float64)},
+    "blocks": {"blocks": torch.tensor([0, 0, 1, 2, 2, 2, 2, 3])},
+}
+
+
+def send(rows: Rows) -> Rows:
+    return rows._replace(**{name: each.to(AWAY) for name, each in rows._asdict().items() if isinstance(each, Tensor)})
+
+
+def fit(specification: Specification, rows: Rows) -> View:
+    source = None if specification.source is None else specification.source.fit(rows, None).source
+    return specification.fit(rows, source)
+
+
+def embed(view: View, x: Tensor) -> Tensor:
+    embedded: Tensor = view(x if view.source is None else view.source(x))
+    return embedded
+
+
+def test_every_kind_of_view_is_tried() -> None:
+    views = {type(fit(each, make_rows())) for each in EVERY.values()}
+    assert views == {view for _, view in KINDS}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", EVERY)
+def test_a_view_is_fitted_where_its_rows_are(name: str, case: str) -> None:
+    rows = make_rows(**CASES[case])
+    expected = embed(fit(EVERY[name], rows), X)
+    with Elsewhere() as mode:
+        sent = send(rows)
+        view = fit(EVERY[name], sent)
+        assert {each.device for each in view.state_dict().values()} == {AWAY}
+        assert set(mode.fetched) <= NAMED.get(name, set())
+        assert torch.equal(embed(view, sent.features).cpu(), expected)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_view_that_is_sent_maps_rows_there(name: str) -> None:
+    view = fit(EVERY[name], make_rows())
+    expected = embed(view, X)
+    with Elsewhere() as mode:
+        view, x = view.to(AWAY), X.to(AWAY)
+        mode.sent.clear()
+        embedded = embed(view, x)
+        assert not mode.sent and not mode.fetched
+        assert torch.equal(embedded.cpu(), expected)
+
+
+def add_class(network: PrototypeNetwork, x: Tensor, labels: Tensor) -> Tensor:
+    assert network.add_class(x[:3]) == 7
+    return network(x)
+
+
+def set_prototypes(network: PrototypeNetwork, x: Tensor, labels: Tensor) -> Tensor:
+    network.set_prototypes(x, labels, torch.ones_like(labels).double())
+    return network(x)
+
+
+def add_samples(network: PrototypeNetwork, x: Tensor, labels: Tensor) -> Tensor:
+    network.add_samples(x, labels + 1)
+    return network(x)
+
+
+def arrange(network: PrototypeNetwork, x: Tensor, labels: Tensor) -> Tensor:
+    network.arrange_classes(labels.new_tensor([2, 0, -1, 1]))
+    return network(x)
+
+
+def reject(network: PrototypeNetwork, x: Tensor, labels: Tensor) -> Tensor:
+    return score_known(network(x).detach())
+
+
+def average(network: PrototypeNetwork, x: Tensor, labels: Tensor) -> Tensor:
+    return class_means(network.embed(x), labels, 5)[0]
+
+
+def train(network: PrototypeNetwork, x: Tensor, labels: Tensor) -> Tensor:
+    optimizer = CustomOptimizer(network.parameters())
+    for _ in range(3):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(network(x), labels).backward()
+        optimizer.step()
+    return network(x).detach()
+
+
+USES = [lambda network, x, labels: network(x), add_class, set_prototypes, add_samples, arrange, reject, average, train]
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_network_works_where_it_is(use: Callable[[PrototypeNetwork, Tensor, Tensor], Tensor]) -> None:
+    expected = use(make_network(), X, LABELS)
+    network = make_network()
+    with Elsewhere() as mode:
+        network, x, labels = network.to(AWAY), X.to(AWAY), LABELS.to(AWAY)
+        mode.sent.clear()
+        found = use(network, x, labels)
+        assert not mode.sent and not mode.fetched
+        torch.testing.assert_close(found.cpu(), expected)
+
+
+def test_solve_works_where_it_is_asked_to() -> None:
+    expected = solve((X, LABELS), effort=LITTLE)
+    with Elsewhere() as mode:
+        network = solve((X, LABELS), None, {"device": AWAY}, effort=LITTLE)
+        assert {each.device for each in network.state_dict().values()} == {AWAY}
+        print(mode.sent, mode.fetched)
+        torch.testing.assert_close(network(X.to(AWAY)).cpu(), expected(X))
