@@ -406,7 +406,7 @@ def fill_bins(confidence: Tensor, right: Tensor, n_bins: int = BINS, *, weights:
     position = (confidence * n_bins).ceil().long().sub_(1).clamp_(0, n_bins - 1)
     values = torch.stack([torch.ones_like(confidence), confidence, right.flatten().double()], dim=1)  # (n, 3)
     values = values if weights is None else values * weights.flatten()[:, None]
-    return torch.zeros(n_bins, 3, dtype=torch.float64).index_add_(0, position, values)
+    return values.new_zeros(n_bins, 3).index_add_(0, position, values)
 
 
 def calibration_error(bins: Tensor) -> float:

@@ -163,9 +163,7 @@ def _same(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
 
 def _find_caller() -> str:
     """Return which function of ours is running, FILE.FUNCTION."""
-    frame = sys._getframe(2)
-    while frame is not None and not frame.f_code.co_filename.startswith(HOUSE):
+    frame, names = sys._getframe(2), {"<genexpr>", "<listcomp>", "<dictcomp>"}
+    while frame is not None and (not frame.f_code.co_filename.startswith(HOUSE) or frame.f_code.co_name in names):
         frame = frame.f_back
-    if frame is None:
-        return "a test"
-    return f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_qualname}"
+    return "a test" if frame is None else f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_name}"

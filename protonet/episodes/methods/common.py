@@ -26,7 +26,7 @@ CACHED = 2**18  #: Floats that are changed in place at a time: they stay in a co
 
 def one_hot(labels: Tensor, n_way: int, dtype: torch.dtype) -> Tensor:
     """Encode labels (episodes, rows) int64 in [0, n_way) as zeros and ones: (episodes, rows, n_way) of ``dtype``."""
-    return (labels[..., None] == torch.arange(n_way)).to(dtype)
+    return (labels[..., None] == torch.arange(n_way, device=labels.device)).to(dtype)
 
 
 def support_means(episodes: Episodes) -> Tensor:

@@ -97,7 +97,7 @@ def _propagate(assigned: Tensor, count: Tensor, gamma: float, *, paper: bool) ->
     """
     total = assigned @ assigned.transpose(1, 2)  # (episodes, n_way, n_way), Z^T Z
     walk = total / assigned.sum(dim=2)[:, None]
-    identity = torch.eye(total.shape[1], dtype=total.dtype)
+    identity = torch.eye(total.shape[1], dtype=total.dtype, device=total.device)
     laplacian = total - walk @ total if paper else identity - walk
     own = torch.diag_embed(count[..., 0])
     labels: Tensor = torch.linalg.solve(own + gamma * laplacian, own)  # of the prototypes, those of the classes
