@@ -82,7 +82,8 @@ class Patterns:
 
         Source: Dempster, Schmidt and Webb, "MiniRocket" (2021): its kernels; thresholds of quantiles, ridge regression.
         """
-        chosen = torch.linspace(0, len(rows.labels) - 1, min(len(rows.labels), PATTERNS.most_rows)).round().long()
+        n = len(rows.labels)
+        chosen = torch.linspace(0, n - 1, min(n, PATTERNS.most_rows)).round().long().to(rows.features.device)
         bank = Bank.fit(rows.features[chosen], self.width)
         problem = _Problem(bank.shares(rows.features[chosen], self.parts)[0], rows.take(chosen))
         readout, offset = problem.solve(self.ridge)
@@ -164,16 +165,16 @@ class Bank(torch.nn.Module):
 
     def __init__(self, width: int, thresholds: Tensor) -> None:
         super().__init__()
-        self.width = width
+        self.width, self._kernels = width, make_kernels()
         self.register_buffer("thresholds", thresholds)
 
     @classmethod
     def fit(cls, x: Tensor, width: int) -> Bank:
         """Take the thresholds from rows (n, dim)."""
-        thresholds = []
+        thresholds, kernels = [], make_kernels().to(x)
         some = x[:: max(1, math.ceil(x.numel() / PATTERNS.responses))]
         for dilation in list_dilations(width, x.shape[1]):
-            responses = _respond(some, width, dilation).transpose(0, 1).flatten(1)  # (kernels, places)
+            responses = _respond(some, width, dilation, kernels).transpose(0, 1).flatten(1)  # (kernels, places)
             margin = PATTERNS.margin * responses.std(dim=1, correction=0)
             ordered = responses.sort(dim=1).values
             places = [round(share * (responses.shape[1] - 1)) for share in PATTERNS.quantiles]
@@ -188,14 +189,16 @@ class Bank(torch.nn.Module):
         if not len(x):
             return [each[:0] for each in self.shares(x.new_zeros(1, x.shape[1]), *parts)]
         at_once = max(1, int(PATTERNS.chunk / (x.shape[1] * count_kernels())))
-        pools = [pooling(self.width, x.shape[1], each).to(x) for each in parts]
+        pools = [pooling(self.width, x.shape[1], each, x.device).to(x.dtype) for each in parts]
+        if (self._kernels.dtype, self._kernels.device) != (x.dtype, x.device):
+            self._kernels = self._kernels.to(x)
         pieces = [self._shares(rows, pools) for rows in x.split(at_once)]
         return [torch.cat(each) for each in zip(*pieces, strict=True)]
 
     def _shares(self, x: Tensor, pools: list[Tensor]) -> list[Tensor]:
         columns: list[list[Tensor]] = [[] for _ in pools]
         for dilation, thresholds in zip(list_dilations(self.width, x.shape[1]), self.thresholds, strict=True):
-            responses = _respond(x, self.width, dilation)  # (n, kernels, dim)
+            responses = _respond(x, self.width, dilation, self._kernels)  # (n, kernels, dim)
             for threshold in thresholds.T:
                 above = (responses > threshold[:, None]).to(x.dtype)
                 for own, pool in zip(columns, pools, strict=True):
@@ -203,9 +206,8 @@ class Bank(torch.nn.Module):
         return [torch.cat(each, dim=1) for each in columns]
 
 
-def _respond(x: Tensor, width: int, dilation: int) -> Tensor:
+def _respond(x: Tensor, width: int, dilation: int, kernels: Tensor) -> Tensor:
     """Return the responses (n, kernels, dim) of rows (n, dim), zero beyond their ends."""
-    kernels = make_kernels().to(x)
     if width == x.shape[1]:
         reach = dilation * (PATTERNS.taps // 2)
         series: Tensor = F.conv1d(x[:, None], kernels[:, None], padding=reach, dilation=dilation)
@@ -216,19 +218,20 @@ def _respond(x: Tensor, width: int, dilation: int) -> Tensor:
     return responses.flatten(2)
 
 
-def pooling(width: int, dim: int, parts: int) -> Tensor:
+def pooling(width: int, dim: int, parts: int, device: torch.device | None = None) -> Tensor:
     """Return what takes means over parts of rows: (dim, parts), or (dim, parts^2) for pictures."""
-    along = [_split(width, parts)] if width == dim else [_split(dim // width, parts), _split(width, parts)]
+    along = [_split(side, parts, device) for side in ([width] if width == dim else [dim // width, width])]
     pool = along[0]
     for other in along[1:]:
         pool = torch.kron(pool, other)
     return pool
 
 
-def _split(length: int, parts: int) -> Tensor:
+def _split(length: int, parts: int, device: torch.device | None) -> Tensor:
     """Return means (length, parts) over parts as equal as can be."""
-    owner = torch.arange(length) * min(parts, length) // length
-    indicators = F.one_hot(owner).float()
+    parts = min(parts, length)
+    owner = torch.arange(length, device=device) * parts // length
+    indicators = F.one_hot(owner, parts).float()
     return indicators / indicators.sum(dim=0)
 
 
@@ -243,7 +246,7 @@ class _Problem:
 
     def __init__(self, shares: Tensor, rows: Rows, queries: Tensor | None = None) -> None:
         self.rows = rows
-        weights = torch.ones(len(shares), dtype=torch.float64) if rows.shares is None else rows.shares
+        weights = torch.ones_like(rows.labels, dtype=torch.float64) if rows.shares is None else rows.shares
         self.weights = weights[:, None]
         shares = shares.double()
         self.mean = (self.weights * shares).mean(dim=0)
@@ -269,12 +272,12 @@ class _Problem:
         return readout, -self.mean @ readout
 
     def cosines(self, ridge: float) -> Tensor:
-        """Return the cosines (m, num_classes) float32 of the queries to the class prototypes."""
+        """Return the cosines (m, num_classes) float32 of the queries to the prototypes, on the CPU, to be judged."""
         assert self.to_queries is not None
         dual = self._dual(ridge)
         unit = F.normalize(self.gram @ dual, dim=1)
         means, _ = class_means(unit, self.rows.labels, self.rows.num_classes, self.rows.shares)
-        return (F.normalize(self.to_queries @ dual, dim=1) @ F.normalize(means, dim=1).T).float()
+        return (F.normalize(self.to_queries @ dual, dim=1) @ F.normalize(means, dim=1).T).float().cpu()
 
 
 class PatternView(View):

@@ -65,10 +65,11 @@ def baseline_pp(
     moved, changed = torch.zeros_like(direction), torch.zeros_like(length)  # velocities
     along = torch.zeros_like(direction)  # inner products of what the directions have ``moved`` by
     kept = 1.0  # share of the gradient that enters the momentum: all of the first one
-    for _ in range(n_epochs):
+    orders = torch.stack([torch.randperm(n_support, generator=generator) for _ in range(n_epochs)])
+    for order in orders.to(rows.device):
         # Of the directions with the basis, (n_way, n_support + n_way, episodes): anew, against rounding errors.
         products = (direction.permute(2, 0, 1) @ inner).permute(1, 2, 0).contiguous()
-        for batch in torch.randperm(n_support, generator=generator).to(rows.device).split(batch_size):
+        for batch in order.split(batch_size):
             norm = (direction * products).sum(dim=1, keepdim=True).sqrt_()
             cosine = products.index_select(1, batch) / norm  # (n_way, rows, episodes)
             error = (

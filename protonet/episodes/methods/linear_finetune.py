@@ -62,8 +62,9 @@ def linear_finetune(
     share, shrinking = 1.0, 0.0  # of the initial weights in the layer, and its velocity
     coefficients, velocity = torch.zeros_like(target), torch.zeros_like(target)  # (n_support, n_way, episodes)
     kept = 1.0  # share of the gradient that enters the momentum: all of the first one
-    for _ in range(n_epochs):
-        for rows in torch.randperm(support.shape[1], generator=generator).to(support.device).split(batch_size):
+    orders = torch.stack([torch.randperm(support.shape[1], generator=generator) for _ in range(n_epochs)])
+    for order in orders.to(support.device):
+        for rows in order.split(batch_size):
             logits = (gram.index_select(0, rows)[:, :, None] * coefficients).sum(dim=1)  # (rows, n_way, episodes)
             logits.add_(at_start.index_select(0, rows), alpha=share)
             error = logits.softmax(dim=1).sub_(target.index_select(0, rows))

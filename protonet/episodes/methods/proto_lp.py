@@ -55,7 +55,7 @@ def proto_lp(
     hot = one_hot(episodes.support_labels, n_way, rows.dtype).transpose(1, 2)  # (episodes, n_way, n_support)
     count = hot.sum(dim=2, keepdim=True)
     prototypes = F.normalize(hot @ rows[:, :n_support] / count, dim=2)
-    mass, quota = rows.new_ones(1), rows.new_tensor(n_queries / n_way)
+    mass, quota = rows.new_ones(1), rows.new_full((), n_queries / n_way)
     scales = [torch.ones_like(count), torch.ones_like(count)]  # of the last assignments and labels: fewer iterations
     for epoch in range(n_epochs + 1):
         logits = -lambda_ * squared_distances(rows[:, n_support:], prototypes).transpose(1, 2)
