@@ -42,7 +42,12 @@ class Away(Tensor):
     @staticmethod
     def __new__(cls, numbers: Tensor) -> Away:
         """Wrap numbers, which others may share."""
-        kind = {"dtype": numbers.dtype, "layout": numbers.layout, "device": AWAY, "storage_offset": numbers.storage_offset()}
+        kind = {
+            "dtype": numbers.dtype,
+            "layout": numbers.layout,
+            "device": AWAY,
+            "storage_offset": numbers.storage_offset(),
+        }
         made: Away = Tensor._make_wrapper_subclass(cls, numbers.size(), strides=numbers.stride(), **kind)
         made.numbers = numbers
         return made
@@ -139,7 +144,9 @@ class Elsewhere(TorchDispatchMode):
         result = func(*inner_args, **inner_kwargs)
         if target != AWAY:
             return _same(func, args, kwargs, result)
-        return _same(func, args, kwargs, tree_map(lambda each: Away(each) if isinstance(each, Tensor) else each, result))
+        return _same(
+            func, args, kwargs, tree_map(lambda each: Away(each) if isinstance(each, Tensor) else each, result)
+        )
 
     def _check(self, func: Any, host: Sequence[Tensor], away: Sequence[Tensor]) -> None:
         """Raise an error where tensors of the CPU are among others, but for single numbers."""

@@ -18,7 +18,19 @@ from protonet._checks import check_device, check_int, check_number, fail, fail_t
 from protonet.fit.loading import Samples, read_loaders
 from protonet.fit.networks import Pooled, decide_pooling, fit_choice
 from protonet.fit.problem import Names, Problem, pose_problem
-from protonet.fit.search import CPU, EFFORTS, RAW, SEARCH_SHARE, Choice, Explored, Progress, Search, decide, explore, ignore
+from protonet.fit.search import (
+    CPU,
+    EFFORTS,
+    RAW,
+    SEARCH_SHARE,
+    Choice,
+    Explored,
+    Progress,
+    Search,
+    decide,
+    explore,
+    ignore,
+)
 from protonet.fit.unlabelled import SPREAD, Unlabelled, read_rows
 from protonet.network import PrototypeNetwork
 from protonet.views.budget import Plan, plan_encoder

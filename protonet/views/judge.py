@@ -110,7 +110,7 @@ class Judge:
         return torch.cat([self.fold_cosines(embed, number) for number in range(len(self.folds))])
 
     def fold_cosines(self, embed: Callable[[int, Tensor], Tensor], number: int) -> Tensor:
-        """Return the cosines of one fold's held-out rows, (held out, num_classes), on the CPU, where they are judged."""
+        """Return the cosines of one fold's held-out rows, (held out, num_classes), on the CPU, to be judged."""
         fold, (features, labels, num_classes, *_), weights = self.folds[number], self.rows, self.rows.weights
         sums: Tensor | float = 0.0
         for rows in fold.fit.split(CHUNK):

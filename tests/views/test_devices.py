@@ -88,7 +88,8 @@ def test_a_view_that_is_sent_maps_rows_there(name: str) -> None:
         embed(view, x)  # what a view makes of its constants it keeps
         mode.sent.clear()
         embedded = embed(view, x)
-        assert mode.sent.keys() <= {"a test"} and not mode.fetched
+        assert mode.sent.keys() <= {"a test"}
+        assert not mode.fetched
         torch.testing.assert_close(embedded.cpu(), expected)
 
 
@@ -141,7 +142,8 @@ def test_a_network_works_where_it_is(use: Callable[[PrototypeNetwork, Tensor, Te
         network(x)
         mode.sent.clear()
         found = use(network, x, labels)
-        assert mode.sent.keys() <= {"a test"} and not mode.fetched
+        assert mode.sent.keys() <= {"a test"}
+        assert not mode.fetched
         torch.testing.assert_close(found.cpu(), expected)
 
 

@@ -58,7 +58,11 @@ class Trained(NamedTuple):
         if self.support is None or self.query is None:
             return copied
         rows = torch.cat([self.support, self.query.gather(1, order)], dim=1)  # (episodes, rows)
-        places = torch.arange(rows.numel(), device=rows.device).view_as(rows).split([self.support.shape[1], order.shape[1]], dim=1)
+        places = (
+            torch.arange(rows.numel(), device=rows.device)
+            .view_as(rows)
+            .split([self.support.shape[1], order.shape[1]], dim=1)
+        )
         take, known = self.take, rows.flatten()
         return copied._replace(take=lambda numbers: take(known[numbers]), support=places[0], query=places[1])
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.episodes.draws.batch import Episodes
-from protonet.episodes.methods.common import one_hot
+from protonet.episodes.methods.common import draw_orders, one_hot
 from protonet.episodes.methods.keywords import BelowOne, NonNegative, Positive, PositiveCount, Share
 
 
@@ -65,8 +65,7 @@ def baseline_pp(
     moved, changed = torch.zeros_like(direction), torch.zeros_like(length)  # velocities
     along = torch.zeros_like(direction)  # inner products of what the directions have ``moved`` by
     kept = 1.0  # share of the gradient that enters the momentum: all of the first one
-    orders = torch.stack([torch.randperm(n_support, generator=generator) for _ in range(n_epochs)])
-    for order in orders.to(rows.device):
+    for order in draw_orders(n_epochs, n_support, generator).to(rows.device):
         # Of the directions with the basis, (n_way, n_support + n_way, episodes): anew, against rounding errors.
         products = (direction.permute(2, 0, 1) @ inner).permute(1, 2, 0).contiguous()
         for batch in order.split(batch_size):

@@ -29,6 +29,14 @@ def one_hot(labels: Tensor, n_way: int, dtype: torch.dtype) -> Tensor:
     return (labels[..., None] == torch.arange(n_way, device=labels.device)).to(dtype)
 
 
+def draw_orders(n_epochs: int, n: int, generator: torch.Generator) -> Tensor:
+    """Draw the order of n rows in each epoch, (n_epochs, n) int64 on the CPU, to be copied to a device together."""
+    orders = torch.empty(n_epochs, n, dtype=torch.int64)
+    for order in orders:
+        torch.randperm(n, generator=generator, out=order)
+    return orders
+
+
 def support_means(episodes: Episodes) -> Tensor:
     """Compute the class prototypes (episodes, n_way, dim), the means of the support rows of each class.
 

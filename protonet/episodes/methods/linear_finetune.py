@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.episodes.draws.batch import Episodes
-from protonet.episodes.methods.common import one_hot
+from protonet.episodes.methods.common import draw_orders, one_hot
 from protonet.episodes.methods.keywords import BelowOne, NonNegative, Positive, PositiveCount, Share
 
 
@@ -62,8 +62,7 @@ def linear_finetune(
     share, shrinking = 1.0, 0.0  # of the initial weights in the layer, and its velocity
     coefficients, velocity = torch.zeros_like(target), torch.zeros_like(target)  # (n_support, n_way, episodes)
     kept = 1.0  # share of the gradient that enters the momentum: all of the first one
-    orders = torch.stack([torch.randperm(support.shape[1], generator=generator) for _ in range(n_epochs)])
-    for order in orders.to(support.device):
+    for order in draw_orders(n_epochs, support.shape[1], generator).to(support.device):
         for rows in order.split(batch_size):
             logits = (gram.index_select(0, rows)[:, :, None] * coefficients).sum(dim=1)  # (rows, n_way, episodes)
             logits.add_(at_start.index_select(0, rows), alpha=share)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.evaluation.distributed import pick_device
 from tests.elsewhere import AWAY, Elsewhere
 from tests.episodes.command_cases import Command
