@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -42,22 +43,24 @@ class Away(Tensor):
     @staticmethod
     def __new__(cls, numbers: Tensor) -> Away:
         """Wrap numbers, which others may share."""
-        kind = {
-            "dtype": numbers.dtype,
-            "layout": numbers.layout,
-            "device": AWAY,
-            "storage_offset": numbers.storage_offset(),
-        }
-        made: Away = Tensor._make_wrapper_subclass(cls, numbers.size(), strides=numbers.stride(), **kind)
+        made: Away = Tensor._make_wrapper_subclass(
+            cls,
+            numbers.size(),
+            strides=numbers.stride(),
+            storage_offset=numbers.storage_offset(),
+            dtype=numbers.dtype,
+            layout=numbers.layout,
+            device=AWAY,
+        )
         made.numbers = numbers
         return made
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """Return the numbers, and that they are elsewhere."""
         return f"Away({self.numbers})"
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Do nothing outside an `Elsewhere`."""
         raise MixedDevicesError(f"{func} outside of Elsewhere")
 
@@ -102,20 +105,20 @@ class Elsewhere(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.sent, self.fetched, self.read = Counter[str](), Counter[str](), Counter[str]()
         self.from_python = FromPython(self.read)
 
     def __enter__(self) -> Elsewhere:
         """Begin."""
-        self.from_python.__enter__()
-        super().__enter__()
+        self.from_python.__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         """End."""
-        super().__exit__(*error)
-        self.from_python.__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self.from_python.__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation where its tensors are."""
@@ -184,7 +187,8 @@ def _same(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
 
 def _find_caller() -> str:
     """Return which function of ours is running, FILE.FUNCTION."""
-    frame, names = sys._getframe(2), {"<genexpr>", "<listcomp>", "<dictcomp>"}
+    names = {"<genexpr>", "<listcomp>", "<dictcomp>"}
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None and (not frame.f_code.co_filename.startswith(HOUSE) or frame.f_code.co_name in names):
         frame = frame.f_back
     return "a test" if frame is None else f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_name}"

@@ -59,7 +59,7 @@ class Rows(NamedTuple):
 
     def to(self, device: torch.device) -> Rows:
         """Return the rows on a device."""
-        tensors = {name: each.to(device) for name, each in self._asdict().items() if isinstance(each, Tensor)}
+        tensors: Any = {name: each.to(device) for name, each in self._asdict().items() if isinstance(each, Tensor)}
         return self._replace(**tensors)
 
     def take(self, places: Tensor) -> Rows:

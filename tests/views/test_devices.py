@@ -27,7 +27,9 @@ from tests.strategies import LITTLE, PLAIN, blobs
 
 X, LABELS = blobs(0)
 #: Specifications of every kind; a line is missing where a kind is, as a test below says.
-EVERY: dict[str, Specification] = {each.name: each for each in (*map(Linear, SCALINGS), *VIEWS)}
+EVERY: dict[str, Specification] = {scaling: Linear(scaling) for scaling in SCALINGS} | {
+    each.name: each for each in VIEWS
+}
 EVERY |= {f"{each.name} of {each.width}": each for each in (Patterns(8, 2, 0.1), Patterns(4, 1, 0.1))}
 EVERY |= {"forest": Forest(7), "shifted forest": Forest(7, shifted=True), "context": Context(2)}
 EVERY |= {"span": Linear("standardised", (2, 6)), "mlp": MLP(Linear("centred"), 2, 3, 4, 11)}
@@ -35,20 +37,12 @@ EVERY |= {"span": Linear("standardised", (2, 6)), "mlp": MLP(Linear("centred"), 
 NAMED = {"forest": {"view.to"}, "shifted forest": {"view.to"}, "mlp": {"training.train"}}
 
 
-def make_rows(**more: Tensor | None) -> Rows:
-    """Return rows, shifted ones too, with more of what rows may have."""
-    return Rows(X, LABELS, 5, shifts=(0, 1, -1), **more)
-
-
+PLAIN_ROWS = Rows(X, LABELS, 5, shifts=(0, 1, -1))
 CASES = {
-    "plain": {},
-    "weighted": {"weights": torch.linspace(0.5, 1, len(X), dtype=torch.float64)},
-    "blocks": {"blocks": torch.tensor([0, 0, 1, 2, 2, 2, 2, 3])},
+    "plain": PLAIN_ROWS,
+    "weighted": PLAIN_ROWS._replace(weights=torch.linspace(0.5, 1, len(X), dtype=torch.float64)),
+    "blocks": PLAIN_ROWS._replace(blocks=torch.tensor([0, 0, 1, 2, 2, 2, 2, 3])),
 }
-
-
-def send(rows: Rows) -> Rows:
-    return rows._replace(**{name: each.to(AWAY) for name, each in rows._asdict().items() if isinstance(each, Tensor)})
 
 
 def fit(specification: Specification, rows: Rows) -> View:
@@ -62,17 +56,17 @@ def embed(view: View, x: Tensor) -> Tensor:
 
 
 def test_every_kind_of_view_is_tried() -> None:
-    views = {type(fit(each, make_rows())) for each in EVERY.values()}
+    views = {type(fit(each, PLAIN_ROWS)) for each in EVERY.values()}
     assert views == {view for _, view in KINDS}
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", EVERY)
 def test_a_view_is_fitted_where_its_rows_are(name: str, case: str) -> None:
-    rows = make_rows(**CASES[case])
+    rows = CASES[case]
     expected = embed(fit(EVERY[name], rows), X)
     with Elsewhere() as mode:
-        sent = send(rows)
+        sent = rows.to(AWAY)
         view = fit(EVERY[name], sent)
         assert {each.device for each in view.state_dict().values()} == {AWAY}
         assert set(mode.fetched) <= NAMED.get(name, set())
@@ -81,7 +75,7 @@ def test_a_view_is_fitted_where_its_rows_are(name: str, case: str) -> None:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_a_view_that_is_sent_maps_rows_there(name: str) -> None:
-    view = fit(EVERY[name], make_rows())
+    view = fit(EVERY[name], PLAIN_ROWS)
     expected = embed(view, X)
     with Elsewhere() as mode:
         view, x = view.to(AWAY), X.to(AWAY)
@@ -95,22 +89,26 @@ def test_a_view_that_is_sent_maps_rows_there(name: str) -> None:
 
 def add_class(network: PrototypeNetwork, x: Tensor, labels: Tensor) -> Tensor:
     assert network.add_class(x[:3]) == 7
-    return network(x)
+    logits: Tensor = network(x)
+    return logits
 
 
 def set_prototypes(network: PrototypeNetwork, x: Tensor, labels: Tensor) -> Tensor:
     network.set_prototypes(x, labels, torch.ones_like(labels).double())
-    return network(x)
+    logits: Tensor = network(x)
+    return logits
 
 
 def add_samples(network: PrototypeNetwork, x: Tensor, labels: Tensor) -> Tensor:
     network.add_samples(x, labels + 1)
-    return network(x)
+    logits: Tensor = network(x)
+    return logits
 
 
 def arrange(network: PrototypeNetwork, x: Tensor, labels: Tensor) -> Tensor:
     network.arrange_classes(labels.new_tensor([2, 0, -1, 1]))
-    return network(x)
+    logits: Tensor = network(x)
+    return logits
 
 
 def reject(network: PrototypeNetwork, x: Tensor, labels: Tensor) -> Tensor:
@@ -127,7 +125,8 @@ def train(network: PrototypeNetwork, x: Tensor, labels: Tensor) -> Tensor:
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(network(x), labels).backward()
         optimizer.step()
-    return network(x).detach()
+    logits: Tensor = network(x)
+    return logits.detach()
 
 
 USES = [lambda network, x, labels: network(x), add_class, set_prototypes, add_samples, arrange, reject, average, train]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,8 @@ SAME = {"tim-dirichlet"}  #: Another method with other settings, which has none 
 def shorten(spec: MethodSpec) -> Method:
     """Return a method that takes fewer steps, if it has a setting for that."""
     known = list_keywords(spec.function)
-    return partial(spec, **{name: few for name, few in FEW.items() if name in known})
+    settings: Any = {name: few for name, few in FEW.items() if name in known}
+    return partial(spec, **settings)
 
 
 CASES: dict[str, Method] = {name: shorten(spec) for name, spec in METHODS.items() if name not in SAME}
@@ -61,7 +63,7 @@ def send(episodes: Episodes, to: Callable[[Tensor], Tensor]) -> Episodes:
 
     base = None if episodes.base is None else send_base(episodes.base)
     trained = None if episodes.trained is None else send_trained(episodes.trained)
-    fields = {name: to(each) for name, each in episodes._asdict().items() if isinstance(each, Tensor)}
+    fields: Any = {name: to(each) for name, each in episodes._asdict().items() if isinstance(each, Tensor)}
     return episodes._replace(**fields, base=base, trained=trained)
 
 
