@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, SupportsFloat, SupportsIndex, cast
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -198,6 +199,23 @@ def check_number(
     if not math.isfinite(number) or number < low or (strict and number == low):
         fail(function, argument, bounds, repr(value), remedy)
     return number
+
+
+def check_device(function: str, argument: str, value: str | int | torch.device) -> torch.device:
+    """Return a device by its name, once this machine has it and it stores numbers, which "meta" does not.
+
+    Raises:
+        InputError: It is none.
+    """
+    import torch  # noqa: PLC0415 - see above
+
+    try:
+        device = torch.device(value)
+        torch.zeros(1, device=device).cpu()
+    except (AssertionError, RuntimeError, TypeError) as error:
+        got = f"{str(value)!r} ({str(error).splitlines()[0]})"
+        fail(function, argument, "be a device of this machine", got, "Pass 'cpu'.")
+    return device
 
 
 def check_features(function: str, argument: str, value: object, *, dim: int | None = None) -> Tensor:

@@ -56,8 +56,8 @@ class Sample(NamedTuple):
         """Return a sample of n rows, of weights (n,), None for 1, and groups (n,), None or below 0 for each alone."""
         weights = torch.ones(n, dtype=torch.float64) if weights is None else weights
         if groups is None:
-            return cls(weights, torch.arange(n), spread)
-        alone = groups.max().clamp_min(-1) + 1 + torch.arange(n)
+            return cls(weights, torch.arange(n, device=weights.device), spread)
+        alone = groups.max().clamp_min(-1) + 1 + torch.arange(n, device=groups.device)
         return cls(weights, torch.where(groups < 0, alone, groups).unique(return_inverse=True)[1], spread)
 
     def add_up(self, values: Tensor) -> Tensor:
@@ -198,6 +198,7 @@ def measure(logits: Tensor, labels: Tensor, sample: Tensor | Sample | None = Non
         fail("measure", "logits", "give probabilities", got, "Mend or drop the rows that they come from.")
     predicted = logits.argmax(dim=1)
     right = (predicted == labels).double()
+    sample = torch.ones_like(labels, dtype=torch.float64) if sample is None else sample
     sample = sample if isinstance(sample, Sample) else Sample.of(n, sample)
     weights, _, spread = sample
     shares = weights / weights.sum()
@@ -354,7 +355,7 @@ def calibrate(scores: Tensor, offset: float = 0.0) -> Tensor:
     """
     scores = scores.sort().values + offset
     places = torch.linspace(0, len(scores) - 1, min(len(scores), MOST_SCORES), dtype=torch.float64)
-    return scores[places.round().long()]
+    return scores[places.round().long().to(scores.device)]
 
 
 def find_threshold(scores: Tensor, rate: float) -> float:
@@ -406,7 +407,7 @@ def fill_bins(confidence: Tensor, right: Tensor, n_bins: int = BINS, *, weights:
     position = (confidence * n_bins).ceil().long().sub_(1).clamp_(0, n_bins - 1)
     values = torch.stack([torch.ones_like(confidence), confidence, right.flatten().double()], dim=1)  # (n, 3)
     values = values if weights is None else values * weights.flatten()[:, None]
-    return torch.zeros(n_bins, 3, dtype=torch.float64).index_add_(0, position, values)
+    return values.new_zeros(n_bins, 3).index_add_(0, position, values)
 
 
 def calibration_error(bins: Tensor) -> float:

@@ -136,7 +136,7 @@ class PrototypeNetwork(nn.Module):
         """
         label = len(self.counts)
         x, *_ = self._check("add_class", features, None, label + 1)
-        self.add_samples(x, torch.full((len(x),), label), num_classes=label + 1)
+        self.add_samples(x, torch.full((len(x),), label, device=x.device), num_classes=label + 1)
         return label
 
     @torch.no_grad()
@@ -165,7 +165,8 @@ class PrototypeNetwork(nn.Module):
 
     def count_buffer_elements(self) -> int:
         """Return the number of scalars in buffers: prototypes, statistics, temperature."""
-        return sum(b.numel() for b in self.buffers())
+        stored = {id(value) for value in self.state_dict(keep_vars=True).values()}  # without a view's constants
+        return sum(b.numel() for b in self.buffers() if id(b) in stored)
 
     @property
     def _input_dim(self) -> int | None:
@@ -177,7 +178,7 @@ class PrototypeNetwork(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return samples (n, input_dim), labels and weights (n,), or raise an error in the name of ``function``."""
         x = check_features(function, "features", features, dim=self._input_dim)
-        y = torch.zeros(len(x), dtype=torch.int64) if labels is None else labels
+        y = x.new_zeros(len(x), dtype=torch.int64) if labels is None else labels
         y = check_labels(function, "labels", y, n=len(x), num_classes=num_classes)
         if len(x) == 0:
             fail(function, "features", "have at least one row", "none", "Pass labelled samples.")

@@ -332,6 +332,10 @@ class Fold(NamedTuple):
     fit: Tensor  #: (n,) int64.
     judge: Tensor  #: (m,) int64, none of the others.
 
+    def to(self, device: torch.device) -> Fold:
+        """Return the numbers on a device."""
+        return Fold(self.fit.to(device), self.judge.to(device))
+
 
 def split_folds(
     labels: Tensor,

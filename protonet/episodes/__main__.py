@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from protonet._checks import InputError, as_typed, fail
+from protonet._checks import InputError, as_typed, check_device, fail
 from protonet.episodes.arguments import PROG, read_compare, read_extract, read_study, read_train
 from protonet.episodes.draws.presets import PRESETS, list_presets
 from protonet.episodes.features import NORMALIZATIONS
@@ -99,6 +99,8 @@ def make_parser() -> Parser:
     text = "stop once every 95 %% interval over episodes is within ±P points (default: never)"
     add("--until", default="0", metavar="P", help=text)
     add("--seed", default="0", metavar="N", help="seed of the episodes (default 0)")
+    text = "such as cuda: where rows are embedded, classified and scored (default cpu); episodes are the same"
+    add("--device", default="cpu", metavar="NAME", help=text)
 
     add = parser.add_expert_group("results").add_argument
     text = "compare this method alone with each other one, not all pairs; the tuned one where --tune has it"
@@ -200,6 +202,7 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mappi
     from protonet.episodes.draws.kinds import parse_number, read_samplers  # noqa: PLC0415
     from protonet.episodes.methods.choice import choose_grid, choose_method  # noqa: PLC0415 - torch, as above
 
+    check_device(PROG, "--device", options.device)
     methods = [choose_method(text) for text in options.method if text != "all"]
     grids = [choose_grid(text) for text in options.tune]
     against = None if options.against is None else choose_method(options.against, "--against")
@@ -222,7 +225,7 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mappi
     for dataset, test in zip(options.dataset, tests, strict=True):
         rows = RowsPlan(dataset, test, image_size=image_size, split_seed=split_seed, **of_rows)
         for shot, sampler in samplers.items():
-            plan = EvaluationPlan(rows, methods_plan, sampler, n_episodes, until, seed)
+            plan = EvaluationPlan(rows, methods_plan, sampler, n_episodes, until, seed, options.device)
             members.append(Member(dataset, shot, plan))
     if len(members) == 1:
         run_evaluation(members[0].plan, outputs, state=state, resume=options.resume)

@@ -42,9 +42,9 @@ def fit_choice(problem: Problem, choice: Choice, deadline: float = math.inf) -> 
         deadline: ``time.monotonic()`` after which training ends, and no view is fitted but the one of most weight.
 
     Returns:
-        The network in eval mode, on the CPU, for features as they came.
+        The network in eval mode, on the problem's device, for features as they came.
     """
-    network = fit_rows(problem.rows, choice, deadline)
+    network = fit_rows(problem.rows.to(problem.device), choice, deadline)
     if choice.pooling is not None and time.monotonic() < deadline:
         pooled = fit_pooled(problem, choice, choice.pooling, believe(problem, network)[0], deadline)
         # Prototypes are means of all, but count as the labelled rows: samples that come with a label move them as ever.
@@ -61,12 +61,12 @@ def _in_units(network: PrototypeNetwork, origin: Tensor, scale: float) -> Protot
     result = PrototypeNetwork(
         encoder, embedding_dim=encoder.embedding_dim, num_classes=len(network.counts), temperature=temperature
     )
-    result.set_sums(network.sums, network.counts)
+    result.to(network.sums.device).set_sums(network.sums, network.counts)
     return result.eval()
 
 
 def fit_rows(rows: Rows, choice: Choice, deadline: float = math.inf) -> PrototypeNetwork:
-    """Do what `fit_choice` does, to labelled rows alone; the network is for features in their units."""
+    """Do what `fit_choice` does, to labelled rows alone; the network is for features in their units, where they are."""
     rows = rows._replace(shifts=choice.shifts, deadline=deadline)
     fitted: dict[Specification, View] = {}
     for specification, _ in sorted(choice.views, key=lambda view: -view[1]):
@@ -79,7 +79,7 @@ def fit_rows(rows: Rows, choice: Choice, deadline: float = math.inf) -> Prototyp
     network = PrototypeNetwork(
         encoder, embedding_dim=encoder.embedding_dim, num_classes=rows.num_classes, temperature=choice.temperature
     )
-    network.set_prototypes(rows.features, rows.labels, rows.times)
+    network.to(rows.features.device).set_prototypes(rows.features, rows.labels, rows.times)
     return network.eval()
 
 
@@ -100,7 +100,8 @@ def fit_pooled(
     """
     assert problem.pool is not None
     choice = choice._replace(views=leave_out(choice.views), temperature=pooling.temperature)
-    return fit_rows(pool_rows(problem.rows, problem.pool.features, beliefs, pooling.known), choice, deadline)
+    rows = pool_rows(problem.rows, problem.pool.features, beliefs, pooling.known)
+    return fit_rows(rows.to(problem.device), choice, deadline)
 
 
 @torch.no_grad()
@@ -109,16 +110,17 @@ def believe(problem: Problem, network: PrototypeNetwork) -> tuple[Tensor, Tensor
 
     Args:
         problem: With its pool.
-        network: Of `fit_rows`, fitted to the problem's rows.
+        network: Of `fit_rows`, fitted to the problem's rows. It embeds on the problem's device; labels spread over the
+            graph of neighbours on the CPU.
     """
     assert problem.pool is not None
     n = len(problem.rows.labels)
     some = problem.rows.take(torch.arange(0, n, -(-n // POOLING.most_seeds)))  # rows are in the order of their labels
     rows = torch.cat([some.features, problem.pool.features])
-    embedding = torch.cat([network.embed(part) for part in rows.split(CHUNK)])
+    embedding = torch.cat([network.embed(part.to(problem.device)) for part in rows.split(CHUNK)])
     logits = (embedding[len(some.labels) :] @ network.prototypes.T) / network.temperature
-    logits = logits.masked_fill(~network.seen, torch.finfo(logits.dtype).min)
-    return spread_labels(embedding, some.labels, logits.softmax(dim=1)), logits
+    logits = logits.masked_fill(~network.seen, torch.finfo(logits.dtype).min).cpu()
+    return spread_labels(embedding.cpu(), some.labels, logits.softmax(dim=1)), logits
 
 
 def leave_out(
@@ -184,10 +186,10 @@ def decide_pooling(
     for number, fold in enumerate(folds):
         progress(f"unlabelled rows, fold {number + 1} of {len(folds)}", number / (2 * len(folds)))
         part = problem._replace(rows=rows.take(fold.fit))
-        network = fit_rows(part.rows, choice, deadline)
+        network = fit_rows(part.rows.to(problem.device), choice, deadline)
         if time.monotonic() >= deadline:
             return given_up
-        alone.append(network(rows.features[fold.judge]).detach())
+        alone.append(network(rows.features[fold.judge].to(problem.device)).detach().cpu())
         likely, logits = believe(part, network)
         beliefs.append(likely)
         scores += score_known(logits) / len(folds)
@@ -203,7 +205,7 @@ def decide_pooling(
         network = fit_pooled(part, choice, pooling, likely, deadline)
         if time.monotonic() >= deadline:
             return given_up
-        pooled.append(network(rows.features[fold.judge]).detach())
+        pooled.append(network(rows.features[fold.judge].to(problem.device)).detach().cpu())
     judged = torch.cat([fold.judge for fold in folds])
     labels, seen = rows.labels[judged], torch.bincount(rows.labels, minlength=rows.num_classes) > 0
     weights = None if rows.weights is None else rows.weights[judged] / rows.weights[judged].mean()

@@ -43,6 +43,7 @@ class Problem(NamedTuple):
     repeated: int  #: How many of the rows that came are equal to another one, or nearly.
     places: Tensor  #: (n,) int64: the number, in ``rows``, of each row that came, in the order of the loaders.
     pool: Pool | None = None  #: Rows without a label.
+    device: torch.device = torch.device("cpu")  #: Where views are fitted; all that is here is on the CPU.
 
     def add_pool(self, features: Tensor, places: Tensor, total: int) -> Problem:
         """Return the problem with rows (m, dim) that have no label, given their numbers and how many came."""

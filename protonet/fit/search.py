@@ -23,6 +23,7 @@ from protonet.views.linear import Linear, LinearKind
 from protonet.views.shifts import find_order
 from protonet.views.view import Rows, Specification
 
+CPU = torch.device("cpu")
 #: What is always there, and never goes wrong.
 RAW = Linear("raw")
 #: Of a solve's time, what the search takes, for progress; the rest is the final fit.
@@ -88,7 +89,7 @@ class Choice(NamedTuple):
 class Explored(NamedTuple):
     """What was tried on a problem, for the mixture to be made of."""
 
-    rows: Rows  #: With their shifts.
+    rows: Rows  #: With their shifts, on the CPU.
     judge: Judge  #: Of the rows that folds held out; without a judged row, of all rows, which views were fitted to.
     candidates: list[Candidate]  #: Raw cosine first; of the learned ones the chosen one alone, the last.
     losses: dict[str, float]  #: Mean log-loss of all that was tried, by name, at its best temperature.
@@ -97,8 +98,8 @@ class Explored(NamedTuple):
     def without(self, rows: Tensor) -> Explored:
         """Return it without the evidence of some rows (m,) int64; as it is, where there would be none left."""
         judge = self.judge
-        kept = [~torch.isin(fold.judge, rows) for fold in judge.folds]
-        held = torch.cat(kept)
+        kept = [~torch.isin(fold.judge, rows.to(fold.judge.device)) for fold in judge.folds]
+        held = torch.cat(kept).cpu()
         if not self.judged or not bool(held.any()):
             return self
         folds = [Fold(fold.fit, fold.judge[own]) for fold, own in zip(judge.folds, kept, strict=True)]
@@ -107,7 +108,9 @@ class Explored(NamedTuple):
         return self._replace(judge=judge, candidates=found)
 
 
-def explore(rows: Rows, plan: Plan, search: Search, progress: Progress = ignore) -> Explored | None:
+def explore(
+    rows: Rows, plan: Plan, search: Search, progress: Progress = ignore, device: torch.device = CPU
+) -> Explored | None:
     """Try what there is to try on held-out folds; where those judge too few classes, what needs no judge.
 
     Args:
@@ -115,6 +118,7 @@ def explore(rows: Rows, plan: Plan, search: Search, progress: Progress = ignore)
         plan: The same.
         search: The same.
         progress: The same.
+        device: Where views are fitted. Folds are drawn, and what they hold out is judged, on the CPU.
 
     Returns:
         The candidates; None where there is nothing but raw cosine: one class, no budget to judge by, or no time.
@@ -133,11 +137,11 @@ def explore(rows: Rows, plan: Plan, search: Search, progress: Progress = ignore)
         rows = rows._replace(**find_order(rows.features)._asdict())
     if unjudged:
         everything = torch.arange(len(rows.labels))
-        judge = Judge(rows, [Fold(everything, everything)], plan)
+        judge = Judge(rows.to(device), [Fold(everything, everything).to(device)], plan)
         kinds = [reduced for reduced in (kind.unjudged() for kind in search.kinds) if reduced is not None]
         found = [candidate for kind in kinds for candidate in kind.candidates(judge)]
         return Explored(rows, judge, found, {}, judged=False)
-    judge = Judge(rows, folds, plan, generator)
+    judge = Judge(rows.to(device), [fold.to(device) for fold in folds], plan, generator)
     if not plan.sizes:
         return Explored(rows, judge, [next(LinearKind((RAW.scaling,)).candidates(judge))], {}, judged=True)
     closed, learned = _try_kinds(judge, search.kinds, progress)

@@ -14,11 +14,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import check_int, check_number, fail, fail_type
+from protonet._checks import check_device, check_int, check_number, fail, fail_type
 from protonet.fit.loading import Samples, read_loaders
 from protonet.fit.networks import Pooled, decide_pooling, fit_choice
 from protonet.fit.problem import Names, Problem, pose_problem
-from protonet.fit.search import EFFORTS, RAW, SEARCH_SHARE, Choice, Explored, Progress, Search, decide, explore, ignore
+from protonet.fit.search import (
+    CPU,
+    EFFORTS,
+    RAW,
+    SEARCH_SHARE,
+    Choice,
+    Explored,
+    Progress,
+    Search,
+    decide,
+    explore,
+    ignore,
+)
 from protonet.fit.unlabelled import SPREAD, Unlabelled, read_rows
 from protonet.network import PrototypeNetwork
 from protonet.views.budget import Plan, plan_encoder
@@ -87,8 +99,9 @@ def solve(
             an iterable of batches. Or one pair ``(inputs, labels)`` of tensors or arrays.
         val_loader: The same, or None. Its samples count as labelled samples like any other.
         metadata: ``input_dim``, ``num_classes`` and ``param_limit`` are used where present; otherwise the width of
-            the inputs, the largest label + 1 (at least 2) and 500,000. ``device`` moves the result. Other names are
-            errors; None is legal.
+            the inputs, the largest label + 1 (at least 2) and 500,000. On ``device``, the CPU by default, views are
+            fitted and the result lies: rows are copied there once, and trees, which grow on the CPU. Folds, judgements
+            of what is held out and random numbers are made on the CPU. Other names are errors; None is legal.
         unlabelled: Rows whose class is not known, to be learned from where held-out labelled rows do not speak against
             it: a tensor or array (m, ...), or batches of inputs (b, ...), alone or with labels, which are not looked
             at; read once. Of many, some thousands are drawn.
@@ -167,15 +180,16 @@ def solve_problem(
         problem, joined = pose_problem(features, labels, num_classes, seed, weights, groups, blocks, names)
         plan = plan_encoder(features.shape[1], num_classes, metadata.get("param_limit", PARAM_LIMIT))
         searched = problem.rows._replace(deadline=started + SELECTION_SHARE * time_limit)
-        explored = explore(searched, plan, search, progress)
+        device = metadata["device"]
+        explored = explore(searched, plan, search, progress, device)
         choice = decide(explored, plan, search)
-        pooled = None
+        problem, pooled = problem._replace(device=device), None
         if pool is not None and pool[2] and plan.sizes:
             problem = problem.add_pool(*pool)
             choice, pooled = decide_pooling(problem, choice, searched.deadline, partial(_tell_later, progress))
         progress("final fit", SEARCH_SHARE if pooled is None else FINAL_SHARE)
         network = fit_choice(problem, choice, started + time_limit)
-        network = network.to(metadata.get("device", "cpu"))
+        problem = problem._replace(device=CPU)  # who fits again asks for it
         rechoose = None if explored is None else partial(_decide_without, explored, plan, search)
         return Solution(network, choice, problem, joined, pooled, rechoose)
 
@@ -217,7 +231,7 @@ def _check_effort(effort: object) -> Search:
 def _check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the entries that solve() uses, checked; absent and None entries are left out."""
     if metadata is None:
-        return {}
+        return {"device": CPU}
     if not isinstance(metadata, Mapping):
         fail_type("solve", "metadata", "be a mapping or None", type(metadata).__name__, "Pass a dict.")
     for key in metadata:
@@ -231,11 +245,7 @@ def _check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
             known[key] = check_int("solve", f"metadata[{key!r}]", known[key], low=low)
     if "param_limit" in known:
         known["param_limit"] = check_number("solve", "metadata['param_limit']", known["param_limit"], low=0)
-    try:
-        torch.empty(1, device=known.get("device", "cpu"))
-    except (AssertionError, RuntimeError, TypeError) as error:
-        got = f"{known['device']!r} ({str(error).splitlines()[0]})"
-        fail("solve", "metadata['device']", "be a device of this machine", got, "Pass 'cpu'.")
+    known["device"] = check_device("solve", "metadata['device']", known.get("device", CPU))
     return known
 
 

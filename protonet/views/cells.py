@@ -35,7 +35,7 @@ class Cells:
         first = width.cumsum(0) - width
         self.columns = len(width)
         self.numbers, self.pairs = (rule.nonzero().flatten() for rule in (width <= 2, width == 2))
-        self.categories = (width > 2).nonzero().flatten().tolist()
+        self.categories = (width > 2).nonzero().flatten()
         self.first, self.second = first[self.numbers], first[self.pairs] + 1
         values = rows[:, self.first]  # (n, numbers)
         self.least, self.most = values - TIE * values.abs(), values + TIE * values.abs()
@@ -44,7 +44,7 @@ class Cells:
         self.inverse = torch.where(varies, 1 / deviation.clamp_min(1e-30), 0.0)
         self.codes = rows.new_zeros(len(self.categories), rows.shape[1], CHANNELS - TOLD)
         ranks = rank_rows(rows)
-        for number, column in enumerate(self.categories):
+        for number, column in enumerate(self.categories.tolist()):
             part = slice(int(first[column]), int(first[column] + width[column]))
             level = (rows[:, part] - rows[:, part].amin(dim=0)).argmax(dim=1)
             codes = _draw_codes(int(width[column])).to(rows)[order_groups(ranks, level, int(width[column]))]
@@ -60,7 +60,7 @@ class Cells:
         values = x[:, None, self.first]  # (m, 1, numbers)
         above, below = (values > self.most).to(x.dtype), (values < self.least).to(x.dtype)
         cells[:, self.numbers, 1] = RANKS * (above - below).mean(dim=1)
-        if self.categories:
+        if len(self.categories):
             cells[:, self.categories, TOLD:] = torch.einsum("md,kdc->mkc", centred, self.codes)
         return cells
 
@@ -80,9 +80,10 @@ class Cells:
         width = [len(self.mean), len(self.first), len(self.categories) * (CHANNELS - TOLD)]
         every = graph.pad(graph.add("Concat", *parts, axis=1), 1, 0.0)
         place = np.full((self.columns, CHANNELS), sum(width))  # of each cell among these; what is not there is 0
-        place[self.numbers, 0], place[self.pairs, 2] = self.first, self.second
-        place[self.numbers, 1] = width[0] + np.arange(width[1])
-        place[self.categories, TOLD:] = width[0] + width[1] + np.arange(width[2]).reshape(-1, CHANNELS - TOLD)
+        numbers, pairs, categories = map(graph.array, (self.numbers, self.pairs, self.categories))
+        place[numbers, 0], place[pairs, 2] = graph.array(self.first), graph.array(self.second)
+        place[numbers, 1] = width[0] + np.arange(width[1])
+        place[categories, TOLD:] = width[0] + width[1] + np.arange(width[2]).reshape(-1, CHANNELS - TOLD)
         return graph.add("Gather", every, place, axis=1)
 
 

@@ -61,15 +61,16 @@ class Context:
         numbers = load_numbers()
         if numbers is None:
             raise ValueError("a context view without what it learned")
-        blocks = torch.arange(rows.features.shape[1]) if rows.blocks is None else rows.blocks
+        device = rows.features.device
+        blocks = torch.arange(rows.features.shape[1], device=device) if rows.blocks is None else rows.blocks
         n = len(rows.labels)
         size = min(n, _count_rows(blocks))
-        spread = torch.linspace(0, n - 1, size, dtype=torch.float64).round().long()
+        spread = torch.linspace(0, n - 1, size, dtype=torch.float64).round().long().to(device)
         order = rows.labels.argsort(stable=True) if rows.weights is None else rows.weights.argsort(stable=True)
         chosen = order[spread if rows.weights is None else slice(n - size, n)].sort().values
         x, labels = rows.features[chosen], rows.labels[chosen]
         classes = order_groups(rank_rows(x), labels, rows.num_classes)[labels]
-        return ContextView(x, classes, blocks, numbers, passes=self.passes)
+        return ContextView(x, classes, blocks, numbers.to(device), passes=self.passes)
 
 
 def _count_rows(blocks: Tensor) -> int:

@@ -67,9 +67,13 @@ class Forest:
     def fit(self, rows: Rows, source: Source | None = None) -> ForestView:
         """Grow a forest; of more than ``FOREST.most_rows`` rows, that many spread over them are used.
 
+        Trees grow on the CPU, wherever the rows are: their levels are hundreds of small steps, each of a size of its
+        own.
+
         Source: Geurts, Ernst and Wehenkel, "Extremely randomized trees" (2006): every tree sees all rows, a node tries
             sqrt(dim) features with one random threshold each and takes the one of least Gini impurity.
         """
+        device, rows = rows.features.device, rows.to(torch.device("cpu"))
         shifts = rows.shifts if self.shifted else (0,)
         x, labels = shift_rows(rows.features, shifts), rows.labels.repeat(len(shifts))
         shares = (
@@ -87,7 +91,7 @@ class Forest:
             more = more._replace(root=more.root + before, child=more.child + before)
             nodes = Nodes(*(torch.cat(pair) for pair in zip(nodes, more, strict=True)))
             depth = max(depth, levels)
-        return ForestView(nodes, depth=depth, num_classes=rows.num_classes)
+        return ForestView(nodes, depth=depth, num_classes=rows.num_classes).to(device)
 
 
 @dataclass(frozen=True)
@@ -176,7 +180,7 @@ class ForestView(View):
                 at, row, pair = at[going], row[going], pair[going]
         leaf[pair] = at
         votes = x.new_zeros(self.sizes[0], n)
-        share = x.new_tensor(1 / trees).expand(trees, n)
+        share = x.new_full((), 1 / trees).expand(trees, n)
         return votes.scatter_add_(0, self.label[leaf].view(trees, n), share).T
 
     def describe(self) -> dict[str, Any]:

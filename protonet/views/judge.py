@@ -49,8 +49,8 @@ class Judge:
     """Out-of-fold cosines of anything that embeds, on the rows that some fold holds out.
 
     Args:
-        rows: All labelled rows; after their deadline nothing more is tried.
-        folds: At least one.
+        rows: All labelled rows; after their deadline nothing more is tried. Views are fitted where they are.
+        folds: At least one, on the same device. What is held out is judged on the CPU, by many steps on few numbers.
         plan: What the parameter budget affords.
         generator: Of the first weights and episodes of learned candidates.
     """
@@ -67,9 +67,9 @@ class Judge:
 
     def __post_init__(self) -> None:
         judged = self.rows.take(torch.cat([fold.judge for fold in self.folds]))
-        self.labels, weights = judged.labels, judged.weights  # (judged,)
-        self.weights = None if weights is None else weights / weights.mean()  # (judged,), whatever their size
-        self.seen = torch.bincount(self.rows.labels, minlength=self.rows.num_classes) > 0
+        self.labels, weights = judged.labels.cpu(), judged.weights  # (judged,)
+        self.weights = None if weights is None else (weights / weights.mean()).cpu()  # (judged,), whatever their size
+        self.seen = (torch.bincount(self.rows.labels, minlength=self.rows.num_classes) > 0).cpu()
         fewest = min((self.rows.labels[fold.fit] for fold in self.folds), key=len)  # each has all classes
         self.degrees = len(fewest) - len(fewest.unique())  # of freedom within the classes
 
@@ -110,7 +110,7 @@ class Judge:
         return torch.cat([self.fold_cosines(embed, number) for number in range(len(self.folds))])
 
     def fold_cosines(self, embed: Callable[[int, Tensor], Tensor], number: int) -> Tensor:
-        """Return the cosines of one fold's held-out rows, (held out, num_classes)."""
+        """Return the cosines of one fold's held-out rows, (held out, num_classes), on the CPU, to be judged."""
         fold, (features, labels, num_classes, *_), weights = self.folds[number], self.rows, self.rows.weights
         sums: Tensor | float = 0.0
         for rows in fold.fit.split(CHUNK):
@@ -120,7 +120,7 @@ class Judge:
             sums = sums + unit.new_zeros(shape).index_add_(1, labels[rows], unit)
         prototypes = F.normalize(torch.as_tensor(sums), dim=2)
         units = (F.normalize(embed(number, features[rows]), dim=2) for rows in fold.judge.split(CHUNK))
-        return torch.cat([(unit @ prototypes.transpose(1, 2)).mean(dim=0) for unit in units])
+        return torch.cat([(unit @ prototypes.transpose(1, 2)).mean(dim=0) for unit in units]).cpu()
 
     def judge(self, specification: Specification, cosines: Tensor) -> Candidate:
         """Judge out-of-fold cosines (judged, num_classes) at their best temperature."""

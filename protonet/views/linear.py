@@ -88,9 +88,9 @@ class Linear:
             rows = rows.take_columns(*self.span)
         features, shares = rows.features, rows.shares
         dim, scaling = features.shape[1], self.scaling
-        shift = torch.zeros(dim, dtype=torch.float64)
-        gain = torch.ones(dim, dtype=torch.float64)
-        basis, coefficient = torch.zeros(dim, 0, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
+        shift = features.new_zeros(dim, dtype=torch.float64)
+        gain = torch.ones_like(shift)
+        basis, coefficient = shift.new_zeros(dim, 0), shift.new_zeros(0)
         if scaling != "raw":
             shift = _mean(features, shares)
         if scaling in {"standardised", "relevant", "robust"}:
@@ -251,9 +251,9 @@ def _discriminant_gains(within: Tensor, between: Tensor, multiplicity: Tensor, s
 
     Source: Ioffe, "Probabilistic linear discriminant analysis" (2006), with a power-law prior.
     """
-    power = torch.linspace(0, 1, LINEAR.powers, dtype=within.dtype)[:, None, None]
+    power = torch.linspace(0, 1, LINEAR.powers, dtype=within.dtype, device=within.device)[:, None, None]
     unit = (between * multiplicity).sum() / multiplicity.sum()
-    strength = torch.logspace(*LINEAR.strengths, dtype=within.dtype)[None, :, None]
+    strength = torch.logspace(*LINEAR.strengths, dtype=within.dtype, device=within.device)[None, :, None]
     scaled = within / ((within * multiplicity).sum() / multiplicity.sum())
     prior = strength * unit * scaled**power  # (power, strength, direction)
     spread = prior + within / shots
@@ -318,7 +318,7 @@ def _whitening(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
         off = (deviations.square().sum(dim=1).mean() - along.sum()).clamp_min(0) / (dim - rank)
         within = torch.cat([within, covariance.rest[None]])
         between = torch.cat([between, off[None]])
-        multiplicity = torch.cat([multiplicity, multiplicity.new_tensor([dim - rank])])
+        multiplicity = torch.cat([multiplicity, multiplicity.new_full((1,), dim - rank)])
     floor = within.max() * LINEAR.null
     gains = _discriminant_gains(within.clamp_min(floor.clamp_min(LINEAR.tiny)), between, multiplicity, shots)
     rest = gains[rank] if rank < dim else gains.new_zeros(())

@@ -62,6 +62,7 @@ class MLP:
         source = need_map(source)
         task = make_task(source, rows, shifted=self.shifted)
         stack = ResidualMLPs(self.members, task.z.shape[1], self.hidden, self.embedding_dim, generator)
+        stack = stack.to(task.z.device)  # its first weights are drawn on the CPU, as all that is
         for _, average in train(
             stack,
             [task] * self.members,
@@ -136,6 +137,7 @@ class MLPKind(Kind):
             if number > 1 and len(judge.labels) < PRUNING.least_rows:
                 break  # so few rows do not tell sizes apart
             stack = ResidualMLPs(members * len(tasks), dim, hidden, plan.embedding_dim, judge.generator)
+            stack = stack.to(tasks[0].z.device)
             repeated = [task for task in tasks for _ in range(members)]
             cost = len(repeated) * count_mlp_parameters(dim, hidden, plan.embedding_dim)
             best_of_size = untrained

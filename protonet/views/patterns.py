@@ -107,7 +107,7 @@ class Patterns:
         Source: Dempster, Schmidt and Webb, "MiniRocket" (2021): its kernels; thresholds of quantiles, ridge regression.
         """
         bank = _need_bank(source)
-        rows = rows.take(_spread_rows(len(rows.labels)))
+        rows = rows.take(_spread_rows(rows.features))
         problem = _Problem(bank.pool(bank(rows.features), local=self.local), rows)
         return PatternView(bank, *problem.solve(self.ridge), local=self.local)
 
@@ -210,12 +210,17 @@ class Bank(Source):
 
     kind = "patterns"
     thresholds: Tensor
+    kernels: Tensor
+    taps: Tensor
 
     def __init__(self, width: int, dim: int, parts: int, thresholds: Tensor) -> None:
         super().__init__()
         self.width, self.dim, self.parts = width, dim, parts
-        self.register_buffer("thresholds", thresholds)
         self.counts = split_places(width, dim, parts)[1]
+        self.register_buffer("thresholds", thresholds)
+        taps = torch.stack([find_taps(width, dim, dilation, parts) for dilation in list_dilations(width, dim)])
+        for name, value in (("kernels", make_kernels()), ("taps", taps)):  # constants, on the device of the rest
+            self.register_buffer(name, value.to(thresholds.device), persistent=False)
 
     @property
     def size(self) -> int:
@@ -226,10 +231,11 @@ class Bank(Source):
     def fit(cls, x: Tensor, width: int) -> Bank:
         """Take the thresholds from rows (n, dim), of many from some."""
         dim = x.shape[1]
-        x = x[_spread_rows(len(x))]
-        some, thresholds = x[:: max(1, math.ceil(x.numel() / PATTERNS.responses))], []
+        x = x[_spread_rows(x)]
+        some, thresholds, kernels = x[:: max(1, math.ceil(x.numel() / PATTERNS.responses))], [], make_kernels().to(x)
         for dilation in list_dilations(width, dim):
-            responses = _respond(some, find_taps(width, dim, dilation, 1)).flatten(0, 1).T  # (kernels, places)
+            taps = find_taps(width, dim, dilation, 1).to(x.device)
+            responses = _respond(some, taps, kernels).flatten(0, 1).T  # (kernels, places)
             margin = PATTERNS.margin * responses.std(dim=1, correction=0)
             ordered = responses.sort(dim=1).values
             places = [round(share * (responses.shape[1] - 1)) for share in PATTERNS.quantiles]
@@ -245,21 +251,23 @@ class Bank(Source):
         """Return the shares of a few rows."""
         above = x.new_empty(len(x), self.dim, count_kernels())
         sums = x.new_empty(*self.thresholds.shape[::2], len(self.counts), len(x), count_kernels())
-        for number, dilation in enumerate(list_dilations(self.width, self.dim)):
-            responses = _respond(x, find_taps(self.width, self.dim, dilation, self.parts))
+        kernels = self.kernels.to(x.dtype)
+        for number, taps in enumerate(self.taps):
+            responses = _respond(x, taps, kernels)
             for quantile, threshold in enumerate(self.thresholds[number].T.contiguous()):
                 torch.gt(responses, threshold, out=above)
                 for part, out in zip(above.split(self.counts, dim=1), sums[number, quantile], strict=True):
                     torch.sum(part, dim=1, out=out)
-        shares = sums / sums.new_tensor(self.counts)[:, None, None]  # (dilations, quantiles, cells, n, kernels)
-        return shares.permute(3, 0, 1, 4, 2).flatten(1)
+        for count, part in zip(self.counts, sums.unbind(2), strict=True):
+            part.div_(count)
+        return sums.permute(3, 0, 1, 4, 2).flatten(1)
 
     def pool(self, shares: Tensor, *, local: bool) -> Tensor:
         """Return the shares of views: as they are, or over whole rows (n, dilations * quantiles * kernels)."""
         if local:
             return shares
-        cells = shares.new_tensor(self.counts) / self.dim
-        return shares.view(-1, self.thresholds.numel(), len(cells)) @ cells
+        parts = shares.view(-1, self.thresholds.numel(), len(self.counts)).unbind(2)
+        return torch.stack([count / self.dim * part for count, part in zip(self.counts, parts, strict=True)]).sum(dim=0)
 
     @classmethod
     def restore(cls, stored: Stored, input_dim: int) -> Bank:
@@ -280,9 +288,8 @@ class Bank(Source):
         cells = F.one_hot(torch.arange(len(self.counts)).repeat_interleave(torch.tensor(self.counts))).float().T
         means = graph.constant(graph.array(cells / cells.sum(dim=1, keepdim=True)))  # (cells, places)
         padded = graph.pad(x, 1, 0.0)
-        for number, dilation in enumerate(list_dilations(self.width, self.dim)):
-            places = find_taps(self.width, self.dim, dilation, self.parts).numpy()
-            responses = graph.add("MatMul", graph.add("Gather", padded, places, axis=1), kernels)
+        for number, taps in enumerate(graph.array(self.taps)):
+            responses = graph.add("MatMul", graph.add("Gather", padded, taps, axis=1), kernels)
             for threshold in graph.array(self.thresholds[number].T):
                 above = graph.cast(graph.add("Greater", responses, threshold), "FLOAT")
                 shares = graph.add("Transpose", graph.add("MatMul", means, above), perm=[0, 2, 1])
@@ -301,15 +308,16 @@ def _need_bank(source: Source | None) -> Bank:
     return source
 
 
-def _spread_rows(n: int) -> Tensor:
-    """Return which of n rows are fitted to: all, or some of many."""
-    return torch.linspace(0, n - 1, min(n, PATTERNS.most_rows)).round().long()
+def _spread_rows(x: Tensor) -> Tensor:
+    """Return which of some rows are fitted to: all, or some of many."""
+    n = len(x)
+    return torch.linspace(0, n - 1, min(n, PATTERNS.most_rows)).round().long().to(x.device)
 
 
-def _respond(x: Tensor, taps: Tensor) -> Tensor:
+def _respond(x: Tensor, taps: Tensor, kernels: Tensor) -> Tensor:
     """Return the responses (n, places, kernels) of rows (n, dim) at places with these taps, zero beyond their ends."""
-    values = F.pad(x, (0, 1)).index_select(1, taps.to(x.device).flatten()).view(-1, PATTERNS.taps)
-    return (values @ make_kernels().to(x).T).view(len(x), len(taps), count_kernels())
+    values = F.pad(x, (0, 1)).index_select(1, taps.flatten()).view(-1, PATTERNS.taps)
+    return (values @ kernels.T).view(len(x), len(taps), len(kernels))
 
 
 class _Problem:
@@ -323,7 +331,7 @@ class _Problem:
 
     def __init__(self, shares: Tensor, rows: Rows, queries: Tensor | None = None) -> None:
         self.rows = rows
-        weights = torch.ones(len(shares), dtype=torch.float64) if rows.shares is None else rows.shares
+        weights = torch.ones_like(rows.labels, dtype=torch.float64) if rows.shares is None else rows.shares
         self.weights = weights[:, None]
         shares = shares.double()
         self.mean = (self.weights * shares).mean(dim=0)
@@ -349,12 +357,12 @@ class _Problem:
         return readout, -self.mean @ readout
 
     def cosines(self, ridge: float) -> Tensor:
-        """Return the cosines (m, num_classes) float32 of the queries to the class prototypes."""
+        """Return the cosines (m, num_classes) float32 of the queries to the prototypes, on the CPU, to be judged."""
         assert self.to_queries is not None
         dual = self._dual(ridge)
         unit = F.normalize(self.gram @ dual, dim=1)
         means, _ = class_means(unit, self.rows.labels, self.rows.num_classes, self.rows.shares)
-        return (F.normalize(self.to_queries @ dual, dim=1) @ F.normalize(means, dim=1).T).float()
+        return (F.normalize(self.to_queries @ dual, dim=1) @ F.normalize(means, dim=1).T).float().cpu()
 
 
 class PatternView(View):

@@ -177,7 +177,7 @@ class RadialKind(Kind):
 
 def _judge(judge: Judge, settings: Sequence[Radial]) -> Candidate | None:
     """Return the best of several settings of one view; None if it is late, or pruned."""
-    cosines = judge.rows.features.new_zeros(len(settings), 0, judge.rows.num_classes)
+    cosines = torch.zeros(len(settings), 0, judge.rows.num_classes, dtype=torch.float32)
     for number, (source, fold) in enumerate(zip(judge.sources(settings[0]), judge.folds, strict=True)):
         if judge.late():
             return None
@@ -255,7 +255,7 @@ class RadialView(View):
         self.register_buffer("units", units.to(torch.float32))
         self.register_buffer("landmarks", landmarks.to(torch.float32))
         self.register_buffer("readout", readout.to(torch.float32))
-        self.register_buffer("bandwidth", torch.tensor(bandwidth, dtype=torch.float32))
+        self.register_buffer("bandwidth", torch.tensor(bandwidth, dtype=torch.float32, device=readout.device))
 
     def forward(self, z: Tensor) -> Tensor:
         """Map (n, input_dim) to class scores (n, num_classes)."""
@@ -347,14 +347,14 @@ class _Problem:
     def __init__(self, view: Radial, source: LinearMap, rows: Rows, queries: Tensor | None = None) -> None:
         x, labels, self.num_classes, *_ = rows
         self.labels, self.map, self.own_shares = labels, source, rows.shares
-        shares = torch.ones(len(x), dtype=torch.float64) if rows.shares is None else rows.shares
+        shares = torch.ones_like(labels, dtype=torch.float64) if rows.shares is None else rows.shares
         if view.shifted:
             copies = len(rows.shifts)
             x, labels, shares = shift_rows(x, rows.shifts), labels.repeat(copies), shares.repeat(copies)
         self.shares = shares[:, None]  # (n, 1)
         z = torch.cat([self._read(view, part) for part in x.split(CHUNK)])
         units = view.count_units(*z.shape)
-        self.chosen = torch.linspace(0, len(z) - 1, units, dtype=torch.float64).round().long()
+        self.chosen = torch.linspace(0, len(z) - 1, units, dtype=torch.float64).round().long().to(z.device)
         self.units = x if len(self.chosen) == len(x) else x[self.chosen]
         self.landmarks = z[self.chosen]
         units64 = self.landmarks.to(torch.float64)
@@ -380,7 +380,8 @@ class _Problem:
         kernel = torch.exp(-self.between / (bandwidth * self.median))
         gram, right, penalty = kernel, self.targets, torch.diag(1 / self.shares[self.chosen, 0])
         if len(self.landmarks) < len(kernel):  # a subset of regressors: normal equations, with a hair of jitter
-            penalty = kernel[self.chosen] + RADIAL.jitter * torch.eye(len(penalty), dtype=torch.float64)
+            eye = torch.eye(len(penalty), dtype=torch.float64, device=kernel.device)
+            penalty = kernel[self.chosen] + RADIAL.jitter * eye
             gram, right = kernel.T @ (self.shares * kernel), kernel.T @ (self.shares * self.targets)
         readouts = []
         for ridge in ridges:
@@ -393,9 +394,11 @@ class _Problem:
         """Classify the queries at each setting; those of one bandwidth share its work.
 
         Returns:
-            (len(settings), m, num_classes) float32: the cosines to the class prototypes.
+            (len(settings), m, num_classes) float32, on the CPU, where they are judged: the cosines to the class
+            prototypes.
         """
-        cosines = torch.empty(len(settings), len(self.to_queries), self.num_classes, dtype=torch.float32)
+        shape = (len(settings), len(self.to_queries), self.num_classes)
+        cosines = self.to_queries.new_empty(shape, dtype=torch.float32)
         n = len(self.labels)  # the rows themselves come first, before their shifted copies
         for bandwidth in dict.fromkeys(each.bandwidth for each in settings):
             places = [place for place, each in enumerate(settings) if each.bandwidth == bandwidth]
@@ -405,4 +408,4 @@ class _Problem:
                 unit = F.normalize(kernel[:n] @ readout, dim=1)
                 means, _ = class_means(unit, self.labels, self.num_classes, self.own_shares)
                 cosines[place] = F.normalize(query_kernel @ readout, dim=1) @ F.normalize(means, dim=1).T
-        return cosines
+        return cosines.cpu()

@@ -113,7 +113,7 @@ def train(
         tasks: One for each member, of any sizes.
         num_classes: Number of classes.
         steps: Ascending step counts.
-        generator: The source of all randomness: the same one gives the same weights.
+        generator: The source of all randomness, on the CPU, wherever rows are: the same one gives the same weights.
         deadline: ``time.monotonic()`` after which no step but the first starts; the run then ends, with a last yield.
         recipe: Rates, augmentation and the losses' weights.
 
@@ -123,7 +123,7 @@ def train(
     Source: episodes as in Vinyals et al. 2016; weight averaging as in Polyak and Juditsky 1992.
     """
     embedding_dim = stack.last.shape[2]
-    indices = [index_classes(task.labels) for task in tasks]
+    indices, device = [index_classes(task.labels.cpu()) for task in tasks], tasks[0].z.device
     n_way = min(recipe.ways, recipe.rows // 2, *(len(index.size) for index in indices))
     slots = max(2, min(10, recipe.rows // n_way))
     n_shot = slots // 2
@@ -141,14 +141,15 @@ def train(
         if position == 0:
             count = min(EPISODES_AT_ONCE, steps[-1] + 1 - step)
             sizes = {"n_way": n_way, "n_shot": n_shot, "n_query": slots - n_shot, "n_episodes": count}
-            drawn = [sample_episodes(index, **sizes, generator=generator).flatten(1) for index in indices]
+            drawn = [sample_episodes(index, **sizes, generator=generator).flatten(1).to(device) for index in indices]
             drawn_labels = torch.stack([task.labels[rows] for task, rows in zip(tasks, drawn, strict=True)], dim=1)
             own = [task.weights[rows] for task, rows in zip(tasks, drawn, strict=True) if task.weights is not None]
             drawn_weights = torch.stack(own, dim=1) if own else None
         rows = [episodes[position] for episodes in drawn]
         z = torch.stack([task.z[row] for task, row in zip(tasks, rows, strict=True)])  # (members, way * slots, dim)
         labels = drawn_labels[position]  # (members, way * slots)
-        z = z + recipe.noise * torch.randn(z.shape[1:], generator=generator, dtype=z.dtype)  # one for all members
+        noise = torch.randn(z.shape[1:], generator=generator, dtype=z.dtype).to(device)  # one for all members
+        z = z + recipe.noise * noise
         embeddings = F.normalize(stack(z), dim=2)
         episode = embeddings.unflatten(1, (n_way, slots))  # (members, way, slots, dim)
         weights = None if drawn_weights is None else drawn_weights[position]  # (members, way * slots)
@@ -195,4 +196,4 @@ def _initial_proxies(tasks: Sequence[Task], num_classes: int, embedding_dim: int
     means = torch.stack([class_means(F.normalize(z, dim=1), y, num_classes, w)[0] for z, y, w in tasks])
     padding = embedding_dim - means.shape[2]
     noise = torch.randn(*means.shape[:2], padding, generator=generator, dtype=means.dtype)
-    return torch.cat([means, 0.02 * noise], dim=2).requires_grad_(True)
+    return torch.cat([means, 0.02 * noise.to(means.device)], dim=2).requires_grad_(True)

@@ -43,8 +43,8 @@ class Rows(NamedTuple):
     @property
     def times(self) -> Tensor:
         """How many of the rows that came each one stands for, (n,) float64."""
-        weights = torch.ones(len(self.labels), dtype=torch.float64) if self.weights is None else self.weights
-        return self.unit * weights
+        ones = torch.ones_like(self.labels, dtype=torch.float64)
+        return self.unit * (ones if self.weights is None else self.weights)
 
     @property
     def shares(self) -> Tensor | None:
@@ -56,6 +56,11 @@ class Rows(NamedTuple):
             return None
         counts, sums = (torch.bincount(self.labels, each) for each in (None, self.weights))
         return self.weights * (counts / sums)[self.labels]
+
+    def to(self, device: torch.device) -> Rows:
+        """Return the rows on a device."""
+        tensors: Any = {name: each.to(device) for name, each in self._asdict().items() if isinstance(each, Tensor)}
+        return self._replace(**tensors)
 
     def take(self, places: Tensor) -> Rows:
         """Return some of the rows, given their numbers (m,) int64 or which they are (n,) bool."""
@@ -228,7 +233,7 @@ class LinearMap(Source):
             self.register_buffer(name, value.to(torch.float32).clone())
         self.columns = None if first is None else slice(first, first + self.dim)
         if first is not None:
-            self.register_buffer("first", torch.tensor(first))
+            self.register_buffer("first", torch.tensor(first, device=shift.device))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map features (n, input_dim) to (n, dim)."""

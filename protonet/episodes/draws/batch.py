@@ -34,18 +34,23 @@ class Trained(NamedTuple):
     head: nn.Module  #: What its objective trained beside the encoder, see `protonet.episodes.networks.heads`.
     plan: Mapping[str, Any]  #: The fields of the `protonet.episodes.training.tasks.Plan`, by name.
     take: Take  #: Returns rows that are not embedded, by number.
-    support: Tensor | None = None  #: (episodes, n_support) int64 row numbers, of the episodes that have it.
-    query: Tensor | None = None  #: (episodes, n_queries) int64 row numbers.
+    #: (episodes, n_support) int64 row numbers, on the CPU, of the episodes that have it.
+    support: Tensor | None = None
+    query: Tensor | None = None  #: (episodes, n_queries) int64 row numbers, on the CPU.
 
     def gather(self) -> tuple[Tensor, Tensor]:
         """Return the episodes' support and query rows, (episodes, rows, dim) float32, on the encoder's device."""
         assert self.support is not None
         assert self.query is not None
         numbers = torch.cat([self.support, self.query], dim=1)
-        rows = self.take(numbers.flatten()).float().to(next(self.encoder.parameters()).device)
+        rows = self.take(numbers.flatten()).to(next(self.encoder.parameters()).device).float()
         n_support = self.support.shape[1]
         support, query = rows.unflatten(0, numbers.shape).split([n_support, numbers.shape[1] - n_support], dim=1)
         return support, query
+
+    def send(self, device: torch.device) -> Trained:
+        """Return it with encoder and head on a device; rows before them are copied there as they are gathered."""
+        return self._replace(encoder=self.encoder.to(device), head=self.head.to(device))
 
     def hide_numbers(self, order: Tensor) -> Trained:
         """Copy it, with queries in an ``order`` (episodes, n_queries), and rows numbered as they come in the batch."""
@@ -53,7 +58,11 @@ class Trained(NamedTuple):
         if self.support is None or self.query is None:
             return copied
         rows = torch.cat([self.support, self.query.gather(1, order)], dim=1)  # (episodes, rows)
-        places = torch.arange(rows.numel()).view_as(rows).split([self.support.shape[1], order.shape[1]], dim=1)
+        places = (
+            torch.arange(rows.numel(), device=rows.device)
+            .view_as(rows)
+            .split([self.support.shape[1], order.shape[1]], dim=1)
+        )
         take, known = self.take, rows.flatten()
         return copied._replace(take=lambda numbers: take(known[numbers]), support=places[0], query=places[1])
 
@@ -92,16 +101,18 @@ class Episodes(NamedTuple):
 
         Returns:
             episodes: Of memory of their own, which a method may change.
-            places: (episodes, n_queries) int64, where each query has gone.
+            places: (episodes, n_queries) int64, where each query has gone, on the device of the episodes.
         """
-        order = _draw_order(seed, QUERY_ORDER, numbers, self.query.shape[1])
+        order, device = _draw_order(seed, QUERY_ORDER, numbers, self.query.shape[1]), self.query.device
         base, texts, unlabelled, trained = self.base, self.texts, self.unlabelled, self.trained
         if base is not None:
             base = base._replace(mean=base.mean.clone(), class_means=base.class_means.clone())
         if unlabelled is not None:
-            unlabelled = _put_in_order(unlabelled, _draw_order(seed, UNLABELLED_ORDER, numbers, unlabelled.shape[1]))
+            drawn = _draw_order(seed, UNLABELLED_ORDER, numbers, unlabelled.shape[1])
+            unlabelled = _put_in_order(unlabelled, drawn.to(device))
         if trained is not None:
             trained = trained.hide_numbers(order)
+        order = order.to(device)
         hidden = Episodes(
             self.support.clone(),
             self.support_labels.clone(),
@@ -175,7 +186,8 @@ def _find_present(rows: Tensor, count: int) -> Tensor:
 def take_from(x: Tensor) -> Take:
     """Return a function that copies rows of ``x`` (n, dim), floating, into memory that its next call uses again.
 
-    That is faster than new memory. It maps row numbers (k,) int64 to rows (k, dim) of the dtype of ``x``.
+    That is faster than new memory. It maps row numbers (k,) int64 to rows (k, dim) of the dtype and the device of
+    ``x``; a copy of the numbers goes there.
     """
     memory = x.new_empty(0)
 
@@ -184,7 +196,7 @@ def take_from(x: Tensor) -> Take:
         size = len(rows) * x.shape[1]
         if size > len(memory):
             memory = x.new_empty(size)
-        return torch.index_select(x, 0, rows, out=memory[:size].view(len(rows), x.shape[1]))
+        return torch.index_select(x, 0, rows.to(x.device), out=memory[:size].view(len(rows), x.shape[1]))
 
     return take
 
@@ -199,7 +211,7 @@ class Texts(NamedTuple):
         """Return the embeddings (episodes, n_way, dim) of the classes of a part's episodes."""
         classes = torch.zeros(len(part.support), part.n_way, dtype=torch.int64)
         classes.scatter_(1, part.support_labels, self.class_of[part.support])
-        return self.rows[classes].to(dtype)
+        return self.rows[classes.to(self.rows.device)].to(dtype)
 
 
 def number_rows(index: ClassIndex, n_rows: int) -> Tensor:
@@ -213,7 +225,10 @@ def number_rows(index: ClassIndex, n_rows: int) -> Tensor:
 def gather_episodes(
     take: Take, part: Part, base: Base | None = None, texts: Texts | None = None, trained: Trained | None = None
 ) -> Episodes:
-    """Gather the features of a part's episodes by ``take``: float64 if its rows are, otherwise float32."""
+    """Gather the features of a part's episodes by ``take``: float64 if its rows are, otherwise float32.
+
+    All is on the device of its rows; a copy of the labels goes there. Texts are there already.
+    """
     rows = torch.cat([part.support, part.query, part.unlabelled], dim=1)
     features = take(rows.flatten()).unflatten(0, rows.shape)
     features = features if features.dtype == torch.float64 else features.float()
@@ -222,13 +237,15 @@ def gather_episodes(
     support, query, more = features.tensor_split([n_support, n_support + part.query.shape[1]], dim=1)
     trained = None if trained is None else trained._replace(support=part.support, query=part.query)
     unlabelled = more if more.shape[1] else None
-    return Episodes(support, part.support_labels, query, part.n_way, base, named, unlabelled, trained)
+    labels = part.support_labels.to(features.device)
+    return Episodes(support, labels, query, part.n_way, base, named, unlabelled, trained)
 
 
 def summarize_base(take: Take, by_class: ClassIndex) -> Base:
     """Return the base classes of ``by_class``, rows of ``take``, with their means, which are summed in float64.
 
-    They are numbered anew, class by class: by the numbers of the data, all other rows could be taken, too.
+    They are numbered anew, class by class: by the numbers of the data, all other rows could be taken, too. All is on
+    the device of these rows.
     """
     means, pieces = [], list_pieces(by_class)
     for rows in pieces:
@@ -237,9 +254,11 @@ def summarize_base(take: Take, by_class: ClassIndex) -> Base:
     class_means = torch.stack(means)  # (base classes, dim)
     share = by_class.size.double() / by_class.size.sum()
     known = index_pieces(pieces)
-    numbered = known._replace(rows=torch.arange(len(known.rows)))
-    mean = (share @ class_means).float()
-    return Base(lambda numbers: take(known.rows[numbers]), numbered, mean, class_means.float())
+    places, device = known.rows.to(class_means.device), class_means.device
+    numbered = ClassIndex(torch.arange(len(places)), known.start, known.size)
+    numbered = ClassIndex(*(each.to(device) for each in numbered))
+    mean = (share.to(device) @ class_means).float()
+    return Base(lambda numbers: take(places[numbers]), numbered, mean, class_means.float())
 
 
 def hash_rows(take: Take, by_class: ClassIndex) -> str:
@@ -252,5 +271,5 @@ def hash_rows(take: Take, by_class: ClassIndex) -> str:
     digest = hashlib.sha256(by_class.size.numpy().tobytes())
     for start, size in zip(by_class.start.tolist(), by_class.size.tolist(), strict=True):
         for rows in by_class.rows[start : start + size].split(CHUNK):
-            digest.update(take(rows).contiguous().numpy().tobytes())
+            digest.update(take(rows).cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()

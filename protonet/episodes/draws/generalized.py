@@ -75,7 +75,7 @@ class Generalized(Sampler):
             for first, second in ((base.by_class, pool.by_class), (base.sources, pool.sources))
         )
         x = pool.take(known.rows).clone()
-        x[known.start[: len(means)]] = means.to(x.dtype)
+        x[known.start[: len(means)].to(x.device)] = means.to(x.dtype)
         by_class = known._replace(rows=torch.arange(len(x)))
         return replace(self, n_base=len(means)), Pool(x, take_from(x), by_class, sources)
 

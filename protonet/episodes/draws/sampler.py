@@ -17,7 +17,8 @@ from torch import Tensor
 from protonet.datasets.dataset import Dataset
 from protonet.sampling import ClassIndex
 
-#: Maps row numbers (k,) int64 to features (k, dim) of any floating dtype, which the next call may overwrite.
+#: Maps row numbers (k,) int64, on any device, to features (k, dim) of any floating dtype, which the next call may
+#: overwrite. Episodes, and all that methods do, are on the device of these features; draws are made on the CPU.
 Take = Callable[[Tensor], Tensor]
 #: Independent streams of random numbers, so that for example more queries do not change which classes are drawn.
 WAYS, CLASSES, SHOTS, QUERIES, ROWS, DISTRACTORS, UNLABELLED, GROUPS, SIZES, QUERY_ORDER, UNLABELLED_ORDER = range(11)

@@ -27,6 +27,12 @@ class Group(NamedTuple):
         return values
 
 
+def pick_device(name: str) -> torch.device:
+    """Return the device of a name; of "cuda", the GPU of this process: those that torchrun started take turns."""
+    rank = os.environ.get("LOCAL_RANK")
+    return torch.device(f"cuda:{int(rank) % torch.cuda.device_count()}" if name == "cuda" and rank else name)
+
+
 @contextmanager
 def join_group(device: str = "cpu") -> Iterator[Group]:
     """Join the processes that torchrun started, by gloo on a CPU and nccl on a GPU; without torchrun, be alone.

@@ -91,7 +91,8 @@ def evaluate(
 ) -> dict[str, Scores]:
     """Score every method on the same episodes.
 
-    The scores depend only on the data, the setting and the seed. Neither the number of processes that share the
+    Episodes are drawn on the CPU, and gathered, classified and scored on the device of the rows. The scores depend only
+    on the data, the setting and the seed, and on how a device rounds. Neither the number of processes that share the
     episodes matters, nor the number of threads: one is used, because the matrices are small.
 
     Args:
@@ -106,7 +107,8 @@ def evaluate(
         until: Stop once the half-widths of all methods' 95 % intervals over episodes are below this many percentage
             points, >= 0; 0 for never.
         base: The base classes, for methods that use them.
-        texts: (classes of ``index``, dim) floating, a text's embedding of each class, for methods that use them.
+        texts: (classes of ``index``, dim) floating, a text's embedding of each class, for methods that use them, on the
+            device of the rows.
         trained: The encoder that the rows are embeddings of, with its rows by the same numbers, for methods that adapt
             it; None where there is none.
         group: The processes that share the work, including this one; None for this one alone.
@@ -240,10 +242,10 @@ def _check_logits(name: str, logits: object, episodes: Episodes, numbers: Tensor
             f"{tuple(logits.shape)} of {name}",
             "Return one logit per query and class.",
         )
-    logits = logits.detach().cpu()
+    logits = logits.detach().to(episodes.query.device)
     logits = logits if logits.dtype == torch.float64 else logits.float()
     if not bool(torch.isfinite(logits.sum(dtype=torch.float64))):
-        bad = (~torch.isfinite(logits)).flatten(1).any(dim=1)
+        bad = (~torch.isfinite(logits)).flatten(1).any(dim=1).cpu()
         if bool(bad.any()):
             got = f"others of {name} in episode {int(numbers[bad][0])}"
             fail("evaluate", "method", "give finite logits", got, "Scale the features, or leave the method out.")
@@ -251,28 +253,29 @@ def _check_logits(name: str, logits: object, episodes: Episodes, numbers: Tensor
 
 
 def _score_logits(logits: Tensor, part: Part, shot: tuple[int, int], n_base: int) -> Scores:
-    """Score the logits (episodes, n_queries, n_way) of a part's episodes.
+    """Score the logits (episodes, n_queries, n_way) of a part's episodes, where they are; the scores go to the CPU.
 
     ``shot`` is the range of scores by shot; the first ``n_base`` classes are base classes.
     """
+    query_labels, query_shots = (each.to(logits.device) for each in (part.query_labels, part.query_shots))
     n_known = int((part.query_labels[0] >= 0).sum())
     logits = logits.transpose(1, 2).contiguous()  # (episodes, n_way, n_queries): ten times as fast, as classes are few
     known = logits[..., :n_known]
-    right = known.max(dim=1).indices == part.query_labels[:, :n_known]
+    right = known.max(dim=1).indices == query_labels[:, :n_known]
     accuracy = right.double().mean(dim=1)
     by_shot = accuracy[:, None]
     if shot[0] < shot[1]:
-        shots = torch.arange(shot[0], shot[1] + 1)
-        counts = (part.query_shots[:, :n_known, None] == shots).double()  # (episodes, n_known, shots)
+        shots = torch.arange(shot[0], shot[1] + 1, device=logits.device)
+        counts = (query_shots[:, :n_known, None] == shots).double()  # (episodes, n_known, shots)
         by_shot = (counts * right[..., None]).sum(dim=1) / counts.sum(dim=1)
     none_open = n_known == logits.shape[2]
     nothing, highest = torch.full_like(accuracy, math.nan), logits.amax(dim=1)
     auroc = nothing if none_open else rate_open(highest, n_known)
     fpr95 = nothing if none_open else find_false_rate(highest, n_known)
     oscr = nothing if none_open else rate_open(highest, n_known, right)
-    base, novel, harmonic = rate_sides(right, part.query_labels[:, :n_known] < n_base) if n_base else [nothing] * 3
+    base, novel, harmonic = rate_sides(right, query_labels[:, :n_known] < n_base) if n_base else [nothing] * 3
     bins = fill_bins(known.softmax(dim=1).amax(dim=1), right)
-    return Scores(accuracy, by_shot, auroc, fpr95, oscr, base, novel, harmonic, bins)
+    return Scores(*(each.cpu() for each in (accuracy, by_shot, auroc, fpr95, oscr, base, novel, harmonic, bins)))
 
 
 def rate_sides(right: Tensor, is_base: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -45,6 +45,7 @@ class EvaluationPlan:
     #: Stop once the half-widths of all 95 % intervals are below this many percentage points; 0: never.
     until: float = 0.0
     seed: int = 0  #: Of the episodes.
+    device: str = "cpu"  #: Where rows are embedded and classified.
 
     def describe(self, side: str, sampler: Sampler) -> dict[str, Any]:
         """Return the settings under the names of the command line, in a form that JSON can write.
@@ -64,4 +65,5 @@ class EvaluationPlan:
             "seed": self.seed,
             "tune": [[choice.name for choice in grid] for grid in self.methods.tune],
             "against": None if against is None else against.name,
+            **({} if self.device == "cpu" else {"device": self.device}),
         }

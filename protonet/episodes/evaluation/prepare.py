@@ -15,7 +15,7 @@ from protonet.datasets import Dataset
 from protonet.datasets.dataset import SIDES
 from protonet.episodes.draws.batch import Base, Trained, summarize_base, take_from
 from protonet.episodes.draws.sampler import Pool, Sampler, Take
-from protonet.episodes.evaluation.distributed import Group
+from protonet.episodes.evaluation.distributed import Group, pick_device
 from protonet.episodes.evaluation.evaluate import Progress, Scores, count_episodes, evaluate
 from protonet.episodes.evaluation.plan import EvaluationPlan, MethodsPlan
 from protonet.episodes.evaluation.statistics import Tuning
@@ -88,7 +88,7 @@ class Prepared:
 class SourceRows(NamedTuple):
     """Rows of a data set, embedded or not."""
 
-    x: Tensor  #: (n, dim) floating.
+    x: Tensor  #: (n, dim) floating, on the plan's device unless ``read`` copies rows there.
     places: Tensor  #: (rows of the data set,) int64, where each is in ``x``; -1 for those that are not.
     read: Take | None = None  #: Returns rows of ``x`` by number, where they are not in memory.
     trained: Trained | None = None  #: The encoder, with the rows before it by the numbers of ``x``.
@@ -166,10 +166,12 @@ def prepare(plan: EvaluationPlan, sampler: Sampler, sources: Sources) -> Prepare
         if sampler.adds_base:
             notes.append("The encoder may have learned from the queries of base classes: their accuracy flatters it.")
     is_within = sources.base is data  # the base classes are some of the data's
-    rows = _open_rows(data, chosen + (base_ids if is_within else []), sources.trained)
+    device = pick_device(plan.device)
+    encoder = None if sources.trained is None else sources.trained.send(device)
+    rows = _open_rows(data, chosen + (base_ids if is_within else []), encoder, device)
     base, means, queries, mean = None, None, None, None
     if base_ids:
-        base_rows = rows if is_within else _open_rows(sources.base, base_ids, sources.trained)
+        base_rows = rows if is_within else _open_rows(sources.base, base_ids, encoder, device)
         base_index = index_classes(sources.base.y).take(torch.tensor(base_ids))
         base_index, queries = sampler.hold_out(base_index, tuple(sources.base.class_names[c] for c in base_ids))
         mean = base_rows.summarize(base_index).mean if kind == "cl2" else None
@@ -184,7 +186,8 @@ def prepare(plan: EvaluationPlan, sampler: Sampler, sources: Sources) -> Prepare
     if plan.rows.texts is None:
         return prepared
     named = [data.class_names[c] for c in prepared.class_ids.tolist()]
-    return replace(prepared, texts=load_texts(plan.rows.texts, dim=pool.x.shape[1], names=named))
+    texts = load_texts(plan.rows.texts, dim=pool.x.shape[1], names=named).to(device)
+    return replace(prepared, texts=texts)
 
 
 def tune(plan: EvaluationPlan, sampler: Sampler, sources: Sources, group: Group) -> list[Tuning]:
@@ -241,10 +244,16 @@ def _find_base(sources: Sources, side: str, normalize: str) -> list[int]:
     return base_ids
 
 
-def _open_rows(data: Dataset, class_ids: Sequence[int], trained: Trained | None) -> SourceRows:
-    """Return a data set's rows; with an encoder, embed those of some classes, the only ones that are then there."""
+def _open_rows(data: Dataset, class_ids: Sequence[int], trained: Trained | None, device: torch.device) -> SourceRows:
+    """Return a data set's rows; with an encoder, embed those of some classes, the only ones that are then there.
+
+    Rows in memory are copied to the device once; those of a mapped file are as they are read.
+    """
     if trained is None:
-        return SourceRows(data.x, torch.arange(len(data.x)), None if data.is_plain else data.take_rows)
+        places = torch.arange(len(data.x))
+        if data.is_plain:
+            return SourceRows(data.x.to(device), places)
+        return SourceRows(data.x, places, lambda rows: data.take_rows(rows.cpu()).to(device))
     take = take_from(data.x) if data.is_plain else data.take_rows
     used = torch.isin(data.y, torch.tensor(class_ids)).nonzero().flatten()
     places = torch.full((len(data.x),), -1).index_copy_(0, used, torch.arange(len(used)))

@@ -342,7 +342,7 @@ def _plot_episode(axes: Axes, episode: Episodes, query_labels: torch.Tensor) -> 
         directions = torch.cat([directions, torch.zeros_like(directions)])
 
     def place(rows: torch.Tensor) -> Any:
-        return (directions @ (rows.double() - centre).T).numpy()  # (2, n)
+        return (directions @ (rows.double() - centre).T).cpu().numpy()  # (2, n)
 
     colours = [f"C{label}" if label >= 0 else "grey" for label in query_labels.tolist()]
     x, y = place(episode.query[0])

@@ -29,7 +29,7 @@ def describe_run(settings: Mapping[str, Any], prepared: Prepared) -> dict[str, A
     index = prepared.pool.by_class
     places = torch.cat([index.start + offset for offset in (0, index.size // 2, index.size - 1)])
     for tensor in (*index, prepared.pool.take(index.rows[places]), *prepared.seen):
-        digest.update(tensor.contiguous().numpy().tobytes())
+        digest.update(tensor.cpu().contiguous().numpy().tobytes())
     run = {name: value for name, value in settings.items() if name != "against"}
     run |= {"plugins": prepared.plugins, "methods": list(prepared.methods), "data": digest.hexdigest()}
     described: dict[str, Any] = json.loads(json.dumps(run | find_versions()))

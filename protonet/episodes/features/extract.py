@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._checks import as_typed, fail, optional_packages
+from protonet._checks import as_typed, check_device, fail, optional_packages
 from protonet.datasets.dataset import Dataset
 from protonet.datasets.pictures import INSTALL, Found, Picture, hash_state, load_pictures, open_picture
 from protonet.episodes.arguments import PICTURES
@@ -42,11 +42,7 @@ def run_extract(options: argparse.Namespace) -> None:
     """
     batch, image_size, output, templates = options.batch, options.image_size, options.output, options.template
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.zeros(1, device=device).cpu()
-    except (AssertionError, RuntimeError) as error:
-        got = f"{device} ({str(error).splitlines()[0]})"
-        fail(PROG, "--device", "be one that torch has here", got, "Leave it out.")
+    check_device(PROG, "--device", device)
     if Path(options.backbone).suffix.lower() == CHECKPOINT:
         given = [name for name in ("texts", "weights") if getattr(options, name)]
         if given:

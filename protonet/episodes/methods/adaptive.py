@@ -91,9 +91,9 @@ def adaptive(episodes: Episodes) -> Tensor:
     factor, losses = _fit_temperature(left_out / spread, true, judged[:, None])
     count = judged.sum(dim=1, keepdim=True)
     softness = (WEIGHTS.softness_in_all / count.clamp_min(1)).clamp_min(WEIGHTS.softness)
-    prior = torch.tensor([view.prior for view in views], dtype=hot.dtype)
+    prior = hot.new_tensor([view.prior for view in views])
     fitted = ((losses.amin(dim=1, keepdim=True) - losses) / softness).exp() * prior  # (episodes, views)
-    unjudged = torch.tensor([view.unjudged for view in views], dtype=hot.dtype)
+    unjudged = hot.new_tensor([view.unjudged for view in views])
     enough = count >= SETTINGS.judged_per_class * n_way
     weights = torch.where(enough, fitted, unjudged)
     weights = (weights / weights.sum(dim=1, keepdim=True))[:, :, None, None] / spread

@@ -93,8 +93,8 @@ def alpha_am(
         graph = _find_graph(
             between, rows, moved.view_as(centroids), bandwidth.view(shape), weight.view(shape), n_neighbours
         )
-        system = torch.eye(n, dtype=rows.dtype) - spread * graph
-        reached: Tensor = torch.linalg.solve(system, torch.eye(n, n_way, dtype=rows.dtype))  # (episodes, n, n_way)
+        eye = torch.eye(n, dtype=rows.dtype, device=rows.device)
+        reached: Tensor = torch.linalg.solve(eye - spread * graph, eye[:, :n_way])  # (episodes, n, n_way)
         return reached[:, n_way:] / temperature
 
     def gradient(parameters: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ def _find_graph(
     distances = torch.cat([torch.cat([among, towards], dim=2), torch.cat([towards.transpose(1, 2), between], dim=2)], 1)
     variance = distances.flatten(1).var(dim=1)[:, None, None].clamp_min(LEAST_VARIANCE)
     affinity = (-(distances / variance.sqrt() * bandwidth)[:, n_way:]).exp()  # of the rows alone
-    itself = torch.eye(distances.shape[1], dtype=torch.bool)[n_way:]
+    itself = torch.eye(distances.shape[1], dtype=torch.bool, device=rows.device)[n_way:]
     affinity = affinity.masked_fill(itself, 0)
     # A centroid comes before the one support row that it is at first: which of two equals comes first is chance.
     favour = F.pad(affinity.new_full((n_way,), 1 + FAVOUR), (0, distances.shape[1] - n_way), value=1)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.episodes.draws.batch import Episodes
-from protonet.episodes.methods.common import one_hot
+from protonet.episodes.methods.common import draw_orders, one_hot
 from protonet.episodes.methods.keywords import BelowOne, NonNegative, Positive, PositiveCount, Share
 
 
@@ -53,21 +53,22 @@ def baseline_pp(
     n_support, n_way, dim = rows.shape[1], episodes.n_way, rows.shape[2]
     generator = torch.Generator().manual_seed(seed)
     drawn = 2 * torch.rand(n_way, dim, generator=generator, dtype=torch.float64) - 1  # as torch.nn.Linear starts
-    start = (drawn / dim**0.5).to(rows.dtype).expand(len(rows), -1, -1)
+    start = (drawn / dim**0.5).to(rows).expand(len(rows), -1, -1)
     basis = torch.cat([rows, start], dim=1)  # (episodes, n_support + n_way, dim): what directions are made of
     inner = basis @ basis.transpose(1, 2)
     # Episodes come last in memory: steps on a few rows of many small matrices are then steps on whole runs of numbers.
     target = one_hot(episodes.support_labels, n_way, rows.dtype).permute(2, 1, 0).contiguous()
     gram = inner.permute(1, 2, 0).contiguous()  # (n_support + n_way, n_support + n_way, episodes)
-    direction = F.pad(torch.eye(n_way, dtype=rows.dtype), (n_support, 0))[..., None].expand(-1, -1, len(rows)).clone()
+    eye = torch.eye(n_way, dtype=rows.dtype, device=rows.device)
+    direction = F.pad(eye, (n_support, 0))[..., None].expand(-1, -1, len(rows)).clone()
     length = torch.linalg.vector_norm(start, dim=2).T[:, None].clone()  # (n_way, 1, episodes)
     moved, changed = torch.zeros_like(direction), torch.zeros_like(length)  # velocities
     along = torch.zeros_like(direction)  # inner products of what the directions have ``moved`` by
     kept = 1.0  # share of the gradient that enters the momentum: all of the first one
-    for _ in range(n_epochs):
+    for order in draw_orders(n_epochs, n_support, generator).to(rows.device):
         # Of the directions with the basis, (n_way, n_support + n_way, episodes): anew, against rounding errors.
         products = (direction.permute(2, 0, 1) @ inner).permute(1, 2, 0).contiguous()
-        for batch in torch.randperm(n_support, generator=generator).split(batch_size):
+        for batch in order.split(batch_size):
             norm = (direction * products).sum(dim=1, keepdim=True).sqrt_()
             cosine = products.index_select(1, batch) / norm  # (n_way, rows, episodes)
             error = (

@@ -78,14 +78,14 @@ def _classify(
 
     members = one_hot(episodes.support_labels, episodes.n_way, torch.int64).transpose(1, 2)
     own_first = members.argsort(dim=2, descending=True, stable=True)  # (episodes, n_way, n_support)
-    turns = torch.arange(n_samples) % members.sum(dim=2, keepdim=True)
+    turns = torch.arange(n_samples, device=support.device) % members.sum(dim=2, keepdim=True)
     source = own_first.gather(2, turns)  # (episodes, n_way, n_samples): the support row that each sample starts from
-    episode = torch.arange(len(support)).reshape(-1, 1, 1)
+    episode = torch.arange(len(support), device=support.device).reshape(-1, 1, 1)
 
     generator = torch.Generator().manual_seed(seed)
     shape = (n_nearest, n_samples, int(base.by_class.size.max()))
-    normal = torch.randn(shape, generator=generator, dtype=torch.float64).to(support.dtype)
-    common = torch.randn(n_samples, 1, generator=generator, dtype=torch.float64).to(support.dtype)
+    normal = torch.randn(shape, generator=generator, dtype=torch.float64).to(support)
+    common = torch.randn(n_samples, 1, generator=generator, dtype=torch.float64).to(support)
     samples = centres[episode, source] + spread**0.5 * common  # (episodes, n_way, n_samples, dim)
     # ``chosen`` (episodes, n_way, n_samples, n_nearest) are positions in ``used``, the base classes needed.
     used, chosen = nearest[episode, source].unique(return_inverse=True)
@@ -98,7 +98,7 @@ def _classify(
             samples[now] += noise[place[now], now[2]]
 
     rows = torch.cat([support, samples.flatten(1, 2)], dim=1)
-    sampled = torch.arange(episodes.n_way).repeat_interleave(n_samples).expand(len(support), -1)
+    sampled = torch.arange(episodes.n_way, device=support.device).repeat_interleave(n_samples).expand(len(support), -1)
     target = one_hot(torch.cat([episodes.support_labels, sampled], dim=1), episodes.n_way, support.dtype)
     weight, intercept = fit_logistic(rows, target, decrement=DECREMENT)
     return query @ weight + intercept
@@ -116,7 +116,7 @@ def _find_deviations(base: Base, classes: Tensor, dtype: torch.dtype) -> Tensor:
     deviations have its covariance (eq. 2), which is never formed.
     """
     start, size = base.by_class.start[classes, None], base.by_class.size[classes, None]
-    number = torch.arange(int(base.by_class.size.max()))
+    number = torch.arange(int(base.by_class.size.max()), device=size.device)
     present = number < size  # (k, most rows)
     taken = base.take(base.by_class.rows[start + number.where(present, 0)].flatten())
     rows = taken.unflatten(0, present.shape).to(dtype)  # (k, most rows, dim)

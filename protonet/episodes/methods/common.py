@@ -26,7 +26,15 @@ CACHED = 2**18  #: Floats that are changed in place at a time: they stay in a co
 
 def one_hot(labels: Tensor, n_way: int, dtype: torch.dtype) -> Tensor:
     """Encode labels (episodes, rows) int64 in [0, n_way) as zeros and ones: (episodes, rows, n_way) of ``dtype``."""
-    return (labels[..., None] == torch.arange(n_way)).to(dtype)
+    return (labels[..., None] == torch.arange(n_way, device=labels.device)).to(dtype)
+
+
+def draw_orders(n_epochs: int, n: int, generator: torch.Generator) -> Tensor:
+    """Draw the order of n rows in each epoch, (n_epochs, n) int64 on the CPU, to be copied to a device together."""
+    orders = torch.empty(n_epochs, n, dtype=torch.int64)
+    for order in orders:
+        torch.randperm(n, generator=generator, out=order)
+    return orders
 
 
 def support_means(episodes: Episodes) -> Tensor:

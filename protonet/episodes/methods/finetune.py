@@ -105,7 +105,7 @@ def finetune(
         logits: Tensor = vmap(classify)(tuned, support, hot, query)
         return logits
 
-    hot = one_hot(labels.cpu(), n_way, torch.float32).to(support.device)
+    hot = one_hot(labels, n_way, torch.float32)
     at_once = max(1, min(ROWS_AT_ONCE // (2 * n_support * dim), WEIGHTS_AT_ONCE // len(start)))
     parts = zip(support.split(at_once), hot.split(at_once), query.split(at_once), strict=True)
     return torch.cat([tune(*part) for part in parts])

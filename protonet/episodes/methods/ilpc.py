@@ -94,13 +94,14 @@ def ilpc(
 def _propagate(gram: Tensor, n_neighbours: int, gamma: float, alpha: float) -> Tensor:
     """Return (I - alpha W)^-1 of the normalised nearest-neighbour graph W, (episodes, rows, rows), symmetric."""
     n = gram.shape[1]
-    others = gram.masked_fill(torch.eye(n, dtype=torch.bool), -1)
+    eye = torch.eye(n, dtype=gram.dtype, device=gram.device)
+    others = gram.masked_fill(eye > 0, -1)
     nearest = others.topk(min(n_neighbours, n - 1), dim=2)
     affinity = torch.zeros_like(gram).scatter_(2, nearest.indices, nearest.values.clamp_min(0) ** gamma)
     affinity = affinity + affinity.transpose(1, 2)
     root = affinity.sum(dim=2, keepdim=True).clamp_min(torch.finfo(gram.dtype).eps).rsqrt()
     graph = root * affinity * root.transpose(1, 2)
-    inverse: Tensor = torch.linalg.inv(torch.eye(n, dtype=gram.dtype) - alpha * graph)
+    inverse: Tensor = torch.linalg.inv(eye - alpha * graph)
     return inverse
 
 

@@ -32,7 +32,7 @@ def nearest_neighbours(episodes: Episodes, *, n_neighbours: PositiveCount = 5, t
     """
     near = cosines(episodes.query, episodes.support).topk(min(n_neighbours, episodes.support.shape[1]), dim=2)
     hot = one_hot(episodes.support_labels, episodes.n_way, episodes.query.dtype)
-    number = torch.arange(len(hot)).reshape(-1, 1, 1)
+    number = torch.arange(len(hot), device=hot.device).reshape(-1, 1, 1)
     classes = hot[number, near.indices]  # (episodes, n_queries, n_neighbours, n_way)
     shares = (near.values / temperature).softmax(dim=2)
     return ((shares[..., None] * classes).sum(dim=2) + LEAST_SHARE).log()

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.episodes.draws.batch import Episodes
-from protonet.episodes.methods.common import one_hot
+from protonet.episodes.methods.common import draw_orders, one_hot
 from protonet.episodes.methods.keywords import BelowOne, NonNegative, Positive, PositiveCount, Share
 
 
@@ -53,7 +53,7 @@ def linear_finetune(
     generator = torch.Generator().manual_seed(seed)
     # The weights that the layer starts at, the bias last; drawn for all episodes alike.
     drawn = 2 * torch.rand(episodes.n_way, support.shape[2] + 1, generator=generator, dtype=torch.float64) - 1
-    start = (drawn * (not zero) / support.shape[2] ** 0.5).to(support.dtype)  # (n_way, dim + 1)
+    start = (drawn * (not zero) / support.shape[2] ** 0.5).to(support)  # (n_way, dim + 1)
     # Episodes come last in memory: steps on a few rows of many small matrices are then steps on whole runs of numbers.
     target = one_hot(episodes.support_labels, episodes.n_way, support.dtype).permute(1, 2, 0).contiguous()
     gram = support @ support.transpose(1, 2) + 1  # the bias is the weight of a feature that is one
@@ -62,8 +62,8 @@ def linear_finetune(
     share, shrinking = 1.0, 0.0  # of the initial weights in the layer, and its velocity
     coefficients, velocity = torch.zeros_like(target), torch.zeros_like(target)  # (n_support, n_way, episodes)
     kept = 1.0  # share of the gradient that enters the momentum: all of the first one
-    for _ in range(n_epochs):
-        for rows in torch.randperm(support.shape[1], generator=generator).split(batch_size):
+    for order in draw_orders(n_epochs, support.shape[1], generator).to(support.device):
+        for rows in order.split(batch_size):
             logits = (gram.index_select(0, rows)[:, :, None] * coefficients).sum(dim=1)  # (rows, n_way, episodes)
             logits.add_(at_start.index_select(0, rows), alpha=share)
             error = logits.softmax(dim=1).sub_(target.index_select(0, rows))

@@ -69,7 +69,7 @@ def fit_logistic(
     """
     mean = rows.mean(dim=1, keepdim=True)  # goes into the intercept: centred rows need fewer steps
     rows = torch.cat([rows - mean, torch.ones_like(rows[:, :, :1])], dim=2)  # (episodes, n, dim + 1)
-    penalty = torch.full((rows.shape[2], 1), 1 / inverse_penalty, dtype=rows.dtype)
+    penalty = rows.new_full((rows.shape[2], 1), 1 / inverse_penalty)
     penalty[-1] = 0  # the intercept's
     weight = rows.new_zeros(len(rows), rows.shape[2], target.shape[2])
     logits = torch.zeros_like(target)

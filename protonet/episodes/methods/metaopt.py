@@ -50,7 +50,7 @@ def metaopt_svm(
     # Where rows are much larger than 1, the program is the same one of smaller rows, ridge and penalty.
     size = support.square().sum(dim=2).amax(dim=1)[:, None, None].clamp_min(ridge)
     gram = support @ support.transpose(1, 2) / size
-    gram = gram + torch.eye(gram.shape[1], dtype=gram.dtype) * (ridge / size)
+    gram = gram + torch.eye(gram.shape[1], dtype=gram.dtype, device=gram.device) * (ridge / size)
     hot = one_hot(episodes.support_labels, episodes.n_way, gram.dtype).transpose(1, 2)
     dual = solve_program(gram, hot, inverse_penalty * size) / size  # (episodes, n_way, n_support)
     products = query @ (dual @ support).to(query.dtype).transpose(1, 2)

@@ -55,7 +55,7 @@ def proto_lp(
     hot = one_hot(episodes.support_labels, n_way, rows.dtype).transpose(1, 2)  # (episodes, n_way, n_support)
     count = hot.sum(dim=2, keepdim=True)
     prototypes = F.normalize(hot @ rows[:, :n_support] / count, dim=2)
-    mass, quota = rows.new_ones(1), rows.new_tensor(n_queries / n_way)
+    mass, quota = rows.new_ones(1), rows.new_full((), n_queries / n_way)
     scales = [torch.ones_like(count), torch.ones_like(count)]  # of the last assignments and labels: fewer iterations
     for epoch in range(n_epochs + 1):
         logits = -lambda_ * squared_distances(rows[:, n_support:], prototypes).transpose(1, 2)
@@ -97,7 +97,7 @@ def _propagate(assigned: Tensor, count: Tensor, gamma: float, *, paper: bool) ->
     """
     total = assigned @ assigned.transpose(1, 2)  # (episodes, n_way, n_way), Z^T Z
     walk = total / assigned.sum(dim=2)[:, None]
-    identity = torch.eye(total.shape[1], dtype=total.dtype)
+    identity = torch.eye(total.shape[1], dtype=total.dtype, device=total.device)
     laplacian = total - walk @ total if paper else identity - walk
     own = torch.diag_embed(count[..., 0])
     labels: Tensor = torch.linalg.solve(own + gamma * laplacian, own)  # of the prototypes, those of the classes

@@ -62,7 +62,7 @@ def pt_map(
     among, towards, squares = _multiply_rows(episodes, beta)
     count = one_hot(episodes.support_labels, episodes.n_way, among.dtype).sum(dim=1)[..., None]  # (episodes, n_way, 1)
     n_queries = among.shape[1]
-    mass, quota = among.new_ones(1), among.new_tensor(n_queries / episodes.n_way)
+    mass, quota = among.new_ones(1), among.new_full((), n_queries / episodes.n_way)
     # A prototype is ``own`` times its support mean plus a share of each query.
     own, shares = torch.ones_like(count), torch.zeros_like(towards)
     scale = torch.ones_like(count)

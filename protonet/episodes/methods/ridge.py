@@ -34,5 +34,6 @@ def ridge_regression(
     rows = F.normalize(episodes.support, dim=2)
     gram = rows @ rows.transpose(1, 2) + 1  # X X^T (episodes, n_support, n_support), with the ones of the bias
     target = one_hot(episodes.support_labels, episodes.n_way, rows.dtype)
-    coefficients: Tensor = torch.linalg.solve(gram + penalty * torch.eye(rows.shape[1], dtype=rows.dtype), target)
+    eye = torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device)
+    coefficients: Tensor = torch.linalg.solve(gram + penalty * eye, target)
     return scale * (cosines(episodes.query, rows) + 1) @ coefficients + shift  # eq. 6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from protonet._checks import fail
@@ -60,7 +61,7 @@ def semi_kmeans_cluster(
     """
     rows, prototypes = take_unlabelled("semi_kmeans_cluster", episodes), support_means(episodes)
     place = prototypes.mean(dim=1, keepdim=True) * float(centred)  # (episodes, 1, dim)
-    radii = prototypes.new_tensor([*[1.0] * episodes.n_way, radius])
+    radii = F.pad(prototypes.new_ones(episodes.n_way), (0, 1), value=radius)
     for _ in range(steps):
         distances = squared_distances(rows, torch.cat([prototypes, place], dim=1)) / temperature
         shares = (-distances / (2 * radii**2) - radii.log()).softmax(dim=2)

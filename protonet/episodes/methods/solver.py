@@ -29,7 +29,7 @@ def solver(episodes: Episodes, *, effort: str = "fast", seed: int = 0) -> Tensor
 
     Source: Our own, docs/guide/how-it-works.md.
     """
-    metadata = {"num_classes": episodes.n_way}
+    metadata = {"num_classes": episodes.n_way, "device": episodes.support.device}
     found = []
     for support, labels, query in zip(*episodes[:3], strict=True):
         network = solve((support.clone(), labels), None, metadata, effort=effort, seed=seed)

@@ -65,7 +65,8 @@ def fit_machines(kernel: Tensor, signs: Tensor, inverse_penalty: float) -> Tenso
     Returns:
         (..., n): the shares of the rows in the weights.
     """
-    ridge = torch.eye(kernel.shape[-1], dtype=kernel.dtype) / (2 * inverse_penalty)
+    eye = torch.eye(kernel.shape[-1], dtype=kernel.dtype, device=kernel.device)
+    ridge = eye / (2 * inverse_penalty)
     dual = torch.zeros_like(signs)
     outputs, loss = torch.zeros_like(signs), inverse_penalty * signs.square().sum(dim=-1, keepdim=True)
     going = torch.ones_like(loss, dtype=torch.bool)  # machines that are found stay as they are

@@ -89,10 +89,10 @@ def _make_conv(side: int) -> nn.Sequential:
 
 @torch.no_grad()
 def embed_rows(encoder: nn.Module, take: Take, rows: Tensor) -> Tensor:
-    """Embed the rows of some numbers (n,) int64, a chunk at a time: (n, embedding_dim) float32 on the CPU.
+    """Embed the rows of some numbers (n,) int64, a chunk at a time: (n, embedding_dim) float32, where the encoder is.
 
-    The encoder maps (n, dim) float32 to (n, embedding_dim), on any device; ``take`` returns rows by
-    number.
+    The encoder maps (n, dim) float32 to (n, embedding_dim), on any device; ``take`` returns rows by number, which are
+    copied there.
     """
     device = next(encoder.parameters()).device
-    return torch.cat([encoder(take(chunk).float().to(device)).cpu() for chunk in rows.split(CHUNK)])
+    return torch.cat([encoder(take(chunk).to(device).float()) for chunk in rows.split(CHUNK)])

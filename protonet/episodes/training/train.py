@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from protonet._checks import fail
+from protonet._checks import check_device, fail
 from protonet.episodes.evaluation.distributed import join_group
 from protonet.episodes.networks.augmentation import find_shape
 from protonet.episodes.networks.checkpoints import Plan, complete_plan, find_head_way, load_encoder, read_checkpoint
@@ -29,7 +29,7 @@ def run_train(options: argparse.Namespace) -> None:
     numbers, more, objective = dict(options.numbers), options.more, options.objective
     split_seed, size = options.split_seed, options.image_size
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    _check_device(device)
+    check_device(PROG, "--device", device)
     with join_group(device) as group:
         if numbers["episodes_per_step"] % group.world_size:
             bound = f"be a multiple of the number of processes ({group.world_size})"
@@ -93,15 +93,6 @@ def _load_start(plan: Plan) -> nn.Module | None:
         wanted = f"hold an encoder of {plan.backbone} and {plan.dim} features per row"
         fail(PROG, "--start", wanted, f"{backbone['name']} and {backbone['dim']}", "Pass another file or --backbone.")
     return load_encoder(plan.start)
-
-
-def _check_device(device: str) -> None:
-    """Raise an InputError if torch has no such device, or one that stores no numbers, such as meta."""
-    try:
-        torch.zeros(1, device=device).cpu()
-    except (AssertionError, RuntimeError) as error:
-        got = f"{device} ({str(error).splitlines()[0]})"
-        fail(PROG, "--device", "be one that torch has here", got, "Leave it out.")
 
 
 def _check_rows(base: Side, validation: Side, plan: Plan) -> None:

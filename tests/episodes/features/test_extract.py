@@ -147,7 +147,7 @@ def test_ctrl_c_and_then_resume(command: Command, net: Path, monkeypatch: pytest
         ("--backbone net.pt2:hue=1", "`--backbone` must say no more than size, mean, std"),
         ("--backbone net.pt2:std=1/2", "`--backbone` must be 3 finite numbers, or one"),
         ("--batch 0", "`--batch` must be a whole number >= 1"),
-        ("--device abacus", "`--device` must be one that torch has"),
+        ("--device abacus", "`--device` must be a device of this machine"),
         ("--weights w.pt", "`--weights` must come with the name of"),
         ("--names x", "`--names` must come with --texts"),
         ("--template {}", "`--template` must come with --texts"),

@@ -1,0 +1,93 @@
+"""The command evaluates elsewhere as it does on the CPU, and copies what the guide names, nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from protonet.episodes.evaluation.distributed import pick_device
+from tests.elsewhere import AWAY, Elsewhere
+from tests.episodes.command_cases import Command
+from tests.episodes.meta_cases import save_data
+
+#: What is copied there, as the guide on few-shot experiments names it: rows, the draws of a batch, random numbers.
+SENT = {
+    "prepare._open_rows",  # rows that are in memory, once
+    "prepare.<lambda>",  # those of a mapped file, as they are read
+    "prepare.prepare",  # texts
+    "batch.send",  # the encoder
+    "backbones.embed_rows",  # rows before it
+    "batch.gather",
+    "batch.take",  # numbers of rows
+    "batch.gather_episodes",  # labels
+    "batch.find",
+    "batch.summarize_base",
+    "generalized.join_base",
+    "batch.hide_classes",  # the order that hides classes from a method of others
+    "evaluate._score_logits",  # labels of queries
+    "finetune.change",  # random numbers
+    "adaptive.adaptive",  # weights of views
+}
+#: What is copied back.
+FETCHED = {
+    "prepare.<lambda>",  # numbers of rows that are read from a mapped file
+    "evaluate._score_logits",  # scores, a few numbers for each episode
+    "state.describe_run",  # rows, to hash
+}
+FEW = "--dataset tiny.npz --side novel --way 2 --query 2 --episodes 6"
+LINES = {
+    "plain": "--dataset digits --way 3 --query 4 --episodes 6 --method protonet adaptive mine.py:own",
+    "mapped": f"{FEW} --method simpleshot bd-cspn mine.py:own",
+    "normalised": f"{FEW} --normalize cl2 --method protonet simpleshot",
+    "shots and open classes": "--dataset digits --way 2-4 --shot 1-3 --unequal --query 4 --open 1 --episodes 9",
+    "shares": "--dataset digits --way 3 --query 4 --imbalance 2 --unlabelled 2 --episodes 6 --method oslo semi-kmeans",
+    "generalised": f"{FEW} --protocol generalized --method protonet",
+    "meta-dataset": "--dataset digits --protocol meta-dataset --episodes 4 --method protonet",
+    "encoder": f"{FEW} --encoder a.safetensors --method feat protonet finetune:steps=1 mine.py:own",
+}
+OWN = """
+from protonet.episodes.methods.prototypes import protonet
+
+def own(episodes):
+    if episodes.base is not None:
+        episodes.base.take(episodes.base.by_class.rows)
+    if episodes.trained is not None:
+        episodes.trained.gather()
+    return protonet(episodes)
+"""
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_line_gives_the_same_elsewhere(
+    name: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_data(tmp_path / "tiny.npz")
+    (tmp_path / "mine.py").write_text(OWN, encoding="utf-8")
+    if name == "encoder":
+        small = "--dataset tiny.npz --way 2 --query 2 --episodes-per-step 2 --steps 1 --backbone mlp --device cpu"
+        command(f"train --objective feat {small} -o a.safetensors")
+    files = "--json {0}.json" + (" --plot {0}.png" if name == "plain" else "")
+    expected = command(LINES[name], files.format("here"))
+    with Elsewhere() as mode:
+        found = command(LINES[name], f"--device {AWAY}", files.format("there"))
+    assert found == expected
+    here, there = (json.loads(Path(f"{each}.json").read_text(encoding="utf-8")) for each in ("here", "there"))
+    assert there["settings"].pop("device") == str(AWAY)
+    assert there == here
+    assert mode.sent.keys() <= SENT
+    assert mode.fetched.keys() <= FETCHED | {"_checks.check_device", "report.place"}
+
+
+@pytest.mark.parametrize("device", ["abacus", "meta", "cuda:99"])
+def test_a_device_that_is_not_there(device: str, command: Command) -> None:
+    command.refuses(r"`--device` must be a device of this machine; got '.*' \(.*\)\. Pass 'cpu'\.", "--device", device)
+
+
+def test_processes_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [str(pick_device(name)) for name in ("cuda", "cuda:0", "cpu")] == ["cuda:1", "cuda:0", "cpu"]

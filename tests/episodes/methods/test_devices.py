@@ -1,0 +1,88 @@
+"""Every method works where its episodes are: elsewhere, nothing is fetched, and the logits are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from protonet.episodes.draws.batch import Base, Episodes, Trained
+from protonet.episodes.methods import METHODS, Method, MethodSpec
+from protonet.episodes.methods.keywords import list_keywords
+from protonet.sampling import ClassIndex
+from tests.elsewhere import AWAY, Away, Elsewhere, Fake
+from tests.episodes.cases import TRAINED, make_base, make_episodes
+from tests.episodes.meta_cases import make_trained, make_trained_episodes
+
+#: Fewer of what takes long.
+FEW = {"steps": 3, "n_steps": 3, "n_epochs": 3, "n_samples": 20}
+SAME = {"tim-dirichlet"}  #: Another method with other settings, which has none of its own.
+
+
+def shorten(spec: MethodSpec) -> Method:
+    """Return a method that takes fewer steps, if it has a setting for that."""
+    known = list_keywords(spec.function)
+    settings: Any = {name: few for name, few in FEW.items() if name in known}
+    return partial(spec, **settings)
+
+
+CASES: dict[str, Method] = {name: shorten(spec) for name, spec in METHODS.items() if name not in SAME}
+#: What copies random numbers, all of an episode's batch at once; rows before an encoder; and weights of views.
+SENT = {f"{name}.{name}" for name in ("linear_finetune", "baseline_pp", "adaptive")}
+SENT |= {"calibration._classify", "finetune.change", "batch.gather"}
+#: What depends on numbers in ways that no answer stands for: the sizes of what is found.
+NUMBERS = {"distribution-calibration", "solver"}
+
+
+def make_case(name: str) -> Episodes:
+    """Make episodes that have all that a method needs."""
+    if name in TRAINED:
+        return make_trained_episodes(make_trained(TRAINED[name] or "prototypes"))[0]
+    return make_episodes(base=make_base(dtype=torch.float32), dtype=torch.float32)[0]
+
+
+def send(episodes: Episodes, to: Callable[[Tensor], Tensor]) -> Episodes:
+    """Copy episodes to another device, as `protonet.episodes.draws.batch.gather_episodes` makes them there."""
+
+    def send_module(module: nn.Module) -> nn.Module:
+        for layer in module.modules():
+            for tensors in (layer._parameters, layer._buffers):
+                tensors.update({name: None if each is None else to(each.data) for name, each in tensors.items()})  # type: ignore[misc]
+        return module
+
+    def send_base(base: Base) -> Base:
+        rows, index = to(base.take(torch.arange(len(base.by_class.rows)))), ClassIndex(*map(to, base.by_class))
+        return Base(lambda numbers: rows[numbers], index, to(base.mean), to(base.class_means))
+
+    def send_trained(trained: Trained) -> Trained:
+        return trained._replace(encoder=send_module(trained.encoder), head=send_module(trained.head))
+
+    base = None if episodes.base is None else send_base(episodes.base)
+    trained = None if episodes.trained is None else send_trained(episodes.trained)
+    fields: Any = {name: to(each) for name, each in episodes._asdict().items() if isinstance(each, Tensor)}
+    return episodes._replace(**fields, base=base, trained=trained)
+
+
+@pytest.mark.parametrize("name", sorted(CASES.keys() - NUMBERS))
+def test_a_method_keeps_to_torchs_own_rules(name: str) -> None:
+    episodes = make_case(name)
+    with Fake() as fake:
+        sent = send(episodes, lambda rows: fake.from_tensor(rows).to(AWAY))
+        assert CASES[name](sent).device == AWAY
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_method_works_where_its_episodes_are(name: str) -> None:
+    episodes = make_case(name)
+    expected = CASES[name](episodes)
+    with Elsewhere() as mode:
+        sent = send(episodes, lambda rows: rows.to(AWAY))
+        logits = CASES[name](sent)
+        assert isinstance(logits, Away)
+        assert torch.equal(logits.numbers, expected)
+    assert mode.sent.keys() <= SENT | {"a test"} or name == "solver"
+    assert not mode.fetched if name != "solver" else mode.fetched["loading._check_batch"]

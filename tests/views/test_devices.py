@@ -1,0 +1,174 @@
+"""Every view is fitted and maps rows where they are, and so does a network: elsewhere, with the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from protonet import PrototypeNetwork, solve
+from protonet.losses import class_means
+from protonet.metrics import score_known
+from protonet.optimizer import CustomOptimizer
+from protonet.views import KINDS
+from protonet.views.context import Context
+from protonet.views.forest import Forest
+from protonet.views.linear import SCALINGS, Linear
+from protonet.views.mlp import MLP
+from protonet.views.patterns import Patterns
+from protonet.views.radial import VIEWS
+from protonet.views.view import Rows, Specification, View
+from tests.elsewhere import AWAY, Elsewhere
+from tests.model_cases import make_network
+from tests.strategies import LITTLE, PLAIN, blobs
+
+X, LABELS = blobs(0)
+#: Specifications of every kind; a line is missing where a kind is, as a test below says.
+EVERY: dict[str, Specification] = {scaling: Linear(scaling) for scaling in SCALINGS} | {
+    each.name: each for each in VIEWS
+}
+EVERY |= {f"{each.name} of {each.width}": each for each in (Patterns(8, True, 0.1), Patterns(4, False, 0.1))}
+EVERY |= {"forest": Forest(7), "shifted forest": Forest(7, shifted=True), "context": Context(2)}
+EVERY |= {"span": Linear("standardised", (2, 6)), "mlp": MLP(Linear("centred"), 2, 3, 4, 11)}
+#: What goes to the CPU and back, in the words of the guide.
+NAMED = {"forest": {"view.to"}, "shifted forest": {"view.to"}, "mlp": {"training.train"}}
+
+
+PLAIN_ROWS = Rows(X, LABELS, 5, shifts=(0, 1, -1))
+CASES = {
+    "plain": PLAIN_ROWS,
+    "weighted": PLAIN_ROWS._replace(weights=torch.linspace(0.5, 1, len(X), dtype=torch.float64)),
+    "blocks": PLAIN_ROWS._replace(blocks=torch.tensor([0, 0, 1, 2, 2, 2, 2, 3])),
+}
+
+
+def fit(specification: Specification, rows: Rows) -> View:
+    source = None if specification.source is None else specification.source.fit(rows, None).source
+    return specification.fit(rows, source)
+
+
+def embed(view: View, x: Tensor) -> Tensor:
+    embedded: Tensor = view(x if view.source is None else view.source(x))
+    return embedded
+
+
+def test_every_kind_of_view_is_tried() -> None:
+    views = {type(fit(each, PLAIN_ROWS)) for each in EVERY.values()}
+    assert views == {view for _, view in KINDS}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", EVERY)
+def test_a_view_is_fitted_where_its_rows_are(name: str, case: str) -> None:
+    rows = CASES[case]
+    expected = embed(fit(EVERY[name], rows), X)
+    with Elsewhere() as mode:
+        sent = rows.to(AWAY)
+        view = fit(EVERY[name], sent)
+        assert {each.device for each in view.state_dict().values()} == {AWAY}
+        assert set(mode.fetched) <= NAMED.get(name, set())
+        torch.testing.assert_close(embed(view, sent.features).cpu(), expected)  # attention rounds in another way
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_view_that_is_sent_maps_rows_there(name: str) -> None:
+    view = fit(EVERY[name], PLAIN_ROWS)
+    expected = embed(view, X)
+    with Elsewhere() as mode:
+        view, x = view.to(AWAY), X.to(AWAY)
+        embed(view, x)  # what a view makes of its constants it keeps
+        mode.sent.clear()
+        embedded = embed(view, x)
+        assert mode.sent.keys() <= {"a test"}
+        assert not mode.fetched
+        torch.testing.assert_close(embedded.cpu(), expected)
+
+
+def add_class(network: PrototypeNetwork, x: Tensor, labels: Tensor) -> Tensor:
+    assert network.add_class(x[:3]) == 7
+    logits: Tensor = network(x)
+    return logits
+
+
+def set_prototypes(network: PrototypeNetwork, x: Tensor, labels: Tensor) -> Tensor:
+    network.set_prototypes(x, labels, torch.ones_like(labels).double())
+    logits: Tensor = network(x)
+    return logits
+
+
+def add_samples(network: PrototypeNetwork, x: Tensor, labels: Tensor) -> Tensor:
+    network.add_samples(x, labels + 1)
+    logits: Tensor = network(x)
+    return logits
+
+
+def arrange(network: PrototypeNetwork, x: Tensor, labels: Tensor) -> Tensor:
+    network.arrange_classes(labels.new_tensor([2, 0, -1, 1]))
+    logits: Tensor = network(x)
+    return logits
+
+
+def reject(network: PrototypeNetwork, x: Tensor, labels: Tensor) -> Tensor:
+    return score_known(network(x).detach())
+
+
+def average(network: PrototypeNetwork, x: Tensor, labels: Tensor) -> Tensor:
+    return class_means(network.embed(x), labels, 5)[0]
+
+
+def train(network: PrototypeNetwork, x: Tensor, labels: Tensor) -> Tensor:
+    optimizer = CustomOptimizer(network.parameters())
+    for _ in range(3):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(network(x), labels).backward()
+        optimizer.step()
+    logits: Tensor = network(x)
+    return logits.detach()
+
+
+USES = [lambda network, x, labels: network(x), add_class, set_prototypes, add_samples, arrange, reject, average, train]
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_network_works_where_it_is(use: Callable[[PrototypeNetwork, Tensor, Tensor], Tensor]) -> None:
+    expected = use(make_network(), X, LABELS)
+    network = make_network()
+    with Elsewhere() as mode:
+        network, x, labels = network.to(AWAY), X.to(AWAY), LABELS.to(AWAY)
+        network(x)
+        mode.sent.clear()
+        found = use(network, x, labels)
+        assert mode.sent.keys() <= {"a test"}
+        assert not mode.fetched
+        torch.testing.assert_close(found.cpu(), expected)
+
+
+#: What solve() copies there, as the guide names it: rows and folds, once; trees; random numbers; what constants become.
+SENT = {"view.to", "scoring.to", "forest.fit", "networks.fit_rows", "networks._in_units", "networks.decide_pooling"}
+SENT |= {"networks.believe", "mlp.fit", "mlp.candidates", "training.train", "training._initial_proxies"}
+SENT |= {"optimizer._spread", "context.fit", "radial.__init__", "patterns.fit", "patterns.shares", "cells._draw_codes"}
+#: What it copies back: rows that came there, those that trees grow from, labels to draw episodes of, what is judged.
+FETCHED = {"_checks.check_device", "loading._check_batch", "view.to", "training.train", "judge.__post_init__"}
+FETCHED |= {"judge.fold_cosines", "radial.cosines", "patterns.cosines", "networks.believe", "networks.decide_pooling"}
+PROBLEMS: dict[str, dict[str, Any]] = {
+    "folds": {"train_loader": (X, LABELS), "effort": LITTLE},
+    "one row per class": {"train_loader": (X[LABELS.argsort()][::6], torch.arange(5)), "effort": LITTLE},
+    "unlabelled rows": {"train_loader": (X[:20], LABELS[:20]), "unlabelled": X[20:] + 0.01, "effort": PLAIN},
+    "rows far from zero": {"train_loader": (X.double() + 1e6, LABELS), "effort": PLAIN},
+}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_solve_works_where_it_is_asked_to(name: str) -> None:
+    problem = PROBLEMS[name]
+    expected, (x, labels) = solve(**problem), problem["train_loader"]
+    with Elsewhere() as mode:
+        x = x.to(AWAY)
+        network = solve(**(problem | {"train_loader": (x, labels.to(AWAY))}), metadata={"device": AWAY})
+        assert {each.device for each in network.state_dict().values()} == {AWAY}
+        assert mode.sent.keys() <= SENT | {"a test"}
+        assert mode.fetched.keys() <= FETCHED
+        torch.testing.assert_close(network(x).cpu(), expected(x.cpu()), rtol=1e-2, atol=1e-3)
