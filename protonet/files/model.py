@@ -67,6 +67,9 @@ def save_model(path: str | Path, model: Model) -> None:
     tensors |= {name: tensors[name].t() for name in columnwise}
     header["columnwise"] = columnwise
     tensors, header["shared"] = share_rows(tensors, HELD)
+    narrow = {name: _narrow(name, tensor) for name, tensor in tensors.items()}
+    header["narrow"] = [name for name, tensor in tensors.items() if narrow[name].dtype != tensor.dtype]
+    tensors = narrow
     header["checksums"] = {part: _sum(tensors, part) for part in ("", HELD)}
     content = save(tensors, {FORMAT: json.dumps(header | {"checksum": _sum_header(header)})})
     write_whole(path, lambda file: file.write(content))
@@ -120,11 +123,14 @@ def read_model(path: str | Path, *, held: bool = False, writer: str) -> Model:
             names = [name for name in file.keys() if held or not name.startswith(HELD)]  # noqa: SIM118 - not a dict
             columnwise = header.get("columnwise") or ()
             expect(isinstance(columnwise, (list, tuple)), "columnwise tensors that are no list")
+            narrow = header.get("narrow", [])
+            expect(isinstance(narrow, list) and all(type(name) is str for name in narrow), "narrow tensors of no name")
             # Copied: a tensor that lies in the file keeps it open, and on Windows that bars the next save.
             tensors = {name: file.get_tensor(name).clone() for name in names}
         sums = header.get("checksums")
         for part in ("", HELD) if held else ("",):
             expect(isinstance(sums, dict) and sums.get(part) == _sum(tensors, part), "damaged: a wrong checksum")
+        tensors |= {name: _widen(tensors[name]) for name in narrow if name in tensors}
         tensors = unshare_rows(tensors, header.get("shared", {}), HELD)
         tensors |= {name: tensors[name].t() for name in tensors if name in columnwise}
         kept = {name[len(HELD) :]: tensors.pop(name) for name in list(tensors) if name.startswith(HELD)}
@@ -276,6 +282,22 @@ def _copy(tensor: Tensor) -> Tensor:
     """Return a copy on the CPU, by rows or, of a matrix, by columns, which shares its memory with no other tensor."""
     tensor = tensor.detach().cpu().clone()
     return tensor if tensor.ndim == 2 and tensor.t().is_contiguous() else tensor.contiguous()
+
+
+def _narrow(name: str, tensor: Tensor) -> Tensor:
+    """Return whole numbers in as few bytes as hold them, and in half of theirs the directions that fold models read."""
+    if name.startswith(HELD) and name.endswith(".basis"):  # of unit norm: what folds judge moves by less than 1e-3
+        return tensor.half()
+    if tensor.dtype == torch.int64 and tensor.numel():
+        for dtype in (torch.int16, torch.int32):
+            if torch.iinfo(dtype).min <= int(tensor.min()) and int(tensor.max()) <= torch.iinfo(dtype).max:
+                return tensor.to(dtype)
+    return tensor
+
+
+def _widen(tensor: Tensor) -> Tensor:
+    """Return what `_narrow` was given."""
+    return tensor.float() if tensor.is_floating_point() else tensor.long()
 
 
 def _parse_header(text: str | None) -> dict[str, Any]:

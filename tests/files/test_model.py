@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -23,6 +24,7 @@ from protonet import PrototypeNetwork, solve
 from protonet._checks import InputError, InputTypeError
 from protonet.files.model import (
     FORMAT,
+    HELD,
     OLDEST,
     VERSION,
     Model,
@@ -159,6 +161,20 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
         InputError, match=r"^load_model: `path` must be a file that exists; got .*missing\. There is no such file; "
     ):
         load_model(tmp_path / "missing")
+
+
+def test_whole_numbers_and_what_fold_models_read_take_few_bytes_and_come_back(tmp_path: Path) -> None:
+    directions = torch.linalg.qr(torch.randn(40, 30, generator=torch.Generator().manual_seed(0)))[0]
+    numbers = {"few": torch.arange(9), "many": torch.arange(9) * 10_000, "huge": torch.arange(9) * 2**40}
+    held = {**numbers, "0.sources.0.basis": directions, "empty": torch.arange(0)}
+    path = tmp_path / "model"
+    save_model(path, make_model()._replace(held=held))
+    loaded = load_model(path, held=True).held
+    assert all(torch.equal(loaded[name], held[name]) and loaded[name].dtype == torch.int64 for name in numbers)
+    torch.testing.assert_close(loaded["0.sources.0.basis"], directions, atol=2**-11, rtol=0)
+    with safe_open(path, framework="pt") as file:
+        stored = [file.get_tensor(HELD + name).dtype for name in held]
+    assert stored == [torch.int16, torch.int32, torch.int64, torch.float16, torch.int64]
 
 
 @pytest.mark.parametrize(
