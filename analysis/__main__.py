@@ -34,6 +34,7 @@ STUDIES = {
     "mislabelled": ("real_data.mislabelled", "how well flipped labels are found, beside confident learning"),
     "ask": ("real_data.ask", "labels that it takes where the rows to label are chosen, by ours and by baselines"),
     "training": ("solver.training", "what each part of the training recipe is worth"),
+    "speed": ("solver.speed", "what people wait for: prediction, fits, start-up and files, beside another version"),
     "scale": ("solver.scale", "time and memory of solve() as rows and classes grow, and of prediction"),
     "coverage": ("solver.coverage", "whether fit's intervals hold what its model does on fresh rows"),
     "laplacian": ("solver.laplacian", "what prediction costs with Laplacian views, and what rounding them changes"),

@@ -1,0 +1,184 @@
+"""What people wait for: prediction, fits, start-up, files; of this version and, beside it, of another one.
+
+Every figure is of a process of its own on one thread, in CPU time; both versions take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+from tqdm import tqdm
+
+from analysis.real_data.sets import load_real, split_shots
+from analysis.shared.runner import ROOT, Report, StudyParser
+from protonet.datasets import load_glyphs
+from protonet.ui.text import format_table
+
+SETS = (
+    "digits",
+    "wine",
+    "breast_cancer",
+    "iris",
+    "ArrowHead",
+    "GunPoint",
+    "JapaneseVowels",
+    "ItalyPowerDemand",
+    "text",
+)
+SHOTS, PEAKS, LENGTH = (5, 20), 4, 200
+FIGURES = {
+    "predict": "predict a row of {}, µs",
+    "fit": "solve {}, s",
+    "command": "protonet {}, s",
+    "memory": "... its peak, MiB",
+    "size": "... its model, MB",
+}
+NOTE = """
+CPU seconds, or microseconds, of one thread. Solve is the sum over {problems} real problems of {shots} rows per class;
+right is the share of rows that are classified right there, in percent, and loss their mean log-loss. Pixels: 784 of
+10 characters, 20 of each. Spectra: 200 values in an order, six classes of five. Text: 384 features, 39 classes of 20.
+"""
+
+
+class Work(NamedTuple):
+    """One figure: what is done, to which data, and how."""
+
+    kind: str  #: Of `analysis.solver.speed_worker.KINDS`.
+    name: str
+    data: dict[str, np.ndarray]
+    option: str  #: An effort, or the folder of a command.
+
+
+def add_options(parser: StudyParser) -> None:
+    """Add the other version."""
+    parser.add_argument("--before", metavar="FOLDER", help="the checkout of another version")
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Measure everything, the versions in turn."""
+    versions = {"now": ROOT, **({} if options.before is None else {"before": Path(options.before)})}
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for work in tqdm(list(list_work(Path(folder))), unit="figure", dynamic_ncols=True):
+            figures = {name: measure(work, root, Path(folder)) for name, root in versions.items()}
+            rows.append({"kind": work.kind, "name": work.name, "option": work.option, **figures})
+    for row in rows:
+        if row["kind"] == "command":
+            row["option"] = ""
+    return Report(rows, tabulate(rows))
+
+
+def measure(work: Work, root: Path, folder: Path) -> dict[str, float]:
+    """Return what `analysis.solver.speed_worker` finds with the library of a checkout."""
+    path = folder / "data.npz"
+    np.savez(path, **work.data)
+    paths = {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    worker = [sys.executable, str(Path(__file__).with_name("speed_worker.py")), work.kind, str(path), work.option]
+    done = subprocess.run(worker, cwd=folder, env=os.environ | paths, capture_output=True, text=True, check=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def list_work(folder: Path) -> Iterator[Work]:
+    """Yield all that is measured; the tables of commands are written to a folder."""
+    generator = np.random.default_rng(0)
+    characters = load_glyphs(characters=list("abdeghknqr"), copies=3)
+    predicted = {"784 pixels": split_rows(characters.x, characters.y, 20), "a spectrum": sample_spectra(generator)}
+    text = load_real("text")
+    predicted["a text"] = split_rows(text.x, text.y, 20)
+    for name, data in predicted.items():
+        yield from (Work("predict", name, data, effort) for effort in ("fast", "default"))
+    for name in SETS:
+        for shots in SHOTS:
+            split = split_shots(load_real(name), shots, 0)
+            if split is not None:
+                parts = {"x": split.train_x, "y": split.train_y, "new": split.test_x, "truth": split.test_y}
+                arrays = {part: value.numpy() for part, value in parts.items()}
+                yield from (Work("fit", f"{name}, {shots}", arrays, effort) for effort in ("fast", "default"))
+    for rows, columns in ((2000, 21), (60, 10_000)):
+        path = folder / f"{rows}.csv"
+        write_table(path, rows, columns, generator)
+        arguments = np.array(["fit", path.name, "--label", "label", "-o", "model.safetensors"])
+        yield Work("command", f"fit, {rows:,} x {columns:,}", {"arguments": arguments}, str(folder))
+    pictures = folder / "pictures"
+    write_pictures(pictures, predicted["784 pixels"])
+    arguments = np.array(["fit", "pictures", "--representation", "none", "-o", "model.safetensors"])
+    yield Work("command", "fit, 200 pictures", {"arguments": arguments}, str(folder))
+    for command in ("fit --help", "fit --nothing", "info missing.safetensors"):
+        yield Work("command", command, {"arguments": np.array(command.split())}, str(folder))
+
+
+def split_rows(x: Tensor, y: Tensor, shots: int) -> dict[str, np.ndarray]:
+    """Return so many labelled rows of each class, and at most 512 others."""
+    order = np.random.default_rng(0).permutation(len(y))
+    features, labels = x.numpy()[order], y.numpy()[order]
+    few = np.concatenate([np.flatnonzero(labels == c)[:shots] for c in np.unique(labels)])
+    others = np.setdiff1d(np.arange(len(labels)), few)[:512]
+    return {"x": features[few], "y": labels[few], "new": features[others], "truth": labels[others]}
+
+
+def sample_spectra(generator: np.random.Generator) -> dict[str, np.ndarray]:
+    """Return spectra of six classes, five labelled ones of each: peaks at a class's places, of heights of their own."""
+    import torch  # noqa: PLC0415 - its tensors alone
+
+    y = np.arange(600) % 6
+    places = generator.random((6, PEAKS))[y] + 0.01 * generator.standard_normal((600, PEAKS))
+    heights = 1 + 0.2 * generator.standard_normal((600, PEAKS))
+    peaks = np.exp(-(((np.linspace(0, 1, LENGTH)[:, None] - places[:, None]) / 0.03) ** 2)) @ heights[:, :, None]
+    x = peaks[:, :, 0] + 0.1 * generator.standard_normal((600, LENGTH))
+    return split_rows(torch.from_numpy(x).float(), torch.from_numpy(y), 5)
+
+
+def write_table(path: Path, rows: int, columns: int, generator: np.random.Generator) -> None:
+    """Write a CSV of numbers, with three or four overlapping classes."""
+    labels = np.arange(rows) % (3 if columns > rows else 4)
+    x = generator.standard_normal((rows, columns)) + 0.5 * generator.standard_normal((4, columns))[labels]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow([*(f"x{column}" for column in range(columns)), "label"])
+        writer.writerows([*map("{:.5g}".format, row), f"c{label}"] for row, label in zip(x, labels, strict=True))
+
+
+def write_pictures(folder: Path, data: dict[str, np.ndarray]) -> None:
+    """Write the labelled rows as PNG files, a folder a class."""
+    from PIL import Image  # noqa: PLC0415 - optional
+
+    for number, (row, label) in enumerate(zip(data["x"], data["y"], strict=True)):
+        path = folder / f"c{label}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        grey = 255 * (row - row.min()) / max(1e-9, np.ptp(row))
+        Image.fromarray(grey.reshape(28, 28).astype(np.uint8)).save(path)
+
+
+def tabulate(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the Markdown table of what was measured, solves summed up."""
+    versions = [name for name in ("before", "now") if name in rows[0]]
+    lines = []
+    for row in rows:
+        if row["kind"] == "fit":
+            continue
+        title = FIGURES[row["kind"]].format(f"{row['name']}, {row['option']}" if row["option"] else row["name"])
+        lines.append([title, *(f"{row[version]['value']:.4g}" for version in versions)])
+        for part in ("memory", "size"):
+            if row["now"].get("size"):
+                lines.append([FIGURES[part], *(f"{row[version][part]:.4g}" for version in versions)])
+    for effort in ("fast", "default"):
+        some = [row for row in rows if row["kind"] == "fit" and row["option"] == effort]
+        lines.append([FIGURES["fit"].format(effort), *(f"{sum(r[v]['value'] for r in some):.1f}" for v in versions)])
+        right = (100 * float(np.mean([row[version]["right"] for row in some])) for version in versions)
+        lines.append(["... right, %", *(f"{each:.2f}" for each in right)])
+        losses = (float(np.mean([row[version]["loss"] for row in some])) for version in versions)
+        lines.append(["... loss", *(f"{each:.4f}" for each in losses)])
+    problems = sum(row["kind"] == "fit" for row in rows) // 2
+    return format_table(["", *versions], lines) + NOTE.format(problems=problems, shots=" and ".join(map(str, SHOTS)))

@@ -1,0 +1,76 @@
+"""What people wait for, one figure a process: run as a script, with the version to measure on the path of imports."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from protonet import solve
+
+SEED, PREDICTED, REPEATS = 0, 512, 5
+Data = dict[str, Any]
+
+
+def predict(data: Data, effort: str) -> dict[str, float]:
+    """Return the microseconds to predict a row, and the share of rows that is right."""
+    torch.set_num_threads(1)
+    x, y, new, truth = (torch.from_numpy(data[name]) for name in ("x", "y", "new", "truth"))
+    network = solve((x, y), effort=effort, seed=SEED)
+    rows = new[torch.arange(PREDICTED) % len(new)]
+    times = []
+    with torch.no_grad():
+        for _ in range(REPEATS):
+            start = time.process_time()
+            network(rows)
+            times.append(time.process_time() - start)
+        logits = network(new)
+    right = float((logits.argmax(dim=1) == truth).double().mean())
+    return {"value": 1e6 * min(times) / PREDICTED, "right": right, "loss": _log_loss(logits, truth)}
+
+
+def fit(data: Data, effort: str) -> dict[str, float]:
+    """Return the CPU seconds of a solve, and how good its network is on other rows."""
+    torch.set_num_threads(1)
+    x, y, new, truth = (torch.from_numpy(data[name]) for name in ("x", "y", "new", "truth"))
+    start = time.process_time()
+    network = solve((x, y), effort=effort, seed=SEED)
+    seconds = time.process_time() - start
+    with torch.no_grad():
+        logits = network(new)
+    right = float((logits.argmax(dim=1) == truth).double().mean())
+    return {"value": seconds, "right": right, "loss": _log_loss(logits, truth)}
+
+
+def command(data: Data, folder: str) -> dict[str, float]:
+    """Return the CPU seconds of a command, the peak of its memory in MiB, and the MB of the model that it writes."""
+    arguments = [sys.executable, "-m", "protonet", *(str(each) for each in data["arguments"])]
+    model = Path(folder, "model.safetensors")
+    subprocess.run(arguments, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    size = model.stat().st_size / 1e6 if model.exists() else 0.0
+    model.unlink(missing_ok=True)
+    return {"value": usage.ru_utime + usage.ru_stime, "memory": usage.ru_maxrss / 1024, "size": size}
+
+
+def _log_loss(logits: Any, truth: Any) -> float:
+    return float(F.cross_entropy(logits, truth))
+
+
+KINDS: dict[str, Callable[[Data, str], dict[str, float]]] = {"predict": predict, "fit": fit, "command": command}
+
+
+if __name__ == "__main__":
+    kind, path, option = sys.argv[1:]
+    with np.load(path) as file:
+        stored = dict(file)
+    print(json.dumps(KINDS[kind](stored, option)))
