@@ -59,7 +59,14 @@ async def load(settings: dict[str, object]) -> dict[str, object]:
     }
     counts = {name: len(told[name]) for name in ("lost", "refused", "failed")}
     cpu = time.process_time()
-    return {"answered": len(ordered), "elapsed": spent, "cpu": cpu, **counts, "quantiles": quantiles, "told": told.get("lines")}
+    return {
+        "answered": len(ordered),
+        "elapsed": spent,
+        "cpu": cpu,
+        **counts,
+        "quantiles": quantiles,
+        "told": told.get("lines"),
+    }
 
 
 if __name__ == "__main__":

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from protonet._checks import as_typed, find_version, refuse
+from protonet.commands.models import find_sizes
 from protonet.commands.predict import choose_threshold, name_classes
 from protonet.commands.server.batches import Batches
-from protonet.commands.server.guard import Door, Guard, Refused
+from protonet.commands.server.guard import Door, Guard, RequestError
 from protonet.commands.server.reading import KINDS, Rows, read_body
 from protonet.commands.server.served import Served, watch_files
 from protonet.files import Model
@@ -89,7 +90,7 @@ class Api:
         """Classify the rows of a request."""
         name = request.path_params["name"]
         if name not in self.models:
-            raise Refused(404, f"`model` must be one of {', '.join(self.models)}; got another one.")
+            raise RequestError(404, f"`model` must be one of {', '.join(self.models)}; got another one.")
         model, query = self.models[name].model, request.query_params
         media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         body = await request.body()
@@ -105,7 +106,7 @@ class Api:
     async def classify(self, model: Model, rows: Rows, threshold: float | None, *, everything: bool) -> dict[str, Any]:
         """Return predictions as JSON has them."""
         names, logits = list(map(str, model.classes)), await self.batches.classify(model, rows.x)
-        found = [
+        found: list[dict[str, Any]] = [
             {"class": name, "probability": float(share) if share else None}
             for name, share in name_classes(names, logits, threshold)
         ]
@@ -117,7 +118,7 @@ class Api:
     async def tell_health(self, _: Request) -> Response:
         """Say that it answers, until it is to end."""
         if self.door.closing:
-            raise Refused(503, "`server` must be running; it ends.")
+            raise RequestError(503, "`server` must be running; it ends.")
         return self.respond('{"status": "ok"}\n', media_type=JSON_TYPE)
 
     async def tell_figures(self, _: Request) -> Response:
@@ -245,7 +246,7 @@ def describe_api(models: dict[str, Model]) -> dict[str, Any]:
     }
     paths: dict[str, Any] = {}
     for name, model in models.items():
-        width = model.network.encoder.input_dim if model.columns is None else len(model.columns)
+        width = len(find_sizes(model))
         listed = {"type": "array", "items": cell, "minItems": width, "maxItems": width}
         named = {own: {**cell, "description": kind} for own, kind in list_columns(model)}
         by_name = {"type": "object", "required": list(named), "properties": named}
@@ -302,7 +303,7 @@ def _between(text: str, children: Any) -> list[Markup | str]:
 
 def _make_example(name: str, model: Model) -> list[str]:
     """Return the lines of a command that asks."""
-    row: Any = {own: None for own, _ in list_columns(model)[:3]} or [0] * int(model.network.encoder.input_dim)  # type: ignore[call-overload]
+    row: Any = {own: None for own, _ in list_columns(model)[:3]} or [0] * len(find_sizes(model))
     body = json.dumps({"rows": [row]}, ensure_ascii=False)[:400].replace("'", r"'\''")
     return [
         f"curl -X POST 'ADDRESS/models/{name}/predict?proba=1' \\",

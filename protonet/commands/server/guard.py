@@ -27,7 +27,7 @@ HEADERS = {
 }
 
 
-class Refused(Exception):
+class RequestError(Exception):
     """A request that is answered by a status and one line."""
 
     def __init__(self, status: int, line: str) -> None:
@@ -57,22 +57,30 @@ class Door:
     closing: bool = False  #: Whether no connection is kept.
 
     def check(self, scope: Scope, headers: dict[str, str], *, free: bool) -> None:
-        """Raise `Refused` for what may not come in; ``free`` is what needs no token."""
+        """Raise `RequestError` for what may not come in; ``free`` is what needs no token."""
         host = headers.get("host", "")
-        if (urlsplit(f"//{host}").hostname or "") not in self.names:
-            raise Refused(400, f"`Host` must be a name of this server; got {show(host)[:100]!r}.")
+        if read_name(host) not in self.names:
+            raise RequestError(400, f"`Host` must be a name of this server; got {show(host)[:100]!r}.")
         if headers.get("origin", f"http://{host}") != f"http://{host}":
-            raise Refused(403, "`Origin` must be this server: pages of others may not ask it.")
+            raise RequestError(403, "`Origin` must be this server: pages of others may not ask it.")
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         given = bearer if scheme.lower() == "bearer" else given
         if not free and not hmac.compare_digest(given.encode(), self.token.encode()):
-            raise Refused(401, "`token` must be the one that was printed at the start, as ?token=... or a bearer.")
+            raise RequestError(401, "`token` must be the one that was printed at the start, as ?token=... or a bearer.")
         length = headers.get("content-length", "0")
         if not length.isdecimal() or len(length) > 20 or int(length) > self.most_bytes:
-            raise Refused(413, f"`body` must have at most {self.most_bytes:,} bytes; got {length[:20]}.")
+            raise RequestError(413, f"`body` must have at most {self.most_bytes:,} bytes; got {length[:20]}.")
         if self.busy >= self.most_requests and not free:
-            raise Refused(429, f"`requests` must be at most {self.most_requests} at a time. Try again later.")
+            raise RequestError(429, f"`requests` must be at most {self.most_requests} at a time. Try again later.")
+
+
+def read_name(host: str) -> str | None:
+    """Return the name in the Host of a request, in lower case; None where there is none."""
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:
+        return None
 
 
 class Guard:
@@ -100,7 +108,7 @@ class Guard:
             message = await receive()
             size += len(message.get("body", b""))
             if size > self.door.most_bytes:
-                raise Refused(413, f"`body` must have at most {self.door.most_bytes:,} bytes; got more.")
+                raise RequestError(413, f"`body` must have at most {self.door.most_bytes:,} bytes; got more.")
             return message
 
         async def give(message: Message) -> None:
@@ -136,7 +144,7 @@ def tell(error: Exception, seconds: float) -> tuple[int, bytes]:
 
     if isinstance(error, ClientDisconnect):
         return 0, b""
-    if isinstance(error, Refused):
+    if isinstance(error, RequestError):
         status, line = error.status, error.line
     elif isinstance(error, HTTPException):
         status, line = error.status_code, f"`path` must be one of this server; got none: {error.detail}."

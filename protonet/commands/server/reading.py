@@ -15,7 +15,7 @@ import numpy as np
 
 from protonet._checks import MENDABLE, clean, refuse, show
 from protonet.commands.models import find_sizes, list_notes, open_rows, want
-from protonet.commands.server.guard import Refused
+from protonet.commands.server.guard import RequestError
 from protonet.files import Model
 from protonet.tables.columns.number import MOST
 from protonet.tables.features import check_kinds, encode_block
@@ -47,7 +47,7 @@ def read_body(model: Model, media: str, body: bytes) -> Rows:
     """Return the rows of a request.
 
     Raises:
-        Refused: Another type, or too many rows.
+        RequestError: Another type, or too many rows.
         InputError: What does not fit the model.
     """
     kind = KINDS.get("image/*" if media.startswith("image/") else media)
@@ -57,9 +57,9 @@ def read_body(model: Model, media: str, body: bytes) -> Rows:
     if kind is None or (kind == ".png") != any(taken) or (kind == ".png" and len(taken) > 1):
         fitting = ["application/json", *(["image/*"] if taken == [True] else [] if any(taken) else list(KINDS)[1:4])]
         got = show(media)[:80] or "none"
-        raise Refused(415, f"`content-type` must be one of {', '.join(fitting)} for this model; got {got}.")
+        raise RequestError(415, f"`content-type` must be one of {', '.join(fitting)} for this model; got {got}.")
     if body[:2] == b"\x1f\x8b":
-        raise Refused(415, "`body` must not be compressed; got gzip.")
+        raise RequestError(415, "`body` must not be compressed; got gzip.")
     with tempfile.TemporaryDirectory(prefix="protonet-") as folder:
         path = Path(folder, f"body{kind}")
         path.write_bytes(body)
@@ -101,10 +101,10 @@ def read_json(model: Model, body: bytes, pictured: Sequence[bool]) -> Rows:
     if not isinstance(rows, list) or not rows:
         refuse("body", "hold rows", "none", 'Send {"rows": [...]}, each a list, or an object by columns.')
     check_count(len(rows))
-    width = len(find_sizes(model)) if model.columns is None else len(model.columns)
+    width = len(find_sizes(model))
     if isinstance(rows[0], dict):
         rows = [order_cells(row, model.columns, number) for number, row in enumerate(rows)]
-    cells = as_matrix(rows, width)
+    cells = None if any(pictured) else as_matrix(rows, width)
     if cells is not None and b"true" not in body and b"false" not in body:  # which NumPy takes for numbers
         plain = model.encoding is None or model.encoding.plain
         if plain and bool((np.abs(cells) <= MOST).all()):
@@ -140,9 +140,9 @@ def encode(model: Model, columns: list[np.ndarray], n: int) -> Rows:
 
 
 def check_count(n: int) -> None:
-    """Raise `Refused` for too many rows."""
+    """Raise `RequestError` for too many rows."""
     if n > MOST_ROWS:
-        raise Refused(413, f"`body` must have at most {MOST_ROWS:,} rows; got more. Send them in parts.")
+        raise RequestError(413, f"`body` must have at most {MOST_ROWS:,} rows; got more. Send them in parts.")
 
 
 def order_cells(row: object, columns: Sequence[str] | None, number: int) -> list[object]:
@@ -179,12 +179,12 @@ def as_column(cells: Sequence[object]) -> np.ndarray:
     return to_text((clean("" if cell is None else str(cell).strip()) for cell in cells), len(cells))
 
 
-def write_picture(path: Path, cell: str) -> str:
-    """Write a picture that came in base64; return its path."""
+def write_picture(path: Path, cell: object) -> str:
+    """Write a picture that came in base64; return its path: what came is never one."""
     try:
-        path.write_bytes(base64.b64decode(cell, validate=True))
-    except (ValueError, binascii.Error):
-        refuse("body", "hold pictures as base64 of their files", show(cell[:20]), "Encode the file's bytes.")
+        path.write_bytes(base64.b64decode(cell, validate=True))  # type: ignore[arg-type]
+    except (TypeError, ValueError, binascii.Error):
+        refuse("body", "hold pictures as base64 of their files", show(cell)[:20], "Encode the file's bytes.")
     return str(path)
 
 

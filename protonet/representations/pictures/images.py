@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
 
 #: What is decoded, whatever a file's name says: nothing that runs another program, as EPS does.
-FORMATS = ("PNG", "JPEG", "MPO", "BMP", "DIB", "GIF", "TIFF", "WEBP", "PPM")
+FORMATS = ("PNG", "JPEG", "BMP", "DIB", "GIF", "TIFF", "WEBP", "PPM")
 
 #: What Pillow raises for a file that is no image, or damaged; and for one with too many pixels, by `open_plain`.
 UNREADABLE_IMAGE = (OSError, SyntaxError, ValueError)
