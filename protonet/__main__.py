@@ -21,6 +21,7 @@ COMMANDS = {
     "explain": "say which columns matter, and what spoke for the class of a row",
     "info": "say what is in a model",
     "export": "write a model as ONNX",
+    "page": "label, look and try in a browser",
     "serve": "answer programs that ask models over HTTP",
 }
 #: What a person typed, by what functions call it.
@@ -38,6 +39,7 @@ EXAMPLES = """\
   python -m protonet explain model.safetensors new.csv --rows 0,5
   python -m protonet info model.safetensors
   python -m protonet export model.safetensors --onnx model.onnx
+  python -m protonet page pictures/ --classes cat,dog
   python -m protonet serve model.safetensors"""
 
 SCRIPT = "Where it was installed with pip, protonet alone does what python -m protonet does."
