@@ -43,7 +43,8 @@ def run(options: argparse.Namespace) -> None:
         picture = header.index((rows.columns or ())[taken.index("picture")]) if "picture" in taken else None
         more = [] if options.representation is None else ["--representation", *options.representation]
         more += [] if options.sheet is None else ["--sheet", options.sheet]
-        jobs = Jobs(output, options.table, label, options.model, more)
+        kinds = [] if picture is None else ["--column", f"{header[picture]}=picture"]
+        jobs = Jobs(output, options.table, label, options.model, kinds, more)
         room = Room(Desk(session, flagged, header), jobs, door, Path(options.table).name, picture)
         kept = f"{count(len(cells), 'row')}, {count(len(answers.rows), 'answer')} in {output}; label at"
         run_server(room.make_app(), door, listening, kept)

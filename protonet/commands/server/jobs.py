@@ -31,6 +31,7 @@ class Jobs:
         table: What is labelled.
         label: The column of the answers.
         model: A file of a model that was there before, to be updated; None to fit.
+        kinds: What columns hold that `fit` would not take for it: ``--column photo=picture``.
         more: Options that all of them take: ``--representation`` and so on.
     """
 
@@ -38,6 +39,7 @@ class Jobs:
     table: str
     label: str
     model: str | None
+    kinds: Sequence[str]
     more: Sequence[str]
     figures: dict[str, Any] | None = None  #: Of the last fit, as ``--json`` has them.
     version: int = -1  #: Of the answers that they are of.
@@ -74,21 +76,18 @@ class Jobs:
 
     def list_commands(self) -> list[str]:
         """Return the command lines that make the same."""
-        fit = f"fit {shlex.quote(str(self.answers))} --label {shlex.quote(self.label)} -o model.safetensors"
+        fit = ["fit", str(self.answers), "--label", self.label, *self.kinds, "--report", "report.html"]
         if self.model is not None:
-            fit = f"update {shlex.quote(self.model)} {shlex.quote(str(self.answers))} --label {self.label}"
-            fit += " -o model.safetensors"
-        else:
-            fit += " --report report.html"
-        predict = f"predict model.safetensors {shlex.quote(self.table)} -o predictions.csv --proba"
-        more = "".join(f" {shlex.quote(each)}" for each in self.more)
-        return [f"python -m protonet {command}{more}" for command in (fit, predict)]
+            fit = ["update", self.model, str(self.answers), "--label", self.label]
+        commands = [*fit, "-o", "model.safetensors"], ["predict", "model.safetensors", self.table, "-o", "predictions.csv"]
+        return [shlex.join(["python", "-m", "protonet", *command, *self.more]) for command in commands]
 
     async def _work(self, what: str, version: int, places: list[int]) -> None:
         """Do a job."""
         folder = Path(self.folder.name)
         model, report, figures = (str(folder / name) for name in ("model.safetensors", "report.html", "figures.json"))
-        fit = ["fit", str(self.answers), "--label", self.label, "--json", figures, "--report", report, *self.more]
+        fit = ["fit", str(self.answers), "--label", self.label, "--json", figures, "--report", report]
+        fit += [*self.kinds, *self.more]
         try:
             if what == "look":
                 await self._run([*fit, "--effort", "fast"])

@@ -148,8 +148,8 @@
         const found = await rowsOf(at.map((each) => places[list.row[each]]));
         get("behind").replaceChildren(...found.map((each, place) => offer(each.row, each.cells, ["given as ", bdi(own[given]), ", taken for ", bdi(own[taken]), " (" + percent(list.probability[at[place]]) + ")"])));
       });
-      const button = make("button", { type: "button", onclick: look, "aria-label": n + " of " + own[given] + " taken for " + own[taken] }, String(n));
-      return make("td", { className: "h" + Math.ceil((5 * n) / most) }, button);
+      const button = make("button", { type: "button", className: "h" + Math.ceil((5 * n) / most), onclick: look, "aria-label": n + " of " + own[given] + " taken for " + own[taken] }, String(n));
+      return make("td", {}, button);
     })));
     get("matrix").replaceChildren(make("table", {}, make("thead", {}, head), make("tbody", {}, ...lines)));
     get("behind").replaceChildren();

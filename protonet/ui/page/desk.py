@@ -26,7 +26,7 @@ def format_desk(title: str) -> tuple[str, str]:
         tag("p", id="error", role="alert", hidden=True),
         tag("main", *(_make_room(name) for name, _ in ROOMS), id="main"),
     ]
-    return make_page(title, body, ["page.css", "desk.css"], "desk.js", "connect-src 'self'; img-src 'self' blob:")
+    return make_page(title, body, ["page.css", "desk.css"], "desk.js", "connect-src 'self'; img-src 'self' data:")
 
 
 def _make_room(name: str) -> Markup:

@@ -128,6 +128,7 @@ def make_page(
         tag("meta", name_="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name_="color-scheme", content="light dark"),
         tag("title", title),
+        tag("link", rel="icon", href="data:,") if rules else None,
         tag("style", style),
     )
     whole = tag("html", head, tag("body", *body, *[tag("script", run)] * bool(run)), lang="en")
