@@ -119,9 +119,9 @@
     card.tabIndex = -1;
     card.focus();
   })();
-  const offer = (row, cells, text) => {
+  const offer = (row, cells, text, first) => {
     const own = card(row, cells, make("p", {}, ...text));
-    const keys = names.slice(0, 9).map((name, at) => make("button", { type: "button", onclick: () => mend(row, name, own) }, make("kbd", {}, at + 1 + " "), bdi(name)));
+    const keys = [first, ...names.filter((name) => name !== first)].map((name, at) => make("button", { type: "button", onclick: () => mend(row, name, own) }, make("kbd", {}, at < 9 ? at + 1 + " " : ""), bdi(name)));
     own.append(make("div", { className: "row" }, ...keys));
     own.addEventListener("keydown", (event) => { const key = keys["123456789".indexOf(event.key)]; if (key && event.key.length === 1) key.click(); });
     return own;
@@ -146,7 +146,7 @@
       const look = guarded(async () => {
         const at = list.row.map((_, each) => each).filter((each) => list.label[each] === given && list.predicted[each] === taken);
         const found = await rowsOf(at.map((each) => places[list.row[each]]));
-        get("behind").replaceChildren(...found.map((each, place) => offer(each.row, each.cells, ["given as ", bdi(own[given]), ", taken for ", bdi(own[taken]), " (" + percent(list.probability[at[place]]) + ")"])));
+        get("behind").replaceChildren(...found.map((each, place) => offer(each.row, each.cells, ["given as ", bdi(own[given]), ", taken for ", bdi(own[taken]), " (" + percent(list.probability[at[place]]) + ")"], own[taken])));
       });
       const button = make("button", { type: "button", className: "h" + Math.ceil((5 * n) / most), onclick: look, "aria-label": n + " of " + own[given] + " taken for " + own[taken] }, String(n));
       return make("td", {}, button);
@@ -156,7 +156,7 @@
     const doubtful = (figures.suspects || []).filter((each) => each.suspicion > 0);
     const found = await rowsOf(doubtful.map((each) => places[each.row]));
     const text = (each) => ["given as ", bdi(own[each.label]), ", believed to be ", bdi(own[each.believed]), " (" + percent(each.probability) + ")"];
-    get("suspects").replaceChildren(...found.map((each, at) => offer(each.row, each.cells, text(doubtful[at]))));
+    get("suspects").replaceChildren(...found.map((each, at) => offer(each.row, each.cells, text(doubtful[at]), own[doubtful[at].believed])));
     if (!found.length) get("suspects").append(make("li", {}, "None does."));
   };
   const WORDS = { look: "Working the figures out ...", take: "Making the model ..." };
