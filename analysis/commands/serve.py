@@ -41,14 +41,15 @@ NOTE = """
 A model of {fitted} rows of {dim} features and {classes} classes; each request holds its rows as JSON. `predict` makes
 {batch:,.0f} rows a second of NPY, {batch_cpu:,.0f} a second of the CPU, and {csv_cpu:,.0f} a second of the CPU of CSV,
 its start taken off. The server, the load generator ({generator:.0f} % of a core) and others share {cores} cores of the
-machine, load {load}; httptools: {fast}. "Of the CPU": rows per second of the server's CPU, of those of `predict` for CSV.
+machine, load {load}; httptools: {fast}. "Of the CPU": rows per second of the server's CPU, of those of
+`predict` for CSV.
 
 | promise | found |
 |---|---|
-| largest difference of a probability from `predict`, of {compared} rows; classes that differ | {difference:.1e}; {wrong} |
+| largest difference from a probability of `predict`, {compared} rows; other classes | {difference:.1e}; {wrong} |
 | memory over {requests:,} requests, MiB, after the first tenth and at the end | {before:.0f}, {after:.0f} |
-| a model replaced every second for {seconds} s under load: reloads; requests answered, lost or failed | {reloads}; {replaced} |
-| SIGTERM under load, {ends} times: requests answered, lost or failed; exit codes | {ended}; {codes} |
+| a model replaced every second for {seconds} s under load: reloads; requests | {reloads}; {replaced} |
+| SIGTERM under load, {ends} times: requests; exit codes | {ended}; {codes} |
 """
 
 
@@ -166,7 +167,7 @@ def run(options: argparse.Namespace) -> Report:
         rate = options.rows / (batch[0] - idle[0])
         figures: dict[str, Any] = {"batch": rate, "batch_cpu": options.rows / (batch[1] - idle[1])}
         figures["csv_cpu"] = few / (csv[1] - idle[1])
-        lines, results = [], []
+        lines, results = list[list[str]](), list[dict[str, Any]]()
         for connections, size in ((50, 1), (1, 50), (8, 50)):
             with start(["serve", model]) as (process, port):
                 if not results:

@@ -74,11 +74,7 @@ EXAMPLES = {
         "wine.safetensors --onnx build/wine.onnx",
         "model.safetensors --onnx model.onnx -q",
     ),
-    "page": (
-        "rest.csv",
-        "pictures/ --classes cat,dog -o labelled.csv",
-        "rest.csv -m model.safetensors",
-    ),
+    "page": ("rest.csv", "pictures/ --classes cat,dog -o labelled.csv", "rest.csv -m model.safetensors"),
     "serve": (
         "wine.safetensors",
         "wine.safetensors iris.safetensors --port 8000",
@@ -331,9 +327,7 @@ def read_page(arguments: Sequence[str] | None) -> argparse.Namespace:
         table = Path(options.table)
         options.output = str(table.with_name(f"{table.name.split('.')[0]}-labelled.csv"))
     options.flags = str(Path(options.output).with_suffix(".flagged.csv"))
-    options.outputs = check_paths(
-        options, {"output": (".csv",), "flags": (".csv",)}, [options.model, options.table]
-    )
+    options.outputs = check_paths(options, {"output": (".csv",), "flags": (".csv",)}, [options.model, options.table])
     if options.model is not None:
         look_for_model(options.model, "--model")
     look_for_table(options, options.table)

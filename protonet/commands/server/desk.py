@@ -220,9 +220,7 @@ class Desk:
             raise RequestError(409, "`model` must wait for answers of two classes; there are none yet.")
         logits = network(x)[0]
         shares = logits.softmax(dim=0).tolist()
-        likely = [
-            {"name": name, "probability": share} for name, share in zip(self.session.names, shares, strict=False)
-        ]
+        likely = [{"name": name, "probability": share} for name, share in zip(self.session.names, shares, strict=False)]
         likely.sort(key=lambda each: -float(str(each["probability"])))
         some = self.session.rows.x[:: -(-len(self.session.cells) // 1024)]
         farther = float((network(some).amax(dim=1) > logits.amax()).double().mean())

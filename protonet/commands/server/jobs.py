@@ -79,7 +79,10 @@ class Jobs:
         fit = ["fit", str(self.answers), "--label", self.label, *self.kinds, "--report", "report.html"]
         if self.model is not None:
             fit = ["update", self.model, str(self.answers), "--label", self.label]
-        commands = [*fit, "-o", "model.safetensors"], ["predict", "model.safetensors", self.table, "-o", "predictions.csv"]
+        commands = (
+            [*fit, "-o", "model.safetensors"],
+            ["predict", "model.safetensors", self.table, "-o", "predictions.csv"],
+        )
         return [shlex.join(["python", "-m", "protonet", *command, *self.more]) for command in commands]
 
     async def _work(self, what: str, version: int, places: list[int]) -> None:

@@ -128,7 +128,12 @@ class Room:
         gaps = [count_gaps(_as_objects(cells)) for cells in own]
         kinds = list_columns(names, rows.encoding, gaps) if len(names) < 400 else []
         takes = [column.takes for column in rows.encoding.columns] if rows.encoding else []
-        state = {"header": list(self.desk.header), "picture": self.picture, "columns": kinds, "used": names}
+        state: dict[str, Any] = {
+            "header": list(self.desk.header),
+            "picture": self.picture,
+            "columns": kinds,
+            "used": names,
+        }
         state |= {"texts": self.picture is None and len(names) == 1 and bool(takes), "label": self.jobs.label}
         state |= {"notes": [*list_notes(rows.table), *rows.told], "output": str(self.jobs.answers)}
         return self.send(state | {"table": self.jobs.table, "commands": self.jobs.list_commands()})
@@ -198,7 +203,9 @@ class Room:
         """Return a file that was made, or the answers."""
         name = request.path_params["name"]
         path, media = (self.jobs.answers, "text/csv") if name == "labelled" else self.jobs.find(name)
-        headers = {"content-disposition": f'attachment; filename="{"labelled.csv" if name == "labelled" else path.name}"'}
+        headers = {
+            "content-disposition": f'attachment; filename="{"labelled.csv" if name == "labelled" else path.name}"'
+        }
         return self.respond(await self.run(path.read_bytes), media_type=media, headers=headers)
 
     async def run(self, work: Callable[[], Any]) -> Any:

@@ -37,8 +37,17 @@ def _make_room(name: str) -> Markup:
 
 def _label() -> list[Markup]:
     """Return where rows are labelled."""
-    add = tag("form", tag("label", "Another class (n)", for_="new"), tag("input", id="new", autocomplete="off", maxlength=100), tag("button", "Give it"), id="add")  # fmt: skip
-    keys = (tag("button", text, id=name, type="button") for name, text in (("skip", "Skip (s)"), ("undo", "Undo (u)"), ("flag", "Flag (f)")))  # fmt: skip
+    add = tag(
+        "form",
+        tag("label", "Another class (n)", for_="new"),
+        tag("input", id="new", autocomplete="off", maxlength=100),
+        tag("button", "Give it"),
+        id="add",
+    )
+    keys = (
+        tag("button", text, id=name, type="button")
+        for name, text in (("skip", "Skip (s)"), ("undo", "Undo (u)"), ("flag", "Flag (f)"))
+    )
     return [
         tag("p", id="reason", class_="soft", aria_live="polite"),
         tag("div", id="question"),
@@ -52,7 +61,12 @@ def _label() -> list[Markup]:
 def _look() -> list[Markup]:
     """Return where figures are looked at."""
     return [
-        tag("div", tag("button", "Work the figures out", id="work", type="button"), tag("span", id="working", role="status"), class_="row"),  # fmt: skip
+        tag(
+            "div",
+            tag("button", "Work the figures out", id="work", type="button"),
+            tag("span", id="working", role="status"),
+            class_="row",
+        ),
         tag("dl", id="tiles", class_="tiles"),
         tag("h2", "What is taken for what"),
         tag("div", id="matrix", class_="confusion scroll", role="region", aria_label="Confusion", tabindex=0),
@@ -63,7 +77,15 @@ def _look() -> list[Markup]:
         tag("h2", "Map of all rows"),
         tag("div", tag("button", "Draw it", id="draw", type="button"), class_="row"),
         tag("ul", id="legend", class_="legend"),
-        tag("canvas", id="map", width=880, height=600, tabindex=0, role="img", aria_label="Map of all rows: arrow keys go from one to the next"),  # fmt: skip
+        tag(
+            "canvas",
+            id="map",
+            width=880,
+            height=600,
+            tabindex=0,
+            role="img",
+            aria_label="Map of all rows: arrow keys go from one to the next",
+        ),
         tag("div", id="told", class_="told", role="status"),
         tag("h2", "Columns as they were understood"),
         tag("ul", id="notes", class_="notes"),
@@ -83,7 +105,12 @@ def _try() -> list[Markup]:
 def _take() -> list[Markup]:
     """Return where all of it is taken."""
     return [
-        tag("div", tag("button", "Make the model, its report and predictions", id="make", type="button"), tag("span", id="making", role="status"), class_="row"),  # fmt: skip
+        tag(
+            "div",
+            tag("button", "Make the model, its report and predictions", id="make", type="button"),
+            tag("span", id="making", role="status"),
+            class_="row",
+        ),
         tag("ul", id="files"),
         tag("h2", "Commands that do the same"),
         tag("div", id="commands"),
