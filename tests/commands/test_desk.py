@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from analysis.commands.noise import make_requests
 from protonet import InputError
 from protonet.commands.answers import Answers
 from tests.browser import CHROMIUM, CONTRAST, Browser
 from tests.commands.cases import Run
-from tests.commands.servers import ROOT, TOKEN, Server, make_requests, serve
+from tests.commands.servers import ROOT, TOKEN, Server, serve
 
 pytest.importorskip("starlette", reason="it answers")
 pytest.importorskip("uvicorn", reason="it listens")
@@ -133,7 +134,7 @@ def test_others_get_nothing_and_noise_does_no_harm(server: Server, table: Path) 
     assert server.refuse("GET", "/take/model")[0] == 404
     assert server.refuse("GET", "/picture/0")[0] == 404
     paths = ["/", "/api/answer", "/api/next", "/api/rows", "/api/try", "/picture/../x", "/take/labelled", "/api/jobs"]
-    for method, path, body, headers in make_requests(1, 200, paths):
+    for method, path, body, headers in make_requests(1, 200, paths, TOKEN):
         if path == "/api/jobs" and method == "POST":
             continue
         status, content, _ = server.ask(method, path, body, headers, token="")

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from analysis.commands.noise import make_requests
 from protonet.__main__ import main
 from tests.commands.cases import Run
-from tests.commands.servers import ROOT, TOKEN, Server, make_requests, serve
+from tests.commands.servers import ROOT, TOKEN, Server, serve
 from tests.strategies import blobs
 
 pytest.importorskip("starlette", reason="it answers")
@@ -203,7 +204,7 @@ def test_hundreds_of_random_requests(server: Server) -> None:
         "/models/pictures/predict",
         "/models/../../etc/passwd",
     ]
-    for method, path, body, headers in make_requests(0, 300, paths):
+    for method, path, body, headers in make_requests(0, 300, paths, TOKEN):
         status, content, _ = server.ask(method, path, body, headers, token="")
         assert 200 <= status < 500, (status, content, method, path, body)
         assert b"Traceback" not in content
