@@ -361,6 +361,6 @@ READERS: dict[str, Callable[[Sequence[str] | None], argparse.Namespace]] = {
     "explain": read_explain,
     "info": read_info,
     "export": read_export,
-    "serve": read_serve,
     "page": read_page,
+    "serve": read_serve,
 }

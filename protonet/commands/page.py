@@ -45,7 +45,9 @@ def run(options: argparse.Namespace) -> None:
         more += [] if options.sheet is None else ["--sheet", options.sheet]
         kinds = [] if picture is None else ["--column", f"{header[picture]}=picture"]
         jobs = Jobs(output, options.table, label, options.model, kinds, more)
-        room = Room(Desk(session, flagged, header), jobs, door, Path(options.table).name, picture)
+        room = Room(
+            Desk(session, flagged, header), jobs, door, Path(options.table).name, picture, options.representation
+        )
         kept = f"{count(len(cells), 'row')}, {count(len(answers.rows), 'answer')} in {output}; label at"
         run_server(room.make_app(), door, listening, kept)
     print(f"{count(len(answers.rows), 'answer')} in {output}: the same command goes on, and fit and update take them")

@@ -183,8 +183,10 @@ class Desk:
         """Return the labelled rows whose embedding is nearest to one (dim,)."""
         if self._embedding is None:
             return []
-        done = [row for row in self.session.done if row != leave_out]
-        given = dict(zip(self.session.done, (told[-1] for told in self.session.answers.rows), strict=True))
+        with self._lock:
+            pairs = zip(self.session.done, self.session.answers.rows, strict=True)
+            given = {row: told[-1] for row, told in pairs if row != leave_out}
+        done = list(given)
         apart = torch.linalg.vector_norm(self._embedding[done] - embedding, dim=1) if done else torch.zeros(0)
         order = apart.argsort(stable=True)[:NEAREST].tolist()
         return [{"row": done[at], "name": given[done[at]], "cells": self.show_cells(done[at])} for at in order]
@@ -198,14 +200,15 @@ class Desk:
         """Return where all rows lie, in [-1, 1], what they are taken for, and which are labelled."""
         network, session = self.session.network, self.session
         if network is None:
-            raise RequestError(409, "`map` must wait for answers of two classes; there are none yet.")
+            raise RequestError(409, "`map` must be learned first; it takes answers of two classes, and a moment.")
         step = -(-len(session.cells) // MOST_POINTS)
         rows = torch.arange(0, len(session.cells), step)
         logits = torch.cat([network(part) for part in session.rows.x[rows].split(4096)])
         points = project(logits)
         points = torch.cat([points, torch.zeros_like(points)], dim=1)[:, :2]
         points = points / points.abs().amax().clamp_min(1e-12)
-        given = dict(session.list_answers())
+        with self._lock:
+            given = dict(session.list_answers())
         labelled = [given.get(row, -1) for row in rows.tolist()]
         places = [[round(each, 3) for each in axis] for axis in points.T.tolist()]
         taken = logits.argmax(dim=1).tolist()
@@ -217,7 +220,7 @@ class Desk:
         """Return the classes that one row (1, dim) may be, whether it is unlike all, and the labelled rows near it."""
         network = self.session.network
         if network is None:
-            raise RequestError(409, "`model` must wait for answers of two classes; there are none yet.")
+            raise RequestError(409, "`model` must be learned first; it takes answers of two classes, and a moment.")
         logits = network(x)[0]
         shares = logits.softmax(dim=0).tolist()
         likely = [{"name": name, "probability": share} for name, share in zip(self.session.names, shares, strict=False)]
@@ -231,7 +234,7 @@ class Desk:
         """Return what is learned so far as a model."""
         rows, network = self.session.rows, self.session.network
         if network is None:
-            raise RequestError(409, "`model` must wait for answers of two classes; there are none yet.")
+            raise RequestError(409, "`model` must be learned first; it takes answers of two classes, and a moment.")
         return Model(network, tuple(self.session.names), rows.columns, {}, {}, rows.encoding)
 
     def _is_free(self, row: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ import torch
 
 from protonet._checks import clean, refuse
 from protonet.commands.content import list_columns
-from protonet.commands.models import list_notes
+from protonet.commands.models import attach, list_notes
 from protonet.commands.server.desk import Desk
 from protonet.commands.server.guard import Door, Guard, RequestError
 from protonet.commands.server.jobs import Jobs
@@ -47,6 +47,7 @@ class Room:
         door: Who may ask.
         title: Of the page.
         picture: The number of the cell that holds a picture's path; None where there is none.
+        representation: What reads texts and pictures, as a person types it.
     """
 
     desk: Desk
@@ -54,6 +55,7 @@ class Room:
     door: Door
     title: str
     picture: int | None
+    representation: Sequence[str] | None
     readers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2))
 
     def make_app(self) -> ASGIApp:
@@ -184,6 +186,7 @@ class Room:
     async def attempt(self, request: Request) -> Response:
         """Judge a row that somebody brings."""
         model, body = self.desk.make_model(), await request.body()
+        model = await self.run(lambda: attach(model, self.representation, shown=False, kept=False))
         media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         rows = await self.run(lambda: read_body(model, media, body))
         if len(rows.x) != 1:
