@@ -188,7 +188,7 @@ def run(options: argparse.Namespace) -> Report:
             failed = send_noise(port, options.requests, SERVED)
             figures["served"] = f"{failed}; {'yes' if process.poll() is None else 'no'}"
         write_pictures(folder / "pictures", options.pictures)
-        command = ["page", folder / "pictures", "--representation", "none", "-o", folder / "own.csv"]
+        command: list[str | Path] = ["page", folder / "pictures", "--representation", "none", "-o", folder / "own.csv"]
         with start(command) as (process, port):
             person = Person(port, "one")
             figures["waits"] = describe(wait_for_questions(person, options.answers, 0.0))

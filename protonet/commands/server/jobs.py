@@ -85,6 +85,11 @@ class Jobs:
         )
         return [shlex.join(["python", "-m", "protonet", *command, *self.more]) for command in commands]
 
+    def list_python(self) -> list[str]:
+        """Return lines of Python that use the model that is taken."""
+        lines = ["from protonet import load_model", 'model = load_model("model.safetensors")']
+        return [*lines, "model.network(features).softmax(dim=1)  # of rows as model.encoding.encode gives them"]
+
     async def _work(self, what: str, version: int, places: list[int]) -> None:
         """Do a job."""
         folder = Path(self.folder.name)

@@ -24,7 +24,7 @@ from protonet.commands.server.reading import read_body
 from protonet.representations.pictures.images import UNREADABLE_IMAGE, open_plain
 from protonet.representations.pictures.reading import refuse_picture
 from protonet.tables.columns.parsing import count_gaps
-from protonet.ui.page.desk import format_desk
+from protonet.ui.page.document import format_desk
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -138,7 +138,9 @@ class Room:
         }
         state |= {"texts": self.picture is None and len(names) == 1 and bool(takes), "label": self.jobs.label}
         state |= {"notes": [*list_notes(rows.table), *rows.told], "output": str(self.jobs.answers)}
-        return self.send(state | {"table": self.jobs.table, "commands": self.jobs.list_commands()})
+        return self.send(
+            state | {"table": self.jobs.table, "commands": self.jobs.list_commands(), "python": self.jobs.list_python()}
+        )
 
     async def mend(self, request: Request) -> Response:
         """Give a row that was answered another class."""

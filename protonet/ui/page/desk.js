@@ -288,10 +288,11 @@
   });
   guarded(async () => {
     state = await api("api/state");
+    get("title").textContent = show(state.table);
     get("notes").replaceChildren(...state.notes.map((note) => make("li", { dir: "auto" }, show(note))));
     const lines = state.columns.map((each) => make("tr", {}, make("th", { scope: "row" }, bdi(each.name)), make("td", {}, show(each.kind)), make("td", { className: "number" }, String(each.gaps))));
     get("columns").replaceChildren(make("table", {}, make("thead", {}, make("tr", {}, ...["column", "taken for", "gaps"].map((each) => make("th", { scope: "col" }, each)))), make("tbody", {}, ...lines)));
-    get("commands").replaceChildren(...state.commands.map((each) => make("code", { tabIndex: 0 }, show(each))));
+    for (const id of ["commands", "python"]) get(id).replaceChildren(...state[id].map((each) => make("code", { tabIndex: 0 }, show(each))));
     prepare();
     open("label");
     ask(await post("api/next", {}));

@@ -140,6 +140,12 @@ def format_plain(title: str, sections: Sequence[Markup]) -> tuple[str, str]:
     return make_page(title, [tag("header", tag("h1", title)), tag("main", *sections)], ["page.css"], None)
 
 
+def format_desk(title: str) -> tuple[str, str]:
+    """Return the page of ``page``, which its script fills in, and its policy: it may ask its own server alone."""
+    body, rules = Markup(_read("desk.html")), "connect-src 'self'; img-src 'self' data:"
+    return make_page(title, [body], ["page.css", "desk.css"], "desk.js", rules)
+
+
 def _read(name: str) -> str:
     """Return a file of this room."""
     return (resources.files("protonet.ui.page") / name).read_text(encoding="utf-8")
