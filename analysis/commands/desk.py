@@ -25,6 +25,8 @@ from analysis.shared.runner import Report, StudyParser
 
 #: Classes, columns and rows of the table that is labelled while the server is killed.
 CLASSES, COLUMNS, ROWS = 3, 4, 5000
+#: Kills after which a new file of answers begins: a start learns from all that there are.
+FRESH = 5
 #: What is asked for in noise, beside paths of noise.
 PATHS = ("/", "/api/answer", "/api/next", "/api/rows", "/api/try", "/picture/../x", "/take/labelled", "/api/undo")
 SERVED = ("/", "/healthz", "/metrics", "/models/model/predict", "/models/../../etc/passwd")
@@ -78,14 +80,15 @@ def read_answers(path: Path, rows: dict[tuple[str, ...], int]) -> list[tuple[int
 
 
 def kill(folder: Path, kills: int) -> dict[str, Any]:
-    """Label while the server is killed; return what became of the answers."""
-    table, path, draw = folder / "rest.csv", folder / "answers.csv", random.Random(0)
+    """Label while the server is killed; return what became of the answers, in files of `FRESH` kills each."""
+    table, draw = folder / "rest.csv", random.Random(0)
     write_table(table)
     with table.open(newline="", encoding="utf-8") as file:
         rows = {tuple(line): number for number, line in enumerate(list(csv.reader(file))[1:])}
     told: dict[int, str] = {}
-    shared = 0
-    for _ in range(kills):
+    shared = answers = lost = twice = other = 0
+    for number in range(kills):
+        path = folder / f"answers-{number // FRESH}.csv"
         with start(["page", table, "-o", path]) as (process, port):
             asked: dict[str, int | None] = {}
 
@@ -109,11 +112,14 @@ def kill(folder: Path, kills: int) -> dict[str, Any]:
             process.send_signal(signal.SIGKILL)
             for person in people:
                 person.join()
-    kept = read_answers(path, rows)
-    found = dict(kept)
-    lost, twice = len(told.keys() - found.keys()), len(kept) - len(found)
-    other = sum(name != f"class {row % CLASSES}" for row, name in kept)
-    return {"answers": len(kept), "wrong": f"{lost}, {twice}, {other}", "shared": shared, "kills": kills}
+        if number % FRESH == FRESH - 1 or number == kills - 1:
+            kept = read_answers(path, rows)
+            answers += len(kept)
+            lost += len(told.keys() - dict(kept).keys())
+            twice += len(kept) - len(dict(kept))
+            other += sum(name != f"class {row % CLASSES}" for row, name in kept)
+            told.clear()
+    return {"answers": answers, "wrong": f"{lost}, {twice}, {other}", "shared": shared, "kills": kills}
 
 
 def send_noise(port: int, n: int, paths: tuple[str, ...]) -> int:
@@ -175,7 +181,7 @@ def run(options: argparse.Namespace) -> Report:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         figures = kill(folder, options.kills)
-        answers = folder / "answers.csv"
+        answers = folder / "answers-0.csv"
         with start(["page", folder / "rest.csv", "-o", answers]) as (process, port):
             before = answers.read_bytes()
             failed = send_noise(port, options.requests, PATHS)
