@@ -43,6 +43,8 @@ STUDIES = {
     "episode-authors": ("episodes.authors", "few-shot methods beside their authors' code, on the same episodes"),
     "episode-speed": ("episodes.speed", "few-shot episodes per second against easyfsl, in the same run"),
     "command-speed": ("commands.speed", "time and memory of python -m protonet"),
+    "serve": ("commands.serve", "rows per second, waiting and memory of a server, models replaced, its end"),
+    "desk": ("commands.desk", "a page to label: answers while it is killed, noise, how long the next question takes"),
     "folders": ("commands.folders", "throughput and memory of predict over a folder of Parquet files"),
     "optimizer-tune": ("optimizer_bench.tune", "tune AdamW on each workload: the bench's baselines"),
     "optimizer-bench": ("optimizer_bench.bench", "the steps that optimizers need to the loss of tuned AdamW"),

@@ -21,6 +21,8 @@ COMMANDS = {
     "explain": "say which columns matter, and what spoke for the class of a row",
     "info": "say what is in a model",
     "export": "write a model as ONNX",
+    "page": "label, look and try in a browser",
+    "serve": "answer programs that ask models over HTTP",
 }
 #: What a person typed, by what functions call it.
 TYPED = dict.fromkeys(("path", "train_loader", "solution", "features", "x"), "table") | {
@@ -36,7 +38,9 @@ EXAMPLES = """\
   python -m protonet explain model.safetensors
   python -m protonet explain model.safetensors new.csv --rows 0,5
   python -m protonet info model.safetensors
-  python -m protonet export model.safetensors --onnx model.onnx"""
+  python -m protonet export model.safetensors --onnx model.onnx
+  python -m protonet page pictures/ --classes cat,dog
+  python -m protonet serve model.safetensors"""
 
 SCRIPT = "Where it was installed with pip, protonet alone does what python -m protonet does."
 

@@ -17,7 +17,7 @@ from typing import Any
 
 #: Where there may be one, and how long an answer may take, in seconds.
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-PATIENCE = 120.0
+PATIENCE = 30.0
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--remote-debugging-pipe"),
@@ -52,9 +52,15 @@ CONTRAST = """
 
 
 class Browser:
-    """One page of a browser without network; what went wrong on it is in ``errors``."""
+    """One page of a browser without network, but for one server; what went wrong on it is in ``errors``.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: Takes its profile.
+        server: The beginning of the addresses that it may ask for, "http://127.0.0.1:8000/"; None for none.
+    """
+
+    def __init__(self, folder: Path, server: str | None = None) -> None:
+        self._allowed = ("file:", "about:", *([server, f"blob:{server}"] if server else []))
         assert CHROMIUM is not None
         self.profile = Path(tempfile.mkdtemp(dir=folder))
         reading, theirs = os.pipe()
@@ -73,7 +79,9 @@ class Browser:
         self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
-        self.call("Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=0, uploadThroughput=0)
+        speeds = {"latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
+        if server is None:
+            self.call("Network.emulateNetworkConditions", offline=True, **speeds)
 
     def __enter__(self) -> Browser:
         return self
@@ -118,15 +126,15 @@ class Browser:
             method == "Runtime.consoleAPICalled" and told["type"] in {"error", "warning"}
         ):
             self.errors.append(json.dumps(told))
-        elif method == "Network.requestWillBeSent" and not told["request"]["url"].startswith(("file:", "about:")):
+        elif method == "Network.requestWillBeSent" and not told["request"]["url"].startswith(self._allowed):
             self.errors.append(f"a request to {told['request']['url'][:200]}")
         elif method == "Page.javascriptDialogOpening":
             self.errors.append(f"a dialog: {told['message']}")
         return message
 
-    def open(self, path: Path) -> float:
-        """Load a file; return the milliseconds from the start of its navigation to the end of its loading."""
-        self.call("Page.navigate", url=path.resolve().as_uri())
+    def open(self, path: Path | str) -> float:
+        """Load a file or an address; return the milliseconds from the start to the end of its loading."""
+        self.call("Page.navigate", url=path if isinstance(path, str) else path.resolve().as_uri())
         while self._read().get("method") != "Page.loadEventFired":
             pass
         timing = "performance.getEntriesByType('navigation')[0].loadEventEnd"
@@ -143,10 +151,19 @@ class Browser:
     def press(self, key: str, *, shift: bool = False) -> None:
         """Press and release a key, such as Tab, Enter or ArrowDown."""
         codes = {"Tab": 9, "Enter": 13, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
-        own: dict[str, object] = {"key": key, "code": key, "windowsVirtualKeyCode": codes[key], "modifiers": 8 * shift}
-        text = {"text": "\r"} if key == "Enter" else {}
+        number = codes.get(key, ord(key[0].upper()))
+        own: dict[str, object] = {"key": key, "code": key, "windowsVirtualKeyCode": number, "modifiers": 8 * shift}
+        text = {"text": "\r"} if key == "Enter" else {"text": key} if len(key) == 1 else {}
         self.call("Input.dispatchKeyEvent", type="keyDown", **own, **text)
         self.call("Input.dispatchKeyEvent", type="keyUp", **own)
+
+    def wait(self, expression: str) -> Any:
+        """Return what an expression is, once that is true."""
+        until = time.monotonic() + PATIENCE
+        while not (found := self.ask(expression)):
+            assert time.monotonic() < until, (expression, self.errors, self.ask("document.body.innerText"))
+            time.sleep(0.02)
+        return found
 
     def look(self, *, width: int = 1200, height: int = 900, dark: bool = False) -> None:
         """Set the size of the window, and whether it is dark."""

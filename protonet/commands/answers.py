@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from protonet._checks import refuse, unguard
+from protonet._writing import write_whole
 from protonet.ui.text import format_csv
 
 if sys.platform != "win32":
@@ -27,7 +28,7 @@ class Answers:
     Args:
         path: The file; what it holds already is taken up.
         header: The names of the columns, that of the classes last.
-        classes: What may stand there.
+        classes: What may stand there; None for anything but nothing.
 
     Attributes:
         rows: Each answer so far, in order: the cells, the class last.
@@ -37,7 +38,8 @@ class Answers:
         InputError: It holds something else, or another command has it open.
     """
 
-    def __init__(self, path: Path, header: Sequence[str], classes: Sequence[str]) -> None:
+    def __init__(self, path: Path, header: Sequence[str], classes: Sequence[str] | None) -> None:
+        self.path, self.header = path, list(header)
         self.rows: list[list[str]] = []
         self._ends: list[int] = []  # of the header, and of each answer
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
@@ -73,14 +75,27 @@ class Answers:
         """Append a line, and wait until the disk has it."""
         line = format_csv([cells]).encode()
         end = self._ends[-1] if self._ends else 0
-        os.lseek(self._file, end, os.SEEK_SET)
-        written = os.write(self._file, line)
-        while written < len(line):  # a disk that is nearly full
-            written += os.write(self._file, line[written:])
-        os.fsync(self._file)
+        try:
+            os.lseek(self._file, end, os.SEEK_SET)
+            written = os.write(self._file, line)
+            while written < len(line):  # a disk that is nearly full
+                written += os.write(self._file, line[written:])
+            os.fsync(self._file)
+        except OSError:  # what a shorter line would leave of this one is no answer
+            os.ftruncate(self._file, end)
+            raise
         self._ends.append(end + len(line))
 
-    def _read(self, path: Path, header: list[str], classes: Sequence[str]) -> None:
+    def change(self, rows: Sequence[list[str]]) -> None:
+        """Put other answers in the place of all, whole or not at all."""
+        lines = [format_csv([row]).encode() for row in [self.header, *rows]]
+        write_whole(self.path, lambda file: file.write(b"".join(lines)))
+        os.close(self._file)  # of the old file, whose lock nobody waits for
+        self._file = os.open(self.path, os.O_RDWR | getattr(os, "O_BINARY", 0))
+        _lock(self.path, self._file)
+        self.rows, self._ends = [list(row) for row in rows], list(accumulate(map(len, lines)))
+
+    def _read(self, path: Path, header: list[str], classes: Sequence[str] | None) -> None:
         """Take up the answers of a file, but for what was cut off at its end."""
         with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:  # a letter may be cut in two
             lines = file.readlines()
@@ -94,7 +109,8 @@ class Answers:
                 _refuse(path, f"columns {', '.join(row)[:200]}")
             if cut:
                 return
-            if self._ends and (len(row) != len(header) or row[-1] not in classes):
+            known = bool(row) and (bool(row[-1]) if classes is None else row[-1] in classes)
+            if self._ends and (len(row) != len(header) or not known):
                 _refuse(path, f"{row[-1] if row else ''!r} as the class in line {reader.line_num}")
             if self._ends:
                 self.rows.append(row)

@@ -13,6 +13,7 @@ from pathlib import Path
 from protonet._checks import as_typed, check_int, refuse
 from protonet.commands.options import (
     FIGURES,
+    INSTALL_PAGE,
     INSTALL_PLOTS,
     LABEL,
     MODELS,
@@ -26,7 +27,7 @@ from protonet.commands.options import (
     look_for_table,
     make_parser,
 )
-from protonet.ui.command_line import check_name, parse_number, parse_whole
+from protonet.ui.command_line import Parser, check_name, parse_number, parse_whole
 
 #: The names of `protonet.fit.search.EFFORTS`, and `protonet.fit.solver.TIME_LIMIT`; a test compares them.
 EFFORTS, TIME_LIMIT = ("fast", "default", "best"), 900.0
@@ -72,6 +73,12 @@ EXAMPLES = {
         "model.safetensors --onnx model.onnx",
         "wine.safetensors --onnx build/wine.onnx",
         "model.safetensors --onnx model.onnx -q",
+    ),
+    "page": ("rest.csv", "pictures/ --classes cat,dog -o labelled.csv", "rest.csv -m model.safetensors"),
+    "serve": (
+        "wine.safetensors",
+        "wine.safetensors iris.safetensors --port 8000",
+        "wine.safetensors --host 0.0.0.0 --names models.example.org",
     ),
 }
 
@@ -278,6 +285,71 @@ def read_export(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
+def read_serve(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return what ``serve`` is asked."""
+    text = "Answer programs over HTTP: POST rows as JSON, CSV, NPY or a picture to /models/NAME/predict. A model whose"
+    text += " file is replaced is read again. The address that is printed holds a token; the environment variable"
+    text += " PROTONET_TOKEN sets it."
+    parser = make_parser("protonet serve", text, EXAMPLES["serve"], table=False)
+    parser.add_argument("models", nargs="+", metavar="model", help="files that fit wrote; each is called as its file")
+    add_address(parser, "8765")
+    add = parser.add_expert_group("limits").add_argument
+    add("--most-megabytes", default="8", metavar="N", help="of a request's body, MiB (default 8)")
+    add("--most-requests", default="128", metavar="N", help="that are answered at a time (default 128)")
+    add("--seconds", default="30", metavar="S", help="that an answer may take (default 30)")
+    where = "where what read texts or pictures in fit is now, if it was a folder or a file"
+    add("--representation", nargs="+", metavar="NAME", help=where)
+    options = parser.parse_args(arguments)
+    options.port = check_port(options.port)
+    for name in ("most_megabytes", "most_requests"):
+        setattr(options, name, parse_whole(f"--{name.replace('_', '-')}", getattr(options, name), low=1))
+    options.seconds = parse_number("--seconds", options.seconds, low=0)
+    for model in options.models:
+        look_for_model(model)
+    check_packages(["starlette", "uvicorn"], INSTALL_PAGE)
+    return options
+
+
+def read_page(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return what ``page`` is asked."""
+    text = "Label rows in a browser, the most telling ones first; look at what is learned, try it and take it. Every"
+    text += " answer is on the disk before the next question; label goes on with the same file in the terminal."
+    parser = make_parser("protonet page", text, EXAMPLES["page"])
+    parser.add_argument("--classes", metavar="NAME,NAME", help="the first classes (default: the model's, or none)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the answers, .csv (default: TABLE-labelled.csv)")
+    parser.add_argument("-m", "--model", metavar="FILE", help="a file that fit wrote, to begin with")
+    parser.add_argument("--label", metavar="NAME", help=f"the column of the answers (default: the model's, or {LABEL})")
+    add_address(parser, "0")
+    options = parser.parse_args(arguments)
+    options.port = check_port(options.port)
+    check_table(options)
+    if options.output is None:
+        table = Path(options.table)
+        options.output = str(table.with_name(f"{table.name.split('.')[0]}-labelled.csv"))
+    options.flags = str(Path(options.output).with_suffix(".flagged.csv"))
+    options.outputs = check_paths(options, {"output": (".csv",), "flags": (".csv",)}, [options.model, options.table])
+    if options.model is not None:
+        look_for_model(options.model, "--model")
+    look_for_table(options, options.table)
+    check_packages(["starlette", "uvicorn"], INSTALL_PAGE)
+    return options
+
+
+def add_address(parser: Parser, port: str) -> None:
+    """Add where a server listens."""
+    here = "the address to listen on (default 127.0.0.1: this machine alone)"
+    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help=here)
+    parser.add_argument("--port", default=port, metavar="N", help=f"0 for a free one (default {port})")
+    parser.add_argument(
+        "--names", nargs="+", default=[], metavar="NAME", help="further names that this machine is asked by"
+    )
+
+
+def check_port(text: str) -> int:
+    """Return the number of a port."""
+    return check_int("", "--port", parse_whole("--port", text, low=0), low=0, high=65535)
+
+
 #: Of each command, what reads its arguments, and raises an InputError for those that do not fit.
 READERS: dict[str, Callable[[Sequence[str] | None], argparse.Namespace]] = {
     "fit": read_fit,
@@ -289,4 +361,6 @@ READERS: dict[str, Callable[[Sequence[str] | None], argparse.Namespace]] = {
     "explain": read_explain,
     "info": read_info,
     "export": read_export,
+    "page": read_page,
+    "serve": read_serve,
 }

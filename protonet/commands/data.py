@@ -65,6 +65,9 @@ class Unlabelled(NamedTuple):
     blocks: Tensor | None  #: (dim,) int64: which column each feature comes from; None where each is one.
     table: Table  #: With what a person should be told.
     known: Tensor  #: (n,) bool: which rows have a class already, and are not asked for.
+    encoding: Encoding | None = None  #: What made the features.
+    columns: tuple[str, ...] | None = None  #: The names of the columns that are used, if they have any.
+    told: tuple[str, ...] = ()  #: What a person should know of the columns, a line each.
 
     @property
     def left(self) -> Tensor:
@@ -219,10 +222,13 @@ def read_unlabelled(options: argparse.Namespace, model: Model | None, label: str
         block = block._replace(labels=np.zeros(len(block.rows), np.int64))  # one class: no column can tell it
         features = choose_features(table, block, take_kinds(options, {}), keep="", selection=select(options))
         x, blocks = features.x, None if features.encoding is None else features.encoding.blocks
+        encoding, columns = features.encoding, features.columns
+        told = features.notes
         likely = [name for name in table.columns or () if name.lower() in CLASS_NAMES and not len(labels)]
         if likely:
             notes.append(f"there is no column {label}; if {list_names(likely)} holds the classes, name it with --label")
     else:
+        encoding, columns, told = model.encoding, model.columns, ()
         table = open_rows(options, model, want(model, label, labelled=False)._replace(partly=True))
         parts = [(encode_block(table, block, model.encoding), block.labels) for block in table.blocks]
         x, labels = map(np.concatenate, zip(*parts, strict=True))
@@ -234,7 +240,8 @@ def read_unlabelled(options: argparse.Namespace, model: Model | None, label: str
         verb = "has" if known.sum() == 1 else "have"
         notes.append(f"{count(int(known.sum()), 'row')} {verb} a class in {show(label)} already: not asked for")
     table.notes.extend(notes)
-    return Unlabelled(torch.from_numpy(np.ascontiguousarray(x)), blocks, table, torch.from_numpy(known))
+    rows = torch.from_numpy(np.ascontiguousarray(x))
+    return Unlabelled(rows, blocks, table, torch.from_numpy(known), encoding, columns, told)
 
 
 def read_cells(

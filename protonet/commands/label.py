@@ -113,7 +113,7 @@ class Session:
         self.rows, self.cells, self.classes, self.answers = rows, cells, classes, answers
         self.names = classes if model is None else list(map(str, model.classes))
         self.skipped: set[int] = set()
-        self._fitted, self._n_fitted = None if model is None else model.network, 0
+        self._fitted, self._learned = None if model is None else model.network, list[tuple[int, int]]()
         self._refits = model is None
         places: dict[tuple[str, ...], list[int]] = {}
         for row in sorted(range(len(cells)), key=lambda row: (bool(rows.known[row]), row), reverse=True):
@@ -131,15 +131,24 @@ class Session:
 
     def learn(self, *, anew: bool = False) -> None:
         """Learn from the answers: a few more move the prototypes; without a model, all are fitted ``anew``."""
-        x = self.rows.x[self.done]
-        y = torch.tensor([self.names.index(row[-1]) for row in self.answers.rows], dtype=torch.int64)
-        if self._refits and (anew or self._fitted is None or len(y) < self._n_fitted):
-            self._fitted, self._n_fitted = None, len(y)
+        self.network = self.make_network(self.list_answers(), anew=anew)
+
+    def list_answers(self) -> list[tuple[int, int]]:
+        """Return the row and the number of the class of each answer."""
+        return [(row, self.names.index(told[-1])) for row, told in zip(self.done, self.answers.rows, strict=True)]
+
+    def make_network(self, answers: list[tuple[int, int]], *, anew: bool) -> PrototypeNetwork | None:
+        """Return what is learned from answers; None before two classes have some."""
+        x = self.rows.x[[row for row, _ in answers]]
+        y = torch.tensor([number for _, number in answers], dtype=torch.int64)
+        if self._refits and (anew or self._fitted is None or self._learned != answers[: len(self._learned)]):
+            self._fitted, self._learned = None, answers
             if len(y.unique()) > 1:
                 self._fitted = fit_answers(x, y, len(self.names), self.rows.blocks)
-        self.network = deepcopy(self._fitted)
-        if self.network is not None and len(y) > self._n_fitted:
-            self.network.add_samples(x[self._n_fitted :], y[self._n_fitted :])
+        network, first = deepcopy(self._fitted), len(self._learned)
+        if network is not None and len(y) > first:
+            network.add_samples(x[first:], y[first:], num_classes=len(self.names))
+        return network
 
     def list_left(self) -> Tensor:
         """Return the rows (n,) int64 without a class in the table that are neither answered nor skipped."""
@@ -147,24 +156,37 @@ class Session:
         left[[*self.done, *self.skipped]] = False
         return left.nonzero().flatten()
 
-    def choose(self) -> list[Suggestion]:
-        """Return what to ask next: the typical rows first, and then those that say most."""
-        left, first = self.list_left(), FIRST * len(self.classes) - len(self.done)
+    def choose(self, least: int = BATCH, left: Tensor | None = None) -> list[Suggestion]:
+        """Return what to ask next, so many at least: the typical rows first, and then those that say most."""
+        left, first = self.list_left() if left is None else left, FIRST * len(self.classes) - len(self.done)
         if not len(left):
             return []
         network = None if self._refits and first > 0 else self.network
-        n = min(len(left), BATCH if network is not None else max(BATCH, first))
+        n = min(len(left), least if network is not None else max(least, first))
         return suggest(network, self.rows.x, n, list(map(show, self.names)), rows=left)
 
-    @torch.no_grad()
     def answer(self, row: int, name: str) -> None:
         """Keep an answer, and learn from it."""
+        self.keep(row, name)
+        self.learn()
+
+    @torch.no_grad()
+    def keep(self, row: int, name: str) -> None:
+        """Keep an answer."""
         self.answers.add(self.cells[row], name)
         guess = None if self.network is None else self.names[int(self.network(self.rows.x[[row]]).argmax())]
         self.right.append(None if guess is None else guess == name)
         self.done.append(row)
         self._steps.append(row)
-        self.learn()
+
+    def change(self, row: int, name: str | None) -> None:
+        """Give a row that was answered another class, or none."""
+        at, rows = self.done.index(row), list(self.answers.rows)
+        rows[at : at + 1] = [] if name is None else [[*self.cells[row], name]]
+        self.answers.change(rows)
+        if name is None:
+            del self.done[at], self.right[at]
+            self._steps.remove(row)
 
     def skip(self, row: int) -> None:
         """Leave a row out until the next start."""

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import TypeVar
@@ -28,6 +28,7 @@ from protonet.metrics import calibrate, measure, measure_classes
 from protonet.network import PrototypeNetwork
 from protonet.representations.opening import AUTO, NONE, find_takes, reopen
 from protonet.representations.pictures.reading import are_pictures
+from protonet.representations.representation import Record, Representation
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.drift import Watch, watch_blocks
 from protonet.tables.features import check_kinds, encode_block
@@ -77,20 +78,25 @@ def open_model(options: argparse.Namespace, *, held: bool = False, argument: str
     return attach(model, options.representation, shown=not options.quiet)
 
 
-def attach(model: Model, names: Sequence[str] | None, *, shown: bool) -> Model:
+def attach(model: Model, names: Sequence[str] | None, *, shown: bool, kept: bool = True) -> Model:
     """Return a model with what reads its texts and pictures.
 
     Args:
         model: As a file has it.
         names: As a person types them, or None.
         shown: Whether progress is shown.
+        kept: Whether the cache keeps their embeddings.
 
     Raises:
         MissingPackageError: A package of that is missing.
         InputError: Another representation than in fit, or none.
     """
     columns = () if model.encoding is None else model.encoding.columns
-    attached = tuple(column.attach(partial(reopen, names=names), shown=shown) for column in columns)
+
+    def find(record: Record) -> Representation:
+        return replace(reopen(record, names), kept=kept)
+
+    attached = tuple(column.attach(find, shown=shown) for column in columns)
     read = {column.takes for column in columns if column.read_by is not None}
     for name in names or ():
         if name not in {AUTO, NONE} and find_takes(name) not in read:

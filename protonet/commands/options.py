@@ -23,6 +23,7 @@ FIGURES = {"json": (".json",), "report": (".html", ".htm")}
 LABEL = "label"
 #: As `protonet.files.INSTALL`, which a test compares; and what plots take.
 INSTALL, INSTALL_PLOTS = 'pip install "protonet[files]"', 'pip install "protonet[analysis]"'
+INSTALL_PAGE = 'pip install "protonet[page]"'
 
 
 def make_parser(

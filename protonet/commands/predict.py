@@ -17,6 +17,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from protonet._checks import InputError, as_typed, guard, refuse
 from protonet._writing import clear_folder, write_whole
@@ -250,18 +251,23 @@ def format_header(model: Model, asked: Asked, beside: Sequence[str]) -> str:
     return format_csv([[*own[: asked.numbered], *first, *own[asked.numbered :]]])
 
 
+def name_classes(names: Sequence[str], logits: Tensor, threshold: float | None) -> list[tuple[str, str]]:
+    """Return the class of each row of logits (n, num_classes), and how likely it is, "" for an unknown one."""
+    best, places = (each.tolist() for each in logits.softmax(dim=1).max(dim=1))
+    found = [(names[place], f"{share:.6g}") for place, share in zip(places, best, strict=True)]
+    if threshold is not None:
+        for row in (score_known(logits) <= threshold).nonzero().flatten().tolist():
+            found[row] = (UNKNOWN, "")
+    return found
+
+
 def format_predictions(model: Model, table: Table, asked: Asked, block: Block) -> str:
     """Return CSV: the class of each row of a table's block and how likely it is."""
     names = [guard(str(name)) for name in model.classes]
     logits = classify_block(model, table, block)
-    probabilities = logits.softmax(dim=1)
-    best, places = (each.tolist() for each in probabilities.max(dim=1))
-    lines = [[names[place], f"{share:.6g}"] for place, share in zip(places, best, strict=True)]
-    if asked.threshold is not None:
-        for row in (score_known(logits) <= asked.threshold).nonzero().flatten().tolist():
-            lines[row] = [UNKNOWN, ""]
+    lines = [[name, share] for name, share in name_classes(names, logits, asked.threshold)]
     if asked.everything:
-        for line, row in zip(lines, probabilities.tolist(), strict=True):
+        for line, row in zip(lines, logits.softmax(dim=1).tolist(), strict=True):
             line += [f"{share:.6g}" for share in row]
     beside = [[guard(str(cell)) for cell in column.tolist()] for column in block.beside]
     text = io.StringIO()

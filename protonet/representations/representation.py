@@ -64,6 +64,7 @@ class Representation:
         typed: The folder or file that it was opened from, as a person typed it; "" for another one.
         join: Of a joint network of pictures and texts, from texts to embeddings (n, width) beside those of pictures;
             None for another network.
+        kept: Whether the cache keeps embeddings: not of what others send.
     """
 
     record: Record
@@ -71,6 +72,7 @@ class Representation:
     cache: Path | None = None
     typed: str = ""
     join: Callable[[Sequence[str]], np.ndarray] | None = None
+    kept: bool = True
 
     def embed(self, items: Sequence[Any], *, shown: bool = False) -> np.ndarray:
         """Return the embeddings (n, width) float32 of texts, or of paths of pictures.
@@ -84,7 +86,7 @@ class Representation:
         if texts:  # half of a pair of code units is no character
             items = [each.encode(errors="replace").decode() for each in items]
         digests = [hash_text(each) if texts else hash_file(each) for each in items]
-        folder = embeddings_folder() if self.cache is None else self.cache
+        folder = (self.cache or embeddings_folder()) if self.kept else None
         with open_store(folder, self.record.digest[:16]) as store:
             found = store.read(digests, self.record.width)
             first = dict(zip(reversed(digests), reversed(items), strict=True))

@@ -135,12 +135,12 @@ def run_command(
         print(" ".join(str(name_entry(error, prog)).split()), file=sys.stderr)
         return 2
     except Exception as error:
-        print(f"{prog}: {_report_bug(prog, error)}", file=sys.stderr)
+        print(f"{prog}: {report_bug(prog, error)}", file=sys.stderr)
         return 1
     return 0
 
 
-def _report_bug(prog: str, error: Exception) -> str:
+def report_bug(prog: str, error: Exception) -> str:
     """Keep a traceback in a file, with the versions that it came from; return a line that says so."""
     versions = ", ".join(f"{package} {find_version(package)}" for package in ("protonet", "torch", "numpy"))
     text = f"{prog}\nPython {sys.version}\n{versions}\n\n{''.join(traceback.format_exception(error))}"

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 #: Files with other suffixes are ignored.
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
 
+#: What is decoded, whatever a file's name says: nothing that runs another program, as EPS does.
+FORMATS = ("PNG", "JPEG", "BMP", "DIB", "GIF", "TIFF", "WEBP", "PPM")
+
 #: What Pillow raises for a file that is no image, or damaged; and for one with too many pixels, by `open_plain`.
 UNREADABLE_IMAGE = (OSError, SyntaxError, ValueError)
 
@@ -63,7 +66,7 @@ def open_plain(path: Path | BinaryIO, least: int | None = None) -> Image:
     from PIL import Image, ImageOps  # noqa: PLC0415 - optional
 
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=FORMATS) as image:
             if least is not None:
                 image.draft(None, (least, least))
             return _make_plain(ImageOps.exif_transpose(image))

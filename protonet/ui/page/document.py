@@ -76,26 +76,12 @@ def format_document(
         figures: What the page holds as JSON.
         maker: The command.
     """
-    room = resources.files("protonet.ui.page")
-    style, script = (Markup((room / f"page.{kind}").read_text(encoding="utf-8")) for kind in ("css", "js"))
-    rules = f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'"
-    rules += "; form-action 'none'"
     links = (tag("li", tag("a", heading, href=f"#{name}")) for name, heading, _ in sections)
     shown = (
         tag("div", tag("dt", name), tag("dd", value), more and tag("dd", more, class_="more"))
         for name, value, more in tiles
     )
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=rules),
-        tag("meta", name_="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name_="color-scheme", content="light dark"),
-        tag("title", title),
-        tag("style", style),
-    )
-    body = tag(
-        "body",
+    body = [
         tag("a", "To the figures", href="#main", class_="skip"),
         tag(
             "header",
@@ -115,9 +101,54 @@ def format_document(
         ),
         tag("footer", tag("p", f"Made by {maker}. This file needs no network, and holds its figures as JSON.")),
         tag("script", embed(figures), type="application/json", id="figures"),
-        tag("script", script),
+    ]
+    return make_page(title, body, ["page.css"], "page.js")[0]
+
+
+def make_page(
+    title: str, body: Sequence[Markup], styles: Sequence[str], script: str | None, rules: str = ""
+) -> tuple[str, str]:
+    """Return a page, and its policy: it may run one script and use one style, and load nothing but what rules say.
+
+    Args:
+        title: Of the page.
+        body: What is in it, the script aside.
+        styles: The names of files of this room, one after the other.
+        script: The name of another one, or None.
+        rules: More of the policy.
+    """
+    style = Markup("".join(_read(name) for name in styles))
+    run = Markup("" if script is None else _read(script))
+    policy = f"default-src 'none'; style-src '{_hash(style)}'; base-uri 'none'; form-action 'none'"
+    policy += f"; script-src '{_hash(run)}'" * bool(run) + f"; {rules}" * bool(rules)
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=policy),
+        tag("meta", name_="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name_="color-scheme", content="light dark"),
+        tag("title", title),
+        tag("link", rel="icon", href="data:,") if rules else None,
+        tag("style", style),
     )
-    return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
+    whole = tag("html", head, tag("body", *body, *[tag("script", run)] * bool(run)), lang="en")
+    return f"<!DOCTYPE html>\n{whole}\n", policy
+
+
+def format_plain(title: str, sections: Sequence[Markup]) -> tuple[str, str]:
+    """Return a page of sections without a script, and its policy."""
+    return make_page(title, [tag("header", tag("h1", title)), tag("main", *sections)], ["page.css"], None)
+
+
+def format_desk(title: str) -> tuple[str, str]:
+    """Return the page of ``page``, which its script fills in, and its policy: it may ask its own server alone."""
+    body, rules = Markup(_read("desk.html")), "connect-src 'self'; img-src 'self' data:"
+    return make_page(title, [body], ["page.css", "desk.css"], "desk.js", rules)
+
+
+def _read(name: str) -> str:
+    """Return a file of this room."""
+    return (resources.files("protonet.ui.page") / name).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:

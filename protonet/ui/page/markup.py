@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from protonet._checks import show
 
 #: Elements that have no content, and no end tag.
-EMPTY = frozenset({"meta"})
+EMPTY = frozenset({"input", "link", "meta"})
 
 
 class Markup(str):

@@ -1,0 +1,193 @@
+"""The body of a request as rows of a model: JSON, CSV, NPY or a picture, by the readers and checks of files."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import binascii
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from protonet._checks import MENDABLE, clean, refuse, show
+from protonet.commands.models import find_sizes, list_notes, open_rows, want
+from protonet.commands.server.guard import RequestError
+from protonet.files import Model
+from protonet.tables.columns.number import MOST
+from protonet.tables.features import check_kinds, encode_block
+from protonet.tables.formats import to_text
+from protonet.tables.table import Block, Table, list_names
+
+#: Rows of a request.
+MOST_ROWS = 100_000
+#: What a body may be, by its media type: the end of a file's name that stands for it.
+KINDS = {
+    "application/json": ".json",
+    "text/csv": ".csv",
+    "application/x-npy": ".npy",
+    "application/octet-stream": ".npy",
+    "image/*": ".png",
+}
+#: What a message calls a row.
+PLACE = "row {} (counted from 0)"
+
+
+class Rows(NamedTuple):
+    """What a request asks for."""
+
+    x: np.ndarray  #: (n, dim) float32 or float64.
+    notes: list[str]  #: What a person should be told.
+
+
+def read_body(model: Model, media: str, body: bytes) -> Rows:
+    """Return the rows of a request.
+
+    Raises:
+        RequestError: Another type, or too many rows.
+        InputError: What does not fit the model.
+    """
+    kind = KINDS.get("image/*" if media.startswith("image/") else media)
+    taken = [] if model.encoding is None else [column.takes == "picture" for column in model.encoding.columns]
+    if kind == ".json":
+        return read_json(model, body, taken)
+    if kind is None or (kind == ".png") != any(taken) or (kind == ".png" and len(taken) > 1):
+        fitting = ["application/json", *(["image/*"] if taken == [True] else [] if any(taken) else list(KINDS)[1:4])]
+        got = show(media)[:80] or "none"
+        raise RequestError(415, f"`content-type` must be one of {', '.join(fitting)} for this model; got {got}.")
+    if body[:2] == b"\x1f\x8b":
+        raise RequestError(415, "`body` must not be compressed; got gzip.")
+    with tempfile.TemporaryDirectory(prefix="protonet-") as folder:
+        path = Path(folder, f"body{kind}")
+        path.write_bytes(body)
+        try:
+            if kind == ".png":
+                return encode(model, [to_text([str(path)], 1)], 1)
+            return read_file(model, path)
+        except MENDABLE as error:
+            if error.fault is None:
+                raise
+            # A file of ours, which nobody has named.
+            got = str(error.fault.got).replace(str(path), "the request")
+            raise error.fault._replace(got=got).make_error() from None
+
+
+def read_file(model: Model, path: Path) -> Rows:
+    """Return the rows of a CSV or NPY file, as ``predict`` reads them."""
+    options = argparse.Namespace(table=str(path), skip_broken=False, sheet=None)
+    table = open_rows(options, model, want(model, None, labelled=False))
+    parts, n = [], 0
+    for block in table.blocks:
+        n += len(block.rows)
+        check_count(n)
+        parts.append(encode_block(table, block, model.encoding))
+    return Rows(np.concatenate(parts), list_notes(table))
+
+
+def read_json(model: Model, body: bytes, pictured: Sequence[bool]) -> Rows:
+    """Return rows of JSON: a list of them, or an object that holds it as ``rows``.
+
+    Each is a list of cells in the order of the model's columns, or an object of them by name. A cell is a number, a
+    text, true or false, or null for a gap; that of a picture is its file in base64.
+    """
+    try:
+        rows = json.loads(body, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        refuse("body", "be JSON", f"what is none ({str(error)[:80]})", "Send a list of rows.")
+    rows = rows.get("rows") if isinstance(rows, dict) else rows
+    if not isinstance(rows, list) or not rows:
+        refuse("body", "hold rows", "none", 'Send {"rows": [...]}, each a list, or an object by columns.')
+    check_count(len(rows))
+    width = len(find_sizes(model))
+    if isinstance(rows[0], dict):
+        rows = [order_cells(row, model.columns, number) for number, row in enumerate(rows)]
+    cells = None if any(pictured) else as_matrix(rows, width)
+    if cells is not None and b"true" not in body and b"false" not in body:  # which NumPy takes for numbers
+        plain = model.encoding is None or model.encoding.plain
+        if plain and bool((np.abs(cells) <= MOST).all()):
+            return Rows(cells if cells.dtype.kind == "f" else cells.astype(np.float64), [])
+        return encode(model, list(cells.T), len(cells))
+    for number, row in enumerate(rows):
+        if not isinstance(row, list) or len(row) != width:
+            got = f"{len(row)} in row {number}" if isinstance(row, list) else f"{type(row).__name__} as row {number}"
+            refuse("body", f"have {width} cells in each row", got, "Send a list, or an object by columns.")
+    columns = [as_column(each) for each in zip(*rows, strict=True)]
+    if not any(pictured):
+        return encode(model, columns, len(rows))
+    with tempfile.TemporaryDirectory(prefix="protonet-") as folder:
+        for number, texts in enumerate(columns):
+            if pictured[number]:
+                paths = [write_picture(Path(folder, f"{number}-{row}"), cell) for row, cell in enumerate(texts)]
+                columns[number] = to_text(paths, len(paths))
+        try:
+            return encode(model, columns, len(rows))
+        except MENDABLE as error:
+            if error.fault is None:
+                raise
+            got = str(error.fault.got).replace(f"{folder}/", "column-row ")
+            raise error.fault._replace(got=got).make_error() from None
+
+
+def encode(model: Model, columns: list[np.ndarray], n: int) -> Rows:
+    """Return the features of cells (n,) of each column, checked as those of a file are."""
+    table = Table(model.columns, iter(()), PLACE, [])
+    block = Block(columns, np.empty(0, np.str_), (), range(n), range(n))
+    notes = check_kinds(table, block, model.encoding, "body")
+    return Rows(encode_block(table, block, model.encoding, "body"), notes)
+
+
+def check_count(n: int) -> None:
+    """Raise `RequestError` for too many rows."""
+    if n > MOST_ROWS:
+        raise RequestError(413, f"`body` must have at most {MOST_ROWS:,} rows; got more. Send them in parts.")
+
+
+def order_cells(row: object, columns: Sequence[str] | None, number: int) -> list[object]:
+    """Return the cells of an object in the order of the columns; others than these are left out, as in a table."""
+    if columns is None or not isinstance(row, dict):
+        got = f"{'an object' if isinstance(row, dict) else type(row).__name__} as row {number}"
+        refuse("body", "have rows of one form", got, "Send lists where the model has no names of columns.")
+    missing = [name for name in columns if name not in row]
+    if missing:
+        refuse("body", "have the model's columns", f"row {number} without {list_names(missing)}", "null is a gap.")
+    return [row[name] for name in columns]
+
+
+def as_matrix(rows: list[Any], width: int) -> np.ndarray | None:
+    """Return rows of numbers (n, width), int64 or float64; None where there is something else."""
+    try:
+        cells = np.array(rows)
+    except (ValueError, OverflowError):
+        return None
+    return cells if cells.dtype.kind in "if" and cells.shape[1:] == (width,) else None
+
+
+def as_column(cells: Sequence[object]) -> np.ndarray:
+    """Return the cells of a column as a table has them: numbers, NaN for a gap, or texts."""
+    kinds = {type(cell) for cell in cells} - {type(None)}
+    strange = kinds - {int, float, str, bool}
+    if strange:
+        refuse("body", "hold numbers, texts and null", f"a {strange.pop().__name__}", "Leave it out.")
+    if kinds <= {int, float}:
+        if kinds == {int} and None not in cells and all(abs(cell) < 2**63 for cell in cells):  # type: ignore[arg-type]
+            return np.array(cells, np.int64)
+        if all(cell is None or abs(cell) <= MOST for cell in cells):  # type: ignore[arg-type]
+            return np.array(cells, np.float64)
+    return to_text((clean("" if cell is None else str(cell).strip()) for cell in cells), len(cells))
+
+
+def write_picture(path: Path, cell: object) -> str:
+    """Write a picture that came in base64; return its path: what came is never one."""
+    try:
+        path.write_bytes(base64.b64decode(cell, validate=True))  # type: ignore[arg-type]
+    except (TypeError, ValueError, binascii.Error):
+        refuse("body", "hold pictures as base64 of their files", show(cell)[:20], "Encode the file's bytes.")
+    return str(path)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    """Raise a ValueError for what Python's JSON knows beside JSON."""
+    raise ValueError(f"{name} is no number of JSON")

@@ -1,0 +1,82 @@
+"""Models that are served: read again when their file is replaced, without a request that waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from protonet._checks import MENDABLE, name_entry, refuse
+from protonet.commands.models import attach, read_model
+from protonet.files import Model
+
+#: Seconds between looks at the files.
+EVERY = 0.25
+
+
+@dataclass
+class Served:
+    """A model in a file."""
+
+    path: Path
+    representation: Sequence[str] | None  #: What reads its texts and pictures, as a person types it.
+    stamp: tuple[int, ...] = ()  #: Of the file that was read last, ...
+    reloads: int = 0  #: ... how often that was another one than before, ...
+    failures: int = 0  #: ... and how often it was none.
+    model: Model = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stamp = self.look()
+        self.model = self.read()
+
+    def look(self) -> tuple[int, ...]:
+        """Return what changes as the file is replaced; nothing where there is none."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            return ()
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+    def read(self) -> Model:
+        """Read the file; what reads its texts and pictures keeps nothing of what it is asked."""
+        return attach(read_model(self.path), self.representation, shown=False, kept=False)
+
+    def refresh(self) -> None:
+        """Read the file again if it is another one; where it is no model, the old one stays, with a line on stderr."""
+        stamp = self.look()
+        if not stamp or stamp == self.stamp:
+            return
+        self.stamp = stamp
+        try:
+            self.model = self.read()
+            self.reloads += 1
+        except (*MENDABLE, OSError) as error:
+            self.failures += 1
+            told = name_entry(error, "protonet serve") if isinstance(error, MENDABLE) else error
+            print(f"{' '.join(str(told).split())} The model from before answers.", file=sys.stderr)
+
+
+def open_models(paths: Sequence[str], representation: Sequence[str] | None) -> dict[str, Served]:
+    """Return the models by their names, those of their files.
+
+    Raises:
+        InputError: A file is no model, or two have one name.
+    """
+    found: dict[str, Served] = {}
+    for path in map(Path, paths):
+        if path.stem in found:
+            refuse("model", "have a name of its own", f"{path.name} twice", "Rename a file.")
+        found[path.stem] = Served(path, representation)
+    return found
+
+
+async def watch_files(models: Sequence[Served], thread: ThreadPoolExecutor) -> None:
+    """Look at the files for ever."""
+    loop = asyncio.get_running_loop()
+    while True:
+        await asyncio.sleep(EVERY)
+        for served in models:
+            await loop.run_in_executor(thread, served.refresh)

@@ -1,0 +1,282 @@
+"""The command ``page``: a real server, killed and asked by two at once, and a real Chromium that labels by keys."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import re
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis.commands.noise import make_requests
+from protonet import InputError
+from protonet.commands.answers import Answers
+from tests.browser import CHROMIUM, CONTRAST, Browser
+from tests.commands.cases import Run
+from tests.commands.servers import ROOT, TOKEN, Server, serve
+
+pytest.importorskip("starlette", reason="it answers")
+pytest.importorskip("uvicorn", reason="it listens")
+Image = pytest.importorskip("PIL.Image", reason="it draws pictures")
+KINDS = ["ant", "bee", "cow"]
+
+
+def write_table(path: Path, rows: int) -> None:
+    """Write a table whose rows are of the class that the first of them says, in the order of `KINDS`."""
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(rows, 3)) + 4 * np.eye(3)[np.arange(rows) % 3]
+    lines: list[list[object]] = [["number", "a", "b", "مرحبا"]]
+    lines += [[row, *map("{:.4f}".format, own)] for row, own in enumerate(x.tolist())]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(lines)
+
+
+def read_answers(path: Path) -> list[list[str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.reader(file))[1:]
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("desk") / "rest.csv"
+    write_table(path, 90)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(table: Path) -> Iterator[Server]:
+    with serve("page", table, "-o", table.with_name("answers.csv")) as server:
+        yield server
+        code, said = server.end()
+        assert (code, said) == (0, "ended: all that was asked is answered\n")
+
+
+def ask(server: Server, what: str, tab: str = "one", **more: Any) -> dict[str, Any]:
+    found: dict[str, Any] = server.ask_json("POST", f"/api/{what}", {"tab": tab, **more})
+    return found
+
+
+def test_a_row_is_answered_taken_back_skipped_flagged_and_mended(server: Server, table: Path) -> None:
+    path = table.with_name("answers.csv")
+    first = ask(server, "next")
+    assert first == ask(server, "next")
+    assert first["likely"] == []
+    row = first["row"]
+    second = ask(server, "answer", row=row, name=" ant ")
+    assert second["row"] != row
+    assert second["near"] == [{"row": row, "name": "ant", "cells": first["cells"]}]
+    assert read_answers(path) == [[*first["cells"], "ant"]]
+    assert ask(server, "answer", row=row, name="ant")["answered"] == 1  # the same once more is no second answer
+    assert server.refuse("POST", "/api/answer", json.dumps({"tab": "two", "row": row, "name": "bee"}))[0] == 409
+    assert ask(server, "mend", row=row, name="ant")["answered"] == 1
+    for name, line in (
+        ("", "name of up to 100 letters"),
+        ("NA", "means a class"),
+        ("a\x07", "name of up to"),
+        (7, "name"),
+    ):
+        told = json.dumps({"tab": "one", "row": second["row"], "name": name})
+        assert line in server.refuse("POST", "/api/answer", told)[1]
+    third = ask(server, "answer", row=second["row"], name="bee")
+    assert server.refuse("POST", "/api/mend", json.dumps({"tab": "one", "row": third["row"], "name": "bee"}))[0] == 409
+    ask(server, "mend", row=row, name="bee")
+    assert [line[-1] for line in read_answers(path)] == ["bee", "bee"]
+    assert ask(server, "undo", row=row)["row"] == row
+    assert [line[-1] for line in read_answers(path)] == ["bee"]
+    assert ask(server, "skip", row=row)["row"] != row
+    fourth = ask(server, "next")
+    ask(server, "flag", row=fourth["row"])
+    flags = table.with_name("answers.flagged.csv")
+    assert read_answers(flags) == [[*fourth["cells"], "flagged"]]
+    back = ask(server, "undo", row=fourth["row"])
+    assert (back["row"], back["flagged"]) == (fourth["row"], 0)
+    assert read_answers(flags) == []
+    for bad in (-1, 90, "1", 1.5, True, None):
+        status, line = server.refuse("POST", "/api/answer", json.dumps({"tab": "one", "row": bad, "name": "ant"}))
+        assert (status, "`row` must" in line) == (400 if type(bad) is not int else 404, True)
+
+
+def test_two_at_once_never_get_the_same_row_and_all_answers_are_kept(server: Server, table: Path) -> None:
+    before = len(read_answers(table.with_name("answers.csv")))
+    seen: list[int] = []
+
+    def label(tab: str) -> None:
+        told = ask(server, "next", tab)
+        for _ in range(20):
+            seen.append(told["row"])
+            told = ask(server, "answer", tab, row=told["row"], name=KINDS[told["row"] % 3])
+        ask(server, "leave", tab)
+
+    threads = [threading.Thread(target=label, args=(tab,)) for tab in ("left", "right")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(seen) == len(set(seen)) == 40
+    answers = read_answers(table.with_name("answers.csv"))
+    assert len(answers) == before + 40
+    assert sorted(int(line[0]) for line in answers[before:]) == sorted(seen)
+
+
+def test_others_get_nothing_and_noise_does_no_harm(server: Server, table: Path) -> None:
+    before = table.with_name("answers.csv").read_bytes()
+    assert server.refuse("GET", "/api/state", token="")[0] == 401
+    assert server.refuse("GET", "/", headers={"Host": "evil.example"})[0] == 400
+    assert server.refuse("POST", "/api/next", '{"tab": "x"}', headers={"Origin": "http://evil.example"})[0] == 403
+    assert server.refuse("GET", "/take/..%2f..%2fetc%2fpasswd")[0] == 404
+    assert server.refuse("GET", "/take/model")[0] == 404
+    assert server.refuse("GET", "/picture/0")[0] == 404
+    paths = ["/", "/api/answer", "/api/next", "/api/rows", "/api/try", "/picture/../x", "/take/labelled", "/api/jobs"]
+    for method, path, body, headers in make_requests(1, 200, paths, TOKEN):
+        if path == "/api/jobs" and method == "POST":
+            continue
+        status, content, _ = server.ask(method, path, body, headers, token="")
+        assert 200 <= status < 500, (status, content, method, path, body)
+        assert b"Traceback" not in content
+    assert table.with_name("answers.csv").read_bytes() == before
+
+
+def test_nothing_is_lost_where_it_is_killed(tmp_path: Path) -> None:
+    write_table(tmp_path / "rest.csv", 60)
+    path, told = tmp_path / "answers.csv", dict[int, str]()
+    draw = random.Random(0)
+    for _ in range(2):
+        with serve("page", tmp_path / "rest.csv", "-o", path) as server:
+            timer = threading.Timer(draw.uniform(0.05, 0.3), server.process.kill)
+            timer.start()
+            try:
+                question = ask(server, "next")
+                while question["row"] is not None:
+                    row = question["row"]
+                    question = ask(server, "answer", row=row, name=KINDS[row % 3])
+                    told[row] = KINDS[row % 3]
+            except (OSError, AssertionError):
+                pass
+            timer.cancel()
+        kept = {int(line[0]): line[-1] for line in read_answers(path)}
+        assert len(kept) == len(read_answers(path))
+        assert told.items() <= kept.items()
+        assert len(kept) <= len(told) + 1  # one may be on the disk, and its answer on the way
+        told = kept
+    assert told
+
+
+def test_a_disk_that_is_full_is_one_line_and_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "answers.csv"
+    script = """
+import resource, sys
+from pathlib import Path
+from protonet.commands.answers import Answers
+with Answers(Path(sys.argv[1]), ["text", "label"], None) as answers:
+    answers.add(["short"], "ant")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))
+    for text in ("long " * 100, "x"):
+        try:
+            answers.add([text], "bee")
+        except OSError as error:
+            print(error.strerror)
+"""
+    told = subprocess.run(
+        ["python", "-c", script, str(path)], cwd=ROOT, capture_output=True, text=True, check=True, env=None
+    )
+    assert told.stdout == "File too large\n"
+    assert read_answers(path) == [["short", "ant"], ["x", "bee"]]
+
+
+def test_answers_are_changed_whole_and_stay_locked(tmp_path: Path) -> None:
+    path = tmp_path / "answers.csv"
+    with Answers(path, ["a", "label"], None) as answers:
+        answers.add(["1"], "ant")
+        answers.add(["2"], "bee")
+        answers.change([["2", "cow"]])
+        with pytest.raises(InputError, match="must be written by one command at a time"):
+            Answers(path, ["a", "label"], None)
+        answers.add(["3"], "ant")
+    assert path.read_text(encoding="utf-8") == "a,label\n2,cow\n3,ant\n"
+    path.write_text("a,label\n1,\n", encoding="utf-8")
+    with pytest.raises(InputError, match="'' as the class in line 2"):
+        Answers(path, ["a", "label"], None)
+
+
+def label_by_keys(browser: Browser, classes: list[str], rows: int) -> None:
+    """Answer so many questions by keys: a class that has none is typed."""
+    for number in range(1, rows + 1):
+        (row,) = re.findall(r"^Row (\d+)", browser.ask("document.getElementById('reason').textContent"))
+        keys = browser.ask("[...document.querySelectorAll('#keys bdi')].map((each) => each.textContent)")
+        name = classes[int(row)]
+        for key in [str(keys.index(name) + 1)] if name in keys else ["n", *name, "Enter"]:
+            browser.press(key)
+        browser.wait(f"document.getElementById('far').textContent.startsWith('{number} answered')")
+
+
+def check_room(browser: Browser, name: str) -> None:
+    """Open a room wide, dark and on a phone: text has contrast, nothing is too wide."""
+    browser.ask(f"document.getElementById('to-{name}').click()")
+    for look in ({}, {"dark": True}, {"width": 375, "height": 700}):
+        browser.look(**look)
+        assert browser.ask(CONTRAST) == []
+        assert browser.ask("document.documentElement.scrollWidth <= innerWidth"), (name, look)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+def test_a_table_is_labelled_looked_at_tried_and_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_table(tmp_path / "rest.csv", 40)
+    answers = tmp_path / "answers.csv"
+    with serve("page", tmp_path / "rest.csv", "-o", answers) as server:
+        base = f"http://127.0.0.1:{server.port}/"
+        with Browser(tmp_path, base) as browser:
+            browser.open(f"{base}?token={TOKEN}")
+            browser.wait("document.querySelectorAll('#question dd').length > 0")
+            label_by_keys(browser, [KINDS[row % 3] for row in range(40)], 13)
+            browser.press("u")
+            browser.wait("document.getElementById('far').textContent.startsWith('12 answered')")
+            check_room(browser, "label")
+            check_room(browser, "take")
+            browser.ask("document.getElementById('make').click()")
+            browser.wait("document.querySelectorAll('#files a').length == 4")
+            check_room(browser, "look")
+            browser.wait("document.querySelectorAll('#tiles dd').length > 0")
+            browser.ask("document.getElementById('draw').click()")
+            browser.wait("document.querySelectorAll('#legend button').length == 3")
+            check_room(browser, "look")
+            shown = browser.ask("document.querySelector('#tiles dd').textContent")
+            browser.ask("document.getElementById('to-try').click()")
+            browser.ask("document.querySelectorAll('#fields input').forEach((each) => { each.value = '4.0'; })")
+            browser.ask("document.getElementById('attempt').requestSubmit()")
+            browser.wait("document.querySelectorAll('#judged td').length == 3")
+            check_room(browser, "try")
+            assert browser.errors == []
+        model = tmp_path / "taken.safetensors"
+        model.write_bytes(server.ask("GET", "/take/model")[1])
+        assert server.ask("GET", "/take/labelled")[1] == answers.read_bytes()
+        assert len(server.ask("GET", "/take/predictions")[1].splitlines()) == 41
+        assert server.end()[0] == 0
+    run = Run(capsys, tmp_path)
+    own, _ = run.read_json("fit", answers)
+    assert shown == f"{100 * own['accuracy']:.1f} %"
+    assert json.loads(run("info", model, "--json"))["held_out"]["accuracy"] == own["accuracy"]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+def test_pictures_are_labelled_and_shown(tmp_path: Path) -> None:
+    draw, classes = np.random.default_rng(0), [("red", "blue")[number % 2] for number in range(16)]
+    (tmp_path / "pictures").mkdir()
+    for number, name in enumerate(classes):
+        noise = draw.integers(0, 90, (16, 16, 3)) + np.array([150, 0, 0] if name == "red" else [0, 0, 150])
+        Image.fromarray(noise.astype(np.uint8)).save(tmp_path / "pictures" / f"{number:02d}.png")
+    with serve("page", tmp_path / "pictures", "--representation", "none", "-o", tmp_path / "own.csv") as server:
+        base = f"http://127.0.0.1:{server.port}/"
+        with Browser(tmp_path, base) as browser:
+            browser.open(f"{base}?token={TOKEN}")
+            browser.wait("document.querySelector('#question img')?.naturalWidth == 16")
+            label_by_keys(browser, classes, 6)
+            check_room(browser, "label")
+            assert browser.errors == []
+    assert all(classes[int(Path(path).stem)] == name for path, name in read_answers(tmp_path / "own.csv"))

@@ -1,0 +1,273 @@
+"""The command ``serve``: a real server beside ``predict``, what it refuses, models that are replaced, its end."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis.commands.noise import make_requests
+from protonet.__main__ import main
+from tests.commands.cases import Run
+from tests.commands.servers import ROOT, TOKEN, Server, serve
+from tests.strategies import blobs
+
+pytest.importorskip("starlette", reason="it answers")
+pytest.importorskip("uvicorn", reason="it listens")
+Image = pytest.importorskip("PIL.Image", reason="it reads pictures")
+JSON, CSV, NPY = "application/json", "text/csv", "application/x-npy"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models of a mixed table, of arrays and of pictures."""
+    folder = tmp_path_factory.mktemp("serve")
+    draw = np.random.default_rng(0)
+    lines = [["size", "city", "kind"]]
+    for row in range(60):
+        kind = row % 2
+        size = f"{draw.normal(3 * kind):.3f}" if row % 7 else ""
+        lines.append([size, ["Rome", "Oslo", "Bern"][(row + kind) % 3], ["ant", "bee"][kind]])
+    with (folder / "mixed.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(lines)
+    x, y = blobs(0, classes=3, rows=20, dim=5, noise=0.7)
+    np.savez(folder / "arrays.npz", x=x.numpy(), y=y.numpy())
+    np.save(folder / "rows.npy", x.numpy())
+    for name, colour in (("red", (200, 30, 30)), ("blue", (30, 30, 200))):
+        (folder / "pictures" / name).mkdir(parents=True)
+        for number in range(4):
+            noise = draw.integers(0, 40, (24, 24, 3))
+            pixels = (np.array(colour) + noise).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / "pictures" / name / f"{number}.png")
+    fit = ("--effort", "fast", "-q")
+    assert (
+        main(["fit", str(folder / "mixed.csv"), "--label", "kind", "-o", str(folder / "mixed.safetensors"), *fit]) == 0
+    )
+    assert main(["fit", str(folder / "arrays.npz"), "-o", str(folder / "arrays.safetensors"), *fit]) == 0
+    pictures = ["--representation", "none", "-o", str(folder / "pictures.safetensors")]
+    assert main(["fit", str(folder / "pictures"), *pictures, *fit]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Server]:
+    models = [folder / f"{name}.safetensors" for name in ("mixed", "arrays", "pictures")]
+    with serve("serve", *models, "--most-megabytes", 1) as server:
+        yield server
+        assert server.end() == (0, "ended: all that was asked is answered\n")
+
+
+def post(server: Server, model: str, body: bytes | str, media: str, query: str = "") -> list[dict[str, object]]:
+    status, content, _ = server.ask("POST", f"/models/{model}/predict{query}", body, {"Content-Type": media})
+    assert status == 200, content
+    found: list[dict[str, object]] = json.loads(content)["predictions"]
+    return found
+
+
+def test_answers_are_those_of_predict(
+    server: Server, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(capsys, tmp_path)
+    model, table = folder / "mixed.safetensors", folder / "mixed.csv"
+    told = run.read_rows("predict", model, table, "--proba", "--unknown", "0.2")
+    wanted: list[dict[str, object]] = [
+        {
+            "class": row["class"],
+            "probability": float(row["probability"]) if row["probability"] else None,
+            "probabilities": {name: pytest.approx(float(row[f"P({name})"]), abs=2e-6) for name in ("ant", "bee")},
+        }
+        for row in told
+    ]
+    for each in wanted:
+        each["probability"] = each["probability"] and pytest.approx(each["probability"], abs=2e-6)
+    text = table.read_text(encoding="utf-8")
+    rows = list(csv.DictReader(io.StringIO(text)))
+    cells = [{"size": float(row["size"]) if row["size"] else None, "city": row["city"]} for row in rows]
+    query = "?proba=1&unknown=0.2"
+    assert post(server, "mixed", text, CSV, query) == wanted
+    assert post(server, "mixed", json.dumps(cells), JSON, query) == wanted
+    lists = json.dumps({"rows": [[*each.values()] for each in cells]})
+    assert post(server, "mixed", lists, JSON, query) == wanted
+    assert [post(server, "mixed", json.dumps([cell]), JSON, query)[0] for cell in cells[:9]] == wanted[:9]
+    assert {"unknown"} < {str(each["class"]) for each in wanted}
+    rows_npy = (folder / "rows.npy").read_bytes()
+    wanted = [
+        {"class": row["class"], "probability": pytest.approx(float(row["probability"]), abs=2e-6)}
+        for row in run.read_rows("predict", folder / "arrays.safetensors", folder / "rows.npy")
+    ]
+    assert post(server, "arrays", rows_npy, NPY) == wanted
+    assert post(server, "arrays", json.dumps(np.load(folder / "rows.npy").tolist()), JSON) == wanted
+    picture = folder / "pictures" / "red" / "0.png"
+    assert post(server, "pictures", picture.read_bytes(), "image/png")[0]["class"] == "red"
+    coded = [{"picture": base64.b64encode(each.read_bytes()).decode()} for each in (folder / "pictures").rglob("*.png")]
+    assert [each["class"] for each in post(server, "pictures", json.dumps(coded), JSON)] == [
+        each.parent.name for each in (folder / "pictures").rglob("*.png")
+    ]
+
+
+def make_bomb() -> bytes:
+    """Return a PNG of a few bytes that says it has 2.5 billion pixels."""
+    parts = [(b"IHDR", (50_000).to_bytes(4, "big") * 2 + b"\x08\x00\x00\x00\x00"), (b"IDAT", zlib.compress(b"\0"))]
+    chunks = (
+        len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big") for kind, data in parts
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def make_pickle() -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.array([{}], object), allow_pickle=True)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("model", "media", "body", "status", "line"),
+    [
+        ("other", JSON, "[]", 404, "`model` must be one of mixed, arrays, pictures"),
+        ("mixed", JSON, "[[", 400, "`body` must be JSON"),
+        ("mixed", JSON, "[[NaN, 1]]", 400, "NaN is no number of JSON"),
+        ("mixed", JSON, "[" * 100_000, 400, "`body` must be JSON"),
+        ("mixed", JSON, '{"rows": []}', 400, "`body` must hold rows"),
+        ("mixed", JSON, "[[1]]", 400, "`body` must have 2 cells in each row; got 1 in row 0"),
+        ("mixed", JSON, '[{"size": 1}]', 400, "`body` must have the model's columns; got row 0 without city"),
+        ("mixed", JSON, '[[[], "Rome"]]', 400, "`body` must hold numbers, texts and null; got a list"),
+        ("mixed", JSON, '[["wide", "Rome"]]', 400, "`body` must have columns of the kind that they were of in fit"),
+        ("arrays", JSON, "[[1, 2, 3, 4, null]]", 400, "`body` must have finite numbers"),
+        ("arrays", JSON, "[[1, 2, 3, 4, 1e39]]", 400, "`body` must have numbers of at most 3.4e"),
+        ("arrays", JSON, '[{"a": 1}]', 400, "`body` must have rows of one form"),
+        ("arrays", NPY, make_pickle(), 400, "the request"),
+        ("arrays", NPY, b"\x93NUMPY", 400, "must be an NPY file"),
+        ("arrays", "text/plain", "1", 415, "`content-type` must be one of application/json, text/csv"),
+        ("mixed", CSV, b"\x1f\x8b\x08", 415, "`body` must not be compressed"),
+        ("mixed", CSV, "size\n1\n", 400, "must have the model's columns; got the request without city"),
+        ("mixed", CSV, "n\n" * 100_001, 400, "must have the model's columns"),
+        ("pictures", CSV, "picture\n/etc/passwd\n", 415, "`content-type` must be one of application/json, image/*"),
+        (
+            "pictures",
+            "image/png",
+            make_bomb(),
+            400,
+            "must hold pictures that can be read; got the request (ValueError)",
+        ),
+        ("pictures", "image/png", b"%!PS-Adobe-3.0 EPSF-3.0", 400, "must hold pictures that can be read"),
+        ("pictures", JSON, '[{"picture": "/etc/passwd"}]', 400, "must hold pictures"),
+        ("pictures", JSON, '[{"picture": 7}]', 400, "must hold pictures as base64"),
+        ("mixed", JSON, "[" + "[1,2]," * 200_000 + "[1,2]]", 413, "`body` must have at most 1,048,576 bytes"),
+        ("arrays", JSON, "[" + "0," * 100_000 + "0]", 413, "`body` must have at most 100,000 rows"),
+    ],
+)
+def test_what_does_not_fit(server: Server, model: str, media: str, body: bytes | str, status: int, line: str) -> None:
+    found = server.refuse("POST", f"/models/{model}/predict", body, headers={"Content-Type": media})
+    assert found[0] == status, found
+    assert line in found[1]
+    assert "/tmp" not in found[1]
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "line"),
+    [
+        ({"headers": {"Host": "evil.example"}}, 400, "`Host` must be a name of this server; got 'evil.example'"),
+        ({"headers": {"Host": "[::1"}}, 400, "`Host` must be a name of this server"),
+        ({"headers": {"Origin": "http://evil.example"}}, 403, "`Origin` must be this server"),
+        ({"headers": {"Origin": "null"}}, 403, "`Origin` must be this server"),
+        ({"token": ""}, 401, "`token` must be the one that was printed"),
+        ({"token": "x"}, 401, "`token` must be the one that was printed"),
+    ],
+)
+def test_who_may_not_ask(server: Server, more: dict[str, Any], status: int, line: str) -> None:
+    found = server.refuse("GET", "/metrics", **more)
+    assert (found[0], line in found[1]) == (status, True), found
+
+
+def test_rates_that_are_none(server: Server) -> None:
+    for rate, must in (("x", "`unknown` must be a number between 0 and 1; got 'x'"), ("2", "`unknown` must")):
+        path = f"/models/mixed/predict?unknown={rate}"
+        assert must in server.refuse("POST", path, "[[1, null]]", headers={"Content-Type": JSON})[1]
+
+
+def test_hundreds_of_random_requests(server: Server) -> None:
+    paths = [
+        "/",
+        "/healthz",
+        "/metrics",
+        "/models/mixed/predict",
+        "/models/pictures/predict",
+        "/models/../../etc/passwd",
+    ]
+    for method, path, body, headers in make_requests(0, 300, paths, TOKEN):
+        status, content, _ = server.ask(method, path, body, headers, token="")
+        assert 200 <= status < 500, (status, content, method, path, body)
+        assert b"Traceback" not in content
+        assert b"root:" not in content
+    assert server.ask("GET", "/healthz", token="")[0] == 200
+
+
+def test_what_it_tells_of_itself(server: Server) -> None:
+    status, page, headers = server.ask("GET", f"/?token={TOKEN}", token="")
+    assert status == 200
+    assert b"POST /models/mixed/predict" in page
+    assert b"<script" not in page
+    assert headers["content-security-policy"].startswith("default-src 'none'; style-src 'sha256-")
+    described = server.ask_json("GET", "/openapi.json")
+    named = described["paths"]["/models/mixed/predict"]["post"]["requestBody"]["content"][JSON]["schema"]
+    assert set(named["properties"]["rows"]["items"]["anyOf"][1]["properties"]) == {"size", "city"}
+    figures = server.ask("GET", "/metrics")[1].decode()
+    values = dict(line.rsplit(" ", 1) for line in figures.splitlines() if not line.startswith("#"))
+    assert float(values['protonet_request_seconds_bucket{le="+Inf"}']) == float(
+        values["protonet_request_seconds_count"]
+    )
+    statuses = [float(n) for name, n in values.items() if name.startswith("protonet_requests_total")]
+    assert sum(statuses) == float(values["protonet_request_seconds_count"])
+    assert values['protonet_reloads_total{model="mixed"}'] == "0"
+
+
+def test_models_are_replaced_and_the_end_comes_under_load(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "arrays.safetensors"
+    whole = (folder / "arrays.safetensors").read_bytes()
+    path.write_bytes(whole)
+    with serve("serve", path) as server:
+        headers = f"Authorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\n"
+        settings = {"port": server.port, "path": "/models/arrays/predict", "headers": headers, "connections": 8}
+        settings |= {"body": "[[1, 2, 3, 4, 5]]", "limit": 3, "requests": 10**9}
+        command = [sys.executable, str(ROOT / "analysis" / "commands" / "load.py")]
+        load = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert load.stdin
+        load.stdin.write(json.dumps(settings))
+        load.stdin.close()
+        load.stdin = None
+        figures = ""
+        for number in range(200):  # whole ones, and one that is none
+            new = tmp_path / "new"
+            new.write_bytes(whole if number else b"no model")
+            new.replace(path)
+            figures = server.ask("GET", "/metrics")[1].decode()
+            if 'reload_failures_total{model="arrays"} 1' in figures and 'reloads_total{model="arrays"} 2' in figures:
+                break
+            assert load.poll() is None, figures
+            subprocess.run(["sleep", "0.3"] if not number else ["sleep", "0.1"], check=True)
+        code, said = server.end()
+        told = json.loads(load.communicate(timeout=60)[0])
+        assert code == 0
+        assert "must be a model file" in said
+        assert said.endswith("The model from before answers.\nended: all that was asked is answered\n")
+        assert told["answered"] > 0
+        assert (told["lost"], told["failed"]) == (0, 0), told
+
+
+def test_commands_that_do_not_fit(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run = Run(capsys, tmp_path)
+    model = folder / "mixed.safetensors"
+    assert "`model` must have a name of its own; got mixed.safetensors twice" in run("serve", model, model, code=2)
+    assert "`--port` must be a whole number in [0, 65535]" in run("serve", model, "--port", "70000", code=2)
+    assert "`--port` must be free on an address of this machine" in run("serve", model, "--host", "192.0.2.1", code=2)
+    assert "`model` must be a file that exists" in run("serve", tmp_path / "none.safetensors", code=2)
