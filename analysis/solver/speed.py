@@ -21,9 +21,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from analysis.real_data.sets import load_real, split_shots
-from analysis.shared.runner import ROOT, Report, StudyParser
+from analysis.shared.runner import Report, StudyParser
 from protonet.datasets import load_glyphs
 from protonet.ui.text import format_table
+from solution.pack import ROOT
 
 SETS = (
     "digits",
@@ -56,7 +57,7 @@ class Work(NamedTuple):
 
     kind: str  #: Of `analysis.solver.speed_worker.KINDS`.
     name: str
-    data: dict[str, np.ndarray]
+    data: dict[str, Any]  #: Arrays by name.
     option: str  #: An effort, or the folder of a command.
 
 
