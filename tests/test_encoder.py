@@ -8,7 +8,7 @@ from protonet.encoder import Encoder, share_weights
 from protonet.views.linear import Linear
 from protonet.views.mlp import MLPView
 from protonet.views.training import ResidualMLPs
-from protonet.views.view import Rows, View
+from protonet.views.view import LinearMap, Rows, View
 from tests.strategies import blobs
 
 SCALINGS = ("raw", "centred", "whitened")
@@ -79,5 +79,7 @@ def test_what_several_views_read_is_evaluated_and_listed_once() -> None:
     sources[0].register_forward_hook(lambda *_: calls.append(1))
     encoder(blobs(0)[0])
     assert len(calls) == 1
-    rank = sources[2].basis.shape[1]
+    last = sources[2]
+    assert isinstance(last, LinearMap)
+    rank = last.basis.shape[1]
     assert encoder.products() == [(8, rank), (rank, 8), *[(8, 3), (3, 12)] * 2]
