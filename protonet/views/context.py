@@ -33,7 +33,7 @@ class ContextRules:
     most_rows: int = 256  #: Rows that are remembered, at the most, spread over those of every class ...
     most_cells: int = 2**13  #: ... and of as many rows as have so many cells, at the most.
     most_classes: int = 60  #: More classes are not told apart by a few codes.
-    chunk: int = 2**15  #: Cells that are read at a time.
+    chunk: int = 2**14  #: Cells that are read at a time.
 
 
 CONTEXT = ContextRules()

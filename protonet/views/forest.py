@@ -128,7 +128,7 @@ def _prunes_few(judge: Judge, forest: Forest) -> bool:
     n = len(rows.labels) * (len(rows.shifts) if forest.shifted else 1)
     trees = count_trees(n, rows.features.shape[1], forest.trees) // FOREST.first_share
     few = replace(forest, trees=trees).fit(rows) if trees else None
-    return few is not None and judge.prunes(judge.fold_cosines(partial(embed_fold, [few]), 0), hope=FOREST.hope)
+    return few is not None and judge.prunes(judge.fold_cosines(partial(embed_fold, {0: few}), 0), hope=FOREST.hope)
 
 
 class Nodes(NamedTuple):

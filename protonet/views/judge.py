@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, NamedTuple, Protocol
@@ -96,11 +96,10 @@ class Judge:
 
     def try_out(self, specification: Specification) -> Candidate | None:
         """Fit to each fold and judge; return None if it is late, or pruned after the first fold."""
-        views: list[View] = []
         parts: list[Tensor] = []
         for number, (fold, source) in enumerate(zip(self.folds, self.sources(specification), strict=True)):
-            views.append(specification.fit(self.take(fold), source))
-            parts.append(self.fold_cosines(partial(embed_fold, views), number))
+            view = specification.fit(self.take(fold), source)  # one at a time: what some remember is large
+            parts.append(self.fold_cosines(partial(embed_fold, {number: view}), number))
             if self.late() or (number == 0 and self.prunes(parts[0])):
                 return None
         return self.judge(specification, torch.cat(parts))
@@ -151,7 +150,7 @@ class Judge:
         return clearly or float((losses - best).mean()) > PRUNING.excess
 
 
-def embed_fold(views: Sequence[View], fold: int, x: Tensor) -> Tensor:
+def embed_fold(views: Sequence[View] | Mapping[int, View], fold: int, x: Tensor) -> Tensor:
     """Return the part of the embedding (1, n, dim) that a fold's view makes of features (n, input_dim)."""
     view = views[fold]
     part: Tensor = view(x if view.source is None else view.source(x))

@@ -168,6 +168,10 @@ def test_whole_numbers_and_what_fold_models_read_take_few_bytes_and_come_back(tm
     numbers = {"few": torch.arange(9), "many": torch.arange(9) * 10_000, "huge": torch.arange(9) * 2**40}
     held = {**numbers, "0.sources.0.basis": directions, "empty": torch.arange(0)}
     path = tmp_path / "model"
+    twice = {f"{fold}.sources.0.basis": torch.eye(20) for fold in range(2)}  # rows that are written once
+    save_model(path, make_model()._replace(held=twice))
+    loaded = load_model(path, held=True).held
+    assert all(torch.equal(loaded[name], twice[name]) for name in twice)
     save_model(path, make_model()._replace(held=held))
     loaded = load_model(path, held=True).held
     assert all(torch.equal(loaded[name], held[name]) and loaded[name].dtype == torch.int64 for name in numbers)
