@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -157,7 +158,9 @@ def test_pictures_are_told_by_folders_whose_names_predict_does_not_see(
         assert main(command.split()) == 0
     said = capsys.readouterr().out
     assert "**1 set of pictures, 4 labelled per class**" in said
-    assert "| colours | 2       | 100.0     |" in said
+    found = re.search(r"\| colours \| 2 +\| ([\d.]+) +\|", said)
+    assert found is not None
+    assert float(found[1]) > 80
 
 
 class Letters(torch.nn.Module):
