@@ -286,7 +286,9 @@ def _copy(tensor: Tensor) -> Tensor:
 
 def _narrow(name: str, tensor: Tensor) -> Tensor:
     """Return whole numbers in as few bytes as hold them, and in half of theirs the directions that fold models read."""
-    if tensor.dtype == torch.float32 and name.startswith(HELD) and name.endswith(".basis"):  # of unit norm: what folds judge moves by less than 1e-3
+    if (
+        tensor.dtype == torch.float32 and name.startswith(HELD) and name.endswith(".basis")
+    ):  # of unit norm: what folds judge moves by less than 1e-3
         return tensor.half()
     if tensor.dtype == torch.int64 and tensor.numel():
         for dtype in (torch.int16, torch.int32):
