@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,13 +23,15 @@ from protonet.views.view import LinearMap, Source, Stored, expect, expect_sound
 
 #: The name of the entry, in the file's metadata, that says as JSON what the file is.
 FORMAT = "protonet.model"
-#: Raised whenever what is written changes; those from the second on are read.
+#: Raised whenever what is written changes; those from OLDEST on are read.
 VERSION, OLDEST = 7, 4
 INSTALL = 'pip install "protonet[files]"'
 #: What the names of tensors begin with that are held for later, and are no part of the network.
 HELD = "held."
 #: What the names of tensors begin with that belong to the columns of tables.
 COLUMNS = "columns."
+#: The names of the directions that fold models read, which are written in half precision.
+DIRECTIONS = re.compile(re.escape(HELD) + r"\d+\.sources\.\d+\.basis")
 
 
 class Model(NamedTuple):
@@ -39,7 +42,8 @@ class Model(NamedTuple):
     """The name of each class of the network, in its order: all strings or all whole numbers."""
     columns: tuple[str, ...] | None  #: The names of a table's columns that are used, or None where they have none.
     metadata: dict[str, Any]  #: Anything else that JSON can hold: metrics, thresholds, what the views are.
-    held: dict[str, Tensor]  #: Further tensors that predictions do not need.
+    held: dict[str, Tensor]
+    """Further tensors that predictions do not need. Of fold models, directions come back in half precision."""
     encoding: Encoding | None = None  #: What makes features of these columns, or None where they are features.
 
 
@@ -286,9 +290,7 @@ def _copy(tensor: Tensor) -> Tensor:
 
 def _narrow(name: str, tensor: Tensor) -> Tensor:
     """Return whole numbers in as few bytes as hold them, and in half of theirs the directions that fold models read."""
-    if (
-        tensor.dtype == torch.float32 and name.startswith(HELD) and name.endswith(".basis")
-    ):  # of unit norm: what folds judge moves by less than 1e-3
+    if tensor.dtype == torch.float32 and DIRECTIONS.fullmatch(name):  # of unit norm: what folds judge hardly moves
         return tensor.half()
     if tensor.dtype == torch.int64 and tensor.numel():
         for dtype in (torch.int16, torch.int32):
@@ -298,7 +300,8 @@ def _narrow(name: str, tensor: Tensor) -> Tensor:
 
 
 def _widen(tensor: Tensor) -> Tensor:
-    """Return what `_narrow` was given."""
+    """Return what `_narrow` was given, directions rounded."""
+    expect(tensor.dtype in {torch.float16, torch.int16, torch.int32}, "narrow tensors that are wide")
     return tensor.float() if tensor.is_floating_point() else tensor.long()
 
 

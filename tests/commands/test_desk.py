@@ -123,6 +123,9 @@ def test_two_at_once_never_get_the_same_row_and_all_answers_are_kept(server: Ser
     answers = read_answers(table.with_name("answers.csv"))
     assert len(answers) == before + 40
     assert sorted(int(line[0]) for line in answers[before:]) == sorted(seen)
+    for what in ("skip", "flag"):  # somebody else has answered it: what is taken back next is not theirs
+        body = json.dumps({"tab": "late", "row": seen[0]})
+        assert server.refuse("POST", f"/api/{what}", body, headers={"Content-Type": "application/json"})[0] == 409
 
 
 def test_others_get_nothing_and_noise_does_no_harm(server: Server, table: Path) -> None:

@@ -189,6 +189,11 @@ def test_who_may_not_ask(server: Server, more: dict[str, Any], status: int, line
     assert (found[0], line in found[1]) == (status, True), found
 
 
+def test_pages_behind_a_proxy_with_tls_may_ask(server: Server) -> None:
+    address = {"Host": "LOCALHOST:8000", "Origin": "https://localhost:8000"}
+    assert server.ask("GET", "/metrics", headers=address)[0] == 200
+
+
 def test_rates_that_are_none(server: Server) -> None:
     for rate, must in (("x", "`unknown` must be a number between 0 and 1; got 'x'"), ("2", "`unknown` must")):
         path = f"/models/mixed/predict?unknown={rate}"

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from protonet._checks import as_typed, find_version, refuse
 from protonet.commands.models import find_sizes
@@ -253,7 +254,7 @@ def describe_api(models: dict[str, Model]) -> dict[str, Any]:
         rows = {"type": "array", "minItems": 1, "items": {"anyOf": [listed, *[by_name] * bool(named)]}}
         content: dict[str, Any] = {kind: {"schema": {"type": "string"}} for kind in KINDS}
         content[JSON_TYPE] = {"schema": {"type": "object", "required": ["rows"], "properties": {"rows": rows}}}
-        paths[f"/models/{name}/predict"] = {
+        paths[f"/models/{quote(name)}/predict"] = {
             "post": {
                 "summary": f"Classify rows: {', '.join(map(str, model.classes))}"[:300],
                 "parameters": [
@@ -284,7 +285,7 @@ def format_models(models: dict[str, Model]) -> tuple[str, str]:
         tag(
             "section",
             tag("h2", name_class(name)),
-            tag("p", f"POST /models/{name}/predict"),
+            tag("p", f"POST /models/{quote(name)}/predict"),
             tag("p", "Classes: ", join(_between(", ", map(name_class, model.classes)))),
             table(["column", "kind"], [(name_class(own), kind) for own, kind in list_columns(model)], "Columns"),
             *(tag("p", tag("code", line)) for line in _make_example(name, model)),
@@ -303,10 +304,10 @@ def _between(text: str, children: Any) -> list[Markup | str]:
 
 def _make_example(name: str, model: Model) -> list[str]:
     """Return the lines of a command that asks."""
-    row: Any = {own: None for own, _ in list_columns(model)[:3]} or [0] * len(find_sizes(model))
-    body = json.dumps({"rows": [row]}, ensure_ascii=False)[:400].replace("'", r"'\''")
+    row: Any = {own: None for own, _ in list_columns(model)} or [0] * len(find_sizes(model))
+    body = json.dumps({"rows": [row]}, ensure_ascii=False).replace("'", r"'\''")
     return [
-        f"curl -X POST 'ADDRESS/models/{name}/predict?proba=1' \\",
+        f"curl -X POST 'ADDRESS/models/{quote(name)}/predict?proba=1' \\",
         "-H 'Authorization: Bearer TOKEN' -H 'Content-Type: application/json' \\",
         f"-d '{body}'",
     ]

@@ -118,12 +118,12 @@ class Desk:
     def skip(self, who: str, row: int) -> None:
         """Ask for another row."""
         with self._lock:
-            self.session.skip(self._check(row))
+            self.session.skip(self._check_open(row))
         self._leases.pop(who, None)
 
     def flag(self, who: str, row: int) -> None:
         """Note on the disk that a row is strange, and ask for another one."""
-        if self._check(row) not in self.session.skipped:
+        if self._check_open(row) not in self.session.skipped:
             self.flags.add(self.session.cells[row], "flagged")
         self.skip(who, row)
 
@@ -240,6 +240,12 @@ class Desk:
     def _is_free(self, row: int) -> bool:
         """Return whether a row may be asked for."""
         return row not in self.session.skipped and row not in self.session.done
+
+    def _check_open(self, row: int) -> int:
+        """Return the number of a row that nobody has answered."""
+        if self._check(row) in self.session.done:
+            raise RequestError(409, f"`row` must be free; got {row}, which somebody has answered. Look at it again.")
+        return row
 
     def _check(self, row: int) -> int:
         """Return the number of a row that there is."""

@@ -61,7 +61,8 @@ class Door:
         host = headers.get("host", "")
         if read_name(host) not in self.names:
             raise RequestError(400, f"`Host` must be a name of this server; got {show(host)[:100]!r}.")
-        if headers.get("origin", f"http://{host}") != f"http://{host}":
+        origin = headers.get("origin", f"http://{host}").lower()
+        if origin not in {f"{scheme}://{host.lower()}" for scheme in ("http", "https")}:  # a proxy may have TLS
             raise RequestError(403, "`Origin` must be this server: pages of others may not ask it.")
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
         scheme, _, bearer = headers.get("authorization", "").partition(" ")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shlex
+import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -61,6 +62,7 @@ class Jobs:
         """
         if not self.running:
             self.running, self.error = what, ""
+            shutil.copyfile(self.answers, Path(self.folder.name, self.answers.name))  # others go on answering
             self._task = asyncio.create_task(self._work(what, version, places))
 
     def find(self, name: str) -> tuple[Path, str]:
@@ -94,7 +96,8 @@ class Jobs:
         """Do a job."""
         folder = Path(self.folder.name)
         model, report, figures = (str(folder / name) for name in ("model.safetensors", "report.html", "figures.json"))
-        fit = ["fit", str(self.answers), "--label", self.label, "--json", figures, "--report", report]
+        answers = str(folder / self.answers.name)
+        fit = ["fit", answers, "--label", self.label, "--json", figures, "--report", report]
         fit += [*self.kinds, *self.more]
         try:
             if what == "look":
@@ -104,7 +107,7 @@ class Jobs:
                 if self.model is None:
                     await self._run([*fit, "-o", model])
                 else:
-                    update = ["update", self.model, str(self.answers), "--label", self.label, "-o", model]
+                    update = ["update", self.model, answers, "--label", self.label, "-o", model]
                     await self._run([*update, *self.more])
                 await self._run(["predict", model, self.table, "-o", str(folder / FILES["predictions"][0]), "--proba"])
                 self.ready = {"model", "predictions", *["report"] * (self.model is None)}

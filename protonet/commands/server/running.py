@@ -11,6 +11,7 @@ import sys
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from protonet._checks import refuse
 from protonet.commands.server.guard import Door
@@ -84,7 +85,8 @@ def run_server(app: ASGIApp, door: Door, listening: socket.socket, what: str) ->
         timeout_graceful_shutdown=int(door.seconds) + 1,
     )
     host, port = listening.getsockname()[:2]
-    print(f"{what}: http://{f'[{host}]' if ':' in host else host}:{port}/?token={door.token}", flush=True)
+    name = f"[{host}]" if ":" in host else host
+    print(f"{what}: http://{name}:{port}/?token={quote(door.token, safe='')}", flush=True)
     signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn raises it once more after the end
     with suppress(KeyboardInterrupt), listening:
         Server(config).run([listening])
