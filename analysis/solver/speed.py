@@ -63,12 +63,12 @@ class Work(NamedTuple):
 
 def add_options(parser: StudyParser) -> None:
     """Add the other version."""
-    parser.add_argument("--before", metavar="FOLDER", help="the checkout of another version")
+    parser.add_argument("--folder", metavar="PATH", help="the checkout of another version, to measure before this one")
 
 
 def run(options: argparse.Namespace) -> Report:
     """Measure everything, the versions in turn."""
-    versions = {"now": ROOT, **({} if options.before is None else {"before": Path(options.before)})}
+    versions = {"now": ROOT, **({} if options.folder is None else {"before": Path(options.folder)})}
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for work in tqdm(list(list_work(Path(folder))), unit="figure", dynamic_ncols=True):
