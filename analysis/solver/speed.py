@@ -73,10 +73,8 @@ def run(options: argparse.Namespace) -> Report:
     with tempfile.TemporaryDirectory() as folder:
         for work in tqdm(list(list_work(Path(folder))), unit="figure", dynamic_ncols=True):
             figures = {name: measure(work, root, Path(folder)) for name, root in versions.items()}
-            rows.append({"kind": work.kind, "name": work.name, "option": work.option, **figures})
-    for row in rows:
-        if row["kind"] == "command":
-            row["option"] = ""
+            option = "" if work.kind == "command" else work.option
+            rows.append({"kind": work.kind, "name": work.name, "option": option, **figures})
     return Report(rows, tabulate(rows))
 
 

@@ -216,22 +216,14 @@ def read_label(arguments: Sequence[str] | None) -> argparse.Namespace:
     text = "Label rows in the terminal, the most telling ones first. Every answer is on the disk at once; the same"
     text += " command goes on where it was left. fit and update take the file of the answers as it is."
     parser = make_parser("protonet label", text, EXAMPLES["label"])
-    parser.add_argument("--classes", metavar="NAME,NAME", help="the classes, with commas (default: the model's)")
-    parser.add_argument("-o", "--output", metavar="FILE", help="the answers, .csv (default: TABLE-labelled.csv)")
-    parser.add_argument("--model", metavar="FILE", help="a file that fit wrote, to begin with")
-    parser.add_argument("--label", metavar="NAME", help=f"the column of the answers (default: the model's, or {LABEL})")
+    add_answers(parser, "--model", classes="the classes, with commas (default: the model's)")
     options = parser.parse_args(arguments)
     check_table(options)
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or sys.platform == "win32":
         remedy = "Run it in one, without pipes; python -m protonet suggest writes the rows to a file."
         refuse("arguments", "come from a terminal", "a pipe, a file or Windows", remedy)
-    if options.output is None:
-        table = Path(options.table)
-        options.output = str(table.with_name(f"{table.name.split('.')[0]}-labelled.csv"))
-    options.outputs = check_paths(options, {"output": (".csv",)}, [options.model, options.table])
-    if options.model is not None:
-        look_for_model(options.model, "--model")
-    look_for_table(options, options.table)
+    options.output = name_answers(options.table) if options.output is None else options.output
+    check_answers(options, "output")
     return options
 
 
@@ -315,24 +307,38 @@ def read_page(arguments: Sequence[str] | None) -> argparse.Namespace:
     text = "Label rows in a browser, the most telling ones first; look at what is learned, try it and take it. Every"
     text += " answer is on the disk before the next question; label goes on with the same file in the terminal."
     parser = make_parser("protonet page", text, EXAMPLES["page"])
-    parser.add_argument("--classes", metavar="NAME,NAME", help="the first classes (default: the model's, or none)")
-    parser.add_argument("-o", "--output", metavar="FILE", help="the answers, .csv (default: TABLE-labelled.csv)")
-    parser.add_argument("-m", "--model", metavar="FILE", help="a file that fit wrote, to begin with")
-    parser.add_argument("--label", metavar="NAME", help=f"the column of the answers (default: the model's, or {LABEL})")
+    add_answers(parser, "-m", "--model", classes="the first classes (default: the model's, or none)")
     add_address(parser, "0")
     options = parser.parse_args(arguments)
     options.port = check_port(options.port)
     check_table(options)
-    if options.output is None:
-        table = Path(options.table)
-        options.output = str(table.with_name(f"{table.name.split('.')[0]}-labelled.csv"))
+    options.output = name_answers(options.table) if options.output is None else options.output
     options.flags = str(Path(options.output).with_suffix(".flagged.csv"))
-    options.outputs = check_paths(options, {"output": (".csv",), "flags": (".csv",)}, [options.model, options.table])
+    check_answers(options, "output", "flags")
+    check_packages(["starlette", "uvicorn"], INSTALL_PAGE)
+    return options
+
+
+def add_answers(parser: Parser, *model: str, classes: str) -> None:
+    """Add where rows are labelled to, by what model, and what ``classes`` says."""
+    parser.add_argument("--classes", metavar="NAME,NAME", help=classes)
+    parser.add_argument("-o", "--output", metavar="FILE", help="the answers, .csv (default: TABLE-labelled.csv)")
+    parser.add_argument(*model, metavar="FILE", help="a file that fit wrote, to begin with")
+    parser.add_argument("--label", metavar="NAME", help=f"the column of the answers (default: the model's, or {LABEL})")
+
+
+def name_answers(table: str) -> str:
+    """Return the file of the answers about a table, beside it."""
+    path = Path(table)
+    return str(path.with_name(f"{path.name.split('.')[0]}-labelled.csv"))
+
+
+def check_answers(options: argparse.Namespace, *outputs: str) -> None:
+    """Look for what is read as rows are labelled, and at the files that are written."""
+    options.outputs = check_paths(options, dict.fromkeys(outputs, (".csv",)), [options.model, options.table])
     if options.model is not None:
         look_for_model(options.model, "--model")
     look_for_table(options, options.table)
-    check_packages(["starlette", "uvicorn"], INSTALL_PAGE)
-    return options
 
 
 def add_address(parser: Parser, port: str) -> None:

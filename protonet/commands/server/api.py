@@ -18,7 +18,7 @@ from protonet.commands.models import find_sizes
 from protonet.commands.predict import choose_threshold, name_classes
 from protonet.commands.server.batches import Batches
 from protonet.commands.server.guard import Door, Guard, RequestError
-from protonet.commands.server.reading import KINDS, Rows, read_body
+from protonet.commands.server.reading import KINDS, Rows, read_body, read_media
 from protonet.commands.server.served import Served, watch_files
 from protonet.files import Model
 from protonet.ui.page.document import format_plain
@@ -93,7 +93,7 @@ class Api:
         if name not in self.models:
             raise RequestError(404, f"`model` must be one of {', '.join(self.models)}; got another one.")
         model, query = self.models[name].model, request.query_params
-        media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        media = read_media(request)
         body = await request.body()
         if media == JSON_TYPE and len(body) <= SMALL and not _is_read(model):
             rows = read_body(model, media, body)

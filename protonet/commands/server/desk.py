@@ -104,10 +104,10 @@ class Desk:
             OSError: The disk takes no more: nothing is kept.
         """
         name = check_class(name, self.session.names)
-        if self._check(row) in self.session.done:
-            if self.session.answers.rows[self.session.done.index(row)][-1] == name:
-                return  # asked again, as the answer to the answer was lost
-            raise RequestError(409, f"`row` must be free; got {row}, which somebody has answered. Look at it again.")
+        done = self.session.done
+        if row in done and self.session.answers.rows[done.index(row)][-1] == name:
+            return  # asked again, as the answer to the answer was lost
+        self._check_open(row)
         with self._lock:
             self.session.keep(row, name)
             if name not in self.session.names:

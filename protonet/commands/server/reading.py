@@ -9,7 +9,7 @@ import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from protonet.tables.columns.number import MOST
 from protonet.tables.features import check_kinds, encode_block
 from protonet.tables.formats import to_text
 from protonet.tables.table import Block, Table, list_names
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
 
 #: Rows of a request.
 MOST_ROWS = 100_000
@@ -41,6 +44,11 @@ class Rows(NamedTuple):
 
     x: np.ndarray  #: (n, dim) float32 or float64.
     notes: list[str]  #: What a person should be told.
+
+
+def read_media(request: Request) -> str:
+    """Return the media type of a request's body, without its parameters."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def read_body(model: Model, media: str, body: bytes) -> Rows:

@@ -20,7 +20,7 @@ from protonet.commands.models import attach, list_notes
 from protonet.commands.server.desk import Desk
 from protonet.commands.server.guard import Door, Guard, RequestError
 from protonet.commands.server.jobs import Jobs
-from protonet.commands.server.reading import read_body
+from protonet.commands.server.reading import read_body, read_media
 from protonet.representations.pictures.images import UNREADABLE_IMAGE, open_plain
 from protonet.representations.pictures.reading import refuse_picture
 from protonet.tables.columns.parsing import count_gaps
@@ -189,7 +189,7 @@ class Room:
         """Judge a row that somebody brings."""
         model, body = self.desk.make_model(), await request.body()
         model = await self.run(lambda: attach(model, self.representation, shown=False, kept=False))
-        media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        media = read_media(request)
         rows = await self.run(lambda: read_body(model, media, body))
         if len(rows.x) != 1:
             refuse("body", "hold one row", len(rows.x), "Send one.")
