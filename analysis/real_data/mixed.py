@@ -1,7 +1,8 @@
-"""Tables of mixed columns, by the command's own reading, beside seven tuned pipelines of scikit-learn.
+"""Tables of mixed columns, by the command's own reading, beside seven tuned pipelines of scikit-learn and two boosters.
 
 Each pipeline has what its users do: medians and an indicator for gaps, standardised numbers, one-hot categories, and
-settings by folds. The regret is against the best of them in each row of the table, with hindsight.
+settings by folds; LightGBM and CatBoost read categories themselves. The regret is against the best of them in each row
+of the table, with hindsight.
 """
 
 from __future__ import annotations
@@ -15,15 +16,20 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import log_softmax
+from scipy.stats import rankdata
 
 from analysis.prior.study import MIXED_NAME, load_left_out
 from analysis.real_data.mixed_sets import MIXED, MixedSplit, load_mixed, split_mixed
-from analysis.real_data.robustness import Run
+from analysis.real_data.robustness import Run, judge
+from analysis.shared.baselines import Outcome
 from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser, load_sets, parse_wholes
 from analysis.shared.tables import average_rows, describe_regrets, format_mean, gather
@@ -34,6 +40,7 @@ from protonet.commands.options import make_parser
 from protonet.commands.rows import read_rows
 from protonet.fit.search import Search
 from protonet.fit.solver import solve_problem
+from protonet.metrics import find_auroc
 from protonet.tables.features import encode_block
 from protonet.tables.table import Wanted, open_table
 from protonet.ui.text import count, format_table
@@ -54,15 +61,19 @@ with suppress(ImportError):
 
 PROG = "analysis mixed"
 FOLDS = 5
+SMALLEST = 1e-6  #: A probability below this counts as this in the log-loss.
 GAPS = ["", "NA", "?", "null", "NaN", "nan", "None"]
 NOTE = """
 Mean over {splits} ± one standard error, in percent, of rows as they come: of classes of other sizes than the labelled
 ones. The best pipeline is, with hindsight, the one of the highest mean in the row. "Left-out" weighs views by a prior
-that was trained without any of these tables, "ours" by the published one.
+that was trained without any of these tables, "ours" by the published one. Ranks are over the tables, 1 the best; the
+log-loss is in nats (a probability counts as at least {smallest:.0e}), the AUC the mean over the classes, each against
+the rest, in percent, the calibration error in points over 15 bins. LightGBM chooses its least leaf by folds, as the
+other boosting does; CatBoost is as it is set by default.
 """
 
 
-def fit_ours(split: MixedSplit, effort: str | Search = "default") -> np.ndarray:
+def fit_ours(split: MixedSplit, effort: str | Search = "default") -> Outcome:
     """Return what the solver predicts, from files as the command reads them."""
     with tempfile.TemporaryDirectory() as folder:
         train, test = Path(folder, "train.csv"), Path(folder, "test.csv")
@@ -77,9 +88,14 @@ def fit_ours(split: MixedSplit, effort: str | Search = "default") -> np.ndarray:
         table = open_table(test, Wanted("class of the row", columns=data.columns))
         with torch.no_grad():
             x = [torch.from_numpy(encode_block(table, block, data.encoding)) for block in table.blocks]
-            places = torch.cat([network(each) for each in x]).argmax(dim=1)
-    names: np.ndarray = np.array(data.classes).astype(str)[places.numpy()]
-    return names
+            logits = torch.cat([network(each) for each in x]).double().numpy()  # (m, classes)
+    order = [list(map(str, data.classes)).index(each) for each in np.unique(split.train_labels)]
+    return as_outcome(log_softmax(logits[:, order], axis=1))
+
+
+def as_outcome(log_probabilities: np.ndarray) -> Outcome:
+    """Return what log-probabilities (m, classes) predict."""
+    return Outcome(log_probabilities.argmax(axis=1), log_probabilities)
 
 
 def write_table(path: Path, header: Sequence[str], rows: Any) -> None:
@@ -90,9 +106,7 @@ def write_table(path: Path, header: Sequence[str], rows: Any) -> None:
         writer.writerows([label, *cells] for label, cells in rows)
 
 
-def fit_pipeline(
-    split: MixedSplit, make: Callable[[], Any], grid: Mapping[str, Any], *, hot: bool = True
-) -> np.ndarray:
+def fit_pipeline(split: MixedSplit, make: Callable[[], Any], grid: Mapping[str, Any], *, hot: bool = True) -> Outcome:
     """Return what a pipeline predicts, its settings chosen by accuracy over folds."""
     train, test, numbers, others = read_frames(split)
     if hot:
@@ -101,13 +115,32 @@ def fit_pipeline(
     else:
         scaled, encoder = "passthrough", OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1)
     columns = ColumnTransformer([("numbers", scaled, numbers), ("others", encoder, others)])
-    pipeline = Pipeline([("columns", columns), ("model", make())])
-    smallest = int(np.unique(split.train_labels, return_counts=True)[1].min())
-    folds = StratifiedKFold(min(FOLDS, smallest), shuffle=True, random_state=0)
+    return fit_by_folds(split, Pipeline([("columns", columns), ("model", make())]), grid, train, test)
+
+
+def fit_booster(split: MixedSplit, make: Callable[[list[str]], Any], grid: Mapping[str, Any]) -> Outcome:
+    """Return what a booster predicts that reads categories itself, given their names; its settings as a pipeline's."""
+    train, test, _, others = read_frames(split)
+    for name in others:
+        levels = pd.CategoricalDtype(sorted(set(train[name]) | set(test[name])))
+        train[name], test[name] = train[name].astype(levels), test[name].astype(levels)
+    return fit_by_folds(split, Pipeline([("model", make(others))]), grid, train, test)
+
+
+def fit_by_folds(split: MixedSplit, pipeline: Any, grid: Mapping[str, Any], train: Any, test: Any) -> Outcome:
+    """Return what a pipeline predicts on frames, the settings of its model chosen by accuracy over folds, if any."""
+    classes, y = np.unique(split.train_labels, return_inverse=True)
+    folds = StratifiedKFold(min(FOLDS, int(np.bincount(y).min())), shuffle=True, random_state=0)
+    if grid:
+        pipeline = GridSearchCV(pipeline, {f"model__{name}": values for name, values in grid.items()}, cv=folds)
     with warnings.catch_warnings():  # fits that their steps leave unfinished, unknown categories
         warnings.simplefilter("ignore")
-        search = GridSearchCV(pipeline, {f"model__{name}": values for name, values in grid.items()}, cv=folds)
-        return np.asarray(search.fit(train, split.train_labels).predict(test))
+        fitted = pipeline.fit(train, y)
+        if not hasattr(fitted, "predict_proba"):
+            return Outcome(np.asarray(fitted.predict(test)).ravel())
+        shares = fitted.predict_proba(test)  # (m, classes)
+    assert shares.shape[1] == len(classes)
+    return as_outcome(np.log(shares.clip(SMALLEST)))
 
 
 def read_frames(split: MixedSplit) -> tuple[Any, Any, list[str], list[str]]:
@@ -129,7 +162,7 @@ def read_frames(split: MixedSplit) -> tuple[Any, Any, list[str], list[str]]:
     return train, test, numbers, others
 
 
-Method = Callable[[MixedSplit], np.ndarray]
+Method = Callable[[MixedSplit], Outcome]
 OURS: dict[str, Method] = {
     "left-out": lambda split: fit_ours(split, Search(prior=load_left_out(MIXED_NAME))),
     "ours": fit_ours,
@@ -158,8 +191,27 @@ PIPELINES: dict[str, Method] = {
     "lda": lambda split: fit_pipeline(
         split, lambda: LinearDiscriminantAnalysis(solver="lsqr"), {"shrinkage": ["auto", 0.5]}
     ),
+    "lightgbm": lambda split: fit_booster(
+        split,
+        lambda _: import_module("lightgbm").LGBMClassifier(n_jobs=1, random_state=0, verbose=-1),
+        {"min_child_samples": [2, 5]},
+    ),
+    "catboost": lambda split: fit_booster(
+        split,
+        lambda names: import_module("catboost").CatBoostClassifier(
+            thread_count=1, random_seed=0, verbose=False, allow_writing_files=False, cat_features=names
+        ),
+        {},
+    ),
 }
 METHODS = OURS | PIPELINES
+#: What methods are ranked by: a result of `run_method`, and 1 where more is better.
+RANKED = {
+    "accuracy": ("accuracy", 1),
+    "log-loss": ("log_loss", -1),
+    "AUC": ("auc", 1),
+    "calibration error": ("calibration_error", -1),
+}
 
 
 def add_options(parser: StudyParser) -> None:
@@ -176,6 +228,9 @@ def run(options: argparse.Namespace) -> Report:
     methods = options.methods or list(METHODS)
     if not any(method in OURS for method in methods):
         fail(PROG, "--methods", "name one of ours", ",".join(methods), "Add ours.")
+    for name in ("lightgbm", "catboost"):
+        if name in methods and find_spec(name) is None:
+            fail(PROG, "--methods", "be installed", name, f"Run pip install {name}, or name the others.")
     runs = []
     for name, _ in load_sets(options.datasets or MIXED, load_mixed):
         seeds = range(options.splits)
@@ -196,13 +251,29 @@ def hash_code(method: str) -> str:
 
 
 def run_method(run: Run) -> dict[str, float]:
-    """Return a method's accuracy on a split and its mean recall over the classes, in percent, and its seconds."""
+    """Return a method's accuracy on a split and its mean recall over the classes, in percent, and its seconds.
+
+    Where it has probabilities, their log-loss, calibration error and the mean over the classes of the area under the
+    curve of each against the rest, too.
+    """
     split = split_mixed(*run[:3])
+    classes = np.unique(split.train_labels)
+    truth = torch.from_numpy(np.searchsorted(classes, split.test_labels))
     started = time.perf_counter()
-    right = METHODS[run.method](split) == split.test_labels
+    outcome = METHODS[run.method](split)
     seconds = time.perf_counter() - started
-    recalls = [right[split.test_labels == each].mean() for each in np.unique(split.test_labels)]
-    percent = {"accuracy": 100 * float(right.mean()), "recall": 100 * float(np.mean(recalls))}
+    found = judge(outcome, truth)
+    right = outcome.predicted == truth.numpy()
+    found["recall"] = statistics.fmean(right[truth.numpy() == each].mean() for each in truth.unique().tolist())
+    if outcome.log_probabilities is not None:
+        shares = torch.from_numpy(np.exp(outcome.log_probabilities))
+        areas = [
+            find_auroc(shares[truth == each, each], shares[truth != each, each])
+            for each in range(len(classes))
+            if 0 < int((truth == each).sum()) < len(truth)
+        ]
+        found["auc"] = statistics.fmean(areas)
+    percent = {name: value if name == "log_loss" else 100 * value for name, value in found.items()}
     return percent | {"seconds": round(seconds, 3)}
 
 
@@ -216,7 +287,7 @@ def tabulate(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> str:
         lead = statistics.fmean(row["accuracy"][main]) - statistics.fmean(row["accuracy"][best]) if best else 0.0
         lines.append([row["dataset"], str(row["shots"]), *cells, best, f"{lead:+.2f}" if best else ""])
     text = format_table(["table", "shots", *methods, "best pipeline", f"lead of {main}"], lines)
-    text += NOTE.format(splits=count(len(rows[0]["accuracy"][main]), "split"))
+    text += NOTE.format(smallest=SMALLEST, splits=count(len(rows[0]["accuracy"][main]), "split"))
     for shots in sorted({row["shots"] for row in rows}):
         group = [row for row in rows if row["shots"] == shots]
         text += f"\n**{shots} rows per class**, {count(len(group), 'table')}:\n\n" + tabulate_group(group, methods)
@@ -224,7 +295,7 @@ def tabulate(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> str:
 
 
 def tabulate_group(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> str:
-    """Return a table with a line for each method, and one for the best pipeline of each row in hindsight."""
+    """Return tables with a line for each method: how often it is right, and the best pipeline in hindsight; ranks."""
     pipelines = [method for method in methods if method in PIPELINES]
     best = {
         quantity: [max(average_rows([row], quantity, each) for each in pipelines) for row in rows if pipelines]
@@ -238,8 +309,24 @@ def tabulate_group(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) ->
             behind = {row["dataset"]: most - average_rows([row], "accuracy", method) for row, most in pairs}
             line += describe_regrets(behind)
         lines.append(line)
-    if pipelines:
-        hindsight = [f"{statistics.fmean(values):.2f}" for values in best.values()]
-        lines.append(["best pipeline, row by row", *hindsight, "", "+0.00", ""])
+    if not pipelines:
+        return format_table(["method", "accuracy", "mean recall", "seconds"], lines)
+    hindsight = [f"{statistics.fmean(values):.2f}" for values in best.values()]
+    lines.append(["best pipeline, row by row", *hindsight, "", "+0.00", ""])
     header = ["method", "accuracy", "mean recall", "seconds", "mean regret", "worst regret"]
-    return format_table(header[: len(lines[0])], lines)
+    main = next(each for each in methods if each in OURS)
+    return format_table(header, lines) + "\n" + tabulate_ranks(rows, [main, *pipelines])
+
+
+def tabulate_ranks(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> str:
+    """Return a table of each method's mean rank over the tables, 1 the best, by each of ``RANKED``, and its mean."""
+    columns: dict[str, list[str]] = {"method": list(methods)}
+    for title, (quantity, sign) in RANKED.items():
+        there = [each for each in methods if all(each in row[quantity] for row in rows)]
+        means = np.array([[average_rows([row], quantity, each) for each in there] for row in rows])  # (rows, methods)
+        ranks = rankdata(-sign * means.round(9), axis=1).mean(axis=0)
+        shown = {
+            each: f"{mean:.2f} ({rank:.1f})" for each, mean, rank in zip(there, means.mean(axis=0), ranks, strict=True)
+        }
+        columns[f"{title} (rank)"] = [shown.get(each, "") for each in methods]
+    return format_table(list(columns), list(zip(*columns.values(), strict=True)))

@@ -240,31 +240,36 @@ def _grow(
     splits = _count_splits(x.shape[1] if whole.blocks is None else int(whole.blocks[-1]) + 1)
     varying = (x.amax(dim=0) > x.amin(dim=0)).nonzero().flatten()
     nodes = _append_leaves(None, trees)
-    kind = torch.unique(x, dim=0, return_inverse=True)[1]  # (n,): equal rows cannot be split
+    kinds, kind = torch.unique(x, dim=0, return_inverse=True)  # kind (n,): equal rows cannot be split
+    repeated = len(kinds) < n
     row, at = torch.arange(n).repeat(trees), nodes.root.repeat_interleave(n)  # (pairs,): each row in each tree
     depth = 0
     for _ in range(FOREST.most_depth):
-        node, group = at.unique(return_inverse=True)
-        present, member = (group * num_classes + labels[row]).unique(return_inverse=True)
-        count = torch.zeros(len(present), dtype=x.dtype).index_add_(0, member, shares[row])
+        node, group = _number(at, len(nodes.child))
+        present, member = _number(group * num_classes + labels.index_select(0, row), len(node) * num_classes)
+        weight = shares.index_select(0, row)
+        count = torch.zeros(len(present), dtype=x.dtype).index_add_(0, member, weight)
         owner, label = present // num_classes, present % num_classes  # (present,): the classes of each node
         most = torch.zeros(len(node), dtype=x.dtype).scatter_reduce_(0, owner, count, "amax")
         majority = torch.where(count == most[owner], label, num_classes)  # the first of equals
         nodes.label[node] = torch.full_like(node, num_classes).scatter_reduce_(0, owner, majority, "amin")
-        least = torch.full_like(node, n).scatter_reduce_(0, group, kind[row], "amin")
-        mixed = torch.zeros_like(node).scatter_reduce_(0, group, kind[row], "amax") > least
-        mixed &= owner.bincount(minlength=len(node)) > 1
+        mixed = owner.bincount(minlength=len(node)) > 1
+        if repeated:
+            own = kind.index_select(0, row)
+            least = torch.full_like(node, n).scatter_reduce_(0, group, own, "amin")
+            mixed &= torch.zeros_like(node).scatter_reduce_(0, group, own, "amax") > least
         if not bool(mixed.any()):
             break
         number, place = mixed.cumsum(dim=0) - 1, mixed[owner].cumsum(dim=0) - 1
-        open_pair, open_class = mixed[group], mixed[owner]
-        row, group, member = row[open_pair], number[group[open_pair]], place[member[open_pair]]
+        open_pair, open_class = mixed.index_select(0, group), mixed[owner]
+        row, group, member, weight = (each[open_pair] for each in (row, group, member, weight))
+        group, member = number.index_select(0, group), place.index_select(0, member)
         node, owner, count = node[mixed], number[owner[open_class]], count[open_class]
 
         feature = _draw_features(x, varying, whole.blocks, (len(node), splits), generator)  # (nodes, splits)
         share = torch.rand(feature.shape, generator=generator, dtype=x.dtype)
-        values = x[row[:, None], feature[group]]
-        threshold, right, score = _try_splits(values, shares[row], group, member, owner, count, share)
+        values = x.take(row[:, None] * x.shape[1] + feature.index_select(0, group))  # (pairs, splits)
+        threshold, right, score = _try_splits(values, weight, group, member, owner, count, share)
         score, best = score.max(dim=1)
         split = score > 0  # else all tried features are constant here: others are tried at the next level
         first = len(nodes.child) + 2 * (split.cumsum(dim=0) - 1)
@@ -272,10 +277,19 @@ def _grow(
         nodes.feature[node[split]] = feature[split].gather(1, best[split, None])[:, 0]
         nodes.threshold[node[split]] = threshold[split].gather(1, best[split, None])[:, 0]
         nodes.child[node[split]] = first[split]
-        goes_right = right.gather(1, best[group, None])[:, 0]
-        at = torch.where(split[group], first[group] + goes_right, node[group])
+        goes_right = right.gather(1, best.index_select(0, group)[:, None])[:, 0]
+        at = torch.where(split, first, node).index_select(0, group) + (goes_right & split.index_select(0, group))
         depth += bool(split.any())
     return nodes, depth
+
+
+def _number(values: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Return the different ones of whole numbers (n,) in [0, most), ascending, and the place (n,) of each in them."""
+    if most > 4 * len(values):  # a table of all numbers would cost more than sorting
+        return values.unique(return_inverse=True)
+    there = torch.zeros(most, dtype=torch.bool)
+    there[values] = True
+    return there.nonzero().flatten(), (there.cumsum(dim=0) - 1).index_select(0, values)
 
 
 def _draw_features(
@@ -321,7 +335,7 @@ def _try_splits(
     low = torch.full_like(share, math.inf).scatter_reduce_(0, index, values, "amin")
     high = torch.full_like(share, -math.inf).scatter_reduce_(0, index, values, "amax")
     threshold = low + share * (high - low)
-    right = values > threshold[group]
+    right = values > threshold.index_select(0, group)
     counts = values.new_zeros(len(count), share.shape[1]).index_add_(0, member, weights[:, None] * right)
     score = torch.zeros_like(share)
     for side in (counts, count[:, None] - counts):
