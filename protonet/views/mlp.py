@@ -82,7 +82,7 @@ class MLPKind(Kind):
 
     sizes: int = len(SIZES)  #: How many of the sizes that the budget affords are tried.
     steps: tuple[int, ...] = (3, 10, 30, 60)  #: At which training is judged; one that gets worse is not continued.
-    work: float = 2e8  #: Parameters times steps that one size may cost, over all folds, at the most.
+    work: float = 5e7  #: Parameters times steps that one size may cost, over all folds, at the most.
     recipe: Recipe = RECIPE  #: Of the training.
     stage: ClassVar[str] = "learned views"
     share: ClassVar[float] = 3.0
