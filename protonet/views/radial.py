@@ -110,10 +110,8 @@ CENTRED, STANDARDISED, RELEVANT, ROBUST, WHITENED = map(
 #: What is tried by default ...
 VIEWS = (
     Radial(CENTRED, 2),
-    Radial(STANDARDISED, 2),
     Radial(RELEVANT, 2),
     Radial(WHITENED, 2),
-    Radial(ROBUST, 2, squash=True),
     Radial(STANDARDISED, 1),
     Radial(RELEVANT, 1),
     Radial(ROBUST, 1, squash=True),

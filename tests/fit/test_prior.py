@@ -61,7 +61,7 @@ def jiggled(seed: int) -> Prior:
     [
         *((Linear(scaling, span), {scaling}) for scaling in SCALINGS for span in (None, (0, 3))),
         (Radial(Linear("relevant"), 1), {"laplacian", "relevant"}),
-        (Radial(Linear("robust"), 2, squash=True, shifted=True), {"gaussian", "squashed", "shifted"}),
+        (Radial(Linear("robust"), 1, squash=True), {"laplacian", "squashed"}),
         (Patterns(9, False, 0.1), {"patterns"}),
         (Patterns(9, True, 0.1), {"patterns", "local"}),
         (Forest(9), {"forest"}),

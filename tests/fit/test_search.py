@@ -117,7 +117,7 @@ def test_the_stages_are_told_in_order() -> None:
 
 def test_radial_views_are_used_where_tails_are_heavy() -> None:
     choice = choose("heavy_tails")
-    assert weights(choice)["gaussian squashed"] > 0.1
+    assert weights(choice)["laplacian squashed"] > 0.1
     for specification, weight in choice.views:
         assert weight > 0
         if isinstance(specification, Radial):
