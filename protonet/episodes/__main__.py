@@ -36,7 +36,7 @@ OUTPUTS = {
     "report": "a report for the browser, .html: one file, without network; with it, --json has its figures as well",
 }
 #: Options that a study leaves to its runs, whose files lie in its folder, beside ``OUTPUTS``.
-KEPT = ("state", "resume", "methods", "presets")
+KEPT = ("state", "resume", "methods", "presets", "class_lists")
 #: What people type, by what the code calls it where that is not the name of an option.
 TYPED = {name: f"--{name.removeprefix('n_')}" for name in ("n_query", "n_open", "n_unlabelled", "n_distractors")}
 PROTOCOLS = ("episodes", "generalized", "meta-dataset")
@@ -72,6 +72,8 @@ def make_parser() -> Parser:
 
     add = parser.add_expert_group("data").add_argument
     text = "test rows of each --dataset, of the same classes: episodes are all-way draws of the support"
+    lists = "list the classes of the usual benchmarks by name, with counts and hashes, and do nothing else"
+    add("--class-lists", action="store_true", help=lists)
     add("--test", nargs="+", metavar="DATASET", help=text)
     add("--split-seed", metavar="N", help="split the classes at random: 60 %% base, 15 %% validation, 25 %% novel")
     text = "pixels per side of pictures (default: as their authors take them; 28, and grey, for a folder by class)"
@@ -95,7 +97,7 @@ def make_parser() -> Parser:
         "--unlabelled", default="0", metavar="N", help="unlabelled rows of each class, for methods that learn from them"
     )
     add("--distractors", default="0", metavar="N", help="classes outside the episode, with as many unlabelled rows")
-    text = "of meta-dataset: names (superclass/class), or a file of lines 'parent child', such as wordnet.is_a.txt"
+    text = "of meta-dataset: names (superclass/class), meta-ilsvrc-2012, or a file of lines 'parent child'"
     add("--hierarchy", metavar="FILE", help=text)
     text = "accept classes with few rows, with fewer queries; with --imbalance, that balances queries somewhat"
     add("--allow-small", action="store_true", help=text)
@@ -127,7 +129,8 @@ def _describe_methods() -> str:
         [name for name, spec in METHODS.items() if spec.transductive is kind] for kind in (False, True)
     )
     return f"""kinds of --dataset KIND:ROOT, as their authors publish them:
-  mini-imagenet, tiered-imagenet, cub, cifar-fs, fc100, omniglot; features also as .npy, .pt, .plk
+  mini-imagenet, tiered-imagenet, cub, cifar-fs, fc100, omniglot; meta-aircraft and others of --class-lists, of
+  Meta-Dataset, in plain folders by class; features also as .npy, .pt, .plk
 inductive methods:\n  {_wrap(inductive)}
 transductive methods, which use all queries of an episode together:\n  {_wrap(transductive)}
 other names:\n  {", ".join(f"{alias} for {name}" for alias, name in ALIASES.items())}
@@ -158,6 +161,11 @@ def run(arguments: Sequence[str] | None) -> None:
         return
     if options.presets:
         print(list_presets(), end="")
+        return
+    if options.class_lists:
+        from protonet.datasets.class_lists import tell_class_lists  # noqa: PLC0415 - as above
+
+        print(tell_class_lists(), end="")
         return
     passed = vars(parser.parse_args(arguments, argparse.Namespace(**dict.fromkeys(vars(options)))))  # without defaults
     given = {name for name, value in passed.items() if value is not None}

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from protonet._checks import fail
 from protonet.datasets import Dataset
+from protonet.datasets.class_lists import tell_difference
 from protonet.datasets.dataset import SIDES
 from protonet.episodes.draws.batch import Base, Trained, summarize_base, take_from
 from protonet.episodes.draws.sampler import Pool, Sampler, Take
@@ -149,6 +150,9 @@ def prepare(plan: EvaluationPlan, sampler: Sampler, sources: Sources) -> Prepare
     whole = index_classes(data.y)
     sampler, index, lines = sampler.choose_classes(whole.take(torch.tensor(chosen)), names)
     notes += lines
+    if plan.rows.split_seed is None and data.sides is not None:
+        counts = dict(zip(zip(data.class_names, data.sides, strict=True), whole.size.tolist(), strict=True))
+        notes += tell_difference(plan.rows.dataset, counts)
     kind = plan.rows.normalize
     uses_base = sampler.adds_base or any(choice.spec.uses_base for choice in methods.values())
     if kind != "cl2" and not uses_base:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from protonet._checks import as_typed, check_device, fail, optional_packages
+from protonet.datasets.class_lists import tell_difference
 from protonet.datasets.dataset import Dataset
 from protonet.datasets.pictures import INSTALL, Found, Picture, hash_state, load_pictures, open_picture
 from protonet.episodes.arguments import PICTURES
@@ -67,6 +68,8 @@ def run_extract(options: argparse.Namespace) -> None:
         else:
             job = _plan_pictures(found, options.data, extractor, batch)
     dim = write_embeddings(output, job, resume=options.resume)
+    notes = tell_difference(options.data, Counter(zip(job.labels, job.sides or (), strict=False)))
+    print("".join(f"{note}\n" for note in notes), end="")
     print(f"{output}: {len(job.labels):,} rows of {dim} features, {len(set(job.labels))} classes")
 
 
