@@ -343,8 +343,8 @@ def make_extract_parser() -> Parser:
     text += "--texts, or a checkpoint of ours, any data set"
     parser.add_argument("data", metavar="DATA", help=text)
     text = "FILE.onnx, FILE.pt2 (with what its metadata lack: FILE:size=224,mean=0.5/0.4/0.4,std=0.2), FILE.safetensors"
-    text += " of 'train', timm:NAME, torchvision:NAME or open_clip:NAME:TAG; weights are taken from the cache of that"
-    text += " library, and never downloaded"
+    text += " of 'train', efficientnet (of the extra pictures), timm:NAME, torchvision:NAME or open_clip:NAME:TAG;"
+    text += " weights are taken from the cache of that library, and never downloaded"
     parser.add_argument("--backbone", required=True, metavar="NET", help=text)
     parser.add_argument("--weights", metavar="FILE", help="of a named network, instead of those in the cache")
     parser.add_argument("-o", "--output", required=True, metavar="FILE.npz", help="a new file")
