@@ -31,7 +31,7 @@ INTERRUPTED = 130  #: The exit code after Ctrl-C.
 #: Sets whose pictures have these hashes.
 KNOWN = {
     "ea90d7c80ab1409ad2b63cd0b117e5092afe8cd340c40151f2f5e6d4f1db7ec1": "GroceryStoreDataset, Klasson, Zhang and "
-    "Kjellström (2019), https://github.com/marcusklasson/GroceryStoreDataset, `train`, `val` and `test` of `dataset`"
+    "Kjellström (2019),\nhttps://github.com/marcusklasson/GroceryStoreDataset, `train`, `val` and `test` of `dataset`"
 }
 #: Columns: shots, queries per class, and arguments of queries that are not balanced.
 COLUMNS: dict[str, tuple[str, ...]] = {
@@ -51,17 +51,20 @@ PUBLISHED = {
     "tim": (74.3, 84.2),
     "transductive-finetune": (63.0, 80.6),
 }
-SOURCE = "https://github.com/sicara/easy-few-shot-learning, README.md, commit 8023ff49a02a"
+SOURCE = "README.md of https://github.com/sicara/easy-few-shot-learning, commit 8023ff49a02a"
 TITLE = """# Few-shot methods on photographs
 
-{n:,} photographs of {classes} classes: {known}; sha256 of all {sha}. Features of
-`{backbone}`, {way}-way, classes split at random by seed 0 into 60 % base, 15 % validation and 25 % novel ones,
-{episodes:,} episodes. 15 queries per class, or, by Dirichlet shares of concentration 2, 6 on average. Intervals over
-classes come first.
+{n:,} photographs of {classes} classes: {known};
+sha256 of all {sha}.
+
+Features of `{backbone}`, {way}-way, classes split at random by seed 0 into 60 % base, 15 % validation and 25 % novel
+ones, {episodes:,} episodes. 15 queries per class, or, by Dirichlet shares of concentration 2, 6 on average. Intervals
+over classes come first.
 
 """
 RANKS = f"""
-Ranks at 1 and 5 shots, and what was published on mini-ImageNet, each on features of one network ([source]({SOURCE})):
+Ranks at 1 and 5 shots, with accuracies, here and as published on mini-ImageNet, each on features of one network
+({SOURCE}):
 
 """
 

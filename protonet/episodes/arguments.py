@@ -350,6 +350,8 @@ def make_extract_parser() -> Parser:
     parser.add_argument("-o", "--output", required=True, metavar="FILE.npz", help="a new file")
     text = "go on with the file, if the command was stopped, with the same arguments; a finished one is left as it is"
     parser.add_argument("--resume", action="store_true", help=text)
+    text = "write the last maps of convolutions, whose places 'frn' looks at, by efficientnet or FILE.safetensors"
+    parser.add_argument("--maps", action="store_true", help=text)
     parser.add_argument("--texts", action="store_true", help="embed the classes' names instead, by open_clip:NAME:TAG")
     add = parser.add_expert_group("how it computes").add_argument
     add("--batch", default=str(PICTURES), metavar="N", help=f"pictures at a time (default {PICTURES})")
@@ -386,6 +388,8 @@ def read_extract(arguments: Sequence[str] | None) -> argparse.Namespace:
         fail(prog, "--output", "be a new file", f"{output}, which exists", "Pass another path, or --resume.")
     if not options.texts and (options.names or options.template):
         fail(prog, "--names" if options.names else "--template", "come with --texts", "none", "Leave it out.")
+    if options.texts and options.maps:
+        fail(prog, "--maps", "come without --texts", "both", "Leave one of the two out.")
     options.template = options.template or [TEMPLATE]
     if bad := [each for each in options.template if each.count("{}") != 1]:
         fail(prog, "--template", "have one {} for the name", repr(bad[0]), f"Pass one such as {TEMPLATE!r}.")

@@ -264,6 +264,11 @@ def test_the_small_network_of_pictures_is_what_its_package_gives(tmp_path: Path)
     prepared = torch.stack([extractor.prepare(open_whole(path)) for path in paths])
     with torch.no_grad():
         torch.testing.assert_close(extractor.embed(prepared), torch.from_numpy(rows), rtol=1e-4, atol=1e-5)
+    assert extractor.embed_maps is not None
+    with torch.no_grad():
+        maps = extractor.embed_maps(prepared)
+    assert maps.shape[1] == rows.shape[1]
+    torch.testing.assert_close(maps.mean(dim=(2, 3)), torch.from_numpy(rows), rtol=1e-4, atol=1e-5)
     assert open_extractor("efficientnet:64").prepare(open_whole(paths[0])).shape == (3, 64, 64)
     with pytest.raises(InputError, match="`--backbone` must say pixels per side, at least 32; got efficientnet:8"):
         open_extractor("efficientnet:8")

@@ -87,6 +87,7 @@ def evaluate(
     base: Base | None = None,
     texts: Tensor | None = None,
     trained: Trained | None = None,
+    shape: tuple[int, int, int] | None = None,
     group: Group | None = None,
     progress: Progress | None = None,
     take: Take | None = None,
@@ -115,6 +116,7 @@ def evaluate(
             device of the rows.
         trained: The encoder that the rows are embeddings of, with its rows by the same numbers, for methods that adapt
             it; None where there is none.
+        shape: Channels, height and width of rows that are maps of a network, for methods that look at their places.
         group: The processes that share the work, including this one; None for this one alone.
         progress: Called after each batch of episodes; with several processes, after each exchange.
         take: Returns rows of ``x`` by number; `protonet.datasets.Dataset.take_rows` for a mapped file.
@@ -156,7 +158,7 @@ def evaluate(
             logits: dict[str, list[Tensor]] = {name: [] for name in methods}
             for start in range(0, len(part.numbers), size):
                 block = Part._make([*(tensor[start : start + size] for tensor in part[:-1]), part.n_way])
-                episodes = gather_episodes(take, block, base, named, trained)
+                episodes = gather_episodes(take, block, base, named, trained, shape)
                 for name, method in methods.items():
                     logits[name].append(_classify(name, method, episodes, first + block.numbers, seed))
             for name, parts in logits.items():

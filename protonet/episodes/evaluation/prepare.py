@@ -77,6 +77,7 @@ class Prepared:
             base=self.base,
             texts=self.texts,
             trained=self.trained,
+            shape=self.data.shape if self.trained is None else None,
             group=group,
             progress=progress,
             take=self.pool.take,
@@ -143,6 +144,7 @@ def prepare(plan: EvaluationPlan, sampler: Sampler, sources: Sources) -> Prepare
         texts=plan.rows.texts is not None,
         unlabelled=sampler.n_unlabelled > 0,
         means=sampler.adds_base,
+        maps=data.has_maps and training is None,
     )
     methods, notes = find_methods(plan.methods.chosen, supply, every=plan.methods.every)
     chosen = [c for c, name in enumerate(sides) if side in ("all", name)]

@@ -25,7 +25,7 @@ SIDE, WIDTH, CENTRE, SCALE = 260, 1280, 127.0, 128.0
 
 
 def load_lite(device: torch.device) -> tuple[Path, Callable[[Tensor], Tensor]]:
-    """Return the file of the weights, and what maps pixels (b, 3, height, width) in [0, 255] to embeddings (b, WIDTH).
+    """Return the file of the weights, and what maps pixels (b, 3, height, width) in [0, 255] to maps (b, WIDTH, h, w).
 
     Raises:
         MissingPackageError: A package is missing.
@@ -40,8 +40,8 @@ def load_lite(device: torch.device) -> tuple[Path, Callable[[Tensor], Tensor]]:
     network.eval().requires_grad_(False).to(device)
 
     def work(pixels: Tensor) -> Tensor:
-        features: Tensor = network.extract_features((pixels.to(device).float() - CENTRE) / SCALE)
-        return features.mean(dim=(2, 3))
+        maps: Tensor = network.extract_features((pixels.to(device).float() - CENTRE) / SCALE)
+        return maps
 
     return path, work
 
@@ -56,7 +56,7 @@ def open_lite(name: str, *, licence: str) -> Representation:
     path, work = load_lite(torch.device("cpu"))
 
     def compute(paths: Sequence[Path]) -> np.ndarray:
-        return map_pictures(paths, SIDE, SIDE, work).numpy()
+        return map_pictures(paths, SIDE, SIDE, lambda pixels: work(pixels).mean(dim=(2, 3))).numpy()
 
     digest = hash_files([path], f"{SIDE} {CENTRE} {SCALE}")
     return Representation(Record(name, "picture", WIDTH, digest, licence), compute)

@@ -39,6 +39,7 @@ class Extractor(NamedTuple):
     embed: Callable[[Tensor], Tensor]  #: From those of several pictures (b, ...) to embeddings (b, dim) float32.
     made: dict[str, Any]  #: What decides the embeddings, in a form that JSON can write.
     embed_texts: Callable[[Sequence[str]], Tensor] | None = None  #: From texts to (texts, dim) float32.
+    embed_maps: Callable[[Tensor], Tensor] | None = None  #: As ``embed``, to maps (b, channels, h, w), without a mean.
     least: int | None = None  #: Pixels per side below which a JPEG may not come smaller; None for its own size.
 
 
@@ -89,7 +90,11 @@ def _open_lite(side: str, device: torch.device) -> Extractor:
         return torch.from_numpy(pixels.copy()).permute(2, 0, 1)
 
     made = {"backbone": LITE, "weights": hash_file(path), "preprocessing": {"size": size}}
-    return Extractor(prepare, lambda pixels: work(pixels).cpu(), made, least=size)
+
+    def embed(pixels: Tensor) -> Tensor:
+        return work(pixels).mean(dim=(2, 3)).cpu()
+
+    return Extractor(prepare, embed, made, least=size, embed_maps=lambda pixels: work(pixels).cpu())
 
 
 def _open_file(backbone: str) -> Extractor:
