@@ -84,7 +84,7 @@ def test_photographs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pyt
     assert main(arguments) == 0
     first = capfd.readouterr().out
     digest = hash_pictures(find_pictures(Path("photos")))
-    assert f"560 photographs of 16 classes: of no set that we know; sha256 of all {digest}" in first
+    assert f"560 photographs of 16 classes: of no set that we know;\nsha256 of all {digest}" in first
     rows = json.loads(Path("rows.json").read_text(encoding="utf-8"))
     assert list(rows) == list(photographs.COLUMNS)
     (header, _, own, *_) = read_cells(first)
