@@ -43,7 +43,8 @@ def run_paper(options: argparse.Namespace, command: str) -> None:
         InputError: As of `protonet.episodes.evaluation.suite.run_suite`.
     """
     check_name("--normalize", options.normalize, NORMALIZATIONS)
-    grids = [choose_grid(options.own, "METHOD"), *(choose_grid(text, "--method") for text in options.method)]
+    others = [text for text in dict.fromkeys(options.method) if text != options.own]
+    grids = [choose_grid(options.own, "METHOD"), *(choose_grid(text, "--method") for text in others)]
     own = grids[0][0] if len(grids[0]) == 1 else replace(grids[0][0], name=grids[0][0].key, keywords={})
     tuned = [grid for grid in grids if len(grid) > 1]
     methods = MethodsPlan([grid[0] for grid in grids if len(grid) == 1], tune=tuned, against=own)
