@@ -40,6 +40,11 @@ STUDIES = {
     "laplacian": ("solver.laplacian", "what prediction costs with Laplacian views, and what rounding them changes"),
     "episodes": ("episodes.methods", "every few-shot method on glyphs, and with unbalanced queries"),
     "episode-families": ("episodes.families", "few-shot methods on skewed, heavy-tailed, shifted and sparse features"),
+    "episode-photographs": (
+        "episodes.photographs",
+        "every few-shot method on a folder of photographs, ranks of papers",
+    ),
+    "episode-published": ("episodes.published", "published one-shot errors on Omniglot's own files, made again"),
     "episode-authors": ("episodes.authors", "few-shot methods beside their authors' code, on the same episodes"),
     "episode-speed": ("episodes.speed", "few-shot episodes per second against easyfsl, in the same run"),
     "command-speed": ("commands.speed", "time and memory of python -m protonet"),

@@ -33,7 +33,7 @@ LEVELS = {
         {"networks"},
         {"methods", "features"},
         {"evaluation"},
-        {"training"},
+        {"training", "paper"},
         {"__main__"},
     ],
 }

@@ -1,6 +1,7 @@
 """Data sets, one per file: those that the library is measured on, and your own."""
 
 from protonet.datasets.cifar_fs import load_cifar_fs
+from protonet.datasets.class_lists import load_meta_dataset
 from protonet.datasets.cub import load_cub
 from protonet.datasets.dataset import Dataset, split_classes
 from protonet.datasets.digits import load_digits
@@ -26,6 +27,7 @@ __all__ = [
     "load_features",
     "load_glyphs",
     "load_images",
+    "load_meta_dataset",
     "load_mini_imagenet",
     "load_npz",
     "load_omniglot",

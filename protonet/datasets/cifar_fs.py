@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
+from protonet.datasets.class_lists import find_listed
 from protonet.datasets.dataset import Dataset
 from protonet.datasets.layouts import choose_layout, find_class_lists, find_folders, find_pickles
 from protonet.datasets.pictures import Found, load_pictures
@@ -16,7 +18,8 @@ def load_cifar_fs(root: str | Path, *, size: int | None = None) -> Dataset:
 
     They are ``root/data/CLASS/*.png`` with ``root/splits/bertinetto/train.txt``, ``val.txt`` and ``test.txt``, lists of
     classes; ``root/CIFAR_FS_train.pickle``, ``..._val.pickle`` and ``..._test.pickle``; or folders of classes in
-    ``root/meta-train``, ``meta-val`` and ``meta-test``. Their classes are base, validation and novel.
+    ``root/meta-train``, ``meta-val`` and ``meta-test``; or CIFAR-100 as folders of all its classes in ``root`` or
+    ``data``, or in ``train`` and ``test``, which are taken together. Their classes are base, validation and novel.
 
     Args:
         root: The folder, or one with a folder ``cifar100`` of that form.
@@ -40,7 +43,8 @@ def find_cifar_fs(root: str | Path) -> Found:
     """Find CIFAR-FS's pictures; errors are as in `load_cifar_fs`."""
     root = Path(root)
     home = root / "cifar100" if (root / "cifar100").is_dir() else root
-    layouts = (find_class_lists("data", SPLIT), find_pickles("CIFAR_FS_{}.pickle"), find_folders)
+    listed = partial(find_listed, "cifar-fs", folders=("", "data", "train", "test"))
+    layouts = (find_class_lists("data", SPLIT), find_pickles("CIFAR_FS_{}.pickle"), listed, find_folders)
     wanted = (
         f"data/CLASS/*.png and {SPLIT.format('train')}, CIFAR_FS_train.pickle, or meta-train, meta-val and meta-test"
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
+from protonet.datasets.class_lists import find_listed
 from protonet.datasets.dataset import Dataset
 from protonet.datasets.layouts import Layout, choose_layout, find_csv, find_folders, find_json, refuse_list
 from protonet.datasets.pictures import Found, Pictures, load_pictures
@@ -17,7 +19,7 @@ def load_cub(root: str | Path, *, size: int | None = None) -> Dataset:
     The split is that of ``base.json``, ``val.json`` and ``novel.json`` of Chen et al., or of ``train.csv``, ``val.csv``
     and ``test.csv`` (columns ``filename`` and ``label``) beside ``images``, where they are there. Otherwise it is the
     rule of Chen et al.: in the order of the classes' names every other one is base, and the others are validation and
-    novel in turn. Folders of classes in ``root/train``, ``val`` and ``test`` will do as well.
+    novel in turn. Folders of classes in ``root/train``, ``val`` and ``test``, or of all in ``root``, will do as well.
 
     Args:
         root: The archive's folder ``CUB_200_2011``, or the one above it.
@@ -41,7 +43,8 @@ def find_cub(root: str | Path) -> Found:
     """Find CUB's pictures; errors are as in `load_cub`."""
     root = Path(root)
     home = root / HOME if (root / HOME).is_dir() else root
-    layouts = (find_json, find_csv, _find_archive, find_folders)
+    listed = partial(find_listed, "cub", folders=("images", ""))
+    layouts = (find_json, find_csv, _find_archive, find_folders, listed)
     return choose_layout("load_cub", home, 84, layouts, "images, images.txt and image_class_labels.txt")
 
 

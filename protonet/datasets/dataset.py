@@ -21,6 +21,7 @@ ALIASES = {"train": "base", "val": "validation", "valid": "validation", "test": 
 CHUNK = 2**26  #: Bytes of features that are checked at a time.
 #: Rows of a mapped file that are read at a time: the system may keep a few megabytes around each of them.
 ROWS_AT_ONCE = 32
+COLOURS = 3  #: Most channels of pictures.
 
 
 class Dataset(NamedTuple):
@@ -33,13 +34,19 @@ class Dataset(NamedTuple):
     class_names: tuple[str, ...]  #: One name per class.
     sides: tuple[str, ...] | None = None  #: For each class one of ``SIDES``; None without a split by class.
     mapping: mmap.mmap | None = None  #: The file that ``x`` is mapped from, or None.
-    #: Of pictures: channels, height and width, the axes that a row's features are in the order of; None for other rows.
+    #: Of pictures and maps of a network: channels, height and width, the axes that a row's features are in the order
+    #: of; None for other rows.
     shape: tuple[int, int, int] | None = None
 
     @property
     def num_classes(self) -> int:
         """The number of classes."""
         return len(self.class_names)
+
+    @property
+    def has_maps(self) -> bool:
+        """Whether rows are maps of a network, which have more channels than pictures."""
+        return self.shape is not None and self.shape[0] > COLOURS
 
     @property
     def is_plain(self) -> bool:

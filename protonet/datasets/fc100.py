@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
+from protonet.datasets.class_lists import find_listed
 from protonet.datasets.dataset import Dataset
 from protonet.datasets.layouts import choose_layout, find_folders, find_pickles
 from protonet.datasets.pictures import Found, load_pictures
@@ -13,7 +15,8 @@ def load_fc100(root: str | Path, *, size: int | None = None) -> Dataset:
     """Load FC100, in one of the forms that it is published in.
 
     They are ``root/FC100_train.pickle``, ``FC100_val.pickle`` and ``FC100_test.pickle``, or folders of classes in
-    ``root/train``, ``val`` and ``test``. Their classes are base, validation and novel.
+    ``root/train``, ``val`` and ``test``; or CIFAR-100 as folders of all its classes in ``root``, ``data``, or ``train``
+    and ``test``, whose pictures are taken together. Their classes are base, validation and novel.
 
     Args:
         root: The folder.
@@ -36,4 +39,5 @@ def load_fc100(root: str | Path, *, size: int | None = None) -> Dataset:
 def find_fc100(root: str | Path) -> Found:
     """Find FC100's pictures; errors are as in `load_fc100`."""
     wanted = "FC100_train.pickle, FC100_val.pickle and FC100_test.pickle, or folders train, val and test"
-    return choose_layout("load_fc100", root, 32, (find_pickles("FC100_{}.pickle"), find_folders), wanted)
+    listed = partial(find_listed, "fc100", folders=("", "data", "train", "test"))
+    return choose_layout("load_fc100", root, 32, (find_pickles("FC100_{}.pickle"), listed, find_folders), wanted)

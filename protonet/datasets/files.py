@@ -61,8 +61,9 @@ def load_npz(path: str | Path) -> Dataset:
 
     Args:
         path: A file of ``numpy.savez``: x (n, ...) real, y (n,) integers or strings, split (n,) strings "base",
-            "validation" or "novel" (or "train", "val" or "valid", "test"), the same for all rows of a class.
-            Strings may be bytes in UTF-8.
+            "validation" or "novel" (or "train", "val" or "valid", "test"), the same for all rows of a class; and
+            perhaps maps (3,), channels, height and width of rows that are maps of a network. Strings may be bytes in
+            UTF-8.
 
     Returns:
         The rows, flattened and not scaled. Integer classes are numbered in ascending order.
@@ -71,12 +72,28 @@ def load_npz(path: str | Path) -> Dataset:
         InputError: There is no such file, it is not an NPZ file, x or y is missing, there are object arrays or NaN,
             shapes do not fit, or a class is on two sides.
     """
-    arrays = read_arrays(Path(path), {"x", "y", "split"})
+    arrays = read_arrays(Path(path), {"x", "y", "split", "maps"})
     x = arrays["x"]
     if x.dtype.kind not in "biuf" or x.ndim < 2:
         fail("load_npz", "x", "be real, of shape (n, dim)", f"{x.dtype} {x.shape}", "Save features as floats.")
     data = make_dataset("load_npz", "x", torch.from_numpy(x.astype(np.float32, copy=False)), arrays["y"])
-    return assign_sides("load_npz", "split", data, arrays.get("split"))
+    shape = read_shape("load_npz", arrays.get("maps"), data.x.shape[1])
+    return assign_sides("load_npz", "split", data, arrays.get("split"))._replace(shape=shape)
+
+
+def read_shape(function: str, shape: np.ndarray | None, dim: int) -> tuple[int, int, int] | None:
+    """Return the array ``maps`` of an NPZ file, channels, height and width of rows of ``dim`` features; None for None.
+
+    Raises:
+        InputError: It is none of such rows.
+    """
+    if shape is None:
+        return None
+    if shape.shape != (3,) or shape.dtype.kind not in "iu" or math.prod(shape.tolist()) != dim or shape.min() < 1:
+        got = f"{shape.tolist()} of {dim} features"
+        fail(function, "maps", "be channels, height and width of a row", got, "Leave it out, or mend it.")
+    channels, height, width = shape.tolist()
+    return channels, height, width
 
 
 @as_typed("load_csv")

@@ -58,7 +58,7 @@ def find_folders(name: str, root: Path) -> Layout | None:
     folders = find_sides(root)
     if folders is None:
         return None
-    return _give(join_sides([list_classes(name, folders[side]) if side in folders else None for side in SIDES]))
+    return give(join_sides([list_classes(name, folders[side]) if side in folders else None for side in SIDES]))
 
 
 def find_sides(root: Path) -> dict[str, Path] | None:
@@ -88,7 +88,7 @@ def list_classes(name: str, root: Path) -> Pictures:
 
 def find_class_folders(name: str, root: Path) -> Layout:
     """Find ``root/CLASS/*.png``."""
-    return _give(list_classes(name, root))
+    return give(list_classes(name, root))
 
 
 def find_csv(name: str, root: Path) -> Layout | None:
@@ -114,7 +114,7 @@ def find_csv(name: str, root: Path) -> Layout | None:
         rows = rows[named:]
         labels = [file.rpartition("/")[0] or label for file, label in rows]
         parts.append(Pictures([root / "images" / file for file, _ in rows], labels, None))
-    return _give(join_sides(parts), *(root / f"{part}.csv" for part in PARTS))
+    return give(join_sides(parts), *(root / f"{part}.csv" for part in PARTS))
 
 
 def find_json(name: str, root: Path) -> Layout | None:
@@ -134,7 +134,7 @@ def find_json(name: str, root: Path) -> Layout | None:
         except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
             refuse_list(name, path, type(error).__name__)
         parts.append(Pictures(files, [folder for folder, _ in names], None))
-    return _give(join_sides(parts), *lists)
+    return give(join_sides(parts), *lists)
 
 
 def find_class_lists(folder: str, pattern: str) -> Callable[[str, Path], Layout | None]:
@@ -162,7 +162,7 @@ def find_class_lists(folder: str, pattern: str) -> Callable[[str, Path], Layout 
             own = {label: list_images(name, "root", root / folder / label) for label in classes}
             labels = [label for label, images in own.items() for _ in images]
             parts.append(Pictures([image for images in own.values() for image in images], labels, None))
-        return _give(join_sides(parts), *lists)
+        return give(join_sides(parts), *lists)
 
     return find
 
@@ -283,7 +283,7 @@ def refuse_list(name: str, path: Path, got: str) -> NoReturn:
     fail(name, "root", "hold lists and pictures that can be read", f"{path} ({got})", "Get the file again.")
 
 
-def _give(pictures: Pictures, *files: Path) -> Layout:
+def give(pictures: Pictures, *files: Path) -> Layout:
     """Return the layout of pictures in files of their own, beside some lists."""
     paths = [each for each in pictures.pictures if isinstance(each, Path)]
     return [*files, *paths], lambda: pictures

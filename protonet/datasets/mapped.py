@@ -18,7 +18,7 @@ from torch import Tensor
 
 from protonet._checks import as_typed
 from protonet.datasets.dataset import Dataset, assign_sides, check_finite, make_dataset
-from protonet.datasets.files import load_npz
+from protonet.datasets.files import load_npz, read_shape
 from protonet.tables.arrays import UNREADABLE, read_arrays
 
 FLOATING = ("float16", "float32", "float64")
@@ -47,9 +47,11 @@ def map_npz(path: str | Path) -> Dataset:
     if x is None:
         return load_npz(path)
     with as_typed("map_npz"):
-        arrays = read_arrays(path, {"y", "split"})
+        arrays = read_arrays(path, {"y", "split", "maps"})
     classes = make_dataset("map_npz", "x", torch.empty(len(x), 0), arrays["y"])
-    data = assign_sides("map_npz", "split", classes, arrays.get("split"))._replace(x=x, mapping=mapping)
+    data = assign_sides("map_npz", "split", classes, arrays.get("split"))
+    shape = read_shape("map_npz", arrays.get("maps"), x.shape[1])
+    data = data._replace(x=x, mapping=mapping, shape=shape)
     check_finite("map_npz", "x", x, data.release)
     return data
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
+from protonet.datasets.class_lists import find_listed
 from protonet.datasets.dataset import Dataset
 from protonet.datasets.layouts import choose_layout, find_csv, find_folders, find_pickles
 from protonet.datasets.pictures import Found, load_pictures
@@ -13,6 +15,7 @@ LAYOUTS = (
     find_pickles("mini-imagenet-cache-{}.pkl"),
     find_pickles("miniImageNet_category_split_{}.pickle", "train_phase_train", "val", "test"),
     find_folders,
+    partial(find_listed, "mini-imagenet", folders=("", "images")),
 )
 
 
@@ -22,7 +25,8 @@ def load_mini_imagenet(root: str | Path, *, size: int | None = None) -> Dataset:
     They are ``root/images/*.jpg`` with ``train.csv``, ``val.csv`` and ``test.csv`` (columns ``filename`` and
     ``label``); ``root/mini-imagenet-cache-train.pkl``, ``-val.pkl`` and ``-test.pkl``;
     ``root/miniImageNet_category_split_train_phase_train.pickle``, ``..._val.pickle`` and ``..._test.pickle``; or
-    folders of classes in ``root/train``, ``val`` and ``test``. Their classes are base, validation and novel.
+    folders of classes in ``root/train``, ``val`` and ``test``; or of all classes in ``root``. Their classes are base,
+    validation and novel, by Ravi's list where none is there.
 
     Args:
         root: The folder.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
+from protonet.datasets.class_lists import find_listed
 from protonet.datasets.dataset import Dataset
 from protonet.datasets.layouts import choose_layout, find_class_lists, find_folders, find_tiered
 from protonet.datasets.pictures import Found, load_pictures
@@ -14,7 +16,8 @@ def load_tiered_imagenet(root: str | Path, *, size: int | None = None) -> Datase
 
     They are ``root/train_images_png.pkl`` or ``train_images.npz``, with ``train_labels.pkl``, and the same of ``val``
     and ``test``; folders of classes in ``root/train``, ``val`` and ``test``; or ImageNet's own ``root/train/SYNSET``
-    with the authors' ``root/train.csv``, ``val.csv`` and ``test.csv``. Their classes are base, validation and novel.
+    or ``root/SYNSET``, split by the authors' ``root/train.csv``, ``val.csv`` and ``test.csv`` where they are there,
+    and by the list that we hold otherwise. Their classes are base, validation and novel.
     Pixels of NPZ files are taken in the order of colours that they are in: blue first where OpenCV wrote them.
 
     Args:
@@ -41,5 +44,6 @@ def find_tiered_imagenet(root: str | Path) -> Found:
     wanted = (
         "train_images_png.pkl or train_images.npz, with train_labels.pkl, folders train, val and test, or train.csv"
     )
-    layouts = (find_tiered, find_folders, find_class_lists("train", "{}.csv"))
+    listed = partial(find_listed, "tiered-imagenet", folders=("train", ""))
+    layouts = (find_tiered, find_folders, find_class_lists("train", "{}.csv"), listed)
     return choose_layout("load_tiered_imagenet", root, 84, layouts, wanted)

@@ -2,7 +2,8 @@
 
 Rooms, from below: `arguments` are those of the commands beside the evaluation; `draws` numbers the episodes of each
 protocol and gathers their rows; `networks` embeds rows; `methods` classify, with settings of their own; `features` come
-from data sets and networks; `evaluation` goes from settings to numbers; `training` meta-trains an encoder.
+from data sets and networks; `evaluation` goes from settings to numbers, and `paper` from these to what a paper needs;
+`training` meta-trains an encoder.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ if TYPE_CHECKING:
     from protonet.episodes.evaluation.report import format_report, summarize
     from protonet.episodes.features.sources import load_source
     from protonet.episodes.methods.choice import choose_methods
+    from protonet.episodes.methods.keywords import Tried
     from protonet.sampling import index_classes
 
 __all__ = [
     "Episodes",
     "Setting",
+    "Tried",
     "choose_methods",
     "evaluate",
     "format_report",
@@ -33,6 +36,7 @@ __all__ = [
 _ROOMS = {
     "Episodes": "episodes.draws.batch",
     "Setting": "episodes.draws.numbered",
+    "Tried": "episodes.methods.keywords",
     "choose_methods": "episodes.methods.choice",
     "evaluate": "episodes.evaluation.evaluate",
     "format_report": "episodes.evaluation.report",

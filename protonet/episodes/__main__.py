@@ -1,7 +1,7 @@
 """Few-shot experiments: ``python -m protonet.episodes`` evaluates methods.
 
-``... train`` meta-trains an encoder; ``... compare`` compares files of several evaluations; ``... study`` runs many;
-``... extract`` embeds pictures.
+``... train`` meta-trains an encoder; ``... paper`` compares a method of one's own with the usual ones; ``... compare``
+compares files of several evaluations; ``... study`` runs many; ``... extract`` embeds pictures.
 
 Slow imports wait until the arguments are checked.
 """
@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 import traceback
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from protonet._checks import InputError, as_typed, check_device, fail
-from protonet.episodes.arguments import PROG, read_compare, read_extract, read_study, read_train
+from protonet.episodes.arguments import PROG, read_compare, read_extract, read_paper, read_study, read_train
 from protonet.episodes.draws.presets import PRESETS, list_presets
 from protonet.episodes.features import NORMALIZATIONS
 from protonet.ui.command_line import Parser, check_name, check_outputs, parse_whole, run_command
@@ -33,7 +36,7 @@ OUTPUTS = {
     "report": "a report for the browser, .html: one file, without network; with it, --json has its figures as well",
 }
 #: Options that a study leaves to its runs, whose files lie in its folder, beside ``OUTPUTS``.
-KEPT = ("state", "resume", "methods", "presets")
+KEPT = ("state", "resume", "methods", "presets", "class_lists")
 #: What people type, by what the code calls it where that is not the name of an option.
 TYPED = {name: f"--{name.removeprefix('n_')}" for name in ("n_query", "n_open", "n_unlabelled", "n_distractors")}
 PROTOCOLS = ("episodes", "generalized", "meta-dataset")
@@ -69,6 +72,8 @@ def make_parser() -> Parser:
 
     add = parser.add_expert_group("data").add_argument
     text = "test rows of each --dataset, of the same classes: episodes are all-way draws of the support"
+    lists = "list the classes of the usual benchmarks by name, with counts and hashes, and do nothing else"
+    add("--class-lists", action="store_true", help=lists)
     add("--test", nargs="+", metavar="DATASET", help=text)
     add("--split-seed", metavar="N", help="split the classes at random: 60 %% base, 15 %% validation, 25 %% novel")
     text = "pixels per side of pictures (default: as their authors take them; 28, and grey, for a folder by class)"
@@ -92,7 +97,7 @@ def make_parser() -> Parser:
         "--unlabelled", default="0", metavar="N", help="unlabelled rows of each class, for methods that learn from them"
     )
     add("--distractors", default="0", metavar="N", help="classes outside the episode, with as many unlabelled rows")
-    text = "of meta-dataset: names (superclass/class), or a file of lines 'parent child', such as wordnet.is_a.txt"
+    text = "of meta-dataset: names (superclass/class), meta-ilsvrc-2012, or a file of lines 'parent child'"
     add("--hierarchy", metavar="FILE", help=text)
     text = "accept classes with few rows, with fewer queries; with --imbalance, that balances queries somewhat"
     add("--allow-small", action="store_true", help=text)
@@ -124,12 +129,14 @@ def _describe_methods() -> str:
         [name for name, spec in METHODS.items() if spec.transductive is kind] for kind in (False, True)
     )
     return f"""kinds of --dataset KIND:ROOT, as their authors publish them:
-  mini-imagenet, tiered-imagenet, cub, cifar-fs, fc100, omniglot; features also as .npy, .pt, .plk
+  mini-imagenet, tiered-imagenet, cub, cifar-fs, fc100, omniglot; meta-aircraft and others of --class-lists, of
+  Meta-Dataset, in plain folders by class; features also as .npy, .pt, .plk
 inductive methods:\n  {_wrap(inductive)}
 transductive methods, which use all queries of an episode together:\n  {_wrap(transductive)}
 other names:\n  {", ".join(f"{alias} for {name}" for alias, name in ALIASES.items())}
 other commands:
   train    meta-train an encoder
+  paper    a method of your own beside the usual ones, with all that a paper needs
   compare  the --json files of two runs, compared by episode
   study    many runs from a TOML file, and sweeps
   extract  features of pictures, by a network
@@ -155,6 +162,11 @@ def run(arguments: Sequence[str] | None) -> None:
     if options.presets:
         print(list_presets(), end="")
         return
+    if options.class_lists:
+        from protonet.datasets.class_lists import tell_class_lists  # noqa: PLC0415 - as above
+
+        print(tell_class_lists(), end="")
+        return
     passed = vars(parser.parse_args(arguments, argparse.Namespace(**dict.fromkeys(vars(options)))))  # without defaults
     given = {name for name, value in passed.items() if value is not None}
     preset: Mapping[str, str] = {}
@@ -162,8 +174,15 @@ def run(arguments: Sequence[str] | None) -> None:
         preset = PRESETS[check_name("--preset", options.preset, PRESETS)].options
         parser.set_defaults(**preset)
         options = parser.parse_args(arguments)
-    try:
+    with _shown_traceback(options):
         _evaluate(options, given, preset)
+
+
+@contextmanager
+def _shown_traceback(options: argparse.Namespace) -> Iterator[None]:
+    """Print where an error of a method comes from, if the options ask for that."""
+    try:
+        yield
     except InputError as error:
         if options.traceback and error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
@@ -215,7 +234,7 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mappi
         fail(PROG, "--state", "be a new file", f"{state}, which exists", remedy)
     from protonet.episodes.evaluation.plan import EvaluationPlan, MethodsPlan  # noqa: PLC0415 - checked first
     from protonet.episodes.evaluation.run import run_evaluation  # noqa: PLC0415
-    from protonet.episodes.evaluation.suite import Member, run_suite  # noqa: PLC0415
+    from protonet.episodes.evaluation.suite import Member, check_outputs_of_all, report_suite, run_suite  # noqa: PLC0415
     from protonet.episodes.features.sources import RowsPlan  # noqa: PLC0415
 
     state = None if options.state is None else Path(options.state)  # the other processes read it, too
@@ -230,7 +249,8 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Mappi
     if len(members) == 1:
         run_evaluation(members[0].plan, outputs, state=state, resume=options.resume)
     else:
-        run_suite(members, outputs, state=state, resume=options.resume)
+        check_outputs_of_all(outputs, len(members))
+        run_suite(members, partial(report_suite, outputs), state=state, resume=options.resume)
 
 
 def train(arguments: Sequence[str] | None) -> None:
@@ -278,7 +298,16 @@ def extract(arguments: Sequence[str] | None) -> None:
         run_extract(options)
 
 
-COMMANDS = {"train": train, "compare": compare, "study": study, "extract": extract}
+def paper(arguments: Sequence[str] | None) -> None:
+    """Compare a method with the usual ones as the arguments say."""
+    options = read_paper(arguments)
+    from protonet.episodes.paper import run_paper  # noqa: PLC0415 - as above
+
+    with _shown_traceback(options), as_typed(f"{PROG} paper", tune="METHOD", resume="--output"):
+        run_paper(options, shlex.join(["python", "-m", PROG, "paper", *(arguments or sys.argv[1:])]))
+
+
+COMMANDS = {"train": train, "compare": compare, "study": study, "extract": extract, "paper": paper}
 
 
 def main(arguments: Sequence[str]) -> int:

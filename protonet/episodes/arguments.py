@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
-from protonet._checks import check_int, check_number, fail, optional_packages
+from protonet._checks import check_device, check_int, check_number, fail, optional_packages
 from protonet.representations.pictures import SETTINGS
 from protonet.ui.command_line import (
     Parser,
@@ -60,6 +60,13 @@ EXTRACT_EXAMPLES = (
     f"python -m {PROG} extract pictures/ --backbone net.onnx -o features.npz",
     f"python -m {PROG} extract cub:ROOT --backbone timm:resnet18.a1_in1k -o cub.npz",
     f"python -m {PROG} extract cub:ROOT --backbone open_clip:RN50:openai --texts -o texts.npz",
+)
+#: What a paper compares its method with: inductive ones, then transductive ones.
+USUAL_METHODS = ("protonet", "simpleshot", "logistic", "laplacian-shot", "tim-adm")
+PAPER_EXAMPLES = (
+    f"python -m {PROG} paper mine.py:power_means --dataset features.npz -o paper",
+    f"python -m {PROG} paper mine.py:power_means:power=0.5,1,2 --dataset features.npz --split-seed 0 -o paper",
+    f"python -m {PROG} paper mine.py:own --method protonet mine.py:without_the_trick -o ablation",
 )
 #: What to do about files that are none to compare.
 REMEDY = "Write them with --json, of the same data, kind of episodes and seed."
@@ -276,6 +283,58 @@ def read_study(path: Path, options: Sequence[str], more: Sequence[str]) -> dict[
     return settings
 
 
+def make_paper_parser() -> Parser:
+    """Return the parser of the arguments of ``paper``."""
+    text = (
+        "Compare a method of your own with five usual ones, as a paper does: tables, LaTeX, a figure, predictions of\n"
+    )
+    text += "each query, and a text for the appendix. What was stopped goes on where it was."
+    parser = Parser(f"{PROG} paper", text, PAPER_EXAMPLES)
+    add = parser.add_argument
+    text = "FILE.py:FUNCTION, or the name of a method; values to choose from on validation classes may follow, as in "
+    add("own", metavar="METHOD", help=f"{text}mine.py:power_means:power=0.5,1,2")
+    add("--dataset", default="glyphs", metavar="DATA", help="as of an evaluation, with validation classes")
+    add("-o", "--output", required=True, metavar="FOLDER", help="write into this folder")
+    text = f"compare with these, values to choose from behind them, too (default: {' '.join(USUAL_METHODS)})"
+    add("--method", nargs="+", default=USUAL_METHODS, metavar="NAME", help=text)
+    add("--way", default="5", metavar="N", help="classes per episode (default 5)")
+    add("--shot", default="1,5", metavar="N,M", help="support rows per class (default 1,5)")
+    add("--query", default="15", metavar="N", help="query rows per class (default 15)")
+    add("--episodes", default="1000", metavar="N", help="episodes of each number of shots (default 1000)")
+    add("--split-seed", metavar="N", help="split the classes at random: 60 %% base, 15 %% validation, 25 %% novel")
+    add = parser.add_expert_group("more").add_argument
+    for name, metavar in {"imbalance": "A", "encoder": "FILE", "base": "FILE", "image-size": "N"}.items():
+        add(f"--{name}", metavar=metavar, help="as of an evaluation")
+    for name, value in {"normalize": "none", "seed": "0", "device": "cpu"}.items():
+        add(f"--{name}", default=value, metavar="VALUE", help=f"as of an evaluation (default {value})")
+    add("--traceback", action="store_true", help="show where an error of a method comes from")
+    parser.set_defaults(unequal=False, allow_small=False, open="0", unlabelled="0", distractors="0")
+    return parser
+
+
+def read_paper(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return what ``paper`` is asked, with numbers parsed but those of an episode, and its folder there.
+
+    Raises:
+        MissingPackageError: matplotlib is missing.
+        InputError: Arguments do not fit, or the folder cannot be written.
+    """
+    options = make_paper_parser().parse_args(arguments)
+    parse_whole("--way", options.way, low=2)
+    options.shots = [str(parse_whole("--shot", shot, low=1)) for shot in options.shot.split(",")]
+    if len(set(options.shots)) < len(options.shots):
+        fail(f"{PROG} paper", "--shot", "have each value once", repr(options.shot), "Leave one out.")
+    for name in ("episodes", "seed", "split_seed", "image_size"):
+        if getattr(options, name) is not None:
+            number = parse_whole(f"--{name.replace('_', '-')}", getattr(options, name), low=int("seed" not in name))
+            setattr(options, name, number)
+    check_device(f"{PROG} paper", "--device", options.device)
+    with optional_packages(f"{PROG} paper"):
+        importlib.import_module("matplotlib")
+    options.output = check_writable_folder("--output", options.output)
+    return options
+
+
 def make_extract_parser() -> Parser:
     """Return the parser of the arguments of ``extract``."""
     text = "Embed pictures by a network, and write the features to a file that --dataset reads."
@@ -284,13 +343,15 @@ def make_extract_parser() -> Parser:
     text += "--texts, or a checkpoint of ours, any data set"
     parser.add_argument("data", metavar="DATA", help=text)
     text = "FILE.onnx, FILE.pt2 (with what its metadata lack: FILE:size=224,mean=0.5/0.4/0.4,std=0.2), FILE.safetensors"
-    text += " of 'train', timm:NAME, torchvision:NAME or open_clip:NAME:TAG; weights are taken from the cache of that"
-    text += " library, and never downloaded"
+    text += " of 'train', efficientnet (of the extra pictures), timm:NAME, torchvision:NAME or open_clip:NAME:TAG;"
+    text += " weights are taken from the cache of that library, and never downloaded"
     parser.add_argument("--backbone", required=True, metavar="NET", help=text)
     parser.add_argument("--weights", metavar="FILE", help="of a named network, instead of those in the cache")
     parser.add_argument("-o", "--output", required=True, metavar="FILE.npz", help="a new file")
     text = "go on with the file, if the command was stopped, with the same arguments; a finished one is left as it is"
     parser.add_argument("--resume", action="store_true", help=text)
+    text = "write the last maps of convolutions, whose places 'frn' looks at, by efficientnet or FILE.safetensors"
+    parser.add_argument("--maps", action="store_true", help=text)
     parser.add_argument("--texts", action="store_true", help="embed the classes' names instead, by open_clip:NAME:TAG")
     add = parser.add_expert_group("how it computes").add_argument
     add("--batch", default=str(PICTURES), metavar="N", help=f"pictures at a time (default {PICTURES})")
@@ -327,6 +388,8 @@ def read_extract(arguments: Sequence[str] | None) -> argparse.Namespace:
         fail(prog, "--output", "be a new file", f"{output}, which exists", "Pass another path, or --resume.")
     if not options.texts and (options.names or options.template):
         fail(prog, "--names" if options.names else "--template", "come with --texts", "none", "Leave it out.")
+    if options.texts and options.maps:
+        fail(prog, "--maps", "come without --texts", "both", "Leave one of the two out.")
     options.template = options.template or [TEMPLATE]
     if bad := [each for each in options.template if each.count("{}") != 1]:
         fail(prog, "--template", "have one {} for the name", repr(bad[0]), f"Pass one such as {TEMPLATE!r}.")

@@ -18,12 +18,13 @@ UNREADABLE = (
     *(OSError, EOFError, LookupError, MemoryError, OverflowError, RuntimeError, SyntaxError, TypeError),
     *(struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
 )
+OPTIONAL = {"split", "maps"}  #: Arrays that may be missing.
 
 
 def read_arrays(path: Path, names: set[str]) -> dict[str, np.ndarray]:
-    """Read the arrays of some ``names`` of x, y and split from an NPZ file, y and split with shape (n,).
+    """Read the arrays of some ``names`` of x, y, split and maps from an NPZ file, all but x with shape (n,).
 
-    Only split may be missing. Nothing is unpickled.
+    Only split and maps may be missing. Nothing is unpickled.
 
     Raises:
         InputError: There is no such file, it is not an NPZ file, x or y is missing, there are object arrays, labels are
@@ -37,7 +38,7 @@ def read_arrays(path: Path, names: set[str]) -> dict[str, np.ndarray]:
             file = np.load(opened, allow_pickle=False)
             if isinstance(file, np.lib.npyio.NpzFile):  # else a single array
                 found = file.files
-                if names - {"split"} <= set(found):
+                if names - OPTIONAL <= set(found):
                     arrays = {name: file[name] for name in found if name in names}
     except ValueError as error:
         if "Object arrays" in str(error):
@@ -51,7 +52,7 @@ def read_arrays(path: Path, names: set[str]) -> dict[str, np.ndarray]:
         refuse("path", "be an NPZ file that can be read", got, "Save it again with numpy.savez.")
     if found is None:
         refuse("path", "be an NPZ file", str(path), "Use numpy.savez(path, x=x, y=y).")
-    missing = sorted((names - {"split"}) - set(found))
+    missing = sorted((names - OPTIONAL) - set(found))
     if missing:
         got = f"{path} with {', '.join(found) or 'nothing'}"
         refuse("path", f"hold an array {missing[0]}", got, "Save it with numpy.savez(path, x=x, y=y).")

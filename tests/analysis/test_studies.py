@@ -45,9 +45,8 @@ def test_a_study_says_what_it_is_and_what_is_wrong_with_an_option(
     said = capsys.readouterr().out
     assert said.startswith(f"usage: analysis {name} ")
     assert " ".join(text.split()) in " ".join(said.split())
-    needed = (
-        ["x"] if name in {"meaning", "optimizer-screen"} else ["--optimizer", "x"] if name == "optimizer-time" else []
-    )
+    placed = {"meaning", "optimizer-screen", "episode-photographs", "episode-published"}
+    needed = ["x"] if name in placed else ["--optimizer", "x"] if name == "optimizer-time" else []
     for option in ("--unknown", *parser._checks):
         assert main([name, *needed, option, "?"]) == 2
         captured = capsys.readouterr()

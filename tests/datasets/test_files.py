@@ -136,6 +136,10 @@ class TestNpz:
         np.save(tmp_path / "x.npy", np.eye(2))
         with pytest.raises(ValueError, match=r"be an NPZ file; got .*x\.npy"):
             load_npz(tmp_path / "x.npy")
+        assert load_npz(self.save(tmp_path, x=np.eye(8), y=range(8), maps=[2, 2, 2])).shape == (2, 2, 2)
+        for maps in ([2, 2], [2, 2, 3], [-2, -2, 2], ["2", "2", "2"]):
+            with pytest.raises(ValueError, match=r"^load_npz: `maps` must be channels, height and width of a row; got"):
+                load_npz(self.save(tmp_path, x=np.eye(8), y=range(8), maps=maps))
 
 
 class TestCsv:

@@ -28,7 +28,7 @@ from sklearn.datasets import load_wine
 
 from protonet import __main__ as library
 from protonet.episodes import __main__ as episodes
-from protonet.episodes.arguments import make_compare_parser, make_extract_parser, make_train_parser
+from protonet.episodes.arguments import make_compare_parser, make_extract_parser, make_paper_parser, make_train_parser
 from protonet.episodes.training import tasks
 from tests.datasets import trees
 from tests.docs.blocks import NAMES, ROOT, Block, read_blocks, read_commands, read_extras
@@ -81,11 +81,16 @@ def test_the_python_blocks_of_a_page_run(
     if name == "docs/guide/few-shot.md":
         shutil.copy(tables / "features.npz", work)
         write_plugin(work)
+        few = ["--episodes", "20", "--way", "3"]  # of 4 validation classes
+        for command in (each for each in read_commands(name) if " paper " in each and "features.npz" in each):
+            assert episodes.main([*shlex.split(command)[3:], *few]) == 0
     names = run_blocks(name)
     if name == "docs/guide/scikit-learn.md":
         assert names["model"].classes_.tolist() == ["barbera", "barolo", "grignolino", "unheard of"]
         assert names["scores"].mean() > 0.9
     if name == "docs/guide/few-shot.md":
+        rates = {name: method["accuracy"] for name, method in names["run"]["methods"].items()}
+        assert rates == pytest.approx({name: each.mean() for name, each in names["accuracy_of"].items()})
         assert list(names["scores"]) == ["city-block", "protonet"]
         assert 0.5 < float(names["accuracy"].mean()) < 1
         assert float(names["scores"]["city-block"].accuracy.mean()) > 0.5
@@ -347,6 +352,8 @@ def test_every_command_is_one_that_exists(name: str, command: str) -> None:
             make_train_parser().parse_args(words)
         case ["python", "-m", "protonet.episodes", "study", *words]:
             episodes.make_parser().parse_args(episodes.make_study_parser().parse_known_args(words)[1])
+        case ["python", "-m", "protonet.episodes", "paper", *words]:
+            make_paper_parser().parse_args(words)
         case ["python", "-m", "protonet.episodes", "extract", *words]:
             make_extract_parser().parse_args(words)
         case ["python", "-m", "protonet.episodes", "compare", *words]:

@@ -113,7 +113,7 @@ def make_episodes(
         return (means + noise * torch.randn(means.shape, generator=generator, dtype=dtype)).abs() + 0.1
 
     episodes = Episodes(sample(support_labels), support_labels, sample(query_labels), n_way, base)
-    episodes = episodes._replace(unlabelled=sample(query_labels))
+    episodes = episodes._replace(unlabelled=sample(query_labels), shape=(dim // 4, 2, 2) if dim % 4 == 0 else None)
     return episodes._replace(texts=make_texts(episodes)), query_labels
 
 

@@ -24,7 +24,8 @@ from protonet.representations.opening import (
     open_representation,
     reopen,
 )
-from protonet.representations.pictures.reading import read_pixels
+from protonet.representations.pictures.networks import open_extractor
+from protonet.representations.pictures.reading import open_whole, read_pixels
 from protonet.representations.representation import Record, Representation
 from protonet.views.view import Stored
 from tests.representations.cases import TABLE, write_vectors
@@ -259,3 +260,15 @@ def test_the_small_network_of_pictures_is_what_its_package_gives(tmp_path: Path)
         found = network._fc(torch.from_numpy(rows))  # the embedding is what the last layer reads
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
     np.testing.assert_array_equal(open_representation("efficientnet").embed(paths[::-1]), rows[::-1])
+    extractor = open_extractor("efficientnet")
+    prepared = torch.stack([extractor.prepare(open_whole(path)) for path in paths])
+    with torch.no_grad():
+        torch.testing.assert_close(extractor.embed(prepared), torch.from_numpy(rows), rtol=1e-4, atol=1e-5)
+    assert extractor.embed_maps is not None
+    with torch.no_grad():
+        maps = extractor.embed_maps(prepared)
+    assert maps.shape[1] == rows.shape[1]
+    torch.testing.assert_close(maps.mean(dim=(2, 3)), torch.from_numpy(rows), rtol=1e-4, atol=1e-5)
+    assert open_extractor("efficientnet:64").prepare(open_whole(paths[0])).shape == (3, 64, 64)
+    with pytest.raises(InputError, match="`--backbone` must say pixels per side, at least 32; got efficientnet:8"):
+        open_extractor("efficientnet:8")

@@ -81,6 +81,8 @@ class Episodes(NamedTuple):
     #: of others, the distractors; None where there are none.
     unlabelled: Tensor | None = None
     trained: Trained | None = None  #: The encoder whose embeddings the rows are, or None where there is none.
+    #: Channels, height and width, where rows are pictures or maps of a network, in that order of their features.
+    shape: tuple[int, int, int] | None = None
 
     def take_queries(self, queries: slice) -> Episodes:
         """Return the same episodes with some of their queries alone."""
@@ -122,6 +124,7 @@ class Episodes(NamedTuple):
             None if texts is None else texts.clone(),
             unlabelled,
             trained,
+            self.shape,
         )
         return hidden, order.argsort(dim=1)
 
@@ -223,7 +226,12 @@ def number_rows(index: ClassIndex, n_rows: int) -> Tensor:
 
 
 def gather_episodes(
-    take: Take, part: Part, base: Base | None = None, texts: Texts | None = None, trained: Trained | None = None
+    take: Take,
+    part: Part,
+    base: Base | None = None,
+    texts: Texts | None = None,
+    trained: Trained | None = None,
+    shape: tuple[int, int, int] | None = None,
 ) -> Episodes:
     """Gather the features of a part's episodes by ``take``: float64 if its rows are, otherwise float32.
 
@@ -238,7 +246,7 @@ def gather_episodes(
     trained = None if trained is None else trained._replace(support=part.support, query=part.query)
     unlabelled = more if more.shape[1] else None
     labels = part.support_labels.to(features.device)
-    return Episodes(support, labels, query, part.n_way, base, named, unlabelled, trained)
+    return Episodes(support, labels, query, part.n_way, base, named, unlabelled, trained, shape)
 
 
 def summarize_base(take: Take, by_class: ClassIndex) -> Base:

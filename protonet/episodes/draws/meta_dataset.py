@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from protonet._checks import fail
+from protonet.datasets.class_lists import read_class_lists
 from protonet.episodes.draws.sampler import (
     CLASSES,
     GROUPS,
@@ -31,6 +32,7 @@ MOST_QUERY = 10  #: Query rows per class.
 MOST_SUPPORT = 500  #: Support rows per episode.
 MOST_SHARE = 100  #: Rows per class that count where the size of the support is drawn.
 LOG_WEIGHT = math.log(2)  #: A class's share of the support is multiplied by up to this exponential, or divided.
+REMEDY = "Pass lines 'parent child', such as wordnet.is_a.txt, or names."
 MOST_LEAVES = 392  #: Classes below a node of a hierarchy that episodes are drawn from.
 
 
@@ -205,8 +207,8 @@ def read_groups(hierarchy: str, names: Sequence[str]) -> tuple[tuple[tuple[int, 
 
     Args:
         hierarchy: ``names``, where what stands before the last ``/`` of a class's name is its superclass, such as an
-            alphabet; or the path of a file of lines ``parent child``, such as WordNet's ``wordnet.is_a.txt``, whose
-            leaves are the classes.
+            alphabet; the name of a list of classes that has one, ``meta-ilsvrc-2012``; or the path of a file of lines
+            ``parent child``, such as WordNet's ``wordnet.is_a.txt``, whose leaves are the classes.
         names: Of the classes.
 
     Returns:
@@ -217,7 +219,7 @@ def read_groups(hierarchy: str, names: Sequence[str]) -> tuple[tuple[tuple[int, 
         InputError: The file cannot be read or has circles, a class has no superclass, or no group is large enough.
     """
     whole = hierarchy != "names"
-    nodes = _read_nodes(Path(hierarchy), names) if whole else _split_names(names)
+    nodes = _read_nodes(hierarchy, names) if whole else _split_names(names)
     most = MOST_LEAVES if whole else len(names)
     groups = tuple(tuple(sorted(nodes[name])) for name in sorted(nodes) if LEAST_WAY <= len(nodes[name]) <= most)
     if not groups:
@@ -238,29 +240,19 @@ def _split_names(names: Sequence[str]) -> dict[str, set[int]]:
     return members
 
 
-def _read_nodes(path: Path, names: Sequence[str]) -> dict[str, set[int]]:
-    """Return the classes below each node of a file that has several children with classes below them."""
-    remedy = "Pass lines 'parent child', such as wordnet.is_a.txt, or names."
-    children: dict[str, list[str]] = {}
-    try:
-        lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        fail("read_groups", "hierarchy", "be names, or a file that can be read", f"{path} ({error})", remedy)
-    for number, words in enumerate(lines):
-        if len(words) != 2:
-            fail(
-                "read_groups",
-                "hierarchy",
-                "have lines 'parent child'",
-                f"{' '.join(words)!r}, number {number + 1}",
-                remedy,
-            )
-        children.setdefault(words[0], []).append(words[1])
-    known = {word for words in lines for word in words}
+def _read_nodes(hierarchy: str, names: Sequence[str]) -> dict[str, set[int]]:
+    """Return the classes below each node of a hierarchy that has several children with classes below them."""
+    listed = read_class_lists().get(hierarchy)
+    children = (
+        _read_edges(Path(hierarchy))
+        if listed is None
+        else {node: below.split() for node, below in listed.children.items()}
+    )
+    known = {*children, *(child for below in children.values() for child in below)}
     for name in names:
         if name not in known:
-            fail("read_groups", "hierarchy", "have all classes, by name", f"none for {name!r}", remedy)
-    below = _span(path, children, {name: number for number, name in enumerate(names)})
+            fail("read_groups", "hierarchy", "have all classes, by name", f"none for {name!r}", REMEDY)
+    below = _span(hierarchy, children, {name: number for number, name in enumerate(names)})
     return {
         node: below[node]
         for node, below_it in children.items()
@@ -268,7 +260,27 @@ def _read_nodes(path: Path, names: Sequence[str]) -> dict[str, set[int]]:
     }
 
 
-def _span(path: Path, children: Mapping[str, Sequence[str]], numbers: Mapping[str, int]) -> dict[str, set[int]]:
+def _read_edges(path: Path) -> dict[str, list[str]]:
+    """Return the nodes below each node of a file of lines ``parent child``."""
+    children: dict[str, list[str]] = {}
+    try:
+        lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        fail("read_groups", "hierarchy", "be names, or a file that can be read", f"{path} ({error})", REMEDY)
+    for number, words in enumerate(lines):
+        if len(words) != 2:
+            fail(
+                "read_groups",
+                "hierarchy",
+                "have lines 'parent child'",
+                f"{' '.join(words)!r}, number {number + 1}",
+                REMEDY,
+            )
+        children.setdefault(words[0], []).append(words[1])
+    return children
+
+
+def _span(place: str, children: Mapping[str, Sequence[str]], numbers: Mapping[str, int]) -> dict[str, set[int]]:
     """Return the numbers of the classes at and below each node."""
     below: dict[str, set[int]] = {}
     open_nodes: set[str] = set()
@@ -289,7 +301,7 @@ def _span(path: Path, children: Mapping[str, Sequence[str]], numbers: Mapping[st
                     "read_groups",
                     "hierarchy",
                     "have no circles",
-                    f"one through {min(circle)!r} in {path}",
+                    f"one through {min(circle)!r} in {place}",
                     "Mend the file.",
                 )
             stack.append(waiting[0])

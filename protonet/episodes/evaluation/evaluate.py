@@ -65,6 +65,9 @@ class Scores(NamedTuple):
     base: Tensor
     novel: Tensor
     harmonic: Tensor
+    #: (episodes, n_queries) int16, the class of the highest logit, without queries of open classes; (episodes, 0) where
+    #: it is not kept.
+    predicted: Tensor
     bins: Tensor  #: (n_bins, 3) float64, queries by confidence, from `protonet.metrics.fill_bins`.
 
 
@@ -84,10 +87,12 @@ def evaluate(
     base: Base | None = None,
     texts: Tensor | None = None,
     trained: Trained | None = None,
+    shape: tuple[int, int, int] | None = None,
     group: Group | None = None,
     progress: Progress | None = None,
     take: Take | None = None,
     earlier: Mapping[str, Scores] | None = None,
+    keep_predictions: bool = False,
 ) -> dict[str, Scores]:
     """Score every method on the same episodes.
 
@@ -111,11 +116,13 @@ def evaluate(
             device of the rows.
         trained: The encoder that the rows are embeddings of, with its rows by the same numbers, for methods that adapt
             it; None where there is none.
+        shape: Channels, height and width of rows that are maps of a network, for methods that look at their places.
         group: The processes that share the work, including this one; None for this one alone.
         progress: Called after each batch of episodes; with several processes, after each exchange.
         take: Returns rows of ``x`` by number; `protonet.datasets.Dataset.take_rows` for a mapped file.
         earlier: The scores of the first episodes, joined from what ``progress`` was given in an earlier call with the
             same arguments: they are not scored again, and the result is the same as without them.
+        keep_predictions: Keep what each query is taken for, of episodes of as many queries.
 
     Returns:
         The scores of each method by name, the same in every process.
@@ -151,11 +158,11 @@ def evaluate(
             logits: dict[str, list[Tensor]] = {name: [] for name in methods}
             for start in range(0, len(part.numbers), size):
                 block = Part._make([*(tensor[start : start + size] for tensor in part[:-1]), part.n_way])
-                episodes = gather_episodes(take, block, base, named, trained)
+                episodes = gather_episodes(take, block, base, named, trained, shape)
                 for name, method in methods.items():
                     logits[name].append(_classify(name, method, episodes, first + block.numbers, seed))
             for name, parts in logits.items():
-                scored[name].append(_score_logits(torch.cat(parts), part, setting.shot, setting.n_base))
+                scored[name].append(_score_logits(torch.cat(parts), part, setting, keep=keep_predictions))
         order = torch.cat(numbers).argsort()
         return {name: join_scores(parts, order) for name, parts in scored.items()}
 
@@ -252,16 +259,20 @@ def _check_logits(name: str, logits: object, episodes: Episodes, numbers: Tensor
     return logits
 
 
-def _score_logits(logits: Tensor, part: Part, shot: tuple[int, int], n_base: int) -> Scores:
+def _score_logits(logits: Tensor, part: Part, setting: Sampler, *, keep: bool) -> Scores:
     """Score the logits (episodes, n_queries, n_way) of a part's episodes, where they are; the scores go to the CPU.
 
-    ``shot`` is the range of scores by shot; the first ``n_base`` classes are base classes.
+    ``setting`` tells the range of scores by shot, and how many of the first classes are base classes; ``keep`` whether
+    predictions are.
     """
+    shot, n_base = setting.shot, setting.n_base
     query_labels, query_shots = (each.to(logits.device) for each in (part.query_labels, part.query_shots))
     n_known = int((part.query_labels[0] >= 0).sum())
     logits = logits.transpose(1, 2).contiguous()  # (episodes, n_way, n_queries): ten times as fast, as classes are few
     known = logits[..., :n_known]
-    right = known.max(dim=1).indices == query_labels[:, :n_known]
+    predicted = known.max(dim=1).indices
+    right = predicted == query_labels[:, :n_known]
+    predicted = predicted[:, : n_known if keep else 0].short()
     accuracy = right.double().mean(dim=1)
     by_shot = accuracy[:, None]
     if shot[0] < shot[1]:
@@ -274,8 +285,9 @@ def _score_logits(logits: Tensor, part: Part, shot: tuple[int, int], n_base: int
     fpr95 = nothing if none_open else find_false_rate(highest, n_known)
     oscr = nothing if none_open else rate_open(highest, n_known, right)
     base, novel, harmonic = rate_sides(right, query_labels[:, :n_known] < n_base) if n_base else [nothing] * 3
+    measures = (auroc, fpr95, oscr, base, novel, harmonic)
     bins = fill_bins(known.softmax(dim=1).amax(dim=1), right)
-    return Scores(*(each.cpu() for each in (accuracy, by_shot, auroc, fpr95, oscr, base, novel, harmonic, bins)))
+    return Scores(*(each.cpu() for each in (accuracy, by_shot, *measures, predicted, bins)))
 
 
 def rate_sides(right: Tensor, is_base: Tensor) -> tuple[Tensor, Tensor, Tensor]:

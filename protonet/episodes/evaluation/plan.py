@@ -46,6 +46,8 @@ class EvaluationPlan:
     until: float = 0.0
     seed: int = 0  #: Of the episodes.
     device: str = "cpu"  #: Where rows are embedded and classified.
+    #: Keep what each query is taken for, and its row; ways, shots and queries are the same in each episode then.
+    records: bool = False
 
     def describe(self, side: str, sampler: Sampler) -> dict[str, Any]:
         """Return the settings under the names of the command line, in a form that JSON can write.
@@ -66,4 +68,5 @@ class EvaluationPlan:
             "tune": [[choice.name for choice in grid] for grid in self.methods.tune],
             "against": None if against is None else against.name,
             **({} if self.device == "cpu" else {"device": self.device}),
+            **({"records": True} if self.records else {}),
         }

@@ -8,17 +8,16 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from protonet._checks import fail
 from protonet.datasets import Dataset
+from protonet.datasets.class_lists import tell_difference
 from protonet.datasets.dataset import SIDES
 from protonet.episodes.draws.batch import Base, Trained, summarize_base, take_from
 from protonet.episodes.draws.sampler import Pool, Sampler, Take
 from protonet.episodes.evaluation.distributed import Group, pick_device
-from protonet.episodes.evaluation.evaluate import Progress, Scores, count_episodes, evaluate
+from protonet.episodes.evaluation.evaluate import Progress, Scores, evaluate
 from protonet.episodes.evaluation.plan import EvaluationPlan, MethodsPlan
-from protonet.episodes.evaluation.statistics import Tuning
 from protonet.episodes.features.normalization import CHUNK, normalize_rows
 from protonet.episodes.features.sources import Sources, load_texts
 from protonet.episodes.methods.choice import ChosenMethod
@@ -78,10 +77,12 @@ class Prepared:
             base=self.base,
             texts=self.texts,
             trained=self.trained,
+            shape=self.data.shape if self.trained is None else None,
             group=group,
             progress=progress,
             take=self.pool.take,
             earlier=earlier,
+            keep_predictions=plan.records,
         )
 
 
@@ -143,6 +144,7 @@ def prepare(plan: EvaluationPlan, sampler: Sampler, sources: Sources) -> Prepare
         texts=plan.rows.texts is not None,
         unlabelled=sampler.n_unlabelled > 0,
         means=sampler.adds_base,
+        maps=data.has_maps and training is None,
     )
     methods, notes = find_methods(plan.methods.chosen, supply, every=plan.methods.every)
     chosen = [c for c, name in enumerate(sides) if side in ("all", name)]
@@ -150,6 +152,9 @@ def prepare(plan: EvaluationPlan, sampler: Sampler, sources: Sources) -> Prepare
     whole = index_classes(data.y)
     sampler, index, lines = sampler.choose_classes(whole.take(torch.tensor(chosen)), names)
     notes += lines
+    if plan.rows.split_seed is None and data.sides is not None:
+        counts = dict(zip(zip(data.class_names, data.sides, strict=True), whole.size.tolist(), strict=True))
+        notes += tell_difference(plan.rows.dataset, counts)
     kind = plan.rows.normalize
     uses_base = sampler.adds_base or any(choice.spec.uses_base for choice in methods.values())
     if kind != "cl2" and not uses_base:
@@ -190,45 +195,31 @@ def prepare(plan: EvaluationPlan, sampler: Sampler, sources: Sources) -> Prepare
     return replace(prepared, texts=texts)
 
 
-def tune(plan: EvaluationPlan, sampler: Sampler, sources: Sources, group: Group) -> list[Tuning]:
-    """Evaluate the settings of each method to tune on the same episodes of validation classes.
+def plan_tuning(plan: EvaluationPlan, sampler: Sampler, sources: Sources) -> EvaluationPlan:
+    """Return the plan of evaluating the settings of each method to tune on episodes of validation classes.
 
     Args:
         plan: The settings; the episodes are of its kind and seed, the classes are none of the evaluated ones.
         sampler: The kind of episodes, from `load_data`.
         sources: What the rows are read from, likewise.
-        group: The processes that share the work.
-
-    Returns:
-        One result for each entry of ``tune``.
 
     Raises:
         InputError: There are no or too few validation classes, or they are those to be evaluated.
     """
     grids, sides = plan.methods.tune, sources.data.sides
-    if not grids:
-        return []
     evaluated = plan.rows.side or ("novel" if sides else "all")
     if evaluated in {"validation", "all"}:
         remedy = "Pass --side novel, of data with a split; --split-seed 0 makes one."
         constraint = "choose on other classes than the evaluated ones"
-        fail("tune", "tune", constraint, f"--side {evaluated}", remedy)
+        fail("plan_tuning", "tune", constraint, f"--side {evaluated}", remedy)
     needed, there = sampler.n_drawn, (sides or ()).count("validation")
     if there < needed:
         remedy = "Pass --split-seed 0 for a split with validation classes, or ask for fewer classes."
-        fail("tune", "tune", f"find {needed} validation classes (--way and --open)", there, remedy)
+        fail("plan_tuning", "tune", f"find {needed} validation classes (--way and --open)", there, remedy)
     rows = replace(plan.rows, side="validation")
     candidates = MethodsPlan([choice for grid in grids for choice in grid])
     n_episodes = min(plan.n_episodes, MOST_TUNED)
-    plan = replace(plan, rows=rows, methods=candidates, n_episodes=n_episodes, until=0.0)
-    prepared = prepare(plan, sampler, sources)
-    hidden = group.rank != 0
-    bar = tqdm(total=n_episodes, desc="tune", unit="episode", delay=1.0, dynamic_ncols=True, disable=hidden)
-    with bar:
-        scores = prepared.evaluate(plan, group, lambda batches: bar.update(count_episodes(batches) - bar.n))
-    accuracies = [{choice.name: scores[choice.name].accuracy for choice in grid} for grid in grids]
-    n_classes = len(prepared.pool.by_class.size)
-    return [Tuning.of(rates, n_classes) for rates in accuracies]
+    return replace(plan, rows=rows, methods=candidates, n_episodes=n_episodes, until=0.0, records=False)
 
 
 def _find_base(sources: Sources, side: str, normalize: str) -> list[int]:

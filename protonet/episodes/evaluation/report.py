@@ -182,14 +182,14 @@ def format_latex(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Format a table as LaTeX's ``tabular``, with the rules of the package booktabs, ending in a newline."""
 
     def line(cells: Sequence[str]) -> str:
-        return "  " + " & ".join(map(_write_latex, cells)) + r" \\" + "\n"
+        return "  " + " & ".join(map(write_latex, cells)) + r" \\" + "\n"
 
     begin = rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}" + "\n  \\toprule\n"
     body = "".join(map(line, rows))
     return f"{begin}{line(header)}  \\midrule\n{body}  \\bottomrule\n\\end{{tabular}}\n"
 
 
-def _write_latex(cell: str) -> str:
+def write_latex(cell: str) -> str:
     """Return a table's cell as LaTeX writes it, numbers as mathematics."""
     found = NUMBER.fullmatch(cell)
     if found is None:
@@ -273,14 +273,14 @@ def write_plot(path: Path, summary: Summary, episode: Episodes, query_labels: to
     widths = [PANEL, *([size] if several else []), PANEL]  # the differences alone need room for more methods
     figure = Figure(figsize=(sum(widths) + 0.6 * len(widths), size), layout="constrained")
     axes = figure.subplots(1, len(widths), squeeze=False, width_ratios=widths)[0]
-    _plot_accuracies(axes[0], summary.methods)
+    plot_accuracies(axes[0], summary.methods)
     if several:
         _plot_differences(axes[1], summary)
     _plot_episode(axes[-1], episode, query_labels[0])
     figure.savefig(path, dpi=120)
 
 
-def _plot_accuracies(axes: Axes, methods: Mapping[str, MethodSummary]) -> None:
+def plot_accuracies(axes: Axes, methods: Mapping[str, MethodSummary]) -> None:
     """Plot accuracy by shot with bands, or one bar per method where there is a single number of shots."""
     shots = list(next(iter(methods.values())).by_shot)
     over = [f"over {first}" for first in tell_over(method.accuracy for method in methods.values())[:1]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,19 +13,21 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from protonet._checks import optional_packages
+from protonet._checks import fail, optional_packages
 from protonet._writing import write_json
 from protonet.episodes.draws.batch import gather_episodes, hash_rows, split_draw
 from protonet.episodes.draws.equal_rows import list_equal
+from protonet.episodes.draws.records import record
+from protonet.episodes.draws.sampler import Sampler
 from protonet.episodes.evaluation.distributed import Group, join_group
 from protonet.episodes.evaluation.evaluate import Scores, count_episodes, join_batches
 from protonet.episodes.evaluation.page import list_classes, write_page
 from protonet.episodes.evaluation.plan import EvaluationPlan
-from protonet.episodes.evaluation.prepare import Prepared, prepare, tune
+from protonet.episodes.evaluation.prepare import Prepared, plan_tuning, prepare
 from protonet.episodes.evaluation.report import format_report, percent, summarize, write_csv, write_plot, write_tables
 from protonet.episodes.evaluation.state import describe_run, find_versions, read_state, write_state
 from protonet.episodes.evaluation.statistics import Evaluation, Rate, Tuning
-from protonet.episodes.features.sources import load_data
+from protonet.episodes.features.sources import Sources, load_data
 
 SHOWN_EVERY, SAVED_EVERY = 0.5, 10.0  #: Seconds between two accuracies in the bar, and two writings of the state.
 
@@ -38,7 +41,8 @@ def run_evaluation(
         plan: The settings.
         outputs: The paths of the files to write, under some of ``json``, ``csv``, ``plot``, ``latex``, ``markdown`` and
             ``report``.
-        state: Where the scores of finished episodes are kept, every few seconds and at the end; None for nowhere.
+        state: Where the scores of finished episodes are kept, every few seconds and at the end, and beside it those of
+            settings to choose from; None for nowhere.
         resume: Continue from the state, if there is one. The result is that of an uninterrupted run, to the byte.
 
     Returns:
@@ -54,7 +58,7 @@ def run_evaluation(
             import matplotlib as _  # noqa: F401, PLC0415 - before the work, if it is missing
     with join_group() as group:
         sampler, sources = load_data(plan.rows, plan.sampler)
-        tunings = tune(plan, sampler, sources, group)
+        tunings = _tune(plan, sampler, sources, group, state, resume=resume)
         best = {tuning.chosen for tuning in tunings}
         candidates = [choice for grid in plan.methods.tune for choice in grid if choice.name in best]
         plan = replace(plan, methods=plan.methods.add_tuned(candidates))
@@ -71,17 +75,45 @@ def run_evaluation(
             if group.rank == 0:
                 _report(settings, prepared, tunings, join_batches(watch.latest), outputs)
             text = f"stopped after {count_episodes(watch.latest):,} of {plan.n_episodes:,} episodes"
-            raise KeyboardInterrupt(text + ("" if state is None else "; run again with --resume")) from None
+            again = "; run again to go on" if resume else "; run again with --resume"
+            raise KeyboardInterrupt(text + ("" if state is None else again)) from None
         watch.latest = [scores]
         watch.close()
         return _report(settings, prepared, tunings, scores, outputs) if group.rank == 0 else None
+
+
+def _tune(
+    plan: EvaluationPlan, sampler: Sampler, sources: Sources, group: Group, state: Path | None, *, resume: bool
+) -> list[Tuning]:
+    """Evaluate the settings of each method to tune on validation classes; return one result for each."""
+    if not plan.methods.tune:
+        return []
+    path = None if state is None else state.with_name(f"{state.stem}-tune{state.suffix}")
+    if path is not None and path.exists() and not resume and group.rank == 0:
+        remedy = "Continue its run with --resume, or pass another path."
+        fail("run_evaluation", "state", "leave room beside it for that of --tune", f"{path}, which exists", remedy)
+    tuning = plan_tuning(plan, sampler, sources)
+    prepared = prepare(tuning, sampler, sources)
+    watch = _Watch(tuning.describe(prepared.side, prepared.sampler), prepared, group, path, resume=resume, what="tune")
+    with closing(watch):
+        scores = prepared.evaluate(tuning, group, watch.show, watch.earlier)
+        watch.latest = [scores]
+    n_classes = len(prepared.pool.by_class.size)
+    return [Tuning.of({own.name: scores[own.name].accuracy for own in grid}, n_classes) for grid in plan.methods.tune]
 
 
 class _Watch:
     """What watches an evaluation: it shows how far it is, and keeps the scores of finished episodes."""
 
     def __init__(
-        self, settings: Mapping[str, Any], prepared: Prepared, group: Group, state: Path | None, *, resume: bool
+        self,
+        settings: Mapping[str, Any],
+        prepared: Prepared,
+        group: Group,
+        state: Path | None,
+        *,
+        resume: bool,
+        what: str | None = None,
     ) -> None:
         self.run = describe_run(settings, prepared)
         self.path, self.group = state, group
@@ -90,6 +122,7 @@ class _Watch:
         self.shown = self.saved = time.monotonic()
         self.bar = tqdm(
             total=settings["most_episodes"],
+            desc=what,
             initial=count_episodes(self.latest),
             unit="episode",
             delay=1.0,
@@ -150,6 +183,16 @@ def _report(
         right={name: (score.accuracy * queries).round().long() for name, score in scores.items()},
         members=varied,
         n_classes=len(index.size),
+        records=record(
+            sampler,
+            prepared.pool,
+            (prepared.data.y, prepared.data.class_names),
+            {name: score.predicted for name, score in scores.items()},
+            seed=seed,
+        )
+        if settings.get("records")
+        else None,
+        notes=notes,
         by_class=list_classes(scores, members, names) if "report" in outputs else None,
     )
     if "report" in outputs:

@@ -17,7 +17,7 @@ from protonet._writing import write_whole
 from protonet.episodes.evaluation.evaluate import Scores
 from protonet.episodes.evaluation.prepare import Prepared
 
-FORMAT, VERSION = "protonet.episodes", 3
+FORMAT, VERSION = "protonet.episodes", 4
 
 
 def describe_run(settings: Mapping[str, Any], prepared: Prepared) -> dict[str, Any]:
@@ -79,6 +79,6 @@ def read_state(path: Path, run: Mapping[str, Any]) -> dict[str, Scores]:
         if known.get(name) != run.get(name):
             got = f"{name} {show(run.get(name))}, where {path} has {show(known.get(name))}"
             got = f"other {name} than {path} has" if name in hashed else got
-            remedy = "Pass the same arguments, or another --state; for a study, another --output."
+            remedy = "Pass the same arguments, or another --state; for a study or a paper, another --output."
             fail("read_state", "resume", "continue the same run", got, remedy)
     return scores

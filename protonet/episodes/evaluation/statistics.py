@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from protonet.episodes.draws.records import Records
+
 #: What intervals and p-values are over: other classes of the same kind, and other episodes of these same classes.
 OVER = ("classes", "episodes")
 CONFIDENCE = 0.95  #: The level of all intervals.
@@ -213,7 +215,9 @@ class Evaluation:
     #: (episodes, classes) bool, the classes of each episode, without base classes that all have.
     members: Tensor
     n_classes: int  #: Classes that episodes are drawn from.
+    notes: Sequence[str] = ()  #: What a person should know of it.
     by_class: Sequence[ClassShare] | None = None  #: None without a report for the browser.
+    records: Records | None = None  #: What each query was taken for; None where that was not kept.
 
     @property
     def accuracies(self) -> dict[str, Tensor]:
@@ -235,6 +239,7 @@ class Evaluation:
             "right": {name: right.tolist() for name, right in self.right.items()},
             **list_members(self.members),
             **by_class,
+            **({} if self.records is None else {"records": self.records.describe()}),
         }
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from protonet._checks import fail
 from protonet._writing import write_json, write_text
 from protonet.episodes.evaluation.distributed import join_group
 from protonet.episodes.evaluation.plan import EvaluationPlan
-from protonet.episodes.evaluation.prepare import prepare
+from protonet.episodes.evaluation.prepare import plan_tuning, prepare
 from protonet.episodes.evaluation.report import Table, format_latex, head_accuracy, percent
 from protonet.episodes.evaluation.run import run_evaluation
 from protonet.episodes.evaluation.statistics import OVER, Evaluation, MethodSummary, Rate, compare_pairs, half_over
@@ -34,11 +34,16 @@ class Member:
     dataset: str  #: As it was given.
     shot: str  #: Likewise; "" where the protocol draws it.
     plan: EvaluationPlan  #: Its settings.
+    outputs: Mapping[str, Path] = field(default_factory=dict)  #: The files of this one alone, see `run_evaluation`.
 
     @property
     def name(self) -> str:
         """What tells it from the others."""
         return f"{self.dataset} {self.shot}-shot" if self.shot else self.dataset
+
+
+#: What is done with evaluations, in the order of their members.
+Report = Callable[[Sequence[Member], Sequence[Evaluation]], None]
 
 
 @dataclass(frozen=True)
@@ -58,24 +63,33 @@ class Average:
         return {**self.rate.describe(), "ranks": list(self.ranks), "rank": self.rank}
 
 
-def run_suite(members: Sequence[Member], outputs: Mapping[str, Path], *, state: Path | None, resume: bool) -> None:
-    """Evaluate all, print the report of each and tables of all, and write the outputs.
+def check_outputs_of_all(outputs: Mapping[str, Path], n_members: int) -> None:
+    """Check that files to write can be of several evaluations together.
+
+    Raises:
+        InputError: One is not of ``OUTPUTS``.
+    """
+    for name in outputs:
+        if name not in OUTPUTS:
+            remedy = f"Leave it out, or run them one by one; {', '.join(f'--{kind}' for kind in OUTPUTS)} are of all."
+            fail("run_suite", name, "be of one data set and one --shot", f"{n_members} evaluations", remedy)
+
+
+def run_suite(members: Sequence[Member], report: Report, *, state: Path | None, resume: bool) -> None:
+    """Evaluate all, print the report of each, and report all.
 
     Args:
-        members: The evaluations, at least two.
-        outputs: The paths of the files to write, of all together, under some of ``OUTPUTS``.
+        members: The evaluations.
+        report: Called with the finished evaluations in the first process, and what they are of: all, or the first ones
+            after Ctrl-C.
         state: The path of a file, beside which each evaluation keeps its own state, with a number; None for none.
         resume: Continue from the states that are there.
 
     Raises:
         KeyboardInterrupt: After Ctrl-C, once the tables and the files of the finished evaluations are written; it names
             the others.
-        InputError: As of one evaluation, a state is there without ``resume``, or a file cannot be of several.
+        InputError: As of one evaluation, or a state is there without ``resume``.
     """
-    for name in outputs:
-        if name not in OUTPUTS:
-            remedy = f"Leave it out, or run them one by one; {', '.join(f'--{kind}' for kind in OUTPUTS)} are of all."
-            fail("run_suite", name, "be of one data set and one --shot", f"{len(members)} evaluations", remedy)
     states = [None if state is None else number_path(state, number + 1) for number in range(len(members))]
     is_main = os.environ.get("RANK", "0") == "0"
     for path in states if is_main and not resume else ():
@@ -84,32 +98,35 @@ def run_suite(members: Sequence[Member], outputs: Mapping[str, Path], *, state: 
             fail("run_suite", "state", "be new files", f"{path}, which exists", remedy)
     for member in members:  # all are looked at before the first is evaluated
         if member.plan.rows.encoder is None:  # which would embed all rows
-            prepare(member.plan, *load_data(member.plan.rows, member.plan.sampler))
+            loaded = load_data(member.plan.rows, member.plan.sampler)
+            prepare(member.plan, *loaded)
+            if member.plan.methods.tune:
+                prepare(plan_tuning(member.plan, *loaded), *loaded)
     finished: list[Evaluation] = []
     try:
         with join_group():
             for member, path in zip(members, states, strict=True):
-                evaluation = run_evaluation(member.plan, {}, state=path, resume=resume)
+                evaluation = run_evaluation(member.plan, member.outputs, state=path, resume=resume)
                 if evaluation is not None:  # in the first process
                     finished.append(evaluation)
                     print(flush=True)
     except KeyboardInterrupt as interrupt:
         if finished:
             print()
-            report_suite(members[: len(finished)], finished, outputs)
+            report(members[: len(finished)], finished)
         missing = ", ".join(member.name for member in members[len(finished) :])
         raise KeyboardInterrupt(f"{str(interrupt) or 'interrupted'}; not finished: {missing}") from None
     if is_main:
-        report_suite(members, finished, outputs)
+        report(members, finished)
 
 
-def report_suite(members: Sequence[Member], evaluations: Sequence[Evaluation], outputs: Mapping[str, Path]) -> None:
+def report_suite(outputs: Mapping[str, Path], members: Sequence[Member], evaluations: Sequence[Evaluation]) -> None:
     """Print tables of evaluations, one or more, and write the outputs.
 
     Args:
+        outputs: The paths of the files to write, of all together, under some of ``OUTPUTS``.
         members: What they are of.
         evaluations: The results of each.
-        outputs: The paths of the files to write, see `run_suite`.
     """
     of_shot: dict[str, list[Evaluation]] = {}
     for member, evaluation in zip(members, evaluations, strict=True):

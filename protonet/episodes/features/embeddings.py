@@ -32,18 +32,21 @@ class Job(NamedTuple):
     step: int  #: Rows of a block: an interrupted run goes on where a block begins, so that not a bit is another.
     made: dict[str, Any]  #: What decides the embeddings, in a form that JSON can write.
     state: str  #: A text that changes with the data.
+    shape: tuple[int, int, int] | None = None  #: Channels, height and width, where embeddings are maps.
 
     def hash(self) -> str:
         """Return what tells this job's rows from all others."""
         told = [self.made, self.state, self.step, list(self.labels), list(self.sides or ())]
+        told += [] if self.shape is None else [self.shape]
         return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
 
 def write_embeddings(output: Path, job: Job, *, resume: bool) -> int:
     """Embed rows and write them to an NPZ file, whole or not at all.
 
-    It holds ``x`` (n, dim) float32, ``y`` and perhaps ``split`` and ``files`` (n,) strings, and ``made``, JSON. Until
-    it is whole, what is done lies beside it, in a file whose name ends in ``.part``; only one block is in memory.
+    It holds ``x`` (n, dim) float32, ``y`` and perhaps ``split`` and ``files`` (n,) strings, of maps their shape
+    ``maps`` (3,), and ``made``, JSON. Until it is whole, what is done lies beside it, in a file whose name ends in
+    ``.part``; only one block is in memory.
 
     Args:
         output: The file.
@@ -95,6 +98,7 @@ def write_embeddings(output: Path, job: Job, *, resume: bool) -> int:
         more["dim"] = np.array(dim)
         more |= {} if job.sides is None else {"split": np.array(job.sides, str)}
         more |= {} if job.files is None else {"files": np.array(job.files, str)}
+        more |= {} if job.shape is None else {"maps": np.array(job.shape)}
         rows = _read_rows(file, len(header) + 4, dim, n)
         write_whole(output, lambda opened: write_npz(opened, (n, dim), "float32", rows, more))
     part.unlink()

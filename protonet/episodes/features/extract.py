@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from protonet._checks import as_typed, check_device, fail, optional_packages
+from protonet.datasets.class_lists import tell_difference
 from protonet.datasets.dataset import Dataset
 from protonet.datasets.pictures import INSTALL, Found, Picture, hash_state, load_pictures, open_picture
 from protonet.episodes.arguments import PICTURES
@@ -24,6 +25,7 @@ from protonet.episodes.features.sources import find_pictures, load_source
 from protonet.episodes.networks.backbones import CHUNK
 from protonet.episodes.networks.checkpoints import load_encoder
 from protonet.representations.pictures.networks import Extractor, open_extractor
+from protonet.representations.pictures.reading import draw_blank
 from protonet.representations.representation import hash_file
 from protonet.sampling import index_classes
 
@@ -49,7 +51,7 @@ def run_extract(options: argparse.Namespace) -> None:
             got = f"--{given[0]} with {options.backbone}"
             fail(PROG, "--backbone", "be another than a checkpoint of ours, to take this", got, "Leave it out.")
         data = load_source(options.data, image_size=image_size)
-        job = _plan_rows(data, options.data, options.backbone, device)
+        job = _plan_rows(data, options.data, options.backbone, device, maps=options.maps)
     else:
         if image_size is not None:
             got = f"--backbone {options.backbone}"
@@ -65,13 +67,22 @@ def run_extract(options: argparse.Namespace) -> None:
         if found is None:
             job = _plan_texts(options.data, extractor, templates, options.names)
         else:
-            job = _plan_pictures(found, options.data, extractor, batch)
+            job = _plan_pictures(found, options.data, extractor, batch, maps=options.maps)
     dim = write_embeddings(output, job, resume=options.resume)
+    notes = tell_difference(options.data, Counter(zip(job.labels, job.sides or (), strict=False)))
+    print("".join(f"{note}\n" for note in notes), end="")
     print(f"{output}: {len(job.labels):,} rows of {dim} features, {len(set(job.labels))} classes")
 
 
-def _plan_pictures(found: Found, text: str, extractor: Extractor, batch: int) -> Job:
+def _plan_pictures(found: Found, text: str, extractor: Extractor, batch: int, *, maps: bool) -> Job:
     """Return the job of embedding pictures: of their files, or of pixels that are mapped from the cache."""
+    network, shape = extractor.embed, None
+    if maps:
+        if extractor.embed_maps is None:
+            got = extractor.made["backbone"]
+            fail(PROG, "--maps", "come with efficientnet, or a checkpoint of convolutions", got, "Pass one of these.")
+        network = extractor.embed_maps
+        shape = _probe(network, extractor.prepare(draw_blank())[None])
     files: list[str] | None = None
     labels: Sequence[str]
     sides: Sequence[str] | None
@@ -103,13 +114,21 @@ def _plan_pictures(found: Found, text: str, extractor: Extractor, batch: int) ->
                         waiting.append([pool.submit(prepare, each) for each in take(start)])
                     if not waiting:
                         return
-                    yield extractor.embed(torch.stack([each.result() for each in waiting.popleft()])).numpy()
+                    prepared = torch.stack([each.result() for each in waiting.popleft()])
+                    yield network(prepared).flatten(1).numpy()
             finally:
                 pool.shutdown(cancel_futures=True)
 
     if len(set(labels)) < 2:
         fail(PROG, "data", "have at least 2 classes", len(set(labels)), "Add a folder of another class.")
-    return Job(labels, sides, files, embed, batch, {"data": text, **extractor.made}, hash_state(found, ""))
+    return Job(labels, sides, files, embed, batch, {"data": text, **extractor.made}, hash_state(found, ""), shape)
+
+
+def _probe(network: Callable[[Tensor], Tensor], x: Tensor) -> tuple[int, int, int]:
+    """Return channels, height and width of the maps that a network gives."""
+    with torch.no_grad():
+        _, channels, height, width = network(x).shape
+    return channels, height, width
 
 
 def _name_rows(data: Dataset) -> tuple[list[str], list[str] | None]:
@@ -119,19 +138,34 @@ def _name_rows(data: Dataset) -> tuple[list[str], list[str] | None]:
     return [data.class_names[label] for label in labels], sides
 
 
-def _plan_rows(data: Dataset, text: str, path: str, device: str) -> Job:
+def _plan_rows(data: Dataset, text: str, path: str, device: str, *, maps: bool) -> Job:
     """Return the job of embedding rows of any data set by an encoder of ours."""
-    encoder = load_encoder(path, dim=data.x.shape[1]).to(device)
+    encoder, shape = load_encoder(path, dim=data.x.shape[1]).to(device), None
+    if maps:
+        convolutions = find_convolutions(encoder)
+        if convolutions is None:
+            fail(PROG, "--maps", "come with an encoder of convolutions", path, "Train one of conv, conv4 or resnet12.")
+        encoder = convolutions
+        shape = _probe(encoder, torch.zeros(1, data.x.shape[1], device=device))
 
     def embed(first: int) -> Iterator[np.ndarray]:
         for rows in torch.arange(first, len(data.y)).split(CHUNK):
             with torch.no_grad():
-                yield encoder(data.take_rows(rows).float().to(device)).cpu().numpy()
+                yield encoder(data.take_rows(rows).float().to(device)).flatten(1).cpu().numpy()
 
     labels, sides = _name_rows(data)
     digest = hash_rows(data.take_rows, index_classes(data.y))
     made = {"data": text, "backbone": path, "weights": hash_file(Path(path))}
-    return Job(labels, sides, None, embed, CHUNK, made, digest)
+    return Job(labels, sides, None, embed, CHUNK, made, digest, shape)
+
+
+def find_convolutions(encoder: nn.Module) -> nn.Sequential | None:
+    """Return an encoder without what makes rows of its last maps; None where it has none."""
+    layers = list(encoder.children())
+    n_layers = len(layers)
+    while layers and isinstance(layers[-1], (nn.Flatten, nn.AdaptiveAvgPool2d)):
+        layers.pop()
+    return None if len(layers) == n_layers else nn.Sequential(*layers)
 
 
 def _plan_texts(data: str, extractor: Extractor, templates: Sequence[str], names: str | None) -> Job:

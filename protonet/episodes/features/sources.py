@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from protonet import datasets
 from protonet._checks import as_typed, fail
 from protonet.datasets.cifar_fs import find_cifar_fs
+from protonet.datasets.class_lists import PREFIX, find_meta_dataset, read_class_lists
 from protonet.datasets.cub import find_cub
 from protonet.datasets.dataset import Dataset, check_finite, make_dataset, split_classes
 from protonet.datasets.fc100 import find_fc100
@@ -45,6 +47,7 @@ PUBLISHED: Mapping[str, Callable[[str], Found]] = {
     "cifar-fs": find_cifar_fs,
     "fc100": find_fc100,
     "omniglot": find_omniglot,
+    **{key: partial(find_meta_dataset, key) for key in read_class_lists() if key.startswith(PREFIX)},
 }
 LARGEST = 1024  #: The largest side of pictures, in pixels.
 GLYPH_COPIES = 3  #: Glyphs per face, each with its own jitter: at least 24 images per class.

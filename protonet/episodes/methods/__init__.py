@@ -15,6 +15,7 @@ from protonet.episodes.methods.calibration import distribution_calibration
 from protonet.episodes.methods.clip import clip_zero_shot
 from protonet.episodes.methods.feat import feat
 from protonet.episodes.methods.finetune import finetune
+from protonet.episodes.methods.frn import feature_map_reconstruction
 from protonet.episodes.methods.ilpc import ilpc
 from protonet.episodes.methods.knn import nearest_neighbours
 from protonet.episodes.methods.laplacian_shot import laplacian_shot, laplacian_shot_dirichlet
@@ -67,6 +68,7 @@ METHODS = {
     "feat": MethodSpec(feat, needs=("encoder",), objective="feat"),
     "maml": MethodSpec(maml, needs=("encoder",), objective="maml", adapts=True),
     "anil": MethodSpec(anil, needs=("encoder",), objective="anil", adapts=True),
+    "frn": MethodSpec(feature_map_reconstruction, needs=("maps",)),
     "finetune": MethodSpec(finetune, needs=("encoder",), adapts=True, slow=True),
     "semi-kmeans": MethodSpec(semi_kmeans, needs=("unlabelled",)),
     "semi-kmeans-cluster": MethodSpec(semi_kmeans_cluster, needs=("unlabelled",)),

@@ -86,21 +86,26 @@ def choose_method(text: str, option: str = "--method") -> ChosenMethod:
     return _set(choice, {name: value for name, (value,) in settings.items()}) if settings else choice
 
 
-def choose_grid(text: str) -> list[ChosenMethod]:
+def choose_grid(text: str, option: str = "--tune") -> list[ChosenMethod]:
     """Return the methods that a text of a method and several values of its settings names: all combinations.
 
     Args:
-        text: Such as ``laplacian-shot:lambda=0.1,0.5,1``; where a value is several numbers, ``/`` is between two.
+        text: Such as ``laplacian-shot:lambda=0.1,0.5,1``; where a value is several numbers, ``/`` is between two. A
+            method alone has the values that its settings are annotated with, see `Tried`.
+        option: That the text is of; only ``--tune`` asks for two combinations or more.
 
     Raises:
         InputError: As in `choose_methods`, or there are not two combinations.
     """
-    choice, settings = _open_text(text, "--tune", several=True)
+    choice, settings = _open_text(text, option, several=True)
+    if not settings:
+        known = list_keywords(choice.spec.function).values()
+        settings = {own.name: [*map(show_value, own.tried)] for own in known if own.tried}
     found = {}
     for values in itertools.product(*settings.values()):
         own = _set(choice, dict(zip(settings, values, strict=True)))
         found[own.name] = own
-    if len(found) < 2:
+    if len(found) < 2 and option == "--tune":
         fail("choose_grid", "tune", "name two values of a setting or more", repr(text), "Pass METHOD:name=v1,v2,v3.")
     return list(found.values())
 
@@ -202,7 +207,8 @@ def list_methods() -> str:
         lines += _wrap_text(f"Source: {find_source(spec.function)}", 2)
         for own in list_keywords(spec.function).values():
             bound = "" if own.bound is None else f" {own.bound}"
-            lines.append(f"  {own.name}: {own.kind}{bound}, {show_value(own.default)} by default")
+            tried = f"; --tune tries {' and '.join(map(show_value, own.tried))}" if own.tried else ""
+            lines.append(f"  {own.name}: {own.kind}{bound}, {show_value(own.default)} by default{tried}")
             lines += _wrap_text(own.text, 6)
     lines += ["", *(f"{alias}: another name of {name}" for alias, name in ALIASES.items())]
     lines += [f"{name}: of the installed {point.value}" for name, point in _list_entry_points().items()]

@@ -2,8 +2,8 @@
 
 There is no other list of them. What a text such as ``weights=1,1,1`` may say follows from the parameter's type: a
 whole number, a number, true or false, some numbers with commas between them, a word; ``none`` where the type has it.
-The bound of a number stands in its type, as in `Positive`. A trailing underscore of a parameter, as in ``lambda_``, is
-left out.
+The bound of a number stands in its type, as in `Positive`, and so does what is tried of it (`Tried`). A trailing
+underscore of a parameter, as in ``lambda_``, is left out.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from collections.abc import Callable, Mapping
 from functools import reduce
 from operator import or_
 from types import GenericAlias
-from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from protonet._checks import fail
+
+T = TypeVar("T")
 
 
 class Bound(NamedTuple):
@@ -38,6 +40,12 @@ class Bound(NamedTuple):
         """Tell whether a number is within."""
         over = value > self.least if self.above else value >= self.least
         return over and (value < self.most if self.below else value <= self.most)
+
+
+class Tried(NamedTuple):
+    """What is tried of a setting on validation classes, beside its bound in the setting's type."""
+
+    values: tuple[Any, ...]  #: Of the setting's type.
 
 
 #: Types of settings: a number and its bound.
@@ -67,6 +75,7 @@ class Keyword(NamedTuple):
     bound: Bound | None  #: Of its numbers.
     default: Any  #: `inspect.Parameter.empty` without one.
     text: str  #: What the docstring says of it, in one line; "" for nothing.
+    tried: tuple[Any, ...] = ()  #: The values of `Tried` in its type.
 
     @property
     def kind(self) -> str:
@@ -93,24 +102,31 @@ def list_keywords(method: Callable[..., object]) -> dict[str, Keyword]:
     described = describe_arguments(method)
     found = {}
     for name, parameter in parameters.items():
-        kind, bound = _split(hints.get(name, type(parameter.default)))
+        hint = hints.get(name, type(parameter.default))
+        kind, bound = _split(hint)
         if parameter.kind is parameter.KEYWORD_ONLY and _is_known(kind):
-            text = described.get(name, "")
-            found[name.rstrip("_")] = Keyword(name.rstrip("_"), name, kind, bound, parameter.default, text)
+            text, tried = described.get(name, ""), _find(hint, Tried)
+            own = Keyword(name.rstrip("_"), name, kind, bound, parameter.default, text, tried.values if tried else ())
+            found[own.name] = own
     return found
 
 
 def _split(kind: Any) -> tuple[Any, Bound | None]:
     """Return a type without bounds, and the bound that stands in it."""
     if get_origin(kind) is Annotated:
-        bounds = [each for each in kind.__metadata__ if isinstance(each, Bound)]
-        return kind.__origin__, bounds[0] if bounds else None
+        inner, bound = _split(kind.__origin__)
+        return inner, bound or _find(kind, Bound)
     parts = [_split(each) for each in get_args(kind)]
     bounds = [bound for _, bound in parts if bound is not None]
     if not bounds:
         return kind, None
     plain = tuple(own for own, _ in parts)
     return (GenericAlias(tuple, plain) if get_origin(kind) is tuple else reduce(or_, plain)), bounds[0]
+
+
+def _find(kind: Any, note: type[T]) -> T | None:
+    """Return what a type is annotated with, of one kind of note; None without one."""
+    return next((each for each in getattr(kind, "__metadata__", ()) if isinstance(each, note)), None)
 
 
 def _is_known(kind: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.bd_cspn import find_unit_rows, rectify_prototypes
 from protonet.episodes.methods.common import squared_norms, support_means
-from protonet.episodes.methods.keywords import Count, NonNegative, Positive
+from protonet.episodes.methods.keywords import Count, NonNegative, Positive, Tried
 
 CONVERGED = 1e-6  #: The updates end once no assignment changes by this much.
 
@@ -18,7 +19,7 @@ CONVERGED = 1e-6  #: The updates end once no assignment changes by this much.
 def laplacian_shot(
     episodes: Episodes,
     *,
-    lambda_: NonNegative = 0.7,
+    lambda_: Annotated[NonNegative, Tried((0.1, 0.3, 0.7, 1.5))] = 0.7,
     n_neighbours: Count = 2,
     steps: Count = 20,
     temperature: Positive = 0.1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.common import cosines, one_hot, reduce_to_span
-from protonet.episodes.methods.keywords import Positive
+from protonet.episodes.methods.keywords import Positive, Tried
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,9 @@ class Newton:
 NEWTON = Newton()
 
 
-def logistic_regression(episodes: Episodes, *, inverse_penalty: Positive = 1.0) -> Tensor:
+def logistic_regression(
+    episodes: Episodes, *, inverse_penalty: Annotated[Positive, Tried((0.1, 1.0, 10.0, 100.0))] = 1.0
+) -> Tensor:
     """Classify by L2-penalised logistic regression on rows of unit norm, its intercept not penalised.
 
     Args:

@@ -12,7 +12,7 @@ from protonet.episodes.draws.batch import Episodes
 
 Method = Callable[[Episodes], Tensor]
 #: What a method may need beside support and queries.
-Need = Literal["base", "texts", "unlabelled", "encoder"]
+Need = Literal["base", "texts", "unlabelled", "encoder", "maps"]
 
 
 @dataclass(frozen=True)

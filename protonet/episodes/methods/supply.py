@@ -19,12 +19,14 @@ class Supply(NamedTuple):
     way: tuple[int, int] | None  #: Least and most classes of an episode, where the setting says.
     texts: bool  #: Whether texts name the classes.
     unlabelled: bool  #: Whether episodes have unlabelled rows.
+    maps: bool  #: Whether rows are maps of a network, with places.
     means: bool  #: Whether base classes stand beside the novel ones, by their means.
 
     def list_missing(self, spec: MethodSpec) -> list[str]:
         """Return what a method needs and does not find, keys of ``LACKS``."""
         trained = self.objective is not None and spec.objective in (None, self.objective)
         there = {"base": self.n_base > 1, "encoder": trained, "texts": self.texts, "unlabelled": self.unlabelled}
+        there["maps"] = self.maps
         missing: list[str] = [need for need in LACKS if need in spec.needs and not there[need]]
         headed = self.head_way is not None and spec.objective == self.objective is not None
         narrow = headed and self.way is not None and self.way != (self.head_way, self.head_way)
@@ -36,6 +38,7 @@ LACKS = {
     "texts": ("find texts that name the classes", "Pass --texts FILE.npz, whose y are the names of the classes."),
     "encoder": ("find an encoder", "Pass --encoder FILE, of such a run."),
     "unlabelled": ("find unlabelled rows", "Pass --unlabelled 5, with --distractors 5 for rows of other classes."),
+    "maps": ("find maps of a network", "Make them by extract --maps."),
     "base": (
         "find base classes beside the evaluated ones",
         "Pass --side novel, of data with a split by class (--split-seed 0 makes one), or --base FILE.npz.",
@@ -46,6 +49,7 @@ LEFT_OUT = {
     "encoder": "Without an encoder of their objectives, {} are left out.",
     "texts": "Without texts, {} are left out.",
     "unlabelled": "Without unlabelled rows, {} are left out.",
+    "maps": "Without maps of a network, {} are left out.",
     "slow": "{} take long, and are left out of 'all': name them, too.",
     "way": "What was trained beside the encoder is for another --way, and {} are left out.",
     "means": "Methods that need rows of all classes are left out: base classes have means.",

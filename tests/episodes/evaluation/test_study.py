@@ -72,7 +72,9 @@ def test_a_study_goes_on_and_notices_other_settings(command: Command) -> None:
     assert {path.name: path.read_bytes() for path in folder.glob("*.json")}.items() <= before.items()
     command("study study.toml --seed 9", code=2)
     assert "`--resume` must continue the same run; got seed 9" in command.error
-    assert command.error.endswith("Pass the same arguments, or another --state; for a study, another --output.\n")
+    assert command.error.endswith(
+        "Pass the same arguments, or another --state; for a study or a paper, another --output.\n"
+    )
     command("study study.toml --seed 9 --output more")  # what the message says works
     assert {path.name for path in Path("more").iterdir()} == before.keys()
     table = (folder / "table.md").read_bytes()

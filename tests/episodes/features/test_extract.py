@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from protonet.datasets import load_mini_imagenet, map_npz
 from protonet.datasets.pictures import open_picture
 from protonet.episodes.features.embeddings import Job, write_embeddings
-from protonet.episodes.features.extract import find_words
+from protonet.episodes.features.extract import find_convolutions, find_words
 from protonet.episodes.features.sources import load_source
 from protonet.episodes.networks.checkpoints import load_encoder
 from protonet.representations.pictures.files import embed_pictures
@@ -114,6 +115,33 @@ def test_rows_by_an_encoder_of_ours(command: Command) -> None:
     few = "--way 2 --query 3 --episodes 20 --method protonet"
     before = command.read("--dataset tiny.npz --encoder mlp.safetensors", few)
     assert before["right"] == command.read("--dataset a.npz", few)["right"]
+
+
+def test_maps_of_an_encoder_of_ours(command: Command) -> None:
+    generator = np.random.default_rng(0)
+    y, sides = np.repeat(np.arange(9), 8), np.repeat(np.array(["base"] * 3 + ["validation"] * 3 + ["novel"] * 3), 8)
+    pixels = generator.normal(size=(9, 16 * 16))[y] + generator.normal(size=(72, 16 * 16))
+    np.savez("square.npz", x=pixels.astype(np.float32), y=y, split=sides)
+    small = "train --dataset square.npz --way 3 --query 2 --steps 1 --eval-every 1 --device cpu"
+    command(small, "--backbone conv -o conv.safetensors")
+    command("extract square.npz --backbone conv.safetensors -o rows.npz")
+    command("extract square.npz --backbone conv.safetensors -o maps.npz --maps")
+    rows, maps = map_npz("rows.npz"), map_npz("maps.npz")
+    assert torch.equal(rows.x, maps.x)  # this encoder has no mean over places
+    assert rows.shape is None
+    assert maps.shape is not None
+    assert maps.has_maps
+    assert maps.shape == (64, 2, 2)
+    few = "--way 2 --query 3 --episodes 20 --method"
+    assert "| frn " in command("--dataset maps.npz", few, "protonet frn")
+    command.refuses("`--method` must find maps of a network; got none for frn", "--dataset rows.npz", few, "frn")
+    wrong = "extract square.npz --backbone mlp.safetensors -o a.npz --maps --texts"
+    command.refuses("`--maps` must come without --texts; got both", wrong)
+    assert find_convolutions(nn.Sequential(nn.Linear(4, 2))) is None
+    pooled = nn.Sequential(nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 5, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    convolutions, x = find_convolutions(pooled), torch.randn(2, 16, generator=torch.Generator().manual_seed(0))
+    assert convolutions is not None
+    torch.testing.assert_close(convolutions(x).mean(dim=(2, 3)), pooled(x))
 
 
 def test_ctrl_c_and_then_resume(command: Command, net: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,5 +160,5 @@ def test_all_methods_are_listed_with_their_settings() -> None:
     text = list_methods()
     assert all(f"\n{name} (" in text for name in METHODS)
     assert "  weights: 3 numbers with commas between >= 0, 0.1,1,0.1 by default\n" in text
-    assert "  lambda: a number >= 0, 0.7 by default\n" in text
+    assert "  lambda: a number >= 0, 0.7 by default; --tune tries 0.1 and 0.3 and 0.7 and 1.5\n" in text
     assert max(map(len, text.splitlines())) < 150

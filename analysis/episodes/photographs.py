@@ -1,0 +1,172 @@
+"""Every few-shot method on photographs, by the features of a network that a package brings.
+
+FOLDER holds pictures in folders of their classes, at any depth: the folder that a picture lies in is its class. The
+table says by a hash which pictures these are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import io
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from analysis.episodes.methods import EVALUATED
+from analysis.shared.runner import BUILD, FOLDER, Report, StudyParser
+from protonet._checks import refuse
+from protonet.episodes.__main__ import main
+from protonet.episodes.evaluation.report import head_accuracy, percent
+from protonet.episodes.evaluation.statistics import Rate
+from protonet.representations.pictures.images import SUFFIXES
+from protonet.representations.representation import hash_file
+from protonet.ui.command_line import check_writable_folder
+from protonet.ui.text import format_table
+
+INTERRUPTED = 130  #: The exit code after Ctrl-C.
+#: Sets whose pictures have these hashes.
+KNOWN = {
+    "ea90d7c80ab1409ad2b63cd0b117e5092afe8cd340c40151f2f5e6d4f1db7ec1": "GroceryStoreDataset, Klasson, Zhang and "
+    "Kjellström (2019),\nhttps://github.com/marcusklasson/GroceryStoreDataset, `train`, `val` and `test` of `dataset`"
+}
+#: Columns: shots, queries per class, and arguments of queries that are not balanced.
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "1-shot": ("--shot", "1", "--query", "15"),
+    "5-shot": ("--shot", "5", "--query", "15"),
+    "1-shot, Dirichlet": ("--shot", "1", "--query", "6", "--imbalance", "2.0"),
+    "5-shot, Dirichlet": ("--shot", "5", "--query", "6", "--imbalance", "2.0"),
+}
+#: Accuracies in percent at 1 and 5 shots on mini-ImageNet, 1,000 episodes on features of a ResNet-12 of FEAT's authors.
+PUBLISHED = {
+    "protonet": (63.6, 80.4),
+    "simpleshot": (63.6, 80.5),
+    "linear-finetune": (63.3, 80.5),
+    "bd-cspn": (69.8, 82.2),
+    "laplacian-shot": (69.8, 82.3),
+    "pt-map": (76.1, 84.2),
+    "tim": (74.3, 84.2),
+    "transductive-finetune": (63.0, 80.6),
+}
+SOURCE = "README.md of https://github.com/sicara/easy-few-shot-learning, commit 8023ff49a02a"
+TITLE = """# Few-shot methods on photographs
+
+{n:,} photographs of {classes} classes: {known};
+sha256 of all {sha}.
+
+Features of `{backbone}`, {way}-way, classes split at random by seed 0 into 60 % base, 15 % validation and 25 % novel
+ones, {episodes:,} episodes. 15 queries per class, or, by Dirichlet shares of concentration 2, 6 on average. Intervals
+over classes come first.
+
+"""
+RANKS = f"""
+Ranks at 1 and 5 shots, with accuracies, here and as published on mini-ImageNet, each on features of one network
+({SOURCE}):
+
+"""
+
+
+def add_options(parser: StudyParser) -> None:
+    """Add the pictures, and what is evaluated."""
+    parser.add_argument(FOLDER, metavar="FOLDER", help="pictures in folders of their classes")
+    text = "as of protonet.episodes extract (default: efficientnet:160)"
+    parser.add_argument("--backbone", default="efficientnet:160", metavar="NET", help=text)
+    parser.add_whole("--way", 5, "classes of an episode", low=2)
+    parser.add_whole("--episodes", 1000, "episodes of each column", low=2)
+    parser.add_names("--methods", EVALUATED)
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Embed the pictures, and evaluate every column; what was done is not done again."""
+    found = find_pictures(Path(options.folder))
+    digest = hash_pictures(found)
+    build = check_writable_folder("build", BUILD / f"photographs-{digest[:8]}")
+    for path, label in found:
+        link = build / "pictures" / label / f"{path.parent.parent.name}-{hash_name(path)}{path.suffix}"
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if not link.is_symlink():
+            link.symlink_to(path.resolve())
+    features = build / f"{options.backbone.replace(':', '-').replace('/', '-')}.npz"
+    call("extract", str(build / "pictures"), "--backbone", options.backbone, "-o", str(features), "--resume")
+    names = EVALUATED if options.methods is None else tuple(options.methods)
+    given = ("--dataset", str(features), "--split-seed", "0", "--way", str(options.way), "--method", *names)
+    results: dict[str, Any] = {}
+    for number, (title, arguments) in enumerate(COLUMNS.items()):
+        place = hashlib.sha256(json.dumps([given, options.episodes]).encode()).hexdigest()[:8]
+        out = build / f"{place}-{number}.json"
+        kept = ("--json", str(out), "--state", str(out.with_suffix(".npz")), "--resume")
+        call(*given, *arguments, "--episodes", str(options.episodes), *kept)
+        results[title] = json.loads(out.read_text(encoding="utf-8"))
+    known = KNOWN.get(digest, "of no set that we know")
+    head = TITLE.format(
+        n=len(found),
+        classes=len({label for _, label in found}),
+        known=known,
+        sha=digest,
+        backbone=Path(options.backbone).name,
+        way=options.way,
+        episodes=options.episodes,
+    )
+    return Report(results, head + tabulate(results, names) + RANKS + tabulate_ranks(results))
+
+
+def call(*arguments: str) -> None:
+    """Run ``python -m protonet.episodes``, which shows how far it is on stderr."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        code = main(arguments)
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
+    if code:
+        refuse("protonet.episodes", "run", " ".join(arguments[:2]), "Its message is above.")
+
+
+def find_pictures(root: Path) -> list[tuple[Path, str]]:
+    """Return the pictures below a folder with the names of their classes, in the order of their paths."""
+    paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES)
+    if len({path.parent.name for path in paths}) < 2:
+        refuse(FOLDER, "hold pictures in folders of two classes or more", root, "Pass the folder above them.")
+    return [(path, path.parent.name) for path in paths]
+
+
+def hash_pictures(found: Sequence[tuple[Path, str]]) -> str:
+    """Return a hash of classes and pictures, whatever their files are called."""
+    lines = sorted(f"{label}\t{hash_file(path)}\n" for path, label in found)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def hash_name(path: Path) -> str:
+    """Return a short name that tells a picture from those of other folders."""
+    return hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
+
+
+def tabulate(results: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Return the accuracies of methods in percent, with both intervals, a column each."""
+    rates = {title: {name: Rate.read(rate) for name, rate in one["methods"].items()} for title, one in results.items()}
+    header = [head_accuracy(rate for own in rates.values() for rate in own.values()), *rates]
+    return format_table(header, [[name, *(percent(own[name]) for own in rates.values())] for name in names])
+
+
+def tabulate_ranks(results: Mapping[str, Any]) -> str:
+    """Return the ranks of the methods whose accuracies are published, here and there."""
+    there = [name for name in PUBLISHED if name in results["1-shot"]["methods"]]
+    columns: list[dict[str, float]] = []
+    for at, shot in enumerate(("1-shot", "5-shot")):
+        columns.append({name: 100 * results[shot]["methods"][name]["accuracy"] for name in there})
+        columns.append({name: PUBLISHED[name][at] for name in there})
+    ranks = [rank(column) for column in columns]
+    header = ["rank", "1-shot", "published", "5-shot", "published"]
+    pairs = list(zip(ranks, columns, strict=True))
+    return format_table(
+        header, [[name, *(f"{own[name]:g} ({column[name]:.1f})" for own, column in pairs)] for name in there]
+    )
+
+
+def rank(values: Mapping[str, float]) -> dict[str, float]:
+    """Return ranks from 1 on, the highest value first; equal ones share the mean of theirs."""
+    return {
+        name: sum(other > own for other in values.values()) + (sum(other == own for other in values.values()) + 1) / 2
+        for name, own in values.items()
+    }

@@ -1,0 +1,167 @@
+"""Class lists of the usual benchmarks: what they hold, and folders that are split by them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from protonet.datasets import Dataset, load_cifar_fs, load_cub, load_fc100, load_meta_dataset, load_tiered_imagenet
+from protonet.datasets.class_lists import (
+    PREFIX,
+    find_meta_dataset,
+    read_class_lists,
+    simplify,
+    tell_class_lists,
+    tell_difference,
+)
+from protonet.datasets.dataset import SIDES
+from protonet.episodes.draws.meta_dataset import MOST_LEAVES, read_groups
+from tests.datasets import trees
+from tests.episodes.command_cases import Command
+
+LISTS = read_class_lists()
+#: Classes of each side, as the papers say.
+COUNTS = {
+    "mini-imagenet": (64, 16, 20),
+    "tiered-imagenet": (351, 97, 160),
+    "cub": (100, 50, 50),
+    "cifar-fs": (64, 16, 20),
+    "fc100": (60, 20, 20),
+    "meta-aircraft": (70, 15, 15),
+    "meta-cu-birds": (140, 30, 30),
+    "meta-dtd": (33, 7, 7),
+    "meta-fungi": (994, 200, 200),
+    "meta-mscoco": (0, 40, 40),
+    "meta-quickdraw": (241, 52, 52),
+    "meta-traffic-sign": (0, 0, 43),
+    "meta-vgg-flower": (71, 15, 16),
+    "meta-ilsvrc-2012": (712, 158, 130),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_list_is_what_its_hash_says(name: str) -> None:
+    known = LISTS[name]
+    sides = {side: getattr(known, side) for side in SIDES}
+    assert tuple(map(len, sides.values())) == COUNTS[name]
+    lines = "".join(f"{side}\t{label}\n" for side, labels in sides.items() for label in sorted(labels))
+    assert hashlib.sha256(lines.encode()).hexdigest() == known.sha256
+    assert len(set(map(simplify, known.side_of))) == sum(COUNTS[name])  # no two are one folder
+    assert all((known.pictures[side] > 0) == bool(labels) for side, labels in sides.items())
+    assert f"{name}: {known.of}" in tell_class_lists()
+    assert known.sha256 in tell_class_lists()
+
+
+def test_lists_fit_together() -> None:
+    assert set(LISTS["cifar-fs"].side_of) == set(LISTS["fc100"].side_of)
+    synsets = set(LISTS["meta-ilsvrc-2012"].side_of)
+    assert len(synsets) == 1000
+    assert set(LISTS["mini-imagenet"].side_of) < synsets
+    assert set(LISTS["tiered-imagenet"].side_of) < synsets
+    assert set(LISTS["cub"].side_of) == set(LISTS["meta-cu-birds"].side_of)
+    rule = {
+        name: "base" if number % 2 == 0 else "validation" if number % 4 == 1 else "novel"
+        for number, name in enumerate(sorted(LISTS["cub"].side_of))
+    }
+    assert rule == LISTS["cub"].side_of
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_groups_of_imagenet_are_those_of_a_search(side: str) -> None:
+    names = getattr(LISTS["meta-ilsvrc-2012"], side)
+    children = {node: below.split() for node, below in LISTS["meta-ilsvrc-2012"].children.items()}
+
+    def search(node: str) -> frozenset[str]:
+        return frozenset({node} & set(names)).union(*(search(child) for child in children.get(node, ())))
+
+    below = {node: search(node) for node in children}
+    forks = {
+        leaves
+        for node, leaves in below.items()
+        if 5 <= len(leaves) <= MOST_LEAVES and sum(bool(below.get(c, {c} & set(names))) for c in children[node]) > 1
+    }
+    groups, whole = read_groups("meta-ilsvrc-2012", names)
+    assert whole
+    assert {frozenset(names[number] for number in group) for group in groups} == forks
+
+
+def paint(root: Path, key: str, spell: Callable[[str], str] = str) -> Path:
+    """Write a folder with one picture of one pixel for each class of a list."""
+    trees.draw(root / "pixel.png", "ab", 0)
+    pixel = (root / "pixel.png").read_bytes()
+    (root / "pixel.png").unlink()
+    for label in LISTS[key].side_of:
+        (root / spell(label)).mkdir(parents=True)
+        (root / spell(label) / "0.png").write_bytes(pixel)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("key", "load", "folders"),
+    [
+        ("cifar-fs", load_cifar_fs, [""]),
+        ("fc100", load_fc100, ["train", "test"]),
+        ("cub", load_cub, ["images"]),
+        ("meta-vgg-flower", partial(load_meta_dataset, "meta-vgg-flower"), [""]),
+        ("meta-mscoco", partial(load_meta_dataset, "meta-mscoco"), [""]),
+    ],
+)
+def test_plain_folders_are_split_by_the_list(
+    key: str, load: Callable[..., Dataset], folders: list[str], tmp_path: Path
+) -> None:
+    for folder in folders:
+        paint(tmp_path / folder, key, lambda label: label.replace(" ", "_").upper())
+    (tmp_path / folders[0] / "another class").mkdir()
+    data = load(tmp_path, size=1)
+    assert dict(zip(data.class_names, data.sides or (), strict=True)) == LISTS[key].side_of
+    assert torch.bincount(data.y).tolist() == [len(folders)] * data.num_classes
+    own = tmp_path / folders[0] / LISTS[key].novel[0].replace(" ", "_").upper()
+    (own / "0.png").unlink()
+    own.rmdir()
+    with pytest.raises(ValueError, match=rf"without 1, such as '{LISTS[key].novel[0]}'\. Get all of them"):
+        load(tmp_path, size=1)
+
+
+def test_imagenet_is_split_without_lists_beside_it(tmp_path: Path) -> None:
+    data = load_tiered_imagenet(paint(tmp_path / "train", "meta-ilsvrc-2012").parent, size=1)
+    assert dict(zip(data.class_names, data.sides or (), strict=True)) == LISTS["tiered-imagenet"].side_of
+
+
+def test_what_is_wrong_with_a_copy_is_one_line() -> None:
+    right = dict.fromkeys(LISTS["fc100"].side_of.items(), 600)
+    assert tell_difference("fc100:a", right) == []
+    assert tell_difference("fc100:a", {(f"{n}", side): 600 for n, (_, side) in enumerate(right)}) == []
+    assert tell_difference("unknown:a", {}) == tell_difference("fc100", {}) == []
+    begin = "This is not FC100, Oreshkin et al. (2018), as papers have it: "
+    last = max((name, side) for name, side in right if side == "novel")
+    assert tell_difference("fc100:a", right | {last: 599}) == [f"{begin}11,999 of 12,000 novel pictures."]
+    (line,) = tell_difference("cifar-fs:a", right)
+    assert "60 of 64 base classes (" in line
+    (line,) = tell_difference("fc100:a", {each: n for each, n in right.items() if each != last})
+    assert line == f"{begin}19 of 20 novel classes (1 of them missing, such as {last[0]})."
+
+
+def test_errors(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^load_meta_dataset: `key` must be one of meta-aircraft, .*; got 'aircraft'"):
+        load_meta_dataset("aircraft", tmp_path)
+    with pytest.raises(ValueError, match=r"^load_meta_dataset: `root` must hold a folder for each class of .*Textures"):
+        find_meta_dataset("meta-dtd", tmp_path)
+    assert {name for name in LISTS if name.startswith(PREFIX)} == set(list(COUNTS)[5:])
+
+
+def test_the_command_tells_a_wrong_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
+    command = Command(capsys, tmp_path)
+    root = paint(tmp_path / "data", "meta-dtd")
+    for label in LISTS["meta-dtd"].novel:
+        (root / label / "1.png").write_bytes((root / label / "0.png").read_bytes())
+    out = command(f"--dataset meta-dtd:{root} --image-size 2 --query 1 --episodes 2 --method protonet")
+    assert "This is not Describable Textures, as of Meta-Dataset, as papers have it: 33 of 3,960 base pictures, " in out
+    assert command("--class-lists") == tell_class_lists()
