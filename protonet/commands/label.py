@@ -133,6 +133,10 @@ class Session:
         """Learn from the answers: a few more move the prototypes; without a model, all are fitted ``anew``."""
         self.network = self.make_network(self.list_answers(), anew=anew)
 
+    def replace_rows(self, rows: Unlabelled) -> None:
+        """Take other features of the same rows: all is to be learned anew."""
+        self.rows, self.network, self._fitted, self._learned = rows, None, None, []
+
     def list_answers(self) -> list[tuple[int, int]]:
         """Return the row and the number of the class of each answer."""
         return [(row, self.names.index(told[-1])) for row, told in zip(self.done, self.answers.rows, strict=True)]

@@ -16,13 +16,12 @@ import numpy as np
 import pytest
 
 from analysis.commands.noise import make_requests
+from analysis.commands.servers import TOKEN, Server, start
 from protonet import InputError
 from protonet.commands.answers import Answers
 from tests.browser import CHROMIUM, CONTRAST, Browser
 from tests.commands.cases import Run
-from tests.commands.servers import ROOT, TOKEN, Server, serve
 
-pytest.importorskip("starlette", reason="it answers")
 pytest.importorskip("uvicorn", reason="it listens")
 Image = pytest.importorskip("PIL.Image", reason="it draws pictures")
 KINDS = ["ant", "bee", "cow"]
@@ -52,7 +51,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(table: Path) -> Iterator[Server]:
-    with serve("page", table, "-o", table.with_name("answers.csv")) as server:
+    with start("page", table, "-o", table.with_name("answers.csv")) as server:
         yield server
         code, said = server.end()
         assert (code, said) == (0, "ended: all that was asked is answered\n")
@@ -133,10 +132,10 @@ def test_others_get_nothing_and_noise_does_no_harm(server: Server, table: Path) 
     assert server.refuse("GET", "/api/state", token="")[0] == 401
     assert server.refuse("GET", "/", headers={"Host": "evil.example"})[0] == 400
     assert server.refuse("POST", "/api/next", '{"tab": "x"}', headers={"Origin": "http://evil.example"})[0] == 403
-    assert server.refuse("GET", "/take/..%2f..%2fetc%2fpasswd")[0] == 404
-    assert server.refuse("GET", "/take/model")[0] == 404
-    assert server.refuse("GET", "/picture/0")[0] == 404
-    paths = ["/", "/api/answer", "/api/next", "/api/rows", "/api/try", "/picture/../x", "/take/labelled", "/api/jobs"]
+    assert server.refuse("GET", "/take?file=..%2f..%2fetc%2fpasswd")[0] == 404
+    assert server.refuse("GET", "/take?file=model")[0] == 404
+    assert server.refuse("GET", "/picture?row=0")[0] == 404
+    paths = ["/", "/api/answer", "/api/next", "/api/rows", "/api/try", "/picture?row=x", "/take?file=x", "/api/jobs"]
     for method, path, body, headers in make_requests(1, 200, paths, TOKEN):
         if path == "/api/jobs" and method == "POST":
             continue
@@ -151,7 +150,7 @@ def test_nothing_is_lost_where_it_is_killed(tmp_path: Path) -> None:
     path, told = tmp_path / "answers.csv", dict[int, str]()
     draw = random.Random(0)
     for _ in range(2):
-        with serve("page", tmp_path / "rest.csv", "-o", path) as server:
+        with start("page", tmp_path / "rest.csv", "-o", path) as server:
             timer = threading.Timer(draw.uniform(0.05, 0.3), server.process.kill)
             timer.start()
             try:
@@ -186,9 +185,7 @@ with Answers(Path(sys.argv[1]), ["text", "label"], None) as answers:
         except OSError as error:
             print(error.strerror)
 """
-    told = subprocess.run(
-        ["python", "-c", script, str(path)], cwd=ROOT, capture_output=True, text=True, check=True, env=None
-    )
+    told = subprocess.run(["python", "-c", script, str(path)], capture_output=True, text=True, check=True, env=None)
     assert told.stdout == "File too large\n"
     assert read_answers(path) == [["short", "ant"], ["x", "bee"]]
 
@@ -232,7 +229,7 @@ def check_room(browser: Browser, name: str) -> None:
 def test_a_table_is_labelled_looked_at_tried_and_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_table(tmp_path / "rest.csv", 40)
     answers = tmp_path / "answers.csv"
-    with serve("page", tmp_path / "rest.csv", "-o", answers) as server:
+    with start("page", tmp_path / "rest.csv", "-o", answers) as server:
         base = f"http://127.0.0.1:{server.port}/"
         with Browser(tmp_path, base) as browser:
             browser.open(f"{base}?token={TOKEN}")
@@ -257,9 +254,9 @@ def test_a_table_is_labelled_looked_at_tried_and_taken(tmp_path: Path, capsys: p
             check_room(browser, "try")
             assert browser.errors == []
         model = tmp_path / "taken.safetensors"
-        model.write_bytes(server.ask("GET", "/take/model")[1])
-        assert server.ask("GET", "/take/labelled")[1] == answers.read_bytes()
-        assert len(server.ask("GET", "/take/predictions")[1].splitlines()) == 41
+        model.write_bytes(server.ask("GET", "/take?file=model")[1])
+        assert server.ask("GET", "/take?file=labelled")[1] == answers.read_bytes()
+        assert len(server.ask("GET", "/take?file=predictions")[1].splitlines()) == 41
         assert server.end()[0] == 0
     run = Run(capsys, tmp_path)
     own, _ = run.read_json("fit", answers)
@@ -274,7 +271,7 @@ def test_pictures_are_labelled_and_shown(tmp_path: Path) -> None:
     for number, name in enumerate(classes):
         noise = draw.integers(0, 90, (16, 16, 3)) + np.array([150, 0, 0] if name == "red" else [0, 0, 150])
         Image.fromarray(noise.astype(np.uint8)).save(tmp_path / "pictures" / f"{number:02d}.png")
-    with serve("page", tmp_path / "pictures", "--representation", "none", "-o", tmp_path / "own.csv") as server:
+    with start("page", tmp_path / "pictures", "--representation", "none", "-o", tmp_path / "own.csv") as server:
         base = f"http://127.0.0.1:{server.port}/"
         with Browser(tmp_path, base) as browser:
             browser.open(f"{base}?token={TOKEN}")

@@ -6,8 +6,7 @@ import base64
 import csv
 import io
 import json
-import subprocess
-import sys
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,12 +16,11 @@ import numpy as np
 import pytest
 
 from analysis.commands.noise import make_requests
+from analysis.commands.servers import TOKEN, Server, finish, start, start_load
 from protonet.__main__ import main
 from tests.commands.cases import Run
-from tests.commands.servers import ROOT, TOKEN, Server, serve
 from tests.strategies import blobs
 
-pytest.importorskip("starlette", reason="it answers")
 pytest.importorskip("uvicorn", reason="it listens")
 Image = pytest.importorskip("PIL.Image", reason="it reads pictures")
 JSON, CSV, NPY = "application/json", "text/csv", "application/x-npy"
@@ -62,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Server]:
     models = [folder / f"{name}.safetensors" for name in ("mixed", "arrays", "pictures")]
-    with serve("serve", *models, "--most-megabytes", 1) as server:
+    with start("serve", *models, "--most-megabytes", 1) as server:
         yield server
         assert server.end() == (0, "ended: all that was asked is answered\n")
 
@@ -133,7 +131,7 @@ def make_pickle() -> bytes:
 @pytest.mark.parametrize(
     ("model", "media", "body", "status", "line"),
     [
-        ("other", JSON, "[]", 404, "`model` must be one of mixed, arrays, pictures"),
+        ("other", JSON, "[]", 404, "`path` must be one of /, /healthz, /metrics, /openapi.json, /models/mixed/predict"),
         ("mixed", JSON, "[[", 400, "`body` must be JSON"),
         ("mixed", JSON, "[[NaN, 1]]", 400, "NaN is no number of JSON"),
         ("mixed", JSON, "[" * 100_000, 400, "`body` must be JSON"),
@@ -240,16 +238,8 @@ def test_models_are_replaced_and_the_end_comes_under_load(folder: Path, tmp_path
     path = tmp_path / "arrays.safetensors"
     whole = (folder / "arrays.safetensors").read_bytes()
     path.write_bytes(whole)
-    with serve("serve", path) as server:
-        headers = f"Authorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\n"
-        settings = {"port": server.port, "path": "/models/arrays/predict", "headers": headers, "connections": 8}
-        settings |= {"body": "[[1, 2, 3, 4, 5]]", "limit": 3, "requests": 10**9}
-        command = [sys.executable, str(ROOT / "analysis" / "commands" / "load.py")]
-        load = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert load.stdin
-        load.stdin.write(json.dumps(settings))
-        load.stdin.close()
-        load.stdin = None
+    with start("serve", path) as server:
+        load = start_load(server.port, "/models/arrays/predict", "[[1, 2, 3, 4, 5]]", connections=8, limit=2)
         figures = ""
         for number in range(200):  # whole ones, and one that is none
             new = tmp_path / "new"
@@ -259,9 +249,9 @@ def test_models_are_replaced_and_the_end_comes_under_load(folder: Path, tmp_path
             if 'reload_failures_total{model="arrays"} 1' in figures and 'reloads_total{model="arrays"} 2' in figures:
                 break
             assert load.poll() is None, figures
-            subprocess.run(["sleep", "0.3"] if not number else ["sleep", "0.1"], check=True)
+            time.sleep(0.1 if number else 0.3)
         code, said = server.end()
-        told = json.loads(load.communicate(timeout=60)[0])
+        told = finish(load)
         assert code == 0
         assert "must be a model file" in said
         assert said.endswith("The model from before answers.\nended: all that was asked is answered\n")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from protonet.commands.data import Taken
 from protonet.commands.server.guard import RequestError
 
 #: What may be taken: by name, the file of it, and its media type.
@@ -32,7 +33,7 @@ class Jobs:
         table: What is labelled.
         label: The column of the answers.
         model: A file of a model that was there before, to be updated; None to fit.
-        kinds: What columns hold that `fit` would not take for it: ``--column photo=picture``.
+        taken: What a person says of columns.
         more: Options that all of them take: ``--representation`` and so on.
     """
 
@@ -40,7 +41,7 @@ class Jobs:
     table: str
     label: str
     model: str | None
-    kinds: Sequence[str]
+    taken: Taken
     more: Sequence[str]
     figures: dict[str, Any] | None = None  #: Of the last fit, as ``--json`` has them.
     version: int = -1  #: Of the answers that they are of.
@@ -72,19 +73,19 @@ class Jobs:
             RequestError: There is none yet.
         """
         if name not in self.ready:
-            raise RequestError(404, "`file` must be made first; there is none. Press the button.")
+            made = ", ".join(["labelled", *sorted(self.ready)])
+            raise RequestError(404, f"`file` must be one of {made}; got another one. The button makes the others.")
         file, media = FILES[name]
         return Path(self.folder.name, file), media
 
     def list_commands(self) -> list[str]:
         """Return the command lines that make the same."""
-        fit = ["fit", str(self.answers), "--label", self.label, *self.kinds, "--report", "report.html"]
+        answers, out = [str(self.answers), "--label", self.label], ["-o", "model.safetensors"]
+        commands = [["fit", *answers, *self.taken.list_options(), "--report", "report.html", *out]]
         if self.model is not None:
-            fit = ["update", self.model, str(self.answers), "--label", self.label]
-        commands = (
-            [*fit, "-o", "model.safetensors"],
-            ["predict", "model.safetensors", self.table, "-o", "predictions.csv"],
-        )
+            report = ["evaluate", self.model, *answers, "--report", "report.html"]
+            commands = [["update", self.model, *answers, *out], report]
+        commands.append(["predict", "model.safetensors", self.table, "-o", "predictions.csv", "--proba"])
         return [shlex.join(["python", "-m", "protonet", *command, *self.more]) for command in commands]
 
     def list_python(self) -> list[str]:
@@ -96,9 +97,8 @@ class Jobs:
         """Do a job."""
         folder = Path(self.folder.name)
         model, report, figures = (str(folder / name) for name in ("model.safetensors", "report.html", "figures.json"))
-        answers = str(folder / self.answers.name)
-        fit = ["fit", answers, "--label", self.label, "--json", figures, "--report", report]
-        fit += [*self.kinds, *self.more]
+        answers = [str(folder / self.answers.name), "--label", self.label]
+        fit = ["fit", *answers, *self.taken.list_options(), *self.more, "--json", figures, "--report", report]
         try:
             if what == "look":
                 await self._run([*fit, "--effort", "fast"])
@@ -107,10 +107,13 @@ class Jobs:
                 if self.model is None:
                     await self._run([*fit, "-o", model])
                 else:
-                    update = ["update", self.model, answers, "--label", self.label, "-o", model]
-                    await self._run([*update, *self.more])
-                await self._run(["predict", model, self.table, "-o", str(folder / FILES["predictions"][0]), "--proba"])
-                self.ready = {"model", "predictions", *["report"] * (self.model is None)}
+                    await self._run(["update", self.model, *answers, "-o", model, *self.more])
+                predicted = str(folder / FILES["predictions"][0])
+                await self._run(["predict", model, self.table, "-o", predicted, "--proba", *self.more])
+                self.ready = {"model", "predictions"}
+                if self.model is not None:
+                    await self._run(["evaluate", self.model, *answers, "--report", report, *self.more])
+                self.ready.add("report")
             if what == "look" or self.model is None:
                 self.figures = json.loads((folder / "figures.json").read_text(encoding="utf-8")) | {"places": places}
                 self.version = version

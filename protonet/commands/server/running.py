@@ -10,14 +10,21 @@ import socket
 import sys
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 from urllib.parse import quote
 
 from protonet._checks import refuse
 from protonet.commands.server.guard import Door
 
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp
+
+class App(Protocol):
+    """What answers, as ASGI has it."""
+
+    door: Door  #: Who may ask.
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer one request."""
+
 
 #: What this machine is called by itself.
 HERE = ("localhost", "127.0.0.1", "::1")
@@ -53,16 +60,17 @@ def make_door(host: str, names: list[str], most_bytes: int, **limits: float) -> 
     return Door(token, known, most_bytes, **limits)  # type: ignore[arg-type]
 
 
-def run_server(app: ASGIApp, door: Door, listening: socket.socket, what: str) -> None:
+def run_server(app: App, listening: socket.socket, what: str) -> None:
     """Answer until SIGTERM or Ctrl-C; then what was asked, and no more.
 
     Args:
-        app: What answers, behind its guard.
-        door: Its door.
+        app: What answers.
         listening: The socket.
         what: What is printed before the address.
     """
     import uvicorn  # noqa: PLC0415 - optional
+
+    door = app.door
 
     class Server(uvicorn.Server):
         """One that tells those who keep a connection, once it is to end."""
@@ -77,6 +85,9 @@ def run_server(app: ASGIApp, door: Door, listening: socket.socket, what: str) ->
 
     config = uvicorn.Config(
         app,
+        lifespan="off",
+        ws="none",
+        proxy_headers=False,
         log_config=None,
         log_level="critical",
         access_log=False,

@@ -39,7 +39,7 @@
 
   const draw = (row, cells, large) => {
     const parts = [];
-    if (state.picture !== null) parts.push(make("img", { src: "picture/" + row + "?token=" + encodeURIComponent(token), alt: "The picture of row " + row }));
+    if (state.picture !== null) parts.push(make("img", { src: "picture?row=" + row + "&token=" + encodeURIComponent(token), alt: "The picture of row " + row }));
     const rest = state.header.map((name, at) => [name, cells[at], at]).filter(([, , at]) => at !== state.picture);
     if (large && state.texts) return [...parts, make("p", { className: "text", dir: "auto" }, show(cells[state.header.indexOf(state.used[0])]))];
     const pairs = rest.flatMap(([name, cell]) => [make("dt", {}, bdi(name)), make("dd", { dir: "auto" }, show(cell) || "(gap)")]);
@@ -170,7 +170,7 @@
     }
     if (told.figures) await fill(told);
     const files = { model: "the model", report: "its report", predictions: "predictions for all rows", labelled: "the labelled table" };
-    get("files").replaceChildren(...[...told.ready, "labelled"].map((name) => make("li", {}, make("a", { href: "take/" + name + "?token=" + encodeURIComponent(token), download: "" }, files[name]))));
+    get("files").replaceChildren(...[...told.ready, "labelled"].map((name) => make("li", {}, make("a", { href: "take?file=" + name + "&token=" + encodeURIComponent(token), download: "" }, files[name]))));
     if (told.error) throw new Error(told.error);
   };
   const start = guarded(async (what) => follow(await post("api/jobs", { what })));
