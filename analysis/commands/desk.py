@@ -40,8 +40,8 @@ NOTE = """
 | next question, {pictures:,} pictures, {asked} answers: 50 %, 95 %, most, ms | {waits} |
 | the same, those who answer wait {pause} s before each | {paused} |
 
-Two answer over connections of their own; a kill counts ({kills} of {starts} did) that came after two answers at least, and
-while one was on its way. Whoever was not told that an answer is kept gives it again after the restart.
+Two answer over connections of their own; a kill counts ({kills} of {starts} did) that came after two answers
+at least, and while one was on its way. Whoever was not told that an answer is kept gives it again after the restart.
 The next question is timed from the answer that is sent to the question that is there, while the server learns from all
 answers so far and chooses anew, on one thread of torch; it holds {memory:,.0f} MiB. {cores} cores, shared with others,
 load {load}.

@@ -235,8 +235,8 @@ def read_unlabelled(options: argparse.Namespace, model: Model | None, label: str
     """
     blocks, notes = None, list[str]()
     if model is None:
-        ignored = (*taken.dropped, *([] if taken.group is None else [taken.group]))
-        wanted = Wanted(label, labelled=False, ignored=ignored, partly=True, typed=bool(ignored))
+        beside = () if taken.group is None else (taken.group,)
+        wanted = Wanted(label, labelled=False, beside=beside, ignored=taken.dropped, partly=True, typed=True)
         wanted = wanted._replace(skip_broken=options.skip_broken, sheet=options.sheet)
         table, block = read_table(Path(options.table), wanted)
         labels = block.labels

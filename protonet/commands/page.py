@@ -51,8 +51,7 @@ def run(options: argparse.Namespace) -> None:
         reread = None if model is not None else lambda said: read_unlabelled(options, None, label, said)
         desk, title = Desk(session, flagged, header), Path(options.table).name
         room = Room(desk, jobs, door, title, picture, options.representation, reread)
-        desk.start()
         kept = f"{count(len(cells), 'row')}, {count(len(answers.rows), 'answer')} in {output}; label at"
-        run_server(room.make_app(), listening, kept)
-        jobs.folder.cleanup()
+        with desk.learning(), jobs.folder:
+            run_server(room.make_app(), listening, kept)
     print(f"{count(len(answers.rows), 'answer')} in {output}: the same command goes on, and fit and update take them")

@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("serve")
     draw = np.random.default_rng(0)
     lines = [["size", "city", "kind"]]
-    for row in range(60):
+    for row in range(36):
         kind = row % 2
         size = f"{draw.normal(3 * kind):.3f}" if row % 7 else ""
         lines.append([size, ["Rome", "Oslo", "Bern"][(row + kind) % 3], ["ant", "bee"][kind]])

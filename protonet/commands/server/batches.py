@@ -109,7 +109,9 @@ def classify_batch(batch: list[Waiting]) -> list[Judged | Exception]:
         logits = classify(model, np.concatenate([each.x for each in batch]))
         named = name_classes(list(map(str, model.classes)), logits, batch[0].threshold)
     except MENDABLE as error:
-        return [error] if len(batch) == 1 else [classify_batch([each])[0] for each in batch]
+        if len(batch) > 1:
+            return [classify_batch([each])[0] for each in batch]
+        return [error if error.fault is None else error.fault._replace(argument="body").make_error()]
     except Exception as error:  # told by whoever asked, as a bug
         return [error for _ in batch]
     parts = zip(np.cumsum(sizes).tolist(), sizes, logits.split(sizes), strict=True)

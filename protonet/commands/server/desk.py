@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,6 +67,7 @@ class Desk:
     _queue: list[tuple[int, str]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _changed: threading.Event = field(default_factory=threading.Event)
+    _ended: bool = False
     _embedding: Tensor | None = None
     _rows: Unlabelled | None = None  #: Other features of the same rows, until they are learned from.
 
@@ -77,9 +79,17 @@ class Desk:
         self._embedding = embed(self.session.rows, self.session.network)
         self._queue = [(each.row, each.reason) for each in self.session.choose(AHEAD)]
 
-    def start(self) -> None:
-        """Learn in the background from now on."""
-        threading.Thread(target=self._learn_on, daemon=True, name="learning").start()
+    @contextmanager
+    def learning(self) -> Iterator[None]:
+        """Learn in the background, until it is left; what is being learned then is waited for."""
+        thread = threading.Thread(target=self._learn_on, name="learning")
+        thread.start()
+        try:
+            yield
+        finally:
+            self._ended = True
+            self._changed.set()
+            thread.join()
 
     def ask(self, who: str) -> dict[str, Any]:
         """Return the row that somebody is asked for: the same until it is answered."""
@@ -128,7 +138,7 @@ class Desk:
 
     def flag(self, who: str, row: int) -> None:
         """Note on the disk that a row is strange, and ask for another one."""
-        if self._check_open(row) not in self.session.skipped:
+        if not self._is_flagged(self._check_open(row)):
             self.flags.add(self.session.cells[row], "flagged")
         self.skip(who, row)
 
@@ -163,7 +173,7 @@ class Desk:
             RequestError: There is no such row; none is marked after it.
             OSError: As `answer`.
         """
-        free = [row for row in rows if self._is_free(self._check(row))]
+        free = [row for row in rows if self._check(row) not in self.session.done and not self._is_flagged(row)]
         for row in free:
             if name is None:
                 self.flag(who, row)
@@ -276,6 +286,10 @@ class Desk:
             raise RequestError(409, line)
         return network, rows
 
+    def _is_flagged(self, row: int) -> bool:
+        """Return whether somebody has found a row strange."""
+        return [*self.session.cells[row], "flagged"] in self.flags.rows
+
     def _is_free(self, row: int) -> bool:
         """Return whether a row may be asked for."""
         return row not in self.session.skipped and row not in self.session.done
@@ -304,6 +318,8 @@ class Desk:
         fitted = len(self.session.done)
         while True:
             self._changed.wait()
+            if self._ended:
+                return
             self._changed.clear()
             try:
                 with self._lock:

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
-from protonet._checks import MENDABLE, name_entry, show
+from protonet._checks import MENDABLE, show
 from protonet.ui.command_line import report_bug
 
 #: What every answer says: it is no other type than it claims, kept by nobody, and may load nothing.
@@ -25,6 +25,8 @@ HEADERS = (
 )
 #: The policy of what is no page, and the media type of most answers.
 NOTHING, JSON_TYPE = "default-src 'none'; frame-ancestors 'none'", "application/json"
+#: Writes JSON.
+ENCODER = json.JSONEncoder(allow_nan=False)
 #: The most parameters in an address.
 MOST_PARAMETERS = 20
 
@@ -90,9 +92,8 @@ class Door:
         host = headers.get(b"host", b"").decode("latin-1")
         if read_name(host) not in self.names:
             raise RequestError(400, f"`Host` must be a name of this server; got {show(host)[:100]!r}.")
-        origin = headers.get(b"origin")
-        own = {f"{scheme}://{host.lower()}".encode("latin-1") for scheme in ("http", "https")}  # a proxy may have TLS
-        if origin is not None and origin.lower() not in own:
+        origin = headers.get(b"origin", b"").lower().decode("latin-1")
+        if b"origin" in headers and origin not in (f"http://{host.lower()}", f"https://{host.lower()}"):  # behind TLS
             raise RequestError(403, "`Origin` must be this server: pages of others may not ask it.")
         scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
         given = bearer if scheme.lower() == b"bearer" else token.encode(errors="replace")
@@ -103,6 +104,8 @@ class Door:
         if not length.isdigit() or len(length) > 20 or int(length) > self.most_bytes:
             got = show(length[:20].decode("latin-1"))
             raise RequestError(413, f"`body` must have at most {self.most_bytes:,} bytes; got {got}.")
+        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise RequestError(415, "`body` must not be compressed; got another content-encoding than identity.")
         if self.busy >= self.most_requests and not free:
             line = f"`requests` must be at most {self.most_requests} at a time; got more. Try again later."
             raise RequestError(429, line, ("retry-after", "1"))
@@ -203,12 +206,15 @@ def read_query(text: bytes) -> dict[str, str]:
     """Return the parameters of an address.
 
     Raises:
-        RequestError: There are too many.
+        RequestError: There are too many, or one twice.
     """
     try:
-        return dict(parse_qsl(text.decode("latin-1"), keep_blank_values=True, max_num_fields=MOST_PARAMETERS))
+        pairs = parse_qsl(text.decode("latin-1"), keep_blank_values=True, max_num_fields=MOST_PARAMETERS)
     except ValueError:
         raise RequestError(400, f"`query` must have at most {MOST_PARAMETERS} parameters; got more.") from None
+    if len(dict(pairs)) < len(pairs):
+        raise RequestError(400, "`query` must have each parameter once; got one twice. Leave one out.")
+    return dict(pairs)
 
 
 def tell(error: Exception) -> Answer:
@@ -217,7 +223,7 @@ def tell(error: Exception) -> Answer:
     if isinstance(error, RequestError):
         status, line, more = error.status, error.line, error.more
     elif isinstance(error, MENDABLE):
-        status, line = 400, str(name_entry(error, ""))
+        status, line = 400, str(error if error.fault is None else error.fault._replace(function="").make_error())
     elif isinstance(error, OSError):
         status, line = 507, f"`disk` must take what is written; got {error.strerror or type(error).__name__}."
     else:
@@ -228,7 +234,7 @@ def tell(error: Exception) -> Answer:
 
 def send_json(value: object) -> Answer:
     """Return a value as JSON."""
-    return Answer(json.dumps(value, allow_nan=False).encode() + b"\n")
+    return Answer(ENCODER.encode(value).encode() + b"\n")
 
 
 def send_page(text: str, policy: str) -> Answer:

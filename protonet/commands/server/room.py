@@ -31,8 +31,9 @@ from protonet.ui.page.document import format_desk
 SIDE = 640
 #: Columns that are listed, and rows that are listed or marked at a time, at the most.
 MOST_COLUMNS, MOST_ROWS = 400, 200
-#: What a person may say of a column: what it holds, or that it is no feature; "" for nothing.
-CHOICES = ("", *NAMES, "drop", "group")
+#: What a person may say of a column: what it holds, or that it is no feature; "" for nothing. Not that it holds
+#: pictures: whoever has the page would have any file read that a cell names.
+CHOICES = ("", *(name for name in NAMES if name != "picture"), "drop", "group")
 
 Change = Callable[[str, Mapping[str, Any]], object]
 

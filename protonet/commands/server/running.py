@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import secrets
 import signal
@@ -13,8 +14,8 @@ from contextlib import suppress
 from typing import Any, Protocol
 from urllib.parse import quote
 
-from protonet._checks import refuse
-from protonet.commands.server.guard import Door
+from protonet._checks import refuse, show
+from protonet.commands.server.guard import Door, read_name
 
 
 class App(Protocol):
@@ -43,18 +44,23 @@ def open_socket(host: str, port: int) -> socket.socket:
         InputError: There is no such address here, or another program has it.
     """
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        family = socket.getaddrinfo(host or "none", port, type=socket.SOCK_STREAM)[0][0]  # "" would be all addresses
         listening = socket.create_server((host, port), family=family, backlog=CONNECTIONS)
-        # Else an answer's second part waits 40 ms for the first one's receipt: asyncio does it for its own sockets.
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return listening
-    except (OSError, OverflowError) as error:
-        got = f"{host}:{port} ({getattr(error, 'strerror', None) or error})"
-        refuse("--port", "be free on an address of this machine", got, "Pass another --port or --host.")
+    except (OSError, UnicodeError) as error:
+        got = show(f"{host}:{port} ({getattr(error, 'strerror', None) or 'no name'})")
+        if getattr(error, "errno", None) in (errno.EADDRINUSE, errno.EACCES):
+            refuse("--port", "be free for this command", got, "Pass another one; 0 is any that is free.")
+        refuse("--host", "be an address of this machine", got, "Pass 127.0.0.1, or 0.0.0.0 for all of them.")
+    # Else an answer's second part waits 40 ms for the first one's receipt: asyncio does it for its own sockets.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening
 
 
 def make_door(host: str, names: list[str], most_bytes: int, **limits: float) -> Door:
     """Return a door with a token, by the environment or drawn; the host that was named is one of its names."""
+    for name in names:
+        if read_name(name) != name.lower():
+            refuse("--names", "be names that are asked for, without a port", repr(show(name)), "Name others.")
     token = os.environ.get(VARIABLE) or secrets.token_urlsafe(24)
     known = {name.lower() for name in (*HERE, host, *names)} - {"0.0.0.0", "::"}
     return Door(token, known, most_bytes, **limits)  # type: ignore[arg-type]
