@@ -28,8 +28,8 @@ def run(options: argparse.Namespace) -> None:
         OSError: The answers cannot be written.
         InputError: Arguments, a model, a table or a file of answers that do not fit.
     """
-    listening = open_socket(options.host, options.port)
     door = make_door(options.host, options.names, MOST_BYTES, seconds=120.0)
+    listening = open_socket(options.host, options.port)
     model = None if options.model is None else open_model(options, argument="--model")
     classes = [] if model is None and options.classes is None else parse_classes(options.classes, model)
     label = name_label(options.label, model)
@@ -53,5 +53,5 @@ def run(options: argparse.Namespace) -> None:
         room = Room(desk, jobs, door, title, picture, options.representation, reread)
         kept = f"{count(len(cells), 'row')}, {count(len(answers.rows), 'answer')} in {output}; label at"
         with desk.learning(), jobs.folder:
-            run_server(room.make_app(), listening, kept)
+            run_server(room.make_app(), door, listening, kept)
     print(f"{count(len(answers.rows), 'answer')} in {output}: the same command goes on, and fit and update take them")

@@ -249,6 +249,15 @@ def test_answers_are_changed_whole_and_stay_locked(tmp_path: Path) -> None:
         Answers(path, ["a", "label"], None)
 
 
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A browser that may ask servers of this machine."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium")
+    with Browser(tmp_path_factory.mktemp("chromium"), "http://127.0.0.1:") as browser:
+        yield browser
+
+
 def label_by_keys(browser: Browser, classes: list[str], rows: range) -> None:
     """Answer questions by keys, counted from what is answered already: a class that has no key is typed."""
     for number in rows:
@@ -281,48 +290,47 @@ def outline_all(browser: Browser) -> None:
         browser.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **place)
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
 def test_a_table_is_labelled_looked_at_tried_and_taken(
-    killed: tuple[Path, dict[int, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    killed: tuple[Path, dict[int, str]], chromium: Browser, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answers, classes = killed[0] / "answers.csv", [KINDS[row % 3] for row in range(40)]
     before = len(read_answers(answers))
     with start("page", killed[0] / "rest.csv", "-o", answers) as server:
         base = f"http://127.0.0.1:{server.port}/"
-        with Browser(tmp_path, base) as browser:
-            browser.open(f"{base}?token={TOKEN}")
-            browser.wait("document.querySelectorAll('#question dd').length > 0")
-            label_by_keys(browser, classes, range(before, before + 4))
-            browser.press("u")
-            browser.wait(f"document.getElementById('far').textContent.startsWith('{before + 3} answered')")
-            check_room(browser, "label")
-            browser.ask("document.getElementById('to-try').click()")
-            browser.ask("document.querySelectorAll('#fields input').forEach((each) => { each.value = '4.0'; })")
-            browser.ask("document.getElementById('attempt').requestSubmit()")
-            browser.wait("document.querySelectorAll('#judged table').length == 2")  # and what speaks for it
-            check_room(browser, "try")
-            check_room(browser, "take")
-            browser.ask("document.getElementById('make').click()")
-            browser.wait("document.querySelectorAll('#files a').length == 4")
-            model, labelled = tmp_path / "taken.safetensors", tmp_path / "labelled.csv"
-            model.write_bytes(server.ask("GET", "/take?file=model")[1])
-            labelled.write_bytes(server.ask("GET", "/take?file=labelled")[1])
-            assert labelled.read_bytes() == answers.read_bytes()
-            assert len(server.ask("GET", "/take?file=predictions")[1].splitlines()) == 41
-            browser.ask("document.getElementById('to-look').click()")
-            browser.wait("document.querySelectorAll('#tiles dd').length > 0")
-            shown = browser.ask("document.querySelector('#tiles dd').textContent")
-            browser.ask("document.getElementById('draw').click()")
-            browser.wait("document.querySelectorAll('#legend button').length == 3")
-            outline_all(browser)
-            browser.wait("document.querySelectorAll('#inside li').length == 40")
-            check_room(browser, "look")
-            browser.ask("document.querySelector('#marks > button').click()")  # of the first class
-            browser.wait("document.getElementById('far').textContent.startsWith('40 answered')")
-            browser.ask("document.querySelector('#columns select').value = 'drop'")
-            browser.ask("document.querySelector('#columns select').dispatchEvent(new Event('change'))")
-            browser.wait("document.querySelector('#commands code').textContent.includes('--drop a ')")
-            assert browser.errors == []
+        chromium.open(f"{base}?token={TOKEN}")
+        chromium.wait("document.querySelectorAll('#question dd').length > 0")
+        label_by_keys(chromium, classes, range(before, before + 4))
+        chromium.press("u")
+        chromium.wait(f"document.getElementById('far').textContent.startsWith('{before + 3} answered')")
+        check_room(chromium, "label")
+        chromium.ask("document.getElementById('to-try').click()")
+        chromium.ask("document.querySelectorAll('#fields input').forEach((each) => { each.value = '4.0'; })")
+        chromium.ask("document.getElementById('attempt').requestSubmit()")
+        chromium.wait("document.querySelectorAll('#judged table').length == 2")  # and what speaks for it
+        check_room(chromium, "try")
+        check_room(chromium, "take")
+        chromium.ask("document.getElementById('make').click()")
+        chromium.wait("document.querySelectorAll('#files a').length == 4")
+        model, labelled = tmp_path / "taken.safetensors", tmp_path / "labelled.csv"
+        model.write_bytes(server.ask("GET", "/take?file=model")[1])
+        labelled.write_bytes(server.ask("GET", "/take?file=labelled")[1])
+        assert labelled.read_bytes() == answers.read_bytes()
+        assert len(server.ask("GET", "/take?file=predictions")[1].splitlines()) == 41
+        chromium.ask("document.getElementById('to-look').click()")
+        chromium.wait("document.querySelectorAll('#tiles dd').length > 0")
+        shown = chromium.ask("document.querySelector('#tiles dd').textContent")
+        chromium.ask("document.getElementById('draw').click()")
+        chromium.wait("document.querySelectorAll('#legend button').length == 3")
+        outline_all(chromium)
+        chromium.wait("document.querySelectorAll('#inside li').length == 40")
+        check_room(chromium, "look")
+        chromium.ask("document.querySelector('#marks > button').click()")  # of the first class
+        chromium.wait("document.getElementById('far').textContent.startsWith('40 answered')")
+        chromium.ask("document.querySelector('#columns select').value = 'drop'")
+        chromium.ask("document.querySelector('#columns select').dispatchEvent(new Event('change'))")
+        chromium.wait("document.querySelector('#commands code').textContent.includes('--drop a ')")
+        chromium.open("about:blank")
+        assert chromium.errors == []
         assert server.end()[0] == 0
     run = Run(capsys, tmp_path)
     told = json.loads(run("info", model, "--json"))
@@ -330,8 +338,7 @@ def test_a_table_is_labelled_looked_at_tried_and_taken(
     assert sum(each["samples"] for each in told["classes"]) == before + 3
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
-def test_pictures_are_labelled_and_shown(tmp_path: Path) -> None:
+def test_pictures_are_labelled_and_shown(chromium: Browser, tmp_path: Path) -> None:
     draw, classes = np.random.default_rng(0), [("red", "blue")[number % 2] for number in range(16)]
     (tmp_path / "pictures").mkdir()
     for number, name in enumerate(classes):
@@ -339,16 +346,14 @@ def test_pictures_are_labelled_and_shown(tmp_path: Path) -> None:
         Image.fromarray(noise.astype(np.uint8)).save(tmp_path / "pictures" / f"{number:02d}.png")
     with start("page", tmp_path / "pictures", "--representation", "none", "-o", tmp_path / "own.csv") as server:
         base = f"http://127.0.0.1:{server.port}/"
-        with Browser(tmp_path, base) as browser:
-            browser.open(f"{base}?token={TOKEN}")
-            browser.wait("document.querySelector('#question img')?.naturalWidth == 16")
-            label_by_keys(browser, classes, range(6))
-            browser.open(f"{base}?token={TOKEN}&dir=rtl")  # the page is mirrored
-            browser.wait("document.querySelector('#question img')?.naturalWidth == 16")
-            check_room(browser, "label")
-            browser.look()
-            places = browser.ask(every("[role=tab], #question img", "each.getBoundingClientRect().right"))
-            assert places[:4] == sorted(places[:4], reverse=True)
-            assert places[4] > 1200 / 2
-            assert browser.errors == []
+        chromium.open(f"{base}?token={TOKEN}")
+        chromium.wait("document.querySelector('#question img')?.naturalWidth == 16")
+        label_by_keys(chromium, classes, range(4))
+        chromium.open(f"{base}?token={TOKEN}&dir=rtl")  # the page is mirrored
+        chromium.wait("document.querySelector('#question img')?.naturalWidth == 16")
+        chromium.look()
+        places = chromium.ask(every("[role=tab], #question img", "each.getBoundingClientRect().right"))
+        assert places[:4] == sorted(places[:4], reverse=True)
+        assert places[4] > 1200 / 2
+        assert chromium.errors == []
     assert all(classes[int(Path(path).stem)] == name for path, name in read_answers(tmp_path / "own.csv"))

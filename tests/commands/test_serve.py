@@ -6,6 +6,7 @@ import base64
 import csv
 import io
 import json
+import socket
 import time
 import zlib
 from collections.abc import Iterator
@@ -142,12 +143,14 @@ def make_pickle() -> bytes:
         ("mixed", JSON, '[["wide", "Rome"]]', 400, "`body` must have columns of the kind that they were of in fit"),
         ("arrays", JSON, "[[1, 2, 3, 4, null]]", 400, "`body` must have finite numbers"),
         ("arrays", JSON, "[[1, 2, 3, 4, 1e39]]", 400, "`body` must have numbers of at most 3.4e"),
+        ("arrays", JSON, "[[1e38, -1e38, 1e38, 1e38, 1e38]]", 400, "`body` must hold numbers of the size"),
+        ("arrays", JSON, "[null]", 400, "`body` must have 5 cells in each row; got null in row 0"),
         ("arrays", JSON, '[{"a": 1}]', 400, "`body` must have rows of one form"),
         ("arrays", NPY, make_pickle(), 400, "the request"),
-        ("arrays", NPY, b"\x93NUMPY", 400, "must be an NPY file"),
+        ("arrays", NPY, b"\x93NUMPY", 400, "`body` must be an NPY file"),
         ("arrays", "text/plain", "1", 415, "`content-type` must be one of application/json, text/csv"),
         ("mixed", CSV, b"\x1f\x8b\x08", 415, "`body` must not be compressed"),
-        ("mixed", CSV, "size\n1\n", 400, "must have the model's columns; got the request without city"),
+        ("mixed", CSV, "size\n1\n", 400, "`body` must have the model's columns; got the request without city"),
         ("mixed", CSV, "n\n" * 100_001, 400, "must have the model's columns"),
         ("pictures", CSV, "picture\n/etc/passwd\n", 415, "`content-type` must be one of application/json, image/*"),
         (
@@ -155,7 +158,7 @@ def make_pickle() -> bytes:
             "image/png",
             make_bomb(),
             400,
-            "must hold pictures that can be read; got the request (ValueError)",
+            "`body` must hold pictures that can be read; got the request (ValueError)",
         ),
         ("pictures", "image/png", b"%!PS-Adobe-3.0 EPSF-3.0", 400, "must hold pictures that can be read"),
         ("pictures", JSON, '[{"picture": "/etc/passwd"}]', 400, "must hold pictures"),
@@ -192,10 +195,23 @@ def test_pages_behind_a_proxy_with_tls_may_ask(server: Server) -> None:
     assert server.ask("GET", "/metrics", headers=address)[0] == 200
 
 
-def test_rates_that_are_none(server: Server) -> None:
-    for rate, must in (("x", "`unknown` must be a number between 0 and 1; got 'x'"), ("2", "`unknown` must")):
-        path = f"/models/mixed/predict?unknown={rate}"
-        assert must in server.refuse("POST", path, "[[1, null]]", headers={"Content-Type": JSON})[1]
+def test_addresses_that_do_not_fit(server: Server) -> None:
+    for query, must in (
+        ("unknown=x", "`unknown` must be a number between 0 and 1; got 'x'"),
+        ("unknown=2", "`unknown` must"),
+        ("proba=maybe", "`proba` must be 0 or 1; got 'maybe'"),
+        ("probas=1", "`query` must be of proba and unknown; got 'probas'"),
+        ("proba=1&proba=0", "`query` must have each parameter once"),
+        ("&".join(f"a{number}=1" for number in range(21)), "`query` must have at most 20 parameters"),
+    ):
+        found = server.refuse("POST", f"/models/mixed/predict?{query}", "[[1, null]]", headers={"Content-Type": JSON})
+        assert (found[0], found[1].startswith(must)) == (400, True), found
+    more = {"Content-Type": JSON, "Content-Encoding": "gzip"}
+    assert server.refuse("POST", "/models/mixed/predict", "[[1, null]]", headers=more)[0] == 415
+    assert server.refuse("GET", "/models/mixed/predict") == (405, "`method` must be POST for this path; got GET.")
+    status, content, headers = server.ask("HEAD", "/metrics")
+    assert (status, content) == (200, b"")
+    assert int(headers["content-length"]) > 100
 
 
 def test_hundreds_of_random_requests(server: Server) -> None:
@@ -218,7 +234,7 @@ def test_hundreds_of_random_requests(server: Server) -> None:
 def test_what_it_tells_of_itself(server: Server) -> None:
     status, page, headers = server.ask("GET", f"/?token={TOKEN}", token="")
     assert status == 200
-    assert b"POST /models/mixed/predict" in page
+    assert b"/models/mixed/predict?proba=1" in page
     assert b"<script" not in page
     assert headers["content-security-policy"].startswith("default-src 'none'; style-src 'sha256-")
     described = server.ask_json("GET", "/openapi.json")
@@ -264,5 +280,9 @@ def test_commands_that_do_not_fit(folder: Path, capsys: pytest.CaptureFixture[st
     model = folder / "mixed.safetensors"
     assert "`model` must have a name of its own; got mixed.safetensors twice" in run("serve", model, model, code=2)
     assert "`--port` must be a whole number in [0, 65535]" in run("serve", model, "--port", "70000", code=2)
-    assert "`--port` must be free on an address of this machine" in run("serve", model, "--host", "192.0.2.1", code=2)
+    assert "`--host` must be an address of this machine" in run("serve", model, "--host", "192.0.2.1", code=2)
+    assert "`--names` must be names" in run("serve", model, "--names", "host:80", code=2)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert "`--port` must be free for this command" in run("serve", model, "--port", port, code=2)
     assert "`model` must be a file that exists" in run("serve", tmp_path / "none.safetensors", code=2)

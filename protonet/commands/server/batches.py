@@ -24,12 +24,8 @@ MOST_ROWS = 1024
 #: Seconds that a batch may take where requests are read; one that takes longer has a thread, which costs more.
 SHORT = 0.02
 
-
-class Judged(NamedTuple):
-    """What rows are."""
-
-    named: list[tuple[str, str]]  #: The class and the probability of each, "" for an unknown one.
-    logits: Tensor  #: (n, num_classes).
+#: What rows are: the class and the probability of each, "" for an unknown one, and their logits (n, num_classes).
+Judged = tuple[list[tuple[str, str]], Tensor]
 
 
 class Waiting(NamedTuple):
@@ -39,10 +35,7 @@ class Waiting(NamedTuple):
     x: np.ndarray  #: (n, dim).
     threshold: float | None  #: The score up to which a row is unknown.
     answer: asyncio.Future[Judged]
-
-    def fits(self, other: Waiting) -> bool:
-        """Return whether two may be in a batch."""
-        return self.model is other.model and self.x.dtype == other.x.dtype and self.threshold == other.threshold
+    kind: tuple[object, ...]  #: Those of one kind may be in a batch.
 
 
 @dataclass
@@ -62,11 +55,12 @@ class Batches:
         Raises:
             InputError: As `protonet.commands.models.classify`.
         """
-        waiting = Waiting(model, x, threshold, asyncio.get_running_loop().create_future())
-        self.queue.append(waiting)
+        answer: asyncio.Future[Judged] = asyncio.get_running_loop().create_future()
+        kind = (id(model), x.dtype, threshold)
+        self.queue.append(Waiting(model, x, threshold, answer, kind))
         if self._task is None:
             self._task = asyncio.create_task(self._work())
-        return await waiting.answer
+        return await answer
 
     async def _work(self) -> None:
         """Classify until nothing waits."""
@@ -79,7 +73,7 @@ class Batches:
                     await asyncio.sleep(0)
             batch = [self.queue.popleft()]
             rows = len(batch[0].x)
-            while self.queue and batch[0].fits(self.queue[0]) and rows + len(self.queue[0].x) <= MOST_ROWS:
+            while self.queue and batch[0].kind == self.queue[0].kind and rows + len(self.queue[0].x) <= MOST_ROWS:
                 batch.append(self.queue.popleft())
                 rows += len(batch[-1].x)
             batch = [each for each in batch if not each.answer.done()]  # of some the time was over
@@ -115,4 +109,4 @@ def classify_batch(batch: list[Waiting]) -> list[Judged | Exception]:
     except Exception as error:  # told by whoever asked, as a bug
         return [error for _ in batch]
     parts = zip(np.cumsum(sizes).tolist(), sizes, logits.split(sizes), strict=True)
-    return [Judged(named[end - size : end], part) for end, size, part in parts]
+    return [(named[end - size : end], part) for end, size, part in parts]

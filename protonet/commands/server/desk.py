@@ -13,18 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protonet._checks import refuse, show
+from protonet._checks import show
 from protonet.commands.answers import Answers
 from protonet.commands.data import Unlabelled
 from protonet.commands.explain import COLUMNS, SAMPLE
 from protonet.commands.importance import measure_support
-from protonet.commands.label import Session
+from protonet.commands.label import Session, check_class, embed
 from protonet.commands.models import find_sizes, name_columns
 from protonet.commands.server.guard import RequestError
 from protonet.files import Model
-from protonet.fit.active import Standardised
 from protonet.network import PrototypeNetwork
-from protonet.tables.table import NO_CLASS
 from protonet.ui.command_line import report_bug
 from protonet.ui.plots import project
 
@@ -36,8 +34,8 @@ ANEW = 5
 PATIENCE = 600.0
 #: Classes that are offered on keys, labelled rows that are shown beside, and rows of the map, at the most.
 MOST_LIKELY, NEAREST, MOST_POINTS = 9, 3, 100_000
-#: Characters of a cell that are shown, and of the name of a class.
-MOST_CELL, LONGEST = 2000, 100
+#: Characters of a cell that are shown.
+MOST_CELL = 2000
 
 
 @dataclass
@@ -112,12 +110,7 @@ class Desk:
         return self.tell() | {"reason": lease.reason} | self.describe(lease.row)
 
     def answer(self, who: str, row: int, name: str) -> None:
-        """Keep the class of a row.
-
-        Raises:
-            RequestError: There is no such row, or somebody else was faster.
-            OSError: The disk takes no more: nothing is kept.
-        """
+        """Keep the class of a row; raise a RequestError where somebody was faster, an OSError on a full disk."""
         name = check_class(name, self.session.names)
         done = self.session.done
         if row in done and self.session.answers.rows[done.index(row)][-1] == name:
@@ -272,6 +265,11 @@ class Desk:
         names = tuple(self.session.names[: len(network.counts)])
         return Model(network, names, rows.columns, {}, {}, rows.encoding)
 
+    @property
+    def rows(self) -> Unlabelled:
+        """The features that are learned from, or are to be."""
+        return self._rows or self.session.rows
+
     def take_rows(self, rows: Unlabelled) -> None:
         """Learn from other features of the same rows."""
         self._rows = rows
@@ -322,13 +320,11 @@ class Desk:
                 return
             self._changed.clear()
             try:
-                with self._lock:
-                    rows, self._rows = self._rows, None
-                if rows is not None:
+                if (rows := self._rows) is not None:
                     fitted, embedding = 0, embed(rows, None)
                     with self._lock:
                         self.session.replace_rows(rows)
-                        self._embedding = embedding
+                        self._embedding, self._rows = embedding, None if self._rows is rows else self._rows
                 with self._lock:
                     answers, left = self.session.list_answers(), self.session.list_left()
                 anew = abs(len(answers) - fitted) >= ANEW
@@ -342,24 +338,3 @@ class Desk:
                     self._queue = chosen
             except Exception as error:  # the old network answers; nothing that was answered is lost
                 print(report_bug("protonet page", error), file=sys.stderr)
-
-
-@torch.no_grad()
-def embed(rows: Unlabelled, network: PrototypeNetwork | None) -> Tensor:
-    """Return the embedding (n, dim) of all rows; where nothing is learned, their standardised features."""
-    space = Standardised(rows.x) if network is None else network
-    return torch.cat([space.embed(part) for part in rows.x.split(4096)])
-
-
-def check_class(name: object, known: Sequence[str]) -> str:
-    """Return the name of a class, without spaces around it.
-
-    Raises:
-        InputError: It means that there is none, or cannot be shown.
-    """
-    text = name.strip() if isinstance(name, str) else ""
-    if text in known:
-        return text
-    if text.lower() in NO_CLASS or len(text) > LONGEST or not text.isprintable():
-        refuse("name", f"be a name of up to {LONGEST} letters that means a class", repr(text[:40]), "Type another one.")
-    return text

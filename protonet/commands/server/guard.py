@@ -235,8 +235,3 @@ def tell(error: Exception) -> Answer:
 def send_json(value: object) -> Answer:
     """Return a value as JSON."""
     return Answer(ENCODER.encode(value).encode() + b"\n")
-
-
-def send_page(text: str, policy: str) -> Answer:
-    """Return a page."""
-    return Answer(text.encode(), "text/html; charset=utf-8", policy=policy)

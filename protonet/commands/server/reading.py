@@ -10,7 +10,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -208,7 +208,7 @@ def parse_json(body: bytes) -> Any:
     with suppress(ValueError, RecursionError):
         return find_reader()(body)
     try:
-        return read_plainly(body)
+        return json.loads(body, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
         refuse("body", "be JSON", f"what is none ({str(error)[:80]})", "Send a list of rows.")
 
@@ -219,15 +219,10 @@ def find_reader() -> Callable[[bytes], Any]:
     try:
         decode: Callable[[bytes], Any] = importlib.import_module("msgspec.json").decode
     except ImportError:
-        return read_plainly
+        return partial(json.loads, parse_constant=refuse_constant)
     return decode
 
 
-def read_plainly(body: bytes) -> Any:
-    """Return what JSON holds, without what Python knows beside it."""
-    return json.loads(body, parse_constant=_refuse_constant)
-
-
-def _refuse_constant(name: str) -> NoReturn:
+def refuse_constant(name: str) -> NoReturn:
     """Raise a ValueError for what Python's JSON knows beside JSON."""
     raise ValueError(f"{name} is no number of JSON")

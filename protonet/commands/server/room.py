@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -17,10 +16,10 @@ from protonet.commands.content import list_columns
 from protonet.commands.data import Taken, Unlabelled
 from protonet.commands.models import attach, list_notes
 from protonet.commands.server.desk import Desk
-from protonet.commands.server.guard import Answer, Door, Guard, Handler, Request, RequestError, send_json, send_page
+from protonet.commands.server.guard import Answer, Door, Guard, Handler, Request, RequestError, send_json
 from protonet.commands.server.jobs import Jobs
 from protonet.commands.server.reading import parse_json, read_body
-from protonet.representations.pictures.images import UNREADABLE_IMAGE, open_plain
+from protonet.representations.pictures.images import UNREADABLE_IMAGE, draw_plain
 from protonet.representations.pictures.reading import refuse_picture
 from protonet.tables.columns import NAMES
 from protonet.tables.columns.parsing import count_gaps
@@ -70,10 +69,11 @@ class Room:
             "skip": lambda who, told: desk.skip(who, _read_row(told)),
             "flag": lambda who, told: desk.flag(who, _read_row(told)),
             "undo": lambda who, told: desk.take_back(who, _read_row(told)),
+            "mend": lambda who, told: desk.mend(_read_row(told), told.get("name", "")),
             "mark": lambda who, told: desk.mark(who, self.read_rows(told), told.get("name")),
         }
         posted = {name: self.make_change(change) for name, change in changes.items()}
-        posted |= {"mend": self.mend, "leave": self.leave, "rows": self.list_rows, "columns": self.choose_columns}
+        posted |= {"leave": self.leave, "rows": self.list_rows, "columns": self.choose_columns}
         posted["try"] = self.attempt
         routes: dict[str, dict[str, Handler]] = {f"/api/{name}": {"POST": handler} for name, handler in posted.items()}
         routes |= {"/": {"GET": self.show_page}, "/api/state": {"GET": self.tell_state}}
@@ -93,11 +93,12 @@ class Room:
 
     async def show_page(self, _: Request) -> Answer:
         """Return the page."""
-        return send_page(*format_desk(self.title))
+        page, policy = format_desk(self.title)
+        return Answer(page.encode(), "text/html; charset=utf-8", policy=policy)
 
     async def tell_state(self, _: Request) -> Answer:
         """Return what seldom changes: the cells, the columns, the notes."""
-        rows, header, taken = self.desk.session.rows, list(self.desk.header), self.jobs.taken
+        rows, header = self.desk.rows, list(self.desk.header)
         names = list(rows.columns or header)
         takes = [column.takes for column in rows.encoding.columns] if rows.encoding else []
         return send_json(
@@ -108,10 +109,7 @@ class Room:
                 "choices": CHOICES if self.reread is not None and rows.columns is not None else [],
                 "used": names,
                 "texts": self.picture is None and len(names) == 1 and bool(takes),
-                "label": self.jobs.label,
-                "group": taken.group,
                 "notes": [*list_notes(rows.table), *rows.told],
-                "output": str(self.jobs.answers),
                 "table": self.jobs.table,
                 "commands": self.jobs.list_commands(),
                 "python": self.jobs.list_python(),
@@ -120,12 +118,9 @@ class Room:
 
     def list_columns(self) -> list[dict[str, Any]]:
         """Return of each column its name, what it is taken for, how many gaps it has, and what a person says of it."""
-        rows, header, taken = self.desk.session.rows, list(self.desk.header), self.jobs.taken
-        names = list(rows.columns or header)
-        gaps = {
-            name: count_gaps(to_text([row[at] for row in self.desk.session.cells], len(self.desk.session.cells)))
-            for at, name in enumerate(header)
-        }
+        rows, header, taken = self.desk.rows, list(self.desk.header), self.jobs.taken
+        names, cells = list(rows.columns or header), self.desk.session.cells
+        gaps = {name: count_gaps(to_text([row[at] for row in cells], len(cells))) for at, name in enumerate(header)}
         own = {each["name"]: each for each in list_columns(names, rows.encoding, [gaps[name] for name in names])}
         said = {**taken.kinds, **dict.fromkeys(taken.dropped, "drop")}
         said |= {} if taken.group is None else {taken.group: "group"}
@@ -158,12 +153,6 @@ class Room:
         self.desk.take_rows(rows)
         return await self.tell_state(request)
 
-    async def mend(self, request: Request) -> Answer:
-        """Give a row that was answered another class."""
-        _, told = read_told(request)
-        self.desk.mend(_read_row(told), told.get("name", ""))
-        return send_json(self.desk.tell())
-
     async def leave(self, request: Request) -> Answer:
         """Let others be asked for what a tab was asked for."""
         who, _ = read_told(request)
@@ -192,7 +181,7 @@ class Room:
         jobs = self.jobs
         keys = ("accuracy", "interval", "balanced_accuracy", "confusion", "classes", "suspects", "places", "data")
         figures = None if jobs.figures is None else {key: jobs.figures.get(key) for key in keys}
-        own = {"running": jobs.running, "error": jobs.error, "ready": sorted(jobs.ready), "figures": figures}
+        own = {"running": jobs.running, "error": jobs.error, "ready": jobs.list_ready(), "figures": figures}
         if figures is not None and (every := (jobs.figures or {}).get("each_row")):
             figures["rows"] = {key: every[key] for key in ("row", "label", "predicted", "probability")}
         return send_json(own | {"fresh": jobs.version == self.desk.version, **self.desk.tell()})
@@ -221,7 +210,10 @@ class Room:
         if self.picture is None or not row.isdecimal() or len(row) > 9 or int(row) >= len(cells):
             raise RequestError(404, "`row` must be one with a picture; got another one. Load the page again.")
         path = Path(cells[int(row)][self.picture])
-        return Answer(await self.run(lambda: draw_picture(path)), "image/png")
+        try:
+            return Answer(await self.run(lambda: draw_plain(path, SIDE)), "image/png")
+        except UNREADABLE_IMAGE as error:
+            refuse_picture(path, error)
 
     async def take(self, request: Request) -> Answer:
         """Return a file that was made, or the answers."""
@@ -246,22 +238,6 @@ def read_told(request: Request) -> tuple[str, Mapping[str, Any]]:
     if not isinstance(told, dict) or not isinstance(who := told.get("tab"), str) or len(who) > 64:
         refuse("body", "be a JSON object with a tab", "something else", "Load the page again.")
     return who, told
-
-
-def draw_picture(path: Path) -> bytes:
-    """Return a picture's file as PNG, at most `SIDE` pixels per side.
-
-    Raises:
-        InputError: It cannot be read.
-    """
-    try:
-        image = open_plain(path, SIDE).convert("RGB")
-        image.thumbnail((SIDE, SIDE))
-    except UNREADABLE_IMAGE as error:
-        refuse_picture(path, error)
-    file = io.BytesIO()
-    image.save(file, "PNG", compress_level=1)
-    return file.getvalue()
 
 
 def _read_row(told: Mapping[str, Any]) -> int:

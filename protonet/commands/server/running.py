@@ -11,30 +11,18 @@ import socket
 import sys
 import time
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 
 from protonet._checks import refuse, show
 from protonet.commands.server.guard import Door, read_name
 
-
-class App(Protocol):
-    """What answers, as ASGI has it."""
-
-    door: Door  #: Who may ask.
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer one request."""
-
-
 #: What this machine is called by itself.
 HERE = ("localhost", "127.0.0.1", "::1")
-#: The environment variable of the token.
-VARIABLE = "PROTONET_TOKEN"
+#: The environment variable of the token, and connections at a time.
+VARIABLE, CONNECTIONS = "PROTONET_TOKEN", 1024
 #: Seconds that connections have to be closed by those who ask, once the end has come, before they are closed.
 CLOSING = 1.0
-#: Connections at a time.
-CONNECTIONS = 1024
 
 
 def open_socket(host: str, port: int) -> socket.socket:
@@ -66,17 +54,16 @@ def make_door(host: str, names: list[str], most_bytes: int, **limits: float) -> 
     return Door(token, known, most_bytes, **limits)  # type: ignore[arg-type]
 
 
-def run_server(app: App, listening: socket.socket, what: str) -> None:
+def run_server(app: Any, door: Door, listening: socket.socket, what: str) -> None:
     """Answer until SIGTERM or Ctrl-C; then what was asked, and no more.
 
     Args:
-        app: What answers.
+        app: What answers, as ASGI has it.
+        door: Who may ask.
         listening: The socket.
         what: What is printed before the address.
     """
     import uvicorn  # noqa: PLC0415 - optional
-
-    door = app.door
 
     class Server(uvicorn.Server):
         """One that tells those who keep a connection, once it is to end."""
