@@ -20,6 +20,8 @@ from analysis.commands.noise import make_requests
 from analysis.commands.servers import TOKEN, Server, start
 from protonet import InputError
 from protonet.commands.answers import Answers
+from protonet.commands.data import AS_SEEN, Taken
+from protonet.commands.server.jobs import Jobs
 from tests.browser import CHROMIUM, CONTRAST, Browser, every
 from tests.commands.cases import Run
 
@@ -169,6 +171,35 @@ def test_rows_are_marked_together_and_columns_are_what_a_person_says(server: Ser
         state = ask(server, "columns", column=column, said="")
     assert "--drop" not in state["commands"][0]
     assert told["row"] is not None
+
+
+def test_commands_of_what_is_taken() -> None:
+    taken = Taken({"a": "category"}, ("b", "c"), "d")
+    for model, said, more, commands in (
+        (
+            None,
+            taken,
+            ["--sheet", "x"],
+            [
+                "fit own.csv --label label --column a=category --drop b c --group d --report report.html"
+                " -o model.safetensors --sheet x",
+                "predict model.safetensors rest.csv -o predictions.csv --proba --sheet x",
+            ],
+        ),
+        (
+            "old.safetensors",
+            AS_SEEN,
+            [],
+            [
+                "update old.safetensors own.csv --label label -o model.safetensors",
+                "predict model.safetensors rest.csv -o predictions.csv --proba",
+                "evaluate old.safetensors own.csv --label label --report report.html",
+            ],
+        ),
+    ):
+        jobs = Jobs(Path("own.csv"), "rest.csv", "label", model, said, more)
+        with jobs.folder:
+            assert jobs.list_commands() == [f"python -m protonet {each}" for each in commands]
 
 
 def test_others_get_nothing_and_noise_does_no_harm(server: Server, table: Path) -> None:

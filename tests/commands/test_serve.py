@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import csv
 import io
@@ -15,10 +16,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from analysis.commands.noise import make_requests
 from analysis.commands.servers import TOKEN, Server, finish, start, start_load
+from protonet import InputError
 from protonet.__main__ import main
+from protonet.commands.models import classify, read_model
+from protonet.commands.server.batches import Batches
+from protonet.commands.server.guard import Answer, Door, Guard, Request
+from protonet.commands.server.reading import parse_json
 from tests.commands.cases import Run
 from tests.strategies import blobs
 
@@ -212,6 +219,96 @@ def test_addresses_that_do_not_fit(server: Server) -> None:
     status, content, headers = server.ask("HEAD", "/metrics")
     assert (status, content) == (200, b"")
     assert int(headers["content-length"]) > 100
+
+
+def test_json_is_read_as_python_reads_it() -> None:
+    texts = ['{"rows": [[1, 2.5, -0.0, 1e5, null, true, "x"]]}', "[18446744073709551616, 9223372036854775808]"]
+    texts += [f"[1{'0' * 400}, 0.1000000000000000055511151231257827, 4.9e-324]", '{"a": 1, "a": 2}', '["\\u00e9\\n"]']
+    texts += ["[1e999]", '["\\ud800"]']  # which msgspec refuses
+    for text in texts:
+        assert repr(parse_json(text.encode())) == repr(json.loads(text))
+    for text in ("[NaN]", "[-Infinity]", "[1,]", "[01]", "", "[" * 100_000, "\x00", "[1] 2"):
+        with pytest.raises(InputError, match="`body` must be JSON"):
+            parse_json(text.encode())
+
+
+def test_a_batch_is_split_and_one_request_does_not_spoil_the_others(folder: Path) -> None:
+    model = read_model(folder / "arrays.safetensors")
+    x = np.load(folder / "rows.npy")
+    sizes = [3, 1, 4]
+
+    async def ask() -> tuple[list[Any], int]:
+        batches = Batches()
+        parts = np.split(x[:8], np.cumsum(sizes)[:-1])
+        parts.insert(1, np.full((1, 5), 1e38, np.float32))
+        asked = [batches.classify(model, part, None) for part in [*parts, x[8:9].astype(np.float64)]]
+        return await asyncio.gather(*asked, return_exceptions=True), batches.done
+
+    (first, spoiled, second, third, other), done = asyncio.run(ask())
+    assert isinstance(spoiled, InputError)
+    assert "`body` must hold numbers of the size" in str(spoiled)
+    assert done == 2  # those of another type are a batch of their own
+    logits = torch.cat([first[1], second[1], third[1], other[1]])
+    torch.testing.assert_close(logits, classify(model, x[:9]), check_dtype=False, rtol=1e-4, atol=1e-4)
+    assert [len(named) for named, _ in (first, second, third, other)] == [*sizes, 1]
+
+
+async def ask_guard(guard: Guard, *parts: bytes, path: str = "/") -> tuple[int, dict[bytes, bytes], bytes]:
+    """Return the status, the headers and the body of what a guard answers to a body in parts."""
+    left, sent = list(parts) or [b""], list[dict[str, Any]]()
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    headers = [(b"host", b"localhost"), (b"authorization", b"bearer " + TOKEN.encode())]
+    await guard({"method": "POST", "path": path, "query_string": b"", "headers": headers}, receive, send)
+    head, content = sent
+    return head["status"], dict(head["headers"]), content["body"]
+
+
+def test_limits_and_faults_are_a_status_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    door, counted = Door(TOKEN, {"localhost"}, most_bytes=10, most_requests=1, seconds=0.05), list[int]()
+
+    async def wait(request: Request) -> Answer:
+        await asyncio.sleep(0 if request.body == b"short" else 10)
+        return Answer(request.body, more=(("x", "y"),))
+
+    async def fill(_: Request) -> Answer:
+        raise OSError(28, "No space left on device")
+
+    async def fail(_: Request) -> Answer:
+        raise RuntimeError("a bug\nof two lines")
+
+    routes = {"/": {"POST": wait}, "/fill": {"POST": fill}, "/fail": {"POST": fail}}
+    guard = Guard(door, routes, count=lambda path, status, seconds: counted.append(status))
+
+    async def ask() -> None:
+        status, headers, body = await ask_guard(guard, b"sh", b"ort")
+        assert (status, headers[b"x"], body, headers[b"content-length"]) == (200, b"y", b"short", b"5")
+        for parts, path, wanted, line in (
+            ((b"long",), "/", 503, "`answer` must be ready within 0.05 s; it was not."),
+            ((b"12345", b"678901"), "/", 413, "`body` must have at most 10 bytes; got more."),
+            ((), "/fill", 507, "`disk` must take what is written; got No space left on device."),
+            ((), "/fail", 500, "RuntimeError"),
+            ((), "/none", 404, "`path` must be one of /, /fill, /fail; got none of them."),
+        ):
+            status, headers, body = await ask_guard(guard, *parts, path=path)
+            assert (status, line in json.loads(body)["error"]) == (wanted, True), body
+            assert json.loads(body)["error"].isprintable()
+            assert (headers.get(b"retry-after") == b"1") == (status == 503)
+        found = await asyncio.gather(ask_guard(guard, b"short"), ask_guard(guard, b"short"))
+        assert [status for status, *_ in found] == [200, 429]
+        door.closing = True
+        assert (await ask_guard(guard, b"short"))[1][b"connection"] == b"close"
+        assert door.busy == 0
+
+    asyncio.run(ask())
+    assert counted == [200, 503, 413, 507, 500, 404, *sorted(counted[6:8], reverse=True), 200]
+    assert sorted(counted[6:8]) == [200, 429]
+    assert "RuntimeError" in capsys.readouterr().err
 
 
 def test_hundreds_of_random_requests(server: Server) -> None:
