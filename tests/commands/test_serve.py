@@ -24,7 +24,7 @@ from protonet import InputError
 from protonet.__main__ import main
 from protonet.commands.models import classify, read_model
 from protonet.commands.server.batches import Batches
-from protonet.commands.server.guard import Answer, Door, Guard, Request
+from protonet.commands.server.guard import Answer, Door, Guard, Handler, Request
 from protonet.commands.server.reading import parse_json
 from tests.commands.cases import Run
 from tests.strategies import blobs
@@ -282,7 +282,7 @@ def test_limits_and_faults_are_a_status_and_one_line(capsys: pytest.CaptureFixtu
     async def fail(_: Request) -> Answer:
         raise RuntimeError("a bug\nof two lines")
 
-    routes = {"/": {"POST": wait}, "/fill": {"POST": fill}, "/fail": {"POST": fail}}
+    routes: dict[str, dict[str, Handler]] = {"/": {"POST": wait}, "/fill": {"POST": fill}, "/fail": {"POST": fail}}
     guard = Guard(door, routes, count=lambda path, status, seconds: counted.append(status))
 
     async def ask() -> None:
