@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> None:
         picture = header.index((rows.columns or ())[takes.index("picture")]) if "picture" in takes else None
         more = [] if options.representation is None else ["--representation", *options.representation]
         more += [] if options.sheet is None else ["--sheet", options.sheet]
-        if picture is not None and model is None:  # of the answers, `fit` sees paths alone
+        if picture is not None:  # of the answers, `fit` sees paths alone
             taken = taken._replace(kinds={header[picture]: "picture", **taken.kinds})
         jobs = Jobs(output, options.table, label, options.model, taken, more)
         reread = None if model is not None else lambda said: read_unlabelled(options, None, label, said)

@@ -352,6 +352,10 @@ def test_a_table_is_labelled_looked_at_tried_and_taken(
         shown = chromium.ask("document.querySelector('#tiles dd').textContent")
         chromium.ask("document.getElementById('draw').click()")
         chromium.wait("document.querySelectorAll('#legend button').length == 3")
+        chromium.ask("document.getElementById('map').focus()")
+        for key in ("ArrowRight", "ArrowRight", " "):
+            chromium.press(key)
+        chromium.wait("document.getElementById('many').textContent.startsWith('1 row is picked')")
         outline_all(chromium)
         chromium.wait("document.querySelectorAll('#inside li').length == 40")
         check_room(chromium, "look")
@@ -386,5 +390,8 @@ def test_pictures_are_labelled_and_shown(chromium: Browser, tmp_path: Path) -> N
         places = chromium.ask(every("[role=tab], #question img", "each.getBoundingClientRect().right"))
         assert places[:4] == sorted(places[:4], reverse=True)
         assert places[4] > 1200 / 2
+        assert server.ask("GET", "/picture?row=3")[1].startswith(b"\x89PNG")
+        body = json.dumps({"tab": "one", "column": "picture", "said": "drop"})
+        assert server.refuse("POST", "/api/columns", body)[0] == 409
         assert chromium.errors == []
     assert all(classes[int(Path(path).stem)] == name for path, name in read_answers(tmp_path / "own.csv"))

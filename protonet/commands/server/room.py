@@ -137,7 +137,10 @@ class Room:
             refuse("column", "be one of the table", clean(name)[:40], "Load the page again.")
         if said not in CHOICES:
             refuse("said", f"be one of {', '.join(CHOICES[1:])}, or nothing", clean(said)[:20], "Choose one.")
-        kinds = {own: kind for own, kind in taken.kinds.items() if own != name}
+        pictures = self.picture is not None and name == self.desk.header[self.picture]
+        if pictures and said != "":
+            raise RequestError(409, f"`column` must be another one than that of the pictures; got {clean(name)[:40]}.")
+        kinds = {own: kind for own, kind in taken.kinds.items() if own != name or pictures}
         dropped = tuple(own for own in taken.dropped if own != name)
         group = None if taken.group == name else taken.group
         if said == "drop":

@@ -247,7 +247,7 @@
   const offerMarks = guarded(async () => {
     const found = await rowsOf(picked), free = picked.slice(0, MOST_MARKED);
     get("outlined").hidden = !picked.length;
-    get("many").textContent = picked.length + " rows are picked" + (picked.length > MOST_MARKED ? ", the first " + MOST_MARKED + " of them for a button" : "") + ". Rows that have an answer keep it.";
+    get("many").textContent = (picked.length === 1 ? "1 row is picked" : picked.length + " rows are picked") + (picked.length > MOST_MARKED ? ", the first " + MOST_MARKED + " of them for a button" : "") + ". Rows that have an answer keep it.";
     const mark = (name) => guarded(async () => {
       ask(await post("api/mark", { rows: free, name }));
       for (const row of free) {
@@ -345,14 +345,14 @@
     get("title").textContent = show(state.table);
     get("notes").replaceChildren(...state.notes.map((note) => make("li", {}, show(note))));
     const lines = state.columns.map((each) => {
-      const options = state.choices.map((value) => make("option", { value, selected: value === each.said }, SAID[value] || value));
+      const options = (each.said === "picture" ? [] : state.choices).map((value) => make("option", { value, selected: value === each.said }, SAID[value] || value));
       const choice = make("select", { "aria-label": "What " + show(each.name) + " is" }, ...options);
       choice.onchange = guarded(async () => {
         choice.disabled = true;
         try { await settle(await post("api/columns", { column: each.name, said: choice.value })); } finally { choice.disabled = false; choice.value = each.said; }
         await start("look");
       });
-      const cells = [make("td", {}, show(each.kind)), make("td", { className: "number" }, String(each.gaps)), ...(options.length ? [make("td", {}, choice)] : [])];
+      const cells = [make("td", {}, show(each.kind)), make("td", { className: "number" }, String(each.gaps)), ...(options.length ? [make("td", {}, choice)] : state.choices.length ? [make("td")] : [])];
       return make("tr", {}, make("th", { scope: "row" }, bdi(each.name)), ...cells);
     });
     const head = ["column", "taken for", "gaps", ...(state.choices.length ? ["by you"] : [])].map((each) => make("th", { scope: "col" }, each));
