@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from analysis.commands.noise import make_requests
-from analysis.commands.serve import TOKEN, read_process, start
+from analysis.commands.servers import TOKEN, start
 from analysis.commands.speed import measure
 from analysis.shared.runner import Report, StudyParser
 
@@ -28,19 +28,20 @@ CLASSES, COLUMNS, ROWS = 3, 4, 5000
 #: Kills after which a new file of answers begins: a start learns from all that there are.
 FRESH = 5
 #: What is asked for in noise, beside paths of noise.
-PATHS = ("/", "/api/answer", "/api/next", "/api/rows", "/api/try", "/picture/../x", "/take/labelled", "/api/undo")
+PATHS = ("/", "/api/answer", "/api/next", "/api/rows", "/api/try", "/picture?row=x", "/take?file=x", "/api/undo")
 SERVED = ("/", "/healthz", "/metrics", "/models/model/predict", "/models/../../etc/passwd")
 NOTE = """
 | promise | found |
 |---|---|
-| kill -9 at {kills} random moments while two label: answers; lost, twice, of another class | {answers:,}; {wrong} |
+| kill -9 at {kills} random moments while answers come: answers; lost, twice, of another class | {answers:,}; {wrong} |
 | rows that two were asked for at once | {shared} |
-| {requests:,} requests of noise to `page`: answered by 5xx; bytes of answers that changed; it lives | {noise} |
+| {requests:,} requests of noise to `page`: answered by 5xx; answers' file; it lives | {noise} |
 | {requests:,} requests of noise to `serve`: answered by 5xx; it lives | {served} |
 | next question, {pictures:,} pictures, {asked} answers: 50 %, 95 %, most, ms | {waits} |
 | the same, those who answer wait {pause} s before each | {paused} |
 
-Two answer over connections of their own; whoever was not told that an answer is kept gives it again after the restart.
+Two answer over connections of their own; a kill counts ({kills} of {starts} did) that came after two answers
+at least, and while one was on its way. Whoever was not told that an answer is kept gives it again after the restart.
 The next question is timed from the answer that is sent to the question that is there, while the server learns from all
 answers so far and chooses anew, on one thread of torch; it holds {memory:,.0f} MiB. {cores} cores, shared with others,
 load {load}.
@@ -80,46 +81,58 @@ def read_answers(path: Path, rows: dict[tuple[str, ...], int]) -> list[tuple[int
 
 
 def kill(folder: Path, kills: int) -> dict[str, Any]:
-    """Label while the server is killed; return what became of the answers, in files of `FRESH` kills each."""
+    """Label while the server is killed; return what became of the answers, in files of `FRESH` kills each.
+
+    A kill counts that falls while answers come: two or more were taken since the start, and the next was on its way.
+    """
     table, draw = folder / "rest.csv", random.Random(0)
     write_table(table)
     with table.open(newline="", encoding="utf-8") as file:
         rows = {tuple(line): number for number, line in enumerate(list(csv.reader(file))[1:])}
     told: dict[int, str] = {}
-    shared = answers = lost = twice = other = 0
-    for number in range(kills):
-        path = folder / f"answers-{number // FRESH}.csv"
-        with start(["page", table, "-o", path]) as (process, port):
+    shared = answers = lost = twice = wrong = counted = starts = 0
+    while counted < kills:
+        path = folder / f"answers-{starts // FRESH}.csv"
+        before = len(told)
+        with start("page", table, "-o", path) as server:
             asked: dict[str, int | None] = {}
+            begun = threading.Event()
 
-            def label(tab: str, port: int = port, asked: dict[str, int | None] = asked) -> None:
+            def label(
+                tab: str, port: int = server.port, asked: dict[str, int | None] = asked, begun: threading.Event = begun
+            ) -> None:
                 nonlocal shared
                 person = Person(port, tab)
                 with suppress(OSError, http.client.HTTPException, ValueError):
                     question = person.ask("next")
-                    while True:
+                    while question["row"] is not None:
                         row = asked[tab] = int(question["row"])
                         shared += sum(other == row for own, other in asked.items() if own != tab)
                         name = f"class {row % CLASSES}"
                         question = person.ask("answer", row=row, name=name)
                         asked[tab] = None
                         told[row] = name
+                        begun.set()
 
             people = [threading.Thread(target=label, args=(tab,)) for tab in ("one", "two")]
             for person in people:
                 person.start()
-            time.sleep(draw.uniform(0.02, 0.4))
-            process.send_signal(signal.SIGKILL)
+            begun.wait(60)
+            time.sleep(draw.uniform(0.0, 0.4))
+            server.process.send_signal(signal.SIGKILL)
             for person in people:
                 person.join()
-        if number % FRESH == FRESH - 1 or number == kills - 1:
+        starts += 1
+        counted += len(told) > before + 1 and any(row is not None for row in asked.values())
+        if starts % FRESH == 0 or counted == kills:
             kept = read_answers(path, rows)
             answers += len(kept)
             lost += len(told.keys() - dict(kept).keys())
             twice += len(kept) - len(dict(kept))
-            other += sum(name != f"class {row % CLASSES}" for row, name in kept)
+            wrong += sum(name != f"class {row % CLASSES}" for row, name in kept)
             told.clear()
-    return {"answers": answers, "wrong": f"{lost}, {twice}, {other}", "shared": shared, "kills": kills}
+    own = {"answers": answers, "wrong": f"{lost}, {twice}, {wrong}", "shared": shared, "kills": kills}
+    return own | {"starts": starts}
 
 
 def send_noise(port: int, n: int, paths: tuple[str, ...]) -> int:
@@ -182,24 +195,23 @@ def run(options: argparse.Namespace) -> Report:
         folder = Path(name)
         figures = kill(folder, options.kills)
         answers = folder / "answers-0.csv"
-        with start(["page", folder / "rest.csv", "-o", answers]) as (process, port):
+        with start("page", folder / "rest.csv", "-o", answers) as server:
             before = answers.read_bytes()
-            failed = send_noise(port, options.requests, PATHS)
-            lives = "yes" if process.poll() is None else "no"
-            changed = sum(one != other for one, other in zip(before, answers.read_bytes(), strict=True))
-            figures["noise"] = f"{failed}; {changed}; {lives}"
+            failed = send_noise(server.port, options.requests, PATHS)
+            lives = "yes" if server.process.poll() is None else "no"
+            figures["noise"] = f"{failed}; {'same' if before == answers.read_bytes() else 'other'}; {lives}"
         model = folder / "model.safetensors"
         measure(["-m", "protonet", "fit", str(answers), "--effort", "fast", "-o", str(model)])
-        with start(["serve", model]) as (process, port):
-            failed = send_noise(port, options.requests, SERVED)
-            figures["served"] = f"{failed}; {'yes' if process.poll() is None else 'no'}"
+        with start("serve", model) as server:
+            failed = send_noise(server.port, options.requests, SERVED)
+            figures["served"] = f"{failed}; {'yes' if server.process.poll() is None else 'no'}"
         write_pictures(folder / "pictures", options.pictures)
         command: list[str | Path] = ["page", folder / "pictures", "--representation", "none", "-o", folder / "own.csv"]
-        with start(command) as (process, port):
-            person = Person(port, "one")
+        with start(*command) as server:
+            person = Person(server.port, "one")
             figures["waits"] = describe(wait_for_questions(person, options.answers, 0.0))
             figures["paused"] = describe(wait_for_questions(person, options.answers // 4, pause))
-            figures["memory"] = read_process(process)[1]
+            figures["memory"] = server.measure()[1]
     figures |= {"requests": options.requests, "pictures": options.pictures, "asked": options.answers, "pause": pause}
     figures |= {"cores": os.cpu_count(), "load": f"{first:.1f} before, {os.getloadavg()[0]:.1f} after"}
     return Report(figures, NOTE.format(**figures).strip() + "\n")

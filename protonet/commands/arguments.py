@@ -298,7 +298,7 @@ def read_serve(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.seconds = parse_number("--seconds", options.seconds, low=0)
     for model in options.models:
         look_for_model(model)
-    check_packages(["starlette", "uvicorn"], INSTALL_PAGE)
+    check_packages(["uvicorn"], INSTALL_PAGE)
     return options
 
 
@@ -309,13 +309,19 @@ def read_page(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = make_parser("protonet page", text, EXAMPLES["page"])
     add_answers(parser, "-m", "--model", classes="the first classes (default: the model's, or none)")
     add_address(parser, "0")
+    add = parser.add_expert_group("columns, to begin with").add_argument
+    add("--group", metavar="NAME", help="a column: rows that share its value are held out together")
+    add("--drop", nargs="+", metavar="NAME", default=[], help="columns that are no features")
+    add("--column", nargs="+", metavar="NAME=KIND", default=[], help="what columns hold, as fit takes it")
     options = parser.parse_args(arguments)
     options.port = check_port(options.port)
     check_table(options)
+    if options.model is not None and (options.group or options.drop or options.column):
+        refuse("--model", "come without --group, --drop, --column", "both", "The model says what columns are.")
     options.output = name_answers(options.table) if options.output is None else options.output
     options.flags = str(Path(options.output).with_suffix(".flagged.csv"))
     check_answers(options, "output", "flags")
-    check_packages(["starlette", "uvicorn"], INSTALL_PAGE)
+    check_packages(["uvicorn"], INSTALL_PAGE)
     return options
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -73,6 +74,24 @@ class Unlabelled(NamedTuple):
     def left(self) -> Tensor:
         """The numbers (m,) int64 of the rows without a class."""
         return (~self.known).nonzero().flatten()
+
+
+class Taken(NamedTuple):
+    """What a person says of columns, as ``fit`` is told."""
+
+    kinds: Mapping[str, str] = MappingProxyType({})  #: What columns hold, by name.
+    dropped: tuple[str, ...] = ()  #: Those that are no features.
+    group: str | None = None  #: The one whose equal cells are held out together; it is no feature, either.
+
+    def list_options(self) -> list[str]:
+        """Return the options that say so."""
+        kinds = [f"{name}={kind}" for name, kind in self.kinds.items()]
+        options = [*["--column"] * bool(kinds), *kinds, *["--drop"] * bool(self.dropped), *self.dropped]
+        return [*options, *([] if self.group is None else ["--group", self.group])]
+
+
+#: Nothing is said of columns.
+AS_SEEN = Taken()
 
 
 def read_data(options: argparse.Namespace, rows: TableRows, *, keep_cells: bool = False) -> Data:
@@ -207,7 +226,7 @@ def select(options: argparse.Namespace) -> Selection:
     return Selection.of(options.representation, shown=not options.quiet)
 
 
-def read_unlabelled(options: argparse.Namespace, model: Model | None, label: str) -> Unlabelled:
+def read_unlabelled(options: argparse.Namespace, model: Model | None, label: str, taken: Taken = AS_SEEN) -> Unlabelled:
     """Read the table that the options name, as features for a model, or as what its own columns are taken for.
 
     Raises:
@@ -216,11 +235,13 @@ def read_unlabelled(options: argparse.Namespace, model: Model | None, label: str
     """
     blocks, notes = None, list[str]()
     if model is None:
-        wanted = Wanted(label, labelled=False, partly=True, skip_broken=options.skip_broken, sheet=options.sheet)
+        beside = () if taken.group is None else (taken.group,)
+        wanted = Wanted(label, labelled=False, beside=beside, ignored=taken.dropped, partly=True, typed=True)
+        wanted = wanted._replace(skip_broken=options.skip_broken, sheet=options.sheet)
         table, block = read_table(Path(options.table), wanted)
         labels = block.labels
         block = block._replace(labels=np.zeros(len(block.rows), np.int64))  # one class: no column can tell it
-        features = choose_features(table, block, take_kinds(options, {}), keep="", selection=select(options))
+        features = choose_features(table, block, take_kinds(options, taken.kinds), keep="", selection=select(options))
         x, blocks = features.x, None if features.encoding is None else features.encoding.blocks
         encoding, columns = features.encoding, features.columns
         told = features.notes

@@ -19,7 +19,7 @@ from protonet.commands.answers import Answers
 from protonet.commands.data import Unlabelled, read_cells, read_unlabelled
 from protonet.commands.models import name_label, open_model, show_notes, suggest
 from protonet.files import Model
-from protonet.fit.active import Suggestion
+from protonet.fit.active import Standardised, Suggestion
 from protonet.fit.solver import solve_problem
 from protonet.network import PrototypeNetwork
 from protonet.tables.table import NO_CLASS
@@ -34,8 +34,8 @@ BATCH = 5
 FIRST = 2
 #: Rows without an answer that tell how sure it is, at the most; and answers that tell how often it was right.
 SAMPLE, LATEST = 1024, 20
-#: Most characters of a cell that are shown.
-MOST_CELL = 300
+#: Most characters of a cell that are shown, and of the name of a class.
+MOST_CELL, LONGEST = 300, 100
 #: Seconds that learning from the answers may take.
 TIME_LIMIT = 5.0
 
@@ -92,6 +92,20 @@ def parse_classes(text: str | None, model: Model | None) -> list[str]:
     return names
 
 
+def check_class(name: object, known: Sequence[str]) -> str:
+    """Return the name of a class, without spaces around it.
+
+    Raises:
+        InputError: It means that there is none, or cannot be shown.
+    """
+    text = name.strip() if isinstance(name, str) else ""
+    if text in known:
+        return text
+    if text.lower() in NO_CLASS or len(text) > LONGEST or not text.isprintable():
+        refuse("name", f"be a name of up to {LONGEST} letters that means a class", repr(text[:40]), "Type another one.")
+    return text
+
+
 class Session:
     """What is asked, what was answered, and what is learned from it.
 
@@ -132,6 +146,10 @@ class Session:
     def learn(self, *, anew: bool = False) -> None:
         """Learn from the answers: a few more move the prototypes; without a model, all are fitted ``anew``."""
         self.network = self.make_network(self.list_answers(), anew=anew)
+
+    def replace_rows(self, rows: Unlabelled) -> None:
+        """Take other features of the same rows: all is to be learned anew."""
+        self.rows, self.network, self._fitted, self._learned = rows, None, None, []
 
     def list_answers(self) -> list[tuple[int, int]]:
         """Return the row and the number of the class of each answer."""
@@ -222,6 +240,13 @@ class Session:
         if latest:
             text += f"; it would have said {sum(latest)} of your last {len(latest)}, which are among the hard ones"
         return text
+
+
+@torch.no_grad()
+def embed(rows: Unlabelled, network: PrototypeNetwork | None) -> Tensor:
+    """Return the embedding (n, dim) of all rows; where nothing is learned, their standardised features."""
+    space = Standardised(rows.x) if network is None else network
+    return torch.cat([space.embed(part) for part in rows.x.split(4096)])
 
 
 def fit_answers(x: Tensor, y: Tensor, num_classes: int, blocks: Tensor | None) -> PrototypeNetwork:

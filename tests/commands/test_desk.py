@@ -9,6 +9,7 @@ import re
 import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ import numpy as np
 import pytest
 
 from analysis.commands.noise import make_requests
+from analysis.commands.servers import TOKEN, Server, start
 from protonet import InputError
 from protonet.commands.answers import Answers
-from tests.browser import CHROMIUM, CONTRAST, Browser
+from protonet.commands.data import AS_SEEN, Taken
+from protonet.commands.server.jobs import Jobs
+from tests.browser import CHROMIUM, CONTRAST, Browser, every
 from tests.commands.cases import Run
-from tests.commands.servers import ROOT, TOKEN, Server, serve
 
-pytest.importorskip("starlette", reason="it answers")
 pytest.importorskip("uvicorn", reason="it listens")
 Image = pytest.importorskip("PIL.Image", reason="it draws pictures")
 KINDS = ["ant", "bee", "cow"]
@@ -52,7 +54,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(table: Path) -> Iterator[Server]:
-    with serve("page", table, "-o", table.with_name("answers.csv")) as server:
+    with start("page", table, "-o", table.with_name("answers.csv")) as server:
         yield server
         code, said = server.end()
         assert (code, said) == (0, "ended: all that was asked is answered\n")
@@ -128,15 +130,87 @@ def test_two_at_once_never_get_the_same_row_and_all_answers_are_kept(server: Ser
         assert server.refuse("POST", f"/api/{what}", body, headers={"Content-Type": "application/json"})[0] == 409
 
 
+def test_rows_are_marked_together_and_columns_are_what_a_person_says(server: Server, table: Path) -> None:
+    path, flags = table.with_name("answers.csv"), table.with_name("answers.flagged.csv")
+    before, told = len(read_answers(path)), ask(server, "next", "many")
+    done = {int(line[0]) for line in read_answers(path)}
+    free = [row for row in range(90) if row not in done][:4]
+    assert ask(server, "mark", "many", rows=[*free[:3], *done], name="dog")["answered"] == before + 3
+    assert [line[0::4] for line in read_answers(path)[before:]] == [[str(row), "dog"] for row in free[:3]]
+    assert ask(server, "mark", "many", rows=free, name=None)["flagged"] == 1
+    assert [line[0] for line in read_answers(flags)] == [str(free[3])]
+    ask(server, "undo", "many", row=free[3])
+    for row in free[:3]:
+        ask(server, "undo", "many", row=row)
+    assert len(read_answers(path)) == before
+    for rows in ([90], [-1], "all", [True], list(range(90)) * 3):
+        line = server.refuse("POST", "/api/mark", json.dumps({"tab": "many", "rows": rows, "name": "dog"}))[1]
+        assert "`rows` must be up to 200 numbers of rows" in line
+    state = server.ask_json("GET", "/api/state")
+    assert [(each["name"], each["kind"]) for each in state["columns"]] == [
+        *((name, "number") for name in ("a", "b", "مرحبا")),
+        ("number", "not used"),
+    ]
+    for column, said, option in (("a", "drop", "--drop a"), ("b", "category", "--column b=category")):
+        state = ask(server, "columns", column=column, said=said)
+        assert option in state["commands"][0]
+    state = ask(server, "columns", column="number", said="group")
+    assert "--column b=category --drop a --group number" in state["commands"][0]
+    for column, said, line in (
+        ("z", "drop", "`column` must be one of the table"),
+        ("a", "tree", "`said` must be one of number"),
+        ("b", "picture", "`said` must be one of number, category, date, text, drop, group, or nothing"),
+        ("b", "drop", ""),
+        ("مرحبا", "drop", "`columns` must have columns beside the classes"),
+    ):
+        status, content, _ = server.ask(
+            "POST", "/api/columns", json.dumps({"tab": "one", "column": column, "said": said})
+        )
+        assert (status, line in content.decode()) == (400 if line else 200, True), content
+    for column in ("a", "b", "number"):
+        state = ask(server, "columns", column=column, said="")
+    assert "--drop" not in state["commands"][0]
+    assert told["row"] is not None
+
+
+def test_commands_of_what_is_taken() -> None:
+    taken = Taken({"a": "category"}, ("b", "c"), "d")
+    for model, said, more, commands in (
+        (
+            None,
+            taken,
+            ["--sheet", "x"],
+            [
+                "fit own.csv --label label --column a=category --drop b c --group d --report report.html"
+                " -o model.safetensors --sheet x",
+                "predict model.safetensors rest.csv -o predictions.csv --proba --sheet x",
+            ],
+        ),
+        (
+            "old.safetensors",
+            AS_SEEN,
+            [],
+            [
+                "update old.safetensors own.csv --label label -o model.safetensors",
+                "predict model.safetensors rest.csv -o predictions.csv --proba",
+                "evaluate old.safetensors own.csv --label label --report report.html",
+            ],
+        ),
+    ):
+        jobs = Jobs(Path("own.csv"), "rest.csv", "label", model, said, more)
+        with jobs.folder:
+            assert jobs.list_commands() == [f"python -m protonet {each}" for each in commands]
+
+
 def test_others_get_nothing_and_noise_does_no_harm(server: Server, table: Path) -> None:
     before = table.with_name("answers.csv").read_bytes()
     assert server.refuse("GET", "/api/state", token="")[0] == 401
     assert server.refuse("GET", "/", headers={"Host": "evil.example"})[0] == 400
     assert server.refuse("POST", "/api/next", '{"tab": "x"}', headers={"Origin": "http://evil.example"})[0] == 403
-    assert server.refuse("GET", "/take/..%2f..%2fetc%2fpasswd")[0] == 404
-    assert server.refuse("GET", "/take/model")[0] == 404
-    assert server.refuse("GET", "/picture/0")[0] == 404
-    paths = ["/", "/api/answer", "/api/next", "/api/rows", "/api/try", "/picture/../x", "/take/labelled", "/api/jobs"]
+    assert server.refuse("GET", "/take?file=..%2f..%2fetc%2fpasswd")[0] == 404
+    assert server.refuse("GET", "/take?file=model")[0] == 404
+    assert server.refuse("GET", "/picture?row=0")[0] == 404
+    paths = ["/", "/api/answer", "/api/next", "/api/rows", "/api/try", "/picture?row=x", "/take?file=x", "/api/jobs"]
     for method, path, body, headers in make_requests(1, 200, paths, TOKEN):
         if path == "/api/jobs" and method == "POST":
             continue
@@ -146,29 +220,29 @@ def test_others_get_nothing_and_noise_does_no_harm(server: Server, table: Path) 
     assert table.with_name("answers.csv").read_bytes() == before
 
 
-def test_nothing_is_lost_where_it_is_killed(tmp_path: Path) -> None:
-    write_table(tmp_path / "rest.csv", 60)
-    path, told = tmp_path / "answers.csv", dict[int, str]()
-    draw = random.Random(0)
-    for _ in range(2):
-        with serve("page", tmp_path / "rest.csv", "-o", path) as server:
-            timer = threading.Timer(draw.uniform(0.05, 0.3), server.process.kill)
-            timer.start()
-            try:
-                question = ask(server, "next")
-                while question["row"] is not None:
-                    row = question["row"]
-                    question = ask(server, "answer", row=row, name=KINDS[row % 3])
-                    told[row] = KINDS[row % 3]
-            except (OSError, AssertionError):
-                pass
-            timer.cancel()
-        kept = {int(line[0]): line[-1] for line in read_answers(path)}
-        assert len(kept) == len(read_answers(path))
-        assert told.items() <= kept.items()
-        assert len(kept) <= len(told) + 1  # one may be on the disk, and its answer on the way
-        told = kept
-    assert told
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, str]]:
+    """A folder with a table and the answers that a server left that was killed as they came; what it had confirmed."""
+    folder, told, draw = tmp_path_factory.mktemp("killed"), dict[int, str](), random.Random(0)
+    write_table(folder / "rest.csv", 24)
+    with suppress(OSError), start("page", folder / "rest.csv", "-o", folder / "answers.csv") as server:
+        question = ask(server, "next")
+        while question["row"] is not None:
+            row = question["row"]
+            question = ask(server, "answer", row=row, name=KINDS[row % 3])
+            told[row] = KINDS[row % 3]
+            if len(told) == 3:
+                threading.Timer(draw.uniform(0.0, 0.01), server.process.kill).start()
+    return folder, told
+
+
+def test_nothing_is_lost_where_it_is_killed(killed: tuple[Path, dict[int, str]]) -> None:
+    folder, told = killed
+    kept = {int(line[0]): line[-1] for line in read_answers(folder / "answers.csv")}
+    assert len(kept) == len(read_answers(folder / "answers.csv"))
+    assert told.items() <= kept.items()
+    assert 3 <= len(kept) <= len(told) + 1  # one may be on the disk, and its answer on the way
+    assert all(name == KINDS[row % 3] for row, name in kept.items())
 
 
 def test_a_disk_that_is_full_is_one_line_and_loses_nothing(tmp_path: Path) -> None:
@@ -186,9 +260,7 @@ with Answers(Path(sys.argv[1]), ["text", "label"], None) as answers:
         except OSError as error:
             print(error.strerror)
 """
-    told = subprocess.run(
-        ["python", "-c", script, str(path)], cwd=ROOT, capture_output=True, text=True, check=True, env=None
-    )
+    told = subprocess.run(["python", "-c", script, str(path)], capture_output=True, text=True, check=True, env=None)
     assert told.stdout == "File too large\n"
     assert read_answers(path) == [["short", "ant"], ["x", "bee"]]
 
@@ -208,15 +280,24 @@ def test_answers_are_changed_whole_and_stay_locked(tmp_path: Path) -> None:
         Answers(path, ["a", "label"], None)
 
 
-def label_by_keys(browser: Browser, classes: list[str], rows: int) -> None:
-    """Answer so many questions by keys: a class that has none is typed."""
-    for number in range(1, rows + 1):
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A browser that may ask servers of this machine."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium")
+    with Browser(tmp_path_factory.mktemp("chromium"), "http://127.0.0.1:") as browser:
+        yield browser
+
+
+def label_by_keys(browser: Browser, classes: list[str], rows: range) -> None:
+    """Answer questions by keys, counted from what is answered already: a class that has no key is typed."""
+    for number in rows:
         (row,) = re.findall(r"^Row (\d+)", browser.ask("document.getElementById('reason').textContent"))
         keys = browser.ask("[...document.querySelectorAll('#keys bdi')].map((each) => each.textContent)")
         name = classes[int(row)]
         for key in [str(keys.index(name) + 1)] if name in keys else ["n", *name, "Enter"]:
             browser.press(key)
-        browser.wait(f"document.getElementById('far').textContent.startsWith('{number} answered')")
+        browser.wait(f"document.getElementById('far').textContent.startsWith('{number + 1} answered')")
 
 
 def check_room(browser: Browser, name: str) -> None:
@@ -228,58 +309,89 @@ def check_room(browser: Browser, name: str) -> None:
         assert browser.ask("document.documentElement.scrollWidth <= innerWidth"), (name, look)
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
-def test_a_table_is_labelled_looked_at_tried_and_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_table(tmp_path / "rest.csv", 40)
-    answers = tmp_path / "answers.csv"
-    with serve("page", tmp_path / "rest.csv", "-o", answers) as server:
+def outline_all(browser: Browser) -> None:
+    """Draw an outline around the whole map."""
+    browser.look()
+    browser.ask("document.getElementById('map').scrollIntoView()")
+    box = browser.ask("JSON.parse(JSON.stringify(document.getElementById('map').getBoundingClientRect()))")
+    corners = [(0.01, 0.01), (0.99, 0.01), (0.99, 0.99), (0.01, 0.99), (0.01, 0.02)]
+    kinds = ["mousePressed", "mouseMoved", "mouseMoved", "mouseMoved", "mouseReleased"]
+    for kind, (x, y) in zip(kinds, corners, strict=True):
+        place = {"x": box["x"] + x * box["width"], "y": box["y"] + y * box["height"]}
+        browser.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **place)
+
+
+def test_a_table_is_labelled_looked_at_tried_and_taken(
+    killed: tuple[Path, dict[int, str]], chromium: Browser, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers, classes = killed[0] / "answers.csv", [KINDS[row % 3] for row in range(24)]
+    before = len(read_answers(answers))
+    with start("page", killed[0] / "rest.csv", "-o", answers) as server:
         base = f"http://127.0.0.1:{server.port}/"
-        with Browser(tmp_path, base) as browser:
-            browser.open(f"{base}?token={TOKEN}")
-            browser.wait("document.querySelectorAll('#question dd').length > 0")
-            label_by_keys(browser, [KINDS[row % 3] for row in range(40)], 13)
-            browser.press("u")
-            browser.wait("document.getElementById('far').textContent.startsWith('12 answered')")
-            check_room(browser, "label")
-            check_room(browser, "take")
-            browser.ask("document.getElementById('make').click()")
-            browser.wait("document.querySelectorAll('#files a').length == 4")
-            check_room(browser, "look")
-            browser.wait("document.querySelectorAll('#tiles dd').length > 0")
-            browser.ask("document.getElementById('draw').click()")
-            browser.wait("document.querySelectorAll('#legend button').length == 3")
-            check_room(browser, "look")
-            shown = browser.ask("document.querySelector('#tiles dd').textContent")
-            browser.ask("document.getElementById('to-try').click()")
-            browser.ask("document.querySelectorAll('#fields input').forEach((each) => { each.value = '4.0'; })")
-            browser.ask("document.getElementById('attempt').requestSubmit()")
-            browser.wait("document.querySelectorAll('#judged td').length == 3")
-            check_room(browser, "try")
-            assert browser.errors == []
-        model = tmp_path / "taken.safetensors"
-        model.write_bytes(server.ask("GET", "/take/model")[1])
-        assert server.ask("GET", "/take/labelled")[1] == answers.read_bytes()
-        assert len(server.ask("GET", "/take/predictions")[1].splitlines()) == 41
+        chromium.open(f"{base}?token={TOKEN}")
+        chromium.wait("document.querySelectorAll('#question dd').length > 0")
+        label_by_keys(chromium, classes, range(before, before + 4))
+        chromium.press("u")
+        chromium.wait(f"document.getElementById('far').textContent.startsWith('{before + 3} answered')")
+        check_room(chromium, "label")
+        chromium.ask("document.getElementById('to-try').click()")
+        chromium.ask("document.querySelectorAll('#fields input').forEach((each) => { each.value = '4.0'; })")
+        chromium.ask("document.getElementById('attempt').requestSubmit()")
+        chromium.wait("document.querySelectorAll('#judged table').length == 2")  # and what speaks for it
+        check_room(chromium, "try")
+        check_room(chromium, "take")
+        chromium.ask("document.getElementById('make').click()")
+        chromium.wait("document.querySelectorAll('#files a').length == 4")
+        model, labelled = tmp_path / "taken.safetensors", tmp_path / "labelled.csv"
+        model.write_bytes(server.ask("GET", "/take?file=model")[1])
+        labelled.write_bytes(server.ask("GET", "/take?file=labelled")[1])
+        assert labelled.read_bytes() == answers.read_bytes()
+        assert len(server.ask("GET", "/take?file=predictions")[1].splitlines()) == 25
+        chromium.ask("document.getElementById('to-look').click()")
+        chromium.wait("document.querySelectorAll('#tiles dd').length > 0")
+        shown = chromium.ask("document.querySelector('#tiles dd').textContent")
+        chromium.ask("document.getElementById('draw').click()")
+        chromium.wait("document.querySelectorAll('#legend button').length == 3")
+        chromium.ask("document.getElementById('map').focus()")
+        for key in ("ArrowRight", "ArrowRight", " "):
+            chromium.press(key)
+        chromium.wait("document.getElementById('many').textContent.startsWith('1 row is picked')")
+        outline_all(chromium)
+        chromium.wait("document.querySelectorAll('#inside li').length == 24")
+        check_room(chromium, "look")
+        chromium.ask("document.querySelector('#marks > button:last-child').click()")  # to flag them
+        chromium.wait("document.getElementById('far').textContent.includes(', 0 left, ')")
+        chromium.ask("document.querySelector('#columns select').value = 'drop'")
+        chromium.ask("document.querySelector('#columns select').dispatchEvent(new Event('change'))")
+        chromium.wait("document.querySelector('#commands code').textContent.includes('--drop a ')")
+        chromium.open("about:blank")
+        assert chromium.errors == []
         assert server.end()[0] == 0
     run = Run(capsys, tmp_path)
-    own, _ = run.read_json("fit", answers)
-    assert shown == f"{100 * own['accuracy']:.1f} %"
-    assert json.loads(run("info", model, "--json"))["held_out"]["accuracy"] == own["accuracy"]
+    told = json.loads(run("info", model, "--json"))
+    assert shown == f"{100 * told['held_out']['accuracy']:.1f} %"
+    assert sum(each["samples"] for each in told["classes"]) == before + 3
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
-def test_pictures_are_labelled_and_shown(tmp_path: Path) -> None:
+def test_pictures_are_labelled_and_shown(chromium: Browser, tmp_path: Path) -> None:
     draw, classes = np.random.default_rng(0), [("red", "blue")[number % 2] for number in range(16)]
     (tmp_path / "pictures").mkdir()
     for number, name in enumerate(classes):
         noise = draw.integers(0, 90, (16, 16, 3)) + np.array([150, 0, 0] if name == "red" else [0, 0, 150])
         Image.fromarray(noise.astype(np.uint8)).save(tmp_path / "pictures" / f"{number:02d}.png")
-    with serve("page", tmp_path / "pictures", "--representation", "none", "-o", tmp_path / "own.csv") as server:
+    with start("page", tmp_path / "pictures", "--representation", "none", "-o", tmp_path / "own.csv") as server:
         base = f"http://127.0.0.1:{server.port}/"
-        with Browser(tmp_path, base) as browser:
-            browser.open(f"{base}?token={TOKEN}")
-            browser.wait("document.querySelector('#question img')?.naturalWidth == 16")
-            label_by_keys(browser, classes, 6)
-            check_room(browser, "label")
-            assert browser.errors == []
+        chromium.open(f"{base}?token={TOKEN}")
+        chromium.wait("document.querySelector('#question img')?.naturalWidth == 16")
+        label_by_keys(chromium, classes, range(4))
+        chromium.open(f"{base}?token={TOKEN}&dir=rtl")  # the page is mirrored
+        chromium.wait("document.querySelector('#question img')?.naturalWidth == 16")
+        chromium.look()
+        places = chromium.ask(every("[role=tab], #question img", "each.getBoundingClientRect().right"))
+        assert places[:4] == sorted(places[:4], reverse=True)
+        assert places[4] > 1200 / 2
+        assert server.ask("GET", "/picture?row=3")[1].startswith(b"\x89PNG")
+        body = json.dumps({"tab": "one", "column": "picture", "said": "drop"})
+        assert server.refuse("POST", "/api/columns", body)[0] == 409
+        assert chromium.errors == []
     assert all(classes[int(Path(path).stem)] == name for path, name in read_answers(tmp_path / "own.csv"))

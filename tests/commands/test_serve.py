@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import csv
 import io
 import json
-import subprocess
-import sys
+import socket
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,14 +16,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from analysis.commands.noise import make_requests
+from analysis.commands.servers import TOKEN, Server, finish, start, start_load
+from protonet import InputError
 from protonet.__main__ import main
+from protonet.commands.models import classify, read_model
+from protonet.commands.server.batches import Batches
+from protonet.commands.server.guard import Answer, Door, Guard, Handler, Request
+from protonet.commands.server.reading import parse_json
 from tests.commands.cases import Run
-from tests.commands.servers import ROOT, TOKEN, Server, serve
 from tests.strategies import blobs
 
-pytest.importorskip("starlette", reason="it answers")
 pytest.importorskip("uvicorn", reason="it listens")
 Image = pytest.importorskip("PIL.Image", reason="it reads pictures")
 JSON, CSV, NPY = "application/json", "text/csv", "application/x-npy"
@@ -34,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("serve")
     draw = np.random.default_rng(0)
     lines = [["size", "city", "kind"]]
-    for row in range(60):
+    for row in range(36):
         kind = row % 2
         size = f"{draw.normal(3 * kind):.3f}" if row % 7 else ""
         lines.append([size, ["Rome", "Oslo", "Bern"][(row + kind) % 3], ["ant", "bee"][kind]])
@@ -62,7 +68,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Server]:
     models = [folder / f"{name}.safetensors" for name in ("mixed", "arrays", "pictures")]
-    with serve("serve", *models, "--most-megabytes", 1) as server:
+    with start("serve", *models, "--most-megabytes", 1) as server:
         yield server
         assert server.end() == (0, "ended: all that was asked is answered\n")
 
@@ -133,7 +139,7 @@ def make_pickle() -> bytes:
 @pytest.mark.parametrize(
     ("model", "media", "body", "status", "line"),
     [
-        ("other", JSON, "[]", 404, "`model` must be one of mixed, arrays, pictures"),
+        ("other", JSON, "[]", 404, "`path` must be one of /, /healthz, /metrics, /openapi.json, /models/mixed/predict"),
         ("mixed", JSON, "[[", 400, "`body` must be JSON"),
         ("mixed", JSON, "[[NaN, 1]]", 400, "NaN is no number of JSON"),
         ("mixed", JSON, "[" * 100_000, 400, "`body` must be JSON"),
@@ -144,12 +150,14 @@ def make_pickle() -> bytes:
         ("mixed", JSON, '[["wide", "Rome"]]', 400, "`body` must have columns of the kind that they were of in fit"),
         ("arrays", JSON, "[[1, 2, 3, 4, null]]", 400, "`body` must have finite numbers"),
         ("arrays", JSON, "[[1, 2, 3, 4, 1e39]]", 400, "`body` must have numbers of at most 3.4e"),
+        ("arrays", JSON, "[[1e38, -1e38, 1e38, 1e38, 1e38]]", 400, "`body` must hold numbers of the size"),
+        ("arrays", JSON, "[null]", 400, "`body` must have 5 cells in each row; got null in row 0"),
         ("arrays", JSON, '[{"a": 1}]', 400, "`body` must have rows of one form"),
         ("arrays", NPY, make_pickle(), 400, "the request"),
-        ("arrays", NPY, b"\x93NUMPY", 400, "must be an NPY file"),
+        ("arrays", NPY, b"\x93NUMPY", 400, "`body` must be an NPY file"),
         ("arrays", "text/plain", "1", 415, "`content-type` must be one of application/json, text/csv"),
         ("mixed", CSV, b"\x1f\x8b\x08", 415, "`body` must not be compressed"),
-        ("mixed", CSV, "size\n1\n", 400, "must have the model's columns; got the request without city"),
+        ("mixed", CSV, "size\n1\n", 400, "`body` must have the model's columns; got the request without city"),
         ("mixed", CSV, "n\n" * 100_001, 400, "must have the model's columns"),
         ("pictures", CSV, "picture\n/etc/passwd\n", 415, "`content-type` must be one of application/json, image/*"),
         (
@@ -157,7 +165,7 @@ def make_pickle() -> bytes:
             "image/png",
             make_bomb(),
             400,
-            "must hold pictures that can be read; got the request (ValueError)",
+            "`body` must hold pictures that can be read; got the request (ValueError)",
         ),
         ("pictures", "image/png", b"%!PS-Adobe-3.0 EPSF-3.0", 400, "must hold pictures that can be read"),
         ("pictures", JSON, '[{"picture": "/etc/passwd"}]', 400, "must hold pictures"),
@@ -194,10 +202,113 @@ def test_pages_behind_a_proxy_with_tls_may_ask(server: Server) -> None:
     assert server.ask("GET", "/metrics", headers=address)[0] == 200
 
 
-def test_rates_that_are_none(server: Server) -> None:
-    for rate, must in (("x", "`unknown` must be a number between 0 and 1; got 'x'"), ("2", "`unknown` must")):
-        path = f"/models/mixed/predict?unknown={rate}"
-        assert must in server.refuse("POST", path, "[[1, null]]", headers={"Content-Type": JSON})[1]
+def test_addresses_that_do_not_fit(server: Server) -> None:
+    for query, must in (
+        ("unknown=x", "`unknown` must be a number between 0 and 1; got 'x'"),
+        ("unknown=2", "`unknown` must"),
+        ("proba=maybe", "`proba` must be 0 or 1; got 'maybe'"),
+        ("probas=1", "`query` must be of proba and unknown; got 'probas'"),
+        ("proba=1&proba=0", "`query` must have each parameter once"),
+        ("&".join(f"a{number}=1" for number in range(21)), "`query` must have at most 20 parameters"),
+    ):
+        found = server.refuse("POST", f"/models/mixed/predict?{query}", "[[1, null]]", headers={"Content-Type": JSON})
+        assert (found[0], found[1].startswith(must)) == (400, True), found
+    more = {"Content-Type": JSON, "Content-Encoding": "gzip"}
+    assert server.refuse("POST", "/models/mixed/predict", "[[1, null]]", headers=more)[0] == 415
+    assert server.refuse("GET", "/models/mixed/predict") == (405, "`method` must be POST for this path; got GET.")
+    status, content, headers = server.ask("HEAD", "/metrics")
+    assert (status, content) == (200, b"")
+    assert int(headers["content-length"]) > 100
+
+
+def test_json_is_read_as_python_reads_it() -> None:
+    texts = ['{"rows": [[1, 2.5, -0.0, 1e5, null, true, "x"]]}', "[18446744073709551616, 9223372036854775808]"]
+    texts += [f"[1{'0' * 400}, 0.1000000000000000055511151231257827, 4.9e-324]", '{"a": 1, "a": 2}', '["\\u00e9\\n"]']
+    texts += ["[1e999]", '["\\ud800"]']  # which msgspec refuses
+    for text in texts:
+        assert repr(parse_json(text.encode())) == repr(json.loads(text))
+    for text in ("[NaN]", "[-Infinity]", "[1,]", "[01]", "", "[" * 100_000, "\x00", "[1] 2"):
+        with pytest.raises(InputError, match="`body` must be JSON"):
+            parse_json(text.encode())
+
+
+def test_a_batch_is_split_and_one_request_does_not_spoil_the_others(folder: Path) -> None:
+    model = read_model(folder / "arrays.safetensors")
+    x = np.load(folder / "rows.npy")
+    sizes = [3, 1, 4]
+
+    async def ask() -> tuple[list[Any], int]:
+        batches = Batches()
+        parts = np.split(x[:8], np.cumsum(sizes)[:-1])
+        parts.insert(1, np.full((1, 5), 1e38, np.float32))
+        asked = [batches.classify(model, part, None) for part in [*parts, x[8:9].astype(np.float64)]]
+        return await asyncio.gather(*asked, return_exceptions=True), batches.done
+
+    (first, spoiled, second, third, other), done = asyncio.run(ask())
+    assert isinstance(spoiled, InputError)
+    assert "`body` must hold numbers of the size" in str(spoiled)
+    assert done == 2  # those of another type are a batch of their own
+    logits = torch.cat([first[1], second[1], third[1], other[1]])
+    torch.testing.assert_close(logits, classify(model, x[:9]), check_dtype=False, rtol=1e-4, atol=1e-4)
+    assert [len(named) for named, _ in (first, second, third, other)] == [*sizes, 1]
+
+
+async def ask_guard(guard: Guard, *parts: bytes, path: str = "/") -> tuple[int, dict[bytes, bytes], bytes]:
+    """Return the status, the headers and the body of what a guard answers to a body in parts."""
+    left, sent = list(parts) or [b""], list[dict[str, Any]]()
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    headers = [(b"host", b"localhost"), (b"authorization", b"bearer " + TOKEN.encode())]
+    await guard({"method": "POST", "path": path, "query_string": b"", "headers": headers}, receive, send)
+    head, content = sent
+    return head["status"], dict(head["headers"]), content["body"]
+
+
+def test_limits_and_faults_are_a_status_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    door, counted = Door(TOKEN, {"localhost"}, most_bytes=10, most_requests=1, seconds=0.05), list[int]()
+
+    async def wait(request: Request) -> Answer:
+        await asyncio.sleep(0 if request.body == b"short" else 10)
+        return Answer(request.body, more=(("x", "y"),))
+
+    async def fill(_: Request) -> Answer:
+        raise OSError(28, "No space left on device")
+
+    async def fail(_: Request) -> Answer:
+        raise RuntimeError("a bug\nof two lines")
+
+    routes: dict[str, dict[str, Handler]] = {"/": {"POST": wait}, "/fill": {"POST": fill}, "/fail": {"POST": fail}}
+    guard = Guard(door, routes, count=lambda path, status, seconds: counted.append(status))
+
+    async def ask() -> None:
+        status, headers, body = await ask_guard(guard, b"sh", b"ort")
+        assert (status, headers[b"x"], body, headers[b"content-length"]) == (200, b"y", b"short", b"5")
+        for parts, path, wanted, line in (
+            ((b"long",), "/", 503, "`answer` must be ready within 0.05 s; it was not."),
+            ((b"12345", b"678901"), "/", 413, "`body` must have at most 10 bytes; got more."),
+            ((), "/fill", 507, "`disk` must take what is written; got No space left on device."),
+            ((), "/fail", 500, "RuntimeError"),
+            ((), "/none", 404, "`path` must be one of /, /fill, /fail; got none of them."),
+        ):
+            status, headers, body = await ask_guard(guard, *parts, path=path)
+            assert (status, line in json.loads(body)["error"]) == (wanted, True), body
+            assert json.loads(body)["error"].isprintable()
+            assert (headers.get(b"retry-after") == b"1") == (status == 503)
+        found = await asyncio.gather(ask_guard(guard, b"short"), ask_guard(guard, b"short"))
+        assert [status for status, *_ in found] == [200, 429]
+        door.closing = True
+        assert (await ask_guard(guard, b"short"))[1][b"connection"] == b"close"
+        assert door.busy == 0
+
+    asyncio.run(ask())
+    assert counted == [200, 503, 413, 507, 500, 404, *sorted(counted[6:8], reverse=True), 200]
+    assert sorted(counted[6:8]) == [200, 429]
+    assert "RuntimeError" in capsys.readouterr().err
 
 
 def test_hundreds_of_random_requests(server: Server) -> None:
@@ -220,7 +331,7 @@ def test_hundreds_of_random_requests(server: Server) -> None:
 def test_what_it_tells_of_itself(server: Server) -> None:
     status, page, headers = server.ask("GET", f"/?token={TOKEN}", token="")
     assert status == 200
-    assert b"POST /models/mixed/predict" in page
+    assert b"/models/mixed/predict?proba=1" in page
     assert b"<script" not in page
     assert headers["content-security-policy"].startswith("default-src 'none'; style-src 'sha256-")
     described = server.ask_json("GET", "/openapi.json")
@@ -240,16 +351,8 @@ def test_models_are_replaced_and_the_end_comes_under_load(folder: Path, tmp_path
     path = tmp_path / "arrays.safetensors"
     whole = (folder / "arrays.safetensors").read_bytes()
     path.write_bytes(whole)
-    with serve("serve", path) as server:
-        headers = f"Authorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\n"
-        settings = {"port": server.port, "path": "/models/arrays/predict", "headers": headers, "connections": 8}
-        settings |= {"body": "[[1, 2, 3, 4, 5]]", "limit": 3, "requests": 10**9}
-        command = [sys.executable, str(ROOT / "analysis" / "commands" / "load.py")]
-        load = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert load.stdin
-        load.stdin.write(json.dumps(settings))
-        load.stdin.close()
-        load.stdin = None
+    with start("serve", path) as server:
+        load = start_load(server.port, "/models/arrays/predict", "[[1, 2, 3, 4, 5]]", connections=8, limit=2)
         figures = ""
         for number in range(200):  # whole ones, and one that is none
             new = tmp_path / "new"
@@ -259,9 +362,9 @@ def test_models_are_replaced_and_the_end_comes_under_load(folder: Path, tmp_path
             if 'reload_failures_total{model="arrays"} 1' in figures and 'reloads_total{model="arrays"} 2' in figures:
                 break
             assert load.poll() is None, figures
-            subprocess.run(["sleep", "0.3"] if not number else ["sleep", "0.1"], check=True)
+            time.sleep(0.1 if number else 0.3)
         code, said = server.end()
-        told = json.loads(load.communicate(timeout=60)[0])
+        told = finish(load)
         assert code == 0
         assert "must be a model file" in said
         assert said.endswith("The model from before answers.\nended: all that was asked is answered\n")
@@ -274,5 +377,9 @@ def test_commands_that_do_not_fit(folder: Path, capsys: pytest.CaptureFixture[st
     model = folder / "mixed.safetensors"
     assert "`model` must have a name of its own; got mixed.safetensors twice" in run("serve", model, model, code=2)
     assert "`--port` must be a whole number in [0, 65535]" in run("serve", model, "--port", "70000", code=2)
-    assert "`--port` must be free on an address of this machine" in run("serve", model, "--host", "192.0.2.1", code=2)
+    assert "`--host` must be an address of this machine" in run("serve", model, "--host", "192.0.2.1", code=2)
+    assert "`--names` must be names" in run("serve", model, "--names", "host:80", code=2)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert "`--port` must be free for this command" in run("serve", model, "--port", port, code=2)
     assert "`model` must be a file that exists" in run("serve", tmp_path / "none.safetensors", code=2)

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from torch import Tensor
 
 from protonet._checks import MENDABLE
 from protonet.commands.models import classify
+from protonet.commands.predict import name_classes
 from protonet.files import Model
+from protonet.network import PrototypeNetwork
 
 #: Rows of a batch: more are no faster, and keep others waiting.
 MOST_ROWS = 1024
+#: Seconds that a batch may take where requests are read; one that takes longer has a thread, which costs more.
+SHORT = 0.02
+
+#: What rows are: the class and the probability of each, "" for an unknown one, and their logits (n, num_classes).
+Judged = tuple[list[tuple[str, str]], Tensor]
 
 
 class Waiting(NamedTuple):
@@ -24,65 +33,80 @@ class Waiting(NamedTuple):
 
     model: Model
     x: np.ndarray  #: (n, dim).
-    answer: asyncio.Future[Tensor]  #: Takes their logits (n, num_classes).
+    threshold: float | None  #: The score up to which a row is unknown.
+    answer: asyncio.Future[Judged]
+    kind: tuple[object, ...]  #: Those of one kind may be in a batch.
 
 
 @dataclass
 class Batches:
-    """What classifies, one batch at a time, in a thread of its own."""
+    """What classifies, one batch at a time."""
 
     queue: deque[Waiting] = field(default_factory=deque)
     done: int = 0  #: How many batches there were.
+    _pace: WeakKeyDictionary[PrototypeNetwork, float] = field(default_factory=WeakKeyDictionary)
+    """Seconds of a row of the last batch."""
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     _task: asyncio.Task[None] | None = None
 
-    async def classify(self, model: Model, x: np.ndarray) -> Tensor:
-        """Return the logits (n, num_classes) of rows (n, dim).
+    async def classify(self, model: Model, x: np.ndarray, threshold: float | None) -> Judged:
+        """Return what rows (n, dim) are.
 
         Raises:
             InputError: As `protonet.commands.models.classify`.
         """
-        waiting = Waiting(model, x, asyncio.get_running_loop().create_future())
-        self.queue.append(waiting)
-        if self._task is None or self._task.done():
+        answer: asyncio.Future[Judged] = asyncio.get_running_loop().create_future()
+        kind = (id(model), x.dtype, threshold)
+        self.queue.append(Waiting(model, x, threshold, answer, kind))
+        if self._task is None:
             self._task = asyncio.create_task(self._work())
-        return await waiting.answer
+        return await answer
 
     async def _work(self) -> None:
         """Classify until nothing waits."""
         loop = asyncio.get_running_loop()
         while self.queue:
-            batch, rows = [self.queue.popleft()], 0
-            first = batch[0]
-            while self.queue and rows + len(self.queue[0].x) <= MOST_ROWS and self._alike(first, self.queue[0]):
+            waiting = 0
+            while waiting < len(self.queue) < MOST_ROWS:  # as long as more comes, which costs less in one batch
+                waiting = len(self.queue)
+                for _ in range(2):  # what has come is read, and then put into the queue
+                    await asyncio.sleep(0)
+            batch = [self.queue.popleft()]
+            rows = len(batch[0].x)
+            while self.queue and batch[0].kind == self.queue[0].kind and rows + len(self.queue[0].x) <= MOST_ROWS:
                 batch.append(self.queue.popleft())
                 rows += len(batch[-1].x)
             batch = [each for each in batch if not each.answer.done()]  # of some the time was over
             if not batch:
                 continue
-            found = await loop.run_in_executor(self._thread, classify_batch, batch)
+            started, network = time.perf_counter(), batch[0].model.network
+            if rows * self._pace.get(network, 1.0) < SHORT:
+                found = classify_batch(batch)
+            else:
+                found = await loop.run_in_executor(self._thread, classify_batch, batch)
+            self._pace[network] = (time.perf_counter() - started) / rows
             self.done += 1
-            for waiting, logits in zip(batch, found, strict=True):
-                if waiting.answer.done():
+            for each, judged in zip(batch, found, strict=True):
+                if each.answer.done():
                     continue
-                if isinstance(logits, Exception):
-                    waiting.answer.set_exception(logits)
+                if isinstance(judged, Exception):
+                    each.answer.set_exception(judged)
                 else:
-                    waiting.answer.set_result(logits)
-
-    @staticmethod
-    def _alike(one: Waiting, other: Waiting) -> bool:
-        """Return whether two may be in a batch."""
-        return one.model is other.model and one.x.dtype == other.x.dtype
+                    each.answer.set_result(judged)
+        self._task = None
 
 
-def classify_batch(batch: list[Waiting]) -> list[Tensor | Exception]:
-    """Return the logits of each request, or what is wrong with it: one does not spoil the others' answers."""
-    model = batch[0].model
+def classify_batch(batch: list[Waiting]) -> list[Judged | Exception]:
+    """Return what each request's rows are, or what is wrong with it: one does not spoil the others' answers."""
+    model, sizes = batch[0].model, [len(each.x) for each in batch]
     try:
         logits = classify(model, np.concatenate([each.x for each in batch]))
-        return list(logits.split([len(each.x) for each in batch]))
+        named = name_classes(list(map(str, model.classes)), logits, batch[0].threshold)
     except MENDABLE as error:
-        return [error] if len(batch) == 1 else [classify_batch([each])[0] for each in batch]
+        if len(batch) > 1:
+            return [classify_batch([each])[0] for each in batch]
+        return [error if error.fault is None else error.fault._replace(argument="body").make_error()]
     except Exception as error:  # told by whoever asked, as a bug
         return [error for _ in batch]
+    parts = zip(np.cumsum(sizes).tolist(), sizes, logits.split(sizes), strict=True)
+    return [(named[end - size : end], part) for end, size, part in parts]

@@ -5,21 +5,24 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from protonet._checks import refuse, show
+from protonet._checks import show
 from protonet.commands.answers import Answers
-from protonet.commands.label import Session
+from protonet.commands.data import Unlabelled
+from protonet.commands.explain import COLUMNS, SAMPLE
+from protonet.commands.importance import measure_support
+from protonet.commands.label import Session, check_class, embed
+from protonet.commands.models import find_sizes, name_columns
 from protonet.commands.server.guard import RequestError
 from protonet.files import Model
-from protonet.fit.active import Standardised
 from protonet.network import PrototypeNetwork
-from protonet.tables.table import NO_CLASS
 from protonet.ui.command_line import report_bug
 from protonet.ui.plots import project
 
@@ -31,8 +34,8 @@ ANEW = 5
 PATIENCE = 600.0
 #: Classes that are offered on keys, labelled rows that are shown beside, and rows of the map, at the most.
 MOST_LIKELY, NEAREST, MOST_POINTS = 9, 3, 100_000
-#: Characters of a cell that are shown, and of the name of a class.
-MOST_CELL, LONGEST = 2000, 100
+#: Characters of a cell that are shown.
+MOST_CELL = 2000
 
 
 @dataclass
@@ -62,19 +65,29 @@ class Desk:
     _queue: list[tuple[int, str]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _changed: threading.Event = field(default_factory=threading.Event)
+    _ended: bool = False
     _embedding: Tensor | None = None
+    _rows: Unlabelled | None = None  #: Other features of the same rows, until they are learned from.
 
     def __post_init__(self) -> None:
         cells = [tuple(row) for row in self.session.cells]
         flagged = {tuple(own) for *own, _ in self.flags.rows}
         self.session.skipped |= {row for row, own in enumerate(cells) if own in flagged}
         self.session.learn(anew=True)
-        self._look(self.session.network)
+        self._embedding = embed(self.session.rows, self.session.network)
         self._queue = [(each.row, each.reason) for each in self.session.choose(AHEAD)]
 
-    def start(self) -> None:
-        """Learn in the background from now on."""
-        threading.Thread(target=self._learn_on, daemon=True, name="learning").start()
+    @contextmanager
+    def learning(self) -> Iterator[None]:
+        """Learn in the background, until it is left; what is being learned then is waited for."""
+        thread = threading.Thread(target=self._learn_on, name="learning")
+        thread.start()
+        try:
+            yield
+        finally:
+            self._ended = True
+            self._changed.set()
+            thread.join()
 
     def ask(self, who: str) -> dict[str, Any]:
         """Return the row that somebody is asked for: the same until it is answered."""
@@ -97,12 +110,7 @@ class Desk:
         return self.tell() | {"reason": lease.reason} | self.describe(lease.row)
 
     def answer(self, who: str, row: int, name: str) -> None:
-        """Keep the class of a row.
-
-        Raises:
-            RequestError: There is no such row, or somebody else was faster.
-            OSError: The disk takes no more: nothing is kept.
-        """
+        """Keep the class of a row; raise a RequestError where somebody was faster, an OSError on a full disk."""
         name = check_class(name, self.session.names)
         done = self.session.done
         if row in done and self.session.answers.rows[done.index(row)][-1] == name:
@@ -123,7 +131,7 @@ class Desk:
 
     def flag(self, who: str, row: int) -> None:
         """Note on the disk that a row is strange, and ask for another one."""
-        if self._check_open(row) not in self.session.skipped:
+        if not self._is_flagged(self._check_open(row)):
             self.flags.add(self.session.cells[row], "flagged")
         self.skip(who, row)
 
@@ -151,6 +159,21 @@ class Desk:
             self.session.change(row, name)
         self._settle(None)
 
+    def mark(self, who: str, rows: Sequence[int], name: str | None) -> int:
+        """Give several rows a class, or flag them, where nobody has answered or flagged them; return how many.
+
+        Raises:
+            RequestError: There is no such row; none is marked after it.
+            OSError: As `answer`.
+        """
+        free = [row for row in rows if self._check(row) not in self.session.done and not self._is_flagged(row)]
+        for row in free:
+            if name is None:
+                self.flag(who, row)
+            else:
+                self.answer(who, row, name)
+        return len(free)
+
     def leave(self, who: str) -> None:
         """Let others be asked for what somebody was asked for."""
         self._leases.pop(who, None)
@@ -167,28 +190,27 @@ class Desk:
     @torch.no_grad()
     def describe(self, row: int) -> dict[str, Any]:
         """Return a row, the classes that it may be, the likeliest first, and the labelled rows that it is like."""
-        network, names = self.session.network, self.session.names
+        names = self.session.names
+        with self._lock:
+            network, x, embedding = self.session.network, self.session.rows.x[[row]], self._embedding
         likely: list[dict[str, Any]] = [{"name": name, "probability": None} for name in names]
         if network is not None:
-            shares = network(self.session.rows.x[[row]])[0].softmax(dim=0)
+            shares = network(x)[0].softmax(dim=0)
             told = dict(zip(names, shares.tolist(), strict=False))
             likely = [{"name": name, "probability": told.get(name)} for name in names]
             likely.sort(key=lambda each: -(each["probability"] or 0.0))
-        near: list[dict[str, Any]] = []
-        if self._embedding is not None and self.session.done:
-            near = self.find_near(self._embedding[row], leave_out=row)
+        near = [] if embedding is None else self.find_near(embedding[row], leave_out=row)
         return {"row": row, "cells": self.show_cells(row), "likely": likely[:MOST_LIKELY], "near": near}
 
     def find_near(self, embedding: Tensor, *, leave_out: int = -1) -> list[dict[str, Any]]:
         """Return the labelled rows whose embedding is nearest to one (dim,)."""
-        if self._embedding is None:
-            return []
         with self._lock:
             pairs = zip(self.session.done, self.session.answers.rows, strict=True)
-            given = {row: told[-1] for row, told in pairs if row != leave_out}
+            given, others = {row: told[-1] for row, told in pairs if row != leave_out}, self._embedding
+        if others is None or not given or others.shape[1] != len(embedding):
+            return []
         done = list(given)
-        apart = torch.linalg.vector_norm(self._embedding[done] - embedding, dim=1) if done else torch.zeros(0)
-        order = apart.argsort(stable=True)[:NEAREST].tolist()
+        order = torch.linalg.vector_norm(others[done] - embedding, dim=1).argsort(stable=True)[:NEAREST].tolist()
         return [{"row": done[at], "name": given[done[at]], "cells": self.show_cells(done[at])} for at in order]
 
     def show_cells(self, row: int) -> list[str]:
@@ -198,44 +220,73 @@ class Desk:
     @torch.no_grad()
     def draw_map(self) -> dict[str, Any]:
         """Return where all rows lie, in [-1, 1], what they are taken for, and which are labelled."""
-        network, session = self.session.network, self.session
-        if network is None:
-            raise RequestError(409, "`map` must be learned first; it takes answers of two classes, and a moment.")
-        step = -(-len(session.cells) // MOST_POINTS)
-        rows = torch.arange(0, len(session.cells), step)
-        logits = torch.cat([network(part) for part in session.rows.x[rows].split(4096)])
+        network, rows = self._find_learned("map")
+        shown = torch.arange(0, len(rows.x), -(-len(rows.x) // MOST_POINTS))
+        logits = torch.cat([network(part) for part in rows.x[shown].split(4096)])
         points = project(logits)
         points = torch.cat([points, torch.zeros_like(points)], dim=1)[:, :2]
         points = points / points.abs().amax().clamp_min(1e-12)
         with self._lock:
-            given = dict(session.list_answers())
-        labelled = [given.get(row, -1) for row in rows.tolist()]
+            given = dict(self.session.list_answers())
+        labelled = [given.get(row, -1) for row in shown.tolist()]
         places = [[round(each, 3) for each in axis] for axis in points.T.tolist()]
         taken = logits.argmax(dim=1).tolist()
-        own = {"row": rows.tolist(), "x": places[0], "y": places[1], "taken": taken, "given": labelled}
-        return own | {"names": list(session.names)}
+        own = {"row": shown.tolist(), "x": places[0], "y": places[1], "taken": taken, "given": labelled}
+        return own | {"names": list(self.session.names)}
 
     @torch.no_grad()
-    def judge(self, x: Tensor) -> dict[str, Any]:
-        """Return the classes that one row (1, dim) may be, whether it is unlike all, and the labelled rows near it."""
-        network = self.session.network
-        if network is None:
-            raise RequestError(409, "`model` must be learned first; it takes answers of two classes, and a moment.")
-        logits = network(x)[0]
-        shares = logits.softmax(dim=0).tolist()
-        likely = [{"name": name, "probability": share} for name, share in zip(self.session.names, shares, strict=False)]
-        likely.sort(key=lambda each: -float(str(each["probability"])))
-        some = self.session.rows.x[:: -(-len(self.session.cells) // 1024)]
-        farther = float((network(some).amax(dim=1) > logits.amax()).double().mean())
-        near = self.find_near(network.embed(x)[0])
-        return {"likely": likely[:MOST_LIKELY], "near": near, "farther": farther}
+    def judge(self, model: Model, x: Tensor) -> dict[str, Any]:
+        """Return what one row (1, dim) is for a model of `make_model`, and why.
+
+        Returns:
+            The classes that it may be, which share of the rows is farther from every class, the labelled rows near it,
+            and by how much each of several columns speaks for the likeliest class, as ``explain`` tells it.
+        """
+        with self._lock:
+            own, done = self.session.rows.x, self.session.done[-SAMPLE:]
+        names, sizes = name_columns(model), find_sizes(model)
+        logits = model.network(x)[0]
+        shares, order = (each.tolist() for each in logits.softmax(dim=0).sort(descending=True, stable=True))
+        pairs = zip(order[:MOST_LIKELY], shares, strict=False)
+        likely = [{"name": model.classes[at], "probability": share} for at, share in pairs]
+        some = own[:: -(-len(own) // 1024)]
+        farther = float((model.network(some).amax(dim=1) > logits.amax()).double().mean())
+        support: list[dict[str, Any]] = []
+        if len(sizes) > 1:
+            found = measure_support(model.network, x[0], order[0], own[done], torch.ones(len(done)), sizes)
+            places = found.abs().argsort(descending=True, stable=True)[:COLUMNS].tolist()
+            support = [{"name": names[at], "support": float(found[at])} for at in places]
+        near = self.find_near(model.network.embed(x)[0])
+        return {"likely": likely, "near": near, "farther": farther, "support": support}
 
     def make_model(self) -> Model:
         """Return what is learned so far as a model."""
-        rows, network = self.session.rows, self.session.network
+        network, rows = self._find_learned("model")
+        names = tuple(self.session.names[: len(network.counts)])
+        return Model(network, names, rows.columns, {}, {}, rows.encoding)
+
+    @property
+    def rows(self) -> Unlabelled:
+        """The features that are learned from, or are to be."""
+        return self._rows or self.session.rows
+
+    def take_rows(self, rows: Unlabelled) -> None:
+        """Learn from other features of the same rows."""
+        self._rows = rows
+        self._settle(None)
+
+    def _find_learned(self, what: str) -> tuple[PrototypeNetwork, Unlabelled]:
+        """Return what is learned so far, and the rows that it is for; raise a RequestError where nothing is."""
+        with self._lock:
+            network, rows = self.session.network, self.session.rows
         if network is None:
-            raise RequestError(409, "`model` must be learned first; it takes answers of two classes, and a moment.")
-        return Model(network, tuple(self.session.names), rows.columns, {}, {}, rows.encoding)
+            line = f"`{what}` must be learned first; got nothing yet. It takes answers of two classes, and a moment."
+            raise RequestError(409, line)
+        return network, rows
+
+    def _is_flagged(self, row: int) -> bool:
+        """Return whether somebody has found a row strange."""
+        return [*self.session.cells[row], "flagged"] in self.flags.rows
 
     def _is_free(self, row: int) -> bool:
         """Return whether a row may be asked for."""
@@ -260,43 +311,30 @@ class Desk:
         self.version += 1
         self._changed.set()
 
-    def _look(self, network: PrototypeNetwork | None) -> None:
-        """Embed all rows."""
-        x = self.session.rows.x
-        space = Standardised(x) if network is None else network
-        with torch.no_grad():
-            self._embedding = torch.cat([space.embed(part) for part in x.split(4096)])
-
     def _learn_on(self) -> None:
         """Learn from what has changed, again and again."""
         fitted = len(self.session.done)
         while True:
             self._changed.wait()
+            if self._ended:
+                return
             self._changed.clear()
             try:
+                if (rows := self._rows) is not None:
+                    fitted, embedding = 0, embed(rows, None)
+                    with self._lock:
+                        self.session.replace_rows(rows)
+                        self._embedding, self._rows = embedding, None if self._rows is rows else self._rows
                 with self._lock:
                     answers, left = self.session.list_answers(), self.session.list_left()
                 anew = abs(len(answers) - fitted) >= ANEW
                 network = self.session.make_network(answers, anew=anew)
                 fitted = len(answers) if anew else fitted
-                self._look(network)
-                self.session.network = network
+                embedding = embed(self.session.rows, network)
+                with self._lock:
+                    self.session.network, self._embedding = network, embedding
                 chosen = [(each.row, each.reason) for each in self.session.choose(AHEAD, left)]
                 with self._lock:
                     self._queue = chosen
             except Exception as error:  # the old network answers; nothing that was answered is lost
                 print(report_bug("protonet page", error), file=sys.stderr)
-
-
-def check_class(name: object, known: Sequence[str]) -> str:
-    """Return the name of a class, without spaces around it.
-
-    Raises:
-        InputError: It means that there is none, or cannot be shown.
-    """
-    text = name.strip() if isinstance(name, str) else ""
-    if text in known:
-        return text
-    if text.lower() in NO_CLASS or len(text) > LONGEST or not text.isprintable():
-        refuse("name", f"be a name of up to {LONGEST} letters that means a class", repr(text[:40]), "Type another one.")
-    return text

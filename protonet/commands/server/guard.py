@@ -1,4 +1,4 @@
-"""Who may ask a server: names of this machine, pages of its own, those who hold the token; and how it says no."""
+"""Who may ask a server: names of this machine, pages of its own, those who hold the token; and how it answers."""
 
 from __future__ import annotations
 
@@ -6,33 +6,58 @@ import asyncio
 import hmac
 import json
 import sys
-from collections.abc import Collection
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, urlsplit
+from functools import lru_cache
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, urlsplit
 
-from protonet._checks import MENDABLE, name_entry, show
+from protonet._checks import MENDABLE, show
 from protonet.ui.command_line import report_bug
 
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
 #: What every answer says: it is no other type than it claims, kept by nobody, and may load nothing.
-HEADERS = {
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-store",
-    "cross-origin-resource-policy": "same-origin",
-    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
-}
+HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-store"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+#: The policy of what is no page, and the media type of most answers.
+NOTHING, JSON_TYPE = "default-src 'none'; frame-ancestors 'none'", "application/json"
+#: Writes JSON.
+ENCODER = json.JSONEncoder(allow_nan=False)
+#: The most parameters in an address.
+MOST_PARAMETERS = 20
 
 
 class RequestError(Exception):
     """A request that is answered by a status and one line."""
 
-    def __init__(self, status: int, line: str) -> None:
+    def __init__(self, status: int, line: str, *more: tuple[str, str]) -> None:
         super().__init__(line)
-        self.status, self.line = status, line
+        self.status, self.line, self.more = status, line, more
+
+
+class Request(NamedTuple):
+    """What is asked."""
+
+    media: str  #: The type of the body, without its parameters.
+    query: Mapping[str, str]  #: What the address holds behind "?", the token aside.
+    body: bytes
+
+
+class Answer(NamedTuple):
+    """What is answered."""
+
+    body: bytes
+    media: str = JSON_TYPE
+    more: tuple[tuple[str, str], ...] = ()  #: Further headers.
+    status: int = 200
+    policy: str = NOTHING
+
+
+Handler = Callable[[Request], Awaitable[Answer]]
 
 
 @dataclass
@@ -56,26 +81,37 @@ class Door:
     busy: int = 0  #: Requests that are being answered.
     closing: bool = False  #: Whether no connection is kept.
 
-    def check(self, scope: Scope, headers: dict[str, str], *, free: bool) -> None:
-        """Raise `RequestError` for what may not come in; ``free`` is what needs no token."""
-        host = headers.get("host", "")
+    def check(self, headers: Mapping[bytes, bytes], token: str, *, free: bool) -> None:
+        """Raise `RequestError` for what may not come in.
+
+        Args:
+            headers: Of the request.
+            token: In its address; "" for none.
+            free: Whether it needs none.
+        """
+        host = headers.get(b"host", b"").decode("latin-1")
         if read_name(host) not in self.names:
             raise RequestError(400, f"`Host` must be a name of this server; got {show(host)[:100]!r}.")
-        origin = headers.get("origin", f"http://{host}").lower()
-        if origin not in {f"{scheme}://{host.lower()}" for scheme in ("http", "https")}:  # a proxy may have TLS
+        origin = headers.get(b"origin", b"").lower().decode("latin-1")
+        if b"origin" in headers and origin not in (f"http://{host.lower()}", f"https://{host.lower()}"):  # behind TLS
             raise RequestError(403, "`Origin` must be this server: pages of others may not ask it.")
-        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        given = bearer if scheme.lower() == "bearer" else given
-        if not free and not hmac.compare_digest(given.encode(), self.token.encode()):
-            raise RequestError(401, "`token` must be the one that was printed at the start, as ?token=... or a bearer.")
-        length = headers.get("content-length", "0")
-        if not length.isdecimal() or len(length) > 20 or int(length) > self.most_bytes:
-            raise RequestError(413, f"`body` must have at most {self.most_bytes:,} bytes; got {length[:20]}.")
+        scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
+        given = bearer if scheme.lower() == b"bearer" else token.encode(errors="replace")
+        if not free and not hmac.compare_digest(given, self.token.encode()):
+            line = "`token` must be the one that was printed at the start, as ?token=... or a bearer."
+            raise RequestError(401, line, ("www-authenticate", "Bearer"))
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit() or len(length) > 20 or int(length) > self.most_bytes:
+            got = show(length[:20].decode("latin-1"))
+            raise RequestError(413, f"`body` must have at most {self.most_bytes:,} bytes; got {got}.")
+        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise RequestError(415, "`body` must not be compressed; got another content-encoding than identity.")
         if self.busy >= self.most_requests and not free:
-            raise RequestError(429, f"`requests` must be at most {self.most_requests} at a time. Try again later.")
+            line = f"`requests` must be at most {self.most_requests} at a time; got more. Try again later."
+            raise RequestError(429, line, ("retry-after", "1"))
 
 
+@lru_cache(256)
 def read_name(host: str) -> str | None:
     """Return the name in the Host of a request, in lower case; None where there is none."""
     try:
@@ -84,87 +120,118 @@ def read_name(host: str) -> str | None:
         return None
 
 
+@dataclass
 class Guard:
-    """Lets requests in by a `Door`, and answers what goes wrong with a status and one line of JSON.
+    """The application: lets requests in by a `Door`, and answers what goes wrong with a status and one line of JSON.
 
     Args:
-        app: What answers.
         door: Who may ask.
+        routes: What answers, by path and method; HEAD is as GET.
         free: Paths that need no token.
+        count: Is told the path, the status and the seconds of each answer.
     """
 
-    def __init__(self, app: ASGIApp, door: Door, free: Collection[str] = ()) -> None:
-        self.app, self.door, self.free = app, door, free
+    door: Door
+    routes: Mapping[str, Mapping[str, Handler]]
+    free: Collection[str] = ()
+    count: Callable[[str, int, float], None] | None = None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await self.app(scope, receive, send)
-            return
-        started, size = False, 0
+    async def __call__(self, scope: Mapping[str, Any], receive: Callable[[], Any], send: Callable[[Any], Any]) -> None:
+        """Answer one request, as ASGI has it."""
+        started, late, task = time.perf_counter(), False, asyncio.current_task()
 
-        async def take() -> Message:
-            nonlocal size
-            message = await receive()
-            size += len(message.get("body", b""))
-            if size > self.door.most_bytes:
-                raise RequestError(413, f"`body` must have at most {self.door.most_bytes:,} bytes; got more.")
-            return message
+        def stop() -> None:
+            nonlocal late
+            late = True
+            task.cancel()  # type: ignore[union-attr]
 
-        async def give(message: Message) -> None:
-            nonlocal started
-            if message["type"] == "http.response.start":
-                started = True
-                own = {name for name, _ in message["headers"]}
-                more = HEADERS | ({"connection": "close"} if self.door.closing else {})
-                pairs = [(name.encode(), value.encode()) for name, value in more.items() if name.encode() not in own]
-                message = {**message, "headers": [*message["headers"], *pairs]}
-            await send(message)
-
-        scope["app"] = self  # so that what no route answers is raised, too
+        timer = asyncio.get_running_loop().call_later(self.door.seconds, stop)  # `wait_for` would take another task
         try:
-            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
-            self.door.check(scope, headers, free=scope["path"] in self.free)
-            self.door.busy += 1
-            try:
-                await asyncio.wait_for(self.app(scope, take, give), self.door.seconds)
-            finally:
-                self.door.busy -= 1
+            answer = await self._answer(scope, receive)
+        except asyncio.CancelledError:
+            if not late:
+                raise
+            line = f"`answer` must be ready within {self.door.seconds:g} s; it was not. Send less, or try again later."
+            answer = tell(RequestError(503, line, ("retry-after", "1")))
         except Exception as error:
-            status, line = tell(error, self.door.seconds)
-            if status and not started:
-                await give(_start(status, line))
-                await send({"type": "http.response.body", "body": line})
+            answer = tell(error)
+        finally:
+            timer.cancel()
+        if answer is None:
+            return
+        headers = [
+            *HEADERS,
+            (b"content-security-policy", answer.policy.encode()),
+            (b"content-type", answer.media.encode()),
+            (b"content-length", str(len(answer.body)).encode()),
+            *((name.encode(), value.encode()) for name, value in answer.more),
+            *[(b"connection", b"close")] * self.door.closing,
+        ]
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        await send({"type": "http.response.body", "body": answer.body})
+        if self.count is not None:
+            self.count(scope["path"], answer.status, time.perf_counter() - started)
+
+    async def _answer(self, scope: Mapping[str, Any], receive: Callable[[], Any]) -> Answer | None:
+        """Return the answer to a request; None where nobody is there to hear it."""
+        headers, path, method = dict(reversed(scope["headers"])), scope["path"], scope["method"]
+        query = read_query(scope["query_string"]) if scope["query_string"] else {}
+        free = path in self.free
+        self.door.check(headers, query.pop("token", ""), free=free)
+        routes = self.routes.get(path)
+        if routes is None:
+            raise RequestError(404, f"`path` must be one of {', '.join(self.routes)}; got none of them.")
+        handler = routes.get("GET" if method == "HEAD" else method)
+        if handler is None:
+            line = f"`method` must be {' or '.join(routes)} for this path; got {show(method)[:20]}."
+            raise RequestError(405, line, ("allow", ", ".join(routes)))
+        self.door.busy += 1
+        try:
+            body, more = bytearray(), True
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return None
+                body += message.get("body", b"")
+                more = message.get("more_body", False)
+                if len(body) > self.door.most_bytes:
+                    raise RequestError(413, f"`body` must have at most {self.door.most_bytes:,} bytes; got more.")
+            media = headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
+            return await handler(Request(media, query, bytes(body)))
+        finally:
+            self.door.busy -= 1
 
 
-def tell(error: Exception, seconds: float) -> tuple[int, bytes]:
-    """Return the status and the line that say what went wrong; 0 where nobody is there to hear it."""
-    from starlette.exceptions import HTTPException  # noqa: PLC0415 - optional
-    from starlette.requests import ClientDisconnect  # noqa: PLC0415
+def read_query(text: bytes) -> dict[str, str]:
+    """Return the parameters of an address.
 
-    if isinstance(error, ClientDisconnect):
-        return 0, b""
+    Raises:
+        RequestError: There are too many, or one twice.
+    """
+    try:
+        pairs = parse_qsl(text.decode("latin-1"), keep_blank_values=True, max_num_fields=MOST_PARAMETERS)
+    except ValueError:
+        raise RequestError(400, f"`query` must have at most {MOST_PARAMETERS} parameters; got more.") from None
+    if len(dict(pairs)) < len(pairs):
+        raise RequestError(400, "`query` must have each parameter once; got one twice. Leave one out.")
+    return dict(pairs)
+
+
+def tell(error: Exception) -> Answer:
+    """Return the status and the line that say what went wrong."""
+    more: tuple[tuple[str, str], ...] = ()
     if isinstance(error, RequestError):
-        status, line = error.status, error.line
-    elif isinstance(error, HTTPException):
-        status, line = error.status_code, f"`path` must be one of this server; got none: {error.detail}."
-    elif isinstance(error, asyncio.TimeoutError):
-        status, line = 503, f"`answer` must be ready within {seconds:g} s; it was not. Send less, or try again later."
+        status, line, more = error.status, error.line, error.more
     elif isinstance(error, MENDABLE):
-        status, line = 400, str(name_entry(error, ""))
+        status, line = 400, str(error if error.fault is None else error.fault._replace(function="").make_error())
     elif isinstance(error, OSError):
         status, line = 507, f"`disk` must take what is written; got {error.strerror or type(error).__name__}."
     else:
         status, line = 500, report_bug("protonet", error)
         print(line, file=sys.stderr)
-    return status, json.dumps({"error": " ".join(line.split())}).encode() + b"\n"
+    return send_json({"error": " ".join(line.split())})._replace(status=status, more=more)
 
 
-def _start(status: int, line: bytes) -> dict[str, Any]:
-    """Return the head of an answer that is one line of JSON."""
-    headers = {"content-type": "application/json", "content-length": str(len(line))}
-    headers |= {"retry-after": "1"} if status in {429, 503} else {}
-    headers |= {"www-authenticate": "Bearer"} if status == 401 else {}
-    pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
-    return {"type": "http.response.start", "status": status, "headers": pairs}
+def send_json(value: object) -> Answer:
+    """Return a value as JSON."""
+    return Answer(ENCODER.encode(value).encode() + b"\n")

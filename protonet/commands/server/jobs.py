@@ -7,12 +7,13 @@ import json
 import shlex
 import shutil
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from protonet.commands.data import Taken
 from protonet.commands.server.guard import RequestError
 
 #: What may be taken: by name, the file of it, and its media type.
@@ -32,7 +33,7 @@ class Jobs:
         table: What is labelled.
         label: The column of the answers.
         model: A file of a model that was there before, to be updated; None to fit.
-        kinds: What columns hold that `fit` would not take for it: ``--column photo=picture``.
+        taken: What a person says of columns.
         more: Options that all of them take: ``--representation`` and so on.
     """
 
@@ -40,16 +41,13 @@ class Jobs:
     table: str
     label: str
     model: str | None
-    kinds: Sequence[str]
+    taken: Taken
     more: Sequence[str]
     figures: dict[str, Any] | None = None  #: Of the last fit, as ``--json`` has them.
     version: int = -1  #: Of the answers that they are of.
     error: str = ""  #: What the last job said as it failed.
     running: str = ""  #: What is in work: "look", "take", or "" for nothing.
-    ready: set[str] = field(default_factory=set)  #: What may be taken.
-    folder: tempfile.TemporaryDirectory[str] = field(
-        default_factory=lambda: tempfile.TemporaryDirectory(prefix="protonet-page-")
-    )
+    folder: TemporaryDirectory[str] = field(default_factory=TemporaryDirectory)
     _task: asyncio.Task[None] | None = None
 
     def start(self, what: str, version: int, places: list[int]) -> None:
@@ -71,21 +69,28 @@ class Jobs:
         Raises:
             RequestError: There is none yet.
         """
-        if name not in self.ready:
-            raise RequestError(404, "`file` must be made first; there is none. Press the button.")
+        if name not in self.list_ready():
+            made = ", ".join(["labelled", *self.list_ready()])
+            raise RequestError(404, f"`file` must be one of {made}; got another one. The button makes the others.")
         file, media = FILES[name]
         return Path(self.folder.name, file), media
 
+    def make_commands(self, answers: Path, folder: str = "") -> list[list[str]]:
+        """Return the commands that make what may be taken, in a folder."""
+        model, report, predictions = (f"{folder}{file}" for file, _ in FILES.values())
+        told = [str(answers), "--label", self.label]
+        if self.model is None:
+            commands = [["fit", *told, *self.taken.list_options(), "--report", report, "-o", model]]
+        else:
+            commands = [["update", self.model, *told, "-o", model]]
+        commands.append(["predict", model, self.table, "-o", predictions, "--proba"])
+        if self.model is not None:
+            commands.append(["evaluate", self.model, *told, "--report", report])
+        return [[*command, *self.more] for command in commands]
+
     def list_commands(self) -> list[str]:
         """Return the command lines that make the same."""
-        fit = ["fit", str(self.answers), "--label", self.label, *self.kinds, "--report", "report.html"]
-        if self.model is not None:
-            fit = ["update", self.model, str(self.answers), "--label", self.label]
-        commands = (
-            [*fit, "-o", "model.safetensors"],
-            ["predict", "model.safetensors", self.table, "-o", "predictions.csv"],
-        )
-        return [shlex.join(["python", "-m", "protonet", *command, *self.more]) for command in commands]
+        return [shlex.join(["python", "-m", "protonet", *each]) for each in self.make_commands(self.answers)]
 
     def list_python(self) -> list[str]:
         """Return lines of Python that use the model that is taken."""
@@ -94,31 +99,30 @@ class Jobs:
 
     async def _work(self, what: str, version: int, places: list[int]) -> None:
         """Do a job."""
-        folder = Path(self.folder.name)
-        model, report, figures = (str(folder / name) for name in ("model.safetensors", "report.html", "figures.json"))
-        answers = str(folder / self.answers.name)
-        fit = ["fit", answers, "--label", self.label, "--json", figures, "--report", report]
-        fit += [*self.kinds, *self.more]
+        folder, answers = Path(self.folder.name), Path(self.folder.name, self.answers.name)
+        figures, (first, *others) = str(folder / "figures.json"), self.make_commands(answers, f"{folder}/")
+        fits = what == "look" or self.model is None
+        if what == "look":
+            page = ["--report", str(folder / "look.html"), *self.more]
+            first, others = ["fit", str(answers), "--label", self.label, *self.taken.list_options(), *page], []
+            first += ["--effort", "fast"]
+        for file, _ in FILES.values() if what == "take" else ():
+            (folder / file).unlink(missing_ok=True)
         try:
-            if what == "look":
-                await self._run([*fit, "--effort", "fast"])
-            else:
-                self.ready.clear()
-                if self.model is None:
-                    await self._run([*fit, "-o", model])
-                else:
-                    update = ["update", self.model, answers, "--label", self.label, "-o", model]
-                    await self._run([*update, *self.more])
-                await self._run(["predict", model, self.table, "-o", str(folder / FILES["predictions"][0]), "--proba"])
-                self.ready = {"model", "predictions", *["report"] * (self.model is None)}
-            if what == "look" or self.model is None:
-                self.figures = json.loads((folder / "figures.json").read_text(encoding="utf-8")) | {"places": places}
-                self.version = version
+            await self._run([*first, *["--json", figures] * fits])
+            if fits:
+                self.figures = json.loads(Path(figures).read_text(encoding="utf-8")) | {"places": places}
+            for command in others:
+                await self._run(command)
         except (RuntimeError, OSError) as error:
             self.error = " ".join(str(error).split())
-            self.version = version
         finally:
-            self.running = ""
+            self.running, self.version = "", version if fits else self.version
+
+    def list_ready(self) -> list[str]:
+        """Return what may be taken: what is there and not in work."""
+        there = [name for name, (file, _) in FILES.items() if Path(self.folder.name, file).exists()]
+        return [] if self.running == "take" else there
 
     async def _run(self, arguments: Sequence[str]) -> None:
         """Run a command; raise a RuntimeError with what it says where it fails."""

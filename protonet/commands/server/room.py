@@ -3,43 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-import io
-import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from protonet._checks import clean, refuse
+from protonet._checks import as_typed, clean, refuse
 from protonet.commands.content import list_columns
+from protonet.commands.data import Taken, Unlabelled
 from protonet.commands.models import attach, list_notes
 from protonet.commands.server.desk import Desk
-from protonet.commands.server.guard import Door, Guard, RequestError
+from protonet.commands.server.guard import Answer, Door, Guard, Handler, Request, RequestError, send_json
 from protonet.commands.server.jobs import Jobs
-from protonet.commands.server.reading import read_body, read_media
-from protonet.representations.pictures.images import UNREADABLE_IMAGE, open_plain
+from protonet.commands.server.reading import parse_json, read_body
+from protonet.representations.pictures.images import UNREADABLE_IMAGE, draw_plain
 from protonet.representations.pictures.reading import refuse_picture
+from protonet.tables.columns import NAMES
 from protonet.tables.columns.parsing import count_gaps
+from protonet.tables.formats import to_text
 from protonet.ui.page.document import format_desk
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from starlette.requests import Request
-    from starlette.responses import Response
-    from starlette.types import ASGIApp
 
 #: Pixels per side of a picture that is shown.
 SIDE = 640
+#: Columns that are listed, and rows that are listed or marked at a time, at the most.
+MOST_COLUMNS, MOST_ROWS = 400, 200
+#: What a person may say of a column: what it holds, or that it is no feature; "" for nothing. Not that it holds
+#: pictures: whoever has the page would have any file read that a cell names.
+CHOICES = ("", *(name for name in NAMES if name != "picture"), "drop", "group")
+
+Change = Callable[[str, Mapping[str, Any]], object]
 
 
 @dataclass
 class Room:
-    """The application of ``page``.
+    """What answers.
 
     Args:
         desk: What is asked.
@@ -48,6 +48,7 @@ class Room:
         title: Of the page.
         picture: The number of the cell that holds a picture's path; None where there is none.
         representation: What reads texts and pictures, as a person types it.
+        reread: Returns the features of the table, given what a person says of columns; None where a model says it.
     """
 
     desk: Desk
@@ -56,182 +57,190 @@ class Room:
     title: str
     picture: int | None
     representation: Sequence[str] | None
+    reread: Callable[[Taken], Unlabelled] | None
     readers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2))
 
-    def make_app(self) -> ASGIApp:
-        """Return the application, behind its guard."""
-        from starlette.responses import Response  # noqa: PLC0415 - optional
-        from starlette.routing import Route, Router  # noqa: PLC0415
-
-        self.respond = Response
-        changes: dict[str, Callable[[str, Mapping[str, Any]], None]] = {
+    def make_app(self) -> Guard:
+        """Return the application."""
+        desk = self.desk
+        changes: dict[str, Change] = {
             "next": lambda who, told: None,
-            "answer": lambda who, told: self.desk.answer(who, _read_row(told), told.get("name", "")),
-            "skip": lambda who, told: self.desk.skip(who, _read_row(told)),
-            "flag": lambda who, told: self.desk.flag(who, _read_row(told)),
-            "undo": lambda who, told: self.desk.take_back(who, _read_row(told)),
+            "answer": lambda who, told: desk.answer(who, _read_row(told), told.get("name", "")),
+            "skip": lambda who, told: desk.skip(who, _read_row(told)),
+            "flag": lambda who, told: desk.flag(who, _read_row(told)),
+            "undo": lambda who, told: desk.take_back(who, _read_row(told)),
+            "mend": lambda who, told: desk.mend(_read_row(told), told.get("name", "")),
+            "mark": lambda who, told: desk.mark(who, self.read_rows(told), told.get("name")),
         }
+        posted = {name: self.make_change(change) for name, change in changes.items()}
+        posted |= {"leave": self.leave, "rows": self.list_rows, "columns": self.choose_columns}
+        posted["try"] = self.attempt
+        routes: dict[str, dict[str, Handler]] = {f"/api/{name}": {"POST": handler} for name, handler in posted.items()}
+        routes |= {"/": {"GET": self.show_page}, "/api/state": {"GET": self.tell_state}}
+        routes |= {"/api/map": {"GET": self.draw_map}, "/picture": {"GET": self.show_picture}}
+        routes |= {"/api/jobs": {"GET": self.tell_jobs, "POST": self.start_job}, "/take": {"GET": self.take}}
+        return Guard(self.door, routes)
 
-        def make_change(change: Callable[[str, Mapping[str, Any]], None]) -> Callable[[Request], Any]:
-            async def answer(request: Request) -> Response:
-                who, told = await self.read(request)
-                change(who, told)
-                return self.send(self.desk.ask(who))
+    def make_change(self, change: Change) -> Handler:
+        """Return what changes something, and answers with the next question."""
 
-            return answer
+        async def answer(request: Request) -> Answer:
+            who, told = read_told(request)
+            change(who, told)
+            return send_json(self.desk.ask(who))
 
-        routes = [
-            Route("/", self.show_page),
-            Route("/api/state", self.tell_state),
-            *(Route(f"/api/{name}", make_change(change), methods=["POST"]) for name, change in changes.items()),
-            Route("/api/mend", self.mend, methods=["POST"]),
-            Route("/api/leave", self.leave, methods=["POST"]),
-            Route("/api/map", self.draw_map),
-            Route("/api/rows", self.list_rows, methods=["POST"]),
-            Route("/api/jobs", self.tell_jobs),
-            Route("/api/jobs", self.start_job, methods=["POST"]),
-            Route("/api/try", self.attempt, methods=["POST"]),
-            Route("/picture/{row:int}", self.show_picture),
-            Route("/take/{name}", self.take),
-        ]
+        return answer
 
-        @asynccontextmanager
-        async def live(_: object) -> AsyncIterator[None]:
-            self.desk.start()
-            yield
-            self.jobs.folder.cleanup()
-
-        return Guard(Router(routes, lifespan=live), self.door)
-
-    def send(self, value: object) -> Response:
-        """Return JSON."""
-        return self.respond(json.dumps(value, allow_nan=False), media_type="application/json")
-
-    async def read(self, request: Request) -> tuple[str, Mapping[str, Any]]:
-        """Return who asks, and what."""
-        try:
-            told = json.loads(await request.body())
-        except (ValueError, RecursionError):
-            told = None
-        if not isinstance(told, dict) or not isinstance(who := told.get("tab"), str) or len(who) > 64:
-            refuse("body", "be a JSON object with a tab", "something else", "Load the page again.")
-        return who, told
-
-    async def show_page(self, _: Request) -> Response:
+    async def show_page(self, _: Request) -> Answer:
         """Return the page."""
-        text, policy = format_desk(self.title)
-        return self.respond(text, media_type="text/html", headers={"content-security-policy": policy})
+        page, policy = format_desk(self.title)
+        return Answer(page.encode(), "text/html; charset=utf-8", policy=policy)
 
-    async def tell_state(self, _: Request) -> Response:
-        """Return what does not change: the cells, the columns, the notes."""
-        rows = self.desk.session.rows
-        names = list(rows.columns or self.desk.header)
-        own = [[row[self.desk.header.index(name)] for row in self.desk.session.cells] for name in names]
-        gaps = [count_gaps(_as_objects(cells)) for cells in own]
-        kinds = list_columns(names, rows.encoding, gaps) if len(names) < 400 else []
+    async def tell_state(self, _: Request) -> Answer:
+        """Return what seldom changes: the cells, the columns, the notes."""
+        rows, header = self.desk.rows, list(self.desk.header)
+        names = list(rows.columns or header)
         takes = [column.takes for column in rows.encoding.columns] if rows.encoding else []
-        state: dict[str, Any] = {
-            "header": list(self.desk.header),
-            "picture": self.picture,
-            "columns": kinds,
-            "used": names,
-        }
-        state |= {"texts": self.picture is None and len(names) == 1 and bool(takes), "label": self.jobs.label}
-        state |= {"notes": [*list_notes(rows.table), *rows.told], "output": str(self.jobs.answers)}
-        return self.send(
-            state | {"table": self.jobs.table, "commands": self.jobs.list_commands(), "python": self.jobs.list_python()}
+        return send_json(
+            {
+                "header": header,
+                "picture": self.picture,
+                "columns": await self.run(self.list_columns) if len(header) <= MOST_COLUMNS else [],
+                "choices": CHOICES if self.reread is not None and rows.columns is not None else [],
+                "used": names,
+                "texts": self.picture is None and len(names) == 1 and bool(takes),
+                "notes": [*list_notes(rows.table), *rows.told],
+                "table": self.jobs.table,
+                "commands": self.jobs.list_commands(),
+                "python": self.jobs.list_python(),
+            }
         )
 
-    async def mend(self, request: Request) -> Response:
-        """Give a row that was answered another class."""
-        _, told = await self.read(request)
-        self.desk.mend(_read_row(told), told.get("name", ""))
-        return self.send(self.desk.tell())
+    def list_columns(self) -> list[dict[str, Any]]:
+        """Return of each column its name, what it is taken for, how many gaps it has, and what a person says of it."""
+        rows, header, taken = self.desk.rows, list(self.desk.header), self.jobs.taken
+        names, cells = list(rows.columns or header), self.desk.session.cells
+        gaps = {name: count_gaps(to_text([row[at] for row in cells], len(cells))) for at, name in enumerate(header)}
+        own = {each["name"]: each for each in list_columns(names, rows.encoding, [gaps[name] for name in names])}
+        said = {**taken.kinds, **dict.fromkeys(taken.dropped, "drop")}
+        said |= {} if taken.group is None else {taken.group: "group"}
+        unused = [{"name": name, "kind": "not used", "gaps": gaps[name]} for name in header if name not in own]
+        return [{**each, "said": said.get(each["name"], "")} for each in [*own.values(), *unused]]
 
-    async def leave(self, request: Request) -> Response:
+    async def choose_columns(self, request: Request) -> Answer:
+        """Take a column for something else, leave it out, or hold its equal cells out together, and learn anew."""
+        _, told = read_told(request)
+        name, said, taken = str(told.get("column")), str(told.get("said")), self.jobs.taken
+        if self.reread is None:
+            raise RequestError(409, "`columns` must be as the model has them; got another choice. Leave out -m.")
+        if name not in self.desk.header:
+            refuse("column", "be one of the table", clean(name)[:40], "Load the page again.")
+        if said not in CHOICES:
+            refuse("said", f"be one of {', '.join(CHOICES[1:])}, or nothing", clean(said)[:20], "Choose one.")
+        pictures = self.picture is not None and name == self.desk.header[self.picture]
+        if pictures and said != "":
+            raise RequestError(409, f"`column` must be another one than that of the pictures; got {clean(name)[:40]}.")
+        kinds = {own: kind for own, kind in taken.kinds.items() if own != name or pictures}
+        dropped = tuple(own for own in taken.dropped if own != name)
+        group = None if taken.group == name else taken.group
+        if said == "drop":
+            dropped = (*dropped, name)
+        elif said == "group":
+            group = name
+        elif said:
+            kinds[name] = said
+        taken, reread = Taken(kinds, dropped, group), self.reread
+        with as_typed(**{"--column": "column", "--drop": "column", "path": "columns"}):
+            rows = await self.run(lambda: reread(taken))
+        self.jobs.taken = taken
+        self.desk.take_rows(rows)
+        return await self.tell_state(request)
+
+    async def leave(self, request: Request) -> Answer:
         """Let others be asked for what a tab was asked for."""
-        who, _ = await self.read(request)
+        who, _ = read_told(request)
         self.desk.leave(who)
-        return self.send({})
+        return send_json({})
 
-    async def list_rows(self, request: Request) -> Response:
+    def read_rows(self, told: Mapping[str, Any]) -> list[int]:
+        """Return the numbers of some rows."""
+        rows, n = told.get("rows"), len(self.desk.session.cells)
+        known = isinstance(rows, list) and all(type(row) is int and 0 <= row < n for row in rows)
+        if not isinstance(rows, list) or not known or len(rows) > MOST_ROWS:
+            refuse("rows", f"be up to {MOST_ROWS} numbers of rows", "something else", "Load the page again.")
+        return rows
+
+    async def list_rows(self, request: Request) -> Answer:
         """Return the cells of some rows."""
-        _, told = await self.read(request)
-        wanted = told.get("rows")
-        n = len(self.desk.session.cells)
-        if not isinstance(wanted, list) or not all(type(row) is int and 0 <= row < n for row in wanted[:200]):
-            refuse("rows", "be numbers of rows", "something else", "Load the page again.")
-        return self.send([{"row": row, "cells": self.desk.show_cells(row)} for row in wanted[:200]])
+        _, told = read_told(request)
+        return send_json([{"row": row, "cells": self.desk.show_cells(row)} for row in self.read_rows(told)])
 
-    async def draw_map(self, _: Request) -> Response:
+    async def draw_map(self, _: Request) -> Answer:
         """Return where all rows lie."""
-        return self.send(await self.run(self.desk.draw_map))
+        return send_json(await self.run(self.desk.draw_map))
 
-    async def tell_jobs(self, _: Request) -> Response:
+    async def tell_jobs(self, _: Request) -> Answer:
         """Return the figures, and what may be taken."""
         jobs = self.jobs
         keys = ("accuracy", "interval", "balanced_accuracy", "confusion", "classes", "suspects", "places", "data")
         figures = None if jobs.figures is None else {key: jobs.figures.get(key) for key in keys}
-        own = {"running": jobs.running, "error": jobs.error, "ready": sorted(jobs.ready), "figures": figures}
+        own = {"running": jobs.running, "error": jobs.error, "ready": jobs.list_ready(), "figures": figures}
         if figures is not None and (every := (jobs.figures or {}).get("each_row")):
             figures["rows"] = {key: every[key] for key in ("row", "label", "predicted", "probability")}
-        return self.send(own | {"fresh": jobs.version == self.desk.version, **self.desk.tell()})
+        return send_json(own | {"fresh": jobs.version == self.desk.version, **self.desk.tell()})
 
-    async def start_job(self, request: Request) -> Response:
+    async def start_job(self, request: Request) -> Answer:
         """Begin a job."""
-        _, told = await self.read(request)
-        if told.get("what") not in {"look", "take"}:
+        _, told = read_told(request)
+        if told.get("what") not in ("look", "take"):
             refuse("what", "be look or take", "something else", "Load the page again.")
         self.jobs.start(told["what"], self.desk.version, list(self.desk.session.done))
         return await self.tell_jobs(request)
 
-    async def attempt(self, request: Request) -> Response:
+    async def attempt(self, request: Request) -> Answer:
         """Judge a row that somebody brings."""
-        model, body = self.desk.make_model(), await request.body()
-        model = await self.run(lambda: attach(model, self.representation, shown=False, kept=False))
-        media = read_media(request)
-        rows = await self.run(lambda: read_body(model, media, body))
+        own = self.desk.make_model()
+        model = await self.run(lambda: attach(own, self.representation, shown=False, kept=False))
+        rows = await self.run(lambda: read_body(model, request.media, request.body))
         if len(rows.x) != 1:
             refuse("body", "hold one row", len(rows.x), "Send one.")
-        judged = await self.run(lambda: self.desk.judge(torch.from_numpy(rows.x)))
-        return self.send(judged | {"notes": rows.notes})
+        judged = await self.run(lambda: self.desk.judge(model, torch.from_numpy(rows.x)))
+        return send_json(judged | {"notes": rows.notes})
 
-    async def show_picture(self, request: Request) -> Response:
+    async def show_picture(self, request: Request) -> Answer:
         """Return a picture of the table, decoded and drawn anew."""
-        row, cells = request.path_params["row"], self.desk.session.cells
-        if self.picture is None or not 0 <= row < len(cells):
-            raise RequestError(404, "`row` must be one with a picture.")
-        path = Path(cells[row][self.picture])
-        return self.respond(await self.run(lambda: draw_picture(path)), media_type="image/png")
+        row, cells = request.query.get("row", ""), self.desk.session.cells
+        if self.picture is None or not row.isdecimal() or len(row) > 9 or int(row) >= len(cells):
+            raise RequestError(404, "`row` must be one with a picture; got another one. Load the page again.")
+        path = Path(cells[int(row)][self.picture])
+        try:
+            return Answer(await self.run(lambda: draw_plain(path, SIDE)), "image/png")
+        except UNREADABLE_IMAGE as error:
+            refuse_picture(path, error)
 
-    async def take(self, request: Request) -> Response:
+    async def take(self, request: Request) -> Answer:
         """Return a file that was made, or the answers."""
-        name = request.path_params["name"]
+        name = request.query.get("file", "")
         path, media = (self.jobs.answers, "text/csv") if name == "labelled" else self.jobs.find(name)
-        headers = {
-            "content-disposition": f'attachment; filename="{"labelled.csv" if name == "labelled" else path.name}"'
-        }
-        return self.respond(await self.run(path.read_bytes), media_type=media, headers=headers)
+        title = "labelled.csv" if name == "labelled" else path.name
+        more = (("content-disposition", f'attachment; filename="{title}"'),)
+        return Answer(await self.run(path.read_bytes), media, more)
 
     async def run(self, work: Callable[[], Any]) -> Any:
         """Return what a function returns, in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self.readers, work)
 
 
-def draw_picture(path: Path) -> bytes:
-    """Return a picture's file as PNG, at most `SIDE` pixels per side.
+def read_told(request: Request) -> tuple[str, Mapping[str, Any]]:
+    """Return who asks, and what.
 
     Raises:
-        InputError: It cannot be read.
+        InputError: It is something else.
     """
-    try:
-        image = open_plain(path, SIDE).convert("RGB")
-        image.thumbnail((SIDE, SIDE))
-    except UNREADABLE_IMAGE as error:
-        refuse_picture(path, error)
-    file = io.BytesIO()
-    image.save(file, "PNG", compress_level=1)
-    return file.getvalue()
+    told = parse_json(request.body)
+    if not isinstance(told, dict) or not isinstance(who := told.get("tab"), str) or len(who) > 64:
+        refuse("body", "be a JSON object with a tab", "something else", "Load the page again.")
+    return who, told
 
 
 def _read_row(told: Mapping[str, Any]) -> int:
@@ -240,10 +249,3 @@ def _read_row(told: Mapping[str, Any]) -> int:
     if type(row) is not int:
         refuse("row", "be a whole number", clean(str(row))[:20], "Load the page again.")
     return row
-
-
-def _as_objects(cells: list[str]) -> Any:
-    """Return texts as the cells of a column."""
-    from protonet.tables.formats import to_text  # noqa: PLC0415
-
-    return to_text(cells, len(cells))

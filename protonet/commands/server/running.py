@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import secrets
 import signal
@@ -10,23 +11,18 @@ import socket
 import sys
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import Any
 from urllib.parse import quote
 
-from protonet._checks import refuse
-from protonet.commands.server.guard import Door
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp
+from protonet._checks import refuse, show
+from protonet.commands.server.guard import Door, read_name
 
 #: What this machine is called by itself.
 HERE = ("localhost", "127.0.0.1", "::1")
-#: The environment variable of the token.
-VARIABLE = "PROTONET_TOKEN"
+#: The environment variable of the token, and connections at a time.
+VARIABLE, CONNECTIONS = "PROTONET_TOKEN", 1024
 #: Seconds that connections have to be closed by those who ask, once the end has come, before they are closed.
 CLOSING = 1.0
-#: Connections at a time.
-CONNECTIONS = 1024
 
 
 def open_socket(host: str, port: int) -> socket.socket:
@@ -36,29 +32,34 @@ def open_socket(host: str, port: int) -> socket.socket:
         InputError: There is no such address here, or another program has it.
     """
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        family = socket.getaddrinfo(host or "none", port, type=socket.SOCK_STREAM)[0][0]  # "" would be all addresses
         listening = socket.create_server((host, port), family=family, backlog=CONNECTIONS)
-        # Else an answer's second part waits 40 ms for the first one's receipt: asyncio does it for its own sockets.
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return listening
-    except (OSError, OverflowError) as error:
-        got = f"{host}:{port} ({getattr(error, 'strerror', None) or error})"
-        refuse("--port", "be free on an address of this machine", got, "Pass another --port or --host.")
+    except (OSError, UnicodeError) as error:
+        got = show(f"{host}:{port} ({getattr(error, 'strerror', None) or 'no name'})")
+        if getattr(error, "errno", None) in (errno.EADDRINUSE, errno.EACCES):
+            refuse("--port", "be free for this command", got, "Pass another one; 0 is any that is free.")
+        refuse("--host", "be an address of this machine", got, "Pass 127.0.0.1, or 0.0.0.0 for all of them.")
+    # Else an answer's second part waits 40 ms for the first one's receipt: asyncio does it for its own sockets.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening
 
 
 def make_door(host: str, names: list[str], most_bytes: int, **limits: float) -> Door:
     """Return a door with a token, by the environment or drawn; the host that was named is one of its names."""
+    for name in names:
+        if read_name(name) != name.lower():
+            refuse("--names", "be names that are asked for, without a port", repr(show(name)), "Name others.")
     token = os.environ.get(VARIABLE) or secrets.token_urlsafe(24)
     known = {name.lower() for name in (*HERE, host, *names)} - {"0.0.0.0", "::"}
     return Door(token, known, most_bytes, **limits)  # type: ignore[arg-type]
 
 
-def run_server(app: ASGIApp, door: Door, listening: socket.socket, what: str) -> None:
+def run_server(app: Any, door: Door, listening: socket.socket, what: str) -> None:
     """Answer until SIGTERM or Ctrl-C; then what was asked, and no more.
 
     Args:
-        app: What answers, behind its guard.
-        door: Its door.
+        app: What answers, as ASGI has it.
+        door: Who may ask.
         listening: The socket.
         what: What is printed before the address.
     """
@@ -77,6 +78,9 @@ def run_server(app: ASGIApp, door: Door, listening: socket.socket, what: str) ->
 
     config = uvicorn.Config(
         app,
+        lifespan="off",
+        ws="none",
+        proxy_headers=False,
         log_config=None,
         log_level="critical",
         access_log=False,

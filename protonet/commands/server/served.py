@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event, Thread
 
 from protonet._checks import MENDABLE, name_entry, refuse
 from protonet.commands.models import attach, read_model
@@ -73,10 +73,20 @@ def open_models(paths: Sequence[str], representation: Sequence[str] | None) -> d
     return found
 
 
-async def watch_files(models: Sequence[Served], thread: ThreadPoolExecutor) -> None:
-    """Look at the files for ever."""
-    loop = asyncio.get_running_loop()
-    while True:
-        await asyncio.sleep(EVERY)
-        for served in models:
-            await loop.run_in_executor(thread, served.refresh)
+@contextmanager
+def watch_files(models: Sequence[Served]) -> Iterator[None]:
+    """Look at the files in a thread, until it is left."""
+    ended = Event()
+
+    def look() -> None:
+        while not ended.wait(EVERY):
+            for served in models:
+                served.refresh()
+
+    thread = Thread(target=look, daemon=True, name="watching")
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -72,6 +73,14 @@ def open_plain(path: Path | BinaryIO, least: int | None = None) -> Image:
             return _make_plain(ImageOps.exif_transpose(image))
     except Image.DecompressionBombError as error:
         raise ValueError("too many pixels") from error
+
+
+def draw_plain(path: Path, side: int) -> bytes:
+    """Return an image's file as PNG of at most so many pixels per side; raises as `open_plain`."""
+    image, file = open_plain(path, side).convert("RGB"), io.BytesIO()
+    image.thumbnail((side, side))
+    image.save(file, "PNG", compress_level=1)
+    return file.getvalue()
 
 
 def _make_plain(image: Image) -> Image:

@@ -4,8 +4,8 @@
   const token = new URLSearchParams(location.search).get("token") || "";
   const tab = [...crypto.getRandomValues(new Uint8Array(12))].map((each) => each.toString(16).padStart(2, "0")).join("");
   const get = (id) => document.getElementById(id);
-  const COLOURS = 10, MOST_LISTED = 60;
-  let state, question, busy = false, done = [], figures, names = [];
+  const COLOURS = 10, MOST_LISTED = 60, MOST_MARKED = 200;
+  let state, question, busy = false, done = [], figures, names = [], words = [];
 
   // Control characters are shown as what they are; nothing that came from outside is ever taken for markup.
   const show = (text) => String(text).replace(/[^\P{C}\n]|[\p{Zl}\p{Zp}]/gu, (each) => "\\u" + each.codePointAt(0).toString(16).padStart(4, "0"));
@@ -39,7 +39,7 @@
 
   const draw = (row, cells, large) => {
     const parts = [];
-    if (state.picture !== null) parts.push(make("img", { src: "picture/" + row + "?token=" + encodeURIComponent(token), alt: "The picture of row " + row }));
+    if (state.picture !== null) parts.push(make("img", { src: "picture?row=" + row + "&token=" + encodeURIComponent(token), alt: "The picture of row " + row }));
     const rest = state.header.map((name, at) => [name, cells[at], at]).filter(([, , at]) => at !== state.picture);
     if (large && state.texts) return [...parts, make("p", { className: "text", dir: "auto" }, show(cells[state.header.indexOf(state.used[0])]))];
     const pairs = rest.flatMap(([name, cell]) => [make("dt", {}, bdi(name)), make("dd", { dir: "auto" }, show(cell) || "(gap)")]);
@@ -170,7 +170,7 @@
     }
     if (told.figures) await fill(told);
     const files = { model: "the model", report: "its report", predictions: "predictions for all rows", labelled: "the labelled table" };
-    get("files").replaceChildren(...[...told.ready, "labelled"].map((name) => make("li", {}, make("a", { href: "take/" + name + "?token=" + encodeURIComponent(token), download: "" }, files[name]))));
+    get("files").replaceChildren(...[...told.ready, "labelled"].map((name) => make("li", {}, make("a", { href: "take?file=" + name + "&token=" + encodeURIComponent(token), download: "" }, files[name]))));
     if (told.error) throw new Error(told.error);
   };
   const start = guarded(async (what) => follow(await post("api/jobs", { what })));
@@ -183,17 +183,19 @@
     const canvas = get("map"), pen = canvas.getContext("2d"), style = getComputedStyle(document.documentElement);
     const colours = Array.from({ length: COLOURS }, (_, each) => style.getPropertyValue("--c" + each));
     pen.clearRect(0, 0, canvas.width, canvas.height);
-    const size = points.x.length > 5000 ? 2 : 5;
+    const size = points.x.length > 5000 ? 2 : 5, chosen = new Set(picked);
     points.x.forEach((_, each) => {
       const [x, y] = place(each);
       pen.globalAlpha = only >= 0 && points.taken[each] !== only ? 0.06 : 0.75;
       pen.fillStyle = colours[points.taken[each] % COLOURS];
       pen.fillRect(x - size / 2, y - size / 2, size, size);
+      if (chosen.has(points.row[each])) { pen.strokeStyle = style.getPropertyValue("--accent"); pen.globalAlpha = 1; pen.strokeRect(x - 6, y - 6, 12, 12); }
       if (points.given[each] >= 0) { pen.strokeStyle = style.getPropertyValue("--ink"); pen.globalAlpha = 1; pen.strokeRect(x - 4, y - 4, 8, 8); }
     });
     pen.globalAlpha = 1;
     if (at >= 0) { const [x, y] = place(at); pen.lineWidth = 3; pen.strokeStyle = style.getPropertyValue("--accent"); pen.strokeRect(x - 8, y - 8, 16, 16); pen.lineWidth = 1; }
   };
+  matchMedia("(prefers-color-scheme: dark)").onchange = () => points && paint();
   const place = (each) => [20 + 420 * (points.x[each] + 1), 20 + 280 * (1 - points.y[each])];
   const point = guarded(async (to) => {
     at = to;
@@ -206,6 +208,9 @@
     points = await api("api/map");
     order = points.x.map((_, each) => each).sort((one, other) => points.x[one] - points.x[other]);
     at = only = -1;
+    picked = [];
+    get("outlined").hidden = true;
+    get("lasso").hidden = false;
     get("legend").replaceChildren(...points.names.map((name, number) => {
       const dot = make("i");
       dot.style.background = "var(--c" + (number % COLOURS) + ")";
@@ -219,27 +224,99 @@
     }));
     paint();
   });
-  get("map").onclick = (event) => {
-    if (!points) return;
-    const box = get("map").getBoundingClientRect(), scale = 880 / box.width;
-    const [x, y] = [(event.clientX - box.left) * scale, (event.clientY - box.top) * scale];
+  const nearest = (x, y) => {
     let best = 0, least = Infinity;
     points.x.forEach((_, each) => { const [px, py] = place(each), far = (px - x) ** 2 + (py - y) ** 2; if (far < least) { least = far; best = each; } });
-    point(best);
+    return best;
   };
   get("map").onkeydown = (event) => {
+    if (event.key === " " && points && at >= 0) {
+      event.preventDefault();
+      const row = points.row[at];
+      pick(picked.includes(row) ? picked.filter((each) => each !== row) : [...picked, row]);
+      return;
+    }
     const step = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1 }[event.key];
     if (!step || !points) return;
     event.preventDefault();
     point(order[(order.indexOf(at) + step + order.length) % order.length]);
   };
 
+  // What is outlined on the map, or picked by the space bar: labelled or flagged together.
+  let picked = [];
+  const offerMarks = guarded(async () => {
+    const found = await rowsOf(picked), free = picked.slice(0, MOST_MARKED);
+    get("outlined").hidden = !picked.length;
+    get("many").textContent = (picked.length === 1 ? "1 row is picked" : picked.length + " rows are picked") + (picked.length > MOST_MARKED ? ", the first " + MOST_MARKED + " of them for a button" : "") + ". Rows that have an answer keep it.";
+    const mark = (name) => guarded(async () => {
+      ask(await post("api/mark", { rows: free, name }));
+      for (const row of free) {
+        const each = points.row.indexOf(row);
+        if (name !== null && points.given[each] < 0) points.given[each] = points.names.indexOf(name);
+      }
+      picked = [];
+      paint();
+      await offerMarks();
+      get("told").textContent = free.length + " rows: " + (name === null ? "flagged" : show(name));
+      get("map").focus();
+    });
+    const buttons = names.map((name) => make("button", { type: "button", onclick: mark(name) }, bdi(name)));
+    const own = make("input", { id: "other", maxLength: 100, dir: "auto", autocomplete: "off" });
+    const form = make("form", { onsubmit: (event) => { event.preventDefault(); mark(own.value)(); } }, make("label", { htmlFor: "other" }, "Another class "), own, " ", make("button", {}, "Give it"));
+    get("marks").replaceChildren(...buttons, form, make("button", { type: "button", onclick: mark(null) }, "Flag them"));
+    get("inside").replaceChildren(...found.map((each) => card(each.row, each.cells)));
+  });
+  const pick = (rows) => { picked = rows; paint(); return offerMarks(); };
+  const inside = (x, y, line) => {
+    let within = false;
+    line.forEach(([ax, ay], each) => {
+      const [bx, by] = line[(each + line.length - 1) % line.length];
+      if (ay > y !== by > y && x < ax + ((bx - ax) * (y - ay)) / (by - ay)) within = !within;
+    });
+    return within;
+  };
+  let line = null;
+  const where = (event) => {
+    const box = get("map").getBoundingClientRect(), scale = 880 / box.width;
+    return [(event.clientX - box.left) * scale, (event.clientY - box.top) * scale];
+  };
+  get("lasso").onclick = () => {
+    const on = get("lasso").getAttribute("aria-pressed") !== "true";
+    get("lasso").setAttribute("aria-pressed", String(on));
+    get("map").style.touchAction = on ? "none" : "";
+  };
+  get("map").onpointerdown = (event) => {
+    if (!points || !event.isPrimary || (event.pointerType === "touch" && get("lasso").getAttribute("aria-pressed") !== "true")) return;
+    line = [where(event)];
+    get("map").setPointerCapture(event.pointerId);
+  };
+  get("map").onpointermove = (event) => {
+    if (!line) return;
+    line.push(where(event));
+    const pen = get("map").getContext("2d"), [from, to] = line.slice(-2);
+    pen.strokeStyle = getComputedStyle(document.documentElement).getPropertyValue("--accent");
+    pen.beginPath();
+    pen.moveTo(...from);
+    pen.lineTo(...to);
+    pen.stroke();
+  };
+  get("map").onpointercancel = () => { line = null; };
+  get("map").onpointerup = (event) => {
+    if (!line) return;
+    const own = line, [[x, y]] = own, far = Math.max(...own.map(([px, py]) => Math.hypot(px - x, py - y)));
+    line = null;
+    if (far < 8) { point(nearest(...where(event))); return; }
+    pick(points.row.filter((_, each) => (only < 0 || points.taken[each] === only) && inside(...place(each), own)));
+  };
+
   // Try.
   const judge = guarded(async (body, media) => {
     const told = await api("api/try", body, { "Content-Type": media });
+    const parts = told.support.map((each) => make("tr", {}, make("th", { scope: "row" }, bdi(each.name)), make("td", { className: "number" }, (each.support > 0 ? "+" : "") + each.support.toFixed(2))));
+    const spoke = parts.length ? [make("h2", {}, "What speaks for it"), make("p", { className: "soft" }, "By how much its log-probability exceeds the mean over cells of the latest labelled rows."), make("table", {}, make("tbody", {}, ...parts))] : [];
     const unlike = told.farther < 0.05 ? "unlike every class" : "like rows that there are";
     const notes = told.notes.map((note) => make("p", {}, show(note)));
-    get("judged").replaceChildren(list(told.likely), make("p", {}, "It is " + unlike + ": " + percent(told.farther) + " of the rows are farther from every class."), ...notes);
+    get("judged").replaceChildren(list(told.likely), make("p", {}, "It is " + unlike + ": " + percent(told.farther) + " of the rows are farther from every class."), ...notes, ...spoke);
     get("like").replaceChildren(...told.near.map((each) => card(each.row, each.cells, make("p", {}, make("strong", {}, bdi(each.name))))));
   });
   const prepare = () => {
@@ -261,6 +338,33 @@
     };
   };
 
+  // What a column is, by a person: the features are made anew, and the model learned anew.
+  const SAID = { "": "as it was understood", drop: "no feature (--drop)", group: "rows of one source (--group)" };
+  const settle = async (told) => {
+    state = told;
+    get("title").textContent = show(state.table);
+    get("notes").replaceChildren(...state.notes.map((note) => make("li", {}, show(note))));
+    const lines = state.columns.map((each) => {
+      const options = (each.said === "picture" ? [] : state.choices).map((value) => make("option", { value, selected: value === each.said }, SAID[value] || value));
+      const choice = make("select", { "aria-label": "What " + show(each.name) + " is" }, ...options);
+      choice.onchange = guarded(async () => {
+        choice.disabled = true;
+        try { await settle(await post("api/columns", { column: each.name, said: choice.value })); } finally { choice.disabled = false; choice.value = each.said; }
+        await start("look");
+      });
+      const cells = [make("td", {}, show(each.kind)), make("td", { className: "number" }, String(each.gaps)), ...(options.length ? [make("td", {}, choice)] : state.choices.length ? [make("td")] : [])];
+      return make("tr", {}, make("th", { scope: "row" }, bdi(each.name)), ...cells);
+    });
+    const head = ["column", "taken for", "gaps", ...(state.choices.length ? ["by you"] : [])].map((each) => make("th", { scope: "col" }, each));
+    get("columns").replaceChildren(make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...lines)));
+    for (const id of ["commands", "python"]) get(id).replaceChildren(...state[id].map((each) => make("code", { tabIndex: 0, dir: "ltr" }, show(each))));
+    // The page runs the way in which the table's own words do, unless the address says another one.
+    const letters = [...state.header, ...names, ...words].join(" ");
+    const rightward = (letters.match(/[\u0590-\u08ff\ufb1d-\ufefc]/g) || []).length * 2 > (letters.match(/\p{L}/gu) || []).length;
+    document.documentElement.dir = new URLSearchParams(location.search).get("dir") || (rightward ? "rtl" : "ltr");
+    prepare();
+  };
+
   const open = (name) => {
     for (const button of document.querySelectorAll("[role=tab]")) {
       const own = button.getAttribute("aria-controls") === name;
@@ -279,7 +383,7 @@
   tabs.forEach((button, number) => {
     button.onclick = () => open(button.getAttribute("aria-controls"));
     button.onkeydown = (event) => {
-      const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key] * (document.documentElement.dir === "rtl" ? -1 : 1);
       if (!by) return;
       const next = tabs[(number + by + tabs.length) % tabs.length];
       next.focus();
@@ -287,14 +391,11 @@
     };
   });
   guarded(async () => {
-    state = await api("api/state");
-    get("title").textContent = show(state.table);
-    get("notes").replaceChildren(...state.notes.map((note) => make("li", { dir: "auto" }, show(note))));
-    const lines = state.columns.map((each) => make("tr", {}, make("th", { scope: "row" }, bdi(each.name)), make("td", {}, show(each.kind)), make("td", { className: "number" }, String(each.gaps))));
-    get("columns").replaceChildren(make("table", {}, make("thead", {}, make("tr", {}, ...["column", "taken for", "gaps"].map((each) => make("th", { scope: "col" }, each)))), make("tbody", {}, ...lines)));
-    for (const id of ["commands", "python"]) get(id).replaceChildren(...state[id].map((each) => make("code", { tabIndex: 0 }, show(each))));
-    prepare();
+    const [told, first] = await Promise.all([api("api/state"), post("api/next", {})]);
+    tell(first);
+    words = first.cells || [];
+    await settle(told);
     open("label");
-    ask(await post("api/next", {}));
+    ask(first);
   })();
 })();

@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 
 from protonet._writing import write_json, write_text
-from protonet.ui.page.markup import Markup, name_class, percent, span, tag
+from protonet.ui.page.markup import Markup, name_class, percent, span, table, tag
 from protonet.ui.page.sections import (
     Figures,
     format_accuracy,
@@ -135,9 +135,26 @@ def make_page(
     return f"<!DOCTYPE html>\n{whole}\n", policy
 
 
-def format_plain(title: str, sections: Sequence[Markup]) -> tuple[str, str]:
-    """Return a page of sections without a script, and its policy."""
-    return make_page(title, [tag("header", tag("h1", title)), tag("main", *sections)], ["page.css"], None)
+def format_served(models: Sequence[tuple[str, Sequence[object], Sequence[tuple[str, str]], str]]) -> tuple[str, str]:
+    """Return the page of ``serve``, and its policy.
+
+    Args:
+        models: Of each its name, its classes, the names and the kinds of its columns, and a command that asks it.
+    """
+    intro = tag("p", "Rows come as JSON, CSV, NPY or a picture. ", tag("code", "/openapi.json"), " describes it all.")
+    sections = [
+        tag(
+            "section",
+            tag("h2", name_class(name)),
+            tag("p", "Classes:"),
+            tag("ul", *(tag("li", name_class(each)) for each in classes), class_="legend"),
+            table(["column", "kind"], [(name_class(own), kind) for own, kind in columns], "Columns"),
+            tag("p", tag("code", example)),
+        )
+        for name, classes, columns, example in models
+    ]
+    body = [tag("header", tag("h1", "protonet serve")), tag("main", tag("section", intro), *sections)]
+    return make_page("protonet serve", body, ["page.css"], None)
 
 
 def format_desk(title: str) -> tuple[str, str]:

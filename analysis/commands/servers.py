@@ -1,4 +1,4 @@
-"""Real servers in processes of their own, and what asks them."""
+"""Real servers in processes of their own, and what asks them: for the studies, and for the tests."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "token-of-the-tests"
+#: Says where a server listens.
+ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)/\?token=" + TOKEN)
 
 
 @dataclass
@@ -59,6 +60,13 @@ class Server:
         assert line.isprintable()
         return status, line
 
+    def measure(self) -> tuple[float, float]:
+        """Return the seconds of the CPU that it has used, and the MiB that it holds."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text(encoding="utf-8").split()[1])
+        seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return seconds, pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
     def end(self) -> tuple[int, str]:
         """Send SIGTERM; return the exit code and what it said on stderr."""
         self.process.terminate()
@@ -67,12 +75,13 @@ class Server:
 
 
 @contextmanager
-def serve(*arguments: object, env: Mapping[str, str] = {}) -> Iterator[Server]:
-    """Start a command that listens; end it where it still runs."""
-    more = {"PROTONET_TOKEN": TOKEN, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+def start(*arguments: object, script: Path | None = None) -> Iterator[Server]:
+    """Start a command that listens, or a script that does; kill it where it still runs."""
+    more = {"PROTONET_TOKEN": TOKEN, "OMP_NUM_THREADS": "1"}
+    own = [str(script)] if script else ["-m", "protonet"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "protonet", *map(str, arguments), "--port", "0"],
-        env={**os.environ, **more, **env},
+        [sys.executable, *own, *map(str, arguments), *["--port", "0"] * (script is None)],
+        env={**os.environ, **more},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -80,10 +89,29 @@ def serve(*arguments: object, env: Mapping[str, str] = {}) -> Iterator[Server]:
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
-        found = re.search(r"http://127\.0\.0\.1:(\d+)/\?token=" + TOKEN, line)
+        found = ADDRESS.search(line)
         assert found, (line, process.stderr and process.stderr.read())
         yield Server(process, int(found[1]))
     finally:
         if process.poll() is None:
             process.kill()
         process.communicate()
+
+
+def start_load(port: int, path: str, body: str, **limits: float) -> subprocess.Popen[str]:
+    """Start the load generator; its limits are connections, seconds (``limit``) and requests."""
+    headers = f"Authorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\n"
+    settings = {"port": port, "path": path, "headers": headers, "body": body}
+    settings |= {"connections": 50, "limit": 10**6, "requests": 10**9, **limits}
+    command = [sys.executable, str(Path(__file__).with_name("load.py"))]
+    load = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert load.stdin
+    load.stdin.write(json.dumps(settings))
+    load.stdin.close()
+    load.stdin = None
+    return load
+
+
+def finish(load: subprocess.Popen[str]) -> dict[str, Any]:
+    """Wait for a load generator; return what it says."""
+    return dict(json.loads(load.communicate(timeout=600)[0]))
