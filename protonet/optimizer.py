@@ -114,6 +114,15 @@ class Slopes:
 
 
 @dataclass(frozen=True)
+class Horizon:
+    """How a known number of steps shapes the rate. Source: a study of eighteen workloads, docs/decisions."""
+
+    fall: float = 0.6  #: In the last share of the steps that is so large, steps shrink linearly ...
+    least: float = 1e-3  #: ... until this share of the steps is left: they never vanish.
+    unit: int = 1000  #: The steps for which the constants of `Slopes` are meant: a longer run stretches them.
+
+
+@dataclass(frozen=True)
 class Averages:
     """What the step follows beside the new gradient and Adam's mean."""
 
@@ -131,7 +140,7 @@ class Inputs:
 
 NAMES = ("left", "right")
 SIDES, BASES, LIMITS, TABLES, INPUTS = Sides(), Bases(), Limits(), Tables(), Inputs()
-SEARCH, SLOPES, AVERAGES = Search(), Slopes(), Averages()
+SEARCH, SLOPES, HORIZON, AVERAGES = Search(), Slopes(), Horizon(), Averages()
 #: Bytes at multiples of which torch lays tensors.
 ALIGNMENT = 64
 #: What all parameters of a run share, at its start; CustomOptimizer keeps it in the first group.
@@ -143,6 +152,8 @@ SHARED: dict[str, Any] = {
     "trend": 0.0,
     "turns": 0,
     "skipped": 0,
+    "steps": 0,  #: That were taken.
+    "total_steps": None,  #: How many there will be, if that is known.
 }
 #: What every parameter's state has after a step.
 STATE = {"step", "unit", "table", "inputs", "mean", "slow", "square", "last", "usual"}
@@ -222,9 +233,12 @@ def take_step(runs: Sequence[dict[str, Any]], work: Sequence[Work], stacks: Stac
     _adapt(runs, [(bundle, slope) for bundle, (_, slope) in zip(going, read, strict=True) if slope is not None])
     # No wind-up: where every step stands at its limit, the rate goes no further, and so comes back at once.
     most = max((_largest_rate(bundle.items[0]) for bundle in going), default=math.inf)
+    rates = []
     for run in runs:
-        run["rate"] = min(run["rate"], most)
-    rates = [run["rate"] for run in runs]
+        share = anneal(run["steps"], run["total_steps"])  # inside the limits: what stands at its limit falls, too
+        run["rate"] = min(run["rate"], most / share)
+        run["steps"] += 1
+        rates.append(run["rate"] * share)
     for bundle, stack, (turned, _) in zip(going, kept, read, strict=True):
         _move(bundle, stack.tensors, turned, rates)
     return True
@@ -240,6 +254,8 @@ class CustomOptimizer(torch.optim.Optimizer):
         betas: Two decays in [0, 1), of the gradients' mean and of their squares.
         weight_decay: >= 0, decoupled, times the step size; of matrices alone.
         eps: >= 0, in units of the first gradient's root mean square.
+        total_steps: >= 1, how many steps the run will have: in the last 60 % of them steps shrink to nothing, and what
+            comes after goes nowhere. None where that is not known: the rate then falls by itself.
 
     Raises:
         TypeError: A complex parameter; an unknown setting.
@@ -257,10 +273,12 @@ class CustomOptimizer(torch.optim.Optimizer):
         betas: tuple[float, float] = (0.9, 0.98),
         weight_decay: float = 0.15,
         eps: float = 1e-8,
+        total_steps: int | None = None,
     ) -> None:
+        _check_total(total_steps)
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "eps": eps})
         first = max(float(group["lr"]) for group in self.param_groups) or 1.0
-        self.param_groups[0].update(SHARED, rate=SEARCH.usual / first)
+        self.param_groups[0].update(SHARED, rate=SEARCH.usual / first, total_steps=total_steps)
 
     @property
     def skipped(self) -> int:
@@ -308,6 +326,8 @@ class CustomOptimizer(torch.optim.Optimizer):
             if number in state_dict["state"]:
                 like = torch.empty(0, dtype=torch.promote_types(p.dtype, torch.float32), device=p.device)
                 _convert(self.state[p], state_dict["state"][number], like)
+        steps = max((state["step"] for state in self.state.values()), default=0)
+        self.param_groups[0] = {**SHARED, "steps": steps, **self.param_groups[0]}  # earlier versions did not count
 
 
 class StackOptimizer:
@@ -322,6 +342,7 @@ class StackOptimizer:
         start: > 0, where the search for the step size starts.
         betas: Those of `CustomOptimizer`.
         eps: That of `CustomOptimizer`.
+        total_steps: That of `CustomOptimizer`, of every member.
     """
 
     def __init__(
@@ -330,7 +351,9 @@ class StackOptimizer:
         start: float = SEARCH.usual,
         betas: tuple[float, float] = (0.9, 0.98),
         eps: float = 1e-8,
+        total_steps: int | None = None,
     ) -> None:
+        _check_total(total_steps)
         settings = {"lr": start, "betas": betas, "eps": eps}
         self.weights = [
             (weight.detach(), {**settings, "weight_decay": decay}) for weights, decay in groups for weight in weights
@@ -338,7 +361,9 @@ class StackOptimizer:
         members = len(self.weights[0][0])
         states: list[dict[str, Any]] = [{} for _ in self.weights]
         stacks: Stacks = {}
-        self.parts = [(slice(0, members), [dict(SHARED) for _ in range(members)], states, stacks)]
+        self.parts = [
+            (slice(0, members), [{**SHARED, "total_steps": total_steps} for _ in range(members)], states, stacks)
+        ]
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor]) -> None:
@@ -367,6 +392,14 @@ def _take_member(state: dict[str, Any], number: int) -> dict[str, Any]:
     own = slice(number, number + 1)
     shares = {name: value[own] if isinstance(value, (Tensor, list)) else value for name, value in state.items()}
     return {name: value.clone() if isinstance(value, Tensor) else value for name, value in shares.items()}
+
+
+def _check_total(total_steps: int | None) -> None:
+    """Raise an error for a number of steps that is none."""
+    whole = isinstance(total_steps, int) and not isinstance(total_steps, bool)
+    if total_steps is not None and not (whole and total_steps >= 1):
+        known = "Use None where it is not known."
+        raise ValueError(f"CustomOptimizer: `total_steps` must be an int >= 1; got {total_steps!r}. {known}")
 
 
 def _check(group: dict[str, Any]) -> None:
@@ -553,7 +586,8 @@ def _adapt(runs: Sequence[dict[str, Any]], read: Sequence[tuple[Bundle, Tensor]]
     units = (chain.from_iterable(item.state["unit"] for item in bundle.items) for bundle, _ in read)
     parts = [a * b for own, unit in zip(slopes, units, strict=True) for a, b in zip(own, unit, strict=True)]
     for number, run in enumerate(runs):
-        downhill = -math.fsum(parts[number :: len(runs)]) / run["rate"]  # a slope is that of a step as long as the rate
+        length = run["rate"] * anneal(run["steps"] - 1, run["total_steps"])  # of the step whose slope this is
+        downhill = -math.fsum(parts[number :: len(runs)]) / length
         if downhill == 0 or not math.isfinite(downhill):
             continue
         run["slopes"] += 1
@@ -570,6 +604,13 @@ def _adapt(runs: Sequence[dict[str, Any]], read: Sequence[tuple[Bundle, Tensor]]
         run["rate"] = max(1 / SLOPES.range, min(SLOPES.range, run["rate"]))
 
 
+def anneal(steps: int, total_steps: int | None) -> float:
+    """Return the share of the rate that is left after some of all steps: 1 until 40 % of them, then a linear fall."""
+    if total_steps is None:
+        return 1.0
+    return min(1.0, max(HORIZON.least, 1 - steps / total_steps) / HORIZON.fall)
+
+
 def _search(run: dict[str, Any], lr: float) -> None:
     """Let a rate grow, or end its search and go back where the trend says that steps have become too long."""
     usual = run["rate"] * lr >= SEARCH.usual
@@ -582,9 +623,10 @@ def _search(run: dict[str, Any], lr: float) -> None:
 
 def _follow_slope(run: dict[str, Any], own: float, lr: float) -> None:
     """Move a rate by its last slope in units of the usual one, and let it fall."""
-    gain = min(SLOPES.gain, SLOPES.late_gain / run["slopes"]) + SLOPES.turn_gain / (1 + run["turns"])
-    fall = min(SLOPES.fall, SLOPES.late_fall / run["slopes"])
-    least = min(run["found"], SLOPES.least / run["slopes"] / lr)
+    stretch = max(1.0, (run["total_steps"] or 0) / HORIZON.unit)
+    gain = min(SLOPES.gain / stretch, SLOPES.late_gain / run["slopes"]) + SLOPES.turn_gain / (1 + run["turns"])
+    fall = min(SLOPES.fall / stretch, SLOPES.late_fall / run["slopes"])
+    least = min(run["found"], SLOPES.least * stretch / run["slopes"] / lr)
     run["rate"] = max(least, run["rate"] * math.exp(gain * own - fall))
 
 
