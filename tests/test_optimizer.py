@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from protonet import optimizer as module
-from protonet.optimizer import HORIZON, CustomOptimizer, StackOptimizer, anneal
+from protonet.optimizer import LAW, CustomOptimizer, Run, StackOptimizer
 from tests.optimizer_cases import distance, loss_on, make_model, same, train, trained, weights
 
 SHAPES: list[tuple[int, ...]] = [
@@ -47,7 +47,9 @@ def test_every_shape_nears_its_minimum_with_a_precise_state(dtype: torch.dtype, 
     optimizer = CustomOptimizer([p])
     p.grad = torch.ones_like(p)
     optimizer.step()
-    kept = [x.dtype for x in optimizer.state[p].values() if isinstance(x, Tensor) and x.is_floating_point()]
+    kept = [
+        x.dtype for x in optimizer.state_dict()["state"][0].values() if isinstance(x, Tensor) and x.is_floating_point()
+    ]
     assert not {torch.bfloat16, torch.float16} & set(kept)
     assert descend(p, 10 if math.prod(shape) > 10**5 else 40) < 0.97
     assert p.dtype == dtype
@@ -149,10 +151,10 @@ def test_a_number_of_steps_that_is_none_is_told(total: Any) -> None:
 @pytest.mark.parametrize("total", [1, 7, 10, 400])
 def test_the_anneal_is_a_line_to_the_last_step(total: int) -> None:
     """Against interpolation between the places where the line bends."""
-    bends = [0.4 * total, (1 - HORIZON.least) * total]
-    found = [anneal(steps, total) for steps in range(total + 3)]
-    np.testing.assert_allclose(found, np.interp(range(total + 3), bends, [1, HORIZON.least / HORIZON.fall]))
-    assert [anneal(steps, None) for steps in (0, 10**9)] == [1, 1]
+    bends = [0.4 * total, (1 - LAW.left) * total]
+    found = [Run(1.0, total).anneal(steps) for steps in range(total + 3)]
+    np.testing.assert_allclose(found, np.interp(range(total + 3), bends, [1, LAW.left / LAW.annealed]))
+    assert [Run(1.0).anneal(steps) for steps in (0, 10**9)] == [1, 1]
 
 
 def test_a_known_number_of_steps_changes_nothing_at_first_and_ends_all_at_the_end() -> None:

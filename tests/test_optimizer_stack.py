@@ -54,9 +54,7 @@ def test_a_stack_is_its_members(members: int, change: str) -> None:
         optimizer.step(gradients)
     for member, own in enumerate(alone):
         assert all(torch.equal(p, weight[member]) for p, weight in zip(own, stack, strict=True))
-    runs = [run for _, part, *_ in optimizer.parts for run in part]
-    assert [run["skipped"] for run in runs] == [each.skipped for each in optimizers]
-    assert [run["rate"] for run in runs] == [each.param_groups[0]["rate"] for each in optimizers]
+    assert [run for _, steps in optimizer.parts for run in steps.runs] == [each.steps.runs[0] for each in optimizers]
 
 
 def test_members_go_together_for_as_long_as_they_can() -> None:
@@ -97,7 +95,7 @@ def test_parameters_that_are_alike_go_together_and_as_if_they_were_alone(shape: 
                 noise = torch.randn(shape, generator=generator, dtype=torch.float64)
                 p.grad = None if (step, number) == (5, 1) else p.detach() + 0.3 * noise
             optimizer.step()
-            stores = {optimizer.state[p]["mean"].untyped_storage().data_ptr() for p in own}
+            stores = {state["mean"].untyped_storage().data_ptr() for state in optimizer.state_dict()["state"].values()}
             assert len(stores) == (3 if not together else 1 if step < 5 else 2)
         ends.append([p.detach() for p in own])
     for one, other in zip(*ends, strict=True):

@@ -66,7 +66,9 @@ class Grid(NamedTuple):
         for optimizer in dict.fromkeys(optimizers.values()):
             steps = [horizon for horizon, each in optimizers.items() if each == optimizer]
             for name, file in self.workloads.items():
-                target = min(self.get_baseline(name, horizon)["target"] for horizon in steps)
+                baselines = [self.get_baseline(name, horizon) for horizon in steps]
+                baselines += [easier for each in baselines for easier in each.get("easier", {}).values()]
+                target = min(each["target"] for each in baselines)
                 runs += [Run(name, file, seed, max(steps), optimizer, target) for seed in seeds or self.seeds]
         return runs
 

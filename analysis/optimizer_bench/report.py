@@ -19,6 +19,7 @@ from protonet.ui.text import format_table
 #: smoothed losses of each seed, by the workload's name.
 Entry = dict[str, Any]
 TITLES = {role: f"{role.capitalize()} workloads" for role in ROLES} | {FILE: "Workloads of the file"}
+EASIER = {"coarse": "a coarse ladder of AdamWs", "shared": "one AdamW for all"}
 NOTE = """
 Ratio: AdamW's steps to the target, tuned for each workload and horizon, over the optimizer's; means are geometric,
 intervals of 95 % over seeds. A miss earns at most 0.7, a loss that is not finite 0.05. Short of the target: of misses,
@@ -79,6 +80,9 @@ def _describe(summary: Summary, rows: Sequence[Row]) -> str:
     interval = f" ({_format_interval(summary)})" if summary["interval"] else ""
     text = f"geometric mean {summary['ratio']:.2f}{interval}, worst {summary['worst']} {summary['worst_ratio']:.2f}, "
     text += f"worst family {summary['worst_family']} {summary['worst_family_ratio']:.2f}, "
+    parts = [f"{name} {ratio:.2f}" for name, ratio in summary["kinds"].items()]
+    parts += [f"against {EASIER[name]} {ratio:.2f}" for name, ratio in summary["easier"].items()]
+    text += f"{', '.join(parts)}, "
     return text + f"not finite: {', '.join(summary['diverged']) or 'none'}.{_tell_raised(rows)}"
 
 

@@ -34,7 +34,7 @@ from protonet.ui.text import format_table
 #: ends early where it is fast: 50 s on two cores.
 CHEAP = (
     *("gpt", "recommender", "vae", "gnn", "prototype", "syntax", "spiky", "chain", "denoiser", "ranking", "words"),
-    *("loud", "siamese"),
+    *("loud", "contrast", "tastes", "teacher", "petals"),
 )
 NOTE = """
 Geometric means of AdamW's steps over the variant's, as of optimizer-bench, over workloads and horizons. Left out: for
