@@ -8,7 +8,6 @@ that number is known. There is one size for everything, and a factor for each di
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -313,11 +312,12 @@ class Bundle:
         """Return a bundle of a parameter (1, ...) from what `save` returned, now or in earlier versions."""
         like = _pile([parameter])
         tensors = {name: x.to(like, copy=True)[None] for name, x in state.items() if isinstance(x, Tensor)}
-        lists = [own if isinstance(own, list) else [own] for own in (state["unit"], state["usual"])]  # once, numbers
-        averages = [_flatten(tensors[name].view(like.shape)) for name in AVERAGES]
+        flat = {name: _flatten(tensors[name].view(like.shape)) for name in (*AVERAGES, "weight") if name in tensors}
+        unit, usual = (
+            own if isinstance(own, list) else [own] for own in (state["unit"], state["usual"])
+        )  # once, numbers
         sides = {name: Side(*(tensors[name + end] for end in ENDS)) for name in NAMES if name in state}
-        weight = _flatten(tensors["weight"].view(like.shape)) if "weight" in state else None
-        return cls([number], state["table"], state["step"], *lists, *averages, sides, weight)
+        return cls([number], state["table"], state["step"], unit, usual, sides=sides, **flat)
 
 
 class Steps:
@@ -339,7 +339,9 @@ class Steps:
         going = [bundle for bundle in self.bundles if bundle.numbers[0] in work]
         together = [bundle.numbers[::runs] for bundle in going] + [[number] for number in work if number not in known]
         piles = [_pile([work[number].gradient for number in numbers]) for numbers in together]
-        norms = _fetch([torch.linalg.vector_norm(pile.reshape(len(pile), -1), dim=1, dtype=torch.float64) for pile in piles])
+        norms = _fetch(
+            [torch.linalg.vector_norm(pile.reshape(len(pile), -1), dim=1, dtype=torch.float64) for pile in piles]
+        )
         finite = {all(math.isfinite(norm) for own in norms for norm in own[run::runs]) for run in range(runs)}
         if finite == {False}:
             for run in self.runs:
@@ -388,9 +390,10 @@ class Steps:
             for part in [_pick(bundle, own) for own in rows] if all(rows) else [bundle]:
                 item = work.get(part.numbers[0])
                 like = part.mean if item is None else _pile([item.gradient[:0]])
-                if (like.dtype, like.device) != (part.mean.dtype, part.mean.device):
-                    part = _map(functools.partial(_send, like=like), part)  # noqa: PLW2901
-                self.bundles.append(part)
+                gone = (like.dtype, like.device) != (part.mean.dtype, part.mean.device)
+                self.bundles.append(
+                    _map(lambda own, to=like: own.to(to) if isinstance(own, Tensor) else own, part) if gone else part
+                )
 
     def part(self, number: int) -> Steps:
         """Return the steps of one run alone."""
@@ -461,13 +464,12 @@ class CustomOptimizer(torch.optim.Optimizer):
         """
         with torch.enable_grad():
             loss = None if closure is None else closure()
-        there = [
-            (number, p, group) for number, (p, group) in enumerate(self._list()) if p.grad is not None and p.numel()
-        ]
-        if any(p.grad.is_sparse for _, p, _ in there):
+        there = [(p.grad, p, number) for number, (p, _) in enumerate(self._list()) if p.grad is not None and p.numel()]
+        if any(gradient.is_sparse for gradient, *_ in there):
             raise ValueError("CustomOptimizer: `params` must have dense gradients; got a sparse one. Densify it.")
         if there:
-            self.steps.take({number: Item(p[None], p.grad[None], group) for number, p, group in there})
+            groups = [group for _, group in self._list()]
+            self.steps.take({n: Item(p[None], gradient[None], groups[n]) for gradient, p, n in there})
         return loss
 
     def _list(self) -> list[tuple[Tensor, dict[str, Any]]]:
@@ -554,8 +556,7 @@ class StackOptimizer:
 
 def _check_total(total_steps: int | None) -> None:
     """Raise an error for a number of steps that is none."""
-    whole = isinstance(total_steps, int) and not isinstance(total_steps, bool)
-    if total_steps is not None and not (whole and total_steps >= 1):
+    if total_steps is not None and (type(total_steps) is not int or total_steps < 1):
         known = "Use None where it is not known."
         raise ValueError(f"CustomOptimizer: `total_steps` must be an int >= 1; got {total_steps!r}. {known}")
 
@@ -568,8 +569,12 @@ def _check(group: dict[str, Any]) -> None:
     betas = group["betas"] if isinstance(group["betas"], (tuple, list)) else ()
     if len(betas) != 2:
         raise TypeError(f"CustomOptimizer: `betas` must be two numbers; got {group['betas']!r}. Use the default.")
-    settings = {name: group[name] for name in ("lr", "weight_decay", "eps")}
-    for name, value in {**settings, "betas[0]": betas[0], "betas[1]": betas[1]}.items():
+    settings = {
+        **{name: group[name] for name in ("lr", "weight_decay", "eps")},
+        "betas[0]": betas[0],
+        "betas[1]": betas[1],
+    }
+    for name, value in settings.items():
         most = 1.0 if name.startswith("betas") else math.inf
         number = isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1)
         if not number or isinstance(value, bool) or not 0 <= float(value) < most:
@@ -587,11 +592,6 @@ def _map(change: Callable[..., Any], first: Any, *others: Any) -> Any:
     if isinstance(first, (Bundle, Side)):
         return type(first)(**_map(change, *(vars(each) for each in (first, *others))))
     return first
-
-
-def _send(own: Any, like: Tensor) -> Any:
-    """Return a tensor where another one is, and of its dtype; a list as it is."""
-    return own.to(like) if isinstance(own, Tensor) else own
 
 
 def _pick(bundle: Bundle, rows: list[int]) -> Bundle:
@@ -614,12 +614,14 @@ def _join(bundles: Sequence[Bundle], work: Work) -> list[Bundle]:
 
 def _start(number: int, gradient: Tensor, norms: list[float], work: Work, *, table: bool) -> Bundle:
     """Return the bundle, without sides, of a parameter with its first gradient (runs, ...)."""
-    runs, *shape = _flatten(gradient).shape
-    unit = [max(norm / math.sqrt(math.prod(shape)), torch.finfo(torch.float32).tiny) for norm in norms]
-    averages = [gradient.new_zeros(runs, *shape) for _ in AVERAGES]
-    parameter = work[number].parameter
-    weight = _flatten(_pile([parameter])) if parameter.dtype.itemsize < 4 else None
-    return Bundle([number] * runs, table, 0, unit, [0.0] * runs, *averages, {}, weight)
+    empty, parameter = _flatten(torch.zeros_like(gradient)), work[number].parameter
+    root, tiny = math.sqrt(empty[0].numel()), torch.finfo(torch.float32).tiny
+    unit, usual = [max(norm / root, tiny) for norm in norms], [0.0] * len(norms)
+    mean, slow, square, last = (empty.clone() for _ in AVERAGES)
+    start = Bundle([number] * len(norms), table, 0, unit, usual, mean, slow, square, last)
+    if parameter.dtype.itemsize < 4:
+        start.weight = _flatten(_pile([parameter])).clone()
+    return start
 
 
 def _flatten(parameter: Tensor) -> Tensor:
@@ -650,10 +652,9 @@ def _choose_sides(bundles: list[Bundle]) -> None:
         if min(budget, room) < 0:
             break
         for bundle in chosen:
-            new = bundle.mean.new_zeros
-            runs = len(bundle.mean)
-            side = Side(new(runs, n, n), new(runs, n, n), new(runs, n), new(runs, n))
-            bundle.sides = {each: {**bundle.sides, name: side}[each] for each in NAMES if each in {*bundle.sides, name}}
+            zeros = [bundle.mean.new_zeros(len(bundle.mean), *shape) for shape in ((n, n), (n, n), (n,), (n,))]
+            both = {**bundle.sides, name: Side(*zeros)}
+            bundle.sides = {which: both[which] for which in NAMES if which in both}
 
 
 def _pace(length: int) -> int:

@@ -36,13 +36,15 @@ def test_a_stack_is_its_members(members: int, change: str) -> None:
     generator = torch.Generator().manual_seed(0)
     stack = [torch.randn((members, *shape), generator=generator) for shape in SHAPES]
     targets = [torch.randn((members, *shape), generator=generator) for shape in SHAPES]
-    known = {"total_steps": STEPS} if change == "nothing" else {}
+    known = STEPS if change == "nothing" else None
     alone = [[nn.Parameter(weight[member].clone()) for weight in stack] for member in range(members)]
     optimizers = [
-        CustomOptimizer([{"params": own[:3], "weight_decay": 0.15}, {"params": own[3:], "weight_decay": 0.0}], **known)
+        CustomOptimizer(
+            [{"params": own[:3], "weight_decay": 0.15}, {"params": own[3:], "weight_decay": 0.0}], total_steps=known
+        )
         for own in alone
     ]
-    optimizer = StackOptimizer([(stack[:3], 0.15), (stack[3:], 0.0)], **known)
+    optimizer = StackOptimizer([(stack[:3], 0.15), (stack[3:], 0.0)], total_steps=known)
     for step in range(STEPS):
         noise = [0.3 * torch.randn(weight.shape, generator=generator) for weight in stack]
         gradients = [weight - target + own for weight, target, own in zip(stack, targets, noise, strict=True)]

@@ -1,8 +1,9 @@
 """Tune AdamW strictly on each workload at each horizon: the baselines of the optimizer bench, kept in a JSON file.
 
 Learning rates are tried up and down until the best one is interior, and weight decay, betas and the end of the
-schedule beside it, all on one seed. The best setting with a cosine and with a constant rate then run on every seed. The
-first horizon is searched in full; others start from what was best at one before, here or in the file, with its betas.
+schedule beside it, all on one seed. The best setting with a cosine, with a constant rate and of the ladder below then
+run on every seed. The first horizon is searched in full; others start from what was best at one before, here or in the
+file, with its betas.
 
 Two easier baselines say what this strictness moves: a coarse ladder of rates, each three times the one below, with two
 weight decays and a cosine; and one AdamW for all workloads.
@@ -158,9 +159,9 @@ def tune(measure: Callable[[Setting, int], Curve], start: Setting | None = None)
     ends = [tuned._replace(horizon=horizon) for horizon in HORIZONS]
     ends = [best(ends[:-1]), climb(ends[-1], FINE)]  # a constant rate is a lower one
     finalists = sorted(ends, key=lambda setting: _least(measure(setting, SEEDS[0])))
-    strict, curves = judge(measure, finalists)
     rung = climb(Setting(), COARSE)
     ladder = best(rung._replace(weight_decay=decay) for decay in LADDER_DECAYS)
+    strict, curves = judge(measure, [*finalists, ladder])  # a search may end beside what the ladder finds
     baseline = strict | {
         "initial": statistics.fmean(curve.losses[0] for curve in curves),
         "curve": [
