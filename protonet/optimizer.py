@@ -251,7 +251,7 @@ class Bundle:
         """Let a side's bases follow its statistics by a power step, and averages turn along; return the gradient."""
         side, left = self.sides[name], name == "left"
         power = _times(side.statistics, side.basis).addcmul_(side.basis, SIDES.damping * _trace(side.statistics))
-        new = _each(_orthonormalise, power)
+        new = _each(lambda matrices: torch.linalg.qr(matrices)[0], power)
         turn = _times(new.mT, side.basis)
         shares = turn.square()  # of each old direction in each new one
         side.basis.copy_(new)
@@ -294,9 +294,8 @@ class Bundle:
     def limit(self, size: float) -> float:
         """Return a step size within what is allowed here."""
         matrix = not self.table and self.mean.ndim > 2 and min(self.mean.shape[1:]) > 1
-        size = (
-            min(SHAPE.longest, size) * (SHAPE.inputs / (self.mean.shape[2] if matrix else SHAPE.inputs)) ** SHAPE.power
-        )
+        inputs = self.mean.shape[2] if matrix else SHAPE.inputs
+        size = min(SHAPE.longest, size) * (SHAPE.inputs / inputs) ** SHAPE.power
         return min(TABLES.most, TABLES.rate * size) if self.table else size
 
     def save(self, row: int) -> dict[str, Any]:
@@ -313,9 +312,7 @@ class Bundle:
         like = _pile([parameter])
         tensors = {name: x.to(like, copy=True)[None] for name, x in state.items() if isinstance(x, Tensor)}
         flat = {name: _flatten(tensors[name].view(like.shape)) for name in (*AVERAGES, "weight") if name in tensors}
-        unit, usual = (
-            own if isinstance(own, list) else [own] for own in (state["unit"], state["usual"])
-        )  # once, numbers
+        unit, usual = (own if isinstance(own, list) else [own] for own in (state["unit"], state["usual"]))
         sides = {name: Side(*(tensors[name + end] for end in ENDS)) for name in NAMES if name in state}
         return cls([number], state["table"], state["step"], unit, usual, sides=sides, **flat)
 
@@ -339,9 +336,8 @@ class Steps:
         going = [bundle for bundle in self.bundles if bundle.numbers[0] in work]
         together = [bundle.numbers[::runs] for bundle in going] + [[number] for number in work if number not in known]
         piles = [_pile([work[number].gradient for number in numbers]) for numbers in together]
-        norms = _fetch(
-            [torch.linalg.vector_norm(pile.reshape(len(pile), -1), dim=1, dtype=torch.float64) for pile in piles]
-        )
+        flat = [pile.reshape(len(pile), -1) for pile in piles]
+        norms = _fetch([torch.linalg.vector_norm(own, dim=1, dtype=torch.float64) for own in flat])  # no overflow
         finite = {all(math.isfinite(norm) for own in norms for norm in own[run::runs]) for run in range(runs)}
         if finite == {False}:
             for run in self.runs:
@@ -390,10 +386,7 @@ class Steps:
             for part in [_pick(bundle, own) for own in rows] if all(rows) else [bundle]:
                 item = work.get(part.numbers[0])
                 like = part.mean if item is None else _pile([item.gradient[:0]])
-                gone = (like.dtype, like.device) != (part.mean.dtype, part.mean.device)
-                self.bundles.append(
-                    _map(lambda own, to=like: own.to(to) if isinstance(own, Tensor) else own, part) if gone else part
-                )
+                self.bundles.append(_map(lambda own, to=like: own.to(to) if isinstance(own, Tensor) else own, part))
 
     def part(self, number: int) -> Steps:
         """Return the steps of one run alone."""
@@ -529,10 +522,10 @@ class StackOptimizer:
         total_steps: int | None = None,
     ) -> None:
         _check_total(total_steps)
-        settings = {"lr": start, "betas": betas, "eps": eps}
-        self.weights = [
-            (weight.detach(), {**settings, "weight_decay": decay}) for weights, decay in groups for weight in weights
-        ]
+        self.weights: list[tuple[Tensor, dict[str, Any]]] = []
+        for weights, decay in groups:
+            group = {"lr": start, "betas": betas, "eps": eps, "weight_decay": decay}
+            self.weights += [(weight.detach(), group) for weight in weights]
         #: The number of the first member, and the steps, of members that go together.
         self.parts = [(0, Steps([Run(1.0, total_steps) for _ in self.weights[0][0]]))]
 
@@ -569,12 +562,8 @@ def _check(group: dict[str, Any]) -> None:
     betas = group["betas"] if isinstance(group["betas"], (tuple, list)) else ()
     if len(betas) != 2:
         raise TypeError(f"CustomOptimizer: `betas` must be two numbers; got {group['betas']!r}. Use the default.")
-    settings = {
-        **{name: group[name] for name in ("lr", "weight_decay", "eps")},
-        "betas[0]": betas[0],
-        "betas[1]": betas[1],
-    }
-    for name, value in settings.items():
+    names = ("lr", "weight_decay", "eps")
+    for name, value in (*((name, group[name]) for name in names), ("betas[0]", betas[0]), ("betas[1]", betas[1])):
         most = 1.0 if name.startswith("betas") else math.inf
         number = isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1)
         if not number or isinstance(value, bool) or not 0 <= float(value) < most:
@@ -643,11 +632,9 @@ def _choose_sides(bundles: list[Bundle]) -> None:
     budget, room = max(least, each * elements), max(SIDES.room[0], SIDES.room[1] * elements)
     for (n, _, name), chosen in sorted(sides.items(), key=lambda pair: pair[0]):
         pace = _pace(n)
-        for own in (
-            n * bundle.mean[0].numel() for bundle in chosen
-        ):  # turning there and back, and now and then the basis
-            turning = 2 * own + own / pace
-            budget -= turning + (4 * own + decomposition * n**3 + overhead * n**2) / (pace * SIDES.seldom)
+        for own in (n * bundle.mean[0].numel() for bundle in chosen):
+            seldom = (4 * own + decomposition * n**3 + overhead * n**2) / SIDES.seldom  # the basis
+            budget -= 2 * own + (own + seldom) / pace  # there and back, statistics and basis
         room -= 2 * n**2 * len(chosen)
         if min(budget, room) < 0:
             break
@@ -675,12 +662,6 @@ def _trace(matrices: Tensor) -> Tensor:
     """Return the traces (shares, 1, 1) of matrices."""
     traces: Tensor = matrices.diagonal(dim1=1, dim2=2).sum(1)
     return traces[:, None, None]
-
-
-def _orthonormalise(matrices: Tensor) -> Tensor:
-    """Return the Q of matrices' QR decompositions."""
-    q: Tensor = torch.linalg.householder_product(*torch.geqrf(matrices))
-    return q
 
 
 def _aligned(*stacks: Tensor) -> bool:
