@@ -2,73 +2,60 @@
 
 The direction is Adam's in the eigenbasis of the gradients' second moments (SOAP), half of it along a mean of many more
 steps. The step size is searched for: it grows until the slope that the new gradient sees along the step before turns
-uphill. From then on it follows that slope, less and less, and falls with the number of steps. There is one size for
-everything, and a factor for each direction of the eigenbases.
-
-The arithmetic is `take_step`, a function on plain state. `CustomOptimizer` wraps it as a `torch.optim.Optimizer`;
-`StackOptimizer` takes the same steps for a stack of models at once.
+uphill. From then on it follows that slope, less and less, and falls with the number of steps, and to nothing where
+that number is known. There is one size for everything, and a factor for each direction of the eigenbases.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import chain, groupby, islice
-from operator import itemgetter
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 # Values without another source were chosen on the visible and tuning families of `analysis.optimizer_bench`;
-# analysis/results/optimizer_bench.md has what they reach there and on families that chose nothing.
+# docs/decisions/optimizer-form.md has what was tried, and analysis/results what they reach.
 
 
 @dataclass(frozen=True)
 class Sides:
-    """Which sides of a matrix are turned into an eigenbasis, the shortest sides first."""
+    """Which sides of matrices are turned into eigenbases, the shortest first, and how these follow the gradients."""
 
     longest: int = 512  #: Length, in rows or columns: a longer side is not turned.
     longer: int = 8  #: Ratio of a side to the other one: above it, the longer side is not turned.
-    #: Multiplications per step that turning may cost, over all parameters that start together ...
-    budget: float = 350e6
-    element_budget: float = 1100  #: ... or this many for each element of theirs, if that is more.
-    room: float = 4e6  #: Numbers that bases and statistics may keep, over all parameters that start together ...
-    element_room: float = 4  #: ... or this many for each element: the whole state is then at most four times Adam's.
-    #: What a QR decomposition and the products with it cost, times length**3 ...
-    decomposition: float = 4.6
-    overhead: float = 400  #: ... and what small ones cost more than they multiply, times length**2.
-    kept: float = 2  #: Numbers that a side of length n keeps, in units of n**2: statistics and basis.
-
-
-@dataclass(frozen=True)
-class Bases:
-    """How eigenbases follow the gradients' second moments. SOAP's paper updates them every 10 steps."""
-
+    #: Multiplications per step that turning may cost, over all parameters that start together, and for each element of
+    #: theirs: the larger of both counts. A QR decomposition costs the last times length**3, with what goes with it, and
+    #: small ones cost more than they multiply: the last but one times length**2. Measured.
+    budget: tuple[float, float, float, float] = (350e6, 1100, 400, 4.6)
+    room: tuple[float, float] = (4e6, 4)  #: Numbers that may be kept, likewise: at most four times Adam's state in all.
     decay: float = 0.98  #: Decay per step of the second moments' average, in [0, 1).
     #: Share of the trace added to the diagonal, graded: else bases would depend on rounding where there are ties.
     damping: float = 1e-4
     often: int = 2  #: Steps between two updates of a basis at first ...
     settled: int = 20  #: ... for this many steps ...
-    seldom: int = 8  #: ... and after them.
-    #: Beyond twice this, every such length adds the same again to all three, and skips a gradient in the statistics.
-    length: int = 64
+    seldom: int = 8  #: ... and after them (the paper: 10).
+    length: int = 64  #: Beyond twice this, every such length adds the same again to all three and skips a gradient.
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What keeps single gradients and silent directions from ruling the steps."""
+class Shape:
+    """What a step is made of, and what keeps single gradients and silent directions from ruling it."""
 
-    #: Weight decay is at most this over the weights' root mean square: weights may be meant to be large.
-    decay: float = 0.05
+    window: float = 6.0  #: The slow mean looks back over one ``window``-th of the steps.
+    share: float = 0.5  #: Of the step that follows the slow mean, not the new gradient and Adam's mean.
+    inputs: int = 64  #: A matrix of so many inputs takes steps of the rate itself, as does all that is no matrix ...
+    power: float = 0.25  #: ... and one of others that times ``(inputs / its inputs) ** power``.
+    longest: float = 0.1  #: Longest step per element, before factors, in units of the weights.
     #: Least root of a second moment, relative to the gradient's usual size: silent directions are not blown up.
     floor: float = 1e-2
     spike: float = 10.0  #: A gradient is scaled down to this many times its usual size.
     least: float = 1e-30  #: Added to second moments: no number is divided by zero.
-    plain: float = 1e-15  #: Norms between this and its inverse are computed without scaling.
     largest: float = 1e15  #: Largest gradient, in units of the first one: squares do not overflow in float32.
-    step: float = 0.1  #: Longest step per element, before the directions' factors, in units of the weights.
 
 
 @dataclass(frozen=True)
@@ -84,150 +71,328 @@ class Tables:
 
 
 @dataclass(frozen=True)
-class Search:
-    """How the rate, the step size of a matrix of 64 inputs, is found in the first steps."""
+class Law:
+    """How the rate, the step size of a matrix of 64 inputs, is found, and follows slopes in their usual size."""
 
-    growth: float = 0.4  #: Growth of its logarithm per step.
+    growth: float = 0.4  #: In the search, the rate's logarithm grows by so much per step.
     usual: float = 0.01  #: Up to here it grows unless there is evidence against it, beyond if there is evidence for it.
     uphill: float = 0.5  #: Evidence against it: the trend of slopes, in [0, 1].
     back: float = 0.7  #: Factor of the rate at which such evidence is found.
-
-
-@dataclass(frozen=True)
-class Slopes:
-    """How rates follow the slope along the step before, in units of the slopes' usual size."""
-
-    gain: float = 0.015  #: Most change of the rate's logarithm per step, at a slope of one usual size ...
+    gain: float = 0.015  #: After it, most change of the rate's logarithm per step, at a slope of one usual size ...
     late_gain: float = 4.0  #: ... or this over the number of steps, if that is less.
-    turn_gain: float = 0.4  #: Added to it, over one plus the number of times that the trend of slopes has turned.
+    turn_gain: float = 0.4  #: Added to it, over one plus the number of times that the trend has turned (Kesten's rule).
     fall: float = 0.0045  #: What the rate's logarithm falls per step ...
     late_fall: float = 1.5  #: ... or this over the number of steps, if that is less.
     least: float = 1.0  #: Over the number of steps: no slope takes the rate below it, from above.
-    trend: float = 0.7  #: Decay per step of the trend.
+    range: float = 1e4  #: Furthest factor of the rate, either way.
+    trend: float = 0.7  #: Decay per step of the trend of slopes.
     memory: float = 0.95  #: Decay per step of the slopes' mean size.
     unit: float = 1.25  #: The usual size, in units of the mean size: of normal numbers, their root mean square.
     direction_gain: float = 0.03  #: Change of the logarithm of a direction's factor per step ...
     direction_hurry: float = 0.3  #: ... and what is added to it, over the number of steps.
     furthest: float = 1.15  #: Furthest logarithm of a direction's factor, either way: factors stay within a tenfold.
     negligible: float = 1e-3  #: Share of the largest direction's slope below which a slope is rounding.
-    range: float = 1e4  #: Furthest factor of the rate, either way.
+    #: Of a known number of steps, in the last share that is so large, steps shrink linearly ...
+    annealed: float = 0.6
+    left: float = 1e-3  #: ... until this share of the steps is left: they never vanish.
+    stretch: int = 1000  #: Steps for which gain, fall and least are meant: a known number beyond it stretches them.
 
 
-@dataclass(frozen=True)
-class Averages:
-    """What the step follows beside the new gradient and Adam's mean."""
-
-    window: float = 6.0  #: The slow mean looks back over one ``window``-th of the steps.
-    share: float = 0.5  #: Of the step that follows it.
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """How the step size of a matrix depends on its inputs: ``(reference / inputs) ** power``."""
-
-    reference: int = 64  #: Inputs of a matrix that takes steps of the rate itself, as do all that are no matrices.
-    power: float = 0.25
-
-
+SIDES, SHAPE, TABLES, LAW = Sides(), Shape(), Tables(), Law()
 NAMES = ("left", "right")
-SIDES, BASES, LIMITS, TABLES, INPUTS = Sides(), Bases(), Limits(), Tables(), Inputs()
-SEARCH, SLOPES, AVERAGES = Search(), Slopes(), Averages()
-#: Bytes at multiples of which torch lays tensors.
-ALIGNMENT = 64
-#: What all parameters of a run share, at its start; CustomOptimizer keeps it in the first group.
-SHARED: dict[str, Any] = {
-    "rate": 1.0,  #: In units of the learning rate.
-    "found": 0.0,  #: The rate at the end of the search; 0 during it.
-    "slopes": 0,
-    "slope_size": 0.0,  #: The slopes' mean size.
-    "trend": 0.0,
-    "turns": 0,
-    "skipped": 0,
-}
-#: What every parameter's state has after a step.
-STATE = {"step", "unit", "table", "inputs", "mean", "slow", "square", "last", "usual"}
+AVERAGES = ("mean", "slow", "square", "last")  #: Tensors that are kept of every parameter.
+ENDS = ("", "_basis", "_factors", "_slopes")  #: Of a side's tensors' names in a saved state.
+STATE = {"step", "unit", "table", "usual", *AVERAGES}  #: What every parameter's saved state has.
+ALIGNMENT = 64  #: Bytes at multiples of which torch lays tensors.
 
 
-class Work(NamedTuple):
-    """A parameter in a step: its gradient, its state (empty before the first) and its group's settings."""
+class Item(NamedTuple):
+    """A parameter in a step, with a first dimension that counts the runs."""
 
-    parameter: Tensor
+    parameter: Tensor  #: (runs, ...), changed in place.
     gradient: Tensor
-    state: dict[str, Any]
-    group: dict[str, Any]
+    group: dict[str, Any]  #: Its settings.
 
 
-class Bundle(NamedTuple):
-    """Parameters that are alike and take a step together; a share is one parameter's in one run."""
-
-    items: Sequence[Work]
-    gradient: Tensor  #: (shares, ...), of at least single precision.
-    norms: list[float]  #: The gradient's, of each share.
-    lengths: list[float]  #: The weights' norm, of each share, where it is needed.
+Work = dict[int, Item]  #: By the parameters' numbers.
 
 
-class Stack(NamedTuple):
-    """The states of parameters that are alike, on top of each other."""
+@dataclass
+class Run:
+    """What the parameters of a run share."""
 
-    tensors: dict[str, Tensor]  #: (shares, ...), of which the tensors of the states are views.
-    means: list[Tensor]  #: These views of the first one: they tell whether a state still is the one that it was.
+    rate: float  #: In units of the learning rate.
+    total_steps: int | None = None  #: How many there will be, if that is known.
+    steps: int = 0  #: That were taken.
+    skipped: int = 0  #: Steps that were not, since a gradient was not finite.
+    found: float = 0.0  #: The rate at the end of the search; 0 during it.
+    slopes: int = 0
+    slope_size: float = 0.0  #: The slopes' mean size.
+    trend: float = 0.0
+    turns: int = 0  #: Of the trend.
+
+    def anneal(self, steps: int) -> float:
+        """Return the share of the rate that is left after some steps: 1 until 40 % of all, then a linear fall."""
+        if self.total_steps is None:
+            return 1.0
+        return min(1.0, max(LAW.left, 1 - steps / self.total_steps) / LAW.annealed)
+
+    def follow(self, slope: float, lr: float) -> None:
+        """Change the rate by the slope along the last step, in units of that step and of the largest learning rate."""
+        downhill = -slope / (self.rate * self.anneal(self.steps - 1))  # a slope is that of a step as long as the rate
+        if downhill == 0 or not math.isfinite(downhill):
+            return
+        self.slopes += 1
+        self.slope_size += (1 - LAW.memory) * (abs(downhill) - self.slope_size)
+        usual = LAW.unit * self.slope_size / (1 - LAW.memory**self.slopes)
+        own, before = max(-1.0, min(1.0, downhill / usual)), self.trend
+        self.trend = LAW.trend * before + (1 - LAW.trend) * own
+        if self.found:
+            self.turns += (before > 0) != (self.trend > 0)
+            stretch = max(1.0, (self.total_steps or 0) / LAW.stretch)
+            gain = min(LAW.gain / stretch, LAW.late_gain / self.slopes) + LAW.turn_gain / (1 + self.turns)
+            fall = min(LAW.fall / stretch, LAW.late_fall / self.slopes)
+            least = min(self.found, LAW.least * stretch / self.slopes / lr)
+            self.rate = max(least, self.rate * math.exp(gain * own - fall))
+        elif self.trend < (0 if self.rate * lr >= LAW.usual else -LAW.uphill):
+            self.rate *= LAW.back
+            self.found = self.rate
+        else:
+            self.rate *= math.exp(LAW.growth * (self.trend if self.rate * lr >= LAW.usual else 1))
+        self.rate = max(1 / LAW.range, min(LAW.range, self.rate))
 
 
-Stacks = dict[tuple[int, ...], Stack]
+@dataclass
+class Side:
+    """What is kept of a turned side of length n."""
+
+    statistics: Tensor  #: (shares, n, n), the average of the gradients' second moments.
+    basis: Tensor  #: (shares, n, n), its eigenvectors as columns.
+    factors: Tensor  #: (shares, n), the logarithms of the directions' factors.
+    slopes: Tensor  #: (shares, n), the averages of their squared slopes.
 
 
-def take_step(runs: Sequence[dict[str, Any]], work: Sequence[Work], stacks: Stacks, *, stacked: bool = False) -> bool:
-    """Take one step of a run, or of several runs whose parameters are stacked along a first dimension.
+@dataclass
+class Bundle:
+    """Parameters that are alike and step together, on top of each other; a share is one parameter's in one run.
 
-    Args:
-        runs: Of each run, what its parameters share: a copy of ``SHARED`` at first, changed in place.
-        work: Parameters of any shape, or (runs, ...) if stacked; they and their states are changed in place. Within a
-            state, tensors have the same first dimension, and numbers that differ by run are lists, one per run.
-        stacks: What this function left there at the step before; empty at first, or if that is lost.
-        stacked: Does the first dimension of parameters and gradients count the runs?
-
-    Returns:
-        False if the runs do not go alike: gradients that are not finite, that are zero so far, or that make a table,
-        in some of the runs alone. Nothing has changed then, and each run has to take its step apart. True otherwise.
+    Tensors are (shares, rows, columns) of matrices, which convolutions are, too, else (shares, *shape), and of at least
+    single precision.
     """
-    if not stacked:
-        work = [Work(p[None], gradient[None], state, group) for p, gradient, state, group in work]
-    bundles = _bundle(work)
-    norms = list(chain.from_iterable(bundle.norms for bundle in bundles))  # run after run, for each parameter
-    finite = {all(map(math.isfinite, norms[number :: len(runs)])) for number in range(len(runs))}
-    if len(finite) > 1:
-        return False
-    if False in finite:
-        for run in runs:
-            run["skipped"] += 1
-        return True
-    going = [bundle for bundle in bundles if bundle.items[0].state]
-    fresh: list[tuple[Bundle, bool]] = []
-    for bundle in bundles:
-        item, kinds = bundle.items[0], set(map(bool, bundle.norms))
-        if item.state or kinds == {False}:
-            continue
-        tables = set(_find_tables(item.gradient))
-        if len(kinds) > 1 or len(tables) > 1:
+
+    numbers: list[int]  #: The parameter's, of each share.
+    table: bool  #: See `Tables`.
+    step: int  #: How many were taken.
+    unit: list[float]  #: The first gradient's root mean square, of each share.
+    usual: list[float]  #: The gradients' usual size, in these units.
+    mean: Tensor  #: Adam's first moment, in the eigenbases, as are the three that follow.
+    slow: Tensor  #: The mean over a longer window.
+    square: Tensor  #: Adam's second moment.
+    last: Tensor  #: The last step, without its size.
+    sides: dict[str, Side] = field(default_factory=dict)  #: By `NAMES`.
+    weight: Tensor | None = None  #: Like the mean, where weights are so coarse that small steps would be lost.
+
+    def find_decay(self, group: dict[str, Any]) -> float:
+        """Return the decay of the second moments."""
+        return max(float(group["betas"][1]), TABLES.beta if self.table else 0.0)
+
+    def read(self, gradient: Tensor, norms: Sequence[float], group: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+        """Return gradients in the bases, which follow them, and slopes along the last step, if there is one."""
+        gradient = gradient.reshape(self.mean.shape)
+        gradient = gradient * _spread(gradient, self._limit(norms, self.find_decay(group)))
+        turned, slope = self.turn(gradient), None
+        if self.step:
+            slope = self._adapt_factors(self.last * turned)
+        self.step += 1
+        for name, side in self.sides.items():
+            own, pace = gradient if name == "left" else gradient.mT, _pace(side.basis.shape[1])
+            if self.step == 1 or self.step % pace == 0:
+                side.statistics.lerp_(_times(own, own.mT), 1 - SIDES.decay**pace)
+            if self.step == 1:
+                side.basis.copy_(_each(_eigenbases, side.statistics))
+            elif self.step % (pace * (SIDES.often if self.step <= pace * SIDES.settled else SIDES.seldom)) == 0:
+                turned = self._refresh(name, turned)
+        return self.turn(gradient) if self.step == 1 else turned, slope
+
+    def _limit(self, norms: Sequence[float], decay: float) -> list[float]:
+        """Return each share's factor on a gradient: to its unit, and down to what is usual, which follows."""
+        root = math.sqrt(self.mean[0].numel())
+        factors, before, after = [], 1 - decay**self.step, 1 - decay ** (self.step + 1)
+        for place, (norm, unit, usual) in enumerate(zip(norms, self.unit, self.usual, strict=True)):
+            size = norm / unit / root
+            most = min(SHAPE.spike * usual, SHAPE.largest) if self.step else size
+            factors.append(1 / unit if size <= most else most / norm * root)
+            mean = decay * before * usual**2 + (1 - decay) * min(size, most) ** 2
+            self.usual[place] = math.sqrt(mean / after)
+        return factors
+
+    def _adapt_factors(self, uphill: Tensor) -> Tensor:
+        """Move the directions' factors by their slopes, relative to each other; return these slopes' sums."""
+        memory = 1 - LAW.memory**self.step
+        gain = LAW.direction_gain + LAW.direction_hurry / self.step
+        slope = uphill.reshape(len(uphill), -1)
+        for name, side in self.sides.items():
+            slope = uphill.sum(-1 if name == "left" else -2)
+            usual = side.slopes.lerp_(slope.square(), 1 - LAW.memory)
+            alive = usual > LAW.negligible**2 * usual.amax(-1, keepdim=True)
+            moves = torch.where(alive, slope * usual.rsqrt().mul_(math.sqrt(memory)), 0.0).clamp_(-1, 1)
+            mean = moves.sum(-1, keepdim=True) / alive.sum(-1, keepdim=True).clamp_(min=1)
+            side.factors.sub_(moves.sub_(alive * mean), alpha=gain).clamp_(-LAW.furthest, LAW.furthest)
+        return slope.sum(1)
+
+    def turn(self, gradient: Tensor, *, back: bool = False) -> Tensor:
+        """Return matrices in the eigenbases of their sides, or back from there."""
+        for name, side in self.sides.items():
+            basis = side.basis if back == (name == "left") else side.basis.mT
+            gradient = _times(basis, gradient) if name == "left" else _times(gradient, basis)
+        return gradient
+
+    def _refresh(self, name: str, turned: Tensor) -> Tensor:
+        """Let a side's bases follow its statistics by a power step, and averages turn along; return the gradient."""
+        side, left = self.sides[name], name == "left"
+        power = _times(side.statistics, side.basis).addcmul_(side.basis, SIDES.damping * _trace(side.statistics))
+        new = _each(lambda matrices: torch.linalg.qr(matrices)[0], power)
+        turn = _times(new.mT, side.basis)
+        shares = turn.square()  # of each old direction in each new one
+        side.basis.copy_(new)
+        for each in (side.factors, side.slopes):
+            each.copy_((shares * each[:, None]).sum(-1))
+        for average, by in ((self.mean, turn), (self.slow, turn), (self.square, shares)):
+            average.copy_(_times(by, average) if left else _times(average, by.mT))
+        return _times(turn, turned) if left else _times(turned, turn.mT)
+
+    def move(self, turned: Tensor, rates: Sequence[float], items: Sequence[Item]) -> None:
+        """Move parameters by one step, along gradients in the bases, and let the weights of matrices decay."""
+        group, runs = items[0].group, len(rates)
+        first, second = float(group["betas"][0]), self.find_decay(group)
+        # A row of a table that is seldom seen has a slow mean of long ago. The length has what all directions share.
+        share = 0.0 if self.table else SHAPE.share
+        weight, correction = (1 - share) / (1 - first ** (self.step + 1)), 1 - second**self.step
+        floors = [(SHAPE.floor * usual) ** 2 + float(group["eps"]) ** 2 for usual in self.usual]
+        mean = self.mean.lerp_(turned, 1 - first)
+        slow = self.slow.lerp_(turned, SHAPE.window / (self.step + SHAPE.window - 1))
+        square = self.square.mul_(second).addcmul_(turned, turned, value=1 - second)
+        last = torch.lerp(turned, mean, first, out=self.last).add_(slow, alpha=share / weight)
+        last.mul_((square + _spread(square, [correction * floor + SHAPE.least for floor in floors])).rsqrt_())
+        sizes = [self.limit(float(group["lr"]) * rate) for rate in rates]
+        along = _spread(square, [-size * weight * math.sqrt(correction) for size in sizes] * len(items))
+        for name, side in self.sides.items():
+            last.mul_((side.factors.exp()[..., None] if name == "left" else side.factors.exp()[..., None, :]) * along)
+            along = 1.0
+        steps = self.turn(last if self.sides else last.mul_(along), back=True).split(runs)
+        decay = float(group["weight_decay"]) * (TABLES.decay if self.table else 1.0) * (self.mean.ndim > 2)
+        stays = _spread(items[0].parameter, [1 - size * decay for size in sizes])
+        fine = [None] * len(items) if self.weight is None else self.weight.split(runs)
+        for (p, *_), step, precise in zip(items, steps, fine, strict=True):
+            own = p if precise is None else precise.view(p.shape)
+            if own is not p and not torch.equal(own.to(p.dtype), p):
+                own.copy_(p)
+            own.mul_(stays).add_(step.reshape(p.shape))
+            if own is not p:
+                p.copy_(own)
+
+    def limit(self, size: float) -> float:
+        """Return a step size within what is allowed here."""
+        matrix = not self.table and self.mean.ndim > 2 and min(self.mean.shape[1:]) > 1
+        inputs = self.mean.shape[2] if matrix else SHAPE.inputs
+        size = min(SHAPE.longest, size) * (SHAPE.inputs / inputs) ** SHAPE.power
+        return min(TABLES.most, TABLES.rate * size) if self.table else size
+
+    def save(self, row: int) -> dict[str, Any]:
+        """Return a share's state in plain types."""
+        state = {"step": self.step, "table": self.table, "unit": [self.unit[row]], "usual": [self.usual[row]]}
+        state |= {name: getattr(self, name)[row] for name in AVERAGES}
+        for name, side in self.sides.items():
+            state |= {name + end: tensor[row] for end, tensor in zip(ENDS, vars(side).values(), strict=True)}
+        return state if self.weight is None else state | {"weight": self.weight[row]}
+
+    @classmethod
+    def load(cls, number: int, state: dict[str, Any], parameter: Tensor) -> Bundle:
+        """Return a bundle of a parameter (1, ...) from what `save` returned, now or in earlier versions."""
+        like = _pile([parameter])
+        tensors = {name: x.to(like, copy=True)[None] for name, x in state.items() if isinstance(x, Tensor)}
+        flat = {name: _flatten(tensors[name].view(like.shape)) for name in (*AVERAGES, "weight") if name in tensors}
+        unit, usual = (own if isinstance(own, list) else [own] for own in (state["unit"], state["usual"]))
+        sides = {name: Side(*(tensors[name + end] for end in ENDS)) for name in NAMES if name in state}
+        return cls([number], state["table"], state["step"], unit, usual, sides=sides, **flat)
+
+
+class Steps:
+    """The steps of one run, or of several runs whose parameters are stacked along a first dimension."""
+
+    def __init__(self, runs: list[Run]) -> None:
+        self.runs = runs
+        self.bundles: list[Bundle] = []
+
+    def take(self, work: Work) -> bool:
+        """Take one step with the parameters that have gradients: move them, and change what is kept.
+
+        Returns:
+            False if the runs do not go alike: gradients that are not finite, that are zero so far, or that make a
+            table, in some of the runs alone. Nothing has moved then, and each run has to take its step apart.
+        """
+        runs, known = len(self.runs), {number for bundle in self.bundles for number in bundle.numbers}
+        self._divide(work)
+        going = [bundle for bundle in self.bundles if bundle.numbers[0] in work]
+        together = [bundle.numbers[::runs] for bundle in going] + [[number] for number in work if number not in known]
+        piles = [_pile([work[number].gradient for number in numbers]) for numbers in together]
+        flat = [pile.reshape(len(pile), -1) for pile in piles]
+        norms = _fetch([torch.linalg.vector_norm(own, dim=1, dtype=torch.float64) for own in flat])  # no overflow
+        finite = {all(math.isfinite(norm) for own in norms for norm in own[run::runs]) for run in range(runs)}
+        if finite == {False}:
+            for run in self.runs:
+                run.skipped += 1
+            return True
+        fresh = [(*each, set(_find_tables(each[1]))) for each in zip(together, piles, norms, strict=True)][len(going) :]
+        fresh = [each for each in fresh if any(each[2])]  # what has a gradient for the first time
+        if len(finite) > 1 or any(len(tables) > 1 or not all(own) for _, _, own, tables in fresh):
             return False
-        fresh.append((bundle, tables.pop()))
-    for bundle, table in fresh:
-        _start(bundle, table=table, stacked=stacked)
-    _choose_sides([bundle.items[0].state for bundle, _ in fresh], stacked)
-    going += _join([bundle for bundle, _ in fresh])
-    kept = [_find_stack(bundle, stacks, stacked) for bundle in going]
-    stacks.clear()
-    stacks.update((_name(bundle.items), stack) for bundle, stack in zip(going, kept, strict=True))
-    read = [_read(bundle, stack.tensors) for bundle, stack in zip(going, kept, strict=True)]
-    _adapt(runs, [(bundle, slope) for bundle, (_, slope) in zip(going, read, strict=True) if slope is not None])
-    # No wind-up: where every step stands at its limit, the rate goes no further, and so comes back at once.
-    most = max((_largest_rate(bundle.items[0]) for bundle in going), default=math.inf)
-    for run in runs:
-        run["rate"] = min(run["rate"], most)
-    rates = [run["rate"] for run in runs]
-    for bundle, stack, (turned, _) in zip(going, kept, read, strict=True):
-        _move(bundle, stack.tensors, turned, rates)
-    return True
+        if fresh:
+            new = [_start(numbers[0], pile, own, work, table=True in tables) for numbers, pile, own, tables in fresh]
+            _choose_sides(new)
+            self.bundles += _join(new, work)
+            return self.take(work)
+        groups = [work[bundle.numbers[0]].group for bundle in going]
+        parts = zip(going, piles, norms, groups, strict=False)
+        read = [bundle.read(pile, own, group) for bundle, pile, own, group in parts]
+        self._follow(going, [slope for _, slope in read], groups)
+        rates = [run.rate * run.anneal(run.steps) for run in self.runs]
+        for run in self.runs:
+            run.steps += 1
+        for bundle, (turned, _) in zip(going, read, strict=True):
+            bundle.move(turned, rates, [work[number] for number in bundle.numbers[::runs]])
+        return True
+
+    def _follow(self, bundles: list[Bundle], slopes: list[Tensor | None], groups: list[dict[str, Any]]) -> None:
+        """Let the rates follow the slopes along the last step, as far as any parameter's step would change."""
+        rates = [float(group.get("initial_lr", group["lr"])) for group in groups]  # whatever schedulers made of them
+        sloping = [place for place, slope in enumerate(slopes) if slope is not None]
+        lr = max((rates[place] for place in sloping), default=0.0) or 1.0
+        found = _fetch([slope for slope in slopes if slope is not None])
+        units = [bundles[place].unit for place in sloping]
+        products = [a * b for own, unit in zip(found, units, strict=True) for a, b in zip(own, unit, strict=True)]
+        longest = [TABLES.most / TABLES.rate if bundle.table else SHAPE.longest for bundle in bundles]
+        most = max((limit / (rate or 1.0) for limit, rate in zip(longest, rates, strict=True)), default=math.inf)
+        for number, run in enumerate(self.runs):
+            if sloping:
+                run.follow(math.fsum(products[number :: len(self.runs)]), lr)
+            run.rate = min(run.rate, most / run.anneal(run.steps))  # inside the limits: what is at one is annealed, too
+
+    def _divide(self, work: Work) -> None:
+        """Part bundles of which some parameters alone have gradients, and follow parameters where they have gone."""
+        bundles, self.bundles = self.bundles, []
+        for bundle in bundles:
+            rows = [[row for row, n in enumerate(bundle.numbers) if (n in work) == here] for here in (True, False)]
+            for part in [_pick(bundle, own) for own in rows] if all(rows) else [bundle]:
+                item = work.get(part.numbers[0])
+                like = part.mean if item is None else _pile([item.gradient[:0]])
+                self.bundles.append(_map(lambda own, to=like: own.to(to) if isinstance(own, Tensor) else own, part))
+
+    def part(self, number: int) -> Steps:
+        """Return the steps of one run alone."""
+        own = Steps([self.runs[number]])
+        own.bundles = [_pick(each, [*range(number, len(each.numbers), len(self.runs))]) for each in self.bundles]
+        return own
 
 
 class CustomOptimizer(torch.optim.Optimizer):
@@ -240,6 +405,8 @@ class CustomOptimizer(torch.optim.Optimizer):
         betas: Two decays in [0, 1), of the gradients' mean and of their squares.
         weight_decay: >= 0, decoupled, times the step size; of matrices alone.
         eps: >= 0, in units of the first gradient's root mean square.
+        total_steps: >= 1, how many steps the run will have: in the last 60 % of them steps shrink to nothing, and what
+            comes after goes nowhere. None where that is not known: the rate then falls by itself.
 
     Raises:
         TypeError: A complex parameter; an unknown setting.
@@ -257,15 +424,17 @@ class CustomOptimizer(torch.optim.Optimizer):
         betas: tuple[float, float] = (0.9, 0.98),
         weight_decay: float = 0.15,
         eps: float = 1e-8,
+        total_steps: int | None = None,
     ) -> None:
+        _check_total(total_steps)
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "eps": eps})
         first = max(float(group["lr"]) for group in self.param_groups) or 1.0
-        self.param_groups[0].update(SHARED, rate=SEARCH.usual / first)
+        self.steps = Steps([Run(LAW.usual / first, total_steps)])
 
     @property
     def skipped(self) -> int:
         """How many steps were skipped because a gradient was not finite."""
-        return int(self.param_groups[0]["skipped"])
+        return self.steps.runs[0].skipped
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters with settings of their own, which are checked."""
@@ -288,26 +457,45 @@ class CustomOptimizer(torch.optim.Optimizer):
         """
         with torch.enable_grad():
             loss = None if closure is None else closure()
-        there = [(group, p) for group in self.param_groups for p in group["params"] if p.grad is not None and p.numel()]
-        if any(p.grad.is_sparse for _, p in there):
+        there = [(p.grad, p, number) for number, (p, _) in enumerate(self._list()) if p.grad is not None and p.numel()]
+        if any(gradient.is_sparse for gradient, *_ in there):
             raise ValueError("CustomOptimizer: `params` must have dense gradients; got a sparse one. Densify it.")
         if there:
-            stacks: Stacks = self.__dict__.setdefault("stacks", {})  # copies and pickles go without
-            take_step(self.param_groups[:1], [Work(p, p.grad, self.state[p], group) for group, p in there], stacks)
+            groups = [group for _, group in self._list()]
+            self.steps.take({n: Item(p[None], gradient[None], groups[n]) for gradient, p, n in there})
         return loss
+
+    def _list(self) -> list[tuple[Tensor, dict[str, Any]]]:
+        """Return parameters with their groups; their places are their numbers."""
+        return [(p, group) for group in self.param_groups for p in group["params"]]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy or a pickle takes along."""
+        return {**super().__getstate__(), "steps": self.steps}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state in plain types: of each parameter, and of the run in the first group."""
+        saved = super().state_dict()
+        states = {n: bundle.save(row) for bundle in self.steps.bundles for row, n in enumerate(bundle.numbers)}
+        saved["state"] = dict(sorted(states.items()))
+        saved["param_groups"][0].update(asdict(self.steps.runs[0]))
+        return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state: tensors come to the parameters' devices and keep at least float32, whatever those have."""
-        if any(not entry.keys() >= STATE for entry in state_dict["state"].values()):
+        states = state_dict["state"]
+        if any(not state.keys() >= STATE for state in states.values()):
             got = "one of another optimizer, or of an older version"
             raise ValueError(f"CustomOptimizer: `state_dict` must be of this optimizer; got {got}. Start without it.")
-        super().load_state_dict(state_dict)
-        numbers = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
-        parameters = chain.from_iterable(group["params"] for group in self.param_groups)
-        for number, p in zip(numbers, parameters, strict=True):
-            if number in state_dict["state"]:
-                like = torch.empty(0, dtype=torch.promote_types(p.dtype, torch.float32), device=p.device)
-                _convert(self.state[p], state_dict["state"][number], like)
+        super().load_state_dict({**state_dict, "state": {}})
+        steps = max((state["step"] for state in states.values()), default=0)  # earlier versions did not count them
+        shared = asdict(self.steps.runs[0]) | {"steps": steps}
+        first = self.param_groups[0]
+        self.steps = Steps([Run(**{name: first.pop(name, value) for name, value in shared.items()})])
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        work = {n: Item(p[None], p[None], group) for n, (p, group) in enumerate(self._list())}
+        loaded = [Bundle.load(n, states[old], work[n].parameter) for n, old in enumerate(numbers) if old in states]
+        self.steps.bundles = _join(loaded, work)
 
 
 class StackOptimizer:
@@ -322,23 +510,24 @@ class StackOptimizer:
         start: > 0, where the search for the step size starts.
         betas: Those of `CustomOptimizer`.
         eps: That of `CustomOptimizer`.
+        total_steps: That of `CustomOptimizer`, of every member.
     """
 
     def __init__(
         self,
         groups: Sequence[tuple[Sequence[Tensor], float]],
-        start: float = SEARCH.usual,
+        start: float = LAW.usual,
         betas: tuple[float, float] = (0.9, 0.98),
         eps: float = 1e-8,
+        total_steps: int | None = None,
     ) -> None:
-        settings = {"lr": start, "betas": betas, "eps": eps}
-        self.weights = [
-            (weight.detach(), {**settings, "weight_decay": decay}) for weights, decay in groups for weight in weights
-        ]
-        members = len(self.weights[0][0])
-        states: list[dict[str, Any]] = [{} for _ in self.weights]
-        stacks: Stacks = {}
-        self.parts = [(slice(0, members), [dict(SHARED) for _ in range(members)], states, stacks)]
+        _check_total(total_steps)
+        self.weights: list[tuple[Tensor, dict[str, Any]]] = []
+        for weights, decay in groups:
+            group = {"lr": start, "betas": betas, "eps": eps, "weight_decay": decay}
+            self.weights += [(weight.detach(), group) for weight in weights]
+        #: The number of the first member, and the steps, of members that go together.
+        self.parts = [(0, Steps([Run(1.0, total_steps) for _ in self.weights[0][0]]))]
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor]) -> None:
@@ -349,36 +538,32 @@ class StackOptimizer:
         """
         waiting, self.parts = self.parts, []
         while waiting:
-            members, runs, states, stacks = waiting.pop(0)
-            work = [
-                Work(weight[members], gradient[members], state, group)
-                for (weight, group), gradient, state in zip(self.weights, gradients, states, strict=True)
-            ]
-            if take_step(runs, work, stacks, stacked=True):
-                self.parts.append((members, runs, states, stacks))
-                continue
-            for number, run in enumerate(runs):
-                own = slice(members.start + number, members.start + number + 1)
-                waiting.append((own, [run], [_take_member(state, number) for state in states], {}))
+            first, steps = waiting.pop(0)
+            members = slice(first, first + len(steps.runs))
+            both = enumerate(zip(self.weights, gradients, strict=True))
+            if steps.take({n: Item(weight[members], own[members], group) for n, ((weight, group), own) in both}):
+                self.parts.append((first, steps))
+            else:
+                waiting += [(first + number, steps.part(number)) for number in range(len(steps.runs))]
 
 
-def _take_member(state: dict[str, Any], number: int) -> dict[str, Any]:
-    """Return one member's share of a stacked state, copied, and so aligned."""
-    own = slice(number, number + 1)
-    shares = {name: value[own] if isinstance(value, (Tensor, list)) else value for name, value in state.items()}
-    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in shares.items()}
+def _check_total(total_steps: int | None) -> None:
+    """Raise an error for a number of steps that is none."""
+    if total_steps is not None and (type(total_steps) is not int or total_steps < 1):
+        known = "Use None where it is not known."
+        raise ValueError(f"CustomOptimizer: `total_steps` must be an int >= 1; got {total_steps!r}. {known}")
 
 
 def _check(group: dict[str, Any]) -> None:
     """Raise an error for a setting that is unknown or out of range."""
-    known = {"params", "lr", "betas", "weight_decay", "eps", "initial_lr", "max_lr", "min_lr", "param_names", *SHARED}
+    known = {"params", "lr", "betas", "weight_decay", "eps", "initial_lr", "max_lr", "min_lr", "param_names"}
     for name in sorted(group.keys() - known):
         raise TypeError(f"CustomOptimizer: `{name}` must be a setting; got {group[name]!r}. Remove it.")
     betas = group["betas"] if isinstance(group["betas"], (tuple, list)) else ()
     if len(betas) != 2:
         raise TypeError(f"CustomOptimizer: `betas` must be two numbers; got {group['betas']!r}. Use the default.")
-    settings = {name: group[name] for name in ("lr", "weight_decay", "eps")}
-    for name, value in {**settings, "betas[0]": betas[0], "betas[1]": betas[1]}.items():
+    names = ("lr", "weight_decay", "eps")
+    for name, value in (*((name, group[name]) for name in names), ("betas[0]", betas[0]), ("betas[1]", betas[1])):
         most = 1.0 if name.startswith("betas") else math.inf
         number = isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1)
         if not number or isinstance(value, bool) or not 0 <= float(value) < most:
@@ -387,114 +572,96 @@ def _check(group: dict[str, Any]) -> None:
         raise TypeError("CustomOptimizer: `params` must be real; got a complex tensor. Pass torch.view_as_real of it.")
 
 
-def _convert(state: dict[str, Any], saved: dict[str, Any], like: Tensor) -> None:
-    """Put a parameter's saved state into its state, tensors of another one's dtype and on its device."""
-    for name, value in saved.items():
-        if isinstance(value, Tensor):
-            state[name] = value.to(like.device, like.dtype, copy=True)
-        else:
-            state[name] = [value] if isinstance(value, float) else value  # earlier versions had numbers, not lists
+def _map(change: Callable[..., Any], first: Any, *others: Any) -> Any:
+    """Return a bundle, or a part of one, with what is made of the tensors and lists of several alike ones."""
+    if isinstance(first, (Tensor, list)):
+        return change(first, *others)
+    if isinstance(first, dict):
+        return {name: _map(change, *(each[name] for each in (first, *others))) for name in first}
+    if isinstance(first, (Bundle, Side)):
+        return type(first)(**_map(change, *(vars(each) for each in (first, *others))))
+    return first
 
 
-def _bundle(work: Sequence[Work]) -> list[Bundle]:
-    """Return parameters (runs, ...) with their norms, together where they are alike; without a state, one by one."""
-    alike: dict[tuple[Any, ...], list[Work]] = {}
-    for number, item in enumerate(work):
-        alike.setdefault(_describe(item) if item.state else (number,), []).append(item)
-    groups = list(alike.values())
-    gradients = [_pile([item.gradient for item in items], items[0].parameter) for items in groups]
-    decaying = [_needs_length(items[0]) for items in groups]
-    weights = [
-        _pile([_find_weight(item) for item in items], gradient)
-        for items, gradient, needed in zip(groups, gradients, decaying, strict=True)
-        if needed
-    ]
-    measured = iter(_measure([*weights, *gradients]))
-    lengths = [next(measured) if needed else [] for needed in decaying]
-    norms = list(measured)
-    return [Bundle(*parts) for parts in zip(groups, gradients, norms, lengths, strict=True)]
+def _pick(bundle: Bundle, rows: list[int]) -> Bundle:
+    """Return the bundle of some of the shares, copied, and so aligned."""
+    picked: Bundle = _map(lambda own: own[rows] if isinstance(own, Tensor) else [own[row] for row in rows], bundle)
+    return picked
 
 
-def _describe(item: Work) -> tuple[Any, ...]:
-    """Return what is the same of parameters that are alike."""
-    p, state, group = item.parameter, item.state, item.group
-    kinds = (state["step"], state["table"], "left_basis" in state, "right_basis" in state, "share" in state)
-    settings = (_first_rate(group), float(group["lr"]), *map(float, group["betas"]), float(group["eps"]))
-    return (p.shape, p.dtype, p.device, *kinds, *settings, float(group["weight_decay"]))
-
-
-def _join(bundles: Sequence[Bundle]) -> list[Bundle]:
-    """Return bundles of one item each, together where they have become alike."""
-    alike: dict[tuple[Any, ...], list[Bundle]] = {}
+def _join(bundles: Sequence[Bundle], work: Work) -> list[Bundle]:
+    """Return bundles of one parameter each, together where these are alike."""
+    alike: defaultdict[Hashable, list[Bundle]] = defaultdict(list)
     for bundle in bundles:
-        alike.setdefault(_describe(bundle.items[0]), []).append(bundle)
-    joined = []
-    for parts in alike.values():
-        items, gradients, norms, lengths = zip(*parts, strict=True)
-        together = gradients[0] if len(parts) == 1 else torch.cat(gradients)
-        joined.append(Bundle([*chain(*items)], together, [*chain(*norms)], [*chain(*lengths)]))
-    return joined
+        p, _, group = work[bundle.numbers[0]]
+        alike[p.shape, p.dtype, p.device, id(group), bundle.step, bundle.table, tuple(bundle.sides)].append(bundle)
+    return [
+        _map(lambda *own: torch.cat(own) if isinstance(own[0], Tensor) else [*chain(*own)], *parts)
+        for parts in alike.values()
+    ]
 
 
-def _pile(tensors: Sequence[Tensor], like: Tensor) -> Tensor:
-    """Return tensors (runs, ...) as one (shares, ...), of at least single precision."""
-    together = tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
-    return together.to(torch.promote_types(like.dtype, torch.float32))
+def _start(number: int, gradient: Tensor, norms: list[float], work: Work, *, table: bool) -> Bundle:
+    """Return the bundle, without sides, of a parameter with its first gradient (runs, ...)."""
+    empty, parameter = _flatten(torch.zeros_like(gradient)), work[number].parameter
+    root, tiny = math.sqrt(empty[0].numel()), torch.finfo(torch.float32).tiny
+    unit, usual = [max(norm / root, tiny) for norm in norms], [0.0] * len(norms)
+    mean, slow, square, last = (empty.clone() for _ in AVERAGES)
+    start = Bundle([number] * len(norms), table, 0, unit, usual, mean, slow, square, last)
+    if parameter.dtype.itemsize < 4:
+        start.weight = _flatten(_pile([parameter])).clone()
+    return start
 
 
-def _find_weight(item: Work) -> Tensor:
-    """Return a parameter (runs, ...), or a finer copy, in which steps too small for its precision add up."""
-    weight = item.state.get("weight")
-    return item.parameter if weight is None else weight.view(item.parameter.shape)
+def _flatten(parameter: Tensor) -> Tensor:
+    """Return parameters (runs, ...) as matrices (runs, rows, columns), or as they are if they have fewer dimensions."""
+    return parameter.flatten(2) if parameter.ndim > 2 else parameter
 
 
-def _needs_length(item: Work) -> bool:
-    """Return whether weight decay needs the norm of a parameter (runs, ...), which is found anew now and then."""
-    if item.parameter.ndim < 3 or not item.group["weight_decay"]:
-        return False
-    return "share" not in item.state or item.state["step"] % BASES.seldom == 0
+def _choose_sides(bundles: list[Bundle]) -> None:
+    """Turn parameters that start together on their shortest sides, as far as can be paid for."""
+    sides: defaultdict[tuple[int, bool, str], list[Bundle]] = defaultdict(list)
+    for bundle in bundles:
+        shape = bundle.mean.shape[1:]
+        if len(shape) == 2 and min(shape) > 1 and not bundle.table:
+            for name, length, other in zip(NAMES, shape, reversed(shape), strict=True):
+                if length <= min(SIDES.longest, SIDES.longer * other):
+                    sides[length, name == "left", name].append(bundle)  # inputs' sides first: they gain more
+    elements = sum(bundle.mean[0].numel() for bundle in bundles)
+    least, each, overhead, decomposition = SIDES.budget
+    budget, room = max(least, each * elements), max(SIDES.room[0], SIDES.room[1] * elements)
+    for (n, _, name), chosen in sorted(sides.items(), key=lambda pair: pair[0]):
+        pace = _pace(n)
+        for own in (n * bundle.mean[0].numel() for bundle in chosen):
+            seldom = (4 * own + decomposition * n**3 + overhead * n**2) / SIDES.seldom  # the basis
+            budget -= 2 * own + (own + seldom) / pace  # there and back, statistics and basis
+        room -= 2 * n**2 * len(chosen)
+        if min(budget, room) < 0:
+            break
+        for bundle in chosen:
+            zeros = [bundle.mean.new_zeros(len(bundle.mean), *shape) for shape in ((n, n), (n, n), (n,), (n,))]
+            both = {**bundle.sides, name: Side(*zeros)}
+            bundle.sides = {which: both[which] for which in NAMES if which in both}
 
 
-def _measure(stacks: Sequence[Tensor]) -> list[list[float]]:
-    """Return the norms of tensors' shares; those of any finite numbers are finite, and 0 only if all of these are."""
-    flat = [stack.reshape(len(stack), -1) for stack in stacks]
-    found = _fetch([torch.linalg.vector_norm(each, dim=1) for each in flat])
-    for number, (each, norms) in enumerate(zip(flat, found, strict=True)):
-        if not all(LIMITS.plain < norm < 1 / LIMITS.plain for norm in norms):  # squares may under- or overflow
-            largest = each.abs().amax(1)
-            unit = largest.clamp(min=torch.finfo(each.dtype).tiny)
-            scaled = torch.linalg.vector_norm(each / unit[:, None], dim=1)
-            found[number] = [a * b for a, b in zip(*_fetch([unit, scaled]), strict=True)]
-    return found
+def _pace(length: int) -> int:
+    """Return how many steps a side takes for what a short one does at each: turning long ones costs more."""
+    return max(1, length // SIDES.length - 1)
 
 
-def _fetch(rows: Sequence[Tensor]) -> list[list[float]]:
-    """Return the numbers of tensors (n,), which are waited for once."""
-    numbers = iter(torch.cat([row.to(rows[0].device) for row in rows]).tolist() if rows else [])
-    return [list(islice(numbers, len(row))) for row in rows]
+def _eigenbases(statistics: Tensor) -> Tensor:
+    """Return matrices' eigenvectors as columns (shares, n, n), by falling eigenvalue; ties as coordinates are."""
+    ties = torch.linspace(1, 0, statistics.shape[1], dtype=torch.float64, device=statistics.device)
+    traces = _trace(statistics.double())
+    damped = statistics.double() + SIDES.damping * traces * torch.diag(ties)
+    vectors: Tensor = torch.linalg.eigh(damped)[1]
+    return vectors.flip(2).to(statistics)
 
 
-def _name(items: Sequence[Work]) -> tuple[int, ...]:
-    """Return what a stack of parameters' states is called."""
-    return tuple(id(item.state) for item in items)
-
-
-def _find_stack(bundle: Bundle, stacks: Stacks, stacked: bool) -> Stack:
-    """Return a bundle's states on top of each other; they become views of it, unless they are already."""
-    states, like = [item.state for item in bundle.items], bundle.gradient
-    for state in states:
-        if state["mean"].dtype != like.dtype or state["mean"].device != like.device:
-            _convert(state, state, like)
-    known = stacks.get(_name(bundle.items))
-    if known and all(state["mean"] is mean for state, mean in zip(states, known.means, strict=True)):
-        return known
-    tensors = {}
-    for name in [name for name, value in states[0].items() if isinstance(value, Tensor) and name != "weight"]:
-        parts = [state[name] if stacked else state[name][None] for state in states]
-        tensors[name] = parts[0].contiguous() if len(parts) == 1 else torch.cat(parts)
-        for state, own in zip(states, tensors[name].chunk(len(states)), strict=True):
-            state[name] = own if stacked else own[0]
-    return Stack(tensors, [state["mean"] for state in states])
+def _trace(matrices: Tensor) -> Tensor:
+    """Return the traces (shares, 1, 1) of matrices."""
+    traces: Tensor = matrices.diagonal(dim1=1, dim2=2).sum(1)
+    return traces[:, None, None]
 
 
 def _aligned(*stacks: Tensor) -> bool:
@@ -533,284 +700,13 @@ def _find_tables(gradient: Tensor) -> list[bool]:
     return [bool(each) for each in (gradient == 0).all(-1).float().mean(-1) > TABLES.untouched]
 
 
-def _first_rate(group: dict[str, Any]) -> float:
-    """Return the learning rate that a group was given, whatever a scheduler has made of it."""
-    return float(group.get("initial_lr", group["lr"]))
+def _pile(tensors: Sequence[Tensor]) -> Tensor:
+    """Return tensors (runs, ...) as one (shares, ...), of at least single precision."""
+    together = tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
+    return together.to(torch.promote_types(together.dtype, torch.float32))
 
 
-def _largest_rate(item: Work) -> float:
-    """Return the rate, in units of the learning rate, at which a parameter's step comes to its limit."""
-    most = TABLES.most / TABLES.rate if item.state["table"] else LIMITS.step
-    return most / (_first_rate(item.group) or 1.0)
-
-
-def _adapt(runs: Sequence[dict[str, Any]], read: Sequence[tuple[Bundle, Tensor]]) -> None:
-    """Move each run's rate by the slope along its last step, of which each bundle has that of its shares."""
-    if not read:
-        return
-    lr = max(_first_rate(bundle.items[0].group) for bundle, _ in read) or 1.0
-    slopes = _fetch([slope for _, slope in read])
-    units = (chain.from_iterable(item.state["unit"] for item in bundle.items) for bundle, _ in read)
-    parts = [a * b for own, unit in zip(slopes, units, strict=True) for a, b in zip(own, unit, strict=True)]
-    for number, run in enumerate(runs):
-        downhill = -math.fsum(parts[number :: len(runs)]) / run["rate"]  # a slope is that of a step as long as the rate
-        if downhill == 0 or not math.isfinite(downhill):
-            continue
-        run["slopes"] += 1
-        run["slope_size"] += (1 - SLOPES.memory) * (abs(downhill) - run["slope_size"])
-        usual = SLOPES.unit * run["slope_size"] / (1 - SLOPES.memory ** run["slopes"])
-        own = max(-1.0, min(1.0, downhill / usual))
-        before = run["trend"]
-        run["trend"] = SLOPES.trend * before + (1 - SLOPES.trend) * own
-        if run["found"]:
-            run["turns"] += (before > 0) != (run["trend"] > 0)
-            _follow_slope(run, own, lr)
-        else:
-            _search(run, lr)
-        run["rate"] = max(1 / SLOPES.range, min(SLOPES.range, run["rate"]))
-
-
-def _search(run: dict[str, Any], lr: float) -> None:
-    """Let a rate grow, or end its search and go back where the trend says that steps have become too long."""
-    usual = run["rate"] * lr >= SEARCH.usual
-    if run["trend"] < (0 if usual else -SEARCH.uphill):
-        run["rate"] *= SEARCH.back
-        run["found"] = run["rate"]
-    else:
-        run["rate"] *= math.exp(SEARCH.growth * (run["trend"] if usual else 1))
-
-
-def _follow_slope(run: dict[str, Any], own: float, lr: float) -> None:
-    """Move a rate by its last slope in units of the usual one, and let it fall."""
-    gain = min(SLOPES.gain, SLOPES.late_gain / run["slopes"]) + SLOPES.turn_gain / (1 + run["turns"])
-    fall = min(SLOPES.fall, SLOPES.late_fall / run["slopes"])
-    least = min(run["found"], SLOPES.least / run["slopes"] / lr)
-    run["rate"] = max(least, run["rate"] * math.exp(gain * own - fall))
-
-
-def _start(bundle: Bundle, *, table: bool, stacked: bool) -> None:
-    """Fill the state of a bundle's only item: what it is, by its shape and first gradient, and empty averages."""
-    (item,), gradient = bundle.items, bundle.gradient
-    state, shape = item.state, item.parameter.shape[1:]
-    usual = [norm / math.sqrt(math.prod(shape)) for norm in bundle.norms]
-    columns = math.prod(shape[1:])
-    matrix = len(shape) >= 2 and min(shape[0], columns) > 1
-    state["step"] = 0
-    state["unit"] = [max(own, torch.finfo(torch.float32).tiny) for own in usual]
-    state["usual"] = [0.0 for _ in usual]
-    state["table"] = table
-    state["inputs"] = columns if matrix and not table else INPUTS.reference
-    runs = gradient.shape[: int(stacked)]
-    for name in ("mean", "slow", "square", "last"):
-        state[name] = gradient.new_zeros((*runs, shape[0], columns) if matrix else (*runs, *shape))
-    if item.parameter.dtype.itemsize < 4:
-        weight = item.parameter if stacked else item.parameter[0]
-        state["weight"] = weight.to(gradient.dtype)
-
-
-def _choose_sides(states: list[dict[str, Any]], stacked: bool) -> None:
-    """Choose the sides on which parameters that came together are turned: the shortest, as far as can be paid for."""
-    shapes = [state["mean"].shape[int(stacked) :] for state in states]
-    sides = [
-        (length, side, state)
-        for state, shape in zip(states, shapes, strict=True)
-        if len(shape) == 2 and min(shape) > 1 and not state["table"]
-        for side, length, other in zip(NAMES, shape, reversed(shape), strict=True)
-        if length <= min(SIDES.longest, SIDES.longer * other)
-    ]
-    elements = sum(map(math.prod, shapes))
-    budget = max(SIDES.budget, SIDES.element_budget * elements)
-    room = max(SIDES.room, SIDES.element_room * elements)
-    sides.sort(key=lambda side: (side[0], side[1] == "left"))  # inputs' sides first: they gain more
-    for (length, side), group in groupby(sides, itemgetter(0, 1)):
-        chosen = [state for *_, state in group]
-        budget -= sum(_price(length, state["mean"].shape[int(stacked) :].numel()) for state in chosen)
-        room -= SIDES.kept * length**2 * len(chosen)
-        if min(budget, room) < 0:
-            break
-        for state in chosen:
-            runs = state["mean"].shape[: int(stacked)]
-            for name in (side, f"{side}_basis"):
-                state[name] = state["mean"].new_zeros(*runs, length, length)
-            for name in ("factors", "slopes"):
-                state[f"{side}_{name}"] = state["mean"].new_zeros(*runs, length)
-
-
-def _price(length: int, elements: int) -> float:
-    """Return the multiplications per step that a side of a matrix costs."""
-    pace, own = _pace(length), length * elements
-    decomposition = SIDES.decomposition * length**3 + SIDES.overhead * length**2
-    return 2 * own + own / pace + (4 * own + decomposition) / (pace * BASES.seldom)  # there and back, and now and then
-
-
-def _adapt_factors(stack: dict[str, Tensor], uphill: Tensor, step: int) -> Tensor:
-    """Move the directions' factors by each one's slope along the last step, relative to each other.
-
-    Returns:
-        The sum of the slopes, of each share.
-    """
-    memory = 1 - SLOPES.memory**step
-    gain = SLOPES.direction_gain + SLOPES.direction_hurry / step
-    slope = None
-    for side in filter(stack.__contains__, NAMES):
-        slope = uphill.sum(-1 if side == "left" else -2)
-        usual = stack[f"{side}_slopes"].lerp_(slope.square(), 1 - SLOPES.memory)
-        alive = usual > SLOPES.negligible**2 * usual.amax(-1, keepdim=True)
-        moves = torch.where(alive, slope * usual.rsqrt().mul_(math.sqrt(memory)), 0.0).clamp_(-1, 1)
-        mean = moves.sum(-1, keepdim=True) / alive.sum(-1, keepdim=True).clamp_(min=1)
-        moves.sub_(alive * mean)
-        stack[f"{side}_factors"].sub_(moves, alpha=gain).clamp_(-SLOPES.furthest, SLOPES.furthest)
-    return (uphill.reshape(len(uphill), -1) if slope is None else slope).sum(1)
-
-
-def _limit(bundle: Bundle) -> list[float]:
-    """Return each share's factor on a gradient: to units of the first one, and down to what is usual, which follows."""
-    item = bundle.items[0]
-    decay, step = _second_decay(item), item.state["step"]
-    root = math.sqrt(math.prod(item.parameter.shape[1:]))
-    usual = chain.from_iterable(each.state["usual"] for each in bundle.items)
-    units = chain.from_iterable(each.state["unit"] for each in bundle.items)
-    factors, sizes = [], []
-    for norm, unit, own in zip(bundle.norms, units, usual, strict=True):
-        size = norm / unit / root
-        most = min(LIMITS.spike * own, LIMITS.largest) if step else size
-        factors.append(1 / unit if size <= most else most / norm * root)
-        mean = decay * (1 - decay**step) * own**2 + (1 - decay) * min(size, most) ** 2
-        sizes.append(math.sqrt(mean / (1 - decay ** (step + 1))))
-    runs = len(item.parameter)
-    for number, each in enumerate(bundle.items):
-        each.state["usual"] = sizes[number * runs : (number + 1) * runs]
-    return factors
-
-
-def _second_decay(item: Work) -> float:
-    """Return the decay of a parameter's second moments."""
-    second = float(item.group["betas"][1])
-    return max(second, TABLES.beta) if item.state["table"] else second
-
-
-def _read(bundle: Bundle, stack: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-    """Return gradients in their parameters' bases, and their slopes along the last step, if there was one."""
-    step = bundle.items[0].state["step"]
-    gradient = bundle.gradient.reshape(stack["mean"].shape)
-    gradient = gradient * _spread(gradient, _limit(bundle))
-    slope = None
-    if step:
-        turned = _turn(gradient, stack)
-        slope = _adapt_factors(stack, stack["last"] * turned, step)
-    step += 1
-    for item in bundle.items:
-        item.state["step"] = step
-    for side in filter(stack.__contains__, NAMES):
-        own, pace = gradient if side == "left" else gradient.mT, _pace(stack[side].shape[1])
-        if step == 1 or step % pace == 0:
-            stack[side].lerp_(_times(own, own.mT), 1 - BASES.decay**pace)
-        if step == 1:
-            stack[f"{side}_basis"].copy_(_each(_eigenbases, stack[side]))
-        elif step % (pace * (BASES.often if step <= pace * BASES.settled else BASES.seldom)) == 0:
-            turned = _refresh(stack, turned, side)
-    if step == 1:
-        turned = _turn(gradient, stack)
-    return turned, slope
-
-
-def _pace(length: int) -> int:
-    """Return how many steps a side takes for what a short one does at each: turning long ones costs more."""
-    return max(1, length // BASES.length - 1)
-
-
-def _eigenbases(statistics: Tensor) -> Tensor:
-    """Return matrices' eigenvectors as columns (shares, n, n), by falling eigenvalue; ties as coordinates are."""
-    ties = torch.linspace(1, 0, statistics.shape[1], dtype=torch.float64, device=statistics.device)
-    traces = _trace(statistics.double())
-    damped = statistics.double() + BASES.damping * traces * torch.diag(ties)
-    vectors: Tensor = torch.linalg.eigh(damped)[1]
-    return vectors.flip(2).to(statistics)
-
-
-def _trace(matrices: Tensor) -> Tensor:
-    """Return the traces (shares, 1, 1) of matrices."""
-    traces: Tensor = matrices.diagonal(dim1=1, dim2=2).sum(1)
-    return traces[:, None, None]
-
-
-def _turn(gradient: Tensor, stack: dict[str, Tensor], *, back: bool = False) -> Tensor:
-    """Return matrices in the eigenbases of their sides, or back from there."""
-    if "left" in stack:
-        basis = stack["left_basis"]
-        gradient = _times(basis if back else basis.mT, gradient)
-    if "right" in stack:
-        basis = stack["right_basis"]
-        gradient = _times(gradient, basis.mT if back else basis)
-    return gradient
-
-
-def _orthonormalise(matrices: Tensor) -> Tensor:
-    """Return the Q of matrices' QR decompositions."""
-    q: Tensor = torch.linalg.householder_product(*torch.geqrf(matrices))
-    return q
-
-
-def _refresh(stack: dict[str, Tensor], turned: Tensor, side: str) -> Tensor:
-    """Let a side's bases follow its statistics by a power step, and the averages turn along; return the gradient."""
-    left, statistics, old = side == "left", stack[side], stack[f"{side}_basis"]
-    power = _times(statistics, old).addcmul_(old, BASES.damping * _trace(statistics))
-    new = _each(_orthonormalise, power)
-    turn = _times(new.mT, old)
-    shares = turn.square()  # of each old direction in each new one
-    old.copy_(new)
-    for name in (f"{side}_factors", f"{side}_slopes"):
-        stack[name].copy_((shares * stack[name][:, None]).sum(-1))
-    for name, by in (("mean", turn), ("slow", turn), ("square", shares)):
-        stack[name].copy_(_times(by, stack[name]) if left else _times(stack[name], by.mT))
-    return _times(turn, turned) if left else _times(turned, turn.mT)
-
-
-def _move(bundle: Bundle, stack: dict[str, Tensor], turned: Tensor, rates: list[float]) -> None:
-    """Move parameters by one step, along a gradient in their bases."""
-    item, runs = bundle.items[0], len(rates)
-    state, group, step = item.state, item.group, item.state["step"]
-    first, second = float(group["betas"][0]), _second_decay(item)
-    inputs = (INPUTS.reference / state["inputs"]) ** INPUTS.power
-    sizes = [min(LIMITS.step, float(group["lr"]) * rate) * inputs for rate in rates]
-    if state["table"]:
-        sizes = [min(TABLES.most, TABLES.rate * size) for size in sizes]
-    correction = 1 - second**step
-    usual = chain.from_iterable(each.state["usual"] for each in bundle.items)
-    floors = [correction * ((LIMITS.floor * own) ** 2 + float(group["eps"]) ** 2) + LIMITS.least for own in usual]
-    mean = stack["mean"].lerp_(turned, 1 - first)
-    slow = stack["slow"].lerp_(turned, AVERAGES.window / (step + AVERAGES.window - 1))
-    square = stack["square"].mul_(second).addcmul_(turned, turned, value=1 - second)
-    # the means' shares of the step; what they and the root have in common is in its length
-    share = 0.0 if state["table"] else AVERAGES.share  # a row that is seldom seen has a slow mean of long ago
-    weight = (1 - share) / (1 - first ** (step + 1))
-    last = torch.lerp(turned, mean, first, out=stack["last"]).add_(slow, alpha=share / weight)
-    last.mul_((square + _spread(square, floors)).rsqrt_())
-    along: Any = [-size * weight * math.sqrt(correction) for size in sizes] * len(bundle.items)
-    along = _spread(square, along)
-    for side in filter(stack.__contains__, NAMES):
-        factors = stack[f"{side}_factors"].exp()
-        last.mul_((factors[..., None] if side == "left" else factors[..., None, :]) * along)
-        along = 1.0
-    if not {"left", "right"} & stack.keys():
-        last.mul_(along)
-    steps = _turn(last, stack, back=True)
-    for number, (each, own) in enumerate(zip(bundle.items, steps.split(runs), strict=True)):
-        _add(each, own, sizes, bundle.lengths[number * runs : (number + 1) * runs])
-
-
-def _add(item: Work, step: Tensor, sizes: list[float], lengths: list[float]) -> None:
-    """Add a step to a parameter, and let weights decay that are matrices."""
-    p, state, weight = item.parameter, item.state, _find_weight(item)
-    if weight is not p and not torch.equal(weight.to(p.dtype), p):
-        weight.copy_(p)
-    if lengths:
-        most = LIMITS.decay * math.sqrt(math.prod(p.shape[1:]))
-        state["share"] = [most / length if length else math.inf for length in lengths]
-    decay = item.group["weight_decay"] * (TABLES.decay if state["table"] else 1.0)
-    if decay and p.ndim > 2:
-        shares = [share * (TABLES.decay if state["table"] else 1.0) for share in state["share"]]
-        weight.mul_(_spread(weight, [1 - size * min(decay, own) for size, own in zip(sizes, shares, strict=True)]))
-    weight.add_(step.reshape(weight.shape))
-    if weight is not p:
-        p.copy_(weight)
+def _fetch(rows: Sequence[Tensor]) -> list[list[float]]:
+    """Return the numbers of tensors (n,), which are waited for once."""
+    numbers = iter(torch.cat([row.to(rows[0].device) for row in rows]).tolist() if rows else [])
+    return [list(islice(numbers, len(row))) for row in rows]

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from protonet import optimizer as module
-from protonet.optimizer import CustomOptimizer
-from tests.optimizer_cases import distance, loss_on, make_model, same, train, trained
+from protonet.optimizer import LAW, CustomOptimizer, Run, StackOptimizer
+from tests.optimizer_cases import distance, loss_on, make_model, same, train, trained, weights
 
 SHAPES: list[tuple[int, ...]] = [
     (), (1,), (7,), (1, 1), (1, 9), (9, 1), (6, 4), (400, 3), (50_000, 16), (3, 4, 5), (2, 3, 4, 5), (2, 3, 2, 3, 2)
@@ -47,7 +47,9 @@ def test_every_shape_nears_its_minimum_with_a_precise_state(dtype: torch.dtype, 
     optimizer = CustomOptimizer([p])
     p.grad = torch.ones_like(p)
     optimizer.step()
-    kept = [x.dtype for x in optimizer.state[p].values() if isinstance(x, Tensor) and x.is_floating_point()]
+    kept = [
+        x.dtype for x in optimizer.state_dict()["state"][0].values() if isinstance(x, Tensor) and x.is_floating_point()
+    ]
     assert not {torch.bfloat16, torch.float16} & set(kept)
     assert descend(p, 10 if math.prod(shape) > 10**5 else 40) < 0.97
     assert p.dtype == dtype
@@ -118,6 +120,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     *(("lr", {"lr": each}) for each in ("0.1", None)),
     ("momentun", {"momentun": 0.9}),
 ]
+BAD_TOTALS = [0, -1, 10.0, True, "10"]
 
 
 @pytest.mark.parametrize(("name", "setting"), BAD, ids=str)
@@ -134,6 +137,38 @@ def test_settings_that_do_not_fit_are_named(name: str, setting: dict[str, Any]) 
     with pytest.raises((TypeError, ValueError), match=re.escape(name)):
         CustomOptimizer([p], **setting)
     assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize("total", BAD_TOTALS, ids=repr)
+def test_a_number_of_steps_that_is_none_is_told(total: Any) -> None:
+    message = r"^CustomOptimizer: `total_steps` must be an int >= 1; got .*\. \S.*$"
+    with pytest.raises(ValueError, match=message):
+        CustomOptimizer([nn.Parameter(torch.ones(1))], total_steps=total)
+    with pytest.raises(ValueError, match=message):
+        StackOptimizer([([torch.ones(2, 3)], 0.0)], total_steps=total)
+
+
+@pytest.mark.parametrize("total", [1, 7, 10, 400])
+def test_the_anneal_is_a_line_to_the_last_step(total: int) -> None:
+    """Against interpolation between the places where the line bends."""
+    bends = [0.4 * total, (1 - LAW.left) * total]
+    found = [Run(1.0, total).anneal(steps) for steps in range(total + 3)]
+    np.testing.assert_allclose(found, np.interp(range(total + 3), bends, [1, LAW.left / LAW.annealed]))
+    assert [Run(1.0).anneal(steps) for steps in (0, 10**9)] == [1, 1]
+
+
+def test_a_known_number_of_steps_changes_nothing_at_first_and_ends_all_at_the_end() -> None:
+    total, ends = 50, []
+    for told in (None, total):
+        model = make_model()
+        optimizer = CustomOptimizer(model.parameters(), total_steps=told)
+        first = weights(train(model, optimizer, 20))
+        last = weights(train(model, optimizer, total - 20, first=20))
+        train(model, optimizer, 5, first=total)
+        ends.append((first, last, weights(model)))
+    assert all(torch.equal(p, q) for p, q in zip(ends[0][0], ends[1][0], strict=True))
+    after = [math.dist(nn.utils.parameters_to_vector(a), nn.utils.parameters_to_vector(b)) for _, a, b in ends]
+    assert after[1] < 0.05 * after[0]
 
 
 def test_no_parameters_is_the_error_that_torch_has() -> None:

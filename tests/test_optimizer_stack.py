@@ -36,12 +36,15 @@ def test_a_stack_is_its_members(members: int, change: str) -> None:
     generator = torch.Generator().manual_seed(0)
     stack = [torch.randn((members, *shape), generator=generator) for shape in SHAPES]
     targets = [torch.randn((members, *shape), generator=generator) for shape in SHAPES]
+    known = STEPS if change == "nothing" else None
     alone = [[nn.Parameter(weight[member].clone()) for weight in stack] for member in range(members)]
     optimizers = [
-        CustomOptimizer([{"params": own[:3], "weight_decay": 0.15}, {"params": own[3:], "weight_decay": 0.0}])
+        CustomOptimizer(
+            [{"params": own[:3], "weight_decay": 0.15}, {"params": own[3:], "weight_decay": 0.0}], total_steps=known
+        )
         for own in alone
     ]
-    optimizer = StackOptimizer([(stack[:3], 0.15), (stack[3:], 0.0)])
+    optimizer = StackOptimizer([(stack[:3], 0.15), (stack[3:], 0.0)], total_steps=known)
     for step in range(STEPS):
         noise = [0.3 * torch.randn(weight.shape, generator=generator) for weight in stack]
         gradients = [weight - target + own for weight, target, own in zip(stack, targets, noise, strict=True)]
@@ -53,9 +56,7 @@ def test_a_stack_is_its_members(members: int, change: str) -> None:
         optimizer.step(gradients)
     for member, own in enumerate(alone):
         assert all(torch.equal(p, weight[member]) for p, weight in zip(own, stack, strict=True))
-    runs = [run for _, part, *_ in optimizer.parts for run in part]
-    assert [run["skipped"] for run in runs] == [each.skipped for each in optimizers]
-    assert [run["rate"] for run in runs] == [each.param_groups[0]["rate"] for each in optimizers]
+    assert [run for _, steps in optimizer.parts for run in steps.runs] == [each.steps.runs[0] for each in optimizers]
 
 
 def test_members_go_together_for_as_long_as_they_can() -> None:
@@ -96,7 +97,7 @@ def test_parameters_that_are_alike_go_together_and_as_if_they_were_alone(shape: 
                 noise = torch.randn(shape, generator=generator, dtype=torch.float64)
                 p.grad = None if (step, number) == (5, 1) else p.detach() + 0.3 * noise
             optimizer.step()
-            stores = {optimizer.state[p]["mean"].untyped_storage().data_ptr() for p in own}
+            stores = {state["mean"].untyped_storage().data_ptr() for state in optimizer.state_dict()["state"].values()}
             assert len(stores) == (3 if not together else 1 if step < 5 else 2)
         ends.append([p.detach() for p in own])
     for one, other in zip(*ends, strict=True):

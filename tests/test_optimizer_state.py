@@ -25,6 +25,7 @@ def revive(model: nn.Module, optimizer: torch.optim.Optimizer, dtype: torch.dtyp
     other.load_state_dict(saved["model"])
     fresh = CustomOptimizer(other.parameters())
     fresh.load_state_dict(saved["optimizer"])
+    assert fresh.state_dict()["param_groups"] == optimizer.state_dict()["param_groups"]
     return other, fresh
 
 
@@ -32,7 +33,7 @@ def revive(model: nn.Module, optimizer: torch.optim.Optimizer, dtype: torch.dtyp
 @pytest.mark.parametrize("at", [0, 1, 5, 12])
 def test_a_checkpoint_resumes_bit_for_bit(at: int, dtype: torch.dtype) -> None:
     model = make_model(dtype)
-    optimizer = CustomOptimizer(model.parameters())
+    optimizer = CustomOptimizer(model.parameters(), total_steps=at + 5)
     train(model, optimizer, at)
     other, fresh = revive(model, optimizer, dtype)
     assert same(train(other, fresh, 8, first=at), train(model, optimizer, 8, first=at))
@@ -48,7 +49,7 @@ def test_a_checkpoint_resumes_after_a_change_of_dtype(dtype: torch.dtype, back: 
     model.to(second)
     other, fresh = revive(model, optimizer, second)
     assert same(train(other, fresh, 8, first=5), train(model, optimizer, 8, first=5))
-    kept = [x for state in fresh.state.values() for x in state.values() if isinstance(x, Tensor)]
+    kept = [x for state in fresh.state_dict()["state"].values() for x in state.values() if isinstance(x, Tensor)]
     assert not {x.dtype for x in kept} & set(LOW)
 
 
@@ -131,19 +132,20 @@ def test_the_state_is_at_most_four_times_that_of_adamw(shapes: list[tuple[int, .
     for p in ps:
         p.grad = torch.ones_like(p)
     optimizer.step()
-    held = [x for state in optimizer.state.values() for x in state.values() if isinstance(x, Tensor)]
+    held = [x for state in optimizer.state_dict()["state"].values() for x in state.values() if isinstance(x, Tensor)]
     size = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in held}
     assert sum(size.values()) <= 4 * 2 * 4 * sum(p.numel() for p in ps)
 
 
 def test_a_state_of_earlier_versions_loads() -> None:
-    """It had numbers where there are lists now, one number per run."""
+    """It had numbers where there are lists now, one number per run, and counted no steps."""
     model, other = make_model(), make_model()
     optimizer, fresh = CustomOptimizer(model.parameters()), CustomOptimizer(other.parameters())
     train(model, optimizer, 5)
     saved = copy.deepcopy(optimizer.state_dict())
     for state in saved["state"].values():
         state.update({name: state[name][0] for name in ("unit", "usual")})
+    assert [saved["param_groups"][0].pop(name) for name in ("steps", "total_steps")] == [5, None]
     other.load_state_dict(model.state_dict())
     fresh.load_state_dict(through_file(saved))
     assert same(train(other, fresh, 8, first=5), train(model, optimizer, 8, first=5))

@@ -1,7 +1,8 @@
 """The steps that an optimizer needs to the loss of tuned AdamW, on each workload, at each of several horizons.
 
-It does not know the horizon: one run of a workload and seed is judged at all of them. With --rates, at other learning
-rates too; with --compare, other libraries' optimizers, each at its best shared learning rate. A run on validation or
+A configuration with total_steps is told each horizon, and runs once for each; without it, one run of a workload and
+seed is judged at all of them. With --rates, at other learning rates too; with --told, told another horizon than the
+true one; with --compare, other libraries' optimizers, each at its best shared learning rate. A run on validation or
 test workloads is a look: it is logged in analysis/results/optimizer_looks.md.
 """
 
@@ -34,6 +35,18 @@ from analysis.optimizer_bench.workloads import ROLES
 from analysis.shared.runner import Report, StudyParser, parse_names, parse_wholes
 from protonet._checks import refuse
 
+Optimizers = Mapping[int, Candidate]  #: By the horizon.
+
+
+class Variant(NamedTuple):
+    """What a candidate's variant differs in from its configuration."""
+
+    changed: str  #: ``rate``, the learning rate, or ``horizon``, the total_steps that it is told.
+    factor: float  #: Times the configuration's, or the true horizon.
+
+
+PLAIN = Variant("nothing", 1.0)
+
 
 class Grid(NamedTuple):
     """What optimizers run on."""
@@ -47,18 +60,27 @@ class Grid(NamedTuple):
         """Return a workload's baseline at a horizon."""
         return self.baselines[name][str(steps)]
 
-    def list_runs(
-        self, optimizer: Candidate, seeds: Sequence[int] | None = None, steps: Sequence[int] | None = None
-    ) -> list[Run]:
-        """Return an optimizer's runs: each to the last horizon, or until it is below every horizon's target."""
+    def list_runs(self, optimizers: Optimizers, seeds: Sequence[int] | None = None) -> list[Run]:
+        """Return optimizers' runs: each to its last horizon, or until it is below every target of its horizons."""
         runs = []
-        steps = self.steps if steps is None else steps
-        for name, file in self.workloads.items():
-            target = min(self.get_baseline(name, horizon)["target"] for horizon in steps)
-            runs += [Run(name, file, seed, max(steps), optimizer, target) for seed in seeds or self.seeds]
+        for optimizer in dict.fromkeys(optimizers.values()):
+            steps = [horizon for horizon, each in optimizers.items() if each == optimizer]
+            for name, file in self.workloads.items():
+                baselines = [self.get_baseline(name, horizon) for horizon in steps]
+                baselines += [easier for each in baselines for easier in each.get("easier", {}).values()]
+                target = min(each["target"] for each in baselines)
+                runs += [Run(name, file, seed, max(steps), optimizer, target) for seed in seeds or self.seeds]
         return runs
 
-    def score(self, optimizers: Mapping[int, Candidate], curves: Curves) -> list[Row]:
+    def tell(self, candidate: Candidate, factor: float = 1.0) -> Optimizers:
+        """Return a candidate at each horizon: if its configuration has total_steps, a factor times that horizon."""
+        config = json.loads(candidate.config)
+        if config.get("total_steps") is None:
+            return dict.fromkeys(self.steps, candidate)
+        told = {steps: config | {"total_steps": round(factor * steps)} for steps in self.steps}
+        return {steps: candidate._replace(config=json.dumps(each, sort_keys=True)) for steps, each in told.items()}
+
+    def score(self, optimizers: Optimizers, curves: Curves) -> list[Row]:
         """Return the rows of an optimizer, one for each horizon: by role, then horizon, then workload."""
         rows = []
         for role in dict.fromkeys(map(loading.get_role, self.workloads)):
@@ -75,6 +97,7 @@ def add_options(parser: StudyParser) -> None:
     parser.add_argument("--optimizer", metavar="FILE", help="Python file of a class CustomOptimizer(params, **config)")
     parser.add_argument("--config", metavar="FILE", help="its config, a JSON object (default: none)")
     parser.add("--rates", None, "factors on its learning rate to run as well, with commas", _parse_factors)
+    parser.add("--told", None, "factors on the total_steps that it is told to run as well, with commas", _parse_factors)
     known = f"of {', '.join(PEERS)} (no NAMES: all)"
     parser.add_argument("--compare", nargs="?", const=",".join(PEERS), metavar="NAMES", help=known)
     parser.add("--steps", "1000", "horizons, with commas", check_steps)
@@ -94,16 +117,16 @@ def add_grid(parser: StudyParser, seeds: str) -> None:
 
 
 def _parse_factors(option: str, text: str) -> list[float]:
-    """Return the factors of a list with commas, 1 first, or raise an InputError if one is no number > 0."""
-    factors = [1.0]
+    """Return the factors of a list with commas, without 1, or raise an InputError if one is no number > 0."""
+    factors = list[float]()
     for part in text.split(","):
         try:
             factors.append(float(part))
         except ValueError:
             factors.append(math.nan)
         if not 0 < factors[-1] < math.inf:
-            refuse(option, "be numbers > 0", repr(part), "Pass factors such as 0.1,0.3,1,3,10.")
-    return list(dict.fromkeys(factors))
+            refuse(option, "be numbers > 0", repr(part), "Pass factors such as 0.1,0.3,3,10.")
+    return [factor for factor in dict.fromkeys(factors) if factor != 1]
 
 
 def run(options: argparse.Namespace) -> Report:
@@ -114,11 +137,15 @@ def run(options: argparse.Namespace) -> Report:
         refuse("--compare", f"have {', '.join(missing)}", "none installed", 'Run pip install "protonet[peers]".')
     candidate = _pick_candidate(options)
     grid = _pick_grid(options)
-    factors = {} if candidate is None else {each: scale(candidate, each) for each in options.rates or [1.0]}
+    variants: dict[Variant, Optimizers] = {}
+    if candidate is not None:
+        variants[PLAIN] = grid.tell(candidate)
+        variants |= {Variant("rate", each): grid.tell(scale(candidate, each)) for each in options.rates or ()}
+        variants |= {Variant("horizon", each): grid.tell(candidate, each) for each in options.told or ()}
     look = Look.at(candidate, peers, list(dict.fromkeys(map(loading.get_role, grid.workloads))))
     check_look(look, "--roles" if options.workloads is None else "--workloads")
     check_baselines(grid)
-    entries = compete(grid, factors, peers, options.state, options.jobs)
+    entries = compete(grid, variants, peers, options.state, options.jobs)
     log_look(look, grid.steps, grid.seeds, _list_means(entries[0]))
     if options.plot:
         longest = {name: grid.get_baseline(name, grid.steps[-1]) for name in grid.workloads}
@@ -134,7 +161,7 @@ def _list_means(entry: Entry) -> dict[tuple[str, int], float]:
 def _pick_candidate(options: argparse.Namespace) -> Candidate | None:
     """Return the optimizer that was given, None if there are peers alone."""
     if options.optimizer is None:
-        for option in ("config", "rates", "plot"):
+        for option in ("config", "rates", "told", "plot"):
             if getattr(options, option) is not None:
                 refuse(f"--{option}", "come with --optimizer", "none", "Add the optimizer's file.")
         if options.compare is None:
@@ -198,40 +225,37 @@ def check_baselines(grid: Grid) -> None:
 
 
 def compete(
-    grid: Grid, factors: Mapping[float, Candidate], peers: Sequence[str], state: Path, jobs: int
+    grid: Grid, variants: Mapping[Variant, Optimizers], peers: Sequence[str], state: Path, jobs: int
 ) -> list[Entry]:
-    """Run a candidate at factors on its rate, if any, and peers at the rate that is best for each, and score them.
+    """Run a candidate and its variants, if any, and peers at the rate that is best for each, and score them.
 
     A peer's learning rate is chosen anew for each horizon, on the first seed of all workloads.
     """
     settings = {peer: {lr: Candidate(peer, json.dumps({"lr": lr})) for lr in PEERS[peer].rates} for peer in peers}
-    runs = [run for candidate in factors.values() for run in grid.list_runs(candidate)]
+    runs = [run for optimizers in variants.values() for run in grid.list_runs(optimizers)]
     for by_rate in settings.values():
-        runs += [run for setting in by_rate.values() for run in grid.list_runs(setting, grid.seeds[:1])]
+        runs += [run for each in by_rate.values() for run in grid.list_runs(grid.tell(each), grid.seeds[:1])]
     curves = train_all(runs, state, jobs)
     means = {peer: {lr: _average_first(grid, each, curves) for lr, each in settings[peer].items()} for peer in peers}
     best = {peer: {n: max(rates, key=lambda lr: rates[lr][n]) for n in grid.steps} for peer, rates in means.items()}
-    more = []
-    for peer, chosen in best.items():
-        for lr in dict.fromkeys(chosen.values()) if grid.seeds[1:] else ():
-            steps = [n for n in grid.steps if chosen[n] == lr]
-            more += grid.list_runs(settings[peer][lr], grid.seeds[1:], steps)
+    chosen = {peer: {n: settings[peer][lr] for n, lr in rates.items()} for peer, rates in best.items()}
+    more = [run for each in chosen.values() if grid.seeds[1:] for run in grid.list_runs(each, grid.seeds[1:])]
     curves |= train_all(more, state, jobs) if more else {}
-    entries = []
-    for factor, candidate in factors.items():
-        rows = grid.score(dict.fromkeys(grid.steps, candidate), curves)
-        entry = {"name": candidate.name, "config": json.loads(candidate.config), "factor": factor, "rows": rows}
+    entries: list[Entry] = []
+    for variant, optimizers in variants.items():
+        rows, first = grid.score(optimizers, curves), optimizers[grid.steps[-1]]
+        entry = {"name": first.name, "config": json.loads(first.config), **variant._asdict(), "rows": rows}
         entries.append(entry | {"summaries": summarise(rows)})
-    if factors:
-        entries[0]["curves"] = {
-            name: [[float(f"{x:.5g}") for x in curves[factors[1.0], name, seed].losses] for seed in grid.seeds]
-            for name in grid.workloads
-        }
-    for peer, chosen in best.items():
-        rows = grid.score({n: settings[peer][lr] for n, lr in chosen.items()}, curves)
+        if variant == PLAIN:
+            entries[0]["curves"] = {
+                name: [[float(f"{x:.5g}") for x in curves[first, name, seed].losses] for seed in grid.seeds]
+                for name in grid.workloads
+            }
+    for peer, optimizers in chosen.items():
+        rows = grid.score(optimizers, curves)
         found = {
             f"{n}": {"best": lr, "means": {f"{each}": mean[n] for each, mean in means[peer].items()}}
-            for n, lr in chosen.items()
+            for n, lr in best[peer].items()
         }
         entries.append({"name": peer, "rows": rows, "summaries": summarise(rows), "rates": found})
     return entries

@@ -27,7 +27,8 @@ BASELINES = Path("analysis/results/optimizer_baselines.json")
 #: is least (``setting``); ``steps``, the median over seeds of the first step that reaches the target, least over the
 #: best settings (by ``fastest``, whose first steps are ``hits``: None for a seed that misses the target); ``initial``,
 #: the mean validation loss before training; ``curve``, the mean over seeds of the smoothed losses that made the target;
-#: ``max_steps`` of every run, and the workload's ``fingerprint``.
+#: ``max_steps`` of every run, and the workload's ``fingerprint``. Newer ones have ``easier`` baselines by name,
+#: each with a target, steps and settings of its own.
 Baseline = dict[str, Any]
 #: By the workload's name and the horizon, a text.
 Baselines = dict[str, dict[str, Baseline]]

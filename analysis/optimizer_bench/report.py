@@ -15,10 +15,11 @@ from protonet.ui.text import format_table
 
 #: An optimizer's ``name`` and ``config``, its ``rows`` and what they come to (``summaries``). A peer has ``rates``
 #: instead of the config: by the horizon, its ``best`` learning rate and each rate's geometric mean on the first seed
-#: (``means``). A candidate has the ``factor`` on its learning rate, and at the factor 1 the ``curves`` of smoothed
-#: losses of each seed, by the workload's name.
+#: (``means``). A candidate has what was ``changed`` and by which ``factor``, and if it is nothing the ``curves`` of
+#: smoothed losses of each seed, by the workload's name.
 Entry = dict[str, Any]
 TITLES = {role: f"{role.capitalize()} workloads" for role in ROLES} | {FILE: "Workloads of the file"}
+EASIER = {"coarse": "a coarse ladder of AdamWs", "shared": "one AdamW for all"}
 NOTE = """
 Ratio: AdamW's steps to the target, tuned for each workload and horizon, over the optimizer's; means are geometric,
 intervals of 95 % over seeds. A miss earns at most 0.7, a loss that is not finite 0.05. Short of the target: of misses,
@@ -29,17 +30,17 @@ Libraries' optimizers are set by default but for the learning rate. It is the be
 horizon, on all of these workloads together: an advantage that the optimizer judged here does not have. Only step() is
 called: none has a schedule, and schedule-free AdamW is judged where it takes gradients.
 """
-RATES_NOTE = """
-Rate: the factor on the configuration's learning rate. Change: of the geometric mean, against the factor 1.
+VARIANTS_NOTE = """
+Change: of the geometric mean, against the configuration's learning rate, told the true horizon.
 """
 
 
 def tabulate(entries: Sequence[Entry], baselines: Baselines) -> str:
     """Return the tables: for each role and horizon the candidate's rows, if there is one, and all optimizers' means."""
     text = ""
-    rates = [entry for entry in entries if "factor" in entry]
+    variants = [entry for entry in entries if "factor" in entry]
     peers = [entry for entry in entries if "rates" in entry]
-    first, compared = entries[0], [*rates[:1], *peers]
+    first, compared = entries[0], [*variants[:1], *peers]
     for summary in first["summaries"]:
         key = {name: summary[name] for name in ("role", "steps")}
         rows = _select(first["rows"], key)
@@ -49,10 +50,10 @@ def tabulate(entries: Sequence[Entry], baselines: Baselines) -> str:
             text += f"{_tabulate_rows(rows, found)}\n{first['name']}: {_describe(summary, rows)}\n\n"
         if peers:
             text += _tabulate_entries(compared, key) + "\n"
-    if len(rates) > 1:
-        text += f"**Learning rates**\n\n{tabulate_rates(rates)}\n"
+    if len(variants) > 1:
+        text += f"**Other learning rates and horizons told**\n\n{tabulate_variants(variants)}\n"
     text += NOTE.lstrip() + PEERS_NOTE.lstrip() * bool(peers)
-    return text + RATES_NOTE.lstrip() * (len(rates) > 1)
+    return text + VARIANTS_NOTE.lstrip() * (len(variants) > 1)
 
 
 def _select(rows: Sequence[Mapping[str, Any]], key: Mapping[str, object]) -> list[Any]:
@@ -79,6 +80,9 @@ def _describe(summary: Summary, rows: Sequence[Row]) -> str:
     interval = f" ({_format_interval(summary)})" if summary["interval"] else ""
     text = f"geometric mean {summary['ratio']:.2f}{interval}, worst {summary['worst']} {summary['worst_ratio']:.2f}, "
     text += f"worst family {summary['worst_family']} {summary['worst_family_ratio']:.2f}, "
+    parts = [f"{name} {ratio:.2f}" for name, ratio in summary["kinds"].items()]
+    parts += [f"against {EASIER[name]} {ratio:.2f}" for name, ratio in summary["easier"].items()]
+    text += f"{', '.join(parts)}, "
     return text + f"not finite: {', '.join(summary['diverged']) or 'none'}.{_tell_raised(rows)}"
 
 
@@ -110,22 +114,21 @@ def _format_interval(summary: Summary) -> str:
     return "" if summary["interval"] is None else "{:.2f} to {:.2f}".format(*summary["interval"])
 
 
-def tabulate_rates(entries: Sequence[Entry]) -> str:
-    """Return a table with a line for each factor on the learning rate, over all workloads."""
-    means = {entry["factor"]: average_by(entry["rows"], "steps") for entry in entries}
-    horizons = list(means[1.0])
+def tabulate_variants(entries: Sequence[Entry]) -> str:
+    """Return a table with a line for each variant of a candidate, which is the first entry, over all workloads."""
+    means = average_by(entries[0]["rows"], "steps")
     lines = []
-    for entry in sorted(entries, key=lambda each: float(each["factor"])):
-        line = [f"{entry['factor']:g}", f"{entry['config']['lr']:g}" if "lr" in entry["config"] else "default"]
-        for steps, mean in means[entry["factor"]].items():
-            change = 100 * (mean / means[1.0][steps] - 1)
+    for entry in entries:
+        line = [f"{entry['changed']} x {entry['factor']:g}" if entry is not entries[0] else "as configured"]
+        for steps, mean in average_by(entry["rows"], "steps").items():
+            change = 100 * (mean / means[steps] - 1)
             line += [f"{mean:.2f}", f"{round(change, 1) + 0.0:+.1f} %"]
         worst = min(entry["rows"], key=lambda row: float(row["ratio"]))
         diverged = dict.fromkeys(row["workload"] for row in entry["rows"] if any(row["diverged"]))
         told = f"{worst['workload']} {worst['ratio']:.2f} (of {worst['steps']:,})"
         lines.append([*line, told, ", ".join(diverged) or "none"])
-    headings = [text for steps in horizons for text in (f"{steps:,} steps", "change")]
-    return format_table(["rate", "lr", *headings, "worst", "not finite"], lines)
+    headings = [text for steps in means for text in (f"{steps:,} steps", "change")]
+    return format_table(["variant", *headings, "worst", "not finite"], lines)
 
 
 def plot(curves: Mapping[str, Sequence[Sequence[float]]], baselines: Mapping[str, Baseline], path: Path) -> None:

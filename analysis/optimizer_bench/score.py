@@ -11,18 +11,19 @@ import numpy as np
 
 from analysis.optimizer_bench.loading import FILE, get_role
 from analysis.optimizer_bench.workload import EVERY, Curve
-from analysis.optimizer_bench.workloads import FAMILY
+from analysis.optimizer_bench.workloads import FAMILY, KIND
 
 #: A miss earns this much at the most, what is left falls by e with every tenth of the way that is left, to the floor.
 MISS, STEEPNESS, FLOOR = 0.7, 10.0, 0.05
 RESAMPLES = 2000
-#: A workload's name, role and family, the horizon (``steps``), the geometric mean over seeds (``ratio``) and each
+#: A workload's name, role, family and kind, the horizon (``steps``), the geometric mean over seeds (``ratio``) and each
 #: seed's ratio, first step at the target (None: a miss), whether it diverged, what the optimizer raised (None: nothing)
 #: and, of a miss, how far its best smoothed loss stays above the target, in per cent of that (``gaps``, None for a hit
-#: or no loss); and milliseconds a step.
+#: or no loss); the ratios against ``easier`` baselines, by name, if there are some; and milliseconds a step.
 Row = dict[str, Any]
 #: What rows of one role and horizon come to: ``role``, ``steps``, ``ratio``, their geometric mean, its 95 %
-#: ``interval`` (None for one seed), the ``worst`` row and family, and which workloads ``diverged`` on any seed.
+#: ``interval`` (None for one seed), the mean of each of the ``kinds`` and against each ``easier`` baseline that all
+#: rows have, the ``worst`` row and family, and which workloads ``diverged`` on any seed.
 Summary = dict[str, Any]
 
 
@@ -44,7 +45,7 @@ def rate(curve: Curve, baseline: Mapping[str, Any]) -> float:
     if hit is not None:
         return float(baseline["steps"] / hit)
     left = (curve.losses[-1] - target) / (baseline["initial"] - target)
-    return max(FLOOR, MISS * math.exp(-STEEPNESS * left))
+    return max(FLOOR, MISS * math.exp(-STEEPNESS * max(0.0, left)))
 
 
 def measure_gap(curve: Curve, baseline: Mapping[str, Any]) -> float | None:
@@ -64,9 +65,14 @@ def score_workload(name: str, curves: Sequence[Curve], baseline: Mapping[str, An
         "workload": name,
         "role": get_role(name),
         "family": FAMILY.get(name, FILE),
+        "kind": KIND.get(name, FILE),
         "steps": max_steps,
         "ratio": statistics.geometric_mean(ratios),
         "ratios": ratios,
+        "easier": {
+            easier: statistics.geometric_mean(rate(curve, baseline | each) for curve in curves)
+            for easier, each in baseline.get("easier", {}).items()
+        },
         "hits": [curve.first_hit(target) for curve in seen],
         "diverged": [curve.diverged for curve in seen],
         "raised": [curve.raised if curve.diverged else None for curve in seen],
@@ -92,6 +98,12 @@ def _summarise(rows: Sequence[Row]) -> Summary:
     worst_family = min(families, key=families.__getitem__)
     return {
         "ratio": statistics.geometric_mean(map(get_ratio, rows)),
+        "kinds": average_by(rows, "kind"),
+        "easier": {
+            name: statistics.geometric_mean(row["easier"][name] for row in rows)
+            for name in rows[0]["easier"]
+            if all(name in row["easier"] for row in rows)
+        },
         "interval": bootstrap([row["ratios"] for row in rows]) if len(rows[0]["ratios"]) > 1 else None,
         "worst": worst["workload"],
         "worst_ratio": worst["ratio"],

@@ -34,7 +34,7 @@ from protonet.ui.text import format_table
 #: ends early where it is fast: 50 s on two cores.
 CHEAP = (
     *("gpt", "recommender", "vae", "gnn", "prototype", "syntax", "spiky", "chain", "denoiser", "ranking", "words"),
-    *("loud", "siamese"),
+    *("loud", "contrast", "tastes", "teacher", "petals"),
 )
 NOTE = """
 Geometric means of AdamW's steps over the variant's, as of optimizer-bench, over workloads and horizons. Left out: for
@@ -72,9 +72,10 @@ def run(options: argparse.Namespace) -> Report:
     baselines = loading.read_baselines(Path(options.baselines))
     grid = Grid(dict.fromkeys(names), baselines, options.seeds, sorted(options.steps))
     check_baselines(grid)
-    runs = [run for candidate in variants.values() for run in grid.list_runs(candidate)]
+    told_each = {name: grid.tell(candidate) for name, candidate in variants.items()}
+    runs = [run for optimizers in told_each.values() for run in grid.list_runs(optimizers)]
     curves = train_all(runs, options.state, options.jobs)
-    rows = {name: grid.score(dict.fromkeys(grid.steps, each), curves) for name, each in variants.items()}
+    rows = {name: grid.score(optimizers, curves) for name, optimizers in told_each.items()}
     ratios = {name: average_by(found, "workload") for name, found in rows.items()}
     choices = leave_out(ratios, FAMILY)
     text = f"{tabulate(rows)}\n{tabulate_choices(choices, ratios)}"

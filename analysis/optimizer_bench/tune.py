@@ -1,8 +1,12 @@
 """Tune AdamW strictly on each workload at each horizon: the baselines of the optimizer bench, kept in a JSON file.
 
 Learning rates are tried up and down until the best one is interior, and weight decay, betas and the end of the
-schedule beside it, all on one seed. The best setting with a cosine and with a constant rate then run on every seed. The
-first horizon is searched in full; others start from what was best at one before, here or in the file, with its betas.
+schedule beside it, all on one seed. The best setting with a cosine, with a constant rate and of the ladder below then
+run on every seed. The first horizon is searched in full; others start from what was best at one before, here or in the
+file, with its betas.
+
+Two easier baselines say what this strictness moves: a coarse ladder of rates, each three times the one below, with two
+weight decays and a cosine; and one AdamW for all workloads.
 """
 
 from __future__ import annotations
@@ -13,14 +17,14 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from analysis.optimizer_bench import loading
 from analysis.optimizer_bench.runs import Run, Setting, identify, run_adamw
 from analysis.optimizer_bench.workload import EVERY, Curve
-from analysis.shared.journal import run_all
+from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser, parse_wholes
 from analysis.shared.tables import format_columns
 from protonet._checks import refuse
@@ -32,6 +36,8 @@ COARSE, FINE, RATES = 3.0, 1.7, (1e-6, 10.0)
 WEIGHT_DECAYS = (0.0, 0.1, 1.0)
 BETAS = ((0.9, 0.99), (0.9, 0.95), (0.95, 0.999), (0.8, 0.999))
 HORIZONS = (1.0, 0.6, 0.35, 0.0)  #: Shares of the steps at whose end a cosine reaches 0; 0 is a constant rate.
+LADDER_DECAYS = (0.01, 0.1)
+SOURCE = "analysis/optimizer_bench/tune.py"
 COLUMNS = {
     "workload": "{name}",
     "of": "{max_steps:,}",
@@ -103,12 +109,12 @@ def _get_horizon(item: tuple[str, loading.Baseline]) -> int:
 
 def _identify(task: Task) -> list[object]:
     """Return what decides a workload's baselines beside the task itself."""
-    return identify(Run(task.workload, task.file, SEEDS[0], task.steps[0], Setting()))
+    return [*identify(Run(task.workload, task.file, SEEDS[0], task.steps[0], Setting())), hash_sources(SOURCE)]
 
 
 def tune_workload(task: Task) -> dict[str, loading.Baseline]:
     """Return a workload's baselines, by the horizon."""
-    code = _identify(task)
+    code = _identify(task)[:-1]  # a run is the same, whatever search asks for it
 
     @functools.cache
     def train(setting: Setting, seed: int, max_steps: int) -> Curve:
@@ -153,23 +159,36 @@ def tune(measure: Callable[[Setting, int], Curve], start: Setting | None = None)
     ends = [tuned._replace(horizon=horizon) for horizon in HORIZONS]
     ends = [best(ends[:-1]), climb(ends[-1], FINE)]  # a constant rate is a lower one
     finalists = sorted(ends, key=lambda setting: _least(measure(setting, SEEDS[0])))
+    rung = climb(Setting(), COARSE)
+    ladder = best(rung._replace(weight_decay=decay) for decay in LADDER_DECAYS)
+    strict, curves = judge(measure, [*finalists, ladder])  # a search may end beside what the ladder finds
+    baseline = strict | {
+        "initial": statistics.fmean(curve.losses[0] for curve in curves),
+        "curve": [
+            float(f"{statistics.fmean(each):.5g}") for each in zip(*(each.losses for each in curves), strict=True)
+        ],
+        "easier": {name: judge(measure, [each])[0] for name, each in (("coarse", ladder), ("shared", Setting()))},
+    }
+    return baseline, finalists[0]
+
+
+def judge(
+    measure: Callable[[Setting, int], Curve], finalists: Sequence[Setting]
+) -> tuple[loading.Baseline, list[Curve]]:
+    """Return the target that the best setting reaches on all seeds, the steps to it, and that setting's curves."""
     curves = {setting: [measure(setting, seed) for seed in SEEDS] for setting in finalists}
     setting = min(finalists, key=lambda each: max(map(_least, curves[each])))
     target = max(map(_least, curves[setting]))
     hits = {each: [curve.first_hit(target) for curve in curves[each]] for each in finalists}
     medians = {each: statistics.median(hit or math.inf for hit in hits[each]) for each in finalists}
     fastest = min(finalists, key=medians.__getitem__)
-    losses = zip(*(curve.losses for curve in curves[setting]), strict=True)
-    baseline = {
+    return {
         "target": target,
         "steps": int(medians[fastest]),
-        "initial": statistics.fmean(curve.losses[0] for curve in curves[setting]),
         "setting": setting._asdict(),
         "fastest": fastest._asdict(),
         "hits": hits[fastest],
-        "curve": [float(f"{statistics.fmean(each):.5g}") for each in losses],
-    }
-    return baseline, finalists[0]
+    }, curves[setting]
 
 
 def _least(curve: Curve) -> float:

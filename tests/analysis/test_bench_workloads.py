@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import sklearn.datasets  # noqa: F401 - its import draws from the global state
 import torch
+from scipy.sparse.csgraph import shortest_path
 from torch.nn import functional as F
 
 from analysis.optimizer_bench.workload import Workload, hold_out, initial_weights, shuffle, validate
@@ -17,20 +18,23 @@ from analysis.optimizer_bench.workloads import (
     DRAWN,
     FAMILIES,
     FAMILY,
+    KIND,
     ROLE,
     ROLES,
+    STREAMED,
     STUDIED,
     VISIBLE,
     WORKLOADS,
     characters,
     draw,
+    draw_streams,
     dynamics,
     graphs,
-    pictures,
     sources,
+    streams,
     words,
 )
-from analysis.optimizer_bench.workloads.data import cut_windows, load_ascii, load_latin, read_sources
+from analysis.optimizer_bench.workloads.data import cut_windows, load_latin, read_sources
 from analysis.optimizer_bench.workloads.sources import LENGTH, TOKENS
 
 BATCHES, STEPS, RATE = 2, 30, 3e-3
@@ -80,6 +84,70 @@ def test_a_workload_keeps_to_the_rules(name: str) -> None:
     assert random.getstate() == states[2]
 
 
+def list_rows(batch: object) -> set[tuple[float, ...]]:
+    """Return the rows of a stream's batch, of its tensors side by side."""
+    parts = batch if isinstance(batch, tuple) else (batch,)
+    return {*map(tuple, torch.cat([part.flatten(1).double() for part in parts if part.ndim > 1], 1).tolist())}
+
+
+@pytest.mark.parametrize("draw", [streams.write, streams.draw_petals, streams.draw_graphs, streams.draw_functions])
+def test_rows_of_a_stream_never_come_again(draw: streams.Draw) -> None:
+    generator = generate(3)
+    batches = [list_rows(draw(20, each)) for each in (generator, generator, generate(streams.HELD_OUT))]
+    assert [len(rows) for rows in batches] == [20] * 3
+    assert len(set.union(*batches)) == 60
+
+
+def test_texts_follow_their_grammar() -> None:
+    texts = streams.write(4_000, generate())
+    chances = F.pad(streams.make_grammar(), (1, 0)).diff(dim=3)
+    torch.testing.assert_close(chances.sum(3), torch.ones(chances.shape[:3]))
+
+    def rate(texts: torch.Tensor) -> float:
+        """Return the mean logarithm of a symbol's chance, the topic being unknown."""
+        of_topics = chances[:, texts[:, :-2], texts[:, 1:-1], texts[:, 2:]].double().log().sum(2)  # (topics, n)
+        return of_topics.logsumexp(0).mean().item() / (streams.LENGTH - 1)
+
+    assert rate(texts) > rate(texts[:, torch.randperm(texts.shape[1], generator=generate(1))]) + 1
+
+
+def test_hops_are_the_shortest_paths() -> None:
+    edges, hops = streams.draw_graphs(30, generate())
+    for matrix, own in zip(edges, hops, strict=True):
+        expected = shortest_path(matrix.numpy(), unweighted=True, indices=0)
+        assert own.tolist() == [min(streams.FURTHEST, distance) for distance in expected]
+
+
+def test_what_is_hidden_of_a_linear_function_follows_from_the_rest() -> None:
+    rows, hidden = streams.draw_functions(200, generate())
+    x, y, masked = rows.double().split([streams.INPUTS, 1, 1], 2)
+    known = streams.POINTS - streams.UNKNOWN
+    assert (y[masked == 1] == 0).all()
+    found = x[:, known:] @ torch.linalg.lstsq(x[:, :known], y[:, :known]).solution
+    assert (found.squeeze(2) - hidden).square().median() < 0.05
+
+
+def test_petals_are_counted_around_the_centre(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "BLUR", 0.0)
+    monkeypatch.setattr(streams, "SIDE", 100)
+    images, kinds = streams.draw_petals(30, generate())
+    axis = torch.linspace(-1, 1, 100)
+    for image, kind in zip(images[:, 0], kinds.tolist(), strict=True):
+        x, y = (image * axis).sum() / image.sum(), (image * axis[:, None]).sum() / image.sum()
+        angles = torch.atan2(axis[:, None] - y, axis - x)
+        ink = torch.stack(
+            [(image * (angles * k).cos()).sum().hypot((image * (angles * k).sin()).sum()) for k in range(2, 10)]
+        )
+        assert int(ink.argmax()) == kind
+
+
+def test_signals_jump_and_keep_their_level_between() -> None:
+    noisy, clean = streams.draw_signals(2_000, generate())
+    still = (clean.diff(dim=2) == 0).float().mean().item()
+    assert abs(1 - still - streams.JUMPS) < 0.005
+    assert abs((noisy - clean).std().item() - streams.HISS) < 0.005
+
+
 def test_every_family_has_one_role_and_roles_are_what_was_drawn() -> None:
     assert sorted(family for families in ROLES.values() for family in families) == sorted(FAMILIES)
     assert len(WORKLOADS) == sum(map(len, FAMILIES.values()))
@@ -88,7 +156,11 @@ def test_every_family_has_one_role_and_roles_are_what_was_drawn() -> None:
     tuning, validation, test = draw()
     assert sorted([*tuning, *validation, *test]) == sorted(DRAWN)
     assert ROLES["visible"] == [*VISIBLE]
-    for role, families in (("tuning", [*STUDIED, *tuning]), ("validation", validation), ("test", test)):
+    choosing, apart = draw_streams()
+    assert sorted([*choosing, *apart]) == sorted(STREAMED)
+    assert KIND.keys() == WORKLOADS.keys()
+    roles = {"tuning": [*STUDIED, *tuning, *choosing], "validation": [*validation, *apart], "test": test}
+    for role, families in roles.items():
         assert sorted(ROLES[role]) == sorted(families)
 
 
@@ -143,26 +215,6 @@ def test_views_are_told_from_all_others() -> None:
     likes = (F.cosine_similarity(embeddings[:, None], embeddings, dim=2) / characters.TEMPERATURE).exp()
     shares = [likes[i, (i + 3) % 6] / (likes[i].sum() - likes[i, i]) for i in range(6)]
     torch.testing.assert_close(characters.compare_views(embeddings), -torch.stack(shares).log().mean())
-
-
-def test_pairs_are_of_the_same_character_or_not_and_characters_are_held_out() -> None:
-    pictures = torch.arange(7 * 4).view(7, 4)  # its character is a picture's quotient by 4
-    drawn = torch.arange(7).repeat(5000)
-    pairs, same = characters.draw_pairs(pictures, drawn, generate())
-    assert torch.equal(pairs[:, 0] // 4, drawn)
-    assert torch.equal((pairs[:, 0] // 4 == pairs[:, 1] // 4).float(), same)
-    assert abs(same.mean().item() - 0.5) < 0.02
-    data = load_ascii()
-    _, validation = characters.split_pictures(data)
-    assert torch.equal(validation[1].flatten(1), data.x[data.y == characters.HELD_OUT])
-
-
-def test_the_flows_determinant_is_the_jacobians() -> None:
-    model = pictures.flow(0).model
-    levels = pictures.cut_levels()[:3]
-    for row, log_determinant in zip(levels, pictures.flow_to_noise(model, levels)[1], strict=True):
-        jacobian = torch.autograd.functional.jacobian(lambda x: pictures.flow_to_noise(model, x[None])[0][0], row)
-        torch.testing.assert_close(torch.linalg.slogdet(jacobian.double())[1].float(), log_determinant)
 
 
 def test_a_shape_is_where_the_ink_is() -> None:
@@ -250,17 +302,6 @@ def test_the_state_space_model_is_a_recurrence() -> None:
     torch.testing.assert_close(model(u), torch.stack(outputs, 2))
 
 
-def test_the_masked_model_sees_what_is_not_missing_and_nothing_else() -> None:
-    with initial_weights(0):
-        model = pictures.Mixer()
-    patches, missing = pictures.hide_patches(pictures.cut_patches(load_latin().x[:4]), generate())
-    assert missing.sum(1).unique().tolist() == [round(pictures.MISSING_SHARE * pictures.PATCHES)]
-    other = torch.rand(patches.shape, generator=generate(1))
-    logits = model(patches, missing)
-    assert torch.equal(logits, model(torch.where(missing[..., None], other, patches), missing))
-    assert (logits != model(torch.where(missing[..., None], patches, other), missing)).any(2).all()
-
-
 def test_kinds_of_characters() -> None:
     kinds = sources.label_characters("if é2 == 1:  # so\n    f('''a\nb''')\n")
     assert "".join(" ndsock"[kind] for kind in kinds) == "kk nn oo do  cccc     nossssssssso "
@@ -279,23 +320,8 @@ def test_embedding_tables_are_multiplied() -> None:
     torch.testing.assert_close(words.match_words(embedding, centres, others), every.gather(1, others))
 
 
-def test_memory_fades_step_by_step_and_gradients_survive_gates_that_close() -> None:
-    q, k, v = torch.randn(3, 2, 4, 9, 5, generator=generate(), dtype=torch.float64)  # each (..., length, width)
-    stay = torch.rand(2, 4, 9, generator=generate(1), dtype=torch.float64)
-    memory, found = torch.zeros(2, 4, 5, 5, dtype=torch.float64), []
-    for t in range(9):
-        memory = stay[..., t, None, None] * memory + k[..., t, :, None] * v[..., t, None, :]
-        found.append((q[..., t, None, :] @ memory).squeeze(-2))
-    torch.testing.assert_close(sources.recall(q, k, v, stay.log()), torch.stack(found, -2))
-    closed = torch.full((2, 4, 9), -60.0, requires_grad=True)
-    sources.recall(q.float(), k.float(), v.float(), closed).sum().backward()
-    assert closed.grad is not None
-    assert closed.grad.isfinite().all()
-
-
-@pytest.mark.parametrize("name", ["gpt", "mixer"])
-def test_what_predicts_the_next_byte_sees_no_future(name: str) -> None:
-    model = WORKLOADS[name](0).model
+def test_what_predicts_the_next_byte_sees_no_future() -> None:
+    model = sources.gpt(0).model
     text = torch.arange(24).view(2, 12)
     changed = text.clone()
     changed[:, 7:] += 1

@@ -42,7 +42,7 @@ OPTIMIZER_FILE = """
 import torch
 
 class CustomOptimizer(torch.optim.SGD):
-    def __init__(self, params, lr=0.1, noise=0.0, crash=0):
+    def __init__(self, params, lr=0.1, noise=0.0, crash=0, total_steps=None):
         super().__init__(params, lr)
         self.noise, self.crash, self.steps = noise, crash, 0
 
@@ -276,19 +276,37 @@ def test_learning_rates(folder: Path, house: Path, capsys: pytest.CaptureFixture
     entries = json.loads(path.read_text())
     assert [(entry["factor"], entry["config"]["lr"]) for entry in entries] == [(1, 0.2), (0.1, 0.02), (1e30, 2e29)]
     out = capsys.readouterr().out
-    lines = [line.strip("| \n").split(" | ") for line in out.partition("**Learning rates**\n\n")[2].splitlines()[:5]]
+    table = out.partition("**Other learning rates and horizons told**\n\n")[2].splitlines()[:5]
+    lines = [line.strip("| \n").split(" | ") for line in table]
     head, _, *cells = [[cell.strip() for cell in line] for line in lines]
-    assert head == ["rate", "lr", "10 steps", "change", "20 steps", "change", "worst", "not finite"]
-    assert [line[0] for line in cells] == ["0.1", "1", "1e+30"]
-    assert cells[1][3] == cells[1][5] == "+0.0 %"
-    for place, entry in ((0, entries[1]), (1, entries[0])):
-        for column, steps in ((2, 10), (4, 20)):
+    assert head == ["variant", "10 steps", "change", "20 steps", "change", "worst", "not finite"]
+    assert [line[0] for line in cells] == ["as configured", "rate x 0.1", "rate x 1e+30"]
+    assert cells[0][2] == cells[0][4] == "+0.0 %"
+    for place, entry in ((1, entries[1]), (0, entries[0])):
+        for column, steps in ((1, 10), (3, 20)):
             own = [row["ratio"] for row in entry["rows"] if row["steps"] == steps]
             assert cells[place][column] == f"{math.prod(own) ** (1 / len(own)):.2f}"
     assert cells[2][-2:] == ["seen 0.05 (of 10)", "seen, tuned"]
     (folder / "default.json").write_text("{}")
     assert look(folder, house, "--config", str(folder / "default.json"), "--rates", "3", "--json", str(path)) == 0
     assert json.loads(path.read_text())[1]["config"] == {"lr": 0.3}  # the default is 0.1
+
+
+def test_the_horizon_is_told_to_what_asks_for_it(folder: Path, house: Path, tmp_path: Path) -> None:
+    """An optimizer that stands still after half of the steps that it is told."""
+    code = OPTIMIZER_FILE.replace("crash, 0\n", "crash, 0\n        self.total = total_steps\n")
+    halt = "        self.param_groups[0]['lr'] *= self.steps < self.total // 2\n"
+    code = code.replace("closure=None):\n", f"closure=None):\n{halt}")
+    (tmp_path / "ends.py").write_text(code)
+    (tmp_path / "config.json").write_text('{"lr": 0.01, "total_steps": 10000}')
+    given = ["--optimizer", str(tmp_path / "ends.py"), "--config", str(tmp_path / "config.json"), "--told", "0.5,2"]
+    path = tmp_path / "told.json"
+    assert look(folder, house, *given, "--steps", "10,20", "--json", str(path)) == 0
+    entries = json.loads(path.read_text())
+    changes = [(entry["changed"], entry["factor"], entry["config"]["total_steps"]) for entry in entries]
+    assert changes == [("nothing", 1, 20), ("horizon", 0.5, 10), ("horizon", 2, 40)]
+    plain, short, long = ([row["gaps"][0] for row in entry["rows"]] for entry in entries)  # at 10 and 20 steps
+    assert all(a > b > c for a, b, c in zip(short, plain, long, strict=True))
 
 
 def test_peers_take_their_best_rate_at_each_horizon(

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from analysis.optimizer_bench.workload import Build
-from analysis.optimizer_bench.workloads import characters, dynamics, graphs, pictures, sources, words
+from analysis.optimizer_bench.workloads import characters, dynamics, graphs, pictures, sources, streams, words
 
 Family = Mapping[str, Build]
 VISIBLE: dict[str, Family] = {
@@ -26,22 +26,37 @@ STUDIED: dict[str, Family] = {
     "dense": {"syntax": sources.syntax, "pixels": pictures.pixels},
     "noise": {"labels": characters.labels, "spiky": dynamics.spiky},
     "recurrent": {"chain": dynamics.chain, "states": characters.states},
-    "restoration": {"denoiser": pictures.denoiser, "masked": pictures.masked},
+    "restoration": {"denoiser": pictures.denoiser},
     "tables": {"ranking": words.ranking, "words": words.words},
 }
 DRAWN: dict[str, Family] = {
     "attention": {"gat": graphs.gat, "gcn": graphs.gcn},
-    "contrast": {"contrast": characters.contrast, "siamese": characters.siamese},
+    "contrast": {"contrast": characters.contrast},
     "convex": {"softmax": words.softmax, "factor": pictures.factor},
-    "densities": {"flow": pictures.flow, "diffusion": pictures.diffusion},
+    "densities": {"diffusion": pictures.diffusion},
     "multitask": {"heads": characters.heads, "experts": characters.experts},
     "physics": {"heat": dynamics.heat, "oscillator": dynamics.oscillator},
     "scales": {"loud": characters.loud, "faint": pictures.faint},
     "transfer": {"transfer": characters.transfer, "adapter": characters.adapter},
-    "transformers": {"sorter": sources.sorter, "bert": sources.bert, "mixer": sources.mixer},
+    "transformers": {"sorter": sources.sorter, "bert": sources.bert},
 }
-FAMILIES = {**VISIBLE, **STUDIED, **DRAWN}
+STREAMED: dict[str, Family] = {
+    "language stream": {"grammar": streams.grammar},
+    "vision stream": {"petals": streams.petals},
+    "graph stream": {"hops": streams.hops},
+    "transformer stream": {"regress": streams.regress},
+    "recommendation stream": {"tastes": streams.tastes},
+    "class stream": {"teacher": streams.teacher},
+    "recurrent stream": {"chords": streams.chords},
+    "restoration stream": {"jumps": streams.jumps},
+}
+FAMILIES = {**VISIBLE, **STUDIED, **DRAWN, **STREAMED}
 WORKLOADS = {name: build for family in FAMILIES.values() for name, build in family.items()}
+#: What a workload's steps are short of: streams have no row twice, of the others rows come again and again, and some
+#: of those have tables of vectors alone.
+KIND = {name: "streams" for family in STREAMED.values() for name in family} | {"heat": "streams", "sorter": "streams"}
+KIND |= dict.fromkeys(("recommender", "ranking", "words"), "tables")
+KIND |= dict.fromkeys(WORKLOADS.keys() - KIND.keys(), "few rows")
 FAMILY = {name: family for family, workloads in FAMILIES.items() for name in workloads}
 
 
@@ -51,9 +66,23 @@ def draw() -> list[list[str]]:
     return [order[:2], order[2:5], order[5:]]
 
 
+def draw_streams() -> list[list[str]]:
+    """Return the families of streams for tuning and validation."""
+    order: list[str] = np.random.default_rng(13).permutation(sorted(STREAMED)).tolist()
+    return [order[:3], order[3:]]
+
+
 #: The role of each family: ``visible`` and ``tuning`` ones decide on the optimizer, one left out at a time; a look at
 #: ``validation`` is logged; ``test`` is run twice at the most.
 ROLES = {"visible": [*VISIBLE], "tuning": [*STUDIED, "scales", "contrast"]}
+ROLES["tuning"] += ["class stream", "vision stream", "recommendation stream"]
 ROLES |= {"validation": ["physics", "attention", "multitask"]}
+ROLES["validation"] += [
+    "language stream",
+    "restoration stream",
+    "transformer stream",
+    "graph stream",
+    "recurrent stream",
+]
 ROLES |= {"test": ["transfer", "convex", "transformers", "densities"]}
 ROLE = {name: role for role, families in ROLES.items() for family in families for name in FAMILIES[family]}

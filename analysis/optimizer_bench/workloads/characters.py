@@ -317,42 +317,6 @@ def contrast() -> Task:
     return Task(make, lambda model, views: compare_views(model(views)), stream, twins)
 
 
-def draw_pairs(pictures: Tensor, characters: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Pair a picture of each character (n,) with one of it or, as often, of another: (n, 2, ...) and same (n,)."""
-    total, copies = pictures.shape[:2]
-    same = torch.rand(len(characters), generator=generator) < 0.5
-    others = (characters + torch.randint(1, total, characters.shape, generator=generator)) % total
-    which = torch.stack((characters, torch.where(same, characters, others)), 1)  # (n, 2)
-    return pictures[which, torch.randint(copies, which.shape, generator=generator)], same.float()
-
-
-@workload
-def siamese() -> Task:
-    """Tell whether two pictures show one character, from few pairs at a time; the seed decides the pairs too.
-
-    The logit is of a weighted distance of what one encoder makes of them.
-
-    Source: G. Koch, R. Zemel and R. Salakhutdinov (2015), Siamese neural networks for one-shot image recognition.
-    """
-    train, validation = split_pictures(load_ascii())
-
-    def make() -> nn.Module:
-        convolve = nn.Conv2d(1, 8, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 5), nn.ReLU(), nn.MaxPool2d(2)
-        encoder = nn.Sequential(*convolve, nn.Flatten(), nn.Linear(256, 64), nn.Sigmoid())
-        return nn.ModuleList([encoder, nn.Linear(64, 1)])
-
-    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        (encoder, head), (pairs, same) = model.children(), batch
-        first, second = encoder(pairs.flatten(0, 1)).unflatten(0, (-1, 2)).unbind(1)  # each (n, 64)
-        return F.binary_cross_entropy_with_logits(head((first - second).abs()).squeeze(1), same)
-
-    generator = seed_0()
-    characters = torch.randint(len(validation), (64,), generator=generator)
-    pairs = draw_pairs(validation, characters, generator)
-    stream = shuffle(torch.arange(len(train)), 8, functools.partial(draw_pairs, train))
-    return Task(make, loss, stream, pairs)
-
-
 def pretrain(task: Task, steps: int) -> nn.Module:
     """Return a model that AdamW has trained on a task, in the same way whatever the seed."""
     workload = build(task, 0)

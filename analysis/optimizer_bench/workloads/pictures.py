@@ -1,4 +1,4 @@
-"""Pictures to make: characters drawn, filled in and completed, photographs denoised and learnt, densities of both."""
+"""Pictures to make: characters drawn and completed, photographs denoised, learnt and completed, digits made."""
 
 from __future__ import annotations
 
@@ -10,20 +10,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from analysis.optimizer_bench.workload import Task, hold_out, on_rows, seed_0, shuffle, workload
-from analysis.optimizer_bench.workloads.data import PIXELS, SIDE, load_ascii, load_latin, load_photograph, standardise
+from analysis.optimizer_bench.workloads.data import PIXELS, load_ascii, load_latin, load_photograph, standardise
 from analysis.optimizer_bench.workloads.models import Skip, make_convolutions, make_mlp
 from protonet._checks import optional_packages
 
 LATENT = 16  #: The autoencoder's.
 FAINTNESS = 0.1  #: Times what a layer gives whose outputs begin as large as its inputs.
 TILE, NOISE = 12, (0.02, 0.3)  #: Standard deviations, of which each tile's is uniform; colours are in [0, 1].
-PATCH, MISSING_SHARE, MIXED = 7, 0.6, 48
-PATCHES = (SIDE // PATCH) ** 2
 SPREAD = 16.0  #: The standard deviation of the first frequencies, in periods a picture.
 FREQUENCIES, WIDTH = 48, 96
 RANK, START = 32, 0.1  #: Of a photograph's factors, and the standard deviation that they begin with.
-HALF = 6  #: A patch has 2 * 2 pixels of 3 colours; a coupling moves half of these by the other half.
-CENTRE, SCALE = 128.0, 64.0  #: What is taken from levels of 0 to 255, and what then divides them.
 DIGIT, WAVES = 64, 8  #: A digit's pixels, and the frequencies by which the time enters.
 
 
@@ -80,64 +76,6 @@ def faint() -> Task:
 
     make = functools.partial(make_mlp, PIXELS // 2, 96, 96, PIXELS // 2, linear=FaintLinear)
     return on_rows(make, loss, hold_out(load_ascii().x, 300), 32)
-
-
-class Mix(nn.Module):
-    """A layer norm and an MLP over one axis of (n, patches, width), beside a skip."""
-
-    def __init__(self, size: int, axis: int) -> None:
-        super().__init__()
-        self.axis = axis
-        self.norm = nn.LayerNorm(MIXED)
-        self.mlp = make_mlp(size, 2 * size, size, activation=nn.GELU)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (n, patches, width) to the same shape."""
-        mixed = self.mlp(self.norm(x).transpose(self.axis, 2)).transpose(self.axis, 2)
-        return torch.add(x, mixed)
-
-
-class Mixer(nn.Module):
-    """Patches, a learned one in place of each that is missing, mixed across patches and channels by turns.
-
-    Source: I. Tolstikhin et al. (2021), MLP-Mixer, arXiv 2105.01601; trained as by Z. Xie et al. (2021), SimMIM,
-        arXiv 2111.09886.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Linear(PATCH**2, MIXED)
-        self.missing = nn.Parameter(0.02 * torch.randn(MIXED))
-        mixes = [mix for _ in range(2) for mix in (Mix(PATCHES, 1), Mix(MIXED, 2))]
-        self.head = nn.Sequential(*mixes, nn.LayerNorm(MIXED), nn.Linear(MIXED, PATCH**2))
-
-    def forward(self, patches: Tensor, missing: Tensor) -> Tensor:
-        """Map patches (n, patches, pixels), of which some are missing (n, patches), to the logits of all pixels."""
-        logits: Tensor = self.head(torch.where(missing[..., None], self.missing, self.embedding(patches)))
-        return logits
-
-
-def cut_patches(images: Tensor) -> Tensor:
-    """Cut pictures (n, side * side) into patches (n, patches, pixels), row by row."""
-    return F.unfold(images.view(-1, 1, SIDE, SIDE), PATCH, stride=PATCH).transpose(1, 2).contiguous()
-
-
-def hide_patches(patches: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return patches (n, patches, pixels) and which are to be missing, (n, patches): as many of every picture."""
-    ranks = torch.rand(patches.shape[:2], generator=generator).argsort(1)
-    return patches, ranks < round(MISSING_SHARE * patches.shape[1])
-
-
-@workload
-def masked() -> Task:
-    """Fill in the missing patches of characters; the loss is the cross-entropy of their pixels, in nats a patch."""
-
-    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        whole, missing = batch
-        logits = model(whole, missing)
-        return PATCH**2 * F.binary_cross_entropy_with_logits(logits[missing], whole[missing])
-
-    return on_rows(Mixer, loss, hold_out(cut_patches(load_latin().x), 64), 16, hide_patches)
 
 
 def cut_tiles() -> Tensor:
@@ -228,53 +166,6 @@ def factor() -> Task:
         return F.mse_loss((rows[row] * columns[column]).sum(1), image[row, column])
 
     return on_rows(make, loss, (train, validation), 512)
-
-
-def flow_to_noise(model: nn.Module, levels: Tensor) -> tuple[Tensor, Tensor]:
-    """Map levels (n, columns) to noise of that shape and the logarithms (n,) of the Jacobian's determinant.
-
-    In each coupling half of the columns scale and shift the other half; then both are interleaved. The determinant is
-    known up to its sign.
-    """
-    x = (levels - CENTRE) / SCALE
-    log_determinant = torch.full((len(x),), -2 * HALF * math.log(SCALE))
-    for coupling in model.children():
-        fixed, moved = x.chunk(2, dim=1)
-        shift, log_scale = coupling(fixed).chunk(2, dim=1)
-        log_scale = log_scale.tanh()
-        x = torch.stack([moved * log_scale.exp() + shift, fixed], dim=2).flatten(1)
-        log_determinant = log_determinant + log_scale.sum(1)
-    return x, log_determinant
-
-
-def cut_levels() -> Tensor:
-    """Return the levels 0 to 255 of a photograph's patches of 2 x 2 pixels, (n, columns)."""
-    return load_photograph().unfold(0, 2, 2).unfold(1, 2, 2).flatten(0, 1).flatten(1)
-
-
-@workload
-def flow() -> Task:
-    """Tell the density of patches; the seed decides the noise added to levels, too.
-
-    The loss is in nats a column. The noise, uniform in [0, 1), makes it a bound of the entropy of whole levels: it is
-    positive.
-
-    Source: L. Dinh, J. Sohl-Dickstein and S. Bengio (2017), Density estimation using Real NVP, arXiv 1605.08803;
-        L. Theis, A. van den Oord and M. Bethge (2016), A note on the evaluation of generative models.
-    """
-
-    def make() -> nn.Module:
-        return nn.ModuleList(make_mlp(HALF, 64, 2 * HALF) for _ in range(4))
-
-    def draw(levels: Tensor, generator: torch.Generator) -> Tensor:
-        return levels + torch.rand(levels.shape, generator=generator)
-
-    def loss(model: nn.Module, levels: Tensor) -> Tensor:
-        noise, log_determinant = flow_to_noise(model, levels)
-        surprise: Tensor = (noise**2).mean() / 2 + math.log(2 * math.pi) / 2 - log_determinant.mean() / (2 * HALF)
-        return surprise
-
-    return on_rows(make, loss, hold_out(cut_levels(), 512), 128, draw)
 
 
 @workload

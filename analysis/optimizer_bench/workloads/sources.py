@@ -6,7 +6,6 @@ import functools
 import io
 import itertools
 import keyword
-import math
 import re
 import tokenize
 from collections import Counter
@@ -24,7 +23,6 @@ from analysis.optimizer_bench.workloads.models import Embedded, Skip, States, ma
 ASCII, CONTEXT, GPT_WIDTH, HEADS = 128, 32, 64, 4
 TOKENS, LENGTH = 512, 16  #: Of the tokens, 0 stands for all that are not among the commonest.
 MASK, MASKED = TOKENS, 3  #: The token that hides another, and how many are hidden in a window.
-MIXER_WIDTH = 48
 #: What a character may belong to; white space and line ends are of kind 0.
 KINDS = (tokenize.ENDMARKER, tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP, tokenize.COMMENT)
 KEYWORD = len(KINDS)  #: A kind of its own, that tokenize counts among names.
@@ -151,91 +149,6 @@ def bert() -> Task:
         return F.cross_entropy(model(tokens, places).flatten(0, 1), hidden.flatten())
 
     return on_rows(BERT, loss, load_tokens(), 8, hide_tokens)
-
-
-class RMSNorm(nn.Module):
-    """Features divided by their root mean square, times learned factors."""
-
-    def __init__(self, features: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(features))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (..., features) to the same shape."""
-        return torch.mul(x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt(), self.weight)
-
-
-def recall(q: Tensor, k: Tensor, v: Tensor, log_stay: Tensor) -> Tensor:
-    """Return what queries find in a memory that fades: attention without a softmax.
-
-    The memory of step t is ``exp(log_stay[t])`` times the one before plus the outer product of key and value; all
-    steps are computed at once.
-
-    Args:
-        q: Queries, (..., length, width).
-        k: Keys, of the same shape.
-        v: Values, of the same shape.
-        log_stay: The logarithms of the shares of the memory that stay, (..., length).
-    """
-    log_left = log_stay.cumsum(-1)
-    future = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool).triu(1)
-    fade = (log_left[..., :, None] - log_left[..., None, :]).masked_fill(future, -math.inf).exp()
-    return (q @ k.transpose(-1, -2) * fade) @ v
-
-
-class GatedAttention(nn.Module):
-    """Gated linear attention; no biases but the gate's, by which seven eighths of the memory stay at first.
-
-    Source: S. Yang et al. (2023), Gated linear attention transformers with hardware-efficient training, arXiv
-        2312.06635, here with one gate a head.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = RMSNorm(MIXER_WIDTH // HEADS)
-        self.qkvo = nn.Linear(MIXER_WIDTH, 4 * MIXER_WIDTH, bias=False)
-        self.stay = nn.Linear(MIXER_WIDTH, HEADS)
-        nn.init.constant_(self.stay.bias, 2.0)
-        self.projection = nn.Linear(MIXER_WIDTH, MIXER_WIDTH, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (batch, length, width) to the same shape."""
-        q, k, v, out = split_heads(self.qkvo(x), 4)
-        recalled = recall(q, k, v, F.logsigmoid(self.stay(x)).transpose(1, 2))
-        mixed = self.norm(recalled) * F.silu(out)
-        projected: Tensor = self.projection(mixed.transpose(1, 2).flatten(2))
-        return projected
-
-
-class SwiGLU(nn.Module):
-    """A gated MLP, twice as wide within.
-
-    Source: N. Shazeer (2020), GLU variants improve transformer, arXiv 2002.05202.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rise = nn.Linear(MIXER_WIDTH, 4 * MIXER_WIDTH, bias=False)
-        self.fall = nn.Linear(2 * MIXER_WIDTH, MIXER_WIDTH, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (batch, length, width) to the same shape."""
-        gate, value = self.rise(x).chunk(2, dim=-1)
-        fallen: Tensor = self.fall(F.silu(gate) * value)
-        return fallen
-
-
-@workload
-def mixer() -> Task:
-    """Predict the next byte of sources by layers whose memory fades."""
-
-    def make() -> nn.Module:
-        head = nn.Linear(MIXER_WIDTH, ASCII, bias=False)
-        embedding = nn.Embedding(ASCII, MIXER_WIDTH)
-        layers = [Skip(RMSNorm(MIXER_WIDTH), kind()) for _ in range(2) for kind in (GatedAttention, SwiGLU)]
-        return nn.Sequential(embedding, *layers, RMSNorm(MIXER_WIDTH), head)
-
-    return on_rows(make, predict_next, load_bytes(), 6)
 
 
 @workload

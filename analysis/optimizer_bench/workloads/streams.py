@@ -1,0 +1,240 @@
+"""Streams: rows that are drawn from what makes them, anew for every batch, so that none comes twice.
+
+Nothing can be learned by heart here; what training and validation losses are short of is steps.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from analysis.optimizer_bench.workload import Task, seed_0, workload
+from analysis.optimizer_bench.workloads.models import Skip, States, make_convolutions, make_mlp, make_transformer
+from analysis.optimizer_bench.workloads.sources import make_gpt, predict_next
+from analysis.optimizer_bench.workloads.words import FACTORS, make_factors
+
+HELD_OUT = 2**31  #: The seed of what is validated on, which is no run's.
+TOPICS, SYMBOLS, LENGTH = 4, 64, 16  #: A text has one topic, by which its symbols follow each other.
+PETALS, SIDE, BLUR = range(2, 10), 20, 0.35  #: Of flowers, a side in pixels, and the noise's standard deviation.
+NODES, EDGES, FURTHEST = 20, 0.09, 6  #: Of graphs: nodes, the chance of an edge, and the class of all that is as far.
+POINTS, INPUTS, UNKNOWN = 12, 4, 6  #: Of a linear function; the last ones' values are asked for.
+PEOPLE, THINGS = 800, 500
+COLUMNS, CLASSES = 32, 10
+SAMPLES, HEARD = 16, 5  #: Of a chord, and those before the first forecast that counts.
+SIGNAL, JUMPS, HISS = 64, 0.06, 0.4  #: Samples of a signal, the chance of a jump, the noise's standard deviation.
+
+Draw = Callable[[int, torch.Generator], Any]  #: Draws a batch of so many rows.
+
+
+def on_stream(
+    make: Callable[[], nn.Module], loss: Callable[[nn.Module, Any], Tensor], draw: Draw, size: int, held_out: int
+) -> Task:
+    """Return the task of batches of ``size`` rows that are drawn anew; ``held_out`` others are validated on."""
+
+    def stream(generator: torch.Generator) -> Iterator[Any]:
+        while True:
+            yield draw(size, generator)
+
+    return Task(make, loss, stream, draw(held_out, torch.Generator().manual_seed(HELD_OUT)))
+
+
+@functools.cache
+def make_grammar() -> Tensor:
+    """Return what follows two symbols of a text: cumulative chances (topics, symbols, symbols, symbols)."""
+    generator = seed_0()
+    before, last, after = (torch.randn(SYMBOLS, 8, generator=generator) for _ in range(3))
+    topics = torch.randn(TOPICS, 1, 1, 8, generator=generator)
+    follows = (topics * before[:, None] + last) @ after.T  # (topics, symbols, symbols, symbols)
+    return follows.softmax(-1).cumsum(-1)
+
+
+def write(n: int, generator: torch.Generator) -> Tensor:
+    """Write texts (n, 1 + length): each symbol depends on the two before it, and on the text's topic."""
+    grammar, topics = make_grammar(), torch.randint(TOPICS, (n,), generator=generator)
+    text = [*torch.randint(SYMBOLS, (2, n), generator=generator)]
+    for chance in torch.rand(LENGTH - 1, n, 1, generator=generator):
+        text.append((grammar[topics, text[-2], text[-1], :-1] < chance).sum(1))
+    return torch.stack(text, 1)
+
+
+@workload
+def grammar() -> Task:
+    """Predict the next symbol of texts by a GPT."""
+    return on_stream(make_gpt, predict_next, write, 4, 48)
+
+
+def draw_petals(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw flowers in noise, (n, 1, side, side), and how many petals they have, (n,)."""
+    kinds = torch.randint(len(PETALS), (n,), generator=generator)
+    turn, size, depth, right, down = torch.rand(5, n, 1, 1, generator=generator)
+    axis = torch.linspace(-1, 1, SIDE)
+    x, y = axis - 0.4 * (right - 0.5), axis[:, None] - 0.4 * (down - 0.5)
+    edge = 1 + (0.2 + 0.3 * depth) * (torch.atan2(y, x) * (kinds + PETALS[0])[:, None, None] + 2 * math.pi * turn).cos()
+    flowers = torch.sigmoid(12 * ((0.4 + 0.3 * size) * edge - (x**2 + y**2).sqrt()))
+    return (flowers + BLUR * torch.randn(n, SIDE, SIDE, generator=generator))[:, None], kinds
+
+
+def tell(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the cross-entropy of telling rows' classes."""
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+@workload
+def petals() -> Task:
+    """Count a flower's petals by convolutions."""
+
+    def make() -> nn.Module:
+        return nn.Sequential(*make_convolutions(1, 12, 24, 32, stride=2), nn.Flatten(), nn.Linear(288, len(PETALS)))
+
+    return on_stream(make, tell, draw_petals, 16, 256)
+
+
+def draw_graphs(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw graphs' edges, (n, nodes, nodes), each node's own included, and how far nodes are from the first one."""
+    upper = (torch.rand(n, NODES, NODES, generator=generator) < EDGES).float().triu(1)
+    edges = upper + upper.mT + torch.eye(NODES)
+    reached = torch.eye(NODES)[0].expand(n, NODES)
+    hops = torch.zeros(n, NODES, dtype=torch.int64)
+    for _ in range(FURTHEST):
+        hops += reached == 0
+        reached = ((edges @ reached[..., None]).squeeze(2) > 0).float()
+    return edges, hops
+
+
+@workload
+def hops() -> Task:
+    """Tell how many edges a node is from a marked one, by means over neighbours."""
+
+    def make() -> nn.Module:
+        sizes = [1, 32, 32, 32, 32, 32]
+        layers = [nn.Linear(2 * inputs, outputs) for inputs, outputs in itertools.pairwise(sizes)]
+        return nn.ModuleList([*layers, nn.Linear(32, 1 + FURTHEST)])
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        (*layers, head), (edges, hops) = model.children(), batch
+        near = edges / edges.sum(2, keepdim=True)
+        x = torch.eye(NODES)[0, :, None].expand(len(edges), NODES, 1)
+        for layer in layers:
+            x = layer(torch.cat((x, near @ x), 2)).relu()
+        return F.cross_entropy(head(x).flatten(0, 1), hops.flatten())
+
+    return on_stream(make, loss, draw_graphs, 8, 128)
+
+
+def draw_functions(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw linear functions' points with noisy values, (n, points, inputs + 2), and the values that are hidden.
+
+    The last column says which values are hidden: there is 0 in their place.
+    """
+    x = torch.randn(n, POINTS, INPUTS, generator=generator)
+    y = x @ torch.randn(n, INPUTS, 1, generator=generator) + 0.1 * torch.randn(n, POINTS, 1, generator=generator)
+    hidden = (torch.arange(POINTS) >= POINTS - UNKNOWN).float()[:, None].expand(n, POINTS, 1)
+    return torch.cat((x, y * (1 - hidden), hidden), 2), y[:, -UNKNOWN:, 0]
+
+
+@workload
+def regress() -> Task:
+    """Tell a linear function's values from others of it by a transformer: each row is another function.
+
+    Source: S. Garg et al. (2022), What can transformers learn in-context?, arXiv 2208.01066.
+    """
+
+    def make() -> nn.Module:
+        layers = nn.Linear(INPUTS + 2, 48), make_transformer(48, "gelu", norm_first=True)
+        return nn.Sequential(*layers, nn.LayerNorm(48), nn.Linear(48, 1), nn.Flatten())
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return F.mse_loss(model(batch[0])[:, -UNKNOWN:], batch[1])
+
+    return on_stream(make, loss, draw_functions, 8, 96)
+
+
+@workload
+def tastes() -> Task:
+    """Tell whether a person likes a thing, few of which most people look at.
+
+    The logit is the dot product of a person's and a thing's vector, plus their biases, as is the truth.
+    """
+    generator = seed_0()
+    people, things = (torch.randn(count, FACTORS // 2, generator=generator) for count in (PEOPLE, THINGS))
+    lean = torch.randn(THINGS, generator=generator)
+
+    def draw(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        user = torch.randint(PEOPLE, (n,), generator=generator)
+        item = (THINGS * torch.rand(n, generator=generator) ** 2).long()
+        logits = (people[user] * things[item]).sum(1) + lean[item]
+        return user, item, (torch.rand(n, generator=generator) < logits.sigmoid()).float()
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        (of_user, of_item, user_bias, item_bias), (user, item, liked) = model.children(), batch
+        logits = (of_user(user) * of_item(item)).sum(1) + (user_bias(user) + item_bias(item)).squeeze(1)
+        return F.binary_cross_entropy_with_logits(logits, liked)
+
+    return on_stream(functools.partial(make_factors, PEOPLE, THINGS, (PEOPLE, THINGS)), loss, draw, 256, 8192)
+
+
+@workload
+def teacher() -> Task:
+    """Tell the class of a row of numbers, that a network of random weights draws."""
+    generator = seed_0()
+    first = torch.randn(COLUMNS, 24, generator=generator) / math.sqrt(COLUMNS)
+    second = torch.randn(24, CLASSES, generator=generator)
+
+    def draw(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        x = torch.randn(n, COLUMNS, generator=generator) * torch.logspace(0.5, -0.5, COLUMNS)
+        chances = (2 * (2 * x @ first).sin() @ second).softmax(1)
+        return x, chances.multinomial(1, generator=generator).squeeze(1)
+
+    make = functools.partial(make_mlp, COLUMNS, 96, 96, CLASSES)
+    return on_stream(make, tell, draw, 64, 2048)
+
+
+def draw_chords(n: int, generator: torch.Generator) -> Tensor:
+    """Draw samples (n, 1 + samples) of two tones of any pitch, phase and loudness, under a little noise."""
+    pitch, phase, loudness = torch.rand(3, n, 2, 1, generator=generator)
+    angles = (0.2 + 1.5 * pitch) * torch.arange(1 + SAMPLES) + 2 * math.pi * phase  # (n, 2, 1 + samples)
+    return torch.add((loudness * angles.sin()).sum(1), torch.randn(n, 1 + SAMPLES, generator=generator), alpha=0.05)
+
+
+@workload
+def chords() -> Task:
+    """Forecast the next sample of a chord by a GRU; the loss is the squared error from ``HEARD`` on."""
+
+    def make() -> nn.Module:
+        return nn.Sequential(States(nn.GRU(1, 48, batch_first=True)), nn.Linear(48, 1), nn.Flatten())
+
+    def loss(model: nn.Module, samples: Tensor) -> Tensor:
+        return F.mse_loss(model(samples[:, :-1, None])[:, HEARD:], samples[:, 1 + HEARD :])
+
+    return on_stream(make, loss, draw_chords, 16, 128)
+
+
+def draw_signals(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw signals (n, 1, signal) that jump from level to level, under noise, and without it."""
+    levels = torch.randn(n, SIGNAL, generator=generator)
+    jumps = torch.rand(n, SIGNAL, generator=generator) < JUMPS
+    since = torch.where(jumps, torch.arange(SIGNAL), 0).cummax(1).values  # the last jump, or the start
+    clean = levels.gather(1, since)[:, None]
+    return clean + HISS * torch.randn(clean.shape, generator=generator), clean
+
+
+@workload
+def jumps() -> Task:
+    """Take the noise from signals that jump, by convolutions; the loss is 100 times the mean squared error."""
+
+    def make() -> nn.Module:
+        convolve = functools.partial(nn.Conv1d, kernel_size=5, padding=2)
+        middle = [Skip(nn.ReLU(), convolve(24, 24)) for _ in range(2)]
+        return nn.Sequential(convolve(1, 24), *middle, nn.ReLU(), convolve(24, 1))
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return 100 * F.mse_loss(model(batch[0]), batch[1])
+
+    return on_stream(make, loss, draw_signals, 8, 128)
