@@ -114,7 +114,8 @@ def fit_all(x: Tensor, y: Tensor, num_classes: int) -> PrototypeNetwork:
     with untouched_globals():
         problem, _ = pose_problem(x, y, num_classes)
         sources: list[Specification] = [Linear(name) for name in ("raw", "whitened", "standardised")]
-        views = tuple((view, 1.0) for view in (*sources, *VIEWS))
+        unshifted: list[Specification] = [view for view in VIEWS if not view.shifted]
+        views = tuple((view, 1.0) for view in (*sources, *unshifted))
         return fit_choice(problem, Choice(views, TEMPERATURE))
 
 

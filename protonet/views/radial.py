@@ -20,6 +20,7 @@ from protonet.losses import CHUNK, class_means
 from protonet.views.distances import distances, find_steps, round_distances
 from protonet.views.judge import PRUNING, Candidate, Judge, Kind
 from protonet.views.linear import Linear
+from protonet.views.shifts import shift_rows
 from protonet.views.view import Graph, LinearMap, Rows, Source, Stored, View, expect, need_map
 
 
@@ -58,6 +59,7 @@ class Radial:
         norm: 1 for sums of absolute differences (a Laplacian kernel), 2 for squared Euclidean distances (a Gaussian
             one).
         squash: Take the hyperbolic tangent of what is read, feature by feature.
+        shifted: Fit to shifted copies of the rows, too.
         bandwidth: > 0, in units of the median distance between samples and units.
         ridge: > 0, the penalty.
     """
@@ -65,9 +67,9 @@ class Radial:
     source: Linear
     norm: int
     squash: bool = False
+    shifted: bool = False
     bandwidth: float = 2.0
     ridge: float = 0.1
-    shifted: ClassVar[bool] = False
     trained: ClassVar[bool] = False
 
     @property
@@ -77,13 +79,15 @@ class Radial:
 
     @property
     def traits(self) -> frozenset[str]:
-        """The kernel and what it reads."""
-        return (frozenset({"squashed"}) if self.squash else self.source.traits) | {self.kernel}
+        """The kernel, what it reads, and whether of shifted rows."""
+        read = frozenset({"squashed"}) if self.squash else self.source.traits
+        return read | ({self.kernel, "shifted"} if self.shifted else {self.kernel})
 
     @property
     def name(self) -> str:
         """The kernel and what it reads; bandwidth and ridge are settings of the same view."""
-        return f"{self.kernel} {'squashed' if self.squash else self.source.name}"
+        name = f"{self.kernel} {'squashed' if self.squash else self.source.name}"
+        return f"shifted {name}" if self.shifted else name
 
     def fit(self, rows: Rows, source: Source | None) -> RadialView:
         """Fit in closed form; the view has ``num_classes`` dimensions.
@@ -115,6 +119,7 @@ VIEWS = (
     Radial(STANDARDISED, 1),
     Radial(RELEVANT, 1),
     Radial(ROBUST, 1, squash=True),
+    Radial(CENTRED, 2, shifted=True),
 )
 #: ... with these bandwidths and ridges, of which the folds take one.
 BANDWIDTHS, RIDGES = (0.5, 1.0, 2.0, 4.0, 8.0), (1e-3, 1e-2, 1e-1, 1.0)
@@ -154,9 +159,11 @@ class RadialKind(Kind):
         for view in self.views:
             if judge.late():
                 return
-            n = min(len(fold.fit) for fold in judge.folds)
+            n = min(len(fold.fit) for fold in judge.folds) * (len(rows.shifts) if view.shifted else 1)
             enough = min(n, 2 * int(judge.seen.sum()))
             if judge.degrees < view.source.least_degrees or view.count_units(n, rows.features.shape[1]) < enough:
+                continue
+            if view.shifted and rows.shifts == (0,):
                 continue
             settings = [replace(view, bandwidth=each, ridge=ridge) for each in self.bandwidths for ridge in self.ridges]
             candidate = _judge(judge, settings)
@@ -337,6 +344,9 @@ class _Problem:
         x, labels, self.num_classes, *_ = rows
         self.labels, self.map, self.own_shares = labels, source, rows.shares
         shares = torch.ones_like(labels, dtype=torch.float64) if rows.shares is None else rows.shares
+        if view.shifted:
+            copies = len(rows.shifts)
+            x, labels, shares = shift_rows(x, rows.shifts), labels.repeat(copies), shares.repeat(copies)
         self.shares = shares[:, None]  # (n, 1)
         z = torch.cat([self._read(view, part) for part in x.split(CHUNK)])
         units = view.count_units(*z.shape)
@@ -385,12 +395,13 @@ class _Problem:
         """
         shape = (len(settings), len(self.to_queries), self.num_classes)
         cosines = self.to_queries.new_empty(shape, dtype=torch.float32)
+        n = len(self.labels)  # the rows themselves come first, before their shifted copies
         for bandwidth in dict.fromkeys(each.bandwidth for each in settings):
             places = [place for place, each in enumerate(settings) if each.bandwidth == bandwidth]
             kernel, readouts = self.solve(bandwidth, [settings[place].ridge for place in places])
             query_kernel = torch.exp(-self.to_queries / (bandwidth * self.median))
             for place, readout in zip(places, readouts, strict=True):
-                unit = F.normalize(kernel @ readout, dim=1)
+                unit = F.normalize(kernel[:n] @ readout, dim=1)
                 means, _ = class_means(unit, self.labels, self.num_classes, self.own_shares)
                 cosines[place] = F.normalize(query_kernel @ readout, dim=1) @ F.normalize(means, dim=1).T
         return cosines.cpu()

@@ -114,7 +114,7 @@ def test_nothing_is_pruned_before_there_is_something_to_compare_with() -> None:
 
 
 def test_shifted_views_are_tried_where_there_are_shifts() -> None:
-    for shifts, number in (((0,), 0), ((0, 1, -1), 1)):
+    for shifts, number in (((0,), 0), ((0, 1, -1), 2)):
         judge = make_judge(shifts=shifts)
         tried = [*RadialKind().candidates(judge), *ForestKind().candidates(judge)]
         assert sum(each.specification.shifted for each in tried) == number
