@@ -113,8 +113,8 @@ def fit_all(x: Tensor, y: Tensor, num_classes: int) -> PrototypeNetwork:
     """Return a network of every radial view, as by default at bandwidth 2 and ridge 0.1, and of what they read."""
     with untouched_globals():
         problem, _ = pose_problem(x, y, num_classes)
-        sources: list[Specification] = [Linear(name) for name in ("raw", "whitened", "standardised")]
         unshifted: list[Specification] = [view for view in VIEWS if not view.shifted]
+        sources: list[Specification] = [Linear(name) for name in ("raw", "whitened", "standardised")]
         views = tuple((view, 1.0) for view in (*sources, *unshifted))
         return fit_choice(problem, Choice(views, TEMPERATURE))
 
