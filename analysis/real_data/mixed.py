@@ -319,10 +319,12 @@ def tabulate_group(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) ->
 
 
 def tabulate_ranks(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> str:
-    """Return a table of each method's mean rank over the tables, 1 the best, by each of ``RANKED``, and its mean."""
+    """Return a table of each method's mean and mean rank, 1 the best, by each of ``RANKED`` that two of them have."""
     columns: dict[str, list[str]] = {"method": list(methods)}
     for title, (quantity, sign) in RANKED.items():
-        there = [each for each in methods if all(each in row[quantity] for row in rows)]
+        there = [each for each in methods if all(each in row.get(quantity, {}) for row in rows)]
+        if len(there) < 2:
+            continue
         means = np.array([[average_rows([row], quantity, each) for each in there] for row in rows])  # (rows, methods)
         ranks = rankdata(-sign * means.round(9), axis=1).mean(axis=0)
         shown = {

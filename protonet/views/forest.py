@@ -286,7 +286,8 @@ def _grow(
 def _number(values: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """Return the different ones of whole numbers (n,) in [0, most), ascending, and the place (n,) of each in them."""
     if most > 4 * len(values):  # a table of all numbers would cost more than sorting
-        return values.unique(return_inverse=True)
+        present, place = values.unique(return_inverse=True)
+        return present, place
     there = torch.zeros(most, dtype=torch.bool)
     there[values] = True
     return there.nonzero().flatten(), (there.cumsum(dim=0) - 1).index_select(0, values)

@@ -18,6 +18,7 @@ from analysis.real_data.rejection import draw_rows
 from analysis.real_data.robustness import Run
 from analysis.real_data.sets import load_real
 from analysis.real_data.unlabelled import MOST_ROWS, split_rows
+from analysis.shared.baselines import Outcome
 from analysis.shared.tables import gather
 from protonet.datasets import Dataset
 from tests.analysis.conftest import Made
@@ -96,17 +97,26 @@ def make_split(seed: int = 0) -> MixedSplit:
     return MixedSplit(["size", "colour", "nothing"], cells[:10], labels[:10], cells[10:], labels[10:])
 
 
+def name_predicted(outcome: Outcome, split: MixedSplit) -> np.ndarray:
+    """Return the names of the classes that are predicted."""
+    names: np.ndarray = np.unique(split.train_labels)[outcome.predicted]
+    return names
+
+
 def test_ours_goes_by_the_files() -> None:
     split = make_split()
-    assert (fit_ours(split, effort="fast") == split.test_labels).mean() > 0.9
+    outcome = fit_ours(split, effort="fast")
+    assert (name_predicted(outcome, split) == split.test_labels).mean() > 0.9
+    assert outcome.log_probabilities is not None
+    assert np.allclose(np.exp(outcome.log_probabilities).sum(axis=1), 1)
 
 
-@pytest.mark.parametrize("name", ["logistic", "boosting"])
+@pytest.mark.parametrize("name", ["logistic", "boosting", "lightgbm", "catboost"])
 def test_pipelines_take_what_ours_takes(name: str) -> None:
-    pytest.importorskip("sklearn")
+    pytest.importorskip(name if name in {"lightgbm", "catboost"} else "sklearn")
     pytest.importorskip("pandas")
     split = make_split()
-    assert (PIPELINES[name](split) == split.test_labels).mean() > 0.9
+    assert (name_predicted(PIPELINES[name](split), split) == split.test_labels).mean() > 0.9
     train, test, numbers, others = read_frames(split)
     assert (numbers, others) == (["size"], ["colour"])
     assert list(train["size"]) == [float(row[0]) for row in split.train]
@@ -116,12 +126,18 @@ def test_pipelines_take_what_ours_takes(name: str) -> None:
 def test_the_table_says_who_is_best() -> None:
     runs = {
         Run("a", 5, seed, method): {"accuracy": 100 * accuracy, "recall": 100 * accuracy, "seconds": 1.0}
+        | ({} if method == "lda" else {"log_loss": accuracy})
         for seed in range(2)
         for method, accuracy in (("ours", 0.7), ("forest", 0.8), ("lda", 0.6))
     }
     text = tabulate(gather(runs), ["ours", "forest", "lda"])
     assert "forest        | -10.00" in text
     assert "best pipeline, row by row | 80.00" in text
+    lines = [line.split("|")[1:-1] for line in text.splitlines() if "(" in line and line.count("|") == 4]
+    cells = {method.strip(): [cell.strip() for cell in rest] for method, *rest in lines}
+    assert cells["ours"] == ["70.00 (2.0)", "0.70 (1.0)"]
+    assert cells["forest"] == ["80.00 (1.0)", "0.80 (2.0)"]
+    assert cells["lda"] == ["60.00 (3.0)", ""]
 
 
 @pytest.mark.skipif(find_spec("vega_datasets") is None, reason="the package is not installed")
