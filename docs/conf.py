@@ -63,6 +63,7 @@ nitpick_ignore_regex = [
     (r"py:.*", rf"({'|'.join(OUTSIDE)})\..+"),
     (r"py:.*", r"Tensor|nn\.Module|Path|Image|Callable(\[.*)?|Iterable|Iterator|Mapping|Sequence"),
     (r"py:(class|data|obj)", r"protonet\..+|[A-Z]\w*"),  # types of signatures
+    (r"py:class", r"[\d.]+|sphinx\.util\.inspect\.Annotated"),  # what settings say is tried of them
 ]
 
 html_theme = "furo"
