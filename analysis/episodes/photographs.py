@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from scipy.stats import rankdata
+
 from analysis.episodes.methods import EVALUATED
 from analysis.shared.runner import BUILD, FOLDER, Report, StudyParser
 from protonet._checks import refuse
@@ -166,7 +168,4 @@ def tabulate_ranks(results: Mapping[str, Any]) -> str:
 
 def rank(values: Mapping[str, float]) -> dict[str, float]:
     """Return ranks from 1 on, the highest value first; equal ones share the mean of theirs."""
-    return {
-        name: sum(other > own for other in values.values()) + (sum(other == own for other in values.values()) + 1) / 2
-        for name, own in values.items()
-    }
+    return dict(zip(values, rankdata([-own for own in values.values()]).tolist(), strict=True))

@@ -68,7 +68,8 @@ def run(options: argparse.Namespace) -> Report:
         for number, (name, (mean, half)) in enumerate(rows.items())
     ]
     first = next(name for name in OURS if METHODS[name].transductive)
-    known = f"sha256 {hash_file(path)}{'' if hash_file(path) == SHA256 else ', another one than at that commit'}"
+    digest = hash_file(path)
+    known = f"sha256 {digest}{'' if digest == SHA256 else ', another one than at that commit'}"
     return Report(
         rows, TITLE.format(known=known, first=first) + format_table(["method", "error, %", "published"], shown)
     )
